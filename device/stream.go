@@ -1,0 +1,84 @@
+package device
+
+import (
+	"context"
+	"time"
+)
+
+// Stream is a queue of work on one device, run in order, each after the one before it has ended. Methods that enqueue
+// return at once, before the work has run. During capture they record instead.
+type Stream interface {
+	// Device is the device that the stream's work runs on.
+	Device() Device
+
+	// Copy enqueues a copy of bytes from src to dst. The two must not overlap. 0 bytes is no work.
+	Copy(dst, src Ptr, bytes int64) error
+	// Fill enqueues setting bytes at dst to value.
+	Fill(dst Ptr, value byte, bytes int64) error
+	// HostFunc enqueues a call of fn on some goroutine. fn must not call anything of this device.
+	HostFunc(fn func()) error
+
+	// WriteValue32 enqueues writing value to the aligned 32-bit word at p; all earlier writes of the stream are visible to
+	// whoever sees it, on every device and in every process.
+	WriteValue32(p Ptr, value uint32) error
+	// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, counting in a circle:
+	// int32(word-value) >= 0.
+	WaitValue32(p Ptr, value uint32) error
+
+	// Record enqueues e: it is complete when all work enqueued before it has ended.
+	Record(e Event) error
+	// WaitEvent holds the stream's later work up until the latest Record of e so far is complete. An event that was never
+	// recorded holds nothing up.
+	WaitEvent(e Event) error
+
+	// BeginCapture makes the stream record what is enqueued instead of running it. Another stream that waits for an event
+	// recorded in a capturing stream joins the capture, and must have been joined back by an event before EndCapture.
+	BeginCapture() error
+	// EndCapture ends recording and gives the graph, ready to be launched.
+	EndCapture() (Graph, error)
+	// Capturing reports whether the stream is recording.
+	Capturing() bool
+
+	// Query reports without waiting whether all work has ended.
+	Query() (bool, error)
+	// Synchronize waits until all work enqueued before the call has ended, or for ctx, and returns the first error of that
+	// work that was not returned yet. When ctx ends first, the work goes on.
+	Synchronize(ctx context.Context) error
+
+	// Close waits for the work and gives the stream back. Closing twice is ErrClosed.
+	Close() error
+}
+
+// HostLauncher is implemented by streams whose kernels are Go code.
+type HostLauncher interface {
+	// Launch enqueues k. It allocates nothing, so that a plan can launch the same kernel again and again.
+	Launch(k HostKernel) error
+}
+
+// HostKernel is device work written in Go. RunKernel runs in stream order on a goroutine of the stream; an error
+// becomes the stream's. Every wait in it must be bounded. The same kernel may be queued several times, but its runs never
+// overlap unless it is launched on two streams.
+type HostKernel interface {
+	RunKernel() error
+}
+
+// Event marks a place in a stream.
+type Event interface {
+	// Query reports without waiting whether the latest record is complete; true if never recorded.
+	Query() (bool, error)
+	// Synchronize waits until the latest record is complete, or for ctx.
+	Synchronize(ctx context.Context) error
+	// Since gives the time from when start was complete to when this event was; both must be recorded and complete, on
+	// streams of the same device.
+	Since(start Event) (time.Duration, error)
+	// Close gives the event back. Closing twice is ErrClosed.
+	Close() error
+}
+
+// Graph is recorded work. Launches of one graph never overlap: a launch begins when the one before it has ended.
+type Graph interface {
+	// Launch enqueues all of the recorded work on s, in the recorded order.
+	Launch(s Stream) error
+	// Close gives the graph back. Launches already enqueued still run.
+	Close() error
+}
