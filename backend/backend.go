@@ -1,0 +1,89 @@
+package backend
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// Backend is one rank's side of a backend: what it takes to allocate symmetric memory and to map it. [Memory] is the only
+// caller; it never makes two calls at once, and it makes the collective ones in the same order on every rank.
+type Backend interface {
+	// Name is the name that the backend is registered under.
+	Name() string
+	// Device is the device whose memory the backend hands out. The backend owns it and closes it in Close.
+	Device() device.Device
+	// Capabilities says what works here, found out by trying.
+	Capabilities() Capabilities
+
+	// Allocate gives bytes (> 0) of this rank's memory, filled with zeros, that Rendezvous can map. It is local unless
+	// Capabilities().CollectiveAllocate.
+	Allocate(ctx context.Context, bytes int64) (Allocation, error)
+	// Register adopts bytes (> 0) of memory at p that the caller owns and keeps until the allocation is released. What is
+	// wrong with memory that cannot be adopted is told all at once. Local.
+	Register(ctx context.Context, p device.Ptr, bytes int64) (Allocation, error)
+	// Rendezvous maps a on every rank. Collective: all ranks of the group come with allocations that agree. It either
+	// returns a mapping that is complete on this rank or undoes all it did. A rank that fails while others may wait for it
+	// tells them with x.Vote.
+	Rendezvous(ctx context.Context, a Allocation, x *Agreement) (Mapping, error)
+	// Close gives everything back. All mappings and allocations were released before.
+	Close(ctx context.Context) error
+}
+
+// Allocation is one rank's piece of memory before anybody else can reach it.
+type Allocation interface {
+	// Ptr is the address of the first byte.
+	Ptr() device.Ptr
+	// Bytes is the size that was asked for.
+	Bytes() int64
+	// RoundedBytes is the size that is really taken, a multiple of the backend's granularity.
+	RoundedBytes() int64
+	// Release gives the memory back, or lets go of adopted memory. Its mapping was unmapped before.
+	Release(ctx context.Context) error
+}
+
+// Mapping is an allocation after rendezvous, as one rank sees it.
+type Mapping interface {
+	// Peer is the address in this process of the first byte of rank's allocation; for the own rank it is the allocation's own
+	// address. ErrNotReachable where there can be none.
+	Peer(rank int) (device.Ptr, error)
+	// Unmap takes the peers' memory out of this process. Every rank has agreed that nobody uses it any more, or is lost.
+	Unmap(ctx context.Context) error
+}
+
+// Multicaster is a Mapping with one address for all ranks' copies.
+type Multicaster interface {
+	// Multicast is the address whose stores reach every rank's copy and whose loads can reduce over them, or an error
+	// (ErrUnsupported) that says why there is none.
+	Multicast() (device.Ptr, error)
+}
+
+// ContiguousViewer is a Mapping that lies in one address range, rank after rank.
+type ContiguousViewer interface {
+	// Contiguous is the address of rank 0's first byte and the distance in bytes from one rank's copy to the next.
+	Contiguous() (base device.Ptr, stride int64, err error)
+}
+
+// Env is what a backend is opened with.
+type Env struct {
+	// Group holds the ranks that take part. Probe gets none.
+	Group *group.Group
+	// LocalRank counts the ranks on this host, from 0; backends choose the device by it when Device is empty.
+	LocalRank int
+	// Device names the device: "" by LocalRank, or an index, or a UUID.
+	Device string
+	// Opened, unless nil, is a device that is already open and that the backend uses without owning it: a sub-group uses its
+	// parent's, so that their work can share streams.
+	Opened device.Device
+	// Multicast is "auto", "on" or "off".
+	Multicast string
+	// KernelTimeout bounds every wait of device work.
+	KernelTimeout time.Duration
+	// Getenv reads the environment that native libraries see.
+	Getenv func(string) string
+	// Logger takes events; never nil when a Factory sees it.
+	Logger *slog.Logger
+}

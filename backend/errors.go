@@ -1,0 +1,32 @@
+package backend
+
+import (
+	"errors"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// The errors of this package, for errors.Is. The first eight are the same values in every package of the module that
+// names them.
+var (
+	ErrUnavailable  = errs.ErrUnavailable  // a library or device is not on this machine
+	ErrUnsupported  = errs.ErrUnsupported  // this backend or device cannot do it
+	ErrNotReachable = errs.ErrNotReachable // the peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
+	ErrNoMemory     = errs.ErrNoMemory     // the device or the host has not enough memory left
+	ErrClosed       = errs.ErrClosed       // the object was closed before
+	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
+
+	// ErrNoRendezvous: the memory was used for something that needs a rendezvous before there was one.
+	ErrNoRendezvous = errors.New("no rendezvous yet")
+	// ErrNotSymmetric: the address is not inside memory that this Memory allocated or registered.
+	ErrNotSymmetric = errors.New("not symmetric memory")
+	// ErrNotPosted: a transfer was asked about or waited for before it was posted.
+	ErrNotPosted = errors.New("transfer not posted")
+	// ErrInProgress: a transfer was posted again, or closed, before its last post had ended.
+	ErrInProgress = errors.New("transfer in progress")
+)
+
+// ArgumentError is a refused argument: what was asked, the value and what was allowed. It is ErrInvalid.
+type ArgumentError = errs.ArgumentError

@@ -1,0 +1,107 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Name is the name that the backend is registered under.
+const Name = "host"
+
+func init() { backend.Register(Name, factory{}) }
+
+// Options sets what New makes. Zero values mean the defaults.
+type Options struct {
+	// KernelTimeout bounds every wait of device work; default 2 minutes.
+	KernelTimeout time.Duration
+	// Device, unless nil, is an open host device to use; it stays open when the backend closes.
+	Device *devhost.Device
+	// Logger takes the device's events; default: none are logged.
+	Logger *slog.Logger
+}
+
+// Backend is one rank's side of the host backend.
+type Backend struct {
+	device *devhost.Device
+	owned  bool
+	group  *group.Group
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New opens the host backend for this rank of g. Local.
+func New(g *group.Group, opts *Options) (*Backend, error) {
+	if err := supported(); err != nil {
+		return nil, err
+	}
+	if opts == nil {
+		opts = &Options{}
+	}
+	if opts.Device != nil {
+		return &Backend{device: opts.Device, group: g}, nil
+	}
+	d, err := devhost.New(&devhost.Options{WaitTimeout: opts.KernelTimeout, Err: g.Err, Logger: opts.Logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{device: d, owned: true, group: g}, nil
+}
+
+// Name is "host".
+func (b *Backend) Name() string { return Name }
+
+// Device is the CPU.
+func (b *Backend) Device() device.Device { return b.device }
+
+// Capabilities says what works: everything but multicast and adopting memory.
+func (b *Backend) Capabilities() backend.Capabilities { return capabilities }
+
+var capabilities = backend.Capabilities{
+	PeerPointers:      true,
+	Contiguous:        true,
+	Transfers:         true,
+	Graphs:            true,
+	RanksInOneProcess: true,
+	Why: map[string]string{
+		"multicast":     "a CPU has no store that reaches several ranks' memory at once",
+		"register":      "memory of a process can be shared with others only if it was allocated for that: allocate it here",
+		"several_hosts": "shared memory ends at the host",
+	},
+}
+
+// Close closes the device, unless it was given by the caller.
+func (b *Backend) Close(context.Context) error {
+	if !b.owned {
+		return nil
+	}
+	return b.device.Close()
+}
+
+// factory opens the backend by name.
+type factory struct{}
+
+func (factory) Probe(context.Context, *backend.Env) (backend.Capabilities, error) {
+	if err := supported(); err != nil {
+		return backend.Capabilities{}, err
+	}
+	return capabilities, nil
+}
+
+func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error) {
+	opts := &Options{KernelTimeout: env.KernelTimeout, Logger: env.Logger}
+	if env.Opened != nil {
+		d, ok := env.Opened.(*devhost.Device)
+		if !ok {
+			return nil, errs.Invalid("host.New", "device", env.Opened.Name(), "the host device")
+		}
+		opts.Device = d
+	}
+	return New(env.Group, opts)
+}

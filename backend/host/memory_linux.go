@@ -1,0 +1,229 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// sealed is what every memfd is sealed with: nobody can shrink it, which would turn the peers' loads into SIGBUS, nor grow
+// it, nor take the seals away. linux/fcntl.h.
+const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// supported tries what the backend stands on, once.
+var supported = sync.OnceValue(func() error {
+	f, err := newMemfd(int64(os.Getpagesize()))
+	if err != nil {
+		return fmt.Errorf("shared memory by memfd: %w", err)
+	}
+	return f.Close()
+})
+
+// newMemfd makes a sealed memfd of bytes, a multiple of the page size.
+func newMemfd(bytes int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate("symmem", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return nil, fmt.Errorf("memfd_create needs Linux 3.17 or newer: %w", errors.Join(errs.ErrUnavailable, err))
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return nil, fmt.Errorf("memfd_create: no file descriptor is left; raise the limit (ulimit -n) or free tensors: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:symmem")
+	if err := unix.Ftruncate(fd, bytes); err != nil {
+		return nil, errors.Join(fmt.Errorf("sizing shared memory of %d bytes: %w", bytes, err), f.Close())
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
+		return nil, errors.Join(fmt.Errorf("sealing shared memory: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// allocation is one memfd, mapped in this process.
+type allocation struct {
+	backend *Backend
+	file    *os.File // kept, so that a rendezvous that failed can be tried again
+	mem     []byte
+	ptr     device.Ptr
+	bytes   int64
+}
+
+// Allocate makes a memfd and maps it. ErrNoMemory if the host has not that much left.
+func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
+	page := int64(os.Getpagesize())
+	if bytes <= 0 || bytes > math.MaxInt64-page {
+		return nil, errs.Invalid("Allocate", "bytes", bytes, fmt.Sprintf("1 to %d", math.MaxInt64-page))
+	}
+	rounded := (bytes + page - 1) / page * page
+	// Pages are taken when they are first touched. Without this check a size that the host does not have would kill the
+	// process then, instead of failing here.
+	if available, ok := memAvailable(); ok && rounded > available {
+		return nil, fmt.Errorf("%d bytes are asked for and the host has %d left: %w", rounded, available, errs.ErrNoMemory)
+	}
+	f, err := newMemfd(rounded)
+	if err != nil {
+		return nil, err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(rounded), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mapping %d bytes of shared memory: %w", rounded, err), f.Close())
+	}
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // fewer page faults where the system allows it for shared memory
+	p, err := b.device.Map(mem)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(mem), f.Close())
+	}
+	return &allocation{backend: b, file: f, mem: mem, ptr: p, bytes: bytes}, nil
+}
+
+// Register is ErrUnsupported: see Capabilities.
+func (b *Backend) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
+	return nil, capabilities.Missing(Name, "register")
+}
+
+func (a *allocation) Ptr() device.Ptr     { return a.ptr }
+func (a *allocation) Bytes() int64        { return a.bytes }
+func (a *allocation) RoundedBytes() int64 { return int64(len(a.mem)) }
+
+// Release unmaps the memory. It is gone when the last peer has unmapped it too.
+func (a *allocation) Release(context.Context) error {
+	err := a.backend.device.Unmap(a.ptr)
+	return errors.Join(err, unix.Munmap(a.mem), a.file.Close())
+}
+
+// mapping is every rank's memfd side by side in one range of this process.
+type mapping struct {
+	backend *Backend
+	alloc   *allocation
+	ptr     device.Ptr // of the range
+	base    unsafe.Pointer
+	bytes   int64 // of the whole range
+	rank    int
+}
+
+// Rendezvous passes the descriptors around and maps them.
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	a, ok := ba.(*allocation)
+	if !ok || a.backend != b {
+		return nil, x.Vote(ctx, "exporting", fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid))
+	}
+	for r, rec := range x.Records {
+		if rec.BootID != x.Records[0].BootID {
+			// Every rank sees the same records, so every rank stops here.
+			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl or nccl: %w",
+				r, errs.ErrNotReachable)
+		}
+	}
+	files, err := b.group.ExchangeFile(ctx, "shared memory", a.file)
+	if err != nil {
+		return nil, err
+	}
+	m, err := mapAll(b, a, files)
+	for _, f := range files {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	// The others' view of this step comes with the vote that follows in Memory.
+	if err != nil {
+		if m != nil {
+			err = errors.Join(err, m.Unmap(ctx))
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+// mapAll maps the files one after the other in a range reserved for all of them.
+func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
+	each := a.RoundedBytes()
+	if each > math.MaxInt64/int64(len(files)) {
+		return nil, fmt.Errorf("%d ranks times %d bytes: %w", len(files), each, errs.ErrNoMemory)
+	}
+	total := each * int64(len(files))
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(total), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserving %d bytes of addresses for %d ranks: %w", total, len(files), err)
+	}
+	m := &mapping{backend: b, alloc: a, base: base, bytes: total, rank: b.group.Rank()}
+	for r, f := range files {
+		if f == nil {
+			f = a.file
+		} else if err := checkMemfd(f, each); err != nil {
+			return nil, errors.Join(fmt.Errorf("memory of rank %d: %w", r, err), unix.MunmapPtr(base, uintptr(total)))
+		}
+		_, err := unix.MmapPtr(int(f.Fd()), 0, unsafe.Add(base, int64(r)*each), uintptr(each), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("mapping %d bytes of rank %d: %w", each, r, err), unix.MunmapPtr(base, uintptr(total)))
+		}
+	}
+	whole := unsafe.Slice((*byte)(base), total)
+	_ = unix.Madvise(whole, unix.MADV_HUGEPAGE)
+	if m.ptr, err = b.device.Map(whole); err != nil {
+		return nil, errors.Join(err, unix.MunmapPtr(base, uintptr(total)))
+	}
+	return m, nil
+}
+
+// checkMemfd refuses a file that could be, or become, smaller than what is mapped of it.
+func checkMemfd(f *os.File, bytes int64) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("reading seals: %w", err)
+	}
+	if info.Size() != bytes || seals&unix.F_SEAL_SHRINK == 0 {
+		return fmt.Errorf("a sealed memfd of %d bytes was expected, and one of %d bytes with seals %#x came: %w", bytes, info.Size(), seals, errs.ErrMismatch)
+	}
+	return nil
+}
+
+// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+func (m *mapping) Peer(rank int) (device.Ptr, error) {
+	if rank == m.rank {
+		return m.alloc.ptr, nil
+	}
+	return m.ptr.Add(int64(rank) * m.alloc.RoundedBytes()), nil
+}
+
+// Contiguous is the range: the ranks' copies lie one rounded size apart.
+func (m *mapping) Contiguous() (device.Ptr, int64, error) {
+	return m.ptr, m.alloc.RoundedBytes(), nil
+}
+
+// Unmap takes the range out of this process.
+func (m *mapping) Unmap(context.Context) error {
+	err := m.backend.device.Unmap(m.ptr)
+	return errors.Join(err, unix.MunmapPtr(m.base, uintptr(m.bytes)))
+}
+
+// memAvailable reads how much memory the kernel can give without swapping, in bytes.
+func memAvailable() (int64, bool) {
+	info, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(info)) {
+		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kb << 10, err == nil
+		}
+	}
+	return 0, false
+}

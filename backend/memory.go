@@ -1,0 +1,436 @@
+package backend
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Memory is one rank's symmetric memory: a backend, the group it serves, and every allocation made through it. It is safe
+// for use by several goroutines; collective calls must still come in the same order on every rank.
+type Memory struct {
+	backend Backend
+	group   *group.Group
+	device  device.Device
+	log     *slog.Logger
+	opts    MemoryOptions
+
+	// collective serialises the collective operations of this rank, so that their order is one order.
+	collective sync.Mutex
+	operations uint64                      // rendezvous begun; guarded by collective
+	workspace  workspace                   // guarded by collective
+	left       bool                        // Close has told the others, but the device was still busy; guarded by collective
+	signals    atomic.Pointer[hostSignals] // the signal pads, made by the first rendezvous
+
+	mu      sync.Mutex
+	entries []*entry // sorted by address, empty allocations first
+	closed  bool
+}
+
+// MemoryOptions sets what a Memory keeps for its users. Zero values mean the defaults.
+type MemoryOptions struct {
+	// Channels is the number of channels for Signal, Wait and Barrier: 1 to 1024, default 64.
+	Channels int
+	// KernelTimeout bounds every wait of device work; default 2 minutes.
+	KernelTimeout time.Duration
+	// Logger takes one event for each allocation, rendezvous and release; default: none are logged.
+	Logger *slog.Logger
+}
+
+// entry is what a Memory knows about one allocation.
+type entry struct {
+	alloc  Allocation
+	name   string
+	window *Window // nil before rendezvous
+	place  string  // where it was allocated, for leak reports
+	left   bool    // this rank has told the others that it frees the allocation, but its device was still busy
+}
+
+// NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
+func NewMemory(b Backend, g *group.Group, opts *MemoryOptions) *Memory {
+	m := &Memory{backend: b, group: g, device: b.Device()}
+	if opts != nil {
+		m.opts = *opts
+	}
+	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
+	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
+	m.log = m.opts.Logger
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	m.log = m.log.With("backend", b.Name(), "group", g.Name(), "rank", g.Rank())
+	return m
+}
+
+// Backend is the backend below.
+func (m *Memory) Backend() Backend { return m.backend }
+
+// Group is the group whose ranks share the memory.
+func (m *Memory) Group() *group.Group { return m.group }
+
+// Device is the device whose memory it is.
+func (m *Memory) Device() device.Device { return m.device }
+
+// Channels is the number of channels for Signal, Wait and Barrier.
+func (m *Memory) Channels() int { return m.opts.Channels }
+
+// KernelTimeout bounds every wait of device work.
+func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
+
+// Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
+func (m *Memory) Err() error {
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+	}
+	return m.group.Err()
+}
+
+// Allocate gives bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name
+// takes part in the agreement of the rendezvous and may be empty. It is local, except over a backend whose capabilities say
+// CollectiveAllocate: then the sizes are compared first, and a difference is ErrMismatch on every rank.
+func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (Allocation, error) {
+	return m.allocate(ctx, bytes, name, callerPlace())
+}
+
+func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) (Allocation, error) {
+	began := time.Now()
+	var invalid error
+	if bytes < 0 {
+		invalid = errs.Invalid("Allocate", "bytes", bytes, "0 or more")
+	}
+	if m.backend.Capabilities().CollectiveAllocate {
+		m.collective.Lock()
+		defer m.collective.Unlock()
+		if _, err := exchange(ctx, m.group, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
+			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+		}
+	} else if err := errors.Join(invalid, m.Err()); err != nil {
+		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+	}
+	var a Allocation
+	var err error
+	if bytes == 0 {
+		a = &emptyAllocation{}
+	} else {
+		a, err = m.backend.Allocate(ctx, bytes)
+	}
+	if m.backend.Capabilities().CollectiveAllocate {
+		if vote := m.group.Vote(ctx, "allocate", err); vote != nil {
+			if err == nil {
+				err = errors.Join(vote, a.Release(context.WithoutCancel(ctx)))
+			} else {
+				err = vote
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+	}
+	m.add(&entry{alloc: a, name: name, place: place})
+	m.log.Info("allocated", "name", name, "address", a.Ptr(), "bytes", bytes, "rounded", a.RoundedBytes(), "took", time.Since(began))
+	return a, nil
+}
+
+// Register adopts memory that the caller owns and keeps until Free. Local.
+func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (Allocation, error) {
+	began := time.Now()
+	if err := m.Err(); err != nil {
+		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
+	}
+	if c := m.backend.Capabilities(); !c.Register {
+		return nil, c.Missing(m.backend.Name(), "register")
+	}
+	if bytes <= 0 || p.IsNil() {
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
+	}
+	a, err := m.backend.Register(ctx, p, bytes)
+	if err != nil {
+		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
+	}
+	m.add(&entry{alloc: a, name: name, place: callerPlace()})
+	m.log.Info("registered", "name", name, "address", p, "bytes", bytes, "took", time.Since(began))
+	return a, nil
+}
+
+// record fills in what every record of this memory has.
+func (m *Memory) record(kind, name string, r *Record) *Record {
+	r.Backend, r.Name, r.Operation = m.backend.Name(), name, m.operations
+	r.DeviceUUID = m.device.UUID()
+	if r.DType == "" {
+		r.DType = kind
+	}
+	return r
+}
+
+// Rendezvous makes a reachable by every rank and gives its window. Collective. The fields Name, DType, Shape and Offset of
+// what say what the caller uses the memory for; they, the sizes and the order must be the same on every rank. The window is
+// made once: a later rendezvous of the same allocation agrees again and gives the same window.
+func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	if err := m.makeSignals(ctx); err != nil {
+		return nil, err
+	}
+	return m.rendezvous(ctx, a, what)
+}
+
+// rendezvous is Rendezvous for callers that hold m.collective.
+func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+	began := time.Now()
+	e := m.find(a)
+	failure := m.Err()
+	switch {
+	case failure != nil:
+	case a == nil || e == nil:
+		failure = fmt.Errorf("the allocation is not of this memory, or was freed: %w", ErrNotSymmetric)
+	default:
+		what.Bytes, what.RoundedBytes, what.Mapped = a.Bytes(), a.RoundedBytes(), e.window != nil
+		if what.Name == "" {
+			what.Name = e.name
+		}
+	}
+	m.operations++
+	mine := m.record("bytes", what.Name, &what)
+	records, err := exchange(ctx, m.group, mine, failure)
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous %d: %w", m.operations, err)
+	}
+	if e.window != nil {
+		return e.window, nil
+	}
+	w := &Window{memory: m, alloc: a}
+	if a.Bytes() > 0 {
+		x := &Agreement{Group: m.group, Records: records}
+		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)
+		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
+			if mapErr == nil {
+				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
+			}
+			return nil, fmt.Errorf("rendezvous %d: %w", m.operations, err)
+		}
+		w.mapping = mapping
+	}
+	m.mu.Lock()
+	e.window = w
+	m.mu.Unlock()
+	m.log.Info("rendezvous", "operation", m.operations, "name", what.Name, "address", a.Ptr(), "bytes", a.Bytes(),
+		"offset", what.Offset, "took", time.Since(began))
+	return w, nil
+}
+
+// Free gives a back. Without a window it is local. With one it is collective: it waits for this rank's device, then for all
+// ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If a peer is lost or
+// ctx ends, this rank's memory is released all the same and the error says what happened. Freeing twice is ErrClosed.
+func (m *Memory) Free(ctx context.Context, a Allocation) error {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	return m.free(ctx, a)
+}
+
+func (m *Memory) free(ctx context.Context, a Allocation) error {
+	e := m.remove(a)
+	if e == nil {
+		return fmt.Errorf("freeing symmetric memory: %w", ErrClosed)
+	}
+	began := time.Now()
+	var err error
+	if e.window != nil {
+		busy, lost := m.quiesce(ctx, "freeing", e.left)
+		if busy != nil {
+			e.left = true
+			m.add(e)
+			return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
+		}
+		err = lost
+	}
+	err = errors.Join(err, m.release(ctx, e))
+	m.log.Info("freed", "name", e.name, "address", a.Ptr(), "bytes", a.Bytes(), "took", time.Since(began), "err", err)
+	if err != nil {
+		return fmt.Errorf("freeing %d bytes at %s (they were released): %w", a.Bytes(), a.Ptr(), err)
+	}
+	return nil
+}
+
+// quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
+// even one whose device does not finish in time (busy); one that has voted before (left) does not vote again.
+func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
+	busy = m.device.Synchronize(ctx)
+	if left {
+		return busy, nil
+	}
+	if busy != nil {
+		// The caller's context has ended, but the others must be told.
+		ctx = context.WithoutCancel(ctx)
+	}
+	return busy, m.group.Vote(ctx, op, busy)
+}
+
+// release unmaps and releases one allocation on this rank.
+func (m *Memory) release(ctx context.Context, e *entry) error {
+	ctx = context.WithoutCancel(ctx)
+	var err error
+	if e.window != nil {
+		e.window.closed.Store(true)
+		if e.window.mapping != nil {
+			err = e.window.mapping.Unmap(ctx)
+		}
+	}
+	return errors.Join(err, e.alloc.Release(ctx))
+}
+
+// Close gives everything back: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend.
+// Collective. Allocations that were not freed are logged as leaks, with the place that made them, and released. Peers that
+// are lost do not hold it up. If ctx ends while this rank's device still works, nothing is released on this rank: close
+// again. Closing twice is ErrClosed.
+func (m *Memory) Close(ctx context.Context) error {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	m.mu.Lock()
+	if m.closed && !m.left {
+		m.mu.Unlock()
+		return fmt.Errorf("closing symmetric memory: %w", ErrClosed)
+	}
+	m.closed = true
+	m.mu.Unlock()
+
+	busy, err := m.quiesce(ctx, "closing", m.left)
+	m.left = busy != nil
+	if busy != nil {
+		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
+	}
+	m.mu.Lock()
+	entries := m.entries
+	m.entries = nil
+	m.mu.Unlock()
+	for _, e := range slices.Backward(entries) {
+		if e.name != workspaceName {
+			m.log.Warn("symmetric memory was not freed before close", "name", e.name, "address", e.alloc.Ptr(),
+				"bytes", e.alloc.Bytes(), "allocated at", e.place)
+		}
+		err = errors.Join(err, m.release(ctx, e))
+	}
+	err = errors.Join(err, m.backend.Close(context.WithoutCancel(ctx)))
+	if err != nil {
+		return fmt.Errorf("closing symmetric memory (it was released): %w", err)
+	}
+	return nil
+}
+
+// Busy reports whether the last Close found this rank's device at work, and so kept everything.
+func (m *Memory) Busy() bool {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	return m.left
+}
+
+// Find gives the allocation that the address is in and the offset from its first byte, whichever address inside it is:
+// what the caller of a kernel needs to name the same place on other ranks. The window is nil before rendezvous.
+// ErrNotSymmetric if it is in none.
+func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i, exact := slices.BinarySearchFunc(m.entries, p, func(e *entry, p device.Ptr) int { return cmp.Compare(e.alloc.Ptr(), p) })
+	if !exact {
+		i--
+	}
+	if i >= 0 && !p.IsNil() {
+		e := m.entries[i]
+		if off := int64(p - e.alloc.Ptr()); off < e.alloc.Bytes() {
+			return e.alloc, e.window, off, nil
+		}
+	}
+	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+}
+
+// Holds reports whether a is an allocation of this memory that is not freed yet.
+func (m *Memory) Holds(a Allocation) bool { return m.find(a) != nil }
+
+// Place is the place in the program, file:line, that allocated a.
+func (m *Memory) Place(a Allocation) string {
+	if e := m.find(a); e != nil {
+		return e.place
+	}
+	return "unknown place"
+}
+
+// Logger takes this memory's events.
+func (m *Memory) Logger() *slog.Logger { return m.log }
+
+// Allocations counts the allocations that are not freed yet, the memory's own workspace included.
+func (m *Memory) Allocations() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.entries)
+}
+
+func (m *Memory) add(e *entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(m.entries, e.alloc.Ptr(), func(e *entry, p device.Ptr) int { return cmp.Compare(e.alloc.Ptr(), p) })
+	m.entries = slices.Insert(m.entries, i, e)
+}
+
+func (m *Memory) find(a Allocation) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.entries {
+		if e.alloc == a {
+			return e
+		}
+	}
+	return nil
+}
+
+func (m *Memory) remove(a Allocation) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, e := range m.entries {
+		if e.alloc == a {
+			m.entries = slices.Delete(m.entries, i, i+1)
+			return e
+		}
+	}
+	return nil
+}
+
+// emptyAllocation is an allocation of 0 bytes: valid, without memory.
+type emptyAllocation struct{ _ byte } // one byte, so that two of them are two
+
+func (*emptyAllocation) Ptr() device.Ptr               { return 0 }
+func (*emptyAllocation) Bytes() int64                  { return 0 }
+func (*emptyAllocation) RoundedBytes() int64           { return 0 }
+func (*emptyAllocation) Release(context.Context) error { return nil }
+
+// callerPlace is file:line of the first caller outside of the packages that allocate on behalf of others.
+func callerPlace() string {
+	var pcs [16]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	place := "unknown place"
+	for {
+		f, more := frames.Next()
+		if f.File != "" {
+			place = fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more || !strings.HasPrefix(f.Function, modulePath+".") && !strings.HasPrefix(f.Function, modulePath+"/tensor.") &&
+			!strings.HasPrefix(f.Function, modulePath+"/kernels.") && !strings.HasPrefix(f.Function, modulePath+"/backend.") {
+			return place
+		}
+	}
+}
+
+const modulePath = "github.com/symmem/symmem"

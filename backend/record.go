@@ -1,0 +1,112 @@
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/symmem/symmem/group"
+)
+
+// RecordVersion is the version of what ranks tell each other in a rendezvous. Ranks of different versions do not mix.
+const RecordVersion = 1
+
+// Record is what a rank brings to a rendezvous. The fields that the ranks must agree on are compared; the others are there
+// for the backend and for error messages.
+type Record struct {
+	Version      int    `json:"v"`
+	Operation    uint64 `json:"op"`      // counts the rendezvous of this Memory
+	Backend      string `json:"backend"` // name
+	Name         string `json:"name,omitempty"`
+	Bytes        int64  `json:"bytes"`
+	RoundedBytes int64  `json:"rounded"`
+	Offset       int64  `json:"offset"` // of the tensor in its allocation, in bytes
+	DType        string `json:"dtype,omitempty"`
+	Shape        string `json:"shape,omitempty"`
+	Mapped       bool   `json:"mapped"` // the allocation has its window already
+
+	// Not compared.
+	DeviceUUID string `json:"device"`
+	BootID     string `json:"boot"`
+	PID        int    `json:"pid"`
+	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
+}
+
+// compared lists the fields that must be the same on every rank, in the order in which differences are reported.
+var compared = []struct {
+	what string
+	of   func(*Record) string
+}{
+	{"rendezvous protocol version", func(r *Record) string { return strconv.Itoa(r.Version) }},
+	{"backend", func(r *Record) string { return r.Backend }},
+	{"order of rendezvous (operation number)", func(r *Record) string { return strconv.FormatUint(r.Operation, 10) }},
+	{"name or purpose", func(r *Record) string { return strconv.Quote(r.Name) }},
+	{"dtype", func(r *Record) string { return r.DType }},
+	{"shape", func(r *Record) string { return r.Shape }},
+	{"size in bytes", func(r *Record) string { return strconv.FormatInt(r.Bytes, 10) }},
+	{"rounded size in bytes", func(r *Record) string { return strconv.FormatInt(r.RoundedBytes, 10) }},
+	{"offset in the allocation in bytes", func(r *Record) string { return strconv.FormatInt(r.Offset, 10) }},
+	{"whether the allocation is mapped already", func(r *Record) string { return strconv.FormatBool(r.Mapped) }},
+}
+
+// exchange sends this rank's record to all and gives all records. Collective. An error on any rank, or a difference, is an
+// error on every rank.
+func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) ([]Record, error) {
+	mine.Version = RecordVersion
+	mine.PID = os.Getpid()
+	mine.BootID = g.Members()[g.Rank()].BootID
+	if failure != nil {
+		mine.Failure = failure.Error()
+	}
+	blob, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	blobs, err := g.AllGather(ctx, "rendezvous", blob)
+	if err != nil {
+		return nil, err
+	}
+	records := make([]Record, len(blobs))
+	vote := &group.VoteError{Op: "rendezvous"}
+	for r, blob := range blobs {
+		if err := json.Unmarshal(blob, &records[r]); err != nil {
+			return nil, fmt.Errorf("reading the record of rank %d: %w", r, err)
+		}
+		if f := records[r].Failure; f != "" {
+			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: f})
+		}
+	}
+	if failure != nil {
+		return nil, failure
+	}
+	// What a rank that failed brought may be incomplete: its failure is told, not the difference.
+	for _, c := range compared {
+		values := make([]string, len(records))
+		differ := false
+		for r := range records {
+			values[r] = c.of(&records[r])
+			differ = differ || values[r] != values[0]
+		}
+		if differ && len(vote.Failures) == 0 {
+			return nil, &group.MismatchError{What: c.what, Values: values}
+		}
+	}
+	if len(vote.Failures) > 0 {
+		return nil, vote
+	}
+	return records, nil
+}
+
+// Agreement is what the ranks agreed on before a backend maps: everybody's record, and the means to agree on more.
+type Agreement struct {
+	Group   *group.Group
+	Records []Record // by rank
+}
+
+// Vote tells every rank whether this one has failed at the step; if any has, every rank gets an error that names it.
+// Collective.
+func (x *Agreement) Vote(ctx context.Context, step string, failure error) error {
+	return x.Group.Vote(ctx, step, failure)
+}

@@ -1,0 +1,265 @@
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Auto is the name that stands for every registered backend, best first.
+const Auto = "auto"
+
+// autoOrder is the order in which Auto tries: direct load and store first, the library that needs least around it before the
+// others, the CPU last. A backend that is not named here comes just before the CPU.
+var autoOrder = []string{"native", "nccl", "nvshmem", "nixl", "host"}
+
+// Factory opens a backend. Both methods may be called at any time and from several goroutines.
+type Factory interface {
+	// Probe finds out whether the backend can be opened here, without lasting effect. The error of one that cannot is
+	// ErrUnavailable (something is not installed or not there) or ErrUnsupported, and says what to do.
+	Probe(ctx context.Context, env *Env) (Capabilities, error)
+	// Open opens the backend for this rank of env.Group. Collective.
+	Open(ctx context.Context, env *Env) (Backend, error)
+}
+
+var registry = struct {
+	sync.RWMutex
+	factories map[string]Factory
+}{factories: map[string]Factory{}}
+
+// Register makes a backend known under name. It is meant for the init of the backend's package, and panics if name is
+// empty or taken, or f is nil: that is a mistake in the program, not of its user.
+func Register(name string, f Factory) {
+	registry.Lock()
+	defer registry.Unlock()
+	if name == "" || name == Auto || f == nil {
+		panic(fmt.Sprintf("backend: Register(%q, %v)", name, f))
+	}
+	if _, taken := registry.factories[name]; taken {
+		panic("backend: Register called twice for " + name)
+	}
+	registry.factories[name] = f
+}
+
+// Names lists the registered backends in the order in which Auto tries them.
+func Names() []string {
+	registry.RLock()
+	defer registry.RUnlock()
+	names := make([]string, 0, len(registry.factories))
+	for name := range registry.factories {
+		names = append(names, name)
+	}
+	place := func(name string) int {
+		if i := slices.Index(autoOrder, name); i >= 0 {
+			return 2 * i
+		}
+		return 2*len(autoOrder) - 3 // between nixl and host
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if d := place(a) - place(b); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	return names
+}
+
+// Lookup gives the backend registered under name, or an error that lists the known names.
+func Lookup(name string) (Factory, error) {
+	registry.RLock()
+	f := registry.factories[name]
+	registry.RUnlock()
+	if f != nil {
+		return f, nil
+	}
+	return nil, errs.Invalid("backend", "name", fmt.Sprintf("%q", name),
+		strings.Join(append(Names(), Auto), ", ")+
+			fmt.Sprintf(" (is an import of _ %q missing?)", "github.com/symmem/symmem/backend/all"))
+}
+
+// Expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
+func Expand(preferences []string) ([]string, error) {
+	if len(preferences) == 0 {
+		preferences = []string{Auto}
+	}
+	var names []string
+	for _, p := range preferences {
+		candidates := []string{p}
+		if p == Auto {
+			candidates = Names()
+		} else if _, err := Lookup(p); err != nil {
+			return nil, err
+		}
+		for _, c := range candidates {
+			if !slices.Contains(names, c) {
+				names = append(names, c)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("no backend is registered (is an import of _ %q missing?): %w",
+			"github.com/symmem/symmem/backend/all", ErrUnavailable)
+	}
+	return names, nil
+}
+
+// Refusal says why a backend was not chosen.
+type Refusal struct {
+	Name string // the backend
+	Rank int    // the rank that cannot use it
+	Err  string // its reason
+}
+
+// RefusedError is what Choose returns when no backend of the list can be used by all ranks. It is ErrUnavailable.
+type RefusedError struct {
+	Tried    []string // in order
+	Refusals []Refusal
+}
+
+// Error lists every refusal.
+func (e *RefusedError) Error() string {
+	var b strings.Builder
+	if len(e.Tried) == 1 {
+		fmt.Fprintf(&b, "backend %s cannot be used", e.Tried[0])
+	} else {
+		fmt.Fprintf(&b, "none of the backends %s can be used", strings.Join(e.Tried, ", "))
+	}
+	for _, r := range e.Refusals {
+		fmt.Fprintf(&b, "; %s on rank %d: %s", r.Name, r.Rank, r.Err)
+	}
+	return b.String()
+}
+
+// Is reports that a RefusedError is an ErrUnavailable.
+func (e *RefusedError) Is(target error) bool { return target == ErrUnavailable }
+
+// offer is what one rank tells the others about the backends it was asked to try.
+type offer struct {
+	Names   []string // the list after Expand
+	Refused []string // by place in Names: "" if usable, else the reason
+	Error   string   // why this rank has no list at all
+}
+
+// Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
+// were passed over. Collective: a rank whose list is wrong or differs from the others' makes every rank fail.
+func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env) (name string, refusals []Refusal, err error) {
+	var mine offer
+	names, listErr := Expand(preferences)
+	if listErr != nil {
+		mine.Error = listErr.Error()
+	}
+	mine.Names = names
+	for _, n := range names {
+		_, probeErr := probe(ctx, n, env)
+		reason := ""
+		if probeErr != nil {
+			reason = probeErr.Error()
+		}
+		mine.Refused = append(mine.Refused, reason)
+	}
+	blob, err := json.Marshal(mine)
+	if err != nil {
+		return "", nil, fmt.Errorf("choosing a backend: %w", err)
+	}
+	blobs, err := g.AllGather(ctx, "choosing a backend", blob)
+	if err != nil {
+		return "", nil, fmt.Errorf("choosing a backend: %w", err)
+	}
+	offers := make([]offer, len(blobs))
+	lists := make([]string, len(blobs))
+	differ := false
+	for r, blob := range blobs {
+		if err := json.Unmarshal(blob, &offers[r]); err != nil {
+			return "", nil, fmt.Errorf("choosing a backend: reading what rank %d offers: %w", r, err)
+		}
+		lists[r] = strings.Join(offers[r].Names, ",")
+		if offers[r].Error != "" {
+			lists[r] = offers[r].Error
+		}
+		differ = differ || lists[r] != lists[0]
+	}
+	switch {
+	case listErr != nil:
+		return "", nil, listErr
+	case differ:
+		return "", nil, &group.MismatchError{What: "list of backends", Values: lists}
+	}
+	for i, n := range names {
+		usable := true
+		for r, o := range offers {
+			if o.Refused[i] != "" {
+				usable = false
+				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused[i]})
+			}
+		}
+		if usable {
+			return n, refusals, nil
+		}
+	}
+	return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
+}
+
+// Report is what Probe found out about one backend.
+type Report struct {
+	Name         string
+	Capabilities Capabilities
+	Err          error // nil if it can be used; ErrUnavailable or ErrUnsupported if not; anything else: the probe itself failed
+}
+
+// Usable reports whether the backend can be used here.
+func (r Report) Usable() bool { return r.Err == nil }
+
+// Probe asks every registered backend whether it can be used on this machine. Local.
+func Probe(ctx context.Context, env *Env) []Report {
+	var reports []Report
+	for _, n := range Names() {
+		c, err := probe(ctx, n, env)
+		reports = append(reports, Report{Name: n, Capabilities: c, Err: err})
+	}
+	return reports
+}
+
+func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
+	f, err := Lookup(name)
+	if err != nil {
+		return Capabilities{}, err
+	}
+	e := *env
+	if e.Logger == nil {
+		e.Logger = slog.New(slog.DiscardHandler)
+	}
+	e.Group = nil
+	c, err := f.Probe(ctx, &e)
+	if err != nil && !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnsupported) {
+		err = fmt.Errorf("probing backend %s: %w", name, err)
+	}
+	return c, err
+}
+
+// Open opens the named backend for this rank of env.Group and gives the rank's memory over it. Collective.
+func Open(ctx context.Context, name string, env *Env, opts *MemoryOptions) (*Memory, error) {
+	e := *env
+	if e.Logger == nil {
+		e.Logger = slog.New(slog.DiscardHandler)
+	}
+	f, openErr := Lookup(name)
+	var b Backend
+	if openErr == nil {
+		b, openErr = f.Open(ctx, &e)
+	}
+	if err := e.Group.Vote(ctx, "opening backend "+name, openErr); err != nil {
+		if b != nil {
+			err = errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+		}
+		return nil, fmt.Errorf("opening backend %s: %w", name, err)
+	}
+	return NewMemory(b, e.Group, opts), nil
+}

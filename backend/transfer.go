@@ -1,0 +1,342 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// TransferOp is the direction of a transfer, seen from the rank that posts it.
+type TransferOp int
+
+// The directions.
+const (
+	Read  TransferOp = iota + 1 // from the peer's memory into this rank's
+	Write                       // from this rank's memory into the peer's
+)
+
+// String gives "read" or "write".
+func (op TransferOp) String() string {
+	switch op {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	}
+	return fmt.Sprintf("TransferOp(%d)", int(op))
+}
+
+// TransferBlock is one piece of a transfer: Bytes at Local on this rank and at Offset of the peer's copy of Window.
+type TransferBlock struct {
+	Local  device.Ptr
+	Window *Window
+	Offset int64
+	Bytes  int64
+}
+
+// TransferState is how far a transfer has come.
+type TransferState int
+
+// The states of a transfer.
+const (
+	TransferPrepared   TransferState = iota + 1 // never posted
+	TransferInProgress                          // posted, not yet ended
+	TransferDone                                // the last post has ended; it may be posted again
+)
+
+// String gives the state's name.
+func (s TransferState) String() string {
+	switch s {
+	case TransferPrepared:
+		return "prepared"
+	case TransferInProgress:
+		return "in progress"
+	case TransferDone:
+		return "done"
+	}
+	return fmt.Sprintf("TransferState(%d)", int(s))
+}
+
+// Transferrer is a Backend that moves blocks in its own way. Backends whose mappings give peer pointers need not be one:
+// Memory copies for them.
+type Transferrer interface {
+	// PrepareTransfer makes what posting needs. The blocks were checked: they are inside symmetric memory on both sides.
+	PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock) (PreparedTransfer, error)
+}
+
+// PreparedTransfer is a transfer as a backend knows it. Transfer calls it and keeps the states.
+type PreparedTransfer interface {
+	// Post starts the transfer when s comes to it.
+	Post(s device.Stream) error
+	// WaitOn holds s up until the last post has ended.
+	WaitOn(s device.Stream) error
+	// Done reports whether the last post has ended, and its error.
+	Done() (bool, error)
+	// Wait blocks until the last post has ended, or ctx has, and gives its error.
+	Wait(ctx context.Context) error
+	// Close gives everything back; no post is in progress.
+	Close() error
+}
+
+// Transfer is a one-sided transfer that was prepared once and may be posted many times. The peer does nothing for it. It is
+// safe for use by several goroutines.
+type Transfer struct {
+	memory   *Memory
+	op       TransferOp
+	peer     int
+	blocks   []TransferBlock
+	prepared PreparedTransfer
+
+	mu       sync.Mutex
+	state    TransferState
+	captured bool // the last post was recorded in a graph, whose launches the host does not see
+	err      error
+	closed   bool
+}
+
+// PrepareTransfer prepares moving blocks between this rank and peer. Local. Each block's local side must be inside one
+// allocation of this memory (ErrNotSymmetric) and its remote side inside its window; an empty list, a negative size or
+// another memory's window is ErrInvalid.
+func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
+	const name = "PrepareTransfer"
+	if err := m.Err(); err != nil {
+		return nil, fmt.Errorf("preparing a transfer: %w", err)
+	}
+	if op != Read && op != Write {
+		return nil, errs.Invalid(name, "op", op, "Read or Write")
+	}
+	if err := m.checkRank(name, peer); err != nil {
+		return nil, err
+	}
+	if len(blocks) == 0 {
+		return nil, errs.Invalid(name, "blocks", "an empty list", "at least one block")
+	}
+	for i, b := range blocks {
+		arg := fmt.Sprintf("blocks[%d]", i)
+		switch {
+		case b.Window == nil:
+			return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, ErrNoRendezvous)
+		case b.Window.memory != m:
+			return nil, errs.Invalid(name, arg+".Window", "a window of another group", "a window of the memory that prepares the transfer")
+		case b.Window.Err() != nil:
+			return nil, fmt.Errorf("preparing a transfer: %s: %w", arg, b.Window.Err())
+		case b.Bytes < 0 || b.Bytes > b.Window.Bytes():
+			return nil, errs.Invalid(name, arg+".Bytes", b.Bytes, fmt.Sprintf("0 to %d, the size of the window", b.Window.Bytes()))
+		case b.Offset < 0 || b.Offset > b.Window.Bytes()-b.Bytes:
+			return nil, errs.Invalid(name, arg+".Offset", b.Offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the window", b.Window.Bytes()-b.Bytes, b.Bytes))
+		case b.Bytes == 0:
+			continue
+		}
+		a, _, offset, err := m.Find(b.Local)
+		if err != nil {
+			return nil, fmt.Errorf("preparing a transfer: the local side of %s must be memory that was allocated or registered here: %w", arg, err)
+		}
+		if b.Bytes > a.Bytes()-offset {
+			return nil, errs.Invalid(name, arg+".Bytes", b.Bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", a.Bytes()-offset, b.Local))
+		}
+	}
+	t := &Transfer{memory: m, op: op, peer: peer, blocks: append([]TransferBlock(nil), blocks...), state: TransferPrepared}
+	var err error
+	if own, ok := m.backend.(Transferrer); ok {
+		t.prepared, err = own.PrepareTransfer(op, peer, t.blocks)
+	} else {
+		t.prepared, err = newCopyTransfer(m.device, op, peer, t.blocks)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("preparing a %s of rank %d: %w", op, peer, err)
+	}
+	return t, nil
+}
+
+// Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the
+// transfer has ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended. In a capturing
+// stream the post is recorded, and the graph's launches, not this object, tell when it has ended.
+func (t *Transfer) Post(s device.Stream) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.usable(); err != nil {
+		return fmt.Errorf("posting a transfer: %w", err)
+	}
+	if t.refresh(); t.state == TransferInProgress {
+		return fmt.Errorf("posting a transfer: wait for its last post first: %w", ErrInProgress)
+	}
+	if err := t.prepared.Post(s); err != nil {
+		return fmt.Errorf("posting a transfer: %w", err)
+	}
+	t.captured, t.err = s.Capturing(), nil
+	if !t.captured {
+		t.state = TransferInProgress
+	}
+	return nil
+}
+
+// WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
+func (t *Transfer) WaitOn(s device.Stream) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.posted(); err != nil {
+		return fmt.Errorf("waiting for a transfer: %w", err)
+	}
+	return t.prepared.WaitOn(s)
+}
+
+// Status says without waiting how far the transfer has come, and the error of its last post if that has ended in one.
+func (t *Transfer) Status() (TransferState, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return 0, fmt.Errorf("transfer: %w", ErrClosed)
+	}
+	t.refresh()
+	return t.state, t.err
+}
+
+// Wait blocks until the last post has ended, or ctx has, and returns its error. ErrNotPosted before the first post and for
+// posts that were recorded in a graph.
+func (t *Transfer) Wait(ctx context.Context) error {
+	t.mu.Lock()
+	err := t.posted()
+	if err == nil && t.captured {
+		err = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", ErrNotPosted)
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("waiting for a transfer: %w", err)
+	}
+	if err := t.prepared.Wait(ctx); err != nil {
+		return fmt.Errorf("waiting for a %s of rank %d: %w", t.op, t.peer, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refresh()
+	return t.err
+}
+
+// Close gives the transfer back. ErrInProgress, and nothing is closed, while a post is under way; twice is ErrClosed.
+func (t *Transfer) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return fmt.Errorf("closing a transfer: %w", ErrClosed)
+	}
+	if t.refresh(); t.state == TransferInProgress {
+		return fmt.Errorf("closing a transfer: wait for it first: %w", ErrInProgress)
+	}
+	t.closed = true
+	return t.prepared.Close()
+}
+
+// usable says why the transfer cannot be posted, whatever its state.
+func (t *Transfer) usable() error {
+	if t.closed {
+		return ErrClosed
+	}
+	if err := t.memory.Err(); err != nil {
+		return err
+	}
+	for i := range t.blocks {
+		if err := t.blocks[i].Window.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Transfer) posted() error {
+	switch {
+	case t.closed:
+		return ErrClosed
+	case t.state == TransferPrepared && !t.captured:
+		return ErrNotPosted
+	}
+	return nil
+}
+
+// refresh looks whether a post in progress has ended.
+func (t *Transfer) refresh() {
+	if t.state != TransferInProgress {
+		return
+	}
+	if done, err := t.prepared.Done(); done || err != nil {
+		t.state, t.err = TransferDone, err
+	}
+}
+
+// copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
+type copyTransfer struct {
+	copies []copyBlock
+	ended  device.Event
+}
+
+type copyBlock struct {
+	dst, src device.Ptr
+	bytes    int64
+}
+
+func newCopyTransfer(d device.Device, op TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
+	c := &copyTransfer{}
+	for _, b := range blocks {
+		if b.Bytes == 0 {
+			continue
+		}
+		remote, err := b.Window.Peer(peer, b.Offset)
+		if err != nil {
+			return nil, err
+		}
+		if op == Write {
+			c.copies = append(c.copies, copyBlock{dst: remote, src: b.Local, bytes: b.Bytes})
+		} else {
+			c.copies = append(c.copies, copyBlock{dst: b.Local, src: remote, bytes: b.Bytes})
+		}
+	}
+	ended, err := d.NewEvent()
+	if err != nil {
+		return nil, err
+	}
+	c.ended = ended
+	return c, nil
+}
+
+func (c *copyTransfer) Post(s device.Stream) error {
+	for _, b := range c.copies {
+		if err := s.Copy(b.dst, b.src, b.bytes); err != nil {
+			return err
+		}
+	}
+	return s.Record(c.ended)
+}
+
+func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.ended) }
+func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() }
+func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
+func (c *copyTransfer) Close() error                   { return c.ended.Close() }
+
+// Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
+// of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it.
+func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	if err := errors.Join(m.Err(), w.Err()); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if bytes == 0 {
+		return m.checkRank(op.String(), peer)
+	}
+	if bytes < 0 || offset < 0 || bytes > w.Bytes()-offset {
+		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at offset %d", bytes, offset),
+			fmt.Sprintf("inside the window of %d bytes", w.Bytes()))
+	}
+	remote, err := w.Peer(peer, offset)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if remote == local {
+		return nil
+	}
+	if op == Write {
+		return s.Copy(remote, local, bytes)
+	}
+	return s.Copy(local, remote, bytes)
+}

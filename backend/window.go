@@ -1,0 +1,103 @@
+package backend
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Window is an allocation after rendezvous: mapped, and addressable on every peer that can be reached. All methods are local
+// and safe for concurrent use; after the allocation was freed they return ErrClosed.
+type Window struct {
+	memory  *Memory
+	alloc   Allocation
+	mapping Mapping // nil for an empty allocation
+	closed  atomic.Bool
+}
+
+// Bytes is the size that was asked for at allocation.
+func (w *Window) Bytes() int64 { return w.alloc.Bytes() }
+
+// Err is ErrClosed once the allocation was freed.
+func (w *Window) Err() error {
+	if w.closed.Load() {
+		return fmt.Errorf("window: %w", ErrClosed)
+	}
+	return nil
+}
+
+// Peer is the address, in this process, of the byte at offset in rank's copy; for the own rank, in this rank's. The address
+// of an empty window is nil. ErrNotReachable where the peer's memory has no address here; ErrInvalid for a rank or an offset
+// that does not exist.
+func (w *Window) Peer(rank int, offset int64) (device.Ptr, error) {
+	if err := w.check("Peer", offset); err != nil {
+		return 0, err
+	}
+	if err := w.memory.checkRank("Peer", rank); err != nil {
+		return 0, err
+	}
+	if w.mapping == nil {
+		return 0, nil
+	}
+	p, err := w.mapping.Peer(rank)
+	if err != nil {
+		return 0, fmt.Errorf("peer pointer to rank %d: %w", rank, err)
+	}
+	return p.Add(offset), nil
+}
+
+// Multicast is the address that reaches the byte at offset in every rank's copy at once, or ErrUnsupported with the reason.
+func (w *Window) Multicast(offset int64) (device.Ptr, error) {
+	if err := w.check("Multicast", offset); err != nil {
+		return 0, err
+	}
+	mc, ok := w.mapping.(Multicaster)
+	if !ok {
+		return 0, w.memory.backend.Capabilities().Missing(w.memory.backend.Name(), "multicast")
+	}
+	p, err := mc.Multicast()
+	if err != nil {
+		return 0, fmt.Errorf("multicast pointer: %w", err)
+	}
+	return p.Add(offset), nil
+}
+
+// Contiguous is the address of the byte at offset in rank 0's copy, and the distance in bytes from each rank's copy to the
+// next one's, where the backend lays them side by side; ErrUnsupported with the reason where it does not. For an empty
+// window both are 0.
+func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
+	if err := w.check("Contiguous", offset); err != nil {
+		return 0, 0, err
+	}
+	if w.mapping == nil {
+		return 0, 0, nil
+	}
+	view, ok := w.mapping.(ContiguousViewer)
+	if !ok {
+		return 0, 0, w.memory.backend.Capabilities().Missing(w.memory.backend.Name(), "contiguous")
+	}
+	base, stride, err := view.Contiguous()
+	if err != nil {
+		return 0, 0, fmt.Errorf("contiguous view: %w", err)
+	}
+	return base.Add(offset), stride, nil
+}
+
+func (w *Window) check(op string, offset int64) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	if offset < 0 || offset > w.Bytes() {
+		return errs.Invalid(op, "offset", offset, fmt.Sprintf("0 to %d", w.Bytes()))
+	}
+	return nil
+}
+
+func (m *Memory) checkRank(op string, rank int) error {
+	if rank < 0 || rank >= m.group.Size() {
+		return errs.Invalid(op, "rank", rank, fmt.Sprintf("0 to %d, the ranks of the group", m.group.Size()-1))
+	}
+	return nil
+}

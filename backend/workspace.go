@@ -1,0 +1,183 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+const (
+	// workspaceName is the name of the allocations that a Memory makes for itself.
+	workspaceName = "workspace"
+	// workspaceBlock is the least size of one, in bytes. A backend whose granularity is 2 MiB loses little by it, and a
+	// rendezvous is needed only once in many channels.
+	workspaceBlock = 8 << 20
+	// channelAlign keeps channels on pages of their own.
+	channelAlign = 4096
+	// maxChannelBytes is far above what any plan needs; beyond it the caller has made a mistake.
+	maxChannelBytes = 1 << 40
+)
+
+// workspace is symmetric memory that plans share: blocks, each one allocation, cut into channels. Every rank cuts alike,
+// because channels are taken and given back collectively.
+type workspace struct {
+	blocks []*workspaceBlk
+}
+
+type workspaceBlk struct {
+	alloc  Allocation
+	window *Window
+	free   []span // sorted, never adjacent
+}
+
+type span struct{ start, bytes int64 }
+
+// Channel is a piece of workspace at the same place on every rank, filled with zeros when it is handed out: for one plan's
+// flags and message buffers, so that two plans never disturb each other.
+type Channel struct {
+	memory *Memory
+	block  *workspaceBlk
+	span   span
+	closed atomic.Bool
+}
+
+// NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
+// rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it.
+func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	return m.newChannel(ctx, purpose, bytes, failure)
+}
+
+func (m *Memory) newChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
+	if failure == nil {
+		failure = m.Err()
+	}
+	if failure == nil && (bytes <= 0 || bytes > maxChannelBytes) {
+		failure = errs.Invalid("NewChannel", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxChannelBytes)))
+	}
+	if _, err := exchange(ctx, m.group, m.record("channel", purpose, &Record{Bytes: bytes}), failure); err != nil {
+		return nil, fmt.Errorf("taking a channel for %s: %w", purpose, err)
+	}
+	need := (bytes + channelAlign - 1) / channelAlign * channelAlign
+	for _, b := range m.workspace.blocks {
+		if s, ok := b.take(need); ok {
+			return &Channel{memory: m, block: b, span: s}, nil
+		}
+	}
+	b, err := m.growWorkspace(ctx, max(need, workspaceBlock))
+	if err != nil {
+		return nil, fmt.Errorf("taking a channel for %s: %w", purpose, err)
+	}
+	s, _ := b.take(need)
+	return &Channel{memory: m, block: b, span: s}, nil
+}
+
+// growWorkspace adds a block. Collective; the caller holds m.collective.
+func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk, error) {
+	alloc, err := m.backend.Allocate(ctx, bytes)
+	if voteErr := m.group.Vote(ctx, "workspace", err); voteErr != nil {
+		if err == nil {
+			voteErr = errors.Join(voteErr, alloc.Release(context.WithoutCancel(ctx)))
+		}
+		return nil, fmt.Errorf("allocating %d bytes of workspace: %w", bytes, voteErr)
+	}
+	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName}
+	m.add(e)
+	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName})
+	if err != nil {
+		m.remove(alloc)
+		return nil, errors.Join(fmt.Errorf("making %d bytes of workspace: %w", bytes, err), alloc.Release(context.WithoutCancel(ctx)))
+	}
+	b := &workspaceBlk{alloc: alloc, window: w, free: []span{{0, bytes}}}
+	m.workspace.blocks = append(m.workspace.blocks, b)
+	return b, nil
+}
+
+// take cuts bytes from the first free span that has them.
+func (b *workspaceBlk) take(bytes int64) (span, bool) {
+	for i, s := range b.free {
+		if s.bytes < bytes {
+			continue
+		}
+		if s.bytes == bytes {
+			b.free = slices.Delete(b.free, i, i+1)
+		} else {
+			b.free[i] = span{s.start + bytes, s.bytes - bytes}
+		}
+		return span{s.start, bytes}, true
+	}
+	return span{}, false
+}
+
+// give puts a span back, joining it with its neighbours.
+func (b *workspaceBlk) give(s span) {
+	i, _ := slices.BinarySearchFunc(b.free, s.start, func(f span, start int64) int { return int(f.start - start) })
+	b.free = slices.Insert(b.free, i, s)
+	if i+1 < len(b.free) && b.free[i].start+b.free[i].bytes == b.free[i+1].start {
+		b.free[i].bytes += b.free[i+1].bytes
+		b.free = slices.Delete(b.free, i+1, i+2)
+	}
+	if i > 0 && b.free[i-1].start+b.free[i-1].bytes == b.free[i].start {
+		b.free[i-1].bytes += b.free[i].bytes
+		b.free = slices.Delete(b.free, i, i+1)
+	}
+}
+
+// Bytes is the size of the channel, at least what was asked for.
+func (c *Channel) Bytes() int64 { return c.span.bytes }
+
+// Peer is the address in this process of the first byte of rank's part of the channel, 4096-byte aligned.
+func (c *Channel) Peer(rank int) (device.Ptr, error) {
+	if c.closed.Load() {
+		return 0, fmt.Errorf("channel: %w", ErrClosed)
+	}
+	return c.block.window.Peer(rank, c.span.start)
+}
+
+// Close gives the channel back. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
+// still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
+func (c *Channel) Close(ctx context.Context) error {
+	m := c.memory
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	if c.closed.Swap(true) {
+		return fmt.Errorf("closing a channel: %w", ErrClosed)
+	}
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return nil // it went with the memory
+	}
+	busy, err := m.quiesce(ctx, "closing a channel", false)
+	if err := errors.Join(busy, err); err != nil {
+		return fmt.Errorf("closing a channel: %w", err)
+	}
+	p, err := c.block.window.Peer(m.group.Rank(), c.span.start)
+	if err == nil {
+		err = zero(m.device, p, c.span.bytes)
+	}
+	// The next to take it needs zeros on every rank, so a rank that could not clear its part withholds it everywhere.
+	if err := m.group.Vote(ctx, "clearing a channel", err); err != nil {
+		return fmt.Errorf("closing a channel: %w", err)
+	}
+	c.block.give(c.span)
+	return nil
+}
+
+// zero fills memory of the device with zeros and returns when it is done.
+func zero(d device.Device, p device.Ptr, bytes int64) error {
+	zeros := make([]byte, min(bytes, 1<<20))
+	for done := int64(0); done < bytes; done += int64(len(zeros)) {
+		if err := d.CopyFromHost(p.Add(done), zeros[:min(bytes-done, int64(len(zeros)))]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+// Package kernels does the work of collectives over symmetric tensors: all-reduce today, in the forms that are fastest at
+// each size.
+//
+// A [Plan] is made once, collectively, and run many times: [Plan.Run] is one launch on a stream, without allocation and
+// without any exchange between hosts, and may be captured in a graph. What changes from run to run (the epoch that tells a
+// run's flags from the last one's) is advanced by the kernel itself.
+//
+// Every rank gets the same bits: elements are combined in rank order, 0 first, and 16-bit floats are accumulated in float32
+// and rounded once at the end.
+//
+// # Forms
+//
+// One-shot: every rank copies its input to its own message buffer and tells the others; then each rank reads all buffers and
+// computes the whole result. One exchange, and W times the data read. Two-shot: every rank computes one part of the result
+// from all inputs and writes it to every output, between two exchanges, and 2/W of that data moved. [Auto] takes one-shot up
+// to a size and two-shot above.
+//
+// This room knows tensors and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
+// kernel.
+package kernels

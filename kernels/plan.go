@@ -1,0 +1,227 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/tensor"
+)
+
+// The errors of this package, for errors.Is.
+var (
+	ErrUnsupported  = errs.ErrUnsupported                            // this device cannot do it
+	ErrNotReachable = errs.ErrNotReachable                           // a peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch                               // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost                               // another rank has died or left
+	ErrClosed       = errs.ErrClosed                                 // the plan or its tensor was closed before
+	ErrInvalid      = errs.ErrInvalid                                // an argument outside of what is allowed
+	ErrNoRendezvous = tensor.ErrNoRendezvous                         // a tensor has had no rendezvous yet
+	ErrTwoStreams   = errors.New("plan is in use on another stream") // a plan runs on one stream at a time
+)
+
+// Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to
+// another stream only when its work on the last one has ended (ErrTwoStreams). Different plans never disturb each other.
+type Plan struct {
+	name      string
+	algorithm Algorithm
+	in, out   tensor.SymmetricTensor
+	channel   *tensor.Channel
+	kernel    *hostAllReduce
+
+	closed  atomic.Bool
+	pending atomic.Int64 // runs enqueued and not ended, those of graphs not counted
+	running atomic.Bool  // a run is under way
+	stream  atomic.Value // streamBox of the last Run
+	failed  atomic.Pointer[error]
+	eager   planKernel
+	graph   planKernel
+}
+
+type streamBox struct{ s device.Stream }
+
+// AllReduceOptions sets what NewAllReduce makes. Nil or zero values mean the defaults.
+type AllReduceOptions struct {
+	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
+	// not overlap the input in part. Nil: in place.
+	Out tensor.SymmetricTensor
+	// Algorithm is the form; Auto by default.
+	Algorithm Algorithm
+	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
+	FirstEpoch uint32
+}
+
+// NewAllReduce prepares an all-reduce of t over its group: after a run, every element of the output is the combination by op
+// of that element on all ranks. Every count of elements works; 0 elements is no work. Collective: all ranks come with the
+// same dtype, number of elements, op and options (ErrMismatch with everybody's value if not), and t must have had its
+// rendezvous. It blocks until all ranks have come. Close the plan.
+func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
+	if t == nil {
+		return nil, errs.Invalid("NewAllReduce", "t", nil, "a tensor")
+	}
+	if opts == nil {
+		opts = &AllReduceOptions{}
+	}
+	p := &Plan{in: t, out: t, algorithm: opts.Algorithm}
+	if opts.Out != nil {
+		p.out = opts.Out
+	}
+	if p.algorithm == Auto {
+		p.algorithm = choose(t.Bytes(), t.WorldSize())
+	}
+	inPlace := p.in.Local().Ptr() == p.out.Local().Ptr()
+	p.name = fmt.Sprintf("all-reduce %s of %d %s, %s", op, t.NumElements(), t.DType(), p.algorithm)
+	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, opts.FirstEpoch)
+
+	failure := checkAllReduce(p, op, inPlace)
+	layout := hostLayout{size: t.WorldSize(), bytes: t.Bytes(), staged: p.algorithm == OneShot}
+	ch, err := t.Memory().NewChannel(ctx, purpose, layout.total(), failure)
+	if err != nil {
+		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
+	}
+	p.channel = ch
+	p.kernel, err = newHostAllReduce(p, op, layout, opts.FirstEpoch)
+	// Nobody may run before every rank's flags are set.
+	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
+		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, ch.Close(ctx)))
+	}
+	p.eager = planKernel{plan: p, counted: true}
+	p.graph = planKernel{plan: p}
+	return p, nil
+}
+
+// checkAllReduce says what is wrong with this rank's request.
+func checkAllReduce(p *Plan, op Op, inPlace bool) error {
+	const name = "NewAllReduce"
+	if !op.Valid() {
+		return errs.Invalid(name, "op", op, fmt.Sprint(Ops()))
+	}
+	if p.algorithm != OneShot && p.algorithm != TwoShot {
+		return errs.Invalid(name, "Algorithm", p.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms()...)))
+	}
+	if _, ok := p.in.Device().(device.HostMemory); !ok {
+		return fmt.Errorf("all-reduce kernels for %s: %w", p.in.Device().Name(), ErrUnsupported)
+	}
+	for _, t := range []tensor.SymmetricTensor{p.in, p.out} {
+		if err := t.Err(); err != nil {
+			return err
+		}
+		for r := range t.WorldSize() {
+			if _, err := t.Remote(r); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case p.out.Memory() != p.in.Memory():
+		return errs.Invalid(name, "Out", "a tensor of another group", "a tensor of the same memory as the input")
+	case p.out.DType() != p.in.DType():
+		return errs.Invalid(name, "Out.DType", p.out.DType(), p.in.DType().String()+", the input's")
+	case p.out.NumElements() != p.in.NumElements():
+		return errs.Invalid(name, "Out.NumElements", p.out.NumElements(), fmt.Sprintf("%d, the input's", p.in.NumElements()))
+	}
+	a, b, n := p.in.Local().Ptr(), p.out.Local().Ptr(), device.Ptr(p.in.Bytes())
+	if !inPlace && a < b+n && b < a+n {
+		return errs.Invalid(name, "Out", fmt.Sprintf("%d bytes at %s", n, b), fmt.Sprintf("memory apart from the input, %d bytes at %s, or just the input", n, a))
+	}
+	return nil
+}
+
+// Algorithm is the form that was chosen.
+func (p *Plan) Algorithm() Algorithm { return p.algorithm }
+
+// String describes the plan.
+func (p *Plan) String() string { return p.name }
+
+// Run enqueues one run on s, or records it if s is capturing, and returns at once. Every rank runs the plan equally often.
+// It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure.
+func (p *Plan) Run(s device.Stream) error {
+	if err := p.usable(); err != nil {
+		return fmt.Errorf("running %s: %w", p.name, err)
+	}
+	l, ok := s.(device.HostLauncher)
+	if !ok || s.Device() != p.in.Device() {
+		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.in.Device().Name())
+	}
+	if s.Capturing() {
+		return l.Launch(&p.graph)
+	}
+	if last, ok := p.stream.Load().(streamBox); !ok || last.s != s {
+		if p.pending.Load() != 0 {
+			return fmt.Errorf("running %s: synchronize the stream it runs on first: %w", p.name, ErrTwoStreams)
+		}
+		p.stream.Store(streamBox{s})
+	}
+	p.pending.Add(1)
+	if err := l.Launch(&p.eager); err != nil {
+		p.pending.Add(-1)
+		return fmt.Errorf("running %s: %w", p.name, err)
+	}
+	return nil
+}
+
+func (p *Plan) usable() error {
+	if p.closed.Load() {
+		return fmt.Errorf("plan: %w", ErrClosed)
+	}
+	if err := p.Err(); err != nil {
+		return err
+	}
+	if err := p.in.Err(); err != nil {
+		return err
+	}
+	return p.out.Err()
+}
+
+// Err is the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
+// has run.
+func (p *Plan) Err() error {
+	if err := p.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Close gives the plan back. Collective: it waits for this rank's device and for all ranks. Closing twice is ErrClosed.
+func (p *Plan) Close(ctx context.Context) error {
+	if p.closed.Swap(true) {
+		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
+	}
+	if err := p.channel.Close(ctx); err != nil {
+		return fmt.Errorf("closing %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// planKernel is what a stream runs; the two kinds of launch are told apart by it.
+type planKernel struct {
+	plan    *Plan
+	counted bool
+}
+
+// RunKernel runs the plan once.
+func (k *planKernel) RunKernel() error {
+	p := k.plan
+	if k.counted {
+		defer p.pending.Add(-1)
+	}
+	if p.Err() != nil {
+		return nil // told once, by the run that failed
+	}
+	if p.running.Swap(true) {
+		return p.fail(fmt.Errorf("running %s: %w", p.name, ErrTwoStreams))
+	}
+	defer p.running.Store(false)
+	if err := p.kernel.run(); err != nil {
+		return p.fail(err)
+	}
+	return nil
+}
+
+func (p *Plan) fail(err error) error {
+	p.failed.CompareAndSwap(nil, &err)
+	return err
+}

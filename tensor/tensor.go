@@ -1,0 +1,539 @@
+package tensor
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// The errors of this package, for errors.Is.
+var (
+	ErrUnsupported  = errs.ErrUnsupported     // this backend or device cannot do it
+	ErrNotReachable = errs.ErrNotReachable    // the peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch        // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost        // another rank has died or left
+	ErrClosed       = errs.ErrClosed          // the tensor was closed before
+	ErrInvalid      = errs.ErrInvalid         // an argument outside of what is allowed
+	ErrNoRendezvous = backend.ErrNoRendezvous // what was asked for needs a rendezvous before
+)
+
+// SymmetricTensor is a tensor that every rank of a group has, alike: what kernels and programs are written against. [Tensor]
+// implements it over every backend. Methods may be called from several goroutines at once.
+type SymmetricTensor interface {
+	// DType is the type of the elements.
+	DType() DType
+	// Shape is the size of each dimension. It must not be changed.
+	Shape() Shape
+	// NumElements is the number of elements of one rank's copy.
+	NumElements() int64
+	// Bytes is the size of one rank's copy.
+	Bytes() int64
+	// Rank is this rank, and WorldSize the number of ranks that have the tensor.
+	Rank() int
+	WorldSize() int
+	// Device is the device that holds this rank's copy.
+	Device() device.Device
+	// Memory is the symmetric memory that the tensor lies in.
+	Memory() *backend.Memory
+
+	// Err is nil as long as the tensor can be used, and ErrClosed after.
+	Err() error
+	// Local is the view on this rank's copy.
+	Local() *View
+	// Rendezvous makes every rank's copy reachable by all. Collective, once; again it is nothing.
+	Rendezvous(ctx context.Context) error
+	// Remote is the view on rank's copy; for the own rank it is Local. ErrNotReachable where the peer has no address here.
+	Remote(rank int) (*View, error)
+	// Multicast is the address that reaches all ranks' copies at once, or ErrUnsupported with the reason.
+	Multicast() (device.Ptr, error)
+	// Contiguous is the view on all ranks' copies: their shape with the world size in front. ErrUnsupported where the
+	// backend does not lay them side by side.
+	Contiguous() (*View, error)
+	// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words.
+	PeerTable() (device.Ptr, error)
+
+	// Put enqueues copying this rank's copy of src to peer's copy of the tensor.
+	Put(s device.Stream, peer int, src SymmetricTensor) error
+	// Get enqueues copying peer's copy of the tensor to this rank's copy of dst.
+	Get(s device.Stream, peer int, dst SymmetricTensor) error
+	// Signal enqueues telling peer, on channel, that all earlier work of s has ended.
+	Signal(s device.Stream, peer, channel int) error
+	// Wait enqueues waiting for one signal of peer on channel.
+	Wait(s device.Stream, peer, channel int) error
+	// Barrier enqueues waiting until every rank's stream has come to its barrier on channel.
+	Barrier(s device.Stream, channel int) error
+
+	// Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory.
+	Slice(start, end int64) (SymmetricTensor, error)
+	// Sub is a tensor of the given shape on the same memory, beginning offset elements after this one's first.
+	Sub(offset int64, shape ...int64) (SymmetricTensor, error)
+
+	// Close gives the tensor's memory back. Collective after a rendezvous. A slice's Close ends only the slice.
+	Close(ctx context.Context) error
+}
+
+// Tensor is one rank's part of a symmetric tensor.
+type Tensor struct {
+	storage *storage
+	offset  int64 // of the first element in the allocation, in bytes
+	bytes   int64
+	dtype   DType
+	shape   Shape
+	owner   bool // its Close frees the storage
+
+	window atomic.Pointer[backend.Window] // nil before this tensor's rendezvous
+	closed atomic.Bool
+
+	mu    sync.Mutex // serialises Rendezvous and PeerTable
+	table device.Ptr
+}
+
+var _ SymmetricTensor = (*Tensor)(nil)
+
+// storage is the allocation that a tensor and its slices share.
+type storage struct {
+	memory *backend.Memory
+	alloc  backend.Allocation
+	freed  atomic.Bool
+
+	mu     sync.Mutex
+	tables []device.Ptr // peer tables of the tensor and its slices
+}
+
+// Empty allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
+// must allocate collectively (see [backend.Capabilities]). No dimension is a scalar; a dimension of 0 is an empty tensor,
+// valid without memory. Close it.
+func Empty(ctx context.Context, m *backend.Memory, dtype DType, shape ...int64) (*Tensor, error) {
+	return EmptyNamed(ctx, m, "", dtype, shape...)
+}
+
+// EmptyNamed is Empty with a name that the ranks compare at rendezvous and that errors and logs show.
+func EmptyNamed(ctx context.Context, m *backend.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
+	bytes, err := checkShape("Empty", dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	a, err := m.Allocate(ctx, bytes, name)
+	if err != nil {
+		return nil, err
+	}
+	return newOwner(m, a, bytes, dtype, shape), nil
+}
+
+// FromPtr makes a symmetric tensor of memory that the caller owns, at p on the memory's device; the caller keeps it until the
+// tensor is closed. Local. ErrUnsupported where the backend cannot adopt memory.
+func FromPtr(ctx context.Context, m *backend.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
+	bytes, err := checkShape("FromPtr", dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	var a backend.Allocation
+	if bytes == 0 {
+		a, err = m.Allocate(ctx, 0, "")
+	} else {
+		a, err = m.Register(ctx, p, bytes, "")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newOwner(m, a, bytes, dtype, shape), nil
+}
+
+func newOwner(m *backend.Memory, a backend.Allocation, bytes int64, dtype DType, shape Shape) *Tensor {
+	st := &storage{memory: m, alloc: a}
+	t := &Tensor{storage: st, bytes: bytes, dtype: dtype, shape: slices.Clone(shape), owner: true}
+	// Symmetric memory is freed by all ranks together, so the garbage collector of one must not: it only tells of the leak.
+	runtime.AddCleanup(t, func(st *storage) {
+		if !st.freed.Load() && st.memory.Err() == nil {
+			st.memory.Logger().Warn("a symmetric tensor was dropped without Close; its memory stays until the rank closes",
+				slog.Any("address", st.alloc.Ptr()), slog.Int64("bytes", st.alloc.Bytes()), slog.String("allocated at", st.memory.Place(st.alloc)))
+		}
+	}, st)
+	return t
+}
+
+// DType is the type of the elements.
+func (t *Tensor) DType() DType { return t.dtype }
+
+// Shape is the size of each dimension. It must not be changed.
+func (t *Tensor) Shape() Shape { return t.shape }
+
+// NumElements is the number of elements of one rank's copy.
+func (t *Tensor) NumElements() int64 { return t.shape.NumElements() }
+
+// Bytes is the size of one rank's copy.
+func (t *Tensor) Bytes() int64 { return t.bytes }
+
+// Rank is this rank in the group that has the tensor.
+func (t *Tensor) Rank() int { return t.storage.memory.Group().Rank() }
+
+// WorldSize is the number of ranks that have the tensor.
+func (t *Tensor) WorldSize() int { return t.storage.memory.Group().Size() }
+
+// Device is the device that holds this rank's copy.
+func (t *Tensor) Device() device.Device { return t.storage.memory.Device() }
+
+// Memory is the symmetric memory that the tensor lies in.
+func (t *Tensor) Memory() *backend.Memory { return t.storage.memory }
+
+// Offset is how many bytes into its allocation the tensor begins; 0 unless it is a slice.
+func (t *Tensor) Offset() int64 { return t.offset }
+
+// String describes the tensor for logs and errors.
+func (t *Tensor) String() string {
+	return fmt.Sprintf("%s%v on rank %d of %d", t.dtype, t.shape, t.Rank(), t.WorldSize())
+}
+
+// Err is nil as long as the tensor can be used, and ErrClosed after.
+func (t *Tensor) Err() error {
+	if t.closed.Load() || t.storage.freed.Load() {
+		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+	}
+	return nil
+}
+
+// mapped gives the window, or says why there is none.
+func (t *Tensor) mapped() (*backend.Window, error) {
+	if err := t.Err(); err != nil {
+		return nil, err
+	}
+	w := t.window.Load()
+	if w == nil {
+		return nil, fmt.Errorf("tensor %s: %w", t, ErrNoRendezvous)
+	}
+	return w, nil
+}
+
+func (t *Tensor) view(p device.Ptr, shape Shape) *View {
+	return newView(t.Device(), p, t.dtype, shape, t.Err)
+}
+
+// Ptr is the address of this rank's first element; nil for an empty tensor.
+func (t *Tensor) Ptr() device.Ptr {
+	if t.bytes == 0 {
+		return 0
+	}
+	return t.storage.alloc.Ptr().Add(t.offset)
+}
+
+// Local is the view on this rank's copy.
+func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
+
+// Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same dtype, shape and
+// offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
+// rendezvous, or a slice of one, returns at once. It blocks until all ranks have come or ctx has ended.
+func (t *Tensor) Rendezvous(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.window.Load() != nil && t.Err() == nil {
+		return nil
+	}
+	m := t.storage.memory
+	alloc := t.storage.alloc
+	if t.Err() != nil {
+		alloc = nil // the others may be waiting: come, and tell them
+	}
+	w, err := m.Rendezvous(ctx, alloc, backend.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+	if closed := t.Err(); closed != nil {
+		return closed
+	}
+	if err != nil {
+		return fmt.Errorf("tensor %s: %w", t, err)
+	}
+	t.window.Store(w)
+	return nil
+}
+
+// Remote is the view on rank's copy; for the own rank it is Local.
+func (t *Tensor) Remote(rank int) (*View, error) {
+	w, err := t.mapped()
+	if err != nil {
+		return nil, err
+	}
+	p, err := w.Peer(rank, t.offset)
+	if err != nil {
+		return nil, err
+	}
+	if t.bytes == 0 {
+		p = 0
+	}
+	return t.view(p, t.shape), nil
+}
+
+// Multicast is the address that reaches all ranks' copies at once, or ErrUnsupported with the reason.
+func (t *Tensor) Multicast() (device.Ptr, error) {
+	w, err := t.mapped()
+	if err != nil {
+		return 0, err
+	}
+	return w.Multicast(t.offset)
+}
+
+// Contiguous is the view on all ranks' copies: their shape with the world size in front.
+func (t *Tensor) Contiguous() (*View, error) {
+	w, err := t.mapped()
+	if err != nil {
+		return nil, err
+	}
+	p, stride, err := w.Contiguous(t.offset)
+	if err != nil {
+		return nil, err
+	}
+	v := t.view(p, append(Shape{int64(t.WorldSize())}, t.shape...))
+	v.strides[0] = stride / t.dtype.Bytes()
+	return v, nil
+}
+
+// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words,
+// nil for an empty tensor. It is made once and lives as long as the tensor. Local; it may block while memory is found.
+func (t *Tensor) PeerTable() (device.Ptr, error) {
+	w, err := t.mapped()
+	if err != nil {
+		return 0, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.table.IsNil() {
+		return t.table, nil
+	}
+	var words []byte
+	for r := range t.WorldSize() {
+		p, err := w.Peer(r, t.offset)
+		if err != nil {
+			return 0, err
+		}
+		words = binary.LittleEndian.AppendUint64(words, uint64(p))
+	}
+	st := t.storage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if err := t.Err(); err != nil {
+		return 0, err
+	}
+	table, err := t.Device().Alloc(int64(len(words)))
+	if err != nil {
+		return 0, fmt.Errorf("peer table: %w", err)
+	}
+	if err := t.Device().CopyFromHost(table, words); err != nil {
+		return 0, fmt.Errorf("peer table: %w", errors.Join(err, t.Device().Free(table)))
+	}
+	st.tables = append(st.tables, table)
+	t.table = table
+	return table, nil
+}
+
+// pair checks that other can be the local side of a transfer to or from t.
+func (t *Tensor) pair(op, arg string, other SymmetricTensor) (*Tensor, error) {
+	o, ok := other.(*Tensor)
+	if !ok || o == nil {
+		return nil, errs.Invalid(op, arg, fmt.Sprintf("%T", other), "a *tensor.Tensor")
+	}
+	switch {
+	case o.Err() != nil:
+		return nil, fmt.Errorf("%s: %s: %w", op, arg, o.Err())
+	case o.storage.memory != t.storage.memory:
+		return nil, fmt.Errorf("%s: %s %s is memory of another group or device: %w", op, arg, o, backend.ErrNotSymmetric)
+	case o.dtype != t.dtype:
+		return nil, errs.Invalid(op, arg+".DType", o.dtype, t.dtype.String()+", the dtype of the remote side")
+	case o.bytes != t.bytes:
+		return nil, errs.Invalid(op, arg+".NumElements", o.NumElements(), fmt.Sprintf("%d, the size of the remote side", t.NumElements()))
+	}
+	return o, nil
+}
+
+// Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at
+// once; the peer does nothing for it, and knows that it has come only by a signal sent after it (see Signal).
+func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
+	w, err := t.mapped()
+	if err != nil {
+		return err
+	}
+	local, err := t.pair("Put", "src", src)
+	if err != nil {
+		return err
+	}
+	return t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, local.Ptr(), t.bytes)
+}
+
+// PutSignal is Put followed by Signal: the peer that has waited for the signal sees the data.
+func (t *Tensor) PutSignal(s device.Stream, peer int, src SymmetricTensor, channel int) error {
+	if err := t.Put(s, peer, src); err != nil {
+		return err
+	}
+	return t.Signal(s, peer, channel)
+}
+
+// Get enqueues copying peer's copy of t to this rank's copy of dst, of the same dtype and number of elements. It returns at
+// once; the peer does nothing for it.
+func (t *Tensor) Get(s device.Stream, peer int, dst SymmetricTensor) error {
+	w, err := t.mapped()
+	if err != nil {
+		return err
+	}
+	local, err := t.pair("Get", "dst", dst)
+	if err != nil {
+		return err
+	}
+	return t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, local.Ptr(), t.bytes)
+}
+
+// Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [backend.Memory.Signal].
+func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
+	if _, err := t.mapped(); err != nil {
+		return err
+	}
+	return t.storage.memory.Signal(s, peer, channel)
+}
+
+// Wait enqueues waiting for one signal of peer on channel. See [backend.Memory.Wait].
+func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
+	if _, err := t.mapped(); err != nil {
+		return err
+	}
+	return t.storage.memory.Wait(s, peer, channel)
+}
+
+// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [backend.Memory.Barrier].
+func (t *Tensor) Barrier(s device.Stream, channel int) error {
+	if _, err := t.mapped(); err != nil {
+		return err
+	}
+	return t.storage.memory.Barrier(s, channel)
+}
+
+// Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory. It needs no
+// rendezvous of its own if t has had one. Local.
+func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
+	if len(t.shape) == 0 {
+		return nil, errs.Invalid("Slice", "tensor", "a scalar", "a tensor of at least one dimension")
+	}
+	if start < 0 || start > t.shape[0] {
+		return nil, errs.Invalid("Slice", "start", start, fmt.Sprintf("0 to %d", t.shape[0]))
+	}
+	if end < start || end > t.shape[0] {
+		return nil, errs.Invalid("Slice", "end", end, fmt.Sprintf("%d to %d", start, t.shape[0]))
+	}
+	row := t.shape[1:].NumElements()
+	shape := slices.Clone(t.shape)
+	shape[0] = end - start
+	return t.sub("Slice", start*row, shape)
+}
+
+// Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Local.
+func (t *Tensor) Sub(offset int64, shape ...int64) (SymmetricTensor, error) {
+	return t.sub("Sub", offset, shape)
+}
+
+func (t *Tensor) sub(op string, offset int64, shape Shape) (SymmetricTensor, error) {
+	if err := t.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	bytes, err := checkShape(op, t.dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	if offset < 0 || offset > t.NumElements() {
+		return nil, errs.Invalid(op, "offset", offset, fmt.Sprintf("0 to %d", t.NumElements()))
+	}
+	if left := t.bytes - offset*t.dtype.Bytes(); bytes > left {
+		return nil, errs.Invalid(op, "shape", Shape(shape), fmt.Sprintf("at most %d elements after offset %d", left/t.dtype.Bytes(), offset))
+	}
+	sub := &Tensor{storage: t.storage, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}
+	sub.window.Store(t.window.Load())
+	return sub, nil
+}
+
+// Close gives the memory back. After a rendezvous it is collective: it waits for this rank's device and for all ranks, so
+// that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device still works on
+// the memory, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
+func (t *Tensor) Close(ctx context.Context) error {
+	if !t.owner {
+		if err := t.Err(); err != nil {
+			return err
+		}
+		t.closed.Store(true)
+		return nil
+	}
+	st := t.storage
+	if t.closed.Swap(true) {
+		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+	}
+	if err := st.memory.Free(ctx, st.alloc); err != nil {
+		if st.memory.Holds(st.alloc) {
+			t.closed.Store(false)
+		} else {
+			st.freed.Store(true)
+			err = errors.Join(err, st.freeTables())
+		}
+		return fmt.Errorf("tensor %s: %w", t, err)
+	}
+	st.freed.Store(true)
+	return st.freeTables()
+}
+
+// freeTables gives the peer tables back.
+func (st *storage) freeTables() error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var err error
+	for _, p := range st.tables {
+		err = errors.Join(err, st.memory.Device().Free(p))
+	}
+	st.tables = nil
+	if errors.Is(err, ErrClosed) {
+		return nil // the device has gone, and its memory with it
+	}
+	return err
+}
+
+// Pair is one piece of a transfer: this rank's copy of Local, and the peer's copy of Remote, of the same dtype and number of
+// elements.
+type Pair struct {
+	Local, Remote SymmetricTensor
+}
+
+// PrepareTransfer prepares moving the pairs between this rank and peer, once, to be posted many times. See
+// [backend.Memory.PrepareTransfer]. Local.
+func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.Transfer, error) {
+	if len(pairs) == 0 {
+		return nil, errs.Invalid("PrepareTransfer", "pairs", "an empty list", "at least one pair")
+	}
+	var m *backend.Memory
+	blocks := make([]backend.TransferBlock, len(pairs))
+	for i, p := range pairs {
+		arg := fmt.Sprintf("pairs[%d]", i)
+		remote, ok := p.Remote.(*Tensor)
+		if !ok || remote == nil {
+			return nil, errs.Invalid("PrepareTransfer", arg+".Remote", fmt.Sprintf("%T", p.Remote), "a *tensor.Tensor")
+		}
+		w, err := remote.mapped()
+		if err != nil {
+			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
+		}
+		local, err := remote.pair("PrepareTransfer", arg+".Local", p.Local)
+		if err != nil {
+			return nil, err
+		}
+		if m == nil {
+			m = remote.storage.memory
+		}
+		if m != remote.storage.memory {
+			return nil, fmt.Errorf("preparing a transfer: %s is memory of another group or device than pairs[0]: %w", arg, backend.ErrNotSymmetric)
+		}
+		blocks[i] = backend.TransferBlock{Local: local.Ptr(), Window: w, Offset: remote.offset, Bytes: remote.bytes}
+	}
+	return m.PrepareTransfer(op, peer, blocks)
+}
+
+// Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
+type Channel = backend.Channel
