@@ -29,7 +29,7 @@ type Memory struct {
 
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
-	operations uint64                      // rendezvous begun; guarded by collective
+	operations uint64                      // rendezvous that all ranks agreed on; guarded by collective
 	workspace  workspace                   // guarded by collective
 	left       bool                        // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[hostSignals] // the signal pads, made by the first rendezvous
@@ -204,12 +204,12 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 			what.Name = e.name
 		}
 	}
-	m.operations++
 	mine := m.record("bytes", what.Name, &what)
 	records, err := exchange(ctx, m.group, mine, failure)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous %d: %w", m.operations, err)
+		return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 	}
+	m.operations++ // only where all ranks agreed, so that they go on agreeing after one that failed
 	if e.window != nil {
 		return e.window, nil
 	}
@@ -221,14 +221,14 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
 			}
-			return nil, fmt.Errorf("rendezvous %d: %w", m.operations, err)
+			return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 		}
 		w.mapping = mapping
 	}
 	m.mu.Lock()
 	e.window = w
 	m.mu.Unlock()
-	m.log.Info("rendezvous", "operation", m.operations, "name", what.Name, "address", a.Ptr(), "bytes", a.Bytes(),
+	m.log.Info("rendezvous", "operation", mine.Operation, "name", what.Name, "address", a.Ptr(), "bytes", a.Bytes(),
 		"offset", what.Offset, "took", time.Since(began))
 	return w, nil
 }
@@ -371,11 +371,17 @@ func (m *Memory) Place(a Allocation) string {
 // Logger takes this memory's events.
 func (m *Memory) Logger() *slog.Logger { return m.log }
 
-// Allocations counts the allocations that are not freed yet, the memory's own workspace included.
+// Allocations counts the allocations that are not freed yet, the memory's own workspace not counted.
 func (m *Memory) Allocations() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.entries)
+	n := 0
+	for _, e := range m.entries {
+		if e.name != workspaceName {
+			n++
+		}
+	}
+	return n
 }
 
 func (m *Memory) add(e *entry) {

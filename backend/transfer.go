@@ -30,7 +30,8 @@ func (op TransferOp) String() string {
 	return fmt.Sprintf("TransferOp(%d)", int(op))
 }
 
-// TransferBlock is one piece of a transfer: Bytes at Local on this rank and at Offset of the peer's copy of Window.
+// TransferBlock is one piece of a transfer: Bytes at Local on this rank and at Offset of the peer's copy of Window. A block of
+// 0 bytes is nothing, and needs neither.
 type TransferBlock struct {
 	Local  device.Ptr
 	Window *Window
@@ -118,6 +119,8 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 	for i, b := range blocks {
 		arg := fmt.Sprintf("blocks[%d]", i)
 		switch {
+		case b.Window == nil && b.Bytes == 0:
+			continue
 		case b.Window == nil:
 			return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, ErrNoRendezvous)
 		case b.Window.memory != m:
@@ -239,8 +242,8 @@ func (t *Transfer) usable() error {
 		return err
 	}
 	for i := range t.blocks {
-		if err := t.blocks[i].Window.Err(); err != nil {
-			return err
+		if w := t.blocks[i].Window; w != nil && w.Err() != nil {
+			return w.Err()
 		}
 	}
 	return nil
@@ -287,9 +290,11 @@ func newCopyTransfer(d device.Device, op TransferOp, peer int, blocks []Transfer
 		if err != nil {
 			return nil, err
 		}
-		if op == Write {
+		switch {
+		case remote == b.Local: // already there
+		case op == Write:
 			c.copies = append(c.copies, copyBlock{dst: remote, src: b.Local, bytes: b.Bytes})
-		} else {
+		default:
 			c.copies = append(c.copies, copyBlock{dst: b.Local, src: remote, bytes: b.Bytes})
 		}
 	}

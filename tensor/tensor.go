@@ -332,23 +332,27 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	return table, nil
 }
 
-// pair checks that other can be the local side of a transfer to or from t.
-func (t *Tensor) pair(op, arg string, other SymmetricTensor) (*Tensor, error) {
-	o, ok := other.(*Tensor)
-	if !ok || o == nil {
-		return nil, errs.Invalid(op, arg, fmt.Sprintf("%T", other), "a *tensor.Tensor")
+// pair checks that other can be the local side of a transfer to or from remote.
+func pair(op, arg string, other, remote SymmetricTensor) error {
+	if isNil(other) {
+		return errs.Invalid(op, arg, "nil", "a symmetric tensor")
 	}
-	switch {
-	case o.Err() != nil:
-		return nil, fmt.Errorf("%s: %s: %w", op, arg, o.Err())
-	case o.storage.memory != t.storage.memory:
-		return nil, fmt.Errorf("%s: %s %s is memory of another group or device: %w", op, arg, o, backend.ErrNotSymmetric)
-	case o.dtype != t.dtype:
-		return nil, errs.Invalid(op, arg+".DType", o.dtype, t.dtype.String()+", the dtype of the remote side")
-	case o.bytes != t.bytes:
-		return nil, errs.Invalid(op, arg+".NumElements", o.NumElements(), fmt.Sprintf("%d, the size of the remote side", t.NumElements()))
+	switch err := other.Err(); {
+	case err != nil:
+		return fmt.Errorf("%s: %s: %w", op, arg, err)
+	case other.Memory() != remote.Memory():
+		return fmt.Errorf("%s: %s is memory of another group or device: %w", op, arg, backend.ErrNotSymmetric)
+	case other.DType() != remote.DType():
+		return errs.Invalid(op, arg+".DType", other.DType(), remote.DType().String()+", the dtype of the remote side")
+	case other.Bytes() != remote.Bytes():
+		return errs.Invalid(op, arg+".NumElements", other.NumElements(), fmt.Sprintf("%d, the size of the remote side", remote.NumElements()))
 	}
-	return o, nil
+	return nil
+}
+
+func isNil(t SymmetricTensor) bool {
+	p, ok := t.(*Tensor)
+	return t == nil || ok && p == nil
 }
 
 // Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at
@@ -358,11 +362,10 @@ func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
 	if err != nil {
 		return err
 	}
-	local, err := t.pair("Put", "src", src)
-	if err != nil {
+	if err := pair("Put", "src", src, t); err != nil {
 		return err
 	}
-	return t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, local.Ptr(), t.bytes)
+	return t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, src.Local().Ptr(), t.bytes)
 }
 
 // PutSignal is Put followed by Signal: the peer that has waited for the signal sees the data.
@@ -380,11 +383,10 @@ func (t *Tensor) Get(s device.Stream, peer int, dst SymmetricTensor) error {
 	if err != nil {
 		return err
 	}
-	local, err := t.pair("Get", "dst", dst)
-	if err != nil {
+	if err := pair("Get", "dst", dst, t); err != nil {
 		return err
 	}
-	return t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, local.Ptr(), t.bytes)
+	return t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, dst.Local().Ptr(), t.bytes)
 }
 
 // Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [backend.Memory.Signal].
@@ -512,25 +514,29 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 	blocks := make([]backend.TransferBlock, len(pairs))
 	for i, p := range pairs {
 		arg := fmt.Sprintf("pairs[%d]", i)
-		remote, ok := p.Remote.(*Tensor)
-		if !ok || remote == nil {
-			return nil, errs.Invalid("PrepareTransfer", arg+".Remote", fmt.Sprintf("%T", p.Remote), "a *tensor.Tensor")
+		if isNil(p.Remote) {
+			return nil, errs.Invalid("PrepareTransfer", arg+".Remote", "nil", "a symmetric tensor")
 		}
-		w, err := remote.mapped()
-		if err != nil {
+		if _, err := p.Remote.Remote(p.Remote.Rank()); err != nil { // closed, or no rendezvous yet
 			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
 		}
-		local, err := remote.pair("PrepareTransfer", arg+".Local", p.Local)
-		if err != nil {
+		if err := pair("PrepareTransfer", arg+".Local", p.Local, p.Remote); err != nil {
 			return nil, err
 		}
 		if m == nil {
-			m = remote.storage.memory
+			m = p.Remote.Memory()
 		}
-		if m != remote.storage.memory {
+		if m != p.Remote.Memory() {
 			return nil, fmt.Errorf("preparing a transfer: %s is memory of another group or device than pairs[0]: %w", arg, backend.ErrNotSymmetric)
 		}
-		blocks[i] = backend.TransferBlock{Local: local.Ptr(), Window: w, Offset: remote.offset, Bytes: remote.bytes}
+		if p.Remote.Bytes() == 0 {
+			continue
+		}
+		_, w, offset, err := m.Find(p.Remote.Local().Ptr())
+		if err != nil {
+			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
+		}
+		blocks[i] = backend.TransferBlock{Local: p.Local.Local().Ptr(), Window: w, Offset: offset, Bytes: p.Remote.Bytes()}
 	}
 	return m.PrepareTransfer(op, peer, blocks)
 }

@@ -1,0 +1,12 @@
+// Package all makes every backend of the module known: import it for its side effect, and "auto" and each backend's name can
+// be chosen.
+//
+//	import _ "github.com/symmem/symmem/backend/all"
+//
+// Importing it registers names and does nothing else: no library is loaded before a backend is probed or opened. It knows the
+// backends' packages and has no code of its own. A program that wants only some of them imports those instead.
+package all
+
+import (
+	_ "github.com/symmem/symmem/backend/host" // shared memory of one host, without any device
+)

@@ -1,0 +1,169 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The values of Config.Multicast.
+const (
+	MulticastAuto = "auto" // multicast where it works, unless a known switch of another library forbids it
+	MulticastOn   = "on"   // multicast, or an error that says why not
+	MulticastOff  = "off"  // no multicast call is made at all
+)
+
+// BackendAuto stands in Config.Backend for all backends, the best that works first.
+const BackendAuto = "auto"
+
+// The bounds of Config.Channels.
+const (
+	MinChannels = 1
+	MaxChannels = 1024
+)
+
+// Config holds every setting. Start from [Default], [Load] or [FromViper]: the zero Config is not valid, since 0 is a rank.
+//
+// It is plain data: copy it and change its fields freely (a copy shares the Backend list). It may be read by several
+// goroutines at once. It prints and logs without the token.
+type Config struct {
+	// Backend lists the names of backends in order of preference. "auto" stands for all others, and only as the last.
+	Backend []string `mapstructure:"backend"`
+
+	// Rank is the number of this process in the group, from 0; -1 leaves it to the launcher.
+	Rank int `mapstructure:"rank"`
+	// WorldSize is the number of ranks in the group; 0 leaves it to the launcher.
+	WorldSize int `mapstructure:"world-size"`
+	// LocalRank is the number of this process among those of the same host, from 0; -1 leaves it to the launcher.
+	LocalRank int `mapstructure:"local-rank"`
+	// LocalWorldSize is the number of ranks on this host; 0 leaves it to the launcher.
+	LocalWorldSize int `mapstructure:"local-world-size"`
+	// Launcher is the name of the launcher to believe; "" finds it out.
+	Launcher string `mapstructure:"launcher"`
+
+	// RendezvousAddr is the host:port of the rendezvous service, which rank 0 hosts; "" takes it from the launcher.
+	RendezvousAddr string `mapstructure:"rendezvous-addr"`
+	// RendezvousFD is the descriptor of a socket that already listens at RendezvousAddr and that rank 0 has inherited;
+	// -1 if there is none.
+	RendezvousFD int `mapstructure:"rendezvous-fd"`
+	// Job names the job, so that ranks of two jobs never meet in one group; "" takes it from the launcher.
+	Job string `mapstructure:"job"`
+	// Restart counts how often the job was restarted; ranks of an earlier life are refused.
+	Restart int `mapstructure:"restart"`
+	// Token is the secret that the ranks of the job share.
+	Token Secret `mapstructure:"token"`
+
+	// Timeout bounds every collective call that the caller's context does not bound sooner.
+	Timeout time.Duration `mapstructure:"timeout"`
+	// KernelTimeout bounds each wait inside of device work.
+	KernelTimeout time.Duration `mapstructure:"kernel-timeout"`
+	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost.
+	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`
+
+	// Device is the index or the UUID of the device to use; "" chooses by the local rank.
+	Device string `mapstructure:"device"`
+	// Multicast says whether multicast addresses are used: auto, on or off.
+	Multicast string `mapstructure:"multicast"`
+	// Channels is the number of channels that the program itself has for signal, wait and barrier, from 1 to 1024.
+	Channels int `mapstructure:"channels"`
+	// LogLevel is debug, info, warn or error; "" logs nothing.
+	LogLevel string `mapstructure:"log-level"`
+
+	// loaded remembers what Load found, for Source. It is never written after that, so copies may share it.
+	loaded *origins
+}
+
+// Default gives the settings of a program that says nothing.
+func Default() Config {
+	return Config{
+		Backend:         []string{BackendAuto},
+		Rank:            -1,
+		LocalRank:       -1,
+		RendezvousFD:    -1,
+		Timeout:         60 * time.Second,
+		KernelTimeout:   2 * time.Minute,
+		LivenessTimeout: 10 * time.Second,
+		Multicast:       MulticastAuto,
+		Channels:        64,
+	}
+}
+
+// Value gives the value of a key ("world-size"), of the type that its field has, or nil for a key that does not exist.
+func (c Config) Value(key string) any {
+	s := lookup(key)
+	if s == nil {
+		return nil
+	}
+	return s.value(&c)
+}
+
+// Level gives LogLevel as log/slog has it. ok is false when nothing is to be logged.
+func (c Config) Level() (level slog.Level, ok bool) {
+	switch c.LogLevel {
+	case "debug":
+		return slog.LevelDebug, true
+	case "info":
+		return slog.LevelInfo, true
+	case "warn":
+		return slog.LevelWarn, true
+	case "error":
+		return slog.LevelError, true
+	}
+	return 0, false
+}
+
+// String gives all keys and values in one line, without the token.
+func (c Config) String() string {
+	var b strings.Builder
+	for i, s := range specs {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		fmt.Fprintf(&b, "%s=%s", s.name, text(s.value(&c)))
+	}
+	return b.String()
+}
+
+// LogValue gives log/slog a group of all keys and values, without the token.
+func (c Config) LogValue() slog.Value {
+	attrs := make([]slog.Attr, 0, len(specs))
+	for _, s := range specs {
+		value := s.value(&c)
+		switch v := value.(type) {
+		case Secret, []string:
+			attrs = append(attrs, slog.String(s.name, text(v)))
+		default:
+			attrs = append(attrs, slog.Any(s.name, v))
+		}
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// text gives a value as a user would write it.
+func text(value any) string {
+	switch v := value.(type) {
+	case []string:
+		return strings.Join(v, ",")
+	case string:
+		return v
+	}
+	return fmt.Sprint(value)
+}
+
+// normalise brings texts into the one form that Validate and the users of the Config know.
+func (c *Config) normalise() {
+	var names []string
+	for _, entry := range c.Backend {
+		for name := range strings.SplitSeq(entry, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	c.Backend = slices.Clip(names)
+	for _, s := range []*string{&c.Launcher, &c.Multicast, &c.LogLevel} {
+		*s = strings.ToLower(*s)
+	}
+}

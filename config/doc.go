@@ -1,0 +1,33 @@
+// Package config gathers the settings of symmem in one plain struct, [Config]. It knows names, forms and bounds; what a
+// backend, a device or a launcher of a given name is, the packages that use the settings know.
+//
+// # Where a value comes from
+//
+// [Load] asks, for each key, in this order and takes the first that gives a value:
+//
+//  1. the program: [LoadOptions].Explicit
+//  2. a flag that [AddFlags] added and the user set: --world-size
+//  3. the environment: SYMMEM_WORLD_SIZE
+//  4. the configuration file: world-size
+//  5. the default: [Default]
+//
+// [Config.Source] tells afterwards which one it was. [Keys] lists every key with its flag, variable and default.
+//
+// # The environment
+//
+// An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is
+// an error that names the nearest right one, so that a typing error never goes by in silence. These are no keys and legal:
+// SYMMEM_CONFIG (the path of the configuration file), all that begin with SYMMEM_TEST_, and the variables that Kubernetes
+// makes for a service called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
+//
+// # The file
+//
+// The file is YAML (JSON is YAML too) with the keys at its top, in any case: "world-size: 8". It is symmem.yaml in the working
+// directory if there is one, or the file that [LoadOptions].File, --config or SYMMEM_CONFIG names, which must then exist. It
+// must be a regular file of at most one mebibyte. A key that is not known is an error, a key without a value counts as unset.
+//
+// # Forms
+//
+// A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal.
+// Blanks around a value are dropped. Nothing is converted in silence: 1.5 is no rank, 60 is no duration.
+package config

@@ -1,0 +1,60 @@
+package config
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// flagMark annotates the flags that AddFlags made, so that Load never takes a program's own flag of the same name for one.
+const flagMark = "symmem-key"
+
+// configFlag names the flag that gives the path of the configuration file.
+const configFlag = "config"
+
+// AddFlags adds a flag for each key (--backend, --world-size and so on) and --config for the path of the configuration file.
+// Give the same set to [Load] after it was parsed. A name that fs already has is left alone: it stays the program's own flag
+// and sets nothing here.
+func AddFlags(fs *pflag.FlagSet) {
+	defaults := Default()
+	for _, s := range specs {
+		if fs.Lookup(s.name) != nil {
+			continue
+		}
+		switch value := s.value(&defaults).(type) {
+		case int:
+			fs.Int(s.name, value, s.usage)
+		case string:
+			fs.String(s.name, value, s.usage)
+		case []string:
+			fs.StringSlice(s.name, value, s.usage)
+		case time.Duration:
+			fs.Duration(s.name, value, s.usage)
+		case Secret:
+			fs.String(s.name, "", s.usage)
+		}
+		mark(fs, s.name)
+	}
+	if fs.Lookup(configFlag) == nil {
+		fs.String(configFlag, "", "path of the configuration file; empty takes "+defaultFile+" if it is there")
+		mark(fs, configFlag)
+	}
+}
+
+// mark notes that this package made the flag.
+func mark(fs *pflag.FlagSet, name string) {
+	flag := fs.Lookup(name)
+	flag.Annotations = map[string][]string{flagMark: {name}}
+}
+
+// setFlag gives the flag that AddFlags made for name, if the user set it, or else nil.
+func setFlag(fs *pflag.FlagSet, name string) *pflag.Flag {
+	if fs == nil {
+		return nil
+	}
+	flag := fs.Lookup(name)
+	if flag == nil || !flag.Changed || flag.Annotations[flagMark] == nil {
+		return nil
+	}
+	return flag
+}

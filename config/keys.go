@@ -1,0 +1,136 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// envPrefix begins every variable of this library.
+const envPrefix = "SYMMEM_"
+
+// Key describes one setting.
+type Key struct {
+	Name    string // as in the file and, after two dashes, as a flag: "world-size"
+	Env     string // the environment variable: "SYMMEM_WORLD_SIZE"
+	Default string // the default as a user would write it; "" if it is empty
+	Usage   string // what it is, in one phrase
+}
+
+// Keys lists every key, in the order of the fields of [Config].
+func Keys() []Key {
+	defaults := Default()
+	keys := make([]Key, len(specs))
+	for i, s := range specs {
+		keys[i] = Key{Name: s.name, Env: s.env(), Default: text(s.value(&defaults)), Usage: s.usage}
+	}
+	return keys
+}
+
+// spec is a key with the place of its value.
+type spec struct {
+	name  string
+	usage string
+	field func(*Config) any // a pointer to the field
+}
+
+// value gives the field's value.
+func (s *spec) value(c *Config) any {
+	value := reflect.ValueOf(s.field(c)).Elem().Interface()
+	if list, ok := value.([]string); ok {
+		return slices.Clone(list) // what is changed later must not change what was remembered
+	}
+	return value
+}
+
+// env gives the name of the key's environment variable.
+func (s *spec) env() string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.name, "-", "_"))
+}
+
+// specs holds every key, in the order of Config's fields.
+var specs = []*spec{
+	{"backend", "backends in order of preference, with commas between them; auto takes the best that works",
+		func(c *Config) any { return &c.Backend }},
+	{"rank", "number of this process in the group, from 0; -1 asks the launcher",
+		func(c *Config) any { return &c.Rank }},
+	{"world-size", "number of ranks in the group; 0 asks the launcher",
+		func(c *Config) any { return &c.WorldSize }},
+	{"local-rank", "number of this process on its host, from 0; -1 asks the launcher",
+		func(c *Config) any { return &c.LocalRank }},
+	{"local-world-size", "number of ranks on this host; 0 asks the launcher",
+		func(c *Config) any { return &c.LocalWorldSize }},
+	{"launcher", "launcher to believe, by name; empty finds it out",
+		func(c *Config) any { return &c.Launcher }},
+	{"rendezvous-addr", "host:port of the rendezvous service of rank 0; empty asks the launcher",
+		func(c *Config) any { return &c.RendezvousAddr }},
+	{"rendezvous-fd", "descriptor of a listening socket that rank 0 has inherited for the rendezvous service; -1 is none",
+		func(c *Config) any { return &c.RendezvousFD }},
+	{"job", "id of the job; empty asks the launcher",
+		func(c *Config) any { return &c.Job }},
+	{"restart", "how often the job was restarted",
+		func(c *Config) any { return &c.Restart }},
+	{"token", "secret of the job; others can see a command line, so prefer " + envPrefix + "TOKEN",
+		func(c *Config) any { return &c.Token }},
+	{"timeout", "bound of every collective call",
+		func(c *Config) any { return &c.Timeout }},
+	{"kernel-timeout", "bound of each wait in device work",
+		func(c *Config) any { return &c.KernelTimeout }},
+	{"liveness-timeout", "silence after which a connected rank counts as lost",
+		func(c *Config) any { return &c.LivenessTimeout }},
+	{"device", "index or UUID of the device; empty chooses by the local rank",
+		func(c *Config) any { return &c.Device }},
+	{"multicast", "use of multicast addresses: auto, on or off",
+		func(c *Config) any { return &c.Multicast }},
+	{"channels", "channels that the program has for signal, wait and barrier, from 1 to 1024",
+		func(c *Config) any { return &c.Channels }},
+	{"log-level", "debug, info, warn or error; empty logs nothing",
+		func(c *Config) any { return &c.LogLevel }},
+}
+
+// lookup gives the spec of a key, or nil.
+func lookup(name string) *spec {
+	for _, s := range specs {
+		if s.name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// nearest gives the candidate that takes the fewest changes of single letters to become name.
+func nearest(name string, candidates []string) string {
+	best, fewest := "", -1
+	for _, candidate := range candidates {
+		if n := distance(name, candidate); fewest < 0 || n < fewest {
+			best, fewest = candidate, n
+		}
+	}
+	return best
+}
+
+// distance counts the letters to insert, remove, replace or swap with their neighbour to make b of a.
+func distance(a, b string) int {
+	// Names of any length come from the environment; what lies beyond any key's length does not change which is nearest.
+	const longest = 128
+	a, b = a[:min(len(a), longest)], b[:min(len(b), longest)]
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}

@@ -1,0 +1,292 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+const (
+	defaultFile = "symmem.yaml"             // looked for in the working directory
+	fileEnv     = envPrefix + "CONFIG"      // names the file; no key
+	testPrefix  = envPrefix + "TEST_"       // begins the variables that tests use; no keys
+	maxFile     = 1 << 20                   // bytes of a configuration file
+	kubernetes  = "KUBERNETES_SERVICE_HOST" // set in every pod
+)
+
+// LoadOptions says where [Load] looks. The zero LoadOptions looks into the environment and for symmem.yaml.
+type LoadOptions struct {
+	// File is the path of the configuration file, which must exist; "" asks --config, then SYMMEM_CONFIG, then looks for
+	// symmem.yaml.
+	File string
+	// Flags is a parsed set of flags that AddFlags has extended; nil has none.
+	Flags *pflag.FlagSet
+	// Environ gives the environment as "NAME=value"; nil is os.Environ.
+	Environ func() []string
+	// Explicit holds values that win over all others, by key. A value has the type of its field or any form that a file
+	// may have; nil counts as not given.
+	Explicit map[string]any
+}
+
+// Load puts the settings together from all sources, as the package comment says, and validates them. nil options are the zero
+// LoadOptions. It reads the environment and at most one file, and keeps neither. All that is wrong is in one error, as in
+// [Config.Validate]; names that are not known are in it too.
+func Load(opts *LoadOptions) (Config, error) {
+	if opts == nil {
+		opts = &LoadOptions{}
+	}
+	env, envErr := environment(opts.Environ)
+	path, file, fileErr := configFile(opts, env)
+
+	// Viper's own reading of the environment knows only the process's; the variables are laid over the file instead, which
+	// gives them the same rank: below flags, above the file.
+	v := viper.New()
+	sources := map[string]Source{}
+	settings := map[string]any{}
+	defaults := Default()
+	for _, s := range specs {
+		v.SetDefault(s.name, s.value(&defaults))
+		if value := file[s.name]; value != nil {
+			settings[s.name], sources[s.name] = plain(s, value), Source{SourceFile, path}
+		}
+		if value := env[s.env()]; value != "" {
+			settings[s.name], sources[s.name] = value, Source{SourceEnv, s.env()}
+		}
+		if flag := setFlag(opts.Flags, s.name); flag != nil {
+			sources[s.name] = Source{SourceFlag, "--" + s.name}
+			if err := v.BindPFlag(s.name, flag); err != nil {
+				return Config{}, fmt.Errorf("reading the flag --%s: %w", s.name, err)
+			}
+		}
+		if value := opts.Explicit[s.name]; value != nil {
+			sources[s.name] = Source{Kind: SourceExplicit}
+			v.Set(s.name, plain(s, value))
+		}
+	}
+	if err := v.MergeConfigMap(settings); err != nil {
+		return Config{}, fmt.Errorf("putting the configuration together: %w", err)
+	}
+
+	c, err := decode(v, sources)
+	if err := errors.Join(envErr, fileErr, unknownKeys("the program", opts.Explicit), err); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// FromViper takes the settings from a viper that the program has filled itself, or from a part of it: v.Sub("symmem"). Keys
+// that it lacks have their defaults; nil lacks all. A key that is not known is an error. Every value that v gives counts as
+// given by the program. v is only read, and not kept.
+func FromViper(v *viper.Viper) (Config, error) {
+	if v == nil {
+		v = viper.New()
+	}
+	own := viper.New()
+	sources := map[string]Source{}
+	defaults := Default()
+	for _, s := range specs {
+		own.SetDefault(s.name, s.value(&defaults))
+		// Get also finds what only AutomaticEnv knows, which Unmarshal would miss.
+		if value := v.Get(s.name); value != nil {
+			own.Set(s.name, plain(s, value))
+			sources[s.name] = Source{Kind: SourceExplicit}
+		}
+	}
+	given := map[string]any{}
+	for _, key := range v.AllKeys() {
+		given[key] = nil
+	}
+	// A viper to which all flags of AddFlags were bound has this one too. Which files it reads is its own matter.
+	if _, ok := given[configFlag]; ok {
+		if path := v.GetString(configFlag); path != "" {
+			return Config{}, errs.Invalid("FromViper", "--"+configFlag, path,
+				"nothing; read the file into the viper, or use Load, which reads the file itself")
+		}
+		delete(given, configFlag)
+	}
+	c, err := decode(own, sources)
+	if err := errors.Join(unknownKeys("the program", given), err); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// plain writes a device's index as text, so that "device: 2" may be written without quotes. For no other text may a number
+// stand: YAML would have made 83 of a job id 0123.
+func plain(s *spec, value any) any {
+	if s.name == "device" {
+		if _, isText := value.(string); !isText {
+			if n, err := wholeNumber(value); err == nil {
+				return strconv.Itoa(n)
+			}
+		}
+	}
+	return value
+}
+
+// environment gives the variables of this library that are not empty, and an error for those that nobody knows.
+func environment(environ func() []string) (map[string]string, error) {
+	if environ == nil {
+		environ = os.Environ
+	}
+	vars := map[string]string{}
+	inPod := false
+	for _, entry := range environ() {
+		name, value, _ := strings.Cut(entry, "=")
+		if name == kubernetes && value != "" {
+			inPod = true
+		}
+		if strings.HasPrefix(name, envPrefix) {
+			vars[name] = value
+		}
+	}
+	known := []string{fileEnv}
+	for _, s := range specs {
+		known = append(known, s.env())
+	}
+	var unknown []string
+	for name, value := range vars {
+		switch {
+		case value == "":
+			delete(vars, name)
+		case slices.Contains(known, name), strings.HasPrefix(name, testPrefix), inPod && serviceLink.MatchString(name):
+		default:
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	var all []error
+	for _, name := range unknown {
+		all = append(all, errs.Invalid(op, "environment variable", name,
+			fmt.Sprintf("%s is the nearest that is known; unset it or correct it", nearest(name, known))))
+	}
+	return vars, errors.Join(all...)
+}
+
+// serviceLink matches what Kubernetes sets in every pod for a service called symmem or symmem-<something>.
+var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|` +
+	`PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// configFile finds and reads the configuration file. Without one it gives nothing.
+func configFile(opts *LoadOptions, env map[string]string) (path string, settings map[string]any, err error) {
+	path, optional := opts.File, false
+	if path == "" {
+		if flag := setFlag(opts.Flags, configFlag); flag != nil {
+			path = flag.Value.String()
+		}
+	}
+	if path == "" {
+		path = env[fileEnv]
+	}
+	if path == "" {
+		path, optional = defaultFile, true
+	}
+	data, err := readFile(path)
+	if optional && errors.Is(err, fs.ErrNotExist) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return path, nil, fmt.Errorf("reading the configuration file: %w", err)
+	}
+	settings, err = parseFile(data)
+	if err != nil {
+		return path, nil, fmt.Errorf("reading the configuration file %s: %w", path, err)
+	}
+	return path, settings, unknownKeys("file "+path, settings)
+}
+
+// parseFile gives the keys, in lower case, and values of a YAML document.
+func parseFile(data []byte) (map[string]any, error) {
+	var doc yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	if err := decoder.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, nil // an empty file
+	} else if err != nil {
+		return nil, err
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errs.Invalid(op, "the file", "more than one YAML document", "one, with all keys")
+	}
+	top := doc.Content[0]
+	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
+		return nil, nil
+	}
+	if top.Kind != yaml.MappingNode {
+		// What is in the file is not quoted: it may be a secret whose path was given by mistake.
+		return nil, errs.Invalid(op, "the file", "something else than keys and values", `YAML lines of the form "key: value"`)
+	}
+	settings := make(map[string]any, len(top.Content)/2)
+	for pair := range slices.Chunk(top.Content, 2) {
+		key, node := strings.ToLower(pair[0].Value), pair[1]
+		if pair[0].Kind != yaml.ScalarNode {
+			return nil, errs.Invalid(op, "key", fmt.Sprintf("no text in line %d", pair[0].Line), "names of keys")
+		}
+		if _, twice := settings[key]; twice {
+			return nil, errs.Invalid(op, "key", fmt.Sprintf("%s again in line %d", key, pair[0].Line),
+				"each key once, whatever its case")
+		}
+		var value any
+		if err := node.Decode(&value); err != nil {
+			return nil, fmt.Errorf("the value of %s: %w", key, err)
+		}
+		settings[key] = value
+	}
+	return settings, nil
+}
+
+// readFile gives what is in a regular file of moderate size. Other files might never end, or never begin.
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errs.Invalid(op, "file", path, "a regular file")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	if len(data) > maxFile {
+		return nil, errs.Invalid(op, "file", path, fmt.Sprintf("at most %d bytes", maxFile))
+	}
+	return data, nil
+}
+
+// unknownKeys gives an error for each key of given that does not exist.
+func unknownKeys(where string, given map[string]any) error {
+	known := make([]string, len(specs))
+	for i, s := range specs {
+		known[i] = s.name
+	}
+	var unknown []string
+	for key := range given {
+		if !slices.Contains(known, key) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.Sort(unknown)
+	var all []error
+	for _, key := range unknown {
+		all = append(all, fmt.Errorf("%s: %w", where, errs.Invalid(op, "key", key,
+			fmt.Sprintf("%s is the nearest that is known", nearest(key, known)))))
+	}
+	return errors.Join(all...)
+}

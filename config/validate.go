@@ -1,0 +1,142 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Validate checks every value and how they go together. It gives all that is wrong in one error: errors.Is ErrInvalid holds,
+// and each wrong value is an *ArgumentError with the key, the value and what is allowed, behind the place it came from.
+func (c Config) Validate() error { return errors.Join(c.problems()...) }
+
+// deviceForm is an index or what vendors make of a UUID (GPU-5a1e..., MIG-...). The device room knows which exist.
+var deviceForm = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._:/-]{0,127}$`)
+
+// The bounds of texts that travel between ranks, in bytes.
+const (
+	maxJob   = 255
+	maxToken = 4096
+)
+
+// problems gives all that is wrong with the values.
+func (c Config) problems() []error {
+	var all []error
+	refuse := func(key string, value any, allowed string) {
+		all = append(all, fmt.Errorf("%s: %w", c.Source(key), errs.Invalid(op, key, value, allowed)))
+	}
+
+	if problem := backendProblem(c.Backend); problem != "" {
+		refuse("backend", strings.Join(c.Backend, ","), problem)
+	}
+
+	if c.Rank < -1 {
+		refuse("rank", c.Rank, "0 or more, or -1 to ask the launcher")
+	}
+	if c.WorldSize < 0 {
+		refuse("world-size", c.WorldSize, "1 or more, or 0 to ask the launcher")
+	}
+	if c.WorldSize > 0 && c.Rank >= c.WorldSize {
+		refuse("rank", c.Rank, fmt.Sprintf("0 to %d, since world-size is %d (%s)", c.WorldSize-1, c.WorldSize, c.Source("world-size")))
+	}
+	if c.LocalRank < -1 {
+		refuse("local-rank", c.LocalRank, "0 or more, or -1 to ask the launcher")
+	}
+	if c.LocalWorldSize < 0 {
+		refuse("local-world-size", c.LocalWorldSize, "1 or more, or 0 to ask the launcher")
+	}
+	if c.LocalWorldSize > 0 && c.LocalRank >= c.LocalWorldSize {
+		refuse("local-rank", c.LocalRank, fmt.Sprintf("0 to %d, since local-world-size is %d (%s)",
+			c.LocalWorldSize-1, c.LocalWorldSize, c.Source("local-world-size")))
+	}
+	if c.WorldSize > 0 && c.LocalWorldSize > c.WorldSize {
+		refuse("local-world-size", c.LocalWorldSize, fmt.Sprintf("1 to %d, since world-size is %d (%s)",
+			c.WorldSize, c.WorldSize, c.Source("world-size")))
+	}
+	if !printable(c.Launcher) {
+		refuse("launcher", strconv.Quote(c.Launcher), "the name of a launcher, or nothing to find it out")
+	}
+
+	if c.RendezvousAddr != "" && !isHostPort(c.RendezvousAddr) {
+		refuse("rendezvous-addr", strconv.Quote(c.RendezvousAddr),
+			"host:port with a port from 1 to 65535, like node1:29400 or [::1]:29400")
+	}
+	if c.RendezvousFD < 3 && c.RendezvousFD != -1 {
+		refuse("rendezvous-fd", c.RendezvousFD, "3 or more (0 to 2 are the standard streams), or -1 for none")
+	}
+	if len(c.Job) > maxJob || !printable(c.Job) {
+		refuse("job", strconv.Quote(c.Job), fmt.Sprintf("at most %d bytes, all of them printable", maxJob))
+	}
+	if c.Restart < 0 {
+		refuse("restart", c.Restart, "0 or more")
+	}
+	switch token := c.Token.Reveal(); {
+	case token == redacted:
+		refuse("token", redacted, "the secret itself; this is what a printed configuration shows in its place")
+	case len(token) > maxToken:
+		refuse("token", fmt.Sprintf("a text of %d bytes", len(token)), fmt.Sprintf("at most %d bytes", maxToken))
+	case !printable(token):
+		refuse("token", c.Token, "printable characters only")
+	}
+
+	for _, key := range []string{"timeout", "kernel-timeout", "liveness-timeout"} {
+		if d, ok := c.Value(key).(time.Duration); !ok || d <= 0 {
+			refuse(key, d, "more than 0, like 90s")
+		}
+	}
+
+	if c.Device != "" && !deviceForm.MatchString(c.Device) {
+		refuse("device", strconv.Quote(c.Device), "an index from 0, a UUID, or nothing to choose by the local rank")
+	}
+	if !slices.Contains([]string{MulticastAuto, MulticastOn, MulticastOff}, c.Multicast) {
+		refuse("multicast", strconv.Quote(c.Multicast), "auto, on or off")
+	}
+	if c.Channels < MinChannels || c.Channels > MaxChannels {
+		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", MinChannels, MaxChannels))
+	}
+	if _, ok := c.Level(); !ok && c.LogLevel != "" {
+		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")
+	}
+	return all
+}
+
+// backendProblem says what a list of backends should have been, or nothing if it is right.
+func backendProblem(names []string) string {
+	if len(names) == 0 {
+		return "at least one name, or " + BackendAuto
+	}
+	for i, name := range names {
+		switch {
+		case name == "" || !printable(name) || strings.ContainsAny(name, ", "):
+			return fmt.Sprintf("one name an entry, without blanks and commas; entry %d is %q", i, name)
+		case slices.Contains(names[:i], name):
+			return fmt.Sprintf("each name once; %s is there twice", name)
+		case name == BackendAuto && i < len(names)-1:
+			return fmt.Sprintf("%s only as the last: it stands for all that is not named before it", BackendAuto)
+		}
+	}
+	return ""
+}
+
+// isHostPort reports whether addr names a host and a port that others can connect to.
+func isHostPort(addr string) bool {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" || !printable(host) || strings.ContainsAny(host, " /") {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
+}
+
+// printable reports whether s has nothing in it that a terminal or a header would not show.
+func printable(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+}

@@ -1,0 +1,166 @@
+package host
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+)
+
+// clock says for each stream of a capture how many of its entries are ordered before some place.
+type clock map[*Stream]int
+
+// capture is a graph in the making.
+type capture struct {
+	origin *Stream // the stream that began it
+
+	mu    sync.Mutex // taken after those of streams
+	ended bool
+	ops   []op
+	lines []*line // of the graphs launched in it
+
+	// entries counts what each stream has recorded, its joining included; clocks say what each one's next work comes after.
+	entries clock
+	clocks  map[*Stream]clock
+}
+
+// newCapture begins a capture in origin.
+func newCapture(origin *Stream) *capture {
+	return &capture{
+		origin:  origin,
+		entries: clock{},
+		clocks:  map[*Stream]clock{origin: {}},
+	}
+}
+
+// over reports whether the capture has ended.
+func (c *capture) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+// count counts an entry of s; the lock is held.
+func (c *capture) count(s *Stream) {
+	c.entries[s]++
+	c.clocks[s][s] = c.entries[s]
+}
+
+// add records o, enqueued in s, and reports false if the capture has ended.
+func (c *capture) add(s *Stream, o *op) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return false
+	}
+	c.ops = append(c.ops, *o)
+	if o.kind == opGraph {
+		for _, l := range o.graph.lines {
+			if !slices.Contains(c.lines, l) {
+				c.lines = append(c.lines, l)
+			}
+		}
+	}
+	c.count(s)
+	return true
+}
+
+// clockOf gives what work recorded in s from now on comes after, and false if the capture has ended.
+func (c *capture) clockOf(s *Stream) (clock, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return nil, false
+	}
+	return maps.Clone(c.clocks[s]), true
+}
+
+// join orders what s records from now on after before; s becomes part of the capture if it is not. It reports false if the
+// capture has ended.
+func (c *capture) join(s *Stream, before clock) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return false
+	}
+	mine, known := c.clocks[s]
+	if !known {
+		mine = clock{}
+		c.clocks[s] = mine
+		c.count(s) // so that even a stream that records nothing else must be joined back
+	}
+	for t, n := range before {
+		mine[t] = max(mine[t], n)
+	}
+	return true
+}
+
+// end ends the capture and gives its work. It is an error if the work of some stream is not ordered before the end of the
+// origin's.
+func (c *capture) end() (ops []op, lines []*line, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	unjoined := 0
+	for s, n := range c.entries {
+		if c.clocks[c.origin][s] < n {
+			unjoined++
+		}
+	}
+	ops, lines = slices.Clip(c.ops), c.lines
+	c.ops, c.lines, c.entries, c.clocks = nil, nil, nil, nil
+	if unjoined > 0 {
+		reason := fmt.Sprintf("%d stream(s) that joined the capture were not joined back, so it is discarded; before EndCapture "+
+			"record an event behind the last work of each, and wait for it in the stream that began", unjoined)
+		return nil, nil, &CaptureError{Op: "EndCapture", Reason: reason}
+	}
+	return ops, lines, nil
+}
+
+// BeginCapture makes the stream record what is enqueued instead of running it. Work that was enqueued before runs as usual.
+func (s *Stream) BeginCapture() error {
+	const call = "BeginCapture"
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return closed(call, "stream")
+	}
+	if s.recording() != nil {
+		return &CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
+	}
+	s.capture = newCapture(s)
+	return nil
+}
+
+// EndCapture ends recording, in this stream and in those that joined, and gives the graph. On the stream that began the
+// capture it ends it in any case, with an error as well.
+func (s *Stream) EndCapture() (device.Graph, error) {
+	const call = "EndCapture"
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil, closed(call, "stream")
+	}
+	c := s.recording()
+	if c == nil {
+		s.mu.Unlock()
+		return nil, &CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
+	}
+	if c.origin != s {
+		s.mu.Unlock()
+		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
+	}
+	s.capture = nil
+	ops, lines, err := c.end()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	g, err := newGraph(s.dev, ops, lines)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}

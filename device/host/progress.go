@@ -1,0 +1,141 @@
+package host
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// A waiter for progress looks, with yields to other goroutines, for 2 us or so before it parks.
+	waitLoads  = 200
+	waitRounds = 16
+)
+
+// progress is a number that only grows, and those who wait for it to reach something: how many works of a stream have ended,
+// how many launches of a graph.
+type progress struct {
+	value   atomic.Uint64
+	waiting atomic.Int32 // waiters that may be in the list; asked without the lock by whoever advances
+
+	mu      sync.Mutex
+	waiters []*waiter
+	spare   []*waiter // for the next to wait, so that waiting allocates nothing in the long run
+}
+
+// waiter is a goroutine that waits.
+type waiter struct {
+	target uint64
+	ready  chan struct{} // holds one
+}
+
+// reached reports whether the number is target or more.
+func (p *progress) reached(target uint64) bool { return p.value.Load() >= target }
+
+// advance makes the number v. Calls come one after the other, in order.
+func (p *progress) advance(v uint64) {
+	p.value.Store(v)
+	// A waiter counts itself first and looks at the number then, so one of the two sides notices the other.
+	if p.waiting.Load() != 0 {
+		p.release(v)
+	}
+}
+
+// release lets those go whose target is reached.
+func (p *progress) release(v uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := 0; i < len(p.waiters); {
+		w := p.waiters[i]
+		if w.target > v {
+			i++
+			continue
+		}
+		w.ready <- struct{}{}
+		p.remove(i)
+	}
+}
+
+// remove takes waiter i off the list; the lock is held.
+func (p *progress) remove(i int) {
+	last := len(p.waiters) - 1
+	p.waiters[i] = p.waiters[last]
+	p.waiters[last] = nil
+	p.waiters = p.waiters[:last]
+}
+
+// wait waits until the number is target or more. It returns ctx's error when ctx ends first.
+func (p *progress) wait(ctx context.Context, target uint64) error {
+	if p.reached(target) || p.spin(target) {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.waiting.Add(1)
+	defer p.waiting.Add(-1)
+
+	p.mu.Lock()
+	if p.reached(target) {
+		p.mu.Unlock()
+		return nil
+	}
+	var w *waiter
+	if n := len(p.spare); n > 0 {
+		w, p.spare = p.spare[n-1], p.spare[:n-1]
+	} else {
+		w = &waiter{ready: make(chan struct{}, 1)}
+	}
+	w.target = target
+	p.waiters = append(p.waiters, w)
+	p.mu.Unlock()
+
+	var err error
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil && !p.withdraw(w) {
+		<-w.ready // it was let go at the same moment
+		err = nil
+	}
+	p.spare = append(p.spare, w)
+	return err
+}
+
+// withdraw takes w off the list and reports whether it was there; the lock is held.
+func (p *progress) withdraw(w *waiter) bool {
+	for i, x := range p.waiters {
+		if x == w {
+			p.remove(i)
+			return true
+		}
+	}
+	return false
+}
+
+// spin looks at the number for a while and reports whether it reached target.
+func (p *progress) spin(target uint64) bool {
+	loads := 1
+	if severalProcessors() {
+		loads = waitLoads
+	}
+	for range waitRounds {
+		// The yield comes first: a goroutine that was just made ready on this very processor then runs at once.
+		runtime.Gosched()
+		for range loads {
+			if p.reached(target) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// severalProcessors reports whether another goroutine can run while this one looks at a word.
+func severalProcessors() bool { return runtime.NumCPU() > 1 && runtime.GOMAXPROCS(0) > 1 }

@@ -1,0 +1,355 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/futex"
+)
+
+const (
+	// An idle worker looks for new work, with yields to other goroutines, for 5 us or so before it parks.
+	pollLoads  = 200
+	pollRounds = 30
+
+	// keepWork is the most entries of a queue whose memory is kept for reuse; a queue that grew beyond is given back.
+	keepWork = 1 << 16
+)
+
+// opKind tells the kinds of work apart.
+type opKind uint8
+
+const (
+	opKernel opKind = iota + 1
+	opFunc
+	opCopy
+	opFill
+	opWrite
+	opWait
+	opRecord
+	opWaitEvent
+	opTakeTurn
+	opGraph
+)
+
+// String is the name of the call that enqueues such work.
+func (k opKind) String() string {
+	switch k {
+	case opKernel:
+		return "Launch"
+	case opFunc:
+		return "HostFunc"
+	case opCopy:
+		return "Copy"
+	case opFill:
+		return "Fill"
+	case opWrite:
+		return "WriteValue32"
+	case opWait:
+		return "WaitValue32"
+	case opRecord:
+		return "Record"
+	case opWaitEvent:
+		return "WaitEvent"
+	case opTakeTurn, opGraph:
+		return "Graph.Launch"
+	}
+	return fmt.Sprintf("opKind(%d)", uint8(k))
+}
+
+// op is one work of a queue or a graph. It is a plain value, so that enqueueing it makes no garbage; which fields count
+// depends on the kind.
+type op struct {
+	kind  opKind
+	value uint32     // opFill: the byte; opWrite, opWait: the word
+	dst   device.Ptr // opCopy, opFill, opWrite, opWait
+	src   device.Ptr // opCopy
+	n     int64      // opCopy, opFill: bytes
+	seq   uint64     // opWaitEvent: how much work of stream must have ended; opTakeTurn, opGraph: the turn in the line
+
+	kernel device.HostKernel // opKernel
+	fn     func()            // opFunc
+	event  *Event            // opRecord
+	stream *Stream           // opWaitEvent
+	line   *line             // opTakeTurn
+	graph  *Graph            // opGraph
+}
+
+// work is the goroutine of the stream: it runs what is enqueued until the stream is closed and its queue is empty.
+func (s *Stream) work() {
+	debug.SetPanicOnFault(true) // memory that is not there becomes an error of the work instead of the end of the process
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		// A kernel or host function called runtime.Goexit, and perform has noted its failure. This goroutine cannot be
+		// kept from ending, so another goes on behind the work that did it.
+		if n := len(s.frames); n > 0 {
+			s.frames[n-1]++
+		} else {
+			s.complete()
+		}
+		go s.work()
+	}()
+	for s.next() {
+		if o := &s.batch[s.at]; o.kind == opGraph {
+			s.replay(o)
+		} else {
+			s.perform(o)
+		}
+		s.complete()
+	}
+	returned = true
+	close(s.exited)
+}
+
+// next reports whether s.batch[s.at] is work to run, after waiting for some. It is false when there will be no more.
+func (s *Stream) next() bool {
+	if s.at < len(s.batch) {
+		return true
+	}
+	for {
+		if s.enqueued.Load() != s.done.value.Load() || s.poll() {
+			s.take()
+			return true
+		}
+		s.mu.Lock()
+		switch {
+		case len(s.queue) > 0:
+			s.mu.Unlock()
+			continue
+		case s.closed:
+			s.mu.Unlock()
+			return false
+		}
+		s.parked = true
+		s.mu.Unlock()
+		<-s.wake
+	}
+}
+
+// poll looks for new work for a while and reports whether there is some.
+func (s *Stream) poll() bool {
+	loads := 1
+	if severalProcessors() {
+		loads = pollLoads
+	}
+	done := s.done.value.Load()
+	for range pollRounds {
+		runtime.Gosched()
+		for range loads {
+			if s.enqueued.Load() != done {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// take makes all that is queued the batch that the worker runs, and the memory of the last batch the new queue.
+func (s *Stream) take() {
+	empty := s.batch[:0]
+	if cap(empty) > keepWork {
+		empty = nil
+	}
+	s.mu.Lock()
+	s.batch, s.queue = s.queue, empty
+	s.mu.Unlock()
+	s.at = 0
+}
+
+// complete ends the current work: whoever waits for it goes on.
+func (s *Stream) complete() {
+	s.batch[s.at] = op{} // nothing is kept alive by work that has run
+	s.at++
+	s.done.advance(s.done.value.Load() + 1)
+}
+
+// replay runs a launch of a graph when it is its turn.
+func (s *Stream) replay(o *op) {
+	own := o.graph.lines[0]
+	s.turn(&own.served, o.seq)
+	s.replayFrom(o.graph, 0)
+	for _, l := range o.graph.lines {
+		l.served.advance(l.served.value.Load() + 1)
+	}
+}
+
+// replayFrom runs the work of g, which is nested depth deep. s.frames holds how far each level has come, so that after a
+// runtime.Goexit the next goroutine finds its place again.
+func (s *Stream) replayFrom(g *Graph, depth int) {
+	if len(s.frames) == depth {
+		s.frames = append(s.frames, 0)
+	}
+	for s.frames[depth] < len(g.ops) {
+		if o := &g.ops[s.frames[depth]]; o.kind == opGraph {
+			s.replayFrom(o.graph, depth+1)
+		} else {
+			s.perform(o)
+		}
+		s.frames[depth]++
+	}
+	s.frames = s.frames[:depth]
+}
+
+// perform runs any work but a graph, and notes its failure.
+func (s *Stream) perform(o *op) {
+	ended := false
+	defer func() {
+		if ended {
+			return
+		}
+		if v := recover(); v != nil {
+			s.fail(o, &PanicError{Value: v, Stack: string(debug.Stack())})
+		} else {
+			s.fail(o, errGoexit)
+		}
+		s.pinned.release()
+	}()
+	if err := s.dispatch(o); err != nil {
+		s.fail(o, err)
+	}
+	ended = true
+}
+
+// dispatch runs o.
+func (s *Stream) dispatch(o *op) error {
+	switch o.kind {
+	case opKernel:
+		return o.kernel.RunKernel()
+	case opFunc:
+		o.fn()
+		return nil
+	case opCopy:
+		return s.runCopy(o)
+	case opFill:
+		b, err := s.pin("dst", o.dst, o.n)
+		if err != nil {
+			return err
+		}
+		fill(b, byte(o.value))
+		s.pinned.release()
+		return nil
+	case opWrite:
+		b, err := s.pin("p", o.dst, 4)
+		if err != nil {
+			return err
+		}
+		futex.Publish(word(b), o.value)
+		s.pinned.release()
+		return nil
+	case opWait:
+		b, err := s.pin("p", o.dst, 4)
+		if err != nil {
+			return err
+		}
+		err = s.waitWord(word(b), o.value)
+		s.pinned.release()
+		return err
+	case opRecord:
+		o.event.complete(s, s.done.value.Load()+1)
+		return nil
+	case opWaitEvent:
+		s.turn(&o.stream.done, o.seq)
+		return nil
+	case opTakeTurn:
+		s.turn(&o.line.served, o.seq)
+		return nil
+	}
+	return fmt.Errorf("unknown work %v", o.kind)
+}
+
+// turn waits until another stream, or another launch, has come as far as target. That is work which was enqueued before, so
+// it ends if that work does; no other bound is needed.
+func (s *Stream) turn(p *progress, target uint64) {
+	// The background context never ends, so there is no error to return.
+	_ = p.wait(context.Background(), target)
+}
+
+// runCopy runs an opCopy.
+func (s *Stream) runCopy(o *op) error {
+	dst, err := s.pin("dst", o.dst, o.n)
+	if err != nil {
+		return err
+	}
+	src, err := s.pin("src", o.src, o.n)
+	if err == nil {
+		copy(dst, src)
+	}
+	s.pinned.release()
+	return err
+}
+
+// waitWord waits until the word is v or beyond it.
+func (s *Stream) waitWord(addr *uint32, v uint32) error {
+	if int32(atomic.LoadUint32(addr)-v) >= 0 {
+		return nil
+	}
+	return futex.WaitAtLeast(addr, v, futex.Bound{Deadline: time.Now().Add(s.dev.waitTimeout), Err: s.waitErr})
+}
+
+// whyStop is the Err of the bound of waitWord: it says why the wait that is under way must end now, if it must.
+func (s *Stream) whyStop() error {
+	if s.pinned.gone() {
+		return errUnmapped
+	}
+	if at := s.closeBy.Load(); at != 0 && time.Since(s.dev.opened) >= time.Duration(at) {
+		return errClosing
+	}
+	if s.dev.lost != nil {
+		return s.dev.lost()
+	}
+	return nil
+}
+
+// pins are the mappings that the current work has pinned: two at most.
+type pins struct {
+	held [2]*mapping
+	n    int
+}
+
+// release unpins all.
+func (p *pins) release() {
+	for i := range p.n {
+		p.held[i].release()
+		p.held[i] = nil
+	}
+	p.n = 0
+}
+
+// gone reports whether somebody waits to unmap one of them.
+func (p *pins) gone() bool {
+	for i := range p.n {
+		if p.held[i].gone.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// pin gives the n bytes at p, which stay mapped until s.pinned is released.
+func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
+	m, b, err := s.dev.space.pin("running", arg, p, n)
+	if err != nil {
+		return nil, err
+	}
+	s.pinned.held[s.pinned.n] = m
+	s.pinned.n++
+	return b, nil
+}
+
+// fail keeps the error of o for the next Synchronize.
+func (s *Stream) fail(o *op, err error) {
+	e := &WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
+	if o.kind == opKernel {
+		e.Op = fmt.Sprintf("Launch(%T)", o.kernel)
+	}
+	s.dev.log.Debug("work failed", "op", e.Op, "address", e.Addr, "error", err)
+	s.failures.add(s.done.value.Load()+1, e)
+}

@@ -1,0 +1,51 @@
+package futex
+
+import (
+	"fmt"
+	"os"
+	"time"
+)
+
+// Bound says when a wait gives up. The zero Bound never does; that is for waits whose word is sure to be written.
+type Bound struct {
+	// Deadline ends the wait with a [*TimeoutError]; the zero time is no deadline.
+	Deadline time.Time
+	// Err, unless nil, is asked before the first sleep and between sleeps, each of which lasts 100 ms at most. An error
+	// of it ends the wait with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
+	Err func() error
+}
+
+// TimeoutError is a wait that the deadline of its [Bound] ended. It is os.ErrDeadlineExceeded.
+type TimeoutError struct {
+	Want uint32 // what the word had to reach
+	Have uint32 // what it was in the end
+}
+
+// Error says what the wait was for and how far the word had come.
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("waiting for a word to reach %d: deadline passed with the word at %d", e.Want, e.Have)
+}
+
+// Is reports that a TimeoutError is os.ErrDeadlineExceeded.
+func (e *TimeoutError) Is(target error) bool { return target == os.ErrDeadlineExceeded }
+
+// Timeout reports true, as net.Error has it.
+func (e *TimeoutError) Timeout() bool { return true }
+
+// next gives the length of the next sleep: slice, or less where the deadline is nearer. It returns an error when the wait
+// is over; have is the word's value for its text.
+func (b *Bound) next(slice time.Duration, want, have uint32) (time.Duration, error) {
+	if b.Err != nil {
+		if err := b.Err(); err != nil {
+			return 0, err
+		}
+	}
+	if b.Deadline.IsZero() {
+		return slice, nil
+	}
+	left := time.Until(b.Deadline)
+	if left <= 0 {
+		return 0, &TimeoutError{Want: want, Have: have}
+	}
+	return min(slice, left), nil
+}

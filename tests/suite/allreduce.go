@@ -1,0 +1,720 @@
+package suite
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// mode is how an all-reduce is run.
+type mode string
+
+const (
+	blocked mode = "blocked" // the host waits at once
+	delayed mode = "delayed" // work is queued before it, and everything is closed before the device has come to it
+	graph   mode = "graph"   // captured once and replayed
+)
+
+// delay is the work queued before a delayed all-reduce; the lifetime cases use longer ones.
+const delay = 10 * time.Millisecond
+
+// reduction is one all-reduce case.
+type reduction struct {
+	algorithm kernels.Algorithm
+	dtype     tensor.DType
+	op        kernels.Op
+	out       bool // out of place
+	n         int64
+	mode      mode
+}
+
+func (r reduction) name() string {
+	s := fmt.Sprintf("all_reduce/%s/%s", r.algorithm, r.dtype)
+	if r.op != kernels.Sum {
+		s += "/" + r.op.String()
+	}
+	if r.out {
+		s += "/out"
+	}
+	return fmt.Sprintf("%s/%d/%s", s, r.n, r.mode)
+}
+
+// allReduceCases: every dtype and op, every form, sizes around every boundary, the three modes.
+func allReduceCases(short bool) []Case {
+	needs := []string{"peer_pointers"}
+	var cases []Case
+	add := func(r reduction) {
+		c := Case{Name: r.name(), Needs: needs, Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }}
+		if r.mode == graph {
+			c.Needs = append(c.Needs, "graphs")
+		}
+		cases = append(cases, c)
+	}
+	for _, alg := range kernels.Algorithms() {
+		for _, dtype := range tensor.DTypes() {
+			for _, n := range []int64{0, 1, 15, 16, 17, 1023, 4096, 65537} {
+				add(reduction{alg, dtype, kernels.Sum, n%2 == 1, n, blocked})
+			}
+			for _, op := range kernels.Ops()[1:] {
+				add(reduction{alg, dtype, op, op == kernels.Max, 1009, blocked})
+			}
+			add(reduction{alg, dtype, kernels.Sum, false, 2050, delayed})
+			add(reduction{alg, dtype, kernels.Sum, true, 2051, graph})
+		}
+		if !short {
+			for _, dtype := range []tensor.DType{tensor.BFloat16, tensor.Float32} {
+				for _, m := range []mode{blocked, delayed, graph} {
+					add(reduction{alg, dtype, kernels.Sum, false, 1048577, m})
+					add(reduction{alg, dtype, kernels.Sum, true, 1048577, m})
+				}
+			}
+		}
+		cases = append(cases,
+			Case{Name: fmt.Sprintf("all_reduce/%s/every_count", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return everyCountCase(ctx, e, alg) }},
+			Case{Name: fmt.Sprintf("all_reduce/%s/special_values", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return specialValuesCase(ctx, e, alg) }},
+			Case{Name: fmt.Sprintf("all_reduce/%s/rounding", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return roundingCase(ctx, e, alg) }},
+			Case{Name: fmt.Sprintf("all_reduce/%s/epoch_wrap", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return epochWrapCase(ctx, e, alg) }},
+			Case{Name: fmt.Sprintf("all_reduce/%s/two_plans", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return twoPlansCase(ctx, e, alg) }},
+			Case{Name: fmt.Sprintf("all_reduce/%s/replay_100", alg), Needs: append(needs, "graphs"), Run: func(ctx context.Context, e *Env) error { return replayCase(ctx, e, alg) }},
+		)
+	}
+	return append(cases,
+		Case{Name: "all_reduce/auto/back_to_back", Needs: needs, Run: backToBackCase},
+		Case{Name: "all_reduce/auto/choice", Needs: needs, Run: choiceCase},
+		Case{Name: "all_reduce/errors", Needs: needs, Run: planErrorsCase},
+	)
+}
+
+// operands are an all-reduce's tensors, input filled in and output poisoned.
+type operands struct {
+	in, out *guarded // out is in when in place
+}
+
+func newOperands(ctx context.Context, e *Env, r reduction) (*operands, error) {
+	in, err := newGuarded(ctx, e, r.dtype, r.n)
+	if err != nil {
+		return nil, err
+	}
+	o := &operands{in: in, out: in}
+	if r.out {
+		if o.out, err = newGuarded(ctx, e, r.dtype, r.n); err != nil {
+			return nil, err
+		}
+	}
+	return o, writeBytes(in.Local(), input(r.dtype, r.op, e.R.Rank(), r.n))
+}
+
+func (o *operands) plan(ctx context.Context, r reduction) (*kernels.Plan, error) {
+	opts := &kernels.AllReduceOptions{Algorithm: r.algorithm}
+	if r.out {
+		opts.Out = o.out.SymmetricTensor
+	}
+	return kernels.NewAllReduce(ctx, o.in.SymmetricTensor, r.op, opts)
+}
+
+// check compares the output with what is expected, with every other rank's, and looks at the guard bands.
+func (o *operands) check(ctx context.Context, e *Env, r reduction) error {
+	got, err := readBytes(o.out.Local())
+	if err != nil {
+		return err
+	}
+	return errors.Join(sameBytes(r.dtype, got, expected(r.dtype, r.op, e.R.WorldSize(), r.n)), sameEverywhere(ctx, e, got), o.in.bands(), o.out.bands())
+}
+
+func (o *operands) Close(ctx context.Context) error {
+	if o.out != o.in {
+		if err := o.out.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return o.in.Close(ctx)
+}
+
+func allReduceCase(ctx context.Context, e *Env, r reduction) error {
+	o, err := newOperands(ctx, e, r)
+	if err != nil {
+		return err
+	}
+	p, err := o.plan(ctx, r)
+	if err != nil {
+		return err
+	}
+	if p.Algorithm() != r.algorithm {
+		return fmt.Errorf("%s was asked for and %s came", r.algorithm, p.Algorithm())
+	}
+	e.Skew()
+	switch r.mode {
+	case blocked:
+		if err := errors.Join(p.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		if err := o.check(ctx, e, r); err != nil {
+			return err
+		}
+		return closeAll(ctx, p, o)
+	case graph:
+		return graphCase(ctx, e, r, o, p, 5)
+	}
+	return delayedCase(ctx, e, r, o, p, delay, 0)
+}
+
+// graphCase captures the copy of the input and the plan, and replays both.
+func graphCase(ctx context.Context, e *Env, r reduction, o *operands, p *kernels.Plan, replays int) error {
+	src, free, err := private(e, o.in.Bytes())
+	if err != nil {
+		return err
+	}
+	if in := input(r.dtype, r.op, e.R.Rank(), r.n); len(in) > 0 {
+		if err := e.R.Device().CopyFromHost(src, in); err != nil {
+			return err
+		}
+	}
+	if err := e.S.BeginCapture(); err != nil {
+		return err
+	}
+	if err := errors.Join(e.S.Copy(o.in.Local().Ptr(), src, o.in.Bytes()), p.Run(e.S)); err != nil {
+		return err
+	}
+	g, err := e.S.EndCapture()
+	if err != nil {
+		return err
+	}
+	for i := range replays {
+		if i%3 == 0 {
+			e.Skew()
+		}
+		if err := g.Launch(e.S); err != nil {
+			return err
+		}
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	if err := o.check(ctx, e, r); err != nil {
+		return err
+	}
+	if err := errors.Join(g.Close(), free()); err != nil {
+		return err
+	}
+	return closeAll(ctx, p, o)
+}
+
+// delayedCase enqueues everything, closes everything while the device has not even begun, and looks at what came out.
+func delayedCase(ctx context.Context, e *Env, r reduction, o *operands, p *kernels.Plan, before, after time.Duration) error {
+	kept, free, err := private(e, o.out.Bytes())
+	if err != nil {
+		return err
+	}
+	began := make(chan struct{})
+	gate := make(chan struct{})
+	err = errors.Join(
+		e.S.HostFunc(func() { close(began); <-gate; time.Sleep(before) }),
+		p.Run(e.S),
+		e.S.Copy(kept, o.out.Local().Ptr(), o.out.Bytes()),
+		e.S.HostFunc(func() { time.Sleep(after) }),
+	)
+	<-began
+	done, queryErr := e.S.Query()
+	close(gate)
+	if err := errors.Join(err, queryErr); err != nil {
+		return err
+	}
+	if done {
+		return errors.New("the stream has nothing left to do while work in front of the all-reduce is held up")
+	}
+	// Closing waits for the work; nothing may be taken from under it.
+	if err := closeAll(ctx, p, o); err != nil {
+		return err
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	got := make([]byte, r.n*r.dtype.Bytes())
+	if len(got) > 0 {
+		if err := e.R.Device().CopyToHost(got, kept); err != nil {
+			return err
+		}
+	}
+	return errors.Join(sameBytes(r.dtype, got, expected(r.dtype, r.op, e.R.WorldSize(), r.n)), sameEverywhere(ctx, e, got), free())
+}
+
+func replayCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	r := reduction{alg, tensor.Float32, kernels.Sum, true, 3001, graph}
+	o, err := newOperands(ctx, e, r)
+	if err != nil {
+		return err
+	}
+	p, err := o.plan(ctx, r)
+	if err != nil {
+		return err
+	}
+	return graphCase(ctx, e, r, o, p, 100)
+}
+
+// everyCountCase runs every element count from 0 to 70 and around powers of two, in dtypes of each width.
+func everyCountCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	var counts []int64
+	for n := range int64(71) {
+		counts = append(counts, n)
+	}
+	counts = append(counts, 127, 128, 129, 255, 256, 257, 511, 513, 1025)
+	for _, dtype := range []tensor.DType{tensor.Int8, tensor.BFloat16, tensor.Float32, tensor.Float64} {
+		whole, err := e.R.Empty(ctx, dtype, 1100)
+		if err != nil {
+			return err
+		}
+		if err := whole.Rendezvous(ctx); err != nil {
+			return err
+		}
+		for i, n := range counts {
+			if i%int(dtype.Bytes()) != 0 && n > 20 {
+				continue // fewer of the wide ones
+			}
+			t, err := whole.Sub(int64(i%9), n)
+			if err != nil {
+				return err
+			}
+			if err := writeBytes(whole.Local(), poisoned(whole.Bytes())); err != nil {
+				return err
+			}
+			if err := writeBytes(t.Local(), input(dtype, kernels.Sum, e.R.Rank(), n)); err != nil {
+				return err
+			}
+			p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+				return err
+			}
+			want := poisoned(whole.Bytes())
+			copy(want[int64(i%9)*dtype.Bytes():], expected(dtype, kernels.Sum, e.R.WorldSize(), n))
+			got, err := readBytes(whole.Local())
+			if err != nil {
+				return err
+			}
+			if err := sameBytes(dtype, got, want); err != nil {
+				return fmt.Errorf("%d elements of %s: %w", n, dtype, err)
+			}
+			if err := p.Close(ctx); err != nil {
+				return err
+			}
+		}
+		if err := whole.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// specialValuesCase reduces NaN, infinities, signed zeros and subnormals: where they must come out, and the same bits on
+// every rank.
+func specialValuesCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	inf, nan, tiny := math.Inf(1), math.NaN(), math.Float64frombits(1)
+	zero, minus := 0.0, math.Copysign(0, -1)
+	w := e.R.WorldSize()
+	// One rank has the first value, all others the second.
+	pairs := [][2]float64{{nan, 1}, {inf, 1}, {-inf, 1}, {inf, -inf}, {minus, minus}, {minus, zero}, {zero, minus}, {tiny, tiny}, {nan, nan}, {nan, inf}, {math.MaxFloat64, math.MaxFloat64}}
+	n := int64(len(pairs) * w)
+	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64} {
+		for _, op := range kernels.Ops() {
+			t, err := e.R.Empty(ctx, dtype, n)
+			if err != nil {
+				return err
+			}
+			if err := t.Rendezvous(ctx); err != nil {
+				return err
+			}
+			at := func(rank int, i int64) float64 {
+				p := pairs[int(i)/w]
+				if int(i)%w == rank {
+					return p[0]
+				}
+				return p[1]
+			}
+			var in []byte
+			for i := range n {
+				in = appendFloat(in, dtype, at(e.R.Rank(), i))
+			}
+			if err := writeBytes(t.Local(), in); err != nil {
+				return err
+			}
+			p, err := kernels.NewAllReduce(ctx, t, op, &kernels.AllReduceOptions{Algorithm: alg})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+				return err
+			}
+			got, err := readBytes(t.Local())
+			if err != nil {
+				return err
+			}
+			if err := sameEverywhere(ctx, e, got); err != nil {
+				return fmt.Errorf("%s %s: %w", op, dtype, err)
+			}
+			for i := range n {
+				vals := make([]float64, w)
+				for r := range vals {
+					vals[r] = floatAt(appendFloat(nil, dtype, at(r, i)), dtype, 0)
+				}
+				want, have := referenceFloat(dtype, op, vals), floatAt(got, dtype, i)
+				if math.IsNaN(want) != math.IsNaN(have) || !math.IsNaN(want) && math.Float64bits(want) != math.Float64bits(have) {
+					return fmt.Errorf("%s %s of %v is %v, expected %v", op, dtype, vals, have, want)
+				}
+			}
+			if err := closeAll(ctx, p, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// roundingCase: 16-bit floats are accumulated in float32 and rounded once, in rank order; float32 in rank order.
+func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	const n = 2003
+	w := e.R.WorldSize()
+	at := func(rank int, i int64) float64 {
+		return math.Ldexp(float64(1+(i*7919+int64(rank)*104729)%2039)/1024, int((i+int64(rank)*5)%11)-5)
+	}
+	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64} {
+		for _, op := range []kernels.Op{kernels.Sum, kernels.Avg, kernels.Prod} {
+			t, err := e.R.Empty(ctx, dtype, n)
+			if err != nil {
+				return err
+			}
+			if err := t.Rendezvous(ctx); err != nil {
+				return err
+			}
+			var in, want []byte
+			for i := range int64(n) {
+				in = appendFloat(in, dtype, at(e.R.Rank(), i))
+				vals := make([]float64, w)
+				for r := range vals {
+					vals[r] = floatAt(appendFloat(nil, dtype, at(r, i)), dtype, 0)
+				}
+				want = appendFloat(want, dtype, referenceFloat(dtype, op, vals))
+			}
+			if err := writeBytes(t.Local(), in); err != nil {
+				return err
+			}
+			p, err := kernels.NewAllReduce(ctx, t, op, &kernels.AllReduceOptions{Algorithm: alg})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+				return err
+			}
+			got, err := readBytes(t.Local())
+			if err != nil {
+				return err
+			}
+			if err := sameBytes(dtype, got, want); err != nil {
+				return fmt.Errorf("%s %s: %w", op, dtype, err)
+			}
+			if err := closeAll(ctx, p, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// appendFloat appends v rounded to the dtype.
+func appendFloat(b []byte, dtype tensor.DType, v float64) []byte {
+	switch dtype {
+	case tensor.Float16:
+		return binary.LittleEndian.AppendUint16(b, uint16(tensor.F16From(float32(v))))
+	case tensor.BFloat16:
+		return binary.LittleEndian.AppendUint16(b, uint16(tensor.BF16From(float32(v))))
+	case tensor.Float32:
+		return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(v)))
+	}
+	return binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
+}
+
+func floatAt(b []byte, dtype tensor.DType, i int64) float64 {
+	switch dtype {
+	case tensor.Float16:
+		return float64(tensor.F16(binary.LittleEndian.Uint16(b[2*i:])).Float32())
+	case tensor.BFloat16:
+		return float64(tensor.BF16(binary.LittleEndian.Uint16(b[2*i:])).Float32())
+	case tensor.Float32:
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
+	}
+	return math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:]))
+}
+
+// referenceFloat combines the ranks' values as the package comment of kernels defines it.
+func referenceFloat(dtype tensor.DType, op kernels.Op, vals []float64) float64 {
+	step := func(x, y float64) float64 {
+		switch op {
+		case kernels.Prod:
+			return x * y
+		case kernels.Min:
+			return min(x, y)
+		case kernels.Max:
+			return max(x, y)
+		}
+		return x + y
+	}
+	acc := vals[0]
+	for _, v := range vals[1:] {
+		acc = step(acc, v)
+		if dtype != tensor.Float64 {
+			acc = float64(float32(acc)) // one float32 operation: float64 has bits enough for its exact result before rounding
+		}
+	}
+	if op == kernels.Avg {
+		if dtype == tensor.Float64 {
+			acc /= float64(len(vals))
+		} else {
+			acc = float64(float32(acc) / float32(len(vals)))
+		}
+	}
+	return floatAt(appendFloat(nil, dtype, acc), dtype, 0)
+}
+
+// epochWrapCase counts runs across the point where the epoch wraps around.
+func epochWrapCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	t, err := e.R.Empty(ctx, tensor.Int64, 300)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg, FirstEpoch: math.MaxUint32 - 9})
+	if err != nil {
+		return err
+	}
+	for round := range 20 {
+		if err := writeBytes(t.Local(), input(tensor.Int64, kernels.Sum, e.R.Rank(), 300)); err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("run %d: %w", round, err)
+		}
+		got, err := readBytes(t.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Int64, got, expected(tensor.Int64, kernels.Sum, e.R.WorldSize(), 300)); err != nil {
+			return fmt.Errorf("run %d: %w", round, err)
+		}
+	}
+	return closeAll(ctx, p, t)
+}
+
+// twoPlansCase runs two plans on two streams at once, in an order that differs between ranks.
+func twoPlansCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	other, err := e.R.NewStream()
+	if err != nil {
+		return err
+	}
+	r := reduction{alg, tensor.Float32, kernels.Sum, true, 5000, blocked}
+	a, err := newOperands(ctx, e, r)
+	if err != nil {
+		return err
+	}
+	b, err := newOperands(ctx, e, r)
+	if err != nil {
+		return err
+	}
+	pa, err := a.plan(ctx, r)
+	if err != nil {
+		return err
+	}
+	pb, err := b.plan(ctx, r)
+	if err != nil {
+		return err
+	}
+	for range 30 {
+		first, second := func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }
+		if e.R.Rank()%2 == 1 {
+			first, second = second, first
+		}
+		if err := errors.Join(first(), second()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close()); err != nil {
+		return err
+	}
+	if err := errors.Join(a.check(ctx, e, r), b.check(ctx, e, r)); err != nil {
+		return err
+	}
+	return closeAll(ctx, pb, pa, b, a)
+}
+
+// backToBackCase runs plans of changing sizes one after the other without any host wait.
+func backToBackCase(ctx context.Context, e *Env) error {
+	sizes := []int64{1, 3000, 17, 40000, 255, 9000}
+	var ops []*operands
+	var plans []*kernels.Plan
+	var rs []reduction
+	for _, n := range sizes {
+		r := reduction{kernels.Auto, tensor.BFloat16, kernels.Sum, true, n, blocked}
+		o, err := newOperands(ctx, e, r)
+		if err != nil {
+			return err
+		}
+		p, err := o.plan(ctx, r)
+		if err != nil {
+			return err
+		}
+		ops, plans, rs = append(ops, o), append(plans, p), append(rs, r)
+	}
+	for round := range 200 {
+		i := (round*5 + round/7) % len(plans)
+		if round%50 == 0 {
+			e.Skew()
+		}
+		if err := plans[i].Run(e.S); err != nil {
+			return err
+		}
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	for i, o := range ops {
+		if err := o.check(ctx, e, rs[i]); err != nil {
+			return fmt.Errorf("%d elements: %w", sizes[i], err)
+		}
+		if err := closeAll(ctx, plans[i], o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// choiceCase: Auto picks a form by size, and it is the same on every rank (or the plan could not be made).
+func choiceCase(ctx context.Context, e *Env) error {
+	for _, n := range []int64{1, 1 << 10, 1 << 14, 1 << 18} {
+		t, err := e.R.Empty(ctx, tensor.Float32, n)
+		if err != nil {
+			return err
+		}
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+		if err != nil {
+			return err
+		}
+		if p.Algorithm() == kernels.Auto {
+			return errors.New("the plan does not say which form was chosen")
+		}
+		if err := closeAll(ctx, p, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// planErrorsCase: what a plan refuses.
+func planErrorsCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	if _, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil); !errors.Is(err, kernels.ErrNoRendezvous) {
+		return fmt.Errorf("a plan before rendezvous: %v", err)
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	longer, err := e.R.Empty(ctx, tensor.Float32, 101)
+	if err != nil {
+		return err
+	}
+	ints, err := e.R.Empty(ctx, tensor.Int32, 100)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(longer.Rendezvous(ctx), ints.Rendezvous(ctx)); err != nil {
+		return err
+	}
+	a, err := t.Sub(0, 60)
+	if err != nil {
+		return err
+	}
+	b, err := t.Sub(30, 60)
+	if err != nil {
+		return err
+	}
+	refused := func(in tensor.SymmetricTensor, op kernels.Op, opts *kernels.AllReduceOptions) error {
+		p, err := kernels.NewAllReduce(ctx, in, op, opts)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), p.Close(ctx))
+		}
+		return err
+	}
+	err = errors.Join(
+		wantArgument("no tensor", refused(nil, kernels.Sum, nil)),
+		wantArgument("an unknown op", refused(t, 0, nil), "Op(0)"),
+		wantArgument("an unknown form", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: 99}), "99"),
+		wantArgument("an output of another size", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: longer}), "101", "100"),
+		wantArgument("an output of another dtype", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: ints}), "i32", "f32"),
+		wantArgument("an output that overlaps", refused(a, kernels.Sum, &kernels.AllReduceOptions{Out: b})),
+	)
+	if err != nil {
+		return err
+	}
+	// One plan on two streams at once.
+	other, err := e.R.NewStream()
+	if err != nil {
+		return err
+	}
+	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	hold, release := holdUp()
+	if err := errors.Join(e.S.HostFunc(hold), p.Run(e.S)); err != nil {
+		release()
+		return err
+	}
+	twice := p.Run(other)
+	release()
+	if err := wantError("a plan on two streams at once", twice, kernels.ErrTwoStreams); err != nil {
+		return err
+	}
+	if err := errors.Join(e.S.Synchronize(ctx), p.Run(other), other.Synchronize(ctx), other.Close()); err != nil {
+		return fmt.Errorf("a plan that moves to another stream: %w", err)
+	}
+	if err := p.Close(ctx); err != nil {
+		return err
+	}
+	if err := wantError("Run of a closed plan", p.Run(e.S), symmem.ErrClosed); err != nil {
+		return err
+	}
+	if err := wantError("Close of a closed plan", p.Close(ctx), symmem.ErrClosed); err != nil {
+		return err
+	}
+	q, err := kernels.NewAllReduce(ctx, ints, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	if err := ints.Close(ctx); err != nil {
+		return err
+	}
+	if err := wantError("Run on a closed tensor", q.Run(e.S), symmem.ErrClosed); err != nil {
+		return err
+	}
+	return closeAll(ctx, q, longer, t)
+}
+
+// holdUp gives a host function that blocks until release is called.
+func holdUp() (hold func(), release func()) {
+	gate := make(chan struct{})
+	return func() { <-gate }, func() { close(gate) }
+}

@@ -1,0 +1,179 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// groupCases are about sub-groups.
+func groupCases() []Case {
+	return []Case{
+		{Name: "groups/overlapping", MinWorld: 3, Needs: []string{"peer_pointers"}, Run: overlappingCase},
+		{Name: "groups/alone", Run: aloneCase},
+		{Name: "groups/again", Run: groupAgainCase},
+		{Name: "groups/errors", Run: groupErrorsCase},
+	}
+}
+
+// overlappingCase: two groups that share ranks work at the same time, on one stream and on two.
+func overlappingCase(ctx context.Context, e *Env) error {
+	w := e.R.WorldSize()
+	var lower, upper []int
+	for r := range w {
+		if r <= w/2 {
+			lower = append(lower, r)
+		}
+		if r >= w/2 {
+			upper = append(upper, r)
+		}
+	}
+	type member struct {
+		ranks []int
+		sub   *symmem.Rank
+		env   *Env
+		o     *operands
+		p     *kernels.Plan
+	}
+	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 4000, blocked}
+	var mine []*member
+	for _, ranks := range [][]int{lower, upper} {
+		if !slices.Contains(ranks, e.R.Rank()) {
+			continue
+		}
+		sub, err := e.R.Sub(ctx, ranks)
+		if err != nil {
+			return err
+		}
+		if sub.WorldSize() != len(ranks) || ranks[sub.Rank()] != e.R.Rank() {
+			return fmt.Errorf("rank %d is rank %d of %d in the group of %v", e.R.Rank(), sub.Rank(), sub.WorldSize(), ranks)
+		}
+		env := &Env{R: sub, S: e.S, Rand: e.Rand}
+		o, err := newOperands(ctx, env, r)
+		if err != nil {
+			return err
+		}
+		p, err := o.plan(ctx, r)
+		if err != nil {
+			return err
+		}
+		mine = append(mine, &member{ranks, sub, env, o, p})
+	}
+	for range 20 {
+		e.Skew()
+		for _, m := range mine {
+			if err := m.p.Run(e.S); err != nil {
+				return err
+			}
+		}
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	other, err := e.R.NewStream()
+	if err != nil {
+		return err
+	}
+	for range 20 {
+		for i, m := range mine {
+			s := e.S
+			if i == 1 {
+				s = other
+			}
+			if err := m.p.Run(s); err != nil {
+				return err
+			}
+		}
+	}
+	if err := errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close()); err != nil {
+		return err
+	}
+	for _, m := range mine {
+		if err := m.o.check(ctx, m.env, r); err != nil {
+			return fmt.Errorf("group of %v: %w", m.ranks, err)
+		}
+		if err := closeAll(ctx, m.p, m.o, m.sub); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// aloneCase is a group of one rank, with everything in it.
+func aloneCase(ctx context.Context, e *Env) error {
+	sub, err := e.R.Sub(ctx, []int{e.R.Rank()})
+	if err != nil {
+		return err
+	}
+	env := &Env{R: sub, S: e.S, Rand: e.Rand}
+	if sub.Capabilities().PeerPointers {
+		if err := allReduceCase(ctx, env, reduction{kernels.OneShot, tensor.BFloat16, kernels.Avg, true, 100, blocked}); err != nil {
+			return err
+		}
+	}
+	if err := ringPutCase(ctx, env); err != nil {
+		return err
+	}
+	return sub.Close(ctx)
+}
+
+// groupAgainCase makes and closes the same group several times.
+func groupAgainCase(ctx context.Context, e *Env) error {
+	all := make([]int, e.R.WorldSize())
+	for i := range all {
+		all[i] = i
+	}
+	for range 5 {
+		sub, err := e.R.Sub(ctx, all)
+		if err != nil {
+			return err
+		}
+		env := &Env{R: sub, S: e.S, Rand: e.Rand}
+		if err := ringPutCase(ctx, env); err != nil {
+			return err
+		}
+		if err := sub.Close(ctx); err != nil {
+			return err
+		}
+		if err := wantError("a closed group", sub.Err(), symmem.ErrClosed); err != nil {
+			return err
+		}
+		if err := wantError("closing a closed group", sub.Close(ctx), symmem.ErrClosed); err != nil {
+			return err
+		}
+		if _, err := sub.Empty(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
+			return fmt.Errorf("a tensor of a closed group: %v", err)
+		}
+	}
+	return nil
+}
+
+func groupErrorsCase(ctx context.Context, e *Env) error {
+	try := func(ranks ...int) error {
+		s, err := e.R.Sub(ctx, ranks)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), s.Close(ctx))
+		}
+		return err
+	}
+	me, w := e.R.Rank(), e.R.WorldSize()
+	return errors.Join(
+		wantArgument("no ranks", try()),
+		wantArgument("a rank that does not exist", try(me, w)),
+		wantArgument("a negative rank", try(-1, me)),
+		wantArgument("a rank twice", try(me, me)),
+		wantArgument("without oneself", try((me+1)%w+boolInt(w == 1))),
+	)
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,156 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// lifetimeCases are about what lives how long, and that nothing is left.
+func lifetimeCases(short bool) []Case {
+	rounds, before, after := 1000, time.Second, 2*time.Second
+	if short {
+		rounds, before, after = 100, 100*time.Millisecond, 100*time.Millisecond
+	}
+	var cases []Case
+	for _, alg := range kernels.Algorithms() {
+		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: []string{"peer_pointers"}, Run: func(ctx context.Context, e *Env) error {
+			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed}
+			o, err := newOperands(ctx, e, r)
+			if err != nil {
+				return err
+			}
+			p, err := o.plan(ctx, r)
+			if err != nil {
+				return err
+			}
+			return delayedCase(ctx, e, r, o, p, before, after)
+		}})
+	}
+	return append(cases,
+		Case{Name: fmt.Sprintf("lifetime/rounds/%d", rounds), Run: func(ctx context.Context, e *Env) error { return roundsCase(ctx, e, rounds) }},
+		Case{Name: "lifetime/plans", Needs: []string{"peer_pointers"}, Run: plansCase},
+		Case{Name: "lifetime/busy_close", Run: busyCloseCase},
+	)
+}
+
+// roundsCase allocates, makes the rendezvous and closes again and again, and looks for what has become more.
+func roundsCase(ctx context.Context, e *Env, rounds int) error {
+	once := func(i int) error {
+		t, err := e.R.Empty(ctx, tensor.Float32, int64(1+i%5000))
+		if err != nil {
+			return err
+		}
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+		return t.Close(ctx)
+	}
+	for i := range 20 { // whatever is made once is made now
+		if err := once(i); err != nil {
+			return err
+		}
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	before, err := usage()
+	if err != nil {
+		return err
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	for i := range rounds {
+		if err := once(i); err != nil {
+			return fmt.Errorf("round %d: %w", i, err)
+		}
+	}
+	// Ranks that share this process are in the same count: all must have come here, and none gone on.
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	err = before.settles()
+	return errors.Join(err, e.R.Barrier(ctx))
+}
+
+// plansCase makes many plans: the workspace is given back.
+func plansCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Float32, 2000)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	for i := range 50 {
+		var plans []*kernels.Plan
+		for j := range 3 {
+			part, err := t.Sub(0, int64(1+(i*31+j*700)%2000))
+			if err != nil {
+				return err
+			}
+			p, err := kernels.NewAllReduce(ctx, part, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Algorithms()[(i+j)%2]})
+			if err != nil {
+				return err
+			}
+			plans = append(plans, p)
+		}
+		if err := errors.Join(plans[1].Run(e.S), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		for _, j := range []int{1, 0, 2} {
+			if err := plans[j].Close(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return t.Close(ctx)
+}
+
+// busyCloseCase closes a tensor that the device still works on, with a context that ends before: nothing is taken from under
+// the work, and closing again works.
+func busyCloseCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Int64, 1000)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	src, err := e.R.Empty(ctx, tensor.Int64, 1000)
+	if err != nil {
+		return err
+	}
+	hold, release := holdUp()
+	if err := errors.Join(e.S.HostFunc(hold), t.Put(e.S, e.R.Rank(), src)); err != nil {
+		release()
+		return err
+	}
+	short, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+	err = t.Close(short)
+	cancel()
+	usable := t.Err()
+	release()
+	if err := wantError("closing a busy tensor", err, context.DeadlineExceeded); err != nil {
+		return err
+	}
+	if usable != nil {
+		return fmt.Errorf("a tensor whose Close was refused cannot be used: %w", usable)
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return fmt.Errorf("the work on a tensor whose Close was refused: %w", err)
+	}
+	if err := t.Close(ctx); err != nil {
+		return fmt.Errorf("closing again: %w", err)
+	}
+	if err := wantError("closing a third time", t.Close(ctx), symmem.ErrClosed); err != nil {
+		return err
+	}
+	return src.Close(ctx)
+}

@@ -1,0 +1,603 @@
+package suite
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/tensor"
+)
+
+// memoryCases are about allocating, rendezvous and addresses.
+func memoryCases(short bool) []Case {
+	cases := []Case{
+		{Name: "memory/remote", Run: remoteCase},
+		{Name: "memory/slices", Run: slicesCase},
+		{Name: "memory/slice_rendezvous", Run: sliceRendezvousCase},
+		{Name: "memory/peer_table", Needs: []string{"peer_pointers"}, Run: peerTableCase},
+		{Name: "memory/contiguous", Needs: []string{"contiguous"}, Run: contiguousCase},
+		{Name: "memory/multicast", Run: multicastCase},
+		{Name: "memory/find", Run: findCase},
+		{Name: "memory/rendezvous_twice", Run: rendezvousTwiceCase},
+		{Name: "memory/many_tensors", Run: manyTensorsCase},
+	}
+	for _, dtype := range tensor.DTypes() {
+		cases = append(cases, Case{Name: "memory/allocate/" + dtype.String(), Run: func(ctx context.Context, e *Env) error {
+			return allocateCase(ctx, e, dtype)
+		}})
+	}
+	for _, shape := range []tensor.Shape{{}, {0}, {1}, {3, 0, 2}, {2, 3, 5}} {
+		cases = append(cases, Case{Name: "memory/shape/" + shape.String(), Run: func(ctx context.Context, e *Env) error {
+			return shapeCase(ctx, e, shape)
+		}})
+	}
+	if !short {
+		cases = append(cases, Case{Name: "memory/large", Needs: []string{"peer_pointers"}, Run: largeCase})
+	}
+	return cases
+}
+
+// granularity is what the backend rounds sizes to.
+func granularity(ctx context.Context, e *Env) (int64, error) {
+	a, err := e.R.Memory().Allocate(ctx, 1, "")
+	if err != nil {
+		return 0, err
+	}
+	return a.RoundedBytes(), e.R.Memory().Free(ctx, a)
+}
+
+func allocateCase(ctx context.Context, e *Env, dtype tensor.DType) error {
+	g, err := granularity(ctx, e)
+	if err != nil {
+		return err
+	}
+	g /= dtype.Bytes()
+	for _, n := range []int64{0, 1, 15, 16, 17, g - 1, g, g + 1} {
+		t, err := e.R.Empty(ctx, dtype, n)
+		if err != nil {
+			return fmt.Errorf("%d elements: %w", n, err)
+		}
+		if t.Bytes() != n*dtype.Bytes() || t.NumElements() != n || t.DType() != dtype {
+			return fmt.Errorf("%d elements: the tensor says %d elements of %s, %d bytes", n, t.NumElements(), t.DType(), t.Bytes())
+		}
+		if t.Ptr().IsNil() != (n == 0) {
+			return fmt.Errorf("%d elements: address %s", n, t.Ptr())
+		}
+		got, err := readBytes(t.Local())
+		if err != nil {
+			return fmt.Errorf("%d elements: %w", n, err)
+		}
+		if err := sameBytes(dtype, got, make([]byte, len(got))); err != nil {
+			return fmt.Errorf("%d elements: new memory is not zero: %w", n, err)
+		}
+		if err := t.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shapeCase makes every call of a tensor of the shape; empty ones and scalars behave like all others.
+func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
+	t, err := e.R.Empty(ctx, tensor.Int32, shape...)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	n := t.NumElements()
+	mine := make([]int32, n)
+	for i := range mine {
+		mine[i] = int32(1000*e.R.Rank() + i)
+	}
+	if err := tensor.Write(t.Local(), mine, 0); err != nil {
+		return err
+	}
+	if err := t.Barrier(e.S, 0); err != nil {
+		return err
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	for peer := range e.R.WorldSize() {
+		v, err := t.Remote(peer)
+		if err != nil && !errors.Is(err, backend.ErrNotReachable) {
+			return err
+		}
+		if err != nil {
+			continue
+		}
+		got, err := tensor.ReadAll[int32](v)
+		if err != nil {
+			return err
+		}
+		if int64(len(got)) != n || v.Shape().String() != shape.String() {
+			return fmt.Errorf("rank %d's copy has %d elements and shape %v", peer, len(got), v.Shape())
+		}
+		for i, x := range got {
+			if x != int32(1000*peer+i) {
+				return fmt.Errorf("rank %d's element %d is %d, expected %d", peer, i, x, 1000*peer+i)
+			}
+		}
+	}
+	if e.R.Capabilities().Contiguous {
+		v, err := t.Contiguous()
+		if err != nil {
+			return err
+		}
+		if v.NumElements() != n*int64(e.R.WorldSize()) {
+			return fmt.Errorf("the contiguous view has %d elements", v.NumElements())
+		}
+	}
+	if _, err := t.Multicast(); err != nil && !errors.Is(err, symmem.ErrUnsupported) {
+		return err
+	}
+	peer := (e.R.Rank() + 1) % e.R.WorldSize()
+	other, err := e.R.Empty(ctx, tensor.Int32, shape...)
+	if err != nil {
+		return err
+	}
+	if err := other.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(other.Put(e.S, peer, t), other.Barrier(e.S, 1), other.Get(e.S, peer, t), other.Barrier(e.S, 1)); err != nil {
+		return err
+	}
+	if err := e.S.Synchronize(ctx); err != nil {
+		return err
+	}
+	return closeAll(ctx, other, t)
+}
+
+func remoteCase(ctx context.Context, e *Env) error {
+	const n = 4097
+	t, err := e.R.Empty(ctx, tensor.Uint32, n)
+	if err != nil {
+		return err
+	}
+	e.Skew()
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if !e.R.Capabilities().PeerPointers {
+		_, err := t.Remote((e.R.Rank() + 1) % e.R.WorldSize())
+		if e.R.WorldSize() > 1 {
+			if err := wantError("Remote without peer pointers", err, backend.ErrNotReachable); err != nil {
+				return err
+			}
+		}
+		return t.Close(ctx)
+	}
+	mine := make([]uint32, n)
+	for i := range mine {
+		mine[i] = uint32(e.R.Rank()<<16 + i)
+	}
+	if err := tensor.Write(t.Local(), mine, 0); err != nil {
+		return err
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	for peer := range e.R.WorldSize() {
+		v, err := t.Remote(peer)
+		if err != nil {
+			return err
+		}
+		if peer == e.R.Rank() && v.Ptr() != t.Ptr() {
+			return fmt.Errorf("the own copy is at %s and not at %s", v.Ptr(), t.Ptr())
+		}
+		got, err := tensor.ReadAll[uint32](v)
+		if err != nil {
+			return err
+		}
+		for i, x := range got {
+			if x != uint32(peer<<16+i) {
+				return fmt.Errorf("rank %d's element %d reads %#x", peer, i, x)
+			}
+		}
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	// Every rank writes its own element of every copy.
+	for peer := range e.R.WorldSize() {
+		v, err := t.Remote(peer)
+		if err != nil {
+			return err
+		}
+		if err := tensor.Write(v, []uint32{uint32(7000 + e.R.Rank())}, int64(e.R.Rank())); err != nil {
+			return err
+		}
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	got := make([]uint32, e.R.WorldSize())
+	if err := tensor.Read(t.Local(), got, 0); err != nil {
+		return err
+	}
+	for writer, x := range got {
+		if x != uint32(7000+writer) {
+			return fmt.Errorf("what rank %d wrote here reads %d", writer, x)
+		}
+	}
+	return t.Close(ctx)
+}
+
+// checkCopies writes this rank's mark to t and compares every rank's copy, addressed through t.
+func checkCopies(ctx context.Context, e *Env, t tensor.SymmetricTensor, mark int64) error {
+	n := t.NumElements()
+	mine := make([]int64, n)
+	for i := range mine {
+		mine[i] = mark + int64(e.R.Rank())*1_000_000 + int64(i)
+	}
+	if err := tensor.Write(t.Local(), mine, 0); err != nil {
+		return err
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	for peer := range e.R.WorldSize() {
+		v, err := t.Remote(peer)
+		if err != nil {
+			return err
+		}
+		got, err := tensor.ReadAll[int64](v)
+		if err != nil {
+			return err
+		}
+		for i, x := range got {
+			if want := mark + int64(peer)*1_000_000 + int64(i); x != want {
+				return fmt.Errorf("rank %d's element %d is %d, expected %d", peer, i, x, want)
+			}
+		}
+	}
+	return e.R.Barrier(ctx)
+}
+
+func slicesCase(ctx context.Context, e *Env) error {
+	if !e.R.Capabilities().PeerPointers {
+		return nil
+	}
+	t, err := e.R.Empty(ctx, tensor.Int64, 11, 7)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	mid, err := t.Slice(3, 8)
+	if err != nil {
+		return err
+	}
+	inner, err := mid.Slice(1, 4)
+	if err != nil {
+		return err
+	}
+	if want := t.Ptr().Add(4 * 7 * 8); inner.Local().Ptr() != want || inner.Shape().String() != "[3 7]" {
+		return fmt.Errorf("a slice of a slice is %v at %s, expected [3 7] at %s", inner.Shape(), inner.Local().Ptr(), want)
+	}
+	odd, err := t.Sub(13, 3, 5)
+	if err != nil {
+		return err
+	}
+	empty, err := t.Slice(11, 11)
+	if err != nil {
+		return err
+	}
+	for i, s := range []tensor.SymmetricTensor{t, mid, inner, odd, empty} {
+		if err := checkCopies(ctx, e, s, int64(i+1)*100_000_000); err != nil {
+			return fmt.Errorf("tensor %d, %v: %w", i, s.Shape(), err)
+		}
+	}
+	if err := inner.Close(ctx); err != nil {
+		return err
+	}
+	if err := wantError("a closed slice", inner.Err(), symmem.ErrClosed); err != nil {
+		return err
+	}
+	if err := mid.Err(); err != nil {
+		return fmt.Errorf("closing a slice closed the one it came from: %w", err)
+	}
+	if err := t.Close(ctx); err != nil {
+		return err
+	}
+	return wantError("a slice of a closed tensor", mid.Err(), symmem.ErrClosed)
+}
+
+// sliceRendezvousCase makes the rendezvous of a slice before that of the tensor.
+func sliceRendezvousCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Int64, 100)
+	if err != nil {
+		return err
+	}
+	s, err := t.Slice(33, 66)
+	if err != nil {
+		return err
+	}
+	if err := s.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if _, err := t.Remote(0); !errors.Is(err, backend.ErrNoRendezvous) {
+		return fmt.Errorf("the tensor can be used though only its slice has had a rendezvous: %v", err)
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if e.R.Capabilities().PeerPointers {
+		if err := checkCopies(ctx, e, s, 5); err != nil {
+			return err
+		}
+		if err := checkCopies(ctx, e, t, 7); err != nil {
+			return err
+		}
+	}
+	return t.Close(ctx)
+}
+
+func peerTableCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Float32, 50)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	s, err := t.Slice(9, 20)
+	if err != nil {
+		return err
+	}
+	for _, x := range []tensor.SymmetricTensor{t, s} {
+		table, err := x.PeerTable()
+		if err != nil {
+			return err
+		}
+		words := make([]byte, 8*e.R.WorldSize())
+		if err := e.R.Device().CopyToHost(words, table); err != nil {
+			return err
+		}
+		for peer := range e.R.WorldSize() {
+			v, err := x.Remote(peer)
+			if err != nil {
+				return err
+			}
+			if got := binary.LittleEndian.Uint64(words[8*peer:]); got != uint64(v.Ptr()) {
+				return fmt.Errorf("the table has %#x for rank %d, and its copy is at %s", got, peer, v.Ptr())
+			}
+		}
+		again, err := x.PeerTable()
+		if err != nil || again != table {
+			return fmt.Errorf("a second table at %s, the first is at %s (%v)", again, table, err)
+		}
+	}
+	return t.Close(ctx)
+}
+
+func contiguousCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Int64, 513)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	s, err := t.Slice(101, 377)
+	if err != nil {
+		return err
+	}
+	for i, x := range []tensor.SymmetricTensor{t, s} {
+		if err := checkCopies(ctx, e, x, int64(i+1)*50_000_000); err != nil {
+			return err
+		}
+		v, err := x.Contiguous()
+		if err != nil {
+			return err
+		}
+		n := x.NumElements()
+		if v.Shape().String() != (tensor.Shape{int64(e.R.WorldSize()), n}).String() {
+			return fmt.Errorf("the view has shape %v", v.Shape())
+		}
+		all, err := tensor.ReadAll[int64](v)
+		if err != nil {
+			return err
+		}
+		for j, got := range all {
+			peer, k := int64(j)/n, int64(j)%n
+			if want := int64(i+1)*50_000_000 + peer*1_000_000 + k; got != want {
+				return fmt.Errorf("tensor %d: rank %d's element %d is %d in the view, expected %d", i, peer, k, got, want)
+			}
+		}
+		row, err := v.Index(int64(e.R.Rank()))
+		if err != nil {
+			return err
+		}
+		if err := e.R.Barrier(ctx); err != nil { // all have read
+			return err
+		}
+		if err := tensor.Write(row, []int64{-5}, 0); err != nil {
+			return err
+		}
+		var first [1]int64
+		if err := tensor.Read(x.Local(), first[:], 0); err != nil {
+			return err
+		}
+		if first[0] != -5 {
+			return fmt.Errorf("a write through the view does not reach the copy: %d", first[0])
+		}
+		if err := e.R.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	return t.Close(ctx)
+}
+
+func multicastCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Float32, 64)
+	if err != nil {
+		return err
+	}
+	_, err = t.Multicast()
+	if err := wantError("Multicast before rendezvous", err, backend.ErrNoRendezvous); err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	p, err := t.Multicast()
+	switch {
+	case e.R.Capabilities().Multicast && (err != nil || p.IsNil()):
+		return fmt.Errorf("the backend has multicast, and gives %s: %w", p, err)
+	case !e.R.Capabilities().Multicast:
+		if err := wantError("Multicast", err, symmem.ErrUnsupported, e.R.Capabilities().Why["multicast"]); err != nil {
+			return err
+		}
+	}
+	return t.Close(ctx)
+}
+
+func findCase(ctx context.Context, e *Env) error {
+	m := e.R.Memory()
+	a, err := e.R.Empty(ctx, tensor.Uint8, 1000)
+	if err != nil {
+		return err
+	}
+	b, err := e.R.Empty(ctx, tensor.Uint8, 5000)
+	if err != nil {
+		return err
+	}
+	if err := b.Rendezvous(ctx); err != nil {
+		return err
+	}
+	for _, at := range []int64{0, 1, 2500, 4999} {
+		alloc, w, off, err := m.Find(b.Ptr().Add(at))
+		if err != nil || off != at || w == nil || alloc.Ptr() != b.Ptr() {
+			return fmt.Errorf("address %d bytes into a tensor is found at offset %d (%v)", at, off, err)
+		}
+	}
+	if _, w, off, err := m.Find(a.Ptr().Add(999)); err != nil || off != 999 || w != nil {
+		return fmt.Errorf("an address before rendezvous is found at offset %d, window %v (%v)", off, w, err)
+	}
+	_, _, _, err = m.Find(a.Ptr().Add(1000))
+	if err := wantError("an address just behind", err, backend.ErrNotSymmetric); err != nil {
+		return err
+	}
+	_, _, _, err = m.Find(0)
+	if err := wantError("the nil address", err, backend.ErrNotSymmetric); err != nil {
+		return err
+	}
+	was := b.Ptr()
+	if err := closeAll(ctx, a, b); err != nil {
+		return err
+	}
+	_, _, _, err = m.Find(was)
+	return wantError("an address of a closed tensor", err, backend.ErrNotSymmetric)
+}
+
+// rendezvousTwiceCase: the window is made once for an allocation.
+func rendezvousTwiceCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Int64, 32)
+	if err != nil {
+		return err
+	}
+	_, err = t.Remote(0)
+	if err := wantError("Remote before rendezvous", err, backend.ErrNoRendezvous); err != nil {
+		return err
+	}
+	for range 3 {
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+	}
+	s, err := t.Sub(3, 4)
+	if err != nil {
+		return err
+	}
+	if err := s.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if e.R.Capabilities().PeerPointers {
+		before, err := t.Remote(0)
+		if err != nil {
+			return err
+		}
+		after, err := s.Remote(0)
+		if err != nil {
+			return err
+		}
+		if after.Ptr() != before.Ptr().Add(24) {
+			return fmt.Errorf("a slice of a mapped tensor is at %s, the tensor at %s", after.Ptr(), before.Ptr())
+		}
+	}
+	return t.Close(ctx)
+}
+
+func manyTensorsCase(ctx context.Context, e *Env) error {
+	var all []*tensor.Tensor
+	for i := range 40 {
+		t, err := e.R.Empty(ctx, tensor.Int64, int64(1+i*37))
+		if err != nil {
+			return err
+		}
+		all = append(all, t)
+	}
+	for i, t := range all {
+		e.Skew()
+		if err := t.Rendezvous(ctx); err != nil {
+			return fmt.Errorf("tensor %d: %w", i, err)
+		}
+	}
+	if e.R.Capabilities().PeerPointers {
+		for i, t := range all {
+			if err := checkCopies(ctx, e, t, int64(i)*10_000_000_000); err != nil {
+				return fmt.Errorf("tensor %d: %w", i, err)
+			}
+		}
+	}
+	// In another order than they were made in, the same on every rank.
+	for i := range all {
+		if err := all[(i*17+5)%len(all)].Close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// largeCase reaches beyond 2 GiB, where 32-bit offsets end.
+func largeCase(ctx context.Context, e *Env) error {
+	const n = 1<<31 + 4096
+	if e.R.WorldSize() > 2 {
+		return nil // as many copies would not fit into a small machine's memory if it were all touched
+	}
+	t, err := e.R.Empty(ctx, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	const at = n - 3
+	if err := tensor.Write(t.Local(), []uint8{uint8(40 + e.R.Rank())}, at); err != nil {
+		return err
+	}
+	if err := e.R.Barrier(ctx); err != nil {
+		return err
+	}
+	for peer := range e.R.WorldSize() {
+		v, err := t.Remote(peer)
+		if err != nil {
+			return err
+		}
+		var got [1]uint8
+		if err := tensor.Read(v, got[:], at); err != nil {
+			return err
+		}
+		if got[0] != uint8(40+peer) {
+			return fmt.Errorf("rank %d's byte %d is %d", peer, int64(at), got[0])
+		}
+	}
+	return t.Close(ctx)
+}

@@ -1,0 +1,522 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/tensor"
+)
+
+// transferCases are about put, get and prepared transfers.
+func transferCases(short bool) []Case {
+	needs := []string{"transfers"}
+	cases := []Case{
+		{Name: "transfer/ring_put", Needs: needs, Run: ringPutCase},
+		{Name: "transfer/ring_get", Needs: needs, Run: ringGetCase},
+		{Name: "transfer/all_to_all", Needs: needs, Run: allToAllCase},
+		{Name: "transfer/prepared_write", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Write) }},
+		{Name: "transfer/prepared_read", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Read) }},
+		{Name: "transfer/prepared_graph", Needs: append(needs, "graphs"), Run: preparedGraphCase},
+		{Name: "transfer/states", Needs: needs, Run: transferStatesCase},
+		{Name: "transfer/errors", Needs: needs, Run: transferErrorsCase},
+	}
+	sizes := []int64{1, 15, 16, 17, 4095, 4097, 1 << 20}
+	if !short {
+		sizes = append(sizes, 16<<20)
+	}
+	for _, n := range sizes {
+		cases = append(cases, Case{Name: fmt.Sprintf("transfer/put_get/%d", n), Needs: needs, Run: func(ctx context.Context, e *Env) error {
+			return putGetCase(ctx, e, n)
+		}})
+	}
+	return cases
+}
+
+func ring(e *Env) (next, prev int) {
+	n := e.R.WorldSize()
+	return (e.R.Rank() + 1) % n, (e.R.Rank() + n - 1) % n
+}
+
+// pattern is n bytes that only this rank and round have.
+func pattern(rank, round int, n int64) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + rank*31 + round*101)
+	}
+	return b
+}
+
+// ringPutCase passes a message around the ring until it is back, with a signal at each hop and nothing else.
+func ringPutCase(ctx context.Context, e *Env) error {
+	const n = 1000
+	next, prev := ring(e)
+	box, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	for round := range 3 {
+		if e.R.Rank() == 0 {
+			if err := writeBytes(box.Local(), pattern(0, round, n)); err != nil {
+				return err
+			}
+			if err := errors.Join(box.Put(e.S, next, box), box.Signal(e.S, next, 2), box.Wait(e.S, prev, 2)); err != nil {
+				return err
+			}
+		} else if err := errors.Join(box.Wait(e.S, prev, 2), box.Put(e.S, next, box), box.Signal(e.S, next, 2)); err != nil {
+			return err
+		}
+		if err := e.S.Synchronize(ctx); err != nil {
+			return err
+		}
+		got, err := readBytes(box.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Uint8, got, pattern(0, round, n)); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		if err := e.R.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	if err := box.bands(); err != nil {
+		return err
+	}
+	return box.Close(ctx)
+}
+
+func ringGetCase(ctx context.Context, e *Env) error {
+	const n = 5000
+	_, prev := ring(e)
+	src, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	dst, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	for round := range 3 {
+		if err := writeBytes(src.Local(), pattern(e.R.Rank(), round, n)); err != nil {
+			return err
+		}
+		e.Skew()
+		if err := errors.Join(src.Barrier(e.S, 0), src.Get(e.S, prev, dst), src.Barrier(e.S, 0), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		got, err := readBytes(dst.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Uint8, got, pattern(prev, round, n)); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	if err := errors.Join(src.bands(), dst.bands()); err != nil {
+		return err
+	}
+	return closeAll(ctx, dst, src)
+}
+
+// allToAllCase puts a block to every rank and waits for one from each.
+func allToAllCase(ctx context.Context, e *Env) error {
+	const n = 333
+	w := int64(e.R.WorldSize())
+	src, err := newGuarded(ctx, e, tensor.Uint8, n*w)
+	if err != nil {
+		return err
+	}
+	dst, err := newGuarded(ctx, e, tensor.Uint8, n*w)
+	if err != nil {
+		return err
+	}
+	for round := range 5 {
+		for peer := range w {
+			from, err := src.Sub(peer*n, n)
+			if err != nil {
+				return err
+			}
+			if err := writeBytes(from.Local(), pattern(e.R.Rank()*64+int(peer), round, n)); err != nil {
+				return err
+			}
+		}
+		e.Skew()
+		for peer := range w {
+			from, err := src.Sub(peer*n, n)
+			if err != nil {
+				return err
+			}
+			to, err := dst.Sub(int64(e.R.Rank())*n, n)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(to.Put(e.S, int(peer), from), to.Signal(e.S, int(peer), 5)); err != nil {
+				return err
+			}
+		}
+		for peer := range int(w) {
+			if err := dst.Wait(e.S, peer, 5); err != nil {
+				return err
+			}
+		}
+		if err := e.S.Synchronize(ctx); err != nil {
+			return err
+		}
+		for peer := range w {
+			part, err := dst.Sub(peer*n, n)
+			if err != nil {
+				return err
+			}
+			got, err := readBytes(part.Local())
+			if err != nil {
+				return err
+			}
+			if err := sameBytes(tensor.Uint8, got, pattern(int(peer)*64+e.R.Rank(), round, n)); err != nil {
+				return fmt.Errorf("round %d, from rank %d: %w", round, peer, err)
+			}
+		}
+		if err := errors.Join(dst.Barrier(e.S, 6), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(src.bands(), dst.bands()); err != nil {
+		return err
+	}
+	return closeAll(ctx, dst, src)
+}
+
+func putGetCase(ctx context.Context, e *Env, n int64) error {
+	next, prev := ring(e)
+	box, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	mine, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	if err := writeBytes(mine.Local(), pattern(e.R.Rank(), 0, n)); err != nil {
+		return err
+	}
+	e.Skew()
+	if err := errors.Join(box.Put(e.S, next, mine), box.Signal(e.S, next, 0), box.Wait(e.S, prev, 0), e.S.Synchronize(ctx)); err != nil {
+		return err
+	}
+	got, err := readBytes(box.Local())
+	if err != nil {
+		return err
+	}
+	if err := sameBytes(tensor.Uint8, got, pattern(prev, 0, n)); err != nil {
+		return fmt.Errorf("put: %w", err)
+	}
+	// What the next rank's box has came from here.
+	if err := errors.Join(box.Barrier(e.S, 0), box.Get(e.S, next, mine), box.Barrier(e.S, 0), e.S.Synchronize(ctx)); err != nil {
+		return err
+	}
+	if got, err = readBytes(mine.Local()); err != nil {
+		return err
+	}
+	if err := sameBytes(tensor.Uint8, got, pattern(e.R.Rank(), 0, n)); err != nil {
+		return fmt.Errorf("get: %w", err)
+	}
+	if err := errors.Join(box.bands(), mine.bands()); err != nil {
+		return err
+	}
+	return closeAll(ctx, mine, box)
+}
+
+// preparedCase posts one transfer of several blocks many times.
+func preparedCase(ctx context.Context, e *Env, op backend.TransferOp) error {
+	next, prev := ring(e)
+	const n = 700
+	local, err := newGuarded(ctx, e, tensor.Uint8, 4*n)
+	if err != nil {
+		return err
+	}
+	remote, err := newGuarded(ctx, e, tensor.Uint8, 4*n)
+	if err != nil {
+		return err
+	}
+	// Blocks 0, 3 and 1, to the places 1, 0 and 3, one of them empty.
+	var pairs []tensor.Pair
+	for _, b := range []struct{ local, remote, n int64 }{{0, n, n}, {3 * n, 0, n}, {n, 3 * n, n}, {2 * n, 2 * n, 0}} {
+		l, err := local.Sub(b.local, b.n)
+		if err != nil {
+			return err
+		}
+		r, err := remote.Sub(b.remote, b.n)
+		if err != nil {
+			return err
+		}
+		pairs = append(pairs, tensor.Pair{Local: l, Remote: r})
+	}
+	x, err := tensor.PrepareTransfer(op, next, pairs...)
+	if err != nil {
+		return err
+	}
+	from, to, source := local, remote, prev
+	if op == backend.Read {
+		from, to, source = remote, local, next
+	}
+	for round := range 20 {
+		if err := writeBytes(from.Local(), pattern(e.R.Rank(), round, 4*n)); err != nil {
+			return err
+		}
+		e.Skew()
+		if err := errors.Join(from.Barrier(e.S, 0), x.Post(e.S), x.WaitOn(e.S), from.Barrier(e.S, 0)); err != nil {
+			return err
+		}
+		if err := x.Wait(ctx); err != nil {
+			return err
+		}
+		if err := e.S.Synchronize(ctx); err != nil {
+			return err
+		}
+		if st, err := x.Status(); st != backend.TransferDone || err != nil {
+			return fmt.Errorf("after waiting, the transfer is %v (%v)", st, err)
+		}
+		got, err := readBytes(to.Local())
+		if err != nil {
+			return err
+		}
+		src := pattern(source, round, 4*n)
+		for _, p := range [][2]int64{{0, n}, {3 * n, 0}, {n, 3 * n}} {
+			at, was := p[1], p[0]
+			if op == backend.Read {
+				at, was = p[0], p[1]
+			}
+			if err := sameBytes(tensor.Uint8, got[at:at+n], src[was:was+n]); err != nil {
+				return fmt.Errorf("round %d, block at %d: %w", round, at, err)
+			}
+		}
+		if err := e.R.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	if err := x.Close(); err != nil {
+		return err
+	}
+	if err := errors.Join(local.bands(), remote.bands()); err != nil {
+		return err
+	}
+	return closeAll(ctx, remote, local)
+}
+
+// preparedGraphCase captures a post with its signal and replays it.
+func preparedGraphCase(ctx context.Context, e *Env) error {
+	next, prev := ring(e)
+	const n = 3000
+	src, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	dst, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	x, err := tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: src, Remote: dst})
+	if err != nil {
+		return err
+	}
+	if err := e.S.BeginCapture(); err != nil {
+		return err
+	}
+	if err := errors.Join(x.Post(e.S), x.WaitOn(e.S), dst.Signal(e.S, next, 1), dst.Wait(e.S, prev, 1)); err != nil {
+		return err
+	}
+	g, err := e.S.EndCapture()
+	if err != nil {
+		return err
+	}
+	if err := wantError("Wait for a captured post", x.Wait(ctx), backend.ErrNotPosted); err != nil {
+		return err
+	}
+	for round := range 100 {
+		if err := writeBytes(src.Local(), pattern(e.R.Rank(), round, n)); err != nil {
+			return err
+		}
+		if err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		got, err := readBytes(dst.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Uint8, got, pattern(prev, round, n)); err != nil {
+			return fmt.Errorf("replay %d: %w", round, err)
+		}
+		// The next round must not overwrite what a slower rank still compares.
+		if err := errors.Join(dst.Barrier(e.S, 1), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(g.Close(), x.Close()); err != nil {
+		return err
+	}
+	return closeAll(ctx, dst, src)
+}
+
+// transferStatesCase walks a transfer through its states.
+func transferStatesCase(ctx context.Context, e *Env) error {
+	t, err := e.R.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	x, err := tensor.PrepareTransfer(backend.Write, e.R.Rank(), tensor.Pair{Local: t, Remote: t})
+	if err != nil {
+		return err
+	}
+	if st, err := x.Status(); st != backend.TransferPrepared || err != nil {
+		return fmt.Errorf("a new transfer is %v (%v)", st, err)
+	}
+	if err := wantError("Wait before Post", x.Wait(ctx), backend.ErrNotPosted); err != nil {
+		return err
+	}
+	if err := wantError("WaitOn before Post", x.WaitOn(e.S), backend.ErrNotPosted); err != nil {
+		return err
+	}
+	gate := make(chan struct{})
+	if err := errors.Join(e.S.HostFunc(func() { <-gate }), x.Post(e.S)); err != nil {
+		close(gate)
+		return err
+	}
+	st, statusErr := x.Status()
+	again := x.Post(e.S)
+	closing := x.Close()
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	waited := x.Wait(short)
+	close(gate)
+	if st != backend.TransferInProgress || statusErr != nil {
+		return fmt.Errorf("a posted transfer behind other work is %v (%v)", st, statusErr)
+	}
+	for what, err := range map[string]error{"a second Post": again, "Close": closing} {
+		if err := wantError(what+" in progress", err, backend.ErrInProgress); err != nil {
+			return err
+		}
+	}
+	if err := wantError("Wait with a context that ends", waited, context.DeadlineExceeded); err != nil {
+		return err
+	}
+	if err := x.Wait(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(x.Post(e.S), x.Wait(ctx), x.Close()); err != nil {
+		return err
+	}
+	for what, err := range map[string]error{"Post": x.Post(e.S), "Wait": x.Wait(ctx), "WaitOn": x.WaitOn(e.S), "Close": x.Close()} {
+		if err := wantError(what+" of a closed transfer", err, symmem.ErrClosed); err != nil {
+			return err
+		}
+	}
+	if _, err := x.Status(); !errors.Is(err, symmem.ErrClosed) {
+		return fmt.Errorf("Status of a closed transfer: %v", err)
+	}
+	return t.Close(ctx)
+}
+
+// transferErrorsCase: each way to ask for a transfer that cannot be is an error of its own.
+func transferErrorsCase(ctx context.Context, e *Env) error {
+	m := e.R.Memory()
+	mk := func(dtype tensor.DType, n int64) (*tensor.Tensor, error) {
+		t, err := e.R.Empty(ctx, dtype, n)
+		if err != nil {
+			return nil, err
+		}
+		return t, t.Rendezvous(ctx)
+	}
+	t, err := mk(tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	other, err := mk(tensor.Int32, 100)
+	if err != nil {
+		return err
+	}
+	longer, err := mk(tensor.Float32, 101)
+	if err != nil {
+		return err
+	}
+	alone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	gone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	if err := gone.Close(ctx); err != nil {
+		return err
+	}
+	prepare := func(op backend.TransferOp, peer int, pairs ...tensor.Pair) error {
+		x, err := tensor.PrepareTransfer(op, peer, pairs...)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), x.Close())
+		}
+		return err
+	}
+	pair := func(l, r tensor.SymmetricTensor) tensor.Pair { return tensor.Pair{Local: l, Remote: r} }
+	checks := []error{
+		wantArgument("an empty list", prepare(backend.Write, 0)),
+		wantArgument("an unknown direction", prepare(7, 0, pair(t, t)), "7"),
+		wantArgument("a rank that does not exist", prepare(backend.Write, e.R.WorldSize(), pair(t, t)), fmt.Sprint(e.R.WorldSize())),
+		wantArgument("a negative rank", prepare(backend.Read, -1, pair(t, t)), "-1"),
+		wantArgument("dtypes that differ", prepare(backend.Write, 0, pair(other, t)), "i32", "f32"),
+		wantArgument("sizes that differ", prepare(backend.Write, 0, pair(longer, t)), "101", "100"),
+		wantArgument("no local side", prepare(backend.Write, 0, pair(nil, t))),
+		wantArgument("no remote side", prepare(backend.Write, 0, pair(t, nil))),
+		wantError("no rendezvous", prepare(backend.Write, 0, pair(t, alone)), backend.ErrNoRendezvous),
+		wantError("a closed local side", prepare(backend.Write, 0, pair(gone, t)), symmem.ErrClosed),
+		wantError("a closed remote side", prepare(backend.Write, 0, pair(t, gone)), symmem.ErrClosed),
+		wantArgument("Put of another dtype", t.Put(e.S, 0, other), "i32", "f32"),
+		wantArgument("Get of another size", t.Get(e.S, 0, longer), "101", "100"),
+		wantArgument("Put to a rank that does not exist", t.Put(e.S, e.R.WorldSize(), t)),
+		wantError("Put before rendezvous", alone.Put(e.S, 0, t), backend.ErrNoRendezvous),
+	}
+	p, free, err := private(e, 400)
+	if err != nil {
+		return err
+	}
+	_, w, _, err := m.Find(t.Ptr())
+	if err != nil {
+		return err
+	}
+	block := func(local, bytes, offset int64) error {
+		b := backend.TransferBlock{Local: t.Ptr().Add(local), Window: w, Offset: offset, Bytes: bytes}
+		_, err := m.PrepareTransfer(backend.Write, 0, []backend.TransferBlock{b})
+		return err
+	}
+	_, err = m.PrepareTransfer(backend.Write, 0, []backend.TransferBlock{{Local: p, Window: w, Bytes: 400}})
+	checks = append(checks,
+		wantError("memory that is not registered", err, backend.ErrNotSymmetric),
+		wantArgument("a negative size", block(0, -1, 0), "-1"),
+		wantArgument("a size beyond the window", block(0, 401, 0), "401"),
+		wantArgument("a negative offset", block(0, 8, -8), "-8"),
+		wantArgument("an offset beyond the window", block(0, 8, 396), "396"),
+		wantArgument("a local range beyond the allocation", block(396, 8, 0), "8"),
+		free())
+	// A tensor of another group.
+	sub, err := e.R.Sub(ctx, []int{e.R.Rank()})
+	if err != nil {
+		return err
+	}
+	foreign, err := sub.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	checks = append(checks,
+		wantError("a tensor of another group", prepare(backend.Write, 0, pair(foreign, t)), backend.ErrNotSymmetric),
+		wantError("Put of a tensor of another group", t.Put(e.S, 0, foreign), backend.ErrNotSymmetric),
+		foreign.Close(ctx), sub.Close(ctx))
+	if err := errors.Join(checks...); err != nil {
+		return err
+	}
+	return closeAll(ctx, alone, longer, other, t)
+}
