@@ -1,0 +1,149 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/group"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Open:       func(_ context.Context, g *group.Group) (backend.Backend, error) { return host.New(g, nil) },
+		WorldSizes: []int{1, 2, 3, 5},
+	})
+}
+
+// onMemories runs f on the symmetric memory of each of size ranks of this process.
+func onMemories(t *testing.T, groups []*group.Group, f func(ctx context.Context, m *backend.Memory) error) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			b, err := host.New(g, nil)
+			if err != nil {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+				return
+			}
+			m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+			err = f(ctx, m)
+			if err := errors.Join(err, m.Close(ctx), g.Close(ctx)); err != nil {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestTwoHosts: ranks on two hosts get an error that says so, on every rank.
+func TestTwoHosts(t *testing.T) {
+	groups, err := group.Local(3, &group.LocalOptions{BootIDs: []string{"", "", "another host"}})
+	require.NoError(t, err)
+	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+		a, err := m.Allocate(ctx, 64, "")
+		if err != nil {
+			return err
+		}
+		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		if !errors.Is(err, backend.ErrNotReachable) {
+			return fmt.Errorf("a rendezvous between two hosts: %w", err)
+		}
+		return m.Free(ctx, a)
+	})
+}
+
+// TestSealed: a peer can neither shrink nor grow the memory.
+func TestSealed(t *testing.T) {
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+		a, err := m.Allocate(ctx, 10000, "")
+		if err != nil {
+			return err
+		}
+		links, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			return err
+		}
+		found := 0
+		for _, l := range links {
+			path := "/proc/self/fd/" + l.Name()
+			if to, err := os.Readlink(path); err != nil || to != "/memfd:symmem (deleted)" {
+				continue
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			found++
+			shrink, grow := unix.Ftruncate(int(f.Fd()), 100), unix.Ftruncate(int(f.Fd()), 1<<20)
+			if err := f.Close(); err != nil {
+				return err
+			}
+			if !errors.Is(shrink, unix.EPERM) || !errors.Is(grow, unix.EPERM) {
+				return fmt.Errorf("shrinking: %v, growing: %v", shrink, grow)
+			}
+		}
+		if found == 0 {
+			return errors.New("no memfd was found")
+		}
+		return m.Free(ctx, a)
+	})
+}
+
+// TestNoDescriptorsLeft: the limit of open files is an error that says what to do, and afterwards everything works.
+func TestNoDescriptorsLeft(t *testing.T) {
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+		var held []*os.File
+		defer func() {
+			for _, f := range held {
+				_ = f.Close()
+			}
+		}()
+		var old unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+			return err
+		}
+		low := old
+		low.Cur = 64
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+			return err
+		}
+		for {
+			f, err := os.Open("/dev/null")
+			if err != nil {
+				break
+			}
+			held = append(held, f)
+		}
+		_, err := m.Allocate(ctx, 64, "")
+		if restore := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); restore != nil {
+			return restore
+		}
+		if !errors.Is(err, unix.EMFILE) {
+			return fmt.Errorf("allocating without a descriptor left: %w", err)
+		}
+		a, err := m.Allocate(ctx, 64, "")
+		if err != nil {
+			return err
+		}
+		return m.Free(ctx, a)
+	})
+}

@@ -1,0 +1,152 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/symmem/symmem/group"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is a backend that can be probed, by rank of the group given to Choose.
+type fake struct{ refuse error }
+
+func (f fake) Probe(context.Context, *Env) (Capabilities, error) { return Capabilities{}, f.refuse }
+func (f fake) Open(context.Context, *Env) (Backend, error) {
+	return nil, errors.New("opening fails")
+}
+
+// withRegistry runs f with these backends registered and no others.
+func withRegistry(t *testing.T, backends map[string]Factory) {
+	registry.Lock()
+	old := registry.factories
+	registry.factories = backends
+	registry.Unlock()
+	t.Cleanup(func() {
+		registry.Lock()
+		registry.factories = old
+		registry.Unlock()
+	})
+}
+
+func TestRegister(t *testing.T) {
+	withRegistry(t, map[string]Factory{})
+	Register("host", fake{})
+	Register("other", fake{})
+	Register("native", fake{})
+	require.Equal(t, []string{"native", "other", "host"}, Names())
+	require.Panics(t, func() { Register("host", fake{}) })
+	require.Panics(t, func() { Register("", fake{}) })
+	require.Panics(t, func() { Register(Auto, fake{}) })
+	require.Panics(t, func() { Register("x", nil) })
+	_, err := Lookup("nvlink")
+	require.ErrorIs(t, err, ErrInvalid)
+	for _, part := range []string{"nvlink", "native, other, host, auto", "backend/all"} {
+		require.ErrorContains(t, err, part)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{}, "nccl": fake{}})
+	for list, want := range map[string]string{
+		"": "native nccl host", "auto": "native nccl host", "host": "host", "nccl,auto": "nccl native host", "nccl,nccl": "nccl",
+	} {
+		var preferences []string
+		if list != "" {
+			preferences = strings.Split(list, ",")
+		}
+		got, err := Expand(preferences)
+		require.NoError(t, err)
+		require.Equal(t, want, strings.Join(got, " "), list)
+	}
+	_, err := Expand([]string{"nccl", "gpu"})
+	require.ErrorIs(t, err, ErrInvalid)
+	withRegistry(t, map[string]Factory{})
+	_, err = Expand(nil)
+	require.ErrorIs(t, err, ErrUnavailable)
+}
+
+// choose runs Choose on every rank with that rank's list, and gives each rank's answer.
+func choose(t *testing.T, lists ...[]string) (names []string, errs []error) {
+	groups, err := group.Local(len(lists), nil)
+	require.NoError(t, err)
+	names, errs = make([]string, len(lists)), make([]error, len(lists))
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() {
+			names[r], _, errs[r] = Choose(t.Context(), g, lists[r], &Env{})
+			if err := g.Close(t.Context()); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	return names, errs
+}
+
+func TestChoose(t *testing.T) {
+	missing := fmt.Errorf("no driver; install one: %w", ErrUnavailable)
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{missing}, "nccl": fake{fmt.Errorf("odd: %w", ErrUnsupported)}})
+
+	names, errs := choose(t, nil, nil, nil)
+	for r := range names {
+		require.NoError(t, errs[r])
+		require.Equal(t, "host", names[r], "auto takes the first that works")
+	}
+	// One name alone never falls back, and says why and what to do.
+	_, errs = choose(t, []string{"native"}, []string{"native"})
+	for _, err := range errs {
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorContains(t, err, "install one")
+		require.ErrorContains(t, err, "native on rank 1")
+	}
+	// A list is tried in order, and every refusal is told.
+	_, errs = choose(t, []string{"native", "nccl"}, []string{"native", "nccl"})
+	for _, err := range errs {
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorContains(t, err, "no driver")
+		require.ErrorContains(t, err, "odd")
+	}
+	names, errs = choose(t, []string{"nccl", "host"})
+	require.NoError(t, errs[0])
+	require.Equal(t, "host", names[0])
+
+	// Ranks that ask for different backends are told what each asked for.
+	_, errs = choose(t, []string{"host"}, []string{"native"})
+	for _, err := range errs {
+		require.ErrorIs(t, err, ErrMismatch)
+		require.ErrorContains(t, err, "host")
+		require.ErrorContains(t, err, "native")
+	}
+	// An unknown name on one rank is an error on all.
+	_, errs = choose(t, []string{"host"}, []string{"gpu"})
+	require.ErrorIs(t, errs[1], ErrInvalid)
+	require.ErrorIs(t, errs[0], ErrMismatch)
+	require.ErrorContains(t, errs[0], "gpu")
+}
+
+func TestOpenFails(t *testing.T) {
+	withRegistry(t, map[string]Factory{"host": fake{}})
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	_, err = Open(t.Context(), "host", &Env{Group: groups[0]}, nil)
+	require.ErrorContains(t, err, "opening fails")
+	require.NoError(t, groups[0].Close(t.Context()))
+}
+
+func TestProbe(t *testing.T) {
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{ErrUnavailable}, "odd": fake{errors.New("crashed")}})
+	reports := Probe(t.Context(), &Env{})
+	require.Len(t, reports, 3)
+	require.False(t, reports[0].Usable())
+	require.ErrorContains(t, reports[1].Err, "probing backend odd: crashed")
+	require.True(t, reports[2].Usable())
+}

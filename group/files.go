@@ -1,0 +1,146 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// carrier moves open files between the ranks of a session's groups.
+type carrier interface {
+	// prepare makes ready to pass the files of one exchange and gives the ticket that the other ranks need for it.
+	prepare(p *parcel) (exchange, []byte, error)
+	// close frees what the carrier holds.
+	close() error
+}
+
+// parcel is one rank's part of an exchange of files.
+type parcel struct {
+	group   *Group
+	seq     uint64
+	send    *os.File // nil if this rank sends none
+	senders []int    // the other ranks that send to this one
+}
+
+// exchange is an exchange of files under way on one rank. Its methods are called in this order; end always.
+type exchange interface {
+	// meet takes the tickets of all ranks, by rank.
+	meet(tickets [][]byte) error
+	// deliver sends this rank's file, if it has one to send, to every other rank.
+	deliver(ctx context.Context) error
+	// collect gives the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
+	// none.
+	collect(ctx context.Context) ([]*os.File, error)
+	// end frees what the exchange holds: files that were not collected.
+	end()
+}
+
+// ExchangeFile gives every rank an open file of every other: rank i's result at index j is a new descriptor of the file that
+// rank j brought; its own place is nil. The caller closes them, and its own file, which may be closed when the call returns. If
+// it fails on any rank it fails on all, with a [*VoteError] naming those, and no file stays open. All ranks must run on one
+// machine, else it is ErrUnsupported; so it is on other systems than Linux. It is collective and blocks.
+func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.File, error) {
+	var refusal error
+	if f == nil {
+		refusal = invalid(fmt.Sprintf("ExchangeFile %q", clip(op)), "f", "nil", "an open file on every rank")
+	}
+	senders := make([]int, g.Size())
+	for i := range senders {
+		senders[i] = i
+	}
+	return g.passFiles(ctx, "exchange-file", op, senders, f, refusal)
+}
+
+// BroadcastFile gives every rank but root a new descriptor of the file that root brought; root's result is nil. A root that has
+// no file to send brings the reason as refusal instead, and every rank gets a [*VoteError] naming root with its text. Other
+// ranks' f and refusal are ignored. The caller closes the result, and root its own file, which may be closed when the call
+// returns. If it fails on any rank it fails on all, and no file stays open. All ranks must run on one machine, else it is
+// ErrUnsupported; so it is on other systems than Linux. It is collective and blocks.
+func (g *Group) BroadcastFile(ctx context.Context, op string, root int, f *os.File, refusal error) (*os.File, error) {
+	what := fmt.Sprintf("BroadcastFile %q", clip(op))
+	switch {
+	case root < 0 || root >= g.Size():
+		refusal = invalid(what, "root", root, fmt.Sprintf("0 to %d", g.Size()-1))
+	case root != g.rank:
+		f, refusal = nil, nil
+	case refusal == nil && f == nil:
+		refusal = invalid(what, "f", "nil", "an open file, or a refusal that says why there is none")
+	}
+	files, err := g.passFiles(ctx, fmt.Sprintf("broadcast-file from root %d", root), op, []int{root}, f, refusal)
+	if err != nil || g.rank == root {
+		return nil, err
+	}
+	return files[root], nil
+}
+
+// passFiles is the exchange of files that both calls are made of. It takes three rounds: all are ready and say where they are
+// to be reached; all have sent, so that what a rank has not received will not come; all have received.
+func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f *os.File, refusal error) ([]*os.File, error) {
+	seq := g.take(3)
+	op = clip(what + " " + op)
+	if err := g.checkOneMachine(); err != nil { // every rank sees the same members, so every rank returns here
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
+	defer cancel()
+
+	p := &parcel{group: g, seq: seq, senders: slices.DeleteFunc(slices.Clone(senders), func(r int) bool { return r == g.rank })}
+	if len(p.senders) < len(senders) {
+		p.send = f
+	}
+	var x exchange
+	var ticket []byte
+	if refusal == nil {
+		if x, ticket, refusal = g.session.files.prepare(p); refusal == nil {
+			defer x.end()
+		}
+	}
+	o, err := g.call(ctx, seq, &arrival{kind: kindAllGather, op: op, data: ticket}, refusal)
+	if err != nil {
+		return nil, err
+	}
+	if err = x.meet(o.blobs); err == nil {
+		err = x.deliver(ctx)
+	}
+	if _, err = g.call(ctx, seq+1, &arrival{kind: kindVote, op: op + ": sending"}, err); err != nil {
+		return nil, err
+	}
+	files, err := x.collect(ctx)
+	if _, err = g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, err); err != nil {
+		return nil, errors.Join(err, closeFiles(files))
+	}
+	return files, nil
+}
+
+// checkOneMachine says whether the group's ranks can pass files at all.
+func (g *Group) checkOneMachine() error {
+	var apart []int
+	for rank, m := range g.members {
+		if !m.sameMachine(g.members[0]) {
+			apart = append(apart, rank)
+		}
+	}
+	if len(apart) == 0 {
+		return nil
+	}
+	hosts := make([]string, 0, 2)
+	for _, m := range []Member{g.members[0], g.members[apart[0]]} {
+		hosts = append(hosts, fmt.Sprintf("%s (boot %s)", m.Host, m.BootID))
+	}
+	return fmt.Errorf("passing files in group %s: ranks %s do not run on the machine of rank 0: %s; use a group of the ranks of one "+
+		"machine: %w", g.name, formatRanks(apart), strings.Join(hosts, ", "), ErrUnsupported)
+}
+
+// closeFiles closes what there is in files.
+func closeFiles(files []*os.File) error {
+	var err error
+	for _, f := range files {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
+}

@@ -1,0 +1,204 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+)
+
+// openFiles counts this process's open files.
+func openFiles(t testing.TB) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+// requireOpenFiles waits until no more than want files are open: connections are closed by other goroutines.
+func requireOpenFiles(t testing.TB, want int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return openFiles(t) <= want }, 30*time.Second, 20*time.Millisecond,
+		"more than %d files are open", want)
+}
+
+func TestExchangeFileLeaksNothing(t *testing.T) {
+	eachKind(t, 2, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		rounds := 1000
+		if testing.Short() {
+			rounds = 100
+		}
+		exchange := func(n int) {
+			requireNone(t, onAll(groups, func(g *Group) error {
+				for i := range n {
+					var own *os.File
+					if i%5 != 4 || g.Rank() == 0 { // every fifth fails on one rank
+						own = os.Stdin
+					}
+					files, err := g.ExchangeFile(ctx, "round", own)
+					if (err == nil) != (i%5 != 4) {
+						return err
+					}
+					if err := closeFiles(files); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+		}
+		exchange(5)
+		before := openFiles(t)
+		exchange(rounds)
+		requireOpenFiles(t, before)
+	})
+}
+
+func TestExchangeFileUpToTheLimit(t *testing.T) {
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	eachKind(t, 3, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+		own, err := os.Open(os.DevNull)
+		require.NoError(t, err)
+		defer own.Close()
+		before := openFiles(t)
+		// Every number of files that may still be opened fails in another place.
+		for spare := range uint64(9) {
+			top, err := unix.FcntlInt(own.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the lowest free number
+			require.NoError(t, err)
+			require.NoError(t, unix.Close(top))
+			limit := unix.Rlimit{Cur: uint64(top) + spare, Max: old.Max}
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+			results := make([][]*os.File, len(groups))
+			failures := onAll(groups, func(g *Group) error {
+				var err error
+				results[g.Rank()], err = g.ExchangeFile(ctx, "few", own)
+				return err
+			})
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+			for _, files := range results {
+				require.NoError(t, closeFiles(files))
+			}
+			limited := 0
+			for rank, err := range failures {
+				require.Equalf(t, failures[0] == nil, err == nil, "rank %d: %v", rank, err)
+				var typed *FileLimitError
+				if errors.As(err, &typed) {
+					limited++
+					assert.Equal(t, limit.Cur, typed.Limit)
+				}
+			}
+			if failures[0] != nil {
+				require.Positivef(t, limited, "no rank had the typed error: %v", failures)
+			}
+			t.Logf("%d spare: %v", spare, failures[0])
+			requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+			requireOpenFiles(t, before)
+		}
+	})
+}
+
+// TestStrangersAtTheSocket sends what nobody expects to a rank's socket: it is closed, and exchanges go on.
+func TestStrangersAtTheSocket(t *testing.T) {
+	groups := newJob(t, 2, Options{})
+	ctx := testContext(t)
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+	c := groups[0].session.files.(*socketCarrier)
+	c.mu.Lock()
+	address := c.listener.Addr().String()
+	c.mu.Unlock()
+	before := openFiles(t)
+	tag := fileTag{group: worldName, sender: 1}
+	text, err := tag.encode()
+	require.NoError(t, err)
+	for _, message := range [][]byte{[]byte("x"), text, make([]byte, 2*tagLength)} {
+		for _, fds := range []int{0, 1, 3} {
+			conn, err := net.Dial("unixpacket", address)
+			require.NoError(t, err)
+			var rights []byte
+			if fds > 0 {
+				rights = unix.UnixRights(make([]int, fds)...)
+			}
+			_, _, err = conn.(*net.UnixConn).WriteMsgUnix(message, rights, nil)
+			require.NoError(t, err)
+			require.NoError(t, conn.Close())
+		}
+	}
+	silent, err := net.Dial("unixpacket", address)
+	require.NoError(t, err)
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+	require.NoError(t, silent.Close())
+	requireOpenFiles(t, before)
+}
+
+func TestTagRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tag := fileTag{
+			seq:    rapid.Uint64().Draw(t, "seq"),
+			sender: rapid.IntRange(0, MaxWorldSize-1).Draw(t, "sender"),
+			group:  rapid.StringN(0, 200, maxText).Draw(t, "group"),
+		}
+		copy(tag.nonce[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "nonce"))
+		text, err := tag.encode()
+		require.NoError(t, err)
+		again, err := decodeTag(text)
+		require.NoError(t, err)
+		require.Equal(t, tag, again)
+		cut := rapid.IntRange(0, len(text)-1).Draw(t, "cut")
+		_, err = decodeTag(text[:cut])
+		require.Error(t, err)
+		_, err = decodeTag(append(text, 0))
+		require.Error(t, err)
+	})
+	long := fileTag{group: string(make([]byte, math.MaxUint16))}
+	_, err := long.encode()
+	require.ErrorIs(t, err, ErrInvalid)
+}
+
+func FuzzTag(f *testing.F) {
+	for _, tag := range []fileTag{{}, {seq: 1, sender: 3, group: "world/0-3#1"}} {
+		text, err := tag.encode()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		tag, err := decodeTag(message)
+		if err != nil {
+			return
+		}
+		again, err := tag.encode()
+		require.NoError(t, err)
+		require.Equal(t, message, again)
+	})
+}
+
+// TestExchangeFileGivesUp leaves a rank alone in each round of an exchange.
+func TestExchangeFileGivesUp(t *testing.T) {
+	eachKind(t, 2, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+		before := openFiles(t)
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		_, err := groups[0].ExchangeFile(short, "alone", os.Stdin)
+		var missing *MissingRanksError
+		require.ErrorAs(t, err, &missing)
+		require.Equal(t, []int{1}, missing.Missing)
+		_, err = groups[1].ExchangeFile(ctx, "alone", os.Stdin)
+		var abandoned *AbandonedError
+		require.ErrorAs(t, err, &abandoned)
+		requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+		requireOpenFiles(t, before)
+	})
+}

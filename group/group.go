@@ -1,0 +1,426 @@
+package group
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// MaxBlob is the most bytes that one rank may bring to a collective call or store under one key: 16 MiB.
+const MaxBlob = 16 << 20
+
+// maxText bounds op texts, keys and the text of a failure, in bytes, so that one rank cannot flood the others' errors.
+const maxText = 4 << 10
+
+// Group is one rank's membership of a group of ranks. All methods may be called from several goroutines at once; see the
+// package documentation for the order of collective calls.
+type Group struct {
+	session *session
+	name    string
+	rank    int
+	members []Member
+	world   []int // the members' world ranks, ascending
+
+	seq atomic.Uint64 // the next collective call
+
+	state   atomic.Pointer[groupState]
+	lost    chan struct{} // closed when a member is lost
+	stopped chan struct{} // closed when a member is lost or the group is closed
+	over    chan struct{} // closed when the group is closed
+
+	mu     sync.Mutex
+	ended  bool           // closed on this rank
+	dead   bool           // a member is lost
+	opened map[string]int // how often a sub-group of these ranks was opened
+}
+
+// groupState is why a group works no more.
+type groupState struct{ err error }
+
+func newGroup(s *session, name string, rank int, members []Member, world []int) *Group {
+	return &Group{
+		session: s,
+		name:    name,
+		rank:    rank,
+		members: members,
+		world:   world,
+		lost:    make(chan struct{}),
+		stopped: make(chan struct{}),
+		over:    make(chan struct{}),
+		opened:  make(map[string]int),
+	}
+}
+
+// Rank gives this rank's number in the group, from 0.
+func (g *Group) Rank() int { return g.rank }
+
+// Size gives the number of ranks in the group.
+func (g *Group) Size() int { return len(g.world) }
+
+// Name gives the group's name, the same on every rank and unique in the job: "world", or its parent's name, the ranks it was
+// made of and how often, as in "world/0,2,5#1".
+func (g *Group) Name() string { return g.name }
+
+// Members gives a copy of what is known of each rank, by rank.
+func (g *Group) Members() []Member { return slices.Clone(g.members) }
+
+// Lost gives a channel that is closed when a member of the group is lost, or the service that the group depends on. It is not
+// closed by Close, nor when a member leaves.
+func (g *Group) Lost() <-chan struct{} { return g.lost }
+
+// Err gives nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one
+// atomic load, so that a kernel that spins may ask it again and again.
+func (g *Group) Err() error {
+	if s := g.state.Load(); s != nil {
+		return s.err
+	}
+	return nil
+}
+
+// fail marks the group as having lost a member. Only the first loss counts.
+func (g *Group) fail(err *PeerLostError) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended || g.dead {
+		return
+	}
+	g.dead = true
+	g.state.Store(&groupState{err: err})
+	close(g.lost)
+	close(g.stopped)
+}
+
+// end marks the group as closed on this rank, and reports whether it was not.
+func (g *Group) end() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended {
+		return false
+	}
+	g.ended = true
+	g.state.Store(&groupState{err: fmt.Errorf("group %s: %w", g.name, ErrClosed)})
+	if !g.dead {
+		close(g.stopped)
+	}
+	close(g.over)
+	return true
+}
+
+func (g *Group) isEnded() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.ended
+}
+
+// Close leaves the group. Calls that are under way on this rank end with ErrClosed; calls of other ranks that need this one
+// fail, but this rank does not count as lost. Closing the world group leaves the job and closes every group of the rank; on
+// rank 0, which serves the rendezvous for all, it blocks until every other rank has left or is lost, or until ctx ends: then it
+// ends the service for those that remain and returns a [*MissingRanksError] naming them. It is not collective. A second Close
+// is ErrClosed.
+func (g *Group) Close(ctx context.Context) error {
+	if !g.end() {
+		return fmt.Errorf("closing group %s: %w", g.name, ErrClosed)
+	}
+	s := g.session
+	if g.name != worldName {
+		s.remove(g)
+		s.transport.leaveGroup(g.name)
+		return nil
+	}
+	s.close()
+	err := s.transport.goodbye(ctx)
+	if filesErr := s.files.close(); err == nil {
+		err = filesErr
+	}
+	if err != nil {
+		return fmt.Errorf("closing group %s: %w", g.name, err)
+	}
+	return nil
+}
+
+// Abort declares this rank lost, at once: pending and later collective calls in all of its groups end with a [*PeerLostError]
+// that carries reason, on this rank too. It is for a rank that has failed in a way that its peers must not wait for. The groups
+// must still be closed. It is not collective and does not block.
+func (g *Group) Abort(reason string) {
+	s := g.session
+	s.mu.Lock()
+	closed := s.closed
+	l := &loss{worldRank: s.worldRank, reason: "this rank aborted: " + clip(reason)}
+	if !closed {
+		for _, own := range s.groups {
+			own.fail(own.peerLost(l))
+		}
+	}
+	s.mu.Unlock()
+	if !closed {
+		s.transport.abort("it aborted: " + clip(reason))
+	}
+}
+
+// AllGather brings data to every rank and gives every rank's data, by rank, this rank's own included. The ranks may bring
+// different sizes, up to [MaxBlob] bytes each. The result is the caller's. op names the call in errors and must be the same on
+// every rank. It is collective and blocks.
+func (g *Group) AllGather(ctx context.Context, op string, data []byte) ([][]byte, error) {
+	a := &arrival{kind: kindAllGather, op: clip(op)}
+	err := g.setData(a, data)
+	o, err := g.call(ctx, g.take(1), a, err)
+	if err != nil {
+		return nil, err
+	}
+	return o.copyBlobs(), nil
+}
+
+// Broadcast gives root's data to every rank, root included; other ranks' data is ignored. The result is the caller's. op and
+// root must be the same on every rank. It is collective and blocks until all ranks have come.
+func (g *Group) Broadcast(ctx context.Context, op string, root int, data []byte) ([]byte, error) {
+	if root < 0 || root >= g.Size() {
+		// The call is matched as any other, so that ranks that ask for a root inside the group learn of the mismatch.
+		bad := invalid(label(kindBroadcast, op), "root", root, fmt.Sprintf("0 to %d", g.Size()-1))
+		_, err := g.call(ctx, g.take(1), &arrival{kind: kindBroadcast, op: clip(op), root: root}, bad)
+		return nil, err
+	}
+	a := &arrival{kind: kindBroadcast, op: clip(op), root: root}
+	var err error
+	if g.rank == root {
+		err = g.setData(a, data)
+	}
+	o, err := g.call(ctx, g.take(1), a, err)
+	if err != nil {
+		return nil, err
+	}
+	return o.copyBlobs()[0], nil
+}
+
+// Barrier returns when every rank has called it. It is collective and blocks.
+func (g *Group) Barrier(ctx context.Context, op string) error {
+	_, err := g.call(ctx, g.take(1), &arrival{kind: kindBarrier, op: clip(op)}, nil)
+	return err
+}
+
+// Vote tells every rank whether all came through: it returns nil if every rank brought nil, else a [*VoteError] that names each
+// rank that failed with the text of its failure. On a rank that failed, errors.Is and errors.As reach its own failure too. It is
+// collective and blocks until all ranks have come.
+func (g *Group) Vote(ctx context.Context, op string, failure error) error {
+	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
+	return err
+}
+
+// Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks,
+// which are ranks of this group, ascending, without repetition, and contain the caller. A rank's number in the new group is its
+// index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. It blocks until all of them have
+// come. Close the group when it is no longer needed.
+func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
+	rank := -1
+	for i, r := range ranks {
+		if r < 0 || r >= g.Size() {
+			return nil, invalid("Sub", "ranks", r, fmt.Sprintf("ranks of group %s, 0 to %d", g.name, g.Size()-1))
+		}
+		if i > 0 && ranks[i-1] >= r {
+			return nil, invalid("Sub", "ranks", ranks, "ascending ranks without repetition")
+		}
+		if r == g.rank {
+			rank = i
+		}
+	}
+	if rank < 0 {
+		return nil, invalid("Sub", "ranks", ranks, fmt.Sprintf("ranks that contain the caller, %d; other ranks do not call", g.rank))
+	}
+	if err := g.Err(); errors.Is(err, ErrClosed) {
+		return nil, err
+	}
+	key := subKey(ranks)
+	g.mu.Lock()
+	g.opened[key]++
+	name := fmt.Sprintf("%s/%s#%d", g.name, key, g.opened[key])
+	g.mu.Unlock()
+
+	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
+	for i, r := range ranks {
+		members[i], world[i] = g.members[r], g.world[r]
+	}
+	sub := newGroup(g.session, name, rank, members, world)
+	if err := g.session.add(sub); err != nil {
+		return nil, fmt.Errorf("opening group %s: %w", name, err)
+	}
+	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, nil); err != nil {
+		sub.end()
+		g.session.remove(sub)
+		return nil, fmt.Errorf("opening group %s: %w", name, err)
+	}
+	return sub, nil
+}
+
+// subKey gives the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
+func subKey(ranks []int) string {
+	const longest = 80
+	key := foldRanks(ranks, ",")
+	if len(key) <= longest {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return fmt.Sprintf("%d-ranks-%s", len(ranks), hex.EncodeToString(sum[:8]))
+}
+
+// take gives the first of n sequence numbers for a call that is made of n rounds.
+func (g *Group) take(n uint64) uint64 { return g.seq.Add(n) - n }
+
+// setData gives the arrival a rank's data, or says why it is refused. A refused rank still comes to the call, so that the
+// others are not left waiting.
+func (g *Group) setData(a *arrival, data []byte) error {
+	if len(data) > MaxBlob {
+		return invalid(label(a.kind, a.op), "len(data)", len(data), fmt.Sprintf("at most %d bytes a rank; split larger data", MaxBlob))
+	}
+	a.data = data
+	return nil
+}
+
+// call takes part in round seq. A failure of this rank makes the round fail on all ranks when all have come.
+func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (*outcome, error) {
+	if err := g.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
+	}
+	if local != nil {
+		a.refused, a.refusal, a.data = true, clip(local.Error()), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
+	defer cancel()
+	started := time.Now()
+	result := make(outcomeChan, 1)
+	a.to = result
+	g.session.transport.arrive(g.name, seq, a)
+	var o *outcome
+	select {
+	case o = <-result:
+	case <-g.stopped:
+		o = g.afterStop(result)
+	case <-ctx.Done():
+		reason := fmt.Sprintf("%v after %v", context.Cause(ctx), time.Since(started).Round(time.Millisecond))
+		g.session.transport.abandon(g.name, seq, reason)
+		o = g.afterAbandon(result)
+	}
+	if o == nil {
+		if err := g.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
+		}
+		return nil, &MissingRanksError{Op: label(a.kind, a.op), Size: g.Size(), Waited: time.Since(started), Err: ctx.Err()}
+	}
+	if o.failure != nil {
+		return nil, g.errorOf(seq, a, o.failure, local, ctx.Err(), time.Since(started))
+	}
+	return o, nil
+}
+
+// afterStop prefers an outcome that has come to the news that the group works no more.
+func (g *Group) afterStop(result outcomeChan) *outcome {
+	select {
+	case o := <-result:
+		return o
+	default:
+		return nil
+	}
+}
+
+// afterAbandon waits for the hub's word on a round that this rank gave up: it names the missing ranks, or it is the outcome
+// that was on its way.
+func (g *Group) afterAbandon(result outcomeChan) *outcome {
+	grace := time.NewTimer(graceTimeout)
+	defer grace.Stop()
+	select {
+	case o := <-result:
+		return o
+	case <-g.stopped:
+		return g.afterStop(result)
+	case <-grace.C:
+		return nil
+	}
+}
+
+// errorOf turns a round's failure into this rank's error.
+func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error, waited time.Duration) error {
+	op := label(a.kind, a.op)
+	switch f.kind {
+	case failGaveUp:
+		if f.rank != g.rank {
+			return &AbandonedError{Op: op, Rank: f.rank, Missing: f.missing, Reason: f.text}
+		}
+		if ctxErr == nil { // it cannot be: only this call's context gives up for this rank
+			ctxErr = context.Canceled
+		}
+		return &MissingRanksError{Op: op, Missing: f.missing, Size: g.Size(), Waited: waited, Err: ctxErr}
+	case failMismatch:
+		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
+	case failRefused:
+		return &VoteError{Op: op, Failures: f.failures, Local: local}
+	case failLost, failLeft, failClosed, failInvalid:
+		return fmt.Errorf("%s: %w", op, g.failureError(f))
+	}
+	return fmt.Errorf("%s: the service failed in a way that this version does not know (%d)", op, f.kind)
+}
+
+// failureError turns the failures that say nothing of a round into errors.
+func (g *Group) failureError(f *failure) error {
+	switch f.kind {
+	case failLost:
+		return g.peerLost(f.lost)
+	case failLeft:
+		lost := &PeerLostError{Group: g.name, Rank: f.rank, Reason: "it has left the group"}
+		if f.rank >= 0 && f.rank < len(g.members) {
+			lost.Host, lost.PID = g.members[f.rank].Host, g.members[f.rank].PID
+		}
+		return lost
+	case failClosed:
+		return fmt.Errorf("group %s: %w", g.name, ErrClosed)
+	case failInvalid:
+		return fmt.Errorf("%w: %s", ErrInvalid, f.text)
+	case failGaveUp, failMismatch, failRefused:
+	}
+	return fmt.Errorf("the service failed in a way that this version does not know (%d)", f.kind)
+}
+
+// peerLost says in this group's ranks who was lost.
+func (g *Group) peerLost(l *loss) *PeerLostError {
+	name, rank := g.name, slices.Index(g.world, l.worldRank)
+	if rank < 0 { // the service's host
+		name, rank = worldName, l.worldRank
+	}
+	return &PeerLostError{Group: name, Rank: rank, Host: l.host, PID: l.pid, Reason: l.reason}
+}
+
+func invalid(op, arg string, value any, allowed string) error {
+	return errs.Invalid(op, arg, value, allowed)
+}
+
+// copyBlobs gives blobs that the caller may change: those of an outcome in this process are shared by all ranks.
+func (o *outcome) copyBlobs() [][]byte {
+	if o.own {
+		return o.blobs
+	}
+	total := 0
+	for _, b := range o.blobs {
+		total += len(b)
+	}
+	all := make([]byte, 0, total)
+	blobs := make([][]byte, len(o.blobs))
+	for i, b := range o.blobs {
+		all = append(all, b...)
+		blobs[i] = all[len(all)-len(b) : len(all) : len(all)]
+	}
+	return blobs
+}
+
+// clip bounds a text that goes to other ranks, and makes it valid UTF-8.
+func clip(text string) string {
+	if len(text) > maxText {
+		text = text[:maxText] + "…"
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}

@@ -1,0 +1,578 @@
+package group
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// kind is what a collective call does.
+type kind int
+
+const (
+	kindBarrier   kind = iota + 1 // nobody gets data
+	kindAllGather                 // everybody gets everybody's data
+	kindBroadcast                 // everybody gets the root's data
+	kindVote                      // a barrier that fails when a rank says so
+	kindJoin                      // the all-gather that opens the world group
+	kindSub                       // the barrier that opens a sub-group
+)
+
+// String gives the word that errors use.
+func (k kind) String() string {
+	switch k {
+	case kindBarrier:
+		return "barrier"
+	case kindAllGather:
+		return "all-gather"
+	case kindBroadcast:
+		return "broadcast"
+	case kindVote:
+		return "vote"
+	case kindJoin:
+		return "join"
+	case kindSub:
+		return "sub-group"
+	}
+	return fmt.Sprintf("kind(%d)", int(k))
+}
+
+// label names a collective call in errors: `all-gather "rendezvous 3"`.
+func label(k kind, op string) string { return fmt.Sprintf("%v %q", k, op) }
+
+// maxTombstones is how many failed rounds of one group the hub remembers one by one for ranks that come late.
+const maxTombstones = 64
+
+const worldName = "world"
+
+// hub is where the ranks of a job meet: a state machine in memory that knows of no network, no clock and no goroutine. Each
+// method takes the lock, changes the state and hands out the answers that follow from it, in order, to receivers that must not
+// block and must not call the hub.
+type hub struct {
+	mu      sync.Mutex
+	ranks   []hubRank
+	present int // ranks that are attached now
+	groups  map[string]*hubGroup
+	idle    []chan struct{} // closed when no rank is attached any more
+}
+
+// rankState is where a rank is in its life: absent, present, then left or lost for ever.
+type rankState int
+
+const (
+	rankAbsent rankState = iota
+	rankPresent
+	rankLeft
+	rankLost
+)
+
+type hubRank struct {
+	state  rankState
+	member Member
+	events eventReceiver
+}
+
+// loss says which rank was lost, to whom it matters and what was seen.
+type loss struct {
+	worldRank int
+	host      string
+	pid       int
+	reason    string
+	groups    []string // the groups that it was in
+}
+
+// eventReceiver takes news that no request asked for.
+type eventReceiver interface {
+	receiveLoss(l *loss)
+}
+
+// outcomeReceiver takes the outcome of a collective call, exactly once.
+type outcomeReceiver interface {
+	receiveOutcome(group string, seq uint64, o *outcome)
+}
+
+// arrival is one rank's part of a collective call.
+type arrival struct {
+	kind    kind
+	op      string
+	root    int
+	data    []byte // not changed any more
+	refused bool   // this rank failed; the call fails everywhere when all have come
+	refusal string
+	members []int // only for kindSub: the world ranks of the group to be opened
+	to      outcomeReceiver
+}
+
+// value is what a MismatchError lists.
+func (a *arrival) value() string {
+	if a.kind == kindBroadcast {
+		return fmt.Sprintf("%s from root %d", label(a.kind, a.op), a.root)
+	}
+	return label(a.kind, a.op)
+}
+
+func (a *arrival) matches(b *arrival) bool {
+	return a.kind == b.kind && a.op == b.op && a.root == b.root
+}
+
+// outcome is the end of a collective call, the same for every rank. It is not changed once handed out.
+type outcome struct {
+	blobs   [][]byte // by rank for an all-gather, the root's alone for a broadcast
+	failure *failure
+	own     bool // made for one rank: the blobs are nobody else's
+
+	frames frameCache // its form on the wire, made at most once for all ranks
+}
+
+// failureKind says why a call failed.
+type failureKind int
+
+const (
+	failGaveUp   failureKind = iota + 1 // rank gave up; missing had not come
+	failMismatch                        // values by rank
+	failRefused                         // failures by rank
+	failLost                            // lost
+	failLeft                            // rank left the group
+	failClosed                          // the asking rank has left the group itself
+	failInvalid                         // text
+)
+
+type failure struct {
+	kind     failureKind
+	rank     int // in the group
+	text     string
+	missing  []int
+	values   []string
+	failures []RankFailure
+	lost     *loss
+}
+
+// hubGroup is the state of one group.
+type hubGroup struct {
+	name    string
+	members []int // world ranks, ascending
+	away    []bool
+	nAway   int
+	opened  bool  // its first round has completed
+	lost    *loss // the first member that was lost
+	rounds  map[uint64]*round
+	failed  []uint64 // failed rounds that some rank has yet to come to, oldest first
+	buried  uint64   // failed rounds below this number are no longer kept one by one
+	store   map[string][]byte
+	waiting map[string][]getWaiter
+}
+
+// round is one collective call under way, or one that failed and that some ranks have yet to come to.
+type round struct {
+	arrivals []*arrival // by rank; nil once failed
+	came     int
+	first    *arrival
+	mismatch bool
+	failed   *outcome
+}
+
+// newHub makes a hub for size ranks, none attached, with the world group of all of them.
+func newHub(size int) *hub {
+	h := &hub{ranks: make([]hubRank, size), groups: make(map[string]*hubGroup)}
+	world := make([]int, size)
+	for i := range world {
+		world[i] = i
+	}
+	h.groups[worldName] = newHubGroup(worldName, world)
+	return h
+}
+
+func newHubGroup(name string, members []int) *hubGroup {
+	return &hubGroup{
+		name:    name,
+		members: members,
+		away:    make([]bool, len(members)),
+		rounds:  make(map[uint64]*round),
+		store:   make(map[string][]byte),
+		waiting: make(map[string][]getWaiter),
+	}
+}
+
+// rankOf gives the rank in the group, or -1.
+func (g *hubGroup) rankOf(worldRank int) int {
+	if i, ok := slices.BinarySearch(g.members, worldRank); ok {
+		return i
+	}
+	return -1
+}
+
+// attach makes a rank present. It gives the state that forbids it, or rankPresent if m is present now.
+func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := &h.ranks[m.WorldRank]
+	if r.state != rankAbsent {
+		return r.state, false
+	}
+	*r = hubRank{state: rankPresent, member: m, events: events}
+	h.present++
+	return rankAbsent, true
+}
+
+// arrive is one rank's coming to collective call seq of a group.
+func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g := h.groups[group]
+	if g == nil && a.kind == kindSub {
+		g = h.open(group, a.members)
+	}
+	f := h.refuse(g, worldRank, a)
+	if f == nil && seq < g.buried && g.rounds[seq] == nil {
+		f = &failure{kind: failGaveUp, rank: -1,
+			text: fmt.Sprintf("collective call %d of this group failed long ago, before this rank came to it", seq)}
+	}
+	if f != nil {
+		a.to.receiveOutcome(group, seq, &outcome{failure: f})
+		return
+	}
+	rank := g.rankOf(worldRank)
+	r := g.rounds[seq]
+	if r == nil {
+		r = &round{arrivals: make([]*arrival, len(g.members)), first: a}
+		g.rounds[seq] = r
+	}
+	if r.failed != nil {
+		r.came++
+		a.to.receiveOutcome(group, seq, r.failed)
+		if r.came == len(g.members) {
+			h.forget(g, seq)
+		}
+		return
+	}
+	if r.arrivals[rank] != nil {
+		a.to.receiveOutcome(group, seq, &outcome{failure: &failure{kind: failInvalid,
+			text: fmt.Sprintf("rank %d came twice to collective call %d of group %s", rank, seq, group)}})
+		return
+	}
+	r.arrivals[rank] = a
+	r.came++
+	if !a.matches(r.first) {
+		r.mismatch = true
+	}
+	if r.came == len(g.members) {
+		h.finish(g, seq, r)
+		return
+	}
+	if left := g.leftBehind(r); left >= 0 {
+		h.fail(g, seq, r, &failure{kind: failLeft, rank: left})
+	}
+}
+
+// open makes a sub-group at the first arrival, or gives nil if members cannot be one.
+func (h *hub) open(name string, members []int) *hubGroup {
+	for i, m := range members {
+		if m < 0 || m >= len(h.ranks) || i > 0 && members[i-1] >= m {
+			return nil
+		}
+	}
+	g := newHubGroup(name, members)
+	for i, m := range members {
+		switch r := &h.ranks[m]; r.state {
+		case rankLost:
+			g.markAway(i)
+			if g.lost == nil {
+				g.lost = &loss{worldRank: m, host: r.member.Host, pid: r.member.PID, reason: "it was lost before the group was opened"}
+			}
+		case rankLeft:
+			g.markAway(i)
+		case rankAbsent, rankPresent:
+		}
+	}
+	if g.lost == nil { // a group that can never be opened is not worth keeping
+		h.groups[name] = g
+	}
+	return g
+}
+
+// refuse says why a rank may not take part in the group, or nil.
+func (h *hub) refuse(g *hubGroup, worldRank int, a *arrival) *failure {
+	switch {
+	case g == nil:
+		return &failure{kind: failClosed}
+	case g.rankOf(worldRank) < 0:
+		return &failure{kind: failInvalid, text: fmt.Sprintf("world rank %d is no member of group %s", worldRank, g.name)}
+	case a.kind == kindSub && !slices.Equal(g.members, a.members):
+		return &failure{kind: failInvalid, text: fmt.Sprintf("group %s has other members", g.name)}
+	case g.lost != nil:
+		return &failure{kind: failLost, lost: g.lost}
+	case g.away[g.rankOf(worldRank)]:
+		return &failure{kind: failClosed}
+	}
+	return nil
+}
+
+// leftBehind gives a rank that has left the group and will never come to the round, or -1.
+func (g *hubGroup) leftBehind(r *round) int {
+	if g.nAway == 0 {
+		return -1
+	}
+	for rank, away := range g.away {
+		if away && r.arrivals[rank] == nil {
+			return rank
+		}
+	}
+	return -1
+}
+
+func (g *hubGroup) markAway(rank int) {
+	if !g.away[rank] {
+		g.away[rank] = true
+		g.nAway++
+	}
+}
+
+// finish ends a round that everybody has come to.
+func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
+	o := &outcome{}
+	switch {
+	case r.mismatch:
+		o.failure = r.mismatchFailure()
+	case slices.ContainsFunc(r.arrivals, func(a *arrival) bool { return a.refused }):
+		o.failure = &failure{kind: failRefused}
+		for rank, a := range r.arrivals {
+			if a.refused {
+				o.failure.failures = append(o.failure.failures, RankFailure{Rank: rank, Text: a.refusal})
+			}
+		}
+	case r.first.kind == kindAllGather || r.first.kind == kindJoin:
+		o.blobs = make([][]byte, len(r.arrivals))
+		for rank, a := range r.arrivals {
+			o.blobs[rank] = a.data
+		}
+	case r.first.kind == kindBroadcast && (r.first.root < 0 || r.first.root >= len(r.arrivals)):
+		o.failure = &failure{kind: failInvalid, text: fmt.Sprintf("root %d is not in a group of %d", r.first.root, len(r.arrivals))}
+	case r.first.kind == kindBroadcast:
+		o.blobs = [][]byte{r.arrivals[r.first.root].data}
+	}
+	g.opened = g.opened || o.failure == nil
+	delete(g.rounds, seq)
+	if !g.opened && g.name != worldName {
+		delete(h.groups, g.name) // nobody got this group
+	}
+	for _, a := range r.arrivals {
+		a.to.receiveOutcome(g.name, seq, o)
+	}
+}
+
+// fail ends a round that some ranks have not come to, and keeps the failure for them.
+func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
+	if r.mismatch && f.kind == failGaveUp {
+		f = r.mismatchFailure()
+	}
+	o := &outcome{failure: f}
+	for _, a := range r.arrivals {
+		if a != nil {
+			a.to.receiveOutcome(g.name, seq, o)
+		}
+	}
+	*r = round{came: r.came, failed: o}
+	g.failed = append(g.failed, seq)
+	if len(g.failed) > maxTombstones {
+		oldest := g.failed[0]
+		g.failed = slices.Delete(g.failed, 0, 1)
+		delete(g.rounds, oldest)
+		g.buried = max(g.buried, oldest+1)
+	}
+}
+
+// forget drops a failed round that every rank has come to.
+func (h *hub) forget(g *hubGroup, seq uint64) {
+	delete(g.rounds, seq)
+	if i := slices.Index(g.failed, seq); i >= 0 {
+		g.failed = slices.Delete(g.failed, i, i+1)
+	}
+	if !g.opened && g.name != worldName {
+		delete(h.groups, g.name)
+	}
+}
+
+func (r *round) missing() []int {
+	missing := make([]int, 0, len(r.arrivals)-r.came)
+	for rank, a := range r.arrivals {
+		if a == nil {
+			missing = append(missing, rank)
+		}
+	}
+	return missing
+}
+
+func (r *round) mismatchFailure() *failure {
+	values := make([]string, len(r.arrivals))
+	for rank, a := range r.arrivals {
+		if a == nil {
+			values[rank] = "has not come"
+		} else {
+			values[rank] = a.value()
+		}
+	}
+	return &failure{kind: failMismatch, values: values}
+}
+
+// abandon makes a round fail because one rank waits no longer. It does nothing if the round has ended: then its outcome is
+// already on the way.
+func (h *hub) abandon(worldRank int, group string, seq uint64, reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g := h.groups[group]
+	if g == nil {
+		return
+	}
+	r, rank := g.rounds[seq], g.rankOf(worldRank)
+	if r == nil || r.failed != nil || rank < 0 || r.arrivals[rank] == nil {
+		return
+	}
+	h.fail(g, seq, r, &failure{kind: failGaveUp, rank: rank, text: reason, missing: r.missing()})
+}
+
+// leaveGroup takes a rank out of one group. It is not lost, but calls that need it fail.
+func (h *hub) leaveGroup(worldRank int, group string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if g := h.groups[group]; g != nil && g.rankOf(worldRank) >= 0 {
+		h.partLocked(g, g.rankOf(worldRank))
+	}
+}
+
+func (h *hub) partLocked(g *hubGroup, rank int) {
+	if g.away[rank] {
+		return
+	}
+	g.markAway(rank)
+	h.dropWaiters(g, g.members[rank])
+	if g.nAway == len(g.members) {
+		delete(h.groups, g.name)
+	}
+	for _, seq := range g.liveRounds() {
+		if r := g.rounds[seq]; r.arrivals[rank] == nil {
+			h.fail(g, seq, r, &failure{kind: failLeft, rank: rank})
+		}
+	}
+}
+
+// liveRounds gives the rounds that have not failed, in order, so that answers go out in order too.
+func (g *hubGroup) liveRounds() []uint64 {
+	var live []uint64
+	for seq, r := range g.rounds {
+		if r.failed == nil {
+			live = append(live, seq)
+		}
+	}
+	slices.Sort(live)
+	return live
+}
+
+// leave takes a rank out of the job.
+func (h *hub) leave(worldRank int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ranks[worldRank].state != rankPresent {
+		return
+	}
+	for _, g := range h.groupsOf(worldRank) {
+		h.partLocked(g, g.rankOf(worldRank))
+	}
+	h.detach(worldRank, rankLeft)
+}
+
+// lose declares a present rank lost: every call that needs it ends, and all present ranks are told.
+func (h *hub) lose(worldRank int, reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := &h.ranks[worldRank]
+	if r.state != rankPresent {
+		return
+	}
+	l := &loss{worldRank: worldRank, host: r.member.Host, pid: r.member.PID, reason: reason}
+	groups := slices.DeleteFunc(h.groupsOf(worldRank), func(g *hubGroup) bool { return g.away[g.rankOf(worldRank)] })
+	for _, g := range groups { // all of them before the first answer goes out: from then on the loss is not changed
+		l.groups = append(l.groups, g.name)
+	}
+	for _, g := range groups {
+		g.markAway(g.rankOf(worldRank))
+		h.dropWaiters(g, worldRank)
+		if g.lost == nil {
+			g.lost = l
+		}
+		f := &failure{kind: failLost, lost: l}
+		for _, seq := range g.liveRounds() {
+			o := &outcome{failure: f}
+			for _, a := range g.rounds[seq].arrivals {
+				if a != nil {
+					a.to.receiveOutcome(g.name, seq, o)
+				}
+			}
+		}
+		g.rounds, g.failed = make(map[uint64]*round), nil // every later arrival gets the loss instead
+		h.failWaiters(g, f)
+		if g.nAway == len(g.members) || !g.opened && g.name != worldName {
+			delete(h.groups, g.name)
+		}
+	}
+	h.detach(worldRank, rankLost)
+	for i := range h.ranks {
+		if h.ranks[i].state == rankPresent {
+			h.ranks[i].events.receiveLoss(l)
+		}
+	}
+}
+
+// groupsOf gives the groups that a rank is a member of, by name, so that news goes out in the same order every time.
+func (h *hub) groupsOf(worldRank int) []*hubGroup {
+	var groups []*hubGroup
+	for _, g := range h.groups {
+		if g.rankOf(worldRank) >= 0 {
+			groups = append(groups, g)
+		}
+	}
+	slices.SortFunc(groups, func(a, b *hubGroup) int {
+		if a.name < b.name {
+			return -1
+		}
+		return 1
+	})
+	return groups
+}
+
+func (h *hub) detach(worldRank int, state rankState) {
+	h.ranks[worldRank].state = state
+	h.ranks[worldRank].events = nil
+	h.present--
+	if h.present == 0 {
+		for _, c := range h.idle {
+			close(c)
+		}
+		h.idle = nil
+	}
+}
+
+// gone gives a channel that is closed when no rank is attached.
+func (h *hub) gone() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := make(chan struct{})
+	if h.present == 0 {
+		close(c)
+	} else {
+		h.idle = append(h.idle, c)
+	}
+	return c
+}
+
+// attached gives the ranks that are present, ascending.
+func (h *hub) attached() []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ranks := []int{}
+	for i := range h.ranks {
+		if h.ranks[i].state == rankPresent {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}

@@ -1,0 +1,197 @@
+package group
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// verb is what a store request does.
+type verb int
+
+const (
+	verbSet verb = iota + 1
+	verbGet
+	verbTryGet
+	verbAdd
+	verbCompareAndSwap
+	verbDelete
+)
+
+// String gives the word that errors use.
+func (v verb) String() string {
+	switch v {
+	case verbSet:
+		return "set"
+	case verbGet:
+		return "get"
+	case verbTryGet:
+		return "try-get"
+	case verbAdd:
+		return "add"
+	case verbCompareAndSwap:
+		return "compare-and-swap"
+	case verbDelete:
+		return "delete"
+	}
+	return fmt.Sprintf("verb(%d)", int(v))
+}
+
+// storeRequest asks for one thing of a group's store. Its slices are not changed any more.
+type storeRequest struct {
+	id      uint64 // unique among the rank's requests that are under way
+	verb    verb
+	key     string
+	value   []byte // set, compare-and-swap: the new value
+	old     []byte // compare-and-swap: the expected value
+	hasOld  bool   // compare-and-swap: false if the key is expected to be absent
+	delta   int64  // add
+	replyTo storeReceiver
+}
+
+// storeReply answers a storeRequest. Its value is not changed any more.
+type storeReply struct {
+	id      uint64
+	value   []byte // get, try-get; compare-and-swap: what is there now
+	found   bool   // whether value is one; delete: whether there was one; compare-and-swap: see swapped
+	swapped bool
+	number  int64 // add: the sum
+	failure *failure
+}
+
+// storeReceiver takes the reply to a store request, at most once.
+type storeReceiver interface {
+	receiveReply(r *storeReply)
+}
+
+// getWaiter is a Get whose key nobody has set yet.
+type getWaiter struct {
+	worldRank int
+	id        uint64
+	to        storeReceiver
+}
+
+// request does what req asks for, for one rank in one group. A Get of an absent key is answered when the key is set.
+func (h *hub) request(worldRank int, group string, req *storeRequest) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	reply := &storeReply{id: req.id}
+	g := h.groups[group]
+	switch {
+	case g == nil:
+		reply.failure = &failure{kind: failClosed}
+	case g.rankOf(worldRank) < 0:
+		reply.failure = &failure{kind: failInvalid, text: fmt.Sprintf("world rank %d is no member of group %s", worldRank, group)}
+	case g.away[g.rankOf(worldRank)]:
+		reply.failure = &failure{kind: failClosed}
+	default:
+		if reply = g.do(req, reply); reply == nil {
+			g.waiting[req.key] = append(g.waiting[req.key], getWaiter{worldRank: worldRank, id: req.id, to: req.replyTo})
+			return
+		}
+	}
+	req.replyTo.receiveReply(reply)
+}
+
+// do fills in the reply, or gives nil if the rank must wait.
+func (g *hubGroup) do(req *storeRequest, reply *storeReply) *storeReply {
+	present, ok := g.store[req.key]
+	switch req.verb {
+	case verbSet:
+		g.put(req.key, req.value)
+	case verbGet:
+		if !ok && g.lost == nil {
+			return nil
+		}
+		if !ok { // whoever would set it may be the one that is lost
+			reply.failure = &failure{kind: failLost, lost: g.lost}
+		}
+		reply.value, reply.found = present, ok
+	case verbTryGet:
+		reply.value, reply.found = present, ok
+	case verbAdd:
+		sum, err := addTo(present, ok, req.delta)
+		if err != nil {
+			reply.failure = &failure{kind: failInvalid, text: err.Error()}
+			break
+		}
+		g.put(req.key, strconv.AppendInt(nil, sum, 10))
+		reply.number = sum
+	case verbCompareAndSwap:
+		if ok == req.hasOld && bytes.Equal(present, req.old) {
+			g.put(req.key, req.value)
+			present, ok, reply.swapped = req.value, true, true
+		}
+		reply.value, reply.found = present, ok
+	case verbDelete:
+		delete(g.store, req.key)
+		reply.found = ok
+	default:
+		reply.failure = &failure{kind: failInvalid, text: fmt.Sprintf("the store knows no %v", req.verb)}
+	}
+	return reply
+}
+
+// addTo gives the number that value spells plus delta; an absent value is 0.
+func addTo(value []byte, ok bool, delta int64) (int64, error) {
+	if !ok {
+		return delta, nil
+	}
+	n, err := strconv.ParseInt(string(value), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the value is no decimal number that Add could add to: %w", err)
+	}
+	sum := n + delta
+	if (sum > n) != (delta > 0) && delta != 0 {
+		return 0, fmt.Errorf("%d + %d does not fit in 64 bits", n, delta)
+	}
+	return sum, nil
+}
+
+// put stores the value and answers whoever waited for it.
+func (g *hubGroup) put(key string, value []byte) {
+	if value == nil {
+		value = []byte{}
+	}
+	g.store[key] = value
+	for _, w := range g.waiting[key] {
+		w.to.receiveReply(&storeReply{id: w.id, value: value, found: true})
+	}
+	delete(g.waiting, key)
+}
+
+// cancelGet takes a waiting Get back. It is answered no more.
+func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if g := h.groups[group]; g != nil {
+		g.removeWaiters(key, func(w getWaiter) bool { return w.worldRank == worldRank && w.id == id })
+	}
+}
+
+// dropWaiters takes back every waiting Get of a rank that is gone.
+func (h *hub) dropWaiters(g *hubGroup, worldRank int) {
+	for key := range g.waiting {
+		g.removeWaiters(key, func(w getWaiter) bool { return w.worldRank == worldRank })
+	}
+}
+
+func (g *hubGroup) removeWaiters(key string, gone func(getWaiter) bool) {
+	rest := slices.DeleteFunc(g.waiting[key], gone)
+	if len(rest) == 0 {
+		delete(g.waiting, key)
+	} else {
+		g.waiting[key] = rest
+	}
+}
+
+// failWaiters answers every waiting Get of the group with f.
+func (h *hub) failWaiters(g *hubGroup, f *failure) {
+	for key, waiters := range g.waiting {
+		for _, w := range waiters {
+			w.to.receiveReply(&storeReply{id: w.id, failure: f})
+		}
+		delete(g.waiting, key)
+	}
+}

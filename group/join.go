@@ -1,0 +1,192 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/symmem/symmem/group/internal/pb"
+)
+
+// Join makes this process a rank of a job and gives its world group. It is collective: it blocks until every rank of the world
+// has joined, or until ctx or [Options].Timeout ends, and then returns a [*MissingRanksError] naming the ranks that had not come
+// or, when the service itself was not reached, a [*ConnectError]. A rank that the job will not have gets a [*RefusedError] at
+// once, and disturbs nobody.
+//
+// Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close].
+func Join(ctx context.Context, opts *Options) (*Group, error) {
+	o, err := opts.checked()
+	if err != nil {
+		if opts != nil && opts.Listener != nil {
+			err = errors.Join(err, opts.Listener.Close())
+		}
+		return nil, err
+	}
+	g, err := join(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("joining job %q as rank %d of %d: %w", o.Job, o.Rank, o.WorldSize, err)
+	}
+	return g, nil
+}
+
+func join(ctx context.Context, o *Options) (*Group, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	m := thisProcess(o.Rank, o.LocalRank, o.BootID)
+	s := newSession(o.Rank, o.Timeout, o.Logger)
+	world := make([]int, o.WorldSize)
+	for i := range world {
+		world[i] = i
+	}
+	g := newGroup(s, worldName, o.Rank, nil, world)
+	if err := s.add(g); err != nil {
+		return nil, err
+	}
+	s.files = newFileCarrier(s)
+	var err error
+	if o.Rank == 0 {
+		s.transport, err = host(ctx, s, m, o)
+	} else if err = checkAddress(ctx, o); err == nil {
+		s.transport, err = connect(ctx, s, m, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := meet(ctx, g, m); err != nil {
+		s.close()
+		// The others are told why before the connection ends; that takes no longer than a moment.
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
+		defer cancel()
+		if bye := s.transport.goodbye(grace); bye != nil {
+			s.logger.Debug("leaving a job that was not joined", "error", bye)
+		}
+		return nil, err
+	}
+	s.logger.Debug("joined", "job", o.Job, "restart", o.Restart, "world", o.WorldSize)
+	return g, nil
+}
+
+// meet is the all-gather that opens the world: every rank learns of every other.
+func meet(ctx context.Context, g *Group, m Member) error {
+	own, err := proto.Marshal(m.toWire())
+	if err != nil {
+		return fmt.Errorf("encoding the member: %w", err)
+	}
+	o, err := g.call(ctx, g.take(1), &arrival{kind: kindJoin, op: worldName, data: own}, nil)
+	if err != nil {
+		return err
+	}
+	members := make([]Member, len(o.blobs))
+	for rank, blob := range o.blobs {
+		var w pb.Member
+		if err := proto.Unmarshal(blob, &w); err != nil {
+			return fmt.Errorf("decoding rank %d: %w", rank, err)
+		}
+		members[rank] = memberFromWire(&w)
+		members[rank].WorldRank = rank
+	}
+	g.session.mu.Lock()
+	g.members = members
+	g.session.mu.Unlock()
+	return nil
+}
+
+// hostTransport is rank 0's: the hub is in its own process, and it serves it to the others.
+type hostTransport struct {
+	localTransport
+	service *service // nil in a world of one
+}
+
+// host makes the hub, and serves it where there are other ranks.
+func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport, error) {
+	t := &hostTransport{localTransport: localTransport{hub: newHub(o.WorldSize), worldRank: 0}}
+	if _, ok := t.hub.attach(m, s); !ok {
+		return nil, errors.New("attaching rank 0 to a new hub")
+	}
+	l := o.Listener
+	if o.WorldSize == 1 {
+		if l != nil {
+			if err := l.Close(); err != nil {
+				return nil, fmt.Errorf("closing the listener, which a world of one does not need: %w", err)
+			}
+		}
+		return t, nil
+	}
+	if l == nil {
+		if err := checkAddress(ctx, o); err != nil {
+			return nil, err
+		}
+		var config net.ListenConfig
+		var err error
+		if l, err = config.Listen(ctx, "tcp", o.Addr); err != nil {
+			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port?): %w", o.Addr, errors.Join(ErrUnavailable, err))
+		}
+	}
+	if a, ok := l.Addr().(*net.TCPAddr); ok && o.Token == "" && !a.IP.IsLoopback() {
+		return nil, errors.Join(notLoopback("Listener", l.Addr().String()), l.Close())
+	}
+	var err error
+	t.service, err = startService(l, t.hub, o)
+	return t, err
+}
+
+// goodbye takes rank 0 out of the job, and ends the service when nobody needs it any more or ctx ends.
+func (t *hostTransport) goodbye(ctx context.Context) error {
+	started := time.Now()
+	t.hub.leave(0)
+	if t.service == nil {
+		return nil
+	}
+	defer t.service.stop()
+	select {
+	case <-t.hub.gone():
+		t.service.drain()
+		return nil
+	case <-ctx.Done():
+		missing := t.hub.attached()
+		if len(missing) == 0 {
+			return nil
+		}
+		return &MissingRanksError{Op: "ending the rendezvous service", Missing: missing, Size: len(t.hub.ranks),
+			Waited: time.Since(started), Err: ctx.Err()}
+	}
+}
+
+// checkAddress refuses to serve or to look for the service anywhere but on this host without a token: anyone could be there.
+func checkAddress(ctx context.Context, o *Options) error {
+	if o.Token != "" {
+		return nil
+	}
+	hostname, port, err := net.SplitHostPort(o.Addr)
+	if err != nil {
+		return invalid("Join", "Addr", o.Addr, "host:port")
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		if _, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil {
+			return invalid("Join", "Addr", o.Addr, "host:port with a port from 0 to 65535")
+		}
+	}
+	if hostname == "" {
+		return notLoopback("Addr", o.Addr)
+	}
+	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, hostname)
+	if err != nil {
+		return fmt.Errorf("looking up the rendezvous address: %w", err)
+	}
+	for _, a := range addrs {
+		if !a.IP.IsLoopback() {
+			return notLoopback("Addr", o.Addr)
+		}
+	}
+	return nil
+}
+
+func notLoopback(arg, addr string) error {
+	return invalid("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token; "+
+		"set a token on every rank to use other addresses")
+}

@@ -1,0 +1,55 @@
+package group
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// LocalOptions are the choices of [Local]. Nil or zero values are the defaults.
+type LocalOptions struct {
+	// Timeout bounds each collective call whose context does not end sooner. Zero is DefaultTimeout.
+	Timeout time.Duration
+	// BootIDs pretends, by rank, that ranks run on other machines than this one; nil, or "" for a rank, is the truth.
+	BootIDs []string
+	// Logger takes the ranks' events. Nil is silence.
+	Logger *slog.Logger
+}
+
+// Local makes a world of n ranks inside this process, without a network and without goroutines of its own. The groups are given
+// by rank; use each from its own goroutine. It does not block. Close each of them.
+func Local(n int, opts *LocalOptions) ([]*Group, error) {
+	if n < 1 || n > MaxWorldSize {
+		return nil, invalid("Local", "n", n, fmt.Sprintf("1 to %d ranks", MaxWorldSize))
+	}
+	if opts == nil {
+		opts = &LocalOptions{}
+	}
+	if opts.BootIDs != nil && len(opts.BootIDs) != n {
+		return nil, invalid("Local", "len(opts.BootIDs)", len(opts.BootIDs), fmt.Sprintf("none, or one for each of the %d ranks", n))
+	}
+	h := newHub(n)
+	members, world := make([]Member, n), make([]int, n)
+	for rank := range members {
+		bootID := ""
+		if opts.BootIDs != nil {
+			bootID = opts.BootIDs[rank]
+		}
+		members[rank], world[rank] = thisProcess(rank, rank, bootID), rank
+	}
+	files := newDepot()
+	groups := make([]*Group, n)
+	for rank := range groups {
+		s := newSession(rank, opts.Timeout, opts.Logger)
+		s.transport = &localTransport{hub: h, worldRank: rank}
+		s.files = &depotCarrier{depot: files}
+		groups[rank] = newGroup(s, worldName, rank, members, world)
+		if err := s.add(groups[rank]); err != nil {
+			return nil, err
+		}
+		if _, ok := h.attach(members[rank], s); !ok {
+			return nil, fmt.Errorf("attaching rank %d to a new hub", rank)
+		}
+	}
+	return groups, nil
+}

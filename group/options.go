@@ -1,0 +1,95 @@
+package group
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+)
+
+// MaxWorldSize is the most ranks that a job may have.
+const MaxWorldSize = 16384
+
+// Options say which rank of which job this process is and where the ranks meet. Nil is a world of one rank.
+type Options struct {
+	// Rank is this rank's number in the world, from 0.
+	Rank int
+	// WorldSize is the number of ranks in the world, at most MaxWorldSize. Zero means 1.
+	WorldSize int
+	// LocalRank is this rank's number among those of its host. The package only passes it on, in Member.
+	LocalRank int
+	// Addr is where the rendezvous service of rank 0 is reached, "host:port". Rank 0 listens there, unless it has a Listener.
+	Addr string
+	// Listener is a listening socket for rank 0 to serve on instead of Addr. Join takes it over and closes it.
+	Listener net.Listener
+	// Job names the job, so that a rank that strays into another job's service is refused.
+	Job string
+	// Restart counts the attempts of a job that is started again, so that a rank of an old attempt is refused.
+	Restart int
+	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one,
+	// the service listens and is looked for on loopback addresses only, where any user of the host can join.
+	Token string
+	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
+	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.
+	TLS *tls.Config
+	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is DefaultTimeout.
+	Timeout time.Duration
+	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
+	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is DefaultLivenessTimeout.
+	LivenessTimeout time.Duration
+	// BootID pretends that this rank runs on another machine. "" is the truth.
+	BootID string
+	// Logger takes the rank's events: ranks that come, leave or are lost, refusals. Nil is silence.
+	Logger *slog.Logger
+}
+
+// minLivenessTimeout keeps a scheduling hiccup from looking like death.
+const minLivenessTimeout = 100 * time.Millisecond
+
+// checked gives a copy of the options with the defaults filled in, or says what is wrong with them.
+func (o *Options) checked() (*Options, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	c := *o
+	if c.WorldSize == 0 {
+		c.WorldSize = 1
+	}
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if c.LivenessTimeout == 0 {
+		c.LivenessTimeout = DefaultLivenessTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.WorldSize < 0 || c.WorldSize > MaxWorldSize:
+		return nil, invalid("Join", "WorldSize", c.WorldSize, fmt.Sprintf("1 to %d", MaxWorldSize))
+	case c.Rank < 0 || c.Rank >= c.WorldSize:
+		return nil, invalid("Join", "Rank", c.Rank, fmt.Sprintf("0 to %d in a world of %d", c.WorldSize-1, c.WorldSize))
+	case c.Restart < 0:
+		return nil, invalid("Join", "Restart", c.Restart, "0 or more")
+	case c.Timeout < 0:
+		return nil, invalid("Join", "Timeout", c.Timeout, "more than 0, or 0 for the default")
+	case c.LivenessTimeout < minLivenessTimeout:
+		return nil, invalid("Join", "LivenessTimeout", c.LivenessTimeout, fmt.Sprintf("at least %v, or 0 for the default", minLivenessTimeout))
+	case c.Listener != nil && c.Rank != 0:
+		return nil, invalid("Join", "Listener", c.Listener.Addr(), "none on ranks other than 0, which serves for all")
+	case c.TLS != nil && c.Token == "":
+		return nil, invalid("Join", "TLS", "set without a token", "certificates together with Options.Token")
+	case len(c.Job) > maxText:
+		return nil, invalid("Join", "len(Job)", len(c.Job), fmt.Sprintf("at most %d bytes", maxText))
+	case c.WorldSize > 1 && c.Listener == nil && c.Addr == "":
+		return nil, invalid("Join", "Addr", `""`, "the host:port of rank 0's rendezvous service, the same on every rank")
+	}
+	if c.Addr != "" {
+		if _, _, err := net.SplitHostPort(c.Addr); err != nil {
+			return nil, invalid("Join", "Addr", c.Addr, "host:port")
+		}
+	}
+	c.BootID = clip(c.BootID)
+	return &c, nil
+}

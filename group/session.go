@@ -1,0 +1,176 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// DefaultTimeout bounds every collective call whose context does not end sooner.
+const DefaultTimeout = 60 * time.Second
+
+// DefaultLivenessTimeout is how long a rank may be silent before it counts as lost.
+const DefaultLivenessTimeout = 10 * time.Second
+
+// graceTimeout is how long a rank that gives up waits for the hub to say who was missing.
+const graceTimeout = time.Second
+
+// transport carries one rank's calls to the hub, wherever that is. Answers go to the receivers given in the calls; after
+// session.serviceLost none may come.
+type transport interface {
+	arrive(group string, seq uint64, a *arrival)
+	abandon(group string, seq uint64, reason string)
+	request(group string, req *storeRequest)
+	cancelGet(group, key string, id uint64)
+	leaveGroup(group string)
+	// abort declares this rank lost.
+	abort(reason string)
+	// goodbye takes this rank out of the job and frees the transport, whatever it returns.
+	goodbye(ctx context.Context) error
+}
+
+// session is one rank's part in a job: what all of its groups share.
+type session struct {
+	worldRank int
+	timeout   time.Duration
+	logger    *slog.Logger
+	transport transport
+	files     carrier
+	requests  atomic.Uint64 // the next store request
+	done      chan struct{} // closed when the service is gone
+
+	mu     sync.Mutex
+	groups map[string]*Group
+	broken *PeerLostError // the service is gone
+	closed bool
+}
+
+func newSession(worldRank int, timeout time.Duration, logger *slog.Logger) *session {
+	if timeout <= 0 {
+		timeout = DefaultTimeout
+	}
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &session{
+		worldRank: worldRank,
+		timeout:   timeout,
+		logger:    logger.With("rank", worldRank),
+		groups:    make(map[string]*Group),
+		done:      make(chan struct{}),
+	}
+}
+
+// add makes the rank's news reach g. It is called before the hub knows the group, so that no news is missed.
+func (s *session) add(g *Group) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return ErrClosed
+	case s.broken != nil:
+		return s.broken
+	case s.groups[g.name] != nil:
+		return fmt.Errorf("group %s exists already: %w", g.name, ErrInvalid)
+	}
+	s.groups[g.name] = g
+	return nil
+}
+
+func (s *session) remove(g *Group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.groups, g.name)
+}
+
+// receiveLoss marks the groups that the lost rank was in. It does not block.
+func (s *session) receiveLoss(l *loss) {
+	s.mu.Lock()
+	for _, name := range l.groups {
+		if g := s.groups[name]; g != nil {
+			g.fail(g.peerLost(l))
+		}
+	}
+	s.mu.Unlock()
+	s.logger.Warn("rank lost", "lost", l.worldRank, "host", l.host, "pid", l.pid, "reason", l.reason)
+}
+
+// serviceLost marks every group: nobody can be reached any more.
+func (s *session) serviceLost(reason string) {
+	if !s.markBroken(reason) {
+		return
+	}
+	s.logger.Warn("rendezvous service lost", "reason", reason)
+}
+
+// markBroken reports whether this is news.
+func (s *session) markBroken(reason string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.broken != nil {
+		return false
+	}
+	s.broken = &PeerLostError{Group: worldName, Rank: 0, Reason: reason}
+	if world := s.groups[worldName]; world != nil && len(world.members) > 0 {
+		s.broken.Host, s.broken.PID = world.members[0].Host, world.members[0].PID
+	}
+	for _, g := range s.groups {
+		g.fail(s.broken)
+	}
+	close(s.done)
+	return true
+}
+
+// close ends every group of the rank.
+func (s *session) close() {
+	s.mu.Lock()
+	s.closed = true
+	groups := s.groups
+	s.groups = make(map[string]*Group)
+	s.mu.Unlock()
+	for _, g := range groups {
+		g.end()
+	}
+}
+
+// outcomeChan receives the one outcome of a collective call.
+type outcomeChan chan *outcome
+
+func (c outcomeChan) receiveOutcome(_ string, _ uint64, o *outcome) { c <- o }
+
+// replyChan receives the one reply to a store request.
+type replyChan chan *storeReply
+
+func (c replyChan) receiveReply(r *storeReply) { c <- r }
+
+// localTransport reaches a hub in the same process.
+type localTransport struct {
+	hub       *hub
+	worldRank int
+}
+
+func (t *localTransport) arrive(group string, seq uint64, a *arrival) {
+	a.data = slices.Clone(a.data) // it is shared with the other ranks, and the caller may change its own when it gives up
+	t.hub.arrive(t.worldRank, group, seq, a)
+}
+
+func (t *localTransport) abandon(group string, seq uint64, reason string) {
+	t.hub.abandon(t.worldRank, group, seq, reason)
+}
+
+func (t *localTransport) request(group string, req *storeRequest) {
+	req.value, req.old = slices.Clone(req.value), slices.Clone(req.old)
+	t.hub.request(t.worldRank, group, req)
+}
+
+func (t *localTransport) cancelGet(group, key string, id uint64) {
+	t.hub.cancelGet(t.worldRank, group, key, id)
+}
+
+func (t *localTransport) leaveGroup(group string)           { t.hub.leaveGroup(t.worldRank, group) }
+func (t *localTransport) abort(reason string)               { t.hub.lose(t.worldRank, reason) }
+func (t *localTransport) goodbye(ctx context.Context) error { t.hub.leave(t.worldRank); return nil }
