@@ -3,59 +3,140 @@ package tests
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	_ "github.com/symmem/symmem/backend/all"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// worlds are the world sizes of the matrix.
+// worlds are the world sizes of the matrix, and full the one at which the large cases run too.
 var worlds = []int{1, 2, 3, 4, 5, 8}
 
-func TestGoroutines(t *testing.T) {
-	for _, w := range worlds {
-		t.Run(fmt.Sprintf("world=%d", w), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-			defer cancel()
-			cfg := config.Default()
-			cfg.KernelTimeout = 30 * time.Second
-			ranks, err := symmem.OpenLocal(ctx, w, cfg, nil)
-			require.NoError(t, err)
-			opts := &suite.Options{Short: w != 4 || testing.Short()}
-			cases := suite.Cases(opts)
-			var wg sync.WaitGroup
-			for _, r := range ranks {
-				wg.Go(func() {
-					report := func(res suite.Result) {
-						if res.Status == suite.Failed {
-							t.Errorf("%s: %s", res.Case, res.Reason)
-						} else if os.Getenv("V") != "" {
-							t.Log(res)
-						}
-					}
-					if r.Rank() != 0 {
-						report = nil
-					}
-					sum, err := suite.Run(ctx, r, cases, opts, report)
-					if err != nil {
-						t.Errorf("rank %d: %v", r.Rank(), err)
-					}
-					if r.Rank() == 0 {
-						t.Log(sum)
-					}
-					if err := r.Close(ctx); err != nil {
-						t.Errorf("rank %d: %v", r.Rank(), err)
-					}
+const full = 4
+
+// kernelTimeout bounds device waits in tests: long enough for a busy machine, short enough to see a hang.
+const kernelTimeout = 45 * time.Second
+
+// requireBackend skips the test if the backend is not on this machine, and says what is missing; under
+// SYMMEM_TEST_REQUIRE, a comma list of names, that is a failure.
+func requireBackend(t *testing.T, name string) {
+	t.Helper()
+	for _, r := range backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}) {
+		if r.Name != name || r.Usable() {
+			continue
+		}
+		if !errors.Is(r.Err, backend.ErrUnavailable) && !errors.Is(r.Err, backend.ErrUnsupported) {
+			require.NoError(t, r.Err)
+		}
+		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), name) {
+			require.NoErrorf(t, r.Err, "SYMMEM_TEST_REQUIRE names backend %s", name)
+		}
+		t.Skipf("backend %s: %v", name, r.Err)
+	}
+}
+
+func short(size int) *suite.Options { return &suite.Options{Short: size != full || testing.Short()} }
+
+// check turns a result into the test's.
+func check(t *testing.T, res suite.Result) {
+	if res.Status == suite.Failed {
+		t.Errorf("%s: %s", res.Case, res.Reason)
+	}
+}
+
+// TestMatrix runs the suite on every backend at every world size, with goroutines and with processes.
+func TestMatrix(t *testing.T) {
+	for _, name := range backend.Names() {
+		t.Run("backend="+name, func(t *testing.T) {
+			requireBackend(t, name)
+			for _, size := range worlds {
+				t.Run(fmt.Sprintf("world=%d", size), func(t *testing.T) {
+					t.Run("goroutines", func(t *testing.T) { onGoroutines(t, name, size) })
+					t.Run("processes", func(t *testing.T) { onProcesses(t, name, size) })
 				})
 			}
-			wg.Wait()
 		})
 	}
+}
+
+func onGoroutines(t *testing.T, name string, size int) {
+	ctx, cancel := context.WithTimeout(t.Context(), worldTimeout)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Backend = []string{name}
+	cfg.KernelTimeout = kernelTimeout
+	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
+	require.NoError(t, err)
+	cases := suite.Cases(short(size))
+	var sums = make([]suite.Summary, size)
+	var wg sync.WaitGroup
+	for _, r := range ranks {
+		wg.Go(func() {
+			var report func(suite.Result)
+			if r.Rank() == 0 {
+				report = func(res suite.Result) { check(t, res) }
+			}
+			var err error
+			sums[r.Rank()], err = suite.Run(ctx, r, cases, short(size), report)
+			if err := errors.Join(err, r.Close(ctx)); err != nil {
+				t.Errorf("rank %d: %v", r.Rank(), err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, sum := range sums {
+		assert.Equal(t, sums[0], sum, "ranks count alike")
+	}
+	t.Log(sums[0])
+}
+
+func onProcesses(t *testing.T, name string, size int) {
+	job := "suite"
+	if short(size).Short {
+		job = "suite:short"
+	}
+	world := runWorld(t, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
+	var sum suite.Summary
+	for _, line := range world[0].lines {
+		var res suite.Result
+		require.NoError(t, json.Unmarshal(line, &res))
+		sum.Add(res)
+		check(t, res)
+	}
+	for _, p := range world {
+		assert.NoErrorf(t, p.err, "rank %d", p.rank)
+		assert.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
+		assert.Emptyf(t, p.end.Error, "rank %d", p.rank)
+	}
+	assert.Equal(t, len(suite.Cases(short(size))), sum.Passed+sum.Failed+sum.Skipped)
+	t.Log(sum)
+}
+
+// suiteJob is one rank of the suite.
+func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
+	r, err := symmem.Open(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	opts := &suite.Options{Short: arg == "short"}
+	var report func(suite.Result)
+	if r.Rank() == 0 {
+		report = func(res suite.Result) { say(res) }
+	}
+	_, err = suite.Run(ctx, r, suite.Cases(opts), opts, report)
+	return errors.Join(err, r.Close(ctx))
 }

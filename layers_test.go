@@ -1,0 +1,102 @@
+package symmem_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/symmem/symmem"
+
+// mayImport says, room by room, which other rooms a package's own code (not its tests) may import: data flows downwards only.
+// A trailing "/..." stands for the room and all below it. Rooms under internal/ may be imported by all.
+var mayImport = map[string][]string{
+	".":                   {"config", "group", "device", "backend", "backend/host", "tensor"},
+	"config":              {},
+	"group":               {},
+	"device":              {},
+	"device/host":         {"device"},
+	"device/cuda":         {"device"},
+	"backend":             {"device", "group"},
+	"backend/host":        {"backend", "device", "device/host", "group"},
+	"backend/native":      {"backend", "device", "device/cuda", "group"},
+	"backend/backendtest": {"backend", "device", "group"},
+	"backend/all":         {"backend/..."},
+	"tensor":              {"backend", "device"},
+	"kernels":             {"tensor", "device", "kernels/ptx"},
+	"kernels/ptx":         {},
+	"tests/suite":         {".", "config", "group", "device", "backend", "tensor", "kernels"},
+	"cmd/symmem":          {".", "config", "group", "device/...", "backend/...", "tensor", "kernels", "tests/suite"},
+	"examples/allreduce":  {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
+	"examples/ring":       {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
+}
+
+// native lists the rooms that may load native libraries; a program that imports no other stays a static binary.
+var native = []string{"internal/dl", "device/cuda", "backend/native", "backend/nccl", "backend/nvshmem", "backend/nixl"}
+
+func TestRoomsImportOnlyWhatIsBelow(t *testing.T) {
+	seen := map[string]bool{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); path != "." && (strings.HasPrefix(name, ".") || name == "testdata") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		room := filepath.ToSlash(filepath.Dir(path))
+		seen[room] = true
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, spec := range f.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if strings.HasPrefix(imported, "github.com/ebitengine/purego") && !slices.ContainsFunc(native, func(n string) bool { return room == n || strings.HasPrefix(room, n+"/") }) {
+				t.Errorf("%s imports %s: only %s load native libraries", path, imported, strings.Join(native, ", "))
+			}
+			below, ours := strings.CutPrefix(imported, module)
+			if !ours {
+				continue
+			}
+			below = strings.TrimPrefix(below, "/")
+			if below == "" {
+				below = "."
+			}
+			if strings.HasPrefix(below, "internal/") || strings.Contains(below, "/internal/") {
+				continue
+			}
+			allowed, known := mayImport[room]
+			if !known && !strings.HasPrefix(room, "internal/") && !strings.Contains(room, "/internal/") {
+				t.Errorf("room %s is in no list: say in mayImport what it may know", room)
+				return nil
+			}
+			if !slices.ContainsFunc(allowed, func(a string) bool {
+				all, tree := strings.CutSuffix(a, "/...")
+				return a == below || tree && (below == all || strings.HasPrefix(below, all+"/"))
+			}) {
+				t.Errorf("%s imports %s: room %s may know only %v", path, imported, room, allowed)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	for _, room := range []string{".", "config", "group", "device", "device/host", "backend", "backend/host", "tensor", "kernels", "tests/suite", "cmd/symmem"} {
+		require.Truef(t, seen[room], "no code was found in room %s", room)
+	}
+}

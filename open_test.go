@@ -1,0 +1,183 @@
+package symmem_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// nobody is the environment of a process that no launcher started.
+var nobody = &symmem.Options{Getenv: func(string) string { return "" }}
+
+func TestOpenAlone(t *testing.T) {
+	r, err := symmem.Open(t.Context(), config.Default(), nobody)
+	require.NoError(t, err)
+	require.Equal(t, 0, r.Rank())
+	require.Equal(t, 1, r.WorldSize())
+	require.Equal(t, "host", r.Backend())
+	require.NoError(t, r.Err())
+	require.NoError(t, r.Barrier(t.Context()))
+	require.NoError(t, r.Close(t.Context()))
+	require.ErrorIs(t, r.Close(t.Context()), symmem.ErrClosed)
+	require.ErrorIs(t, r.Err(), symmem.ErrClosed)
+}
+
+func TestOpenErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*config.Config)
+		is     error
+		parts  []string
+	}{
+		"unknown backend":           {func(c *config.Config) { c.Backend = []string{"nvlink"} }, symmem.ErrInvalid, []string{"nvlink", "host", "backend/all"}},
+		"no channels":               {func(c *config.Config) { c.Channels = -1 }, symmem.ErrInvalid, []string{"channels", "-1"}},
+		"rank outside of the world": {func(c *config.Config) { c.Rank, c.WorldSize, c.RendezvousAddr = 5, 2, "127.0.0.1:1" }, symmem.ErrInvalid, []string{"5"}},
+		"not a socket": {func(c *config.Config) {
+			c.Rank, c.WorldSize, c.RendezvousFD, c.RendezvousAddr = 0, 2, 9999, "127.0.0.1:1"
+		}, symmem.ErrInvalid, []string{"rendezvous-fd", "9999"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config.Default()
+			tt.change(&cfg)
+			_, err := symmem.Open(t.Context(), cfg, nobody)
+			require.ErrorIs(t, err, tt.is)
+			for _, part := range tt.parts {
+				require.ErrorContains(t, err, part)
+			}
+		})
+	}
+	_, err := symmem.OpenLocal(t.Context(), 0, config.Default(), nobody)
+	require.ErrorIs(t, err, symmem.ErrInvalid)
+	_, err = symmem.OpenLocal(t.Context(), 2, config.Config{}, nobody)
+	require.ErrorIs(t, err, symmem.ErrInvalid, "the zero configuration is not valid")
+}
+
+// TestNobodyComes: a world size that nobody fills ends with the ranks that are missing.
+func TestNobodyComes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	cfg := config.Default()
+	cfg.Rank, cfg.WorldSize, cfg.RendezvousAddr, cfg.Timeout = 0, 3, addr, 300*time.Millisecond
+	_, err = symmem.Open(t.Context(), cfg, nobody)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	missing, ok := errors.AsType[*group.MissingRanksError](err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, []int{1, 2}, missing.Missing)
+}
+
+// TestInheritedSocket: rank 0 serves on a socket that it was started with.
+func TestInheritedSocket(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	f, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	var wg sync.WaitGroup
+	for rank := range 2 {
+		wg.Go(func() {
+			cfg := config.Default()
+			cfg.Rank, cfg.WorldSize, cfg.LocalRank, cfg.RendezvousAddr, cfg.Token = rank, 2, rank, addr, config.NewSecret("secret")
+			if rank == 0 {
+				fd, err := dup(f)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				cfg.RendezvousFD = fd
+			}
+			r, err := symmem.Open(t.Context(), cfg, nobody)
+			if err == nil {
+				err = r.Close(t.Context())
+			}
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, f.Close())
+}
+
+// TestFullTemporaryFolder: nothing needs a place to write files.
+func TestFullTemporaryFolder(t *testing.T) {
+	t.Setenv("TMPDIR", "/nowhere/at/all")
+	require.NoError(t, onLocal(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := r.Empty(ctx, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		return errors.Join(x.Rendezvous(ctx), x.Close(ctx))
+	}))
+}
+
+// onLocal runs f on each of n ranks of this process.
+func onLocal(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) error) error {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks, err := symmem.OpenLocal(ctx, n, config.Default(), nobody)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() { errs[i] = errors.Join(f(ctx, r), r.Close(ctx)) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// TestRunAllocatesNothing: neither enqueueing a plan nor running it allocates.
+func TestRunAllocatesNothing(t *testing.T) {
+	for _, alg := range kernels.Algorithms() {
+		t.Run(alg.String(), func(t *testing.T) {
+			r, err := symmem.Open(t.Context(), config.Default(), nobody)
+			require.NoError(t, err)
+			x, err := r.Empty(t.Context(), tensor.BFloat16, 1000)
+			require.NoError(t, err)
+			require.NoError(t, x.Rendezvous(t.Context()))
+			p, err := kernels.NewAllReduce(t.Context(), x, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
+			require.NoError(t, err)
+			s, err := r.NewStream()
+			require.NoError(t, err)
+			ctx := context.Background()
+			run := func() {
+				if err := p.Run(s); err != nil {
+					t.Error(err)
+				}
+				if err := s.Synchronize(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+			run()
+			require.Zero(t, testing.AllocsPerRun(1000, run))
+			require.NoError(t, errors.Join(p.Close(ctx), s.Close(), x.Close(ctx), r.Close(ctx)))
+		})
+	}
+}
+
+// TestBackendVariable: SYMMEM_BACKEND chooses through the configuration, and a backend that is not compiled in is named.
+func TestBackendVariable(t *testing.T) {
+	cfg, err := config.Load(&config.LoadOptions{Environ: func() []string { return []string{"SYMMEM_BACKEND=nccl"} }})
+	require.NoError(t, err)
+	_, err = symmem.Open(t.Context(), cfg, nobody)
+	require.ErrorIs(t, err, symmem.ErrInvalid)
+	require.ErrorContains(t, err, "nccl")
+	require.ErrorContains(t, err, "host")
+}

@@ -1,0 +1,260 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// stages are where a rank dies: it kills itself there, and the others go on into what needs it.
+var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
+
+// survived is what a rank that lives on says.
+type survived struct {
+	Stage string        // what it was in when it got the error
+	Error string        // of that
+	Lost  bool          // the error is ErrPeerLost
+	Names int           // the rank that the error names
+	Took  time.Duration // from when the others were last known to live
+	After string        // why the survivors could not go on among themselves, or ""
+}
+
+// TestKill kills one rank at each stage. The others get an error that names it, and go on among themselves.
+func TestKill(t *testing.T) {
+	requireBackend(t, "host")
+	const size, victim = 3, 1
+	for _, stage := range stages {
+		t.Run(stage, func(t *testing.T) {
+			world := runWorld(t, size, fmt.Sprintf("kill:%s", stage), "SYMMEM_BACKEND=host", "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
+			for _, p := range world {
+				if p.rank == victim {
+					assert.Error(t, p.err, "the victim was killed")
+					assert.False(t, p.end.Done)
+					continue
+				}
+				require.NoErrorf(t, p.err, "rank %d", p.rank)
+				require.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
+				require.Emptyf(t, p.end.Error, "rank %d", p.rank)
+				require.Lenf(t, p.lines, 1, "rank %d", p.rank)
+				var s survived
+				require.NoError(t, json.Unmarshal(p.lines[0], &s))
+				t.Logf("rank %d knew after %v, in %s: %s", p.rank, s.Took.Round(time.Millisecond), s.Stage, s.Error)
+				assert.Truef(t, s.Lost, "rank %d: %s", p.rank, s.Error)
+				assert.Equalf(t, victim, s.Names, "rank %d: %s", p.rank, s.Error)
+				assert.Emptyf(t, s.After, "rank %d", p.rank)
+				// The promise is two seconds; the bound leaves room for a machine that is busy with other things.
+				assert.Less(t, s.Took, 10*time.Second)
+			}
+		})
+	}
+}
+
+// killJob is one rank of TestKill.
+func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)) error {
+	const victim = 1
+	dies := cfg.Rank == victim
+	last := time.Now() // when this rank last knew that all live
+	die := func(at string) {
+		if dies && at == stage {
+			p, err := os.FindProcess(os.Getpid())
+			if err == nil {
+				err = p.Kill()
+			}
+			time.Sleep(time.Minute) // until it takes effect
+			panic(fmt.Sprint("still alive: ", err))
+		}
+	}
+	at := "open"
+	var r *symmem.Rank
+	err := func() error {
+		var err error
+		if r, err = symmem.Open(ctx, cfg, nil); err != nil {
+			return err
+		}
+		s, err := r.NewStream()
+		if err != nil {
+			return err
+		}
+		enter := func(name string) error {
+			if err := r.Barrier(ctx); err != nil {
+				return err
+			}
+			last = time.Now()
+			at = name
+			die(name)
+			return nil
+		}
+		if err := enter("open"); err != nil {
+			return err
+		}
+		if err := enter("allocate"); err != nil {
+			return err
+		}
+		t, err := r.Empty(ctx, tensor.Float32, 100_000)
+		if err != nil {
+			return err
+		}
+		if err := enter("rendezvous"); err != nil {
+			return err
+		}
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+		if err := enter("plan"); err != nil {
+			return err
+		}
+		plans := map[string]*kernels.Plan{}
+		for _, alg := range kernels.Algorithms() {
+			if plans[alg.String()], err = kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg}); err != nil {
+				return err
+			}
+		}
+		sync := func(work error) error { return errors.Join(work, s.Synchronize(ctx)) }
+		for _, alg := range kernels.Algorithms() {
+			p := plans[alg.String()]
+			if err := sync(errors.Join(p.Run(s), p.Run(s))); err != nil {
+				return err
+			}
+			if err := enter("all_reduce/" + alg.String()); err != nil {
+				return err
+			}
+			if err := sync(p.Run(s)); err != nil {
+				return err
+			}
+		}
+		var g device.Graph
+		if err := s.BeginCapture(); err != nil {
+			return err
+		}
+		if err := plans["one_shot"].Run(s); err != nil {
+			return err
+		}
+		if g, err = s.EndCapture(); err != nil {
+			return err
+		}
+		if err := enter("graph"); err != nil {
+			return err
+		}
+		if err := sync(g.Launch(s)); err != nil {
+			return err
+		}
+		if err := enter("wait"); err != nil {
+			return err
+		}
+		for peer := range r.WorldSize() {
+			if err := t.Signal(s, peer, 0); err != nil {
+				return err
+			}
+		}
+		if err := sync(t.Wait(s, victim, 0)); err != nil {
+			return err
+		}
+		if err := enter("barrier"); err != nil {
+			return err
+		}
+		if err := sync(t.Barrier(s, 0)); err != nil {
+			return err
+		}
+		if err := enter("sub_group"); err != nil {
+			return err
+		}
+		all, err := r.Sub(ctx, []int{0, 1, 2})
+		if err != nil {
+			return err
+		}
+		if err := all.Close(ctx); err != nil {
+			return err
+		}
+		if err := enter("close_tensor"); err != nil {
+			return err
+		}
+		for _, alg := range kernels.Algorithms() {
+			if err := plans[alg.String()].Close(ctx); err != nil {
+				return err
+			}
+		}
+		if err := t.Close(ctx); err != nil {
+			return err
+		}
+		if err := enter("close_rank"); err != nil {
+			return err
+		}
+		return nil
+	}()
+	if r == nil {
+		return fmt.Errorf("opening: %w", err)
+	}
+	if err == nil {
+		err = r.Close(ctx)
+		r = nil
+	}
+	if err == nil {
+		return errors.New("a rank has died and nobody noticed")
+	}
+	s := survived{Stage: at, Error: err.Error(), Lost: errors.Is(err, symmem.ErrPeerLost), Names: -1, Took: time.Since(last)}
+	if lost, ok := errors.AsType[*group.PeerLostError](err); ok {
+		s.Names = lost.Rank
+	}
+	if r != nil {
+		if after := survivorsGoOn(ctx, r); after != nil {
+			s.After = after.Error()
+		}
+		// The rank's own close must not hang, and tells of the loss.
+		if err := r.Close(ctx); err != nil && !errors.Is(err, symmem.ErrPeerLost) {
+			s.After += "; closing: " + err.Error()
+		}
+	}
+	say(s)
+	return nil
+}
+
+// survivorsGoOn makes a group of those that live and reduces among them.
+func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
+	sub, err := r.Sub(ctx, []int{0, 2})
+	if err != nil {
+		return err
+	}
+	t, err := sub.Empty(ctx, tensor.Float32, 1000)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	if err := tensor.Write(t.Local(), []float32{1}, 999); err != nil {
+		return err
+	}
+	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	s, err := sub.NewStream()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+		return err
+	}
+	var got [1]float32
+	if err := tensor.Read(t.Local(), got[:], 999); err != nil {
+		return err
+	}
+	if got[0] != 2 {
+		return fmt.Errorf("two survivors add 1 and 1 and get %v", got[0])
+	}
+	return errors.Join(p.Close(ctx), s.Close(), t.Close(ctx), sub.Close(ctx))
+}
