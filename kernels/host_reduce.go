@@ -61,17 +61,23 @@ func slice[T any](b []byte) []T {
 // reduceNumbers reduces types that Go computes with. size is the number of ranks, for Avg.
 func reduceNumbers[T number](op Op, size int) reducer {
 	acc := make([]T, chunk)
+	combine := newCombiner[T](op)
 	return func(dst []byte, srcs [][]byte, lo, hi int64) {
 		out, first := slice[T](dst), slice[T](srcs[0])
+		if len(srcs) == 2 && op != Avg {
+			// Element by element the result may go where one of the two came from.
+			combine(out[lo:hi], first[lo:hi], slice[T](srcs[1])[lo:hi])
+			return
+		}
 		for at := lo; at < hi; at += chunk {
 			end := min(at+chunk, hi)
 			a := acc[:end-at]
 			if len(srcs) == 1 {
 				copy(a, first[at:end])
 			} else {
-				combine(op, a, first[at:end], slice[T](srcs[1])[at:end])
+				combine(a, first[at:end], slice[T](srcs[1])[at:end])
 				for _, src := range srcs[2:] {
-					combine(op, a, a, slice[T](src)[at:end])
+					combine(a, a, slice[T](src)[at:end])
 				}
 			}
 			if op == Avg {
@@ -82,7 +88,22 @@ func reduceNumbers[T number](op Op, size int) reducer {
 	}
 }
 
-// combine sets dst to x op y, element by element; all three are equally long. dst may be x.
+// newCombiner gives the function that sets dst to x op y, element by element; all three are equally long, and dst may be x
+// or y.
+func newCombiner[T number](op Op) func(dst, x, y []T) {
+	const block = 128
+	wide := wideCombine[T](op)
+	perBlock := block / int(unsafe.Sizeof(*new(T)))
+	return func(dst, x, y []T) {
+		if blocks := len(dst) / perBlock; wide != nil && blocks > 0 {
+			wide(unsafe.Pointer(&dst[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&y[0]), blocks)
+			dst, x, y = dst[blocks*perBlock:], x[blocks*perBlock:], y[blocks*perBlock:]
+		}
+		combine(op, dst, x, y)
+	}
+}
+
+// combine is newCombiner's function in plain Go.
 func combine[T number](op Op, dst, x, y []T) {
 	if len(dst) == 0 {
 		return
@@ -127,6 +148,7 @@ func average[T number](a []T, size int) {
 // reduce16 reduces 16-bit floats: in float32, rounded once at the end.
 func reduce16(op Op, size int, load func(dst []float32, src []uint16), store func(dst []uint16, src []float32)) reducer {
 	acc, next := make([]float32, chunk), make([]float32, chunk)
+	combine := newCombiner[float32](op)
 	return func(dst []byte, srcs [][]byte, lo, hi int64) {
 		out := slice[uint16](dst)
 		for at := lo; at < hi; at += chunk {
@@ -135,7 +157,7 @@ func reduce16(op Op, size int, load func(dst []float32, src []uint16), store fun
 			load(a, slice[uint16](srcs[0])[at:end])
 			for _, src := range srcs[1:] {
 				load(n, slice[uint16](src)[at:end])
-				combine(op, a, a, n)
+				combine(a, a, n)
 			}
 			if op == Avg {
 				average(a, size)
@@ -145,8 +167,15 @@ func reduce16(op Op, size int, load func(dst []float32, src []uint16), store fun
 	}
 }
 
+// wideBlock is how many 16-bit floats the wide loops convert at a time.
+const wideBlock = 32
+
 func bf16To32(dst []float32, src []uint16) {
 	src = src[:len(dst)]
+	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
+		loadBF16(&dst[0], &src[0], blocks)
+		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
+	}
 	for i := range dst {
 		dst[i] = tensor.BF16(src[i]).Float32()
 	}
@@ -154,6 +183,10 @@ func bf16To32(dst []float32, src []uint16) {
 
 func bf16From32(dst []uint16, src []float32) {
 	src = src[:len(dst)]
+	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
+		storeBF16(&dst[0], &src[0], blocks)
+		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
+	}
 	for i := range dst {
 		dst[i] = uint16(tensor.BF16From(src[i]))
 	}
@@ -161,6 +194,10 @@ func bf16From32(dst []uint16, src []float32) {
 
 func f16To32(dst []float32, src []uint16) {
 	src = src[:len(dst)]
+	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
+		loadF16(&dst[0], &src[0], blocks)
+		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
+	}
 	for i := range dst {
 		dst[i] = tensor.F16(src[i]).Float32()
 	}
@@ -168,6 +205,10 @@ func f16To32(dst []float32, src []uint16) {
 
 func f16From32(dst []uint16, src []float32) {
 	src = src[:len(dst)]
+	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
+		storeF16(&dst[0], &src[0], blocks)
+		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
+	}
 	for i := range dst {
 		dst[i] = uint16(tensor.F16From(src[i]))
 	}

@@ -2,6 +2,8 @@ package kernels
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"testing"
 	"unsafe"
 
@@ -38,6 +40,72 @@ func TestReducerInPlace(t *testing.T) {
 // bytesOf is the memory of s.
 func bytesOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(s[0]))
+}
+
+// TestWideLoops compares the wide loops with plain Go: all 65 536 values of the 16-bit floats, all values between them that
+// round, and each operation at sizes around a block.
+func TestWideLoops(t *testing.T) {
+	const n = 1 << 16
+	bits, wide := make([]uint16, n), make([]float32, n)
+	for i := range bits {
+		bits[i] = uint16(i)
+	}
+	narrow := make([]uint16, n)
+	f16To32(wide, bits)
+	for i, v := range wide {
+		want := tensor.F16(bits[i]).Float32()
+		require.True(t, v == want && math.Signbit(float64(v)) == math.Signbit(float64(want)) || v != v && want != want, "f16 %#04x widens to %v, expected %v", i, v, want)
+	}
+	bf16To32(wide, bits)
+	for i, v := range wide {
+		require.Equal(t, math.Float32bits(tensor.BF16(bits[i]).Float32()), math.Float32bits(v), "bf16 %#04x", i)
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for round := range 64 {
+		for i := range wide {
+			wide[i] = math.Float32frombits(rnd.Uint32())
+			if round%2 == 0 { // around what an f16 can hold
+				wide[i] = math.Float32frombits(rnd.Uint32()&0x87ffffff + 0x30000000)
+			}
+			if round == 2 { // exactly half way, and beside it
+				wide[i] = math.Float32frombits(math.Float32bits(tensor.F16(i).Float32()) | 0x1000 + uint32(i)%3 - 1)
+			}
+		}
+		f16From32(narrow, wide)
+		for i, v := range wide {
+			require.Equal(t, uint16(tensor.F16From(v)), narrow[i], "f16 of %v, %#08x", v, math.Float32bits(v))
+		}
+		bf16From32(narrow, wide)
+		for i, v := range wide {
+			require.Equal(t, uint16(tensor.BF16From(v)), narrow[i], "bf16 of %v, %#08x", v, math.Float32bits(v))
+		}
+	}
+	wideAndPlain[float32](t, rnd)
+	wideAndPlain[float64](t, rnd)
+	wideAndPlain[int8](t, rnd)
+	wideAndPlain[int16](t, rnd)
+	wideAndPlain[int32](t, rnd)
+	wideAndPlain[int64](t, rnd)
+	wideAndPlain[uint8](t, rnd)
+	wideAndPlain[uint64](t, rnd)
+}
+
+func wideAndPlain[T number](t *testing.T, rnd *rand.Rand) {
+	for _, op := range Ops() {
+		combiner := newCombiner[T](op)
+		for n := range 300 {
+			x, y := make([]T, n+1), make([]T, n+1)
+			for i := range x {
+				x[i], y[i] = T(rnd.IntN(200)-100), T(rnd.IntN(200)-100)
+			}
+			want, got := make([]T, n+2), make([]T, n+2)
+			combine(op, want[1:n+1], x[1:], y[1:])
+			combiner(got[1:n+1], x[1:], y[1:])
+			require.Equalf(t, want, got, "%s of %d elements of %T", op, n, x[0])
+			combiner(x[1:], x[1:], y[1:])
+			require.Equalf(t, want[1:n+1], x[1:], "%s of %d elements of %T, in place", op, n, x[0])
+		}
+	}
 }
 
 // TestAverageOfManyRanks: more ranks than an 8-bit integer counts.
