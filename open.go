@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -127,9 +128,11 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	}
 	if err := wg.Wait(); err != nil {
 		// open fails on all ranks or on none, but for a context that ended in between.
+		ctx, cancel := afterwards(ctx, cfg.Timeout)
+		defer cancel()
 		for _, r := range ranks {
 			if r != nil {
-				err = errors.Join(err, r.Close(context.WithoutCancel(ctx)))
+				err = errors.Join(err, r.Close(ctx))
 			}
 		}
 		return nil, err
@@ -149,16 +152,23 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	}
 	memOpts := backend.MemoryOptions{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
-	if err != nil {
-		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(context.WithoutCancel(ctx))))
+	var m *backend.Memory
+	if err == nil {
+		m, err = backend.Open(ctx, name, &env, &memOpts)
 	}
-	m, err := backend.Open(ctx, name, &env, &memOpts)
 	if err != nil {
-		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(context.WithoutCancel(ctx))))
+		ctx, cancel := afterwards(ctx, cfg.Timeout)
+		defer cancel()
+		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(ctx)))
 	}
 	for _, r := range refusals {
 		log.Info("backend passed over", "backend", r.Name, "rank", r.Rank, "reason", r.Err)
 	}
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
 	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout}, nil
+}
+
+// afterwards is a context for giving back what a failed call holds: it goes on when ctx has ended, but not for ever.
+func afterwards(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), timeout)
 }

@@ -88,7 +88,9 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	env.Group, env.Opened = g, r.Device()
 	m, err := backend.Open(ctx, r.name, &env, &r.memOpts)
 	if err != nil {
-		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(context.WithoutCancel(ctx))))
+		ctx, cancel := afterwards(ctx, r.timeout)
+		defer cancel()
+		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
 	}
 	s := &Rank{group: g, memory: m, name: r.name, env: r.env, memOpts: r.memOpts, log: r.log, timeout: r.timeout, parent: r}
 	r.mu.Lock()

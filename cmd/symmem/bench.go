@@ -1,0 +1,279 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// The things that bench measures.
+const (
+	kindAllReduce  = "all_reduce"
+	kindPut        = "put"        // every rank puts to the next, all at once
+	kindGet        = "get"        // every rank gets from the next, all at once
+	kindPutSignal  = "put_signal" // put and signal to the next, wait for the one before: one hop
+	kindRendezvous = "rendezvous" // allocate and make reachable
+	kindPlanRun    = "plan_run"   // what enqueuing one run costs the host
+)
+
+var benchKinds = []string{kindAllReduce, kindPut, kindGet, kindPutSignal, kindRendezvous, kindPlanRun}
+
+// benchSpec is what the ranks of bench are to measure, alike on each.
+type benchSpec struct {
+	Kinds       []string `json:"kinds"`
+	Sizes       []int64  `json:"sizes"` // in bytes
+	DType       string   `json:"dtype"`
+	Op          string   `json:"op"`
+	Algorithms  []string `json:"algorithms"`
+	Graph       bool     `json:"graph"`       // replay a captured graph instead of running each time
+	Repetitions int      `json:"repetitions"` // of each measurement
+}
+
+// benchRow is one measurement. A time is that of the slowest rank.
+type benchRow struct {
+	Kind        string  `json:"kind"`
+	Backend     string  `json:"backend"`
+	Ranks       int     `json:"ranks"`
+	Bytes       int64   `json:"bytes"` // of one rank's message
+	DType       string  `json:"dtype,omitempty"`
+	Op          string  `json:"op,omitempty"`
+	Algorithm   string  `json:"algorithm,omitempty"` // that was asked for
+	Chosen      string  `json:"chosen,omitempty"`    // the form that auto took
+	Mode        string  `json:"mode,omitempty"`      // eager or graph
+	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous
+	Iterations  int     `json:"iterations"`          // back to back, in one repetition
+	Repetitions int     `json:"repetitions"`
+	Median      float64 `json:"median_us"` // of the repetitions, per iteration
+	Min         float64 `json:"min_us"`
+	Max         float64 `json:"max_us"`
+	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
+	Bus         float64 `json:"bus_gb_per_s,omitempty"` // all-reduce: the same times 2(W-1)/W
+}
+
+// benchReport is the document that --json writes.
+type benchReport struct {
+	Version buildInfo     `json:"version"`
+	Date    time.Time     `json:"date"`
+	Machine machine       `json:"machine"`
+	Command []string      `json:"command"`
+	Skipped []skippedRuns `json:"skipped,omitempty"`
+	Rows    []benchRow    `json:"rows"`
+}
+
+// skippedRuns is a backend that cannot be used here.
+type skippedRuns struct {
+	Backend string `json:"backend"`
+	Reason  string `json:"reason"`
+}
+
+// benchOptions are the flags of bench.
+type benchOptions struct {
+	backends, sizes, kinds, dtype, op, algorithm, mode string
+	jsonFile, plotFile                                 string
+	ranks, repetitions                                 int
+}
+
+func (a *app) benchCommand() *cobra.Command {
+	var o benchOptions
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure all-reduce, put and get on this machine",
+		Long: `Bench starts ranks on this machine and measures. One repetition of a measurement is a barrier of all ranks and then many
+iterations back to back on one stream; its time is that of the slowest rank, and a row shows the median of the repetitions.
+Results of all-reduce are checked before they are measured.
+
+all_reduce is in place. put and get are done by all ranks at once, each with the next. put_signal is one hop of a ring: put and
+signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
+time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
+
+Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.`,
+		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png",
+		Args:    noArgs,
+	}
+	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error { return a.bench(cmd, o) })
+	flags := cmd.Flags()
+	flags.StringVar(&o.backends, "backend", config.BackendAuto,
+		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
+	flags.IntVar(&o.ranks, "ranks", 4, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
+	flags.StringVar(&o.sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
+	flags.StringVar(&o.kinds, "kind", strings.Join(benchKinds, ","), "what to measure, with commas between")
+	flags.StringVar(&o.dtype, "dtype", tensor.Float32.String(), "type of the elements of all-reduce")
+	flags.StringVar(&o.op, "op", kernels.Sum.String(), "operation of all-reduce: sum, prod, min, max or avg")
+	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
+	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
+	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
+	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")
+	flags.StringVar(&o.plotFile, "plot", "", "file for a picture of the results, ending in .png")
+	config.AddFlags(flags)
+	return cmd
+}
+
+// spec checks the flags and says what to measure.
+func (o *benchOptions) spec() (benchSpec, error) {
+	var all []error
+	s := benchSpec{DType: o.dtype, Op: o.op, Repetitions: o.repetitions, Graph: o.mode == "graph"}
+	var err error
+	if s.Sizes, err = parseSizes(o.sizes); err != nil {
+		all = append(all, fmt.Errorf("--sizes: %w", err))
+	}
+	for kind := range strings.SplitSeq(o.kinds, ",") {
+		if !slices.Contains(benchKinds, kind) || slices.Contains(s.Kinds, kind) {
+			all = append(all, fmt.Errorf("--kind is %q; allowed are %s, each once", o.kinds, strings.Join(benchKinds, ", ")))
+			break
+		}
+		s.Kinds = append(s.Kinds, kind)
+	}
+	if _, err := tensor.ParseDType(o.dtype); err != nil {
+		all = append(all, fmt.Errorf("--dtype: %w", err))
+	}
+	if _, err := kernels.ParseOp(o.op); err != nil {
+		all = append(all, fmt.Errorf("--op: %w", err))
+	}
+	if o.algorithm == "all" {
+		for _, alg := range kernels.Algorithms() {
+			s.Algorithms = append(s.Algorithms, alg.String())
+		}
+	} else if _, err := kernels.ParseAlgorithm(o.algorithm); err != nil {
+		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w", err))
+	} else {
+		s.Algorithms = []string{o.algorithm}
+	}
+	if o.mode != "eager" && o.mode != "graph" {
+		all = append(all, fmt.Errorf("--mode is %q; allowed are eager and graph", o.mode))
+	}
+	if o.repetitions < 1 || o.repetitions > 10000 {
+		all = append(all, fmt.Errorf("--reps is %d; 1 to 10000 are allowed", o.repetitions))
+	}
+	if o.ranks < 1 || o.ranks > maxRanks {
+		all = append(all, fmt.Errorf("--ranks is %d; 1 to %d are allowed", o.ranks, maxRanks))
+	}
+	if o.plotFile != "" && !strings.HasSuffix(strings.ToLower(o.plotFile), ".png") {
+		all = append(all, fmt.Errorf("--plot is %q; a name that ends in .png is allowed", o.plotFile))
+	}
+	return s, usageError(errors.Join(all...))
+}
+
+func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
+	spec, err := o.spec()
+	if err != nil {
+		return err
+	}
+	choice, err := chooseBackends(o.backends, cmd.Flags().Changed("backend"))
+	if err != nil {
+		return err
+	}
+	cfg, err := a.load(cmd)
+	if err != nil {
+		return err
+	}
+	settings, err := settingsForRanks(cmd, cfg)
+	if err != nil {
+		return err
+	}
+	specText, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	// A file that cannot be written is better known before the measuring than after.
+	outputs, err := openOutputs(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, outputs.close()) }()
+
+	signals, stop := catch()
+	defer stop()
+	f := &fleet{
+		app: a, command: benchRank, args: []string{"--spec", string(specText)}, ranks: o.ranks, settings: settings, signals: signals,
+		opening: openingTime(cfg),
+		stall:   cfg.Timeout + 10*time.Minute, // one row takes a moment, but for very large messages on a slow machine
+	}
+	report := benchReport{Version: readBuild(), Date: time.Now().UTC().Truncate(time.Second), Machine: readMachine(),
+		Command: cmdline(cmd), Rows: []benchRow{}}
+	show := progress{to: a.err, on: isTerminal(a.err)}
+	for _, preferences := range choice.runs {
+		show.line("starting %d ranks", o.ranks)
+		end, err := f.run(cmd.Context(), preferences, func(m message) {
+			if m.Row != nil {
+				report.Rows = append(report.Rows, *m.Row)
+				show.line("%s: %s of %s", m.Row.Backend, m.Row.Kind, sizeText(m.Row.Bytes))
+			}
+		})
+		show.clear()
+		switch {
+		case err != nil:
+			return err
+		case end.interrupted != nil:
+			return &exitError{status: 128 + signalNumber(end.interrupted), err: errors.New("interrupted")}
+		case end.failure != "":
+			return fmt.Errorf("measuring backend %s: %s", end.backend, end.failure)
+		case end.refused != "" && choice.required:
+			return errors.New(end.refused)
+		case end.refused != "":
+			report.Skipped = append(report.Skipped, skippedRuns{Backend: end.backend, Reason: oneLine(end.refused)})
+		}
+	}
+	if o.jsonFile == "-" {
+		err = report.writeJSON(a.out)
+	} else {
+		err = report.writeTable(a.out)
+	}
+	if outputs.json != nil {
+		err = errors.Join(err, report.writeJSON(outputs.json))
+	}
+	if outputs.plot != nil {
+		err = errors.Join(err, report.writePlot(outputs.plot))
+	}
+	return err
+}
+
+// cmdline gives the flags that the command was called with. The token is not among them.
+func cmdline(cmd *cobra.Command) []string {
+	args := strings.Fields(cmd.CommandPath())
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name != "token" {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	return args
+}
+
+// outputFiles are the files that bench writes at its end.
+type outputFiles struct{ json, plot *os.File }
+
+func openOutputs(o benchOptions) (outputFiles, error) {
+	var f outputFiles
+	var err error
+	if o.jsonFile != "" && o.jsonFile != "-" {
+		if f.json, err = os.Create(o.jsonFile); err != nil {
+			return f, usageError(fmt.Errorf("--json: %w", err))
+		}
+	}
+	if o.plotFile != "" {
+		if f.plot, err = os.Create(o.plotFile); err != nil {
+			return f, usageError(errors.Join(fmt.Errorf("--plot: %w", err), f.close()))
+		}
+	}
+	return f, nil
+}
+
+func (f outputFiles) close() error {
+	var err error
+	for _, file := range []*os.File{f.json, f.plot} {
+		if file != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}
+	return err
+}

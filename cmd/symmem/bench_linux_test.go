@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels"
+)
+
+func TestBench(t *testing.T) {
+	dir := t.TempDir()
+	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.png")
+	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "256,5000", "--algorithm", "all", "--reps", "3",
+		"--token", "hunter2", "--json", jsonFile, "--plot", plotFile)
+	require.Equal(t, exitOK, r.status, r.err)
+	for _, part := range []string{"all_reduce on host, 2 ranks, sum of f32, eager", "put on host", "get on host", "put_signal on host",
+		"rendezvous on host", "plan_run on host", "median us", "5000"} {
+		assert.Contains(t, r.out, part)
+	}
+
+	text, err := os.ReadFile(jsonFile)
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "hunter2")
+	var report benchReport
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&report))
+	assert.Equal(t, runtime.NumCPU(), report.Machine.Cores)
+	assert.False(t, report.Date.IsZero())
+	count := map[string]int{}
+	for _, row := range report.Rows {
+		count[row.Kind]++
+		assert.Equal(t, "host", row.Backend)
+		assert.Equal(t, 2, row.Ranks)
+		assert.Positive(t, row.Iterations)
+		assert.LessOrEqual(t, row.Min, row.Median)
+		assert.LessOrEqual(t, row.Median, row.Max)
+		if row.Kind == kindAllReduce {
+			assert.Equal(t, row.Algorithm, row.Chosen)
+			assert.InDelta(t, float64(row.Bytes)/row.Median/1e3, row.Bandwidth, 1e-9)
+			assert.InDelta(t, row.Bandwidth, row.Bus, 1e-9, "2(W-1)/W of two ranks is 1")
+		}
+		// Tools that know only lines read it too.
+		line, err := json.Marshal(row)
+		require.NoError(t, err)
+		assert.Contains(t, string(text), "\n    "+string(line))
+	}
+	assert.Equal(t, map[string]int{kindRendezvous: 2, kindAllReduce: 2 * len(kernels.Algorithms()), kindPut: 2, kindGet: 2,
+		kindPutSignal: 2, kindPlanRun: 1}, count)
+
+	f, err := os.Open(plotFile)
+	require.NoError(t, err)
+	picture, err := png.Decode(f)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	assert.Positive(t, picture.Bounds().Dx())
+}
+
+func TestBenchModes(t *testing.T) {
+	for _, dtype := range []string{"f16", "bf16", "f64", "i8", "u64"} {
+		for _, op := range []string{"prod", "avg", "max"} {
+			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "100", "--dtype", dtype, "--op", op, "--mode", "graph",
+				"--kind", kindAllReduce, "--reps", "1", "--json", "-")
+			require.Equal(t, exitOK, r.status, r.err)
+			var report benchReport
+			require.NoError(t, json.Unmarshal([]byte(r.out), &report), "only the document is printed")
+			require.Len(t, report.Rows, 1)
+			row := report.Rows[0]
+			assert.Equal(t, "graph", row.Mode)
+			assert.Equal(t, dtype, row.DType)
+			assert.Equal(t, op, row.Op)
+			assert.Zero(t, row.Iterations%graphRuns)
+			assert.InDelta(t, row.Bandwidth*4/3, row.Bus, 1e-9)
+		}
+	}
+}
+
+func TestBenchOfOneRank(t *testing.T) {
+	plotFile := filepath.Join(t.TempDir(), "one.png")
+	r := call(t, "", environ(), "bench", "--ranks", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
+	require.Equal(t, exitOK, r.status, r.err)
+	assert.Contains(t, r.out, "all_reduce on host, 1 ranks")
+	assert.NotContains(t, r.out, "put on host")
+	assert.FileExists(t, plotFile)
+}
+
+func TestBenchPictureOfNothing(t *testing.T) {
+	plotFile := filepath.Join(t.TempDir(), "x.png")
+	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", kindRendezvous, "--reps", "1", "--plot", plotFile)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "nothing with sizes")
+}
+
+func TestBenchBackends(t *testing.T) {
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", kindPut, "--reps", "1"}
+	r := call(t, "", environ(), append(small, "--backend", "all")...)
+	require.Equal(t, exitOK, r.status, r.err)
+	assert.Contains(t, r.out, "skipped: absent: ")
+	assert.Contains(t, r.out, "put on host")
+
+	r = call(t, "", environ(), append(small, "--backend", "absent")...)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "libabsent.so")
+
+	r = call(t, "", environ(brokenVar+"=1"), append(small, "--backend", "dies")...)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "rank 1 (process")
+	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
+}

@@ -1,0 +1,369 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+const (
+	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations.
+	bytesPerRepetition = 1 << 28
+	minIterations      = 4
+	maxIterations      = 10000
+	// graphRuns is how many runs a captured graph has: enough to hide what its launch costs.
+	graphRuns = 20
+	// rendezvousBytes is the size that rendezvous is measured with.
+	rendezvousBytes = 64 << 20
+	// barrierChannel and signalChannel are the channels that bench uses.
+	barrierChannel, signalChannel = 0, 0
+)
+
+// benchRank is the hidden command that a rank of bench runs.
+const benchRank = "bench-rank"
+
+func (a *app) benchRankCommand() *cobra.Command {
+	var text string
+	fd := -1
+	cmd := &cobra.Command{Use: benchRank, Short: "Be one rank of bench", Hidden: true, Args: noArgs}
+	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+		var spec benchSpec
+		if err := json.Unmarshal([]byte(text), &spec); err != nil {
+			return usagef("--spec: %w", err)
+		}
+		return a.rankMain(cmd, fd, func(ctx context.Context, r *symmem.Rank, rep *reporter) error {
+			b := &bencher{spec: spec, r: r, rep: rep}
+			return b.run(ctx)
+		})
+	})
+	cmd.Flags().StringVar(&text, "spec", "", "what to measure, as JSON")
+	cmd.Flags().IntVar(&fd, "report-fd", fd, "descriptor of the pipe to report to")
+	return cmd
+}
+
+// bencher measures on one rank. All of its methods are collective.
+type bencher struct {
+	spec benchSpec
+	r    *symmem.Rank
+	rep  *reporter
+	s    device.Stream
+}
+
+func (b *bencher) run(ctx context.Context) (err error) {
+	if b.s, err = b.r.NewStream(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.s.Close()) }()
+	for _, kind := range b.spec.Kinds {
+		if kind == kindRendezvous { // before anything else: it also measures the first time
+			if err := b.rendezvous(ctx); err != nil {
+				return fmt.Errorf("measuring rendezvous: %w", err)
+			}
+		}
+	}
+	for _, kind := range b.spec.Kinds {
+		switch kind {
+		case kindAllReduce:
+			for _, bytes := range b.spec.Sizes {
+				for _, alg := range b.spec.Algorithms {
+					if err := b.allReduce(ctx, bytes, alg); err != nil {
+						return fmt.Errorf("measuring all-reduce of %s, %s: %w", sizeText(bytes), alg, err)
+					}
+				}
+			}
+		case kindPlanRun:
+			if err := b.planRun(ctx); err != nil {
+				return fmt.Errorf("measuring Plan.Run: %w", err)
+			}
+		case kindPut, kindGet, kindPutSignal:
+			for _, bytes := range b.spec.Sizes {
+				if b.r.WorldSize() == 1 {
+					continue // there is nobody else
+				}
+				if err := b.transfer(ctx, kind, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, sizeText(bytes), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// iterations is how often a message of bytes is sent in one repetition.
+func iterations(bytes int64) int {
+	return int(min(max(bytesPerRepetition/bytes, minIterations), maxIterations))
+}
+
+// timings are one rank's times per iteration, in microseconds, by repetition.
+type timings struct{ total, host []float64 }
+
+// measure runs the repetitions of n iterations each, after some that do not count: launches calls of enqueue, each good for
+// several iterations, then waiting for the stream.
+func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
+	var t timings
+	launches := n / each
+	repeat := func(launches int) (host, total time.Duration, err error) {
+		if err := b.r.Memory().Barrier(b.s, barrierChannel); err != nil {
+			return 0, 0, err
+		}
+		if err := b.s.Synchronize(ctx); err != nil {
+			return 0, 0, err
+		}
+		began := time.Now()
+		for range launches {
+			if err := enqueue(); err != nil {
+				return 0, 0, err
+			}
+		}
+		host = time.Since(began)
+		err = b.s.Synchronize(ctx)
+		return host, time.Since(began), err
+	}
+	runtime.GC() // what came before must not be collected within a measurement
+	if _, _, err := repeat(launches/10 + 1); err != nil {
+		return t, err
+	}
+	for range b.spec.Repetitions {
+		host, total, err := repeat(launches)
+		if err != nil {
+			return t, err
+		}
+		perIteration := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(launches*each) }
+		t.host, t.total = append(t.host, perIteration(host)), append(t.total, perIteration(total))
+	}
+	return t, nil
+}
+
+// report completes a row with the slowest rank's times of each repetition, and rank 0 tells it.
+func (b *bencher) report(ctx context.Context, row benchRow, times []float64) error {
+	mine, err := json.Marshal(times)
+	if err != nil {
+		return err
+	}
+	all, err := b.r.Group().AllGather(ctx, "measurement", mine)
+	if err != nil {
+		return err
+	}
+	slowest := make([]float64, len(times))
+	for rank, text := range all {
+		var theirs []float64
+		if err := json.Unmarshal(text, &theirs); err != nil || len(theirs) != len(times) {
+			return fmt.Errorf("reading the times of rank %d: %d of %d: %w", rank, len(theirs), len(times), err)
+		}
+		for i, t := range theirs {
+			slowest[i] = max(slowest[i], t)
+		}
+	}
+	if b.r.Rank() != 0 {
+		return nil
+	}
+	slices.Sort(slowest)
+	row.Backend, row.Ranks, row.Repetitions = b.r.Backend(), b.r.WorldSize(), len(slowest)
+	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
+	if row.Median > 0 && row.Kind != kindPlanRun && row.Kind != kindRendezvous {
+		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
+	}
+	if row.Kind == kindAllReduce {
+		w := float64(row.Ranks)
+		row.Bus = row.Bandwidth * 2 * (w - 1) / w
+	}
+	return b.rep.tell(message{Row: &row})
+}
+
+// median of sorted values.
+func median(sorted []float64) float64 {
+	n := len(sorted)
+	if n == 0 {
+		return math.NaN()
+	}
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// tensorOf makes a tensor of at least bytes with its rendezvous behind it.
+func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
+	t, err := b.r.Empty(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return nil, errors.Join(err, t.Close(ctx))
+	}
+	return t, nil
+}
+
+// plan makes the tensor and the plan of an all-reduce of bytes, checks a first result and leaves zeros, on which all-reduces
+// can be repeated without end.
+func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (*tensor.Tensor, *kernels.Plan, error) {
+	dtype, err := tensor.ParseDType(b.spec.DType)
+	if err != nil {
+		return nil, nil, err
+	}
+	op, err := kernels.ParseOp(b.spec.Op)
+	if err != nil {
+		return nil, nil, err
+	}
+	alg, err := kernels.ParseAlgorithm(algorithm)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err := b.tensorOf(ctx, dtype, bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := kernels.NewAllReduce(ctx, t, op, &kernels.AllReduceOptions{Algorithm: alg})
+	if err != nil {
+		return nil, nil, errors.Join(err, t.Close(ctx))
+	}
+	return t, p, b.checkResult(ctx, t, p, op)
+}
+
+func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) error {
+	t, p, err := b.plan(ctx, bytes, algorithm)
+	if err != nil {
+		return err
+	}
+	n, each := iterations(t.Bytes()), 1
+	row := benchRow{Kind: kindAllReduce, Bytes: t.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+		Chosen: p.Algorithm().String(), Mode: "eager"}
+	enqueue := func() error { return p.Run(b.s) }
+	var graph device.Graph
+	if b.spec.Graph {
+		row.Mode, each = "graph", min(graphRuns, n)
+		n -= n % each
+		if graph, err = b.capture(p, each); err != nil {
+			return err
+		}
+		enqueue = func() error { return graph.Launch(b.s) }
+	}
+	row.Iterations = n
+	times, err := b.measure(ctx, n, each, enqueue)
+	if err != nil {
+		return err
+	}
+	if err := b.report(ctx, row, times.total); err != nil {
+		return err
+	}
+	if graph != nil {
+		if err := graph.Close(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(p.Close(ctx), t.Close(ctx))
+}
+
+// capture records runs of the plan.
+func (b *bencher) capture(p *kernels.Plan, runs int) (device.Graph, error) {
+	if err := b.s.BeginCapture(); err != nil {
+		return nil, err
+	}
+	var err error
+	for range runs {
+		err = errors.Join(err, p.Run(b.s))
+	}
+	graph, endErr := b.s.EndCapture()
+	if err := errors.Join(err, endErr); err != nil {
+		return nil, err
+	}
+	return graph, nil
+}
+
+// planRun measures what one Run costs its caller, the work itself not counted.
+func (b *bencher) planRun(ctx context.Context) error {
+	bytes := b.spec.Sizes[0]
+	t, p, err := b.plan(ctx, bytes, b.spec.Algorithms[0])
+	if err != nil {
+		return err
+	}
+	n := iterations(t.Bytes())
+	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
+	if err != nil {
+		return err
+	}
+	row := benchRow{Kind: kindPlanRun, Bytes: t.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.spec.Algorithms[0],
+		Chosen: p.Algorithm().String(), Iterations: n}
+	if err := b.report(ctx, row, times.host); err != nil {
+		return err
+	}
+	return errors.Join(p.Close(ctx), t.Close(ctx))
+}
+
+// transfer measures put, get, or put and signal.
+func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+	remote, err := b.tensorOf(ctx, tensor.Uint8, bytes)
+	if err != nil {
+		return err
+	}
+	local, err := b.tensorOf(ctx, tensor.Uint8, bytes)
+	if err != nil {
+		return err
+	}
+	w := b.r.WorldSize()
+	next, before := (b.r.Rank()+1)%w, (b.r.Rank()+w-1)%w
+	enqueue := func() error { return remote.Put(b.s, next, local) }
+	switch kind {
+	case kindGet:
+		enqueue = func() error { return remote.Get(b.s, next, local) }
+	case kindPutSignal:
+		enqueue = func() error {
+			if err := remote.PutSignal(b.s, next, local, signalChannel); err != nil {
+				return err
+			}
+			return remote.Wait(b.s, before, signalChannel)
+		}
+	}
+	n := iterations(bytes)
+	times, err := b.measure(ctx, n, 1, enqueue)
+	if err != nil {
+		return err
+	}
+	if err := b.report(ctx, benchRow{Kind: kind, Bytes: bytes, Iterations: n}, times.total); err != nil {
+		return err
+	}
+	return errors.Join(local.Close(ctx), remote.Close(ctx))
+}
+
+// rendezvous measures allocating and making reachable, the first time and later.
+func (b *bencher) rendezvous(ctx context.Context) error {
+	once := func() (float64, error) {
+		if err := b.r.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		t, err := b.tensorOf(ctx, tensor.Uint8, rendezvousBytes)
+		took := time.Since(began)
+		if err != nil {
+			return 0, err
+		}
+		return float64(took.Nanoseconds()) / 1e3, t.Close(ctx)
+	}
+	first, err := once()
+	if err != nil {
+		return err
+	}
+	row := benchRow{Kind: kindRendezvous, Bytes: rendezvousBytes, Note: "first", Iterations: 1}
+	if err := b.report(ctx, row, []float64{first}); err != nil {
+		return err
+	}
+	var later []float64
+	for range b.spec.Repetitions {
+		took, err := once()
+		if err != nil {
+			return err
+		}
+		later = append(later, took)
+	}
+	row.Note = "later"
+	return b.report(ctx, row, later)
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// writeJSON writes the document with each row on a line of its own, which people can read and line tools too.
+func (r *benchReport) writeJSON(w io.Writer) error {
+	head := *r
+	head.Rows = nil
+	text, err := json.MarshalIndent(head, "", "  ")
+	if err != nil {
+		return err
+	}
+	// The rows are last in the document.
+	at := bytes.LastIndex(text, []byte("null"))
+	var b bytes.Buffer
+	b.Write(text[:at])
+	b.WriteString("[")
+	for i, row := range r.Rows {
+		line, err := json.Marshal(row)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			b.WriteString(",")
+		}
+		b.WriteString("\n    ")
+		b.Write(line)
+	}
+	b.WriteString("\n  ]\n}\n")
+	_, err = w.Write(b.Bytes())
+	return err
+}
+
+// writeTable prints the rows for people: a table for each backend and thing measured.
+func (r *benchReport) writeTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	m := r.Machine
+	fmt.Fprintf(t, "%s\n%s, %d cores, %s %s\n", r.Version, orUnknown(m.CPU), m.Cores, m.OS, m.Kernel)
+	table := ""
+	for _, row := range r.Rows {
+		title := fmt.Sprintf("%s on %s, %d ranks", row.Kind, row.Backend, row.Ranks)
+		if row.DType != "" {
+			title += fmt.Sprintf(", %s of %s", row.Op, row.DType)
+		}
+		if row.Mode != "" {
+			title += ", " + row.Mode
+		}
+		if title != table {
+			table = title
+			fmt.Fprintf(t, "\n%s\n", title)
+			fmt.Fprintln(t, "bytes\t\tmedian us\tmin us\tmax us\tGB/s\tbus GB/s\t")
+		}
+		note := row.Note
+		if row.Algorithm != "" {
+			note = row.Chosen
+			if row.Algorithm != row.Chosen {
+				note = row.Algorithm + ": " + row.Chosen
+			}
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", sizeText(row.Bytes), note, figure(row.Median), figure(row.Min),
+			figure(row.Max), rate(row.Bandwidth), rate(row.Bus))
+	}
+	for _, s := range r.Skipped {
+		fmt.Fprintf(t, "\nskipped: %s: %s\n", s.Backend, s.Reason)
+	}
+	return t.Flush()
+}
+
+// figure gives a time in microseconds, or a rate, with about three digits.
+func figure(x float64) string {
+	switch {
+	case x < 10:
+		return fmt.Sprintf("%.2f", x)
+	case x < 100:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.0f", x)
+}
+
+// rate gives a rate, or nothing where there is none.
+func rate(x float64) string {
+	if x == 0 {
+		return ""
+	}
+	return figure(x)
+}

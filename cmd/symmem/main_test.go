@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/tensor"
+)
+
+const (
+	// commandVar makes this binary the command itself: what it starts again as a rank, and what tests start.
+	commandVar = "SYMMEM_TEST_COMMAND"
+	// roleVar makes this binary a program that `symmem run` starts.
+	roleVar = "SYMMEM_TEST_ROLE"
+	// brokenVar lets the broken backends below be used.
+	brokenVar = "SYMMEM_TEST_BROKEN"
+)
+
+func TestMain(m *testing.M) {
+	for name, b := range map[string]broken{
+		"absent": {}, "dies": {open: true}, "hangs": {open: true, hang: true}, "crashes": {crash: true},
+	} {
+		backend.Register(name, b)
+	}
+	if os.Getenv(roleVar) != "" {
+		if err := idleRank(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Getenv(commandVar) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// broken is a backend that is not there, or that does harm.
+type broken struct{ open, hang, crash bool }
+
+func (b broken) Probe(context.Context, *backend.Env) (backend.Capabilities, error) {
+	if os.Getenv(brokenVar) == "" {
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+	}
+	if b.crash {
+		fmt.Fprintln(os.Stderr, "last words")
+		os.Exit(9)
+	}
+	if !b.open {
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+	}
+	return backend.Capabilities{PeerPointers: true}, nil
+}
+
+// Open does the harm on rank 1 and waits on the others.
+func (b broken) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
+	if env.Group.Rank() == 1 {
+		if !b.hang {
+			os.Exit(9)
+		}
+		select {} //nolint:staticcheck // it hangs, whatever its context says
+	}
+	return nil, fmt.Errorf("nothing to open: %w", backend.ErrUnsupported)
+}
+
+// idleRank is a rank of a job that holds symmetric memory and waits to be ended.
+func idleRank() error {
+	ctx := context.Background()
+	cfg, err := config.Load(nil)
+	if err != nil {
+		return err
+	}
+	r, err := symmem.Open(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	t, err := r.Empty(ctx, tensor.Float32, 1<<20)
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	fmt.Println("ready", os.Getenv("SYMMEM_RENDEZVOUS_ADDR"))
+	if os.Getenv(roleVar) == "exit" {
+		if err := t.Close(ctx); err != nil {
+			return err
+		}
+		return r.Close(ctx)
+	}
+	select {} //nolint:staticcheck // until a signal ends it
+}
+
+// environ is this process's environment for the command, and more. The race detector would hold up the end of each process.
+func environ(more ...string) []string {
+	return append(append(os.Environ(), commandVar+"=1", "GORACE=atexit_sleep_ms=0"), more...)
+}
+
+// result is how a command ended.
+type result struct {
+	status   int
+	out, err string
+}
+
+// call runs the command in this process.
+func call(t *testing.T, stdin string, env []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var out, errOut syncBuffer
+	status := run(ctx, args, strings.NewReader(stdin), &out, &errOut, env)
+	require.NoError(t, ctx.Err(), "the command took too long: %s", errOut.String())
+	return result{status: status, out: out.String(), err: errOut.String()}
+}
+
+// syncBuffer is a buffer that several goroutines use.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
