@@ -78,6 +78,8 @@ type Env struct {
 	// Opened, unless nil, is a device that is already open and that the backend uses without owning it: a sub-group uses its
 	// parent's, so that their work can share streams.
 	Opened device.Device
+	// ShareDevice allows several ranks on one device.
+	ShareDevice bool
 	// Multicast is "auto", "on" or "off".
 	Multicast string
 	// KernelTimeout bounds every wait of device work.

@@ -27,6 +27,9 @@ type Memory struct {
 	log     *slog.Logger
 	opts    MemoryOptions
 
+	oversubscribed bool
+	peerErr        func() error // the group's Err, kept because a method value allocates
+
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
 	operations uint64                      // rendezvous that all ranks agreed on; guarded by collective
@@ -60,18 +63,34 @@ type entry struct {
 
 // NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
 func NewMemory(b Backend, g *group.Group, opts *MemoryOptions) *Memory {
-	m := &Memory{backend: b, group: g, device: b.Device()}
+	m := &Memory{backend: b, group: g, device: b.Device(), peerErr: g.Err}
 	if opts != nil {
 		m.opts = *opts
 	}
 	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
 	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
+	here, members := 0, g.Members()
+	for _, peer := range members {
+		if peer.BootID == members[g.Rank()].BootID {
+			here++
+		}
+	}
+	m.oversubscribed = here > min(runtime.NumCPU(), runtime.GOMAXPROCS(0)*processes(members))
 	m.log = m.opts.Logger
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
 	m.log = m.log.With("backend", b.Name(), "group", g.Name(), "rank", g.Rank())
 	return m
+}
+
+// processes counts the processes that the ranks of this host are in; those that share one share its processors too.
+func processes(members []group.Member) int {
+	seen := map[string]bool{}
+	for _, m := range members {
+		seen[m.Process] = true
+	}
+	return len(seen)
 }
 
 // Backend is the backend below.
@@ -88,6 +107,10 @@ func (m *Memory) Channels() int { return m.opts.Channels }
 
 // KernelTimeout bounds every wait of device work.
 func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
+
+// Oversubscribed reports whether more ranks of the group share this host than it has processors, so that a rank that looks
+// for a peer's flag for long keeps that peer from setting it.
+func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
 func (m *Memory) Err() error {

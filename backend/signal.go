@@ -150,7 +150,7 @@ func launch(s device.Stream, k device.HostKernel) error {
 
 // bound is how long a kernel that begins to wait now may wait, and what ends it sooner.
 func (m *Memory) bound() futex.Bound {
-	return futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.group.Err}
+	return futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.peerErr, Patient: !m.oversubscribed}
 }
 
 type signalKernel struct{ word *futex.Word }
@@ -159,6 +159,8 @@ func (k *signalKernel) RunKernel() error {
 	k.word.Add(1)
 	return nil
 }
+
+func (k *signalKernel) String() string { return "signal" }
 
 type waitKernel struct {
 	memory        *Memory
@@ -174,6 +176,8 @@ func (k *waitKernel) RunKernel() error {
 	}
 	return nil
 }
+
+func (k *waitKernel) String() string { return "wait" }
 
 type barrierKernel struct {
 	memory       *Memory
@@ -194,3 +198,5 @@ func (k *barrierKernel) RunKernel() error {
 	}
 	return nil
 }
+
+func (k *barrierKernel) String() string { return "barrier" }

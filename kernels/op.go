@@ -81,7 +81,7 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 
 // oneShotBytes is the size in bytes up to which one-shot is the faster form on the host device, by world size (the last entry
 // serves all above). Found by `symmem bench --algorithm`.
-var oneShotBytes = [...]int64{2: 16 << 10, 3: 8 << 10, 4: 8 << 10}
+var oneShotBytes = [...]int64{2: 1 << 10, 3: 4 << 10, 4: 4 << 10}
 
 // choose picks the form for a message of bytes between size ranks.
 func choose(bytes int64, size int) Algorithm {

@@ -28,20 +28,18 @@ var (
 type Plan struct {
 	name      string
 	algorithm Algorithm
+	device    device.Device
 	in, out   tensor.SymmetricTensor
 	channel   *tensor.Channel
 	kernel    *hostAllReduce
 
-	closed  atomic.Bool
-	pending atomic.Int64 // runs enqueued and not ended, those of graphs not counted
-	running atomic.Bool  // a run is under way
-	stream  atomic.Value // streamBox of the last Run
-	failed  atomic.Pointer[error]
-	eager   planKernel
-	graph   planKernel
+	closed   atomic.Bool
+	failed   atomic.Pointer[error]
+	stream   atomic.Pointer[device.Stream] // of the last Run that was not recorded
+	pending  atomic.Int64                  // runs enqueued and not ended, those of graphs not counted
+	captured atomic.Bool                   // a run was recorded: graphs may launch it on any stream
+	running  atomic.Bool                   // a run is under way; kept only once captured
 }
-
-type streamBox struct{ s device.Stream }
 
 // AllReduceOptions sets what NewAllReduce makes. Nil or zero values mean the defaults.
 type AllReduceOptions struct {
@@ -65,7 +63,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if opts == nil {
 		opts = &AllReduceOptions{}
 	}
-	p := &Plan{in: t, out: t, algorithm: opts.Algorithm}
+	p := &Plan{device: t.Device(), in: t, out: t, algorithm: opts.Algorithm}
 	if opts.Out != nil {
 		p.out = opts.Out
 	}
@@ -88,8 +86,6 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, ch.Close(ctx)))
 	}
-	p.eager = planKernel{plan: p, counted: true}
-	p.graph = planKernel{plan: p}
 	return p, nil
 }
 
@@ -143,20 +139,22 @@ func (p *Plan) Run(s device.Stream) error {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
 	l, ok := s.(device.HostLauncher)
-	if !ok || s.Device() != p.in.Device() {
-		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.in.Device().Name())
+	if !ok || s.Device() != p.device {
+		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.device.Name())
 	}
 	if s.Capturing() {
-		return l.Launch(&p.graph)
+		p.captured.Store(true)
+		return l.Launch((*recordedRun)(p))
 	}
-	if last, ok := p.stream.Load().(streamBox); !ok || last.s != s {
+	if last := p.stream.Load(); last == nil || *last != s {
 		if p.pending.Load() != 0 {
 			return fmt.Errorf("running %s: synchronize the stream it runs on first: %w", p.name, ErrTwoStreams)
 		}
-		p.stream.Store(streamBox{s})
+		held := s // s itself would be moved to the heap in every run
+		p.stream.Store(&held)
 	}
 	p.pending.Add(1)
-	if err := l.Launch(&p.eager); err != nil {
+	if err := l.Launch((*run)(p)); err != nil {
 		p.pending.Add(-1)
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
@@ -170,7 +168,7 @@ func (p *Plan) usable() error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	if err := p.in.Err(); err != nil {
+	if err := p.in.Err(); err != nil || p.out == p.in {
 		return err
 	}
 	return p.out.Err()
@@ -196,25 +194,38 @@ func (p *Plan) Close(ctx context.Context) error {
 	return nil
 }
 
-// planKernel is what a stream runs; the two kinds of launch are told apart by it.
-type planKernel struct {
-	plan    *Plan
-	counted bool
+// run is a plan as a stream runs it, and recordedRun as a graph does.
+type (
+	run         Plan
+	recordedRun Plan
+)
+
+// String describes the plan in errors of the stream.
+func (k *run) String() string         { return k.name }
+func (k *recordedRun) String() string { return k.name }
+
+// RunKernel runs the plan once.
+func (k *run) RunKernel() error {
+	p := (*Plan)(k)
+	err := p.once()
+	p.pending.Add(-1)
+	return err
 }
 
 // RunKernel runs the plan once.
-func (k *planKernel) RunKernel() error {
-	p := k.plan
-	if k.counted {
-		defer p.pending.Add(-1)
-	}
-	if p.Err() != nil {
+func (k *recordedRun) RunKernel() error { return (*Plan)(k).once() }
+
+func (p *Plan) once() error {
+	if p.failed.Load() != nil {
 		return nil // told once, by the run that failed
 	}
-	if p.running.Swap(true) {
-		return p.fail(fmt.Errorf("running %s: %w", p.name, ErrTwoStreams))
+	if p.captured.Load() {
+		// A graph may be launched on a stream that no Run was told of.
+		if p.running.Swap(true) {
+			return p.fail(fmt.Errorf("running %s: %w", p.name, ErrTwoStreams))
+		}
+		defer p.running.Store(false)
 	}
-	defer p.running.Store(false)
 	if err := p.kernel.run(); err != nil {
 		return p.fail(err)
 	}

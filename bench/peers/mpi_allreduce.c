@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* As in cmd/symmem/bench_rank.go. */
-enum { bytes_per_repetition = 1 << 28, min_iterations = 4, max_iterations = 10000 };
+enum { bytes_per_repetition = 1 << 28, min_iterations = 4, max_iterations = 50000 };
 
 static int iterations(long bytes) {
     long n = bytes_per_repetition / bytes;
@@ -59,7 +59,7 @@ static void measure(long bytes, int repetitions, int rank, int ranks) {
     double *mine = malloc(sizeof(double) * (size_t)repetitions), *slowest = malloc(sizeof(double) * (size_t)repetitions);
     if (posix_memalign((void **)&data, 4096, (size_t)count * sizeof(float) + 4096) || !mine || !slowest) fail("out of memory");
     check(data, count, rank, ranks);
-    repeat(data, count, n / 10 + 1);
+    repeat(data, count, n);
     for (int i = 0; i < repetitions; i++) mine[i] = repeat(data, count, n);
     MPI_Reduce(mine, slowest, repetitions, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     if (rank == 0) {

@@ -22,7 +22,7 @@ const (
 	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations.
 	bytesPerRepetition = 1 << 28
 	minIterations      = 4
-	maxIterations      = 10000
+	maxIterations      = 50000
 	// graphRuns is how many runs a captured graph has: enough to hide what its launch costs.
 	graphRuns = 20
 	// rendezvousBytes is the size that rendezvous is measured with.
@@ -109,7 +109,7 @@ func iterations(bytes int64) int {
 // timings are one rank's times per iteration, in microseconds, by repetition.
 type timings struct{ total, host []float64 }
 
-// measure runs the repetitions of n iterations each, after some that do not count: launches calls of enqueue, each good for
+// measure runs the repetitions of n iterations each, after one that does not count: launches calls of enqueue, each good for
 // several iterations, then waiting for the stream.
 func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
 	var t timings
@@ -132,7 +132,7 @@ func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error
 		return host, time.Since(began), err
 	}
 	runtime.GC() // what came before must not be collected within a measurement
-	if _, _, err := repeat(launches/10 + 1); err != nil {
+	if _, _, err := repeat(launches); err != nil {
 		return t, err
 	}
 	for range b.spec.Repetitions {

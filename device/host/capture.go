@@ -130,7 +130,7 @@ func (s *Stream) BeginCapture() error {
 	if s.recording() != nil {
 		return &CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
 	}
-	s.capture = newCapture(s)
+	s.capture.Store(newCapture(s))
 	return nil
 }
 
@@ -152,7 +152,7 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 		s.mu.Unlock()
 		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
-	s.capture = nil
+	s.capture.Store(nil)
 	ops, lines, err := c.end()
 	s.mu.Unlock()
 	if err != nil {

@@ -74,7 +74,7 @@ func (s *Stream) Record(ev device.Event) error {
 			e.capture, e.before = c, before
 			return nil
 		}
-		s.capture = nil // it has ended just now
+		s.capture.Store(nil) // it has ended just now
 	}
 	unpark := s.put(&op{kind: opRecord, event: e})
 	e.stream, e.seq, e.stamped = s, s.enqueued.Load(), false
@@ -113,7 +113,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 		refused = "the event was recorded in a capture of another device; a graph holds work of one device"
 	case e.capture != nil:
 		if e.capture.join(s, e.before) {
-			s.capture = e.capture
+			s.capture.Store(e.capture)
 		} else {
 			refused = "the event was recorded in a capture that has ended; record it again"
 		}

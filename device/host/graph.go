@@ -60,7 +60,7 @@ func (g *Graph) Launch(s device.Stream) error {
 		st.mu.Unlock()
 		return closed(call, "stream")
 	}
-	if c := st.capture; c != nil && st.record(c, &op{kind: opGraph, graph: g}) {
+	if c := st.capture.Load(); c != nil && st.record(c, &op{kind: opGraph, graph: g}) {
 		st.mu.Unlock()
 		return nil
 	}

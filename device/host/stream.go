@@ -28,7 +28,7 @@ type Stream struct {
 	started  bool          // the worker runs, or is about to
 	parked   bool          // the worker waits for wake
 	closed   bool
-	capture  *capture // what the stream takes part in; it may have ended, see recording
+	capture  atomic.Pointer[capture] // what the stream takes part in; it may have ended, see recording
 
 	_ cpu.CacheLinePad // the worker's half is apart from that of those who enqueue
 
@@ -127,7 +127,7 @@ func (s *Stream) enqueue(o *op) error {
 		s.mu.Unlock()
 		return closed(o.kind.String(), "stream")
 	}
-	if c := s.capture; c != nil && s.record(c, o) {
+	if c := s.capture.Load(); c != nil && s.record(c, o) {
 		s.mu.Unlock()
 		return nil
 	}
@@ -144,7 +144,7 @@ func (s *Stream) record(c *capture, o *op) bool {
 	if c.add(s, o) {
 		return true
 	}
-	s.capture = nil
+	s.capture.Store(nil)
 	return false
 }
 
@@ -163,10 +163,12 @@ func (s *Stream) put(o *op) (unpark bool) {
 // recording gives the capture that the stream takes part in, or nil; mu is held. The capture may end at any moment if
 // another stream began it.
 func (s *Stream) recording() *capture {
-	if s.capture != nil && s.capture.over() {
-		s.capture = nil
+	c := s.capture.Load()
+	if c != nil && c.over() {
+		s.capture.Store(nil)
+		return nil
 	}
-	return s.capture
+	return c
 }
 
 // usable is the error of calls that do nothing: ErrClosed if the stream is closed.
@@ -189,6 +191,9 @@ func (s *Stream) prefer(call string, err error) error {
 
 // Capturing reports whether the stream is recording, because of its own BeginCapture or of an event it waited for.
 func (s *Stream) Capturing() bool {
+	if s.capture.Load() == nil {
+		return false // without the lock: plans ask before every launch
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.closed && s.recording() != nil
@@ -256,7 +261,7 @@ func (s *Stream) beginClose(force bool) error {
 		return capturing(call)
 	}
 	s.closed = true
-	s.capture = nil
+	s.capture.Store(nil)
 	s.closeBy.Store(int64(time.Since(s.dev.opened) + s.dev.waitTimeout))
 	unpark := s.parked
 	s.parked = false

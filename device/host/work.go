@@ -348,7 +348,11 @@ func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 func (s *Stream) fail(o *op, err error) {
 	e := &WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
 	if o.kind == opKernel {
-		e.Op = fmt.Sprintf("Launch(%T)", o.kernel)
+		if named, ok := o.kernel.(fmt.Stringer); ok {
+			e.Op = fmt.Sprintf("Launch(%v)", named)
+		} else {
+			e.Op = fmt.Sprintf("Launch(%T)", o.kernel)
+		}
 	}
 	s.dev.log.Debug("work failed", "op", e.Op, "address", e.Addr, "error", err)
 	s.failures.add(s.done.value.Load()+1, e)

@@ -13,6 +13,9 @@ type Bound struct {
 	// Err, unless nil, is asked before the first sleep and between sleeps, each of which lasts 100 ms at most. An error
 	// of it ends the wait with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
 	Err func() error
+	// Patient makes the wait look at the word some ten times longer before it sleeps. It is for waiters that each have a
+	// processor of their own, whose sleep and waking would cost more than the wait.
+	Patient bool
 }
 
 // TimeoutError is a wait that the deadline of its [Bound] ended. It is os.ErrDeadlineExceeded.
