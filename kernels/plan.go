@@ -31,14 +31,21 @@ type Plan struct {
 	device    device.Device
 	in, out   tensor.SymmetricTensor
 	channel   *tensor.Channel
-	kernel    *hostAllReduce
+	work      work
 
-	closed   atomic.Bool
-	failed   atomic.Pointer[error]
-	stream   atomic.Pointer[device.Stream] // of the last Run that was not recorded
-	pending  atomic.Int64                  // runs enqueued and not ended, those of graphs not counted
-	captured atomic.Bool                   // a run was recorded: graphs may launch it on any stream
-	running  atomic.Bool                   // a run is under way; kept only once captured
+	closed atomic.Bool
+	failed atomic.Pointer[error]
+	stream atomic.Pointer[device.Stream] // of the last Run that was not recorded
+}
+
+// work is what a plan enqueues, on one kind of device.
+type work interface {
+	// enqueue enqueues one run on s, or records it. It allocates nothing.
+	enqueue(s device.Stream, recorded bool) error
+	// settled reports whether all runs that were enqueued, those of graphs not counted, have ended.
+	settled() (bool, error)
+	// close gives back what the work holds besides the channel. The device has nothing left to do for it.
+	close() error
 }
 
 // AllReduceOptions sets what NewAllReduce makes. Nil or zero values mean the defaults.
@@ -67,23 +74,24 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if opts.Out != nil {
 		p.out = opts.Out
 	}
-	if p.algorithm == Auto {
-		p.algorithm = choose(t.Bytes(), t.WorldSize())
-	}
 	inPlace := p.in.Local().Ptr() == p.out.Local().Ptr()
+	p.algorithm = choose(p.algorithm, p.device.Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
 	p.name = fmt.Sprintf("all-reduce %s of %d %s, %s", op, t.NumElements(), t.DType(), p.algorithm)
 	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, opts.FirstEpoch)
 
 	failure := checkAllReduce(p, op, inPlace)
-	layout := hostLayout{size: t.WorldSize(), bytes: t.Bytes(), staged: p.algorithm == OneShot}
-	ch, err := t.Memory().NewChannel(ctx, purpose, layout.total(), failure)
+	form := newForm(p, op, inPlace)
+	ch, err := t.Memory().NewChannel(ctx, purpose+form.purpose(), form.channelBytes(), failure)
 	if err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
-	p.kernel, err = newHostAllReduce(p, op, layout, opts.FirstEpoch)
+	p.work, err = form.prepare(p, op, opts.FirstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
+		if p.work != nil {
+			err = errors.Join(err, p.work.close())
+		}
 		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, ch.Close(ctx)))
 	}
 	return p, nil
@@ -95,11 +103,11 @@ func checkAllReduce(p *Plan, op Op, inPlace bool) error {
 	if !op.Valid() {
 		return errs.Invalid(name, "op", op, fmt.Sprint(Ops()))
 	}
-	if p.algorithm != OneShot && p.algorithm != TwoShot {
-		return errs.Invalid(name, "Algorithm", p.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms()...)))
+	if p.algorithm < Auto || p.algorithm >= algorithms {
+		return errs.Invalid(name, "Algorithm", p.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms(p.device.Kind())...)))
 	}
-	if _, ok := p.in.Device().(device.HostMemory); !ok {
-		return fmt.Errorf("all-reduce kernels for %s: %w", p.in.Device().Name(), ErrUnsupported)
+	if !Supported(p.device.Kind(), p.algorithm, p.in.DType(), op, p.in.WorldSize()) {
+		return fmt.Errorf("there is no kernel for %s on a %s device: %w", p.name, p.device.Kind(), ErrUnsupported)
 	}
 	for _, t := range []tensor.SymmetricTensor{p.in, p.out} {
 		if err := t.Err(); err != nil {
@@ -138,26 +146,35 @@ func (p *Plan) Run(s device.Stream) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
-	l, ok := s.(device.HostLauncher)
-	if !ok || s.Device() != p.device {
+	if s.Device() != p.device {
 		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.device.Name())
 	}
-	if s.Capturing() {
-		p.captured.Store(true)
-		return l.Launch((*recordedRun)(p))
-	}
-	if last := p.stream.Load(); last == nil || *last != s {
-		if p.pending.Load() != 0 {
-			return fmt.Errorf("running %s: synchronize the stream it runs on first: %w", p.name, ErrTwoStreams)
+	recorded := s.Capturing()
+	if !recorded {
+		if last := p.stream.Load(); last == nil || *last != s {
+			if err := p.move(s); err != nil {
+				return fmt.Errorf("running %s: %w", p.name, err)
+			}
 		}
-		held := s // s itself would be moved to the heap in every run
-		p.stream.Store(&held)
 	}
-	p.pending.Add(1)
-	if err := l.Launch((*run)(p)); err != nil {
-		p.pending.Add(-1)
+	if err := p.work.enqueue(s, recorded); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
+	return nil
+}
+
+// move makes s the stream that the plan runs on, if no run is under way on another.
+func (p *Plan) move(s device.Stream) error {
+	if p.stream.Load() != nil {
+		settled, err := p.work.settled()
+		if err != nil {
+			return err
+		}
+		if !settled {
+			return fmt.Errorf("synchronize the stream it runs on first: %w", ErrTwoStreams)
+		}
+	}
+	p.stream.Store(&s)
 	return nil
 }
 
@@ -188,46 +205,9 @@ func (p *Plan) Close(ctx context.Context) error {
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
 	}
-	if err := p.channel.Close(ctx); err != nil {
+	// The channel first: it waits for the device.
+	if err := errors.Join(p.channel.Close(ctx), p.work.close()); err != nil {
 		return fmt.Errorf("closing %s: %w", p.name, err)
-	}
-	return nil
-}
-
-// run is a plan as a stream runs it, and recordedRun as a graph does.
-type (
-	run         Plan
-	recordedRun Plan
-)
-
-// String describes the plan in errors of the stream.
-func (k *run) String() string         { return k.name }
-func (k *recordedRun) String() string { return k.name }
-
-// RunKernel runs the plan once.
-func (k *run) RunKernel() error {
-	p := (*Plan)(k)
-	err := p.once()
-	p.pending.Add(-1)
-	return err
-}
-
-// RunKernel runs the plan once.
-func (k *recordedRun) RunKernel() error { return (*Plan)(k).once() }
-
-func (p *Plan) once() error {
-	if p.failed.Load() != nil {
-		return nil // told once, by the run that failed
-	}
-	if p.captured.Load() {
-		// A graph may be launched on a stream that no Run was told of.
-		if p.running.Swap(true) {
-			return p.fail(fmt.Errorf("running %s: %w", p.name, ErrTwoStreams))
-		}
-		defer p.running.Store(false)
-	}
-	if err := p.kernel.run(); err != nil {
-		return p.fail(err)
 	}
 	return nil
 }

@@ -1,0 +1,39 @@
+// The all-reduce kernels of one dtype. The generator compiles this file once for each dtype and group of forms:
+//
+//   SYMMEM_WORLD 0                 every form that every dtype has, each op and world size
+//   SYMMEM_WORLD W, SYMMEM_PUSH 1  oneshot_push and twoshot_push, sum
+//   SYMMEM_WORLD W, SYMMEM_PUSH 0  oneshot_pull, twoshot_pull and twoshot_flow, sum
+#include "oneshot.cuh"
+#include "twoshot.cuh"
+
+// Threads in a block at most, and blocks that a multiprocessor is to hold at least: that caps the registers.
+#define SYMMEM_BOUNDS 512
+#define SYMMEM_BOUNDS_FLOW 512, 2
+
+#define SYMMEM_JOIN(form, dtype, tail) symmem_allreduce_##form##_##dtype##_##tail
+#define SYMMEM_NAME(form, dtype, tail) SYMMEM_JOIN(form, dtype, tail)
+#define SYMMEM_KERNEL(form, body, bounds)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(bounds)                                                                     \
+      SYMMEM_NAME(form, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ Params p) {                                     \
+    body<SYMMEM_TYPE, SYMMEM_OP, SYMMEM_WORLD>(p);                                                                         \
+  }
+
+#if SYMMEM_WORLD == 0
+#define SYMMEM_OP AnyOp
+#define SYMMEM_TAIL any_wn
+SYMMEM_KERNEL(oneshot_ll, oneshotLL, SYMMEM_BOUNDS)
+#else
+#define SYMMEM_OP SumOp
+#define SYMMEM_SUM(world) sum_w##world
+#define SYMMEM_SUM_OF(world) SYMMEM_SUM(world)
+#define SYMMEM_TAIL SYMMEM_SUM_OF(SYMMEM_WORLD)
+#endif
+
+#if SYMMEM_WORLD != 0 && SYMMEM_PUSH
+SYMMEM_KERNEL(oneshot_push, oneshotPush, SYMMEM_BOUNDS)
+SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
+#else
+SYMMEM_KERNEL(oneshot_pull, oneshotPull, SYMMEM_BOUNDS)
+SYMMEM_KERNEL(twoshot_pull, twoshotPull, SYMMEM_BOUNDS)
+SYMMEM_KERNEL(twoshot_flow, twoshotFlow, SYMMEM_BOUNDS_FLOW)
+#endif

@@ -1,0 +1,93 @@
+// All-reduce by the NVLink switch: loads from a multicast address that add what every rank has there, and stores to one that
+// every rank gets. Sum of f32, f16 and bf16 only. 16-bit floats are accumulated in float32 and rounded once, but in an order
+// that is the switch's own; so the bits may differ from those of other kernels, and with oneshot_multimem from rank to rank.
+#include "frame.cuh"
+
+SYMMEM_DEVICE Words<4> loadReduced(F32, u64 at) {
+  Words<4> x;
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
+  return x;
+}
+SYMMEM_DEVICE Words<4> loadReduced(F16, u64 at) {
+  Words<4> x;
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
+  return x;
+}
+SYMMEM_DEVICE Words<4> loadReduced(BF16, u64 at) {
+  Words<4> x;
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
+  return x;
+}
+SYMMEM_DEVICE void storeAll(u64 at, Words<4> x) {
+  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1,%2,%3,%4};"
+               ::"l"(at), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3]) : "memory");
+}
+
+// multimem reduces the vectors from low to high: to every rank's output, or to this rank's only. The vectors at the ends, and
+// all if the output is not aligned as the input is, go by way of the peers' own addresses.
+template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p, u32 kind) {
+  constexpr int U = 8;
+  Frame<0> f(p, kind);
+  awaitPrevious();
+  if (!f.alive()) return;
+  const u32 epoch = f.open();
+  const u64 out = f.out(p.rank);
+  const Span<T, 4> s(f.in(p.rank), out, p.count);
+  const u64 low = everywhere ? p.rank * p.shard : 0, end = everywhere ? low + p.shard : s.vectors;
+  const u64 high = end < s.vectors ? end : s.vectors;
+  const u64 step = gridDim.x * (u64)blockDim.x;
+  if (!f.template exchange<false>(kFlagStart, epoch)) return;
+  for (u64 v = low + blockIdx.x * (u64)blockDim.x + threadIdx.x; v < high; v += U * step) {
+    if (v + (U - 1) * step < high && s.whole(v) && s.whole(v + (U - 1) * step) && s.alike) {
+      Words<4> x[U];
+#pragma unroll
+      for (int u = 0; u < U; u++) x[u] = loadReduced(T(), s.at(p.multicastIn, v + u * step));
+#pragma unroll
+      for (int u = 0; u < U; u++) {
+        if (everywhere)
+          storeAll(s.at(p.multicastOut, v + u * step), x[u]);
+        else
+          storeWeak(s.at(out, v + u * step), x[u]);
+      }
+      continue;
+    }
+#pragma unroll 1
+    for (int u = 0; u < U; u++) {
+      const u64 i = v + u * step;
+      if (i >= high) break;
+      if (s.whole(i) && s.alike) {
+        const Words<4> x = loadReduced(T(), s.at(p.multicastIn, i));
+        if (everywhere)
+          storeAll(s.at(p.multicastOut, i), x);
+        else
+          storeWeak(s.at(out, i), x);
+        continue;
+      }
+      Accumulator<T, SumOp, 4> a;
+      const SumOp op{kSum};
+      a.first(s.template load<true>(f.in(0), i));
+#pragma unroll 1
+      for (u32 r = 1; r < p.world; r++) a.add(op, s.template load<true>(f.in(r), i));
+      const Words<4> sum = a.result(op, p.world);
+#pragma unroll 1
+      for (u32 k = 0; k < (everywhere ? p.world : 1); k++) s.store(f.out(f.peer(k)), i, sum);
+    }
+  }
+  if (f.template exchange<true>(kFlagEnd, epoch)) f.close(epoch);
+}
+
+#define SYMMEM_MULTIMEM(dtype, type)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(512)                                                                         \
+      symmem_allreduce_oneshot_multimem_##dtype##_sum_wn(const __grid_constant__ Params p) {                                \
+    multimem<type, false>(p, kKindOneshotMultimem);                                                                         \
+  }                                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(512)                                                                         \
+      symmem_allreduce_twoshot_multimem_##dtype##_sum_wn(const __grid_constant__ Params p) {                                \
+    multimem<type, true>(p, kKindTwoshotMultimem);                                                                          \
+  }
+SYMMEM_MULTIMEM(f32, F32)
+SYMMEM_MULTIMEM(f16, F16)
+SYMMEM_MULTIMEM(bf16, BF16)

@@ -1,0 +1,155 @@
+// What a kernel is given and how a channel is laid out. The launch plans mirror this file; change both or neither.
+//
+// Names. An all-reduce kernel is symmem_allreduce_<form>_<dtype>_<op>_w<world>. The form is one of
+//
+//   oneshot_ll        push 16-byte lines of 8 bytes data and two flags; no barrier. Every dtype.
+//   oneshot_push      push 16-byte lines that are all data; no barrier. f32, f16, bf16.
+//   oneshot_pull      load every input; barriers at both ends, or one when staged.
+//   twoshot_push      push shards to their owners and results to everybody; no barrier. f32, f16, bf16.
+//   twoshot_pull      load the own shard from every input, store the result to every output, between two barriers.
+//   twoshot_flow      push shards to their owners in laps, store results to every output; credits instead of barriers.
+//   oneshot_multimem, twoshot_multimem   reduction and broadcast by the NVLink switch; f32, f16, bf16, sum only.
+//
+// For f32, f16 and bf16 there are kernels for each world size 2..8 with op "sum", which do Avg too (Params::op says which).
+// For every dtype there are kernels "any_wn": each op, each world size, both taken from Params.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char s8;
+typedef short s16;
+typedef int s32;
+typedef long long s64;
+
+// Params::op. The values are those of kernels.Op.
+enum : u32 { kSum = 1, kProd = 2, kMin = 3, kMax = 4, kAvg = 5 };
+
+// Params::flags.
+enum : u32 {
+  kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; needed in place
+  kNoBarrier = 2, // oneshot_pull: touch no channel and wait for nobody; the inputs are ready and stay
+  kSignal = 4,    // symmem_put: signal the peer when the copy is there
+  kAtomics = 8,   // signals: the link to the peer has atomics, so several streams may signal it at once
+  kOwnShard = 16, // twoshot_flow: store the result to this rank's output only, which makes it a reduce-scatter
+};
+
+// Which kernel a fault word comes from.
+enum : u32 {
+  kKindOneshotLL = 1, kKindOneshotPush = 2, kKindOneshotPull = 3, kKindTwoshotPush = 4, kKindTwoshotPull = 5,
+  kKindTwoshotFlow = 6, kKindOneshotMultimem = 7, kKindTwoshotMultimem = 8, kKindBarrier = 16, kKindWait = 17,
+};
+
+// Why a kernel left.
+enum : u32 {
+  kFaultTimeout = 1, // a peer did not come in Params::timeout nanoseconds
+  kFaultStopped = 2, // the host set the stop word
+};
+
+// A fault word says what went wrong first:
+//
+//   bits 56-63  why          48-55  which kernel     32-47  the peer waited for
+//   bits 16-31  Params::index               0-15  the block
+//
+// A kernel that gives up sets the dead word, and later launches with the same dead word return at once. Who sets it writes the
+// fault word, so a fault word belongs to one dead word.
+
+enum : u32 { kInline = 8 }; // peers whose pointers travel in Params
+
+struct Params {
+  u64 in[kInline];      // every rank's input, by rank; aligned to its elements, alike on all ranks modulo 16
+  u64 out[kInline];     // every rank's output, by rank; likewise. May equal in
+  u64 channel[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
+  u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and channel
+  u64 count;            // elements; put: bytes
+  u64 fault;            // 64-bit fault word; memory that this device and the host can access
+  u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well
+  u64 stop;             // 32-bit word that the host sets to end all waiting, or 0
+  u64 timeout;          // ns that one launch may wait
+  u64 shard;            // two-shot: vectors of 16 bytes that one rank reduces, a multiple of 8. See Layout
+  u64 span;             // bytes of one rank's slot in a message buffer. See Layout
+  u64 multicastIn;      // multimem: multicast address of the input
+  u64 multicastOut;     // multimem: multicast address of the output
+  u32 rank, world;
+  u32 op, flags;
+  u32 index;            // a number of the host's, for the fault word; signals: the channel
+  u32 peer;             // signals, put: the other rank
+  u32 channels;         // signals: how many channels the pad has
+  u32 reserved;
+};
+
+static_assert(sizeof(u64) == 8 && sizeof(u32) == 4, "widths");
+#ifdef __CUDACC_RTC__ // has no offsetof
+#define SYMMEM_AT(field, offset) static_assert(__INTADDR__(&((Params *)0)->field) == offset, #field)
+#else
+#define SYMMEM_AT(field, offset) static_assert(__builtin_offsetof(Params, field) == offset, #field)
+#endif
+SYMMEM_AT(in, 0);
+SYMMEM_AT(out, 64);
+SYMMEM_AT(channel, 128);
+SYMMEM_AT(table, 192);
+SYMMEM_AT(count, 200);
+SYMMEM_AT(fault, 208);
+SYMMEM_AT(dead, 216);
+SYMMEM_AT(stop, 224);
+SYMMEM_AT(timeout, 232);
+SYMMEM_AT(shard, 240);
+SYMMEM_AT(span, 248);
+SYMMEM_AT(multicastIn, 256);
+SYMMEM_AT(multicastOut, 264);
+SYMMEM_AT(rank, 272);
+SYMMEM_AT(world, 276);
+SYMMEM_AT(op, 280);
+SYMMEM_AT(flags, 284);
+SYMMEM_AT(index, 288);
+SYMMEM_AT(peer, 292);
+SYMMEM_AT(channels, 296);
+SYMMEM_AT(reserved, 300);
+static_assert(sizeof(Params) == 304, "Params");
+#undef SYMMEM_AT
+
+// Layout of an all-reduce channel, alike on every rank:
+//
+//   records  [block] of recordBytes(world) each
+//   buffers  by form, from blocks * recordBytes(world) on
+//
+// A record holds what one block of the launch keeps between launches (32 bytes, local), and for each kind of flag one word a
+// writer, set by that rank:
+//
+//   u32 epoch   launches so far
+//   u32 laps    laps so far (twoshot_flow)
+//   u32 unused[6]
+//   u32 flag[kFlagKinds][writers]      writers = world rounded up to 8
+//
+// Every word of the records begins with the first epoch; all else begins with 0. Counters wrap around. The buffers need
+// nothing between launches. vectors = ceil((count * width + 15) / 16) covers the message wherever it begins;
+// shard = ceil(vectors / world) rounded up to a multiple of 8:
+//
+//   oneshot_ll    [2][world] slots of span = round128(2 * 8 * ceil((count * width + 7) / 8)) bytes
+//   oneshot_push  [2][world] slots of span = round128(16 * vectors) bytes
+//   oneshot_pull  staged: [2] of span = round128(16 * vectors) bytes; else nothing
+//   twoshot_push  [2][2][world] slots of span = 16 * shard bytes: by parity, inputs or results, writer
+//   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
+//   others        nothing
+enum : u32 { kStateBytes = 32 };
+enum : u32 { kFlagKinds = 3 };
+enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };
+
+enum : u32 { kFlowSlots = 4 }; // laps that a rank may be ahead of an owner; a power of two
+enum : u32 { kFlowDelay = 2 }; // laps between pushing and reducing; less than kFlowSlots
+
+__host__ __device__ constexpr u32 writers(u32 world) { return (world + 7) / 8 * 8; }
+__host__ __device__ constexpr u32 recordBytes(u32 world) {
+  return (kStateBytes + kFlagKinds * writers(world) * 4 + 127) / 128 * 128;
+}
+static_assert(recordBytes(8) == 128 && recordBytes(9) == 256, "records");
+
+// Layout of a signal pad, alike on every rank, all zeros at first:
+//
+//   counters  [channel][kPadKinds][writer] one word each, kPadStride bytes apart, counted up by that rank
+//   states    [channel] of padStateBytes(world) each, local: u32 epoch of the barrier, u32 blocks that have copied,
+//             u32 unused[6], u32 sent[world], u32 consumed[world]
+enum : u32 { kPadStride = 128 };
+enum : u32 { kPadSignal = 0, kPadBarrier = 1, kPadKinds = 2 };
+__host__ __device__ constexpr u32 padStateBytes(u32 world) { return (32 + 8 * world + 127) / 128 * 128; }

@@ -1,0 +1,127 @@
+// Barrier, signal, wait and put, with the counting of the host's: counters only grow and wrap around, signals may be several
+// under way, what a waiter has consumed is its own. Params::channel is every rank's signal pad, Params::index the channel in
+// it. Each is one block but symmem_put, which is as many as the host likes.
+#include "frame.cuh"
+
+struct Pad {
+  const Params &p;
+  SYMMEM_DEVICE u64 base(u32 r) const {
+    if (p.world <= kInline) return p.channel[r];
+    u64 x, at = p.table + (2ull * p.world + r) * 8;
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(at));
+    return x;
+  }
+  // counter is where writer counts on owner's pad.
+  SYMMEM_DEVICE u64 counter(u32 owner, u32 which, u32 writer) const {
+    return base(owner) + (((u64)p.index * kPadKinds + which) * p.world + writer) * kPadStride;
+  }
+  SYMMEM_DEVICE u64 state() const {
+    return base(p.rank) + (u64)p.channels * kPadKinds * p.world * kPadStride + (u64)p.index * padStateBytes(p.world);
+  }
+  SYMMEM_DEVICE u64 sent(u32 peer) const { return state() + 32 + peer * 4; }
+  SYMMEM_DEVICE u64 consumed(u32 peer) const { return state() + 32 + (p.world + peer) * 4; }
+};
+
+SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(x) : "memory");
+  return old;
+}
+
+// signal counts one up at the peer, after everything that this thread knows to be written. Without atomics over the link the
+// count is this rank's own, and stored; then only one stream at a time may signal that peer on that channel.
+SYMMEM_DEVICE void signal(const Pad &pad) {
+  const Params &p = pad.p;
+  u64 at = pad.counter(p.peer, kPadSignal, p.rank);
+  if (p.flags & kAtomics) {
+    asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+    return;
+  }
+  u32 count = loadRelaxed(pad.sent(p.peer)) + 1;
+  storeRelaxed(pad.sent(p.peer), count);
+  storeRelease(at, count);
+}
+
+extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
+  awaitPrevious();
+  if (threadIdx.x == 0 && loadRelaxed(p.dead) == 0) signal(Pad{p});
+}
+
+extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
+  Frame<0> f(p, kKindWait);
+  awaitPrevious();
+  if (threadIdx.x != 0 || !f.alive()) return;
+  Pad pad{p};
+  const u32 want = addRelaxed(pad.consumed(p.peer), 1) + 1;
+  const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
+  while (late(loadAcquire(at), want))
+    if (!f.again(p.peer)) return;
+}
+
+extern "C" __global__ void symmem_barrier(const __grid_constant__ Params p) {
+  Frame<0> f(p, kKindBarrier);
+  awaitPrevious();
+  if (!f.alive()) return;
+  Pad pad{p};
+  const u32 epoch = loadRelaxed(pad.state()) + 1;
+  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) storeRelease(pad.counter(r, kPadBarrier, p.rank), epoch);
+  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
+    const u64 at = pad.counter(p.rank, kPadBarrier, r);
+    while (late(loadAcquire(at), epoch))
+      if (!f.again(r)) break;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) storeRelaxed(pad.state(), epoch);
+}
+
+template <class Word> SYMMEM_DEVICE void copyWords(u64 to, u64 from, u64 n) {
+  const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
+  for (u64 i = begin; i < n; i += step) ((Word *)to)[i] = ((const Word *)from)[i];
+}
+
+// symmem_put copies Params::count bytes from in[rank] to out[peer] and then, with kSignal, signals the peer. 16 bytes at a
+// time if both are aligned alike, bytes at the ends; else the widest that the difference of the two allows.
+extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_constant__ Params p) {
+  awaitPrevious();
+  if (loadRelaxed(p.dead) != 0) return;
+  Frame<0> f(p, 0);
+  const u64 from = f.in(p.rank), to = f.out(p.peer), difference = from - to;
+  const u32 width = difference % 16 == 0 ? 16 : difference % 8 == 0 ? 8 : difference % 4 == 0 ? 4 : difference % 2 == 0 ? 2 : 1;
+  u64 head = (width - from % width) % width;
+  if (head > p.count) head = p.count;
+  const u64 n = (p.count - head) / width, body = n * width;
+  const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
+  if (width == 16) {
+    constexpr int U = 4; // loads in flight
+    for (u64 i = begin; i < n; i += U * step) {
+      Words<4> x[U];
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (i + u * step < n) x[u] = loadStrong(from + head + (i + u * step) * 16, Words<4>());
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (i + u * step < n) storeWeak(to + head + (i + u * step) * 16, x[u]);
+    }
+  } else if (width == 8) {
+    copyWords<u64>(to + head, from + head, n);
+  } else if (width == 4) {
+    copyWords<u32>(to + head, from + head, n);
+  } else if (width == 2) {
+    copyWords<u16>(to + head, from + head, n);
+  } else {
+    copyWords<u8>(to + head, from + head, n);
+  }
+  copyWords<u8>(to, from, head);
+  copyWords<u8>(to + head + body, from + head + body, p.count - head - body);
+  if (!(p.flags & kSignal)) return;
+  // The last block to come here knows of all others' copies through the counter, and signals for all.
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  Pad pad{p};
+  fenceSystem();
+  const u64 done = pad.state() + 4;
+  if (addRelaxed(done, 1) != gridDim.x - 1) return;
+  fenceSystem();
+  storeRelaxed(done, 0);
+  signal(pad);
+}

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Compiles kernels/cuda to the PTX in kernels/ptx. `go generate ./kernels/...` runs it.
+
+It needs Python 3.9 with pip, linux, and no GPU, no CUDA toolkit and no C++ compiler: NVRTC and ptxas come as wheels, pinned by
+version and hash, into .cache/ of the repository. The output depends on nothing but the sources and those pins.
+
+  gen.py              writes kernels/ptx/*.ptx
+  gen.py --check      also assembles each file for every architecture that it is meant for
+  gen.py --diff       writes nothing, and fails if kernels/ptx is not what it would write
+"""
+
+import argparse
+import concurrent.futures
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+KERNELS = pathlib.Path(__file__).resolve().parent.parent
+SOURCES = KERNELS / "cuda"
+OUTPUT = KERNELS / "ptx"
+
+# NVRTC 12.4 writes PTX ISA 8.4, which the drivers of the 550 series and later load. ptxas is newer because it must know
+# sm_100; it only checks.
+REQUIREMENTS = """
+nvidia-cuda-nvrtc-cu12==12.4.127 \\
+    --hash=sha256:a178759ebb095827bd30ef56598ec182b85547f1508941a3d560eb7ea1fbf338 \\
+    --hash=sha256:0eedf14185e04b76aa05b1fea04133e59f465b6f960c0cbf4e37c3cb6b0ea198
+nvidia-cuda-nvcc-cu12==12.9.86 \\
+    --hash=sha256:5d6a0d32fdc7ea39917c20065614ae93add6f577d840233237ff08e9a38f58f0 \\
+    --hash=sha256:44e1eca4d08926193a558d2434b1bf83d57b4d5743e0c431c0c83d51da1df62b
+"""
+CACHE = KERNELS.parent / ".cache" / "cuda-nvrtc-12.4.127-nvcc-12.9.86"
+
+DTYPES = ["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"]
+SUMS = ["f16", "bf16", "f32"]  # have kernels for each world size
+WORLDS = range(2, 9)
+
+OPTIONS = [
+    "--std=c++17",
+    "--device-as-default-execution-space",  # for lambdas
+    "--fmad=false",  # the host does not fuse either
+    "--ftz=false",
+    "--prec-div=true",
+]
+
+
+def modules():
+    """Every output file: its name, source, lowest architecture and macros."""
+    out = [("signals", "signals.cu", 80, []), ("multimem", "multimem.cu", 90, [])]
+
+    def allreduce(name, arch, dtype, world, push):
+        macros = dict(DTYPE=dtype, TYPE=dtype.upper(), WORLD=world, PUSH=push)
+        out.append((name, "allreduce.cu", arch, [f"-DSYMMEM_{k}={v}" for k, v in macros.items()]))
+
+    for dtype in DTYPES:
+        allreduce(f"any_{dtype}", 80, dtype, 0, 0)
+    for dtype in SUMS:
+        for world in WORLDS:
+            allreduce(f"pull_{dtype}_w{world}", 80, dtype, world, 0)
+            allreduce(f"push_{dtype}_w{world}", 80, dtype, world, 1)
+            # The same again with programmatic dependent launch, which sm_80 has not.
+            allreduce(f"push_{dtype}_w{world}_sm90", 90, dtype, world, 1)
+    return out
+
+
+def install():
+    """Puts the compiler into the cache, once."""
+    if (CACHE / "complete").exists():
+        return
+    CACHE.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE.parent) as tmp:
+        requirements = pathlib.Path(tmp) / "requirements.txt"
+        requirements.write_text(REQUIREMENTS)
+        target = pathlib.Path(tmp) / "site"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+        subprocess.run(pip + ["--require-hashes", "--only-binary=:all:", "--target", target, "-r", requirements], check=True)
+        (target / "complete").touch()
+        try:
+            target.rename(CACHE)
+        except OSError:
+            if not (CACHE / "complete").exists():  # another run was not quicker
+                raise
+
+
+class Compiler:
+    """NVRTC, as a function from source to PTX."""
+
+    def __init__(self):
+        folder = CACHE / "nvidia" / "cuda_nvrtc" / "lib"
+        # The library loads its built-in headers by name; a copy that is loaded already is found without a search path.
+        for builtins in folder.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(str(folder / "libnvrtc.so.12"))
+        self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def must(self, result):
+        if result != 0:
+            raise RuntimeError("NVRTC: " + self.lib.nvrtcGetErrorString(result).decode())
+
+    def text(self, program, what):
+        size = ctypes.c_size_t()
+        self.must(getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.must(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
+        return buffer.value.decode()
+
+    def compile(self, source, arch, macros):
+        headers = sorted(SOURCES.glob("*.cuh"))
+        names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
+        bodies = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
+        options = [f"--gpu-architecture=compute_{arch}"] + OPTIONS + macros
+        values = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+        program = ctypes.c_void_p()
+        body = (SOURCES / source).read_bytes()
+        self.must(self.lib.nvrtcCreateProgram(ctypes.byref(program), body, source.encode(), len(headers), bodies, names))
+        try:
+            result = self.lib.nvrtcCompileProgram(program, len(options), values)
+            log = self.text(program, "ProgramLog").strip()
+            if result != 0 or log:  # a warning is an error
+                raise RuntimeError(f"{source} {' '.join(options)}:\n{log}")
+            return self.text(program, "PTX")
+        finally:
+            self.lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def tidy(ptx, source):
+    """PTX without what only people need: comments, blank lines and indentation are half of it."""
+    tools = re.search(r"^// Cuda compilation tools, (.*)$", ptx, re.M).group(1)
+    lines = [f"// Code generated by kernels/gen from kernels/cuda/{source} with NVRTC {tools}; DO NOT EDIT."]
+    for line in ptx.splitlines():
+        line = re.sub(r"\s+", " ", line.split("//")[0]).strip()
+        if line:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def build(module):
+    name, source, arch, macros = module
+    return name, tidy(Compiler().compile(source, arch, macros), source)
+
+
+def assemble(job):
+    """Assembles one file for one architecture, and says what is wrong with it."""
+    path, arch = job
+    ptxas = CACHE / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    run = subprocess.run([ptxas, f"-arch=sm_{arch}", path, "-o", os.devnull], capture_output=True, text=True)
+    return f"{path} for sm_{arch}:\n{run.stdout}{run.stderr}" if run.returncode or run.stderr.strip() else ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="assemble what was made for sm_80, sm_90 and sm_100")
+    parser.add_argument("--diff", action="store_true", help="write nothing; fail if the files are not up to date")
+    args = parser.parse_args()
+    install()
+
+    todo = modules()
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        made = dict(pool.map(build, todo))
+        stale = [f for f in sorted(OUTPUT.glob("*.ptx")) if f.stem not in made]
+        changed = []
+        for name, text in sorted(made.items()):
+            path = OUTPUT / f"{name}.ptx"
+            if not path.exists() or path.read_text() != text:
+                changed.append(path)
+                if not args.diff:
+                    path.write_text(text)
+        if args.diff and (changed or stale):
+            sys.exit("not up to date, run go generate ./kernels/...: " + " ".join(p.name for p in changed + stale))
+        for path in stale:
+            path.unlink()
+        print(f"{len(made)} files, {sum(map(len, made.values()))} bytes, {len(changed)} changed, {len(stale)} removed")
+        if args.check:
+            jobs = [(OUTPUT / f"{m[0]}.ptx", arch) for m in todo for arch in (80, 90, 100) if arch >= m[2]]
+            wrong = [w for w in pool.map(assemble, jobs) if w]
+            print(f"{len(jobs)} assembled, {len(wrong)} with complaints")
+            if wrong:
+                sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+package ptx
+
+import (
+	"structs"
+	"unsafe"
+)
+
+// Inline is how many ranks' pointers travel in Params; with more, they are in a table in device memory.
+const Inline = 8
+
+// The flags of Params.
+const (
+	Staged     = 1 << iota // OneShotPull: the peers read a copy in the channel; needed in place
+	NoBarrier              // OneShotPull: wait for nobody and use no channel
+	SendSignal             // Put: signal the peer when the copy is there
+	Atomics                // signals: the link has atomics, so that several streams may signal a peer at once
+	OwnShard               // TwoShotFlow: store the result to this rank's output only: a reduce-scatter
+)
+
+// Params is the parameter of every kernel, by value. Addresses are of the device.
+type Params struct {
+	_ structs.HostLayout
+
+	In           [Inline]uint64 // every rank's input, by rank; aligned to its elements and alike on all ranks modulo 16
+	Out          [Inline]uint64 // every rank's output, by rank; likewise. May equal In
+	Channel      [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
+	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Channel
+	Count        uint64         // elements; Put: bytes
+	Fault        uint64         // 64-bit fault word, for one dead word
+	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well
+	Stop         uint64         // 32-bit word that ends all waiting when it is not 0; or 0 for none
+	Timeout      uint64         // ns that a launch may wait
+	Shard        uint64         // Layout.Shard
+	Span         uint64         // Layout.Span
+	MulticastIn  uint64         // multicast address of the input
+	MulticastOut uint64         // multicast address of the output
+	Rank         uint32
+	World        uint32
+	Op           uint32
+	Flags        uint32
+	Index        uint32 // for the fault word; signals: the channel
+	Peer         uint32 // signals and Put: the other rank
+	Channels     uint32 // signals: how many channels the pad has
+	_            uint32
+}
+
+// Bytes is a copy of p as a kernel takes it.
+func (p *Params) Bytes() []byte {
+	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
+}
+
+// Why a kernel gave up.
+const (
+	FaultTimeout = 1 // a peer did not come in time
+	FaultStopped = 2 // the stop word was set
+)
+
+// Fault is what a fault word says.
+type Fault struct {
+	Why    uint8  // FaultTimeout or FaultStopped
+	Kernel uint8  // kKind… of params.cuh; for an all-reduce, its Form
+	Peer   uint16 // the rank that was waited for
+	Index  uint16 // Params.Index
+	Block  uint16
+}
+
+// DecodeFault splits a fault word, which is not 0.
+func DecodeFault(word uint64) Fault {
+	return Fault{
+		Why: uint8(word >> 56), Kernel: uint8(word >> 48), Peer: uint16(word >> 32), Index: uint16(word >> 16), Block: uint16(word),
+	}
+}
+
+// FaultBarrier and FaultWait are the kernels of a Fault that are no all-reduce.
+const (
+	FaultBarrier = 16
+	FaultWait    = 17
+)
+
+const (
+	stateBytes = 32
+	flagKinds  = 3
+	flowSlots  = 4
+	vector     = 16
+)
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// Layout is how an all-reduce uses its channel, alike on every rank. A channel begins with ControlBytes in which every 32-bit
+// word is the first epoch; all after it is 0. Launches of one plan all have the same Layout.
+type Layout struct {
+	Form     Form
+	World    int   // ranks, at least 1
+	Bytes    int64 // of the message, at least 1
+	Blocks   int   // of the launch, all resident at the same time
+	LapBytes int64 // TwoShotFlow: a multiple of 128
+	Staged   bool  // OneShotPull, with the flag of that name
+}
+
+// Shard is Params.Shard: how many vectors of 16 bytes one rank reduces in the two-shot forms.
+func (l Layout) Shard() int64 {
+	return roundUp((l.vectors()+int64(l.World)-1)/int64(l.World), 8)
+}
+
+// vectors covers the message wherever it begins.
+func (l Layout) vectors() int64 { return (l.Bytes + vector - 1 + vector - 1) / vector }
+
+// Span is Params.Span: bytes of one rank's slot in a message buffer.
+func (l Layout) Span() int64 {
+	switch l.Form {
+	case OneShotLL:
+		return roundUp((l.Bytes+7+7)/8*vector, 128)
+	case OneShotPush, OneShotPull:
+		return roundUp(l.vectors()*vector, 128)
+	case TwoShotPush:
+		return l.Shard() * vector
+	case TwoShotFlow:
+		return l.LapBytes
+	}
+	return 0
+}
+
+// ControlBytes is the size of the part of the channel that holds flags and counters.
+func (l Layout) ControlBytes() int64 {
+	writers := roundUp(int64(l.World), 8)
+	return int64(l.Blocks) * roundUp(stateBytes+flagKinds*writers*4, 128)
+}
+
+// ChannelBytes is the size of the channel.
+func (l Layout) ChannelBytes() int64 {
+	world := int64(l.World)
+	var slots int64
+	switch l.Form {
+	case OneShotLL, OneShotPush:
+		slots = 2 * world
+	case OneShotPull:
+		if l.Staged {
+			slots = 2
+		}
+	case TwoShotPush:
+		slots = 2 * 2 * world
+	case TwoShotFlow:
+		slots = world * int64(l.Blocks) * flowSlots
+	}
+	return l.ControlBytes() + slots*l.Span()
+}
+
+const (
+	padStride = 128
+	padKinds  = 2
+)
+
+// PadBytes is the size of a signal pad for Barrier, Signal, Wait and Put. It begins as zeros.
+func PadBytes(world, channels int) int64 {
+	return int64(channels) * (padKinds*int64(world)*padStride + roundUp(32+8*int64(world), 128))
+}

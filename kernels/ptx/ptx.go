@@ -1,0 +1,118 @@
+package ptx
+
+import (
+	"embed"
+	"fmt"
+	"slices"
+)
+
+//go:embed *.ptx
+var files embed.FS
+
+// Image is the PTX of a file that a [Kernel] names, to be given to the driver.
+func Image(file string) ([]byte, error) {
+	image, err := files.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading a compiled kernel: %w", err)
+	}
+	return image, nil
+}
+
+// Form is how an all-reduce moves data.
+type Form uint8
+
+// The forms. OneShotLL, the Push forms and TwoShotFlow send before they wait and never read other ranks' inputs; the Pull and
+// Multimem forms begin with a barrier.
+const (
+	OneShotLL       Form = iota + 1 // push lines with flags; every dtype
+	OneShotPush                     // push lines that are all data; f32, f16, bf16
+	OneShotPull                     // load every input
+	TwoShotPush                     // push shards, then results; f32, f16, bf16
+	TwoShotPull                     // load the own shard of every input, store to every output
+	TwoShotFlow                     // push shards in laps, store to every output
+	OneShotMultimem                 // add in the switch; f32, f16, bf16
+	TwoShotMultimem                 // add and broadcast in the switch; f32, f16, bf16
+)
+
+var formNames = [...]string{
+	OneShotLL: "oneshot_ll", OneShotPush: "oneshot_push", OneShotPull: "oneshot_pull", TwoShotPush: "twoshot_push",
+	TwoShotPull: "twoshot_pull", TwoShotFlow: "twoshot_flow",
+	OneShotMultimem: "oneshot_multimem", TwoShotMultimem: "twoshot_multimem",
+}
+
+// Forms lists all forms.
+func Forms() []Form {
+	return []Form{OneShotLL, OneShotPush, OneShotPull, TwoShotPush, TwoShotPull, TwoShotFlow, OneShotMultimem, TwoShotMultimem}
+}
+
+// String gives the name: "oneshot_ll".
+func (f Form) String() string {
+	if f == 0 || int(f) >= len(formNames) {
+		return fmt.Sprintf("Form(%d)", f)
+	}
+	return formNames[f]
+}
+
+// The operations, with the values of kernels.Op and of [Params].
+const (
+	Sum = iota + 1
+	Prod
+	Min
+	Max
+	Avg
+)
+
+// MaxThreads is the most threads a block of any all-reduce kernel or of symmem_put may have.
+const MaxThreads = 512
+
+// Kernel is one compiled kernel.
+type Kernel struct {
+	File string // for Image
+	Name string // of the function
+	// Overlap says that the kernel waits by itself for the work before it, so that it may be launched with programmatic
+	// stream serialization.
+	Overlap bool
+}
+
+// The kernels that are no all-reduce. All take Params.
+var (
+	Barrier = Kernel{File: "signals.ptx", Name: "symmem_barrier"} // one block
+	Signal  = Kernel{File: "signals.ptx", Name: "symmem_signal"}  // one block
+	Wait    = Kernel{File: "signals.ptx", Name: "symmem_wait"}    // one block
+	Put     = Kernel{File: "signals.ptx", Name: "symmem_put"}     // any grid
+)
+
+var (
+	dtypes   = []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
+	pushable = []string{"f16", "bf16", "f32"}
+)
+
+// AllReduce finds the kernel for a form, a dtype by its short name ("bf16"), an operation and a world size of at least 1, and
+// whether there is one. hopper says that the device has compute capability 9.0 or later; then kernels that overlap with the
+// work before them are preferred.
+func AllReduce(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
+	if !slices.Contains(dtypes, dtype) || op < Sum || op > Avg || world < 1 {
+		return Kernel{}, false
+	}
+	float := slices.Contains(pushable, dtype)
+	special := float && world >= 2 && world <= 8 && (op == Sum || op == Avg)
+	name := "symmem_allreduce_" + form.String() + "_" + dtype
+	switch form {
+	case OneShotMultimem, TwoShotMultimem:
+		return Kernel{File: "multimem.ptx", Name: name + "_sum_wn"}, hopper && float && op == Sum
+	case OneShotPush, TwoShotPush:
+		k := Kernel{File: fmt.Sprintf("push_%s_w%d.ptx", dtype, world), Name: fmt.Sprintf("%s_sum_w%d", name, world)}
+		if hopper {
+			k.File, k.Overlap = fmt.Sprintf("push_%s_w%d_sm90.ptx", dtype, world), true
+		}
+		return k, special
+	case OneShotPull, TwoShotPull, TwoShotFlow:
+		if special {
+			return Kernel{File: fmt.Sprintf("pull_%s_w%d.ptx", dtype, world), Name: fmt.Sprintf("%s_sum_w%d", name, world)}, true
+		}
+		return Kernel{File: "any_" + dtype + ".ptx", Name: name + "_any_wn"}, true
+	case OneShotLL:
+		return Kernel{File: "any_" + dtype + ".ptx", Name: name + "_any_wn"}, true
+	}
+	return Kernel{}, false
+}

@@ -1,0 +1,187 @@
+package ptx
+
+import (
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func header(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("../cuda/params.cuh")
+	require.NoError(t, err)
+	return string(b)
+}
+
+// TestParams compares Params with the struct that the kernels take.
+func TestParams(t *testing.T) {
+	text := header(t)
+	offsets := regexp.MustCompile(`(?m)^SYMMEM_AT\((\w+), (\d+)\);`).FindAllStringSubmatch(text, -1)
+	typ := reflect.TypeFor[Params]()
+	require.Equal(t, typ.NumField()-1, len(offsets), "fields")
+	for i, o := range offsets {
+		f := typ.Field(i + 1)
+		if f.Name != "_" {
+			assert.Equal(t, strings.ToLower(o[1]), strings.ToLower(f.Name))
+		}
+		assert.Equal(t, o[2], fmt.Sprint(f.Offset), f.Name)
+	}
+	size := regexp.MustCompile(`sizeof\(Params\) == (\d+)`).FindStringSubmatch(text)
+	require.NotNil(t, size)
+	assert.Equal(t, size[1], fmt.Sprint(typ.Size()))
+
+	p := Params{Count: 5, Channels: 7}
+	b := p.Bytes()
+	require.Len(t, b, int(typ.Size()))
+	assert.Equal(t, byte(5), b[200])
+	assert.Equal(t, byte(7), b[296])
+}
+
+// TestConstants compares the numbers that both sides know.
+func TestConstants(t *testing.T) {
+	text := header(t)
+	for name, want := range map[string]int{
+		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
+		"kStaged": Staged, "kNoBarrier": NoBarrier, "kSignal": SendSignal, "kAtomics": Atomics, "kOwnShard": OwnShard,
+		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
+		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
+		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
+		"kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
+		"kStateBytes": stateBytes, "kFlagKinds": flagKinds, "kFlowSlots": flowSlots, "kPadStride": padStride, "kPadKinds": padKinds,
+	} {
+		m := regexp.MustCompile(`\b` + name + ` = (\d+)`).FindStringSubmatch(text)
+		if assert.NotNil(t, m, name) {
+			got, err := strconv.Atoi(m[1])
+			require.NoError(t, err)
+			assert.Equal(t, want, got, name)
+		}
+	}
+}
+
+// TestKernels looks up every kernel there can be, and finds in the files just these.
+func TestKernels(t *testing.T) {
+	entry := regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`)
+	unused := map[Kernel]bool{}
+	entries, err := files.ReadDir(".")
+	require.NoError(t, err)
+	for _, e := range entries {
+		image, err := Image(e.Name())
+		require.NoError(t, err)
+		text := string(image)
+		assert.Contains(t, text, "\n.version 8.4\n", e.Name())
+		target := "\n.target sm_80\n"
+		if strings.HasSuffix(e.Name(), "_sm90.ptx") || e.Name() == "multimem.ptx" {
+			target = "\n.target sm_90\n"
+		}
+		assert.Contains(t, text, target, e.Name())
+		for _, m := range entry.FindAllStringSubmatch(text, -1) {
+			unused[Kernel{File: e.Name(), Name: m[1]}] = true
+		}
+	}
+	exists := make(map[Kernel]bool, len(unused))
+	for k := range unused {
+		exists[k] = true
+	}
+	use := func(k Kernel) {
+		k.Overlap = false
+		assert.True(t, exists[k], "%+v", k)
+		delete(unused, k)
+	}
+	for _, form := range Forms() {
+		for _, dtype := range dtypes {
+			for op := Sum; op <= Avg; op++ {
+				for world := 1; world <= 16; world++ {
+					for _, hopper := range []bool{false, true} {
+						if k, ok := AllReduce(form, dtype, op, world, hopper); ok {
+							use(k)
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, k := range []Kernel{Barrier, Signal, Wait, Put} {
+		use(k)
+	}
+	assert.Empty(t, unused, "kernels that nothing finds")
+}
+
+func TestAllReduce(t *testing.T) {
+	k, ok := AllReduce(OneShotPush, "bf16", Sum, 4, true)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "push_bf16_w4_sm90.ptx", Name: "symmem_allreduce_oneshot_push_bf16_sum_w4", Overlap: true}, k)
+	for _, c := range []struct {
+		form      Form
+		dtype     string
+		op, world int
+	}{
+		{OneShotPush, "i32", Sum, 4},         // only floats have a spare value
+		{OneShotPush, "f32", Max, 4},         // only sums are special
+		{TwoShotPush, "f32", Sum, 9},         // only up to 8 ranks
+		{TwoShotPush, "f32", Sum, 1},         // nobody to push to
+		{OneShotMultimem, "bf16", Avg, 4},    // would be rounded twice
+		{TwoShotPull, "f8", Sum, 4},          // no such dtype
+		{TwoShotPull, "f32", 0, 4},           // no such operation
+		{TwoShotPull, "f32", Avg + 1, 4},     // no such operation
+		{TwoShotPull, "f32", Sum, 0},         // nobody at all
+		{0, "f32", Sum, 4},                   // no such form
+		{TwoShotMultimem + 1, "f32", Sum, 4}, // no such form
+	} {
+		_, ok := AllReduce(c.form, c.dtype, c.op, c.world, true)
+		assert.False(t, ok, "%+v", c)
+	}
+	_, err := Image("nothing.ptx")
+	assert.Error(t, err)
+}
+
+func TestLayout(t *testing.T) {
+	// 1000 bytes may lie in 64 vectors of 16 if they begin in the middle of one; 4 ranks reduce 16 of them each.
+	for _, c := range []struct {
+		form                   Form
+		shard, span, afterward int64
+	}{
+		{OneShotLL, 16, 2048, 8 * 2048},
+		{OneShotPush, 16, 1024, 8 * 1024},
+		{OneShotPull, 16, 1024, 0},
+		{TwoShotPush, 16, 256, 16 * 256},
+		{TwoShotPull, 16, 0, 0},
+		{TwoShotFlow, 16, 512, 4 * 3 * 4 * 512},
+	} {
+		l := Layout{Form: c.form, World: 4, Bytes: 1000, Blocks: 3, LapBytes: 512}
+		assert.Equal(t, c.shard, l.Shard(), c.form)
+		assert.Equal(t, c.span, l.Span(), c.form)
+		assert.Equal(t, int64(3*128), l.ControlBytes(), c.form)
+		assert.Equal(t, l.ControlBytes()+c.afterward, l.ChannelBytes(), c.form)
+	}
+	assert.Equal(t, int64(256), Layout{Form: TwoShotPull, World: 9, Bytes: 1, Blocks: 1}.ControlBytes())
+	assert.Equal(t, int64(128+2*1024), Layout{Form: OneShotPull, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.ChannelBytes())
+	assert.Equal(t, int64(3*(2*4*128+128)), PadBytes(4, 3))
+}
+
+// TestLayoutCovers checks that every vector of a message is in one rank's shard, wherever the message begins.
+func TestLayoutCovers(t *testing.T) {
+	for world := 1; world <= 9; world++ {
+		for bytes := int64(1); bytes < 700; bytes++ {
+			l := Layout{Form: TwoShotPush, World: world, Bytes: bytes, Blocks: 1}
+			assert.GreaterOrEqual(t, l.Shard()*int64(world)*vector, bytes+vector-1)
+			assert.Zero(t, l.Shard()%8)
+		}
+	}
+}
+
+func TestDecodeFault(t *testing.T) {
+	want := Fault{Why: FaultTimeout, Kernel: uint8(OneShotPush), Peer: 3, Index: 9, Block: 12}
+	assert.Equal(t, want, DecodeFault(0x010200030009000c))
+	for _, f := range Forms() {
+		assert.NotContains(t, f.String(), "Form(")
+	}
+	assert.Equal(t, "Form(0)", Form(0).String())
+	assert.Equal(t, "Form(99)", Form(99).String())
+}
