@@ -47,6 +47,8 @@ type FaultReporter interface {
 	// NewFaultWord gives a 64-bit word, 0, that kernels of the device can write and that the host reads. When it is not 0, the
 	// next Synchronize of any stream of the device returns decode's error for its value, once.
 	NewFaultWord(decode func(word uint64) error) (FaultWord, error)
+	// NewStopWord gives a 32-bit word, 0, that kernels of the device read while they wait.
+	NewStopWord() (StopWord, error)
 }
 
 // FaultWord is a word that kernels write when they fail. The first value written counts; kernels must not overwrite it.
@@ -56,5 +58,15 @@ type FaultWord interface {
 	// Load reads the word, cheaply and without waiting for any stream.
 	Load() uint64
 	// Close gives the word back; no kernel that may write it is queued. Twice is ErrClosed.
+	Close() error
+}
+
+// StopWord is a word by which the host ends the waiting of kernels.
+type StopWord interface {
+	// Ptr is the word's address on the device.
+	Ptr() Ptr
+	// Stop makes the word not 0, now and for ever. It does not wait for any stream, and may be called several times.
+	Stop()
+	// Close gives the word back; no kernel that may read it is queued. Twice is ErrClosed.
 	Close() error
 }

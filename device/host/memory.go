@@ -11,9 +11,6 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// alignment of what Alloc gives, in bytes.
-const alignment = 256
-
 // mapping is one piece of memory that the device knows.
 type mapping struct {
 	base device.Ptr

@@ -9,6 +9,9 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
+// alignment of what Alloc gives, in bytes.
+const alignment = 256
+
 // mostHeap bounds what is asked of the Go heap in bytes: beyond it make panics, where a caller wants an error.
 const mostHeap = 1 << 36
 

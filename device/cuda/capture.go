@@ -1,0 +1,146 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+)
+
+// capture is a graph in the making. The driver records the work; this is what the driver does not keep.
+type capture struct {
+	origin *Stream // the stream that began it
+
+	mu     sync.Mutex // taken after those of streams
+	ended  bool
+	parts  *graphParts // the host functions and waits recorded in it
+	nested []*Graph    // the graphs launched in it, and those in them
+}
+
+// over reports whether the capture has ended.
+func (c *capture) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+// addFunc notes a host function.
+func (c *capture) addFunc(id uintptr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts.ids = append(c.parts.ids, id)
+}
+
+// addWait notes a wait.
+func (c *capture) addWait(w *graphWait) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts.waits = append(c.parts.waits, w)
+}
+
+// addGraph notes that g is part of the graph now.
+func (c *capture) addGraph(g *Graph) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range append([]*Graph{g}, g.nested...) {
+		if !slices.Contains(c.nested, one) {
+			c.nested = append(c.nested, one)
+		}
+	}
+}
+
+// end marks the end.
+func (c *capture) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+}
+
+// BeginCapture makes the stream record what is enqueued instead of running it. Work that was enqueued before runs as usual.
+func (s *Stream) BeginCapture() error {
+	const call = "BeginCapture"
+	if err := s.lock(call); err != nil {
+		return err
+	}
+	defer s.unlock()
+	if s.recording() != nil {
+		return &CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
+	}
+	drv := s.dev.drv
+	if s.before == 0 {
+		m, err := s.dev.takeMark()
+		if err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+		s.before = m
+	}
+	// While it captures, nothing that is enqueued can tell when the work from before has ended.
+	if r := drv.EventRecord(s.before, s.handle); r != Success {
+		return s.dev.check(call, "cuEventRecord", r)
+	}
+	// Relaxed, because a goroutine does not stay on one thread, and the other modes belong to threads.
+	if r := drv.StreamBeginCapture(s.handle, CaptureRelaxed); r != Success {
+		return s.dev.check(call, "cuStreamBeginCapture", r)
+	}
+	s.capture = &capture{origin: s, parts: new(graphParts)}
+	return nil
+}
+
+// EndCapture ends recording, in this stream and in those that joined, and gives the graph, on its way to the device. On the
+// stream that began the capture it ends it in any case, with an error as well.
+func (s *Stream) EndCapture() (device.Graph, error) {
+	const call = "EndCapture"
+	if err := s.lock(call); err != nil {
+		return nil, err
+	}
+	defer s.unlock()
+	c := s.recording()
+	if c == nil {
+		return nil, &CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
+	}
+	if c.origin != s {
+		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
+	}
+	s.capture = nil
+	c.end()
+	var handle GraphHandle
+	if r := s.dev.drv.StreamEndCapture(s.handle, &handle); r != Success {
+		c.parts.drop(s.dev)
+		reason := "the capture is discarded"
+		if r == CaptureUnjoined {
+			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
+				"behind the last work of each such stream, and wait for it in the stream that began"
+		}
+		return nil, &CaptureError{Op: call, Reason: reason, Err: s.dev.drv.Check("cuStreamEndCapture", r)}
+	}
+	g, err := s.newGraph(c, handle)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", call, err)
+	}
+	return g, nil
+}
+
+// abandon ends the capture of a stream that is being closed. The stream is locked.
+func (s *Stream) abandon(c *capture) {
+	if c.origin != s {
+		return // the capture is of another stream, and so is its end
+	}
+	c.end()
+	c.parts.drop(s.dev)
+	drv := s.dev.drv
+	if err := s.dev.push(); err != nil {
+		s.dev.log.Debug("abandoning a capture failed", "error", err)
+		return
+	}
+	defer s.dev.pop()
+	var handle GraphHandle
+	err := drv.Check("cuStreamEndCapture", drv.StreamEndCapture(s.handle, &handle))
+	if handle != 0 {
+		err = errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
+	}
+	if err != nil {
+		s.dev.log.Debug("abandoning a capture failed", "error", err)
+	}
+}

@@ -1,0 +1,110 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// gpu is one that this process sees.
+type gpu struct {
+	index   int
+	ordinal DeviceOrdinal
+	uuid    string
+}
+
+// visible lists the GPUs that this process sees; none is an error.
+func visible(drv *Driver) ([]gpu, error) {
+	var count int32
+	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {
+		return nil, err
+	}
+	if count <= 0 {
+		return nil, fmt.Errorf("the driver sees no GPU%s: %w", visibility(), device.ErrUnavailable)
+	}
+	all := make([]gpu, count)
+	for i := range all {
+		g := gpu{index: i}
+		if err := drv.Check("cuDeviceGet", drv.DeviceGet(&g.ordinal, int32(i))); err != nil {
+			return nil, err
+		}
+		var id UUID
+		if err := drv.Check("cuDeviceGetUuid", drv.DeviceGetUUID(&id, g.ordinal)); err != nil {
+			return nil, err
+		}
+		g.uuid = id.String()
+		all[i] = g
+	}
+	return all, nil
+}
+
+// String is the form that nvidia-smi prints: "GPU-" and 32 hexadecimal digits in five groups.
+func (u UUID) String() string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+}
+
+// choose gives the GPU that want, or the local rank, means.
+func choose(all []gpu, want string, localRank int) (gpu, error) {
+	const op = "cuda.Open"
+	switch index, err := strconv.Atoi(want); {
+	case want == "" && localRank < len(all):
+		return all[localRank], nil
+	case want == "" && len(all) == 1:
+		return all[0], nil
+	case want == "":
+		return gpu{}, errs.Invalid(op, "LocalRank", localRank,
+			fmt.Sprintf("0 to %d, since %d GPUs are visible%s; start fewer ranks on this host, or give each its device",
+				len(all)-1, len(all), visibility()))
+	case err == nil && (index < 0 || index >= len(all)):
+		return gpu{}, errs.Invalid(op, "Device", want,
+			fmt.Sprintf("an index from 0 to %d, or one of%s%s", len(all)-1, list(all), visibility()))
+	case err == nil:
+		return all[index], nil
+	}
+	fits := all[:0:0]
+	for _, g := range all {
+		if hasUUIDPrefix(g.uuid, want) {
+			fits = append(fits, g)
+		}
+	}
+	switch len(fits) {
+	case 1:
+		return fits[0], nil
+	case 0:
+		return gpu{}, errs.Invalid(op, "Device", strconv.Quote(want),
+			fmt.Sprintf("an index from 0 to %d, or one of%s%s", len(all)-1, list(all), visibility()))
+	}
+	return gpu{}, errs.Invalid(op, "Device", strconv.Quote(want), fmt.Sprintf("a UUID that fits only one of%s", list(fits)))
+}
+
+// hasUUIDPrefix reports whether uuid begins with want, in either case. A "MIG-" is as good as a "GPU-": the driver does not tell
+// them apart, and a process sees only one kind.
+func hasUUIDPrefix(uuid, want string) bool {
+	uuid, want = strings.ToLower(uuid), strings.ToLower(want)
+	if rest, ok := strings.CutPrefix(want, "mig-"); ok {
+		want = "gpu-" + rest
+	}
+	// "GPU-" alone names nothing.
+	return len(want) > len("gpu-") && strings.HasPrefix(uuid, want)
+}
+
+// list gives the GPUs as an error prints them.
+func list(all []gpu) string {
+	var b strings.Builder
+	for _, g := range all {
+		fmt.Fprintf(&b, " %s (index %d)", g.uuid, g.index)
+	}
+	return b.String()
+}
+
+// visibility says what CUDA_VISIBLE_DEVICES is, if it is set: it hides GPUs from this process.
+func visibility() string {
+	if value, ok := os.LookupEnv("CUDA_VISIBLE_DEVICES"); ok {
+		return fmt.Sprintf(" (CUDA_VISIBLE_DEVICES is %q)", value)
+	}
+	return ""
+}

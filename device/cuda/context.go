@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"runtime"
+)
+
+// WithContext calls fn on a locked OS thread with the device's primary context current, and puts back what was current before.
+// It is for driver and library calls of the caller's own. fn may call methods of the device, but not Close. The error is fn's,
+// or ErrClosed.
+func (d *Device) WithContext(fn func() error) error {
+	if err := d.enter("WithContext"); err != nil {
+		return err
+	}
+	defer d.leave()
+	return fn()
+}
+
+// use notes that a call is under way, so that Close waits for it with giving back the context.
+func (d *Device) use(call string) error {
+	for !d.closing.Load() {
+		n := d.uses.Load()
+		if n == 0 {
+			break
+		}
+		if d.uses.CompareAndSwap(n, n+1) {
+			return nil
+		}
+	}
+	return closed(call, "device")
+}
+
+// open is ErrClosed if the device is closed.
+func (d *Device) open(call string) error {
+	if d.closing.Load() {
+		return closed(call, "device")
+	}
+	return nil
+}
+
+// unuse notes that the call has ended.
+func (d *Device) unuse() {
+	if d.uses.Add(-1) == 0 {
+		close(d.unused)
+	}
+}
+
+// push locks the goroutine to its thread and makes the context current. Pushing and popping is two calls, where asking for
+// the current context, setting and restoring it would be three.
+func (d *Device) push() error {
+	runtime.LockOSThread()
+	if r := d.drv.CtxPushCurrent(d.ctx); r != Success {
+		runtime.UnlockOSThread()
+		return d.drv.Check("cuCtxPushCurrent", r)
+	}
+	return nil
+}
+
+// pop makes current what was before push.
+func (d *Device) pop() {
+	if r := d.drv.CtxPopCurrent(nil); r != Success {
+		// Nothing can be done about it, and the work of the call is done; but the thread's context is not what it was.
+		d.log.Warn("restoring the thread's CUDA context failed", "error", d.drv.Check("cuCtxPopCurrent", r))
+	}
+	runtime.UnlockOSThread()
+}
+
+// enter is use and push; leave must follow unless there is an error.
+func (d *Device) enter(call string) error {
+	if err := d.use(call); err != nil {
+		return err
+	}
+	if err := d.push(); err != nil {
+		d.unuse()
+		return err
+	}
+	return nil
+}
+
+// leave is pop and unuse.
+func (d *Device) leave() {
+	d.pop()
+	d.unuse()
+}
+
+// try calls fn, which does nothing but enqueue work in a stream by one call of the driver. For such calls the driver takes the
+// context from the stream, and the detour over the current one would cost as much as some of them: so they are tried without.
+// A driver that refuses is asked again with the context current, and from then on no other way.
+func (d *Device) try(fn func() Result) (Result, error) {
+	if !d.scoped.Load() {
+		// Another context may be current, with which a driver might not know the stream.
+		r := fn()
+		if r != InvalidContext && r != InvalidHandle {
+			return r, nil
+		}
+		if r == InvalidContext {
+			d.scoped.Store(true)
+		}
+	}
+	if err := d.push(); err != nil {
+		return Success, err
+	}
+	defer d.pop()
+	return fn(), nil
+}

@@ -1,0 +1,496 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// DefaultWaitTimeout is how long a WaitValue32 may last, and Close may wait for work, unless the options say otherwise.
+const DefaultWaitTimeout = 2 * time.Minute
+
+// Options is what a CUDA device can be told. Nil or zero values are the defaults.
+type Options struct {
+	// Driver is the table of driver functions; nil loads the driver.
+	Driver *Driver
+	// Device says which GPU: an index among those this process sees ("2"), or a UUID ("GPU-5a1e..."; its beginning is enough
+	// if it fits only one). "" takes the GPU whose index is LocalRank, or the only one if no more are visible.
+	Device string
+	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
+	LocalRank int
+	// Logger gets what happens, at debug level. Nil is silence.
+	Logger *slog.Logger
+	// WaitTimeout is how long one WaitValue32 may hold a stream up, and how long Close waits for work; 0 is
+	// DefaultWaitTimeout.
+	WaitTimeout time.Duration
+	// Err, unless nil, is asked while a WaitValue32 may be holding a stream up, fifty times a second and from one goroutine. An
+	// error of it ends the waits that streams are in: this is how a lost peer ends the waits for it.
+	Err func() error
+}
+
+// Device is one GPU as one rank uses it. It implements [device.Device], [device.KernelLoader] and [device.FaultReporter]. All
+// methods may be called from several goroutines at once. Several devices may be opened on one GPU; they share its primary
+// context.
+type Device struct {
+	drv         *Driver
+	log         *slog.Logger
+	ordinal     DeviceOrdinal
+	index       int
+	name        string
+	uuid        string
+	pci         string
+	ctx         ContextHandle
+	limits      limits
+	waitTimeout time.Duration
+	lost        func() error
+
+	scoped  atomic.Bool // enqueueing work needs the context to be current; see try
+	closing atomic.Bool
+	uses    atomic.Int64  // 1, plus 1 for each call under way; at 0 the context may be given back
+	unused  chan struct{} // closed at 0
+
+	lane    lane
+	watcher watcher
+
+	launching sync.Mutex // makes launches of graphs that contain each other take their places one by one; taken first of all
+
+	mu       sync.Mutex
+	streams  map[*Stream]struct{}
+	events   map[*Event]struct{}
+	graphs   map[*Graph]struct{}
+	modules  map[*Module]struct{}
+	faults   map[*FaultWord]struct{}
+	stops    map[*StopWord]struct{}
+	allocs   map[device.Ptr]int64
+	bytes    int64
+	parts    map[*graphParts]struct{} // of graphs that have waits
+	pages    []unsafe.Pointer         // pinned memory of progress words
+	progress []*progress              // not in use at the moment
+	marks    []EventHandle            // events for waiting, not in use at the moment
+	kept     []EventHandle            // events that order graphs
+}
+
+// limits are the attributes of the GPU that arguments are checked against.
+type limits struct {
+	processors  int
+	capability  int // 90 for 9.0
+	maxThreads  int
+	maxBlock    [3]int
+	maxGrid     [3]int
+	maxShared   int // bytes of dynamic and static shared memory a block
+	plainShared int // what a block may have without asking
+}
+
+var (
+	_ device.Device         = (*Device)(nil)
+	_ device.KernelLoader   = (*Device)(nil)
+	_ device.FaultReporter  = (*Device)(nil)
+	_ device.Stream         = (*Stream)(nil)
+	_ device.Event          = (*Event)(nil)
+	_ device.Graph          = (*Graph)(nil)
+	_ device.Module         = (*Module)(nil)
+	_ device.Function       = (*Function)(nil)
+	_ device.PreparedLaunch = (*PreparedLaunch)(nil)
+	_ device.FaultWord      = (*FaultWord)(nil)
+	_ device.StopWord       = (*StopWord)(nil)
+)
+
+// Open loads the driver, chooses a GPU and retains its primary context; nil options are the defaults. Creating the context
+// takes some tenths of a second. Without a driver, with one that is too old, and without a GPU the error is ErrUnavailable and
+// says what to do.
+func Open(opts *Options) (*Device, error) {
+	const op = "cuda.Open"
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.WaitTimeout < 0 {
+		return nil, errs.Invalid(op, "WaitTimeout", o.WaitTimeout, "0 for the default, or more")
+	}
+	if o.LocalRank < 0 {
+		return nil, errs.Invalid(op, "LocalRank", o.LocalRank, "0 and more")
+	}
+	if o.WaitTimeout == 0 {
+		o.WaitTimeout = DefaultWaitTimeout
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Driver == nil {
+		drv, err := Load(&LoadOptions{Logger: o.Logger})
+		if err != nil {
+			return nil, fmt.Errorf("opening the CUDA device: %w", err)
+		}
+		o.Driver = drv
+	}
+	d, err := open(&o)
+	if err != nil {
+		return nil, fmt.Errorf("opening the CUDA device: %w", err)
+	}
+	d.log.Debug("CUDA device opened", "name", d.name, "uuid", d.uuid, "index", d.index, "pci", d.pci,
+		"compute_capability", d.limits.capability, "driver", o.Driver.Path, "wait_timeout", d.waitTimeout)
+	return d, nil
+}
+
+// open is Open with complete options.
+func open(o *Options) (*Device, error) {
+	drv := o.Driver
+	if err := start(drv); err != nil {
+		return nil, err
+	}
+	all, err := visible(drv)
+	if err != nil {
+		return nil, err
+	}
+	chosen, err := choose(all, o.Device, o.LocalRank)
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{
+		drv:         drv,
+		log:         o.Logger,
+		ordinal:     chosen.ordinal,
+		index:       chosen.index,
+		uuid:        chosen.uuid,
+		waitTimeout: o.WaitTimeout,
+		lost:        o.Err,
+		unused:      make(chan struct{}),
+		streams:     make(map[*Stream]struct{}),
+		events:      make(map[*Event]struct{}),
+		graphs:      make(map[*Graph]struct{}),
+		modules:     make(map[*Module]struct{}),
+		faults:      make(map[*FaultWord]struct{}),
+		stops:       make(map[*StopWord]struct{}),
+		allocs:      make(map[device.Ptr]int64),
+		parts:       make(map[*graphParts]struct{}),
+	}
+	d.uses.Store(1)
+	d.lane.dev, d.watcher.dev = d, d
+	if err := d.identify(); err != nil {
+		return nil, err
+	}
+	if err := drv.Check("cuDevicePrimaryCtxRetain", drv.PrimaryCtxRetain(&d.ctx, d.ordinal)); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// start initialises the driver and checks that it is new enough.
+func start(drv *Driver) error {
+	if lacking := missing(drv, true); len(lacking) > 0 {
+		return &unavailableError{drv.Require(lacking...)}
+	}
+	if err := drv.Check("cuInit", drv.Init(0)); err != nil {
+		var failed *Error
+		if value, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set && errors.As(err, &failed) && Result(failed.Code) == NoDevice {
+			failed.Hint = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q, which shows this process no GPU; unset it or list some", value)
+		}
+		return err
+	}
+	version, err := drv.Version()
+	if err != nil {
+		return err
+	}
+	if version < MinVersion {
+		return fmt.Errorf("the driver %s speaks CUDA %d.%d; %s: %w", drv.Path, version/1000, version%1000/10, needs,
+			device.ErrUnavailable)
+	}
+	return nil
+}
+
+// identify asks for what is known of the GPU without a context.
+func (d *Device) identify() error {
+	var name [256]byte
+	if err := d.drv.Check("cuDeviceGetName", d.drv.DeviceGetName(&name[0], int32(len(name)), d.ordinal)); err != nil {
+		return err
+	}
+	d.name = cString(&name[0], len(name))
+	var pci [32]byte
+	if err := d.drv.Check("cuDeviceGetPCIBusId", d.drv.DeviceGetPCIBusID(&pci[0], int32(len(pci)), d.ordinal)); err != nil {
+		return err
+	}
+	d.pci = cString(&pci[0], len(pci))
+	major, minor := 0, 0
+	for _, a := range []struct {
+		value *int
+		attr  DeviceAttribute
+	}{
+		{&d.limits.processors, AttrMultiprocessors},
+		{&major, AttrComputeCapabilityMajor},
+		{&minor, AttrComputeCapabilityMinor},
+		{&d.limits.maxThreads, AttrMaxThreadsPerBlock},
+		{&d.limits.maxBlock[0], AttrMaxBlockDimX},
+		{&d.limits.maxBlock[1], AttrMaxBlockDimY},
+		{&d.limits.maxBlock[2], AttrMaxBlockDimZ},
+		{&d.limits.maxGrid[0], AttrMaxGridDimX},
+		{&d.limits.maxGrid[1], AttrMaxGridDimY},
+		{&d.limits.maxGrid[2], AttrMaxGridDimZ},
+		{&d.limits.maxShared, AttrMaxSharedPerBlockOptin},
+		{&d.limits.plainShared, AttrMaxSharedPerBlock},
+	} {
+		var value int32
+		if err := d.drv.Check("cuDeviceGetAttribute", d.drv.DeviceGetAttribute(&value, a.attr, d.ordinal)); err != nil {
+			return err
+		}
+		*a.value = int(value)
+	}
+	d.limits.capability = 10*major + minor
+	return nil
+}
+
+// Kind is device.CUDA.
+func (d *Device) Kind() device.Kind { return device.CUDA }
+
+// Index is the ordinal among the GPUs that this process sees.
+func (d *Device) Index() int { return d.index }
+
+// Name is what the vendor calls the GPU: "NVIDIA H200".
+func (d *Device) Name() string { return d.name }
+
+// UUID is the GPU's, as nvidia-smi prints it: "GPU-5a1e...".
+func (d *Device) UUID() string { return d.uuid }
+
+// PCIBusID is where the GPU is: "0000:1B:00.0".
+func (d *Device) PCIBusID() string { return d.pci }
+
+// Driver is the table of driver functions that the device calls.
+func (d *Device) Driver() *Driver { return d.drv }
+
+// Ordinal is the GPU for the driver.
+func (d *Device) Ordinal() DeviceOrdinal { return d.ordinal }
+
+// Context is the GPU's primary context, which the device holds until Close.
+func (d *Device) Context() ContextHandle { return d.ctx }
+
+// ComputeCapability is ten times the major number plus the minor one: 90 for 9.0.
+func (d *Device) ComputeCapability() int { return d.limits.capability }
+
+// Multiprocessors is how many the GPU has.
+func (d *Device) Multiprocessors() int { return d.limits.processors }
+
+// Attribute asks the driver for an attribute of the GPU. One that the driver does not know is an [*Error].
+func (d *Device) Attribute(attr DeviceAttribute) (int, error) {
+	const call = "Attribute"
+	if err := d.use(call); err != nil {
+		return 0, err
+	}
+	defer d.unuse()
+	var value int32
+	if err := d.drv.Check("cuDeviceGetAttribute", d.drv.DeviceGetAttribute(&value, attr, d.ordinal)); err != nil {
+		return 0, fmt.Errorf("asking for attribute %d: %w", attr, err)
+	}
+	return int(value), nil
+}
+
+// MemInfo gives how much memory the GPU has free and in all, in bytes.
+func (d *Device) MemInfo() (free, total int64, err error) {
+	if d.drv.MemGetInfo == nil {
+		return 0, 0, d.drv.Require("cuMemGetInfo_v2")
+	}
+	var f, t uint64
+	err = d.WithContext(func() error { return d.drv.Check("cuMemGetInfo", d.drv.MemGetInfo(&f, &t)) })
+	return int64(f), int64(t), err
+}
+
+// Synchronize waits until the work that was enqueued on all streams before the call has ended, or for ctx. Errors of that work
+// stay with their streams. For a capturing stream that means what was enqueued before its capture.
+func (d *Device) Synchronize(ctx context.Context) error {
+	const call = "Synchronize"
+	if ctx == nil {
+		return errs.Invalid(call, "ctx", nil, "a context")
+	}
+	if err := d.use(call); err != nil {
+		return err
+	}
+	defer d.unuse()
+	var marks []mark
+	defer func() {
+		for _, m := range marks {
+			m.drop(d)
+		}
+	}()
+	for _, s := range d.openStreams() {
+		m, err := s.mark(ctx)
+		if err != nil {
+			return fmt.Errorf("synchronizing the CUDA device: %w", err)
+		}
+		marks = append(marks, m)
+	}
+	for _, m := range marks {
+		if err := d.await(ctx, m.event, time.Time{}); err != nil {
+			return fmt.Errorf("synchronizing the CUDA device: %w", err)
+		}
+	}
+	return nil
+}
+
+// openStreams gives the streams that are not closed.
+func (d *Device) openStreams() []*Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]*Stream, 0, len(d.streams))
+	for s := range d.streams {
+		all = append(all, s)
+	}
+	return all
+}
+
+// Stats is what a device holds at one moment.
+type Stats struct {
+	Streams     int   // streams not closed
+	Events      int   // events not closed
+	Graphs      int   // graphs not closed
+	Modules     int   // modules not closed
+	FaultWords  int   // fault words not closed
+	StopWords   int   // stop words not closed
+	HostFuncs   int   // host functions that have not run, or are part of a graph
+	Allocations int   // pieces of memory that Alloc gave and Free did not take back
+	Bytes       int64 // the sum of the allocations, as asked for
+}
+
+// Stats tells what the device holds. The driver drops host functions of a closed graph some time after its last launch has
+// ended. A device that was closed holds nothing.
+func (d *Device) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Stats{
+		Streams:     len(d.streams),
+		Events:      len(d.events),
+		Graphs:      len(d.graphs),
+		Modules:     len(d.modules),
+		FaultWords:  len(d.faults),
+		StopWords:   len(d.stops),
+		HostFuncs:   callbacks.count(d),
+		Allocations: len(d.allocs),
+		Bytes:       d.bytes,
+	}
+}
+
+// Close waits for the work of all streams, no longer than WaitTimeout, and gives back streams, events, graphs, modules and
+// memory, and the primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on
+// after WaitTimeout is not given back, and that is an error. It must not be called inside of WithContext. Closing twice is
+// ErrClosed.
+func (d *Device) Close() error {
+	if d.closing.Swap(true) {
+		return closed("Close", "device")
+	}
+	held := d.Stats()
+	err := d.close()
+	d.log.Debug("CUDA device closed", "uuid", d.uuid, "streams", held.Streams, "events", held.Events, "graphs", held.Graphs,
+		"modules", held.Modules, "fault_words", held.FaultWords, "stop_words", held.StopWords,
+		"allocations", held.Allocations, "bytes", held.Bytes, "error", err)
+	if err != nil {
+		return fmt.Errorf("closing the CUDA device: %w", err)
+	}
+	return nil
+}
+
+// close gives everything back.
+func (d *Device) close() error {
+	var failed []error
+	note := func(err error) {
+		// A lost context fails every call; once is enough.
+		if err != nil && !(errors.Is(err, ErrContextLost) && errors.Is(errors.Join(failed...), ErrContextLost)) {
+			failed = append(failed, err)
+		}
+	}
+	deadline := time.Now().Add(d.waitTimeout)
+
+	idle := d.closeStreams(deadline, note)
+	// Calls under way end soon now; WithContext may last, and so may a Close of a stream.
+	if d.uses.Add(-1) > 0 {
+		select {
+		case <-d.unused:
+		case <-time.After(time.Until(deadline)):
+			d.uses.Add(1)
+			d.watcher.stop()
+			return errors.Join(append(failed, errCallsLeft)...)
+		}
+	}
+	// One of those calls may have made a stream.
+	idle = d.closeStreams(deadline, note) && idle
+	d.watcher.stop()
+
+	d.mu.Lock()
+	left := len(d.streams)
+	d.streams = map[*Stream]struct{}{}
+	events, graphs, modules, faults, stops := d.events, d.graphs, d.modules, d.faults, d.stops
+	allocs, marks := d.allocs, append(d.marks, d.kept...)
+	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
+	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
+	d.allocs = map[device.Ptr]int64{}
+	pages := d.pages
+	d.marks, d.kept, d.bytes, d.pages, d.progress = nil, nil, 0, nil, nil
+	d.mu.Unlock()
+	idle = idle && left == 0
+
+	if err := d.push(); err != nil {
+		note(err)
+	} else {
+		for e := range events {
+			note(e.destroy())
+		}
+		for g := range graphs {
+			note(g.destroy())
+		}
+		for _, m := range marks {
+			note(d.drv.Check("cuEventDestroy", d.drv.EventDestroy(m)))
+		}
+		if idle {
+			for m := range modules {
+				note(m.destroy())
+			}
+			for f := range faults {
+				note(f.destroy())
+			}
+			for w := range stops {
+				note(w.destroy())
+			}
+			for p := range allocs {
+				note(d.drv.Check("cuMemFree", d.drv.MemFree(p)))
+			}
+			for _, p := range pages {
+				note(d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(p)))
+			}
+			note(d.lane.close())
+		}
+		d.pop()
+	}
+	callbacks.drop(d)
+	if !idle {
+		// Freeing memory, unloading code and destroying the context would wait for the GPU, perhaps for ever.
+		return errors.Join(append(failed, errWorkLeft)...)
+	}
+	note(d.drv.Check("cuDevicePrimaryCtxRelease", d.drv.PrimaryCtxRelease(d.ordinal)))
+	return errors.Join(failed...)
+}
+
+// closeStreams closes the streams that are open, and reports whether their work had ended by the deadline.
+func (d *Device) closeStreams(deadline time.Time, note func(error)) (idle bool) {
+	var mine []*Stream
+	// All stop taking work before any is waited for: they may wait for each other.
+	for _, s := range d.openStreams() {
+		switch err := s.beginClose(deadline, true); {
+		case err == nil:
+			mine = append(mine, s)
+		case !errors.Is(err, device.ErrClosed): // else its own Close is under way, or it was not idle before
+			note(err)
+		}
+	}
+	idle = true
+	for _, s := range mine {
+		done, err := s.finishClose(deadline)
+		idle = idle && done
+		note(err)
+	}
+	return idle
+}

@@ -1,0 +1,49 @@
+// Package cuda is the device of NVIDIA GPUs. It calls the driver, libcuda.so.1, which it finds and loads when a device is
+// opened: building needs no toolkit, no headers and no C compiler. Driver 550 (CUDA 12.4) or newer is needed.
+//
+// # The driver's table
+//
+// [Driver] is every driver function that this library uses, as one table of Go functions. [Load] fills it from the driver; a
+// test may put a simulator or a fault injector in their place. A function that the driver lacks is nil in the table: a
+// missing capability, which [Driver.Require] turns into an error. Multicast is not part of the table and not even looked up
+// before somebody calls [Driver.ResolveMulticast].
+//
+// # Contexts and threads
+//
+// A [Device] holds the GPU's primary context, which it shares with the runtime API and all libraries of the process. The
+// current context is a property of an OS thread, and goroutines move between threads. So every exported method locks its
+// thread, makes the context current, calls the driver, puts the context back that was current before, and unlocks. Callers
+// need not know; for calls of their own they have [Device.WithContext]. Only work is enqueued without all that: such calls take
+// a stream, and the driver its context from that, unless the driver says otherwise.
+//
+// # Waits
+//
+// No method waits inside of the driver: waiting is asking again and again, at first without pause and then with pauses of up
+// to a millisecond, so that a context can end it. Close of a stream or the device waits no longer than [Options].WaitTimeout;
+// what a GPU still works on then is left to the driver, and memory that it may use is not given back but reported.
+//
+// A WaitValue32 holds a GPU up for as long as nobody writes the word, and nothing but a write can end it. The GPU tells in a
+// word of pinned memory which wait it is in, and a goroutine, which runs only while there are waits, looks at that fifty times
+// a second. When a wait lasts longer than WaitTimeout, when Options.Err reports a lost peer, or when the stream is being closed
+// and WaitTimeout has passed, the device writes the awaited value itself, so that the stream goes on, and the stream's
+// Synchronize returns the reason as a [*WorkError].
+//
+// The driver's queue of a stream holds about a thousand works. Enqueueing more waits for room.
+//
+// # Errors
+//
+// A failed driver call is an [*Error] with the call, its code, name and text. Some failures of device work (an access to memory
+// that is not mapped, say) end the context: then every later call of the process on that GPU fails, with errors that are
+// [ErrContextLost], until the process ends.
+//
+// # Graphs
+//
+// A capture spreads to the streams that wait for its events. Captures are relaxed, in the driver's word: calls of other
+// threads, memory among them, do not disturb them. Calls that cannot be recorded return a [*CaptureError] before the driver
+// hears of them, and the capture goes on. A graph launched inside of a capture becomes part of the new graph, and their
+// launches do not overlap whichever is launched.
+//
+// # What it may know
+//
+// This package knows the device interfaces and the loader of native libraries. It knows nothing of groups, ranks or backends.
+package cuda

@@ -1,0 +1,77 @@
+//go:build amd64 || arm64
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+
+	"github.com/symmem/symmem/internal/dl"
+)
+
+// search says where the driver library may be.
+func search(opts *LoadOptions) dl.Search {
+	s := dl.Search{
+		Library: "the " + libraryName,
+		Env:     LibraryEnv,
+		Names:   []string{"libcuda.so.1"},
+		// Where containers and WSL put it without telling the loader.
+		Folders: []string{"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"},
+		Hint: "install the NVIDIA driver, series 550 or newer; in a container, start it with the GPUs " +
+			"(docker run --gpus all) and the capability compute (NVIDIA_DRIVER_CAPABILITIES)",
+	}
+	if opts != nil {
+		s.Path, s.Logger = opts.Path, opts.Logger
+	}
+	return s
+}
+
+// Load loads the driver library and fills the table; nil options are the defaults. It starts nothing and asks for no GPU. A
+// library that is not there, or that is no CUDA driver, is ErrUnavailable.
+func Load(opts *LoadOptions) (*Driver, error) {
+	s := search(opts)
+	lib, err := dl.Open(s)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Path: lib.Path()}
+	if err := bind(lib, d); err != nil {
+		return nil, err
+	}
+	if lacking := missing(d, true); len(lacking) > 0 {
+		// Without these no device could be opened, so that it is the driver that is not there.
+		err := &dl.SymbolError{Library: lib.Path(), Symbols: lacking, Hint: needs}
+		return nil, &unavailableError{err}
+	}
+	if file, err := lib.File("cuInit"); err == nil {
+		d.Path = file
+	}
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+	s.Logger.Debug("CUDA driver loaded", "path", d.Path, "missing", d.Missing())
+	bindFast(lib, d)
+	d.MulticastSource = func() (*Multicast, error) {
+		m := new(Multicast)
+		if err := bind(lib, m); err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	return d, nil
+}
+
+// bind fills the table that p points to with those of its functions that the library has.
+func bind(lib *dl.Library, p any) error {
+	var failed error
+	eachFunction(p, func(field reflect.Value, s symbolTag, _ bool) {
+		err := lib.Bind(field.Addr().Interface(), s.name)
+		var lacking *dl.SymbolError
+		if err != nil && !errors.As(err, &lacking) && failed == nil {
+			failed = fmt.Errorf("binding the %s: %w", libraryName, err)
+		}
+	})
+	return failed
+}

@@ -1,0 +1,285 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Graph is recorded work. It implements [device.Graph]. All methods may be called from several goroutines at once.
+type Graph struct {
+	dev    *Device
+	parts  *graphParts
+	nested []*Graph // the graphs that are part of it, and those in them
+
+	mu     sync.Mutex // taken before that of a stream, and held during the driver's calls
+	closed bool
+	handle GraphHandle     // what other graphs get a copy of
+	exec   GraphExecHandle // what is launched
+
+	// The driver lets launches of one graph follow each other. It does not know that a graph is part of others: for that
+	// their launches record tail and wait for it. These fields are under the device's launching.
+	tail EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none
+	last *Stream     // the stream of its latest launch, unless that recorded tail
+	past EventHandle // complete when the launches from before tail was there have ended; 0 is complete
+
+	involved atomic.Bool // it is part of another graph, or has parts
+}
+
+// newGraph makes a graph of what c has recorded. The stream is locked and the context is current.
+func (s *Stream) newGraph(c *capture, handle GraphHandle) (*Graph, error) {
+	d := s.dev
+	drv := d.drv
+	g := &Graph{dev: d, parts: c.parts, nested: c.nested, handle: handle}
+	g.involved.Store(len(g.nested) > 0)
+	discard := func(err error) error {
+		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
+	}
+	if len(c.parts.ids)+len(c.parts.waits) > 0 {
+		if len(c.parts.waits) > 0 {
+			d.mu.Lock()
+			d.parts[c.parts] = struct{}{}
+			d.mu.Unlock()
+		}
+		// The driver tells by the object's end that neither the graph nor a copy nor a launch of it is left.
+		var object UserObject
+		id := callbacks.add(callback{dev: d, set: c.parts})
+		r := drv.UserObjectCreate(&object, id, hostFuncAddress(), 1, UserObjectNoDestructorSync)
+		if err := drv.Check("cuUserObjectCreate", r); err != nil {
+			callbacks.remove(id)
+			c.parts.drop(d)
+			return nil, discard(err)
+		}
+		if err := drv.Check("cuGraphRetainUserObject", drv.GraphRetainUserObject(handle, object, 1, GraphUserObjectMove)); err != nil {
+			return nil, discard(errors.Join(err, drv.Check("cuUserObjectRelease", drv.UserObjectRelease(object, 1))))
+		}
+	}
+	if err := drv.Check("cuGraphInstantiateWithFlags", drv.GraphInstantiateWithFlags(&g.exec, handle, 0)); err != nil {
+		return nil, discard(err)
+	}
+	if drv.GraphUpload != nil {
+		if err := drv.Check("cuGraphUpload", drv.GraphUpload(g.exec, s.handle)); err != nil {
+			return nil, discard(errors.Join(err, drv.Check("cuGraphExecDestroy", drv.GraphExecDestroy(g.exec))))
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.graphs[g] = struct{}{}
+	return g, nil
+}
+
+// Launch enqueues all of the recorded work on s, a stream of the same device. It begins when the launches enqueued before it,
+// on whichever streams, have ended. It allocates nothing unless it is part of other graphs or has
+// parts. If s is capturing, a copy of the graph becomes part of that capture.
+func (g *Graph) Launch(s device.Stream) error {
+	const call = "Graph.Launch"
+	st, ok := s.(*Stream)
+	if !ok || st == nil {
+		return errs.Invalid(call, "s", fmt.Sprintf("%T", s), "a stream of a CUDA device")
+	}
+	if st.dev != g.dev {
+		return errs.Invalid(call, "s", st.dev.uuid, "a stream of the device that the graph was captured on")
+	}
+	for {
+		involved := g.involved.Load()
+		if involved || st.Capturing() {
+			g.dev.launching.Lock()
+			err := g.launchInvolved(call, st)
+			g.dev.launching.Unlock()
+			return err
+		}
+		again, err := g.launchAlone(call, st)
+		if !again {
+			return err
+		}
+	}
+}
+
+// launchAlone launches a graph that has to do with no other, and reports whether it found that this is no longer so.
+func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false, closed(call, "graph")
+	}
+	err = st.enqueue(call, "cuGraphLaunch", func() Result {
+		if again = st.recording() != nil || g.involved.Load(); again {
+			return Success
+		}
+		g.last = st
+		return g.start(st)
+	})
+	if err == nil && !again {
+		err = g.watch()
+	}
+	return again, err
+}
+
+// start launches the graph by one call of the driver. It and the stream are locked.
+func (g *Graph) start(st *Stream) Result {
+	g.parts.stream.Store(st)
+	for _, n := range g.nested {
+		n.parts.stream.Store(st)
+	}
+	return g.dev.drv.GraphLaunch(g.exec, st.handle)
+}
+
+// watch sees to it that the waits of a launch end. The graph is locked.
+func (g *Graph) watch() error {
+	waiting := len(g.parts.waits) > 0
+	for _, n := range g.nested {
+		waiting = waiting || len(n.parts.waits) > 0
+	}
+	if !waiting {
+		return nil
+	}
+	return g.dev.watcher.start()
+}
+
+// launchInvolved launches a graph that has to do with others, or into a capture. The device's launching is held, so that the
+// launches of such graphs take their places one by one, and no two can wait for each other.
+func (g *Graph) launchInvolved(call string, st *Stream) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return closed(call, "graph")
+	}
+	// Launches from before a graph became part of others have recorded nothing; their streams are marked now.
+	related := append([]*Graph{g}, g.nested...)
+	for _, one := range related {
+		if err := one.catchUp(); err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+	}
+	if err := st.lock(call); err != nil {
+		return err
+	}
+	defer st.unlock()
+	drv := g.dev.drv
+	if c := st.recording(); c != nil {
+		g.involved.Store(true)
+		return g.include(call, c, st)
+	}
+	for _, one := range related {
+		for _, e := range [...]EventHandle{one.tail, one.past} {
+			if e == 0 {
+				continue
+			}
+			if r := drv.StreamWaitEvent(st.handle, e, 0); r != Success {
+				return g.dev.check(call, "cuStreamWaitEvent", r)
+			}
+		}
+	}
+	if r := g.start(st); r != Success {
+		return g.dev.check(call, "cuGraphLaunch", r)
+	}
+	for _, one := range related {
+		if r := drv.EventRecord(one.tail, st.handle); r != Success {
+			return g.dev.check(call, "cuEventRecord", r)
+		}
+		one.past = 0
+	}
+	return g.watch()
+}
+
+// catchUp makes tail complete no earlier than the latest launch. The device's launching is held, and no stream is locked.
+func (g *Graph) catchUp() error {
+	if err := g.dev.push(); err != nil {
+		return err
+	}
+	defer g.dev.pop()
+	drv := g.dev.drv
+	if g.tail == 0 {
+		m, err := g.dev.takeMark()
+		if err != nil {
+			return err
+		}
+		g.tail = m
+		g.dev.keepMark(m) // graphs that have a copy of this one use it when this one is closed
+	}
+	last := g.last
+	if last == nil {
+		return nil
+	}
+	last.mu.Lock()
+	defer last.mu.Unlock()
+	switch {
+	case last.closed: // its work has ended
+	case last.recording() == nil:
+		if err := drv.Check("cuEventRecord", drv.EventRecord(g.tail, last.handle)); err != nil {
+			return err
+		}
+	default:
+		// The capture began behind the launch, and before was recorded between them. Should it be recorded again for something
+		// else, the next launch waits for more than it must.
+		g.past = last.before
+	}
+	g.last = nil
+	return nil
+}
+
+// include puts a copy of the graph into the capture of the stream. It and the stream are locked, and the context is current.
+func (g *Graph) include(call string, c *capture, st *Stream) error {
+	drv := g.dev.drv
+	err := drv.Require("cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies", "cuGraphAddChildGraphNode")
+	if err != nil {
+		return fmt.Errorf("%s into a capture: %w", call, err)
+	}
+	var status int32
+	var id, count uint64
+	var parent GraphHandle
+	var deps *GraphNodeHandle
+	var edges *GraphEdgeData
+	if r := drv.StreamGetCaptureInfo(st.handle, &status, &id, &parent, &deps, &edges, &count); r != Success {
+		return g.dev.check(call, "cuStreamGetCaptureInfo", r)
+	}
+	if status != CaptureStatusActive {
+		return &CaptureError{Op: call, Reason: "the driver has invalidated the capture; call EndCapture and begin again"}
+	}
+	var node GraphNodeHandle
+	if r := drv.GraphAddChildGraphNode(&node, parent, deps, count, g.handle); r != Success {
+		return g.dev.check(call, "cuGraphAddChildGraphNode", r)
+	}
+	if r := drv.StreamUpdateCaptureDependencies(st.handle, &node, 1, CaptureSetDependencies); r != Success {
+		return g.dev.check(call, "cuStreamUpdateCaptureDependencies", r)
+	}
+	c.addGraph(g)
+	return nil
+}
+
+// Close gives the graph back. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
+// ErrClosed.
+func (g *Graph) Close() error {
+	const call = "Close"
+	d := g.dev
+	if err := d.enter(call); err != nil {
+		return err
+	}
+	defer d.leave()
+	d.mu.Lock()
+	_, open := d.graphs[g]
+	delete(d.graphs, g)
+	d.mu.Unlock()
+	if !open {
+		return closed(call, "graph")
+	}
+	return g.destroy()
+}
+
+// destroy closes the graph if it is open; the context is current. A launch under way keeps what it needs.
+func (g *Graph) destroy() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil
+	}
+	g.closed = true
+	drv := g.dev.drv
+	return errors.Join(
+		drv.Check("cuGraphExecDestroy", drv.GraphExecDestroy(g.exec)),
+		drv.Check("cuGraphDestroy", drv.GraphDestroy(g.handle)))
+}

@@ -1,0 +1,175 @@
+package cuda
+
+import (
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// callbacks is what the driver may call back. It is one table for the whole process because there is one C function for the
+// whole process: the callbacks that can be made of Go functions are few, and never given back.
+var callbacks = callbackTable{entries: make(map[uintptr]callback)}
+
+// callback is one entry: exactly one of fn and set is there.
+type callback struct {
+	dev *Device
+	// fn is a host function. It runs once for stream, or as often as the graphs that it is part of are launched.
+	fn     func()
+	stream *Stream
+	of     *graphParts
+	// set is the parts of a graph, which are dropped when the driver has dropped the graph.
+	set *graphParts
+}
+
+// graphParts is what the graph has that the driver does not keep. Graphs that the graph was launched into, and launches under
+// way, share it.
+type graphParts struct {
+	ids    []uintptr              // of the host functions
+	waits  []*graphWait           // those enqueued in it, not those of graphs in it
+	stream atomic.Pointer[Stream] // of the latest launch: it gets the failures
+}
+
+// drop gives back what the parts hold, when nothing of the graph is left.
+func (g *graphParts) drop(d *Device) {
+	callbacks.remove(g.ids...)
+	d.mu.Lock()
+	delete(d.parts, g)
+	d.mu.Unlock()
+	for _, w := range g.waits {
+		d.dropProgress(w.words)
+	}
+}
+
+// callbackTable gives numbers to callbacks; the driver carries them as user data. Numbers are not used again.
+type callbackTable struct {
+	mu      sync.Mutex
+	last    uintptr
+	entries map[uintptr]callback
+}
+
+// add keeps c and gives its number, which is not 0.
+func (t *callbackTable) add(c callback) uintptr {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	t.entries[t.last] = c
+	return t.last
+}
+
+// take gives the callback, and forgets it unless it may be called again.
+func (t *callbackTable) take(id uintptr) (callback, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.entries[id]
+	if ok && c.of == nil {
+		delete(t.entries, id)
+	}
+	return c, ok
+}
+
+// remove forgets callbacks.
+func (t *callbackTable) remove(ids ...uintptr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, id := range ids {
+		delete(t.entries, id)
+	}
+}
+
+// count tells how many host functions of d there are.
+func (t *callbackTable) count(d *Device) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, c := range t.entries {
+		if c.dev == d && c.fn != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// drop forgets all callbacks of d. The driver may still call back for them; then nothing is there.
+func (t *callbackTable) drop(d *Device) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, c := range t.entries {
+		if c.dev == d {
+			delete(t.entries, id)
+		}
+	}
+}
+
+// RunHostFunc runs the host function that was given to Driver.LaunchHostFunc or Driver.UserObjectCreate with this data, and
+// returns when it has ended. The driver calls it through a C function; only a simulator of the driver needs to call it. It is
+// safe for use by several goroutines at once.
+func RunHostFunc(data uintptr) {
+	c, ok := callbacks.take(data)
+	switch {
+	case !ok: // the device was closed
+	case c.set != nil:
+		c.set.drop(c.dev)
+	default:
+		// On a goroutine of its own: this one may be the driver's thread, which runtime.Goexit must not end, and which has
+		// only so much stack.
+		ended := make(chan struct{})
+		go c.run(ended)
+		<-ended
+	}
+}
+
+// run runs the function and keeps its failure.
+func (c callback) run(ended chan<- struct{}) {
+	defer close(ended)
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		failed := &WorkError{Op: "HostFunc", Err: errGoexit}
+		if v := recover(); v != nil {
+			failed.Err = &PanicError{Value: v, Stack: string(debug.Stack())}
+		}
+		s := c.stream
+		if c.of != nil {
+			s = c.of.stream.Load()
+		}
+		if s == nil {
+			c.dev.log.Warn("a host function of a graph failed and no launch of the graph is known", "error", failed)
+			return
+		}
+		s.fail(failed)
+	}()
+	c.fn()
+	returned = true
+}
+
+// HostFunc enqueues a call of fn on some goroutine; the stream goes on when it has returned. fn must not call anything of this
+// device, and nothing else of CUDA. A panic of it becomes the error of the next Synchronize: of this stream, or for a graph of
+// the stream that the graph was launched on last.
+func (s *Stream) HostFunc(fn func()) error {
+	const call = "HostFunc"
+	if fn == nil {
+		return errs.Invalid(call, "fn", nil, "a function")
+	}
+	if err := s.lock(call); err != nil {
+		return err
+	}
+	defer s.unlock()
+	entry := callback{dev: s.dev, fn: fn, stream: s}
+	c := s.recording()
+	if c != nil {
+		entry.of = c.parts
+	}
+	id := callbacks.add(entry)
+	if r := s.dev.drv.LaunchHostFunc(s.handle, hostFuncAddress(), id); r != Success {
+		callbacks.remove(id)
+		return s.dev.check(call, "cuLaunchHostFunc", r)
+	}
+	if c != nil {
+		c.addFunc(id)
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+)
+
+// stageBytes is the size of one of the two buffers that copies between the host and the device go through.
+const stageBytes = 4 << 20
+
+// lane is a stream of the device's own, with pinned memory, for copies that nobody may wait for with a stream of theirs. It
+// is made at first need. Its priority is the highest: that puts it into another queue of the hardware than streams which
+// wait for a word, and which could hold up what is in their queue.
+type lane struct {
+	dev *Device
+
+	mu     sync.Mutex
+	stream StreamHandle
+	stages [2]stage
+	broken error // why it cannot be used any more
+}
+
+// stage is one pinned buffer.
+type stage struct {
+	mem    unsafe.Pointer
+	ready  EventHandle // complete when the last copy from or to it has run
+	queued bool        // ready was recorded
+}
+
+// bytes gives the first n bytes of the buffer.
+func (g *stage) bytes(n int) []byte { return unsafe.Slice((*byte)(g.mem), n) }
+
+// open makes the stream and the buffers; mu is held.
+func (l *lane) open() error {
+	if l.stream != 0 || l.broken != nil {
+		return l.broken
+	}
+	d := l.dev
+	if err := d.push(); err != nil {
+		return err
+	}
+	defer d.pop()
+	if err := l.make(); err != nil {
+		return errors.Join(err, l.release())
+	}
+	return nil
+}
+
+// make makes the stream and the buffers; the context is current.
+func (l *lane) make() error {
+	drv := l.dev.drv
+	if drv.StreamCreateWithPriority != nil && drv.CtxGetStreamPriorityRange != nil {
+		var least, greatest int32
+		if err := drv.Check("cuCtxGetStreamPriorityRange", drv.CtxGetStreamPriorityRange(&least, &greatest)); err != nil {
+			return err
+		}
+		r := drv.StreamCreateWithPriority(&l.stream, StreamNonBlocking, greatest)
+		if err := drv.Check("cuStreamCreateWithPriority", r); err != nil {
+			return err
+		}
+	} else if err := drv.Check("cuStreamCreate", drv.StreamCreate(&l.stream, StreamNonBlocking)); err != nil {
+		return err
+	}
+	for i := range l.stages {
+		g := &l.stages[i]
+		if err := drv.Check("cuMemHostAlloc", drv.MemHostAlloc(&g.mem, stageBytes, HostAllocPortable)); err != nil {
+			return err
+		}
+		if err := drv.Check("cuEventCreate", drv.EventCreate(&g.ready, EventDisableTiming)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release gives back what was made; the context is current and no copy is under way.
+func (l *lane) release() error {
+	drv := l.dev.drv
+	var failed []error
+	for i := range l.stages {
+		g := &l.stages[i]
+		if g.ready != 0 {
+			failed = append(failed, drv.Check("cuEventDestroy", drv.EventDestroy(g.ready)))
+		}
+		if g.mem != nil {
+			failed = append(failed, drv.Check("cuMemFreeHost", drv.MemFreeHost(g.mem)))
+		}
+		*g = stage{}
+	}
+	if l.stream != 0 {
+		failed = append(failed, drv.Check("cuStreamDestroy", drv.StreamDestroy(l.stream)))
+		l.stream = 0
+	}
+	return errors.Join(failed...)
+}
+
+// close gives back the lane of a device that is being closed; the context is current. After a failure that left copies under
+// way, the buffers are left to them.
+func (l *lane) close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.broken != nil && !errors.Is(l.broken, ErrContextLost) {
+		return l.broken
+	}
+	return l.release()
+}
+
+// run calls enqueue with the context current.
+func (l *lane) run(enqueue func() error) error {
+	if err := l.dev.push(); err != nil {
+		return err
+	}
+	defer l.dev.pop()
+	return enqueue()
+}
+
+// record records that the copies of the stage enqueued so far are what it is busy with; the context is current.
+func (l *lane) record(g *stage) error {
+	g.queued = true
+	return l.dev.drv.Check("cuEventRecord", l.dev.drv.EventRecord(g.ready, l.stream))
+}
+
+// await waits until the stage's last copy has run. The GPU is given the device's WaitTimeout for it.
+func (l *lane) await(g *stage) error {
+	if !g.queued {
+		return nil
+	}
+	if err := l.dev.await(context.Background(), g.ready, time.Now().Add(l.dev.waitTimeout)); err != nil {
+		l.broken = fmt.Errorf("a copy between host and device did not end: %w", err)
+		return l.broken
+	}
+	g.queued = false
+	return nil
+}
+
+// settle waits for both stages, so that nothing uses them when the next copy begins, and joins its error to err.
+func (l *lane) settle(err error) error {
+	return errors.Join(err, l.await(&l.stages[0]), l.await(&l.stages[1]))
+}
+
+// in copies b to the memory at p.
+func (l *lane) in(p device.Ptr, b []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.open(); err != nil {
+		return err
+	}
+	var err error
+	for i := 0; len(b) > 0 && err == nil; i++ {
+		g := &l.stages[i%2]
+		if err = l.await(g); err != nil {
+			break
+		}
+		n := copy(g.bytes(stageBytes), b)
+		err = l.run(func() error {
+			r := l.dev.drv.MemcpyHtoDAsync(p, g.mem, uint64(n), l.stream)
+			if err := l.dev.drv.Check("cuMemcpyHtoDAsync", r); err != nil {
+				return err
+			}
+			return l.record(g)
+		})
+		b, p = b[n:], p.Add(int64(n))
+	}
+	return l.settle(err)
+}
+
+// out copies the memory at p to b.
+func (l *lane) out(b []byte, p device.Ptr) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.open(); err != nil {
+		return err
+	}
+	var pieces [2][]byte // where what is in each stage belongs
+	arrive := func(i int) error {
+		if err := l.await(&l.stages[i]); err != nil {
+			return err
+		}
+		copy(pieces[i], l.stages[i].bytes(len(pieces[i])))
+		pieces[i] = nil
+		return nil
+	}
+	var err error
+	for i := 0; len(b) > 0 && err == nil; i++ {
+		g := &l.stages[i%2]
+		if err = arrive(i % 2); err != nil {
+			break
+		}
+		n := min(len(b), stageBytes)
+		err = l.run(func() error {
+			r := l.dev.drv.MemcpyDtoHAsync(g.mem, p, uint64(n), l.stream)
+			if err := l.dev.drv.Check("cuMemcpyDtoHAsync", r); err != nil {
+				return err
+			}
+			return l.record(g)
+		})
+		if err == nil {
+			pieces[i%2] = b[:n]
+		}
+		b, p = b[n:], p.Add(int64(n))
+	}
+	if err == nil {
+		err = errors.Join(arrive(0), arrive(1))
+	}
+	return l.settle(err)
+}
+
+// fill sets n bytes at p to value.
+func (l *lane) fill(p device.Ptr, value byte, n int64) error {
+	return l.do(func() error {
+		return l.dev.drv.Check("cuMemsetD8Async", l.dev.drv.MemsetD8Async(p, value, uint64(n), l.stream))
+	})
+}
+
+// store writes the word at p as a stream does.
+func (l *lane) store(p device.Ptr, value uint32) error {
+	return l.do(func() error {
+		return l.dev.drv.Check("cuStreamWriteValue32", l.dev.drv.StreamWriteValue32(l.stream, p, value, WriteValueDefault))
+	})
+}
+
+// do enqueues work that needs no stage and waits for it.
+func (l *lane) do(enqueue func() error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.open(); err != nil {
+		return err
+	}
+	g := &l.stages[0]
+	return l.settle(l.run(func() error {
+		if err := enqueue(); err != nil {
+			return err
+		}
+		return l.record(g)
+	}))
+}

@@ -1,0 +1,185 @@
+package cuda
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Module is kernels that were loaded. It implements [device.Module].
+type Module struct {
+	dev    *Device
+	handle ModuleHandle
+	closed atomic.Bool
+	mu     sync.RWMutex // held for reading during calls that use the handle
+}
+
+// LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to
+// seconds; the driver keeps what it compiled in a cache of the user. What is wrong with PTX is in the error, as the compiler
+// says it.
+func (d *Device) LoadModule(image []byte) (device.Module, error) {
+	const call = "LoadModule"
+	text, err := checkImage(image)
+	if err != nil {
+		return nil, errs.Invalid(call, "image", fmt.Sprintf("%d bytes", len(image)), "PTX, a cubin or a fat binary: "+err.Error())
+	}
+	if err := d.enter(call); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	if text {
+		image = append(bytes.Clone(image), 0)
+	}
+	const logBytes = 16 << 10
+	log := make([]byte, logBytes)
+	options := []JITOption{JITErrorLogBuffer, JITErrorLogBufferSize}
+	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), logBytes}
+	m := &Module{dev: d}
+	r := d.drv.ModuleLoadDataEx(&m.handle, unsafe.Pointer(&image[0]), uint32(len(options)), &options[0], &values[0])
+	runtime.KeepAlive(log) // only its address, as a number, was passed
+	if err := d.drv.Check("cuModuleLoadDataEx", r); err != nil {
+		if said := strings.TrimSpace(cString(&log[0], logBytes)); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, fmt.Errorf("loading kernels for %s: %w", d.name, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.modules[m] = struct{}{}
+	return m, nil
+}
+
+// checkImage checks what the driver does not: that the image is whole. It reports whether it is text.
+func checkImage(image []byte) (text bool, err error) {
+	const fatMagic, fatHeader = 0xba55ed50, 16
+	switch {
+	case len(image) == 0:
+		return false, errors.New("it is empty")
+	case bytes.HasPrefix(image, []byte(elf.ELFMAG)):
+		return false, checkELF(image)
+	case len(image) >= fatHeader && binary.LittleEndian.Uint32(image) == fatMagic:
+		// u32 magic, u16 version, u16 header bytes, u64 bytes behind the header
+		header, body := uint64(binary.LittleEndian.Uint16(image[6:])), binary.LittleEndian.Uint64(image[8:])
+		if header < fatHeader || header > uint64(len(image)) || body > uint64(len(image))-header {
+			return false, errors.New("the fat binary is cut short")
+		}
+		return false, nil
+	case bytes.IndexByte(image, 0) >= 0 && bytes.IndexByte(image, 0) < len(image)-1:
+		return false, errors.New("it is none of them")
+	case !bytes.Contains(image, []byte(".version")):
+		return false, errors.New("it is text, but without the .version of PTX")
+	}
+	return true, nil
+}
+
+// checkELF checks that all sections of the ELF file lie inside of it.
+func checkELF(image []byte) (err error) {
+	f, err := elf.NewFile(bytes.NewReader(image))
+	if err != nil {
+		return fmt.Errorf("the cubin is damaged: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for _, s := range f.Sections {
+		if s.Type == elf.SHT_NOBITS || s.Type == elf.SHT_NULL {
+			continue // these have no bytes in the file
+		}
+		if s.Offset > uint64(len(image)) || s.FileSize > uint64(len(image))-s.Offset {
+			return fmt.Errorf("the cubin is cut short in section %s", s.Name)
+		}
+	}
+	return nil
+}
+
+// begin begins a call that uses the module's handle; end must follow unless there is an error.
+func (m *Module) begin(call string) error {
+	m.mu.RLock()
+	if m.closed.Load() {
+		m.mu.RUnlock()
+		return closed(call, "module")
+	}
+	if err := m.dev.enter(call); err != nil {
+		m.mu.RUnlock()
+		return err
+	}
+	return nil
+}
+
+// end ends what begin began.
+func (m *Module) end() {
+	m.dev.leave()
+	m.mu.RUnlock()
+}
+
+// Function finds a kernel by its name in the image.
+func (m *Module) Function(name string) (device.Function, error) {
+	const call = "Function"
+	if name == "" || strings.ContainsRune(name, 0) {
+		return nil, errs.Invalid(call, "name", fmt.Sprintf("%q", name), "the name of a kernel")
+	}
+	if err := m.begin(call); err != nil {
+		return nil, err
+	}
+	defer m.end()
+	f := &Function{module: m, name: name}
+	drv := m.dev.drv
+	switch r := drv.ModuleGetFunction(&f.handle, m.handle, name); r {
+	case Success:
+	case NotFound:
+		return nil, errs.Invalid(call, "name", fmt.Sprintf("%q", name),
+			"the name of a kernel that is in the image, as the compiler made it")
+	default:
+		return nil, fmt.Errorf("finding the kernel %q: %w", name, drv.Check("cuModuleGetFunction", r))
+	}
+	for _, a := range []struct {
+		value *int
+		attr  FuncAttribute
+	}{{&f.maxThreads, FuncMaxThreadsPerBlock}, {&f.shared, FuncSharedBytes}} {
+		var value int32
+		if err := drv.Check("cuFuncGetAttribute", drv.FuncGetAttribute(&value, a.attr, f.handle)); err != nil {
+			return nil, fmt.Errorf("asking about the kernel %q: %w", name, err)
+		}
+		*a.value = int(value)
+	}
+	if err := f.askParams(); err != nil {
+		return nil, fmt.Errorf("asking about the kernel %q: %w", name, err)
+	}
+	return f, nil
+}
+
+// Close unloads the kernels. No work that uses them may be queued. Twice is ErrClosed.
+func (m *Module) Close() error {
+	const call = "Close"
+	d := m.dev
+	if err := d.enter(call); err != nil {
+		return err
+	}
+	defer d.leave()
+	d.mu.Lock()
+	_, open := d.modules[m]
+	delete(d.modules, m)
+	d.mu.Unlock()
+	if !open {
+		return closed(call, "module")
+	}
+	return m.destroy()
+}
+
+// destroy closes the module if it is open; the context is current.
+func (m *Module) destroy() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.Swap(true) {
+		return nil
+	}
+	return m.dev.drv.Check("cuModuleUnload", m.dev.drv.ModuleUnload(m.handle))
+}

@@ -1,0 +1,400 @@
+package cuda_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+)
+
+// ptx holds kernels that take a struct of an address, a 32-bit value and four bytes of nothing.
+const ptx = `
+.version 7.0
+.target sm_70
+.address_size 64
+
+// adds the value to the word at the address, once for each block
+.visible .entry kernel(.param .align 8 .b8 arg[16])
+{
+	.reg .pred %p<2>;
+	.reg .b32 %r<3>;
+	.reg .b64 %rd<3>;
+	mov.u32 %r1, %tid.x;
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra done;
+	ld.param.u64 %rd1, [arg];
+	ld.param.u32 %r2, [arg+8];
+	cvta.to.global.u64 %rd2, %rd1;
+	red.global.add.u32 [%rd2], %r2;
+done:
+	ret;
+}
+
+// stores the value as a 64-bit word, for everybody to see
+.visible .entry store(.param .align 8 .b8 arg[16])
+{
+	.reg .b32 %r<2>;
+	.reg .b64 %rd<3>;
+	ld.param.u64 %rd1, [arg];
+	ld.param.u32 %r1, [arg+8];
+	cvt.u64.u32 %rd2, %r1;
+	st.relaxed.sys.u64 [%rd1], %rd2;
+	ret;
+}
+
+// waits until the 32-bit word at the address is not 0, and a few seconds at most
+.visible .entry linger(.param .align 8 .b8 arg[16])
+{
+	.reg .pred %p<3>;
+	.reg .b32 %r<2>;
+	.reg .b64 %rd<5>;
+	ld.param.u64 %rd1, [arg];
+	mov.u64 %rd2, %globaltimer;
+again:
+	ld.relaxed.sys.u32 %r1, [%rd1];
+	setp.ne.u32 %p1, %r1, 0;
+	@%p1 bra done;
+	mov.u64 %rd3, %globaltimer;
+	sub.u64 %rd4, %rd3, %rd2;
+	setp.lt.u64 %p2, %rd4, 20000000000;
+	@%p2 bra again;
+done:
+	ret;
+}
+
+.visible .entry two(.param .u64 a, .param .u64 b)
+{
+	ret;
+}
+
+.visible .entry none()
+{
+	ret;
+}
+`
+
+// params lays out the kernels' parameter.
+func params(p device.Ptr, value uint32) []byte {
+	b := make([]byte, 16)
+	binary.LittleEndian.PutUint64(b, uint64(p))
+	binary.LittleEndian.PutUint32(b[8:], value)
+	return b
+}
+
+func function(t testing.TB, d *cuda.Device, name string) device.Function {
+	t.Helper()
+	m, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	f, err := m.Function(name)
+	require.NoError(t, err)
+	return f
+}
+
+func word(t testing.TB, d *cuda.Device, p device.Ptr) uint32 {
+	t.Helper()
+	return binary.LittleEndian.Uint32(read(t, d, p, 4))
+}
+
+func TestLaunch(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		s, other := newStream(t, d), newStream(t, d)
+		p := alloc(t, d, 4)
+		f := function(t, d, "kernel")
+		arg := params(p, 3)
+		l, err := f.Prepare(device.Launch{Grid: [3]uint32{7, 2}, Block: [3]uint32{64}, Params: arg, Overlap: true})
+		require.NoError(t, err)
+		clear(arg) // the launch has its own copy
+		require.NoError(t, l.Launch(s))
+		require.NoError(t, l.Launch(other))
+		synchronize(t, s)
+		synchronize(t, other)
+		assert.EqualValues(t, 2*7*2*3, word(t, d, p))
+
+		plain, err := f.Prepare(device.Launch{Params: params(p, 1), SharedBytes: 100 << 10})
+		require.NoError(t, err)
+		g := capture(t, s, func() {
+			require.NoError(t, l.Launch(s))
+			require.NoError(t, plain.Launch(s))
+		})
+		for range 10 {
+			require.NoError(t, g.Launch(s))
+		}
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, l.Close(), device.ErrClosed)
+		require.ErrorIs(t, l.Launch(s), device.ErrClosed)
+		synchronize(t, s)
+		assert.EqualValues(t, 2*42+10*43, word(t, d, p))
+		assert.Equal(t, 1, d.Stats().Modules)
+	})
+}
+
+// Enqueueing is tried without a current context; a driver that wants one gets it.
+func TestDriversThatNeedAContext(t *testing.T) {
+	f := newFake(1)
+	f.needsContext = true
+	d := openFake(t, f, nil)
+	s, other := newStream(t, d), newStream(t, d)
+	e := newEvent(t, d)
+	p := alloc(t, d, 256)
+	l, err := function(t, d, "kernel").Prepare(device.Launch{Params: params(p, 1)})
+	require.NoError(t, err)
+	require.NoError(t, l.Launch(s))
+	g := capture(t, s, func() {
+		require.NoError(t, l.Launch(s))
+		require.NoError(t, s.Fill(p.Add(8), 3, 8))
+		require.NoError(t, s.Copy(p.Add(64), p.Add(8), 8))
+		require.NoError(t, s.WriteValue32(p.Add(128), 4))
+	})
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, s.Record(e))
+	require.NoError(t, other.WaitEvent(e))
+	synchronize(t, other)
+	assert.EqualValues(t, 2, word(t, d, p))
+	assert.EqualValues(t, 0x03030303, word(t, d, p.Add(64)))
+	assert.EqualValues(t, 4, word(t, d, p.Add(128)))
+
+	// A stream that the driver does not know is asked for twice, and refused.
+	f.failing("cuMemsetD8Async", cuda.InvalidHandle)
+	require.ErrorIs(t, s.Fill(p, 1, 8), device.ErrInvalid)
+	f.failing("cuMemsetD8Async", cuda.Success)
+}
+
+func TestLaunchAllocatesNothing(t *testing.T) {
+	d := open(t, nil)
+	s, other := newStream(t, d), newStream(t, d)
+	e := newEvent(t, d)
+	p := alloc(t, d, 4096)
+	l, err := function(t, d, "kernel").Prepare(device.Launch{Params: params(p, 1)})
+	require.NoError(t, err)
+	g := capture(t, s, func() { require.NoError(t, l.Launch(s)) })
+	ctx := bounded(t)
+	var failed error
+	note := func(err error) {
+		if err != nil {
+			failed = err
+		}
+	}
+	round := func() {
+		for range 10 {
+			note(l.Launch(s))
+			note(s.Copy(p.Add(64), p.Add(1024), 64))
+			note(s.Fill(p.Add(128), 7, 64))
+			note(s.WriteValue32(p.Add(2048), 1))
+			note(s.Record(e))
+			note(other.WaitEvent(e))
+			note(g.Launch(s))
+		}
+		note(s.Synchronize(ctx))
+		note(other.Synchronize(ctx))
+		note(e.Synchronize(ctx))
+	}
+	for range 10 {
+		round()
+	}
+	assert.Zero(t, testing.AllocsPerRun(100, round))
+	require.NoError(t, failed)
+}
+
+func TestMaxBlocks(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		f := function(t, d, "kernel")
+		few, err := f.MaxBlocks(512, 0)
+		require.NoError(t, err)
+		assert.GreaterOrEqual(t, few, d.Multiprocessors())
+		assert.Zero(t, few%d.Multiprocessors())
+		many, err := f.MaxBlocks(64, 0)
+		require.NoError(t, err)
+		assert.Greater(t, many, few)
+		_, err = f.MaxBlocks(32, 64<<10)
+		require.NoError(t, err, "more shared memory than without asking")
+		for _, c := range [][2]int{{0, 0}, {-1, 0}, {100000, 0}, {32, -1}, {32, 1 << 20}} {
+			_, err = f.MaxBlocks(c[0], c[1])
+			require.ErrorIs(t, err, device.ErrInvalid, "%v", c)
+		}
+	})
+}
+
+func TestBadLaunches(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		f := function(t, d, "kernel")
+		p := params(alloc(t, d, 4), 1)
+		for i, l := range []device.Launch{
+			{},
+			{Params: p[:8]},
+			{Params: append(p, 0)},
+			{Params: p, Block: [3]uint32{2048}},
+			{Params: p, Block: [3]uint32{1024, 1024, 64}},
+			{Params: p, Block: [3]uint32{1, 1, 65}},
+			{Params: p, Grid: [3]uint32{1, 65536}},
+			{Params: p, Grid: [3]uint32{1 << 31}},
+			{Params: p, SharedBytes: 1 << 20},
+			{Params: p, SharedBytes: 1<<32 - 1},
+		} {
+			_, err := f.Prepare(l)
+			var arg *device.ArgumentError
+			require.ErrorAs(t, err, &arg, "launch %d", i)
+		}
+		l, err := f.Prepare(device.Launch{Params: p})
+		require.NoError(t, err)
+		other := openFake(t, newFake(1), nil)
+		var none *cuda.Stream
+		for _, s := range []device.Stream{nil, none, newStream(t, other)} {
+			require.ErrorIs(t, l.Launch(s), device.ErrInvalid)
+		}
+		s := newStream(t, d)
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, l.Launch(s), device.ErrClosed)
+	})
+}
+
+func TestModules(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		for i, image := range [][]byte{nil, {}, {0}, []byte("hello"), []byte("\x7fELF"), append([]byte("\x7fELF"), make([]byte, 100)...),
+			{0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 255, 255, 0, 0, 0, 0, 0, 0}, []byte("a\x00.version b")} {
+			_, err := d.LoadModule(image)
+			require.ErrorIs(t, err, device.ErrInvalid, "image %d", i)
+		}
+		m, err := d.LoadModule([]byte(ptx))
+		require.NoError(t, err)
+		for _, name := range []string{"", "missing", "ker\x00nel"} {
+			_, err = m.Function(name)
+			require.ErrorIs(t, err, device.ErrInvalid, "%q", name)
+		}
+		f, err := m.Function("kernel")
+		require.NoError(t, err)
+		l, err := f.Prepare(device.Launch{Params: params(alloc(t, d, 4), 1)})
+		require.NoError(t, err)
+		s := newStream(t, d)
+		require.NoError(t, l.Launch(s))
+		synchronize(t, s)
+		require.NoError(t, m.Close())
+		_, functionErr := m.Function("kernel")
+		_, blocksErr := f.MaxBlocks(32, 0)
+		_, prepareErr := f.Prepare(device.Launch{Params: params(8, 1)})
+		for i, err := range []error{m.Close(), functionErr, blocksErr, prepareErr, l.Launch(s)} {
+			require.ErrorIs(t, err, device.ErrClosed, "call %d", i)
+		}
+		assert.Zero(t, d.Stats().Modules)
+	})
+}
+
+func TestKernelsOfOtherShapes(t *testing.T) {
+	d := open(t, nil)
+	m, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	_, err = m.Function("two")
+	require.ErrorIs(t, err, device.ErrInvalid)
+	require.ErrorContains(t, err, "one parameter")
+	f, err := m.Function("none")
+	require.NoError(t, err)
+	l, err := f.Prepare(device.Launch{})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	require.NoError(t, l.Launch(s))
+	synchronize(t, s)
+
+	_, err = d.LoadModule([]byte(".version 7.0\n.target sm_70\n.address_size 64\nnonsense;\n"))
+	require.ErrorIs(t, err, device.ErrUnsupported)
+	require.ErrorContains(t, err, "line 4", "the compiler's own words")
+	_, err = d.LoadModule([]byte(".version 7.0\n.target sm_999\n.address_size 64\n"))
+	require.Error(t, err)
+}
+
+func TestFaultWord(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		boom := errors.New("rank 3 did not come")
+		var got uint64
+		w, err := d.NewFaultWord(func(word uint64) error { got = word; return boom })
+		require.NoError(t, err)
+		quiet, err := d.NewFaultWord(func(uint64) error { return nil })
+		require.NoError(t, err)
+		assert.Zero(t, w.Load())
+		assert.Zero(t, w.Ptr()%8)
+		s, other := newStream(t, d), newStream(t, d)
+		synchronize(t, s)
+
+		name, value := "store", uint32(77)
+		if d.Driver().Path == "fake" {
+			name = "kernel"
+		}
+		l, err := function(t, d, name).Prepare(device.Launch{Params: params(w.Ptr(), value)})
+		require.NoError(t, err)
+		require.NoError(t, l.Launch(s))
+		require.NoError(t, d.Synchronize(bounded(t)), "errors of the work stay with the streams")
+		require.ErrorIs(t, other.Synchronize(bounded(t)), boom, "any stream")
+		assert.EqualValues(t, 77, got)
+		synchronize(t, s)
+		synchronize(t, other)
+		assert.EqualValues(t, 77, w.Load())
+		require.NoError(t, w.Close())
+		require.ErrorIs(t, w.Close(), device.ErrClosed)
+		assert.EqualValues(t, 77, w.Load())
+
+		require.NoError(t, s.WriteValue32(quiet.Ptr(), 5))
+		require.ErrorContains(t, s.Synchronize(bounded(t)), "0x5", "a decode that finds nothing hides nothing")
+		assert.Equal(t, 1, d.Stats().FaultWords)
+	})
+}
+
+func TestStopWord(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		w, err := d.NewStopWord()
+		require.NoError(t, err)
+		other, err := d.NewStopWord()
+		require.NoError(t, err)
+		assert.NotEqual(t, w.Ptr(), other.Ptr())
+		assert.Zero(t, word(t, d, w.Ptr()))
+		w.Stop()
+		w.Stop()
+		assert.NotZero(t, word(t, d, w.Ptr()))
+		assert.Zero(t, word(t, d, other.Ptr()))
+		assert.Equal(t, 2, d.Stats().StopWords)
+		require.NoError(t, w.Close())
+		require.ErrorIs(t, w.Close(), device.ErrClosed)
+		w.Stop()
+	})
+}
+
+func TestStopWordEndsAKernel(t *testing.T) {
+	d := open(t, nil)
+	w, err := d.NewStopWord()
+	require.NoError(t, err)
+	l, err := function(t, d, "linger").Prepare(device.Launch{Params: params(w.Ptr(), 0)})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	require.NoError(t, l.Launch(s))
+	time.Sleep(20 * time.Millisecond)
+	done, err := s.Query()
+	require.NoError(t, err)
+	assert.False(t, done)
+	begin := time.Now()
+	w.Stop()
+	synchronize(t, s)
+	assert.Less(t, time.Since(begin), 10*time.Second, "long before the kernel's own bound")
+}
+
+// A kernel that does not end holds Close up no longer than WaitTimeout; what the kernel may use is not freed under it.
+func TestCloseLeavesAKernelThatDoesNotEnd(t *testing.T) {
+	keep := open(t, nil)
+	w, err := keep.NewStopWord()
+	require.NoError(t, err)
+	d := open(t, &cuda.Options{WaitTimeout: 100 * time.Millisecond})
+	l, err := function(t, d, "linger").Prepare(device.Launch{Params: params(w.Ptr(), 0)})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	require.NoError(t, l.Launch(s))
+	begin := time.Now()
+	err = d.Close()
+	assert.Less(t, time.Since(begin), 10*time.Second)
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.ErrorContains(t, err, "not given back")
+	w.Stop()
+	require.NoError(t, keep.Synchronize(bounded(t)))
+}

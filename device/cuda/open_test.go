@@ -1,0 +1,186 @@
+package cuda_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+)
+
+func TestChoosingTheGPU(t *testing.T) {
+	const first, third = "GPU-abcd0000-0000-0000-0000-000000000001", "GPU-abcd0200-0000-0000-0000-000000000001"
+	for name, c := range map[string]struct {
+		gpus  int
+		opts  cuda.Options
+		index int
+		err   string
+	}{
+		"local rank":                 {4, cuda.Options{LocalRank: 2}, 2, ""},
+		"local rank, one visible":    {1, cuda.Options{LocalRank: 3}, 0, ""},
+		"local rank, too few":        {2, cuda.Options{LocalRank: 3}, 0, "LocalRank is 3; allowed: 0 to 1, since 2 GPUs are visible"},
+		"index":                      {4, cuda.Options{Device: "3", LocalRank: 1}, 3, ""},
+		"index out of range":         {2, cuda.Options{Device: "2"}, 0, "Device is 2; allowed: an index from 0 to 1, or one of " + first},
+		"negative index":             {2, cuda.Options{Device: "-1"}, 0, "an index from 0 to 1"},
+		"UUID":                       {4, cuda.Options{Device: third}, 2, ""},
+		"UUID in capitals":           {4, cuda.Options{Device: "gpu-ABCD02"}, 2, ""},
+		"UUID of a slice":            {4, cuda.Options{Device: "MIG-abcd0200"}, 2, ""},
+		"UUID of none":               {2, cuda.Options{Device: third}, 0, `"` + third + `"; allowed: an index from 0 to 1, or one of`},
+		"UUID of several":            {4, cuda.Options{Device: "GPU-abcd"}, 0, "a UUID that fits only one of"},
+		"UUID of none in particular": {1, cuda.Options{Device: "GPU-"}, 0, "allowed"},
+		"nonsense":                   {1, cuda.Options{Device: "fast one"}, 0, `"fast one"`},
+		"negative local rank":        {1, cuda.Options{LocalRank: -1}, 0, "LocalRank is -1"},
+		"negative timeout":           {1, cuda.Options{WaitTimeout: -time.Second}, 0, "WaitTimeout is -1s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(c.gpus)
+			c.opts.Driver = f.driver()
+			d, err := cuda.Open(&c.opts)
+			if c.err != "" {
+				require.ErrorIs(t, err, device.ErrInvalid)
+				require.ErrorContains(t, err, c.err)
+				f.assertEmpty(t)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, c.index, d.Index())
+			assert.EqualValues(t, c.index, d.Ordinal())
+			require.NoError(t, d.Close())
+			f.assertEmpty(t)
+		})
+	}
+}
+
+func TestHiddenGPUsAreNamed(t *testing.T) {
+	t.Setenv("CUDA_VISIBLE_DEVICES", "5")
+	f := newFake(1)
+	_, err := cuda.Open(&cuda.Options{Driver: f.driver(), Device: "1"})
+	require.ErrorContains(t, err, `CUDA_VISIBLE_DEVICES is "5"`)
+	f = newFake(0)
+	_, err = cuda.Open(&cuda.Options{Driver: f.driver()})
+	require.ErrorIs(t, err, device.ErrUnavailable)
+	require.ErrorContains(t, err, `CUDA_VISIBLE_DEVICES is "5"`)
+	f.failing("cuInit", cuda.NoDevice)
+	_, err = cuda.Open(&cuda.Options{Driver: f.driver()})
+	require.ErrorIs(t, err, device.ErrUnavailable)
+	require.ErrorContains(t, err, `CUDA_VISIBLE_DEVICES is "5", which shows this process no GPU`)
+}
+
+func TestDriversThatCannotBeUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		result cuda.Result
+		text   string
+	}{
+		"stub":           {cuda.StubLibrary, "the toolkit's stub"},
+		"no device":      {cuda.NoDevice, "no GPU is visible"},
+		"fabric manager": {cuda.SystemNotReady, "nvidia-fabricmanager"},
+		"mismatch":       {cuda.SystemDriverMismatch, "different versions"},
+		"compatibility":  {cuda.CompatNotSupported, "forward compatibility"},
+		"exclusive":      {cuda.DeviceUnavailable, "exclusively"},
+		"unknown":        {cuda.Unknown, "dmesg"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(1)
+			f.failing("cuInit", c.result)
+			_, err := cuda.Open(&cuda.Options{Driver: f.driver()})
+			require.ErrorIs(t, err, device.ErrUnavailable)
+			require.ErrorContains(t, err, c.text)
+			var failed *cuda.Error
+			require.ErrorAs(t, err, &failed)
+			assert.Equal(t, "cuInit", failed.Call)
+			assert.EqualValues(t, c.result, failed.Code)
+			assert.Equal(t, "CUDA_ERROR_FAKE", failed.Name)
+		})
+	}
+	t.Run("too old", func(t *testing.T) {
+		f := newFake(1)
+		f.version = 12020
+		_, err := cuda.Open(&cuda.Options{Driver: f.driver()})
+		require.ErrorIs(t, err, device.ErrUnavailable)
+		require.ErrorContains(t, err, "speaks CUDA 12.2; CUDA 12.4 or newer is needed, which comes with the driver series 550")
+	})
+	t.Run("functions missing", func(t *testing.T) {
+		drv := newFake(1).driver()
+		drv.LaunchKernelEx = nil
+		_, err := cuda.Open(&cuda.Options{Driver: drv})
+		require.ErrorIs(t, err, device.ErrUnavailable)
+		require.ErrorContains(t, err, "cuLaunchKernelEx")
+		_, err = cuda.Open(&cuda.Options{Driver: &cuda.Driver{}})
+		require.ErrorIs(t, err, device.ErrUnavailable)
+	})
+}
+
+// Each call of Open fails once: the error names it, and nothing is left.
+func TestOpenFailsCleanly(t *testing.T) {
+	for _, call := range []string{"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2",
+		"cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain"} {
+		f := newFake(2)
+		f.failing(call, cuda.OutOfMemory)
+		_, err := cuda.Open(&cuda.Options{Driver: f.driver()})
+		require.ErrorIs(t, err, device.ErrNoMemory, call)
+		f.assertEmpty(t)
+	}
+}
+
+func TestRequireAndMissing(t *testing.T) {
+	drv := newFake(1).driver()
+	require.NoError(t, drv.Require("cuInit", "cuMemAlloc_v2"))
+	err := drv.Require("cuInit", "cuMemCreate", "cuNone")
+	require.ErrorIs(t, err, device.ErrUnsupported)
+	require.ErrorContains(t, err, "cuMemCreate, cuNone")
+	assert.Contains(t, drv.Missing(), "cuMemCreate")
+	assert.NotContains(t, drv.Missing(), "cuInit")
+	for _, name := range drv.Missing() {
+		assert.NotContains(t, name, "Multicast")
+	}
+	drv.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.Success }
+	require.NoError(t, drv.Require("cuMemCreate"))
+}
+
+func TestMulticastIsOnlyResolvedOnDemand(t *testing.T) {
+	drv := newFake(1).driver()
+	_, err := drv.ResolveMulticast()
+	require.ErrorIs(t, err, device.ErrUnsupported)
+	asked := 0
+	drv.MulticastSource = func() (*cuda.Multicast, error) {
+		asked++
+		return &cuda.Multicast{}, nil
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	assert.Zero(t, asked)
+	_, err = drv.ResolveMulticast()
+	require.ErrorIs(t, err, device.ErrUnsupported)
+	require.ErrorContains(t, err, "cuMulticastCreate")
+	assert.Equal(t, 1, asked)
+	boom := errors.New("boom")
+	drv.MulticastSource = func() (*cuda.Multicast, error) { return nil, boom }
+	_, err = drv.ResolveMulticast()
+	require.ErrorIs(t, err, boom)
+}
+
+func TestNoDriver(t *testing.T) {
+	t.Setenv(cuda.LibraryEnv, filepath.Join(t.TempDir(), "libcuda.so.1"))
+	_, err := cuda.Open(nil)
+	require.ErrorIs(t, err, device.ErrUnavailable)
+	if runtime.GOOS == "linux" {
+		require.ErrorContains(t, err, os.Getenv(cuda.LibraryEnv))
+		require.ErrorContains(t, err, "install the NVIDIA driver, series 550 or newer")
+	}
+}
+
+func TestLibraryThatIsNoDriver(t *testing.T) {
+	_, err := cuda.Load(&cuda.LoadOptions{Path: "libc.so.6"})
+	require.ErrorIs(t, err, device.ErrUnavailable)
+	if runtime.GOOS == "linux" {
+		require.ErrorContains(t, err, "cuInit")
+	}
+}

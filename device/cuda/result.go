@@ -1,0 +1,170 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/dl"
+)
+
+// Result is a CUresult.
+type Result int32
+
+// The results that this library tells apart.
+const (
+	Success                  Result = 0
+	InvalidValue             Result = 1
+	OutOfMemory              Result = 2
+	NotInitialized           Result = 3
+	Deinitialized            Result = 4
+	StubLibrary              Result = 34
+	DeviceUnavailable        Result = 46
+	NoDevice                 Result = 100
+	InvalidDevice            Result = 101
+	InvalidImage             Result = 200
+	InvalidContext           Result = 201
+	MapFailed                Result = 205
+	NoBinaryForGPU           Result = 209
+	ECCUncorrectable         Result = 214
+	PeerAccessUnsupported    Result = 217
+	InvalidPTX               Result = 218
+	NVLinkUncorrectable      Result = 220
+	UnsupportedPTXVersion    Result = 222
+	Contained                Result = 226
+	OperatingSystem          Result = 304
+	InvalidHandle            Result = 400
+	NotFound                 Result = 500
+	NotReady                 Result = 600
+	IllegalAddress           Result = 700
+	LaunchOutOfResources     Result = 701
+	LaunchTimeout            Result = 702
+	PeerAccessAlreadyEnabled Result = 704
+	ContextIsDestroyed       Result = 709
+	Assert                   Result = 710
+	HardwareStackError       Result = 714
+	IllegalInstruction       Result = 715
+	MisalignedAddress        Result = 716
+	InvalidAddressSpace      Result = 717
+	InvalidPC                Result = 718
+	LaunchFailed             Result = 719
+	CooperativeTooLarge      Result = 720
+	NotPermitted             Result = 800
+	NotSupported             Result = 801
+	SystemNotReady           Result = 802
+	SystemDriverMismatch     Result = 803
+	CompatNotSupported       Result = 804
+	CaptureUnsupported       Result = 900
+	CaptureInvalidated       Result = 901
+	CaptureUnjoined          Result = 904
+	CaptureIsolation         Result = 905
+	CapturedEvent            Result = 907
+	Timeout                  Result = 909
+	ExternalDevice           Result = 911
+	Unknown                  Result = 999
+)
+
+// needs says which driver is needed.
+const needs = "CUDA 12.4 or newer is needed, which comes with the driver series 550"
+
+// Error is a driver call that failed: the call, its code, the driver's name and text for it, and what to do next.
+type Error = dl.Error
+
+// ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to
+// memory that is not mapped. The GPU is of no use to this process any more; others are not concerned.
+var ErrContextLost = errors.New("the CUDA context is lost")
+
+// sticky reports whether a context that gave r gives nothing else any more.
+func (r Result) sticky() bool {
+	switch r {
+	case ECCUncorrectable, NVLinkUncorrectable, Contained, IllegalAddress, LaunchTimeout, ContextIsDestroyed, Assert,
+		HardwareStackError, IllegalInstruction, MisalignedAddress, InvalidAddressSpace, InvalidPC, LaunchFailed, ExternalDevice:
+		return true
+	}
+	return false
+}
+
+// condition gives the error that callers may look for, and what to do next; either may be nothing.
+func (r Result) condition() (error, string) {
+	if r.sticky() {
+		return ErrContextLost, "device work has failed and ended the context, so that every later call fails; end the process, " +
+			"and run it under compute-sanitizer to find the work"
+	}
+	switch r {
+	case InvalidValue, InvalidHandle:
+		return device.ErrInvalid, ""
+	case OutOfMemory:
+		return device.ErrNoMemory, "free memory on the GPU; nvidia-smi shows which processes hold it"
+	case NotInitialized, Deinitialized, Unknown:
+		return device.ErrUnavailable, "look into the kernel's log (dmesg) for messages of the driver"
+	case StubLibrary:
+		return device.ErrUnavailable, "this is the toolkit's stub, which only serves to link against; " +
+			"take the toolkit's stubs folder out of LD_LIBRARY_PATH, so that the driver's own libcuda.so.1 is found"
+	case NoDevice:
+		return device.ErrUnavailable, "no GPU is visible; nvidia-smi lists those of the machine"
+	case InvalidDevice:
+		return device.ErrUnavailable, "the GPU is not there or not visible to this process"
+	case DeviceUnavailable:
+		return device.ErrUnavailable, "another process uses the GPU exclusively, or the GPU has failed; see nvidia-smi"
+	case SystemNotReady:
+		return device.ErrUnavailable, "on a machine with NVSwitch the service nvidia-fabricmanager must run, in the driver's version"
+	case SystemDriverMismatch:
+		return device.ErrUnavailable, "the kernel module and the driver library have different versions; " +
+			"restart the machine or the container"
+	case CompatNotSupported:
+		return device.ErrUnavailable, "forward compatibility does not work with this GPU; use the driver's own libcuda.so.1"
+	case NoBinaryForGPU, InvalidPTX, InvalidImage, UnsupportedPTXVersion:
+		return device.ErrUnsupported, "the kernels were not compiled for this GPU and driver"
+	case NotSupported, PeerAccessUnsupported:
+		return device.ErrUnsupported, ""
+	case NotPermitted:
+		return device.ErrUnsupported, "the process has not the permission"
+	}
+	return nil, ""
+}
+
+// Check makes an [*Error] of the result of a call, or nil of Success.
+func (d *Driver) Check(call string, r Result) error {
+	if r == Success {
+		return nil
+	}
+	err, hint := r.condition()
+	return &Error{
+		Library: libraryName,
+		Call:    call,
+		Code:    int(r),
+		Name:    d.text(d.GetErrorName, r),
+		Text:    d.text(d.GetErrorString, r),
+		Hint:    hint,
+		Err:     err,
+	}
+}
+
+// text asks the driver for the name or the text of a code; "" if it knows none.
+func (d *Driver) text(ask func(Result, **byte) Result, r Result) string {
+	if ask == nil {
+		return ""
+	}
+	var p *byte
+	if ask(r, &p) != Success || p == nil {
+		return ""
+	}
+	return cString(p, 256)
+}
+
+// cString copies the text that p points to, up to its zero byte or at most limit bytes of it.
+func cString(p *byte, limit int) string {
+	n := 0
+	for n < limit && *(*byte)(unsafe.Add(unsafe.Pointer(p), n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice(p, n))
+}
+
+// unavailableError makes err, which says why the driver cannot be used, ErrUnavailable.
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return fmt.Sprintf("%v: %v", device.ErrUnavailable, e.err) }
+
+func (e *unavailableError) Unwrap() []error { return []error{device.ErrUnavailable, e.err} }

@@ -1,0 +1,79 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+)
+
+// StopWord is a 32-bit word in pinned host memory that kernels read while they wait. It implements [device.StopWord].
+type StopWord struct {
+	dev *Device
+	ptr device.Ptr
+
+	mu   sync.Mutex
+	word *uint32 // memory of the driver; nil when it was given back
+}
+
+// NewStopWord gives a word that is 0.
+func (d *Device) NewStopWord() (device.StopWord, error) {
+	const call = "NewStopWord"
+	if err := d.enter(call); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	mem, ptr, err := d.pinnedWord()
+	if err != nil {
+		return nil, fmt.Errorf("making a stop word: %w", err)
+	}
+	w := &StopWord{dev: d, ptr: ptr, word: (*uint32)(mem)}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stops[w] = struct{}{}
+	return w, nil
+}
+
+// Ptr is the word's address on the device.
+func (w *StopWord) Ptr() device.Ptr { return w.ptr }
+
+// Stop makes the word 1, now and for ever. It waits for nothing, may be called several times, and does nothing after Close.
+func (w *StopWord) Stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.word != nil {
+		atomic.StoreUint32(w.word, 1)
+	}
+}
+
+// Close gives the word back; no kernel that may read it is queued. Twice is ErrClosed.
+func (w *StopWord) Close() error {
+	const call = "Close"
+	d := w.dev
+	if err := d.enter(call); err != nil {
+		return err
+	}
+	defer d.leave()
+	d.mu.Lock()
+	_, open := d.stops[w]
+	delete(d.stops, w)
+	d.mu.Unlock()
+	if !open {
+		return closed(call, "stop word")
+	}
+	return w.destroy()
+}
+
+// destroy gives the memory back if it was not; the context is current.
+func (w *StopWord) destroy() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.word == nil {
+		return nil
+	}
+	mem := unsafe.Pointer(w.word)
+	w.word = nil
+	return w.dev.drv.Check("cuMemFreeHost", w.dev.drv.MemFreeHost(mem))
+}

@@ -1,0 +1,440 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Stream is a queue of work of the GPU. It implements [device.Stream]. All methods may be called from several goroutines at
+// once, but not from host functions.
+type Stream struct {
+	dev      *Device
+	failures failures
+
+	mu      sync.Mutex // held during the driver's calls, so that the handle stays good
+	handle  StreamHandle
+	closed  bool
+	capture *capture    // what the stream takes part in; it may have ended, see recording
+	before  EventHandle // recorded when its last capture began; 0 if none ever did
+	waits   waits
+	ops     [4]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
+}
+
+// NewStream gives a new stream, which is not ordered against the NULL stream.
+func (d *Device) NewStream() (device.Stream, error) {
+	const call = "NewStream"
+	if err := d.enter(call); err != nil {
+		return nil, err
+	}
+	defer d.leave()
+	s := &Stream{dev: d}
+	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, StreamNonBlocking)); err != nil {
+		return nil, fmt.Errorf("making a stream: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.streams[s] = struct{}{}
+	return s, nil
+}
+
+// Device is the device that the stream's work runs on.
+func (s *Stream) Device() device.Device { return s.dev }
+
+// Handle is the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
+// the caller's to order. A closed stream has none, 0.
+func (s *Stream) Handle() StreamHandle {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.handle
+}
+
+// enqueue enqueues work by fn, which is one call of the driver named native.
+func (s *Stream) enqueue(call, native string, fn func() Result) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return closed(call, "stream")
+	}
+	if err := s.dev.use(call); err != nil {
+		return err
+	}
+	defer s.dev.unuse()
+	r, err := s.dev.try(fn)
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	return s.dev.check(call, native, r)
+}
+
+// lock begins a call of the driver: it locks the stream, refuses closed ones and makes the context current. unlock must follow
+// unless there is an error.
+func (s *Stream) lock(call string) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return closed(call, "stream")
+	}
+	if err := s.dev.enter(call); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// unlock ends what lock began.
+func (s *Stream) unlock() {
+	s.dev.leave()
+	s.mu.Unlock()
+}
+
+// check makes an error of the result of a call of the driver, with the call of the caller before it.
+func (d *Device) check(call, native string, r Result) error {
+	if r == Success {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", call, d.drv.Check(native, r))
+}
+
+// Copy enqueues a copy of bytes from src to dst, which must not overlap and must each be in memory of a GPU that this one can
+// reach, or in pinned host memory.
+func (s *Stream) Copy(dst, src device.Ptr, bytes int64) error {
+	const call = "Copy"
+	if err := checkRange(call, "dst", dst, bytes); err != nil {
+		return s.prefer(call, err)
+	}
+	if err := checkRange(call, "src", src, bytes); err != nil {
+		return s.prefer(call, err)
+	}
+	if bytes == 0 {
+		return s.usable(call)
+	}
+	if dst < src.Add(bytes) && src < dst.Add(bytes) {
+		return errs.Invalid(call, "dst", fmt.Sprintf("%v with %d bytes from %v", dst, bytes, src),
+			"memory that does not overlap with the source")
+	}
+	// Not cuMemcpyAsync: that takes an address which it does not know for plain host memory, and reads it.
+	return s.enqueue(call, "cuMemcpyDtoDAsync", func() Result {
+		return s.dev.drv.MemcpyDtoDAsync(dst, src, uint64(bytes), s.handle)
+	})
+}
+
+// Fill enqueues setting bytes at dst to value.
+func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
+	const call = "Fill"
+	if err := checkRange(call, "dst", dst, bytes); err != nil {
+		return s.prefer(call, err)
+	}
+	if bytes == 0 {
+		return s.usable(call)
+	}
+	return s.enqueue(call, "cuMemsetD8Async", func() Result {
+		return s.dev.drv.MemsetD8Async(dst, value, uint64(bytes), s.handle)
+	})
+}
+
+// WriteValue32 enqueues writing value to the aligned 32-bit word at p, which may be on another GPU. All earlier writes of the
+// stream are visible to whoever sees it.
+func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
+	const call = "WriteValue32"
+	if err := checkWord(call, p); err != nil {
+		return s.prefer(call, err)
+	}
+	return s.enqueue(call, "cuStreamWriteValue32", func() Result {
+		return s.dev.drv.StreamWriteValue32(s.handle, p, value, WriteValueDefault)
+	})
+}
+
+// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, counting in a circle. How it ends
+// when nobody writes the word is in the package's comment.
+func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
+	const call = "WaitValue32"
+	if err := checkWord(call, p); err != nil {
+		return s.prefer(call, err)
+	}
+	if err := s.lock(call); err != nil {
+		return err
+	}
+	defer s.unlock()
+	return s.enqueueWait(call, p, value)
+}
+
+// usable is the error of calls that do nothing: ErrClosed if the stream is closed.
+func (s *Stream) usable(call string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return closed(call, "stream")
+	}
+	return nil
+}
+
+// prefer gives ErrClosed if the stream is closed, and else err.
+func (s *Stream) prefer(call string, err error) error {
+	if e := s.usable(call); e != nil {
+		return e
+	}
+	return err
+}
+
+// recording gives the capture that the stream takes part in, or nil; mu is held.
+func (s *Stream) recording() *capture {
+	if s.capture != nil && s.capture.over() {
+		s.capture = nil
+	}
+	return s.capture
+}
+
+// Capturing reports whether the stream is recording, because of its own BeginCapture or of an event it waited for.
+func (s *Stream) Capturing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.closed && s.recording() != nil
+}
+
+// Query reports without waiting whether all work has ended. Errors of host functions and waits are left for Synchronize; a lost
+// context is an error here too.
+func (s *Stream) Query() (bool, error) {
+	const call = "Query"
+	if !s.mu.TryLock() {
+		return false, s.dev.open(call) // somebody is enqueueing work at this moment
+	}
+	defer s.mu.Unlock()
+	if s.closed {
+		return false, closed(call, "stream")
+	}
+	if s.recording() != nil {
+		return false, capturing(call)
+	}
+	if err := s.dev.enter(call); err != nil {
+		return false, err
+	}
+	defer s.dev.leave()
+	r := s.dev.drv.StreamQuery(s.handle)
+	if r == NotReady {
+		return false, nil
+	}
+	return r == Success, s.dev.check(call, "cuStreamQuery", r)
+}
+
+// mark is an event that is complete when the work before it has ended. The zero mark is complete.
+type mark struct {
+	event    EventHandle
+	borrowed bool // it is the stream's own, and not to be dropped
+}
+
+// drop gives the event back for other waits.
+func (m mark) drop(d *Device) {
+	if m.event != 0 && !m.borrowed {
+		d.dropMark(m.event)
+	}
+}
+
+// mark marks the work enqueued so far; for a capturing stream, what was enqueued before its capture. A closed stream has none.
+func (s *Stream) mark(ctx context.Context) (mark, error) {
+	if err := s.lockWithin(ctx); err != nil {
+		return mark{}, err
+	}
+	defer s.mu.Unlock()
+	if s.closed {
+		return mark{}, nil
+	}
+	if err := s.dev.push(); err != nil {
+		return mark{}, err
+	}
+	defer s.dev.pop()
+	if s.recording() != nil {
+		// What a stream that joined a capture was given before is the past of the stream that it joined by.
+		return mark{event: s.before, borrowed: true}, nil
+	}
+	switch r := s.dev.drv.StreamQuery(s.handle); r {
+	case Success:
+		return mark{}, nil
+	case NotReady:
+		return s.recordMark()
+	default:
+		return mark{}, s.dev.drv.Check("cuStreamQuery", r)
+	}
+}
+
+// lockWithin locks mu, or gives the error of ctx: a call of another goroutine may hold it for long, when the driver's queue
+// is full.
+func (s *Stream) lockWithin(ctx context.Context) error {
+	pause := firstPause
+	for !s.mu.TryLock() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, longestPause)
+	}
+	return nil
+}
+
+// recordMark records an event for waiting behind the work so far; mu is held and the context is current.
+func (s *Stream) recordMark() (mark, error) {
+	m, err := s.dev.takeMark()
+	if err != nil {
+		return mark{}, err
+	}
+	if r := s.dev.drv.EventRecord(m, s.handle); r != Success {
+		s.dev.dropMark(m)
+		return mark{}, s.dev.drv.Check("cuEventRecord", r)
+	}
+	return mark{event: m}, nil
+}
+
+// Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure of host
+// functions and waits that was not returned yet, as a [*WorkError], or else what kernels have reported by fault words. When
+// ctx ends first, its error is returned and the work goes on.
+func (s *Stream) Synchronize(ctx context.Context) error {
+	const call = "Synchronize"
+	if ctx == nil {
+		return errs.Invalid(call, "ctx", nil, "a context")
+	}
+	d := s.dev
+	if err := s.lockWithin(ctx); err != nil {
+		return fmt.Errorf("synchronizing the stream: %w", err)
+	}
+	closedNow, recording := s.closed, s.recording() != nil
+	s.mu.Unlock()
+	if closedNow {
+		return closed(call, "stream")
+	}
+	if recording {
+		return capturing(call)
+	}
+	if err := d.use(call); err != nil {
+		return err
+	}
+	defer d.unuse()
+	m, err := s.mark(ctx)
+	if err == nil {
+		err = d.await(ctx, m.event, time.Time{})
+		m.drop(d)
+	}
+	if err != nil {
+		return fmt.Errorf("synchronizing the stream: %w", err)
+	}
+	if err := s.failures.take(); err != nil {
+		return fmt.Errorf("work of the stream: %w", err)
+	}
+	return d.fault()
+}
+
+// Close waits for the work, no longer than the device's WaitTimeout, and gives the stream back. It returns the first failure
+// that no Synchronize has returned; the stream is closed then, too. Closing twice is ErrClosed.
+func (s *Stream) Close() error {
+	const call = "Close"
+	if err := s.dev.use(call); err != nil {
+		return err // closing the device closes the stream
+	}
+	defer s.dev.unuse()
+	deadline := time.Now().Add(s.dev.waitTimeout)
+	if err := s.beginClose(deadline, false); err != nil {
+		return err
+	}
+	_, err := s.finishClose(deadline)
+	return err
+}
+
+// beginClose makes the stream take no more work, and its waits end by the deadline. force closes a capturing stream, too, and
+// throws its capture away.
+func (s *Stream) beginClose(deadline time.Time, force bool) error {
+	const call = "Close"
+	within, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	if err := s.lockWithin(within); err != nil {
+		return fmt.Errorf("%s: another call of the stream does not return: %w", call, err)
+	}
+	defer s.mu.Unlock()
+	if s.closed {
+		return closed(call, "stream")
+	}
+	if c := s.recording(); c != nil {
+		if !force {
+			return capturing(call)
+		}
+		s.abandon(c)
+	}
+	s.closed = true
+	s.capture = nil
+	s.waits.end(deadline)
+	return nil
+}
+
+// finishClose waits for the work until deadline and gives the stream back. It reports whether the work had ended.
+func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
+	d := s.dev
+	err = s.drain(deadline)
+	done = err == nil || errors.Is(err, ErrContextLost)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w after %v: %w", errWorkLeft, d.waitTimeout, err)
+	}
+	failed := []error{err}
+	if e := d.push(); e != nil {
+		failed = append(failed, e)
+	} else {
+		s.mu.Lock()
+		// A stream that still works is given back by the driver when it has ended.
+		failed = append(failed, d.drv.Check("cuStreamDestroy", d.drv.StreamDestroy(s.handle)))
+		mark{event: s.before}.drop(d)
+		s.handle, s.before = 0, 0
+		s.mu.Unlock()
+		d.pop()
+	}
+	if done {
+		s.waits.clear(d)
+		d.mu.Lock()
+		delete(d.streams, s) // one that still works stays known, so that the device does not free what it uses
+		d.mu.Unlock()
+	}
+	failed = append(failed, s.failures.take())
+	if err := errors.Join(failed...); err != nil {
+		return done, fmt.Errorf("work of the closed stream: %w", err)
+	}
+	return done, nil
+}
+
+// drain waits for the work of a closed stream.
+func (s *Stream) drain(deadline time.Time) error {
+	d := s.dev
+	if err := d.push(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	m, err := s.recordMark()
+	s.mu.Unlock()
+	d.pop()
+	if err != nil {
+		return err
+	}
+	defer m.drop(d)
+	// The waits end by the deadline; what they held up is given a little longer.
+	return d.await(context.Background(), m.event, deadline.Add(time.Second))
+}
+
+// checkRange refuses a number of bytes below 0, and a range that no address space has.
+func checkRange(call, arg string, p device.Ptr, bytes int64) error {
+	if bytes < 0 {
+		return errs.Invalid(call, "bytes", bytes, "0 and more")
+	}
+	if bytes > 0 && (p.IsNil() || p.Add(bytes) < p) {
+		return errs.Invalid(call, arg, fmt.Sprintf("%v with %d bytes", p, bytes), "memory that the device can address")
+	}
+	return nil
+}
+
+// checkWord refuses what cannot be the address of a 32-bit word.
+func checkWord(call string, p device.Ptr) error {
+	if p%4 != 0 {
+		return errs.Invalid(call, "p", p, "a multiple of 4")
+	}
+	return checkRange(call, "p", p, 4)
+}

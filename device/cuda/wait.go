@@ -1,0 +1,94 @@
+package cuda
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"time"
+)
+
+const (
+	// A wait asks without pause for the first askingFor, in batches of asksABatch with a look at the context and a yield to
+	// other goroutines between them; then with pauses that double from firstPause to longestPause.
+	asksABatch   = 16
+	askingFor    = 100 * time.Microsecond
+	firstPause   = 20 * time.Microsecond
+	longestPause = time.Millisecond
+)
+
+// await waits until e is complete (which no event, 0, is), for ctx, or until deadline unless that is zero
+// (os.ErrDeadlineExceeded). The caller has the device in use. It allocates nothing.
+func (d *Device) await(ctx context.Context, e EventHandle, deadline time.Time) error {
+	if e == 0 {
+		return nil
+	}
+	begin := time.Now()
+	pause := firstPause
+	for {
+		if done, err := d.ask(e); done || err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		now := time.Now()
+		if !deadline.IsZero() && now.After(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+		if now.Sub(begin) < askingFor {
+			runtime.Gosched()
+			continue
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// ask asks some times whether e is complete.
+func (d *Device) ask(e EventHandle) (bool, error) {
+	if err := d.push(); err != nil {
+		return false, err
+	}
+	defer d.pop()
+	for range asksABatch {
+		switch r := d.drv.EventQuery(e); r {
+		case Success:
+			return true, nil
+		case NotReady:
+		default:
+			return false, d.drv.Check("cuEventQuery", r)
+		}
+	}
+	return false, nil
+}
+
+// takeMark gives an event for waiting, which dropMark takes back. The context is current.
+func (d *Device) takeMark() (EventHandle, error) {
+	d.mu.Lock()
+	if n := len(d.marks); n > 0 {
+		e := d.marks[n-1]
+		d.marks = d.marks[:n-1]
+		d.mu.Unlock()
+		return e, nil
+	}
+	d.mu.Unlock()
+	var e EventHandle
+	if err := d.drv.Check("cuEventCreate", d.drv.EventCreate(&e, EventDisableTiming)); err != nil {
+		return 0, err
+	}
+	return e, nil
+}
+
+// dropMark keeps e, which nobody waits for any more, for the next wait. It need not be complete: recording it again is allowed.
+func (d *Device) dropMark(e EventHandle) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.marks = append(d.marks, e)
+}
+
+// keepMark keeps e until the device is closed: it is not for other waits any more.
+func (d *Device) keepMark(e EventHandle) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kept = append(d.kept, e)
+}

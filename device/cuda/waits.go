@@ -1,0 +1,394 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+)
+
+const (
+	// watchEvery is the pause between two looks at what streams wait for.
+	watchEvery = 20 * time.Millisecond
+	// watchLonger is how many looks the watcher takes with nothing to see before it ends.
+	watchLonger = 50
+
+	// progressPage is the size of the pieces of pinned memory that progress words come from.
+	progressPage = 4096
+)
+
+// progress is two words of pinned memory, by which a GPU tells when it begins a wait and when it has ended it: each wait has
+// a number, and while the words differ, the GPU is in the wait whose number began holds.
+type progress struct {
+	began, ended *uint32
+	at           device.Ptr // of began; ended is behind it
+}
+
+// waiting reports which wait the GPU is in, if it is in any.
+func (p *progress) waiting() (id uint32, is bool) {
+	ended := atomic.LoadUint32(p.ended)
+	began := atomic.LoadUint32(p.began)
+	return began, began != ended
+}
+
+// wait is a WaitValue32 that was enqueued.
+type wait struct {
+	id    uint32
+	p     device.Ptr
+	value uint32
+}
+
+// sight is what the watcher has seen of a queue of waits. Only the watcher touches it.
+type sight struct {
+	seen   uint32    // the wait that was under way at the last look
+	since  time.Time // since when; zero if none was
+	failed bool      // its failure is noted, and it must be ended
+}
+
+// waits are those of a stream that may not have ended. They have a lock of their own because that of the stream may be held
+// by a call that one of the waits holds up.
+type waits struct {
+	mu    sync.Mutex
+	words *progress // nil until there is a wait
+	last  uint32    // the number of the latest
+	queue []wait    // in order; the ended ones are taken out by and by
+	endBy time.Time
+	sight sight
+}
+
+// graphWait is a WaitValue32 in a graph. It has words of its own, since graphs run in parallel to their streams' waits.
+type graphWait struct {
+	wait
+	words *progress
+	sight sight
+}
+
+// enqueueWait enqueues a wait, and before and behind it what tells of it. The stream is locked and the context is current.
+func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
+	d := s.dev
+	if c := s.recording(); c != nil {
+		words, err := d.takeProgress()
+		if err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
+		// The words are the same at each replay, so that they must be made to differ first.
+		s.ops = [4]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
+		if r := d.drv.StreamBatchMemOp(s.handle, 4, &s.ops[0], 0); r != Success {
+			d.dropProgress(words)
+			return d.check(call, "cuStreamBatchMemOp", r)
+		}
+		c.addWait(w)
+		return nil
+	}
+	if err := d.watcher.start(); err != nil {
+		return err
+	}
+	w := &s.waits
+	w.mu.Lock()
+	if w.words == nil {
+		words, err := d.takeProgress()
+		if err != nil {
+			w.mu.Unlock()
+			return fmt.Errorf("%s: %w", call, err)
+		}
+		w.words = words
+		w.last = 0
+	}
+	words := w.words
+	w.last++
+	id := w.last
+	w.trim()
+	w.queue = append(w.queue, wait{id: id, p: p, value: value})
+	w.mu.Unlock()
+	s.ops = [4]BatchMemOp{tell(words.at, id), waitFor(p, value), tell(words.at+4, id)}
+	if r := d.drv.StreamBatchMemOp(s.handle, 3, &s.ops[0], 0); r != Success {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		// Nothing of it was enqueued, and nobody else can have added a wait: the stream is locked.
+		if n := len(w.queue); n > 0 && w.queue[n-1].id == id {
+			w.queue = w.queue[:n-1]
+		}
+		w.last--
+		return d.check(call, "cuStreamBatchMemOp", r)
+	}
+	return nil
+}
+
+// tell is writing a progress word.
+func tell(at device.Ptr, value uint32) BatchMemOp {
+	return BatchMemOp{Op: MemOpWrite32, Address: uint64(at), Value: uint64(value), Flags: WriteValueDefault}
+}
+
+// waitFor is the wait itself.
+func waitFor(p device.Ptr, value uint32) BatchMemOp {
+	return BatchMemOp{Op: MemOpWait32, Address: uint64(p), Value: uint64(value), Flags: WaitValueGEQ}
+}
+
+// trim takes the waits that have ended out of the queue. The lock is held.
+func (w *waits) trim() {
+	if len(w.queue) == 0 {
+		return
+	}
+	ended := atomic.LoadUint32(w.words.ended)
+	n := 0
+	for n < len(w.queue) && int32(ended-w.queue[n].id) >= 0 {
+		n++
+	}
+	w.queue = append(w.queue[:0], w.queue[n:]...)
+}
+
+// end gives the waits until deadline.
+func (w *waits) end(deadline time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.endBy = deadline
+}
+
+// ends tells when the waits end because the stream is being closed; zero while it is open.
+func (w *waits) ends() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.endBy
+}
+
+// now gives the waits that have not ended, and which of them the GPU is in, if it is in one.
+func (w *waits) now() (pending bool, current wait, is bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.trim()
+	if len(w.queue) == 0 {
+		return false, wait{}, false
+	}
+	if id, waiting := w.words.waiting(); waiting {
+		for _, one := range w.queue {
+			if one.id == id {
+				return true, one, true
+			}
+		}
+	}
+	return true, wait{}, false
+}
+
+// clear gives the words back. The work of the stream has ended.
+func (w *waits) clear(d *Device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.words != nil {
+		d.dropProgress(w.words)
+	}
+	w.words, w.queue = nil, nil
+}
+
+// takeProgress gives two progress words that are 0. The context is current.
+func (d *Device) takeProgress() (*progress, error) {
+	d.mu.Lock()
+	if len(d.progress) == 0 {
+		d.mu.Unlock() // the driver may be calling back just now, for somebody who needs the lock
+		if err := d.growProgress(); err != nil {
+			return nil, err
+		}
+		d.mu.Lock()
+	}
+	defer d.mu.Unlock()
+	if len(d.progress) == 0 {
+		return nil, fmt.Errorf("%w: hundreds of new streams wait at the same moment", device.ErrNoMemory)
+	}
+	n := len(d.progress) - 1
+	p := d.progress[n]
+	d.progress = d.progress[:n]
+	atomic.StoreUint32(p.began, 0)
+	atomic.StoreUint32(p.ended, 0)
+	return p, nil
+}
+
+// growProgress makes more progress words.
+func (d *Device) growProgress() error {
+	var mem unsafe.Pointer
+	r := d.drv.MemHostAlloc(&mem, progressPage, HostAllocPortable|HostAllocDeviceMap)
+	if err := d.drv.Check("cuMemHostAlloc", r); err != nil {
+		return err
+	}
+	var at device.Ptr
+	if err := d.drv.Check("cuMemHostGetDevicePointer", d.drv.MemHostGetDevicePointer(&at, mem, 0)); err != nil {
+		return errors.Join(err, d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(mem)))
+	}
+	words := unsafe.Slice((*uint32)(mem), progressPage/4)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pages = append(d.pages, mem)
+	for i := 0; i < len(words); i += 2 {
+		d.progress = append(d.progress, &progress{began: &words[i], ended: &words[i+1], at: at.Add(int64(4 * i))})
+	}
+	return nil
+}
+
+// dropProgress takes words back that nothing enqueued writes any more.
+func (d *Device) dropProgress(p *progress) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pages != nil { // else the device was closed
+		d.progress = append(d.progress, p)
+	}
+}
+
+// watcher looks at what the streams and graphs of a device wait for, from a goroutine that runs only while there is anything.
+type watcher struct {
+	dev *Device
+
+	mu      sync.Mutex
+	stopped bool
+	quit    chan struct{} // closed to end the goroutine; nil when none runs
+	ended   chan struct{} // closed when it has ended
+}
+
+// start makes the goroutine run if it does not.
+func (w *watcher) start() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.stopped:
+		return closed("WaitValue32", "device")
+	case w.quit == nil:
+		w.quit, w.ended = make(chan struct{}), make(chan struct{})
+		go w.run(w.quit, w.ended)
+	}
+	return nil
+}
+
+// stop ends the goroutine for good and waits for it.
+func (w *watcher) stop() {
+	w.mu.Lock()
+	w.stopped = true
+	quit, ended := w.quit, w.ended
+	w.mu.Unlock()
+	if quit != nil {
+		close(quit)
+		<-ended
+	}
+}
+
+// run is the goroutine.
+func (w *watcher) run(quit, ended chan struct{}) {
+	defer close(ended)
+	ticks := time.NewTicker(watchEvery)
+	defer ticks.Stop()
+	for quiet := 0; ; {
+		select {
+		case <-quit:
+			return
+		case now := <-ticks.C:
+			if w.dev.watch(now) {
+				quiet = 0
+			} else {
+				quiet++
+			}
+		}
+		if quiet >= watchLonger && w.retire() {
+			return
+		}
+	}
+}
+
+// retire makes the next start begin another goroutine, unless there is something to see again.
+func (w *watcher) retire() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped || w.dev.watchable() {
+		return false
+	}
+	w.quit, w.ended = nil, nil
+	return true
+}
+
+// watchable reports whether there is anything to look at.
+func (d *Device) watchable() bool {
+	for _, s := range d.openStreams() {
+		if pending, _, _ := s.waits.now(); pending {
+			return true
+		}
+	}
+	return len(d.launchedParts()) > 0
+}
+
+// launchedParts gives the parts of graphs that have waits and were launched.
+func (d *Device) launchedParts() []*graphParts {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []*graphParts
+	for p := range d.parts {
+		if p.stream.Load() != nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// watch looks at everything once, and reports whether there was anything. Only the watcher calls it.
+func (d *Device) watch(now time.Time) bool {
+	var lost error
+	if d.lost != nil {
+		lost = d.lost()
+	}
+	found := false
+	for _, s := range d.openStreams() {
+		pending, current, is := s.waits.now()
+		found = found || pending
+		s.look(&s.waits.sight, current, is, now, lost)
+	}
+	for _, p := range d.launchedParts() {
+		found = true
+		for _, w := range p.waits {
+			_, is := w.words.waiting()
+			p.stream.Load().look(&w.sight, w.wait, is, now, lost)
+		}
+	}
+	return found
+}
+
+// look ends the wait that the GPU is in, if it is in one and that must be.
+func (s *Stream) look(w *sight, current wait, is bool, now time.Time, lost error) {
+	if !is {
+		w.since, w.failed = time.Time{}, false
+		return
+	}
+	if w.since.IsZero() || w.seen != current.id {
+		w.seen, w.since, w.failed = current.id, now, false
+	}
+	d := s.dev
+	endBy := s.waits.ends()
+	var why error
+	switch {
+	case w.failed: // the store has failed before
+	case lost != nil:
+		why = lost
+	case !endBy.IsZero() && now.After(endBy):
+		why = errClosing
+	case now.Sub(w.since) >= d.waitTimeout:
+		why = fmt.Errorf("nobody has written %d there in %v: %w", current.value, d.waitTimeout, os.ErrDeadlineExceeded)
+	default:
+		return
+	}
+	if why != nil {
+		// The failure goes first: whoever finds the stream at its end must find it, too.
+		s.fail(&WorkError{Op: "WaitValue32", Addr: current.p, Err: why})
+		w.failed = true
+	}
+	if err := d.lane.store(current.p, current.value); err != nil {
+		d.log.Warn("ending a wait failed; it is tried again", "address", current.p, "error", err)
+		return
+	}
+	// Should the wait be in a graph that is launched again at once, that is another one.
+	w.since, w.failed = time.Time{}, false
+}
+
+// fail keeps the error of work for the next Synchronize.
+func (s *Stream) fail(e *WorkError) {
+	s.dev.log.Debug("work failed", "op", e.Op, "address", e.Addr, "error", e.Err)
+	s.failures.add(e)
+}

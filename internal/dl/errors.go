@@ -1,0 +1,96 @@
+package dl
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Attempt is one path or name at which a library was looked for.
+type Attempt struct {
+	Path string // what was given to the loader, or a pattern that no file matches
+	Text string // what the loader said
+}
+
+// LoadError is a library that could not be loaded. It is ErrUnavailable.
+type LoadError struct {
+	Library  string    // what the library is called: "the CUDA driver"
+	Attempts []Attempt // everything that was tried, in order
+	Hint     string    // what to do next
+}
+
+// Error lists every attempt with the loader's text, and says what to do next.
+func (e *LoadError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "loading %s: ", e.Library)
+	if len(e.Attempts) == 0 {
+		b.WriteString("there is nowhere to look for it")
+	}
+	for i, a := range e.Attempts {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString("tried " + a.Path)
+		// The loader's text mostly begins with the path already.
+		if text := strings.TrimPrefix(a.Text, a.Path+": "); text != "" {
+			b.WriteString(" (" + text + ")")
+		}
+	}
+	if e.Hint != "" {
+		b.WriteString("; " + e.Hint)
+	}
+	return b.String()
+}
+
+// Is reports that a library which is not there is ErrUnavailable.
+func (e *LoadError) Is(target error) bool { return target == errs.ErrUnavailable }
+
+// SymbolError is a function that a loaded library does not have: a capability that is missing. It is ErrUnsupported.
+type SymbolError struct {
+	Library string   // what the library is called
+	Symbols []string // the names that were looked for
+	Hint    string   // what to do next, such as the version that has it; may be empty
+}
+
+// Error says which symbols the library lacks.
+func (e *SymbolError) Error() string {
+	text := fmt.Sprintf("%s does not have %s", e.Library, strings.Join(e.Symbols, ", "))
+	if e.Hint != "" {
+		text += "; " + e.Hint
+	}
+	return text
+}
+
+// Is reports that a missing symbol is ErrUnsupported.
+func (e *SymbolError) Is(target error) bool { return target == errs.ErrUnsupported }
+
+// Error is a native call that failed.
+type Error struct {
+	Library string // what the library is called: "CUDA driver", "NCCL"
+	Call    string // the function: "cuMemCreate"
+	Code    int    // what it returned
+	Name    string // the library's name for the code: "CUDA_ERROR_OUT_OF_MEMORY"; may be empty
+	Text    string // the library's text for the code: "out of memory"; may be empty
+	Hint    string // what to do next; may be empty
+	Err     error  // the condition that the code stands for, for errors.Is (ErrNoMemory); nil if there is none
+}
+
+// Error gives all that is known, in one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s returned %d", e.Library, e.Call, e.Code)
+	switch {
+	case e.Name != "" && e.Text != "":
+		fmt.Fprintf(&b, " (%s: %s)", e.Name, e.Text)
+	case e.Name != "" || e.Text != "":
+		fmt.Fprintf(&b, " (%s%s)", e.Name, e.Text)
+	}
+	if e.Hint != "" {
+		b.WriteString("; " + e.Hint)
+	}
+	return b.String()
+}
+
+// Unwrap gives the condition that the code stands for, or nil.
+func (e *Error) Unwrap() error { return e.Err }

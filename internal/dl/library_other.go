@@ -1,0 +1,12 @@
+//go:build !linux || !(amd64 || arm64)
+
+package dl
+
+import "errors"
+
+func open(string, bool) (uintptr, error)      { return 0, errors.New(unsupportedHere()) }
+func symbol(uintptr, string) (uintptr, error) { return 0, errors.New(unsupportedHere()) }
+func register(any, uintptr, string) error     { return errors.New(unsupportedHere()) }
+func mappedFile(uintptr) (string, error)      { return "", errors.New(unsupportedHere()) }
+func signalHandlers() []handler               { return nil }
+func changedHandlers(_, _ []handler) []change { return nil }
