@@ -24,7 +24,7 @@ var mayImport = map[string][]string{
 	"device":              {},
 	"device/host":         {"device"},
 	"device/cuda":         {"device"},
-	"backend":             {"device", "group"},
+	"backend":             {"device", "group", "kernels/ptx"},
 	"backend/host":        {"backend", "device", "device/host", "group"},
 	"backend/native":      {"backend", "device", "device/cuda", "group"},
 	"backend/backendtest": {"backend", "device", "group"},

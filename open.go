@@ -147,7 +147,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		getenv = os.Getenv
 	}
 	env := backend.Env{
-		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, Multicast: cfg.Multicast,
+		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
 		KernelTimeout: cfg.KernelTimeout, Getenv: getenv, Logger: log,
 	}
 	memOpts := backend.MemoryOptions{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}

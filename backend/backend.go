@@ -10,7 +10,8 @@ import (
 )
 
 // Backend is one rank's side of a backend: what it takes to allocate symmetric memory and to map it. [Memory] is the only
-// caller; it never makes two calls at once, and it makes the collective ones in the same order on every rank.
+// caller; it makes the collective calls one at a time and in the same order on every rank, but allocations may come at the same
+// time as others.
 type Backend interface {
 	// Name is the name that the backend is registered under.
 	Name() string

@@ -64,6 +64,9 @@ type Config struct {
 
 	// Device is the index or the UUID of the device to use; "" chooses by the local rank.
 	Device string `mapstructure:"device"`
+	// ShareDevice allows several ranks on one device. Without it they are an error, since kernels of two ranks that wait for
+	// each other may never run at the same time on one device.
+	ShareDevice bool `mapstructure:"share-device"`
 	// Multicast says whether multicast addresses are used: auto, on or off.
 	Multicast string `mapstructure:"multicast"`
 	// Channels is the number of channels that the program itself has for signal, wait and barrier, from 1 to 1024.

@@ -85,6 +85,7 @@ var samples = map[string][2]struct {
 	"kernel-timeout":   {{"1.5s", 1500 * time.Millisecond}, {"1h", time.Hour}},
 	"liveness-timeout": {{"250ms", 250 * time.Millisecond}, {"3s", 3 * time.Second}},
 	"device":           {{"2", "2"}, {"GPU-5a1e0f3c-7a91-4b7f-9d0c-3f3c0a0f1b2d", "GPU-5a1e0f3c-7a91-4b7f-9d0c-3f3c0a0f1b2d"}},
+	"share-device":     {{"true", true}, {"1", true}},
 	"multicast":        {{"off", "off"}, {"ON", "on"}},
 	"channels":         {{"1", 1}, {"1024", 1024}},
 	"log-level":        {{"debug", "debug"}, {"WARN", "warn"}},
@@ -352,6 +353,28 @@ func TestExplicitKeys(t *testing.T) {
 	c, err = config.Load(&config.LoadOptions{Environ: environ(), Explicit: map[string]any{"device": 3}})
 	require.NoError(t, err)
 	assert.Equal(t, "3", c.Device)
+}
+
+func TestTruth(t *testing.T) {
+	for text, want := range map[string]bool{"true": true, "TRUE": true, " 1 ": true, "false": false, "0": false} {
+		c, err := config.Load(&config.LoadOptions{Environ: environ("SYMMEM_SHARE_DEVICE=" + text)})
+		require.NoError(t, err, text)
+		assert.Equal(t, want, c.ShareDevice, text)
+	}
+	c, err := config.Load(&config.LoadOptions{Environ: environ(), File: writeFile(t, "share-device: true\n")})
+	require.NoError(t, err)
+	assert.True(t, c.ShareDevice)
+	c, err = config.Load(&config.LoadOptions{Environ: environ("SYMMEM_SHARE_DEVICE=true"), Flags: parsed(t, "--share-device=false")})
+	require.NoError(t, err)
+	assert.False(t, c.ShareDevice, "a flag goes before a variable")
+	c, err = config.Load(&config.LoadOptions{Environ: environ(), Flags: parsed(t, "--share-device")})
+	require.NoError(t, err)
+	assert.True(t, c.ShareDevice)
+	for _, value := range []any{"perhaps", "2", "", 1, 1.0, []string{"true"}} {
+		_, err := config.Load(&config.LoadOptions{Environ: environ(), Explicit: map[string]any{"share-device": value}})
+		require.ErrorIs(t, err, config.ErrInvalid, "%v", value)
+		assert.Equal(t, "true or false", refusals(t, err)["share-device"].Allowed, "%v", value)
+	}
 }
 
 func TestAllWrongValuesAtOnce(t *testing.T) {

@@ -86,6 +86,8 @@ func allowedForm(err error) string {
 func hook(from, to reflect.Value) (any, error) {
 	raw := from.Interface()
 	switch to.Interface().(type) {
+	case bool:
+		return truth(raw)
 	case int:
 		return wholeNumber(raw)
 	case time.Duration:
@@ -107,6 +109,22 @@ func hook(from, to reflect.Value) (any, error) {
 		return nil, &formError{"a text; write a number in quotes"}
 	}
 	return raw, nil
+}
+
+// truth converts what a file, a variable, a flag or a program may give for a yes or no.
+func truth(raw any) (bool, error) {
+	switch b := raw.(type) {
+	case bool:
+		return b, nil
+	case string:
+		switch strings.ToLower(strings.TrimSpace(b)) {
+		case "true", "1":
+			return true, nil
+		case "false", "0":
+			return false, nil
+		}
+	}
+	return false, &formError{"true or false"}
 }
 
 // wholeNumber converts what a file, a variable, a flag or a program may give for a number.

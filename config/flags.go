@@ -22,6 +22,8 @@ func AddFlags(fs *pflag.FlagSet) {
 			continue
 		}
 		switch value := s.value(&defaults).(type) {
+		case bool:
+			fs.Bool(s.name, value, s.usage)
 		case int:
 			fs.Int(s.name, value, s.usage)
 		case string:

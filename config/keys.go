@@ -80,6 +80,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.LivenessTimeout }},
 	{"device", "index or UUID of the device; empty chooses by the local rank",
 		func(c *Config) any { return &c.Device }},
+	{"share-device", "allow several ranks on one device, true or false",
+		func(c *Config) any { return &c.ShareDevice }},
 	{"multicast", "use of multicast addresses: auto, on or off",
 		func(c *Config) any { return &c.Multicast }},
 	{"channels", "channels that the program has for signal, wait and barrier, from 1 to 1024",

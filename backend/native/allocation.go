@@ -1,0 +1,151 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// kind says how memory is shared.
+type kind string
+
+const (
+	virtual kind = "memory of cuMemCreate" // physical memory with a handle
+	legacy  kind = "memory of cuMemAlloc"  // memory with an IPC handle
+)
+
+// allocation is one rank's memory: its own, or adopted.
+type allocation struct {
+	backend *Backend
+	kind    kind
+	ptr     device.Ptr
+	bytes   int64
+	rounded int64 // what of it is taken, as RoundedBytes says
+
+	handle cuda.MemHandle // of virtual memory; kept, so that each rendezvous can export it
+	offset int64          // of ptr in what is exported
+	span   int64          // bytes that are mapped of virtual memory, beginning offset bytes before ptr
+	fabric bool           // whether it can be exported to other hosts
+	undo   undo
+}
+
+// Allocate creates memory, maps it and fills it with zeros. It blocks until the GPU has done so. ErrNoMemory, with how much is free,
+// if the GPU has not that much left.
+func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	if bytes <= 0 {
+		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
+	}
+	if b.found.total > 0 && bytes > b.found.total || bytes > math.MaxInt64-b.granularity {
+		return nil, fmt.Errorf("%d bytes are asked for and %s (%s) has %d in all: %w", bytes, b.device.Name(), b.device.UUID(),
+			b.found.total, errs.ErrNoMemory)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := b.sweep(); err != nil {
+		return nil, err
+	}
+	rounded := roundUp(bytes, b.granularity)
+	a := &allocation{backend: b, kind: virtual, bytes: bytes, rounded: rounded, span: rounded,
+		fabric: b.found.prop.RequestedHandleTypes&cuda.HandleFabric != 0}
+	if err := b.device.WithContext(a.make); err != nil {
+		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", rounded, b.device.Name(), b.device.UUID(), err)
+	}
+	if err := b.zero(ctx, a); err != nil {
+		return nil, fmt.Errorf("filling %d bytes of GPU memory with zeros: %w", rounded, err)
+	}
+	return a, nil
+}
+
+// make creates the memory and maps it; the context is current.
+func (a *allocation) make() error {
+	b := a.backend
+	h, err := create(b.drv, a.span, &b.found.prop, &a.undo)
+	if err == nil {
+		a.handle = h
+		a.ptr, err = reserve(b.drv, a.span, b.granularity, &a.undo)
+	}
+	if err == nil {
+		err = mapAt(b.drv, a.ptr, a.span, h, &a.undo)
+	}
+	if err == nil {
+		err = allow(b.device, a.ptr, a.span)
+	}
+	if err != nil {
+		return errors.Join(err, a.undo.run())
+	}
+	return nil
+}
+
+// zero fills the memory with zeros, or gives it back.
+func (b *Backend) zero(ctx context.Context, a *allocation) error {
+	err := b.stream.Fill(a.ptr, 0, a.span)
+	if err == nil {
+		err = b.stream.Synchronize(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	// Unmapping memory that the GPU still writes would end the context.
+	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.kept = append(b.kept, a.undo)
+		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", err)
+	}
+	return errors.Join(err, b.device.WithContext(a.undo.run))
+}
+
+// sweep gives back memory that was kept because the GPU worked on it, if it does not any more.
+func (b *Backend) sweep() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.kept) == 0 {
+		return nil
+	}
+	if idle, err := b.stream.Query(); !idle {
+		return err
+	}
+	return b.giveBackKept()
+}
+
+// giveBackKept gives kept memory back; the GPU does not work on it any more, and mu is held.
+func (b *Backend) giveBackKept() error {
+	kept := b.kept
+	b.kept = nil
+	if len(kept) == 0 {
+		return nil
+	}
+	return b.device.WithContext(func() error {
+		var err error
+		for _, u := range kept {
+			err = errors.Join(err, u.run())
+		}
+		return err
+	})
+}
+
+func (a *allocation) Ptr() device.Ptr     { return a.ptr }
+func (a *allocation) Bytes() int64        { return a.bytes }
+func (a *allocation) RoundedBytes() int64 { return a.rounded }
+
+// Release gives the memory back, or lets go of adopted memory. Memory that peers still map, because they are lost, is gone when they
+// are.
+func (a *allocation) Release(context.Context) error {
+	if len(a.undo) == 0 {
+		return nil
+	}
+	if err := a.backend.device.WithContext(a.undo.run); err != nil {
+		return fmt.Errorf("releasing %d bytes at %s: %w", a.bytes, a.ptr, err)
+	}
+	return nil
+}
+
+// roundUp gives the least multiple of unit that is not less than n.
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -1,0 +1,31 @@
+// Package native is the backend for GPUs of one NVLink or PCIe domain, through the CUDA driver alone: memory is created with
+// the driver's virtual memory management, passed to the peers as an open file, and mapped by all of them.
+//
+// # Memory
+//
+// Allocate creates physical memory that can be given to other processes, maps it at an address of its own and fills it with
+// zeros before anybody can reach it. Sizes are rounded up to the granularity that the driver recommends, mostly 2 MiB; all ranks
+// use the largest that any of them needs. Register adopts memory that the caller allocated: memory of cuMemCreate, whose handle
+// is retained, or memory of cuMemAlloc (cudaMalloc), through legacy IPC handles.
+//
+// # Rendezvous
+//
+// The ranks first tell each other what they bring; a rank that cannot export its memory says so there. Then the files go
+// around, and every rank maps all ranks' memory side by side in one range of addresses, which is the contiguous view too.
+// Files and imported handles are closed at once: the mapping alone keeps the memory. Ranks may be processes, or goroutines
+// of one process, or both. Between hosts the same is done with fabric handles, where creating memory with them really works.
+//
+// # Multicast
+//
+// The policy is "auto", "on" or "off". When it is off, or when it is "auto" and the environment switches multicast off for NCCL,
+// NVSHMEM or PyTorch, the driver's multicast functions are not even looked up. Otherwise one multicast object is made for each
+// allocation, with a vote before each step that would block if a rank had failed the step before. With "auto", a failure leaves the
+// window without a multicast address on all ranks, and the reason in the capabilities; with "on" it is an error.
+//
+// # Devices
+//
+// A device is known by its UUID; ordinals mean nothing to another process. Two ranks on one device are an error on every
+// rank, unless all of them allow it: kernels that wait for each other may then not run at the same time.
+//
+// This room knows the CUDA device and the group. It loads the driver when a backend is probed or opened, and not before.
+package native

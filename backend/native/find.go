@@ -1,0 +1,207 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// finding is what was found out about a GPU by trying.
+type finding struct {
+	prop        cuda.MemAllocationProp // what memory is created with
+	granularity int64                  // in bytes
+	total       int64                  // memory of the GPU in bytes; 0 if not known
+	noFabric    string                 // why memory cannot be passed between hosts; "" if it can
+	noRegister  string                 // why memory cannot be adopted; "" if it can
+	noMulticast string                 // why this GPU has no multicast here; "" if it has
+	multicast   *cuda.Multicast        // nil without multicast, and when no group was given
+}
+
+// The driver functions that the backend stands on, and those that adopting memory needs besides.
+var (
+	needed = []string{
+		"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap",
+		"cuMemUnmap", "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuDeviceCanAccessPeer",
+	}
+	neededToRegister = []string{
+		"cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2", "cuPointerGetAttribute",
+		"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuCtxEnablePeerAccess",
+	}
+)
+
+// find tries on d what the backend stands on. Multicast functions are looked up only if the policy allows it, and then only for a
+// group: size is its number of ranks, or 0 for none. An error is ErrUnsupported and says what is missing, or ErrNoMemory.
+func find(d *cuda.Device, p *policy, size int) (*finding, error) {
+	drv := d.Driver()
+	f := &finding{}
+	if err := drv.Require(needed...); err != nil {
+		return nil, err
+	}
+	if err := drv.Require(neededToRegister...); err != nil {
+		f.noRegister = err.Error()
+	}
+	for _, a := range []struct {
+		attr cuda.DeviceAttribute
+		what string
+	}{
+		{cuda.AttrVMM, "virtual memory management"},
+		{cuda.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
+	} {
+		if have, err := d.Attribute(a.attr); err != nil {
+			return nil, err
+		} else if have == 0 {
+			return nil, fmt.Errorf("%s (%s) has no %s: use backend nccl or host: %w", d.Name(), d.UUID(), a.what, errs.ErrUnsupported)
+		}
+	}
+	err := d.WithContext(func() error {
+		var total uint64
+		if drv.DeviceTotalMem != nil && drv.DeviceTotalMem(&total, d.Ordinal()) == cuda.Success {
+			f.total = int64(total)
+		}
+		return f.try(d)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("trying memory of %s (%s): %w", d.Name(), d.UUID(), err)
+	}
+	f.findMulticast(d, p, size)
+	return f, nil
+}
+
+// try finds the properties that memory can be created with: best with all kinds of handles and for network cards too.
+func (f *finding) try(d *cuda.Device) error {
+	rdma, fabric := attribute(d, cuda.AttrGPUDirectRDMAWithVMM), attribute(d, cuda.AttrHandleFabric)
+	f.noFabric = "the GPU or its driver has no fabric handles"
+	var err error
+	for _, c := range []struct {
+		handles  cuda.HandleType
+		rdma     uint8
+		possible bool
+	}{
+		{cuda.HandleFD | cuda.HandleFabric, 1, rdma && fabric},
+		{cuda.HandleFD | cuda.HandleFabric, 0, fabric},
+		{cuda.HandleFD, 1, rdma},
+		{cuda.HandleFD, 0, true},
+	} {
+		if !c.possible {
+			continue
+		}
+		f.prop = cuda.MemAllocationProp{
+			Type:                 cuda.AllocationPinned,
+			RequestedHandleTypes: c.handles,
+			Location:             cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(d.Ordinal())},
+			GPUDirectRDMACapable: c.rdma,
+		}
+		if err = f.tryProp(d); err == nil {
+			if c.handles&cuda.HandleFabric != 0 {
+				f.noFabric = ""
+			}
+			return nil
+		}
+		if errors.Is(err, errs.ErrNoMemory) || errors.Is(err, cuda.ErrContextLost) {
+			return err
+		}
+		if c.handles&cuda.HandleFabric != 0 {
+			f.noFabric = "memory with fabric handles cannot be made here, mostly because no IMEX channel is set up: " + err.Error()
+		}
+	}
+	return err
+}
+
+// tryProp creates one granule and exports it in each of the ways that it is meant for.
+func (f *finding) tryProp(d *cuda.Device) (err error) {
+	drv := d.Driver()
+	var granularity uint64
+	r := drv.MemGetAllocationGranularity(&granularity, &f.prop, cuda.GranularityRecommended)
+	if err := drv.Check("cuMemGetAllocationGranularity", r); err != nil {
+		return err
+	}
+	if granularity == 0 || granularity > 1<<32 {
+		return fmt.Errorf("the driver recommends a granularity of %d bytes: %w", granularity, errs.ErrUnsupported)
+	}
+	f.granularity = int64(granularity)
+	var u undo
+	defer func() { err = errors.Join(err, u.run()) }()
+	h, err := create(drv, f.granularity, &f.prop, &u)
+	if err != nil {
+		return err
+	}
+	file, err := exportFile(drv, h)
+	if err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return fmt.Errorf("closing an exported file: %w", err)
+	}
+	if f.prop.RequestedHandleTypes&cuda.HandleFabric == 0 {
+		return nil
+	}
+	var fabric cuda.FabricHandle
+	return drv.Check("cuMemExportToShareableHandle", drv.MemExportFabric(&fabric, h, cuda.HandleFabric, 0))
+}
+
+// findMulticast finds out whether the GPU has multicast, as far as the policy allows it.
+func (f *finding) findMulticast(d *cuda.Device, p *policy, size int) {
+	switch {
+	case p.forbidden != "":
+		f.noMulticast = p.forbidden
+	case !attribute(d, cuda.AttrMulticast):
+		f.noMulticast = "the GPU or its driver has no multicast"
+	case size == 1:
+		f.noMulticast = "the group has only one rank"
+	case size > 1:
+		if err := f.resolveMulticast(d, size); err != nil {
+			f.noMulticast, f.multicast = err.Error(), nil
+		}
+	}
+}
+
+// resolveMulticast looks the multicast functions up and makes the granularity such that all memory can be bound.
+func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
+	m, err := d.Driver().ResolveMulticast()
+	if err != nil {
+		return err
+	}
+	prop := multicastProp(size, f.granularity)
+	var granularity uint64
+	err = d.WithContext(func() error {
+		return d.Driver().Check("cuMulticastGetGranularity", m.GetGranularity(&granularity, prop, cuda.GranularityMinimum))
+	})
+	if err != nil {
+		return err
+	}
+	if granularity > 1<<32 {
+		return fmt.Errorf("multicast memory comes in pieces of %d bytes: %w", granularity, errs.ErrUnsupported)
+	}
+	f.granularity, f.multicast = max(f.granularity, int64(granularity)), m
+	return nil
+}
+
+// attribute reports whether the GPU has what the attribute says. One that the driver does not know it has not.
+func attribute(d *cuda.Device, a cuda.DeviceAttribute) bool {
+	value, err := d.Attribute(a)
+	return err == nil && value != 0
+}
+
+// capabilities says what works on this GPU, as far as no peers are needed to know it.
+func (f *finding) capabilities() backend.Capabilities {
+	c := backend.Capabilities{
+		PeerPointers:      true,
+		Contiguous:        true,
+		Multicast:         f.noMulticast == "",
+		Register:          f.noRegister == "",
+		Transfers:         true,
+		Graphs:            true,
+		RanksInOneProcess: true,
+		SeveralHosts:      f.noFabric == "",
+		Why:               map[string]string{},
+	}
+	for name, why := range map[string]string{"multicast": f.noMulticast, "register": f.noRegister, "several_hosts": f.noFabric} {
+		if why != "" {
+			c.Why[name] = why
+		}
+	}
+	return c
+}

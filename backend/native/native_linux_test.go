@@ -1,0 +1,858 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv("SYMMEM_TEST_NATIVE_WORKER"); role != "" {
+		os.Exit(runWorker(role))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// noEnv is an empty environment.
+func noEnv(string) string { return "" }
+
+// plain are the options of a rank of a fake machine.
+func (m *machine) plain(rank int) *Options {
+	return &Options{Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: noEnv, KernelTimeout: 10 * time.Second}
+}
+
+// onRanks runs f on each of size ranks of this process and gives their errors, by rank.
+func onRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	groups, err := group.Local(size, opts)
+	require.NoError(t, err)
+	failed := make([]error, size)
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() { failed[r] = f(ctx, g) })
+	}
+	wg.Wait()
+	for _, g := range groups {
+		require.NoError(t, g.Close(ctx))
+	}
+	return failed
+}
+
+// withMemory opens the backend, runs f over its memory, and closes it.
+func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+	b, err := New(ctx, g, o)
+	if err != nil {
+		return err
+	}
+	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+	err = f(b, m)
+	if e := g.Barrier(ctx, "end"); e != nil {
+		err = errors.Join(err, e)
+	}
+	return errors.Join(err, m.Close(ctx))
+}
+
+func requireAll(t *testing.T, failed []error) {
+	t.Helper()
+	for r, err := range failed {
+		require.NoError(t, err, "rank %d", r)
+	}
+}
+
+func TestConformanceOnFakeDriver(t *testing.T) {
+	for _, share := range []bool{false, true} {
+		t.Run(fmt.Sprintf("share=%t", share), func(t *testing.T) {
+			m := newMachine(4)
+			m.fabric = 1
+			if share {
+				m = newMachine(2)
+			}
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+					o := m.plain(g.Rank())
+					o.ShareDevice = share
+					return New(ctx, g, o)
+				},
+				WorldSizes: []int{1, 2, 4},
+			})
+			assert.Empty(t, m.left())
+		})
+	}
+}
+
+// TestConformanceOverMulticast: with multicast, the rest works as before.
+func TestConformanceOverMulticast(t *testing.T) {
+	m := newMachine(3)
+	m.multicast = 1
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			o := m.plain(g.Rank())
+			o.Multicast = "on"
+			return New(ctx, g, o)
+		},
+		WorldSizes: []int{2, 3},
+	})
+	assert.Empty(t, m.left())
+}
+
+// steps are the driver's calls of allocating and mapping.
+var steps = []string{
+	"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle",
+	"cuMemImportFromShareableHandle", "cuMemsetD8Async", "cuMemRelease",
+}
+
+// castSteps are those of multicast.
+var castSteps = []string{"cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"}
+
+// TestEveryStepFails lets each call of allocating and mapping fail once on one rank. All ranks get an error or none does, everything
+// is undone, and afterwards all works.
+func TestEveryStepFails(t *testing.T) {
+	for _, multicast := range []string{"off", "auto", "on"} {
+		calls := steps
+		if multicast != "off" {
+			calls = append(castSteps, steps...)
+		}
+		for _, call := range calls {
+			for _, victim := range []int{0, 1} {
+				t.Run(fmt.Sprintf("%s/%s/rank=%d", multicast, call, victim), func(t *testing.T) {
+					for nth := 1; failOnce(t, multicast, call, victim, nth); nth++ {
+						require.Less(t, nth, 40)
+					}
+				})
+			}
+		}
+	}
+}
+
+// failOnce lets the nth call fail, and reports whether there was one.
+func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
+	t.Helper()
+	const ranks = 3
+	m := newMachine(ranks)
+	m.multicast = 1
+	before, err := openFiles()
+	require.NoError(t, err)
+	var made sync.WaitGroup // until every rank has opened its backend
+	made.Add(ranks)
+	var once sync.Once
+	outcomes := make([]error, ranks)
+	var reached bool
+	requireAll(t, onRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.Multicast = multicast
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			// The workspace is there before, so that the calls are those of one allocation.
+			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+				return err
+			}
+			made.Done()
+			made.Wait()
+			once.Do(func() { m.failing(call, victim, nth, cuda.Result(999)) })
+			if err := g.Barrier(ctx, "failing"); err != nil {
+				return err
+			}
+			outcomes[g.Rank()] = rendezvous(ctx, mem, 3*granule, nil)
+			if err := g.Barrier(ctx, "failed"); err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				reached = m.working(call, victim, nth)
+			}
+			if err := g.Barrier(ctx, "working"); err != nil {
+				return err
+			}
+			return rendezvous(ctx, mem, 3*granule, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 3*granule) })
+		})
+	}))
+	if call != "cuMemRelease" { // what could not be released is left, rightly
+		assert.Empty(t, m.left())
+	}
+	after, err := openFiles()
+	require.NoError(t, err)
+	assert.Equal(t, before, after, "descriptors")
+	if !reached {
+		requireAll(t, outcomes)
+		return false
+	}
+	failedRanks := 0
+	for _, err := range outcomes {
+		if err != nil {
+			failedRanks++
+		}
+	}
+	cast := strings.HasPrefix(call, "cuMulticast")
+	switch {
+	case multicast == "auto" && failedRanks == 0:
+		// A failure of multicast is no error then.
+	case cast && multicast == "auto":
+		t.Errorf("%s %d failed: %v", call, nth, outcomes)
+	case call == "cuMemRelease" && failedRanks >= 1: // perhaps while giving back, which is local
+	default:
+		assert.Equal(t, ranks, failedRanks, "%s %d: %v", call, nth, outcomes)
+	}
+	return true
+}
+
+// rendezvous allocates, maps, calls f unless it is nil, and frees. Every rank comes to every step.
+func rendezvous(ctx context.Context, m *backend.Memory, bytes int64, f func(w *backend.Window) error) error {
+	a, err := m.Allocate(ctx, bytes, "")
+	// Whoever has no memory brings a nil allocation, so that the others are told.
+	w, err2 := m.Rendezvous(ctx, a, backend.Record{})
+	if err = errors.Join(err, err2); err == nil && f != nil {
+		err = f(w)
+	}
+	if a != nil {
+		err = errors.Join(err, m.Free(ctx, a))
+	}
+	return err
+}
+
+// exchangeBytes writes a byte of this rank's to the beginning, each granule and the end of every copy, and reads what the others wrote.
+func exchangeBytes(ctx context.Context, m *backend.Memory, w *backend.Window, bytes int64) error {
+	g := m.Group()
+	me := int64(g.Rank())
+	places := []int64{0, bytes / 2, bytes - 16}
+	for r := range g.Size() {
+		for _, at := range places {
+			p, err := w.Peer(r, at+me)
+			if err != nil {
+				return err
+			}
+			if err := m.Device().CopyFromHost(p, []byte{byte(10*r) + byte(me) + 1}); err != nil {
+				return err
+			}
+		}
+	}
+	if err := g.Barrier(ctx, "written"); err != nil {
+		return err
+	}
+	base, stride, viewErr := w.Contiguous(0)
+	for r := range g.Size() {
+		for _, at := range places {
+			p, err := w.Peer(r, at)
+			if err != nil {
+				return err
+			}
+			from := []device.Ptr{p}
+			if viewErr == nil {
+				from = append(from, base.Add(int64(r)*stride+at))
+			}
+			for _, p := range from {
+				got := make([]byte, g.Size())
+				if err := m.Device().CopyToHost(got, p); err != nil {
+					return err
+				}
+				for s, b := range got {
+					if b != byte(10*r+s+1) {
+						return fmt.Errorf("rank %d wrote %d to rank %d's copy at %d, and %d is there", s, 10*r+s+1, r, at, b)
+					}
+				}
+			}
+		}
+	}
+	return g.Barrier(ctx, "read")
+}
+
+func TestTwoRanksOnOneDevice(t *testing.T) {
+	m := newMachine(2)
+	for name, share := range map[string][]bool{"nobody allows it": {false, false, false}, "one allows it": {true, false, false}} {
+		t.Run(name, func(t *testing.T) {
+			failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.plain(0)
+				o.Device = []string{"0", "1", "0"}[g.Rank()]
+				o.ShareDevice = share[g.Rank()]
+				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+			})
+			for _, err := range failed {
+				require.ErrorIs(t, err, backend.ErrInvalid)
+				assert.ErrorContains(t, err, "rank 0 and on rank 2")
+				assert.ErrorContains(t, err, "share-device")
+			}
+			assert.Empty(t, m.left())
+		})
+	}
+	requireAll(t, onRanks(t, 5, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.ShareDevice = true
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			if b.device.Index() != g.Rank()%2 {
+				return fmt.Errorf("rank %d has device %d", g.Rank(), b.device.Index())
+			}
+			return rendezvous(ctx, mem, 100, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 100) })
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestOpeningFails: what is wrong on one rank is an error on all, and everything is closed.
+func TestOpeningFails(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(m *machine, o *Options)
+		is     error
+		text   string
+	}{
+		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
+		"bad policy":     {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid, "auto, on or off"},
+		"no GPU": {func(m *machine, o *Options) {
+			o.Driver.DeviceGetCount = func(n *int32) cuda.Result { *n = 0; return 0 }
+		}, backend.ErrUnavailable, "no GPU"},
+		"old driver": {func(m *machine, o *Options) {
+			o.Driver.DriverGetVersion = func(v *int32) cuda.Result { *v = 11080; return 0 }
+		}, backend.ErrUnavailable, "12.4"},
+		"no VMM functions": {func(m *machine, o *Options) { o.Driver.MemMap = nil }, backend.ErrUnsupported, "cuMemMap"},
+		"no VMM": {func(m *machine, o *Options) {
+			own := o.Driver.DeviceGetAttribute
+			o.Driver.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, d cuda.DeviceOrdinal) cuda.Result {
+				r := own(v, a, d)
+				if a == cuda.AttrVMM {
+					*v = 0
+				}
+				return r
+			}
+		}, backend.ErrUnsupported, "virtual memory management"},
+		"nothing can be created": {func(m *machine, o *Options) {
+			o.Driver.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.NotSupported }
+		}, backend.ErrUnsupported, "cuMemCreate"},
+		"no memory left": {func(m *machine, o *Options) {
+			o.Driver.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.OutOfMemory }
+		}, backend.ErrNoMemory, "bytes are free"},
+		"export fails": {func(m *machine, o *Options) {
+			o.Driver.MemExportFD = func(*int32, cuda.MemHandle, cuda.HandleType, uint64) cuda.Result { return cuda.OperatingSystem }
+		}, nil, "cuMemExportToShareableHandle"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(2)
+			failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.plain(g.Rank())
+				if g.Rank() == 1 {
+					tt.change(m, o)
+				}
+				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+			})
+			for r, err := range failed {
+				require.Error(t, err, "rank %d", r)
+				assert.ErrorContains(t, err, "rank 1: ")
+				assert.ErrorContains(t, err, tt.text)
+			}
+			if tt.is != nil {
+				assert.ErrorIs(t, failed[1], tt.is)
+			}
+			assert.Empty(t, m.left())
+		})
+	}
+}
+
+func TestNoPeerAccess(t *testing.T) {
+	m := newMachine(3)
+	m.noPeers = func(dev, peer int) bool { return dev == 0 && peer == 2 }
+	failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			if c := b.Capabilities(); c.PeerPointers || c.Why["peer_pointers"] == "" {
+				return fmt.Errorf("capabilities: %+v", c)
+			}
+			return rendezvous(ctx, mem, 100, nil)
+		})
+	})
+	for _, err := range failed {
+		require.ErrorIs(t, err, backend.ErrNotReachable)
+		assert.ErrorContains(t, err, "(rank 0) has no peer access to")
+		assert.ErrorContains(t, err, "(rank 2)")
+	}
+	assert.Empty(t, m.left())
+}
+
+// TestAccessRefused: a device that says that it can and then cannot is an error that names the pair.
+func TestAccessRefused(t *testing.T) {
+	m := newMachine(2)
+	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			a, err := mem.Allocate(ctx, 100, "")
+			if err := g.Vote(ctx, "allocated", err); err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				m.failing("cuMemSetAccess", 1, 0, cuda.InvalidDevice)
+			}
+			if err := g.Barrier(ctx, "failing"); err != nil {
+				return err
+			}
+			x := &backend.Agreement{Group: g}
+			mapped, err := b.Rendezvous(ctx, a, x)
+			err = g.Vote(ctx, "mapping", err)
+			if mapped != nil {
+				err = errors.Join(err, mapped.Unmap(ctx))
+			}
+			return errors.Join(err, mem.Free(ctx, a))
+		})
+	})
+	require.ErrorIs(t, failed[1], backend.ErrNotReachable)
+	for _, err := range failed {
+		assert.ErrorContains(t, err, "bytes of rank 0 (GPU GPU-fa")
+		assert.ErrorContains(t, err, "no peer access")
+	}
+	assert.Empty(t, m.left())
+}
+
+func TestTwoHosts(t *testing.T) {
+	for _, works := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fabric=%t", works), func(t *testing.T) {
+			m := newMachine(3)
+			m.fabric, m.fabricWorks = 1, works
+			failed := onRanks(t, 3, &group.LocalOptions{BootIDs: []string{"", "", "another"}}, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+					if c := b.Capabilities(); c.SeveralHosts != works || !works && !strings.Contains(c.Why["several_hosts"], "IMEX") {
+						return fmt.Errorf("capabilities: %+v", c)
+					}
+					return rendezvous(ctx, mem, 100, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 100) })
+				})
+			})
+			for _, err := range failed {
+				if works {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, backend.ErrNotReachable)
+					assert.ErrorContains(t, err, "rank 0 is on")
+				}
+			}
+			assert.Empty(t, m.left())
+		})
+	}
+}
+
+// TestOutOfMemory: too much is an error with the numbers, and then a smaller allocation works.
+func TestOutOfMemory(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			for _, n := range []int64{1 << 50, 1<<63 - 1, fakeTotal + 1, fakeTotal - granule} {
+				if n == fakeTotal-granule { // there is so much, but not free
+					held, err := b.Allocate(ctx, 2*granule)
+					if err != nil {
+						return err
+					}
+					defer held.Release(ctx)
+				}
+				_, err := mem.Allocate(ctx, n, "")
+				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(fakeTotal)) {
+					return fmt.Errorf("%d bytes: %w", n, err)
+				}
+			}
+			m.failing("cuMemMap", 0, 0, cuda.OutOfMemory)
+			_, err := mem.Allocate(ctx, 100, "")
+			m.working("", 0, 0)
+			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "bytes are free") {
+				return fmt.Errorf("mapping: %w", err)
+			}
+			return rendezvous(ctx, mem, 100, nil)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestBusyGPU: memory that the GPU still fills when the context ends is kept until it has.
+func TestBusyGPU(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			m.mu.Lock()
+			m.fail = func(call string, _, _ int) cuda.Result {
+				if call == "cuEventQuery" || call == "cuStreamQuery" {
+					return cuda.NotReady
+				}
+				return cuda.Success
+			}
+			m.mu.Unlock()
+			for range 2 {
+				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				_, err := b.Allocate(short, 100)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "given back later") {
+					return fmt.Errorf("a busy GPU: %w", err)
+				}
+			}
+			m.mu.Lock()
+			m.fail = nil
+			used := m.used[0]
+			m.mu.Unlock()
+			if used != 2*granule {
+				return fmt.Errorf("%d bytes are kept", used)
+			}
+			a, err := b.Allocate(ctx, 100)
+			if err != nil {
+				return err
+			}
+			m.mu.Lock()
+			used = m.used[0]
+			m.mu.Unlock()
+			if used != granule {
+				return fmt.Errorf("%d bytes are used after the GPU had ended", used)
+			}
+			done, cancel := context.WithCancel(ctx)
+			cancel()
+			if _, err := b.Allocate(done, 100); !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("a context that has ended: %w", err)
+			}
+			return a.Release(ctx)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+func TestPolicy(t *testing.T) {
+	for _, tt := range []struct {
+		setting string
+		env     map[string]string
+		may     bool
+	}{
+		{"", nil, true},
+		{"auto", nil, true},
+		{"auto", map[string]string{"NCCL_NVLS_ENABLE": "2", "NVSHMEM_DISABLE_NVLS": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "false"}, true},
+		{"auto", map[string]string{"NCCL_NVLS_ENABLE": "0"}, false},
+		{"auto", map[string]string{"NCCL_NVLS_ENABLE": " 0 "}, false},
+		{"auto", map[string]string{"NVSHMEM_DISABLE_NVLS": "1"}, false},
+		{"auto", map[string]string{"NVSHMEM_DISABLE_NVLS": "true"}, false},
+		{"auto", map[string]string{"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}, false},
+		{"on", map[string]string{"NCCL_NVLS_ENABLE": "0"}, true},
+		{"off", nil, false},
+	} {
+		m := newMachine(2)
+		m.multicast = 1
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.plain(g.Rank())
+			o.Multicast, o.Getenv = tt.setting, func(name string) string { return tt.env[name] }
+			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				c := b.Capabilities()
+				if c.Multicast != tt.may {
+					return fmt.Errorf("capabilities: %+v", c)
+				}
+				for name, value := range tt.env {
+					if why := c.Why["multicast"]; !tt.may && tt.setting == "auto" && !strings.Contains(why, name+"="+strings.TrimSpace(value)) {
+						return fmt.Errorf("why: %s", why)
+					}
+				}
+				return rendezvous(ctx, mem, 100, func(w *backend.Window) error {
+					p, err := w.Multicast(16)
+					if tt.may && (err != nil || p%16 != 0) || !tt.may && !errors.Is(err, backend.ErrUnsupported) {
+						return fmt.Errorf("multicast pointer %s: %w", p, err)
+					}
+					return nil
+				})
+			})
+		}))
+		assert.Equal(t, tt.may, m.resolved > 0, "%+v: the functions were looked up %d times", tt, m.resolved)
+		assert.Empty(t, m.left())
+	}
+}
+
+// TestMulticastDegrades: what prevents multicast on one rank leaves all without it under auto, and is an error under on.
+func TestMulticastDegrades(t *testing.T) {
+	for name, prepare := range map[string]func(m *machine, rank int, o *Options){
+		"one rank is off": func(_ *machine, rank int, o *Options) {
+			if rank == 1 {
+				o.Multicast = "off"
+			}
+		},
+		"no functions": func(_ *machine, rank int, o *Options) {
+			if rank == 1 {
+				o.Driver.MulticastSource = nil
+			}
+		},
+		"one device": func(_ *machine, _ int, o *Options) { o.Device, o.ShareDevice = "0", true },
+		"it fails later": func(m *machine, rank int, o *Options) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.fail = func(call string, gpu, _ int) cuda.Result {
+				if call == "cuMulticastBindMem" && gpu == 1 {
+					return cuda.SystemNotReady
+				}
+				return cuda.Success
+			}
+		},
+	} {
+		for _, policy := range []string{"auto", "on"} {
+			t.Run(name+"/"+policy, func(t *testing.T) {
+				m := newMachine(2)
+				m.multicast = 1
+				failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					o := m.plain(g.Rank())
+					o.Multicast = policy
+					prepare(m, g.Rank(), o)
+					return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+						for range 2 {
+							err := rendezvous(ctx, mem, 100, func(w *backend.Window) error {
+								if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) {
+									return fmt.Errorf("multicast: %w", err)
+								}
+								return exchangeBytes(ctx, mem, w, 100)
+							})
+							if err != nil {
+								return err
+							}
+						}
+						if c := b.Capabilities(); c.Multicast || c.Why["multicast"] == "" {
+							return fmt.Errorf("capabilities: %+v", c)
+						}
+						return nil
+					})
+				})
+				for _, err := range failed {
+					if policy == "auto" {
+						require.NoError(t, err)
+					} else {
+						require.ErrorContains(t, err, "set it to auto or off")
+						assert.Equal(t, name != "it fails later", errors.Is(err, backend.ErrUnsupported))
+					}
+				}
+				assert.Empty(t, m.left())
+			})
+		}
+	}
+}
+
+// TestRegister adopts memory of cuMemCreate and of cuMemAlloc at an offset that differs between the ranks, or not.
+func TestRegister(t *testing.T) {
+	for _, kind := range []string{"virtual", "legacy"} {
+		for _, same := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/same=%t", kind, same), func(t *testing.T) {
+				m := newMachine(3)
+				requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+					return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+						offset := int64(4096)
+						if !same {
+							offset = int64(g.Rank()) * (granule + 16)
+						}
+						p, free, err := foreignMemory(b, kind, 4*granule)
+						if err != nil {
+							return err
+						}
+						return errors.Join(adoptAndUse(ctx, mem, p.Add(offset), granule, kind == "virtual" && same), free())
+					})
+				}))
+				assert.Empty(t, m.left())
+			})
+		}
+	}
+}
+
+// foreignMemory makes memory as somebody else would.
+func foreignMemory(b *Backend, kind string, bytes int64) (p device.Ptr, free func() error, err error) {
+	if kind == "legacy" {
+		p, err = b.device.Alloc(bytes)
+		return p, func() error { return b.device.Free(p) }, err
+	}
+	a := &allocation{backend: b, span: bytes}
+	if err := b.device.WithContext(a.make); err != nil {
+		return 0, nil, err
+	}
+	return a.ptr, func() error { return a.Release(context.Background()) }, nil
+}
+
+// adoptAndUse registers memory, maps it, and writes and reads it through every peer pointer.
+func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int64, contiguous bool) error {
+	a, err := m.Register(ctx, p, bytes, "adopted")
+	if err != nil {
+		return err
+	}
+	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	if err == nil {
+		if _, _, viewErr := w.Contiguous(0); contiguous != (viewErr == nil) || viewErr != nil && !errors.Is(viewErr, backend.ErrUnsupported) {
+			err = fmt.Errorf("contiguous view: %w", viewErr)
+		}
+		err = errors.Join(err, exchangeBytes(ctx, m, w, bytes))
+	}
+	return errors.Join(err, m.Free(ctx, a))
+}
+
+// TestRegisterErrors: everything that is wrong with memory is told at once.
+func TestRegisterErrors(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			other, err := cuda.Open(&cuda.Options{Driver: b.drv, Device: fmt.Sprint(1 - g.Rank())})
+			if err != nil {
+				return err
+			}
+			defer other.Close()
+			elsewhere, err := other.Alloc(granule)
+			if err != nil {
+				return err
+			}
+			var odd []undo
+			create := func(change func(p *cuda.MemAllocationProp)) (device.Ptr, error) {
+				prop := b.found.prop
+				change(&prop)
+				twin := &Backend{device: b.device, drv: b.drv, granularity: b.granularity, found: &finding{prop: prop}}
+				a := &allocation{backend: twin, span: granule}
+				err := b.device.WithContext(a.make)
+				odd = append(odd, a.undo)
+				return a.ptr, err
+			}
+			private, err := create(func(p *cuda.MemAllocationProp) { p.RequestedHandleTypes = 0 })
+			if err != nil {
+				return err
+			}
+			loose, err := create(func(p *cuda.MemAllocationProp) { p.Type = 0 })
+			if err != nil {
+				return err
+			}
+			freed, free, err := foreignMemory(b, "legacy", granule)
+			if err != nil {
+				return err
+			}
+			if err := free(); err != nil {
+				return err
+			}
+			for _, tt := range []struct {
+				p     device.Ptr
+				bytes int64
+				texts []string
+			}{
+				{elsewhere, 64, []string{"this rank's is"}},
+				{elsewhere.Add(8), granule, []string{"not a multiple of 16", "this rank's is"}},
+				{private, granule + 1, []string{"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "1 bytes behind the end"}},
+				{loose.Add(2), 64, []string{"not pinned", "not a multiple of 16"}},
+				{freed, 64, []string{"it was freed, or never allocated"}},
+				{4096, 64, []string{"memory of the host"}},
+			} {
+				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
+				var bad *MemoryError
+				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) || len(bad.Problems) != len(tt.texts) {
+					return fmt.Errorf("%d bytes at %s: %w", tt.bytes, tt.p, err)
+				}
+				for _, text := range tt.texts {
+					if !strings.Contains(err.Error(), text) {
+						return fmt.Errorf("%d bytes at %s: %q is not told: %w", tt.bytes, tt.p, text, err)
+					}
+				}
+			}
+			for _, n := range []int64{0, -1, 1<<63 - 1} {
+				if _, err := b.Register(ctx, 1<<63+1<<62, n); !errors.Is(err, backend.ErrInvalid) {
+					return fmt.Errorf("%d bytes: %w", n, err)
+				}
+			}
+			return b.device.WithContext(func() error {
+				var err error
+				for _, u := range odd {
+					err = errors.Join(err, u.run())
+				}
+				return err
+			})
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestFreedBeforeRendezvous: adopted memory that the caller has freed is an error on every rank, and nothing hangs.
+func TestFreedBeforeRendezvous(t *testing.T) {
+	m := newMachine(2)
+	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			p, free, err := foreignMemory(b, "legacy", granule)
+			if err != nil {
+				return err
+			}
+			a, err := mem.Register(ctx, p, 64, "")
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 1 {
+				err = free()
+			}
+			_, failed := mem.Rendezvous(ctx, a, backend.Record{})
+			if g.Rank() == 0 {
+				err = errors.Join(err, free())
+			}
+			return errors.Join(failed, err, mem.Free(ctx, a))
+		})
+	})
+	for _, err := range failed {
+		require.ErrorContains(t, err, "was it freed?")
+	}
+	assert.Empty(t, m.left())
+}
+
+// TestDifferentKinds: one rank brings memory of cuMemCreate and another of cuMemAlloc.
+func TestDifferentKinds(t *testing.T) {
+	m := newMachine(2)
+	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			p, free, err := foreignMemory(b, []string{"virtual", "legacy"}[g.Rank()], granule)
+			if err != nil {
+				return err
+			}
+			return errors.Join(adoptAndUse(ctx, mem, p, granule, true), free())
+		})
+	})
+	for _, err := range failed {
+		require.ErrorIs(t, err, backend.ErrMismatch)
+		assert.ErrorContains(t, err, "cuMemAlloc")
+	}
+	assert.Empty(t, m.left())
+}
+
+// TestPeerLost: when a rank has gone, the others' mappings are undone all the same.
+func TestPeerLost(t *testing.T) {
+	m := newMachine(3)
+	failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			a, err := mem.Allocate(ctx, 100, "")
+			if err != nil {
+				return err
+			}
+			if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+				return err
+			}
+			if g.Rank() == 1 {
+				g.Abort("test")
+			}
+			<-g.Lost()
+			_, err = mem.Rendezvous(ctx, a, backend.Record{})
+			return errors.Join(err, mem.Free(ctx, a))
+		})
+	})
+	for _, err := range failed {
+		require.ErrorIs(t, err, backend.ErrPeerLost)
+	}
+	assert.Empty(t, m.left())
+}
+
+// TestOpenedDevice: a device that is already open is used and stays open.
+func TestOpenedDevice(t *testing.T) {
+	m := newMachine(1)
+	d, err := cuda.Open(&cuda.Options{Driver: m.driver()})
+	require.NoError(t, err)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := factory{}.Open(ctx, &backend.Env{Group: g, Opened: d, Multicast: "off", Getenv: noEnv})
+		if err != nil {
+			return err
+		}
+		if b.Device() != device.Device(d) {
+			return errors.New("another device was opened")
+		}
+		if _, err := (factory{}).Probe(ctx, &backend.Env{Opened: d, Multicast: "off", Getenv: noEnv}); err != nil {
+			return err
+		}
+		return b.Close(ctx)
+	}))
+	_, err = d.Alloc(64)
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	assert.Empty(t, m.left())
+}

@@ -1,0 +1,372 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// offer is what a rank tells the others of its memory in a rendezvous.
+type offer struct {
+	Kind   kind
+	Offset int64  // of the first byte in what is exported
+	Span   int64  // bytes to map, of virtual memory
+	Fabric []byte `json:",omitempty"` // the handle for other hosts
+	IPC    []byte `json:",omitempty"` // the handle of legacy memory
+	Ptr    uint64 // where legacy memory is in the rank's own process
+}
+
+// mapping is an allocation as one rank sees it after rendezvous.
+type mapping struct {
+	backend *Backend
+	rank    int
+	peers   []device.Ptr // by rank
+
+	base          device.Ptr // of the contiguous view
+	stride        int64
+	notContiguous string // why there is no contiguous view; "" if there is
+	multicast     device.Ptr
+	noMulticast   string // why there is no multicast address; "" if there is
+
+	undo undo
+}
+
+var (
+	_ backend.Multicaster      = (*mapping)(nil)
+	_ backend.ContiguousViewer = (*mapping)(nil)
+)
+
+// Rendezvous exports the memory, passes it around and maps all ranks' memory.
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	if b.unreachable != "" {
+		// Every rank knows it, so every rank stops here.
+		return nil, fmt.Errorf("%s: %w", b.unreachable, errs.ErrNotReachable)
+	}
+	a, ok := ba.(*allocation)
+	var mine offer
+	var own *os.File
+	var failure error
+	steps := stopwatch{last: time.Now()}
+	if !ok || a.backend != b {
+		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
+	} else {
+		failure = b.device.WithContext(func() error {
+			var err error
+			mine, own, err = a.offer()
+			return err
+		})
+	}
+	steps.note("exporting")
+	offers, err := tell(ctx, b.group, "exporting", mine, failure)
+	steps.note("telling")
+	if err == nil {
+		err = sameKind(offers)
+	}
+	if err != nil {
+		return nil, errors.Join(err, closeFile(own))
+	}
+	m := &mapping{backend: b, rank: b.group.Rank(), peers: make([]device.Ptr, len(offers)), noMulticast: b.whyNoMulticast()}
+	if a.kind == legacy {
+		err = b.device.WithContext(func() error { return m.openLegacy(a, offers) })
+		m.notContiguous = "the memory was adopted from cuMemAlloc, which is mapped where the driver likes"
+		m.noMulticast = "the memory was adopted from cuMemAlloc, which cannot be bound to a multicast object"
+	} else {
+		err = m.mapVirtual(ctx, a, offers, own, &steps)
+	}
+	if m.noMulticast == "" {
+		// The others wait in what follows, so that they must know of a failure before.
+		if err = x.Vote(ctx, "mapping peers", err); err == nil {
+			err = m.addMulticast(ctx, a, offers, x)
+		}
+	}
+	if err == nil && m.multicast.IsNil() && b.mustCast {
+		err = fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Unmap(context.WithoutCancel(ctx)))
+	}
+	b.log.Debug("ranks mapped", append(steps.took, "address", a.ptr, "bytes", a.bytes, "view", m.base, "stride", m.stride,
+		"multicast", m.multicast)...)
+	return m, nil
+}
+
+// stopwatch notes how long the steps of a rendezvous took, for the log.
+type stopwatch struct {
+	last time.Time
+	took []any
+}
+
+// note ends a step.
+func (s *stopwatch) note(step string) {
+	now := time.Now()
+	s.took = append(s.took, step, now.Sub(s.last))
+	s.last = now
+}
+
+// sameKind is an error if the ranks bring memory that is shared in different ways.
+func sameKind(offers []offer) error {
+	kinds := make([]string, len(offers))
+	differ := false
+	for r, o := range offers {
+		kinds[r] = string(o.Kind)
+		differ = differ || o.Kind != offers[0].Kind
+	}
+	if differ {
+		return &group.MismatchError{What: "kind of memory (bring the same on all ranks)", Values: kinds}
+	}
+	return nil
+}
+
+// offer says how the others get at the memory, and exports it as a file if it is to be passed as one; the context is current.
+func (a *allocation) offer() (o offer, f *os.File, err error) {
+	b := a.backend
+	o = offer{Kind: a.kind, Offset: a.offset, Span: a.span, Ptr: uint64(a.ptr)}
+	switch {
+	case a.kind == legacy && b.otherProcess():
+		// A handle is always one of the beginning of the allocation.
+		var h cuda.IPCMemHandle
+		r := b.drv.IPCGetMemHandle(&h, a.ptr.Add(-a.offset))
+		if err := b.drv.Check("cuIpcGetMemHandle", r); err != nil {
+			return o, nil, fmt.Errorf("exporting the adopted memory at %s (was it freed?): %w", a.ptr, err)
+		}
+		o.IPC = unsafe.Slice((*byte)(unsafe.Pointer(&h.Reserved)), unsafe.Sizeof(h.Reserved))
+	case a.kind == legacy:
+		var base device.Ptr
+		var size uint64
+		r := b.drv.MemGetAddressRange(&base, &size, a.ptr)
+		if err := b.drv.Check("cuMemGetAddressRange", r); err != nil {
+			return o, nil, fmt.Errorf("finding the adopted memory at %s (was it freed?): %w", a.ptr, err)
+		}
+	case b.otherHost() >= 0:
+		if !a.fabric {
+			return o, nil, fmt.Errorf("the adopted memory at %s was not created with CU_MEM_HANDLE_TYPE_FABRIC, so that it cannot be "+
+				"passed to other hosts: %w", a.ptr, errs.ErrNotReachable)
+		}
+		var h cuda.FabricHandle
+		r := b.drv.MemExportFabric(&h, a.handle, cuda.HandleFabric, 0)
+		if err := b.drv.Check("cuMemExportToShareableHandle", r); err != nil {
+			return o, nil, fmt.Errorf("exporting %d bytes of memory as a fabric handle: %w", a.span, err)
+		}
+		o.Fabric = h[:]
+	case b.group.Size() > 1:
+		if f, err = exportFile(b.drv, a.handle); err != nil {
+			return o, nil, fmt.Errorf("exporting %d bytes of memory: %w", a.span, err)
+		}
+	}
+	return o, f, nil
+}
+
+// mapVirtual passes this rank's file around, if there is one, and closes it; then it maps the memory of all ranks side by side in
+// one range of addresses.
+func (m *mapping) mapVirtual(ctx context.Context, a *allocation, offers []offer, own *os.File, steps *stopwatch) error {
+	b := m.backend
+	files := make([]*os.File, len(offers))
+	var err error
+	if own != nil {
+		files, err = b.group.ExchangeFile(ctx, "GPU memory", own)
+		if err = errors.Join(err, own.Close()); err != nil {
+			return err
+		}
+	}
+	steps.note("passing_files")
+	err = b.device.WithContext(func() error { return m.mapAll(a, offers, files) })
+	steps.note("mapping")
+	for _, f := range files {
+		err = errors.Join(err, closeFile(f))
+	}
+	return err
+}
+
+// mapAll maps the offers one after the other; the context is current.
+func (m *mapping) mapAll(a *allocation, offers []offer, files []*os.File) error {
+	b := m.backend
+	m.stride = 0
+	for r, o := range offers {
+		if o.Span < a.bytes || o.Offset < 0 || o.Offset > o.Span-a.bytes {
+			return fmt.Errorf("rank %d offers %d bytes at offset %d of %d: %w", r, a.bytes, o.Offset, o.Span, errs.ErrMismatch)
+		}
+		m.stride = max(m.stride, roundUp(o.Span, b.granularity))
+		if o.Offset != offers[0].Offset {
+			m.notContiguous = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
+				offers[0].Offset, o.Offset, r)
+		}
+	}
+	if m.stride > math.MaxInt64/int64(len(offers)) {
+		return fmt.Errorf("%d ranks times %d bytes: %w", len(offers), m.stride, errs.ErrNoMemory)
+	}
+	base, err := reserve(b.drv, m.stride*int64(len(offers)), b.granularity, &m.undo)
+	if err != nil {
+		return err
+	}
+	m.base = base.Add(offers[0].Offset)
+	for r, o := range offers {
+		at := base.Add(int64(r) * m.stride)
+		if m.peers[r] = at.Add(o.Offset); r == m.rank {
+			m.peers[r] = a.ptr
+		}
+		if err := m.mapOne(r, at, a, &o, files[r]); err != nil {
+			return fmt.Errorf("mapping %d bytes of rank %d (GPU %s) on rank %d (GPU %s): %w",
+				o.Span, r, b.peers[r].UUID, m.rank, b.device.UUID(), err)
+		}
+	}
+	return nil
+}
+
+// mapOne maps one rank's memory.
+func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os.File) error {
+	b := m.backend
+	h := a.handle
+	if r != m.rank {
+		var err error
+		if file != nil {
+			h, err = importFile(b.drv, file)
+		} else {
+			h, err = importFabric(b.drv, o.Fabric)
+		}
+		if err != nil {
+			return b.explain(r, fmt.Errorf("importing: %w", err))
+		}
+	}
+	err := mapAt(b.drv, at, o.Span, h, &m.undo)
+	if r != m.rank {
+		// The mapping keeps the memory, so that nothing else needs the handle.
+		err = errors.Join(err, release(b.drv, h))
+	}
+	if err == nil {
+		err = allow(b.device, at, o.Span)
+	}
+	if err != nil && r != m.rank {
+		return b.explain(r, err)
+	}
+	return err
+}
+
+// importFabric gives the memory behind a fabric handle.
+func importFabric(drv *cuda.Driver, bytes []byte) (cuda.MemHandle, error) {
+	var fabric cuda.FabricHandle
+	if copy(fabric[:], bytes) != len(fabric) {
+		return 0, fmt.Errorf("a fabric handle of %d bytes came: %w", len(bytes), errs.ErrMismatch)
+	}
+	var h cuda.MemHandle
+	return h, drv.Check("cuMemImportFromShareableHandle", drv.MemImportFabric(&h, &fabric, cuda.HandleFabric))
+}
+
+// explain makes ErrNotReachable of the driver's refusals to reach rank r's memory.
+func (b *Backend) explain(r int, err error) error {
+	var failed *cuda.Error
+	if !errors.As(err, &failed) || b.peers[r].UUID == b.device.UUID() {
+		return err
+	}
+	switch cuda.Result(failed.Code) {
+	case cuda.InvalidValue, cuda.InvalidHandle, cuda.InvalidDevice, cuda.NotSupported, cuda.NotPermitted, cuda.PeerAccessUnsupported,
+		cuda.MapFailed:
+	default:
+		return err
+	}
+	why := "there is no peer access between the two GPUs"
+	if _, seen := b.cudaDevices[b.peers[r].UUID]; !seen {
+		why = "there is no peer access between the two GPUs, or this process must see both (let CUDA_VISIBLE_DEVICES list those of all ranks)"
+	}
+	return fmt.Errorf("%w: perhaps %s: %w", errs.ErrNotReachable, why, err)
+}
+
+// openLegacy opens the ranks' memory of cuMemAlloc; the context is current.
+func (m *mapping) openLegacy(a *allocation, offers []offer) error {
+	b := m.backend
+	members := b.group.Members()
+	for r, o := range offers {
+		var err error
+		switch {
+		case r == m.rank:
+			m.peers[r] = a.ptr
+		case members[r].Process == members[m.rank].Process:
+			m.peers[r] = device.Ptr(o.Ptr)
+			err = b.enablePeer(r)
+		default:
+			m.peers[r], err = m.openIPC(o)
+		}
+		if err != nil {
+			return fmt.Errorf("opening %d bytes of rank %d (GPU %s) on rank %d (GPU %s): %w",
+				a.bytes, r, b.peers[r].UUID, m.rank, b.device.UUID(), b.explain(r, err))
+		}
+	}
+	return nil
+}
+
+// openIPC opens memory of another process. The driver counts how often one allocation is opened.
+func (m *mapping) openIPC(o offer) (device.Ptr, error) {
+	drv := m.backend.drv
+	var h cuda.IPCMemHandle
+	into := unsafe.Slice((*byte)(unsafe.Pointer(&h.Reserved)), unsafe.Sizeof(h.Reserved))
+	if copy(into, o.IPC) != len(into) {
+		return 0, fmt.Errorf("an IPC handle of %d bytes came: %w", len(o.IPC), errs.ErrMismatch)
+	}
+	var p device.Ptr
+	if err := drv.Check("cuIpcOpenMemHandle", drv.IPCOpenMemHandle(&p, h, cuda.IPCLazyEnablePeerAccess)); err != nil {
+		return 0, err
+	}
+	m.undo.add(func() error { return drv.Check("cuIpcCloseMemHandle", drv.IPCCloseMemHandle(p)) })
+	return p.Add(o.Offset), nil
+}
+
+// enablePeer lets this rank's context use all memory of rank r's, which is in this process. It stays so: other users of the two
+// contexts may count on it, and the driver does not count them.
+func (b *Backend) enablePeer(r int) error {
+	if b.peers[r].UUID == b.device.UUID() {
+		return nil
+	}
+	ordinal, seen := b.cudaDevices[b.peers[r].UUID]
+	if !seen {
+		return fmt.Errorf("GPU %s of rank %d is not visible: %w", b.peers[r].UUID, r, errs.ErrNotReachable)
+	}
+	var peer cuda.ContextHandle
+	// The rank holds its context already, so that this creates none.
+	err := b.drv.Check("cuDevicePrimaryCtxRetain", b.drv.PrimaryCtxRetain(&peer, cuda.DeviceOrdinal(ordinal)))
+	if err != nil {
+		return err
+	}
+	if r := b.drv.CtxEnablePeerAccess(peer, 0); r != cuda.PeerAccessAlreadyEnabled {
+		err = b.drv.Check("cuCtxEnablePeerAccess", r)
+	}
+	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cuda.DeviceOrdinal(ordinal))))
+}
+
+// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
+
+// Contiguous is the range: the ranks' copies lie one rounded size apart.
+func (m *mapping) Contiguous() (device.Ptr, int64, error) {
+	if m.notContiguous != "" {
+		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
+	}
+	return m.base, m.stride, nil
+}
+
+// Multicast is the address that reaches every rank's copy.
+func (m *mapping) Multicast() (device.Ptr, error) {
+	if m.multicast.IsNil() {
+		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	return m.multicast, nil
+}
+
+// Unmap takes the ranks' memory out of this process, multicast first.
+func (m *mapping) Unmap(context.Context) error {
+	if len(m.undo) == 0 {
+		return nil
+	}
+	if err := m.backend.device.WithContext(m.undo.run); err != nil {
+		return fmt.Errorf("unmapping the ranks' memory: %w", err)
+	}
+	return nil
+}
