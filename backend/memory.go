@@ -32,10 +32,11 @@ type Memory struct {
 
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
-	operations uint64                      // rendezvous that all ranks agreed on; guarded by collective
-	workspace  workspace                   // guarded by collective
-	left       bool                        // Close has told the others, but the device was still busy; guarded by collective
-	signals    atomic.Pointer[hostSignals] // the signal pads, made by the first rendezvous
+	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
+	workspace  workspace               // guarded by collective
+	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
+	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
+	compiled   compiled
 
 	mu      sync.Mutex
 	entries []*entry // sorted by address, empty allocations first
@@ -347,7 +348,10 @@ func (m *Memory) Close(ctx context.Context) error {
 		}
 		err = errors.Join(err, m.release(ctx, e))
 	}
-	err = errors.Join(err, m.backend.Close(context.WithoutCancel(ctx)))
+	if s := m.signals.Load(); s != nil {
+		err = errors.Join(err, (*s).close())
+	}
+	err = errors.Join(err, m.compiled.close(), m.backend.Close(context.WithoutCancel(ctx)))
 	if err != nil {
 		return fmt.Errorf("closing symmetric memory (it was released): %w", err)
 	}

@@ -3,90 +3,35 @@ package backend
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
-	"time"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
-	"github.com/symmem/symmem/internal/futex"
 )
 
-// padStride is the distance in bytes between two counters of a signal pad: each has one writer, and two cache lines keep the
-// writers apart on processors that fetch lines in pairs.
-const padStride = 128
-
-// hostSignals is signal, wait and barrier for devices whose memory this process can address. Its pad is a channel of the
-// workspace that holds, for each user channel and each rank that may write, one counter of signals and one of barriers:
-//
-//	pad[(channel*2 + kind)*worldSize + writer]
-//
-// Counters only grow, and wrap. What a waiter has consumed is its own; a kernel advances it when it runs, so that work may
-// be captured once and replayed any number of times.
-type hostSignals struct {
-	pad      *Channel
-	signals  []signalKernel  // by channel*size + peer
-	waits    []waitKernel    // by channel*size + peer
-	barriers []barrierKernel // by channel
+// signals is signal, wait and barrier on one kind of device. Peer and channel were checked.
+type signals interface {
+	signal(s device.Stream, peer, channel int) error
+	wait(s device.Stream, peer, channel int) error
+	barrier(s device.Stream, channel int) error
+	close() error
 }
-
-// The two kinds of counter in a pad.
-const (
-	padSignal = iota
-	padBarrier
-	padKinds
-)
 
 // makeSignals makes the workspace and the signal pads if they do not exist yet. Collective; the caller holds m.collective.
 func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {
 		return nil
 	}
-	hm, ok := m.device.(device.HostMemory)
-	if !ok {
-		return nil
+	var s signals
+	var err error
+	if hm, ok := m.device.(device.HostMemory); ok {
+		s, err = newHostSignals(ctx, m, hm)
+	} else {
+		s, err = newDeviceSignals(ctx, m)
 	}
-	size, channels := m.group.Size(), m.opts.Channels
-	pad, err := m.newChannel(ctx, "signal pads", int64(channels*padKinds*size*padStride), nil)
 	if err != nil {
 		return fmt.Errorf("making signal pads: %w", err)
 	}
-	s := &hostSignals{
-		pad:      pad,
-		signals:  make([]signalKernel, channels*size),
-		waits:    make([]waitKernel, channels*size),
-		barriers: make([]barrierKernel, channels),
-	}
-	me := m.group.Rank()
-	word := func(owner, channel, kind, writer int) (*futex.Word, error) {
-		base, err := pad.Peer(owner)
-		if err != nil {
-			return nil, err
-		}
-		b, err := hm.Bytes(base.Add(int64(((channel*padKinds+kind)*size+writer)*padStride)), padStride)
-		if err != nil {
-			return nil, err
-		}
-		return futex.At(b)
-	}
-	for c := range channels {
-		b := &s.barriers[c]
-		*b = barrierKernel{memory: m, channel: c, mine: make([]*futex.Word, size), theirs: make([]*futex.Word, size)}
-		for peer := range size {
-			out, err1 := word(peer, c, padSignal, me)
-			in, err2 := word(me, c, padSignal, peer)
-			theirs, err3 := word(peer, c, padBarrier, me)
-			mine, err4 := word(me, c, padBarrier, peer)
-			for _, err := range []error{err1, err2, err3, err4} {
-				if err != nil {
-					return fmt.Errorf("making signal pads: %w", err)
-				}
-			}
-			s.signals[c*size+peer] = signalKernel{word: out}
-			s.waits[c*size+peer] = waitKernel{memory: m, channel: c, peer: peer, word: in}
-			b.mine[peer], b.theirs[peer] = mine, theirs
-		}
-	}
-	m.signals.Store(s)
+	m.signals.Store(&s)
 	return nil
 }
 
@@ -98,7 +43,7 @@ func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return err
 	}
-	return launch(s, &sig.signals[channel*m.group.Size()+peer])
+	return sig.signal(s, peer, channel)
 }
 
 // Wait enqueues waiting for one signal of peer on channel that was not waited for before. It holds the stream up, for at
@@ -108,7 +53,7 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return err
 	}
-	return launch(s, &sig.waits[channel*m.group.Size()+peer])
+	return sig.wait(s, peer, channel)
 }
 
 // Barrier enqueues a barrier of all ranks on channel: it holds the stream up until every rank's stream has come to its
@@ -119,10 +64,10 @@ func (m *Memory) Barrier(s device.Stream, channel int) error {
 	if err != nil {
 		return err
 	}
-	return launch(s, &sig.barriers[channel])
+	return sig.barrier(s, channel)
 }
 
-func (m *Memory) signalsFor(op string, peer, channel int) (*hostSignals, error) {
+func (m *Memory) signalsFor(op string, peer, channel int) (signals, error) {
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -136,67 +81,5 @@ func (m *Memory) signalsFor(op string, peer, channel int) (*hostSignals, error) 
 	if sig == nil {
 		return nil, fmt.Errorf("%s: signal pads are made by the first rendezvous of the group: %w", op, ErrNoRendezvous)
 	}
-	return sig, nil
+	return *sig, nil
 }
-
-// launch runs a host kernel on s.
-func launch(s device.Stream, k device.HostKernel) error {
-	l, ok := s.(device.HostLauncher)
-	if !ok {
-		return fmt.Errorf("stream of %s cannot run kernels of the host: %w", s.Device().Name(), ErrUnsupported)
-	}
-	return l.Launch(k)
-}
-
-// bound is how long a kernel that begins to wait now may wait, and what ends it sooner.
-func (m *Memory) bound() futex.Bound {
-	return futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.peerErr, Patient: !m.oversubscribed}
-}
-
-type signalKernel struct{ word *futex.Word }
-
-func (k *signalKernel) RunKernel() error {
-	k.word.Add(1)
-	return nil
-}
-
-func (k *signalKernel) String() string { return "signal" }
-
-type waitKernel struct {
-	memory        *Memory
-	channel, peer int
-	word          *futex.Word
-	consumed      atomic.Uint32
-}
-
-func (k *waitKernel) RunKernel() error {
-	want := k.consumed.Add(1)
-	if err := k.word.WaitAtLeast(want, k.memory.bound()); err != nil {
-		return &device.WaitError{Op: "wait", Channel: k.channel, Peer: k.peer, Err: err}
-	}
-	return nil
-}
-
-func (k *waitKernel) String() string { return "wait" }
-
-type barrierKernel struct {
-	memory       *Memory
-	channel      int
-	mine, theirs []*futex.Word // by rank: the counter that rank writes here, the one that this rank writes there
-	epoch        atomic.Uint32
-}
-
-func (k *barrierKernel) RunKernel() error {
-	epoch := k.epoch.Add(1)
-	for _, w := range k.theirs {
-		w.Add(1)
-	}
-	for peer, w := range k.mine {
-		if err := w.WaitAtLeast(epoch, k.memory.bound()); err != nil {
-			return &device.WaitError{Op: "barrier", Channel: k.channel, Peer: peer, Err: err}
-		}
-	}
-	return nil
-}
-
-func (k *barrierKernel) String() string { return "barrier" }

@@ -137,6 +137,9 @@ func checkAllReduce(p *Plan, op Op, inPlace bool) error {
 // Algorithm is the form that was chosen.
 func (p *Plan) Algorithm() Algorithm { return p.algorithm }
 
+// Bytes is the size of the message, one rank's input.
+func (p *Plan) Bytes() int64 { return p.in.Bytes() }
+
 // String describes the plan.
 func (p *Plan) String() string { return p.name }
 

@@ -190,7 +190,7 @@ func register(ctx context.Context, _ Harness, r *rank) error {
 	}
 	_, err := r.Register(ctx, 4096, 64)
 	if !errors.Is(err, backend.ErrUnsupported) {
-		return fmt.Errorf("Register without the capability: %w", err)
+		return fmt.Errorf("registering without the capability: %w", err)
 	}
 	return nil
 }

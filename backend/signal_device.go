@@ -1,0 +1,184 @@
+package backend
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// deviceSignals is signal, wait and barrier for devices that run compiled kernels. The pad is laid out as kernels/ptx says;
+// what has been sent and consumed is in device memory, and advanced by the kernels.
+type deviceSignals struct {
+	memory *Memory
+	params ptx.Params // what all launches have alike
+	fault  device.FaultWord
+	dead   device.Ptr
+	table  device.Ptr
+
+	// One prepared launch for each kind, channel and peer, made when it is first needed.
+	mu       sync.Mutex
+	launches []atomic.Pointer[device.PreparedLaunch]
+}
+
+// The kinds of launch.
+const (
+	launchSignal = iota
+	launchWait
+	launchBarrier
+	launchKinds
+)
+
+var signalKernels = [launchKinds]ptx.Kernel{launchSignal: ptx.Signal, launchWait: ptx.Wait, launchBarrier: ptx.Barrier}
+
+// newDeviceSignals makes the pad. Collective; the caller holds m.collective.
+func newDeviceSignals(ctx context.Context, m *Memory) (_ *deviceSignals, err error) {
+	faults, ok := m.device.(device.FaultReporter)
+	var failure error
+	if !ok {
+		failure = fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+	}
+	size, channels := m.group.Size(), m.opts.Channels
+	pad, err := m.newChannel(ctx, "signal pads", ptx.PadBytes(size, channels), failure)
+	if err != nil {
+		return nil, err
+	}
+	d := &deviceSignals{memory: m, launches: make([]atomic.Pointer[device.PreparedLaunch], launchKinds*channels*size)}
+	defer func() {
+		// Whoever fails tells the others, who would wait for its signals in vain.
+		if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {
+			err = errors.Join(vote, d.close())
+		}
+	}()
+	if d.fault, err = faults.NewFaultWord(d.decode); err != nil {
+		return d, err
+	}
+	if d.dead, err = m.device.Alloc(4); err != nil {
+		return d, err
+	}
+	stop, err := m.StopWord()
+	if err != nil {
+		return d, err
+	}
+	d.params = ptx.Params{
+		Fault: uint64(d.fault.Ptr()), Dead: uint64(d.dead), Stop: uint64(stop), Timeout: uint64(m.opts.KernelTimeout.Nanoseconds()),
+		Rank: uint32(m.group.Rank()), World: uint32(size), Channels: uint32(channels), Flags: ptx.Atomics,
+	}
+	// The table of a large world has inputs and outputs in front, which signals do not use.
+	table := make([]byte, 16*size)
+	for r := range size {
+		p, err := pad.Peer(r)
+		if err != nil {
+			return d, err
+		}
+		if r < ptx.Inline {
+			d.params.Channel[r] = uint64(p)
+		}
+		table = binary.LittleEndian.AppendUint64(table, uint64(p))
+	}
+	if size > ptx.Inline {
+		if d.table, err = m.device.Alloc(int64(len(table))); err != nil {
+			return d, err
+		}
+		d.params.Table = uint64(d.table)
+		return d, m.device.CopyFromHost(d.table, table)
+	}
+	return d, nil
+}
+
+// launch enqueues a kernel, prepared at its first use.
+func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
+	if word := d.fault.Load(); word != 0 {
+		return d.decode(word)
+	}
+	size := d.memory.group.Size()
+	slot := &d.launches[(kind*d.memory.opts.Channels+channel)*size+peer]
+	if prepared := slot.Load(); prepared != nil {
+		return (*prepared).Launch(s)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if prepared := slot.Load(); prepared != nil {
+		return (*prepared).Launch(s)
+	}
+	fn, err := d.memory.Kernel(signalKernels[kind])
+	if err != nil {
+		return err
+	}
+	params := d.params
+	params.Index, params.Peer = uint32(channel), uint32(peer)
+	threads := uint32(32)
+	if kind == launchBarrier {
+		threads = uint32(min(max(size, 32), ptx.MaxThreads)+31) / 32 * 32
+	}
+	prepared, err := fn.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Params: params.Bytes(), Overlap: signalKernels[kind].Overlap})
+	if err != nil {
+		return err
+	}
+	slot.Store(&prepared)
+	return prepared.Launch(s)
+}
+
+func (d *deviceSignals) signal(s device.Stream, peer, channel int) error {
+	return d.launch(s, launchSignal, peer, channel)
+}
+
+func (d *deviceSignals) wait(s device.Stream, peer, channel int) error {
+	return d.launch(s, launchWait, peer, channel)
+}
+
+func (d *deviceSignals) barrier(s device.Stream, channel int) error {
+	return d.launch(s, launchBarrier, d.memory.group.Rank(), channel)
+}
+
+// decode makes an error of what a kernel wrote when it gave up.
+func (d *deviceSignals) decode(word uint64) error {
+	f := ptx.DecodeFault(word)
+	op := "wait"
+	if f.Kernel == ptx.FaultBarrier {
+		op = "barrier"
+	}
+	return &device.WaitError{Op: op, Channel: int(f.Index), Peer: int(f.Peer), Err: d.memory.waitReason(f)}
+}
+
+// waitReason says why a kernel waited in vain.
+func (m *Memory) waitReason(f ptx.Fault) error {
+	if f.Why == ptx.FaultStopped {
+		if err := m.group.Err(); err != nil {
+			return err
+		}
+		return ErrClosed
+	}
+	return fmt.Errorf("it did not come in %v: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
+}
+
+// WaitFailed is the error of a compiled kernel of the plan named op that gave up.
+func (m *Memory) WaitFailed(op string, f ptx.Fault) error {
+	return &device.WaitError{Op: op, Channel: -1, Peer: int(f.Peer), Err: m.waitReason(f)}
+}
+
+func (d *deviceSignals) close() error {
+	var err error
+	for i := range d.launches {
+		if prepared := d.launches[i].Swap(nil); prepared != nil {
+			err = errors.Join(err, (*prepared).Close())
+		}
+	}
+	if d.fault != nil {
+		err = errors.Join(err, d.fault.Close())
+		d.fault = nil
+	}
+	for _, p := range []*device.Ptr{&d.dead, &d.table} {
+		if !p.IsNil() {
+			err = errors.Join(err, d.memory.device.Free(*p))
+			*p = 0
+		}
+	}
+	return err
+}

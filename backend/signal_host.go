@@ -1,0 +1,158 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/futex"
+)
+
+// padStride is the distance in bytes between two counters of a signal pad: each has one writer, and two cache lines keep the
+// writers apart on processors that fetch lines in pairs.
+const padStride = 128
+
+// hostSignals is signal, wait and barrier for devices whose memory this process can address. Its pad is a channel of the
+// workspace that holds, for each user channel and each rank that may write, one counter of signals and one of barriers:
+//
+//	pad[(channel*2 + kind)*worldSize + writer]
+//
+// Counters only grow, and wrap. What a waiter has consumed is its own; a kernel advances it when it runs, so that work may
+// be captured once and replayed any number of times.
+type hostSignals struct {
+	size     int
+	signals  []signalKernel  // by channel*size + peer
+	waits    []waitKernel    // by channel*size + peer
+	barriers []barrierKernel // by channel
+}
+
+// The two kinds of counter in a pad.
+const (
+	padSignal = iota
+	padBarrier
+	padKinds
+)
+
+// newHostSignals makes the pad. Collective; the caller holds m.collective.
+func newHostSignals(ctx context.Context, m *Memory, hm device.HostMemory) (*hostSignals, error) {
+	size, channels := m.group.Size(), m.opts.Channels
+	pad, err := m.newChannel(ctx, "signal pads", int64(channels*padKinds*size*padStride), nil)
+	if err != nil {
+		return nil, err
+	}
+	s := &hostSignals{
+		size:     size,
+		signals:  make([]signalKernel, channels*size),
+		waits:    make([]waitKernel, channels*size),
+		barriers: make([]barrierKernel, channels),
+	}
+	me := m.group.Rank()
+	word := func(owner, channel, kind, writer int) (*futex.Word, error) {
+		base, err := pad.Peer(owner)
+		if err != nil {
+			return nil, err
+		}
+		b, err := hm.Bytes(base.Add(int64(((channel*padKinds+kind)*size+writer)*padStride)), padStride)
+		if err != nil {
+			return nil, err
+		}
+		return futex.At(b)
+	}
+	for c := range channels {
+		b := &s.barriers[c]
+		*b = barrierKernel{memory: m, channel: c, mine: make([]*futex.Word, size), theirs: make([]*futex.Word, size)}
+		for peer := range size {
+			out, err1 := word(peer, c, padSignal, me)
+			in, err2 := word(me, c, padSignal, peer)
+			theirs, err3 := word(peer, c, padBarrier, me)
+			mine, err4 := word(me, c, padBarrier, peer)
+			for _, err := range []error{err1, err2, err3, err4} {
+				if err != nil {
+					return nil, err
+				}
+			}
+			s.signals[c*size+peer] = signalKernel{word: out}
+			s.waits[c*size+peer] = waitKernel{memory: m, channel: c, peer: peer, word: in}
+			b.mine[peer], b.theirs[peer] = mine, theirs
+		}
+	}
+	return s, nil
+}
+
+func (h *hostSignals) signal(s device.Stream, peer, channel int) error {
+	return launch(s, &h.signals[channel*h.size+peer])
+}
+
+func (h *hostSignals) wait(s device.Stream, peer, channel int) error {
+	return launch(s, &h.waits[channel*h.size+peer])
+}
+
+func (h *hostSignals) barrier(s device.Stream, channel int) error {
+	return launch(s, &h.barriers[channel])
+}
+
+func (h *hostSignals) close() error { return nil }
+
+// launch runs a host kernel on s.
+func launch(s device.Stream, k device.HostKernel) error {
+	l, ok := s.(device.HostLauncher)
+	if !ok {
+		return fmt.Errorf("stream of %s cannot run kernels of the host: %w", s.Device().Name(), ErrUnsupported)
+	}
+	return l.Launch(k)
+}
+
+// bound is how long a kernel that begins to wait now may wait, and what ends it sooner.
+func (m *Memory) bound() futex.Bound {
+	return futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.peerErr, Patient: !m.oversubscribed}
+}
+
+type signalKernel struct{ word *futex.Word }
+
+func (k *signalKernel) RunKernel() error {
+	k.word.Add(1)
+	return nil
+}
+
+func (k *signalKernel) String() string { return "signal" }
+
+type waitKernel struct {
+	memory        *Memory
+	channel, peer int
+	word          *futex.Word
+	consumed      atomic.Uint32
+}
+
+func (k *waitKernel) RunKernel() error {
+	want := k.consumed.Add(1)
+	if err := k.word.WaitAtLeast(want, k.memory.bound()); err != nil {
+		return &device.WaitError{Op: "wait", Channel: k.channel, Peer: k.peer, Err: err}
+	}
+	return nil
+}
+
+func (k *waitKernel) String() string { return "wait" }
+
+type barrierKernel struct {
+	memory       *Memory
+	channel      int
+	mine, theirs []*futex.Word // by rank: the counter that rank writes here, the one that this rank writes there
+	epoch        atomic.Uint32
+}
+
+func (k *barrierKernel) RunKernel() error {
+	epoch := k.epoch.Add(1)
+	for _, w := range k.theirs {
+		w.Add(1)
+	}
+	for peer, w := range k.mine {
+		if err := w.WaitAtLeast(epoch, k.memory.bound()); err != nil {
+			return &device.WaitError{Op: "barrier", Channel: k.channel, Peer: peer, Err: err}
+		}
+	}
+	return nil
+}
+
+func (k *barrierKernel) String() string { return "barrier" }
