@@ -20,6 +20,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	_ "github.com/symmem/symmem/backend/all"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -49,7 +50,14 @@ func requireBackend(t *testing.T, name string) {
 	}
 }
 
-func short(size int) *suite.Options { return &suite.Options{Short: size != full || testing.Short()} }
+// options are the suite's for a backend and world size.
+func options(name string, size int) *suite.Options {
+	o := &suite.Options{Device: device.CUDA, World: size, Short: size != full || testing.Short()}
+	if name == "host" {
+		o.Device = device.Host
+	}
+	return o
+}
 
 // check turns a result into the test's.
 func check(t *testing.T, res suite.Result) {
@@ -65,6 +73,7 @@ func TestMatrix(t *testing.T) {
 			requireBackend(t, name)
 			for _, size := range worlds {
 				t.Run(fmt.Sprintf("world=%d", size), func(t *testing.T) {
+					requireGPUs(t, name, size)
 					t.Run("goroutines", func(t *testing.T) { onGoroutines(t, name, size) })
 					t.Run("processes", func(t *testing.T) { onProcesses(t, name, size) })
 				})
@@ -81,7 +90,8 @@ func onGoroutines(t *testing.T, name string, size int) {
 	cfg.KernelTimeout = kernelTimeout
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
 	require.NoError(t, err)
-	cases := suite.Cases(short(size))
+	opts := options(name, size)
+	cases := suite.Cases(opts)
 	var sums = make([]suite.Summary, size)
 	var wg sync.WaitGroup
 	for _, r := range ranks {
@@ -91,7 +101,7 @@ func onGoroutines(t *testing.T, name string, size int) {
 				report = func(res suite.Result) { check(t, res) }
 			}
 			var err error
-			sums[r.Rank()], err = suite.Run(ctx, r, cases, short(size), report)
+			sums[r.Rank()], err = suite.Run(ctx, r, cases, opts, report)
 			if err := errors.Join(err, r.Close(ctx)); err != nil {
 				t.Errorf("rank %d: %v", r.Rank(), err)
 			}
@@ -106,7 +116,8 @@ func onGoroutines(t *testing.T, name string, size int) {
 
 func onProcesses(t *testing.T, name string, size int) {
 	job := "suite"
-	if short(size).Short {
+	opts := options(name, size)
+	if opts.Short {
 		job = "suite:short"
 	}
 	world := runWorld(t, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
@@ -122,7 +133,7 @@ func onProcesses(t *testing.T, name string, size int) {
 		assert.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
 		assert.Emptyf(t, p.end.Error, "rank %d", p.rank)
 	}
-	assert.Equal(t, len(suite.Cases(short(size))), sum.Passed+sum.Failed+sum.Skipped)
+	assert.Equal(t, len(suite.Cases(opts)), sum.Passed+sum.Failed+sum.Skipped)
 	t.Log(sum)
 }
 
@@ -132,7 +143,7 @@ func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any))
 	if err != nil {
 		return err
 	}
-	opts := &suite.Options{Short: arg == "short"}
+	opts := &suite.Options{Device: r.Device().Kind(), World: r.WorldSize(), Short: arg == "short"}
 	var report func(suite.Result)
 	if r.Rank() == 0 {
 		report = func(res suite.Result) { say(res) }

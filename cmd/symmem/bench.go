@@ -36,7 +36,8 @@ type benchSpec struct {
 	DType       string   `json:"dtype"`
 	Op          string   `json:"op"`
 	Algorithms  []string `json:"algorithms"`
-	Graph       bool     `json:"graph"`       // replay a captured graph instead of running each time
+	Graph       bool     `json:"graph"` // replay a captured graph instead of running each time
+	OutOfPlace  bool     `json:"out_of_place"`
 	Repetitions int      `json:"repetitions"` // of each measurement
 }
 
@@ -51,6 +52,7 @@ type benchRow struct {
 	Algorithm   string  `json:"algorithm,omitempty"` // that was asked for
 	Chosen      string  `json:"chosen,omitempty"`    // the form that auto took
 	Mode        string  `json:"mode,omitempty"`      // eager or graph
+	Place       string  `json:"place,omitempty"`     // in place or out of place
 	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous
 	Iterations  int     `json:"iterations"`          // back to back, in one repetition
 	Repetitions int     `json:"repetitions"`
@@ -79,9 +81,9 @@ type skippedRuns struct {
 
 // benchOptions are the flags of bench.
 type benchOptions struct {
-	backends, sizes, kinds, dtype, op, algorithm, mode string
-	jsonFile, plotFile                                 string
-	ranks, repetitions                                 int
+	backends, sizes, kinds, dtype, op, algorithm, mode, place string
+	jsonFile, plotFile                                        string
+	ranks, repetitions                                        int
 }
 
 func (a *app) benchCommand() *cobra.Command {
@@ -112,6 +114,7 @@ Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.`,
 	flags.StringVar(&o.op, "op", kernels.Sum.String(), "operation of all-reduce: sum, prod, min, max or avg")
 	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
 	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
+	flags.StringVar(&o.place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
 	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")
 	flags.StringVar(&o.plotFile, "plot", "", "file for a picture of the results, ending in .png")
@@ -122,7 +125,7 @@ Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.`,
 // spec checks the flags and says what to measure.
 func (o *benchOptions) spec() (benchSpec, error) {
 	var all []error
-	s := benchSpec{DType: o.dtype, Op: o.op, Repetitions: o.repetitions, Graph: o.mode == "graph"}
+	s := benchSpec{DType: o.dtype, Op: o.op, Repetitions: o.repetitions, Graph: o.mode == "graph", OutOfPlace: o.place == "out"}
 	var err error
 	if s.Sizes, err = parseSizes(o.sizes); err != nil {
 		all = append(all, fmt.Errorf("--sizes: %w", err))
@@ -141,13 +144,14 @@ func (o *benchOptions) spec() (benchSpec, error) {
 		all = append(all, fmt.Errorf("--op: %w", err))
 	}
 	if o.algorithm == "all" {
-		for _, alg := range kernels.Algorithms() {
-			s.Algorithms = append(s.Algorithms, alg.String())
-		}
+		s.Algorithms = []string{"all"}
 	} else if _, err := kernels.ParseAlgorithm(o.algorithm); err != nil {
 		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w", err))
 	} else {
 		s.Algorithms = []string{o.algorithm}
+	}
+	if o.place != "in" && o.place != "out" {
+		all = append(all, fmt.Errorf("--place is %q; allowed are in and out", o.place))
 	}
 	if o.mode != "eager" && o.mode != "graph" {
 		all = append(all, fmt.Errorf("--mode is %q; allowed are eager and graph", o.mode))

@@ -12,11 +12,11 @@ import (
 const checkChunk = 1 << 20
 
 // checker is checkResult for the dtype of the tensor.
-type checker func(ctx context.Context, t *tensor.Tensor, p *kernels.Plan, op kernels.Op) error
+type checker func(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error
 
 // checkResult runs the plan once on small whole numbers, which every dtype holds exactly, compares all of the result and fills
 // the tensor with zeros. A wrong result is not measured.
-func (b *bencher) checkResult(ctx context.Context, t *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
+func (b *bencher) checkResult(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
 	var check checker
 	switch t.DType() {
 	case tensor.Float16:
@@ -46,7 +46,7 @@ func (b *bencher) checkResult(ctx context.Context, t *tensor.Tensor, p *kernels.
 	default:
 		return fmt.Errorf("checking %s: there is no such dtype", t.DType())
 	}
-	return check(ctx, t, p, op)
+	return check(ctx, t, out, p, op)
 }
 
 // number is an element that Go computes with.
@@ -60,7 +60,7 @@ func checkNumber[T number](b *bencher) checker {
 
 // checkOf gives the check for elements that are made from and turned into float32.
 func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) float32) checker {
-	return func(ctx context.Context, t *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
+	return func(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
 		n, w := t.NumElements(), t.WorldSize()
 		chunk := make([]T, min(n, checkChunk))
 		fill := func(value func(i int64) float32) error {
@@ -91,7 +91,7 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 		}
 		for at := int64(0); at < n; at += int64(len(chunk)) {
 			part := chunk[:min(int64(len(chunk)), n-at)]
-			if err := tensor.Read(t.Local(), part, at); err != nil {
+			if err := tensor.Read(out.Local(), part, at); err != nil {
 				return err
 			}
 			for i, x := range part {

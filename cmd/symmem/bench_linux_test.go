@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 )
 
@@ -54,7 +55,7 @@ func TestBench(t *testing.T) {
 		require.NoError(t, err)
 		assert.Contains(t, string(text), "\n    "+string(line))
 	}
-	assert.Equal(t, map[string]int{kindRendezvous: 2, kindAllReduce: 2 * len(kernels.Algorithms()), kindPut: 2, kindGet: 2,
+	assert.Equal(t, map[string]int{kindRendezvous: 2, kindAllReduce: 2 * len(kernels.Algorithms(device.Host)), kindPut: 2, kindGet: 2,
 		kindPutSignal: 2, kindPlanRun: 1}, count)
 
 	f, err := os.Open(plotFile)

@@ -19,10 +19,12 @@ import (
 )
 
 const (
-	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations.
-	bytesPerRepetition = 1 << 28
-	minIterations      = 4
-	maxIterations      = 50000
+	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations. A
+	// GPU gets more: its clocks and links need some milliseconds of work to come out of their rest.
+	bytesPerRepetition    = 1 << 28
+	gpuBytesPerRepetition = 1 << 34
+	minIterations         = 4
+	maxIterations         = 50000
 	// graphRuns is how many runs a captured graph has: enough to hide what its launch costs.
 	graphRuns = 20
 	// rendezvousBytes is the size that rendezvous is measured with.
@@ -77,7 +79,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 		switch kind {
 		case kindAllReduce:
 			for _, bytes := range b.spec.Sizes {
-				for _, alg := range b.spec.Algorithms {
+				for _, alg := range b.algorithms() {
 					if err := b.allReduce(ctx, bytes, alg); err != nil {
 						return fmt.Errorf("measuring all-reduce of %s, %s: %w", sizeText(bytes), alg, err)
 					}
@@ -101,9 +103,31 @@ func (b *bencher) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// algorithms gives the forms to measure: "all" is those that the device has for the dtype and the operation, multicast left
+// out where the backend has none.
+func (b *bencher) algorithms() []string {
+	if !slices.Equal(b.spec.Algorithms, []string{"all"}) {
+		return b.spec.Algorithms
+	}
+	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked both
+	op, _ := kernels.ParseOp(b.spec.Op)
+	var names []string
+	kind := b.r.Device().Kind()
+	for _, alg := range kernels.Algorithms(kind) {
+		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
+			names = append(names, alg.String())
+		}
+	}
+	return names
+}
+
 // iterations is how often a message of bytes is sent in one repetition.
-func iterations(bytes int64) int {
-	return int(min(max(bytesPerRepetition/bytes, minIterations), maxIterations))
+func iterations(kind device.Kind, bytes int64) int {
+	total := int64(bytesPerRepetition)
+	if kind == device.CUDA {
+		total = gpuBytesPerRepetition
+	}
+	return int(min(max(total/bytes, minIterations), maxIterations))
 }
 
 // timings are one rank's times per iteration, in microseconds, by repetition.
@@ -203,9 +227,9 @@ func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64)
 	return t, nil
 }
 
-// plan makes the tensor and the plan of an all-reduce of bytes, checks a first result and leaves zeros, on which all-reduces
-// can be repeated without end.
-func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (*tensor.Tensor, *kernels.Plan, error) {
+// plan makes the tensors and the plan of an all-reduce of bytes, checks a first result and leaves zeros, on which all-reduces
+// can be repeated without end. closeAll closes what it made.
+func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *kernels.Plan, closeAll func(context.Context) error, err error) {
 	dtype, err := tensor.ParseDType(b.spec.DType)
 	if err != nil {
 		return nil, nil, err
@@ -222,21 +246,39 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (*ten
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := kernels.NewAllReduce(ctx, t, op, &kernels.AllReduceOptions{Algorithm: alg})
-	if err != nil {
-		return nil, nil, errors.Join(err, t.Close(ctx))
+	opts := &kernels.AllReduceOptions{Algorithm: alg}
+	out := t
+	if b.spec.OutOfPlace {
+		if out, err = b.tensorOf(ctx, dtype, bytes); err != nil {
+			return nil, nil, errors.Join(err, t.Close(ctx))
+		}
+		opts.Out = out
 	}
-	return t, p, b.checkResult(ctx, t, p, op)
+	closeTensors := func(ctx context.Context) error {
+		if out != t {
+			return errors.Join(out.Close(ctx), t.Close(ctx))
+		}
+		return t.Close(ctx)
+	}
+	p, err = kernels.NewAllReduce(ctx, t, op, opts)
+	if err != nil {
+		return nil, nil, errors.Join(err, closeTensors(ctx))
+	}
+	closeAll = func(ctx context.Context) error { return errors.Join(p.Close(ctx), closeTensors(ctx)) }
+	return p, closeAll, b.checkResult(ctx, t, out, p, op)
 }
 
 func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) error {
-	t, p, err := b.plan(ctx, bytes, algorithm)
+	p, closeAll, err := b.plan(ctx, bytes, algorithm)
 	if err != nil {
 		return err
 	}
-	n, each := iterations(t.Bytes()), 1
-	row := benchRow{Kind: kindAllReduce, Bytes: t.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+	n, each := iterations(b.r.Device().Kind(), p.Bytes()), 1
+	row := benchRow{Kind: kindAllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: p.Algorithm().String(), Mode: "eager"}
+	if b.spec.OutOfPlace {
+		row.Place = "out of place"
+	}
 	enqueue := func() error { return p.Run(b.s) }
 	var graph device.Graph
 	if b.spec.Graph {
@@ -260,7 +302,7 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 			return err
 		}
 	}
-	return errors.Join(p.Close(ctx), t.Close(ctx))
+	return closeAll(ctx)
 }
 
 // capture records runs of the plan.
@@ -282,21 +324,21 @@ func (b *bencher) capture(p *kernels.Plan, runs int) (device.Graph, error) {
 // planRun measures what one Run costs its caller, the work itself not counted.
 func (b *bencher) planRun(ctx context.Context) error {
 	bytes := b.spec.Sizes[0]
-	t, p, err := b.plan(ctx, bytes, b.spec.Algorithms[0])
+	p, closeAll, err := b.plan(ctx, bytes, b.algorithms()[0])
 	if err != nil {
 		return err
 	}
-	n := iterations(t.Bytes())
+	n := iterations(b.r.Device().Kind(), p.Bytes())
 	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
 	if err != nil {
 		return err
 	}
-	row := benchRow{Kind: kindPlanRun, Bytes: t.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.spec.Algorithms[0],
+	row := benchRow{Kind: kindPlanRun, Bytes: p.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.algorithms()[0],
 		Chosen: p.Algorithm().String(), Iterations: n}
 	if err := b.report(ctx, row, times.host); err != nil {
 		return err
 	}
-	return errors.Join(p.Close(ctx), t.Close(ctx))
+	return closeAll(ctx)
 }
 
 // transfer measures put, get, or put and signal.
@@ -323,7 +365,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			return remote.Wait(b.s, before, signalChannel)
 		}
 	}
-	n := iterations(bytes)
+	n := iterations(b.r.Device().Kind(), bytes)
 	times, err := b.measure(ctx, n, 1, enqueue)
 	if err != nil {
 		return err

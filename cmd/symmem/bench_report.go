@@ -51,6 +51,9 @@ func (r *benchReport) writeTable(w io.Writer) error {
 		if row.Mode != "" {
 			title += ", " + row.Mode
 		}
+		if row.Place != "" {
+			title += ", " + row.Place
+		}
 		if title != table {
 			table = title
 			fmt.Fprintf(t, "\n%s\n", title)

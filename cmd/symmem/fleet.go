@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -34,6 +35,7 @@ const rankGrace = 3 * time.Second
 // message is what a rank of verify or bench tells the parent, one line of JSON each.
 type message struct {
 	Opened  string        `json:"opened,omitempty"`  // the backend that was chosen
+	Device  device.Kind   `json:"device,omitempty"`  // and the kind of its device
 	Refused string        `json:"refused,omitempty"` // why no backend of the list can be used
 	Result  *suite.Result `json:"result,omitempty"`
 	Row     *benchRow     `json:"row,omitempty"`
@@ -83,7 +85,7 @@ func (a *app) rankMain(cmd *cobra.Command, fd int, work func(ctx context.Context
 			return err
 		}
 		if r.Rank() == 0 {
-			if err := rep.tell(message{Opened: r.Backend()}); err != nil {
+			if err := rep.tell(message{Opened: r.Backend(), Device: r.Device().Kind()}); err != nil {
 				return errors.Join(err, r.Close(ctx))
 			}
 		}

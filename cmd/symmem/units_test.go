@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 )
 
@@ -57,9 +58,9 @@ func TestMedian(t *testing.T) {
 }
 
 func TestIterationsAreBounded(t *testing.T) {
-	assert.Equal(t, maxIterations, iterations(1))
-	assert.Equal(t, 256, iterations(1<<20))
-	assert.Equal(t, minIterations, iterations(1<<40))
+	assert.Equal(t, maxIterations, iterations(device.Host, 1))
+	assert.Equal(t, 256, iterations(device.Host, 1<<20))
+	assert.Equal(t, minIterations, iterations(device.Host, 1<<40))
 }
 
 // failingWriter takes some writes and then none.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -86,8 +87,7 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 			return err
 		}
 	}
-	cases, err := chooseCases(o)
-	if err != nil {
+	if _, err := chooseCases(o, device.Host, o.ranks); err != nil {
 		return err
 	}
 	if o.ranks < 1 || o.ranks > maxRanks {
@@ -113,7 +113,7 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 	var interrupted os.Signal
 	for i := 0; i < len(choice.runs) && interrupted == nil; i++ {
 		var b backendResult
-		b, interrupted, err = a.verifyBackend(cmd.Context(), f, choice.runs[i], cases)
+		b, interrupted, err = a.verifyBackend(cmd.Context(), f, choice.runs[i], o)
 		if err != nil {
 			return err
 		}
@@ -148,9 +148,9 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 	return nil
 }
 
-// chooseCases gives the cases, the same that each rank finds.
-func chooseCases(o verifyOptions) ([]suite.Case, error) {
-	opts, err := o.suiteOptions()
+// chooseCases gives the cases for a kind of device and a world size, the same that each rank finds.
+func chooseCases(o verifyOptions, kind device.Kind, ranks int) ([]suite.Case, error) {
+	opts, err := o.suiteOptions(kind, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -161,8 +161,8 @@ func chooseCases(o verifyOptions) ([]suite.Case, error) {
 	return cases, nil
 }
 
-func (o *verifyOptions) suiteOptions() (*suite.Options, error) {
-	opts := &suite.Options{Short: o.short}
+func (o *verifyOptions) suiteOptions(kind device.Kind, ranks int) (*suite.Options, error) {
+	opts := &suite.Options{Device: kind, World: ranks, Short: o.short}
 	if o.filter != "" {
 		filter, err := regexp.Compile(o.filter)
 		if err != nil {
@@ -179,15 +179,17 @@ func (o *verifyOptions) rankArgs() []string {
 
 // verifyBackend runs the suite on one backend.
 func (a *app) verifyBackend(
-	ctx context.Context, f *fleet, preferences []string, cases []suite.Case,
+	ctx context.Context, f *fleet, preferences []string, o verifyOptions,
 ) (result backendResult, interrupted os.Signal, err error) {
 	b := backendResult{Status: suite.Passed, Results: []suite.Result{}}
 	show := progress{to: a.err, on: isTerminal(a.err)}
 	show.line("starting %d ranks", f.ranks)
 	name, opened := strings.Join(preferences, ","), false
+	var cases []suite.Case
 	end, err := f.run(ctx, preferences, func(m message) {
 		if m.Opened != "" {
 			name, opened = m.Opened, true
+			cases, _ = chooseCases(o, m.Device, f.ranks) // the filter was tried before
 		}
 		if m.Result != nil {
 			b.Results = append(b.Results, *m.Result)
@@ -307,13 +309,13 @@ func (a *app) verifyRankCommand() *cobra.Command {
 	fd := -1
 	cmd := &cobra.Command{Use: verifyRank, Short: "Be one rank of verify", Hidden: true, Args: noArgs}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
-		cases, err := chooseCases(o)
-		if err != nil {
-			return err
-		}
 		return a.rankMain(cmd, fd, func(ctx context.Context, r *symmem.Rank, rep *reporter) error {
+			cases, err := chooseCases(o, r.Device().Kind(), r.WorldSize())
+			if err != nil {
+				return err
+			}
 			var lost error
-			_, err := suite.Run(ctx, r, cases, &suite.Options{Short: o.short}, func(res suite.Result) {
+			_, err = suite.Run(ctx, r, cases, &suite.Options{Short: o.short}, func(res suite.Result) {
 				if r.Rank() == 0 && lost == nil {
 					lost = rep.tell(message{Result: &res})
 				}

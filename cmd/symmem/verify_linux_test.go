@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -32,7 +33,7 @@ func TestVerify(t *testing.T) {
 	b := v.Backends[0]
 	assert.Equal(t, "host", b.Name)
 	assert.Equal(t, suite.Passed, b.Status)
-	opts, err := (&verifyOptions{filter: fewCases, short: true}).suiteOptions()
+	opts, err := (&verifyOptions{filter: fewCases, short: true}).suiteOptions(device.Host, 2)
 	require.NoError(t, err)
 	cases := suite.Cases(opts)
 	require.Len(t, b.Results, len(cases))

@@ -7,18 +7,22 @@ import (
 	"time"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
 
 // lifetimeCases are about what lives how long, and that nothing is left.
-func lifetimeCases(short bool) []Case {
+func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 	rounds, before, after := 1000, time.Second, 2*time.Second
 	if short {
 		rounds, before, after = 100, 100*time.Millisecond, 100*time.Millisecond
 	}
 	var cases []Case
-	for _, alg := range kernels.Algorithms() {
+	for _, alg := range kernels.Algorithms(kind) {
+		if alg.NeedsMulticast() || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
+			continue
+		}
 		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: []string{"peer_pointers"}, Run: func(ctx context.Context, e *Env) error {
 			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed}
 			o, err := newOperands(ctx, e, r)
@@ -95,7 +99,7 @@ func plansCase(ctx context.Context, e *Env) error {
 			if err != nil {
 				return err
 			}
-			p, err := kernels.NewAllReduce(ctx, part, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Algorithms()[(i+j)%2]})
+			p, err := kernels.NewAllReduce(ctx, part, kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.OneShot, kernels.TwoShot}[(i+j)%2]})
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,6 +42,10 @@ func (c Case) Group() string {
 
 // Options choose cases. Nil is all of them.
 type Options struct {
+	// Device is the kind of device that the backend works on; default [device.Host].
+	Device device.Kind
+	// World is the number of ranks; default 2.
+	World int
 	// Filter keeps the cases whose name it matches.
 	Filter *regexp.Regexp
 	// Short leaves out the large sizes and does fewer rounds, for machines where many worlds are tested.
@@ -52,14 +57,15 @@ func Cases(opts *Options) []Case {
 	if opts == nil {
 		opts = &Options{}
 	}
+	kind, world := cmp.Or(opts.Device, device.Host), cmp.Or(opts.World, 2)
 	all := slices.Concat(
 		memoryCases(opts.Short),
 		agreementCases(),
 		transferCases(opts.Short),
 		signalCases(),
-		allReduceCases(opts.Short),
+		allReduceCases(kind, world, opts.Short),
 		groupCases(),
-		lifetimeCases(opts.Short),
+		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),
 	)
 	if opts.Filter == nil {
