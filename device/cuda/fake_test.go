@@ -44,10 +44,9 @@ type fake struct {
 }
 
 type fakeStream struct {
-	queue   []func() bool // each is asked again until it says that it has ended
-	graph   *fakeGraph    // in a capture
-	origin  bool
-	entries int
+	queue  []func() bool // each is asked again until it says that it has ended
+	graph  *fakeGraph    // in a capture
+	origin bool
 }
 
 type fakeEvent struct {

@@ -85,43 +85,43 @@ func (r Result) sticky() bool {
 	return false
 }
 
-// condition gives the error that callers may look for, and what to do next; either may be nothing.
-func (r Result) condition() (error, string) {
+// condition gives what to do next and the error that callers may look for; either may be nothing.
+func (r Result) condition() (hint string, is error) {
 	if r.sticky() {
-		return ErrContextLost, "device work has failed and ended the context, so that every later call fails; end the process, " +
-			"and run it under compute-sanitizer to find the work"
+		return "device work has failed and ended the context, so that every later call fails; end the process, " +
+			"and run it under compute-sanitizer to find the work", ErrContextLost
 	}
 	switch r {
 	case InvalidValue, InvalidHandle:
-		return device.ErrInvalid, ""
+		return "", device.ErrInvalid
 	case OutOfMemory:
-		return device.ErrNoMemory, "free memory on the GPU; nvidia-smi shows which processes hold it"
+		return "free memory on the GPU; nvidia-smi shows which processes hold it", device.ErrNoMemory
 	case NotInitialized, Deinitialized, Unknown:
-		return device.ErrUnavailable, "look into the kernel's log (dmesg) for messages of the driver"
+		return "look into the kernel's log (dmesg) for messages of the driver", device.ErrUnavailable
 	case StubLibrary:
-		return device.ErrUnavailable, "this is the toolkit's stub, which only serves to link against; " +
-			"take the toolkit's stubs folder out of LD_LIBRARY_PATH, so that the driver's own libcuda.so.1 is found"
+		return "this is the toolkit's stub, which only serves to link against; " +
+			"take the toolkit's stubs folder out of LD_LIBRARY_PATH, so that the driver's own libcuda.so.1 is found", device.ErrUnavailable
 	case NoDevice:
-		return device.ErrUnavailable, "no GPU is visible; nvidia-smi lists those of the machine"
+		return "no GPU is visible; nvidia-smi lists those of the machine", device.ErrUnavailable
 	case InvalidDevice:
-		return device.ErrUnavailable, "the GPU is not there or not visible to this process"
+		return "the GPU is not there or not visible to this process", device.ErrUnavailable
 	case DeviceUnavailable:
-		return device.ErrUnavailable, "another process uses the GPU exclusively, or the GPU has failed; see nvidia-smi"
+		return "another process uses the GPU exclusively, or the GPU has failed; see nvidia-smi", device.ErrUnavailable
 	case SystemNotReady:
-		return device.ErrUnavailable, "on a machine with NVSwitch the service nvidia-fabricmanager must run, in the driver's version"
+		return "on a machine with NVSwitch the service nvidia-fabricmanager must run, in the driver's version", device.ErrUnavailable
 	case SystemDriverMismatch:
-		return device.ErrUnavailable, "the kernel module and the driver library have different versions; " +
-			"restart the machine or the container"
+		return "the kernel module and the driver library have different versions; " +
+			"restart the machine or the container", device.ErrUnavailable
 	case CompatNotSupported:
-		return device.ErrUnavailable, "forward compatibility does not work with this GPU; use the driver's own libcuda.so.1"
+		return "forward compatibility does not work with this GPU; use the driver's own libcuda.so.1", device.ErrUnavailable
 	case NoBinaryForGPU, InvalidPTX, InvalidImage, UnsupportedPTXVersion:
-		return device.ErrUnsupported, "the kernels were not compiled for this GPU and driver"
+		return "the kernels were not compiled for this GPU and driver", device.ErrUnsupported
 	case NotSupported, PeerAccessUnsupported:
-		return device.ErrUnsupported, ""
+		return "", device.ErrUnsupported
 	case NotPermitted:
-		return device.ErrUnsupported, "the process has not the permission"
+		return "the process has not the permission", device.ErrUnsupported
 	}
-	return nil, ""
+	return "", nil
 }
 
 // Check makes an [*Error] of the result of a call, or nil of Success.
@@ -129,7 +129,7 @@ func (d *Driver) Check(call string, r Result) error {
 	if r == Success {
 		return nil
 	}
-	err, hint := r.condition()
+	hint, err := r.condition()
 	return &Error{
 		Library: libraryName,
 		Call:    call,

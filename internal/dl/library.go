@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -179,10 +178,4 @@ func (l *Library) File(name string) (string, error) {
 		return "", err
 	}
 	return mappedFile(p)
-}
-
-// unsupportedHere says that this system cannot load libraries.
-func unsupportedHere() string {
-	return fmt.Sprintf("loading native libraries is supported on linux/amd64 and linux/arm64, this is %s/%s",
-		runtime.GOOS, runtime.GOARCH)
 }
