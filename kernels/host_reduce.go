@@ -170,46 +170,30 @@ func reduce16(op Op, size int, load func(dst []float32, src []uint16), store fun
 // wideBlock is how many 16-bit floats the wide loops convert at a time.
 const wideBlock = 32
 
-func bf16To32(dst []float32, src []uint16) {
+// convert sets dst to the src converted one by one, and whole blocks of them by wide where the processor can.
+func convert[D, S any](dst []D, src []S, wide func(dst *D, src *S, blocks int), one func(S) D) {
 	src = src[:len(dst)]
 	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
-		loadBF16(&dst[0], &src[0], blocks)
+		wide(&dst[0], &src[0], blocks)
 		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
 	}
 	for i := range dst {
-		dst[i] = tensor.BF16(src[i]).Float32()
+		dst[i] = one(src[i])
 	}
+}
+
+func bf16To32(dst []float32, src []uint16) {
+	convert(dst, src, loadBF16, func(b uint16) float32 { return tensor.BF16(b).Float32() })
 }
 
 func bf16From32(dst []uint16, src []float32) {
-	src = src[:len(dst)]
-	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
-		storeBF16(&dst[0], &src[0], blocks)
-		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
-	}
-	for i := range dst {
-		dst[i] = uint16(tensor.BF16From(src[i]))
-	}
+	convert(dst, src, storeBF16, func(f float32) uint16 { return uint16(tensor.BF16From(f)) })
 }
 
 func f16To32(dst []float32, src []uint16) {
-	src = src[:len(dst)]
-	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
-		loadF16(&dst[0], &src[0], blocks)
-		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
-	}
-	for i := range dst {
-		dst[i] = tensor.F16(src[i]).Float32()
-	}
+	convert(dst, src, loadF16, func(b uint16) float32 { return tensor.F16(b).Float32() })
 }
 
 func f16From32(dst []uint16, src []float32) {
-	src = src[:len(dst)]
-	if blocks := len(dst) / wideBlock; hasSIMD && blocks > 0 {
-		storeF16(&dst[0], &src[0], blocks)
-		dst, src = dst[blocks*wideBlock:], src[blocks*wideBlock:]
-	}
-	for i := range dst {
-		dst[i] = uint16(tensor.F16From(src[i]))
-	}
+	convert(dst, src, storeF16, func(f float32) uint16 { return uint16(tensor.F16From(f)) })
 }

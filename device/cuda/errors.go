@@ -3,7 +3,6 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/symmem/symmem/device"
 )
@@ -16,67 +15,12 @@ var (
 	errWorkLeft  = errors.New("the GPU has not ended the work; what the work may use is not given back")
 )
 
-// WorkError is work of a stream that failed when it ran.
-type WorkError struct {
-	Op   string     // the call that enqueued it: "HostFunc"
-	Addr device.Ptr // the address it was about; zero where there is none
-	Err  error      // why it failed
-	More int        // how many later works failed too before this error was returned; their errors are only in the log
-}
-
-// Error says which work failed, where and why.
-func (e *WorkError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
-	if !e.Addr.IsNil() {
-		fmt.Fprintf(&b, " at %v", e.Addr)
-	}
-	fmt.Fprintf(&b, ": %v", e.Err)
-	if e.More > 0 {
-		fmt.Fprintf(&b, " (and %d later failures)", e.More)
-	}
-	return b.String()
-}
-
-// Unwrap gives the reason.
-func (e *WorkError) Unwrap() error { return e.Err }
-
-// PanicError is the reason of a host function that panicked.
-type PanicError struct {
-	Value any    // what it panicked with
-	Stack string // the stack of the goroutine at the panic
-}
-
-// Error gives the panic's value; the stack is in the field.
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
-
-// Unwrap gives the panic's value if that is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
-// CaptureError is a call that does not go with the state of capture of its stream or event. It is device.ErrInvalid. A
-// capture in progress goes on unless it is EndCapture that failed.
-type CaptureError struct {
-	Op     string // the call: "Synchronize"
-	Reason string // what is wrong and what to do next
-	Err    error  // the driver's error, if it was the driver that refused
-}
-
-// Error says which call was refused and why.
-func (e *CaptureError) Error() string {
-	if e.Err != nil {
-		return fmt.Sprintf("%s: %s: %v", e.Op, e.Reason, e.Err)
-	}
-	return e.Op + ": " + e.Reason
-}
-
-// Is reports that a CaptureError is an ErrInvalid.
-func (e *CaptureError) Is(target error) bool { return target == device.ErrInvalid }
-
-// Unwrap gives the driver's error, or nil.
-func (e *CaptureError) Unwrap() error { return e.Err }
+// The errors of work that runs later and of captures, which all devices share.
+type (
+	WorkError    = device.WorkError
+	PanicError   = device.PanicError
+	CaptureError = device.CaptureError
+)
 
 // closed is the error of using something that was closed: "stream", "event", "graph" or "device".
 func closed(op, what string) error {

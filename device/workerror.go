@@ -1,0 +1,68 @@
+package device
+
+import (
+	"fmt"
+	"strings"
+)
+
+// WorkError is work of a stream that failed when it ran. [Stream.Synchronize] returns it.
+type WorkError struct {
+	Op   string // the call that enqueued it: "Copy"; for Launch with the kernel
+	Addr Ptr    // the address it was about, the destination of a copy; zero where there is none
+	Err  error  // why it failed
+	More int    // how many later works failed too before this error was returned; their errors are only in the log
+}
+
+// Error says which work failed, where and why.
+func (e *WorkError) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if !e.Addr.IsNil() {
+		fmt.Fprintf(&b, " at %v", e.Addr)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.More > 0 {
+		fmt.Fprintf(&b, " (and %d later failures)", e.More)
+	}
+	return b.String()
+}
+
+// Unwrap gives the reason.
+func (e *WorkError) Unwrap() error { return e.Err }
+
+// PanicError is the reason of work in Go that panicked, which on the host device includes touching memory that is not mapped.
+type PanicError struct {
+	Value any    // what it panicked with
+	Stack string // the stack of the goroutine at the panic
+}
+
+// Error gives the panic's value; the stack is in the field.
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
+
+// Unwrap gives the panic's value if that is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// CaptureError is a call that does not go with the state of capture of its stream or event. It is ErrInvalid. A capture in
+// progress goes on unless it is EndCapture that failed.
+type CaptureError struct {
+	Op     string // the call: "Synchronize"
+	Reason string // what is wrong and what to do next
+	Err    error  // the driver's error, if it was the driver that refused
+}
+
+// Error says which call was refused and why.
+func (e *CaptureError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("%s: %s: %v", e.Op, e.Reason, e.Err)
+	}
+	return e.Op + ": " + e.Reason
+}
+
+// Is reports that a CaptureError is an ErrInvalid.
+func (e *CaptureError) Is(target error) bool { return target == ErrInvalid }
+
+// Unwrap gives the driver's error, or nil.
+func (e *CaptureError) Unwrap() error { return e.Err }
