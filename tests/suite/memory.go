@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -23,6 +24,7 @@ func memoryCases(short bool) []Case {
 		{Name: "memory/find", Run: findCase},
 		{Name: "memory/rendezvous_twice", Run: rendezvousTwiceCase},
 		{Name: "memory/many_tensors", Run: manyTensorsCase},
+		{Name: "memory/adopted", Needs: []string{"register", "peer_pointers"}, Run: adoptedCase},
 	}
 	for _, dtype := range tensor.DTypes() {
 		cases = append(cases, Case{Name: "memory/allocate/" + dtype.String(), Run: func(ctx context.Context, e *Env) error {
@@ -564,6 +566,59 @@ func manyTensorsCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return nil
+}
+
+// adoptedCase makes symmetric tensors of memory that the device gave for other use: views, transfers and an all-reduce work
+// on it, and it is the caller's again afterwards.
+func adoptedCase(ctx context.Context, e *Env) error {
+	const n = 5000
+	p, free, err := private(e, n*8)
+	if err != nil {
+		return err
+	}
+	for round := range 3 {
+		t, err := e.R.FromPtr(ctx, p, tensor.Int64, n)
+		if err != nil {
+			return err
+		}
+		if t.Ptr() != p {
+			return fmt.Errorf("adopted memory at %s has become %s", p, t.Ptr())
+		}
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+		part, err := t.Sub(33, n-100)
+		if err != nil {
+			return err
+		}
+		if err := checkCopies(ctx, e, part, int64(round)*7_000_000_000); err != nil {
+			return err
+		}
+		if err := writeBytes(t.Local(), input(tensor.Int64, kernels.Sum, e.R.Rank(), n)); err != nil {
+			return err
+		}
+		plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(plan.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		got, err := readBytes(t.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Int64, got, expected(tensor.Int64, kernels.Sum, e.R.WorldSize(), n)); err != nil {
+			return err
+		}
+		if err := closeAll(ctx, plan, t); err != nil {
+			return err
+		}
+	}
+	if err := e.R.Device().CopyFromHost(p, make([]byte, n*8)); err != nil {
+		return fmt.Errorf("the memory after it was adopted: %w", err)
+	}
+	return free()
 }
 
 // largeCase reaches beyond 2 GiB, where 32-bit offsets end. It touches little of it, so that small machines have it too.
