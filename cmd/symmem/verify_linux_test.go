@@ -61,13 +61,19 @@ func TestVerifyAllBackends(t *testing.T) {
 	require.Len(t, v.Backends, len(backend.Names()))
 	skipped := 0
 	for _, b := range v.Backends {
+		switch b.Name {
+		case "absent", "dies", "hangs", "crashes": // those of this test, none of which can be used as it is called
+			assert.Equal(t, suite.Skipped, b.Status, b.Name)
+			assert.Contains(t, b.Reason, "libabsent.so", b.Name)
+		case "host":
+			assert.Equal(t, suite.Passed, b.Status, b.Reason)
+		}
 		if b.Status == suite.Skipped {
 			skipped++
-			assert.Contains(t, b.Reason, "libabsent.so", b.Name)
-			assert.Empty(t, b.Results)
+			assert.NotEmpty(t, b.Reason, b.Name)
+			assert.Empty(t, b.Results, b.Name)
 		}
 	}
-	assert.Equal(t, 4, skipped)
 	assert.GreaterOrEqual(t, v.Summary.Skipped, skipped)
 	assert.Zero(t, v.Summary.Failed)
 
