@@ -203,13 +203,18 @@ func (p *Plan) Err() error {
 	return nil
 }
 
-// Close gives the plan back. Collective: it waits for this rank's device and for all ranks. Closing twice is ErrClosed.
+// Close gives the plan back. Collective: it waits for this rank's device and for all ranks. If ctx ends while the device still
+// works, what the plan's kernels use stays until the rank closes. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
 	}
-	// The channel first: it waits for the device.
-	if err := errors.Join(p.channel.Close(ctx), p.work.close()); err != nil {
+	busy := p.device.Synchronize(ctx)
+	err := p.channel.Close(ctx) // in any case: the other ranks are there, or will be
+	if busy == nil {
+		err = errors.Join(err, p.work.close())
+	}
+	if err = errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing %s: %w", p.name, err)
 	}
 	return nil
