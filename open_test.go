@@ -115,6 +115,29 @@ func TestInheritedSocket(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
+// TestTwoHosts: ranks on two hosts that no backend here spans are told so at once, all of them.
+func TestTwoHosts(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for rank := range errs {
+		wg.Go(func() {
+			cfg := config.Default()
+			cfg.Backend = []string{"host"}
+			cfg.Rank, cfg.WorldSize, cfg.LocalRank, cfg.RendezvousAddr = rank, 2, 0, addr
+			_, errs[rank] = symmem.Open(t.Context(), cfg, &symmem.Options{Getenv: nobody.Getenv, BootID: []string{"one host", "another"}[rank]})
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		require.ErrorIs(t, err, symmem.ErrUnavailable)
+		require.ErrorContains(t, err, "the ranks are on 2 hosts")
+	}
+}
+
 // TestFullTemporaryFolder: nothing needs a place to write files.
 func TestFullTemporaryFolder(t *testing.T) {
 	t.Setenv("TMPDIR", "/nowhere/at/all")

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,8 +159,11 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 	}
 	mine.Names = names
 	for _, n := range names {
-		_, probeErr := probe(ctx, n, env)
+		c, probeErr := probe(ctx, n, env)
 		reason := ""
+		if probeErr == nil {
+			probeErr = fits(c, g.Members())
+		}
 		if probeErr != nil {
 			reason = probeErr.Error()
 		}
@@ -205,6 +209,22 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 		}
 	}
 	return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
+}
+
+// fits says why a backend that can be used on this machine cannot serve this group, whose ranks are where they are.
+func fits(c Capabilities, members []group.Member) error {
+	hosts, processes := map[string]bool{}, map[string]bool{}
+	for _, m := range members {
+		hosts[m.BootID], processes[m.Process] = true, true
+	}
+	if len(hosts) > 1 && !c.SeveralHosts {
+		return fmt.Errorf("the ranks are on %d hosts: %s: %w", len(hosts), cmp.Or(c.Why["several_hosts"], "it serves one"), ErrUnsupported)
+	}
+	if len(processes) < len(members) && !c.RanksInOneProcess {
+		return fmt.Errorf("%d ranks are in %d processes: %s: %w", len(members), len(processes),
+			cmp.Or(c.Why["ranks_in_one_process"], "it serves one rank in each"), ErrUnsupported)
+	}
+	return nil
 }
 
 // Report is what Probe found out about one backend.

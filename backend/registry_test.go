@@ -19,7 +19,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake is a backend that can be probed, by rank of the group given to Choose.
 type fake struct{ refuse error }
 
-func (f fake) Probe(context.Context, *Env) (Capabilities, error) { return Capabilities{}, f.refuse }
+func (f fake) Probe(context.Context, *Env) (Capabilities, error) {
+	return Capabilities{RanksInOneProcess: true}, f.refuse
+}
 func (f fake) Open(context.Context, *Env) (Backend, error) {
 	return nil, errors.New("opening fails")
 }
@@ -131,6 +133,45 @@ func TestChoose(t *testing.T) {
 	require.ErrorIs(t, errs[1], ErrInvalid)
 	require.ErrorIs(t, errs[0], ErrMismatch)
 	require.ErrorContains(t, errs[0], "gpu")
+}
+
+// alone is a backend for one rank a process and one host.
+type alone struct{ fake }
+
+func (alone) Probe(context.Context, *Env) (Capabilities, error) {
+	return Capabilities{Why: map[string]string{"ranks_in_one_process": "its library keeps one rank's state"}}, nil
+}
+
+// TestChooseByPlace: a backend that cannot serve ranks where they are is passed over, and says why when it is named.
+func TestChooseByPlace(t *testing.T) {
+	withRegistry(t, map[string]Factory{"native": alone{}, "host": fake{}})
+	names, errs := choose(t, nil, nil)
+	require.NoError(t, errs[0])
+	require.Equal(t, "host", names[0])
+	_, errs = choose(t, []string{"native"}, []string{"native"})
+	require.ErrorIs(t, errs[0], ErrUnavailable)
+	require.ErrorContains(t, errs[0], "2 ranks are in 1 processes: its library keeps one rank's state")
+	names, errs = choose(t, []string{"native"})
+	require.NoError(t, errs[0], "a rank alone is served")
+	require.Equal(t, "native", names[0])
+
+	groups, err := group.Local(2, &group.LocalOptions{BootIDs: []string{"one", "other"}})
+	require.NoError(t, err)
+	for _, g := range groups {
+		err := fits(Capabilities{RanksInOneProcess: true}, g.Members())
+		require.ErrorIs(t, err, ErrUnsupported)
+		require.ErrorContains(t, err, "2 hosts")
+		require.NoError(t, fits(Capabilities{RanksInOneProcess: true, SeveralHosts: true}, g.Members()))
+	}
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			if err := g.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestOpenFails(t *testing.T) {
