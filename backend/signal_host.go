@@ -105,8 +105,12 @@ func launch(s device.Stream, k device.HostKernel) error {
 }
 
 // bound is how long a kernel that begins to wait now may wait, and what ends it sooner.
-func (m *Memory) bound() futex.Bound {
-	return futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.peerErr, Patient: !m.oversubscribed}
+func (m *Memory) bound(p *futex.Patience) futex.Bound {
+	b := futex.Bound{Deadline: time.Now().Add(m.opts.KernelTimeout), Err: m.peerErr}
+	if !m.oversubscribed {
+		b.Patience = p
+	}
+	return b
 }
 
 type signalKernel struct{ word *futex.Word }
@@ -123,11 +127,12 @@ type waitKernel struct {
 	channel, peer int
 	word          *futex.Word
 	consumed      atomic.Uint32
+	patience      futex.Patience
 }
 
 func (k *waitKernel) RunKernel() error {
 	want := k.consumed.Add(1)
-	if err := k.word.WaitAtLeast(want, k.memory.bound()); err != nil {
+	if err := k.word.WaitAtLeast(want, k.memory.bound(&k.patience)); err != nil {
 		return &device.WaitError{Op: "wait", Channel: k.channel, Peer: k.peer, Err: err}
 	}
 	return nil
@@ -140,6 +145,7 @@ type barrierKernel struct {
 	channel      int
 	mine, theirs []*futex.Word // by rank: the counter that rank writes here, the one that this rank writes there
 	epoch        atomic.Uint32
+	patience     futex.Patience
 }
 
 func (k *barrierKernel) RunKernel() error {
@@ -148,7 +154,7 @@ func (k *barrierKernel) RunKernel() error {
 		w.Add(1)
 	}
 	for peer, w := range k.mine {
-		if err := w.WaitAtLeast(epoch, k.memory.bound()); err != nil {
+		if err := w.WaitAtLeast(epoch, k.memory.bound(&k.patience)); err != nil {
 			return &device.WaitError{Op: "barrier", Channel: k.channel, Peer: peer, Err: err}
 		}
 	}

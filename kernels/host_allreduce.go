@@ -55,7 +55,7 @@ type hostAllReduce struct {
 	reduce    reducer
 	timeout   time.Duration
 	peerErr   func() error // what ends a wait early
-	patient   bool         // each rank has a processor
+	patience  *futex.Patience
 
 	in, out []byte
 	ins     [][]byte    // every rank's input, by rank
@@ -76,8 +76,7 @@ func newHostAllReduce(p *Plan, op Op, layout hostLayout, firstEpoch uint32) (*ho
 	k := &hostAllReduce{
 		name: p.name, algorithm: p.algorithm, rank: t.Rank(), size: t.WorldSize(), elements: t.NumElements(), width: t.DType().Bytes(),
 		reduce: newReducer(t.DType(), op, t.WorldSize()), timeout: t.Memory().KernelTimeout(), peerErr: t.Memory().Group().Err,
-		patient: !t.Memory().Oversubscribed(),
-		epoch:   firstEpoch,
+		epoch: firstEpoch,
 	}
 	bytesAt := func(p device.Ptr, n int64) ([]byte, error) {
 		if n == 0 {
@@ -136,6 +135,9 @@ func newHostAllReduce(p *Plan, op Op, layout hostLayout, firstEpoch uint32) (*ho
 		}
 	}
 	k.in, k.out = k.ins[k.rank], k.outs[k.rank]
+	if !t.Memory().Oversubscribed() {
+		k.patience = &futex.Patience{}
+	}
 	if k.reduce == nil {
 		return nil, errs.Invalid("NewAllReduce", "dtype", t.DType(), "a dtype that has kernels")
 	}
@@ -209,7 +211,7 @@ func (k *hostAllReduce) exchange(kind int) error {
 		if int32(w.Load()-k.epoch) >= 0 {
 			continue
 		}
-		bound := futex.Bound{Deadline: time.Now().Add(k.timeout), Err: k.peerErr, Patient: k.patient}
+		bound := futex.Bound{Deadline: time.Now().Add(k.timeout), Err: k.peerErr, Patience: k.patience}
 		if err := w.WaitAtLeast(k.epoch, bound); err != nil {
 			return &device.WaitError{Op: k.name, Channel: -1, Peer: peer, Err: err}
 		}

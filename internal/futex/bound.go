@@ -3,6 +3,7 @@ package futex
 import (
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,9 +14,48 @@ type Bound struct {
 	// Err, unless nil, is asked before the first sleep and between sleeps, each of which lasts 100 ms at most. An error
 	// of it ends the wait with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
 	Err func() error
-	// Patient makes the wait look at the word some ten times longer before it sleeps. It is for waiters that each have a
-	// processor of their own, whose sleep and waking would cost more than the wait.
-	Patient bool
+	// Patience, unless nil, lets the wait look at the word some ten times longer before it sleeps, as long as that has paid.
+	// It is for waiters that each should have a processor of their own, whose sleep and waking would cost more than the wait.
+	Patience *Patience
+}
+
+// Patience remembers for one waiter, from wait to wait, how long it pays to look at a word before sleeping: less after each wait
+// that looked in vain, because the writer had no processor meanwhile, and more again after those that did not. The zero
+// Patience is all of it. It may be used by several goroutines at once.
+type Patience struct {
+	less  atomic.Int32  // of patientRounds
+	waits atomic.Uint32 // that did not end at the first look
+}
+
+// probeEvery is how many waits there are to one that looks for as long as the most patient, to find out whether it pays again.
+const probeEvery = 64
+
+// rounds says how many rounds of looking this wait may take.
+func (p *Patience) rounds() int {
+	if p == nil {
+		return impatientRounds
+	}
+	if p.waits.Add(1)%probeEvery == 0 {
+		return patientRounds
+	}
+	return patientRounds - int(p.less.Load())
+}
+
+// paid notes that the word came in a round of looking.
+func (p *Patience) paid(round int) {
+	if p == nil {
+		return
+	}
+	if less := p.less.Load(); less > 0 {
+		p.less.Store(max(min(less, int32(patientRounds-2*round-impatientRounds)), 0))
+	}
+}
+
+// vain notes that a wait looked for so many rounds and had to sleep.
+func (p *Patience) vain(rounds int) {
+	if p != nil && rounds > impatientRounds {
+		p.less.Store(int32(patientRounds - max(rounds/2, impatientRounds)))
+	}
 }
 
 // TimeoutError is a wait that the deadline of its [Bound] ended. It is os.ErrDeadlineExceeded.

@@ -18,11 +18,11 @@ const (
 	// A wait looks at the word this often before it sleeps: firstLoads times at once, then in rounds of roundLoads with
 	// a yield to other goroutines before each round. Altogether 1 to 2 us, which is about what going to sleep and being
 	// woken costs the two sides: a longer look would cost more than it saves when the writer waits for this very core.
-	firstLoads = 800
-	roundLoads = 800
-	rounds     = 4
+	firstLoads      = 800
+	roundLoads      = 800
+	impatientRounds = 4
 	// With a processor for each waiter, nobody waits for this one, and 20 to 30 us are looked at: with less, ranks that come
-	// to an exchange a little apart would put each other to sleep again and again.
+	// to an exchange a little apart would put each other to sleep again and again. See Patience.
 	patientRounds = 80
 
 	// The sleep of a Word is cut into slices for the Bound's sake only, since whoever writes also wakes.
@@ -92,7 +92,7 @@ func (w *Word) WaitAtLeast(v uint32, bound Bound) error {
 
 // wait is WaitAtLeast once the value was found missing.
 func (w *Word) wait(v uint32, bound Bound) error {
-	if spin(&w.value, v, bound.Patient) {
+	if spin(&w.value, v, bound.Patience) {
 		return nil
 	}
 	for slice := firstSlice; ; slice = min(2*slice, lastSlice) {
@@ -128,7 +128,7 @@ func Publish(addr *uint32, v uint32) {
 // WaitAtLeast waits until the plain word at addr is v or beyond it, as [Word.WaitAtLeast] does. It also ends, up to a
 // millisecond late, when the word was written by something that wakes nobody.
 func WaitAtLeast(addr *uint32, v uint32, bound Bound) error {
-	if reached(atomic.LoadUint32(addr), v) || spin(addr, v, bound.Patient) {
+	if reached(atomic.LoadUint32(addr), v) || spin(addr, v, bound.Patience) {
 		return nil
 	}
 	for slice := firstPlainSlice; ; slice = min(2*slice, lastPlainSlice) {
@@ -149,31 +149,30 @@ func WaitAtLeast(addr *uint32, v uint32, bound Bound) error {
 // reached reports whether have is want or beyond it, counting in a circle.
 func reached(have, want uint32) bool { return int32(have-want) >= 0 }
 
-// spin looks at the word for a microsecond or two, or longer if patient, and reports whether it reached v.
-func spin(addr *uint32, v uint32, patient bool) bool {
+// spin looks at the word for a microsecond or two, or for as long as p has found to pay, and reports whether it reached v.
+func spin(addr *uint32, v uint32, p *Patience) bool {
 	for range firstLoads {
 		if reached(atomic.LoadUint32(addr), v) {
 			return true
 		}
 	}
 	// With one processor the writer cannot run while this goroutine looks.
-	loads, rounds := roundLoads, rounds
-	if patient {
-		rounds = patientRounds
-	}
+	loads, rounds := roundLoads, p.rounds()
 	if runtime.NumCPU() == 1 || runtime.GOMAXPROCS(0) == 1 {
-		loads = 1
+		loads, rounds = 1, impatientRounds
 	}
-	for range rounds {
+	for round := range rounds {
 		// Sleeping in the kernel keeps the processor of this goroutine from others until the scheduler takes it away,
 		// so those that are ready, the writer perhaps among them, go first.
 		runtime.Gosched()
 		for range loads {
 			if reached(atomic.LoadUint32(addr), v) {
+				p.paid(round)
 				return true
 			}
 		}
 	}
+	p.vain(rounds)
 	return false
 }
 
