@@ -24,6 +24,7 @@ var mayImport = map[string][]string{
 	"device":              {},
 	"device/host":         {"device"},
 	"device/cuda":         {"device"},
+	"device/devicetest":   {"device"},
 	"backend":             {"device", "group", "kernels/ptx"},
 	"backend/host":        {"backend", "device", "device/host", "group"},
 	"backend/native":      {"backend", "device", "device/cuda", "group"},

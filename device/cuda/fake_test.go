@@ -60,7 +60,8 @@ type fakeGraph struct {
 	work    []func() bool
 	clocks  map[*fakeStream]map[*fakeStream]int
 	objects []*fakeObject
-	busy    bool
+
+	launched, ended int // launches run one after the other, in the order of their calls
 }
 
 type fakeObject struct {
@@ -152,18 +153,16 @@ func (f *fake) enqueue(h cuda.StreamHandle, work func() bool) cuda.Result {
 // once makes work that always ends.
 func once(fn func()) func() bool { return func() bool { fn(); return true } }
 
-// replay makes work of a graph: it runs its work in order, and never twice at the same time.
+// replay makes work of a graph: it runs its work in order, after all launches before it.
 func (f *fake) replay(g *fakeGraph) func() bool {
 	for _, o := range g.objects {
 		o.refs++
 	}
-	at := -1
+	turn, at := g.launched, 0
+	g.launched++
 	return func() bool {
-		if at < 0 {
-			if g.busy {
-				return false
-			}
-			g.busy, at = true, 0
+		if g.ended != turn {
+			return false
 		}
 		for at < len(g.work) {
 			if !g.work[at]() {
@@ -171,7 +170,7 @@ func (f *fake) replay(g *fakeGraph) func() bool {
 			}
 			at++
 		}
-		g.busy, at = false, -1
+		g.ended++
 		f.release(g)
 		return true
 	}

@@ -142,29 +142,6 @@ func read(t testing.TB, d *cuda.Device, p device.Ptr, n int) []byte {
 	return b
 }
 
-// gate holds a stream up until it is opened.
-type gate struct {
-	word device.Ptr
-	by   *cuda.Stream // another stream, which opens it
-}
-
-func newGate(t testing.TB, d *cuda.Device) *gate {
-	t.Helper()
-	return &gate{word: alloc(t, d, 4), by: newStream(t, d)}
-}
-
-// hold makes s stop here.
-func (g *gate) hold(t testing.TB, s *cuda.Stream) {
-	t.Helper()
-	require.NoError(t, s.WaitValue32(g.word, 1))
-}
-
-func (g *gate) open(t testing.TB) {
-	t.Helper()
-	require.NoError(t, g.by.WriteValue32(g.word, 1))
-	synchronize(t, g.by)
-}
-
 // counter counts calls of a host function.
 type counter struct{ runs atomic.Int64 }
 

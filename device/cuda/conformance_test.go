@@ -1,0 +1,161 @@
+package cuda_test
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/device/devicetest"
+)
+
+func TestConformance(t *testing.T) {
+	h := devicetest.Harness{
+		Other: func(t testing.TB) device.Device { return openFake(t, newFake(1), nil) },
+		Held: func(d device.Device) devicetest.Held {
+			s := d.(*cuda.Device).Stats()
+			return devicetest.Held{
+				Streams: s.Streams, Events: s.Events, Graphs: s.Graphs, Allocations: s.Allocations, Bytes: s.Bytes,
+				Other: s.Modules + s.FaultWords + s.StopWords + s.HostFuncs,
+			}
+		},
+		NilStream:  (*cuda.Stream)(nil),
+		NilEvent:   (*cuda.Event)(nil),
+		Slack:      time.Millisecond,
+		Resolution: 2 * time.Microsecond,
+	}
+	t.Run("fake", func(t *testing.T) {
+		h := h
+		h.Open = func(t testing.TB, o devicetest.Options) device.Device {
+			f := newFake(1)
+			t.Cleanup(func() { f.assertEmpty(t) }) // when the device is closed
+			return openFake(t, f, &cuda.Options{WaitTimeout: o.WaitTimeout, Err: o.Err})
+		}
+		h.Allocates = []string{"all"} // the fake itself does
+		devicetest.Run(t, h)
+	})
+	t.Run("gpu", func(t *testing.T) {
+		open(t, nil) // or the test ends here; and while it is open the context stays
+		h := h
+		h.Open = func(t testing.TB, o devicetest.Options) device.Device {
+			return open(t, &cuda.Options{WaitTimeout: o.WaitTimeout, Err: o.Err})
+		}
+		h.Allocates = []string{"HostFunc", "WaitValue32", "nested Graph.Launch"}
+		devicetest.Run(t, h)
+	})
+}
+
+func TestIdentity(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		assert.Equal(t, device.CUDA, d.Kind())
+		assert.Equal(t, 0, d.Index())
+		assert.NotEmpty(t, d.Name())
+		assert.Regexp(t, `^GPU-[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`, d.UUID())
+		assert.Regexp(t, `^[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:`, d.PCIBusID())
+		assert.Positive(t, d.Multiprocessors())
+		free, total, err := d.MemInfo()
+		require.NoError(t, err)
+		assert.LessOrEqual(t, free, total)
+		n, err := d.Attribute(cuda.AttrMultiprocessors)
+		require.NoError(t, err)
+		assert.Equal(t, d.Multiprocessors(), n)
+	})
+}
+
+func TestTooLittleMemorySaysHowMuchThereIs(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		_, err := d.Alloc(1 << 50)
+		require.ErrorIs(t, err, device.ErrNoMemory)
+		require.ErrorContains(t, err, "bytes are free")
+	})
+}
+
+// The enqueueing itself may get stuck in the driver when a queue is full; a wait ends all the same.
+func TestWaitEndsInAFullQueue(t *testing.T) {
+	d := open(t, &cuda.Options{WaitTimeout: 300 * time.Millisecond})
+	s := newStream(t, d)
+	p := alloc(t, d, 8)
+	require.NoError(t, s.WaitValue32(p, 1))
+	for range 5000 {
+		require.NoError(t, s.Fill(p.Add(4), 1, 4))
+	}
+	require.ErrorIs(t, s.Synchronize(bounded(t)), os.ErrDeadlineExceeded)
+}
+
+// The device must not remember words of waits that have ended: their memory may be somebody else's by then.
+func TestEndedWaitsAreForgotten(t *testing.T) {
+	gone := errors.New("gone")
+	var lost atomic.Bool
+	opts := &cuda.Options{WaitTimeout: 50 * time.Millisecond, Err: func() error {
+		if lost.Load() {
+			return gone
+		}
+		return nil
+	}}
+	onEach(t, opts, func(t *testing.T, d *cuda.Device) {
+		lost.Store(false)
+		s := newStream(t, d)
+		p := alloc(t, d, 4)
+		require.NoError(t, s.WriteValue32(p, 5))
+		require.NoError(t, s.WaitValue32(p, 5))
+		g := capture(t, s, func() { require.NoError(t, s.WaitValue32(p, 5)) })
+		for range 3 {
+			require.NoError(t, g.Launch(s))
+		}
+		e := newEvent(t, d)
+		require.NoError(t, s.Record(e))
+		require.NoError(t, e.Synchronize(bounded(t)), "the waits have ended, and nobody asks the stream")
+		hold := make(chan struct{})
+		release := time.AfterFunc(patience, func() { close(hold) })
+		if d.Driver().Path != "fake" { // whose host functions run in whoever asks
+			require.NoError(t, s.HostFunc(func() { <-hold })) // the stream is busy with something else
+		}
+		require.NoError(t, d.CopyFromHost(p, make([]byte, 4)))
+		lost.Store(true)
+		time.Sleep(200 * time.Millisecond)
+		if release.Stop() {
+			close(hold)
+		}
+		synchronize(t, s)
+		assert.Equal(t, make([]byte, 4), read(t, d, p, 4))
+	})
+}
+
+func TestClosedStreamHasNoHandle(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		s := newStream(t, d)
+		assert.NotZero(t, s.Handle())
+		require.NoError(t, s.Close())
+		assert.Zero(t, s.Handle())
+	})
+}
+
+// What only CUDA devices have is closed with the device as well.
+func TestDeviceCloseEndsTheRest(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		_, nilErr := d.NewFaultWord(nil)
+		var arg *device.ArgumentError
+		require.ErrorAs(t, nilErr, &arg)
+		w, err := d.NewFaultWord(func(uint64) error { return errors.New("boom") })
+		require.NoError(t, err)
+		require.NoError(t, d.Close())
+		assert.Equal(t, cuda.Stats{}, d.Stats())
+
+		_, moduleErr := d.LoadModule([]byte(".version 7.0"))
+		_, faultErr := d.NewFaultWord(func(uint64) error { return nil })
+		_, _, infoErr := d.MemInfo()
+		_, attrErr := d.Attribute(cuda.AttrVMM)
+		for i, err := range []error{
+			moduleErr, faultErr, infoErr, attrErr, w.Close(), d.WithContext(func() error { return nil }),
+		} {
+			assert.ErrorIs(t, err, device.ErrClosed, "call %d", i)
+		}
+		assert.Zero(t, w.Load())
+	})
+}
