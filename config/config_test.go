@@ -292,12 +292,13 @@ func TestFileContent(t *testing.T) {
 
 func TestTypingErrorsInTheEnvironment(t *testing.T) {
 	for typed, right := range map[string]string{
-		"SYMMEM_BAKEND":      "SYMMEM_BACKEND",
-		"SYMMEM_WORLDSIZE":   "SYMMEM_WORLD_SIZE",
-		"SYMMEM_RNAK":        "SYMMEM_RANK",
-		"SYMMEM_TIME_OUT":    "SYMMEM_TIMEOUT",
-		"SYMMEM_CONFIG_FILE": "SYMMEM_CONFIG",
-		"SYMMEM_RDZV_ADDR":   "SYMMEM_RENDEZVOUS_ADDR",
+		"SYMMEM_BAKEND":       "SYMMEM_BACKEND",
+		"SYMMEM_WORLDSIZE":    "SYMMEM_WORLD_SIZE",
+		"SYMMEM_RNAK":         "SYMMEM_RANK",
+		"SYMMEM_TIME_OUT":     "SYMMEM_TIMEOUT",
+		"SYMMEM_CONFIG_FILE":  "SYMMEM_CONFIG",
+		"SYMMEM_RDZV_ADDR":    "SYMMEM_RENDEZVOUS_ADDR",
+		"SYMMEM_NCLL_LIBRARY": "SYMMEM_NCCL_LIBRARY",
 	} {
 		_, err := config.Load(&config.LoadOptions{Environ: environ(typed + "=1")})
 		require.ErrorIs(t, err, config.ErrInvalid, typed)
@@ -316,7 +317,7 @@ func TestTypingErrorsInTheEnvironment(t *testing.T) {
 func TestLegalVariables(t *testing.T) {
 	c, err := config.Load(&config.LoadOptions{Environ: environ(
 		"SYMMEM_TEST_REQUIRE=native", "SYMMEM_CONFIG=", "SYMMEM_NO_SUCH_KEY=", "SYMMEM_CHANNELS=", "SYMMEM_RANK=",
-		"RANK=7", "=C:=C:\\", "nonsense",
+		"RANK=7", "=C:=C:\\", "nonsense", "SYMMEM_CUDA_LIBRARY=/opt/libcuda.so.1", "SYMMEM_NCCL_LIBRARY=/opt/libnccl.so.2",
 	)})
 	require.NoError(t, err)
 	assert.Equal(t, config.Default().String(), c.String(), "an empty variable is unset")

@@ -137,6 +137,9 @@ func plain(s *spec, value any) any {
 	return value
 }
 
+// libraryEnvs name the files of native libraries. The packages that load them read them; they are no keys.
+var libraryEnvs = []string{"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY"}
+
 // environment gives the variables of this library that are not empty, and an error for those that nobody knows.
 func environment(environ func() []string) (map[string]string, error) {
 	if environ == nil {
@@ -153,7 +156,7 @@ func environment(environ func() []string) (map[string]string, error) {
 			vars[name] = value
 		}
 	}
-	known := []string{fileEnv}
+	known := append([]string{fileEnv}, libraryEnvs...)
 	for _, s := range specs {
 		known = append(known, s.env())
 	}

@@ -39,12 +39,18 @@ type benchSpec struct {
 	Graph       bool     `json:"graph"` // replay a captured graph instead of running each time
 	OutOfPlace  bool     `json:"out_of_place"`
 	Repetitions int      `json:"repetitions"` // of each measurement
+
+	Peer *peerSpec `json:"peer,omitempty"` // nil measures none
 }
 
 // benchRow is one measurement. A time is that of the slowest rank.
+//
+// A row that names a backend in Beside is a measurement of a peer. If it has no iterations the peer was not measured, and the note
+// says why.
 type benchRow struct {
 	Kind        string  `json:"kind"`
-	Backend     string  `json:"backend"`
+	Backend     string  `json:"backend"`          // or the peer
+	Beside      string  `json:"beside,omitempty"` // of a peer: the backend that it is compared with
 	Ranks       int     `json:"ranks"`
 	Bytes       int64   `json:"bytes"` // of one rank's message
 	DType       string  `json:"dtype,omitempty"`
@@ -53,7 +59,7 @@ type benchRow struct {
 	Chosen      string  `json:"chosen,omitempty"`    // the form that auto took
 	Mode        string  `json:"mode,omitempty"`      // eager or graph
 	Place       string  `json:"place,omitempty"`     // in place or out of place
-	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous
+	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what was measured, of a peer
 	Iterations  int     `json:"iterations"`          // back to back, in one repetition
 	Repetitions int     `json:"repetitions"`
 	Median      float64 `json:"median_us"` // of the repetitions, per iteration
@@ -61,6 +67,11 @@ type benchRow struct {
 	Max         float64 `json:"max_us"`
 	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
 	Bus         float64 `json:"bus_gb_per_s,omitempty"` // all-reduce: the same times 2(W-1)/W
+
+	// What the peer took for the same, if it was measured.
+	PeerMedian float64 `json:"peer_us,omitempty"`
+	PeerBus    float64 `json:"peer_bus_gb_per_s,omitempty"`
+	PeerRatio  float64 `json:"peer_ratio,omitempty"` // peer_us by median_us: above 1 the peer is slower
 }
 
 // benchReport is the document that --json writes.
@@ -73,7 +84,7 @@ type benchReport struct {
 	Rows    []benchRow    `json:"rows"`
 }
 
-// skippedRuns is a backend that cannot be used here.
+// skippedRuns is a backend that cannot be used here, or a peer that cannot be measured.
 type skippedRuns struct {
 	Backend string `json:"backend"`
 	Reason  string `json:"reason"`
@@ -82,6 +93,7 @@ type skippedRuns struct {
 // benchOptions are the flags of bench.
 type benchOptions struct {
 	backends, sizes, kinds, dtype, op, algorithm, mode, place string
+	peer, peerLibrary                                         string
 	jsonFile, plotFile                                        string
 	ranks, repetitions                                        int
 }
@@ -99,9 +111,14 @@ all_reduce is in place. put and get are done by all ranks at once, each with the
 signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
-Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.`,
-		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png",
-		Args:    noArgs,
+Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.
+
+On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
+and on the same stream, with as many iterations, on plain device memory. The ratio is its time divided by ours: above 1 it is
+slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on.`,
+		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png\n" +
+			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
+		Args: noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error { return a.bench(cmd, o) })
 	flags := cmd.Flags()
@@ -115,6 +132,8 @@ Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.`,
 	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
 	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
 	flags.StringVar(&o.place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
+	flags.StringVar(&o.peer, "peer", peerNone, "library to measure beside all_reduce: nccl must be there, auto takes it if it is, or none")
+	flags.StringVar(&o.peerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
 	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
 	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")
 	flags.StringVar(&o.plotFile, "plot", "", "file for a picture of the results, ending in .png")
@@ -139,6 +158,9 @@ func (o *benchOptions) spec() (benchSpec, error) {
 	}
 	if _, err := tensor.ParseDType(o.dtype); err != nil {
 		all = append(all, fmt.Errorf("--dtype: %w", err))
+	}
+	if s.Peer, err = o.peerSpec(s.Kinds); err != nil {
+		all = append(all, err)
 	}
 	if _, err := kernels.ParseOp(o.op); err != nil {
 		all = append(all, fmt.Errorf("--op: %w", err))
@@ -185,6 +207,9 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	if spec.Peer != nil {
+		spec.Peer.Multicast, spec.Peer.Timeout = cfg.Multicast == config.MulticastOn, cfg.Timeout
+	}
 	specText, err := json.Marshal(spec)
 	if err != nil {
 		return err
@@ -209,7 +234,12 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 	for _, preferences := range choice.runs {
 		show.line("starting %d ranks", o.ranks)
 		end, err := f.run(cmd.Context(), preferences, func(m message) {
-			if m.Row != nil {
+			switch {
+			case m.Row == nil:
+			case m.Row.Iterations == 0:
+				report.Skipped = append(report.Skipped, skippedRuns{Backend: m.Row.Backend + " beside " + m.Row.Beside,
+					Reason: oneLine(m.Row.Note)})
+			default:
 				report.Rows = append(report.Rows, *m.Row)
 				show.line("%s: %s of %s", m.Row.Backend, m.Row.Kind, sizeText(m.Row.Bytes))
 			}
@@ -228,6 +258,7 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 			report.Skipped = append(report.Skipped, skippedRuns{Backend: end.backend, Reason: oneLine(end.refused)})
 		}
 	}
+	report.compare()
 	if o.jsonFile == "-" {
 		err = report.writeJSON(a.out)
 	} else {

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
+	"unsafe"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -11,14 +14,40 @@ import (
 // checkChunk is how many elements are written or read at a time.
 const checkChunk = 1 << 20
 
-// checker is checkResult for the dtype of the tensor.
-type checker func(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error
+// reduction is an all-reduce whose result can be checked: of elements at in, with the result at out, which may be the same.
+type reduction struct {
+	name     string // as errors call it
+	dtype    tensor.DType
+	elements int64
+	op       kernels.Op
+	in, out  device.Ptr
+	enqueue  func() error // one run, on the stream of the bencher
+	// tolerance is how far from right, in proportion, a result may be: 0 unless it is known to be rounded.
+	tolerance float64
+	// ends checks the first and the last chunk only, where the input is known to hold zeros.
+	ends bool
+}
 
-// checkResult runs the plan once on small whole numbers, which every dtype holds exactly, compares all of the result and fills
-// the tensor with zeros. A wrong result is not measured.
-func (b *bencher) checkResult(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
+// starts gives the first element of each chunk of n elements that is filled and compared.
+func (r *reduction) starts(n int64) []int64 {
+	if r.ends && r.elements > 2*n {
+		return []int64{0, r.elements - n}
+	}
+	var all []int64
+	for at := int64(0); at < r.elements; at += n {
+		all = append(all, at)
+	}
+	return all
+}
+
+// checker is checkResult for the dtype of the reduction.
+type checker func(ctx context.Context, r reduction) error
+
+// checkResult runs the reduction once on small whole numbers, which every dtype holds exactly, compares the result and
+// fills the input with zeros. A wrong result is not measured. It is collective.
+func (b *bencher) checkResult(ctx context.Context, r reduction) error {
 	var check checker
-	switch t.DType() {
+	switch r.dtype {
 	case tensor.Float16:
 		check = checkOf(b, tensor.F16From, tensor.F16.Float32)
 	case tensor.BFloat16:
@@ -44,9 +73,9 @@ func (b *bencher) checkResult(ctx context.Context, t, out *tensor.Tensor, p *ker
 	case tensor.Uint64:
 		check = checkNumber[uint64](b)
 	default:
-		return fmt.Errorf("checking %s: there is no such dtype", t.DType())
+		return fmt.Errorf("checking %s: there is no such dtype", r.dtype)
 	}
-	return check(ctx, t, out, p, op)
+	return check(ctx, r)
 }
 
 // number is an element that Go computes with.
@@ -60,25 +89,27 @@ func checkNumber[T number](b *bencher) checker {
 
 // checkOf gives the check for elements that are made from and turned into float32.
 func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) float32) checker {
-	return func(ctx context.Context, t, out *tensor.Tensor, p *kernels.Plan, op kernels.Op) error {
-		n, w := t.NumElements(), t.WorldSize()
+	return func(ctx context.Context, r reduction) error {
+		n, w := r.elements, b.r.WorldSize()
 		chunk := make([]T, min(n, checkChunk))
+		size := r.dtype.Bytes()
+		starts := r.starts(int64(len(chunk)))
 		fill := func(value func(i int64) float32) error {
-			for at := int64(0); at < n; at += int64(len(chunk)) {
+			for _, at := range starts {
 				part := chunk[:min(int64(len(chunk)), n-at)]
 				for i := range part {
 					part[i] = from(value(at + int64(i)))
 				}
-				if err := tensor.Write(t.Local(), part, at); err != nil {
+				if err := b.r.Device().CopyFromHost(r.in.Add(at*size), bytesOf(part)); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
-		if err := fill(func(i int64) float32 { return checkValue(op, w, t.Rank(), i) }); err != nil {
+		if err := fill(func(i int64) float32 { return checkValue(r.op, w, b.r.Rank(), i) }); err != nil {
 			return err
 		}
-		if err := p.Run(b.s); err != nil {
+		if err := r.enqueue(); err != nil {
 			return err
 		}
 		if err := b.s.Synchronize(ctx); err != nil {
@@ -87,16 +118,17 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 		// The expected values repeat with the input's.
 		var want [2]float32
 		for i := range want {
-			want[i] = checkWant(op, w, int64(i))
+			want[i] = to(from(checkWant(r.op, w, int64(i))))
 		}
-		for at := int64(0); at < n; at += int64(len(chunk)) {
+		for _, at := range starts {
 			part := chunk[:min(int64(len(chunk)), n-at)]
-			if err := tensor.Read(out.Local(), part, at); err != nil {
+			if err := b.r.Device().CopyToHost(bytesOf(part), r.out.Add(at*size)); err != nil {
 				return err
 			}
 			for i, x := range part {
-				if to(x) != to(from(want[(at+int64(i))%2])) {
-					return fmt.Errorf("%s gave %v at element %d, and %v is right", p, to(x), at+int64(i), want[(at+int64(i))%2])
+				right := want[(at+int64(i))%2]
+				if off := math.Abs(float64(to(x)) - float64(right)); !(off <= r.tolerance*math.Abs(float64(right))) {
+					return fmt.Errorf("%s gave %v at element %d, and %v is right", r.name, to(x), at+int64(i), right)
 				}
 			}
 		}
@@ -106,6 +138,11 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 		}
 		return b.r.Barrier(ctx)
 	}
+}
+
+// bytesOf gives the memory of the elements, in the byte order of the machine, which is that of its devices.
+func bytesOf[T tensor.Element](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(*new(T)))
 }
 
 // checkValue is element i of rank's input: 1 or 2, or the same everywhere where sums or products of many ranks would leave the

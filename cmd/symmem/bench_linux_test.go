@@ -117,3 +117,23 @@ func TestBenchBackends(t *testing.T) {
 	assert.Contains(t, r.err, "rank 1 (process")
 	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
 }
+
+// TestBenchPeerThatCannotBe asks for NCCL beside a backend that does not work on GPUs.
+func TestBenchPeerThatCannotBe(t *testing.T) {
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", kindAllReduce + "," + kindRendezvous, "--reps", "1"}
+	r := call(t, "", environ(), append(small, "--backend", "host", "--peer", "nccl")...)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "the peer nccl cannot be measured beside backend host: NCCL works on CUDA devices")
+	assert.Contains(t, r.err, "--peer=none")
+	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
+	assert.NotContains(t, r.err, "rank", "one reason, not one for each rank")
+	assert.Empty(t, r.out, "nothing was measured")
+
+	r = call(t, "", environ(), append(small, "--backend", "all", "--peer", "nccl")...)
+	require.Equal(t, exitOK, r.status, r.err)
+	assert.Contains(t, r.out, "skipped: host: the peer nccl")
+
+	r = call(t, "", environ(), append(small, "--backend", "host")...)
+	require.Equal(t, exitOK, r.status, r.err)
+	assert.NotContains(t, r.out, "nccl", "nobody expects it there")
+}

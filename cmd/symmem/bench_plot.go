@@ -77,6 +77,9 @@ func (r *benchReport) writePlot(w io.Writer) error {
 func (r *benchRow) line() string {
 	switch r.Kind {
 	case kindAllReduce:
+		if r.Beside != "" {
+			return fmt.Sprintf("peer %s %s beside %s, %d ranks, %s", r.Backend, r.Kind, r.Beside, r.Ranks, r.Mode)
+		}
 		return fmt.Sprintf("%s %s %s, %d ranks, %s", r.Backend, r.Kind, r.Algorithm, r.Ranks, r.Mode)
 	case kindPut, kindGet, kindPutSignal:
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)

@@ -61,6 +61,7 @@ type bencher struct {
 	r    *symmem.Rank
 	rep  *reporter
 	s    device.Stream
+	peer *ncclPeer // nil if none is measured
 }
 
 func (b *bencher) run(ctx context.Context) (err error) {
@@ -68,6 +69,11 @@ func (b *bencher) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.s.Close()) }()
+	// What has to be there is looked for before anything is measured.
+	lib, refused, err := b.loadPeer(ctx)
+	if err != nil || refused {
+		return err
+	}
 	for _, kind := range b.spec.Kinds {
 		if kind == kindRendezvous { // before anything else: it also measures the first time
 			if err := b.rendezvous(ctx); err != nil {
@@ -75,14 +81,17 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		}
 	}
+	if lib != nil {
+		if refused, err := b.connectPeer(ctx, lib); err != nil || refused {
+			return err
+		}
+	}
 	for _, kind := range b.spec.Kinds {
 		switch kind {
 		case kindAllReduce:
 			for _, bytes := range b.spec.Sizes {
-				for _, alg := range b.algorithms() {
-					if err := b.allReduce(ctx, bytes, alg); err != nil {
-						return fmt.Errorf("measuring all-reduce of %s, %s: %w", sizeText(bytes), alg, err)
-					}
+				if err := b.allReduces(ctx, bytes); err != nil {
+					return err
 				}
 			}
 		case kindPlanRun:
@@ -99,6 +108,24 @@ func (b *bencher) run(ctx context.Context) (err error) {
 				}
 			}
 		}
+	}
+	return b.closePeer(ctx)
+}
+
+// allReduces measures all forms of an all-reduce of bytes and, right after them, the peer's.
+func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
+	var row *benchRow
+	for _, alg := range b.algorithms() {
+		var err error
+		if row, err = b.allReduce(ctx, bytes, alg); err != nil {
+			return fmt.Errorf("measuring all-reduce of %s, %s: %w", sizeText(bytes), alg, err)
+		}
+	}
+	if b.peer == nil || row == nil {
+		return nil
+	}
+	if err := b.peerAllReduce(ctx, *row); err != nil {
+		return fmt.Errorf("measuring NCCL's all-reduce of %s: %w", sizeText(bytes), err)
 	}
 	return nil
 }
@@ -194,7 +221,10 @@ func (b *bencher) report(ctx context.Context, row benchRow, times []float64) err
 		return nil
 	}
 	slices.Sort(slowest)
-	row.Backend, row.Ranks, row.Repetitions = b.r.Backend(), b.r.WorldSize(), len(slowest)
+	if row.Backend == "" {
+		row.Backend = b.r.Backend()
+	}
+	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
 	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
 	if row.Median > 0 && row.Kind != kindPlanRun && row.Kind != kindRendezvous {
 		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
@@ -265,13 +295,15 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 		return nil, nil, errors.Join(err, closeTensors(ctx))
 	}
 	closeAll = func(ctx context.Context) error { return errors.Join(p.Close(ctx), closeTensors(ctx)) }
-	return p, closeAll, b.checkResult(ctx, t, out, p, op)
+	return p, closeAll, b.checkResult(ctx, reduction{name: p.String(), dtype: dtype, elements: t.NumElements(), op: op,
+		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }})
 }
 
-func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) error {
+// allReduce measures one form of an all-reduce of bytes, and gives its row as far as it does not depend on the times.
+func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) (*benchRow, error) {
 	p, closeAll, err := b.plan(ctx, bytes, algorithm)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n, each := iterations(b.r.Device().Kind(), p.Bytes()), 1
 	row := benchRow{Kind: kindAllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
@@ -284,41 +316,50 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 	if b.spec.Graph {
 		row.Mode, each = "graph", min(graphRuns, n)
 		n -= n % each
-		if graph, err = b.capture(p, each); err != nil {
-			return err
+		if graph, err = b.capture(repeated(each, enqueue)); err != nil {
+			return nil, err
 		}
 		enqueue = func() error { return graph.Launch(b.s) }
 	}
 	row.Iterations = n
 	times, err := b.measure(ctx, n, each, enqueue)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := b.report(ctx, row, times.total); err != nil {
-		return err
+		return nil, err
 	}
 	if graph != nil {
 		if err := graph.Close(); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return closeAll(ctx)
+	return &row, closeAll(ctx)
 }
 
-// capture records runs of the plan.
-func (b *bencher) capture(p *kernels.Plan, runs int) (device.Graph, error) {
+// capture records what work enqueues.
+func (b *bencher) capture(work func() error) (device.Graph, error) {
 	if err := b.s.BeginCapture(); err != nil {
 		return nil, err
 	}
-	var err error
-	for range runs {
-		err = errors.Join(err, p.Run(b.s))
-	}
+	err := work()
 	graph, endErr := b.s.EndCapture()
 	if err := errors.Join(err, endErr); err != nil {
 		return nil, err
 	}
 	return graph, nil
+}
+
+// repeated is n calls of enqueue in one.
+func repeated(n int, enqueue func() error) func() error {
+	return func() error {
+		for range n {
+			if err := enqueue(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // planRun measures what one Run costs its caller, the work itself not counted.

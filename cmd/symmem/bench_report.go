@@ -37,13 +37,17 @@ func (r *benchReport) writeJSON(w io.Writer) error {
 	return err
 }
 
-// writeTable prints the rows for people: a table for each backend and thing measured.
+// writeTable prints the rows for people: a table for each backend and thing measured. What a peer took stands in the row that it
+// was measured beside.
 func (r *benchReport) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	m := r.Machine
 	fmt.Fprintf(t, "%s\n%s, %d cores, %s %s\n", r.Version, orUnknown(m.CPU), m.Cores, m.OS, m.Kernel)
-	table := ""
-	for _, row := range r.Rows {
+	table, compared := "", false
+	for i, row := range r.Rows {
+		if row.Beside != "" {
+			continue
+		}
 		title := fmt.Sprintf("%s on %s, %d ranks", row.Kind, row.Backend, row.Ranks)
 		if row.DType != "" {
 			title += fmt.Sprintf(", %s of %s", row.Op, row.DType)
@@ -55,9 +59,13 @@ func (r *benchReport) writeTable(w io.Writer) error {
 			title += ", " + row.Place
 		}
 		if title != table {
-			table = title
+			table, compared = title, r.compared(&r.Rows[i])
 			fmt.Fprintf(t, "\n%s\n", title)
-			fmt.Fprintln(t, "bytes\t\tmedian us\tmin us\tmax us\tGB/s\tbus GB/s\t")
+			fmt.Fprint(t, "bytes\t\tmedian us\tmin us\tmax us\tGB/s\tbus GB/s\t")
+			if compared {
+				fmt.Fprintf(t, "%s us\t%s bus\tratio\t", peerNCCL, peerNCCL)
+			}
+			fmt.Fprintln(t)
 		}
 		note := row.Note
 		if row.Algorithm != "" {
@@ -66,13 +74,30 @@ func (r *benchReport) writeTable(w io.Writer) error {
 				note = row.Algorithm + ": " + row.Chosen
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", sizeText(row.Bytes), note, figure(row.Median), figure(row.Min),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t", sizeText(row.Bytes), note, figure(row.Median), figure(row.Min),
 			figure(row.Max), rate(row.Bandwidth), rate(row.Bus))
+		if compared {
+			fmt.Fprintf(t, "%s\t%s\t%s\t", rate(row.PeerMedian), rate(row.PeerBus), rate(row.PeerRatio))
+		}
+		fmt.Fprintln(t)
+	}
+	for _, about := range r.abouts() {
+		fmt.Fprintf(t, "\n%s: %s; ratio: its time divided by ours\n", peerNCCL, about)
 	}
 	for _, s := range r.Skipped {
 		fmt.Fprintf(t, "\nskipped: %s: %s\n", s.Backend, s.Reason)
 	}
 	return t.Flush()
+}
+
+// compared reports whether a row of the same table as row was compared with a peer.
+func (r *benchReport) compared(row *benchRow) bool {
+	for i := range r.Rows {
+		if other := &r.Rows[i]; other.Kind == row.Kind && other.Backend == row.Backend && other.PeerRatio > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // figure gives a time in microseconds, or a rate, with about three digits.

@@ -1,0 +1,119 @@
+package nccl
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+func TestLibraryThatIsNotThere(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(LibraryEnv, dir)
+	t.Setenv(multicastEnv, "2")
+	_, err := Load(nil)
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	assert.ErrorContains(t, err, "loading NCCL")
+	assert.ErrorContains(t, err, LibraryEnv, "the error says what to do")
+	assert.Equal(t, "0", os.Getenv(multicastEnv))
+
+	path := filepath.Join(dir, "other", "libnccl.so.2.28.9")
+	_, err = Load(&Options{Path: path})
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	assert.ErrorContains(t, err, path, "the path goes before the variable")
+}
+
+func TestMulticastIsLeftAlone(t *testing.T) {
+	t.Setenv(LibraryEnv, t.TempDir())
+	t.Setenv(multicastEnv, "2")
+	_, err := Load(&Options{Multicast: true})
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	assert.Equal(t, "2", os.Getenv(multicastEnv))
+}
+
+func TestCommunicatorsMustBlock(t *testing.T) {
+	t.Setenv(LibraryEnv, t.TempDir())
+	t.Setenv(multicastEnv, "0")
+	t.Setenv(blockingEnv, "0")
+	_, err := Load(nil)
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	require.ErrorContains(t, err, blockingEnv)
+}
+
+func TestSearch(t *testing.T) {
+	t.Setenv("VIRTUAL_ENV", "/home/me/venv")
+	s := search(&Options{})
+	assert.Equal(t, LibraryEnv, s.Env)
+	assert.Equal(t, []string{"libnccl.so.2"}, s.Names)
+	assert.Equal(t, "/home/me/venv/lib/python3*/*-packages/nvidia/nccl/lib", filepath.ToSlash(s.Folders[0]))
+	for _, file := range []string{
+		"/usr/local/lib/python3.12/site-packages/nvidia/nccl/lib", "/usr/local/lib/python3.12/dist-packages/nvidia/nccl/lib",
+		"/usr/lib/python3/dist-packages/nvidia/nccl/lib", "/opt/venv/lib/python3.13/site-packages/nvidia/nccl/lib",
+		"/opt/app/.venv/lib/python3.13/site-packages/nvidia/nccl/lib",
+	} {
+		found := false
+		for _, folder := range s.Folders {
+			ok, err := filepath.Match(folder, file)
+			require.NoError(t, err)
+			found = found || ok
+		}
+		assert.True(t, found, file)
+	}
+	t.Setenv("VIRTUAL_ENV", "")
+	assert.Len(t, search(&Options{}).Folders, len(s.Folders)-1)
+}
+
+func TestOldLibraryLacksFunctions(t *testing.T) {
+	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
+	if err != nil {
+		t.Skip(err) // no system on which libraries can be loaded
+	}
+	var f functions
+	err = f.bind(lib)
+	require.ErrorIs(t, err, errs.ErrUnsupported)
+	var lacking *dl.SymbolError
+	require.ErrorAs(t, err, &lacking)
+	assert.Contains(t, lacking.Symbols, "ncclCommInitRankScalable")
+	assert.ErrorContains(t, err, "2.23.4")
+
+	// Another library in the place of NCCL is no crash, but the same error.
+	file, err := lib.File("getpid")
+	require.NoError(t, err)
+	t.Setenv(multicastEnv, "0")
+	_, err = Load(&Options{Path: file})
+	require.ErrorAs(t, err, &lacking)
+}
+
+// TestEnvironmentReachesC holds what Load relies on: variables set by Go are seen by native libraries.
+func TestEnvironmentReachesC(t *testing.T) {
+	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
+	if err != nil {
+		t.Skip(err)
+	}
+	var getenv func(name string) string
+	require.NoError(t, lib.Bind(&getenv, "getenv"))
+	t.Setenv(multicastEnv, "2")
+	t.Setenv(LibraryEnv, t.TempDir())
+	require.Equal(t, "2", getenv(multicastEnv))
+	_, err = Load(nil)
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	assert.Equal(t, "0", getenv(multicastEnv))
+}
+
+// TestTable holds that every type in the table can be passed to C, where no library is needed to find out.
+func TestTable(t *testing.T) {
+	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
+	if err != nil {
+		t.Skip(err)
+	}
+	var f functions
+	for _, fn := range []any{&f.getVersion, &f.getUniqueID, &f.getErrorString, &f.getLastError, &f.commInitRankScalable,
+		&f.commDestroy, &f.commAbort, &f.allReduce} {
+		assert.NoError(t, lib.Bind(fn, "getpid"), "%T", fn)
+	}
+}
