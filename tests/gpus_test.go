@@ -1,6 +1,9 @@
 package tests
 
 import (
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,10 +23,21 @@ func gpus(t *testing.T) int {
 	return int(n)
 }
 
-// requireGPUs skips the test if the backend works on GPUs and there is not one for each rank.
+// requireGPUs skips the test if the backend works on GPUs and there is not one for each rank. Under SYMMEM_TEST_REQUIRE with
+// gpus=N among its names, that is a failure for up to N ranks.
 func requireGPUs(t *testing.T, name string, ranks int) {
 	t.Helper()
 	if have := gpus(t); name != "host" && have < ranks {
+		for _, r := range required() {
+			if n, ok := strings.CutPrefix(r, "gpus="); ok {
+				must, err := strconv.Atoi(n)
+				require.NoError(t, err, "SYMMEM_TEST_REQUIRE has %s", r)
+				require.Less(t, must, ranks, "SYMMEM_TEST_REQUIRE has %s, and there are %d GPUs", r, have)
+			}
+		}
 		t.Skipf("backend %s: %d ranks need as many GPUs, and there are %d", name, ranks, have)
 	}
 }
+
+// required is what must not be skipped: names of backends, and gpus=N.
+func required() []string { return strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ",") }

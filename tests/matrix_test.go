@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,7 +42,7 @@ func requireBackend(t *testing.T, name string) {
 		if !errors.Is(r.Err, backend.ErrUnavailable) && !errors.Is(r.Err, backend.ErrUnsupported) {
 			require.NoError(t, r.Err)
 		}
-		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), name) {
+		if slices.Contains(required(), name) {
 			require.NoErrorf(t, r.Err, "SYMMEM_TEST_REQUIRE names backend %s", name)
 		}
 		t.Skipf("backend %s: %v", name, r.Err)
