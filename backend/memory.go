@@ -70,13 +70,7 @@ func NewMemory(b Backend, g *group.Group, opts *MemoryOptions) *Memory {
 	}
 	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
 	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
-	here, members := 0, g.Members()
-	for _, peer := range members {
-		if peer.BootID == members[g.Rank()].BootID {
-			here++
-		}
-	}
-	m.oversubscribed = here > min(runtime.NumCPU(), runtime.GOMAXPROCS(0)*processes(members))
+	m.oversubscribed = oversubscribed(g)
 	m.log = m.opts.Logger
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
@@ -85,13 +79,17 @@ func NewMemory(b Backend, g *group.Group, opts *MemoryOptions) *Memory {
 	return m
 }
 
-// processes counts the processes that the ranks of this host are in; those that share one share its processors too.
-func processes(members []group.Member) int {
-	seen := map[string]bool{}
-	for _, m := range members {
-		seen[m.Process] = true
+// oversubscribed reports whether the ranks on this host are more than the processors that their processes may use.
+func oversubscribed(g *group.Group) bool {
+	members := g.Members()
+	ranks, processes := 0, map[string]bool{}
+	for _, peer := range members {
+		if peer.BootID == members[g.Rank()].BootID {
+			ranks++
+			processes[peer.Process] = true
+		}
 	}
-	return len(seen)
+	return ranks > min(runtime.NumCPU(), runtime.GOMAXPROCS(0)*len(processes))
 }
 
 // Backend is the backend below.

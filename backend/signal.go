@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/symmem/symmem/device"
@@ -28,8 +29,12 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	} else {
 		s, err = newDeviceSignals(ctx, m)
 	}
-	if err != nil {
-		return fmt.Errorf("making signal pads: %w", err)
+	// Whoever fails tells the others, who would wait for its signals in vain.
+	if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {
+		if err == nil {
+			vote = errors.Join(vote, s.close())
+		}
+		return fmt.Errorf("making signal pads: %w", vote)
 	}
 	m.signals.Store(&s)
 	return nil

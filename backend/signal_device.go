@@ -51,9 +51,8 @@ func newDeviceSignals(ctx context.Context, m *Memory) (_ *deviceSignals, err err
 	}
 	d := &deviceSignals{memory: m, launches: make([]atomic.Pointer[device.PreparedLaunch], launchKinds*channels*size)}
 	defer func() {
-		// Whoever fails tells the others, who would wait for its signals in vain.
-		if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {
-			err = errors.Join(vote, d.close())
+		if err != nil {
+			err = errors.Join(err, d.close())
 		}
 	}()
 	if d.fault, err = faults.NewFaultWord(d.decode); err != nil {
