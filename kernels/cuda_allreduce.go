@@ -12,24 +12,6 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// form is a plan before it has its channel.
-type form interface {
-	// purpose says what else, besides the plan's name, the ranks must agree on.
-	purpose() string
-	// channelBytes is the size of the channel.
-	channelBytes() int64
-	// prepare makes the plan's work once the channel is there.
-	prepare(p *Plan, op Op, firstEpoch uint32) (work, error)
-}
-
-// newForm gives the form of a plan whose request was checked, or some form if it is wrong.
-func newForm(p *Plan, op Op, inPlace bool) form {
-	if p.device.Kind() != device.CUDA {
-		return hostLayout{size: p.in.WorldSize(), bytes: p.in.Bytes(), staged: p.algorithm == OneShot}
-	}
-	return newCUDAForm(p, op, inPlace)
-}
-
 // cudaForm is an all-reduce on a CUDA device: which kernel, and how it is launched.
 type cudaForm struct {
 	layout  ptx.Layout
@@ -230,10 +212,14 @@ func (w *cudaWork) enqueue(s device.Stream, recorded bool) error {
 	}
 	if recorded {
 		w.captured.Store(true)
-	} else {
-		w.enqueued.Add(1)
+		return w.launch.Launch(s)
 	}
-	return w.launch.Launch(s)
+	w.enqueued.Add(1)
+	err := w.launch.Launch(s)
+	if err != nil {
+		w.enqueued.Add(^uint32(0)) // it will not run
+	}
+	return err
 }
 
 // settled compares the count of runs that each block keeps in the channel with how many were enqueued. Once runs were recorded

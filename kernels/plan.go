@@ -38,6 +38,24 @@ type Plan struct {
 	stream atomic.Pointer[device.Stream] // of the last Run that was not recorded
 }
 
+// form is a plan before it has its channel.
+type form interface {
+	// purpose says what else, besides the plan's name, the ranks must agree on.
+	purpose() string
+	// channelBytes is the size of the channel.
+	channelBytes() int64
+	// prepare makes the plan's work once the channel is there.
+	prepare(p *Plan, op Op, firstEpoch uint32) (work, error)
+}
+
+// newForm gives the form of a plan whose request was checked, or some form if it is wrong.
+func newForm(p *Plan, op Op, inPlace bool) form {
+	if p.device.Kind() != device.CUDA {
+		return hostLayout{size: p.in.WorldSize(), bytes: p.in.Bytes(), staged: p.algorithm == OneShot}
+	}
+	return newCUDAForm(p, op, inPlace)
+}
+
 // work is what a plan enqueues, on one kind of device.
 type work interface {
 	// enqueue enqueues one run on s, or records it. It allocates nothing.
