@@ -134,11 +134,8 @@ func agreementCases() []Case {
 			return t.Close(ctx)
 		}),
 		mk("op", func(ctx context.Context, e *Env) error {
-			t, err := e.R.Empty(ctx, tensor.Float32, 64)
+			t, err := e.mapped(ctx, tensor.Float32, 64)
 			if err != nil {
-				return err
-			}
-			if err := t.Rendezvous(ctx); err != nil {
 				return err
 			}
 			op := kernels.Sum
@@ -154,11 +151,8 @@ func agreementCases() []Case {
 			return t.Close(ctx)
 		}),
 		mk("plan_on_one_rank_fails", func(ctx context.Context, e *Env) error {
-			t, err := e.R.Empty(ctx, tensor.Float32, 64)
+			t, err := e.mapped(ctx, tensor.Float32, 64)
 			if err != nil {
-				return err
-			}
-			if err := t.Rendezvous(ctx); err != nil {
 				return err
 			}
 			op := kernels.Sum

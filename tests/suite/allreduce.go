@@ -289,11 +289,8 @@ func everyCountCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 		if !e.supported(alg, dtype, kernels.Sum) {
 			continue
 		}
-		whole, err := e.R.Empty(ctx, dtype, 1100)
+		whole, err := e.mapped(ctx, dtype, 1100)
 		if err != nil {
-			return err
-		}
-		if err := whole.Rendezvous(ctx); err != nil {
 			return err
 		}
 		for i, n := range counts {
@@ -351,11 +348,8 @@ func specialValuesCase(ctx context.Context, e *Env, alg kernels.Algorithm) error
 			if !e.supported(alg, dtype, op) {
 				continue
 			}
-			t, err := e.R.Empty(ctx, dtype, n)
+			t, err := e.mapped(ctx, dtype, n)
 			if err != nil {
-				return err
-			}
-			if err := t.Rendezvous(ctx); err != nil {
 				return err
 			}
 			at := func(rank int, i int64) float64 {
@@ -416,11 +410,8 @@ func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 			if !e.supported(alg, dtype, op) {
 				continue
 			}
-			t, err := e.R.Empty(ctx, dtype, n)
+			t, err := e.mapped(ctx, dtype, n)
 			if err != nil {
-				return err
-			}
-			if err := t.Rendezvous(ctx); err != nil {
 				return err
 			}
 			var in, want []byte
@@ -514,11 +505,8 @@ func referenceFloat(dtype tensor.DType, op kernels.Op, vals []float64) float64 {
 
 // epochWrapCase counts runs across the point where the epoch wraps around.
 func epochWrapCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 300)
+	t, err := e.mapped(ctx, tensor.Float32, 300)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg, FirstEpoch: math.MaxUint32 - 9})
@@ -628,11 +616,8 @@ func backToBackCase(ctx context.Context, e *Env) error {
 // choiceCase: Auto picks a form by size, and it is the same on every rank (or the plan could not be made).
 func choiceCase(ctx context.Context, e *Env) error {
 	for _, n := range []int64{1, 1 << 10, 1 << 14, 1 << 18} {
-		t, err := e.R.Empty(ctx, tensor.Float32, n)
+		t, err := e.mapped(ctx, tensor.Float32, n)
 		if err != nil {
-			return err
-		}
-		if err := t.Rendezvous(ctx); err != nil {
 			return err
 		}
 		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)

@@ -46,11 +46,8 @@ func badShapesCase(ctx context.Context, e *Env) error {
 }
 
 func badArgumentsCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 10, 4)
+	t, err := e.mapped(ctx, tensor.Float32, 10, 4)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	scalar, err := e.R.Empty(ctx, tensor.Float32)

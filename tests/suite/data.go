@@ -210,6 +210,15 @@ func sameEverywhere(ctx context.Context, e *Env, b []byte) error {
 	return nil
 }
 
+// mapped is a tensor after its rendezvous.
+func (e *Env) mapped(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
+	t, err := e.R.Empty(ctx, dtype, shape...)
+	if err != nil {
+		return nil, err
+	}
+	return t, t.Rendezvous(ctx)
+}
+
 // private is memory of the device that is not symmetric.
 func private(e *Env, bytes int64) (device.Ptr, func() error, error) {
 	p, err := e.R.Device().Alloc(max(bytes, 1))

@@ -46,11 +46,8 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 // roundsCase allocates, makes the rendezvous and closes again and again, and looks for what has become more.
 func roundsCase(ctx context.Context, e *Env, rounds int) error {
 	once := func(i int) error {
-		t, err := e.R.Empty(ctx, tensor.Float32, int64(1+i%5000))
+		t, err := e.mapped(ctx, tensor.Float32, int64(1+i%5000))
 		if err != nil {
-			return err
-		}
-		if err := t.Rendezvous(ctx); err != nil {
 			return err
 		}
 		return t.Close(ctx)
@@ -85,11 +82,8 @@ func roundsCase(ctx context.Context, e *Env, rounds int) error {
 
 // plansCase makes many plans: the workspace is given back.
 func plansCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 2000)
+	t, err := e.mapped(ctx, tensor.Float32, 2000)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	for i := range 50 {
@@ -120,11 +114,8 @@ func plansCase(ctx context.Context, e *Env) error {
 // busyCloseCase closes a tensor that the device still works on, with a context that ends before: nothing is taken from under
 // the work, and closing again works.
 func busyCloseCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, 1000)
+	t, err := e.mapped(ctx, tensor.Int64, 1000)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	src, err := e.R.Empty(ctx, tensor.Int64, 1000)

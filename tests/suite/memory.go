@@ -84,11 +84,8 @@ func allocateCase(ctx context.Context, e *Env, dtype tensor.DType) error {
 
 // shapeCase makes every call of a tensor of the shape; empty ones and scalars behave like all others.
 func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
-	t, err := e.R.Empty(ctx, tensor.Int32, shape...)
+	t, err := e.mapped(ctx, tensor.Int32, shape...)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	n := t.NumElements()
@@ -139,11 +136,8 @@ func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
 		return err
 	}
 	peer := (e.R.Rank() + 1) % e.R.WorldSize()
-	other, err := e.R.Empty(ctx, tensor.Int32, shape...)
+	other, err := e.mapped(ctx, tensor.Int32, shape...)
 	if err != nil {
-		return err
-	}
-	if err := other.Rendezvous(ctx); err != nil {
 		return err
 	}
 	if err := errors.Join(other.Put(e.S, peer, t), other.Barrier(e.S, 1), other.Get(e.S, peer, t), other.Barrier(e.S, 1)); err != nil {
@@ -265,11 +259,8 @@ func slicesCase(ctx context.Context, e *Env) error {
 	if !e.R.Capabilities().PeerPointers {
 		return nil
 	}
-	t, err := e.R.Empty(ctx, tensor.Int64, 11, 7)
+	t, err := e.mapped(ctx, tensor.Int64, 11, 7)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	mid, err := t.Slice(3, 8)
@@ -342,11 +333,8 @@ func sliceRendezvousCase(ctx context.Context, e *Env) error {
 }
 
 func peerTableCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 50)
+	t, err := e.mapped(ctx, tensor.Float32, 50)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	s, err := t.Slice(9, 20)
@@ -380,11 +368,8 @@ func peerTableCase(ctx context.Context, e *Env) error {
 }
 
 func contiguousCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, 513)
+	t, err := e.mapped(ctx, tensor.Int64, 513)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	s, err := t.Slice(101, 377)
@@ -467,11 +452,8 @@ func findCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	b, err := e.R.Empty(ctx, tensor.Uint8, 5000)
+	b, err := e.mapped(ctx, tensor.Uint8, 5000)
 	if err != nil {
-		return err
-	}
-	if err := b.Rendezvous(ctx); err != nil {
 		return err
 	}
 	for _, at := range []int64{0, 1, 2500, 4999} {
@@ -624,11 +606,8 @@ func adoptedCase(ctx context.Context, e *Env) error {
 // largeCase reaches beyond 2 GiB, where 32-bit offsets end. It touches little of it, so that small machines have it too.
 func largeCase(ctx context.Context, e *Env) error {
 	const n = 1<<31 + 4096
-	t, err := e.R.Empty(ctx, tensor.Uint8, n)
+	t, err := e.mapped(ctx, tensor.Uint8, n)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	const at = n - 3

@@ -22,18 +22,9 @@ func signalCases() []Case {
 	}
 }
 
-// mapped is a small tensor after its rendezvous.
-func mapped(ctx context.Context, e *Env) (*tensor.Tensor, error) {
-	t, err := e.R.Empty(ctx, tensor.Int64, 16)
-	if err != nil {
-		return nil, err
-	}
-	return t, t.Rendezvous(ctx)
-}
-
 // countedCase sends many signals before the first is waited for: none is lost, none is too many.
 func countedCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}
@@ -78,7 +69,7 @@ func countedCase(ctx context.Context, e *Env) error {
 
 // channelsCase: a signal on one channel is none on another.
 func channelsCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}
@@ -101,7 +92,7 @@ func channelsCase(ctx context.Context, e *Env) error {
 }
 
 func selfSignalCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}
@@ -111,7 +102,7 @@ func selfSignalCase(ctx context.Context, e *Env) error {
 
 // holdsUpCase: a wait holds its stream up until the signal, and work enqueued behind it has not run before.
 func holdsUpCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}
@@ -141,11 +132,8 @@ func holdsUpCase(ctx context.Context, e *Env) error {
 
 // barrierCase: what was written before a barrier is seen by all after it, many times, with ranks that come late.
 func barrierCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, int64(e.R.WorldSize()))
+	t, err := e.mapped(ctx, tensor.Int64, int64(e.R.WorldSize()))
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	src, err := e.R.Empty(ctx, tensor.Int64, 1)
@@ -189,7 +177,7 @@ func barrierCase(ctx context.Context, e *Env) error {
 
 // signalGraphCase: counters are advanced by the device, so that a graph can be replayed.
 func signalGraphCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}
@@ -218,7 +206,7 @@ func signalGraphCase(ctx context.Context, e *Env) error {
 
 // twoStreamsCase: barriers of two streams on two channels do not disturb each other, whichever a rank enqueues first.
 func twoStreamsCase(ctx context.Context, e *Env) error {
-	t, err := mapped(ctx, e)
+	t, err := e.mapped(ctx, tensor.Int64, 16)
 	if err != nil {
 		return err
 	}

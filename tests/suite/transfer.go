@@ -362,11 +362,8 @@ func preparedGraphCase(ctx context.Context, e *Env) error {
 
 // transferStatesCase walks a transfer through its states.
 func transferStatesCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 100)
+	t, err := e.mapped(ctx, tensor.Float32, 100)
 	if err != nil {
-		return err
-	}
-	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	x, err := tensor.PrepareTransfer(backend.Write, e.R.Rank(), tensor.Pair{Local: t, Remote: t})
@@ -425,22 +422,15 @@ func transferStatesCase(ctx context.Context, e *Env) error {
 // transferErrorsCase: each way to ask for a transfer that cannot be is an error of its own.
 func transferErrorsCase(ctx context.Context, e *Env) error {
 	m := e.R.Memory()
-	mk := func(dtype tensor.DType, n int64) (*tensor.Tensor, error) {
-		t, err := e.R.Empty(ctx, dtype, n)
-		if err != nil {
-			return nil, err
-		}
-		return t, t.Rendezvous(ctx)
-	}
-	t, err := mk(tensor.Float32, 100)
+	t, err := e.mapped(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
-	other, err := mk(tensor.Int32, 100)
+	other, err := e.mapped(ctx, tensor.Int32, 100)
 	if err != nil {
 		return err
 	}
-	longer, err := mk(tensor.Float32, 101)
+	longer, err := e.mapped(ctx, tensor.Float32, 101)
 	if err != nil {
 		return err
 	}
