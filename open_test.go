@@ -167,6 +167,35 @@ func onLocal(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) er
 	return errors.Join(errs...)
 }
 
+// TestForgottenSubGroups: sub-groups that were not closed are closed with their parent, the youngest first.
+func TestForgottenSubGroups(t *testing.T) {
+	forgotten := make([]*symmem.Rank, 3)
+	require.NoError(t, onLocal(t, 3, func(ctx context.Context, r *symmem.Rank) error {
+		all, err := r.Sub(ctx, []int{0, 1, 2})
+		if err != nil {
+			return err
+		}
+		forgotten[r.Rank()] = all
+		if _, err := all.Sub(ctx, []int{r.Rank()}); err != nil {
+			return err
+		}
+		if r.Rank() != 1 {
+			if _, err := r.Sub(ctx, []int{0, 2}); err != nil {
+				return err
+			}
+		}
+		x, err := all.Empty(ctx, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		return x.Rendezvous(ctx)
+	}))
+	for _, all := range forgotten {
+		require.ErrorIs(t, all.Err(), symmem.ErrClosed)
+		require.ErrorIs(t, all.Close(t.Context()), symmem.ErrClosed)
+	}
+}
+
 // TestRunAllocatesNothing: neither enqueueing a plan nor running it allocates.
 func TestRunAllocatesNothing(t *testing.T) {
 	for _, alg := range kernels.Algorithms(device.Host) {

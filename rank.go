@@ -109,7 +109,7 @@ func (r *Rank) Close(ctx context.Context) error {
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), ErrClosed)
 	}
 	r.closed = true
-	subs := r.subs
+	subs := slices.Clone(r.subs) // each takes itself out of the list
 	r.mu.Unlock()
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
