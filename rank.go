@@ -85,7 +85,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 		return nil, fmt.Errorf("making a sub-group: %w", err)
 	}
 	env := r.env
-	env.Group, env.Opened = g, r.Device()
+	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
 	m, err := backend.Open(ctx, r.name, &env, &r.memOpts)
 	if err != nil {
 		ctx, cancel := afterwards(ctx, r.timeout)

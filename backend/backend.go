@@ -79,6 +79,9 @@ type Env struct {
 	// Opened, unless nil, is a device that is already open and that the backend uses without owning it: a sub-group uses its
 	// parent's, so that their work can share streams.
 	Opened device.Device
+	// Parent, unless nil, is the backend of the group that this one is a part of, open and used by other goroutines too: a
+	// backend may share what it holds.
+	Parent Backend
 	// ShareDevice allows several ranks on one device.
 	ShareDevice bool
 	// Multicast is "auto", "on" or "off".

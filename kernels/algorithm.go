@@ -28,13 +28,17 @@ const (
 	TwoShotFlow                      // CUDA: push parts to their owners in laps, store results to every output
 	OneShotMultimem                  // CUDA: the NVLink switch adds; sums of f32, f16, bf16
 	TwoShotMultimem                  // CUDA: the NVLink switch adds and spreads; sums of f32, f16, bf16
+	NCCL                             // NCCL's own all-reduce, on memory of backend nccl
+	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
+	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
 	algorithms
 )
 
 var algorithmNames = [...]string{
 	Auto: "auto", OneShot: "one_shot", TwoShot: "two_shot", OneShotLL: "one_shot_ll", OneShotPush: "one_shot_push",
 	OneShotPull: "one_shot_pull", TwoShotPush: "two_shot_push", TwoShotPull: "two_shot_pull", TwoShotFlow: "two_shot_flow",
-	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem",
+	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem", NCCL: "nccl", NCCLSymmetric: "nccl_symmetric",
+	NVSHMEM: "nvshmem",
 }
 
 // ptxForms gives the compiled form of each algorithm that is one.
@@ -43,28 +47,57 @@ var ptxForms = map[Algorithm]ptx.Form{
 	TwoShotPull: ptx.TwoShotPull, TwoShotFlow: ptx.TwoShotFlow, OneShotMultimem: ptx.OneShotMultimem, TwoShotMultimem: ptx.TwoShotMultimem,
 }
 
-// Algorithms lists the forms that a kind of device has, Auto excluded, families excluded where their members are listed.
+// Algorithms lists the forms that this package has for a kind of device, Auto excluded, families excluded where their members
+// are listed.
 func Algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot, TwoShot}
 	}
 	var all []Algorithm
 	for a := OneShotLL; a < algorithms; a++ {
-		all = append(all, a)
+		if a.Backend() == "" {
+			all = append(all, a)
+		}
 	}
 	return all
+}
+
+// LibraryAlgorithms lists the forms that the library below a backend has, for the memory of that backend. What they give is the
+// same on every rank, but not the sum in the order of the ranks that this package's own forms give.
+func LibraryAlgorithms(backend string) []Algorithm {
+	var all []Algorithm
+	for a := Auto; a < algorithms; a++ {
+		if b := a.Backend(); b != "" && b == backend {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// Backend is the name of the backend whose library has the form, or "" if this package has it, for every backend.
+func (a Algorithm) Backend() string {
+	switch a {
+	case NCCL, NCCLSymmetric:
+		return "nccl"
+	case NVSHMEM:
+		return "nvshmem"
+	}
+	return ""
 }
 
 // NeedsMulticast reports whether the form needs tensors that have a multicast address.
 func (a Algorithm) NeedsMulticast() bool { return a == OneShotMultimem || a == TwoShotMultimem }
 
-// Supported reports whether a kind of device has a kernel of the form for elements of dtype, op and world size.
+// Supported reports whether a kind of device, or the library that has the form, has a kernel of the form for elements of dtype, op and world size.
 func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSize int) bool {
 	if !dtype.Valid() || !op.Valid() {
 		return false
 	}
 	if kind != device.CUDA {
 		return slices.Contains(Algorithms(kind), a)
+	}
+	if a.Backend() != "" {
+		return libraryHas(a, dtype, op)
 	}
 	form, ok := ptxForms[a]
 	if !ok {

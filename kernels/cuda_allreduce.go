@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -71,7 +72,7 @@ type cudaWork struct {
 	captured atomic.Bool   // a run was recorded, so that nobody knows how many there were
 }
 
-func (f cudaForm) prepare(p *Plan, op Op, firstEpoch uint32) (_ work, err error) {
+func (f cudaForm) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) (_ work, err error) {
 	w := &cudaWork{plan: p, layout: f.layout, first: firstEpoch}
 	defer func() {
 		if err != nil {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 
@@ -20,7 +21,7 @@ type hostWork struct {
 func (l hostLayout) purpose() string     { return "" }
 func (l hostLayout) channelBytes() int64 { return l.total() }
 
-func (l hostLayout) prepare(p *Plan, op Op, firstEpoch uint32) (work, error) {
+func (l hostLayout) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) (work, error) {
 	k, err := newHostAllReduce(p, op, l, firstEpoch)
 	if err != nil {
 		return nil, err

@@ -44,12 +44,15 @@ type form interface {
 	purpose() string
 	// channelBytes is the size of the channel.
 	channelBytes() int64
-	// prepare makes the plan's work once the channel is there.
-	prepare(p *Plan, op Op, firstEpoch uint32) (work, error)
+	// prepare makes the plan's work once the channel is there. Every rank is in it at the same time.
+	prepare(ctx context.Context, p *Plan, op Op, firstEpoch uint32) (work, error)
 }
 
 // newForm gives the form of a plan whose request was checked, or some form if it is wrong.
 func newForm(p *Plan, op Op, inPlace bool) form {
+	if p.algorithm.Backend() != "" {
+		return libraryForm{}
+	}
 	if p.device.Kind() != device.CUDA {
 		return hostLayout{size: p.in.WorldSize(), bytes: p.in.Bytes(), staged: p.algorithm == OneShot}
 	}
@@ -104,7 +107,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
-	p.work, err = form.prepare(p, op, opts.FirstEpoch)
+	p.work, err = form.prepare(ctx, p, op, opts.FirstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
 		if p.work != nil {
@@ -124,6 +127,10 @@ func checkAllReduce(p *Plan, op Op, inPlace bool) error {
 	if p.algorithm < Auto || p.algorithm >= algorithms {
 		return errs.Invalid(name, "Algorithm", p.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms(p.device.Kind())...)))
 	}
+	have := p.in.Memory().Backend().Name()
+	if b := p.algorithm.Backend(); b != "" && b != have {
+		return fmt.Errorf("%s is the all-reduce of the library below backend %s, and this memory is of backend %s: %w", p.algorithm, b, have, ErrUnsupported)
+	}
 	if !Supported(p.device.Kind(), p.algorithm, p.in.DType(), op, p.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", p.name, p.device.Kind(), ErrUnsupported)
 	}
@@ -132,7 +139,7 @@ func checkAllReduce(p *Plan, op Op, inPlace bool) error {
 			return err
 		}
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); err != nil {
+			if _, err := t.Remote(r); err != nil && p.algorithm.Backend() == "" {
 				return err
 			}
 		}

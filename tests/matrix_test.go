@@ -51,7 +51,7 @@ func requireBackend(t *testing.T, name string) {
 
 // options are the suite's for a backend and world size.
 func options(name string, size int) *suite.Options {
-	o := &suite.Options{Device: device.CUDA, World: size, Short: size != full || testing.Short()}
+	o := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: size != full || testing.Short()}
 	if name == "host" {
 		o.Device = device.Host
 	}
@@ -142,7 +142,7 @@ func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any))
 	if err != nil {
 		return err
 	}
-	opts := &suite.Options{Device: r.Device().Kind(), World: r.WorldSize(), Short: arg == "short"}
+	opts := &suite.Options{Device: r.Device().Kind(), Backend: r.Backend(), World: r.WorldSize(), Short: arg == "short"}
 	var report func(suite.Result)
 	if r.Rank() == 0 {
 		report = func(res suite.Result) { say(res) }

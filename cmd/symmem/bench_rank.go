@@ -140,7 +140,7 @@ func (b *bencher) algorithms() []string {
 	op, _ := kernels.ParseOp(b.spec.Op)
 	var names []string
 	kind := b.r.Device().Kind()
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
 		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
 			names = append(names, alg.String())
 		}

@@ -87,8 +87,11 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 			return err
 		}
 	}
-	if _, err := chooseCases(o, device.Host, o.ranks); err != nil {
-		return err
+	// Which device a backend has is known once it is open; a filter that matches on none is refused now.
+	if _, err := chooseCases(o, "", device.Host, o.ranks); err != nil {
+		if _, onGPU := chooseCases(o, "", device.CUDA, o.ranks); onGPU != nil {
+			return err
+		}
 	}
 	if o.ranks < 1 || o.ranks > maxRanks {
 		return usagef("--ranks is %d; 1 to %d are allowed", o.ranks, maxRanks)
@@ -148,9 +151,9 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 	return nil
 }
 
-// chooseCases gives the cases for a kind of device and a world size, the same that each rank finds.
-func chooseCases(o verifyOptions, kind device.Kind, ranks int) ([]suite.Case, error) {
-	opts, err := o.suiteOptions(kind, ranks)
+// chooseCases gives the cases for a backend, its kind of device and a world size, the same that each rank finds.
+func chooseCases(o verifyOptions, name string, kind device.Kind, ranks int) ([]suite.Case, error) {
+	opts, err := o.suiteOptions(name, kind, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -161,8 +164,8 @@ func chooseCases(o verifyOptions, kind device.Kind, ranks int) ([]suite.Case, er
 	return cases, nil
 }
 
-func (o *verifyOptions) suiteOptions(kind device.Kind, ranks int) (*suite.Options, error) {
-	opts := &suite.Options{Device: kind, World: ranks, Short: o.short}
+func (o *verifyOptions) suiteOptions(name string, kind device.Kind, ranks int) (*suite.Options, error) {
+	opts := &suite.Options{Backend: name, Device: kind, World: ranks, Short: o.short}
 	if o.filter != "" {
 		filter, err := regexp.Compile(o.filter)
 		if err != nil {
@@ -189,7 +192,7 @@ func (a *app) verifyBackend(
 	end, err := f.run(ctx, preferences, func(m message) {
 		if m.Opened != "" {
 			name, opened = m.Opened, true
-			cases, _ = chooseCases(o, m.Device, f.ranks) // the filter was tried before
+			cases, _ = chooseCases(o, m.Opened, m.Device, f.ranks) // the filter was tried before
 		}
 		if m.Result != nil {
 			b.Results = append(b.Results, *m.Result)
@@ -310,7 +313,7 @@ func (a *app) verifyRankCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: verifyRank, Short: "Be one rank of verify", Hidden: true, Args: noArgs}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
 		return a.rankMain(cmd, fd, func(ctx context.Context, r *symmem.Rank, rep *reporter) error {
-			cases, err := chooseCases(o, r.Device().Kind(), r.WorldSize())
+			cases, err := chooseCases(o, r.Backend(), r.Device().Kind(), r.WorldSize())
 			if err != nil {
 				return err
 			}

@@ -33,7 +33,7 @@ func TestVerify(t *testing.T) {
 	b := v.Backends[0]
 	assert.Equal(t, "host", b.Name)
 	assert.Equal(t, suite.Passed, b.Status)
-	opts, err := (&verifyOptions{filter: fewCases, short: true}).suiteOptions(device.Host, 2)
+	opts, err := (&verifyOptions{filter: fewCases, short: true}).suiteOptions("host", device.Host, 2)
 	require.NoError(t, err)
 	cases := suite.Cases(opts)
 	require.Len(t, b.Results, len(cases))

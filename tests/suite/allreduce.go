@@ -107,6 +107,41 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 	)
 }
 
+// libraryCases: the all-reduces of the library below the backend, on the same tensors.
+func libraryCases(kind device.Kind, backend string, world int) []Case {
+	var cases []Case
+	for _, alg := range kernels.LibraryAlgorithms(backend) {
+		for _, dtype := range tensor.DTypes() {
+			for _, op := range kernels.Ops() {
+				// Libraries multiply and average in an order of their own, which shows where a result has to be rounded.
+				exact := op != kernels.Avg && op != kernels.Prod || world == 1 || world == 2 || world == 4
+				if !exact || !kernels.Supported(kind, alg, dtype, op, world) {
+					continue
+				}
+				for i, m := range []mode{blocked, delayed, graph} {
+					if m != blocked && op != kernels.Sum {
+						continue
+					}
+					r := reduction{alg, dtype, op, i%2 == 0, 2050 + int64(i), m}
+					c := Case{Name: r.name(), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }}
+					if m == graph {
+						c.Needs = []string{"graphs"}
+					}
+					cases = append(cases, c)
+				}
+			}
+		}
+		for _, n := range []int64{0, 1, 17, 1048577} {
+			r := reduction{alg, tensor.Float32, kernels.Sum, n%2 == 1, n, blocked}
+			cases = append(cases, Case{Name: r.name(), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }})
+		}
+		cases = append(cases, Case{Name: fmt.Sprintf("all_reduce/%s/replay_100", alg), Needs: []string{"graphs"}, Run: func(ctx context.Context, e *Env) error {
+			return replayCase(ctx, e, alg)
+		}})
+	}
+	return cases
+}
+
 // supported reports whether this rank's device has the kernel.
 func (e *Env) supported(alg kernels.Algorithm, dtype tensor.DType, op kernels.Op) bool {
 	return kernels.Supported(e.R.Device().Kind(), alg, dtype, op, e.R.WorldSize())
@@ -672,10 +707,16 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 		}
 		return err
 	}
+	foreign := kernels.NCCL
+	if e.R.Backend() == foreign.Backend() {
+		foreign = kernels.NVSHMEM
+	}
 	err = errors.Join(
 		wantArgument("no tensor", refused(nil, kernels.Sum, nil)),
 		wantArgument("an unknown op", refused(t, 0, nil), "Op(0)"),
 		wantArgument("an unknown form", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: 99}), "99"),
+		wantError("the form of another backend's library", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: foreign}),
+			kernels.ErrUnsupported, foreign.Backend(), e.R.Backend()),
 		wantArgument("an output of another size", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: longer}), "101", "100"),
 		wantArgument("an output of another dtype", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: ints}), "i32", "f32"),
 		wantArgument("an output that overlaps", refused(a, kernels.Sum, &kernels.AllReduceOptions{Out: b})),

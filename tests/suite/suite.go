@@ -44,6 +44,8 @@ func (c Case) Group() string {
 type Options struct {
 	// Device is the kind of device that the backend works on; default [device.Host].
 	Device device.Kind
+	// Backend is the name of the backend, for the cases of its library's own all-reduces; default: there are none.
+	Backend string
 	// World is the number of ranks; default 2.
 	World int
 	// Filter keeps the cases whose name it matches.
@@ -64,6 +66,7 @@ func Cases(opts *Options) []Case {
 		transferCases(opts.Short),
 		signalCases(),
 		allReduceCases(kind, world, opts.Short),
+		libraryCases(kind, opts.Backend, world),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),

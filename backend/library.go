@@ -1,0 +1,44 @@
+package backend
+
+import "context"
+
+// Libraries is a Factory that stands on native libraries and can say which of them are on this machine.
+type Libraries interface {
+	// Libraries looks for each of them, loads it where that is harmless, and says what it found. It is slow, and what it loads
+	// stays loaded: meant for a process that lives for nothing else. It never fails; what went wrong is in the answers.
+	Libraries(ctx context.Context, env *Env) []Library
+}
+
+// LibraryState is how far a native library can be used.
+type LibraryState string
+
+// The states of a library.
+const (
+	LibraryUsable   LibraryState = "usable"   // found, and the right one
+	LibraryUnusable LibraryState = "unusable" // found, but too old, for another CUDA, broken: Reason says it
+	LibraryMissing  LibraryState = "missing"  // not found where it was looked for, which Tried lists
+)
+
+// Library is what is known of one native library on this machine.
+type Library struct {
+	// Name is what its makers call it: "NCCL".
+	Name string `json:"name"`
+	// State is how far it can be used.
+	State LibraryState `json:"state"`
+	// Path is the file that was found, and Version what the library says of itself.
+	Path    string `json:"path,omitempty"`
+	Version string `json:"version,omitempty"`
+	// Reason says why it cannot be used, and Fix what to do about it.
+	Reason string `json:"reason,omitempty"`
+	Fix    string `json:"fix,omitempty"`
+	// Tried lists the places where a missing library was looked for.
+	Tried []string `json:"tried,omitempty"`
+	// Details are more facts, in the order in which they are worth reading: what it supports here, and why not.
+	Details []Detail `json:"details,omitempty"`
+}
+
+// Detail is one fact of a library.
+type Detail struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
