@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -55,7 +56,16 @@ func options(name string, size int) *suite.Options {
 	if name == "host" {
 		o.Device = device.Host
 	}
+	o.Filter = filter()
 	return o
+}
+
+// filter keeps the cases that SYMMEM_TEST_FILTER, a regular expression, matches: nil, all of them, if it is not set.
+func filter() *regexp.Regexp {
+	if f := os.Getenv("SYMMEM_TEST_FILTER"); f != "" {
+		return regexp.MustCompile(f)
+	}
+	return nil
 }
 
 // check turns a result into the test's.
@@ -142,7 +152,7 @@ func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any))
 	if err != nil {
 		return err
 	}
-	opts := &suite.Options{Device: r.Device().Kind(), Backend: r.Backend(), World: r.WorldSize(), Short: arg == "short"}
+	opts := &suite.Options{Device: r.Device().Kind(), Backend: r.Backend(), World: r.WorldSize(), Short: arg == "short", Filter: filter()}
 	var report func(suite.Result)
 	if r.Rank() == 0 {
 		report = func(res suite.Result) { say(res) }

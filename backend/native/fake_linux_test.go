@@ -391,11 +391,15 @@ func (m *machine) memory(d *cuda.Driver) {
 	}
 	d.MemSetAccess = func(p device.Ptr, bytes uint64, desc *cuda.MemAccessDesc, _ uint64) cuda.Result {
 		return m.do("cuMemSetAccess", func(int) cuda.Result {
-			x := m.mapped[p]
-			if x == nil || x.bytes != bytes {
-				return m.violation("cuMemSetAccess of %d bytes at %s", bytes, p)
+			// Of whole mappings, one or several side by side.
+			for at, end := p, p.Add(int64(bytes)); at != end; {
+				x := m.mapped[at]
+				if x == nil || at.Add(int64(x.bytes)) > end {
+					return m.violation("cuMemSetAccess of %d bytes at %s", bytes, p)
+				}
+				x.access[int(desc.Location.ID)] = true
+				at = at.Add(int64(x.bytes))
 			}
-			x.access[int(desc.Location.ID)] = true
 			return cuda.Success
 		})
 	}

@@ -179,23 +179,24 @@ func (m *mapping) mapVirtual(ctx context.Context, a *allocation, offers []offer,
 		}
 	}
 	steps.note("passing_files")
-	err = b.device.WithContext(func() error { return m.mapAll(a, offers, files) })
-	steps.note("mapping")
+	err = b.device.WithContext(func() error { return m.mapAll(a, offers, files, steps) })
 	for _, f := range files {
 		err = errors.Join(err, closeFile(f))
 	}
 	return err
 }
 
-// mapAll maps the offers one after the other; the context is current.
-func (m *mapping) mapAll(a *allocation, offers []offer, files []*os.File) error {
+// mapAll maps the offers side by side; the context is current.
+func (m *mapping) mapAll(a *allocation, offers []offer, files []*os.File, steps *stopwatch) error {
 	b := m.backend
 	m.stride = 0
+	whole := true // every byte of the range will be mapped
 	for r, o := range offers {
 		if o.Span < a.bytes || o.Offset < 0 || o.Offset > o.Span-a.bytes {
 			return fmt.Errorf("rank %d offers %d bytes at offset %d of %d: %w", r, a.bytes, o.Offset, o.Span, errs.ErrMismatch)
 		}
 		m.stride = max(m.stride, roundUp(o.Span, b.granularity))
+		whole = whole && o.Span == offers[0].Span && o.Span%b.granularity == 0
 		if o.Offset != offers[0].Offset {
 			m.notContiguous = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
 				offers[0].Offset, o.Offset, r)
@@ -209,20 +210,44 @@ func (m *mapping) mapAll(a *allocation, offers []offer, files []*os.File) error 
 		return err
 	}
 	m.base = base.Add(offers[0].Offset)
+	of := func(r int, err error) error {
+		if err == nil {
+			return nil
+		}
+		if r != m.rank {
+			err = b.explain(r, err)
+		}
+		return fmt.Errorf("mapping %d bytes of rank %d (GPU %s) on rank %d (GPU %s): %w",
+			offers[r].Span, r, b.peers[r].UUID, m.rank, b.device.UUID(), err)
+	}
 	for r, o := range offers {
 		at := base.Add(int64(r) * m.stride)
 		if m.peers[r] = at.Add(o.Offset); r == m.rank {
 			m.peers[r] = a.ptr
 		}
-		if err := m.mapOne(r, at, a, &o, files[r]); err != nil {
-			return fmt.Errorf("mapping %d bytes of rank %d (GPU %s) on rank %d (GPU %s): %w",
-				o.Span, r, b.peers[r].UUID, m.rank, b.device.UUID(), err)
+		if err := of(r, m.mapOne(r, at, a, &o, files[r])); err != nil {
+			return err
 		}
 	}
-	return nil
+	steps.note("mapping")
+	defer func() { steps.note("allowing") }()
+	// One call for all takes about as long as one of them.
+	var refused error
+	if whole {
+		if refused = allow(b.device, base, m.stride*int64(len(offers))); refused == nil {
+			return nil
+		}
+	}
+	// One by one, to tell whose memory it is.
+	for r, o := range offers {
+		if err := of(r, allow(b.device, base.Add(int64(r)*m.stride), o.Span)); err != nil {
+			return err
+		}
+	}
+	return refused
 }
 
-// mapOne maps one rank's memory.
+// mapOne imports one rank's memory, unless it is this rank's own, and maps it.
 func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os.File) error {
 	b := m.backend
 	h := a.handle
@@ -234,19 +259,13 @@ func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os
 			h, err = importFabric(b.drv, o.Fabric)
 		}
 		if err != nil {
-			return b.explain(r, fmt.Errorf("importing: %w", err))
+			return fmt.Errorf("importing: %w", err)
 		}
 	}
 	err := mapAt(b.drv, at, o.Span, h, &m.undo)
 	if r != m.rank {
 		// The mapping keeps the memory, so that nothing else needs the handle.
 		err = errors.Join(err, release(b.drv, h))
-	}
-	if err == nil {
-		err = allow(b.device, at, o.Span)
-	}
-	if err != nil && r != m.rank {
-		return b.explain(r, err)
 	}
 	return err
 }

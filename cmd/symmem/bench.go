@@ -132,7 +132,7 @@ slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the set
 	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
 	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
 	flags.StringVar(&o.place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
-	flags.StringVar(&o.peer, "peer", peerNone, "library to measure beside all_reduce: nccl must be there, auto takes it if it is, or none")
+	flags.StringVar(&o.peer, "peer", peerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl must be there, or none")
 	flags.StringVar(&o.peerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
 	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
 	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")
