@@ -1,0 +1,52 @@
+package nvshmem
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// TestRealLibrary calls what needs no GPU and ends no process, where the library is installed.
+func TestRealLibrary(t *testing.T) {
+	clean(t)
+	l, err := Load(nil)
+	if err != nil {
+		require.ErrorIs(t, err, errs.ErrUnavailable)
+		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nvshmem") {
+			require.NoError(t, err, "SYMMEM_TEST_REQUIRE names nvshmem")
+		}
+		t.Skip(err)
+	}
+	t.Logf("NVSHMEM %s at %s", l.Version(), l.Path())
+	assert.EqualValues(t, 3, l.Version().Major)
+	assert.Equal(t, filepath.Join(filepath.Dir(l.Path()), bootstrapName), l.Bootstrap())
+	for dtype := range typeNames {
+		for op := range opNames {
+			_, err := l.Reduction(dtype, op)
+			assert.NoErrorf(t, err, "%s %s", dtype, op)
+		}
+	}
+	_, err = l.Reduction("f32", "avg")
+	require.ErrorIs(t, err, errs.ErrUnsupported)
+	assert.Equal(t, NotStarted, l.call.initStatus())
+
+	id, err := l.NewUniqueID()
+	require.NoError(t, err)
+	assert.EqualValues(t, uniqueIDVersion, id.Version)
+	same, err := ParseUniqueID(id.Bytes())
+	require.NoError(t, err)
+	assert.Equal(t, id, same)
+	assert.NotEqual(t, make([]byte, 124), id.Internal[:])
+
+	// Everything else would end the process.
+	_, err = l.Align(4096, 1)
+	require.ErrorIs(t, err, errs.ErrClosed)
+	require.ErrorIs(t, l.Finalize(), errs.ErrClosed)
+}
