@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"backend":             {"device", "group", "kernels/ptx"},
 	"backend/host":        {"backend", "device", "device/host", "group"},
 	"backend/native":      {"backend", "device", "device/cuda", "group"},
+	"backend/nvshmem":     {"backend", "device", "device/cuda", "group"},
 	"backend/backendtest": {"backend", "device", "group"},
 	"backend/all":         {"backend/..."},
 	"tensor":              {"backend", "device"},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -48,6 +49,16 @@ func requireBackend(t *testing.T, name string) {
 		}
 		t.Skipf("backend %s: %v", name, r.Err)
 	}
+}
+
+// capabilities are what the backend says of itself on this machine.
+func capabilities(t *testing.T, name string) backend.Capabilities {
+	t.Helper()
+	f, err := backend.Lookup(name)
+	require.NoError(t, err)
+	c, err := f.Probe(t.Context(), &backend.Env{Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	return c
 }
 
 // options are the suite's for a backend and world size.
@@ -98,6 +109,11 @@ func onGoroutines(t *testing.T, name string, size int) {
 	cfg.Backend = []string{name}
 	cfg.KernelTimeout = kernelTimeout
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
+	if size > 1 && !capabilities(t, name).RanksInOneProcess {
+		require.ErrorIs(t, err, symmem.ErrUnavailable, "a backend that has one rank in a process refuses more")
+		require.ErrorContains(t, err, "one state for a process")
+		return
+	}
 	require.NoError(t, err)
 	opts := options(name, size)
 	cases := suite.Cases(opts)

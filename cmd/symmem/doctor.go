@@ -253,7 +253,11 @@ func (a *app) probeCommand() *cobra.Command {
 				return usageError(err)
 			}
 			return json.NewEncoder(a.out).Encode(findBackend(args[0], func() (backend.Capabilities, error) {
-				return f.Probe(cmd.Context(), a.probeEnv())
+				c, err := f.Probe(cmd.Context(), a.probeEnv())
+				if p, ok := f.(backend.Preflighter); ok && err == nil {
+					err = p.Preflight(cmd.Context(), a.probeEnv())
+				}
+				return c, err
 			}))
 		}),
 	}

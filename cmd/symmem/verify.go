@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
@@ -185,6 +186,10 @@ func (a *app) verifyBackend(
 	ctx context.Context, f *fleet, preferences []string, o verifyOptions,
 ) (result backendResult, interrupted os.Signal, err error) {
 	b := backendResult{Status: suite.Passed, Results: []suite.Result{}}
+	if why := a.preflight(ctx, preferences); why != "" {
+		b.Name, b.Status, b.Reason = preferences[0], suite.Skipped, why
+		return b, nil, nil
+	}
 	show := progress{to: a.err, on: isTerminal(a.err)}
 	show.line("starting %d ranks", f.ranks)
 	name, opened := strings.Join(preferences, ","), false
@@ -333,4 +338,20 @@ func (a *app) verifyRankCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&o.short, "short", false, "leave out large sizes and do fewer rounds")
 	cmd.Flags().IntVar(&fd, "report-fd", fd, "descriptor of the pipe to report to")
 	return cmd
+}
+
+// preflight tries a backend whose library may end the process that it is started in, in a process of its own, before ranks are started
+// over it. It says why the backend cannot be used, or "".
+func (a *app) preflight(ctx context.Context, preferences []string) string {
+	if len(preferences) != 1 {
+		return ""
+	}
+	f, err := backend.Lookup(preferences[0])
+	if _, ends := f.(backend.Preflighter); err != nil || !ends {
+		return "" // auto, or a backend that ends no process
+	}
+	if b := a.probeApart(ctx, preferences[0]); !b.Available {
+		return b.Reason
+	}
+	return ""
 }

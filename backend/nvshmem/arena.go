@@ -1,0 +1,44 @@
+package nvshmem
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// arena is the piece of this PE's heap that groups of only some PEs take their memory from. It is cut locally: other PEs cut theirs in
+// other ways.
+type arena struct {
+	mu    sync.Mutex
+	bytes int64
+	free  spans // by offset from the world's ref, which is the arena's beginning
+	taken int64
+}
+
+// take cuts a piece, or is ErrNoMemory.
+func (a *arena) take(bytes int64) (offset int64, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	rounded := roundUp(bytes, alignment)
+	offset, ok := a.free.take(rounded)
+	if !ok {
+		return 0, fmt.Errorf("%d bytes are asked for, and of the %d that are there for groups of only some ranks %d are taken: set %s to "+
+			"more, as 1G: %w", rounded, a.bytes, a.taken, ArenaEnv, errs.ErrNoMemory)
+	}
+	a.taken += rounded
+	return offset, nil
+}
+
+// give puts a piece back that nobody can reach any more.
+func (a *arena) give(offset, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	rounded := roundUp(bytes, alignment)
+	a.free.give(span{offset, rounded}, 0)
+	a.taken -= rounded
+}
+
+// ptr is the address of a piece.
+func (w *world) arenaPtr(offset int64) device.Ptr { return w.ref.Add(offset) }

@@ -1,0 +1,148 @@
+package nvshmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+func init() { backend.Register(Name, factory{}) }
+
+// factory opens the backend by name.
+type factory struct{}
+
+var (
+	_ backend.Libraries   = factory{}
+	_ backend.Preflighter = factory{}
+)
+
+// Probe opens the GPU and closes it again, and loads the library, which it does not start.
+func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
+	o, err := probing(env)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	policy, err := newPolicy(o.Multicast, o.Getenv)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	d := o.Opened
+	if d == nil {
+		if d, err = openDevice(&o, nil); err != nil {
+			return backend.Capabilities{}, err
+		}
+	}
+	c := capabilities()
+	if why := whyNoRegister(d.Driver()); why != "" {
+		c.Register, c.Why["register"] = false, why
+	}
+	if policy.forbidden != "" {
+		c.Why["multicast"] = policy.forbidden
+	}
+	if o.Opened == nil {
+		err = d.Close()
+	}
+	if err == nil {
+		_, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger})
+	}
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	return c, nil
+}
+
+// probing are the options of a probe.
+func probing(env *backend.Env) (Options, error) {
+	o, err := fromEnv(env)
+	if err != nil {
+		return Options{}, err
+	}
+	return o.withDefaults()
+}
+
+func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
+	o, err := fromEnv(env)
+	if err != nil {
+		// The others are in New already, or will come to it: they must be told.
+		_, err = tell(ctx, env.Group, "opening backend nvshmem", member{}, err)
+		return nil, err
+	}
+	b, err := New(ctx, env.Group, o)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Preflight starts the library in this process as the only PE, uses it and finalizes it.
+func (factory) Preflight(ctx context.Context, env *backend.Env) error {
+	o, err := fromEnv(env)
+	if err != nil {
+		return err
+	}
+	return Preflight(ctx, o)
+}
+
+// Libraries tells of NVSHMEM and of the plugin by which its processes meet.
+func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library {
+	o, err := probing(env)
+	found := backend.Library{Name: "NVSHMEM", State: backend.LibraryUsable}
+	plugin := backend.Library{Name: "NVSHMEM's bootstrap plugin", State: backend.LibraryUsable}
+	if err != nil {
+		found.State, found.Reason = backend.LibraryUnusable, err.Error()
+		return []backend.Library{found}
+	}
+	policy, err := newPolicy(o.Multicast, o.Getenv)
+	if err != nil {
+		policy = &policyOff
+	}
+	l, err := nvshmem.Load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger})
+	var missing *dl.LoadError
+	switch {
+	case errors.As(err, &missing):
+		found.State, found.Reason, found.Fix = backend.LibraryMissing, "it was not found", missing.Hint
+		for _, a := range missing.Attempts {
+			found.Tried = append(found.Tried, a.Path+": "+strings.TrimPrefix(a.Text, a.Path+": "))
+		}
+		return []backend.Library{found}
+	case l == nil:
+		found.State, found.Reason, found.Fix = backend.LibraryUnusable, err.Error(), "install NVSHMEM 3.4.5 or newer, of major version 3"
+		return []backend.Library{found}
+	case err != nil:
+		plugin.State, plugin.Reason = backend.LibraryMissing, err.Error()
+		plugin.Fix = "install the whole of NVSHMEM: the plugin is in the library's folder"
+	}
+	found.Path, found.Version, plugin.Path = l.Path(), l.Version().String(), l.Bootstrap()
+	for _, s := range l.Settings() {
+		by := "the environment"
+		if s.Ours {
+			by = "symmem"
+		}
+		found.Details = append(found.Details, backend.Detail{Name: s.Name, Value: fmt.Sprintf("%s (set by %s)", s.Value, by)})
+	}
+	transports := "peer pointers on one host"
+	if t := setting(l, "NVSHMEM_REMOTE_TRANSPORT"); t != "none" {
+		transports += ", and " + t + " for what has none"
+	}
+	found.Details = append(found.Details, backend.Detail{Name: "transports", Value: transports})
+	plugin.Details = []backend.Detail{{Name: "network interface", Value: setting(l, "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")}}
+	return []backend.Library{found, plugin}
+}
+
+// policyOff is the policy where there is no other.
+var policyOff = policy{forbidden: "it is switched off"}
+
+// setting is the value of a variable as the library sees it.
+func setting(l *nvshmem.Library, name string) string {
+	for _, s := range l.Settings() {
+		if s.Name == name {
+			return s.Value
+		}
+	}
+	return "NVSHMEM's choice"
+}

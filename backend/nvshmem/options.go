@@ -1,0 +1,138 @@
+package nvshmem
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+// ArenaEnv names the environment variable with the size of the arena, for backends that are opened by name: a number of bytes, perhaps
+// with a K, M or G right after it.
+const ArenaEnv = "SYMMEM_NVSHMEM_ARENA"
+
+const (
+	// DefaultArena is the size in bytes of the memory for groups of only some PEs.
+	DefaultArena = 64 << 20
+	// DefaultChunk is the least size in bytes by which the heap grows.
+	DefaultChunk = 512 << 20
+	// defaultTimeout is the KernelTimeout unless the options say otherwise.
+	defaultTimeout = 2 * time.Minute
+)
+
+// Options sets what New makes. Nil or zero values mean the defaults.
+type Options struct {
+	// Device says which GPU: an index among those this process sees, or a UUID. "" takes the one whose index is LocalRank.
+	Device string
+	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
+	LocalRank int
+	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
+	Opened *cuda.Device
+	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened or Parent is set.
+	Driver *cuda.Driver
+	// Parent, unless nil, is the open backend of a group that all ranks of this one are in.
+	Parent *Backend
+	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package managers look.
+	Library string
+	// Arena is the size in bytes of the memory for groups of only some PEs, in all; default DefaultArena, none if negative.
+	Arena int64
+	// Chunk is the least size in bytes by which the heap grows; default DefaultChunk.
+	Chunk int64
+	// Preflight, unless nil, is called before the library is started in this process; an error of it, on any rank, is the error of New.
+	// It is meant to start a short-lived copy of this program, which calls the package's Preflight.
+	Preflight func(ctx context.Context) error
+	// Multicast is "auto", "on" or "off"; "" is "auto".
+	Multicast string
+	// KernelTimeout bounds every wait of device work and every call of NVSHMEM; default 2 minutes.
+	KernelTimeout time.Duration
+	// Getenv reads the environment for switches of other libraries that forbid multicast; default os.Getenv.
+	Getenv func(string) string
+	// Logger takes events; default: none are logged.
+	Logger *slog.Logger
+
+	home *home                                     // where the library's state is; nil is that of the process
+	load func(o *nvshmem.Options) (library, error) // loads the library; nil is the real one
+}
+
+// withDefaults fills in what the options leave open, and refuses what cannot be.
+func (o *Options) withDefaults() (Options, error) {
+	var all Options
+	if o != nil {
+		all = *o
+	}
+	all.KernelTimeout = cmp.Or(all.KernelTimeout, defaultTimeout)
+	all.Arena = cmp.Or(all.Arena, DefaultArena)
+	all.Chunk = cmp.Or(all.Chunk, DefaultChunk)
+	if all.Getenv == nil {
+		all.Getenv = os.Getenv
+	}
+	if all.Logger == nil {
+		all.Logger = slog.New(slog.DiscardHandler)
+	}
+	if all.home == nil {
+		all.home = &process
+	}
+	if all.load == nil {
+		all.load = loadLibrary
+	}
+	const op, most = "nvshmem.New", 1 << 40
+	if all.Arena > most {
+		return all, errs.Invalid(op, "Arena", all.Arena, fmt.Sprintf("at most %d bytes", int64(most)))
+	}
+	if all.Chunk < 1 || all.Chunk > most {
+		return all, errs.Invalid(op, "Chunk", all.Chunk, fmt.Sprintf("1 to %d bytes", int64(most)))
+	}
+	all.Arena = max(all.Arena, 0)
+	return all, nil
+}
+
+// loadLibrary loads the library.
+func loadLibrary(o *nvshmem.Options) (library, error) {
+	l, err := nvshmem.Load(o)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// fromEnv are what env says.
+func fromEnv(env *backend.Env) (*Options, error) {
+	o := &Options{
+		Device: env.Device, LocalRank: env.LocalRank, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
+		Logger: env.Logger,
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if text := o.Getenv(ArenaEnv); text != "" {
+		bytes, ok := nvshmem.ParseSize(text)
+		if !ok {
+			return nil, errs.Invalid("nvshmem.New", "environment variable "+ArenaEnv, text, "a number of bytes, as 64M")
+		}
+		if o.Arena = bytes; bytes == 0 {
+			o.Arena = -1
+		}
+	}
+	if env.Parent != nil {
+		p, ok := env.Parent.(*Backend)
+		if !ok {
+			return nil, errs.Invalid("nvshmem.New", "parent", env.Parent.Name(), "a backend nvshmem")
+		}
+		o.Parent = p
+	}
+	if env.Opened != nil {
+		d, ok := env.Opened.(*cuda.Device)
+		if !ok {
+			return nil, errs.Invalid("nvshmem.New", "device", env.Opened.Name(), "a CUDA device")
+		}
+		o.Opened = d
+	}
+	return o, nil
+}

@@ -1,0 +1,128 @@
+package nvshmem
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+// reduce is one of NVSHMEM's reductions, prepared. Each has a team of its own, because two reductions of one team on two streams would
+// disturb each other.
+type reduce struct {
+	backend  *Backend
+	call     nvshmem.Reduction
+	turn     uint64
+	team     nvshmem.Team
+	in, out  device.Ptr
+	count    int64
+	released bool
+}
+
+// PrepareAllReduce takes a team for the reduction, making one if none is left of earlier ones. Collective. ErrUnsupported in a group of only
+// some PEs: NVSHMEM makes teams with all PEs, of which the others do not come.
+func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	if r.Name != Name {
+		return nil, fmt.Errorf("backend %s has no all-reduce called %s: %w", Name, r.Name, errs.ErrUnsupported)
+	}
+	if !b.all {
+		return nil, fmt.Errorf("NVSHMEM's reductions need a team, which all its %d PEs make together, and this group has %d of them: %w",
+			b.world.pes, b.group.Size(), errs.ErrUnsupported)
+	}
+	w := b.world
+	p := &reduce{backend: b, count: r.Count}
+	call, failure := w.lib.Reduction(r.DType, r.Op)
+	p.call = call
+	for _, place := range []struct {
+		window *backend.Window
+		offset int64
+		ptr    *device.Ptr
+	}{{r.In, r.InOffset, &p.in}, {r.Out, r.OutOffset, &p.out}} {
+		at, err := place.window.Peer(b.group.Rank(), place.offset)
+		if failure == nil {
+			failure = err
+		}
+		*place.ptr = b.inHeap(at)
+	}
+	mine := ask{Op: "a team to reduce " + r.DType + " by " + r.Op}
+	err := w.collectively(ctx, b.group, mine, failure, func(turn uint64, _ []ask) error {
+		if err := w.takeTeam(p); err != nil {
+			return err
+		}
+		p.turn = turn
+		w.hold(turn, &resource{team: p.team})
+		return p.warmUp(ctx, r.DType+" "+r.Op)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// takeTeam gives the reduction a team. It is part of a turn.
+func (w *world) takeTeam(p *reduce) error {
+	h := &w.heap
+	if len(h.teams) > 0 {
+		p.team, h.teams = h.teams[0], slices.Delete(h.teams, 0, 1)
+		return nil
+	}
+	team, err := w.lib.NewTeam()
+	if err != nil {
+		return fmt.Errorf("after %d teams: %w", h.made, err)
+	}
+	p.team = team
+	h.made++
+	return nil
+}
+
+// warmUp runs the first reduction of a type and operation, on memory that means nothing: the GPU loads its kernel then, which must not
+// happen while a stream is recorded. It is part of a turn.
+func (p *reduce) warmUp(ctx context.Context, name string) error {
+	b, w := p.backend, p.backend.world
+	if w.warm[name] {
+		return nil
+	}
+	at := w.ref.Add(w.scratch)
+	if err := p.enqueue(b.stream, at, at, 1); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+	defer cancel()
+	if err := b.stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	w.warm[name] = true
+	return nil
+}
+
+// Enqueue enqueues one run. NVSHMEM bounds no wait on the GPU: when a peer is lost, the stream does not end.
+func (p *reduce) Enqueue(s device.Stream) error {
+	if err := p.backend.world.usable(); err != nil {
+		return err
+	}
+	return p.enqueue(s, p.in, p.out, p.count)
+}
+
+func (p *reduce) enqueue(s device.Stream, in, out device.Ptr, count int64) error {
+	stream, ok := s.(*cuda.Stream)
+	if !ok {
+		return errs.Invalid("AllReduce", "stream", fmt.Sprintf("a %T", s), "a stream of a CUDA device")
+	}
+	return p.backend.device.WithContext(func() error {
+		return p.call(p.team, uint64(out), uint64(in), count, uintptr(stream.Handle()))
+	})
+}
+
+// Close gives the team back, for another reduction.
+func (p *reduce) Close() error {
+	if !p.released {
+		p.released = true
+		p.backend.world.release(p.turn)
+	}
+	return nil
+}

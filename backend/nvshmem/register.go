@@ -1,0 +1,209 @@
+package nvshmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// adoptAlign is what adopted memory must be aligned to, in bytes: kernels move it in words of this size.
+const adoptAlign = 16
+
+// MemoryError is memory that cannot be adopted, with everything that is wrong with it. It is ErrInvalid.
+type MemoryError struct {
+	Ptr      device.Ptr
+	Bytes    int64
+	Problems []string // each says what is wrong and what to do
+	Err      error    // the driver's error, if it refused the address altogether
+}
+
+// Error lists the problems.
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("the %d bytes at %s cannot be adopted: %s", e.Bytes, e.Ptr, strings.Join(e.Problems, "; "))
+}
+
+// Is reports that a MemoryError is an ErrInvalid.
+func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
+
+// Unwrap gives the driver's error, or nil.
+func (e *MemoryError) Unwrap() error { return e.Err }
+
+// whyNoRegister says what the driver lacks to find out about memory; "" if nothing.
+func whyNoRegister(drv *cuda.Driver) string {
+	err := drv.Require("cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2",
+		"cuPointerGetAttribute", "cuMemRelease", "cuMemGetAccess")
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, pinned, made
+// with the one handle type of POSIX file descriptors, all of which is mapped at one place and may be read and written. Its size must be a
+// multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says otherwise). All is looked at here, because
+// NVSHMEM tears its heap down over memory that it cannot register. Everything that is wrong is in the [*MemoryError]. Local.
+func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
+	if b.whyNoRegister() != "" {
+		return nil, b.Capabilities().Missing(Name, "register")
+	}
+	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
+	}
+	a := &allocation{backend: b, kind: registered, ptr: p, bytes: bytes, rounded: bytes}
+	if err := b.device.WithContext(a.adopt); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// adopt finds out what the memory is and whether NVSHMEM can register it; the context is current.
+func (a *allocation) adopt() error {
+	b, p := a.backend, a.ptr
+	bad := &MemoryError{Ptr: p, Bytes: a.bytes}
+	problem := func(format string, args ...any) { bad.Problems = append(bad.Problems, fmt.Sprintf(format, args...)) }
+	if p%adoptAlign != 0 {
+		problem("the address is not a multiple of %d", adoptAlign)
+	}
+	var where cuda.MemoryType
+	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p)
+	if err := b.drv.Check("cuPointerGetAttribute", r); err != nil {
+		if errors.Is(err, cuda.ErrContextLost) {
+			return err
+		}
+		bad.Err = err
+		problem("no memory of a GPU is there: it was freed, or never allocated by this process (%v)", err)
+		return bad
+	}
+	if where != cuda.MemoryDevice {
+		problem("it is memory of the host; allocate it on %s", b.device.UUID())
+		return bad
+	}
+	var ordinal int32
+	r = b.drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)
+	if err := b.drv.Check("cuPointerGetAttribute", r); err != nil {
+		return err
+	}
+	if own := int32(b.device.Ordinal()); ordinal != own {
+		problem("it is memory of the GPU with index %d, and this rank's is %s with index %d", ordinal, b.device.UUID(), own)
+		return bad // the driver tells no more of it in this rank's context
+	}
+	var base device.Ptr
+	var size uint64
+	if err := b.drv.Check("cuMemGetAddressRange", b.drv.MemGetAddressRange(&base, &size, p)); err != nil {
+		return err
+	}
+	a.offset = int64(p - base)
+	if end := uint64(a.offset) + uint64(a.bytes); end > size {
+		problem("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size, size, base)
+	}
+	unit := b.world.heap.granularity
+	if a.span = roundUp(a.offset+a.bytes, unit); a.span > int64(size) {
+		problem("its allocation has %d bytes, and NVSHMEM takes whole multiples of %d, the granularity of its heap; allocate %d", size, unit, a.span)
+	}
+	if err := a.look(base, problem); err != nil {
+		return err
+	}
+	if len(bad.Problems) > 0 {
+		return bad
+	}
+	return nil
+}
+
+// look finds out what was allocated at base.
+func (a *allocation) look(base device.Ptr, problem func(string, ...any)) error {
+	drv := a.backend.drv
+	var h cuda.MemHandle
+	switch r := drv.MemRetainAllocationHandle(&h, base); r {
+	case cuda.Success:
+	case cuda.InvalidValue, cuda.NotSupported, cuda.NotPermitted:
+		problem("it is not memory of cuMemCreate, which alone NVSHMEM can register; allocate it so, or let this library allocate it")
+		return nil
+	default:
+		return drv.Check("cuMemRetainAllocationHandle", r)
+	}
+	var prop cuda.MemAllocationProp
+	err := drv.Check("cuMemGetAllocationPropertiesFromHandle", drv.MemGetAllocationPropertiesFromHandle(&prop, h))
+	if err := errors.Join(err, drv.Check("cuMemRelease", drv.MemRelease(h))); err != nil {
+		return err
+	}
+	if prop.Type != cuda.AllocationPinned {
+		problem("it is not pinned (type %d); create it as CU_MEM_ALLOCATION_TYPE_PINNED", prop.Type)
+	}
+	if prop.Location.Type != cuda.LocationDevice {
+		problem("it was not created on a GPU (location type %d)", prop.Location.Type)
+	}
+	if prop.RequestedHandleTypes != cuda.HandleFD {
+		problem("its handle types are %#x, and NVSHMEM registers only memory whose only one is CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%#x)",
+			prop.RequestedHandleTypes, cuda.HandleFD)
+	}
+	where := cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(a.backend.device.Ordinal())}
+	var access uint64
+	if err := drv.Check("cuMemGetAccess", drv.MemGetAccess(&access, &where, base)); err != nil {
+		return err
+	}
+	if access != uint64(cuda.AccessReadWrite) {
+		problem("this rank's GPU may not read and write it (access %d); allow it by cuMemSetAccess", access)
+	}
+	return nil
+}
+
+// alias is registered memory's second place, in the heap.
+type alias struct {
+	base device.Ptr // where the caller has it
+	at   device.Ptr // where it is in the heap
+	span int64
+	turn uint64
+}
+
+// register makes the memory part of the heap. It is part of a turn.
+func (m *mapping) register(turn uint64, a *allocation) error {
+	b, w := m.backend, m.backend.world
+	h := &w.heap
+	if h.limit > 0 && unknown+h.grown+h.registered+a.span > h.limit {
+		return fmt.Errorf("%d bytes more would not fit in the heap's addresses, of which %d are taken: %w", a.span, h.grown+h.registered,
+			errs.ErrNoMemory)
+	}
+	base := a.ptr.Add(-a.offset)
+	p, err := w.lib.Register(uint64(base), a.span)
+	if err == nil && p == 0 {
+		err = fmt.Errorf("NVSHMEM could not register %d bytes at %s and has torn its heap down: %w", a.span, base, errs.ErrUnsupported)
+	}
+	if err != nil {
+		return w.breakUp(err)
+	}
+	h.registered += a.span
+	w.hold(turn, &resource{ptr: p, bytes: a.span, alias: true})
+	m.alias = &alias{base: base, at: device.Ptr(p), span: a.span, turn: turn}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.aliases = append(b.aliases, m.alias)
+	return nil
+}
+
+// forget lets registered memory go.
+func (b *Backend) forget(a *alias) {
+	b.mu.Lock()
+	b.aliases = slices.DeleteFunc(b.aliases, func(x *alias) bool { return x == a })
+	b.mu.Unlock()
+	b.world.release(a.turn)
+}
+
+// inHeap gives the place in the heap of an address of symmetric memory: of registered memory, its alias.
+func (b *Backend) inHeap(p device.Ptr) device.Ptr {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.aliases {
+		if p >= a.base && p < a.base.Add(a.span) {
+			return a.at.Add(int64(p - a.base))
+		}
+	}
+	return p
+}

@@ -1,0 +1,134 @@
+package nvshmem
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// mapping is an allocation as one rank sees it after rendezvous.
+type mapping struct {
+	backend     *Backend
+	peers       []device.Ptr // by rank
+	multicast   device.Ptr
+	noMulticast string // why there is no multicast address; "" if there is
+	alias       *alias // of registered memory; else nil
+}
+
+var _ backend.Multicaster = (*mapping)(nil)
+
+// Rendezvous tells the ranks where in the heap each has its memory; memory of the caller's is registered with NVSHMEM first.
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+	m := &mapping{backend: b, noMulticast: b.noMulticast}
+	a, ok := ba.(*allocation)
+	var failure error
+	mine := ask{Op: "rendezvous"}
+	switch {
+	case !ok || a.backend != b:
+		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
+	case a.kind == registered:
+		mine.Kind, mine.Bytes, mine.Offset = a.kind, a.span, a.offset
+	default:
+		mine.Kind, mine.Bytes, mine.Offset = a.kind, a.bytes, a.offset
+	}
+	if b.all {
+		err := b.world.collectively(ctx, b.group, mine, failure, func(turn uint64, all []ask) error { return m.meet(turn, a, all) })
+		if err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	name, all, err := b.among(ctx, mine, failure)
+	if err != nil {
+		return nil, err
+	}
+	a.part = name
+	m.locate(a, all, 0)
+	return m, nil
+}
+
+// meet is the part of a rendezvous that is done in a turn of all PEs.
+func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
+	b, w := m.backend, m.backend.world
+	if err := sameKind(all); err != nil {
+		return err
+	}
+	var base int64
+	if a.kind == registered {
+		if err := m.register(turn, a); err != nil {
+			return err
+		}
+		base = w.offset(m.alias.at)
+	}
+	m.locate(a, all, base)
+	if m.noMulticast == "" {
+		if err := m.addMulticast(base+a.offset, all); err != nil {
+			return err
+		}
+	}
+	if b.mustCast && m.multicast.IsNil() {
+		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	return nil
+}
+
+// sameKind is an error if the ranks bring memory of different kinds.
+func sameKind(all []ask) error {
+	if err := alike("kind of memory (bring the same on all ranks)", all, func(a *ask) string { return string(a.Kind) }); err != nil {
+		return err
+	}
+	if all[0].Kind == registered {
+		return alike("bytes to register", all, func(a *ask) int64 { return a.Bytes })
+	}
+	return nil
+}
+
+// locate finds the addresses of all ranks' memory, whose offsets count from base.
+func (m *mapping) locate(a *allocation, all []ask, base int64) {
+	b := m.backend
+	m.peers = make([]device.Ptr, len(all))
+	for r := range all {
+		m.peers[r] = b.world.at(b.pes[r], base+all[r].Offset)
+	}
+	m.peers[b.group.Rank()] = a.ptr
+}
+
+// addMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap.
+func (m *mapping) addMulticast(offset int64, all []ask) error {
+	if err := alike("place in the heap", all, func(a *ask) int64 { return a.Offset }); err != nil {
+		m.noMulticast = err.Error()
+		return nil
+	}
+	p, err := m.backend.world.lib.MulticastPtr(uint64(m.backend.world.ref.Add(offset)))
+	if err != nil {
+		return err
+	}
+	if m.multicast = device.Ptr(p); p == 0 {
+		m.noMulticast = "NVSHMEM has no multicast address for it: the GPUs have no NVLink multicast, or it could not be set up"
+	}
+	return nil
+}
+
+// Peer is the place of rank's memory in its heap, and for the own rank the allocation itself.
+func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
+
+// Multicast is the address that reaches every rank's copy.
+func (m *mapping) Multicast() (device.Ptr, error) {
+	if m.multicast.IsNil() {
+		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	return m.multicast, nil
+}
+
+// Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it and agree on
+// something else.
+func (m *mapping) Unmap(context.Context) error {
+	if m.alias != nil {
+		m.backend.forget(m.alias)
+		m.alias = nil
+	}
+	return nil
+}

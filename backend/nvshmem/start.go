@@ -1,0 +1,319 @@
+package nvshmem
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+// member is what a rank tells the others of itself before the library is started.
+type member struct {
+	UUID        string // of its device
+	Version     string // of the library
+	Granularity int64  // that its heap grows by
+	MaxHeap     int64
+	Arena       int64
+	Chunk       int64
+	Total       int64  // memory of its GPU, in bytes
+	NoMulticast string // why it may not take part in multicast; "" if it may
+	MustCast    bool   // whether it wants multicast or an error
+}
+
+// start starts the library with the ranks of the group as its PEs. Collective.
+func (b *Backend) start(ctx context.Context, o *Options, failure error) error {
+	if err := b.refuseShared(o); err != nil {
+		return err // on every rank alike
+	}
+	w := &world{
+		log: b.log, lost: b.group.Lost(), lostErr: b.group.Err, timeout: o.KernelTimeout, pe: b.group.Rank(), pes: b.group.Size(),
+		peOf: map[int]int{}, turned: make(chan struct{}), held: map[uint64]*resource{}, warm: map[string]bool{},
+	}
+	for r, m := range b.group.Members() {
+		b.pes, w.peOf[m.WorldRank] = append(b.pes, r), r
+	}
+	b.all = true
+	entered := false
+	var mine member
+	if failure == nil {
+		failure = b.home.enter(b.group.Name())
+		entered = failure == nil
+	}
+	if failure == nil {
+		mine, failure = b.prepare(w, o)
+	}
+	err := b.agree(ctx, w, mine, failure)
+	var id *nvshmem.UniqueID
+	if err == nil {
+		id, err = b.lastSteps(ctx, w, mine, o)
+	}
+	began := err == nil
+	if err == nil {
+		err = b.begin(ctx, w, id)
+	}
+	if err == nil {
+		err = b.furnish(ctx, w, o)
+	}
+	switch {
+	case err == nil:
+		b.world, b.first = w, true
+	case began:
+		// Only all ranks together could finalize what has started on some of them.
+		spent := fmt.Errorf("starting it failed half way: %w", err)
+		_ = w.breakUp(spent)
+		b.world = w
+		b.home.leave(spent)
+	case entered:
+		b.home.leave(nil)
+	}
+	return err
+}
+
+// refuseShared refuses groups that the library cannot serve, before it is touched.
+func (b *Backend) refuseShared(o *Options) error {
+	members := b.group.Members()
+	for r, m := range members {
+		for q := range r {
+			if members[q].Process == m.Process && o.home == &process {
+				return fmt.Errorf("ranks %d and %d are in one process, and NVSHMEM has one state for a process: start a process for each rank "+
+					"(symmem run, torchrun, mpirun), or use native or host: %w", q, r, errs.ErrUnsupported)
+			}
+		}
+		if m.BootID != members[0].BootID {
+			return fmt.Errorf("rank 0 is on %s and rank %d on %s: %s: %w", members[0].Host, r, m.Host, capabilities().Why["several_hosts"],
+				errs.ErrUnsupported)
+		}
+	}
+	return nil
+}
+
+// prepare opens the device and loads the library. What it opened is closed by giveUp, also after an error.
+func (b *Backend) prepare(w *world, o *Options) (member, error) {
+	policy, err := newPolicy(o.Multicast, o.Getenv)
+	if err != nil {
+		return member{}, err
+	}
+	if b.device = o.Opened; b.device == nil {
+		if b.device, err = openDevice(o, b.group.Err); err != nil {
+			return member{}, err
+		}
+		b.owned = true
+	}
+	b.drv = b.device.Driver()
+	if w.device = b.device; b.device.ComputeCapability() < 70 {
+		return member{}, fmt.Errorf("%s (%s) is too old for NVSHMEM, which needs compute capability 7.0: %w", b.device.Name(), b.device.UUID(),
+			errs.ErrUnsupported)
+	}
+	if err := b.drv.Require("cuMemGetInfo_v2"); err != nil {
+		return member{}, err
+	}
+	b.noRegister = whyNoRegister(b.drv)
+	if b.stream, err = b.device.NewStream(); err != nil {
+		return member{}, err
+	}
+	if w.lib, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger}); err != nil {
+		return member{}, err
+	}
+	_, total, err := b.device.MemInfo()
+	if err != nil {
+		return member{}, err
+	}
+	m := member{
+		UUID: b.device.UUID(), Version: w.lib.Version().String(), Granularity: nvshmem.DefaultGranularity, MaxHeap: defaultMaxHeap, Arena: o.Arena,
+		Chunk: o.Chunk, Total: total, NoMulticast: policy.forbidden, MustCast: policy.must,
+	}
+	for _, s := range w.lib.Settings() {
+		size, ok := nvshmem.ParseSize(s.Value)
+		switch s.Name {
+		case nvshmem.GranularityEnv:
+			if !ok || size < 1 || size&(size-1) != 0 {
+				return m, errs.Invalid("nvshmem.New", "environment variable "+s.Name, s.Value, "a power of two, in bytes; unset it")
+			}
+			m.Granularity = max(size, nvshmem.DefaultGranularity)
+		case nvshmem.MaxHeapEnv:
+			if !ok || size < 1 {
+				return m, errs.Invalid("nvshmem.New", "environment variable "+s.Name, s.Value, "a number of bytes; unset it")
+			}
+			m.MaxHeap = size
+		}
+	}
+	return m, removeStale()
+}
+
+// openDevice opens the GPU that the options name.
+func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
+	c := cuda.Options{
+		Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger, WaitTimeout: o.KernelTimeout, Err: lost,
+	}
+	if c.Driver == nil {
+		var err error
+		if c.Driver, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+			return nil, fmt.Errorf("opening the CUDA device: %w", err)
+		}
+	}
+	return cuda.Open(&c)
+}
+
+// socketFolder is where NVSHMEM's processes pass memory to each other, through sockets called nvshmem-socket-<sender>-<receiver> by their
+// process ids (sockets.cpp of NVSHMEM 3.4.5).
+var socketFolder = "/tmp"
+
+// removeStale removes sockets that a process with this one's id has left behind, on which NVSHMEM would stumble, and sees to it that new
+// ones can be made.
+func removeStale() error {
+	left, err := filepath.Glob(filepath.Join(socketFolder, "nvshmem-socket-*-"+strconv.Itoa(os.Getpid())))
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		if info, err := os.Lstat(path); err != nil || info.Mode().Type() != os.ModeSocket {
+			return fmt.Errorf("%s is in the way of NVSHMEM's sockets and is none itself; remove it: %w", path, errs.ErrUnavailable)
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("removing the socket %s that another process has left, in the way of NVSHMEM's (%w): %w", path, err, errs.ErrUnavailable)
+		}
+	}
+	f, err := os.CreateTemp(socketFolder, "symmem-nvshmem-*")
+	if err != nil {
+		return fmt.Errorf("NVSHMEM passes memory through sockets in %s, which cannot be written (%w): %w", socketFolder, err, errs.ErrUnavailable)
+	}
+	return cmp.Or(f.Close(), os.Remove(f.Name()))
+}
+
+// agree makes the ranks one about what they are about to start.
+func (b *Backend) agree(ctx context.Context, w *world, mine member, failure error) error {
+	all, err := tell(ctx, b.group, "opening backend nvshmem", mine, failure)
+	if err != nil {
+		return err
+	}
+	// What follows is decided alike on every rank, since all know the same.
+	for _, err := range []error{
+		alike("version of NVSHMEM", all, func(m *member) string { return m.Version }),
+		alike("granularity of NVSHMEM's heap in bytes ("+nvshmem.GranularityEnv+")", all, func(m *member) int64 { return m.Granularity }),
+		alike("largest size of NVSHMEM's heap in bytes ("+nvshmem.MaxHeapEnv+")", all, func(m *member) int64 { return m.MaxHeap }),
+		alike("size of the arena in bytes ("+ArenaEnv+")", all, func(m *member) int64 { return m.Arena }),
+		alike("size of the heap's chunks in bytes", all, func(m *member) int64 { return m.Chunk }),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	for i, m := range all {
+		if j := slices.IndexFunc(all[:i], func(q member) bool { return q.UUID == m.UUID }); j >= 0 {
+			return errs.Invalid("opening backend nvshmem", "device", fmt.Sprintf("%s on rank %d and on rank %d", m.UUID, j, i),
+				"a device for each rank (set device or local-rank): NVSHMEM hardly works for ranks that share one; use native")
+		}
+		if m.NoMulticast != "" && b.noMulticast == "" {
+			b.noMulticast = m.NoMulticast
+			if i > 0 {
+				b.noMulticast = fmt.Sprintf("rank %d: %s", i, m.NoMulticast)
+			}
+		}
+		b.mustCast = b.mustCast || m.MustCast && len(all) > 1
+	}
+	if len(all) == 1 && b.noMulticast == "" {
+		b.noMulticast = "the group has only one rank"
+	}
+	if b.mustCast && b.noMulticast != "" {
+		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", b.noMulticast, errs.ErrUnsupported)
+	}
+	smallest := slices.MinFunc(all, func(a, b member) int { return cmp.Compare(a.Total, b.Total) })
+	w.heap = heap{granularity: mine.Granularity, chunk: roundUp(mine.Chunk, alignment), limit: mine.MaxHeap, total: smallest.Total}
+	return nil
+}
+
+// lastSteps are those before the library starts, which reads its environment at its first start and never again. It gives the place
+// where the PEs meet.
+func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Options) (*nvshmem.UniqueID, error) {
+	now := reading{multicast: b.noMulticast == "", granularity: mine.Granularity}
+	err := b.home.compare(now)
+	if err == nil && !now.multicast {
+		err = nvshmem.ForbidMulticast()
+	}
+	if err == nil && o.Preflight != nil {
+		if err = o.Preflight(ctx); err != nil {
+			err = fmt.Errorf("the preflight of NVSHMEM failed: %w", err)
+		}
+	}
+	if err := b.group.Vote(ctx, "preparing NVSHMEM", err); err != nil {
+		return nil, err
+	}
+	b.home.read(now)
+	var blob []byte
+	if w.pe == 0 {
+		err = w.call(ctx, "making NVSHMEM's unique id", func() error {
+			id, err := w.lib.NewUniqueID()
+			if err == nil {
+				blob = id.Bytes()
+			}
+			return err
+		})
+	}
+	ids, err := tell(ctx, b.group, "NVSHMEM's unique id", blob, err)
+	if err != nil {
+		return nil, err
+	}
+	id, err := nvshmem.ParseUniqueID(ids[0])
+	// A rank that has died until here is known, so that only one that dies in the middle of what follows leaves the others in there.
+	return id, b.group.Vote(ctx, "starting NVSHMEM", err)
+}
+
+// begin starts the library. From here on a failure cannot be undone.
+func (b *Backend) begin(ctx context.Context, w *world, id *nvshmem.UniqueID) error {
+	err := w.call(ctx, "starting NVSHMEM", func() error { return w.lib.Start(w.pes, w.pe, id) })
+	// The ranks whose start has not returned do not come, or say so: the error names them.
+	return b.group.Vote(context.WithoutCancel(ctx), "NVSHMEM has started", err)
+}
+
+// furnish allocates the arena and finds out where the PEs' heaps are.
+func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
+	w.scratch = roundUp(o.Arena, alignment)
+	bytes := w.scratch + alignment
+	free, _, err := b.device.MemInfo()
+	mine := ask{Op: "the arena", Bytes: bytes, Free: free}
+	return b.group.Vote(context.WithoutCancel(ctx), "opening NVSHMEM's heap", w.collectively(ctx, b.group, mine, err,
+		func(_ uint64, all []ask) error {
+			extra, err := w.heap.plan(bytes, least(all))
+			if err != nil {
+				return err
+			}
+			p, err := w.allocate(bytes, extra)
+			if err != nil {
+				return err
+			}
+			w.ref = device.Ptr(p)
+			w.arena.bytes = o.Arena
+			if o.Arena > 0 {
+				w.arena.free = spans{{0, roundUp(o.Arena, alignment)}}
+			}
+			w.peers = make([]device.Ptr, w.pes)
+			var unreachable []string
+			for pe := range w.pes {
+				at, err := w.lib.Ptr(p, pe)
+				if err != nil {
+					return err
+				}
+				if w.peers[pe] = device.Ptr(at); at == 0 {
+					unreachable = append(unreachable, strconv.Itoa(pe))
+				}
+			}
+			if len(unreachable) > 0 {
+				return fmt.Errorf("rank %d has no pointers to the memory of ranks %v, whose GPUs have no peer access to its own (%s); use nccl or host: %w",
+					w.pe, unreachable, b.device.UUID(), errs.ErrNotReachable)
+			}
+			return nil
+		}))
+}
+
+// least is the least memory that a GPU has left.
+func least(all []ask) int64 {
+	return slices.MinFunc(all, func(a, b ask) int { return cmp.Compare(a.Free, b.Free) }).Free
+}

@@ -1,0 +1,264 @@
+package nvshmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+// library is what the backend asks of NVSHMEM; [nvshmem.Library] says what each of the calls needs.
+type library interface {
+	Version() nvshmem.Version
+	Path() string
+	Bootstrap() string
+	Settings() []nvshmem.Setting
+
+	NewUniqueID() (*nvshmem.UniqueID, error)
+	Start(pes, pe int, id *nvshmem.UniqueID) error
+	Finalize() error
+	Align(alignment, bytes int64) (uint64, error)
+	Free(p uint64) error
+	Ptr(p uint64, pe int) (uint64, error)
+	Register(p uint64, bytes int64) (uint64, error)
+	Unregister(alias uint64, bytes int64) error
+	NewTeam() (nvshmem.Team, error)
+	Reduction(dtype, op string) (nvshmem.Reduction, error)
+	MulticastPtr(p uint64) (uint64, error)
+}
+
+// grace is how long a call of NVSHMEM that is under way may go on when a rank is lost: one that every rank had come to still ends.
+const grace = time.Second
+
+// world is the library, started: what all groups over it share.
+type world struct {
+	lib     library
+	device  *cuda.Device
+	log     *slog.Logger
+	lost    <-chan struct{} // of the group whose ranks are the PEs
+	lostErr func() error
+	timeout time.Duration // of each call of the library
+	pe, pes int
+	peOf    map[int]int // by rank in the job
+	heap    heap
+	arena   arena
+	ref     device.Ptr      // a place in the heap, the beginning of the arena, and
+	peers   []device.Ptr    // where it is of every PE, by PE
+	scratch int64           // the place in the heap of a page for reductions that are thrown away
+	warm    map[string]bool // the reductions that have run once; changed in turns only
+
+	// issuing is held by PE 0 from when it deals out a turn until the turn is over.
+	issuing sync.Mutex
+
+	mu       sync.Mutex
+	turn     uint64               // the next to have its turn
+	turned   chan struct{}        // closed when the turn changes
+	broken   error                // why nothing collective is asked of the library any more; nil if it is
+	stuck    bool                 // a call of the library has not returned
+	held     map[uint64]*resource // what goes back at an agreement, by the turn in which it was made
+	released []uint64             // those of them that this rank has released, ascending
+	groups   int                  // of only some PEs or all, that are open besides the first
+}
+
+// resource is what only all PEs together can give back.
+type resource struct {
+	ptr   uint64       // memory of the heap
+	bytes int64        //
+	alias bool         // it is registered memory's place in the heap
+	team  nvshmem.Team // another resource: a team; TeamWorld for none
+}
+
+// ask is what a rank of a group of all PEs brings to an agreement.
+type ask struct {
+	Turn     uint64   // on PE 0, the turn that the agreement gets
+	Released []uint64 `json:",omitempty"`
+	Op       string   // what is done, the same on every rank
+	Kind     kind     `json:",omitempty"`
+	Bytes    int64    `json:",omitempty"`
+	Offset   int64    `json:",omitempty"` // in the heap, from the world's ref
+	Free     int64    `json:",omitempty"` // memory of the GPU in bytes
+	DType    string   `json:",omitempty"` // of a reduction, and its operation
+}
+
+// usable says why nothing collective can be asked of the library.
+func (w *world) usable() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.broken
+}
+
+// breakUp notes that nothing collective can be asked of the library any more, and why. The first reason counts.
+func (w *world) breakUp(why error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken == nil {
+		w.broken = fmt.Errorf("NVSHMEM was given up in this process, so that its memory can be used but no more be had; end the process: %w", why)
+		w.log.Error("NVSHMEM was given up", "error", why)
+	}
+	var stuck *nvshmem.StuckError
+	w.stuck = w.stuck || errors.As(why, &stuck)
+	return why
+}
+
+// collectively agrees with all ranks of g, which are all PEs, that op is done now and makes the calls of NVSHMEM that do asks for, in
+// the same turn on every PE. What all of them have released is given back first. If a rank brings a failure, nothing is called on any.
+// Collective: the caller knows that every rank is coming.
+func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, failure error, do func(turn uint64, all []ask) error) error {
+	if failure == nil {
+		failure = w.usable()
+	}
+	if w.pe == 0 {
+		w.issuing.Lock()
+		defer w.issuing.Unlock()
+	}
+	w.mu.Lock()
+	mine.Turn, mine.Released = w.turn, slices.Clone(w.released)
+	w.mu.Unlock()
+	all, err := tell(ctx, g, "NVSHMEM: "+mine.Op, mine, failure)
+	if err != nil {
+		return err
+	}
+	// From here on every PE comes, whatever becomes of the caller's patience.
+	ctx = context.WithoutCancel(ctx)
+	turn := all[0].Turn
+	if err := w.await(ctx, turn, mine.Op); err != nil {
+		return err
+	}
+	defer w.pass()
+	return w.call(ctx, mine.Op, func() error {
+		if err := w.giveBack(all); err != nil {
+			return err
+		}
+		return do(turn, all)
+	})
+}
+
+// await waits until it is the turn's time.
+func (w *world) await(ctx context.Context, turn uint64, op string) error {
+	ctx, cancel := context.WithTimeout(ctx, w.timeout)
+	defer cancel()
+	for {
+		w.mu.Lock()
+		now, turned, broken := w.turn, w.turned, w.broken
+		w.mu.Unlock()
+		switch {
+		case broken != nil:
+			return broken
+		case now == turn:
+			return nil
+		case now > turn:
+			return w.breakUp(fmt.Errorf("%s: PE 0 gave it turn %d, and turn %d is over here: %w", op, turn, now-1, errs.ErrMismatch))
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return w.breakUp(fmt.Errorf("%s: its turn, %d, did not come: the one before has not ended: %w", op, turn, ctx.Err()))
+		}
+	}
+}
+
+// pass ends a turn.
+func (w *world) pass() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.turn++
+	close(w.turned)
+	w.turned = make(chan struct{})
+}
+
+// call makes calls of the library, with the device's context current. It waits no longer than the world's timeout, and when a rank is
+// lost only a little longer; then the library is given up.
+func (w *world) call(ctx context.Context, what string, fn func() error) error {
+	if err := w.usable(); err != nil {
+		return err
+	}
+	err := bounded(ctx, w.timeout, w.lost, w.lostErr, what, func() error { return w.device.WithContext(fn) })
+	var stuck *nvshmem.StuckError
+	if errors.As(err, &stuck) {
+		return w.breakUp(err)
+	}
+	return err
+}
+
+// bounded is [nvshmem.Bound] by ctx, by a time, and by the loss of a rank.
+func bounded(ctx context.Context, timeout time.Duration, lost <-chan struct{}, lostErr func() error, what string, fn func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	ctx, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	go func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-lost:
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(grace):
+			give(lostErr())
+		}
+	}()
+	return nvshmem.Bound(ctx, what, fn)
+}
+
+// hold notes what only all PEs together can give back; the turn is its name on every PE.
+func (w *world) hold(turn uint64, r *resource) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held[turn] = r
+}
+
+// release says that this rank does not need what was made in the turn any more.
+func (w *world) release(turn uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i, found := slices.BinarySearch(w.released, turn); !found && w.held[turn] != nil {
+		w.released = slices.Insert(w.released, i, turn)
+	}
+}
+
+// giveBack gives back what all PEs have released. It is part of a turn.
+func (w *world) giveBack(all []ask) error {
+	for _, turn := range all[0].Released {
+		if slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) }) {
+			continue
+		}
+		w.mu.Lock()
+		r := w.held[turn]
+		delete(w.held, turn)
+		w.released = slices.DeleteFunc(w.released, func(t uint64) bool { return t == turn })
+		w.mu.Unlock()
+		var err error
+		switch {
+		case r == nil:
+			err = fmt.Errorf("what was made in turn %d is not known here: %w", turn, errs.ErrMismatch)
+		case r.team != nvshmem.TeamWorld:
+			w.heap.teams = append(w.heap.teams, r.team)
+		case r.alias:
+			err = w.lib.Unregister(r.ptr, r.bytes)
+			w.heap.registered -= r.bytes
+		default:
+			err = w.lib.Free(r.ptr)
+			w.heap.free.give(span{int64(r.ptr), r.bytes}, alignment)
+		}
+		if err != nil {
+			return w.breakUp(fmt.Errorf("giving back: %w", err))
+		}
+	}
+	return nil
+}
+
+// offset is the place in the heap of an address, from the world's ref.
+func (w *world) offset(p device.Ptr) int64 { return int64(p - w.ref) }
+
+// at is the address in this process of the place at an offset in the heap of a PE.
+func (w *world) at(pe int, offset int64) device.Ptr { return w.peers[pe].Add(offset) }
