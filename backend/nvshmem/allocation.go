@@ -74,17 +74,12 @@ func (b *Backend) fromHeap(ctx context.Context, a *allocation, failure error) er
 		if err := alike("size in bytes", all, func(a *ask) int64 { return a.Bytes }); err != nil {
 			return err
 		}
-		extra, err := w.heap.plan(a.rounded, least(all))
+		p, err := w.allocate(a.rounded, least(all))
 		if err != nil {
 			return err
 		}
-		p, err := w.allocate(a.rounded, extra)
-		if err != nil {
-			return err
-		}
-		a.turn, a.ptr = turn, device.Ptr(p)
-		a.offset = w.offset(a.ptr)
-		w.hold(turn, &resource{ptr: p, bytes: a.rounded})
+		a.turn, a.ptr, a.offset = turn, p, w.offset(p)
+		w.hold(turn, &resource{ptr: uint64(p), bytes: a.rounded})
 		return nil
 	})
 }

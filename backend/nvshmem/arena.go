@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -36,9 +35,6 @@ func (a *arena) give(offset, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	rounded := roundUp(bytes, alignment)
-	a.free.give(span{offset, rounded}, 0)
+	a.free.give(span{offset, rounded})
 	a.taken -= rounded
 }
-
-// ptr is the address of a piece.
-func (w *world) arenaPtr(offset int64) device.Ptr { return w.ref.Add(offset) }

@@ -3,13 +3,17 @@ package nvshmem
 import (
 	"fmt"
 
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
 const (
-	// alignment is what all memory is a multiple of, in bytes; NVSHMEM's own is 512. Channels want pages.
+	// alignment is what all memory is a multiple of, in bytes: channels want pages.
 	alignment = 4096
+	// chunkAlign is what the chunks that NVSHMEM gives are aligned to, in bytes.
+	chunkAlign = 2 << 20
 	// reserve is memory of the GPU, in bytes, that the heap does not grow into: what the driver and kernels need at any time.
 	reserve = 64 << 20
 	// unknown is what NVSHMEM itself may have of the heap, in bytes, before the first of our own.
@@ -18,8 +22,9 @@ const (
 	defaultMaxHeap = 256 << 30
 )
 
-// heap is what is known of NVSHMEM's heap, the same on every PE, because all of it comes from turns. NVSHMEM tells nothing of its heap,
-// and tears it down when it cannot grow: so what is surely free in it is kept here.
+// heap is what this backend has of NVSHMEM's heap, the same on every PE, because all of it comes from turns. NVSHMEM is asked for large
+// chunks, which are cut here, for three reasons: the heap never shrinks anyway; NVSHMEM tears it down when it cannot grow, and tells
+// nobody how much of it is free; and its own memory may lie across two pieces of physical memory, where the driver copies nothing.
 type heap struct {
 	granularity int64 // that it grows by, in bytes
 	chunk       int64 // that we let it grow by at least
@@ -27,75 +32,128 @@ type heap struct {
 	total       int64 // memory of the smallest GPU in bytes
 	grown       int64 // what it has grown by since the start
 	registered  int64 // bytes of registered memory in it
-	free        spans // by address
-	teams       []nvshmem.Team
-	made        int // teams in all
+	rest        int64 // what was left in the physical memory before a chunk, which it began with
+	regions     []*region
+	teams       []nvshmem.Team // that no reduction has at the moment
+	made        int            // teams in all
 }
 
-// growth is what the heap grows by to have bytes more: NVSHMEM adds the alignment, and rounds up.
-func (h *heap) growth(bytes int64) int64 { return roundUp(bytes+alignment, h.granularity) }
-
-// plan says how bytes (a multiple of alignment) are allocated: with extra, memory of that size is added to the heap first, so that small
-// allocations do not grow it one by one. free is the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
-func (h *heap) plan(bytes, free int64) (extra int64, err error) {
-	if h.free.fits(bytes + alignment) {
-		return 0, nil
-	}
-	if bytes < h.chunk && h.room(h.chunk, free) == nil {
-		return h.chunk, nil
-	}
-	return 0, h.room(bytes, free)
+// region is one piece of physical memory of the heap, or what we have of it.
+type region struct {
+	span
+	free spans
 }
 
-// room says why the heap cannot grow by bytes.
-func (h *heap) room(bytes, free int64) error {
-	growth := h.growth(bytes)
+// take cuts bytes (a multiple of alignment) from the first region that has them.
+func (h *heap) take(bytes int64) (start int64, ok bool) {
+	for _, r := range h.regions {
+		if start, ok := r.free.take(bytes); ok {
+			return start, true
+		}
+	}
+	return 0, false
+}
+
+// give puts bytes back.
+func (h *heap) give(g span) {
+	for _, r := range h.regions {
+		if g.start >= r.start && g.start < r.start+r.bytes {
+			r.free.give(g)
+			return
+		}
+	}
+}
+
+// growth is what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
+func (h *heap) growth(chunk int64) int64 { return roundUp(chunk+chunkAlign, h.granularity) }
+
+// next gives the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just enough. free is
+// the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
+func (h *heap) next(bytes, free int64) (chunk int64, err error) {
+	if bytes < h.chunk && h.room(h.chunk+h.rest, free) == nil {
+		return h.chunk + h.rest, nil
+	}
+	chunk = roundUp(bytes, chunkAlign) + h.rest
+	return chunk, h.room(chunk, free)
+}
+
+// room says why the heap cannot grow by a chunk.
+func (h *heap) room(chunk, free int64) error {
+	growth := h.growth(chunk)
 	if growth > free-reserve {
 		return fmt.Errorf("the heap would have to grow by %d bytes, and a GPU has %d left, of which %d stay free: %w",
 			growth, free, int64(reserve), errs.ErrNoMemory)
 	}
-	if h.limit > 0 && unknown+h.grown+h.registered+growth > h.limit {
-		return fmt.Errorf("the heap would have to grow by %d bytes; it has grown by %d, holds %d of registered memory, and can have %d in "+
-			"all (%s): %w", growth, h.grown, h.registered, h.limit, nvshmem.MaxHeapEnv, errs.ErrNoMemory)
+	return h.within(growth)
+}
+
+// within says why the heap has no addresses for bytes more.
+func (h *heap) within(bytes int64) error {
+	if h.limit > 0 && unknown+h.grown+h.registered+bytes > h.limit {
+		return fmt.Errorf("NVSHMEM's heap would have to grow by %d bytes; it has grown by %d, holds %d of registered memory, and can have %d "+
+			"in all (%s): %w", bytes, h.grown, h.registered, h.limit, nvshmem.MaxHeapEnv, errs.ErrNoMemory)
 	}
 	return nil
 }
 
-// allocate asks the library for bytes (a multiple of alignment), as plan has said. It is part of a turn. 0 from the library is the end
-// of it.
-func (w *world) allocate(bytes, extra int64) (uint64, error) {
-	if extra > 0 {
-		p, err := w.align(extra)
-		if err == nil {
-			err = w.lib.Free(p)
+// allocate gives bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has left. It is
+// part of a turn.
+func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
+	// A chunk may begin in the rest of the physical memory before its own, and is two regions then, neither of which need be large
+	// enough. The next leaves room for such a rest, which does not change.
+	for range 3 {
+		if p, ok := w.heap.take(bytes); ok {
+			return device.Ptr(p), nil
 		}
+		chunk, err := w.heap.next(bytes, free)
 		if err != nil {
 			return 0, err
 		}
-		w.heap.free.give(span{int64(p), extra}, alignment)
+		if err := w.grow(chunk); err != nil {
+			return 0, err
+		}
+		free -= w.heap.growth(chunk)
 	}
-	p, err := w.align(bytes)
-	if err != nil {
-		return 0, err
-	}
-	w.heap.free.remove(span{int64(p), bytes})
-	return p, nil
+	return 0, fmt.Errorf("NVSHMEM's heap has no piece of %d bytes: %w", bytes, errs.ErrNoMemory)
 }
 
-func (w *world) align(bytes int64) (uint64, error) {
-	fits := w.heap.free.fits(bytes + alignment)
-	p, err := w.lib.Align(alignment, bytes)
+// grow asks the library for a chunk and finds out which pieces of physical memory it is made of.
+func (w *world) grow(chunk int64) error {
+	p, err := w.lib.Align(chunkAlign, chunk)
 	if err == nil && p == 0 {
 		err = fmt.Errorf("NVSHMEM could not allocate %d bytes of its heap (grown by %d so far) and has torn the heap down: %w",
-			bytes, w.heap.grown, errs.ErrNoMemory)
+			chunk, w.heap.grown, errs.ErrNoMemory)
 	}
 	if err != nil {
-		return 0, w.breakUp(err)
+		return w.breakUp(err)
 	}
-	if !fits {
-		w.heap.grown += w.heap.growth(bytes)
+	w.heap.grown += w.heap.growth(chunk)
+	for at, end := int64(p), int64(p)+chunk; at < end; {
+		upTo, err := physicalEnd(w.device.Driver(), device.Ptr(at))
+		if err != nil {
+			return w.breakUp(err)
+		}
+		s := span{at, min(upTo, end) - at}
+		if at == int64(p) {
+			w.heap.rest = s.bytes % chunk // the whole chunk is no rest
+		}
+		w.heap.regions = append(w.heap.regions, &region{span: s, free: spans{s}})
+		at += s.bytes
 	}
-	return p, nil
+	return nil
+}
+
+// physicalEnd is where the physical memory that is mapped at p ends.
+func physicalEnd(drv *cuda.Driver, p device.Ptr) (int64, error) {
+	var base device.Ptr
+	var size uint64
+	if err := drv.Check("cuMemGetAddressRange", drv.MemGetAddressRange(&base, &size, p)); err != nil {
+		return 0, err
+	}
+	if end := base.Add(int64(size)); p >= base && p < end {
+		return int64(end), nil
+	}
+	return 0, fmt.Errorf("the driver finds %s in %d bytes at %s: %w", p, size, base, errs.ErrUnsupported)
 }
 
 // roundUp gives the least multiple of unit that is not less than n.

@@ -68,7 +68,8 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 func (w *world) takeTeam(p *reduce) error {
 	h := &w.heap
 	if len(h.teams) > 0 {
-		p.team, h.teams = h.teams[0], slices.Delete(h.teams, 0, 1)
+		p.team = h.teams[0]
+		h.teams = slices.Delete(h.teams, 0, 1)
 		return nil
 	}
 	team, err := w.lib.NewTeam()

@@ -167,9 +167,8 @@ type alias struct {
 func (m *mapping) register(turn uint64, a *allocation) error {
 	b, w := m.backend, m.backend.world
 	h := &w.heap
-	if h.limit > 0 && unknown+h.grown+h.registered+a.span > h.limit {
-		return fmt.Errorf("%d bytes more would not fit in the heap's addresses, of which %d are taken: %w", a.span, h.grown+h.registered,
-			errs.ErrNoMemory)
+	if err := h.within(a.span); err != nil {
+		return err
 	}
 	base := a.ptr.Add(-a.offset)
 	p, err := w.lib.Register(uint64(base), a.span)

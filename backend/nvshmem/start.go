@@ -112,7 +112,7 @@ func (b *Backend) prepare(w *world, o *Options) (member, error) {
 		return member{}, fmt.Errorf("%s (%s) is too old for NVSHMEM, which needs compute capability 7.0: %w", b.device.Name(), b.device.UUID(),
 			errs.ErrUnsupported)
 	}
-	if err := b.drv.Require("cuMemGetInfo_v2"); err != nil {
+	if err := b.drv.Require("cuMemGetInfo_v2", "cuMemGetAddressRange_v2"); err != nil {
 		return member{}, err
 	}
 	b.noRegister = whyNoRegister(b.drv)
@@ -226,7 +226,7 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", b.noMulticast, errs.ErrUnsupported)
 	}
 	smallest := slices.MinFunc(all, func(a, b member) int { return cmp.Compare(a.Total, b.Total) })
-	w.heap = heap{granularity: mine.Granularity, chunk: roundUp(mine.Chunk, alignment), limit: mine.MaxHeap, total: smallest.Total}
+	w.heap = heap{granularity: mine.Granularity, chunk: roundUp(mine.Chunk, chunkAlign), limit: mine.MaxHeap, total: smallest.Total}
 	return nil
 }
 
@@ -281,15 +281,11 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 	mine := ask{Op: "the arena", Bytes: bytes, Free: free}
 	return b.group.Vote(context.WithoutCancel(ctx), "opening NVSHMEM's heap", w.collectively(ctx, b.group, mine, err,
 		func(_ uint64, all []ask) error {
-			extra, err := w.heap.plan(bytes, least(all))
+			p, err := w.allocate(bytes, least(all))
 			if err != nil {
 				return err
 			}
-			p, err := w.allocate(bytes, extra)
-			if err != nil {
-				return err
-			}
-			w.ref = device.Ptr(p)
+			w.ref = p
 			w.arena.bytes = o.Arena
 			if o.Arena > 0 {
 				w.arena.free = spans{{0, roundUp(o.Arena, alignment)}}
@@ -297,7 +293,7 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 			w.peers = make([]device.Ptr, w.pes)
 			var unreachable []string
 			for pe := range w.pes {
-				at, err := w.lib.Ptr(p, pe)
+				at, err := w.lib.Ptr(uint64(p), pe)
 				if err != nil {
 					return err
 				}

@@ -27,7 +27,6 @@ type library interface {
 	Start(pes, pe int, id *nvshmem.UniqueID) error
 	Finalize() error
 	Align(alignment, bytes int64) (uint64, error)
-	Free(p uint64) error
 	Ptr(p uint64, pe int) (uint64, error)
 	Register(p uint64, bytes int64) (uint64, error)
 	Unregister(alias uint64, bytes int64) error
@@ -69,12 +68,12 @@ type world struct {
 	groups   int                  // of only some PEs or all, that are open besides the first
 }
 
-// resource is what only all PEs together can give back.
+// resource is what only all PEs together can give back: memory of the heap, a place in it of registered memory, or a team.
 type resource struct {
-	ptr   uint64       // memory of the heap
-	bytes int64        //
-	alias bool         // it is registered memory's place in the heap
-	team  nvshmem.Team // another resource: a team; TeamWorld for none
+	ptr   uint64
+	bytes int64
+	alias bool         // it is registered memory's place
+	team  nvshmem.Team // TeamWorld if it is no team
 }
 
 // ask is what a rank of a group of all PEs brings to an agreement.
@@ -247,8 +246,7 @@ func (w *world) giveBack(all []ask) error {
 			err = w.lib.Unregister(r.ptr, r.bytes)
 			w.heap.registered -= r.bytes
 		default:
-			err = w.lib.Free(r.ptr)
-			w.heap.free.give(span{int64(r.ptr), r.bytes}, alignment)
+			w.heap.give(span{int64(r.ptr), r.bytes})
 		}
 		if err != nil {
 			return w.breakUp(fmt.Errorf("giving back: %w", err))

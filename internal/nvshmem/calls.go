@@ -77,18 +77,6 @@ func (l *Library) Align(alignment, bytes int64) (uint64, error) {
 	return l.call.align(uintptr(alignment), uintptr(bytes)), nil
 }
 
-// Free gives back what Align gave; any other address ends the process. All PEs come with the same memory: it blocks until they have.
-func (l *Library) Free(p uint64) error {
-	if !l.started.Load() {
-		return notStarted("Free")
-	}
-	if p == 0 {
-		return errs.Invalid("Free", "address", p, "what Align gave")
-	}
-	l.call.free(p)
-	return nil
-}
-
 // Ptr is the address in this process of the place of PE pe that is at p, an address of the heap, on this one; 0 if there is none.
 func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	if !l.started.Load() {

@@ -38,7 +38,6 @@ func fake() (*Library, *[]string) {
 		myPE:       func() int32 { return 0 },
 		pes:        func() int32 { return 1 },
 		align:      func(_, bytes uintptr) uint64 { note("align"); return 1 << 20 },
-		free:       func(uint64) { note("free") },
 		ptr:        func(p uint64, _ int32) uint64 { note("ptr"); return p },
 		register:   func(p uint64, _ uintptr, _ int32) uint64 { note("register"); return p + 1<<30 },
 		unregister: func(uint64, uintptr) result { note("unregister"); return 7 },
@@ -61,7 +60,7 @@ func fake() (*Library, *[]string) {
 func everything(l *Library) []error {
 	first := func(_ any, err error) error { return err }
 	r, err := l.Reduction("bf16", "sum")
-	return []error{err, first(l.Align(4096, 1)), l.Free(1), first(l.Ptr(1, 0)), first(l.Register(1, 1)), first(l.NewTeam()), l.Barrier(0, 0),
+	return []error{err, first(l.Align(4096, 1)), first(l.Ptr(1, 0)), first(l.Register(1, 1)), first(l.NewTeam()), l.Barrier(0, 0),
 		l.Put(1, 1, 1, 0, 0), l.Get(1, 1, 1, 0, 0), r(0, 1, 1, 1, 0), l.Finalize()}
 }
 
@@ -76,7 +75,7 @@ func TestNothingIsCalledBeforeStartAndAfterFinalize(t *testing.T) {
 	require.NoError(t, l.Start(1, 0, id))
 	require.ErrorIs(t, l.Start(1, 0, id), errs.ErrInvalid, "it is started already")
 	require.NoError(t, errors.Join(everything(l)...))
-	assert.Equal(t, []string{"getUniqueID", "initAttr", "align", "free", "ptr", "register", "teamSplit", "barrier", "put", "get",
+	assert.Equal(t, []string{"getUniqueID", "initAttr", "align", "ptr", "register", "teamSplit", "barrier", "put", "get",
 		"nvshmemx_bfloat16_sum_reduce_on_stream", "finalize"}, *calls)
 	*calls = nil
 	for i, err := range everything(l)[1:] {
@@ -101,7 +100,7 @@ func TestArgumentsAreCheckedBeforeTheLibraryIsCalled(t *testing.T) {
 	r, err := l.Reduction("f64", "max")
 	require.NoError(t, err)
 	for i, err := range []error{
-		first(l.Align(0, 1)), first(l.Align(48, 1)), first(l.Align(4096, 0)), first(l.Align(4096, -1)), l.Free(0), first(l.Ptr(1, 1)),
+		first(l.Align(0, 1)), first(l.Align(48, 1)), first(l.Align(4096, 0)), first(l.Align(4096, -1)), first(l.Ptr(1, 1)),
 		first(l.Ptr(1, -1)), first(l.Register(0, 1)), first(l.Register(1, 0)), l.Put(1, 1, 1, 1, 0), l.Get(1, 1, 0, 0, 0), l.Put(0, 1, 1, 0, 0),
 		r(-1, 1, 1, 1, 0), r(0, 0, 1, 1, 0), r(0, 1, 1, 0, 0),
 	} {

@@ -17,7 +17,7 @@
 //
 // # Waits
 //
-// Starting, [Library.Align], [Library.Free], registering, splitting teams and finalizing wait inside of NVSHMEM until every PE has come,
+// Starting, [Library.Align], registering, splitting teams and finalizing wait inside of NVSHMEM until every PE has come,
 // for ever if one never does, and a thread that is in there cannot be called back. [Bound] puts a bound on the caller's wait.
 //
 // # Environment

@@ -69,7 +69,6 @@ type functions struct {
 	myPE         func() int32
 	pes          func() int32
 	align        func(alignment, bytes uintptr) uint64
-	free         func(p uint64)
 	ptr          func(p uint64, pe int32) uint64
 	register     func(p uint64, bytes uintptr, flags int32) uint64
 	unregister   func(p uint64, bytes uintptr) result
@@ -102,7 +101,6 @@ func (f *functions) bind(lib *dl.Library, multicast bool) error {
 		{"nvshmem_my_pe", &f.myPE},
 		{"nvshmem_n_pes", &f.pes},
 		{"nvshmem_align", &f.align},
-		{"nvshmem_free", &f.free},
 		{"nvshmem_ptr", &f.ptr},
 		{"nvshmemx_buffer_register_symmetric", &f.register},
 		{"nvshmemx_buffer_unregister_symmetric", &f.unregister},

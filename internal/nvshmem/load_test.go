@@ -141,7 +141,7 @@ func TestTable(t *testing.T) {
 	var f functions
 	var r reduction
 	for _, fn := range []any{&f.getVersion, &f.getUniqueID, &f.setUniqueID, &f.initAttr, &f.initStatus, &f.finalize, &f.myPE, &f.pes, &f.align,
-		&f.free, &f.ptr, &f.register, &f.unregister, &f.teamSplit, &f.barrier, &f.put, &f.get, &f.multicastPtr, &r} {
+		&f.ptr, &f.register, &f.unregister, &f.teamSplit, &f.barrier, &f.put, &f.get, &f.multicastPtr, &r} {
 		assert.NoError(t, lib.Bind(fn, "getpid"), "%T", fn)
 	}
 }

@@ -1,0 +1,659 @@
+package nvshmem
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+const (
+	fakeTotal = 1 << 30   // memory of a GPU in bytes
+	fakeHeap  = 320 << 20 // of it, what a PE's heap can have
+	granule   = 2 << 20
+)
+
+// machine is a host with some GPUs and an NVSHMEM for each, as far as this backend asks for them: memory, contexts, streams whose work
+// runs at once, and a library whose PEs are all in this process. It notes what the real ones would not survive.
+type machine struct {
+	pes int
+
+	mu         sync.Mutex
+	current    map[int][]int // the stack of contexts of a thread, by its id
+	contexts   []int         // references of the primary contexts
+	taken      []uint64      // bytes of a GPU that somebody else has
+	next       uint64
+	foreign    map[device.Ptr]*foreignMem
+	streams    map[cuda.StreamHandle]int
+	lastStream cuda.StreamHandle
+	pinned     map[unsafe.Pointer][]byte
+	violations []string
+
+	job   job
+	libs  []*fakeLib
+	homes []*home
+}
+
+// foreignMem is memory that is not of a heap.
+type foreignMem struct {
+	gpu    int
+	mem    []byte
+	vmm    bool
+	prop   cuda.MemAllocationProp
+	access uint64
+}
+
+// job is what the PEs of one start share.
+type job struct {
+	cond     *sync.Cond
+	round    int // of collective calls
+	came     int
+	what     string
+	result   uint64
+	absent   map[int]bool // PEs that hang instead of coming
+	dead     chan struct{}
+	brk      uint64   // the end of what the heap has grown to
+	ends     []uint64 // of its physical memory, piece by piece
+	limit    uint64
+	used     map[uint64]uint64 // bytes, by offset
+	aliases  map[uint64]*[8]*foreignMem
+	teams    int
+	calls    []string
+	mem      [8][]byte
+	starts   int
+	failure  func(call string, pe int) bool // whether a call fails
+	multi    bool                           // multicast addresses exist
+	finalize int
+}
+
+func newMachine(pes int) *machine {
+	m := &machine{pes: pes, current: map[int][]int{}, contexts: make([]int, pes), taken: make([]uint64, pes), next: 1 << 20,
+		foreign: map[device.Ptr]*foreignMem{}, streams: map[cuda.StreamHandle]int{}, pinned: map[unsafe.Pointer][]byte{}}
+	m.job = job{cond: sync.NewCond(&m.mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap}
+	for pe := range pes {
+		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
+		m.homes = append(m.homes, &home{})
+	}
+	return m
+}
+
+// options are those of a rank.
+func (m *machine) options(rank int) *Options {
+	return &Options{LocalRank: rank, Driver: m.driver(), Multicast: "off", Chunk: 32 << 20, Arena: 16 << 20, home: m.homes[rank],
+		load: func(o *nvshmem.Options) (library, error) { m.libs[rank].opts = *o; return m.libs[rank], nil }}
+}
+
+// left says what is not given back.
+func (m *machine) left() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var b strings.Builder
+	for what, n := range map[string]int{"streams": len(m.streams), "pinned buffers": len(m.pinned), "foreign": len(m.foreign)} {
+		if n > 0 {
+			fmt.Fprintf(&b, "%d %s ", n, what)
+		}
+	}
+	for g := range m.pes {
+		if m.contexts[g] != 0 || m.libs[g].started {
+			fmt.Fprintf(&b, "GPU %d: %d references of the context, started %t ", g, m.contexts[g], m.libs[g].started)
+		}
+	}
+	for _, v := range m.violations {
+		fmt.Fprintf(&b, "%s ", v)
+	}
+	return b.String()
+}
+
+func (m *machine) violation(format string, args ...any) cuda.Result {
+	m.violations = append(m.violations, fmt.Sprintf(format, args...))
+	return cuda.InvalidValue
+}
+
+// fakeLib is the library as one PE has it.
+type fakeLib struct {
+	m       *machine
+	pe      int
+	opts    nvshmem.Options
+	started bool
+	granule string // NVSHMEM_CUMEM_GRANULARITY, if it is set
+}
+
+var _ library = (*fakeLib)(nil)
+
+func (l *fakeLib) Version() nvshmem.Version { return nvshmem.Version{Major: 3, Minor: 4, Patch: 5} }
+func (l *fakeLib) Path() string             { return "fake" }
+func (l *fakeLib) Bootstrap() string        { return "fake plugin" }
+func (l *fakeLib) Settings() []nvshmem.Setting {
+	if l.granule == "" {
+		return nil
+	}
+	return []nvshmem.Setting{{Name: nvshmem.GranularityEnv, Value: l.granule}}
+}
+
+func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
+	if f := l.m.job.failure; f != nil && f("id", l.pe) {
+		return nil, fmt.Errorf("no socket interface: %w", errs.ErrUnavailable)
+	}
+	return &nvshmem.UniqueID{Version: 65664}, nil
+}
+
+// meet is a collective call: it returns what the last to come computes. The caller holds the lock.
+func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
+	m, j := l.m, &l.m.job
+	if s := m.current[unix.Gettid()]; len(s) == 0 || s[len(s)-1] != l.pe {
+		m.violation("%s without the context of GPU %d", what, l.pe)
+	}
+	if j.absent[l.pe] {
+		m.mu.Unlock()
+		<-j.dead // like a PE that hangs in here
+		m.mu.Lock()
+		return 0, false
+	}
+	if j.came == 0 {
+		j.what = what
+	} else if j.what != what {
+		m.violation("PE %d calls %s while another calls %s", l.pe, what, j.what)
+	}
+	j.came++
+	round := j.round
+	if j.came == m.pes {
+		j.calls = append(j.calls, what)
+		j.came, j.round, j.result = 0, j.round+1, last()
+		j.cond.Broadcast()
+		return j.result, true
+	}
+	for j.round == round {
+		select {
+		case <-j.dead:
+			return 0, false
+		default:
+		}
+		j.cond.Wait()
+	}
+	return j.result, true
+}
+
+// release lets all calls return that hang.
+func (m *machine) release() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.job.dead:
+	default:
+		close(m.job.dead)
+		m.job.cond.Broadcast()
+	}
+}
+
+func (l *fakeLib) Start(pes, pe int, _ *nvshmem.UniqueID) error {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	j := &l.m.job
+	if l.started || pes != l.m.pes || pe != l.pe {
+		l.m.violation("start of PE %d of %d as PE %d", pe, pes, l.pe)
+	}
+	_, ok := l.meet("start", func() uint64 {
+		j.brk, j.ends, j.used, j.aliases, j.starts, j.teams = 4<<20, []uint64{4 << 20}, map[uint64]uint64{0: 1 << 20}, map[uint64]*[8]*foreignMem{}, j.starts+1, 7
+		return 0
+	})
+	if !ok {
+		return errs.ErrClosed
+	}
+	if j.failure != nil && j.failure("start", pe) {
+		return fmt.Errorf("bootstrapped only: %w", errs.ErrUnavailable)
+	}
+	l.started = true
+	return nil
+}
+
+func (l *fakeLib) Finalize() error {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	if _, ok := l.meet("finalize", func() uint64 { l.m.job.finalize++; return 0 }); ok {
+		l.started = false
+	}
+	return nil
+}
+
+func (l *fakeLib) check(what string) {
+	if !l.started {
+		l.m.violation("%s before start: the process would have ended", what)
+	}
+}
+
+// base is where PE v has the heap of PE pe.
+func (m *machine) base(v, pe int) uint64 {
+	return uint64(v+1)<<44 + uint64((pe-v+m.pes)%m.pes)<<36
+}
+
+func (l *fakeLib) Align(alignment, bytes int64) (uint64, error) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.check("align")
+	j := &l.m.job
+	off, ok := l.meet(fmt.Sprintf("align %d", bytes), func() uint64 {
+		if j.failure != nil && j.failure("align", l.pe) {
+			return 0
+		}
+		return j.allocate(uint64(bytes), uint64(alignment))
+	})
+	if !ok || off == 0 {
+		return 0, nil
+	}
+	mem := l.m.heap(l.pe)
+	for i := off; i < off+uint64(bytes); i += 509 { // new memory is not zero
+		mem[i] = 0xa5
+	}
+	return l.m.base(l.pe, l.pe) + off, nil
+}
+
+// allocate gives the first place that is free, growing the heap if there is none; 0 if it cannot grow.
+func (j *job) allocate(bytes, alignment uint64) uint64 {
+	bytes += alignment
+	at := uint64(0)
+	for {
+		end := j.brk
+		for off := range j.used {
+			if off >= at && off < end {
+				end = off
+			}
+		}
+		start := (at + alignment - 1) / alignment * alignment
+		if start+bytes <= end {
+			j.used[start] = bytes
+			return start
+		}
+		if end == j.brk {
+			break
+		}
+		at = end + j.used[end]
+	}
+	grow := (bytes + granule - 1) / granule * granule
+	if j.brk+grow > j.limit {
+		return 0
+	}
+	j.brk += grow
+	j.ends = append(j.ends, j.brk)
+	return j.allocate(bytes-alignment, alignment)
+}
+
+func (l *fakeLib) Ptr(p uint64, pe int) (uint64, error) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.check("ptr")
+	if j := &l.m.job; j.failure != nil && j.failure("ptr", l.pe) {
+		return 0, nil
+	}
+	return p - l.m.base(l.pe, l.pe) + l.m.base(l.pe, pe), nil
+}
+
+// aliasOffset is where registered memory is in the heap.
+const aliasOffset = 1 << 34
+
+func (l *fakeLib) Register(p uint64, bytes int64) (uint64, error) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.check("register")
+	j := &l.m.job
+	mem := l.m.foreign[device.Ptr(p)]
+	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes > int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cuda.HandleFD {
+		l.m.violation("registering %d bytes at %#x: the heap would be gone", bytes, p)
+		return 0, nil
+	}
+	off, ok := l.meet(fmt.Sprintf("register %d", bytes), func() uint64 {
+		off := uint64(aliasOffset)
+		for j.aliases[off] != nil {
+			off += 1 << 30
+		}
+		j.aliases[off] = &[8]*foreignMem{}
+		return off
+	})
+	if !ok {
+		return 0, nil
+	}
+	j.aliases[off][l.pe] = mem
+	l.meet("registered", func() uint64 { return 0 })
+	return l.m.base(l.pe, l.pe) + off, nil
+}
+
+func (l *fakeLib) Unregister(alias uint64, bytes int64) error {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.check("unregister")
+	off := alias - l.m.base(l.pe, l.pe)
+	l.meet(fmt.Sprintf("unregister %d %d", off, bytes), func() uint64 {
+		if l.m.job.aliases[off] == nil {
+			l.m.violation("unregistering nothing")
+		}
+		delete(l.m.job.aliases, off)
+		return 0
+	})
+	return nil
+}
+
+func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	l.check("team")
+	j := &l.m.job
+	team, _ := l.meet("team", func() uint64 { j.teams++; return uint64(j.teams) })
+	if team > 12 {
+		return nvshmem.TeamInvalid, fmt.Errorf("no team is left: %w", errs.ErrUnsupported)
+	}
+	return nvshmem.Team(team), nil
+}
+
+func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
+	if op == "avg" {
+		return nil, errs.ErrUnsupported
+	}
+	return func(team nvshmem.Team, dst, src uint64, count int64, _ uintptr) error {
+		l.m.mu.Lock()
+		defer l.m.mu.Unlock()
+		l.check("reduction")
+		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
+		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 { return 0 })
+		return nil
+	}, nil
+}
+
+func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
+	if !l.opts.Multicast {
+		l.m.mu.Lock()
+		defer l.m.mu.Unlock()
+		l.m.violation("multicast was asked for")
+		return 0, errs.ErrUnsupported
+	}
+	if !l.m.job.multi {
+		return 0, nil
+	}
+	return p | 1<<60, nil
+}
+
+// heap is the memory of a PE's heap.
+func (m *machine) heap(pe int) []byte {
+	if m.job.mem[pe] == nil {
+		m.job.mem[pe] = make([]byte, fakeHeap)
+	}
+	return m.job.mem[pe]
+}
+
+// at gives n bytes of memory that the GPU can reach at p.
+func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
+	for base, f := range m.foreign {
+		if p >= base && p < base.Add(int64(len(f.mem))) && f.gpu == gpu {
+			return f.mem[p-base:][:n]
+		}
+	}
+	v := int(p>>44) - 1
+	pe := (int(p>>36)&0xff + v) % m.pes
+	off := uint64(p) & (1<<36 - 1)
+	if v != gpu || off >= fakeHeap && m.job.aliases[off/(1<<30)*(1<<30)] == nil {
+		m.violation("GPU %d has no access to %d bytes at %s", gpu, n, p)
+		return make([]byte, n)
+	}
+	if off >= aliasOffset {
+		base := off / (1 << 30) * (1 << 30)
+		return m.job.aliases[base][pe].mem[off-base:][:n]
+	}
+	return m.heap(pe)[off:][:n]
+}
+
+// heapRange gives the piece of physical memory of the heap that is mapped at p.
+func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
+	off, begin := uint64(p)&(1<<36-1), uint64(0)
+	for _, end := range m.job.ends {
+		if off < end {
+			*base, *bytes = p-device.Ptr(off-begin), end-begin
+			return cuda.Success
+		}
+		begin = end
+	}
+	return cuda.NotFound
+}
+
+// driver is a table for the machine. Functions that nothing here calls are not supported.
+func (m *machine) driver() *cuda.Driver {
+	d := &cuda.Driver{Path: "fake"}
+	m.basics(d)
+	m.memory(d)
+	m.work(d)
+	v := reflect.ValueOf(d).Elem()
+	for i := range v.NumField() {
+		f := v.Field(i)
+		if strings.HasSuffix(v.Type().Field(i).Tag.Get("cuda"), ",required") && f.IsNil() {
+			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value {
+				return []reflect.Value{reflect.ValueOf(cuda.NotSupported)}
+			}))
+		}
+	}
+	return d
+}
+
+// locked is a call of the driver.
+func (m *machine) locked(f func(gpu int) cuda.Result) cuda.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gpu := -1
+	if s := m.current[unix.Gettid()]; len(s) > 0 {
+		gpu = s[len(s)-1]
+	}
+	return f(gpu)
+}
+
+func text(p *byte, size int32, s string) cuda.Result {
+	to := unsafe.Slice(p, size)
+	to[copy(to[:size-1], s)] = 0
+	return cuda.Success
+}
+
+func (m *machine) basics(d *cuda.Driver) {
+	d.Init = func(uint32) cuda.Result { return cuda.Success }
+	d.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
+	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(m.pes); return cuda.Success }
+	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
+	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result { return text(p, n, "Fake GPU") }
+	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
+		*u = cuda.UUID{0: 0xfa, 15: byte(dev)}
+		return cuda.Success
+	}
+	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
+		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
+	}
+	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
+		if *v = 1; a == cuda.AttrComputeCapabilityMajor {
+			*v = 9
+		}
+		return cuda.Success
+	}
+	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
+		return m.locked(func(int) cuda.Result { m.contexts[dev]++; *c = cuda.ContextHandle(dev) + 1; return cuda.Success })
+	}
+	d.PrimaryCtxRelease = func(dev cuda.DeviceOrdinal) cuda.Result {
+		return m.locked(func(int) cuda.Result { m.contexts[dev]--; return cuda.Success })
+	}
+	d.CtxPushCurrent = func(c cuda.ContextHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			m.current[unix.Gettid()] = append(m.current[unix.Gettid()], int(c)-1)
+			return cuda.Success
+		})
+	}
+	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			s := m.current[unix.Gettid()]
+			m.current[unix.Gettid()] = s[:len(s)-1]
+			return cuda.Success
+		})
+	}
+	d.MemGetInfo = func(free, total *uint64) cuda.Result {
+		return m.locked(func(gpu int) cuda.Result {
+			*free, *total = fakeTotal-m.taken[max(gpu, 0)]-m.job.brk, fakeTotal
+			return cuda.Success
+		})
+	}
+}
+
+func (m *machine) memory(d *cuda.Driver) {
+	find := func(p device.Ptr) (device.Ptr, *foreignMem) {
+		for base, f := range m.foreign {
+			if p >= base && p < base.Add(int64(len(f.mem))) {
+				return base, f
+			}
+		}
+		return 0, nil
+	}
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
+		return m.locked(func(gpu int) cuda.Result {
+			*p = m.newForeign(&foreignMem{gpu: gpu, mem: make([]byte, bytes)})
+			return cuda.Success
+		})
+	}
+	d.MemFree = func(p device.Ptr) cuda.Result {
+		return m.locked(func(int) cuda.Result { delete(m.foreign, p); return cuda.Success })
+	}
+	d.MemRelease = func(cuda.MemHandle) cuda.Result { return cuda.Success }
+	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			if base, f := find(p); f != nil && f.vmm {
+				*h = cuda.MemHandle(base)
+				return cuda.Success
+			}
+			return cuda.InvalidValue
+		})
+	}
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result { *prop = m.foreign[device.Ptr(h)].prop; return cuda.Success })
+	}
+	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			at, f := find(p)
+			if f == nil {
+				return m.heapRange(base, bytes, p)
+			}
+			*base, *bytes = at, uint64(len(f.mem))
+			return cuda.Success
+		})
+	}
+	d.MemGetAccess = func(flags *uint64, _ *cuda.MemLocation, p device.Ptr) cuda.Result {
+		return m.locked(func(int) cuda.Result { _, f := find(p); *flags = f.access; return cuda.Success })
+	}
+	d.PointerGetAttribute = func(v unsafe.Pointer, a cuda.PointerAttribute, p device.Ptr) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			_, f := find(p)
+			switch {
+			case p < 1<<16: // stands for pinned memory of the host
+				*(*cuda.MemoryType)(v) = cuda.MemoryHost
+			case f == nil:
+				return cuda.InvalidValue
+			case a == cuda.PointerMemoryType:
+				*(*cuda.MemoryType)(v) = cuda.MemoryDevice
+			case a == cuda.PointerDeviceOrdinal:
+				*(*int32)(v) = int32(f.gpu)
+			default:
+				return cuda.InvalidValue
+			}
+			return cuda.Success
+		})
+	}
+}
+
+// allocate makes memory of a GPU that is not of a heap; f makes it what it is not otherwise.
+func (m *machine) allocate(gpu int, bytes int64, f func(*foreignMem)) device.Ptr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	x := &foreignMem{gpu: gpu, mem: make([]byte, bytes), vmm: true, access: uint64(cuda.AccessReadWrite), prop: cuda.MemAllocationProp{
+		Type: cuda.AllocationPinned, RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
+	if f != nil {
+		f(x)
+	}
+	return m.newForeign(x)
+}
+
+// newForeign gives memory its place.
+func (m *machine) newForeign(x *foreignMem) device.Ptr {
+	p := device.Ptr(m.next)
+	m.next += uint64(roundUp(int64(len(x.mem)), granule)) + granule
+	m.foreign[p] = x
+	return p
+}
+
+func (m *machine) free(p device.Ptr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.foreign, p)
+}
+
+func (m *machine) work(d *cuda.Driver) {
+	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
+		return m.locked(func(gpu int) cuda.Result {
+			m.lastStream++
+			*s = m.lastStream
+			m.streams[*s] = gpu
+			return cuda.Success
+		})
+	}
+	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result { delete(m.streams, s); return cuda.Success })
+	}
+	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return cuda.Success }
+	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
+	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
+	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
+	d.EventQuery = func(cuda.EventHandle) cuda.Result { return cuda.Success }
+	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			b := make([]byte, bytes)
+			*p = unsafe.Pointer(&b[0])
+			m.pinned[*p] = b
+			return cuda.Success
+		})
+	}
+	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
+		*dev = device.Ptr(uintptr(p))
+		return cuda.Success
+	}
+	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result {
+		return m.locked(func(int) cuda.Result { delete(m.pinned, p); return cuda.Success })
+	}
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cuda.StreamHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			copy(m.at(m.streams[s], dst, n), unsafe.Slice((*byte)(src), n))
+			return cuda.Success
+		})
+	}
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			copy(unsafe.Slice((*byte)(dst), n), m.at(m.streams[s], src, n))
+			return cuda.Success
+		})
+	}
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cuda.StreamHandle) cuda.Result {
+		return m.locked(func(int) cuda.Result {
+			if mem := m.at(m.streams[s], p, n); value == 0 {
+				clear(mem)
+			}
+			return cuda.Success
+		})
+	}
+}
+
+// called counts the collective calls of the library whose names begin so.
+func (m *machine) called(prefix string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, c := range m.job.calls {
+		if strings.HasPrefix(c, prefix) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,969 @@
+package nvshmem
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/nvshmem"
+)
+
+// onRanks runs f on each rank of a world in this process, and gives the errors by rank.
+func onRanks(t *testing.T, size int, timeout time.Duration, f func(ctx context.Context, g *group.Group) error) []error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	groups, err := group.Local(size, &group.LocalOptions{Timeout: timeout})
+	require.NoError(t, err)
+	failed := make([]error, size)
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() { failed[r] = f(ctx, g) })
+	}
+	wg.Wait()
+	for _, g := range groups {
+		assert.NoError(t, g.Close(ctx))
+	}
+	return failed
+}
+
+func requireAll(t *testing.T, failed []error) {
+	t.Helper()
+	for r, err := range failed {
+		require.NoErrorf(t, err, "rank %d", r)
+	}
+}
+
+// withMemory opens the backend and a memory over it, and closes it after f.
+func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+	b, err := New(ctx, g, o)
+	if err != nil {
+		return err
+	}
+	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1})
+	return errors.Join(f(b, m), m.Close(ctx))
+}
+
+// sub makes a sub-group and a memory over it, and closes both after f.
+func sub(ctx context.Context, b *Backend, ranks []int, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+	g, err := b.group.Sub(ctx, ranks)
+	if err != nil {
+		return err
+	}
+	own := *o
+	own.Parent = b
+	return errors.Join(withMemory(ctx, g, &own, f), g.Close(ctx))
+}
+
+// rendezvous allocates, maps, checks what every rank sees of the others' memory, and frees.
+func rendezvous(ctx context.Context, m *backend.Memory, bytes int64) error {
+	a, err := m.Allocate(ctx, bytes, "")
+	if err != nil {
+		return err
+	}
+	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(exchange(ctx, m, w, bytes), m.Free(ctx, a))
+}
+
+// exchange lets every rank write to the last bytes of all, and read.
+func exchange(ctx context.Context, m *backend.Memory, w *backend.Window, bytes int64) error {
+	g := m.Group()
+	me, size := g.Rank(), int64(g.Size())
+	if bytes < size {
+		return nil
+	}
+	for peer := range g.Size() {
+		p, err := w.Peer(peer, bytes-size+int64(me))
+		if err != nil {
+			return err
+		}
+		if err := m.Device().CopyFromHost(p, []byte{byte(100*peer + me)}); err != nil {
+			return err
+		}
+	}
+	if err := g.Barrier(ctx, "written"); err != nil {
+		return err
+	}
+	own, err := w.Peer(me, bytes-size)
+	if err != nil {
+		return err
+	}
+	got := make([]byte, size)
+	if err := m.Device().CopyToHost(got, own); err != nil {
+		return err
+	}
+	for peer := range g.Size() {
+		if got[peer] != byte(100*me+peer) {
+			return fmt.Errorf("rank %d wrote %d here, and it reads %d", peer, byte(100*me+peer), got[peer])
+		}
+	}
+	return nil
+}
+
+func TestConformance(t *testing.T) {
+	for _, size := range []int{1, 2, 3} {
+		m := newMachine(size)
+		backendtest.Run(t, backendtest.Harness{
+			Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+				return New(ctx, g, m.options(g.Rank()))
+			},
+			WorldSizes: []int{size},
+		})
+		assert.Empty(t, m.left(), "world of %d", size)
+		assert.Equal(t, m.job.starts, m.job.finalize, "what was started was finalized")
+	}
+}
+
+// TestMemory goes through package backend, as users do.
+func TestMemory(t *testing.T) {
+	m := newMachine(3)
+	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			for _, n := range []int64{1, 4096, 5000, 1 << 20, 40 << 20} {
+				if err := rendezvous(ctx, mem, n); err != nil {
+					return fmt.Errorf("%d bytes: %w", n, err)
+				}
+			}
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestHeapIsReused: what all ranks have freed goes back before the heap grows, and small allocations do not grow it one by one.
+func TestHeapIsReused(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			if err := rendezvous(ctx, mem, 1000); err != nil {
+				return err
+			}
+			before := m.brk()
+			for i := range 50 {
+				if err := rendezvous(ctx, mem, int64(1+i)*100_000); err != nil {
+					return err
+				}
+			}
+			if now := m.brk(); now != before {
+				return fmt.Errorf("the heap has grown from %d to %d bytes", before, now)
+			}
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+func (m *machine) brk() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.job.brk
+}
+
+// TestReleaseOnOneRankOnly: memory that only one rank has given back stays, and goes when the other has.
+func TestReleaseOnOneRankOnly(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			a, err := mem.Allocate(ctx, 4096, "")
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				err = mem.Free(ctx, a) // without a window this is local
+			}
+			if err := errors.Join(err, rendezvous(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
+				return err
+			}
+			if n := len(b.world.held); n != 3 { // it, the workspace, and the one just freed
+				return fmt.Errorf("%d pieces of the heap are held", n)
+			}
+			if g.Rank() == 1 {
+				err = mem.Free(ctx, a)
+			}
+			return errors.Join(err, rendezvous(ctx, mem, 100))
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestSubGroups: groups of all PEs use the heap, others the arena, which goes on being reused.
+func TestSubGroups(t *testing.T) {
+	m := newMachine(3)
+	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			for _, ranks := range [][]int{{0, 1, 2}, {0, 2}, {1, 2}, {g.Rank()}} {
+				if !contains(ranks, g.Rank()) {
+					continue
+				}
+				for range 3 {
+					err := sub(ctx, b, ranks, o, func(s *Backend, mem *backend.Memory) error {
+						if s.all != (len(ranks) == 3) {
+							return fmt.Errorf("the group of %v is of all PEs: %t", ranks, s.all)
+						}
+						for i := range 20 {
+							if err := rendezvous(ctx, mem, int64(1+i)*100_000); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					if err != nil {
+						return fmt.Errorf("group of %v: %w", ranks, err)
+					}
+				}
+				if taken := b.world.arena.taken; taken != 0 {
+					return fmt.Errorf("group of %v: %d bytes of the arena are taken still", ranks, taken)
+				}
+			}
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Equal(t, 1, m.job.starts)
+}
+
+func contains(ranks []int, r int) bool {
+	for _, x := range ranks {
+		if x == r {
+			return true
+		}
+	}
+	return false
+}
+
+func TestArenaIsExhausted(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *backend.Memory) error {
+				_, err := mem.Allocate(ctx, 17<<20, "")
+				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
+					return fmt.Errorf("more than the arena: %w", err)
+				}
+				return rendezvous(ctx, mem, 1<<20)
+			})
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestTwoGroupsAtOnce: groups of all PEs allocate at the same time, in another order on each rank.
+func TestTwoGroupsAtOnce(t *testing.T) {
+	m := newMachine(3)
+	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return sub(ctx, b, []int{0, 1, 2}, o, func(_ *Backend, other *backend.Memory) error {
+				failed := make([]error, 2)
+				var wg sync.WaitGroup
+				for i, m := range []*backend.Memory{mem, other} {
+					wg.Go(func() {
+						for n := range 30 {
+							if failed[i] == nil {
+								failed[i] = rendezvous(ctx, m, int64(1+(n*7+i*3)%11)*10_000)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				return errors.Join(failed...)
+			})
+		})
+	}))
+	assert.Empty(t, m.left(), "every call was the same on all PEs")
+}
+
+func TestSizesDiffer(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			_, err := mem.Allocate(ctx, int64(4096*(1+g.Rank())), "")
+			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "8192") {
+				return fmt.Errorf("other sizes: %w", err)
+			}
+			_, err = b.Allocate(ctx, int64(4096*(1+g.Rank())))
+			if !errors.Is(err, backend.ErrMismatch) {
+				return fmt.Errorf("other sizes, past Memory: %w", err)
+			}
+			return rendezvous(ctx, mem, 100)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestHeapIsFull: NVSHMEM is not asked for what might not fit, on any rank, and smaller allocations work.
+func TestHeapIsFull(t *testing.T) {
+	m := newMachine(2)
+	m.taken[1] = fakeTotal - 200<<20
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			before := m.called("align")
+			_, err := mem.Allocate(ctx, 150<<20, "")
+			if !errors.Is(err, backend.ErrNoMemory) {
+				return fmt.Errorf("more than the other GPU has: %w", err)
+			}
+			if err := g.Barrier(ctx, "asked"); err != nil {
+				return err
+			}
+			if n := m.called("align"); n != before {
+				return fmt.Errorf("NVSHMEM was asked %d times", n-before)
+			}
+			return rendezvous(ctx, mem, 10<<20)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+// TestHeapIsTornDown: NVSHMEM refuses all the same. Everything later is an error that says so, and nothing hangs.
+func TestHeapIsTornDown(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		err := withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			if err := errors.Join(rendezvous(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				m.mu.Lock()
+				m.job.failure = func(call string, _ int) bool { return call == "align" }
+				m.mu.Unlock()
+			}
+			if err := g.Barrier(ctx, "2"); err != nil {
+				return err
+			}
+			_, err := mem.Allocate(ctx, 50<<20, "")
+			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "torn the heap down") {
+				return fmt.Errorf("the refused allocation: %w", err)
+			}
+			_, err = mem.Allocate(ctx, 100, "")
+			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "given up") {
+				return fmt.Errorf("a later one: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		_, err = New(ctx, g, m.options(g.Rank()))
+		if err == nil || !strings.Contains(err.Error(), "cannot be started again") {
+			return fmt.Errorf("opening it again: %w", err)
+		}
+		return nil
+	}))
+	assert.Zero(t, m.job.finalize)
+}
+
+// TestOpenAgain: a library that was finalized can be started again, and a start that did not come to the library leaves nothing.
+func TestOpenAgain(t *testing.T) {
+	m := newMachine(2)
+	for range 3 {
+		requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.options(g.Rank()), func(_ *Backend, mem *backend.Memory) error { return rendezvous(ctx, mem, 100) })
+		}))
+		for r, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+			o := m.options(g.Rank())
+			if g.Rank() == 1 {
+				o.load = func(*nvshmem.Options) (library, error) {
+					return nil, fmt.Errorf("not here: %w", backend.ErrUnavailable)
+				}
+			}
+			_, err := New(ctx, g, o)
+			return err
+		}) {
+			require.ErrorContains(t, err, "rank 1: not here", "rank %d", r)
+		}
+		m.job.failure = func(call string, _ int) bool { return call == "id" }
+		for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+			_, err := New(ctx, g, m.options(g.Rank()))
+			return err
+		}) {
+			require.ErrorContains(t, err, "no socket interface")
+		}
+		m.job.failure = nil
+	}
+	assert.Equal(t, 3, m.job.starts)
+	assert.Equal(t, 3, m.job.finalize)
+	assert.Empty(t, m.left())
+}
+
+// TestStartFails: after a start that failed half way the process is lost for NVSHMEM, and says so.
+func TestStartFails(t *testing.T) {
+	m := newMachine(2)
+	m.job.failure = func(call string, pe int) bool { return call == "start" && pe == 1 }
+	for r, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		_, err := New(ctx, g, m.options(g.Rank()))
+		if err == nil {
+			return nil
+		}
+		_, again := New(ctx, g, m.options(g.Rank()))
+		if again == nil || !strings.Contains(again.Error(), "cannot be started again") {
+			return fmt.Errorf("again: %w", again)
+		}
+		return err
+	}) {
+		require.ErrorContains(t, err, "rank 1: bootstrapped only", "rank %d", r)
+	}
+}
+
+// TestRankHangsInStart: the error comes in time and names the rank that did not come.
+func TestRankHangsInStart(t *testing.T) {
+	m := newMachine(3)
+	m.job.absent[1] = true
+	t.Cleanup(m.release)
+	for r, err := range onRanks(t, 3, 2*time.Second, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		if o.KernelTimeout = 300 * time.Millisecond; g.Rank() == 1 {
+			o.KernelTimeout = 10 * time.Second // it does not even say that it hangs
+		}
+		began := time.Now()
+		if g.Rank() == 1 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Second)
+			defer cancel()
+		}
+		_, err := New(ctx, g, o)
+		if took := time.Since(began); took > 5*time.Second {
+			return fmt.Errorf("took %v: %w", took, err)
+		}
+		return err
+	}) {
+		var vote *group.VoteError
+		require.ErrorAs(t, err, &vote, "rank %d", r)
+		assert.Len(t, vote.Failures, 3)
+		assert.ErrorContains(t, err, "rank 1: starting NVSHMEM: NVSHMEM has not returned")
+	}
+}
+
+// TestRankDies: the survivors' calls end, Close returns, and they go on over the arena.
+func TestRankDies(t *testing.T) {
+	m := newMachine(3)
+	died := make(chan struct{})
+	requireAll(t, onRanks(t, 3, 10*time.Second, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1})
+		a, err := mem.Allocate(ctx, 1000, "")
+		if err != nil {
+			return err
+		}
+		if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			g.Abort("it dies")
+			close(died)
+			m.mu.Lock()
+			m.contexts[1], m.libs[1].started = 0, false
+			m.mu.Unlock()
+			return nil
+		}
+		<-died
+		<-g.Lost()
+		calls := m.called("")
+		if _, err := mem.Allocate(ctx, 100, ""); !errors.Is(err, backend.ErrPeerLost) {
+			return fmt.Errorf("allocating: %w", err)
+		}
+		err = sub(ctx, b, []int{0, 2}, o, func(_ *Backend, mem *backend.Memory) error {
+			for range 5 {
+				if err := rendezvous(ctx, mem, 100_000); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("the survivors: %w", err)
+		}
+		if err := mem.Close(ctx); !errors.Is(err, backend.ErrPeerLost) {
+			return fmt.Errorf("closing: %w", err)
+		}
+		if now := m.called(""); now != calls {
+			return fmt.Errorf("%d collective calls were made without the rank", now-calls)
+		}
+		return nil
+	}))
+}
+
+// TestRankDiesInACall: a call that never returns is given up soon after the loss.
+func TestRankDiesInACall(t *testing.T) {
+	m := newMachine(2)
+	t.Cleanup(m.release)
+	requireAll(t, onRanks(t, 2, 10*time.Second, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.options(g.Rank()))
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			m.mu.Lock()
+			m.job.absent[1] = true
+			m.mu.Unlock()
+			go func() { time.Sleep(200 * time.Millisecond); g.Abort("it dies") }()
+		}
+		if err := g.Barrier(ctx, "ready"); err != nil {
+			return err
+		}
+		began := time.Now()
+		_, err = b.Allocate(ctx, 50<<20)
+		var stuck *nvshmem.StuckError
+		if !errors.Is(err, backend.ErrPeerLost) || !errors.As(err, &stuck) {
+			return fmt.Errorf("the call: %w", err)
+		}
+		if took := time.Since(began); took > 4*time.Second {
+			return fmt.Errorf("it took %v", took)
+		}
+		return b.Close(ctx)
+	}))
+}
+
+// TestBusyRankDoesNotCloseInTime: the others' Close returns, and the library is spent.
+func TestRankDoesNotClose(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 500*time.Millisecond, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.options(g.Rank()))
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			time.Sleep(1500 * time.Millisecond)
+		}
+		if err := b.Close(ctx); err != nil {
+			return err
+		}
+		if err := m.homes[g.Rank()].usable(); err == nil {
+			return errors.New("the library can be opened again")
+		}
+		return nil
+	}))
+	assert.Zero(t, m.job.finalize)
+}
+
+func TestRefusals(t *testing.T) {
+	refused := func(size int, o func(m *machine, rank int) *Options) []error {
+		m := newMachine(size)
+		failed := onRanks(t, size, 0, func(ctx context.Context, g *group.Group) error {
+			b, err := New(ctx, g, o(m, g.Rank()))
+			if err == nil {
+				return errors.Join(errors.New("no error"), b.Close(ctx))
+			}
+			return err
+		})
+		assert.Zero(t, m.job.starts, "the library was not started")
+		assert.Empty(t, m.left())
+		return failed
+	}
+	with := func(change func(o *Options, rank int)) func(m *machine, rank int) *Options {
+		return func(m *machine, rank int) *Options {
+			o := m.options(rank)
+			change(o, rank)
+			return o
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		size    int
+		is      error
+		text    string
+		options func(m *machine, rank int) *Options
+	}{
+		{"one process", 2, backend.ErrUnsupported, "one state for a process", with(func(o *Options, _ int) {
+			o.home = nil
+			o.load = func(*nvshmem.Options) (library, error) { panic("the library is touched") }
+		})},
+		{"one GPU", 2, backend.ErrInvalid, "on rank 0 and on rank 1", with(func(o *Options, _ int) { o.Device = "0" })},
+		{"no such GPU", 2, nil, "rank 1", with(func(o *Options, rank int) { o.LocalRank = 7 * rank })},
+		{"arenas differ", 2, backend.ErrMismatch, ArenaEnv, with(func(o *Options, rank int) { o.Arena = int64(1+rank) << 20 })},
+		{"a huge arena", 1, backend.ErrInvalid, "Arena", with(func(o *Options, _ int) { o.Arena = 1 << 50 })},
+		{"chunk", 1, backend.ErrInvalid, "Chunk", with(func(o *Options, _ int) { o.Chunk = -1 })},
+		{"multicast on", 2, backend.ErrUnsupported, "NVSHMEM_DISABLE_NVLS", with(func(o *Options, rank int) {
+			if o.Multicast = "on"; rank == 1 {
+				o.Multicast, o.Getenv = "auto", func(name string) string { return map[string]string{"NVSHMEM_DISABLE_NVLS": "1"}[name] }
+			}
+		})},
+		{"multicast what", 1, backend.ErrInvalid, "maybe", with(func(o *Options, _ int) { o.Multicast = "maybe" })},
+		{"preflight", 2, nil, "rank 1: the preflight of NVSHMEM failed: exit status 255", with(func(o *Options, rank int) {
+			o.Preflight = func(context.Context) error {
+				if rank == 1 {
+					return errors.New("exit status 255")
+				}
+				return nil
+			}
+		})},
+		{"granularity", 1, backend.ErrInvalid, nvshmem.GranularityEnv, func(m *machine, rank int) *Options {
+			m.libs[rank].granule = "3M"
+			return m.options(rank)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for r, err := range refused(tt.size, tt.options) {
+				require.ErrorContains(t, err, tt.text, "rank %d", r)
+				if tt.is != nil && (r == tt.size-1 || tt.is != backend.ErrInvalid) {
+					assert.ErrorIs(t, err, tt.is, "rank %d", r)
+				}
+			}
+		})
+	}
+}
+
+// TestSecondGroup: one library, one world.
+func TestSecondGroup(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(*Backend, *backend.Memory) error {
+			other, err := g.Sub(ctx, []int{0, 1})
+			if err != nil {
+				return err
+			}
+			_, err = New(ctx, other, m.options(g.Rank()))
+			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "group world has it open") {
+				return fmt.Errorf("a second group: %w", err)
+			}
+			return other.Close(ctx)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+func TestNoPeerAccess(t *testing.T) {
+	m := newMachine(2)
+	m.job.failure = func(call string, pe int) bool { return call == "ptr" && pe == 1 }
+	for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		_, err := New(ctx, g, m.options(g.Rank()))
+		return err
+	}) {
+		require.ErrorContains(t, err, "no pointers to the memory of ranks [0 1]")
+	}
+}
+
+// TestRegister: memory of the caller's is at two places; peers see the one in the heap, the owner keeps its own.
+func TestRegister(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			base := m.allocate(g.Rank(), 4*granule, nil)
+			p := base.Add(int64(1+g.Rank()) * 4096) // at another place on each rank
+			for range 3 {
+				a, err := mem.Register(ctx, p, 3*granule, "")
+				if err != nil {
+					return err
+				}
+				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				if err != nil {
+					return err
+				}
+				own, err := w.Peer(g.Rank(), 0)
+				if err != nil || own != p {
+					return fmt.Errorf("the own place is %s and not %s: %w", own, p, err)
+				}
+				if in := b.inHeap(p.Add(5)); in == p.Add(5) || b.world.at(g.Rank(), b.world.offset(in)) != in {
+					return fmt.Errorf("the alias of %s is %s", p, in)
+				}
+				if err := errors.Join(exchange(ctx, mem, w, 3*granule), mem.Free(ctx, a)); err != nil {
+					return err
+				}
+			}
+			m.mu.Lock()
+			last := m.foreign[base].mem[int64(p-base)+3*granule-2:][:2]
+			want := []byte{byte(100 * g.Rank()), byte(100*g.Rank() + 1)}
+			m.mu.Unlock()
+			if !bytes.Equal(last, want) {
+				return fmt.Errorf("the memory ends in %v, and %v was written through peers", last, want)
+			}
+			if err := rendezvous(ctx, mem, 100); err != nil { // flushes
+				return err
+			}
+			if b.world.heap.registered != 0 {
+				return fmt.Errorf("%d bytes are registered still", b.world.heap.registered)
+			}
+			m.free(base)
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Equal(t, 3, m.called("register "))
+	assert.Equal(t, 3, m.called("unregister "))
+}
+
+func TestRegisterErrors(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
+			made := func(bytes int64, f func(*foreignMem)) device.Ptr { return m.allocate(0, bytes, f) }
+			good := made(4*granule, nil)
+			for _, tt := range []struct {
+				name  string
+				p     device.Ptr
+				bytes int64
+				text  string
+			}{
+				{"odd", good + 8, 100, "not a multiple of 16"},
+				{"behind the end", good.Add(granule), 4 * granule, "behind the end"},
+				{"nothing", 1 << 40, 64, "never allocated"},
+				{"host", 4096, 64, "memory of the host"},
+				{"plain", made(granule, func(f *foreignMem) { f.vmm = false }), 64, "cuMemCreate"},
+				{"not a multiple", made(granule+4096, nil), granule + 64, "allocate 4194304"},
+				{"other handles", made(granule, func(f *foreignMem) { f.prop.RequestedHandleTypes |= cuda.HandleFabric }), 64, "POSIX_FILE_DESCRIPTOR"},
+				{"not pinned", made(granule, func(f *foreignMem) { f.prop.Type = 2 }), 64, "not pinned"},
+				{"on the host", made(granule, func(f *foreignMem) { f.prop.Location.Type = cuda.LocationHost }), 64, "not created on a GPU"},
+				{"read only", made(granule, func(f *foreignMem) { f.access = 1 }), 64, "cuMemSetAccess"},
+				{"another GPU", made(granule, func(f *foreignMem) { f.gpu = 3 }), 64, "this rank's is"},
+			} {
+				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
+				var bad *MemoryError
+				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), tt.text) {
+					return fmt.Errorf("%s: %w", tt.name, err)
+				}
+			}
+			m.mu.Lock()
+			clear(m.foreign)
+			m.mu.Unlock()
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Zero(t, m.called("register"), "the library was not asked")
+}
+
+// TestKindsDiffer: one rank registers, the other allocates.
+func TestKindsDiffer(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			a, err := b.Allocate(ctx, granule)
+			if err != nil {
+				return err
+			}
+			brought, base := a, device.Ptr(0)
+			if g.Rank() == 1 {
+				base = m.allocate(1, granule, nil)
+				if brought, err = b.Register(ctx, base, granule); err != nil {
+					return err
+				}
+			}
+			if _, err := b.Rendezvous(ctx, brought, nil); !errors.Is(err, backend.ErrMismatch) {
+				return fmt.Errorf("different kinds: %w", err)
+			}
+			m.free(base)
+			return errors.Join(a.Release(ctx), rendezvous(ctx, mem, 100))
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
+func TestReduce(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			a, err := mem.Allocate(ctx, 4096, "")
+			if err != nil {
+				return err
+			}
+			if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+				return err
+			}
+			s, err := b.device.NewStream()
+			if err != nil {
+				return err
+			}
+			for range 8 { // more than there are teams
+				one, err := mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr().Add(64), 10, 20, "bf16", "sum")
+				if err != nil {
+					return err
+				}
+				two, err := mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr(), 4, 16, "f32", "max")
+				if err != nil {
+					return err
+				}
+				if one.(*reduce).team == two.(*reduce).team {
+					return errors.New("two reductions have one team")
+				}
+				if err := errors.Join(one.Enqueue(s), two.Enqueue(s), one.Close(), two.Close()); err != nil {
+					return err
+				}
+			}
+			_, err = mem.PrepareAllReduce(ctx, "nccl", a.Ptr(), a.Ptr(), 4, 16, "f32", "max")
+			if !errors.Is(err, backend.ErrUnsupported) {
+				return fmt.Errorf("another library's: %w", err)
+			}
+			_, err = mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr(), 4, 16, "f32", "avg")
+			if !errors.Is(err, backend.ErrUnsupported) {
+				return fmt.Errorf("an average: %w", err)
+			}
+			err = sub(ctx, b, []int{g.Rank()}, o, func(s *Backend, _ *backend.Memory) error {
+				_, err := s.PrepareAllReduce(ctx, &backend.AllReduce{Name: Name})
+				if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "team") {
+					return fmt.Errorf("in a part: %w", err)
+				}
+				return nil
+			})
+			return errors.Join(err, s.Close(), mem.Free(ctx, a))
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Equal(t, 2, m.called("team"), "teams are used again")
+	assert.Equal(t, 9, m.called("bf16 sum"), "one to warm up")
+}
+
+func TestMulticast(t *testing.T) {
+	for _, exists := range []bool{true, false} {
+		m := newMachine(2)
+		m.job.multi = exists
+		requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+			o := m.options(g.Rank())
+			o.Multicast, o.Getenv = "auto", func(string) string { return "" }
+			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				a, err := mem.Allocate(ctx, 4096, "")
+				if err != nil {
+					return err
+				}
+				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				if err != nil {
+					return err
+				}
+				p, err := w.Multicast(16)
+				if exists && (err != nil || p != a.Ptr().Add(16)|1<<60) || !exists && !errors.Is(err, backend.ErrUnsupported) {
+					return fmt.Errorf("multicast at %s: %w", p, err)
+				}
+				return mem.Free(ctx, a)
+			})
+		}))
+	}
+	m := newMachine(2)
+	for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		o := m.options(g.Rank())
+		o.Multicast, o.Getenv = "on", func(string) string { return "" }
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return rendezvous(ctx, mem, 4096) })
+	}) {
+		require.ErrorIs(t, err, backend.ErrUnsupported, "multicast is on, and there is none")
+	}
+}
+
+func TestStaleSockets(t *testing.T) {
+	old := socketFolder
+	t.Cleanup(func() { socketFolder = old })
+	socketFolder = t.TempDir()
+	mine := filepath.Join(socketFolder, "nvshmem-socket-1-"+strconv.Itoa(os.Getpid()))
+	l, err := net.ListenPacket("unixgram", mine)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	other := filepath.Join(socketFolder, "nvshmem-socket-1-1")
+	require.NoError(t, os.WriteFile(other, nil, 0o600))
+	if _, err := os.Lstat(mine); err != nil { // Go removes it on close
+		fd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: mine, Net: "unixgram"})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = fd.Close() })
+	}
+	require.NoError(t, removeStale())
+	assert.NoFileExists(t, mine)
+	assert.FileExists(t, other, "another process's is left alone")
+
+	require.NoError(t, os.WriteFile(mine, nil, 0o600))
+	err = removeStale()
+	require.ErrorIs(t, err, backend.ErrUnavailable)
+	assert.ErrorContains(t, err, mine)
+	require.NoError(t, os.Remove(mine))
+
+	socketFolder = filepath.Join(socketFolder, "missing")
+	require.ErrorIs(t, removeStale(), backend.ErrUnavailable)
+}
+
+func TestPreflightStartsAndEnds(t *testing.T) {
+	m := newMachine(1)
+	require.NoError(t, Preflight(t.Context(), m.options(0)))
+	assert.Equal(t, 1, m.job.starts)
+	assert.Equal(t, 1, m.job.finalize)
+	assert.Empty(t, m.left())
+	m.job.failure = func(call string, _ int) bool { return call == "start" }
+	require.ErrorContains(t, Preflight(t.Context(), m.options(0)), "bootstrapped only")
+}
+
+func TestFromEnv(t *testing.T) {
+	env := func(arena string) *backend.Env {
+		return &backend.Env{Getenv: func(name string) string { return map[string]string{ArenaEnv: arena}[name] }}
+	}
+	for text, want := range map[string]int64{"": 0, "128M": 128 << 20, "0": -1, "4096": 4096} {
+		o, err := fromEnv(env(text))
+		require.NoError(t, err)
+		assert.Equal(t, want, o.Arena, text)
+	}
+	_, err := fromEnv(env("much"))
+	require.ErrorIs(t, err, backend.ErrInvalid)
+	assert.ErrorContains(t, err, ArenaEnv)
+}
+
+func TestSpans(t *testing.T) {
+	var s spans
+	s.give(span{100, 50})
+	s.give(span{0, 50})
+	assert.Equal(t, spans{{0, 50}, {100, 50}}, s)
+	_, ok := s.take(51)
+	assert.False(t, ok)
+	s.give(span{50, 50})
+	assert.Equal(t, spans{{0, 150}}, s)
+	at, ok := s.take(30)
+	assert.True(t, ok)
+	assert.Zero(t, at)
+	at, ok = s.take(120)
+	assert.True(t, ok)
+	assert.EqualValues(t, 30, at)
+	assert.Empty(t, s)
+}
+
+// TestNothingLiesAcrossPieces: no memory lies across two pieces of physical memory, whatever NVSHMEM gives, because the driver copies
+// nothing there.
+func TestNothingLiesAcrossPieces(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, 0, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
+			var all []backend.Allocation
+			for _, n := range []int64{10 << 20, 30 << 20, 5000, 40 << 20, 31 << 20, 33 << 20, 9 << 20, 1} {
+				a, err := mem.Allocate(ctx, n, "")
+				if err != nil {
+					return err
+				}
+				all = append(all, a)
+				var first, last device.Ptr
+				var size uint64
+				err = b.device.WithContext(func() error {
+					return errors.Join(b.drv.Check("range", b.drv.MemGetAddressRange(&first, &size, a.Ptr())),
+						b.drv.Check("range", b.drv.MemGetAddressRange(&last, &size, a.Ptr().Add(n-1))))
+				})
+				if err != nil || first != last {
+					return fmt.Errorf("%d bytes at %s begin in what is at %s and end in what is at %s: %w", n, a.Ptr(), first, last, err)
+				}
+			}
+			for _, a := range all {
+				if err := mem.Free(ctx, a); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Greater(t, len(m.job.ends), 3)
+}
