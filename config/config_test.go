@@ -299,6 +299,7 @@ func TestTypingErrorsInTheEnvironment(t *testing.T) {
 		"SYMMEM_CONFIG_FILE":  "SYMMEM_CONFIG",
 		"SYMMEM_RDZV_ADDR":    "SYMMEM_RENDEZVOUS_ADDR",
 		"SYMMEM_NCLL_LIBRARY": "SYMMEM_NCCL_LIBRARY",
+		"SYMMEM_NVSHMEM_ARNA": "SYMMEM_NVSHMEM_ARENA",
 	} {
 		_, err := config.Load(&config.LoadOptions{Environ: environ(typed + "=1")})
 		require.ErrorIs(t, err, config.ErrInvalid, typed)
@@ -318,6 +319,7 @@ func TestLegalVariables(t *testing.T) {
 	c, err := config.Load(&config.LoadOptions{Environ: environ(
 		"SYMMEM_TEST_REQUIRE=native", "SYMMEM_CONFIG=", "SYMMEM_NO_SUCH_KEY=", "SYMMEM_CHANNELS=", "SYMMEM_RANK=",
 		"RANK=7", "=C:=C:\\", "nonsense", "SYMMEM_CUDA_LIBRARY=/opt/libcuda.so.1", "SYMMEM_NCCL_LIBRARY=/opt/libnccl.so.2",
+		"SYMMEM_NVSHMEM_LIBRARY=/opt/nvshmem/lib", "SYMMEM_NVSHMEM_ARENA=1G",
 	)})
 	require.NoError(t, err)
 	assert.Equal(t, config.Default().String(), c.String(), "an empty variable is unset")

@@ -139,4 +139,10 @@ func TestDoctorSurvivesACrash(t *testing.T) {
 	assert.Contains(t, b.Reason, "exit status 9")
 	assert.Contains(t, b.Reason, "last words")
 	assert.NotEmpty(t, b.Fix)
+
+	b = d.backend("exits")
+	require.NotNil(t, b)
+	assert.False(t, b.Available, "it can be probed, but not started")
+	assert.Contains(t, b.Reason, "exit status 255")
+	assert.Contains(t, b.Reason, "aborting due to error")
 }

@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 	} {
 		backend.Register(name, b)
 	}
+	backend.Register("exits", exits{broken{open: true}})
 	if os.Getenv(roleVar) != "" {
 		if err := idleRank(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -73,6 +74,15 @@ func (b broken) Open(ctx context.Context, env *backend.Env) (backend.Backend, er
 		select {} //nolint:staticcheck // it hangs, whatever its context says
 	}
 	return nil, fmt.Errorf("nothing to open: %w", backend.ErrUnsupported)
+}
+
+// exits is a backend whose library ends the process that starts it.
+type exits struct{ broken }
+
+func (exits) Preflight(context.Context, *backend.Env) error {
+	fmt.Fprintln(os.Stderr, "aborting due to error")
+	os.Exit(255)
+	return nil
 }
 
 // idleRank is a rank of a job that holds symmetric memory and waits to be ended.

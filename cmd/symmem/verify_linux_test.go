@@ -116,6 +116,15 @@ func TestVerifyARankDies(t *testing.T) {
 	assert.Equal(t, 1, v.Summary.Failed)
 }
 
+// TestVerifyTriesTheStartFirst: no rank is started over a library that ends the process.
+func TestVerifyTriesTheStartFirst(t *testing.T) {
+	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "exits")
+	require.Len(t, v.Backends, 1)
+	assert.Equal(t, "exits", v.Backends[0].Name)
+	assert.Contains(t, v.Backends[0].Reason, "exit status 255")
+	assert.NotContains(t, v.Backends[0].Reason, "rank 1")
+}
+
 func TestVerifyARankHangs(t *testing.T) {
 	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "hangs", "--timeout", "3s")
 	require.Len(t, v.Backends, 1)
