@@ -115,7 +115,8 @@ Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory. The ratio is its time divided by ours: above 1 it is
-slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on.`,
+slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's
+own reductions, on memory of its heap, instead.`,
 		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
 		Args: noArgs,
@@ -132,7 +133,7 @@ slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the set
 	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
 	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
 	flags.StringVar(&o.place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
-	flags.StringVar(&o.peer, "peer", peerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl must be there, or none")
+	flags.StringVar(&o.peer, "peer", peerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.peerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
 	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
 	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")

@@ -129,6 +129,11 @@ func TestBenchPeerThatCannotBe(t *testing.T) {
 	assert.NotContains(t, r.err, "rank", "one reason, not one for each rank")
 	assert.Empty(t, r.out, "nothing was measured")
 
+	r = call(t, "", environ(), append(small, "--backend", "host", "--peer", "nvshmem")...)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "the peer nvshmem cannot be measured beside backend host: NVSHMEM works on CUDA devices")
+	assert.Empty(t, r.out, "nothing was measured")
+
 	r = call(t, "", environ(), append(small, "--backend", "all", "--peer", "nccl")...)
 	require.Equal(t, exitOK, r.status, r.err)
 	assert.Contains(t, r.out, "skipped: host: the peer nccl")

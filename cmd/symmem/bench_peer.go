@@ -28,6 +28,15 @@ type peerSpec struct {
 	Library   string        `json:"library,omitempty"` // its file or folder; "" looks for it
 	Multicast bool          `json:"multicast"`         // leave it to NCCL whether multicast is used
 	Timeout   time.Duration `json:"timeout_ns"`        // of coming together
+	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
+}
+
+// name is what the peer is called.
+func (p *peerSpec) name() string {
+	if p.NVSHMEM {
+		return peerNVSHMEM
+	}
+	return peerNCCL
 }
 
 // ncclTypes are the dtypes that NCCL has, too.
@@ -48,12 +57,15 @@ const averageTolerance = 1.0 / 16
 // peerSpec checks the flags of the peer and says what the ranks are to do, nil if nothing. Multicast and timeout are not among
 // them.
 func (o *benchOptions) peerSpec(kinds []string) (*peerSpec, error) {
-	if o.peer != peerAuto && o.peer != peerNone && o.peer != peerNCCL {
-		return nil, fmt.Errorf("--peer is %q; allowed are %s, %s and %s", o.peer, peerAuto, peerNone, peerNCCL)
+	if o.peer != peerAuto && o.peer != peerNone && o.peer != peerNCCL && o.peer != peerNVSHMEM {
+		return nil, fmt.Errorf("--peer is %q; allowed are %s, %s, %s and %s", o.peer, peerAuto, peerNone, peerNCCL, peerNVSHMEM)
 	}
-	p := &peerSpec{Required: o.peer == peerNCCL, Library: o.peerLibrary}
+	if o.peer == peerNVSHMEM && slices.Contains(kinds, kindAllReduce) {
+		return o.nvshmemSpec()
+	}
+	p := &peerSpec{Required: o.peer == peerNCCL || o.peer == peerNVSHMEM, Library: o.peerLibrary}
 	dtype, err := tensor.ParseDType(o.dtype)
-	if _, known := ncclTypes[dtype]; err == nil && !known && p.Required {
+	if _, known := ncclTypes[dtype]; err == nil && !known && o.peer == peerNCCL {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.peer, dtype)
 	}
 	if measured := slices.Contains(kinds, kindAllReduce); o.peer == peerNone || !measured {
@@ -133,7 +145,7 @@ func (b *bencher) refusePeer(reason string) (refused bool, err error) {
 	}
 	if refused {
 		return true, b.rep.tell(message{Refused: fmt.Sprintf("the peer %s cannot be measured beside backend %s: %s; "+
-			"put that right, or leave it out by --peer=%s", peerNCCL, b.r.Backend(), reason, peerNone)})
+			"put that right, or leave it out by --peer=%s", b.spec.Peer.name(), b.r.Backend(), reason, peerNone)})
 	}
 	return false, b.rep.tell(message{Row: &benchRow{Kind: kindAllReduce, Backend: peerNCCL, Beside: b.r.Backend(), Note: reason}})
 }
@@ -144,6 +156,10 @@ func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool
 	spec := b.spec.Peer
 	if spec == nil {
 		return nil, false, nil
+	}
+	if spec.NVSHMEM {
+		refused, err = b.openNVSHMEM(ctx)
+		return nil, refused, err
 	}
 	if kind := b.r.Device().Kind(); kind != device.CUDA {
 		if !spec.Required {

@@ -29,7 +29,11 @@ func TestPeerFlags(t *testing.T) {
 		"auto, i16":        {benchOptions{peer: peerAuto, dtype: "i16"}, all, &peerSpec{}, ""}, // the ranks tell
 		"nccl, put only":   {benchOptions{peer: peerNCCL, dtype: "f32"}, all[1:], nil, "all_reduce"},
 		"nccl, i16":        {benchOptions{peer: peerNCCL, dtype: "i16"}, all, nil, "has no i16"},
-		"another":          {benchOptions{peer: "mpi", dtype: "f32"}, all, nil, "auto, none and nccl"},
+		"another":          {benchOptions{peer: "mpi", dtype: "f32"}, all, nil, "auto, none, nccl and nvshmem"},
+		"nvshmem":          {benchOptions{peer: peerNVSHMEM, dtype: "i16", op: "max"}, all, &peerSpec{Required: true, NVSHMEM: true}, ""},
+		"nvshmem, avg":     {benchOptions{peer: peerNVSHMEM, dtype: "f32", op: "avg"}, all, nil, "no avg of f32"},
+		"nvshmem, library": {benchOptions{peer: peerNVSHMEM, dtype: "f32", op: "sum", peerLibrary: "/l"}, all, nil, "SYMMEM_NVSHMEM_LIBRARY"},
+		"nvshmem, put":     {benchOptions{peer: peerNVSHMEM, dtype: "i16", op: "sum"}, all[1:], nil, "all_reduce"},
 		"none, bad dtype":  {benchOptions{peer: peerNone, dtype: "f8"}, all, nil, ""},
 		"nccl, no kind ok": {benchOptions{peer: peerNCCL, dtype: "f32"}, nil, nil, ""}, // that is an error of its own
 	} {
@@ -173,7 +177,7 @@ func TestChecksOfTheEnds(t *testing.T) {
 
 func TestPeerUsage(t *testing.T) {
 	for says, args := range map[string][]string{
-		"auto, none and nccl": {"--peer", "mpi"},
+		"auto, none, nccl and nvshmem": {"--peer", "mpi"},
 		"has no u16":          {"--peer", "nccl", "--dtype", "u16"},
 		"add that to --kind":  {"--peer", "nccl", "--kind", kindPut},
 	} {

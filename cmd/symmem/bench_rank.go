@@ -62,6 +62,8 @@ type bencher struct {
 	rep  *reporter
 	s    device.Stream
 	peer *ncclPeer // nil if none is measured
+
+	nvshmem *nvshmemPeer // the same
 }
 
 func (b *bencher) run(ctx context.Context) (err error) {
@@ -109,7 +111,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		}
 	}
-	return b.closePeer(ctx)
+	return errors.Join(b.closeNVSHMEM(ctx), b.closePeer(ctx))
 }
 
 // allReduces measures all forms of an all-reduce of bytes and, right after them, the peer's.
@@ -119,6 +121,11 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 		var err error
 		if row, err = b.allReduce(ctx, bytes, alg); err != nil {
 			return fmt.Errorf("measuring all-reduce of %s, %s: %w", sizeText(bytes), alg, err)
+		}
+	}
+	if b.nvshmem != nil && row != nil {
+		if err := b.nvshmemAllReduce(ctx, *row); err != nil {
+			return fmt.Errorf("measuring NVSHMEM's all-reduce of %s: %w", sizeText(bytes), err)
 		}
 	}
 	if b.peer == nil || row == nil {
@@ -312,6 +319,11 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 		row.Place = "out of place"
 	}
 	enqueue := func() error { return p.Run(b.s) }
+	if p.Algorithm() == kernels.NVSHMEM {
+		if n, err = b.affordable(ctx, n, enqueue); err != nil {
+			return nil, err
+		}
+	}
 	var graph device.Graph
 	if b.spec.Graph {
 		row.Mode, each = "graph", min(graphRuns, n)
