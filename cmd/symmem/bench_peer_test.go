@@ -178,8 +178,8 @@ func TestChecksOfTheEnds(t *testing.T) {
 func TestPeerUsage(t *testing.T) {
 	for says, args := range map[string][]string{
 		"auto, none, nccl and nvshmem": {"--peer", "mpi"},
-		"has no u16":          {"--peer", "nccl", "--dtype", "u16"},
-		"add that to --kind":  {"--peer", "nccl", "--kind", kindPut},
+		"has no u16":                   {"--peer", "nccl", "--dtype", "u16"},
+		"add that to --kind":           {"--peer", "nccl", "--kind", kindPut},
 	} {
 		r := call(t, "", environ(), append([]string{"bench"}, args...)...)
 		assert.Equal(t, exitUsage, r.status, says)
