@@ -34,8 +34,8 @@ type allocation struct {
 	span   int64  // of the caller's memory: bytes that are registered, from offset bytes before ptr on
 }
 
-// Allocate takes memory of the heap, or in groups of only some PEs of the arena, and fills it with zeros. Collective. ErrNoMemory if there
-// is not that much left on some rank; NVSHMEM is then not asked, and all goes on.
+// Allocate takes memory of the heap, or in groups of only some PEs of the arena, and fills it with zeros. Collective.
+// ErrNoMemory if there is not that much left on some rank; NVSHMEM is then not asked, and all goes on.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	var failure error
 	switch {
@@ -116,8 +116,8 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release says that this rank needs the memory no more. It goes back to the heap, or to the arena, when all ranks have said so and agree on
-// something else; never, if one is lost.
+// Release says that this rank needs the memory no more. It goes back to the heap, or to the arena, when all ranks have said
+// so and agree on something else; never, if one is lost.
 func (a *allocation) Release(context.Context) error {
 	switch a.kind {
 	case inHeap:

@@ -7,8 +7,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// arena is the piece of this PE's heap that groups of only some PEs take their memory from. It is cut locally: other PEs cut theirs in
-// other ways.
+// arena is the piece of this PE's heap that groups of only some PEs take their memory from. It is cut locally: other PEs cut
+// theirs in other ways.
 type arena struct {
 	mu    sync.Mutex
 	bytes int64

@@ -1,45 +1,48 @@
-// Package nvshmem is the backend for GPUs through NVIDIA's OpenSHMEM: memory of its symmetric heap, of which every rank has addresses for
-// all ranks' copies.
+// Package nvshmem is the backend for GPUs through NVIDIA's OpenSHMEM: memory of its symmetric heap, of which every rank has
+// addresses for all ranks' copies.
 //
 // # It can end the process
 //
-// NVSHMEM answers many errors by ending the process, which no Go code can prevent: an error of the GPU that it meets in one of its calls,
-// a failure in the middle of starting or finalizing, a rank that dies while the others are in one of its collective calls. This backend
-// checks all arguments and asks all ranks before each of those calls, so that mistakes end as errors, and only the rest can end the
-// process. [Preflight] tries the start in a process of its own; symmem doctor and symmem verify do so.
+// NVSHMEM answers many errors by ending the process, which no Go code can prevent: an error of the GPU that it meets in one
+// of its calls, a failure in the middle of starting or finalizing, a rank that dies while the others are in one of its
+// collective calls. This backend checks all arguments and asks all ranks before each of those calls, so that mistakes end as
+// errors, and only the rest can end the process. [Preflight] tries the start in a process of its own; symmem doctor and
+// symmem verify do so.
 //
 // # One rank a process
 //
-// The library has one state for a whole process, which is one processing element (PE): ranks that share a process are refused before it is
-// loaded. The first group that is opened, mostly the world, starts it and its ranks are the PEs; sub-groups share it; closing the first
-// group finalizes it, and it can be opened again. A second group that is no part of the first is refused as long as the first is open.
+// The library has one state for a whole process, which is one processing element (PE): ranks that share a process are refused
+// before it is loaded. The first group that is opened, mostly the world, starts it and its ranks are the PEs; sub-groups
+// share it; closing the first group finalizes it, and it can be opened again. A second group that is no part of the first is
+// refused as long as the first is open.
 //
 // # Memory
 //
-// All calls that change the heap are collective over all PEs, and NVSHMEM checks nothing. So a group of all PEs agrees before each of them:
-// on what is done, on the order in which the groups of all PEs do it (PE 0 deals out turns), and on what can be given back: memory that
-// was released is kept until all PEs have released it, and goes back to the heap at the next agreement. A group of only some PEs takes
-// its memory from an arena, a piece of the heap that is allocated when the library is started ([Options].Arena, SYMMEM_NVSHMEM_ARENA); it
-// goes on working when other PEs have died.
+// All calls that change the heap are collective over all PEs, and NVSHMEM checks nothing. So a group of all PEs agrees before
+// each of them: on what is done, on the order in which the groups of all PEs do it (PE 0 deals out turns), and on what can be
+// given back: memory that was released is kept until all PEs have released it, and goes back to the heap at the next
+// agreement. A group of only some PEs takes its memory from an arena, a piece of the heap that is allocated when the library
+// is started ([Options].Arena, SYMMEM_NVSHMEM_ARENA); it goes on working when other PEs have died.
 //
-// The heap grows in chunks and never shrinks. NVSHMEM tears it down when it cannot grow. So every rank tells how much memory its GPU has
-// left, and what might not fit is ErrNoMemory on every rank before NVSHMEM is asked.
+// The heap grows in chunks and never shrinks. NVSHMEM tears it down when it cannot grow. So every rank tells how much memory
+// its GPU has left, and what might not fit is ErrNoMemory on every rank before NVSHMEM is asked.
 //
-// Register adopts memory of cuMemCreate, in groups of all PEs. NVSHMEM maps it a second time, inside of the heap: peers use that address,
-// the owner the one it has. Memory of cuMemAlloc (cudaMalloc) cannot be adopted.
+// Register adopts memory of cuMemCreate, in groups of all PEs. NVSHMEM maps it a second time, inside of the heap: peers use
+// that address, the owner the one it has. Memory of cuMemAlloc (cudaMalloc) cannot be adopted.
 //
 // # Waits and lost ranks
 //
-// NVSHMEM's own waits have no end. So no call that waits is made before all ranks have said that they come, and each has a bound. When it
-// runs out, or a rank dies in between, the library is given up: its thread stays in the call, and every later use is an error that says
-// why. When a rank has died, nothing collective is asked of NVSHMEM any more: memory is left to the end of the process with a warning,
-// Close returns, and the survivors go on in groups of their own over the arena.
+// NVSHMEM's own waits have no end. So no call that waits is made before all ranks have said that they come, and each has a
+// bound. When it runs out, or a rank dies in between, the library is given up: its thread stays in the call, and every later
+// use is an error that says why. When a rank has died, nothing collective is asked of NVSHMEM any more: memory is left to the
+// end of the process with a warning, Close returns, and the survivors go on in groups of their own over the arena.
 //
 // # What is not NVSHMEM's
 //
-// Put, get, signal, wait and barrier are those of the package backend, over peer pointers. NVSHMEM's own put on a stream is the same copy
-// of the driver's, its wait a kernel without a bound, and its barrier one that a lost rank would hold up for ever. Its reductions are an
-// algorithm of package kernels ("nvshmem"), for comparison.
+// Put, get, signal, wait and barrier are those of the package backend, over peer pointers. NVSHMEM's own put on a stream is
+// the same copy of the driver's, its wait a kernel without a bound, and its barrier one that a lost rank would hold up for
+// ever. Its reductions are an algorithm of package kernels ("nvshmem"), for comparison.
 //
-// This room knows the CUDA device and the group. It loads the driver and the library when a backend is probed or opened, and not before.
+// This room knows the CUDA device and the group. It loads the driver and the library when a backend is probed or opened, and
+// not before.
 package nvshmem

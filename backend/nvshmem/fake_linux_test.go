@@ -21,8 +21,8 @@ const (
 	granule   = 2 << 20
 )
 
-// machine is a host with some GPUs and an NVSHMEM for each, as far as this backend asks for them: memory, contexts, streams whose work
-// runs at once, and a library whose PEs are all in this process. It notes what the real ones would not survive.
+// machine is a host with some GPUs and an NVSHMEM for each, as far as this backend asks for them: memory, contexts, streams
+// whose work runs at once, and a library whose PEs are all in this process. It notes what the real ones would not survive.
 type machine struct {
 	pes int
 

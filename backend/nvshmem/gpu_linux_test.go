@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestOnGPUs runs a process for each of two GPUs through everything that only the real library can show, and prints what it took.
+// TestOnGPUs runs a process for each of two GPUs through everything that only the real library can show, and prints what it
+// took.
 func TestOnGPUs(t *testing.T) {
 	if _, err := (factory{}).Probe(t.Context(), &backend.Env{Multicast: "off", Getenv: os.Getenv}); err != nil {
 		if !errors.Is(err, backend.ErrUnavailable) || strings.Contains(os.Getenv("SYMMEM_TEST_REQUIRE"), Name) {

@@ -22,9 +22,10 @@ const (
 	defaultMaxHeap = 256 << 30
 )
 
-// heap is what this backend has of NVSHMEM's heap, the same on every PE, because all of it comes from turns. NVSHMEM is asked for large
-// chunks, which are cut here, for three reasons: the heap never shrinks anyway; NVSHMEM tears it down when it cannot grow, and tells
-// nobody how much of it is free; and its own memory may lie across two pieces of physical memory, where the driver copies nothing.
+// heap is what this backend has of NVSHMEM's heap, the same on every PE, because all of it comes from turns. NVSHMEM is asked
+// for large chunks, which are cut here, for three reasons: the heap never shrinks anyway; NVSHMEM tears it down when it
+// cannot grow, and tells nobody how much of it is free; and its own memory may lie across two pieces of physical memory,
+// where the driver copies nothing.
 type heap struct {
 	granularity int64 // that it grows by, in bytes
 	chunk       int64 // that we let it grow by at least
@@ -67,8 +68,8 @@ func (h *heap) give(g span) {
 // growth is what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
 func (h *heap) growth(chunk int64) int64 { return roundUp(chunk+chunkAlign, h.granularity) }
 
-// next gives the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just enough. free is
-// the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
+// next gives the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just
+// enough. free is the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
 func (h *heap) next(bytes, free int64) (chunk int64, err error) {
 	if bytes < h.chunk && h.room(h.chunk+h.rest, free) == nil {
 		return h.chunk + h.rest, nil
@@ -96,11 +97,11 @@ func (h *heap) within(bytes int64) error {
 	return nil
 }
 
-// allocate gives bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has left. It is
-// part of a turn.
+// allocate gives bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has
+// left. It is part of a turn.
 func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
-	// A chunk may begin in the rest of the physical memory before its own, and is two regions then, neither of which need be large
-	// enough. The next leaves room for such a rest, which does not change.
+	// A chunk may begin in the rest of the physical memory before its own, and is two regions then, neither of which need be
+	// large enough. The next leaves room for such a rest, which does not change.
 	for range 3 {
 		if p, ok := w.heap.take(bytes); ok {
 			return device.Ptr(p), nil

@@ -51,10 +51,10 @@ var (
 	_ backend.AllReducer = (*Backend)(nil)
 )
 
-// New opens the NVSHMEM backend for this rank of g; nil options are the defaults. The first group starts the library in this process, its
-// sub-groups come with Options.Parent. Collective: it blocks until every rank has come. A rank that cannot take part makes it fail on
-// every rank; until the library itself starts, it can be tried again. Ranks that share a process are ErrUnsupported, a missing library
-// ErrUnavailable. See the package comment for how NVSHMEM can end the process.
+// New opens the NVSHMEM backend for this rank of g; nil options are the defaults. The first group starts the library in this
+// process, its sub-groups come with Options.Parent. Collective: it blocks until every rank has come. A rank that cannot take
+// part makes it fail on every rank; until the library itself starts, it can be tried again. Ranks that share a process are
+// ErrUnsupported, a missing library ErrUnavailable. See the package comment for how NVSHMEM can end the process.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	o, err := opts.withDefaults()
 	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout, home: o.home}
@@ -147,8 +147,8 @@ func (b *Backend) whyNoRegister() string {
 	return b.noRegister
 }
 
-// Close ends the use of the library by this group. The first group finalizes it, with all other ranks: if they do not come, because one is
-// lost or busy, the library is left as it is, with a warning, and cannot be opened again in this process.
+// Close ends the use of the library by this group. The first group finalizes it, with all other ranks: if they do not come,
+// because one is lost or busy, the library is left as it is, with a warning, and cannot be opened again in this process.
 func (b *Backend) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()

@@ -374,7 +374,8 @@ func TestHeapIsTornDown(t *testing.T) {
 	assert.Zero(t, m.job.finalize)
 }
 
-// TestOpenAgain: a library that was finalized can be started again, and a start that did not come to the library leaves nothing.
+// TestOpenAgain: a library that was finalized can be started again, and a start that did not come to the library leaves
+// nothing.
 func TestOpenAgain(t *testing.T) {
 	m := newMachine(2)
 	for range 3 {
@@ -936,8 +937,8 @@ func TestSpans(t *testing.T) {
 	assert.Empty(t, s)
 }
 
-// TestNothingLiesAcrossPieces: no memory lies across two pieces of physical memory, whatever NVSHMEM gives, because the driver copies
-// nothing there.
+// TestNothingLiesAcrossPieces: no memory lies across two pieces of physical memory, whatever NVSHMEM gives, because the
+// driver copies nothing there.
 func TestNothingLiesAcrossPieces(t *testing.T) {
 	m := newMachine(1)
 	requireAll(t, onRanks(t, 1, 0, func(ctx context.Context, g *group.Group) error {

@@ -14,8 +14,8 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// ArenaEnv names the environment variable with the size of the arena, for backends that are opened by name: a number of bytes, perhaps
-// with a K, M or G right after it.
+// ArenaEnv names the environment variable with the size of the arena, for backends that are opened by name: a number of
+// bytes, perhaps with a K, M or G right after it.
 const ArenaEnv = "SYMMEM_NVSHMEM_ARENA"
 
 const (
@@ -39,14 +39,15 @@ type Options struct {
 	Driver *cuda.Driver
 	// Parent, unless nil, is the open backend of a group that all ranks of this one are in.
 	Parent *Backend
-	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package managers look.
+	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package
+	// managers look.
 	Library string
 	// Arena is the size in bytes of the memory for groups of only some PEs, in all; default DefaultArena, none if negative.
 	Arena int64
 	// Chunk is the least size in bytes by which the heap grows; default DefaultChunk.
 	Chunk int64
-	// Preflight, unless nil, is called before the library is started in this process; an error of it, on any rank, is the error of New.
-	// It is meant to start a short-lived copy of this program, which calls the package's Preflight.
+	// Preflight, unless nil, is called before the library is started in this process; an error of it, on any rank, is the
+	// error of New. It is meant to start a short-lived copy of this program, which calls the package's Preflight.
 	Preflight func(ctx context.Context) error
 	// Multicast is "auto", "on" or "off"; "" is "auto".
 	Multicast string

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// parts is what a group of only some PEs has of the arena. A piece that peers have seen goes back when all of them have released theirs:
-// until then one of them may still write to it. The pieces that one rendezvous has brought together have one name.
+// parts is what a group of only some PEs has of the arena. A piece that peers have seen goes back when all of them have
+// released theirs: until then one of them may still write to it. The pieces that one rendezvous has brought together have one
+// name.
 type parts struct {
 	mu       sync.Mutex
 	next     uint64           // the name that the next rendezvous gives, from 1
@@ -60,7 +61,8 @@ func (b *Backend) releasePart(a *allocation) {
 	p.released = append(p.released, a.part)
 }
 
-// closeParts gives back what all ranks of the group have released. What they have not, because one is lost or busy, stays taken.
+// closeParts gives back what all ranks of the group have released. What they have not, because one is lost or busy, stays
+// taken.
 func (b *Backend) closeParts(ctx context.Context) {
 	_, _, err := b.among(ctx, ask{Op: "closing"}, nil)
 	if len(b.parts.kept) > 0 {

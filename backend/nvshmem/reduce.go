@@ -12,8 +12,8 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// reduce is one of NVSHMEM's reductions, prepared. Each has a team of its own, because two reductions of one team on two streams would
-// disturb each other.
+// reduce is one of NVSHMEM's reductions, prepared. Each has a team of its own, because two reductions of one team on two
+// streams would disturb each other.
 type reduce struct {
 	backend  *Backend
 	call     nvshmem.Reduction
@@ -24,8 +24,8 @@ type reduce struct {
 	released bool
 }
 
-// PrepareAllReduce takes a team for the reduction, making one if none is left of earlier ones. Collective. ErrUnsupported in a group of only
-// some PEs: NVSHMEM makes teams with all PEs, of which the others do not come.
+// PrepareAllReduce takes a team for the reduction, making one if none is left of earlier ones. Collective. ErrUnsupported in
+// a group of only some PEs: NVSHMEM makes teams with all PEs, of which the others do not come.
 func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
 	if r.Name != Name {
 		return nil, fmt.Errorf("backend %s has no all-reduce called %s: %w", Name, r.Name, errs.ErrUnsupported)
@@ -81,8 +81,8 @@ func (w *world) takeTeam(p *reduce) error {
 	return nil
 }
 
-// warmUp runs the first reduction of a type and operation, on memory that means nothing: the GPU loads its kernel then, which must not
-// happen while a stream is recorded. It is part of a turn.
+// warmUp runs the first reduction of a type and operation, on memory that means nothing: the GPU loads its kernel then, which
+// must not happen while a stream is recorded. It is part of a turn.
 func (p *reduce) warmUp(ctx context.Context, name string) error {
 	b, w := p.backend, p.backend.world
 	if w.warm[name] {

@@ -46,10 +46,11 @@ func whyNoRegister(drv *cuda.Driver) string {
 	return ""
 }
 
-// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, pinned, made
-// with the one handle type of POSIX file descriptors, all of which is mapped at one place and may be read and written. Its size must be a
-// multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says otherwise). All is looked at here, because
-// NVSHMEM tears its heap down over memory that it cannot register. Everything that is wrong is in the [*MemoryError]. Local.
+// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate,
+// pinned, made with the one handle type of POSIX file descriptors, all of which is mapped at one place and may be read and
+// written. Its size must be a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says
+// otherwise). All is looked at here, because NVSHMEM tears its heap down over memory that it cannot register. Everything that
+// is wrong is in the [*MemoryError]. Local.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.whyNoRegister() != "" {
 		return nil, b.Capabilities().Missing(Name, "register")

@@ -123,8 +123,8 @@ func (m *mapping) Multicast() (device.Ptr, error) {
 	return m.multicast, nil
 }
 
-// Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it and agree on
-// something else.
+// Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it and
+// agree on something else.
 func (m *mapping) Unmap(context.Context) error {
 	if m.alias != nil {
 		m.backend.forget(m.alias)

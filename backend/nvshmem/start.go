@@ -162,12 +162,12 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 	return cuda.Open(&c)
 }
 
-// socketFolder is where NVSHMEM's processes pass memory to each other, through sockets called nvshmem-socket-<sender>-<receiver> by their
-// process ids (sockets.cpp of NVSHMEM 3.4.5).
+// socketFolder is where NVSHMEM's processes pass memory to each other, through sockets called
+// nvshmem-socket-<sender>-<receiver> by their process ids (sockets.cpp of NVSHMEM 3.4.5).
 var socketFolder = "/tmp"
 
-// removeStale removes sockets that a process with this one's id has left behind, on which NVSHMEM would stumble, and sees to it that new
-// ones can be made.
+// removeStale removes sockets that a process with this one's id has left behind, on which NVSHMEM would stumble, and sees to
+// it that new ones can be made.
 func removeStale() error {
 	left, err := filepath.Glob(filepath.Join(socketFolder, "nvshmem-socket-*-"+strconv.Itoa(os.Getpid())))
 	if err != nil {
@@ -230,8 +230,8 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 	return nil
 }
 
-// lastSteps are those before the library starts, which reads its environment at its first start and never again. It gives the place
-// where the PEs meet.
+// lastSteps are those before the library starts, which reads its environment at its first start and never again. It gives the
+// place where the PEs meet.
 func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Options) (*nvshmem.UniqueID, error) {
 	now := reading{multicast: b.noMulticast == "", granularity: mine.Granularity}
 	err := b.home.compare(now)
@@ -262,7 +262,8 @@ func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Optio
 		return nil, err
 	}
 	id, err := nvshmem.ParseUniqueID(ids[0])
-	// A rank that has died until here is known, so that only one that dies in the middle of what follows leaves the others in there.
+	// A rank that has died until here is known, so that only one that dies in the middle of what follows leaves the others in
+	// there.
 	return id, b.group.Vote(ctx, "starting NVSHMEM", err)
 }
 

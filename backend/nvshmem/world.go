@@ -35,7 +35,8 @@ type library interface {
 	MulticastPtr(p uint64) (uint64, error)
 }
 
-// grace is how long a call of NVSHMEM that is under way may go on when a rank is lost: one that every rank had come to still ends.
+// grace is how long a call of NVSHMEM that is under way may go on when a rank is lost: one that every rank had come to still
+// ends.
 const grace = time.Second
 
 // world is the library, started: what all groups over it share.
@@ -108,9 +109,9 @@ func (w *world) breakUp(why error) error {
 	return why
 }
 
-// collectively agrees with all ranks of g, which are all PEs, that op is done now and makes the calls of NVSHMEM that do asks for, in
-// the same turn on every PE. What all of them have released is given back first. If a rank brings a failure, nothing is called on any.
-// Collective: the caller knows that every rank is coming.
+// collectively agrees with all ranks of g, which are all PEs, that op is done now and makes the calls of NVSHMEM that do asks
+// for, in the same turn on every PE. What all of them have released is given back first. If a rank brings a failure, nothing
+// is called on any. Collective: the caller knows that every rank is coming.
 func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, failure error, do func(turn uint64, all []ask) error) error {
 	if failure == nil {
 		failure = w.usable()
@@ -174,8 +175,8 @@ func (w *world) pass() {
 	w.turned = make(chan struct{})
 }
 
-// call makes calls of the library, with the device's context current. It waits no longer than the world's timeout, and when a rank is
-// lost only a little longer; then the library is given up.
+// call makes calls of the library, with the device's context current. It waits no longer than the world's timeout, and when a
+// rank is lost only a little longer; then the library is given up.
 func (w *world) call(ctx context.Context, what string, fn func() error) error {
 	if err := w.usable(); err != nil {
 		return err

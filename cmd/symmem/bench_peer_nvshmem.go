@@ -18,7 +18,8 @@ import (
 // peerNVSHMEM is the value of --peer for NVSHMEM's own reductions, which must be there; also the backend of their rows.
 const peerNVSHMEM = "nvshmem"
 
-// nvshmemPeer is NVSHMEM in a rank of bench: memory of its heap, beside that of the backend that is measured, on the same device.
+// nvshmemPeer is NVSHMEM in a rank of bench: memory of its heap, beside that of the backend that is measured, on the same
+// device.
 type nvshmemPeer struct {
 	memory *backend.Memory
 	group  *group.Group // of a memory that was opened for this; nil if the backend is nvshmem itself
@@ -81,8 +82,8 @@ func (b *bencher) closeNVSHMEM(ctx context.Context) error {
 	return errors.Join(p.memory.Close(ctx), p.group.Close(ctx))
 }
 
-// nvshmemAllReduce measures NVSHMEM's reduction of the bytes, dtype, operation, mode, place and iterations of the row like, on the same
-// stream. Collective.
+// nvshmemAllReduce measures NVSHMEM's reduction of the bytes, dtype, operation, mode, place and iterations of the row like,
+// on the same stream. Collective.
 func (b *bencher) nvshmemAllReduce(ctx context.Context, like benchRow) error {
 	dtype, err := tensor.ParseDType(like.DType)
 	if err != nil {
@@ -152,8 +153,8 @@ func (b *bencher) nvshmemAllReduce(ctx context.Context, like benchRow) error {
 	return errors.Join(err, in.Close(ctx))
 }
 
-// affordable is how many of n iterations fit into a quarter of a second on the slowest rank, in whole graphs: without multicast NVSHMEM
-// reduces in one block of threads, whatever the size. Collective.
+// affordable is how many of n iterations fit into a quarter of a second on the slowest rank, in whole graphs: without
+// multicast NVSHMEM reduces in one block of threads, whatever the size. Collective.
 func (b *bencher) affordable(ctx context.Context, n int, once func() error) (int, error) {
 	const tries, repetition = 4, 250 * time.Millisecond
 	began := time.Now()

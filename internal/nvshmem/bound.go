@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// StuckError is a call of the library that had not returned when the caller could wait no longer. The call's thread is still in there,
-// with what it holds, and cannot be called back: end the process.
+// StuckError is a call of the library that had not returned when the caller could wait no longer. The call's thread is still
+// in there, with what it holds, and cannot be called back: end the process.
 type StuckError struct {
 	What string // what the call was doing: "allocating"
 	Err  error  // why the caller waited no longer

@@ -17,8 +17,9 @@ func (l *Library) NewUniqueID() (*UniqueID, error) {
 	return id, nil
 }
 
-// Start makes this process PE number pe of pes, all of which bring id, each with another GPU. It is collective and blocks until all have
-// come, for ever if one does not: see [Bound]. The library does not always tell that it failed, so that its status is asked for.
+// Start makes this process PE number pe of pes, all of which bring id, each with another GPU. It is collective and blocks
+// until all have come, for ever if one does not: see [Bound]. The library does not always tell that it failed, so that its
+// status is asked for.
 func (l *Library) Start(pes, pe int, id *UniqueID) error {
 	const op = "starting NVSHMEM"
 	if pes < 1 || pes > math.MaxInt32 {
@@ -52,8 +53,8 @@ func (l *Library) Start(pes, pe int, id *UniqueID) error {
 	return nil
 }
 
-// Finalize ends what Start began; then the library can be started again. It is collective and blocks until all PEs have come: see
-// [Bound]. The heap is gone afterwards, whatever is left in it.
+// Finalize ends what Start began; then the library can be started again. It is collective and blocks until all PEs have come:
+// see [Bound]. The heap is gone afterwards, whatever is left in it.
 func (l *Library) Finalize() error {
 	if !l.started.Swap(false) {
 		return notStarted("Finalize")
@@ -62,8 +63,9 @@ func (l *Library) Finalize() error {
 	return nil
 }
 
-// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and gives its address, or 0: then NVSHMEM has
-// torn the heap down, and nothing works any more. All PEs come with the same arguments: it blocks until they have.
+// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and gives its address, or 0: then
+// NVSHMEM has torn the heap down, and nothing works any more. All PEs come with the same arguments: it blocks until they
+// have.
 func (l *Library) Align(alignment, bytes int64) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Align")
@@ -77,7 +79,8 @@ func (l *Library) Align(alignment, bytes int64) (uint64, error) {
 	return l.call.align(uintptr(alignment), uintptr(bytes)), nil
 }
 
-// Ptr is the address in this process of the place of PE pe that is at p, an address of the heap, on this one; 0 if there is none.
+// Ptr is the address in this process of the place of PE pe that is at p, an address of the heap, on this one; 0 if there is
+// none.
 func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Ptr")
@@ -88,9 +91,9 @@ func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	return l.call.ptr(p, int32(pe)), nil
 }
 
-// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and gives the address that it has there; at p it
-// stays as well. bytes are a multiple of the heap's granularity and not more than the memory. 0 means that NVSHMEM has torn the heap
-// down, and nothing works any more. All PEs come with as many bytes: it blocks until they have.
+// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and gives the address that it has
+// there; at p it stays as well. bytes are a multiple of the heap's granularity and not more than the memory. 0 means that
+// NVSHMEM has torn the heap down, and nothing works any more. All PEs come with as many bytes: it blocks until they have.
 func (l *Library) Register(p uint64, bytes int64) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Register")
@@ -109,8 +112,8 @@ func (l *Library) Unregister(alias uint64, bytes int64) error {
 	return check("nvshmemx_buffer_unregister_symmetric", l.call.unregister(alias, uintptr(bytes)))
 }
 
-// NewTeam makes another team of all PEs: collectives of different teams do not disturb each other. All PEs come: it blocks until they
-// have.
+// NewTeam makes another team of all PEs: collectives of different teams do not disturb each other. All PEs come: it blocks
+// until they have.
 func (l *Library) NewTeam() (Team, error) {
 	if !l.started.Load() {
 		return TeamInvalid, notStarted("NewTeam")
@@ -127,8 +130,8 @@ func (l *Library) NewTeam() (Team, error) {
 	return *team, nil
 }
 
-// MulticastPtr is the address that reaches every PE's place that is at p, an address of the heap, on this one; 0 if there is none. It is
-// ErrUnsupported when the library was loaded without multicast.
+// MulticastPtr is the address that reaches every PE's place that is at p, an address of the heap, on this one; 0 if there is
+// none. It is ErrUnsupported when the library was loaded without multicast.
 func (l *Library) MulticastPtr(p uint64) (uint64, error) {
 	if l.call.multicastPtr == nil {
 		return 0, fmt.Errorf("multicast is switched off: %w", errs.ErrUnsupported)
@@ -173,7 +176,8 @@ func (l *Library) copy(op string, call func(dst, src uint64, bytes uintptr, pe i
 	return nil
 }
 
-// The names of types and operations in the names of NVSHMEM's reductions (nvshmemx_coll_api.h), by the names that this module has.
+// The names of types and operations in the names of NVSHMEM's reductions (nvshmemx_coll_api.h), by the names that this module
+// has.
 var (
 	typeNames = map[string]string{
 		"f16": "half", "bf16": "bfloat16", "f32": "float", "f64": "double", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -182,12 +186,13 @@ var (
 	opNames = map[string]string{"sum": "sum", "prod": "prod", "min": "min", "max": "max"}
 )
 
-// Reduction enqueues on stream, a CUstream, the reduction of count elements at src on all PEs of the team, with the result at dst on each,
-// both addresses of the heap; or it records it, if the stream is capturing. All PEs enqueue it alike. It returns at once. NVSHMEM bounds
-// no wait on the GPU: if a PE never comes, the streams of the others never end.
+// Reduction enqueues on stream, a CUstream, the reduction of count elements at src on all PEs of the team, with the result at
+// dst on each, both addresses of the heap; or it records it, if the stream is capturing. All PEs enqueue it alike. It returns
+// at once. NVSHMEM bounds no wait on the GPU: if a PE never comes, the streams of the others never end.
 type Reduction func(team Team, dst, src uint64, count int64, stream uintptr) error
 
-// Reduction gives the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for "avg".
+// Reduction gives the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
+// "avg".
 func (l *Library) Reduction(dtype, op string) (Reduction, error) {
 	t, o := typeNames[dtype], opNames[op]
 	if t == "" || o == "" {

@@ -1,19 +1,19 @@
-// Package nvshmem calls NVIDIA's OpenSHMEM, libnvshmem_host.so.3, which it finds and loads when [Load] is called: building needs no
-// headers and no library. It has the few functions that this module uses, with the structs and constants of the headers of NVSHMEM
-// 3.4.5 that go with them. Only the host library is used, never the device library.
+// Package nvshmem calls NVIDIA's OpenSHMEM, libnvshmem_host.so.3, which it finds and loads when [Load] is called: building
+// needs no headers and no library. It has the few functions that this module uses, with the structs and constants of the
+// headers of NVSHMEM 3.4.5 that go with them. Only the host library is used, never the device library.
 //
 // # It can end the process
 //
-// NVSHMEM answers many errors with exit(-1), which no deferred function and no recover sees: an error of the CUDA runtime inside of
-// it, a call before the library is started, an argument that it does not expect, a failure in [Library.Finalize]. So the methods check
-// their arguments, and their callers must see to it that the library is started and that what they name exists. A program that must not
-// end tries the start in a process that may.
+// NVSHMEM answers many errors with exit(-1), which no deferred function and no recover sees: an error of the CUDA runtime
+// inside of it, a call before the library is started, an argument that it does not expect, a failure in [Library.Finalize].
+// So the methods check their arguments, and their callers must see to it that the library is started and that what they name
+// exists. A program that must not end tries the start in a process that may.
 //
 // # What a call needs
 //
 // NVSHMEM takes the GPU from the context that is current on the calling OS thread. So the goroutine of every call except
-// [Library.Version] must be locked to its thread, with the GPU's primary context current: (*cuda.Device).WithContext does both. The
-// library has one state for the whole process, which is one processing element (PE), and does one call at a time.
+// [Library.Version] must be locked to its thread, with the GPU's primary context current: (*cuda.Device).WithContext does
+// both. The library has one state for the whole process, which is one processing element (PE), and does one call at a time.
 //
 // # Waits
 //

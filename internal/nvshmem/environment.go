@@ -15,15 +15,15 @@ type Setting struct {
 	Ours bool
 }
 
-// multicastOff are the variables that keep NVSHMEM, and the NCCL that it may load, from making NVLink multicast objects. No other
-// switch exists.
+// multicastOff are the variables that keep NVSHMEM, and the NCCL that it may load, from making NVLink multicast objects. No
+// other switch exists.
 var multicastOff = [...]Setting{{Name: "NVSHMEM_DISABLE_NVLS", Value: "1"}, {Name: "NCCL_NVLS_ENABLE", Value: "0"}}
 
 // defaults are what this module wants where the user has not said otherwise.
 func defaults(granularity int64) []Setting {
 	return []Setting{
-		// On one host every PE has pointers to all others. The network transports would look for cards, and UCX's replaces handlers of
-		// signals that Go needs.
+		// On one host every PE has pointers to all others. The network transports would look for cards, and UCX's replaces
+		// handlers of signals that Go needs.
 		{Name: "NVSHMEM_REMOTE_TRANSPORT", Value: "none"},
 		// The PEs of one host meet on its loopback, so that a machine without any network card will do.
 		{Name: "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", Value: "lo"},
@@ -51,9 +51,9 @@ const GranularityEnv = "NVSHMEM_CUMEM_GRANULARITY"
 // MaxTeamsEnv names the variable with the largest number of teams.
 const MaxTeamsEnv = "NVSHMEM_MAX_TEAMS"
 
-// Environment sets the variables that the library reads at its first start, for this process, C's side included, and gives all of
-// NVSHMEM's that are set then. Variables that the user has set stay as they are, but for the switches of multicast: unless it is
-// allowed, they are turned off whatever they were.
+// Environment sets the variables that the library reads at its first start, for this process, C's side included, and gives
+// all of NVSHMEM's that are set then. Variables that the user has set stay as they are, but for the switches of multicast:
+// unless it is allowed, they are turned off whatever they were.
 func Environment(multicast bool, granularity int64) ([]Setting, error) {
 	wanted := defaults(granularity)
 	given.Lock()
@@ -102,8 +102,8 @@ func ForbidMulticast() error {
 	return nil
 }
 
-// ParseSize reads a size as NVSHMEM does: a number, and perhaps a letter K, M, G or T right after it, for 1024 to the power of 1 to 4;
-// what follows is ignored. It reports whether it could.
+// ParseSize reads a size as NVSHMEM does: a number, and perhaps a letter K, M, G or T right after it, for 1024 to the power
+// of 1 to 4; what follows is ignored. It reports whether it could.
 func ParseSize(text string) (int64, bool) {
 	text = strings.TrimSpace(text)
 	number, shift := text, 0

@@ -28,17 +28,18 @@ const (
 	wheelFolder   = "lib/python3*/*-packages/nvidia/nvshmem/lib" // below a Python package manager's root
 )
 
-// DefaultGranularity is the unit, in bytes, in which memory is added to the heap, unless the options or the user say otherwise. It is
-// what the driver recommends; NVSHMEM's own 512 MiB would refuse to register memory that is not a multiple of that.
+// DefaultGranularity is the unit, in bytes, in which memory is added to the heap, unless the options or the user say
+// otherwise. It is what the driver recommends; NVSHMEM's own 512 MiB would refuse to register memory that is not a multiple
+// of that.
 const DefaultGranularity = 2 << 20
 
 // Options is what Load can be told. Nil or zero values are the defaults.
 type Options struct {
-	// Path is the library's file, or the folder it is in; "" looks at the variable LibraryEnv, then where the loader looks, then where
-	// Python's package managers put it.
+	// Path is the library's file, or the folder it is in; "" looks at the variable LibraryEnv, then where the loader looks,
+	// then where Python's package managers put it.
 	Path string
-	// Multicast leaves it to NVSHMEM and its environment whether NVLink multicast is used. Otherwise Load switches it off for this
-	// process, and looks up no function for it.
+	// Multicast leaves it to NVSHMEM and its environment whether NVLink multicast is used. Otherwise Load switches it off for
+	// this process, and looks up no function for it.
 	Multicast bool
 	// Granularity is the unit in which memory is added to the heap, in bytes: a power of two; default DefaultGranularity.
 	Granularity int64
@@ -147,9 +148,10 @@ func search(opts *Options) dl.Search {
 // loading serialises Load, which changes the environment.
 var loading sync.Mutex
 
-// Load finds and loads the library; nil options are the defaults. It starts nothing and touches no GPU. First it sets the environment of
-// this process as [Environment] says. A library that is not there is ErrUnavailable, with all places where it was looked for; one that is
-// too old is ErrUnsupported; one whose bootstrap plugin is missing, without which nothing can start, is ErrUnavailable.
+// Load finds and loads the library; nil options are the defaults. It starts nothing and touches no GPU. First it sets the
+// environment of this process as [Environment] says. A library that is not there is ErrUnavailable, with all places where it
+// was looked for; one that is too old is ErrUnsupported; one whose bootstrap plugin is missing, without which nothing can
+// start, is ErrUnavailable.
 func Load(opts *Options) (*Library, error) {
 	var o Options
 	if opts != nil {
@@ -191,8 +193,8 @@ func Load(opts *Options) (*Library, error) {
 	return l, nil
 }
 
-// findBootstrap finds the plugin by which the PEs meet: what the user names, or the file beside the library. A bare name is left to the
-// loader.
+// findBootstrap finds the plugin by which the PEs meet: what the user names, or the file beside the library. A bare name is
+// left to the loader.
 func findBootstrap(library, named string) (string, error) {
 	path := cmp.Or(named, filepath.Join(filepath.Dir(library), bootstrapName))
 	if !filepath.IsAbs(path) {

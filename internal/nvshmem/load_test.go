@@ -193,7 +193,8 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on others.
+// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
+// others.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()
 	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
