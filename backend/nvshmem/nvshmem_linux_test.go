@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -970,4 +972,57 @@ func TestNothingLiesAcrossPieces(t *testing.T) {
 	}))
 	assert.Empty(t, m.left())
 	assert.Greater(t, len(m.job.ends), 3)
+}
+
+// TestLibraries: the three answers about the library, on any machine.
+func TestLibraries(t *testing.T) {
+	env := &backend.Env{Multicast: "off", Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)}
+	dir := t.TempDir()
+	t.Setenv(nvshmem.LibraryEnv, dir)
+	found := factory{}.Libraries(t.Context(), env)
+	require.Len(t, found, 1)
+	assert.Equal(t, backend.LibraryMissing, found[0].State)
+	assert.Contains(t, found[0].Tried[0], filepath.Join(dir, "libnvshmem_host.so.3"))
+	assert.Contains(t, found[0].Fix, nvshmem.LibraryEnv)
+
+	file := filepath.Join(dir, "libnvshmem_host.so.3")
+	require.NoError(t, os.WriteFile(file, []byte("no library"), 0o600))
+	found = factory{}.Libraries(t.Context(), env)
+	require.Len(t, found, 1)
+	assert.Contains(t, found[0].Tried[0], file)
+
+	libc, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
+	require.NoError(t, err)
+	path, err := libc.File("getpid")
+	require.NoError(t, err)
+	t.Setenv(nvshmem.LibraryEnv, path)
+	found = factory{}.Libraries(t.Context(), env)
+	require.Len(t, found, 1)
+	assert.Equal(t, backend.LibraryUnusable, found[0].State)
+	assert.Contains(t, found[0].Reason, "nvshmemx_hostlib_init_attr")
+
+	env.Getenv = func(string) string { return "much" }
+	found = factory{}.Libraries(t.Context(), env)
+	require.Len(t, found, 1)
+	assert.Contains(t, found[0].Reason, ArenaEnv)
+}
+
+// TestLibrariesThatAreThere runs where NVSHMEM is installed; it needs no GPU.
+func TestLibrariesThatAreThere(t *testing.T) {
+	env := &backend.Env{Multicast: "off", Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)}
+	found := factory{}.Libraries(t.Context(), env)
+	if found[0].State == backend.LibraryMissing {
+		require.NotContains(t, strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name)
+		t.Skip(found[0].Reason)
+	}
+	require.Len(t, found, 2)
+	assert.Equal(t, backend.LibraryUsable, found[0].State, found[0].Reason)
+	assert.Regexp(t, `^3\.\d+\.\d+$`, found[0].Version)
+	assert.Equal(t, backend.LibraryUsable, found[1].State, found[1].Reason)
+	assert.FileExists(t, found[1].Path)
+	var names []string
+	for _, d := range found[0].Details {
+		names = append(names, d.Name)
+	}
+	assert.Subset(t, names, []string{"NVSHMEM_DISABLE_NVLS", "NVSHMEM_REMOTE_TRANSPORT", "transports"})
 }

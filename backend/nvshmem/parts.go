@@ -65,9 +65,12 @@ func (b *Backend) releasePart(a *allocation) {
 // taken.
 func (b *Backend) closeParts(ctx context.Context) {
 	_, _, err := b.among(ctx, ask{Op: "closing"}, nil)
-	if len(b.parts.kept) > 0 {
+	p := b.parts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.kept) > 0 {
 		var bytes int64
-		for _, k := range b.parts.kept {
+		for _, k := range p.kept {
 			bytes += k.bytes
 		}
 		b.log.Warn("memory of the arena stays taken, because another rank may still write to it", "bytes", bytes, "error", err)

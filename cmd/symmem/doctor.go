@@ -277,7 +277,7 @@ var fixes = map[string]string{
 	"host":    "run on Linux 3.17 or newer",
 	"native":  "install the NVIDIA driver, and make the devices visible (nvidia-smi lists them; containers need --gpus all)",
 	"nccl":    "install NCCL (libnccl.so.2) and put it on the path of the dynamic linker (LD_LIBRARY_PATH)",
-	"nvshmem": "install NVSHMEM (libnvshmem_host.so.3) and put it on the path of the dynamic linker (LD_LIBRARY_PATH)",
+	"nvshmem": "install NVSHMEM (libnvshmem_host.so.3; the Python package nvidia-nvshmem-cu13), or name it in SYMMEM_NVSHMEM_LIBRARY",
 	"nixl":    "install NIXL and UCX and put them on the path of the dynamic linker (LD_LIBRARY_PATH)",
 }
 
