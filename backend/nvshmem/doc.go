@@ -39,9 +39,10 @@
 //
 // # What is not NVSHMEM's
 //
-// Put, get, signal, wait and barrier are those of the package backend, over peer pointers. NVSHMEM's own put on a stream is
-// the same copy of the driver's, its wait a kernel without a bound, and its barrier one that a lost rank would hold up for
-// ever. Its reductions are an algorithm of package kernels ("nvshmem"), for comparison.
+// Put, get, signal, wait and barrier are those of the package backend, over peer pointers. NVSHMEM's own put on a stream is the
+// same copy of the driver's and costs more to enqueue; its wait is a kernel without a bound, and its barrier, though faster,
+// one that a lost rank would hold up for ever. Its reductions are an algorithm of package kernels ("nvshmem"), for comparison:
+// they have no bound either, so that a stream on which one waits for a lost rank never ends.
 //
 // This room knows the CUDA device and the group. It loads the driver and the library when a backend is probed or opened, and
 // not before.

@@ -121,12 +121,12 @@ func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
 // grow asks the library for a chunk and finds out which pieces of physical memory it is made of.
 func (w *world) grow(chunk int64) error {
 	p, err := w.lib.Align(chunkAlign, chunk)
-	if err == nil && p == 0 {
-		err = fmt.Errorf("NVSHMEM could not allocate %d bytes of its heap (grown by %d so far) and has torn the heap down: %w",
-			chunk, w.heap.grown, errs.ErrNoMemory)
-	}
 	if err != nil {
 		return w.breakUp(err)
+	}
+	if p == 0 {
+		return w.tear(fmt.Errorf("NVSHMEM could not allocate %d bytes of its heap (grown by %d so far) and has torn the heap down: %w",
+			chunk, w.heap.grown, errs.ErrNoMemory))
 	}
 	w.heap.grown += w.heap.growth(chunk)
 	for at, end := int64(p), int64(p)+chunk; at < end; {

@@ -351,10 +351,18 @@ func TestHeapIsTornDown(t *testing.T) {
 				m.job.failure = func(call string, _ int) bool { return call == "align" }
 				m.mu.Unlock()
 			}
+			a, err := mem.Allocate(ctx, 100, "")
+			if err != nil {
+				return err
+			}
+			w, err := mem.Rendezvous(ctx, a, backend.Record{})
+			if err != nil {
+				return err
+			}
 			if err := g.Barrier(ctx, "2"); err != nil {
 				return err
 			}
-			_, err := mem.Allocate(ctx, 50<<20, "")
+			_, err = mem.Allocate(ctx, 50<<20, "")
 			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "torn the heap down") {
 				return fmt.Errorf("the refused allocation: %w", err)
 			}
@@ -362,7 +370,10 @@ func TestHeapIsTornDown(t *testing.T) {
 			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "given up") {
 				return fmt.Errorf("a later one: %w", err)
 			}
-			return nil
+			if _, err := w.Peer(0, 0); !errors.Is(err, backend.ErrNoMemory) {
+				return fmt.Errorf("an address in what is gone: %w", err)
+			}
+			return mem.Free(ctx, a)
 		})
 		if err != nil {
 			return err

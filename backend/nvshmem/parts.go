@@ -22,6 +22,9 @@ func newParts() *parts { return &parts{next: 1, kept: map[uint64]piece{}} }
 
 // among agrees with the ranks of the group, which are only some PEs, and gives back what all of them have released. Collective.
 func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint64, all []ask, err error) {
+	if failure == nil {
+		failure = b.world.gone()
+	}
 	p := b.parts
 	p.mu.Lock()
 	mine.Released = slices.Clone(p.released)

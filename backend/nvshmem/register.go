@@ -173,11 +173,12 @@ func (m *mapping) register(turn uint64, a *allocation) error {
 	}
 	base := a.ptr.Add(-a.offset)
 	p, err := w.lib.Register(uint64(base), a.span)
-	if err == nil && p == 0 {
-		err = fmt.Errorf("NVSHMEM could not register %d bytes at %s and has torn its heap down: %w", a.span, base, errs.ErrUnsupported)
-	}
 	if err != nil {
 		return w.breakUp(err)
+	}
+	if p == 0 {
+		return w.tear(fmt.Errorf("NVSHMEM could not register %d bytes at %s and has torn its heap down: %w", a.span, base,
+			errs.ErrUnsupported))
 	}
 	h.registered += a.span
 	w.hold(turn, &resource{ptr: p, bytes: a.span, alias: true})

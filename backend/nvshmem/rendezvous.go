@@ -112,8 +112,14 @@ func (m *mapping) addMulticast(offset int64, all []ask) error {
 	return nil
 }
 
-// Peer is the place of rank's memory in its heap, and for the own rank the allocation itself.
-func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
+// Peer is the place of rank's memory in its heap, and for the own rank the allocation itself. It is an error when NVSHMEM has
+// torn its heap down.
+func (m *mapping) Peer(rank int) (device.Ptr, error) {
+	if err := m.backend.world.gone(); err != nil {
+		return 0, err
+	}
+	return m.peers[rank], nil
+}
 
 // Multicast is the address that reaches every rank's copy.
 func (m *mapping) Multicast() (device.Ptr, error) {

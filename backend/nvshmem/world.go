@@ -64,6 +64,7 @@ type world struct {
 	turned   chan struct{}        // closed when the turn changes
 	broken   error                // why nothing collective is asked of the library any more; nil if it is
 	stuck    bool                 // a call of the library has not returned
+	torn     error                // why the heap is gone, with all memory in it; nil if it is there
 	held     map[uint64]*resource // what goes back at an agreement, by the turn in which it was made
 	released []uint64             // those of them that this rank has released, ascending
 	groups   int                  // of only some PEs or all, that are open besides the first
@@ -101,12 +102,27 @@ func (w *world) breakUp(why error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.broken == nil {
-		w.broken = fmt.Errorf("NVSHMEM was given up in this process, so that its memory can be used but no more be had; end the process: %w", why)
+		w.broken = fmt.Errorf("NVSHMEM was given up in this process and gives no more memory; end the process: %w", why)
 		w.log.Error("NVSHMEM was given up", "error", why)
 	}
 	var stuck *nvshmem.StuckError
 	w.stuck = w.stuck || errors.As(why, &stuck)
 	return why
+}
+
+// tear notes that NVSHMEM has torn its heap down: even the memory that it has given is gone.
+func (w *world) tear(why error) error {
+	w.mu.Lock()
+	w.torn = why
+	w.mu.Unlock()
+	return w.breakUp(why)
+}
+
+// gone says why the memory of the heap is gone.
+func (w *world) gone() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.torn
 }
 
 // collectively agrees with all ranks of g, which are all PEs, that op is done now and makes the calls of NVSHMEM that do asks
