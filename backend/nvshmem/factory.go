@@ -21,7 +21,8 @@ var (
 	_ backend.Preflighter = factory{}
 )
 
-// Probe opens the GPU and closes it again, and loads the library, which it does not start.
+// Probe opens the GPU and closes it again, and loads the library, which it does not start, and whose environment it leaves
+// alone.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := probing(env)
 	if err != nil {
@@ -48,7 +49,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 		err = d.Close()
 	}
 	if err == nil {
-		_, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger})
+		_, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Look: true, Logger: o.Logger})
 	}
 	if err != nil {
 		return backend.Capabilities{}, err

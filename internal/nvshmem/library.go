@@ -41,6 +41,9 @@ type Options struct {
 	// Multicast leaves it to NVSHMEM and its environment whether NVLink multicast is used. Otherwise Load switches it off for
 	// this process, and looks up no function for it.
 	Multicast bool
+	// Look loads the library only to see whether it is there: of the environment nothing but multicast is changed. Load it again
+	// before it is started.
+	Look bool
 	// Granularity is the unit in which memory is added to the heap, in bytes: a power of two; default DefaultGranularity.
 	Granularity int64
 	// Logger gets what was loaded, at debug level. Nil is silence.
@@ -167,7 +170,13 @@ func Load(opts *Options) (*Library, error) {
 	loading.Lock()
 	defer loading.Unlock()
 	// Before the library is there, so that none of its threads reads the environment meanwhile.
-	settings, err := Environment(o.Multicast, o.Granularity)
+	var settings []Setting
+	var err error
+	if !o.Look {
+		settings, err = Environment(o.Multicast, o.Granularity)
+	} else if !o.Multicast {
+		err = ForbidMulticast()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -69,6 +69,18 @@ func TestEnvironmentReachesC(t *testing.T) {
 	assert.Equal(t, "2097152", getenv(GranularityEnv))
 }
 
+// TestLookingChangesLittle: a program that only looks whether the library is there keeps its environment, but for multicast.
+func TestLookingChangesLittle(t *testing.T) {
+	clean(t)
+	t.Setenv(LibraryEnv, t.TempDir())
+	_, err := Load(&Options{Look: true})
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	assert.Empty(t, os.Getenv("NVSHMEM_REMOTE_TRANSPORT"))
+	assert.Equal(t, "1", os.Getenv("NVSHMEM_DISABLE_NVLS"))
+	_, err = Load(&Options{Look: true, Multicast: true})
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+}
+
 func TestEnvironment(t *testing.T) {
 	clean(t)
 	find := func(all []Setting, name string) Setting {
