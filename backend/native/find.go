@@ -7,6 +7,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/multicast"
 )
 
 // finding is what was found out about a GPU by trying.
@@ -34,7 +35,7 @@ var (
 
 // find tries on d what the backend stands on. Multicast functions are looked up only if the policy allows it, and then only for a
 // group: size is its number of ranks, or 0 for none. An error is ErrUnsupported and says what is missing, or ErrNoMemory.
-func find(d *cuda.Device, p *policy, size int) (*finding, error) {
+func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 	drv := d.Driver()
 	f := &finding{}
 	if err := drv.Require(needed...); err != nil {
@@ -143,10 +144,10 @@ func (f *finding) tryProp(d *cuda.Device) (err error) {
 }
 
 // findMulticast finds out whether the GPU has multicast, as far as the policy allows it.
-func (f *finding) findMulticast(d *cuda.Device, p *policy, size int) {
+func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) {
 	switch {
-	case p.forbidden != "":
-		f.noMulticast = p.forbidden
+	case p.Forbidden != "":
+		f.noMulticast = p.Forbidden
 	case !attribute(d, cuda.AttrMulticast):
 		f.noMulticast = "the GPU or its driver has no multicast"
 	case size == 1:

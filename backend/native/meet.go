@@ -2,11 +2,11 @@ package native
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -31,7 +31,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 			NoMulticast: b.found.noMulticast, MustCast: o.Multicast == "on",
 		}
 	}
-	peers, err := tell(ctx, b.group, "opening backend native", mine, failure)
+	peers, err := backend.Tell(ctx, b.group, "opening backend native", mine, failure)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		b.multicast = b.found.multicast
 	}
 	pairs, err := b.unreachablePairs()
-	all, err := tell(ctx, b.group, "opening backend native: reaching each other", pairs, err)
+	all, err := backend.Tell(ctx, b.group, "opening backend native: reaching each other", pairs, err)
 	if err != nil {
 		return err
 	}
@@ -154,40 +154,4 @@ func some(texts []string) string {
 		texts = append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", len(texts)-most))
 	}
 	return strings.Join(texts, "; ")
-}
-
-// tell gives every rank what each rank brought, by rank. Collective. The failure of one rank is an error on all.
-func tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
-	type message struct {
-		Failure string `json:",omitempty"`
-		What    T
-	}
-	sent := message{What: mine}
-	if failure != nil {
-		sent = message{Failure: failure.Error()}
-	}
-	blob, err := json.Marshal(sent)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	blobs, err := g.AllGather(ctx, op, blob)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]T, len(blobs))
-	vote := &group.VoteError{Op: op, Local: failure}
-	for r, blob := range blobs {
-		var came message
-		if err := json.Unmarshal(blob, &came); err != nil {
-			return nil, fmt.Errorf("%s: reading what rank %d brought: %w", op, r, err)
-		}
-		if came.Failure != "" {
-			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: came.Failure})
-		}
-		all[r] = came.What
-	}
-	if len(vote.Failures) > 0 {
-		return nil, vote
-	}
-	return all, nil
 }

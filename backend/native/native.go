@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/multicast"
 )
 
 // Name is the name that the backend is registered under.
@@ -100,7 +101,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 
 // open opens the device and finds out what works on it. What it opened is closed by Close, also after an error.
 func (b *Backend) open(o *Options) error {
-	policy, err := newPolicy(o.Multicast, o.Getenv)
+	policy, err := multicast.NewPolicy("native.New", o.Multicast, o.Getenv)
 	if err != nil {
 		return err
 	}
@@ -224,7 +225,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 	if err != nil {
 		return backend.Capabilities{}, err
 	}
-	policy, err := newPolicy(o.Multicast, o.Getenv)
+	policy, err := multicast.NewPolicy("native.New", o.Multicast, o.Getenv)
 	if err != nil {
 		return backend.Capabilities{}, err
 	}

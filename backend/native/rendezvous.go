@@ -67,7 +67,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *back
 		})
 	}
 	steps.note("exporting")
-	offers, err := tell(ctx, b.group, "exporting", mine, failure)
+	offers, err := backend.Tell(ctx, b.group, "exporting", mine, failure)
 	steps.note("telling")
 	if err == nil {
 		err = sameKind(offers)

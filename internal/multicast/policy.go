@@ -1,0 +1,55 @@
+// Package multicast holds the rule by which every backend decides whether NVLink multicast may be used: the setting, and where that
+// leaves it open, the switches of other libraries in the environment. It knows no device and no library.
+package multicast
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Policy says whether multicast may be used.
+type Policy struct {
+	Must      bool   // without multicast, opening and rendezvous are errors
+	Forbidden string // why no multicast function may even be looked up; "" if it may
+}
+
+// switches are the variables by which other libraries, and this one with them, are told to leave multicast alone.
+var switches = []struct {
+	name string
+	off  func(value string) bool
+}{
+	{"NCCL_NVLS_ENABLE", func(v string) bool { return v == "0" }},
+	{"NVSHMEM_DISABLE_NVLS", truthy},
+	{"TORCH_SYMM_MEM_DISABLE_MULTICAST", truthy},
+}
+
+// truthy reports whether a switch is set: in doubt it is.
+func truthy(v string) bool {
+	switch strings.ToLower(v) {
+	case "", "0", "false", "no", "off", "n", "f":
+		return false
+	}
+	return true
+}
+
+// NewPolicy reads the setting ("auto", "on", "off", or "" for "auto") and, if that leaves it open, the environment. op names the
+// caller in the error of another setting.
+func NewPolicy(op, setting string, getenv func(string) string) (*Policy, error) {
+	switch setting {
+	case "on":
+		return &Policy{Must: true}, nil
+	case "off":
+		return &Policy{Forbidden: "it is switched off (multicast is off)"}, nil
+	case "", "auto":
+		for _, s := range switches {
+			if v := strings.TrimSpace(getenv(s.name)); s.off(v) {
+				return &Policy{Forbidden: fmt.Sprintf("multicast is auto, and %s=%s in the environment switches it off", s.name, v)}, nil
+			}
+		}
+		return &Policy{}, nil
+	}
+	return nil, errs.Invalid(op, "multicast", strconv.Quote(setting), "auto, on or off")
+}
