@@ -218,8 +218,8 @@ func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused b
 	case len(id) != nccl.UniqueIDBytes:
 		failure = errors.New("rank 0 has made no unique id")
 	default:
-		comm, failure = bounded(within, d, "making the communicator", func() (*nccl.Comm, error) {
-			return lib.NewComm(b.r.WorldSize(), b.r.Rank(), nccl.UniqueID(id))
+		comm, failure = lib.NewComm(within, &nccl.CommOptions{
+			Ranks: b.r.WorldSize(), Rank: b.r.Rank(), ID: nccl.UniqueID(id), Scope: d.WithContext,
 		})
 	}
 	reason, err := b.agree(ctx, "connecting the peer", failure)
@@ -228,8 +228,7 @@ func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused b
 	}
 	if reason != "" {
 		if comm != nil {
-			_, err := bounded(ctx, d, "aborting the communicator", func() (struct{}, error) { return struct{}{}, comm.Abort() })
-			if err != nil {
+			if err := comm.Abort(ctx, errors.New(reason)); err != nil {
 				return false, err
 			}
 		}
@@ -270,10 +269,7 @@ func (b *bencher) closePeer(ctx context.Context) error {
 	}
 	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout)
 	defer cancel()
-	comm := b.peer.comm
-	_, err := bounded(within, b.peer.device, "destroying the communicator", func() (struct{}, error) {
-		return struct{}{}, comm.Destroy()
-	})
+	err := b.peer.comm.Destroy(within)
 	b.peer = nil
 	return err
 }

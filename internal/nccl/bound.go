@@ -5,17 +5,22 @@ import (
 	"fmt"
 )
 
-// StuckError is a call of the library that had not returned when the caller could wait no longer. The call's thread is still in
-// there, with what it holds, and cannot be called back: end the process.
+// StuckError is something that the library had not done when the caller could wait no longer.
 type StuckError struct {
-	What string // what the call was doing: "making the communicator"
+	What string // what was going on: "making the communicator"
 	Err  error  // why the caller waited no longer
+	// Abortable is set if aborting the communicator ends it. Otherwise a thread is still in there, with what it holds, and cannot
+	// be called back: end the process.
+	Abortable bool
 }
 
 // Error says what hangs and what to do.
 func (e *StuckError) Error() string {
-	return fmt.Sprintf("%s: %s has not returned, most often because a rank did not come (%v); end the process",
-		e.What, libraryName, e.Err)
+	text := fmt.Sprintf("%s: %s has not done it, most often because a rank did not come (%v)", e.What, libraryName, e.Err)
+	if !e.Abortable {
+		text += "; end the process"
+	}
+	return text
 }
 
 // Unwrap gives the context's error.

@@ -1,7 +1,6 @@
 package nccl
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -20,8 +19,7 @@ const (
 	fileName    = "libnccl.so.2"
 	needs       = "NCCL 2.23.4 or newer is needed"
 
-	multicastEnv = "NCCL_NVLS_ENABLE"   // 0 switches multicast off
-	blockingEnv  = "NCCL_COMM_BLOCKING" // 0 makes communicators that do not block, whatever the call says
+	multicastEnv = "NCCL_NVLS_ENABLE" // 0 switches multicast off
 )
 
 // Options is what Load can be told. Nil or zero values are the defaults.
@@ -40,49 +38,8 @@ type Options struct {
 type Library struct {
 	path    string
 	version Version
-	call    functions
-}
-
-// functions are the library's functions. Each has the type that nccl.h declares, with addresses and handles as numbers.
-type functions struct {
-	getVersion     func(version *int32) Result
-	getUniqueID    func(id *UniqueID) Result
-	getErrorString func(r Result) string
-	getLastError   func(comm commHandle) string
-	// The function that takes the id by its address. ncclCommInitRank takes its 128 bytes by value.
-	commInitRankScalable func(comm *commHandle, ranks, rank, ids int32, id *UniqueID, config uintptr) Result
-	commDestroy          func(comm commHandle) Result
-	commAbort            func(comm commHandle) Result
-	allReduce            func(send, recv uint64, count uintptr, t DataType, op Op, comm commHandle, stream uintptr) Result
-}
-
-// bind fills the table, or says what the library lacks.
-func (f *functions) bind(lib *dl.Library) error {
-	lacking := &dl.SymbolError{Library: libraryName + " (" + lib.Path() + ")", Hint: needs}
-	for _, one := range []struct {
-		symbol string
-		fn     any
-	}{
-		{"ncclGetVersion", &f.getVersion},
-		{"ncclGetUniqueId", &f.getUniqueID},
-		{"ncclGetErrorString", &f.getErrorString},
-		{"ncclGetLastError", &f.getLastError},
-		{"ncclCommInitRankScalable", &f.commInitRankScalable},
-		{"ncclCommDestroy", &f.commDestroy},
-		{"ncclCommAbort", &f.commAbort},
-		{"ncclAllReduce", &f.allReduce},
-	} {
-		err := lib.Bind(one.fn, one.symbol)
-		if _, ok := errors.AsType[*dl.SymbolError](err); ok {
-			lacking.Symbols = append(lacking.Symbols, one.symbol)
-		} else if err != nil {
-			return fmt.Errorf("binding %s: %w", libraryName, err)
-		}
-	}
-	if len(lacking.Symbols) > 0 {
-		return lacking
-	}
-	return nil
+	call    Functions
+	log     *debugLog
 }
 
 // search says where the library may be.
@@ -115,10 +72,6 @@ func Load(opts *Options) (*Library, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if v := os.Getenv(blockingEnv); v == "0" {
-		return nil, errs.Invalid("loading NCCL", "environment variable "+blockingEnv, v,
-			"unset or 1, because the communicators that are made here block; unset it")
-	}
 	// Before the library is there, so that none of its threads reads the environment meanwhile.
 	if !o.Multicast && os.Getenv(multicastEnv) != "0" {
 		if err := os.Setenv(multicastEnv, "0"); err != nil {
@@ -129,24 +82,59 @@ func Load(opts *Options) (*Library, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Library{path: lib.Path()}
-	if err := l.call.bind(lib); err != nil {
-		return nil, err
-	}
+	path := lib.Path()
 	if file, err := lib.File("ncclGetVersion"); err == nil {
-		l.path = file
+		path = file
 	}
-	var version int32
-	if err := l.check("ncclGetVersion", l.call.getVersion(&version)); err != nil {
+	var f Functions
+	if err := bind(lib, &f); err != nil {
 		return nil, err
 	}
-	l.version = Version(version)
-	o.Logger.Debug("NCCL loaded", "version", l.version.String(), "path", l.path, "multicast", o.Multicast)
+	f.multicastSource = func() (*Multicast, error) {
+		m := new(Multicast)
+		if err := bind(lib, m); err != nil {
+			return nil, err
+		}
+		if lacking := missing(m, true); len(lacking) > 0 {
+			return nil, &dl.SymbolError{Library: libraryName + " (" + path + ")", Symbols: lacking, Hint: "NCCL 2.29.2 or newer has them"}
+		}
+		return m, nil
+	}
+	bindFast(lib, &f)
+	l, err := New(path, f)
+	if err != nil {
+		return nil, err
+	}
+	l.log = openDebugLog(o.Logger)
+	o.Logger.Debug("NCCL loaded", "version", l.version.String(), "path", l.path, "multicast", o.Multicast, "missing", l.Missing())
+	return l, nil
+}
+
+// New makes a library of a table of functions: the one that Load has found, or a test's. A table that lacks what every version
+// since 2.23.4 has is ErrUnsupported.
+func New(path string, f Functions) (*Library, error) {
+	l := &Library{path: path, call: f}
+	if f.GetVersion != nil { // the version is read first, so that errors can tell it
+		var version int32
+		if r := f.GetVersion(&version); r == Success {
+			l.version = Version(version)
+		}
+	}
+	if lacking := missing(&l.call, true); len(lacking) > 0 {
+		name := fmt.Sprintf("%s (%s)", libraryName, path)
+		if l.version > 0 {
+			name = fmt.Sprintf("%s %s (%s)", libraryName, l.version, path)
+		}
+		return nil, &dl.SymbolError{Library: name, Symbols: lacking, Hint: needs}
+	}
 	return l, nil
 }
 
 // Version is the library's version.
 func (l *Library) Version() Version { return l.version }
+
+// Functions is the table. It must not be changed.
+func (l *Library) Functions() *Functions { return &l.call }
 
 // Path is the library's file.
 func (l *Library) Path() string { return l.path }
@@ -156,16 +144,12 @@ func (l *Library) check(call string, r Result) error {
 	if r == Success {
 		return nil
 	}
-	e := &dl.Error{Library: libraryName, Call: call, Code: int(r), Name: r.String(), Text: l.call.getErrorString(r)}
-	switch r {
-	case RemoteError:
+	e := &dl.Error{Library: libraryName, Call: call, Code: int(r), Name: r.String(), Text: l.call.GetErrorString(r)}
+	if r == RemoteError {
 		e.Err = errs.ErrPeerLost
-	case InProgress:
-		e.Hint = "the communicators that are made here block; remove " + blockingEnv + "=0 from NCCL's configuration file"
-		return e
 	}
 	// The text of the latest warning of the whole process: most often the cause, but nobody can be sure.
-	if last := strings.TrimSpace(l.call.getLastError(0)); last != "" {
+	if last := strings.TrimSpace(l.call.GetLastError(0)); last != "" {
 		e.Hint = "its last warning was: " + last
 	} else {
 		e.Hint = "NCCL_DEBUG=WARN in the environment makes it say more"

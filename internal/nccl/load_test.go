@@ -4,7 +4,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -38,15 +40,6 @@ func TestMulticastIsLeftAlone(t *testing.T) {
 	assert.Equal(t, "2", os.Getenv(multicastEnv))
 }
 
-func TestCommunicatorsMustBlock(t *testing.T) {
-	t.Setenv(LibraryEnv, t.TempDir())
-	t.Setenv(multicastEnv, "0")
-	t.Setenv(blockingEnv, "0")
-	_, err := Load(nil)
-	require.ErrorIs(t, err, errs.ErrInvalid)
-	require.ErrorContains(t, err, blockingEnv)
-}
-
 func TestSearch(t *testing.T) {
 	t.Setenv("VIRTUAL_ENV", "/home/me/venv")
 	s := search(&Options{})
@@ -71,16 +64,42 @@ func TestSearch(t *testing.T) {
 }
 
 func TestOldLibraryLacksFunctions(t *testing.T) {
-	lib := libc(t)
-	var f functions
-	err := f.bind(lib)
+	f := table()
+	f.CommInitRankScalable = nil
+	f.GetVersion = func(v *int32) Result { *v = 22205; return Success }
+	_, err := New("/old/libnccl.so.2", f)
 	require.ErrorIs(t, err, errs.ErrUnsupported)
 	var lacking *dl.SymbolError
 	require.ErrorAs(t, err, &lacking)
-	assert.Contains(t, lacking.Symbols, "ncclCommInitRankScalable")
-	assert.ErrorContains(t, err, "2.23.4")
+	assert.Equal(t, []string{"ncclCommInitRankScalable"}, lacking.Symbols)
+	assert.ErrorContains(t, err, "NCCL 2.22.5 (/old/libnccl.so.2)", "the version is told")
+	assert.ErrorContains(t, err, "2.23.4", "and the one that is needed")
+}
 
-	// Another library in the place of NCCL is no crash, but the same error.
+// TestWhatALibraryLacks: what came later is a capability, and the error of who needs it says which version has it.
+func TestWhatALibraryLacks(t *testing.T) {
+	f := table()
+	f.CommWindowRegister, f.CommSplit, f.GetPeerDevicePointer, f.TeamLsa = nil, nil, nil, nil
+	l, err := New("/some/libnccl.so.2", f)
+	require.NoError(t, err)
+	assert.ElementsMatch(t, []string{"ncclCommWindowRegister", "ncclCommSplit", "ncclGetPeerDevicePointer", "ncclTeamLsa"}, l.Missing())
+	assert.False(t, l.PeerPointers())
+	require.NoError(t, l.Require("ncclMemAlloc"))
+	err = l.Require("ncclMemAlloc", "ncclCommWindowRegister", "ncclCommSplit")
+	require.ErrorIs(t, err, errs.ErrUnsupported)
+	assert.ErrorContains(t, err, "ncclCommWindowRegister, ncclCommSplit")
+	assert.ErrorContains(t, err, "2.27.3 or newer")
+	_, err = l.ResolveMulticast()
+	require.ErrorIs(t, err, errs.ErrUnsupported)
+	for symbol := range introduced {
+		known := slices.Contains(missing(&Functions{}, false), symbol) || slices.Contains(missing(&Multicast{}, false), symbol)
+		assert.True(t, known, symbol)
+	}
+}
+
+func TestAnotherLibraryInItsPlace(t *testing.T) {
+	lib := libc(t)
+	var lacking *dl.SymbolError
 	file, err := lib.File("getpid")
 	require.NoError(t, err)
 	t.Setenv(multicastEnv, "0")
@@ -101,13 +120,13 @@ func TestEnvironmentReachesC(t *testing.T) {
 	assert.Equal(t, "0", getenv(multicastEnv))
 }
 
-// TestTable holds that every type in the table can be passed to C, where no library is needed to find out.
+// TestTable holds that every type in the tables can be passed to C, where no library is needed to find out.
 func TestTable(t *testing.T) {
 	lib := libc(t)
-	var f functions
-	for _, fn := range []any{&f.getVersion, &f.getUniqueID, &f.getErrorString, &f.getLastError, &f.commInitRankScalable,
-		&f.commDestroy, &f.commAbort, &f.allReduce} {
-		assert.NoError(t, lib.Bind(fn, "getpid"), "%T", fn)
+	for _, table := range []any{&Functions{}, &Multicast{}} {
+		eachFunction(table, func(field reflect.Value, symbol string, _ bool) {
+			assert.NoError(t, lib.Bind(field.Addr().Interface(), "getpid"), symbol)
+		})
 	}
 }
 

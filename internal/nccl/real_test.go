@@ -17,7 +17,6 @@ import (
 // TestRealLibrary calls what needs no GPU, where the library is installed.
 func TestRealLibrary(t *testing.T) {
 	t.Setenv(multicastEnv, "0")
-	t.Setenv(blockingEnv, "1")
 	l, err := Load(nil)
 	if err != nil {
 		require.ErrorIs(t, err, errs.ErrUnavailable)
@@ -29,8 +28,13 @@ func TestRealLibrary(t *testing.T) {
 	t.Logf("NCCL %s at %s", l.Version(), l.Path())
 	assert.GreaterOrEqual(t, l.Version(), Version(22304))
 	assert.Contains(t, l.Path(), "libnccl.so")
+	t.Logf("it lacks %v", l.Missing())
+	if l.Version() >= 22803 {
+		require.NoError(t, l.Require("ncclCommSplit", "ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister",
+			"ncclTeamLsa", "ncclDevCommCreate", "ncclDevCommDestroy"))
+	}
 	for r := Success; r <= InProgress; r++ {
-		assert.NotEmpty(t, l.call.getErrorString(r), r.String())
+		assert.NotEmpty(t, l.call.GetErrorString(r), r.String())
 	}
 	err = l.check("ncclAllReduce", InvalidArgument)
 	require.ErrorContains(t, err, "invalid argument")
@@ -39,7 +43,7 @@ func TestRealLibrary(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err = Bound(ctx, "reducing", func() (struct{}, error) {
-		r := l.call.allReduce(0, 0, 1, Float32, Sum, 0, 0)
+		r := l.call.AllReduce(0, 0, 1, Float32, Sum, 0, 0)
 		return struct{}{}, l.check("ncclAllReduce", r)
 	})
 	require.ErrorContains(t, err, "ncclInvalidArgument")

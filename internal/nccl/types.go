@@ -56,6 +56,19 @@ var dataTypeNames = [...]string{
 // String gives the name in nccl.h.
 func (t DataType) String() string { return nameOf(dataTypeNames[:], int(t), "ncclDataType_t") }
 
+// Bytes is the size of one element.
+func (t DataType) Bytes() int64 {
+	switch t {
+	case Int8, Uint8:
+		return 1
+	case Float16, BFloat16:
+		return 2
+	case Int32, Uint32, Float32:
+		return 4
+	}
+	return 8
+}
+
 // Op is an ncclRedOp_t.
 type Op int32
 
@@ -72,6 +85,18 @@ var opNames = [...]string{Sum: "ncclSum", Prod: "ncclProd", Max: "ncclMax", Min:
 
 // String gives the name in nccl.h.
 func (op Op) String() string { return nameOf(opNames[:], int(op), "ncclRedOp_t") }
+
+// WindowFlags are the NCCL_WIN_ flags of a registration.
+type WindowFlags int32
+
+// The flags.
+const (
+	WindowDefault   WindowFlags = 0 // peer pointers
+	WindowSymmetric WindowFlags = 1 // NCCL_WIN_COLL_SYMMETRIC: and NCCL's collectives take its symmetric kernels
+)
+
+// WindowAlignment is NCCL_WIN_REQUIRED_ALIGNMENT: the offset in bytes of a window in its allocation is a multiple of it.
+const WindowAlignment = 4096
 
 // nameOf gives the name of a value of an enumeration, or its type and number.
 func nameOf(names []string, i int, kind string) string {

@@ -1,0 +1,150 @@
+package nccl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Window is memory that was registered with a communicator on all of its ranks.
+type Window struct {
+	comm   *Comm
+	handle WindowHandle
+}
+
+// Register makes a window of bytes at p. Collective: every rank comes with as many bytes, in the same order of calls. p is at a
+// multiple of WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come or ctx ends, which leaves the
+// communicator good for nothing but Abort. ErrUnsupported before NCCL 2.27.
+//
+// A library that cannot make windows here says success all the same, and gives a handle that is 0 or no address of the GPU's
+// memory: the caller has to look.
+func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags WindowFlags) (*Window, error) {
+	if err := c.lib.Require("ncclCommWindowRegister", "ncclCommWindowDeregister"); err != nil {
+		return nil, err
+	}
+	if p == 0 || bytes <= 0 {
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %#x", bytes, p), "at least 1 byte at an address that is not nil")
+	}
+	handle := new(WindowHandle)
+	err := c.do(ctx, "registering a window", "ncclCommWindowRegister", handle, func(h CommHandle) Result {
+		return c.lib.call.CommWindowRegister(h, p, uintptr(bytes), handle, flags)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("registering a window of %d bytes at %#x: %w", bytes, p, err)
+	}
+	return &Window{comm: c, handle: *handle}, nil
+}
+
+// Handle is the ncclWindow_t, which kernels written for NCCL's device interface take.
+func (w *Window) Handle() WindowHandle { return w.handle }
+
+// Deregister takes the window, and with it the peers' memory, out of this process. Local. Nothing works on it any more. The windows
+// of an aborted communicator are gone already.
+func (w *Window) Deregister(ctx context.Context) error {
+	if w.handle == 0 {
+		return nil
+	}
+	handle := w.handle
+	w.handle = 0
+	err := w.comm.do(ctx, "deregistering a window", "ncclCommWindowDeregister", nil, func(h CommHandle) Result {
+		return w.comm.lib.call.CommWindowDeregister(h, handle)
+	})
+	if errors.Is(err, errs.ErrClosed) && w.comm.Handle() == 0 {
+		return nil
+	}
+	return err
+}
+
+// Lsa gives this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow each
+// other. ErrUnsupported if the library does not tell.
+func (c *Comm) Lsa() (Team, error) {
+	if err := c.lib.Require("ncclTeamLsa"); err != nil {
+		return Team{}, err
+	}
+	var team Team
+	err := c.quick("ncclTeamLsa", func(h CommHandle) Result {
+		team = c.lib.call.TeamLsa(h)
+		return Success
+	})
+	if err == nil && team.Ranks <= 0 {
+		err = fmt.Errorf("NCCL gives no team of ranks that reach each other: %w", errs.ErrUnsupported)
+	}
+	return team, err
+}
+
+// PeerPointers reports whether the library has a function that gives peer pointers. Without it they are made of the window's
+// structure.
+func (l *Library) PeerPointers() bool { return l.call.GetPeerDevicePointer != nil }
+
+// Peer is the address of the byte at offset in rank's window, or 0 if it has none in this process.
+func (w *Window) Peer(rank int, offset int64) (uint64, error) {
+	if err := w.comm.lib.Require("ncclGetPeerDevicePointer"); err != nil {
+		return 0, err
+	}
+	p := new(uint64)
+	err := w.comm.quick("ncclGetPeerDevicePointer", func(CommHandle) Result {
+		return w.comm.lib.call.GetPeerDevicePointer(w.handle, uintptr(offset), int32(rank), p)
+	})
+	return *p, err
+}
+
+// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. NCCL makes it at the first
+// time: it must not be called where multicast is to stay off.
+func (w *Window) Multicast(m *Multicast, offset int64) (uint64, error) {
+	p := new(uint64)
+	err := w.comm.quick("ncclGetLsaMultimemDevicePointer", func(CommHandle) Result {
+		return m.GetLsaMultimemDevicePointer(w.handle, uintptr(offset), p)
+	})
+	return *p, err
+}
+
+// LayoutBytes is how much of a window's structure has been the same from NCCL 2.28.3 to 2.30.7: ncclWindow_vidmem in
+// nccl_device/impl/core__types.h.
+const LayoutBytes = 32
+
+// WindowLayout is the beginning of the structure that a window's handle is the address of, in the GPU's memory.
+type WindowLayout struct {
+	FlatBase  uint64 // the window's first byte of the team's rank 0
+	LsaRank   int    // this rank's number in the team
+	WorldRank int    // and in the communicator
+	Stride4G  uint32 // from one rank's copy to the next, in units of 4 GiB
+}
+
+// layoutVersions are the versions whose structure is known.
+const (
+	firstLayout Version = 22800
+	lastLayout  Version = 23099
+)
+
+// DecodeWindow reads the structure, as it was copied out of the GPU's memory. A version whose structure is not known, and one that
+// makes no sense, is ErrUnsupported.
+func DecodeWindow(v Version, b []byte) (WindowLayout, error) {
+	if v < firstLayout || v > lastLayout {
+		return WindowLayout{}, fmt.Errorf("the window structure of NCCL %s is not known (that of %s to %s is), and the library has no "+
+			"ncclGetPeerDevicePointer: %w", v, firstLayout, lastLayout, errs.ErrUnsupported)
+	}
+	if len(b) < LayoutBytes {
+		return WindowLayout{}, errs.Invalid("DecodeWindow", "bytes", len(b), fmt.Sprintf("%d and more", LayoutBytes))
+	}
+	l := WindowLayout{
+		FlatBase:  binary.LittleEndian.Uint64(b[8:]),
+		LsaRank:   int(int32(binary.LittleEndian.Uint32(b[16:]))),
+		WorldRank: int(int32(binary.LittleEndian.Uint32(b[20:]))),
+		Stride4G:  binary.LittleEndian.Uint32(b[24:]),
+	}
+	if l.FlatBase == 0 || l.Stride4G == 0 || l.LsaRank < 0 || l.WorldRank < l.LsaRank {
+		return l, fmt.Errorf("the window structure of NCCL %s is not as it is known: %+v: %w", v, l, errs.ErrUnsupported)
+	}
+	return l, nil
+}
+
+// Stride is the distance in bytes from one rank's copy to the next one's.
+func (l WindowLayout) Stride() int64 { return int64(l.Stride4G) << 32 }
+
+// Peer is the address of the window's first byte of the communicator's rank, which is in the team.
+func (l WindowLayout) Peer(rank int) uint64 {
+	return l.FlatBase + uint64(int64(l.LsaRank+rank-l.WorldRank)*l.Stride())
+}
