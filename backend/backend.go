@@ -68,6 +68,12 @@ type ContiguousViewer interface {
 	Contiguous() (base device.Ptr, stride int64, err error)
 }
 
+// WindowHandler is a Mapping that the library below the backend has a name for, which kernels written for its device interface take.
+type WindowHandler interface {
+	// WindowHandle is that name (ncclWindow_t), as 64 bits, and the place of the mapping's first byte in it, in bytes.
+	WindowHandle() (handle uint64, offset int64, err error)
+}
+
 // Env is what a backend is opened with.
 type Env struct {
 	// Group holds the ranks that take part. Probe gets none.

@@ -85,6 +85,29 @@ func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
 	return base.Add(offset), stride, nil
 }
 
+// Allocation is the memory that the window was made of, for backends.
+func (w *Window) Allocation() Allocation { return w.alloc }
+
+// Handle is the name that the library below the backend has for the window, as a kernel argument for its device interface
+// (ncclWindow_t), and where in it the byte at offset is, in bytes; ErrUnsupported where there is no such name. For an empty window
+// both are 0.
+func (w *Window) Handle(offset int64) (handle uint64, at int64, err error) {
+	if err := w.check("Handle", offset); err != nil {
+		return 0, 0, err
+	}
+	if w.mapping == nil {
+		return 0, 0, nil
+	}
+	h, ok := w.mapping.(WindowHandler)
+	if !ok {
+		return 0, 0, fmt.Errorf("backend %s has no window handles: %w", w.memory.backend.Name(), ErrUnsupported)
+	}
+	if handle, at, err = h.WindowHandle(); err != nil {
+		return 0, 0, err
+	}
+	return handle, at + offset, nil
+}
+
 func (w *Window) check(op string, offset int64) error {
 	if err := w.Err(); err != nil {
 		return err

@@ -94,7 +94,8 @@ func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
 	socket, err := listener.(*net.TCPListener).File()
 	require.NoError(t, err)
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_")
+		name, _, _ := strings.Cut(v, "=")
+		return strings.HasPrefix(name, "SYMMEM_") && !strings.HasPrefix(name, "SYMMEM_TEST_") && !strings.HasSuffix(name, "_LIBRARY")
 	})
 	env = append(env, workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+listener.Addr().String(), "SYMMEM_TOKEN="+rand.Text(),
 		"SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))

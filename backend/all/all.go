@@ -10,5 +10,6 @@ package all
 import (
 	_ "github.com/symmem/symmem/backend/host"    // shared memory of one host, without any device
 	_ "github.com/symmem/symmem/backend/native"  // CUDA memory, mapped by every rank of one host
+	_ "github.com/symmem/symmem/backend/nccl"    // windows of an NCCL communicator
 	_ "github.com/symmem/symmem/backend/nvshmem" // NVSHMEM's symmetric heap, of one host
 )

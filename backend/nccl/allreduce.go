@@ -1,0 +1,391 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// The library's forms of all-reduce, as package kernels calls them.
+const (
+	plainForm     = "nccl"
+	symmetricForm = "nccl_symmetric"
+)
+
+// dataTypes are the dtypes that NCCL has, and operations the operations, in NCCL's numbers.
+var (
+	dataTypes = map[string]nccl.DataType{
+		"f16": nccl.Float16, "bf16": nccl.BFloat16, "f32": nccl.Float32, "f64": nccl.Float64, "i8": nccl.Int8, "i32": nccl.Int32, "i64": nccl.Int64,
+		"u8": nccl.Uint8, "u32": nccl.Uint32, "u64": nccl.Uint64,
+	}
+	operations = map[string]nccl.Op{"sum": nccl.Sum, "prod": nccl.Prod, "min": nccl.Min, "max": nccl.Max, "avg": nccl.Avg}
+)
+
+// reducer is a communicator for the library's all-reduces of one form.
+type reducer struct {
+	form    string
+	comm    *nccl.Comm
+	windows map[device.Ptr]*nccl.Window // symmetric windows by the base of their allocation; none for the plain form
+}
+
+// reduction is an all-reduce that was prepared.
+type reduction struct {
+	backend *Backend
+	comm    *nccl.Comm
+	in, out device.Ptr
+	count   int64
+	dtype   nccl.DataType
+	op      nccl.Op
+	runs    sync.Pool // of *run
+}
+
+// run is one call, in the form in which it can be made with the context current. It is kept, so that running allocates nothing.
+type run struct {
+	of     *reduction
+	stream uintptr
+	call   func() error
+}
+
+// place is what a rank tells the others of the memory that it reduces.
+type place struct{ In, Out int64 } // offsets in the windows
+
+// PrepareAllReduce makes the communicator of the form if it is the first, registers what the symmetric form needs, and runs the
+// plain form once on memory of its own, because NCCL makes its connections when they are first needed: a run then never waits for a rank.
+func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	p, in, out, failure := b.reduction(r)
+	var mine place
+	if failure == nil {
+		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset}
+	}
+	step := "preparing " + r.Name
+	places, err := backend.Tell(ctx, b.group, step, mine, failure)
+	if err != nil {
+		return nil, err
+	}
+	if r.Name == symmetricForm {
+		if err := alike(places); err != nil {
+			return nil, err
+		}
+	}
+	red, err := b.reducer(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	p.comm = red.comm
+	if r.Name == symmetricForm {
+		if err := b.registerSymmetric(ctx, red, in); err != nil {
+			return nil, err
+		}
+		if err := b.registerSymmetric(ctx, red, out); err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	return p, b.warmUp(ctx, p)
+}
+
+// reduction checks what is asked for, and finds the allocations.
+func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *allocation, err error) {
+	const op = "PrepareAllReduce"
+	dtype, known := dataTypes[r.DType]
+	if !known {
+		return nil, nil, nil, fmt.Errorf("NCCL has no %s (it has %s): %w", r.DType, strings.Join(slices.Sorted(maps.Keys(dataTypes)), ", "), errs.ErrUnsupported)
+	}
+	operation, known := operations[r.Op]
+	if !known {
+		return nil, nil, nil, fmt.Errorf("NCCL has no operation %s (it has %s): %w", r.Op, strings.Join(slices.Sorted(maps.Keys(operations)), ", "), errs.ErrUnsupported)
+	}
+	if r.Name != plainForm && r.Name != symmetricForm {
+		return nil, nil, nil, fmt.Errorf("backend %s has no all-reduce called %q (it has %s and %s): %w", Name, r.Name, plainForm, symmetricForm, errs.ErrUnsupported)
+	}
+	if r.Name == symmetricForm && (r.Op != "sum" || dtype != nccl.Float32 && dtype != nccl.Float16 && dtype != nccl.BFloat16) {
+		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op, r.DType, plainForm, errs.ErrUnsupported)
+	}
+	if r.Count < 1 {
+		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more")
+	}
+	if err := b.ready(); err != nil {
+		return nil, nil, nil, err
+	}
+	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation}
+	for _, x := range []struct {
+		w      *backend.Window
+		offset int64
+		p      *device.Ptr
+		alloc  **allocation
+	}{{r.In, r.InOffset, &p.in, &in}, {r.Out, r.OutOffset, &p.out, &out}} {
+		if *x.p, err = x.w.Peer(b.group.Rank(), x.offset); err != nil {
+			return nil, nil, nil, err
+		}
+		a, ok := x.w.Allocation().(*allocation)
+		if !ok || a.backend != b {
+			return nil, nil, nil, fmt.Errorf("memory at %s is of another backend: %w", *x.p, errs.ErrInvalid)
+		}
+		*x.alloc = a
+	}
+	p.runs.New = func() any {
+		x := &run{of: p}
+		x.call = x.make
+		return x
+	}
+	return p, in, out, nil
+}
+
+// alike is an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for granted.
+func alike(places []place) error {
+	values := make([]string, len(places))
+	for r, p := range places {
+		values[r] = fmt.Sprintf("input %d, output %d", p.In, p.Out)
+	}
+	if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
+		return &group.MismatchError{What: "offset in the window in bytes (use algorithm " + plainForm + ")", Values: values}
+	}
+	return nil
+}
+
+// reducer gives the communicator of a form, and makes it at the first time. Collective.
+func (b *Backend) reducer(ctx context.Context, form string) (*reducer, error) {
+	b.mu.Lock()
+	red := b.reducers[form]
+	b.mu.Unlock()
+	// All ranks have it or none has: they make it together, and lose it together when a rank is lost.
+	if red != nil {
+		return red, nil
+	}
+	began := time.Now()
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	comm, err := b.comm.Split(within, nil)
+	if err := b.group.Vote(ctx, "the communicator of "+form, b.explain(err)); err != nil {
+		if comm != nil {
+			err = errors.Join(err, comm.Abort(context.WithoutCancel(ctx), err))
+		}
+		return nil, err
+	}
+	red = &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
+	b.mu.Lock()
+	b.reducers[form] = red
+	b.mu.Unlock()
+	b.watch()
+	b.log.Info("NCCL communicator ready", "for", form, "communicator", fmt.Sprintf("%#x", uintptr(comm.Handle())), "split", true, "took", time.Since(began))
+	return red, nil
+}
+
+// registerSymmetric makes the allocation a symmetric window of the reducer's communicator, unless it is one. Collective.
+func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *allocation) error {
+	b.mu.Lock()
+	have := red.windows[a.base] != nil
+	b.mu.Unlock()
+	if have {
+		return nil
+	}
+	began := time.Now()
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	w, err := red.comm.Register(within, uint64(a.base), a.span, nccl.WindowSymmetric)
+	if err == nil {
+		err = b.device.WithContext(func() error { return b.guard(w) })
+	}
+	if err := b.group.Vote(ctx, "a symmetric window for "+red.form, b.explain(err)); err != nil {
+		if w != nil {
+			err = errors.Join(err, w.Deregister(context.WithoutCancel(ctx)))
+		}
+		return err
+	}
+	b.mu.Lock()
+	red.windows[a.base] = w
+	b.mu.Unlock()
+	b.log.Info("window registered", "communicator", fmt.Sprintf("%#x", uintptr(red.comm.Handle())), "address", a.base, "bytes", a.span,
+		"window", fmt.Sprintf("%#x", w.Handle()), "symmetric", true, "milliseconds", float64(time.Since(began).Microseconds())/1e3)
+	return nil
+}
+
+// forget deregisters the symmetric window of an allocation that goes.
+func (b *Backend) forget(ctx context.Context, base device.Ptr) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+	defer cancel()
+	var err error
+	for _, red := range b.allReducers() {
+		b.mu.Lock()
+		w := red.windows[base]
+		delete(red.windows, base)
+		b.mu.Unlock()
+		if w != nil {
+			err = errors.Join(err, w.Deregister(ctx))
+		}
+	}
+	return err
+}
+
+// warmUp runs the all-reduce once on memory of its own, of the same size, and waits for it. Collective.
+func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	scratch, err := b.device.Alloc(p.bytes())
+	if err := b.group.Vote(ctx, "memory to try "+plainForm, err); err != nil {
+		if !scratch.IsNil() {
+			err = errors.Join(err, b.device.Free(scratch))
+		}
+		return fmt.Errorf("trying the all-reduce takes as much memory as it reduces: %w", err)
+	}
+	stream := b.stream.(*cuda.Stream)
+	_, err = nccl.Bound(within, "trying the all-reduce", func() (struct{}, error) {
+		return struct{}{}, b.device.WithContext(func() error {
+			return p.comm.AllReduce(uintptr(stream.Handle()), uint64(scratch), uint64(scratch), p.count, p.dtype, p.op)
+		})
+	})
+	if err = b.group.Vote(ctx, "trying "+plainForm, b.explain(err)); err == nil {
+		err = stream.Synchronize(within)
+	}
+	if err != nil {
+		// The kernels of some ranks wait for those of others: they are ended. If that does not work, the memory goes with the device.
+		err = errors.Join(b.explain(err), b.abortReducers(context.WithoutCancel(ctx), err))
+		if !b.idle() {
+			return err
+		}
+	}
+	return errors.Join(err, b.device.Free(scratch))
+}
+
+// bytes is the size of the message.
+func (p *reduction) bytes() int64 { return p.count * p.dtype.Bytes() }
+
+// Enqueue enqueues one run on s, or records it.
+func (p *reduction) Enqueue(s device.Stream) error {
+	stream, ok := s.(*cuda.Stream)
+	if !ok || stream.Device() != device.Device(p.backend.device) {
+		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()), "a stream of "+p.backend.device.Name())
+	}
+	x := p.runs.Get().(*run)
+	x.stream = uintptr(stream.Handle())
+	err := p.backend.device.WithContext(x.call)
+	p.runs.Put(x)
+	return err
+}
+
+func (x *run) make() error {
+	p := x.of
+	return p.comm.AllReduce(x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op)
+}
+
+// Close has nothing to give back: the communicator and the windows stay for the next plan.
+func (p *reduction) Close() error { return nil }
+
+func (b *Backend) allReducers() []*reducer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []*reducer
+	for _, form := range slices.Sorted(maps.Keys(b.reducers)) {
+		all = append(all, b.reducers[form])
+	}
+	return all
+}
+
+// closeReducers gives back the communicators of all forms.
+func (b *Backend) closeReducers(ctx context.Context) error {
+	var err error
+	for _, red := range b.allReducers() {
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+		for _, w := range red.windows {
+			err = errors.Join(err, w.Deregister(within))
+		}
+		cancel()
+		err = errors.Join(err, b.endComm(ctx, red.comm))
+	}
+	b.mu.Lock()
+	clear(b.reducers)
+	b.mu.Unlock()
+	return err
+}
+
+// abortReducers ends the communicators of all forms, and the kernels that run on them.
+func (b *Backend) abortReducers(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	var err error
+	for _, red := range b.allReducers() {
+		if red.comm.Handle() == 0 {
+			continue
+		}
+		if red.form == symmetricForm && !b.idle() {
+			b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process", "form", red.form)
+			continue
+		}
+		if abortErr := red.comm.Abort(ctx, cause); abortErr != nil && !errors.Is(abortErr, errs.ErrClosed) {
+			err = errors.Join(err, abortErr)
+		}
+	}
+	return err
+}
+
+// idle reports whether the device ends its work within a short time.
+func (b *Backend) idle() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	return b.device.Synchronize(ctx) == nil
+}
+
+// checkEvery is how often NCCL is asked whether something has gone wrong.
+const checkEvery = 250 * time.Millisecond
+
+// watch begins to look after the communicators of the library's own all-reduces: when a member of the group is lost, or NCCL says that
+// something has gone wrong, they are aborted, so that no kernel waits for ever.
+func (b *Backend) watch() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended != nil {
+		return
+	}
+	ended := make(chan struct{})
+	b.ended = ended
+	b.watching.Go(func() {
+		tick := time.NewTicker(checkEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-b.group.Lost():
+				if err := b.abortReducers(context.Background(), b.group.Err()); err != nil {
+					b.log.Warn("aborting NCCL's communicators failed", "error", err)
+				}
+				return
+			case <-tick.C:
+				for _, red := range b.allReducers() {
+					if err := red.comm.Err(); err != nil && !errors.Is(err, errs.ErrClosed) {
+						b.log.Warn("NCCL reports an error and its communicator is aborted", "form", red.form, "error", err)
+						if err := b.abortReducers(context.Background(), err); err != nil {
+							b.log.Warn("aborting NCCL's communicators failed", "error", err)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// stopWatching ends that.
+func (b *Backend) stopWatching() {
+	b.mu.Lock()
+	ended := b.ended
+	b.ended = nil
+	b.mu.Unlock()
+	if ended != nil {
+		close(ended)
+		b.watching.Wait()
+	}
+}

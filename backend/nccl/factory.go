@@ -1,0 +1,91 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/multicast"
+)
+
+// factory opens the backend by name.
+type factory struct{}
+
+// Probe loads the library, opens the GPU, looks at what the backend stands on, and closes the GPU again. It makes no communicator.
+func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
+	o, err := options(env)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	o.fill()
+	return probe(o)
+}
+
+func probe(o *Options) (backend.Capabilities, error) {
+	policy, err := multicast.NewPolicy("nccl.New", o.Multicast, o.Getenv)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	lib, err := loadLibrary(o, policy)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	d := o.Opened
+	if d == nil {
+		if d, err = openDevice(o, nil); err != nil {
+			return backend.Capabilities{}, err
+		}
+	}
+	err = usable(d, o.Getenv)
+	if o.Opened == nil {
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	c := capabilities(lib)
+	if policy.Forbidden != "" {
+		c.Why["multicast"] = policy.Forbidden
+	}
+	return c, nil
+}
+
+func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
+	o, err := options(env)
+	if err != nil {
+		// The others are in New already, or will come to it: they must be told.
+		b := &Backend{group: env.Group}
+		return nil, b.meet(ctx, &Options{}, err)
+	}
+	b, err := New(ctx, env.Group, o)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// options are what env says.
+func options(env *backend.Env) (*Options, error) {
+	o := &Options{
+		Device: env.Device, LocalRank: env.LocalRank, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
+		Logger: env.Logger,
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if env.Opened != nil {
+		d, ok := env.Opened.(*cuda.Device)
+		if !ok {
+			return nil, errs.Invalid("nccl.New", "device", env.Opened.Name(), "a CUDA device")
+		}
+		o.Opened = d
+	}
+	if parent, ok := env.Parent.(*Backend); ok {
+		o.Parent = parent
+		o.Library = parent.lib.Path()
+	}
+	return o, nil
+}

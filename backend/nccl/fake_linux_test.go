@@ -1,0 +1,760 @@
+package nccl
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+const (
+	granule   = 2 << 20
+	fakeTotal = 1 << 30  // memory of a GPU in bytes
+	stride    = 35 << 32 // between the ranks' copies in the fake library's range
+)
+
+// machine is a host with some GPUs and NCCL on it, as far as this backend asks the two. The ranks are goroutines of one process. It
+// notes what the real ones would not survive.
+type machine struct {
+	gpus    int
+	version nccl.Version
+	// fail, unless nil, is asked at each call of NCCL's with the rank that makes it and how often it was made.
+	fail func(call string, rank, n int) nccl.Result
+	// silent is what registering gives where there are no windows: nothing, or a handle of something else.
+	silent *nccl.WindowHandle
+	// apart spoils the structure of windows.
+	apart func(b []byte)
+	// absent ranks never come to what takes all ranks.
+	absent func(call string, rank int) bool
+
+	mu         sync.Mutex
+	counts     map[string]int
+	current    map[int][]int // the stack of contexts of a thread, by its id
+	contexts   []int         // references of the primary contexts
+	used       []int64
+	next       uint64
+	memory     map[device.Ptr]*piece
+	handles    map[cuda.MemHandle]*piece
+	streams    map[cuda.StreamHandle]int
+	pinned     map[unsafe.Pointer][]byte
+	worlds     map[nccl.UniqueID]*world
+	comms      map[nccl.CommHandle]*fakeComm
+	cuMemOff   bool
+	resolved   int // how often multicast was looked up
+	aborted    int
+	split      int
+	violations []string
+}
+
+// piece is memory at an address: an allocation, or NCCL's second address of one.
+type piece struct {
+	gpu     int
+	bytes   []byte
+	virtual bool
+	prop    cuda.MemAllocationProp
+	alias   bool
+}
+
+// world is what the communicators of some ranks share.
+type world struct {
+	size  int
+	steps map[int]*step
+	flat  uint64 // the next address in the range of windows
+}
+
+// step is something that takes all ranks.
+type step struct {
+	call    string
+	came    map[int]*fakeComm
+	args    map[int]any
+	done    chan struct{}
+	aborted bool
+}
+
+// fakeComm is a rank's communicator.
+type fakeComm struct {
+	world    *world
+	rank     int
+	gpu      int
+	blocking bool
+	seq      int
+	pending  *step
+	result   nccl.Result
+	aborted  chan struct{}
+	windows  map[nccl.WindowHandle][]device.Ptr // what a window has put into the memory
+}
+
+func newMachine(gpus int) *machine {
+	return &machine{
+		gpus: gpus, version: 22809, counts: map[string]int{}, current: map[int][]int{}, contexts: make([]int, gpus), used: make([]int64, gpus),
+		next: 1 << 40, memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, streams: map[cuda.StreamHandle]int{},
+		pinned: map[unsafe.Pointer][]byte{}, worlds: map[nccl.UniqueID]*world{}, comms: map[nccl.CommHandle]*fakeComm{},
+	}
+}
+
+// plain are the options of a rank of the machine.
+func (m *machine) plain(rank int) *Options {
+	return &Options{
+		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
+		load: func(*nccl.Options) (*nccl.Library, error) { return nccl.New("/fake/libnccl.so.2", m.library()) },
+	}
+}
+
+// requireClean fails the test if something is not given back.
+func (m *machine) requireClean(t *testing.T) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for what, n := range map[string]int{"handles": len(m.handles), "streams": len(m.streams), "pinned buffers": len(m.pinned),
+		"pieces of memory": len(m.memory), "communicators": len(m.comms)} {
+		if n > 0 {
+			t.Errorf("%d %s are left", n, what)
+		}
+	}
+	for g := range m.gpus {
+		if m.used[g] != 0 || m.contexts[g] != 0 {
+			t.Errorf("GPU %d: %d bytes, %d references of the context are left", g, m.used[g], m.contexts[g])
+		}
+	}
+	for _, v := range m.violations {
+		t.Error(v)
+	}
+}
+
+func (m *machine) violation(format string, args ...any) {
+	m.violations = append(m.violations, fmt.Sprintf(format, args...))
+}
+
+// gpu is the GPU whose context is current, with the machine locked.
+func (m *machine) gpu() int {
+	if s := m.current[unix.Gettid()]; len(s) > 0 {
+		return s[len(s)-1]
+	}
+	return -1
+}
+
+// number gives a new address or handle, with room behind it.
+func (m *machine) number(room int64) uint64 {
+	n := m.next
+	m.next += uint64(room+granule-1)/granule*granule + granule
+	return n
+}
+
+// at finds the memory at p.
+func (m *machine) at(p device.Ptr) (device.Ptr, *piece) {
+	for base, x := range m.memory {
+		if p >= base && uint64(p-base) < uint64(len(x.bytes)) {
+			return base, x
+		}
+	}
+	return 0, nil
+}
+
+// span gives n bytes at p.
+func (m *machine) span(p device.Ptr, n uint64) []byte {
+	base, x := m.at(p)
+	if x == nil || uint64(p-base)+n > uint64(len(x.bytes)) {
+		m.violation("no %d bytes at %s", n, p)
+		return make([]byte, n)
+	}
+	return x.bytes[p-base:][:n]
+}
+
+// allocate makes a piece of memory.
+func (m *machine) allocate(gpu int, bytes int64, virtual bool) (device.Ptr, bool) {
+	if virtual {
+		bytes = (bytes + granule - 1) / granule * granule
+	}
+	if m.used[gpu]+bytes > fakeTotal {
+		return 0, false
+	}
+	m.used[gpu] += bytes
+	x := &piece{gpu: gpu, bytes: make([]byte, bytes), virtual: virtual, prop: cuda.MemAllocationProp{Type: cuda.AllocationPinned,
+		RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
+	for i := 0; i < len(x.bytes); i += 1021 {
+		x.bytes[i] = 0xa5
+	}
+	p := device.Ptr(m.number(bytes))
+	m.memory[p] = x
+	return p, true
+}
+
+func (m *machine) free(p device.Ptr) bool {
+	x := m.memory[p]
+	if x == nil || x.alias {
+		return false
+	}
+	delete(m.memory, p)
+	m.used[x.gpu] -= int64(len(x.bytes))
+	return true
+}
+
+// do is a call of the driver.
+func (m *machine) do(f func(gpu int) cuda.Result) cuda.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return f(m.gpu())
+}
+
+func text(p *byte, size int32, s string) cuda.Result {
+	to := unsafe.Slice(p, size)
+	to[copy(to[:size-1], s)] = 0
+	return cuda.Success
+}
+
+// driver is a table for the machine. Functions that nothing here calls are not supported.
+func (m *machine) driver() *cuda.Driver {
+	d := &cuda.Driver{Path: "fake"}
+	m.basics(d)
+	m.pointers(d)
+	m.work(d)
+	v := reflect.ValueOf(d).Elem()
+	for i := range v.NumField() {
+		f := v.Field(i)
+		if strings.HasSuffix(v.Type().Field(i).Tag.Get("cuda"), ",required") && f.IsNil() {
+			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value {
+				return []reflect.Value{reflect.ValueOf(cuda.NotSupported)}
+			}))
+		}
+	}
+	return d
+}
+
+func (m *machine) basics(d *cuda.Driver) {
+	d.Init = func(uint32) cuda.Result { return cuda.Success }
+	d.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
+	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(m.gpus); return cuda.Success }
+	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
+	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result { return text(p, n, "Fake GPU") }
+	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
+		*u = cuda.UUID{0: 0xfa, 15: byte(dev)}
+		return cuda.Success
+	}
+	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
+		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
+	}
+	d.DeviceGetAttribute = func(v *int32, _ cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result { *v = 1; return cuda.Success }
+	d.DeviceTotalMem = func(n *uint64, _ cuda.DeviceOrdinal) cuda.Result { *n = fakeTotal; return cuda.Success }
+	d.DeviceCanAccessPeer = func(can *int32, _, _ cuda.DeviceOrdinal) cuda.Result { *can = 1; return cuda.Success }
+	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			m.contexts[dev]++
+			*c = cuda.ContextHandle(dev) + 1
+			return cuda.Success
+		})
+	}
+	d.PrimaryCtxRelease = func(dev cuda.DeviceOrdinal) cuda.Result {
+		return m.do(func(int) cuda.Result { m.contexts[dev]--; return cuda.Success })
+	}
+	d.CtxPushCurrent = func(c cuda.ContextHandle) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			m.current[unix.Gettid()] = append(m.current[unix.Gettid()], int(c)-1)
+			return cuda.Success
+		})
+	}
+	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			s := m.current[unix.Gettid()]
+			m.current[unix.Gettid()] = s[:len(s)-1]
+			return cuda.Success
+		})
+	}
+	d.MemGetInfo = func(free, total *uint64) cuda.Result {
+		return m.do(func(gpu int) cuda.Result {
+			*free, *total = uint64(fakeTotal-m.used[max(gpu, 0)]), fakeTotal
+			return cuda.Success
+		})
+	}
+}
+
+func (m *machine) pointers(d *cuda.Driver) {
+	d.MemRelease = func(h cuda.MemHandle) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			if m.handles[h] == nil {
+				m.violation("cuMemRelease of no handle")
+			}
+			delete(m.handles, h)
+			return cuda.Success
+		})
+	}
+	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			_, x := m.at(p)
+			if x == nil || !x.virtual {
+				return cuda.InvalidValue
+			}
+			*h = cuda.MemHandle(m.number(0))
+			m.handles[*h] = x
+			return cuda.Success
+		})
+	}
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
+		return m.do(func(int) cuda.Result { *prop = m.handles[h].prop; return cuda.Success })
+	}
+	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			at, x := m.at(p)
+			if x == nil {
+				return cuda.NotFound
+			}
+			*base, *bytes = at, uint64(len(x.bytes))
+			return cuda.Success
+		})
+	}
+	d.PointerGetAttribute = func(v unsafe.Pointer, a cuda.PointerAttribute, p device.Ptr) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			_, x := m.at(p)
+			switch {
+			case p < 1<<20: // stands for pinned memory of the host
+				*(*cuda.MemoryType)(v) = cuda.MemoryHost
+			case x == nil:
+				return cuda.InvalidValue
+			case a == cuda.PointerMemoryType:
+				*(*cuda.MemoryType)(v) = cuda.MemoryDevice
+			case a == cuda.PointerDeviceOrdinal:
+				*(*int32)(v) = int32(x.gpu)
+			}
+			return cuda.Success
+		})
+	}
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
+		return m.do(func(gpu int) cuda.Result {
+			var ok bool
+			if *p, ok = m.allocate(gpu, int64(bytes), false); !ok {
+				return cuda.OutOfMemory
+			}
+			return cuda.Success
+		})
+	}
+	d.MemFree = func(p device.Ptr) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			if !m.free(p) {
+				return cuda.InvalidValue
+			}
+			return cuda.Success
+		})
+	}
+}
+
+func (m *machine) work(d *cuda.Driver) {
+	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
+		return m.do(func(gpu int) cuda.Result {
+			*s = cuda.StreamHandle(m.number(0))
+			m.streams[*s] = gpu
+			return cuda.Success
+		})
+	}
+	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
+		return m.do(func(int) cuda.Result { delete(m.streams, s); return cuda.Success })
+	}
+	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return cuda.Success }
+	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
+	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
+	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
+	d.EventQuery = func(cuda.EventHandle) cuda.Result { return cuda.Success }
+	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			b := make([]byte, bytes)
+			*p = unsafe.Pointer(&b[0])
+			m.pinned[*p] = b
+			return cuda.Success
+		})
+	}
+	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
+		*dev = device.Ptr(uintptr(p))
+		return cuda.Success
+	}
+	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result {
+		return m.do(func(int) cuda.Result { delete(m.pinned, p); return cuda.Success })
+	}
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
+		return m.do(func(int) cuda.Result { copy(m.span(dst, n), unsafe.Slice((*byte)(src), n)); return cuda.Success })
+	}
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cuda.StreamHandle) cuda.Result {
+		return m.do(func(int) cuda.Result { copy(unsafe.Slice((*byte)(dst), n), m.span(src, n)); return cuda.Success })
+	}
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cuda.StreamHandle) cuda.Result {
+		return m.do(func(int) cuda.Result {
+			for b := m.span(p, n); len(b) > 0; b = b[1:] {
+				b[0] = value
+			}
+			return cuda.Success
+		})
+	}
+}
+
+// library is NCCL's table for the machine.
+func (m *machine) library() nccl.Functions {
+	f := nccl.Functions{
+		GetVersion:     func(v *int32) nccl.Result { *v = int32(m.version); return nccl.Success },
+		GetErrorString: func(r nccl.Result) string { return "text of " + r.String() },
+		GetLastError:   func(nccl.CommHandle) string { return "" },
+		GetUniqueID: func(id *nccl.UniqueID) nccl.Result {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			binary.LittleEndian.PutUint64(id[:], m.number(0))
+			return nccl.Success
+		},
+		CommInitRankScalable: m.initRank, CommSplit: m.splitComm, CommAsyncError: m.asyncError, CommFinalize: m.finalize,
+		CommDestroy: func(h nccl.CommHandle) nccl.Result { return m.end(h, false) },
+		CommAbort:   func(h nccl.CommHandle) nccl.Result { return m.end(h, true) },
+		CommCount: func(h nccl.CommHandle, n *int32) nccl.Result {
+			return m.comm(h, func(c *fakeComm) nccl.Result { *n = int32(c.world.size); return nccl.Success })
+		},
+		CommUserRank: func(h nccl.CommHandle, n *int32) nccl.Result {
+			return m.comm(h, func(c *fakeComm) nccl.Result { *n = int32(c.rank); return nccl.Success })
+		},
+		CommCuDevice: func(h nccl.CommHandle, n *int32) nccl.Result {
+			return m.comm(h, func(c *fakeComm) nccl.Result { *n = int32(c.gpu); return nccl.Success })
+		},
+		AllReduce:          m.allReduce,
+		MemAlloc:           m.memAlloc,
+		MemFree:            m.memFree,
+		CommWindowRegister: m.register, CommWindowDeregister: m.deregister,
+		TeamLsa: func(h nccl.CommHandle) (team nccl.Team) {
+			m.comm(h, func(c *fakeComm) nccl.Result {
+				team = nccl.Team{Ranks: int32(c.world.size), Rank: int32(c.rank), Stride: 1}
+				return 0
+			})
+			return team
+		},
+		DevCommCreate: func(h nccl.CommHandle, _, out *byte) nccl.Result {
+			return m.together(h, "ncclDevCommCreate", nil, func(*step) { *out = 1 })
+		},
+		DevCommDestroy: func(nccl.CommHandle, *byte) nccl.Result { return nccl.Success },
+	}
+	if m.version >= 22902 {
+		f.GetPeerDevicePointer = func(w nccl.WindowHandle, offset uintptr, rank int32, p *uint64) nccl.Result {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			b := m.span(device.Ptr(w), 32)
+			*p = binary.LittleEndian.Uint64(b[8:]) + uint64(rank)*stride + uint64(offset)
+			return nccl.Success
+		}
+	}
+	return f
+}
+
+// comm calls f with a communicator, if there is one.
+func (m *machine) comm(h nccl.CommHandle, f func(c *fakeComm) nccl.Result) nccl.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.comms[h]
+	if c == nil {
+		m.violation("a communicator that does not exist was used")
+		return nccl.InvalidArgument
+	}
+	if m.gpu() != c.gpu {
+		m.violation("the communicator of GPU %d was used with the context of GPU %d", c.gpu, m.gpu())
+	}
+	return f(c)
+}
+
+// refuse is what a call is to fail with.
+func (m *machine) refuse(call string, rank int) nccl.Result {
+	key := fmt.Sprint(call, rank)
+	m.counts[key]++
+	if m.fail != nil {
+		return m.fail(call, rank, m.counts[key])
+	}
+	return nccl.Success
+}
+
+// newComm makes a communicator; the machine is locked.
+func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nccl.CommHandle {
+	h := nccl.CommHandle(m.number(0))
+	m.comms[h] = &fakeComm{world: w, rank: rank, gpu: gpu, blocking: config.Blocking != 0, aborted: make(chan struct{}),
+		windows: map[nccl.WindowHandle][]device.Ptr{}}
+	return h
+}
+
+func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID, config *nccl.ConfigLayout) nccl.Result {
+	m.mu.Lock()
+	if m.worlds[*id] == nil {
+		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
+	}
+	*h = m.newComm(m.worlds[*id], int(rank), m.gpu(), config)
+	m.mu.Unlock()
+	return m.together(*h, "ncclCommInitRankScalable", nil, func(*step) {})
+}
+
+func (m *machine) splitComm(parent nccl.CommHandle, _, key int32, h *nccl.CommHandle, config *nccl.ConfigLayout) nccl.Result {
+	m.mu.Lock()
+	m.split++
+	m.mu.Unlock()
+	return m.together(parent, "ncclCommSplit", nil, func(s *step) {
+		w, _ := s.args[-1].(*world) // the first that comes here makes it for all
+		if w == nil {
+			size := len(s.came)
+			w = &world{size: size, steps: map[int]*step{}, flat: m.number(int64(size) * stride)}
+			s.args[-1] = w
+		}
+		if c := m.comms[parent]; c != nil {
+			*h = m.newComm(w, int(key), c.gpu, config)
+		}
+	})
+}
+
+// together does something that takes all ranks: it is begun here, and at once done if all have come. after is called on each rank,
+// with the machine locked, when it is.
+func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s *step)) nccl.Result {
+	m.mu.Lock()
+	c := m.comms[h]
+	if c == nil {
+		m.violation("%s: no communicator", call)
+		m.mu.Unlock()
+		return nccl.InvalidArgument
+	}
+	if c.pending != nil {
+		m.violation("%s: the last call was not waited for", call)
+	}
+	if r := m.refuse(call, c.rank); r != nccl.Success {
+		m.mu.Unlock()
+		return r
+	}
+	s := c.world.steps[c.seq]
+	if s == nil {
+		s = &step{call: call, came: map[int]*fakeComm{}, args: map[int]any{}, done: make(chan struct{})}
+		c.world.steps[c.seq] = s
+	}
+	c.seq++
+	if s.call != call {
+		m.violation("rank %d calls %s where others call %s", c.rank, call, s.call)
+	}
+	if m.absent != nil && m.absent(call, c.rank) {
+		c.pending = s
+		m.mu.Unlock()
+		return nccl.Success
+	}
+	s.came[c.rank], s.args[c.rank] = c, arg
+	all := len(s.came) == c.world.size
+	if all {
+		close(s.done)
+	}
+	c.pending = s
+	m.mu.Unlock()
+	go func() {
+		select {
+		case <-s.done:
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			after(s)
+			c.pending = nil
+		case <-c.aborted:
+		}
+	}()
+	if !c.blocking {
+		if call == "ncclCommWindowRegister" || call == "ncclDevCommCreate" || call == "ncclCommSplit" {
+			return nccl.Success // as NCCL does
+		}
+		return nccl.InProgress
+	}
+	for {
+		m.mu.Lock()
+		done := c.pending == nil
+		m.mu.Unlock()
+		select {
+		case <-c.aborted:
+			return nccl.InternalError
+		default:
+		}
+		if done {
+			return nccl.Success
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+func (m *machine) asyncError(h nccl.CommHandle, r *nccl.Result) nccl.Result {
+	return m.comm(h, func(c *fakeComm) nccl.Result {
+		if *r = c.result; c.pending != nil {
+			*r = nccl.InProgress
+		}
+		return nccl.Success
+	})
+}
+
+func (m *machine) finalize(h nccl.CommHandle) nccl.Result {
+	return m.comm(h, func(c *fakeComm) nccl.Result {
+		if c.pending != nil {
+			return nccl.InvalidArgument
+		}
+		return m.refuse("ncclCommFinalize", c.rank)
+	})
+}
+
+func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
+	return m.comm(h, func(c *fakeComm) nccl.Result {
+		if abort {
+			m.aborted++
+			close(c.aborted)
+		} else if len(c.windows) > 0 {
+			m.violation("a communicator was destroyed with %d windows", len(c.windows))
+		}
+		for w := range c.windows {
+			m.unmap(c, w)
+		}
+		delete(m.comms, h)
+		return nccl.Success
+	})
+}
+
+func (m *machine) memAlloc(p *uint64, bytes uintptr) nccl.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gpu := m.gpu()
+	if r := m.refuse("ncclMemAlloc", gpu); r != nccl.Success {
+		return r
+	}
+	q, ok := m.allocate(gpu, int64(bytes), !m.cuMemOff)
+	if !ok {
+		return nccl.UnhandledCudaError
+	}
+	*p = uint64(q)
+	return nccl.Success
+}
+
+func (m *machine) memFree(p uint64) nccl.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.comms {
+		for _, w := range c.windows {
+			if _, x := m.at(w[0]); x != nil && x == m.memory[device.Ptr(p)] {
+				m.violation("memory was freed that is a window")
+			}
+		}
+	}
+	if !m.free(device.Ptr(p)) {
+		m.violation("ncclMemFree of nothing")
+	}
+	return nccl.Success
+}
+
+// registered is what a rank brings to a registration.
+type registered struct {
+	at    *piece
+	base  device.Ptr
+	bytes int
+}
+
+func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.WindowHandle, _ nccl.WindowFlags) nccl.Result {
+	m.mu.Lock()
+	base, x := m.at(device.Ptr(p))
+	switch {
+	case x == nil || !x.virtual:
+		m.violation("registration of memory that is none")
+	case uint64(device.Ptr(p)-base)%4096 != 0 || bytes == 0:
+		m.violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
+	}
+	silent := m.silent
+	m.mu.Unlock()
+	if silent != nil {
+		*w = *silent
+		return nccl.Success
+	}
+	return m.together(h, "ncclCommWindowRegister", registered{x, base, int(bytes)}, func(s *step) {
+		c := m.comms[h]
+		if c == nil {
+			return
+		}
+		// Each rank has a range of its own; here they are in one space, so that the rank is part of the address.
+		offset, _ := s.args[-1].(uint64)
+		if offset == 0 {
+			offset = c.world.flat
+			s.args[-1] = offset
+			c.world.flat += uint64(len(x.bytes)) + granule
+		}
+		mine := m.number(stride * int64(c.world.size+1))
+		put := []device.Ptr{}
+		for r := range c.world.size {
+			theirs := s.args[r].(registered)
+			if len(theirs.at.bytes) != len(x.bytes) {
+				m.violation("rank %d registers %d bytes, rank %d %d", r, len(theirs.at.bytes), c.rank, len(x.bytes))
+			}
+			at := device.Ptr(mine + uint64(r)*stride)
+			m.memory[at] = &piece{gpu: theirs.at.gpu, bytes: theirs.at.bytes, alias: true}
+			put = append(put, at)
+		}
+		b := make([]byte, 88)
+		binary.LittleEndian.PutUint64(b[8:], mine)
+		binary.LittleEndian.PutUint32(b[16:], uint32(c.rank))
+		binary.LittleEndian.PutUint32(b[20:], uint32(c.rank))
+		binary.LittleEndian.PutUint32(b[24:], stride>>32)
+		if m.apart != nil {
+			m.apart(b)
+		}
+		handle := device.Ptr(m.number(0))
+		m.memory[handle] = &piece{gpu: c.gpu, bytes: b, alias: true}
+		c.windows[nccl.WindowHandle(handle)] = append(put, handle)
+		*w = nccl.WindowHandle(handle)
+	})
+}
+
+// unmap takes a window away; the machine is locked.
+func (m *machine) unmap(c *fakeComm, w nccl.WindowHandle) {
+	for _, p := range c.windows[w] {
+		delete(m.memory, p)
+	}
+	delete(c.windows, w)
+}
+
+func (m *machine) deregister(h nccl.CommHandle, w nccl.WindowHandle) nccl.Result {
+	return m.comm(h, func(c *fakeComm) nccl.Result {
+		if r := m.refuse("ncclCommWindowDeregister", c.rank); r != nccl.Success {
+			return r
+		}
+		if c.windows[w] == nil {
+			if m.silent != nil {
+				return nccl.Success
+			}
+			m.violation("deregistration of no window")
+			return nccl.InvalidArgument
+		}
+		m.unmap(c, w)
+		return nccl.Success
+	})
+}
+
+// reduced is what a rank brings to an all-reduce.
+type reduced struct {
+	send  []byte
+	count uintptr
+	t     nccl.DataType
+	op    nccl.Op
+}
+
+// allReduce waits for all ranks, where a real one only enqueues: streams run their work at once here. It adds f32.
+func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, op nccl.Op, h nccl.CommHandle, stream uintptr) nccl.Result {
+	bytes := uint64(int64(count) * t.Bytes())
+	m.mu.Lock()
+	if _, ok := m.streams[cuda.StreamHandle(stream)]; !ok {
+		m.violation("an all-reduce on no stream")
+	}
+	mine := slices.Clone(m.span(device.Ptr(send), bytes))
+	m.mu.Unlock()
+	return m.together(h, "ncclAllReduce", reduced{mine, count, t, op}, func(s *step) {
+		if t != nccl.Float32 || op != nccl.Sum {
+			return
+		}
+		out := m.span(device.Ptr(recv), bytes)
+		for i := range int(count) {
+			var sum float32
+			for r := range len(s.came) {
+				sum += math.Float32frombits(binary.LittleEndian.Uint32(s.args[r].(reduced).send[4*i:]))
+			}
+			binary.LittleEndian.PutUint32(out[4*i:], math.Float32bits(sum))
+		}
+	})
+}

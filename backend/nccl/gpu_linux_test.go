@@ -1,0 +1,340 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// gpus counts the GPUs, and skips the test without one or without the library. Under SYMMEM_TEST_REQUIRE with nccl among its names
+// that is a failure.
+func gpus(t *testing.T) int {
+	t.Helper()
+	c, err := factory{}.Probe(t.Context(), &backend.Env{Multicast: "off"})
+	if (errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnsupported)) &&
+		!slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.True(t, c.PeerPointers)
+	drv, err := cuda.Load(nil)
+	require.NoError(t, err)
+	require.Equal(t, cuda.Success, drv.Init(0))
+	var count int32
+	require.Equal(t, cuda.Success, drv.DeviceGetCount(&count))
+	return int(count)
+}
+
+// onGPU are the options of a rank of a real machine. Multicast is never tried.
+func onGPU(rank int) *Options {
+	return &Options{LocalRank: rank, Multicast: "off", KernelTimeout: 30 * time.Second}
+}
+
+// sizes are the world sizes to run at: each rank has a GPU of its own.
+func sizes(count int) []int {
+	return slices.DeleteFunc([]int{1, 2, 4}, func(n int) bool { return n > count })
+}
+
+func TestConformanceOnGPU(t *testing.T) {
+	count := gpus(t)
+	for _, kind := range []string{PlainWindow, SymmetricWindow} {
+		t.Run(kind, func(t *testing.T) {
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+					o := onGPU(g.Rank())
+					o.Window = kind
+					return open(ctx, g, o)
+				},
+				WorldSizes: sizes(count),
+			})
+		})
+	}
+}
+
+// TestWindowsOnGPU tells what windows cost, and where they are.
+func TestWindowsOnGPU(t *testing.T) {
+	size := min(gpus(t), 4)
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+			for i := range 6 {
+				began := time.Now()
+				if err := rendezvous(ctx, m, 64<<20, func(w *backend.Window) error {
+					took := time.Since(began)
+					base, stride, err := w.Contiguous(0)
+					if err != nil {
+						return err
+					}
+					handle, at, err := w.Handle(100)
+					if err != nil || handle == 0 || at != 100 {
+						return fmt.Errorf("handle %#x at %d: %w", handle, at, err)
+					}
+					if g.Rank() == 0 {
+						t.Logf("window %d of 64 MiB: %v; contiguous from %s, %d GiB apart; handle %#x", i, took, base, stride>>30, handle)
+					}
+					return exchangeBytes(ctx, m, w, 64<<20)
+				}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}))
+}
+
+// TestRoundsOnGPU: device memory and descriptors are the same after many rounds.
+func TestRoundsOnGPU(t *testing.T) {
+	size := min(gpus(t), 2)
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+			rounds := func(n int) error {
+				for i := range n {
+					if err := rendezvous(ctx, m, int64(1+i%7)<<21, nil); err != nil {
+						return err
+					}
+				}
+				return g.Barrier(ctx, "rounds")
+			}
+			look := func() (free int64, files int, err error) {
+				if free, _, err = b.device.MemInfo(); err == nil {
+					files, err = openFiles()
+				}
+				return free, files, errors.Join(err, g.Barrier(ctx, "looked"))
+			}
+			if err := rounds(20); err != nil {
+				return err
+			}
+			free, files, err := look()
+			if err != nil {
+				return err
+			}
+			if err := rounds(300); err != nil {
+				return err
+			}
+			free2, files2, err := look()
+			if g.Rank() == 0 {
+				t.Logf("free %d and %d, descriptors %d and %d", free, free2, files, files2)
+			}
+			if free-free2 > 8<<20 || files2 > files {
+				err = errors.Join(err, fmt.Errorf("free memory went from %d to %d, descriptors from %d to %d", free, free2, files, files2))
+			}
+			return err
+		})
+	}))
+}
+
+// foreign makes memory outside of the backend, as another library would.
+func foreign(b *Backend, virtual bool, bytes int64) (p device.Ptr, free func() error, err error) {
+	if !virtual {
+		p, err = b.device.Alloc(bytes)
+		return p, func() error { return b.device.Free(p) }, err
+	}
+	err = b.device.WithContext(func() error {
+		q, err := b.lib.MemAlloc(bytes)
+		p = device.Ptr(q)
+		return err
+	})
+	return p, func() error { return b.device.WithContext(func() error { return b.lib.MemFree(uint64(p)) }) }, err
+}
+
+func TestRegisterOnGPU(t *testing.T) {
+	size := min(gpus(t), 4)
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+			p, free, err := foreign(b, true, 8<<20)
+			if err != nil {
+				return err
+			}
+			// Two parts of one allocation share its window.
+			var parts []backend.Allocation
+			for i, at := range []int64{4096, 4 << 20} {
+				a, err := m.Register(ctx, p.Add(at), 1<<20, "part")
+				if err != nil {
+					return err
+				}
+				parts = append(parts, a)
+				w, err := m.Rendezvous(ctx, a, backend.Record{})
+				if err != nil {
+					return err
+				}
+				if err := exchangeBytes(ctx, m, w, 1<<20); err != nil {
+					return fmt.Errorf("part %d: %w", i, err)
+				}
+			}
+			b.mu.Lock()
+			users := b.windows[p].users
+			b.mu.Unlock()
+			if users != 2 {
+				return fmt.Errorf("the window has %d users", users)
+			}
+			return errors.Join(m.Free(ctx, parts[0]), m.Free(ctx, parts[1]), free())
+		})
+	}))
+}
+
+func TestRegisterErrorsOnGPU(t *testing.T) {
+	gpus(t)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
+			want := func(what string, p device.Ptr, bytes int64, text string) error {
+				_, err := b.Register(ctx, p, bytes)
+				var bad *MemoryError
+				if !errors.As(err, &bad) || !strings.Contains(err.Error(), text) {
+					return fmt.Errorf("%s: %w", what, err)
+				}
+				t.Log(what, ":", err)
+				return nil
+			}
+			p, free, err := foreign(b, true, 8<<20)
+			if err != nil {
+				return err
+			}
+			q, freePlain, err := foreign(b, false, 8<<20)
+			if err != nil {
+				return err
+			}
+			return errors.Join(want("odd", p.Add(512), 64, "multiples of 4096"), want("too large", p.Add(4<<20), 8<<20, "behind the end"),
+				want("plain", q, 64, "cudaMalloc"), free(), freePlain(), want("freed", p, 64, "it was freed"))
+		})
+	}))
+}
+
+// TestGivenCommunicatorOnGPU: a communicator from elsewhere serves, and goes on afterwards.
+func TestGivenCommunicatorOnGPU(t *testing.T) {
+	size := min(gpus(t), 2)
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(first *Backend, m *backend.Memory) error {
+			for _, config := range []*nccl.Config{nil, {NonBlocking: true}} {
+				comm, err := first.comm.Split(ctx, config)
+				if err := g.Vote(ctx, "split", err); err != nil {
+					return err
+				}
+				o := onGPU(g.Rank())
+				o.Comm, o.Opened = uintptr(comm.Handle()), first.device
+				if err := withMemory(ctx, g, o, func(b *Backend, m *backend.Memory) error {
+					return rendezvous(ctx, m, 1<<20, func(w *backend.Window) error { return exchangeBytes(ctx, m, w, 1<<20) })
+				}); err != nil {
+					return fmt.Errorf("config %+v: %w", config, err)
+				}
+				if err := errors.Join(comm.Err(), comm.Destroy(ctx)); err != nil {
+					return fmt.Errorf("config %+v: %w", config, err)
+				}
+			}
+			return nil
+		})
+	}))
+}
+
+func TestDevCommOnGPU(t *testing.T) {
+	size := min(gpus(t), 2)
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+			d, err := b.NewDevComm(ctx, 4)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				t.Logf("%d bytes: % x", len(d.Bytes()), d.Bytes()[:48])
+			}
+			if err := d.Close(ctx); err != nil {
+				return err
+			}
+			if err := d.Close(ctx); !errors.Is(err, backend.ErrClosed) {
+				return fmt.Errorf("closing twice: %w", err)
+			}
+			_, err = b.NewDevComm(ctx, 1) // the backend closes it
+			return err
+		})
+	}))
+}
+
+// TestSharedGPU: two ranks on one GPU are refused before NCCL hears of it.
+func TestSharedGPU(t *testing.T) {
+	gpus(t)
+	for _, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := onGPU(0)
+		o.Device = "0"
+		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+	}) {
+		require.ErrorIs(t, err, backend.ErrInvalid)
+		assert.ErrorContains(t, err, "on rank 0 and on rank 1")
+	}
+}
+
+// TestRankStaysAwayOnGPU: a rank that does not come to a registration is an error of those that did, in time, and everything closes.
+func TestRankStaysAwayOnGPU(t *testing.T) {
+	size := min(gpus(t), 2)
+	if size < 2 {
+		t.Skip("one GPU")
+	}
+	failed := onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		o := onGPU(g.Rank())
+		o.KernelTimeout = 3 * time.Second
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		a, err := b.Allocate(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			began := time.Now()
+			_, err = b.register(ctx, a.(*allocation).base, a.(*allocation).span)
+			t.Logf("after %v: %v", time.Since(began), err)
+			if !b.comm.Stuck() {
+				err = errors.Join(err, errors.New("the communicator is not stuck"))
+			}
+		}
+		if e := g.Barrier(ctx, "stayed away"); e != nil {
+			return e
+		}
+		began := time.Now()
+		closed := b.Close(ctx)
+		t.Logf("rank %d: closing took %v: %v", g.Rank(), time.Since(began), closed)
+		return err
+	})
+	var stuck *nccl.StuckError
+	require.ErrorAs(t, failed[0], &stuck)
+	require.ErrorIs(t, failed[0], context.DeadlineExceeded)
+	require.NoError(t, failed[1])
+	// Afterwards all works.
+	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+			return rendezvous(ctx, m, 1<<20, func(w *backend.Window) error { return exchangeBytes(ctx, m, w, 1<<20) })
+		})
+	}))
+}
+
+// TestLogOnGPU: what NCCL says comes to the logger.
+func TestLogOnGPU(t *testing.T) {
+	gpus(t)
+	if os.Getenv("NCCL_DEBUG") != "" {
+		t.Skip("NCCL_DEBUG is set by somebody, or by an earlier test")
+	}
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		o := onGPU(0)
+		o.Logger = log
+		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+	}))
+	assert.Contains(t, said.String(), "window registered")
+	assert.Contains(t, said.String(), "library=NCCL")
+	t.Log(said.String()[:min(2000, said.Len())])
+}

@@ -1,0 +1,193 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// member is what a rank tells the others of itself when the backend is opened.
+type member struct {
+	UUID     string // of its device
+	Version  string // of its library
+	Window   string // kind of window
+	Given    bool   // it was given a communicator
+	Split    bool   // it could split its parent's communicator
+	NoCast   string // why it may not use multicast; "" if it may
+	MustCast bool   // it wants multicast or an error
+	ID       []byte // the unique id for a new communicator, of rank 0
+}
+
+// opening names the agreement in errors.
+const opening = "opening backend " + Name
+
+// meet tells the others what this rank found out, or why it cannot take part, and makes the communicator with them.
+func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
+	var mine member
+	if failure == nil {
+		mine, failure = b.member(o)
+	}
+	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
+	if err != nil {
+		return err
+	}
+	// What follows is decided alike on every rank, since all know the same.
+	if err := agree(peers, b.group.Members()); err != nil {
+		return err
+	}
+	if err := b.agreeMulticast(peers); err != nil {
+		return err
+	}
+	err = b.connect(ctx, o, peers)
+	if err := b.group.Vote(ctx, opening+": the communicator", err); err != nil {
+		return err
+	}
+	return b.try(ctx)
+}
+
+// member says what this rank brings.
+func (b *Backend) member(o *Options) (member, error) {
+	m := member{
+		UUID: b.device.UUID(), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
+		Split: o.Comm == 0 && b.splits(o.Parent),
+	}
+	if m.NoCast == "" {
+		cast, err := b.lib.ResolveMulticast()
+		if err != nil {
+			m.NoCast = err.Error()
+		}
+		b.multicast = cast
+	}
+	if b.group.Rank() == 0 && o.Comm == 0 {
+		// Made in any case: whether a split is possible is known only when all have told.
+		var id nccl.UniqueID
+		err := b.device.WithContext(func() error {
+			var err error
+			id, err = b.lib.NewUniqueID()
+			return err
+		})
+		if err != nil {
+			return m, err
+		}
+		m.ID = id[:]
+	}
+	return m, nil
+}
+
+// splits reports whether this rank's group has all of the parent's ranks, and the parent's communicator can be split.
+func (b *Backend) splits(parent *Backend) bool {
+	return parent != nil && parent.group.Size() == b.group.Size() && parent.device == b.device && parent.group.Err() == nil &&
+		parent.comm != nil && parent.comm.Handle() != 0 && !parent.comm.Stuck() && b.lib.Require("ncclCommSplit") == nil
+}
+
+// agree is an error, the same on every rank, if the ranks do not fit together.
+func agree(peers []member, members []group.Member) error {
+	for i, p := range peers {
+		if j := slices.IndexFunc(peers[:i], func(q member) bool { return q.UUID == p.UUID }); j >= 0 {
+			return errs.Invalid(opening, "device", fmt.Sprintf("%s on rank %d and on rank %d", p.UUID, j, i),
+				"a device for each rank, as NCCL cannot share them: set device or local-rank, or use backend native with share-device")
+		}
+		if m := members[i]; m.BootID != members[0].BootID || m.BootID == "" && m.Process != members[0].Process {
+			return fmt.Errorf("rank %d is on %s and rank 0 on %s, and the windows' addresses end at the host: use one host for each group: %w",
+				i, m.Host, members[0].Host, errs.ErrUnsupported)
+		}
+	}
+	for _, c := range []struct {
+		what string
+		of   func(member) string
+	}{
+		{"version of NCCL (name the same library in " + LibraryEnv + ")", func(m member) string { return m.Version }},
+		{"kind of window (" + WindowEnv + ")", func(m member) string { return m.Window }},
+		{"whether a communicator was given", func(m member) string { return fmt.Sprint(m.Given) }},
+	} {
+		values := make([]string, len(peers))
+		differ := false
+		for r, p := range peers {
+			values[r] = c.of(p)
+			differ = differ || values[r] != values[0]
+		}
+		if differ {
+			return &group.MismatchError{What: c.what, Values: values}
+		}
+	}
+	return nil
+}
+
+// agreeMulticast finds out whether all ranks may use multicast.
+func (b *Backend) agreeMulticast(peers []member) error {
+	var whys []string
+	must := false
+	for r, p := range peers {
+		must = must || p.MustCast && len(peers) > 1
+		if p.NoCast != "" && !slices.Contains(whys, p.NoCast) {
+			if len(whys) > 0 {
+				p.NoCast = fmt.Sprintf("rank %d: %s", r, p.NoCast)
+			}
+			whys = append(whys, p.NoCast)
+		}
+	}
+	if b.mustCast = must; len(peers) == 1 && len(whys) == 0 {
+		whys = []string{"the group has only one rank"}
+	}
+	if b.noCast = strings.Join(whys, "; "); b.noCast == "" {
+		return nil
+	}
+	b.multicast = nil
+	if must {
+		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", b.noCast, errs.ErrUnsupported)
+	}
+	return nil
+}
+
+// connect makes the communicator, or takes the one that was given.
+func (b *Backend) connect(ctx context.Context, o *Options, peers []member) error {
+	ctx, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	var err error
+	switch {
+	case o.Comm != 0:
+		b.comm, err = b.adopt(o.Comm)
+	case !slices.ContainsFunc(peers, func(m member) bool { return !m.Split }):
+		b.split = true
+		b.comm, err = o.Parent.comm.Split(ctx, &nccl.Config{NonBlocking: true})
+	default:
+		b.comm, err = b.lib.NewComm(ctx, &nccl.CommOptions{
+			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: nccl.UniqueID(peers[0].ID), Config: &nccl.Config{NonBlocking: true},
+			Scope: b.device.WithContext,
+		})
+	}
+	return b.explain(err)
+}
+
+// adopt takes the caller's communicator, if it is the right one.
+func (b *Backend) adopt(handle uintptr) (*nccl.Comm, error) {
+	comm, err := b.lib.Adopt(nccl.CommHandle(handle), b.device.WithContext)
+	if err != nil {
+		return nil, err
+	}
+	gpu, err := comm.Device()
+	if err != nil {
+		return nil, err
+	}
+	if comm.Ranks() != b.group.Size() || comm.Rank() != b.group.Rank() || gpu != int(b.device.Ordinal()) {
+		return nil, errs.Invalid("nccl.New", "Comm", fmt.Sprintf("rank %d of %d on GPU %d", comm.Rank(), comm.Ranks(), gpu),
+			fmt.Sprintf("a communicator of the group's ranks: rank %d of %d on GPU %d", b.group.Rank(), b.group.Size(), b.device.Ordinal()))
+	}
+	return comm, nil
+}
+
+// explain makes the loss of a member of what NCCL said about it.
+func (b *Backend) explain(err error) error {
+	if lost := b.group.Err(); err != nil && lost != nil && !errors.Is(err, errs.ErrPeerLost) {
+		return fmt.Errorf("%w: %w", lost, err)
+	}
+	return err
+}

@@ -1,0 +1,399 @@
+package nccl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/multicast"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// Name is the name that the backend is registered under.
+const Name = "nccl"
+
+// LibraryEnv names the environment variable with the file of libnccl.so.2, or the folder it is in.
+const LibraryEnv = nccl.LibraryEnv
+
+// WindowEnv names the environment variable that says how windows are registered: plain or symmetric.
+const WindowEnv = "SYMMEM_NCCL_WINDOW"
+
+// The kinds of window.
+const (
+	// PlainWindow gives peer pointers, and NCCL's collectives on the communicator stay what they are.
+	PlainWindow = "plain"
+	// SymmetricWindow (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for collectives on the communicator.
+	SymmetricWindow = "symmetric"
+)
+
+func init() { backend.Register(Name, factory{}) }
+
+// Options sets what New makes. Nil or zero values mean the defaults.
+type Options struct {
+	// Device says which GPU: an index among those this process sees, or a UUID. "" takes the one whose index is LocalRank.
+	Device string
+	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
+	LocalRank int
+	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
+	Opened *cuda.Device
+	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
+	Driver *cuda.Driver
+	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at LibraryEnv, then where the loader and Python's
+	// package managers keep it.
+	Library string
+	// Window is the kind of window: PlainWindow, the default, or SymmetricWindow. It is the same on all ranks.
+	Window string
+	// Comm, unless 0, is an ncclComm_t that the caller has made with the same library, of the same ranks in the same order, each
+	// on its device. It is used instead of a communicator of its own, by nobody else meanwhile, and never ended. All ranks give one, or none.
+	Comm uintptr
+	// Parent, unless nil, is the backend of a group that this one is a sub-group of.
+	Parent *Backend
+	// Multicast is "auto", "on" or "off"; "" is "auto".
+	Multicast string
+	// KernelTimeout bounds every wait for other ranks and of device work; default 2 minutes.
+	KernelTimeout time.Duration
+	// Getenv reads the environment; default os.Getenv. NCCL itself reads that of the process.
+	Getenv func(string) string
+	// Logger takes events, NCCL's own log lines among them unless NCCL_DEBUG or NCCL_DEBUG_FILE is set; default: none are logged.
+	Logger *slog.Logger
+
+	load func(*nccl.Options) (*nccl.Library, error) // nccl.Load; tests have their own
+}
+
+// defaultTimeout is the KernelTimeout unless the options say otherwise.
+const defaultTimeout = 2 * time.Minute
+
+// Backend is one rank's side of the NCCL backend.
+type Backend struct {
+	device  *cuda.Device
+	drv     *cuda.Driver
+	owned   bool // the device is closed with the backend
+	group   *group.Group
+	log     *slog.Logger
+	timeout time.Duration
+	getenv  func(string) string
+
+	lib       *nccl.Library
+	comm      *nccl.Comm
+	split     bool // the communicator was split from the parent's
+	opened    bool // on all ranks
+	flags     nccl.WindowFlags
+	total     int64 // memory of the GPU in bytes; 0 if not known
+	mustCast  bool
+	noCast    string          // why there is no multicast, the same on all ranks; "" if it may be tried
+	multicast *nccl.Multicast // nil unless noCast is ""
+	stream    device.Stream   // fills new memory with zeros, and tries the library's collectives
+	reach     reach           // what the trial window has shown
+
+	mu       sync.Mutex
+	windows  map[device.Ptr]*window // by the base of the allocation that is registered
+	reducers map[string]*reducer    // by algorithm
+	kept     []*allocation          // memory that the GPU still worked on when it was to be given back
+	devComms []*DevComm
+
+	watching sync.WaitGroup
+	ended    chan struct{} // closed when the watcher need not watch any more; nil without one
+}
+
+var (
+	_ backend.Backend    = (*Backend)(nil)
+	_ backend.AllReducer = (*Backend)(nil)
+)
+
+// New opens the NCCL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has come. A rank
+// that cannot take part makes it fail on every rank. Without a driver, a GPU or the library the error is ErrUnavailable and says what
+// to do; a library or a machine without windows that have addresses is ErrUnsupported; two ranks on one GPU are ErrInvalid. What was
+// begun is undone, so that it can be called again.
+func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	o.fill()
+	b := &Backend{
+		group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout, getenv: o.Getenv,
+		windows: map[device.Ptr]*window{}, reducers: map[string]*reducer{},
+	}
+	began := time.Now()
+	err := b.open(&o)
+	if err = b.meet(ctx, &o, err); err != nil {
+		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+	}
+	b.opened = true
+	b.log.Info("NCCL communicator ready", "version", b.lib.Version().String(), "library", b.lib.Path(), "communicator", b.handle(),
+		"device", b.device.UUID(), "split", b.split, "took", time.Since(began), "capabilities", b.Capabilities().String())
+	return b, nil
+}
+
+// fill puts in the defaults.
+func (o *Options) fill() {
+	o.KernelTimeout = cmp.Or(o.KernelTimeout, defaultTimeout)
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	o.Library = cmp.Or(o.Library, o.Getenv(LibraryEnv))
+	o.Window = cmp.Or(o.Window, o.Getenv(WindowEnv), PlainWindow)
+	if o.load == nil {
+		o.load = nccl.Load
+	}
+}
+
+// open loads the library and opens the device. What it opened is closed by Close, also after an error.
+func (b *Backend) open(o *Options) error {
+	policy, err := multicast.NewPolicy("nccl.New", o.Multicast, o.Getenv)
+	if err != nil {
+		return err
+	}
+	switch o.Window {
+	case PlainWindow:
+	case SymmetricWindow:
+		b.flags = nccl.WindowSymmetric
+	default:
+		return errs.Invalid("nccl.New", "window ("+WindowEnv+")", strconv.Quote(o.Window), PlainWindow+" or "+SymmetricWindow)
+	}
+	if b.lib, err = loadLibrary(o, policy); err != nil {
+		return err
+	}
+	b.noCast, b.mustCast = policy.Forbidden, policy.Must
+	if b.device = o.Opened; b.device == nil {
+		if b.device, err = openDevice(o, b.group.Err); err != nil {
+			return err
+		}
+		b.owned = true
+	}
+	b.drv = b.device.Driver()
+	if err := usable(b.device, o.Getenv); err != nil {
+		return err
+	}
+	var total uint64
+	if b.drv.DeviceTotalMem != nil && b.drv.DeviceTotalMem(&total, b.device.Ordinal()) == cuda.Success {
+		b.total = int64(total)
+	}
+	b.stream, err = b.device.NewStream()
+	return err
+}
+
+// loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and looks whether it can serve.
+func loadLibrary(o *Options, policy *multicast.Policy) (*nccl.Library, error) {
+	lib, err := o.load(&nccl.Options{Path: o.Library, Multicast: policy.Forbidden == "", Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	return lib, serves(lib)
+}
+
+// serves is an error if the library lacks what the backend stands on.
+func serves(lib *nccl.Library) error {
+	err := lib.Require("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
+	if err == nil && lib.Version() < oldest {
+		err = fmt.Errorf("%s %s (%s) has windows, but they have no addresses; %s or newer has: %w", "NCCL", lib.Version(), lib.Path(), oldest,
+			errs.ErrUnsupported)
+	}
+	return err
+}
+
+// oldest is the first version whose windows have addresses.
+const oldest nccl.Version = 22803
+
+// openDevice opens the GPU that the options name.
+func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
+	c := cuda.Options{
+		Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger, WaitTimeout: o.KernelTimeout, Err: lost,
+	}
+	return cuda.Open(&c)
+}
+
+// The driver functions that the backend stands on besides those that every device needs.
+var needed = []string{
+	"cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2", "cuPointerGetAttribute", "cuMemRelease",
+}
+
+// usable says why windows cannot be had on this GPU, as far as that can be known before they are tried.
+func usable(d *cuda.Device, getenv func(string) string) error {
+	if err := d.Driver().Require(needed...); err != nil {
+		return err
+	}
+	for _, a := range []struct {
+		attr cuda.DeviceAttribute
+		what string
+	}{
+		{cuda.AttrVMM, "virtual memory management"},
+		{cuda.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
+	} {
+		if have, err := d.Attribute(a.attr); err != nil {
+			return err
+		} else if have == 0 {
+			return fmt.Errorf("%s (%s) has no %s, which NCCL's windows need: use backend host: %w", d.Name(), d.UUID(), a.what, errs.ErrUnsupported)
+		}
+	}
+	if why := switchedOff(getenv); why != "" {
+		return fmt.Errorf("%s: unset it: %w", why, errs.ErrUnsupported)
+	}
+	return nil
+}
+
+// switchedOff says by which variable of NCCL's its windows are switched off; "" if by none.
+func switchedOff(getenv func(string) string) string {
+	for _, name := range []string{"NCCL_CUMEM_ENABLE", "NCCL_WIN_ENABLE"} {
+		if getenv(name) == "0" {
+			return name + "=0 in the environment switches NCCL's windows off"
+		}
+	}
+	return ""
+}
+
+// Name is "nccl".
+func (b *Backend) Name() string { return Name }
+
+// Device is the GPU of this rank.
+func (b *Backend) Device() device.Device { return b.device }
+
+// Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not be
+// ended, nor used while a collective call of this backend is under way.
+func (b *Backend) Comm() uintptr { return uintptr(b.comm.Handle()) }
+
+// Library is the file of the library, and its version.
+func (b *Backend) Library() (path, version string) { return b.lib.Path(), b.lib.Version().String() }
+
+// handle is the communicator for the log.
+func (b *Backend) handle() string { return fmt.Sprintf("%#x", uintptr(b.comm.Handle())) }
+
+// Capabilities says what works between the ranks of the group.
+func (b *Backend) Capabilities() backend.Capabilities {
+	c := capabilities(b.lib)
+	if b.reach.notContiguous != "" {
+		c.Contiguous, c.Why["contiguous"] = false, b.reach.notContiguous
+	}
+	if b.reach.unreachable != "" {
+		c.PeerPointers, c.Why["peer_pointers"] = false, b.reach.unreachable
+	}
+	b.mu.Lock()
+	why := b.noCast
+	b.mu.Unlock()
+	if c.Multicast = why == ""; c.Multicast {
+		delete(c.Why, "multicast")
+	} else {
+		c.Why["multicast"] = why
+	}
+	return c
+}
+
+// capabilities says what works with the library, as far as no peers are needed to know it.
+func capabilities(lib *nccl.Library) backend.Capabilities {
+	return backend.Capabilities{
+		PeerPointers: true, Contiguous: true, Register: true, Transfers: true, Graphs: true, RanksInOneProcess: true,
+		Why: map[string]string{
+			"several_hosts": "NCCL's windows have no addresses for ranks on other hosts, which the signal pads need",
+			"multicast":     "NCCL " + lib.Version().String() + " gives no multicast address on the host; 2.29.2 or newer does",
+		},
+	}
+}
+
+// bounded is ctx with an end: the timeout, or the loss of a member of the group, which is then its cause.
+func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	within, end := context.WithTimeout(ctx, b.timeout)
+	within, cancel := context.WithCancelCause(within)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-b.group.Lost():
+			cancel(b.group.Err())
+		case <-within.Done():
+		case <-stop:
+		}
+	}()
+	return within, func() {
+		close(stop)
+		cancel(context.Canceled)
+		end()
+	}
+}
+
+// Close ends the communicators, the library's own first, and closes the device, unless it was given by the caller. All mappings and
+// allocations were given back before. It waits no longer than KernelTimeout, and not for ranks that are lost: then the communicators
+// are aborted.
+func (b *Backend) Close(ctx context.Context) error {
+	err := b.closeWork(ctx)
+	if b.owned {
+		err = errors.Join(err, b.device.Close())
+	}
+	if b.lib != nil {
+		b.lib.Log()
+	}
+	if err != nil {
+		return fmt.Errorf("closing backend %s: %w", Name, err)
+	}
+	return nil
+}
+
+// closeWork gives back everything but the device.
+func (b *Backend) closeWork(ctx context.Context) error {
+	b.stopWatching()
+	err := b.closeReducers(ctx)
+	if b.stream != nil {
+		streamErr := b.stream.Close()
+		if streamErr == nil { // else the GPU may still work on what was kept
+			streamErr = b.giveBackKept()
+		}
+		err = errors.Join(err, streamErr)
+		b.stream = nil
+	}
+	if b.comm == nil {
+		return err
+	}
+	for _, d := range b.takeDevComms() {
+		err = errors.Join(err, d.comm.Close(ctx))
+	}
+	comm := b.comm
+	b.comm = nil
+	err = errors.Join(err, b.endComm(ctx, comm))
+	return errors.Join(err, b.awaitProcess(ctx))
+}
+
+// awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last of them
+// has destroyed its communicator (commReclaim in init.cc), and their contexts have to be there until then.
+func (b *Backend) awaitProcess(ctx context.Context) error {
+	members := b.group.Members()
+	same := 0
+	for _, m := range members {
+		if m.Process == members[b.group.Rank()].Process {
+			same++
+		}
+	}
+	if same == 1 || !b.opened || b.group.Err() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(b.timeout, awaitTime))
+	defer cancel()
+	return b.group.Barrier(ctx, "closing backend "+Name)
+}
+
+// awaitTime is how long a rank waits for others of its process that close.
+const awaitTime = 20 * time.Second
+
+// endComm destroys a communicator, or aborts it when ranks are lost or a call has not ended.
+func (b *Backend) endComm(ctx context.Context, comm *nccl.Comm) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+	defer cancel()
+	if comm.Handle() == 0 {
+		return nil
+	}
+	if lost := b.group.Err(); lost != nil && errors.Is(lost, errs.ErrPeerLost) {
+		return comm.Abort(ctx, lost)
+	}
+	return comm.Destroy(ctx)
+}

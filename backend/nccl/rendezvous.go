@@ -1,0 +1,298 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// offer is what a rank tells the others of its memory in a rendezvous.
+type offer struct {
+	Offset     int64 // of the memory in its allocation, in bytes
+	Span       int64 // bytes of the allocation, all of which become the window
+	Registered bool  // the allocation has its window already
+}
+
+// mapping is an allocation as one rank sees it after rendezvous.
+type mapping struct {
+	backend *Backend
+	alloc   *allocation
+	window  *window      // nil after Unmap
+	peers   []device.Ptr // by rank; nil where the rank has no address
+
+	base          device.Ptr // of the contiguous view
+	stride        int64
+	notContiguous string // why there is no contiguous view; "" if there is
+	multicast     device.Ptr
+	noMulticast   string // why there is no multicast address; "" if there is
+}
+
+var (
+	_ backend.Multicaster      = (*mapping)(nil)
+	_ backend.ContiguousViewer = (*mapping)(nil)
+	_ backend.WindowHandler    = (*mapping)(nil)
+)
+
+// Rendezvous registers the allocation that the memory is in, unless it has its window, and finds the ranks' addresses in it.
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	a, ok := ba.(*allocation)
+	var mine offer
+	var failure error
+	if !ok || a.backend != b {
+		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
+	} else {
+		failure = b.ready()
+		mine = offer{Offset: a.offset, Span: a.span, Registered: b.registered(a.base) != nil}
+	}
+	offers, err := backend.Tell(ctx, b.group, "registering", mine, failure)
+	if err != nil {
+		return nil, err
+	}
+	if err := fit(offers); err != nil {
+		return nil, err
+	}
+	w := b.registered(a.base)
+	if w == nil {
+		if w, err = b.register(ctx, a.base, a.span); err != nil {
+			return nil, err
+		}
+		b.mu.Lock()
+		b.windows[a.base] = w
+		b.mu.Unlock()
+	}
+	w.users++
+	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers))}
+	m.place(offers)
+	if m.noMulticast = b.whyNoMulticast(); m.noMulticast == "" {
+		err = m.addMulticast(ctx, x)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Unmap(context.WithoutCancel(ctx)))
+	}
+	return m, nil
+}
+
+// ready is an error if the communicator can make no more windows.
+func (b *Backend) ready() error {
+	if b.comm.Handle() == 0 || b.comm.Stuck() {
+		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w", errs.ErrClosed)
+	}
+	return b.comm.Err()
+}
+
+// registered gives the window of the allocation at base, or nil.
+func (b *Backend) registered(base device.Ptr) *window {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.windows[base]
+}
+
+// fit is an error if the ranks' memory cannot become one window.
+func fit(offers []offer) error {
+	for _, c := range []struct {
+		what string
+		of   func(offer) string
+	}{
+		{"size in bytes of the allocation that the memory is in", func(o offer) string { return fmt.Sprint(o.Span) }},
+		{"whether the allocation is registered already", func(o offer) string { return fmt.Sprint(o.Registered) }},
+	} {
+		values := make([]string, len(offers))
+		for r, o := range offers {
+			values[r] = c.of(o)
+		}
+		if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
+			return &group.MismatchError{What: c.what, Values: values}
+		}
+	}
+	return nil
+}
+
+// place finds the addresses of the memory in the window.
+func (m *mapping) place(offers []offer) {
+	b, me := m.backend, m.backend.group.Rank()
+	m.notContiguous = b.reach.notContiguous
+	for r, o := range offers {
+		if p := m.window.peers[r]; !p.IsNil() {
+			m.peers[r] = p.Add(o.Offset)
+		}
+		if o.Offset != offers[0].Offset && m.notContiguous == "" {
+			m.notContiguous = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
+				offers[0].Offset, o.Offset, r)
+		}
+	}
+	m.base, m.stride = m.peers[0], m.window.stride
+	if len(offers) == 1 {
+		m.stride = m.window.stride
+		if m.stride == 0 {
+			m.stride = m.alloc.span
+		}
+	}
+	m.peers[me] = m.alloc.ptr
+}
+
+// Peer is the place of rank's memory in NCCL's range of addresses, and for the own rank the allocation itself.
+func (m *mapping) Peer(rank int) (device.Ptr, error) {
+	if m.peers[rank].IsNil() {
+		return 0, fmt.Errorf("NCCL has no address of rank %d on rank %d: %w", rank, m.backend.group.Rank(), errs.ErrNotReachable)
+	}
+	return m.peers[rank], nil
+}
+
+// Contiguous is NCCL's range: the ranks' copies lie one stride of some GiB apart.
+func (m *mapping) Contiguous() (device.Ptr, int64, error) {
+	if m.notContiguous != "" {
+		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
+	}
+	return m.base, m.stride, nil
+}
+
+// WindowHandle is the ncclWindow_t of the allocation that the memory is in, and the memory's offset in that window.
+func (m *mapping) WindowHandle() (uint64, int64, error) {
+	if m.window == nil {
+		return 0, 0, fmt.Errorf("the window's handle: %w", errs.ErrClosed)
+	}
+	return uint64(m.window.native.Handle()), m.alloc.offset, nil
+}
+
+// Multicast is the address that reaches every rank's copy.
+func (m *mapping) Multicast() (device.Ptr, error) {
+	if m.multicast.IsNil() {
+		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	return m.multicast, nil
+}
+
+// Unmap lets go of the window; the last one that uses it deregisters it, on the library's own communicators too.
+func (m *mapping) Unmap(ctx context.Context) error {
+	w, b := m.window, m.backend
+	if w == nil {
+		return nil
+	}
+	m.window = nil
+	if w.users--; w.users > 0 {
+		return nil
+	}
+	b.mu.Lock()
+	delete(b.windows, m.alloc.base)
+	b.mu.Unlock()
+	return errors.Join(b.forget(ctx, m.alloc.base), b.deregister(ctx, w))
+}
+
+// whyNoMulticast says why there is no multicast; "" if it may be tried.
+func (b *Backend) whyNoMulticast() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.noCast
+}
+
+// addMulticast asks NCCL for the window's multicast address, which it makes at the first time. Collective. If a rank has none, the
+// window has none on any, and the later ones neither.
+func (m *mapping) addMulticast(ctx context.Context, x *backend.Agreement) error {
+	b := m.backend
+	p, err := m.window.native.Multicast(b.multicast, m.alloc.offset)
+	if err == nil && p == 0 {
+		err = fmt.Errorf("NCCL %s gives no multicast address: %w", b.lib.Version(), errs.ErrUnsupported)
+	}
+	err = x.Vote(ctx, "multicast address", err)
+	if err == nil {
+		m.multicast = device.Ptr(p)
+		return nil
+	}
+	var vote *group.VoteError
+	if !errors.As(err, &vote) {
+		return err
+	}
+	if b.mustCast {
+		return fmt.Errorf("multicast is on, but it failed; set it to auto or off: %w", err)
+	}
+	m.noMulticast = "it was tried and failed: " + vote.Error()
+	b.mu.Lock()
+	b.noCast = m.noMulticast
+	b.mu.Unlock()
+	b.log.Warn("multicast does not work here and is not used", "error", err)
+	return nil
+}
+
+// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere.
+func (b *Backend) agreeReach(ctx context.Context) error {
+	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable, b.reach.notContiguous}, nil)
+	if err != nil {
+		return err
+	}
+	var unreachable, apart []string
+	for _, r := range all {
+		if r[0] != "" {
+			unreachable = append(unreachable, r[0])
+		}
+		if r[1] != "" && !slices.Contains(apart, r[1]) {
+			apart = append(apart, r[1])
+		}
+	}
+	b.reach.unreachable, b.reach.notContiguous = strings.Join(unreachable, "; "), strings.Join(apart, "; ")
+	return nil
+}
+
+// DevComm is a device communicator: what kernels that were compiled with the library's own headers take by value, beside a window's
+// handle, to use NCCL's barriers.
+type DevComm struct {
+	backend *Backend
+	comm    *nccl.DevComm
+}
+
+// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each. Collective: all
+// ranks ask for as many. It has no multicast. It blocks until all ranks have come. ErrUnsupported from a library whose structure is not
+// known. Close it before the rank.
+func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
+	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
+		return nil, err
+	}
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	c, err := b.comm.NewDevComm(within, lsaBarriers)
+	if voted := b.group.Vote(ctx, "device communicator made", b.explain(err)); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, c.Close(context.WithoutCancel(ctx)))
+		}
+		return nil, voted
+	}
+	d := &DevComm{backend: b, comm: c}
+	b.mu.Lock()
+	b.devComms = append(b.devComms, d)
+	b.mu.Unlock()
+	return d, nil
+}
+
+// Bytes is the ncclDevComm, as it is passed by value. It must not be changed.
+func (d *DevComm) Bytes() []byte { return d.comm.Bytes() }
+
+// Close gives it back. Local; no kernel uses it any more. Closing twice is ErrClosed.
+func (d *DevComm) Close(ctx context.Context) error {
+	b := d.backend
+	b.mu.Lock()
+	i := slices.Index(b.devComms, d)
+	if i >= 0 {
+		b.devComms = slices.Delete(b.devComms, i, i+1)
+	}
+	b.mu.Unlock()
+	if i < 0 {
+		return fmt.Errorf("closing a device communicator: %w", errs.ErrClosed)
+	}
+	return d.comm.Close(ctx)
+}
+
+func (b *Backend) takeDevComms() []*DevComm {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := b.devComms
+	b.devComms = nil
+	return all
+}

@@ -1,0 +1,244 @@
+package nccl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// window is an allocation that is registered with the communicator, as one rank sees it. Several adopted parts of the allocation
+// share it.
+type window struct {
+	native *nccl.Window
+	users  int
+	peers  []device.Ptr // of the allocation's first byte, by rank; the own rank's is NCCL's second address of it
+	stride int64        // from one rank's copy to the next, or 0 if that is not known
+}
+
+// reach is what the trial window has shown of all windows of the communicator.
+type reach struct {
+	first, ranks  int    // the ranks that have addresses here
+	notContiguous string // why there is no contiguous view; "" if there is
+	unreachable   string // which ranks have none; "" if all have
+}
+
+// register makes the window of a whole allocation. Collective; every rank's allocation has the same size.
+func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*window, error) {
+	began := time.Now()
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	native, err := b.comm.Register(within, uint64(base), bytes, b.flags)
+	if err != nil {
+		return nil, b.explain(err)
+	}
+	w := &window{native: native, peers: make([]device.Ptr, b.group.Size())}
+	err = b.device.WithContext(func() error { return b.guard(native) })
+	if err == nil {
+		err = b.resolve(w)
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.deregister(ctx, w))
+	}
+	b.log.Info("window registered", "communicator", b.handle(), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x", native.Handle()),
+		"symmetric", b.flags == nccl.WindowSymmetric, "milliseconds", float64(time.Since(began).Microseconds())/1e3)
+	return w, nil
+}
+
+// guard makes sure that NCCL has made a window. Where it cannot, it says success and gives no handle, or one of something else
+// (ncclCommWindowRegister in dev_runtime.cc of 2.28). The context is current.
+func (b *Backend) guard(w *nccl.Window) error {
+	if w.Handle() == 0 {
+		return b.noWindows("it gave none")
+	}
+	var where cuda.MemoryType
+	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, device.Ptr(w.Handle()))
+	if r != cuda.Success || where != cuda.MemoryDevice {
+		return b.noWindows("what it gave is none")
+	}
+	return nil
+}
+
+// noWindows is the error of a library that says it has made a window and has not, with what may be the reason.
+func (b *Backend) noWindows(how string) error {
+	return fmt.Errorf("NCCL %s (%s) makes no symmetric windows here: it said success, and %s. %s: %w", b.lib.Version(), b.lib.Path(), how,
+		strings.Join(b.reasons(), "; "), errs.ErrUnsupported)
+}
+
+// reasons lists what makes NCCL do without windows, with what is known of each here.
+func (b *Backend) reasons() []string {
+	state := func(name string) string {
+		if v := b.getenv(name); v != "" {
+			return name + "=" + v
+		}
+		return name + " is not set"
+	}
+	return []string{
+		"It needs peer access between all GPUs of the host, also as NCCL sees it (" + state("NCCL_P2P_DISABLE") + ", " + state("NCCL_P2P_LEVEL") + ")",
+		"virtual memory (" + state("NCCL_CUMEM_ENABLE") + ")",
+		"windows switched on (" + state("NCCL_WIN_ENABLE") + ", " + state("NCCL_LOCAL_REGISTER") + ")",
+		"and all ranks on one host before 2.28.9; NCCL's configuration files (/etc/nccl.conf, ~/.nccl.conf) may set these too",
+	}
+}
+
+// resolve finds the addresses of all ranks' copies.
+func (b *Backend) resolve(w *window) error {
+	if b.lib.PeerPointers() {
+		return b.askPeers(w)
+	}
+	var raw [nccl.LayoutBytes]byte
+	if err := b.device.CopyToHost(raw[:], device.Ptr(w.native.Handle())); err != nil {
+		return fmt.Errorf("reading the window's structure: %w", err)
+	}
+	layout, err := nccl.DecodeWindow(b.lib.Version(), raw[:])
+	if err != nil {
+		return err
+	}
+	me := b.group.Rank()
+	if layout.WorldRank != me {
+		return fmt.Errorf("the window's structure says that this is rank %d, and it is %d: %w", layout.WorldRank, me, errs.ErrUnsupported)
+	}
+	team, err := b.comm.Lsa()
+	if err != nil {
+		return err
+	}
+	if int(team.Rank) != layout.LsaRank || team.Stride != 1 {
+		return fmt.Errorf("the window's structure says rank %d of those that reach each other, and NCCL says %d of %d, %d apart: %w",
+			layout.LsaRank, team.Rank, team.Ranks, team.Stride, errs.ErrUnsupported)
+	}
+	w.stride = layout.Stride()
+	first := me - layout.LsaRank
+	for r := max(first, 0); r < min(first+int(team.Ranks), len(w.peers)); r++ {
+		w.peers[r] = device.Ptr(layout.Peer(r))
+	}
+	return nil
+}
+
+// askPeers lets the library give the addresses.
+func (b *Backend) askPeers(w *window) error {
+	for r := range w.peers {
+		p, err := w.native.Peer(r, 0)
+		if err != nil {
+			return fmt.Errorf("asking for the address of rank %d: %w", r, err)
+		}
+		w.peers[r] = device.Ptr(p)
+	}
+	if len(w.peers) > 1 && !w.peers[0].IsNil() && w.peers[1] > w.peers[0] {
+		w.stride = int64(w.peers[1] - w.peers[0])
+	}
+	for r := range w.peers {
+		if w.peers[r] != w.peers[0].Add(int64(r)*w.stride) {
+			w.stride = 0
+		}
+	}
+	return nil
+}
+
+// deregister takes the window out of this process. A communicator that has a call which did not end is aborted instead, with all its
+// windows: nothing uses them any more.
+func (b *Backend) deregister(ctx context.Context, w *window) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+	defer cancel()
+	if b.comm.Stuck() {
+		return b.abandon(ctx)
+	}
+	if err := w.native.Deregister(ctx); err != nil {
+		return fmt.Errorf("deregistering a window: %w", err)
+	}
+	return nil
+}
+
+// abandon aborts the communicator, unless that was done before.
+func (b *Backend) abandon(ctx context.Context) error {
+	if b.comm.Handle() == 0 {
+		return nil
+	}
+	cause := b.group.Err()
+	if cause == nil {
+		cause = errors.New("a call of NCCL's did not end")
+	}
+	return b.comm.Abort(ctx, cause)
+}
+
+// try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are windows at
+// all, and whether the addresses that were made of the window's structure are right. Collective.
+func (b *Backend) try(ctx context.Context) error {
+	a, err := b.Allocate(ctx, 1)
+	if err := b.group.Vote(ctx, opening+": memory to try", err); err != nil {
+		if a != nil {
+			err = errors.Join(err, a.Release(ctx))
+		}
+		return err
+	}
+	mine := a.(*allocation)
+	w, err := b.register(ctx, mine.base, mine.span)
+	if err == nil {
+		err = b.tryWindow(mine, w)
+	}
+	err = b.group.Vote(ctx, opening+": trying a window", err)
+	if w != nil {
+		err = errors.Join(err, b.deregister(ctx, w))
+	}
+	if err = errors.Join(err, a.Release(ctx)); err != nil {
+		return err
+	}
+	return b.agreeReach(ctx)
+}
+
+// tryWindow looks at the addresses of the trial window: NCCL's second address of this rank's own memory shows what the first one
+// holds, and the driver knows memory of a GPU at those of the others.
+func (b *Backend) tryWindow(a *allocation, w *window) error {
+	me := b.group.Rank()
+	if w.peers[me].IsNil() {
+		return b.noWindows("the window has no address for this rank")
+	}
+	wrote, read := make([]byte, 8), make([]byte, 8)
+	binary.LittleEndian.PutUint64(wrote, 0x53594d4d454d0000|uint64(me)<<8|0xa5)
+	err := b.device.CopyFromHost(a.ptr, wrote)
+	if err == nil {
+		err = b.device.CopyToHost(read, w.peers[me])
+	}
+	if err != nil {
+		return fmt.Errorf("trying the window: %w", err)
+	}
+	if string(read) != string(wrote) {
+		return fmt.Errorf("the window of NCCL %s does not show the memory that was registered (%x was written, %x read): its structure is "+
+			"another than is known: %w", b.lib.Version(), wrote, read, errs.ErrUnsupported)
+	}
+	var missing []string
+	b.reach.first, b.reach.ranks = me, 0
+	err = b.device.WithContext(func() error {
+		for r, p := range w.peers {
+			var where cuda.MemoryType
+			if p.IsNil() {
+				missing = append(missing, fmt.Sprint(r))
+				continue
+			}
+			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p); r != cuda.Success || where != cuda.MemoryDevice {
+				return fmt.Errorf("at %s, where rank %d's memory should be, the driver knows none: %w", p, r, errs.ErrUnsupported)
+			}
+			b.reach.first = min(b.reach.first, r)
+			b.reach.ranks++
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(missing) > 0:
+		b.reach.unreachable = fmt.Sprintf("rank %d has no addresses of rank %s", me, strings.Join(missing, ", "))
+		b.reach.notContiguous = b.reach.unreachable
+	case len(w.peers) > 1 && w.stride == 0:
+		b.reach.notContiguous = "NCCL's addresses of the ranks are not one stride apart"
+	}
+	return nil
+}
