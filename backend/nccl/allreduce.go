@@ -33,6 +33,9 @@ var (
 	operations = map[string]nccl.Op{"sum": nccl.Sum, "prod": nccl.Prod, "min": nccl.Min, "max": nccl.Max, "avg": nccl.Avg}
 )
 
+// evenElements is the first version whose symmetric kernels take elements of 2 bytes at any place.
+const evenElements nccl.Version = 23003
+
 // reducer is a communicator for the library's all-reduces of one form.
 type reducer struct {
 	form    string
@@ -135,6 +138,10 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 		}
 		*x.alloc = a
 	}
+	if r.Name == symmetricForm && b.lib.Version() < evenElements && dtype.Bytes() == 2 && p.in%4 != 0 {
+		return nil, nil, nil, fmt.Errorf("NCCL %s gives wrong results for %s at %s, which is not a multiple of 4 (loadPack in op128.h, right since %s); "+
+			"begin the tensor at an even element, or use %s: %w", b.lib.Version(), r.DType, p.in, evenElements, plainForm, errs.ErrUnsupported)
+	}
 	p.runs.New = func() any {
 		x := &run{of: p}
 		x.call = x.make
@@ -197,7 +204,7 @@ func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *alloca
 	defer cancel()
 	defer b.lib.Log()
 	w, err := red.comm.Register(within, uint64(a.base), a.span, nccl.WindowSymmetric)
-	if err == nil {
+	if err == nil && b.group.Size() > 1 {
 		err = b.device.WithContext(func() error { return b.guard(w) })
 	}
 	if err := b.group.Vote(ctx, "a symmetric window for "+red.form, b.explain(err)); err != nil {

@@ -480,7 +480,15 @@ func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nc
 	return h
 }
 
-func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID, config *nccl.ConfigLayout) nccl.Result {
+func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID, config *nccl.ConfigLayout) (r nccl.Result) {
+	defer func() {
+		if r != nccl.Success && r != nccl.InProgress {
+			m.mu.Lock()
+			delete(m.comms, *h)
+			*h = 0
+			m.mu.Unlock()
+		}
+	}()
 	m.mu.Lock()
 	if m.worlds[*id] == nil {
 		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
@@ -631,7 +639,7 @@ func (m *machine) memFree(p uint64) nccl.Result {
 	defer m.mu.Unlock()
 	for _, c := range m.comms {
 		for _, w := range c.windows {
-			if _, x := m.at(w[0]); x != nil && x == m.memory[device.Ptr(p)] {
+			if mine := m.memory[w[c.rank]]; m.memory[device.Ptr(p)] != nil && &mine.bytes[0] == &m.memory[device.Ptr(p)].bytes[0] {
 				m.violation("memory was freed that is a window")
 			}
 		}
@@ -659,6 +667,10 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		m.violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
 	}
 	silent := m.silent
+	if c := m.comms[h]; c != nil && c.world.size == 1 && m.version < 22809 {
+		silent = new(nccl.WindowHandle)
+		*silent = 0x8000 // a handle of something else
+	}
 	m.mu.Unlock()
 	if silent != nil {
 		*w = *silent
@@ -716,7 +728,7 @@ func (m *machine) deregister(h nccl.CommHandle, w nccl.WindowHandle) nccl.Result
 			return r
 		}
 		if c.windows[w] == nil {
-			if m.silent != nil {
+			if m.silent != nil || w == 0x8000 {
 				return nccl.Success
 			}
 			m.violation("deregistration of no window")

@@ -1,16 +1,32 @@
 package nccl
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-func TestConformanceOnFake(t *testing.T) {
+func TestConformance(t *testing.T) {
 	for _, version := range []nccl.Version{22803, 22809, 22907} {
 		t.Run(version.String(), func(t *testing.T) {
 			m := newMachine(4)
@@ -24,4 +40,903 @@ func TestConformanceOnFake(t *testing.T) {
 			m.requireClean(t)
 		})
 	}
+}
+
+// fails opens the backend on size ranks, changed by change, and wants the same condition and text on each.
+func fails(t *testing.T, m *machine, size int, change func(rank int, o *Options), is error, texts ...string) {
+	t.Helper()
+	for r, err := range onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		change(g.Rank(), o)
+		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+	}) {
+		require.Error(t, err, "rank %d", r)
+		if is != nil {
+			assert.ErrorIs(t, err, is, "rank %d", r)
+		}
+		for _, text := range texts {
+			assert.ErrorContains(t, err, text, "rank %d", r)
+		}
+	}
+	m.requireClean(t)
+}
+
+// TestOpeningFails: what is wrong on one rank is an error on all that says what to do, and everything is closed.
+func TestOpeningFails(t *testing.T) {
+	load := func(lib *nccl.Library, err error) func(*nccl.Options) (*nccl.Library, error) {
+		return func(*nccl.Options) (*nccl.Library, error) { return lib, err }
+	}
+	old := newMachine(1)
+	old.version = 22707
+	oldLibrary, err := nccl.New("/old/libnccl.so.2", old.library())
+	require.NoError(t, err)
+	for name, tt := range map[string]struct {
+		change func(m *machine, o *Options)
+		is     error // on the rank itself
+		text   string
+	}{
+		"no library": {func(_ *machine, o *Options) {
+			o.load = load(nil, &dl.LoadError{Library: "NCCL", Attempts: []dl.Attempt{{Path: "/nowhere"}}, Hint: "install NCCL"})
+		}, backend.ErrUnavailable, "install NCCL"},
+		"another library": {func(_ *machine, o *Options) {
+			o.load = load(nil, &dl.SymbolError{Library: "NCCL (/lib/other.so)", Symbols: []string{"ncclGetVersion"}, Hint: "NCCL 2.23.4"})
+		}, backend.ErrUnsupported, "ncclGetVersion"},
+		"windows without addresses": {func(_ *machine, o *Options) { o.load = load(oldLibrary, nil) }, backend.ErrUnsupported, "2.28.3 or newer"},
+		"no such device":            {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
+		"bad policy":                {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid, "auto, on or off"},
+		"bad kind of window":        {func(_ *machine, o *Options) { o.Window = "round" }, backend.ErrInvalid, "plain or symmetric"},
+		"windows switched off": {func(_ *machine, o *Options) {
+			o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
+		}, backend.ErrUnsupported, "NCCL_WIN_ENABLE=0"},
+		"virtual memory switched off": {func(_ *machine, o *Options) {
+			o.Getenv = func(name string) string { return map[string]string{"NCCL_CUMEM_ENABLE": "0"}[name] }
+		}, backend.ErrUnsupported, "NCCL_CUMEM_ENABLE=0"},
+		"no virtual memory": {func(_ *machine, o *Options) {
+			o.Driver.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, d cuda.DeviceOrdinal) cuda.Result {
+				if *v = 1; a == cuda.AttrVMM {
+					*v = 0
+				}
+				return cuda.Success
+			}
+		}, backend.ErrUnsupported, "virtual memory management"},
+		"old driver":   {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, backend.ErrUnsupported, "cuMemRetainAllocationHandle"},
+		"multicast on": {func(_ *machine, o *Options) { o.Multicast = "on" }, backend.ErrUnsupported, "multicast is on"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(2)
+			failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.plain(g.Rank())
+				if g.Rank() == 1 {
+					tt.change(m, o)
+				}
+				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+			})
+			for r, err := range failed {
+				require.Error(t, err, "rank %d", r)
+				assert.ErrorContains(t, err, tt.text)
+			}
+			assert.ErrorIs(t, failed[1], tt.is)
+			m.requireClean(t)
+		})
+	}
+}
+
+func TestRanksMustFit(t *testing.T) {
+	m := newMachine(3)
+	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, backend.ErrInvalid, "on rank 0 and on rank 2", "share-device")
+	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, backend.ErrMismatch, WindowEnv, "symmetric")
+	fails(t, m, 2, func(rank int, o *Options) {
+		f := m.library()
+		if rank == 1 {
+			f.GetVersion = func(v *int32) nccl.Result { *v = 22803; return nccl.Success }
+		}
+		lib, err := nccl.New("/lib", f)
+		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
+	}, backend.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
+	for _, err := range onRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
+	}) {
+		require.ErrorIs(t, err, backend.ErrUnsupported)
+		assert.ErrorContains(t, err, "end at the host")
+	}
+	m.requireClean(t)
+}
+
+// TestSilence: a library that says success and has made no window is found out, and the error lists what may be the reason.
+func TestSilence(t *testing.T) {
+	for name, handle := range map[string]nccl.WindowHandle{"nothing": 0, "memory of the host": 0x8000, "memory that is none": 1 << 50} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(2)
+			m.silent = &handle
+			fails(t, m, 2, func(_ int, o *Options) {
+				o.Getenv = func(name string) string { return map[string]string{"NCCL_P2P_DISABLE": "1"}[name] }
+			}, backend.ErrUnsupported, "no symmetric windows here", "NCCL_P2P_DISABLE=1", "NCCL_WIN_ENABLE is not set", "NCCL_CUMEM_ENABLE")
+		})
+	}
+}
+
+func TestPlainMemoryIsNoWindow(t *testing.T) {
+	m := newMachine(2)
+	m.cuMemOff = true
+	fails(t, m, 2, func(int, *Options) {}, nil, "plain memory", "NCCL_CUMEM_ENABLE=0")
+}
+
+// TestAnotherStructure: a window whose structure is not as it is known is not used.
+func TestAnotherStructure(t *testing.T) {
+	for name, spoil := range map[string]func(b []byte){
+		"no base":      func(b []byte) { clear(b[8:16]) },
+		"no stride":    func(b []byte) { clear(b[24:28]) },
+		"another rank": func(b []byte) { binary.LittleEndian.PutUint32(b[20:], 5) },
+		"another team": func(b []byte) { binary.LittleEndian.PutUint32(b[16:], 0); binary.LittleEndian.PutUint32(b[20:], 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(2)
+			m.apart = spoil
+			fails(t, m, 2, func(int, *Options) {}, nil, "structure")
+		})
+	}
+	t.Run("another place", func(t *testing.T) {
+		m := newMachine(2)
+		var elsewhere device.Ptr
+		m.apart = func(b []byte) {
+			if elsewhere.IsNil() {
+				elsewhere, _ = m.allocate(0, 4*granule, true)
+			}
+			binary.LittleEndian.PutUint64(b[8:], uint64(elsewhere))
+			binary.LittleEndian.PutUint32(b[24:], 0x7fff) // rank 1 then is where nothing is
+		}
+		failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
+		})
+		for _, err := range failed {
+			require.ErrorContains(t, err, "does not show the memory that was registered")
+		}
+	})
+}
+
+// TestInitCanBeRepeated: an opening that failed half way, at any of NCCL's calls on any rank, is an error on all ranks, and the next one
+// works.
+func TestInitCanBeRepeated(t *testing.T) {
+	for _, call := range []string{"ncclCommInitRankScalable", "ncclMemAlloc", "ncclCommWindowRegister", "ncclCommWindowDeregister"} {
+		for _, victim := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s/rank=%d", call, victim), func(t *testing.T) {
+				m := newMachine(2)
+				var failing atomic.Bool
+				failing.Store(true)
+				m.fail = func(c string, rank, _ int) nccl.Result {
+					if failing.Load() && c == call && rank == victim {
+						return nccl.SystemError
+					}
+					return nccl.Success
+				}
+				for r, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					o := m.plain(g.Rank())
+					o.KernelTimeout = 300 * time.Millisecond
+					_, err := New(ctx, g, o)
+					if err == nil {
+						return errors.New("opened")
+					}
+					if e := g.Barrier(ctx, "failed"); e != nil {
+						return e
+					}
+					failing.Store(false)
+					return errors.Join(withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *backend.Memory) error {
+						return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+					}), fmt.Errorf("first: %w", err))
+				}) {
+					require.ErrorContains(t, err, "first: ", "rank %d", r)
+					assert.ErrorContains(t, err, call, "rank %d", r)
+					assert.NotContains(t, err.Error(), "opened")
+				}
+				if call != "ncclCommWindowDeregister" { // what could not be deregistered is left, rightly
+					m.requireClean(t)
+				}
+			})
+		}
+	}
+}
+
+// TestRankStaysAway: a rank that never comes to a call of NCCL's ends those that did after the timeout, and the communicator is aborted.
+func TestRankStaysAway(t *testing.T) {
+	for _, call := range []string{"ncclCommInitRankScalable", "ncclCommWindowRegister"} {
+		t.Run(call, func(t *testing.T) {
+			m := newMachine(2)
+			m.absent = func(c string, rank int) bool { return c == call && rank == 1 }
+			began := time.Now()
+			for r, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.plain(g.Rank())
+				o.KernelTimeout = 200 * time.Millisecond
+				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+			}) {
+				require.Error(t, err, "rank %d", r)
+				assert.ErrorIs(t, err, context.DeadlineExceeded, "rank %d", r)
+			}
+			assert.Less(t, time.Since(began), 20*time.Second)
+			assert.Positive(t, m.aborted)
+			m.requireClean(t)
+		})
+	}
+}
+
+// TestLossEndsWaiting: the loss of a member ends what NCCL waits for at once, with its name.
+func TestLossEndsWaiting(t *testing.T) {
+	m := newMachine(2)
+	began := time.Now()
+	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.KernelTimeout = time.Minute
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		a, err := b.Allocate(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			time.Sleep(20 * time.Millisecond)
+			g.Abort("it had enough")
+			return errors.Join(a.Release(ctx), b.Close(ctx))
+		}
+		_, err = b.register(ctx, a.(*allocation).base, a.(*allocation).span)
+		if !b.comm.Stuck() {
+			err = errors.Join(err, errors.New("the communicator is not stuck"))
+		}
+		if _, e := b.Rendezvous(ctx, a, &backend.Agreement{Group: g}); e == nil {
+			err = errors.Join(err, errors.New("a rendezvous after the loss"))
+		}
+		return errors.Join(err, b.Close(ctx), a.Release(ctx))
+	})
+	require.ErrorIs(t, failed[0], backend.ErrPeerLost)
+	assert.ErrorContains(t, failed[0], "rank 1")
+	require.NoError(t, failed[1])
+	assert.Less(t, time.Since(began), 20*time.Second)
+	assert.Equal(t, 2, m.aborted)
+}
+
+// memoryOf makes memory outside of the backend.
+func (m *machine) memoryOf(gpu int, bytes int64, virtual bool) device.Ptr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p, _ := m.allocate(gpu, bytes, virtual)
+	return p
+}
+
+func (m *machine) drop(p device.Ptr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.free(p)
+}
+
+func TestRegister(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			p := m.memoryOf(g.Rank(), 4*granule, true)
+			defer m.drop(p)
+			// Each rank has its part elsewhere; the two parts share the window.
+			first, err := mem.Register(ctx, p.Add(4096*int64(1+g.Rank())), granule, "")
+			if err != nil {
+				return err
+			}
+			second, err := mem.Register(ctx, p.Add(2*granule), granule, "")
+			if err != nil {
+				return err
+			}
+			w1, err := mem.Rendezvous(ctx, first, backend.Record{})
+			if err != nil {
+				return err
+			}
+			w2, err := mem.Rendezvous(ctx, second, backend.Record{})
+			if err != nil {
+				return err
+			}
+			err = errors.Join(exchangeBytes(ctx, mem, w1, granule), exchangeBytes(ctx, mem, w2, granule))
+			if _, _, e := w1.Contiguous(0); !errors.Is(e, backend.ErrUnsupported) || !strings.Contains(e.Error(), "4096 on rank 0, 8192 on rank 1") {
+				err = errors.Join(err, fmt.Errorf("contiguous view of different offsets: %w", e))
+			}
+			if _, _, e := w2.Contiguous(0); e != nil {
+				err = errors.Join(err, e)
+			}
+			h1, at1, e1 := w1.Handle(5)
+			h2, at2, e2 := w2.Handle(0)
+			if h1 == 0 || h1 != h2 || at1 != 4096*int64(1+g.Rank())+5 || at2 != 2*granule {
+				err = errors.Join(err, fmt.Errorf("handles %#x at %d and %#x at %d", h1, at1, h2, at2), e1, e2)
+			}
+			if len(b.windows) != 2 { // and that of the workspace
+				err = errors.Join(err, fmt.Errorf("%d windows", len(b.windows)))
+			}
+			if _, found, offset, e := mem.Find(p.Add(2*granule + 77)); e != nil || found != w2 || offset != 77 {
+				err = errors.Join(err, fmt.Errorf("found at %d: %w", offset, e))
+			}
+			return errors.Join(err, mem.Free(ctx, first), mem.Free(ctx, second))
+		})
+	}))
+	m.requireClean(t)
+}
+
+func TestRegisterErrors(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			virtual, plain, other := m.memoryOf(0, granule, true), m.memoryOf(0, granule, false), m.memoryOf(1, granule, true)
+			defer m.drop(virtual)
+			defer m.drop(plain)
+			defer m.drop(other)
+			m.mu.Lock()
+			private := *m.memory[virtual]
+			private.prop.RequestedHandleTypes = 0
+			m.memory[1<<60] = &private
+			m.mu.Unlock()
+			defer func() {
+				m.mu.Lock()
+				delete(m.memory, 1<<60)
+				m.mu.Unlock()
+			}()
+			var failed error
+			want := func(p device.Ptr, bytes int64, texts ...string) {
+				_, err := b.Register(ctx, p, bytes)
+				var bad *MemoryError
+				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) {
+					failed = errors.Join(failed, fmt.Errorf("%s: not refused: %w", texts, err))
+					return
+				}
+				for _, text := range texts {
+					if !strings.Contains(err.Error(), text) {
+						failed = errors.Join(failed, fmt.Errorf("%q lacks %q", err, text))
+					}
+				}
+			}
+			want(virtual.Add(100), granule, "begins 100 bytes after", "multiples of 4096", "100 bytes behind the end")
+			want(plain.Add(16), 64, "cudaMalloc", "multiples of 4096")
+			want(other, 64, "GPU with index 1")
+			want(1<<50, 64, "never allocated")
+			want(0x8000, 64, "memory of the host")
+			want(1<<60, 64, "POSIX_FILE_DESCRIPTOR")
+			for _, n := range []int64{0, -1} {
+				if _, err := b.Register(ctx, virtual, n); !errors.Is(err, backend.ErrInvalid) {
+					failed = errors.Join(failed, fmt.Errorf("%d bytes: %w", n, err))
+				}
+			}
+			return failed
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestRegistrationsMustFit: allocations of different sizes are refused on all ranks, before NCCL hears of them.
+func TestRegistrationsMustFit(t *testing.T) {
+	m := newMachine(2)
+	for _, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			p := m.memoryOf(g.Rank(), granule*int64(1+g.Rank()), true)
+			defer m.drop(p)
+			a, err := mem.Register(ctx, p, 4096, "")
+			if err != nil {
+				return err
+			}
+			_, err = mem.Rendezvous(ctx, a, backend.Record{})
+			return errors.Join(err, mem.Free(ctx, a))
+		})
+	}) {
+		require.ErrorIs(t, err, backend.ErrMismatch)
+		assert.ErrorContains(t, err, "size in bytes of the allocation")
+		assert.ErrorContains(t, err, fmt.Sprint(2*granule))
+	}
+	m.requireClean(t)
+}
+
+// TestEveryWindowFails lets each of NCCL's calls fail once on one rank: all ranks get an error, everything is undone, and the next
+// window works, but after a registration that only some came to.
+func TestEveryWindowFails(t *testing.T) {
+	for _, call := range []string{"ncclMemAlloc", "ncclCommWindowDeregister"} {
+		m := newMachine(2)
+		var failing atomic.Bool
+		m.fail = func(c string, rank, _ int) nccl.Result {
+			if c == call && rank == 1 && failing.CompareAndSwap(true, false) {
+				return nccl.SystemError
+			}
+			return nccl.Success
+		}
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+				if err := rendezvous(ctx, mem, 64, nil); err != nil { // the workspace is there
+					return err
+				}
+				if err := g.Barrier(ctx, "made"); err != nil {
+					return err
+				}
+				failing.Store(true)
+				if err := g.Barrier(ctx, "failing"); err != nil {
+					return err
+				}
+				err := rendezvous(ctx, mem, 64, nil)
+				if (g.Rank() == 1 || call == "ncclMemAlloc") && err == nil {
+					return errors.New("no error")
+				}
+				return rendezvous(ctx, mem, 64, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 64) })
+			})
+		}))
+		if call != "ncclCommWindowDeregister" { // what could not be deregistered is left, rightly
+			m.requireClean(t)
+		}
+	}
+}
+
+// TestFailedRegistration: where one rank's registration fails, the other's never ends, and both give the communicator up.
+func TestFailedRegistration(t *testing.T) {
+	m := newMachine(2)
+	var failing atomic.Bool
+	m.fail = func(c string, rank, _ int) nccl.Result {
+		if c == "ncclCommWindowRegister" && rank == 1 && failing.CompareAndSwap(true, false) {
+			return nccl.UnhandledCudaError
+		}
+		return nccl.Success
+	}
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.KernelTimeout = 200 * time.Millisecond
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+				return err
+			}
+			failing.Store(true)
+			if err := g.Barrier(ctx, "failing"); err != nil {
+				return err
+			}
+			err := rendezvous(ctx, mem, 64, nil)
+			if err == nil || !strings.Contains(err.Error(), "ncclUnhandledCudaError") {
+				return fmt.Errorf("registering: %w", err)
+			}
+			if again := rendezvous(ctx, mem, 64, nil); !strings.Contains(fmt.Sprint(again), "given up") {
+				return fmt.Errorf("registering again: %w", again)
+			}
+			return nil
+		})
+	}))
+	m.requireClean(t)
+}
+
+func TestSubGroups(t *testing.T) {
+	m := newMachine(3)
+	requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, mem *backend.Memory) error {
+			sub := func(ranks []int, split bool) error {
+				s, err := g.Sub(ctx, ranks)
+				if err != nil {
+					return err
+				}
+				env := &backend.Env{Group: s, Opened: parent.device, Parent: parent, Multicast: "off", KernelTimeout: 5 * time.Second,
+					Getenv: func(string) string { return "" }, Logger: slog.New(slog.DiscardHandler)}
+				o, err := options(env)
+				if err != nil {
+					return err
+				}
+				o.load = func(*nccl.Options) (*nccl.Library, error) { return parent.lib, nil }
+				err = withMemory(ctx, s, o, func(b *Backend, mem *backend.Memory) error {
+					if b.split != split || o.Library != "/fake/libnccl.so.2" {
+						return fmt.Errorf("%v: split is %t, library %s", ranks, b.split, o.Library)
+					}
+					return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+				})
+				return errors.Join(err, s.Close(ctx))
+			}
+			if err := sub([]int{0, 1, 2}, true); err != nil {
+				return err
+			}
+			if g.Rank() != 1 {
+				if err := sub([]int{0, 2}, false); err != nil {
+					return err
+				}
+			}
+			return sub([]int{g.Rank()}, false)
+		})
+	}))
+	assert.Equal(t, 3, m.split)
+	m.requireClean(t)
+}
+
+func TestGivenCommunicator(t *testing.T) {
+	m := newMachine(2)
+	lib, err := nccl.New("/fake/libnccl.so.2", m.library())
+	require.NoError(t, err)
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		d, err := cuda.Open(&cuda.Options{Driver: m.driver(), LocalRank: g.Rank()})
+		if err != nil {
+			return err
+		}
+		for _, config := range []*nccl.Config{nil, {NonBlocking: true}} {
+			comm, err := lib.NewComm(ctx, &nccl.CommOptions{Ranks: 2, Rank: g.Rank(), ID: nccl.UniqueID{byte(1 + len(fmt.Sprint(config)))},
+				Config: config, Scope: d.WithContext})
+			if err != nil {
+				return err
+			}
+			o := m.plain(g.Rank())
+			o.Comm, o.Opened = uintptr(comm.Handle()), d
+			if err := withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				if b.Comm() != uintptr(comm.Handle()) {
+					return errors.New("another communicator")
+				}
+				return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+			}); err != nil {
+				return err
+			}
+			if err := comm.Destroy(ctx); err != nil {
+				return err
+			}
+		}
+		return d.Close()
+	}))
+	m.requireClean(t)
+
+	// One that does not fit is refused on every rank, and stays.
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		d, err := cuda.Open(&cuda.Options{Driver: m.driver(), LocalRank: g.Rank()})
+		if err != nil {
+			return err
+		}
+		comm, err := lib.NewComm(ctx, &nccl.CommOptions{Ranks: 1, ID: nccl.UniqueID{byte(100 + g.Rank())}, Scope: d.WithContext})
+		if err != nil {
+			return err
+		}
+		o := m.plain(g.Rank())
+		o.Comm, o.Opened = uintptr(comm.Handle()), d
+		_, err = New(ctx, g, o)
+		if err == nil || !strings.Contains(err.Error(), "rank 0 of 1 on GPU 0") {
+			return fmt.Errorf("a communicator of one: %w", err)
+		}
+		return errors.Join(comm.Destroy(ctx), d.Close())
+	}))
+	m.requireClean(t)
+}
+
+// reduceBy prepares the library's all-reduce of n f32 and runs it.
+func reduceBy(ctx context.Context, g *group.Group, mem *backend.Memory, form string, n int64, run func(p backend.PreparedAllReduce, s device.Stream) error) error {
+	return rendezvous(ctx, mem, 4*n, func(w *backend.Window) error {
+		in := w.Allocation().Ptr()
+		p, err := mem.PrepareAllReduce(ctx, form, in, in, n, 4*n, "f32", "sum")
+		if err := g.Vote(ctx, "plan", err); err != nil {
+			return err
+		}
+		s, err := mem.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		return errors.Join(run(p, s), s.Close(), p.Close())
+	})
+}
+
+func TestAllReduce(t *testing.T) {
+	for _, form := range []string{plainForm, symmetricForm} {
+		t.Run(form, func(t *testing.T) {
+			m := newMachine(3)
+			requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+					for range 2 { // the second time, all is there already
+						if err := reduceBy(ctx, g, mem, form, 1000, func(p backend.PreparedAllReduce, s device.Stream) error {
+							at := p.(*reduction).in
+							mine := binary.LittleEndian.AppendUint32(nil, []uint32{0x3f800000, 0x40000000, 0x40400000}[g.Rank()]) // 1, 2, 3
+							if err := mem.Device().CopyFromHost(at, mine); err != nil {
+								return err
+							}
+							if err := errors.Join(p.Enqueue(s), s.Synchronize(ctx)); err != nil {
+								return err
+							}
+							got := make([]byte, 4)
+							if err := mem.Device().CopyToHost(got, at); err != nil {
+								return err
+							}
+							if sum := binary.LittleEndian.Uint32(got); sum != 0x40c00000 { // 6
+								return fmt.Errorf("1, 2 and 3 make %#x", sum)
+							}
+							return nil
+						}); err != nil {
+							return err
+						}
+					}
+					if len(b.reducers) != 1 || len(b.reducers[form].windows) != 0 {
+						return fmt.Errorf("%d reducers, and windows of memory that was freed", len(b.reducers))
+					}
+					return nil
+				})
+			}))
+			assert.Equal(t, 3, m.split, "one communicator for all plans of a form")
+			m.requireClean(t)
+		})
+	}
+}
+
+func TestAllReduceErrors(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+				var failed error
+				want := func(r backend.AllReduce, is error, text string) {
+					r.In, r.Out = w, w
+					_, err := b.PrepareAllReduce(ctx, &r)
+					if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
+						failed = errors.Join(failed, fmt.Errorf("%+v: %w", r, err))
+					}
+				}
+				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "i16", Op: "sum"}, backend.ErrUnsupported, "no i16")
+				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "f32", Op: "xor"}, backend.ErrUnsupported, "no operation xor")
+				want(backend.AllReduce{Name: "ring", Count: 1, DType: "f32", Op: "sum"}, backend.ErrUnsupported, "nccl_symmetric")
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "i32", Op: "sum"}, backend.ErrUnsupported, "use nccl")
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "max"}, backend.ErrUnsupported, "use nccl")
+				want(backend.AllReduce{Name: plainForm, Count: 0, DType: "f32", Op: "sum"}, backend.ErrInvalid, "count")
+				// Places that differ are refused on both ranks by the form that cannot do with that.
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "sum", OutOffset: int64(64 * g.Rank())}, backend.ErrMismatch, "use algorithm nccl")
+				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w, Out: w, OutOffset: int64(64 * g.Rank()), Count: 1, DType: "f32", Op: "sum"})
+				if err != nil {
+					return errors.Join(failed, err)
+				}
+				other, err := cuda.Open(&cuda.Options{Driver: b.drv, LocalRank: g.Rank()})
+				if err != nil {
+					return errors.Join(failed, err)
+				}
+				s, err := other.NewStream()
+				if err != nil {
+					return errors.Join(failed, err)
+				}
+				if err := p.Enqueue(s); !errors.Is(err, backend.ErrInvalid) {
+					failed = errors.Join(failed, fmt.Errorf("another device's stream: %w", err))
+				}
+				return errors.Join(failed, s.Close(), other.Close(), p.Close())
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestOddPlaces: what NCCL would reduce wrongly is refused, on all ranks alike.
+func TestOddPlaces(t *testing.T) {
+	for _, version := range []nccl.Version{22809, 23003} {
+		m := newMachine(2)
+		m.version = version
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+				return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+					for at, refused := range map[int64]bool{0: false, 2: version < 23003} {
+						for _, form := range []string{plainForm, symmetricForm} {
+							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w, InOffset: at, Out: w, OutOffset: at, Count: 8, DType: "f16", Op: "sum"})
+							if refused && form == symmetricForm {
+								if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "2.30.3") {
+									return fmt.Errorf("%s at %d: %w", form, at, err)
+								}
+							} else if err != nil {
+								return fmt.Errorf("%s at %d: %w", form, at, err)
+							}
+						}
+					}
+					return nil
+				})
+			})
+		}))
+		m.requireClean(t)
+	}
+}
+
+// TestOneRankNeedsNoWindow: the versions that make none for a rank that is alone serve it all the same.
+func TestOneRankNeedsNoWindow(t *testing.T) {
+	m := newMachine(1)
+	m.version = 22803
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			if err := reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) }); err != nil {
+				return err
+			}
+			return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+				if _, _, err := w.Handle(0); !errors.Is(err, backend.ErrUnsupported) {
+					return fmt.Errorf("the handle of no window: %w", err)
+				}
+				return exchangeBytes(ctx, mem, w, 4096)
+			})
+		})
+	}))
+	o := m.plain(0)
+	o.fill()
+	l := examine(t.Context(), o)
+	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
+	m.requireClean(t)
+}
+
+// TestLossEndsAllReduce: a rank in NCCL's all-reduce is freed when another is lost, with that as the error.
+func TestLossEndsAllReduce(t *testing.T) {
+	m := newMachine(2)
+	var inside sync.WaitGroup
+	inside.Add(1)
+	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.plain(g.Rank()))
+		if err != nil {
+			return err
+		}
+		mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+		err = reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+			if g.Rank() == 1 {
+				inside.Wait()
+				time.Sleep(20 * time.Millisecond)
+				g.Abort("it had enough")
+				return nil
+			}
+			inside.Done()
+			return p.Enqueue(s)
+		})
+		if e := mem.Close(ctx); e != nil && !errors.Is(e, backend.ErrPeerLost) {
+			err = errors.Join(err, e)
+		}
+		return err
+	})
+	require.ErrorIs(t, failed[0], backend.ErrPeerLost)
+	assert.ErrorContains(t, failed[0], "rank 1")
+	assert.Empty(t, m.comms)
+}
+
+// TestAsyncErrors: what NCCL reports by itself ends the library's all-reduces, and is their error.
+func TestAsyncErrors(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+				m.mu.Lock()
+				m.comms[b.reducers[plainForm].comm.Handle()].result = nccl.SystemError
+				m.mu.Unlock()
+				for range 200 {
+					if err := p.Enqueue(s); err != nil {
+						if !errors.Is(err, errs.ErrClosed) || !strings.Contains(err.Error(), "ncclSystemError") {
+							return fmt.Errorf("after it was reported: %w", err)
+						}
+						return nil
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				return errors.New("nobody noticed")
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestEvents: each registration is an event, with communicator, address, size and milliseconds.
+func TestEvents(t *testing.T) {
+	m := newMachine(1)
+	var said bytes.Buffer
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(0)
+		o.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+				return err
+			}
+			said.Reset()
+			return rendezvous(ctx, mem, 4*granule, func(w *backend.Window) error {
+				for _, part := range []string{`msg="window registered"`, "communicator=" + b.handle(), "address=" + w.Allocation().Ptr().String(),
+					fmt.Sprintf("bytes=%d", 4*granule), "milliseconds=", "backend=nccl", "rank=0"} {
+					if !strings.Contains(said.String(), part) {
+						return fmt.Errorf("%q lacks %s", said.String(), part)
+					}
+				}
+				return nil
+			})
+		})
+	}))
+}
+
+func TestDeviceCommunicator(t *testing.T) {
+	m := newMachine(2)
+	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			d, err := b.NewDevComm(ctx, 4)
+			if err != nil {
+				return err
+			}
+			if len(d.Bytes()) != 200 || d.Bytes()[0] != 1 {
+				return fmt.Errorf("%d bytes", len(d.Bytes()))
+			}
+			if err := d.Close(ctx); err != nil {
+				return err
+			}
+			if err := d.Close(ctx); !errors.Is(err, backend.ErrClosed) {
+				return fmt.Errorf("closing twice: %w", err)
+			}
+			if _, err := b.NewDevComm(ctx, -1); !errors.Is(err, backend.ErrInvalid) {
+				return fmt.Errorf("-1 barriers: %w", err)
+			}
+			_, err = b.NewDevComm(ctx, 1) // which is left to the backend
+			return err
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestMulticastIsNotLookedUp where the policy forbids it.
+func TestMulticastIsNotLookedUp(t *testing.T) {
+	for setting, env := range map[string]string{"off": "", "auto": "0"} {
+		m := newMachine(2)
+		var asked atomic.Bool
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.plain(g.Rank())
+			o.Multicast = setting
+			o.Getenv = func(name string) string { return map[string]string{"NCCL_NVLS_ENABLE": env}[name] }
+			load := o.load
+			o.load = func(lo *nccl.Options) (*nccl.Library, error) {
+				if lo.Multicast {
+					asked.Store(true)
+				}
+				return load(lo)
+			}
+			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				if c := b.Capabilities(); c.Multicast || c.Why["multicast"] == "" {
+					return fmt.Errorf("capabilities: %+v", c)
+				}
+				return rendezvous(ctx, mem, 64, func(w *backend.Window) error {
+					if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "off") {
+						return fmt.Errorf("multicast: %w", err)
+					}
+					return nil
+				})
+			})
+		}))
+		assert.False(t, asked.Load(), "the library would have been loaded with its multicast")
+		m.requireClean(t)
+	}
+}
+
+func TestLibraries(t *testing.T) {
+	m := newMachine(2)
+	find := func(l backend.Library, name string) string {
+		for _, d := range l.Details {
+			if d.Name == name {
+				return d.Value
+			}
+		}
+		return ""
+	}
+	o := m.plain(0)
+	o.fill()
+	l := examine(t.Context(), o)
+	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
+	assert.Equal(t, "2.28.9", l.Version)
+	assert.Equal(t, "/fake/libnccl.so.2", l.Path)
+	assert.Contains(t, find(l, "symmetric windows"), "yes")
+	assert.Contains(t, find(l, "peer access"), "between all")
+	assert.Contains(t, find(l, "functions that it lacks"), "ncclGetPeerDevicePointer")
+
+	o.Driver.DeviceCanAccessPeer = func(can *int32, a, b cuda.DeviceOrdinal) cuda.Result { *can = 0; return cuda.Success }
+	o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
+	l = examine(t.Context(), o)
+	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Contains(t, l.Reason, "NCCL_WIN_ENABLE=0")
+	assert.Equal(t, "0", find(l, "NCCL_WIN_ENABLE"))
+	assert.Contains(t, find(l, "peer access"), "0 and 1")
+	assert.Contains(t, find(l, "symmetric windows"), "no: ")
+
+	m.version = 22707
+	l = examine(t.Context(), o)
+	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Contains(t, l.Reason, "2.28.3")
+
+	o.load = func(*nccl.Options) (*nccl.Library, error) {
+		return nil, &dl.LoadError{Library: "NCCL", Attempts: []dl.Attempt{{Path: "libnccl.so.2"}, {Path: "/a/libnccl.so.2"}}}
+	}
+	l = examine(t.Context(), o)
+	assert.Equal(t, backend.LibraryMissing, l.State)
+	assert.Equal(t, []string{"libnccl.so.2", "/a/libnccl.so.2"}, l.Tried)
+	assert.NotEmpty(t, l.Fix)
+	m.requireClean(t)
+}
+
+func TestProbe(t *testing.T) {
+	m := newMachine(1)
+	o := m.plain(0)
+	o.fill()
+	c, err := probe(o)
+	require.NoError(t, err)
+	assert.True(t, c.PeerPointers && c.Contiguous && c.Register && c.RanksInOneProcess && c.Graphs && c.Transfers)
+	assert.False(t, c.SeveralHosts || c.Multicast)
+	assert.NotEmpty(t, c.Why["several_hosts"])
+	m.version = 22304
+	_, err = probe(o)
+	require.ErrorIs(t, err, backend.ErrUnsupported)
+	m.requireClean(t)
 }

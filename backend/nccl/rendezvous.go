@@ -129,11 +129,8 @@ func (m *mapping) place(offers []offer) {
 		}
 	}
 	m.base, m.stride = m.peers[0], m.window.stride
-	if len(offers) == 1 {
-		m.stride = m.window.stride
-		if m.stride == 0 {
-			m.stride = m.alloc.span
-		}
+	if m.stride == 0 {
+		m.stride = m.alloc.span // of one rank, where nobody looks at it
 	}
 	m.peers[me] = m.alloc.ptr
 }
@@ -158,6 +155,9 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 func (m *mapping) WindowHandle() (uint64, int64, error) {
 	if m.window == nil {
 		return 0, 0, fmt.Errorf("the window's handle: %w", errs.ErrClosed)
+	}
+	if m.window.none != nil {
+		return 0, 0, m.window.none
 	}
 	return uint64(m.window.native.Handle()), m.alloc.offset, nil
 }
@@ -221,9 +221,10 @@ func (m *mapping) addMulticast(ctx context.Context, x *backend.Agreement) error 
 	return nil
 }
 
-// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere.
-func (b *Backend) agreeReach(ctx context.Context) error {
-	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable, b.reach.notContiguous}, nil)
+// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere, or why this rank has
+// failed.
+func (b *Backend) agreeReach(ctx context.Context, failure error) error {
+	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable, b.reach.notContiguous}, failure)
 	if err != nil {
 		return err
 	}

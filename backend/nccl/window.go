@@ -22,6 +22,7 @@ type window struct {
 	users  int
 	peers  []device.Ptr // of the allocation's first byte, by rank; the own rank's is NCCL's second address of it
 	stride int64        // from one rank's copy to the next, or 0 if that is not known
+	none   error        // why NCCL has made none, which a rank that is alone can do without; nil if it has
 }
 
 // reach is what the trial window has shown of all windows of the communicator.
@@ -29,6 +30,7 @@ type reach struct {
 	first, ranks  int    // the ranks that have addresses here
 	notContiguous string // why there is no contiguous view; "" if there is
 	unreachable   string // which ranks have none; "" if all have
+	none          error  // why there are no windows, of a rank that is alone; nil if there are
 }
 
 // register makes the window of a whole allocation. Collective; every rank's allocation has the same size.
@@ -43,8 +45,12 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	}
 	w := &window{native: native, peers: make([]device.Ptr, b.group.Size())}
 	err = b.device.WithContext(func() error { return b.guard(native) })
-	if err == nil {
+	switch {
+	case err == nil:
 		err = b.resolve(w)
+	case b.group.Size() == 1 && errors.Is(err, errs.ErrUnsupported):
+		// One rank needs no window: 2.28.3 makes none for it (ncclTransportCheckP2pType in transport.cc).
+		w.peers[0], w.none, err = base, err, nil
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.deregister(ctx, w))
@@ -184,20 +190,22 @@ func (b *Backend) try(ctx context.Context) error {
 	if err == nil {
 		err = b.tryWindow(mine, w)
 	}
+	// Nobody takes a window away that a peer may still be in.
 	err = b.group.Vote(ctx, opening+": trying a window", err)
 	if w != nil {
 		err = errors.Join(err, b.deregister(ctx, w))
 	}
-	if err = errors.Join(err, a.Release(ctx)); err != nil {
-		return err
-	}
-	return b.agreeReach(ctx)
+	return b.agreeReach(ctx, errors.Join(err, a.Release(ctx)))
 }
 
 // tryWindow looks at the addresses of the trial window: NCCL's second address of this rank's own memory shows what the first one
 // holds, and the driver knows memory of a GPU at those of the others.
 func (b *Backend) tryWindow(a *allocation, w *window) error {
 	me := b.group.Rank()
+	if w.none != nil {
+		b.reach.none = w.none
+		return nil
+	}
 	if w.peers[me].IsNil() {
 		return b.noWindows("the window has no address for this rank")
 	}

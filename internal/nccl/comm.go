@@ -291,10 +291,13 @@ func (c *Comm) give(cause error) error {
 // abortTime is how long NCCL gets to give up a communicator.
 const abortTime = 20 * time.Second
 
-// The pauses between two questions whether a call has ended.
+// The pauses between two questions whether a call has ended: they grow to the first limit while an answer is near, as registering a
+// window takes some milliseconds, and then to the second.
 const (
 	shortest = 20 * time.Microsecond
+	near     = 100 * time.Microsecond
 	longest  = time.Millisecond
+	soon     = 20 * time.Millisecond
 )
 
 // do makes a call and waits until what it began is done, at most until ctx ends. Then the communicator is stuck: there can be no
@@ -344,7 +347,11 @@ func (c *Comm) begin(ctx context.Context, what, call string, made bool, fn func(
 
 // wait asks until the call is done.
 func (c *Comm) wait(ctx context.Context, what, call string) error {
-	for pause := shortest; ; pause = min(2*pause, longest) {
+	began, limit := time.Now(), near
+	for pause := shortest; ; pause = min(2*pause, limit) {
+		if limit == near && time.Since(began) > soon {
+			limit = longest
+		}
 		state := InProgress
 		err := c.quick("ncclCommGetAsyncError", func(h CommHandle) Result { return c.lib.call.CommAsyncError(h, &state) })
 		if err != nil {

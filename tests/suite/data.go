@@ -124,7 +124,12 @@ const guardElements = 7
 
 // newGuarded allocates a guarded tensor of n elements and makes its rendezvous.
 func newGuarded(ctx context.Context, e *Env, dtype tensor.DType, n int64) (*guarded, error) {
-	whole, err := e.R.Empty(ctx, dtype, n+2*guardElements)
+	return newGuardedAt(ctx, e, dtype, n, guardElements)
+}
+
+// newGuardedAt is newGuarded with another number of elements in front and behind.
+func newGuardedAt(ctx context.Context, e *Env, dtype tensor.DType, n, band int64) (*guarded, error) {
+	whole, err := e.R.Empty(ctx, dtype, n+2*band)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +140,11 @@ func newGuarded(ctx context.Context, e *Env, dtype tensor.DType, n int64) (*guar
 	if err := whole.Rendezvous(ctx); err != nil {
 		return nil, err
 	}
-	part, err := whole.Slice(guardElements, guardElements+n)
+	part, err := whole.Slice(band, band+n)
 	if err != nil {
 		return nil, err
 	}
-	return &guarded{SymmetricTensor: part, whole: whole, before: guardElements * dtype.Bytes()}, nil
+	return &guarded{SymmetricTensor: part, whole: whole, before: band * dtype.Bytes()}, nil
 }
 
 // bands says whether a guard band was written.

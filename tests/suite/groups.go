@@ -40,7 +40,7 @@ func overlappingCase(ctx context.Context, e *Env) error {
 		o     *operands
 		p     *kernels.Plan
 	}
-	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 4000, blocked}
+	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 4000, blocked, false}
 	var mine []*member
 	for _, ranks := range [][]int{lower, upper} {
 		if !slices.Contains(ranks, e.R.Rank()) {
@@ -112,7 +112,7 @@ func aloneCase(ctx context.Context, e *Env) error {
 	}
 	env := &Env{R: sub, S: e.S, Rand: e.Rand}
 	if sub.Capabilities().PeerPointers {
-		if err := allReduceCase(ctx, env, reduction{kernels.OneShot, tensor.BFloat16, kernels.Avg, true, 100, blocked}); err != nil {
+		if err := allReduceCase(ctx, env, reduction{kernels.OneShot, tensor.BFloat16, kernels.Avg, true, 100, blocked, false}); err != nil {
 			return err
 		}
 	}

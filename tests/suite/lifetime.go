@@ -24,7 +24,7 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 			continue
 		}
 		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: []string{"peer_pointers"}, Run: func(ctx context.Context, e *Env) error {
-			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed}
+			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed, false}
 			o, err := newOperands(ctx, e, r)
 			if err != nil {
 				return err

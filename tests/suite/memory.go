@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -550,11 +551,36 @@ func manyTensorsCase(ctx context.Context, e *Env) error {
 	return nil
 }
 
-// adoptedCase makes symmetric tensors of memory that the device gave for other use: views, transfers and an all-reduce work
+// adoptable gives memory that belongs to somebody else and that the backend can adopt: the device's, or, where the backend takes only
+// memory that can be mapped by others, that of a group of this rank alone.
+func adoptable(ctx context.Context, e *Env, bytes int64) (device.Ptr, func() error, error) {
+	p, free, err := private(e, bytes)
+	if err != nil {
+		return 0, nil, err
+	}
+	a, err := e.R.Memory().Register(ctx, p, bytes, "")
+	if err == nil {
+		return p, free, e.R.Memory().Free(ctx, a)
+	}
+	if err = errors.Join(wantError("adopting memory of the device", err, symmem.ErrInvalid, p.String()), free()); err != nil {
+		return 0, nil, err
+	}
+	alone, err := e.R.Sub(ctx, []int{e.R.Rank()})
+	if err != nil {
+		return 0, nil, err
+	}
+	t, err := alone.Empty(ctx, tensor.Uint8, bytes)
+	if err != nil {
+		return 0, nil, errors.Join(err, alone.Close(ctx))
+	}
+	return t.Ptr(), func() error { return errors.Join(t.Close(ctx), alone.Close(ctx)) }, nil
+}
+
+// adoptedCase makes symmetric tensors of memory that is there for other use: views, transfers and an all-reduce work
 // on it, and it is the caller's again afterwards.
 func adoptedCase(ctx context.Context, e *Env) error {
 	const n = 5000
-	p, free, err := private(e, n*8)
+	p, free, err := adoptable(ctx, e, n*8)
 	if err != nil {
 		return err
 	}
