@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/backend"
@@ -41,12 +42,38 @@ type reducer struct {
 	form    string
 	comm    *nccl.Comm
 	windows map[device.Ptr]*nccl.Window // symmetric windows by the base of their allocation; none for the plain form
+	used    atomic.Bool                 // a run was enqueued
+}
+
+// outcome is how the device is told that NCCL's kernels were ended: they report nothing, and leave results that are none.
+type outcome struct {
+	fault *cuda.FaultWord
+	cause atomic.Pointer[error]
+}
+
+// newOutcome gives one for this rank's device.
+func (b *Backend) newOutcome() (*outcome, error) {
+	o := &outcome{}
+	fault, err := b.device.NewFaultWord(func(uint64) error {
+		return fmt.Errorf("NCCL's all-reduce was ended: %w", *o.cause.Load())
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.fault = fault.(*cuda.FaultWord)
+	return o, nil
+}
+
+// tell makes the next Synchronize of a stream of the device return the cause.
+func (o *outcome) tell(cause error) {
+	o.cause.CompareAndSwap(nil, &cause)
+	o.fault.Store(1)
 }
 
 // reduction is an all-reduce that was prepared.
 type reduction struct {
 	backend *Backend
-	comm    *nccl.Comm
+	of      *reducer
 	in, out device.Ptr
 	count   int64
 	dtype   nccl.DataType
@@ -86,7 +113,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	if err != nil {
 		return nil, err
 	}
-	p.comm = red.comm
+	p.of = red
 	if r.Name == symmetricForm {
 		if err := b.registerSymmetric(ctx, red, in); err != nil {
 			return nil, err
@@ -176,6 +203,9 @@ func (b *Backend) reducer(ctx context.Context, form string) (*reducer, error) {
 	defer cancel()
 	defer b.lib.Log()
 	comm, err := b.comm.Split(within, nil)
+	if err == nil && b.outcome == nil {
+		b.outcome, err = b.newOutcome()
+	}
 	if err := b.group.Vote(ctx, "the communicator of "+form, b.explain(err)); err != nil {
 		if comm != nil {
 			err = errors.Join(err, comm.Abort(context.WithoutCancel(ctx), err))
@@ -252,7 +282,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	stream := b.stream.(*cuda.Stream)
 	_, err = nccl.Bound(within, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
-			return p.comm.AllReduce(uintptr(stream.Handle()), uint64(scratch), uint64(scratch), p.count, p.dtype, p.op)
+			return p.of.comm.AllReduce(uintptr(stream.Handle()), uint64(scratch), uint64(scratch), p.count, p.dtype, p.op)
 		})
 	})
 	if err = b.group.Vote(ctx, "trying "+plainForm, b.explain(err)); err == nil {
@@ -277,6 +307,7 @@ func (p *reduction) Enqueue(s device.Stream) error {
 	if !ok || stream.Device() != device.Device(p.backend.device) {
 		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()), "a stream of "+p.backend.device.Name())
 	}
+	p.of.used.Store(true)
 	x := p.runs.Get().(*run)
 	x.stream = uintptr(stream.Handle())
 	err := p.backend.device.WithContext(x.call)
@@ -286,7 +317,7 @@ func (p *reduction) Enqueue(s device.Stream) error {
 
 func (x *run) make() error {
 	p := x.of
-	return p.comm.AllReduce(x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op)
+	return p.of.comm.AllReduce(x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op)
 }
 
 // Close has nothing to give back: the communicator and the windows stay for the next plan.
@@ -316,6 +347,10 @@ func (b *Backend) closeReducers(ctx context.Context) error {
 	b.mu.Lock()
 	clear(b.reducers)
 	b.mu.Unlock()
+	if b.outcome != nil {
+		err = errors.Join(err, b.outcome.fault.Close())
+		b.outcome = nil
+	}
 	return err
 }
 
@@ -328,9 +363,12 @@ func (b *Backend) abortReducers(ctx context.Context, cause error) error {
 		if red.comm.Handle() == 0 {
 			continue
 		}
-		if red.form == symmetricForm && !b.idle() {
-			b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process", "form", red.form)
-			continue
+		if red.used.Load() && !b.idle() {
+			b.outcome.tell(cause)
+			if red.form == symmetricForm {
+				b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process", "form", red.form)
+				continue
+			}
 		}
 		if abortErr := red.comm.Abort(ctx, cause); abortErr != nil && !errors.Is(abortErr, errs.ErrClosed) {
 			err = errors.Join(err, abortErr)

@@ -38,6 +38,8 @@ type machine struct {
 	apart func(b []byte)
 	// absent ranks never come to what takes all ranks.
 	absent func(call string, rank int) bool
+	// hangs makes all GPUs busy until a communicator is aborted.
+	hangs bool
 
 	mu         sync.Mutex
 	counts     map[string]int
@@ -208,6 +210,16 @@ func (m *machine) do(f func(gpu int) cuda.Result) cuda.Result {
 	return f(m.gpu())
 }
 
+// idle is what streams and events answer: that all is done, unless a kernel of NCCL's is to seem stuck.
+func (m *machine) idle() cuda.Result {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.hangs && m.aborted == 0 {
+		return cuda.NotReady
+	}
+	return cuda.Success
+}
+
 func text(p *byte, size int32, s string) cuda.Result {
 	to := unsafe.Slice(p, size)
 	to[copy(to[:size-1], s)] = 0
@@ -359,11 +371,11 @@ func (m *machine) work(d *cuda.Driver) {
 	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
 		return m.do(func(int) cuda.Result { delete(m.streams, s); return cuda.Success })
 	}
-	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return cuda.Success }
+	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return m.idle() }
 	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
 	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
 	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
-	d.EventQuery = func(cuda.EventHandle) cuda.Result { return cuda.Success }
+	d.EventQuery = func(cuda.EventHandle) cuda.Result { return m.idle() }
 	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
 		return m.do(func(int) cuda.Result {
 			b := make([]byte, bytes)

@@ -95,6 +95,7 @@ type Backend struct {
 	multicast *nccl.Multicast // nil unless noCast is ""
 	stream    device.Stream   // fills new memory with zeros, and tries the library's collectives
 	reach     reach           // what the trial window has shown
+	outcome   *outcome        // of the library's all-reduces; nil before the first
 
 	mu       sync.Mutex
 	windows  map[device.Ptr]*window // by the base of the allocation that is registered

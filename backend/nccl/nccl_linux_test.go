@@ -773,6 +773,31 @@ func TestLossEndsAllReduce(t *testing.T) {
 	assert.Empty(t, m.comms)
 }
 
+// TestLossIsTheOutcome: when kernels of NCCL's were ended because a rank is lost, the stream says so, though they report nothing.
+func TestLossIsTheOutcome(t *testing.T) {
+	m := newMachine(1)
+	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+				if err := p.Enqueue(s); err != nil {
+					return err
+				}
+				m.mu.Lock()
+				m.hangs = true
+				m.mu.Unlock()
+				if err := b.abortReducers(ctx, fmt.Errorf("rank 7: %w", errs.ErrPeerLost)); err != nil {
+					return err
+				}
+				if err := s.Synchronize(ctx); !errors.Is(err, errs.ErrPeerLost) || !strings.Contains(err.Error(), "rank 7") {
+					return fmt.Errorf("after the loss: %w", err)
+				}
+				return s.Synchronize(ctx) // it is told once
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
 // TestAsyncErrors: what NCCL reports by itself ends the library's all-reduces, and is their error.
 func TestAsyncErrors(t *testing.T) {
 	m := newMachine(1)

@@ -114,9 +114,10 @@ time in a process and later. plan_run is what enqueuing one all-reduce of the sm
 Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
-and on the same stream, with as many iterations, on plain device memory. The ratio is its time divided by ours: above 1 it is
-slower. Its NVLink multicast is switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's
-own reductions, on memory of its heap, instead.`,
+and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
+best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
+switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
+of its heap, instead.`,
 		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
 		Args: noArgs,

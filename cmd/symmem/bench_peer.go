@@ -81,9 +81,11 @@ func (o *benchOptions) peerSpec(kinds []string) (*peerSpec, error) {
 // and not the tensors: that is what a program without symmetric memory has, and NCCL treats memory that it could map on its
 // peers in other ways.
 type ncclPeer struct {
-	comm   *nccl.Comm
-	device *cuda.Device
-	about  string // the library and how it is used, for the rows
+	lib       *nccl.Library
+	comm      *nccl.Comm
+	device    *cuda.Device
+	about     string          // the library and how it is used, for the rows
+	symmetric []symmetricComm // for symmetric windows; none if there are none
 }
 
 // peerFailure is one rank's reason for not having the peer.
@@ -234,8 +236,8 @@ func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused b
 		}
 		return b.refusePeer(reason)
 	}
-	b.peer = &ncclPeer{comm: comm, device: d, about: aboutNCCL(lib, b.spec.Peer.Multicast)}
-	return false, nil
+	b.peer = &ncclPeer{lib: lib, comm: comm, device: d, about: aboutNCCL(lib, b.spec.Peer.Multicast)}
+	return false, b.connectSymmetric(ctx)
 }
 
 // aboutNCCL says what is measured, for people who compare.
@@ -269,7 +271,7 @@ func (b *bencher) closePeer(ctx context.Context) error {
 	}
 	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout)
 	defer cancel()
-	err := b.peer.comm.Destroy(within)
+	err := errors.Join(b.closeSymmetric(within), b.peer.comm.Destroy(within))
 	b.peer = nil
 	return err
 }
@@ -277,18 +279,6 @@ func (b *bencher) closePeer(ctx context.Context) error {
 // peerAllReduce measures NCCL's all-reduce of the bytes, dtype, operation, mode, place and iterations of the row like, on the
 // same stream. Collective.
 func (b *bencher) peerAllReduce(ctx context.Context, like benchRow) error {
-	dtype, err := tensor.ParseDType(like.DType)
-	if err != nil {
-		return err
-	}
-	op, err := kernels.ParseOp(like.Op)
-	if err != nil {
-		return err
-	}
-	stream, ok := b.s.(*cuda.Stream)
-	if !ok {
-		return fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
-	}
 	d := b.peer.device
 	in, err := d.Alloc(like.Bytes)
 	if err != nil {
@@ -300,13 +290,42 @@ func (b *bencher) peerAllReduce(ctx context.Context, like benchRow) error {
 			return err
 		}
 	}
+	times, err := b.measureNCCL(ctx, like, b.peer.comm, in, out)
+	if err != nil {
+		return err
+	}
+	row := like
+	row.Backend, row.Beside, row.Algorithm, row.Chosen, row.Note = peerNCCL, b.r.Backend(), "", "", b.peer.about
+	if err := b.report(ctx, row, times); err != nil {
+		return err
+	}
+	if out != in {
+		err = d.Free(out)
+	}
+	return errors.Join(err, d.Free(in))
+}
+
+// measureNCCL checks a result of NCCL's all-reduce, measures it and gives this rank's times. Collective.
+func (b *bencher) measureNCCL(ctx context.Context, like benchRow, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
+	dtype, err := tensor.ParseDType(like.DType)
+	if err != nil {
+		return nil, err
+	}
+	op, err := kernels.ParseOp(like.Op)
+	if err != nil {
+		return nil, err
+	}
+	stream, ok := b.s.(*cuda.Stream)
+	if !ok {
+		return nil, fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
+	}
 	count, handle := like.Bytes/dtype.Bytes(), uintptr(stream.Handle())
 	once := func() error {
-		return b.peer.comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[dtype], ncclOps[op])
+		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[dtype], ncclOps[op])
 	}
 	// All runs of a repetition share one section with the context, which is not NCCL's to pay for again and again.
 	several := func(n int) func() error {
-		return func() error { return d.WithContext(repeated(n, once)) }
+		return func() error { return b.peer.device.WithContext(repeated(n, once)) }
 	}
 	check := reduction{name: "ncclAllReduce", dtype: dtype, elements: count, op: op, in: in, out: out, enqueue: several(1),
 		ends: true}
@@ -315,56 +334,57 @@ func (b *bencher) peerAllReduce(ctx context.Context, like benchRow) error {
 	}
 	// This also makes the connections that NCCL makes at first need, outside of any capture.
 	if err := b.checkResult(ctx, check); err != nil {
-		return err
+		return nil, err
 	}
-	row := benchRow{Kind: kindAllReduce, Backend: peerNCCL, Beside: b.r.Backend(), Bytes: like.Bytes, DType: like.DType, Op: like.Op,
-		Mode: like.Mode, Place: like.Place, Note: b.peer.about, Iterations: like.Iterations}
 	each := like.Iterations
 	enqueue := several(each)
 	var graph device.Graph
 	if b.spec.Graph {
 		each = min(graphRuns, like.Iterations)
 		if graph, err = b.capture(several(each)); err != nil {
-			return err
+			return nil, err
 		}
 		enqueue = func() error { return graph.Launch(b.s) }
 	}
 	times, err := b.measure(ctx, like.Iterations, each, enqueue)
-	if err != nil {
-		return err
-	}
-	if err := b.report(ctx, row, times.total); err != nil {
-		return err
-	}
 	if graph != nil { // before the communicator, which waits for it
-		if err := graph.Close(); err != nil {
-			return err
-		}
+		err = errors.Join(err, graph.Close())
 	}
-	if out != in {
-		err = d.Free(out)
-	}
-	return errors.Join(err, d.Free(in))
+	return times.total, err
 }
 
-// compare writes into each row of ours what the peer took for the same, in the same run.
+// compare writes into each row of ours what the fastest peer took for the same, in the same run.
 func (r *benchReport) compare() {
 	for i := range r.Rows {
 		row := &r.Rows[i]
 		if row.Kind != kindAllReduce || row.Beside != "" {
 			continue
 		}
-		if p := r.peerOf(row); p != nil && row.Median > 0 {
-			row.PeerMedian, row.PeerBus, row.PeerRatio = p.Median, p.Bus, p.Median/row.Median
+		for _, name := range r.peers(row) {
+			p := r.peerOf(row, name)
+			if p != nil && p.Median > 0 && row.Median > 0 && (row.PeerMedian == 0 || p.Median < row.PeerMedian) {
+				row.PeerMedian, row.PeerBus, row.PeerRatio = p.Median, p.Bus, p.Median/row.Median
+			}
 		}
 	}
 }
 
-// peerOf gives the peer's row beside one of ours, or nil.
-func (r *benchReport) peerOf(row *benchRow) *benchRow {
+// peers lists the peers that were measured beside the backend of a row, in the order in which they were.
+func (r *benchReport) peers(row *benchRow) []string {
+	var names []string
+	for i := range r.Rows {
+		if p := &r.Rows[i]; p.Beside != "" && p.Beside == row.Backend && p.Kind == row.Kind && p.Iterations > 0 && !slices.Contains(names, p.Backend) {
+			names = append(names, p.Backend)
+		}
+	}
+	return names
+}
+
+// peerOf gives the named peer's row beside one of ours, or nil.
+func (r *benchReport) peerOf(row *benchRow, name string) *benchRow {
 	for i := range r.Rows {
 		p := &r.Rows[i]
-		if p.Beside != "" && p.Beside == row.Backend && p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes &&
+		if p.Beside != "" && p.Backend == name && p.Beside == row.Backend && p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes &&
 			p.DType == row.DType && p.Op == row.Op && p.Mode == row.Mode && p.Place == row.Place {
 			return p
 		}
@@ -372,12 +392,12 @@ func (r *benchReport) peerOf(row *benchRow) *benchRow {
 	return nil
 }
 
-// abouts lists what the peers' rows say about the peers, each once.
+// abouts lists what the peers' rows say about the peers, each once, after the name of the peer.
 func (r *benchReport) abouts() []string {
 	var all []string
 	for _, row := range r.Rows {
-		if row.Beside != "" && !slices.Contains(all, row.Note) {
-			all = append(all, row.Note)
+		if about := row.Backend + ": " + row.Note; row.Beside != "" && !slices.Contains(all, about) {
+			all = append(all, about)
 		}
 	}
 	return all

@@ -133,11 +133,31 @@ func TestPeerInTheTable(t *testing.T) {
 	assert.Contains(t, lines, "bytes median us min us max us GB/s bus GB/s nccl us nccl bus ratio")
 	assert.Contains(t, lines, "1K one_shot 4.00 2.00 8.00 0.26 0.38 12.0 0.13 3.00")
 	assert.Contains(t, lines, "1M two_shot 16.0 8.00 32.0 65.5 98.3 20.0 78.6 1.25")
-	assert.Contains(t, lines, "nccl: NCCL 2.28.9 (/lib/libnccl.so.2), plain device memory; ratio: its time divided by ours")
+	assert.Contains(t, lines, "nccl: NCCL 2.28.9 (/lib/libnccl.so.2), plain device memory; ratio: the fastest peer's time divided by ours")
 	assert.Contains(t, lines, "skipped: nccl beside other: it is old")
 	assert.NotContains(t, out.String(), "all_reduce on nccl")
 	assert.Equal(t, 1, strings.Count(out.String(), "ratio\n"), "tables without a peer have no columns for it:\n%s", out.String())
 	assert.Equal(t, 1, strings.Count(out.String(), "all_reduce on native"), "one table, though the peer's rows lie between")
+}
+
+// TestTwoPeers: both are shown, and the faster one is what ours is compared with.
+func TestTwoPeers(t *testing.T) {
+	report := comparison()
+	second := report.Rows[3]
+	second.Backend, second.Chosen, second.Median, second.Bus = peerSymmetric, "16 blocks", 8, 7.7
+	second.Note += ", symmetric windows"
+	report.Rows = append(report.Rows, second, benchRow{Kind: kindAllReduce, Backend: peerSymmetric, Beside: "other", Note: "none here"})
+	report.compare()
+	assert.InDelta(t, 2, report.Rows[1].PeerRatio, 0)
+	assert.InDelta(t, 1.25, report.Rows[5].PeerRatio, 0, "at that size there is only one")
+	var out strings.Builder
+	require.NoError(t, report.writeTable(&out))
+	text := strings.Join(strings.Fields(out.String()), " ")
+	assert.Contains(t, text, "nccl us nccl bus nccl_symmetric us nccl_symmetric bus ratio")
+	assert.Contains(t, text, "1K one_shot 4.00 2.00 8.00 0.26 0.38 12.0 0.13 8.00 7.70 2.00")
+	assert.Contains(t, text, "1M two_shot 16.0 8.00 32.0 65.5 98.3 20.0 78.6 1.25", "the second has no figures there")
+	assert.Contains(t, text, "nccl_symmetric: NCCL 2.28.9 (/lib/libnccl.so.2), plain device memory, symmetric windows; ratio")
+	assert.Contains(t, text, "nccl_symmetric: none here; ratio")
 }
 
 func TestPeerInTheDocument(t *testing.T) {

@@ -134,11 +134,14 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	if err := b.peerAllReduce(ctx, *row); err != nil {
 		return fmt.Errorf("measuring NCCL's all-reduce of %s: %w", sizeText(bytes), err)
 	}
+	if err := b.symmetricAllReduce(ctx, *row); err != nil {
+		return fmt.Errorf("measuring NCCL's all-reduce of %s over symmetric windows: %w", sizeText(bytes), err)
+	}
 	return nil
 }
 
-// algorithms gives the forms to measure: "all" is those that the device has for the dtype and the operation, multicast left
-// out where the backend has none.
+// algorithms gives the forms to measure: "all" is those that the device, or the library below the backend, has for the dtype and the
+// operation, multicast left out where the backend has none.
 func (b *bencher) algorithms() []string {
 	if !slices.Equal(b.spec.Algorithms, []string{"all"}) {
 		return b.spec.Algorithms
@@ -149,6 +152,11 @@ func (b *bencher) algorithms() []string {
 	kind := b.r.Device().Kind()
 	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
 		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
+			names = append(names, alg.String())
+		}
+	}
+	for _, alg := range kernels.LibraryAlgorithms(b.r.Backend()) {
+		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) {
 			names = append(names, alg.String())
 		}
 	}
@@ -206,28 +214,42 @@ func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error
 
 // report completes a row with the slowest rank's times of each repetition, and rank 0 tells it.
 func (b *bencher) report(ctx context.Context, row benchRow, times []float64) error {
-	mine, err := json.Marshal(times)
+	slowest, err := b.slowest(ctx, times)
 	if err != nil {
 		return err
 	}
+	return b.tellRow(row, slowest)
+}
+
+// slowest gives every rank the slowest rank's time of each repetition, sorted.
+func (b *bencher) slowest(ctx context.Context, times []float64) ([]float64, error) {
+	mine, err := json.Marshal(times)
+	if err != nil {
+		return nil, err
+	}
 	all, err := b.r.Group().AllGather(ctx, "measurement", mine)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	slowest := make([]float64, len(times))
 	for rank, text := range all {
 		var theirs []float64
 		if err := json.Unmarshal(text, &theirs); err != nil || len(theirs) != len(times) {
-			return fmt.Errorf("reading the times of rank %d: %d of %d: %w", rank, len(theirs), len(times), err)
+			return nil, fmt.Errorf("reading the times of rank %d: %d of %d: %w", rank, len(theirs), len(times), err)
 		}
 		for i, t := range theirs {
 			slowest[i] = max(slowest[i], t)
 		}
 	}
+	slices.Sort(slowest)
+	return slowest, nil
+}
+
+// tellRow completes a row with the sorted times of the slowest rank, and rank 0 tells it.
+func (b *bencher) tellRow(row benchRow, slowest []float64) error {
 	if b.r.Rank() != 0 {
 		return nil
 	}
-	slices.Sort(slowest)
 	if row.Backend == "" {
 		row.Backend = b.r.Backend()
 	}

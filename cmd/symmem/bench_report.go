@@ -63,7 +63,10 @@ func (r *benchReport) writeTable(w io.Writer) error {
 			fmt.Fprintf(t, "\n%s\n", title)
 			fmt.Fprint(t, "bytes\t\tmedian us\tmin us\tmax us\tGB/s\tbus GB/s\t")
 			if compared {
-				fmt.Fprintf(t, "%s us\t%s bus\tratio\t", peerNCCL, peerNCCL)
+				for _, name := range r.peers(&r.Rows[i]) {
+					fmt.Fprintf(t, "%s us\t%s bus\t", name, name)
+				}
+				fmt.Fprint(t, "ratio\t")
 			}
 			fmt.Fprintln(t)
 		}
@@ -77,12 +80,19 @@ func (r *benchReport) writeTable(w io.Writer) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t", sizeText(row.Bytes), note, figure(row.Median), figure(row.Min),
 			figure(row.Max), rate(row.Bandwidth), rate(row.Bus))
 		if compared {
-			fmt.Fprintf(t, "%s\t%s\t%s\t", rate(row.PeerMedian), rate(row.PeerBus), rate(row.PeerRatio))
+			for _, name := range r.peers(&r.Rows[i]) {
+				var p benchRow
+				if of := r.peerOf(&r.Rows[i], name); of != nil {
+					p = *of
+				}
+				fmt.Fprintf(t, "%s\t%s\t", rate(p.Median), rate(p.Bus))
+			}
+			fmt.Fprintf(t, "%s\t", rate(row.PeerRatio))
 		}
 		fmt.Fprintln(t)
 	}
 	for _, about := range r.abouts() {
-		fmt.Fprintf(t, "\n%s: %s; ratio: its time divided by ours\n", peerNCCL, about)
+		fmt.Fprintf(t, "\n%s; ratio: the fastest peer's time divided by ours\n", about)
 	}
 	for _, s := range r.Skipped {
 		fmt.Fprintf(t, "\nskipped: %s: %s\n", s.Backend, s.Reason)

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -157,5 +158,26 @@ func TestDeviceCloseEndsTheRest(t *testing.T) {
 			assert.ErrorIs(t, err, device.ErrClosed, "call %d", i)
 		}
 		assert.Zero(t, w.Load())
+	})
+}
+
+// A failure that the host found is told as one that a kernel found, once.
+func TestFaultOfTheHost(t *testing.T) {
+	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
+		boom := errors.New("boom")
+		w, err := d.NewFaultWord(func(word uint64) error { return fmt.Errorf("%w %d", boom, word) })
+		require.NoError(t, err)
+		s := newStream(t, d)
+		require.NoError(t, s.Synchronize(t.Context()))
+		w.(*cuda.FaultWord).Store(7)
+		w.(*cuda.FaultWord).Store(8)
+		err = s.Synchronize(t.Context())
+		require.ErrorIs(t, err, boom)
+		require.ErrorContains(t, err, "boom 7", "the first counts")
+		require.NoError(t, s.Synchronize(t.Context()))
+		assert.EqualValues(t, 7, w.Load())
+		require.NoError(t, w.Close())
+		w.(*cuda.FaultWord).Store(9)
+		assert.EqualValues(t, 7, w.Load())
 	})
 }

@@ -101,6 +101,15 @@ func (f *FaultWord) Load() uint64 {
 	return atomic.LoadUint64(f.word)
 }
 
+// Store writes the word as a kernel would, for failures of device work that only the host learns of. It waits for nothing.
+func (f *FaultWord) Store(word uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.word != nil {
+		atomic.CompareAndSwapUint64(f.word, 0, word)
+	}
+}
+
 // Close gives the word back; no kernel that may write it is queued. Twice is ErrClosed.
 func (f *FaultWord) Close() error {
 	const call = "Close"
