@@ -320,6 +320,7 @@ func TestLegalVariables(t *testing.T) {
 		"SYMMEM_TEST_REQUIRE=native", "SYMMEM_CONFIG=", "SYMMEM_NO_SUCH_KEY=", "SYMMEM_CHANNELS=", "SYMMEM_RANK=",
 		"RANK=7", "=C:=C:\\", "nonsense", "SYMMEM_CUDA_LIBRARY=/opt/libcuda.so.1", "SYMMEM_NCCL_LIBRARY=/opt/libnccl.so.2",
 		"SYMMEM_NVSHMEM_LIBRARY=/opt/nvshmem/lib", "SYMMEM_NVSHMEM_ARENA=1G",
+		"SYMMEM_NCCL_WINDOW=symmetric",
 	)})
 	require.NoError(t, err)
 	assert.Equal(t, config.Default().String(), c.String(), "an empty variable is unset")

@@ -54,7 +54,6 @@ type machine struct {
 	worlds     map[nccl.UniqueID]*world
 	comms      map[nccl.CommHandle]*fakeComm
 	cuMemOff   bool
-	resolved   int // how often multicast was looked up
 	aborted    int
 	split      int
 	violations []string
@@ -78,11 +77,10 @@ type world struct {
 
 // step is something that takes all ranks.
 type step struct {
-	call    string
-	came    map[int]*fakeComm
-	args    map[int]any
-	done    chan struct{}
-	aborted bool
+	call string
+	came map[int]*fakeComm
+	args map[int]any
+	done chan struct{}
 }
 
 // fakeComm is a rank's communicator.

@@ -3,6 +3,7 @@ package nccl
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -57,13 +58,12 @@ func openDebugLog(log *slog.Logger) *debugLog {
 	}
 	// By the number of this process and not as "self": a child that inherits the variable finds this file too, or none.
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-	if err := os.Setenv(debugEnv, level); err == nil {
-		err = os.Setenv(debugFileEnv, path)
-	}
-	if err != nil {
+	file := os.NewFile(uintptr(fd), path)
+	if err := errors.Join(os.Setenv(debugEnv, level), os.Setenv(debugFileEnv, path)); err != nil {
+		log.Debug("NCCL's own log cannot be read back", "error", errors.Join(err, file.Close()))
 		return nil
 	}
-	theLog.log = &debugLog{file: os.NewFile(uintptr(fd), path), log: log}
+	theLog.log = &debugLog{file: file, log: log}
 	return theLog.log
 }
 
