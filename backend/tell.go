@@ -8,8 +8,8 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// Tell gives every rank what each rank brought, by rank, for backends that have more to agree on than a [Record] says. The failure
-// of one rank is a [group.VoteError] on all. Collective.
+// Tell gives every rank what each rank brought, by rank, for backends that have more to agree on than a [Record] says. The
+// failure of one rank is a [group.VoteError] on all. Collective.
 func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
 	type message struct {
 		Failure string `json:",omitempty"`

@@ -89,8 +89,8 @@ func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
 func (w *Window) Allocation() Allocation { return w.alloc }
 
 // Handle is the name that the library below the backend has for the window, as a kernel argument for its device interface
-// (ncclWindow_t), and where in it the byte at offset is, in bytes; ErrUnsupported where there is no such name. For an empty window
-// both are 0.
+// (ncclWindow_t), and where in it the byte at offset is, in bytes; ErrUnsupported where there is no such name. For an empty
+// window both are 0.
 func (w *Window) Handle(offset int64) (handle uint64, at int64, err error) {
 	if err := w.check("Handle", offset); err != nil {
 		return 0, 0, err

@@ -26,14 +26,15 @@ type allocation struct {
 	offset int64      // of ptr from base
 }
 
-// Allocate takes memory from NCCL and fills it with zeros. It blocks until the GPU has done so. ErrNoMemory, with how much is free, if
-// the GPU has not that much left.
+// Allocate takes memory from NCCL and fills it with zeros. It blocks until the GPU has done so. ErrNoMemory, with how much is
+// free, if the GPU has not that much left.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
 	}
 	if b.total > 0 && bytes > b.total {
-		return nil, fmt.Errorf("%d bytes are asked for and %s (%s) has %d in all: %w", bytes, b.device.Name(), b.device.UUID(), b.total, errs.ErrNoMemory)
+		return nil, fmt.Errorf("%d bytes are asked for and %s (%s) has %d in all: %w", bytes, b.device.Name(), b.device.UUID(),
+			b.total, errs.ErrNoMemory)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -157,13 +158,14 @@ func (a *allocation) Release(context.Context) error {
 // MemoryError is memory that cannot be adopted, with everything that is wrong with it. It is ErrInvalid.
 type MemoryError = cuda.MemoryError
 
-// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate (ncclMemAlloc
-// among it), pinned, made with the handle type of POSIX file descriptors. Its place in its allocation must be a multiple of 4096
-// bytes, and it must lie in one. Everything that is wrong is in the [*MemoryError]. The window is one of the whole allocation, whose size
-// must be the same on all ranks.
+// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate
+// (ncclMemAlloc among it), pinned, made with the handle type of POSIX file descriptors. Its place in its allocation must be a
+// multiple of 4096 bytes, and it must lie in one. Everything that is wrong is in the [*MemoryError]. The window is one of the
+// whole allocation, whose size must be the same on all ranks.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
-		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p),
+			"at least 1 byte at an address that is not nil")
 	}
 	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: bytes, adopted: true}
 	if err := b.device.WithContext(a.adopt); err != nil {
@@ -185,7 +187,8 @@ func (a *allocation) adopt() error {
 	}
 	a.base, a.span, a.offset = at.Base, at.Bytes, at.Offset
 	if at.Offset%nccl.WindowAlignment != 0 {
-		bad.Note("it begins %d bytes after its allocation, and NCCL registers memory at multiples of %d", at.Offset, nccl.WindowAlignment)
+		bad.Note("it begins %d bytes after its allocation, and NCCL registers memory at multiples of %d", at.Offset,
+			nccl.WindowAlignment)
 	}
 	if at.Handle == 0 {
 		bad.Note("it is memory of cuMemAlloc or cudaMalloc, which NCCL cannot map on other ranks; allocate it by cuMemCreate or ncclMemAlloc, " +

@@ -28,7 +28,8 @@ const (
 // dataTypes are the dtypes that NCCL has, and operations the operations, in NCCL's numbers.
 var (
 	dataTypes = map[string]nccl.DataType{
-		"f16": nccl.Float16, "bf16": nccl.BFloat16, "f32": nccl.Float32, "f64": nccl.Float64, "i8": nccl.Int8, "i32": nccl.Int32, "i64": nccl.Int64,
+		"f16": nccl.Float16, "bf16": nccl.BFloat16, "f32": nccl.Float32, "f64": nccl.Float64, "i8": nccl.Int8,
+		"i32": nccl.Int32, "i64": nccl.Int64,
 		"u8": nccl.Uint8, "u32": nccl.Uint32, "u64": nccl.Uint64,
 	}
 	operations = map[string]nccl.Op{"sum": nccl.Sum, "prod": nccl.Prod, "min": nccl.Min, "max": nccl.Max, "avg": nccl.Avg}
@@ -92,7 +93,8 @@ type run struct {
 type place struct{ In, Out int64 } // offsets in the windows
 
 // PrepareAllReduce makes the communicator of the form if it is the first, registers what the symmetric form needs, and runs the
-// plain form once on memory of its own, because NCCL makes its connections when they are first needed: a run then never waits for a rank.
+// plain form once on memory of its own, because NCCL makes its connections when they are first needed: a run then never waits
+// for a rank.
 func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
 	p, in, out, failure := b.reduction(r)
 	var mine place
@@ -131,17 +133,21 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	const op = "PrepareAllReduce"
 	dtype, known := dataTypes[r.DType]
 	if !known {
-		return nil, nil, nil, fmt.Errorf("NCCL has no %s (it has %s): %w", r.DType, strings.Join(slices.Sorted(maps.Keys(dataTypes)), ", "), errs.ErrUnsupported)
+		return nil, nil, nil, fmt.Errorf("NCCL has no %s (it has %s): %w", r.DType,
+			strings.Join(slices.Sorted(maps.Keys(dataTypes)), ", "), errs.ErrUnsupported)
 	}
 	operation, known := operations[r.Op]
 	if !known {
-		return nil, nil, nil, fmt.Errorf("NCCL has no operation %s (it has %s): %w", r.Op, strings.Join(slices.Sorted(maps.Keys(operations)), ", "), errs.ErrUnsupported)
+		return nil, nil, nil, fmt.Errorf("NCCL has no operation %s (it has %s): %w", r.Op,
+			strings.Join(slices.Sorted(maps.Keys(operations)), ", "), errs.ErrUnsupported)
 	}
 	if r.Name != plainForm && r.Name != symmetricForm {
-		return nil, nil, nil, fmt.Errorf("backend %s has no all-reduce called %q (it has %s and %s): %w", Name, r.Name, plainForm, symmetricForm, errs.ErrUnsupported)
+		return nil, nil, nil, fmt.Errorf("backend %s has no all-reduce called %q (it has %s and %s): %w", Name, r.Name, plainForm,
+			symmetricForm, errs.ErrUnsupported)
 	}
 	if r.Name == symmetricForm && (r.Op != "sum" || dtype != nccl.Float32 && dtype != nccl.Float16 && dtype != nccl.BFloat16) {
-		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op, r.DType, plainForm, errs.ErrUnsupported)
+		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op,
+			r.DType, plainForm, errs.ErrUnsupported)
 	}
 	if r.Count < 1 {
 		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more")
@@ -177,7 +183,8 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	return p, in, out, nil
 }
 
-// alike is an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for granted.
+// alike is an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for
+// granted.
 func alike(places []place) error {
 	values := make([]string, len(places))
 	for r, p := range places {
@@ -217,7 +224,8 @@ func (b *Backend) reducer(ctx context.Context, form string) (*reducer, error) {
 	b.reducers[form] = red
 	b.mu.Unlock()
 	b.watch()
-	b.log.Info("NCCL communicator ready", "for", form, "communicator", fmt.Sprintf("%#x", uintptr(comm.Handle())), "split", true, "took", time.Since(began))
+	b.log.Info("NCCL communicator ready", "for", form, "communicator", fmt.Sprintf("%#x", uintptr(comm.Handle())), "split", true,
+		"took", time.Since(began))
 	return red, nil
 }
 
@@ -246,7 +254,8 @@ func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *alloca
 	b.mu.Lock()
 	red.windows[a.base] = w
 	b.mu.Unlock()
-	b.log.Info("window registered", "communicator", fmt.Sprintf("%#x", uintptr(red.comm.Handle())), "address", a.base, "bytes", a.span,
+	b.log.Info("window registered", "communicator", fmt.Sprintf("%#x", uintptr(red.comm.Handle())), "address", a.base,
+		"bytes", a.span,
 		"window", fmt.Sprintf("%#x", w.Handle()), "symmetric", true, "milliseconds", float64(time.Since(began).Microseconds())/1e3)
 	return nil
 }
@@ -305,7 +314,8 @@ func (p *reduction) bytes() int64 { return p.count * p.dtype.Bytes() }
 func (p *reduction) Enqueue(s device.Stream) error {
 	stream, ok := s.(*cuda.Stream)
 	if !ok || stream.Device() != device.Device(p.backend.device) {
-		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()), "a stream of "+p.backend.device.Name())
+		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()),
+			"a stream of "+p.backend.device.Name())
 	}
 	p.of.used.Store(true)
 	x := p.runs.Get().(*run)
@@ -387,8 +397,8 @@ func (b *Backend) idle() bool {
 // checkEvery is how often NCCL is asked whether something has gone wrong.
 const checkEvery = 250 * time.Millisecond
 
-// watch begins to look after the communicators of the library's own all-reduces: when a member of the group is lost, or NCCL says that
-// something has gone wrong, they are aborted, so that no kernel waits for ever.
+// watch begins to look after the communicators of the library's own all-reduces: when a member of the group is lost, or NCCL
+// says that something has gone wrong, they are aborted, so that no kernel waits for ever.
 func (b *Backend) watch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -30,7 +30,8 @@ var lsaAllReduce []byte
 // headers gives the folder with the headers of the library, of the same version, or "" and why there is none.
 func headers(lib *nccl.Library) (dir, why string) {
 	version := regexp.MustCompile(`(?m)^#define NCCL_VERSION_CODE (\d+)`)
-	tried := []string{filepath.Join(filepath.Dir(filepath.Dir(lib.Path())), "include"), "/usr/include", "/usr/local/include", "/usr/local/cuda/include"}
+	tried := []string{filepath.Join(filepath.Dir(filepath.Dir(lib.Path())), "include"), "/usr/include", "/usr/local/include",
+		"/usr/local/cuda/include"}
 	for _, dir := range tried {
 		text, err := os.ReadFile(filepath.Join(dir, "nccl.h"))
 		if _, deviceErr := os.Stat(filepath.Join(dir, "nccl_device.h")); err != nil || deviceErr != nil {
@@ -59,15 +60,16 @@ func compile(t *testing.T, lib *nccl.Library, capability int) []byte {
 	}
 	source, out := filepath.Join(t.TempDir(), "lsa_all_reduce.cu"), filepath.Join(t.TempDir(), "lsa_all_reduce.cubin")
 	require.NoError(t, os.WriteFile(source, lsaAllReduce, 0o600))
-	text, err := exec.CommandContext(t.Context(), nvcc, "-std=c++17", "-cubin", fmt.Sprintf("-arch=sm_%d", capability), "-I", include, "-o", out, source).CombinedOutput()
+	text, err := exec.CommandContext(t.Context(), nvcc, "-std=c++17", "-cubin", fmt.Sprintf("-arch=sm_%d", capability), "-I",
+		include, "-o", out, source).CombinedOutput()
 	require.NoError(t, err, string(text))
 	image, err := os.ReadFile(out)
 	require.NoError(t, err)
 	return image
 }
 
-// TestDeviceSideOnGPU: a kernel that was compiled with NCCL's own headers gets the device communicator and the window's handle as plain
-// arguments, and reduces between NCCL's own barriers.
+// TestDeviceSideOnGPU: a kernel that was compiled with NCCL's own headers gets the device communicator and the window's handle
+// as plain arguments, and reduces between NCCL's own barriers.
 func TestDeviceSideOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
 	lib, err := nccl.Load(nil)
@@ -126,7 +128,8 @@ func TestDeviceSideOnGPU(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if err := errors.Join(graph.Launch(s), s.Synchronize(ctx), graph.Close(), launch.Close(), b.device.CopyToHost(data, mine)); err != nil {
+				if err := errors.Join(graph.Launch(s), s.Synchronize(ctx), graph.Close(), launch.Close(), b.device.CopyToHost(data,
+					mine)); err != nil {
 					return err
 				}
 				ranks := g.Size()

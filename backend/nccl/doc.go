@@ -3,24 +3,25 @@
 //
 // # The communicator
 //
-// The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is begun
-// and then asked after, until the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A communicator
-// with a call that did not end can only be aborted; that happens when nothing uses its windows any more. A sub-group that has all of
-// its parent's ranks splits the parent's communicator, any other makes one of its own. A communicator that the caller made
-// (Options.Comm) is used and never ended.
+// The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is
+// begun and then asked after, until the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A
+// communicator with a call that did not end can only be aborted; that happens when nothing uses its windows any more. A
+// sub-group that has all of its parent's ranks splits the parent's communicator, any other makes one of its own. A communicator
+// that the caller made (Options.Comm) is used and never ended.
 //
 // # Memory
 //
-// Allocate takes memory from ncclMemAlloc and fills it with zeros; Register adopts memory that was created by cuMemCreate. A window is
-// registered at the first rendezvous, for the whole allocation, once however many parts of it are adopted: NCCL's address space is not
-// given back in parts. What NCCL would not survive, or would let pass in silence, is looked at before: alignment to 4096 bytes,
-// memory without a handle, sizes that differ between ranks, and afterwards whether the window is one at all.
+// Allocate takes memory from ncclMemAlloc and fills it with zeros; Register adopts memory that was created by cuMemCreate. A
+// window is registered at the first rendezvous, for the whole allocation, once however many parts of it are adopted: NCCL's
+// address space is not given back in parts. What NCCL would not survive, or would let pass in silence, is looked at before:
+// alignment to 4096 bytes, memory without a handle, sizes that differ between ranks, and afterwards whether the window is one
+// at all.
 //
 // # Peer pointers
 //
-// From NCCL 2.29 on, a function gives them. Before, they are made of the window's structure, whose first 32 bytes have been the same
-// since 2.28; what they give is tried once when the backend is opened. All ranks' copies lie one stride apart in one range of
-// addresses, which is the contiguous view. NCCL 2.27 has windows without addresses, and cannot serve.
+// From NCCL 2.29 on, a function gives them. Before, they are made of the window's structure, whose first 32 bytes have been the
+// same since 2.28; what they give is tried once when the backend is opened. All ranks' copies lie one stride apart in one range
+// of addresses, which is the contiguous view. NCCL 2.27 has windows without addresses, and cannot serve.
 //
 // # Multicast
 //
@@ -29,12 +30,12 @@
 //
 // # NCCL's own all-reduce
 //
-// The algorithms "nccl" and "nccl_symmetric" run ncclAllReduce on the plan's stream, each on a communicator of its own that is split
-// from the first when it is first asked for. They differ in what NCCL knows of the memory: on the second, the tensors' allocations are
-// registered again, as symmetric windows. On one communicator both could not be had, because NCCL takes its symmetric kernels whenever it
-// can, also where they are slower; and these two block, because NCCL starts a thread for each collective of one that does not. When a
-// member of the group is lost, they are aborted, so that their kernels end. NCCL's symmetric kernels (of 2.28) ask nobody and go on
-// waiting: what is on the GPU then ends with the process.
+// The algorithms "nccl" and "nccl_symmetric" run ncclAllReduce on the plan's stream, each on a communicator of its own that is
+// split from the first when it is first asked for. They differ in what NCCL knows of the memory: on the second, the tensors'
+// allocations are registered again, as symmetric windows. On one communicator both could not be had, because NCCL takes its
+// symmetric kernels whenever it can, also where they are slower; and these two block, because NCCL starts a thread for each
+// collective of one that does not. When a member of the group is lost, they are aborted, so that their kernels end. NCCL's
+// symmetric kernels (of 2.28) ask nobody and go on waiting: what is on the GPU then ends with the process.
 //
 // This room knows the CUDA device and the group. It loads NCCL when a backend is probed or opened, and not before.
 package nccl

@@ -14,7 +14,8 @@ import (
 // factory opens the backend by name.
 type factory struct{}
 
-// Probe loads the library, opens the GPU, looks at what the backend stands on, and closes the GPU again. It makes no communicator.
+// Probe loads the library, opens the GPU, looks at what the backend stands on, and closes the GPU again. It makes no
+// communicator.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := options(env)
 	if err != nil {

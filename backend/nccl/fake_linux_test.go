@@ -25,8 +25,8 @@ const (
 	stride    = 35 << 32 // between the ranks' copies in the fake library's range
 )
 
-// machine is a host with some GPUs and NCCL on it, as far as this backend asks the two. The ranks are goroutines of one process. It
-// notes what the real ones would not survive.
+// machine is a host with some GPUs and NCCL on it, as far as this backend asks the two. The ranks are goroutines of one
+// process. It notes what the real ones would not survive.
 type machine struct {
 	gpus    int
 	version nccl.Version
@@ -98,7 +98,8 @@ type fakeComm struct {
 
 func newMachine(gpus int) *machine {
 	return &machine{
-		gpus: gpus, version: 22809, counts: map[string]int{}, current: map[int][]int{}, contexts: make([]int, gpus), used: make([]int64, gpus),
+		gpus: gpus, version: 22809, counts: map[string]int{}, current: map[int][]int{}, contexts: make([]int,
+			gpus), used: make([]int64, gpus),
 		next: 1 << 40, memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, streams: map[cuda.StreamHandle]int{},
 		pinned: map[unsafe.Pointer][]byte{}, worlds: map[nccl.UniqueID]*world{}, comms: map[nccl.CommHandle]*fakeComm{},
 	}
@@ -490,7 +491,8 @@ func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nc
 	return h
 }
 
-func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID, config *nccl.ConfigLayout) (r nccl.Result) {
+func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID,
+	config *nccl.ConfigLayout) (r nccl.Result) {
 	defer func() {
 		if r != nccl.Success && r != nccl.InProgress {
 			m.mu.Lock()
@@ -525,8 +527,8 @@ func (m *machine) splitComm(parent nccl.CommHandle, _, key int32, h *nccl.CommHa
 	})
 }
 
-// together does something that takes all ranks: it is begun here, and at once done if all have come. after is called on each rank,
-// with the machine locked, when it is.
+// together does something that takes all ranks: it is begun here, and at once done if all have come. after is called on each
+// rank, with the machine locked, when it is.
 func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s *step)) nccl.Result {
 	m.mu.Lock()
 	c := m.comms[h]
@@ -758,7 +760,8 @@ type reduced struct {
 }
 
 // allReduce waits for all ranks, where a real one only enqueues: streams run their work at once here. It adds f32.
-func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, op nccl.Op, h nccl.CommHandle, stream uintptr) nccl.Result {
+func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, op nccl.Op, h nccl.CommHandle,
+	stream uintptr) nccl.Result {
 	bytes := uint64(int64(count) * t.Bytes())
 	m.mu.Lock()
 	if _, ok := m.streams[cuda.StreamHandle(stream)]; !ok {

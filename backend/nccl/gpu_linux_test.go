@@ -22,8 +22,8 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// gpus counts the GPUs, and skips the test without one or without the library. Under SYMMEM_TEST_REQUIRE with nccl among its names
-// that is a failure.
+// gpus counts the GPUs, and skips the test without one or without the library. Under SYMMEM_TEST_REQUIRE with nccl among its
+// names that is a failure.
 func gpus(t *testing.T) int {
 	t.Helper()
 	c, err := factory{}.Probe(t.Context(), &backend.Env{Multicast: "off"})
@@ -208,7 +208,8 @@ func TestRegisterErrorsOnGPU(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(want("odd", p.Add(512), 64, "multiples of 4096"), want("too large", p.Add(4<<20), 8<<20, "behind the end"),
+			return errors.Join(want("odd", p.Add(512), 64, "multiples of 4096"), want("too large", p.Add(4<<20), 8<<20,
+				"behind the end"),
 				want("plain", q, 64, "cudaMalloc"), free(), freePlain(), want("freed", p, 64, "it was freed"))
 		})
 	}))
@@ -276,7 +277,8 @@ func TestSharedGPU(t *testing.T) {
 	}
 }
 
-// TestRankStaysAwayOnGPU: a rank that does not come to a registration is an error of those that did, in time, and everything closes.
+// TestRankStaysAwayOnGPU: a rank that does not come to a registration is an error of those that did, in time, and everything
+// closes.
 func TestRankStaysAwayOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	if size < 2 {

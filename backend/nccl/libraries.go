@@ -15,8 +15,8 @@ import (
 
 var _ backend.Libraries = factory{}
 
-// Libraries looks for NCCL and says whether it makes symmetric windows here: that is tried, by one rank alone on the GPU that the
-// environment names, and what only several ranks can show (peer access) is asked of the driver.
+// Libraries looks for NCCL and says whether it makes symmetric windows here: that is tried, by one rank alone on the GPU that
+// the environment names, and what only several ranks can show (peer access) is asked of the driver.
 func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Library {
 	o, err := options(env)
 	if err != nil {
@@ -57,7 +57,8 @@ func examine(ctx context.Context, o *Options) backend.Library {
 	} else {
 		detail("peer pointers", "by the window's structure, which is known for 2.28 to 2.30")
 	}
-	for _, name := range []string{"NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_LOCAL_REGISTER", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE",
+	for _, name := range []string{"NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_LOCAL_REGISTER", "NCCL_P2P_DISABLE",
+		"NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE",
 		"NCCL_DEBUG", WindowEnv} {
 		if v := o.Getenv(name); v != "" {
 			detail(name, "%s", v)
@@ -136,7 +137,8 @@ func peerAccess(o *Options) ([]string, error) {
 		for j := range count {
 			var a, b cuda.DeviceOrdinal
 			var can int32
-			if err := errors.Join(drv.Check("cuDeviceGet", drv.DeviceGet(&a, i)), drv.Check("cuDeviceGet", drv.DeviceGet(&b, j))); err != nil {
+			if err := errors.Join(drv.Check("cuDeviceGet", drv.DeviceGet(&a, i)), drv.Check("cuDeviceGet", drv.DeviceGet(&b,
+				j))); err != nil {
 				return nil, err
 			}
 			if i == j {

@@ -179,7 +179,8 @@ func (b *Backend) adopt(handle uintptr) (*nccl.Comm, error) {
 	}
 	if comm.Ranks() != b.group.Size() || comm.Rank() != b.group.Rank() || gpu != int(b.device.Ordinal()) {
 		return nil, errs.Invalid("nccl.New", "Comm", fmt.Sprintf("rank %d of %d on GPU %d", comm.Rank(), comm.Ranks(), gpu),
-			fmt.Sprintf("a communicator of the group's ranks: rank %d of %d on GPU %d", b.group.Rank(), b.group.Size(), b.device.Ordinal()))
+			fmt.Sprintf("a communicator of the group's ranks: rank %d of %d on GPU %d", b.group.Rank(), b.group.Size(),
+				b.device.Ordinal()))
 	}
 	return comm, nil
 }

@@ -55,7 +55,8 @@ type Options struct {
 	// Window is the kind of window: PlainWindow, the default, or SymmetricWindow. It is the same on all ranks.
 	Window string
 	// Comm, unless 0, is an ncclComm_t that the caller has made with the same library, of the same ranks in the same order, each
-	// on its device. It is used instead of a communicator of its own, by nobody else meanwhile, and never ended. All ranks give one, or none.
+	// on its device. It is used instead of a communicator of its own, by nobody else meanwhile, and never ended. All ranks give
+	// one, or none.
 	Comm uintptr
 	// Parent, unless nil, is the backend of a group that this one is a sub-group of.
 	Parent *Backend
@@ -112,10 +113,10 @@ var (
 	_ backend.AllReducer = (*Backend)(nil)
 )
 
-// New opens the NCCL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has come. A rank
-// that cannot take part makes it fail on every rank. Without a driver, a GPU or the library the error is ErrUnavailable and says what
-// to do; a library or a machine without windows that have addresses is ErrUnsupported; two ranks on one GPU are ErrInvalid. What was
-// begun is undone, so that it can be called again.
+// New opens the NCCL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has come.
+// A rank that cannot take part makes it fail on every rank. Without a driver, a GPU or the library the error is ErrUnavailable
+// and says what to do; a library or a machine without windows that have addresses is ErrUnsupported; two ranks on one GPU are
+// ErrInvalid. What was begun is undone, so that it can be called again.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	var o Options
 	if opts != nil {
@@ -201,7 +202,8 @@ func loadLibrary(o *Options, policy *multicast.Policy) (*nccl.Library, error) {
 func serves(lib *nccl.Library) error {
 	err := lib.Require("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
 	if err == nil && lib.Version() < oldest {
-		err = fmt.Errorf("%s %s (%s) has windows, but they have no addresses; %s or newer has: %w", "NCCL", lib.Version(), lib.Path(), oldest,
+		err = fmt.Errorf("%s %s (%s) has windows, but they have no addresses; %s or newer has: %w", "NCCL", lib.Version(),
+			lib.Path(), oldest,
 			errs.ErrUnsupported)
 	}
 	return err
@@ -220,7 +222,8 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 
 // The driver functions that the backend stands on besides those that every device needs.
 var needed = []string{
-	"cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2", "cuPointerGetAttribute", "cuMemRelease",
+	"cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2",
+	"cuPointerGetAttribute", "cuMemRelease",
 }
 
 // usable says why windows cannot be had on this GPU, as far as that can be known before they are tried.
@@ -238,7 +241,8 @@ func usable(d *cuda.Device, getenv func(string) string) error {
 		if have, err := d.Attribute(a.attr); err != nil {
 			return err
 		} else if have == 0 {
-			return fmt.Errorf("%s (%s) has no %s, which NCCL's windows need: use backend host: %w", d.Name(), d.UUID(), a.what, errs.ErrUnsupported)
+			return fmt.Errorf("%s (%s) has no %s, which NCCL's windows need: use backend host: %w", d.Name(), d.UUID(), a.what,
+				errs.ErrUnsupported)
 		}
 	}
 	if why := switchedOff(getenv); why != "" {
@@ -263,8 +267,8 @@ func (b *Backend) Name() string { return Name }
 // Device is the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
-// Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not be
-// ended, nor used while a collective call of this backend is under way.
+// Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not
+// be ended, nor used while a collective call of this backend is under way.
 func (b *Backend) Comm() uintptr { return uintptr(b.comm.Handle()) }
 
 // Library is the file of the library, and its version.
@@ -324,9 +328,9 @@ func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// Close ends the communicators, the library's own first, and closes the device, unless it was given by the caller. All mappings and
-// allocations were given back before. It waits no longer than KernelTimeout, and not for ranks that are lost: then the communicators
-// are aborted.
+// Close ends the communicators, the library's own first, and closes the device, unless it was given by the caller. All mappings
+// and allocations were given back before. It waits no longer than KernelTimeout, and not for ranks that are lost: then the
+// communicators are aborted.
 func (b *Backend) Close(ctx context.Context) error {
 	err := b.closeWork(ctx)
 	if b.owned {
@@ -365,8 +369,8 @@ func (b *Backend) closeWork(ctx context.Context) error {
 	return errors.Join(err, b.awaitProcess(ctx))
 }
 
-// awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last of them
-// has destroyed its communicator (commReclaim in init.cc), and their contexts have to be there until then.
+// awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last
+// of them has destroyed its communicator (commReclaim in init.cc), and their contexts have to be there until then.
 func (b *Backend) awaitProcess(ctx context.Context) error {
 	members := b.group.Members()
 	same := 0

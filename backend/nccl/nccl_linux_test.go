@@ -79,12 +79,15 @@ func TestOpeningFails(t *testing.T) {
 			o.load = load(nil, &dl.LoadError{Library: "NCCL", Attempts: []dl.Attempt{{Path: "/nowhere"}}, Hint: "install NCCL"})
 		}, backend.ErrUnavailable, "install NCCL"},
 		"another library": {func(_ *machine, o *Options) {
-			o.load = load(nil, &dl.SymbolError{Library: "NCCL (/lib/other.so)", Symbols: []string{"ncclGetVersion"}, Hint: "NCCL 2.23.4"})
+			o.load = load(nil, &dl.SymbolError{Library: "NCCL (/lib/other.so)", Symbols: []string{"ncclGetVersion"},
+				Hint: "NCCL 2.23.4"})
 		}, backend.ErrUnsupported, "ncclGetVersion"},
-		"windows without addresses": {func(_ *machine, o *Options) { o.load = load(oldLibrary, nil) }, backend.ErrUnsupported, "2.28.3 or newer"},
-		"no such device":            {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
-		"bad policy":                {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid, "auto, on or off"},
-		"bad kind of window":        {func(_ *machine, o *Options) { o.Window = "round" }, backend.ErrInvalid, "plain or symmetric"},
+		"windows without addresses": {func(_ *machine, o *Options) { o.load = load(oldLibrary, nil) }, backend.ErrUnsupported,
+			"2.28.3 or newer"},
+		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
+		"bad policy": {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid,
+			"auto, on or off"},
+		"bad kind of window": {func(_ *machine, o *Options) { o.Window = "round" }, backend.ErrInvalid, "plain or symmetric"},
 		"windows switched off": {func(_ *machine, o *Options) {
 			o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
 		}, backend.ErrUnsupported, "NCCL_WIN_ENABLE=0"},
@@ -99,7 +102,8 @@ func TestOpeningFails(t *testing.T) {
 				return cuda.Success
 			}
 		}, backend.ErrUnsupported, "virtual memory management"},
-		"old driver":   {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, backend.ErrUnsupported, "cuMemRetainAllocationHandle"},
+		"old driver": {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, backend.ErrUnsupported,
+			"cuMemRetainAllocationHandle"},
 		"multicast on": {func(_ *machine, o *Options) { o.Multicast = "on" }, backend.ErrUnsupported, "multicast is on"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -123,8 +127,10 @@ func TestOpeningFails(t *testing.T) {
 
 func TestRanksMustFit(t *testing.T) {
 	m := newMachine(3)
-	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, backend.ErrInvalid, "on rank 0 and on rank 2", "share-device")
-	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, backend.ErrMismatch, WindowEnv, "symmetric")
+	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, backend.ErrInvalid, "on rank 0 and on rank 2",
+		"share-device")
+	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, backend.ErrMismatch,
+		WindowEnv, "symmetric")
 	fails(t, m, 2, func(rank int, o *Options) {
 		f := m.library()
 		if rank == 1 {
@@ -133,7 +139,8 @@ func TestRanksMustFit(t *testing.T) {
 		lib, err := nccl.New("/lib", f)
 		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
 	}, backend.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
-	for _, err := range onRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context, g *group.Group) error {
+	for _, err := range onRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
+		g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
 	}) {
 		require.ErrorIs(t, err, backend.ErrUnsupported)
@@ -144,7 +151,8 @@ func TestRanksMustFit(t *testing.T) {
 
 // TestSilence: a library that says success and has made no window is found out, and the error lists what may be the reason.
 func TestSilence(t *testing.T) {
-	for name, handle := range map[string]nccl.WindowHandle{"nothing": 0, "memory of the host": 0x8000, "memory that is none": 1 << 50} {
+	for name, handle := range map[string]nccl.WindowHandle{"nothing": 0, "memory of the host": 0x8000,
+		"memory that is none": 1 << 50} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(2)
 			m.silent = &handle
@@ -194,10 +202,11 @@ func TestAnotherStructure(t *testing.T) {
 	})
 }
 
-// TestInitCanBeRepeated: an opening that failed half way, at any of NCCL's calls on any rank, is an error on all ranks, and the next one
-// works.
+// TestInitCanBeRepeated: an opening that failed half way, at any of NCCL's calls on any rank, is an error on all ranks, and the
+// next one works.
 func TestInitCanBeRepeated(t *testing.T) {
-	for _, call := range []string{"ncclCommInitRankScalable", "ncclMemAlloc", "ncclCommWindowRegister", "ncclCommWindowDeregister"} {
+	for _, call := range []string{"ncclCommInitRankScalable", "ncclMemAlloc", "ncclCommWindowRegister",
+		"ncclCommWindowDeregister"} {
 		for _, victim := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s/rank=%d", call, victim), func(t *testing.T) {
 				m := newMachine(2)
@@ -236,7 +245,8 @@ func TestInitCanBeRepeated(t *testing.T) {
 	}
 }
 
-// TestRankStaysAway: a rank that never comes to a call of NCCL's ends those that did after the timeout, and the communicator is aborted.
+// TestRankStaysAway: a rank that never comes to a call of NCCL's ends those that did after the timeout, and the communicator is
+// aborted.
 func TestRankStaysAway(t *testing.T) {
 	for _, call := range []string{"ncclCommInitRankScalable", "ncclCommWindowRegister"} {
 		t.Run(call, func(t *testing.T) {
@@ -332,7 +342,8 @@ func TestRegister(t *testing.T) {
 				return err
 			}
 			err = errors.Join(exchangeBytes(ctx, mem, w1, granule), exchangeBytes(ctx, mem, w2, granule))
-			if _, _, e := w1.Contiguous(0); !errors.Is(e, backend.ErrUnsupported) || !strings.Contains(e.Error(), "4096 on rank 0, 8192 on rank 1") {
+			if _, _, e := w1.Contiguous(0); !errors.Is(e, backend.ErrUnsupported) || !strings.Contains(e.Error(),
+				"4096 on rank 0, 8192 on rank 1") {
 				err = errors.Join(err, fmt.Errorf("contiguous view of different offsets: %w", e))
 			}
 			if _, _, e := w2.Contiguous(0); e != nil {
@@ -426,8 +437,8 @@ func TestRegistrationsMustFit(t *testing.T) {
 	m.requireClean(t)
 }
 
-// TestEveryWindowFails lets each of NCCL's calls fail once on one rank: all ranks get an error, everything is undone, and the next
-// window works, but after a registration that only some came to.
+// TestEveryWindowFails lets each of NCCL's calls fail once on one rank: all ranks get an error, everything is undone, and the
+// next window works, but after a registration that only some came to.
 func TestEveryWindowFails(t *testing.T) {
 	for _, call := range []string{"ncclMemAlloc", "ncclCommWindowDeregister"} {
 		m := newMachine(2)
@@ -546,7 +557,8 @@ func TestGivenCommunicator(t *testing.T) {
 			return err
 		}
 		for _, config := range []*nccl.Config{nil, {NonBlocking: true}} {
-			comm, err := lib.NewComm(ctx, &nccl.CommOptions{Ranks: 2, Rank: g.Rank(), ID: nccl.UniqueID{byte(1 + len(fmt.Sprint(config)))},
+			comm, err := lib.NewComm(ctx, &nccl.CommOptions{Ranks: 2, Rank: g.Rank(),
+				ID:     nccl.UniqueID{byte(1 + len(fmt.Sprint(config)))},
 				Config: config, Scope: d.WithContext})
 			if err != nil {
 				return err
@@ -591,7 +603,8 @@ func TestGivenCommunicator(t *testing.T) {
 }
 
 // reduceBy prepares the library's all-reduce of n f32 and runs it.
-func reduceBy(ctx context.Context, g *group.Group, mem *backend.Memory, form string, n int64, run func(p backend.PreparedAllReduce, s device.Stream) error) error {
+func reduceBy(ctx context.Context, g *group.Group, mem *backend.Memory, form string, n int64,
+	run func(p backend.PreparedAllReduce, s device.Stream) error) error {
 	return rendezvous(ctx, mem, 4*n, func(w *backend.Window) error {
 		in := w.Allocation().Ptr()
 		p, err := mem.PrepareAllReduce(ctx, form, in, in, n, 4*n, "f32", "sum")
@@ -666,8 +679,10 @@ func TestAllReduceErrors(t *testing.T) {
 				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "max"}, backend.ErrUnsupported, "use nccl")
 				want(backend.AllReduce{Name: plainForm, Count: 0, DType: "f32", Op: "sum"}, backend.ErrInvalid, "count")
 				// Places that differ are refused on both ranks by the form that cannot do with that.
-				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "sum", OutOffset: int64(64 * g.Rank())}, backend.ErrMismatch, "use algorithm nccl")
-				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w, Out: w, OutOffset: int64(64 * g.Rank()), Count: 1, DType: "f32", Op: "sum"})
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "sum", OutOffset: int64(64 * g.Rank())},
+					backend.ErrMismatch, "use algorithm nccl")
+				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w, Out: w, OutOffset: int64(64 * g.Rank()),
+					Count: 1, DType: "f32", Op: "sum"})
 				if err != nil {
 					return errors.Join(failed, err)
 				}
@@ -700,7 +715,8 @@ func TestOddPlaces(t *testing.T) {
 					for _, at := range []int64{0, 2} {
 						refused := at == 2 && version < 23003
 						for _, form := range []string{plainForm, symmetricForm} {
-							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w, InOffset: at, Out: w, OutOffset: at, Count: 8, DType: "f16", Op: "sum"})
+							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w, InOffset: at, Out: w, OutOffset: at, Count: 8,
+								DType: "f16", Op: "sum"})
 							if refused && form == symmetricForm {
 								if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "2.30.3") {
 									return fmt.Errorf("%s at %d: %w", form, at, err)
@@ -724,7 +740,10 @@ func TestOneRankNeedsNoWindow(t *testing.T) {
 	m.version = 22803
 	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
-			if err := reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) }); err != nil {
+			if err := reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce,
+				s device.Stream) error {
+				return p.Enqueue(s)
+			}); err != nil {
 				return err
 			}
 			return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
@@ -773,7 +792,8 @@ func TestLossEndsAllReduce(t *testing.T) {
 	assert.Empty(t, m.comms)
 }
 
-// TestLossIsTheOutcome: when kernels of NCCL's were ended because a rank is lost, the stream says so, though they report nothing.
+// TestLossIsTheOutcome: when kernels of NCCL's were ended because a rank is lost, the stream says so, though they report
+// nothing.
 func TestLossIsTheOutcome(t *testing.T) {
 	m := newMachine(1)
 	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
@@ -836,7 +856,8 @@ func TestEvents(t *testing.T) {
 			}
 			said.Reset()
 			return rendezvous(ctx, mem, 4*granule, func(w *backend.Window) error {
-				for _, part := range []string{`msg="window registered"`, "communicator=" + b.handle(), "address=" + w.Allocation().Ptr().String(),
+				for _, part := range []string{`msg="window registered"`, "communicator=" + b.handle(),
+					"address=" + w.Allocation().Ptr().String(),
 					fmt.Sprintf("bytes=%d", 4*granule), "milliseconds=", "backend=nccl", "rank=0"} {
 					if !strings.Contains(said.String(), part) {
 						return fmt.Errorf("%q lacks %s", said.String(), part)

@@ -83,8 +83,8 @@ func rendezvous(ctx context.Context, m *backend.Memory, bytes int64, f func(w *b
 	return err
 }
 
-// exchangeBytes writes a byte of this rank's to the beginning, the middle and the end of every copy, and reads what the others wrote, by
-// all addresses that there are.
+// exchangeBytes writes a byte of this rank's to the beginning, the middle and the end of every copy, and reads what the others
+// wrote, by all addresses that there are.
 func exchangeBytes(ctx context.Context, m *backend.Memory, w *backend.Window, size int64) error {
 	g := m.Group()
 	me := int64(g.Rank())

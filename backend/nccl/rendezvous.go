@@ -83,7 +83,8 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *back
 // ready is an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
 	if b.comm.Handle() == 0 || b.comm.Stuck() {
-		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w", errs.ErrClosed)
+		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
+			errs.ErrClosed)
 	}
 	return b.comm.Err()
 }
@@ -193,8 +194,8 @@ func (b *Backend) whyNoMulticast() string {
 	return b.noCast
 }
 
-// addMulticast asks NCCL for the window's multicast address, which it makes at the first time. Collective. If a rank has none, the
-// window has none on any, and the later ones neither.
+// addMulticast asks NCCL for the window's multicast address, which it makes at the first time. Collective. If a rank has none,
+// the window has none on any, and the later ones neither.
 func (m *mapping) addMulticast(ctx context.Context, x *backend.Agreement) error {
 	b := m.backend
 	p, err := m.window.native.Multicast(b.multicast, m.alloc.offset)
@@ -221,10 +222,11 @@ func (m *mapping) addMulticast(ctx context.Context, x *backend.Agreement) error 
 	return nil
 }
 
-// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere, or why this rank has
-// failed.
+// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere, or why this rank
+// has failed.
 func (b *Backend) agreeReach(ctx context.Context, failure error) error {
-	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable, b.reach.notContiguous}, failure)
+	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable,
+		b.reach.notContiguous}, failure)
 	if err != nil {
 		return err
 	}
@@ -241,16 +243,16 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 	return nil
 }
 
-// DevComm is a device communicator: what kernels that were compiled with the library's own headers take by value, beside a window's
-// handle, to use NCCL's barriers.
+// DevComm is a device communicator: what kernels that were compiled with the library's own headers take by value, beside a
+// window's handle, to use NCCL's barriers.
 type DevComm struct {
 	backend *Backend
 	comm    *nccl.DevComm
 }
 
-// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each. Collective: all
-// ranks ask for as many. It has no multicast. It blocks until all ranks have come. ErrUnsupported from a library whose structure is not
-// known. Close it before the rank.
+// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each.
+// Collective: all ranks ask for as many. It has no multicast. It blocks until all ranks have come. ErrUnsupported from a
+// library whose structure is not known. Close it before the rank.
 func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
 	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
 		return nil, err

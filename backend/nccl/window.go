@@ -15,8 +15,8 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// window is an allocation that is registered with the communicator, as one rank sees it. Several adopted parts of the allocation
-// share it.
+// window is an allocation that is registered with the communicator, as one rank sees it. Several adopted parts of the
+// allocation share it.
 type window struct {
 	native *nccl.Window
 	users  int
@@ -55,7 +55,8 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	if err != nil {
 		return nil, errors.Join(err, b.deregister(ctx, w))
 	}
-	b.log.Info("window registered", "communicator", b.handle(), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x", native.Handle()),
+	b.log.Info("window registered", "communicator", b.handle(), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x",
+		native.Handle()),
 		"symmetric", b.flags == nccl.WindowSymmetric, "milliseconds", float64(time.Since(began).Microseconds())/1e3)
 	return w, nil
 }
@@ -76,7 +77,8 @@ func (b *Backend) guard(w *nccl.Window) error {
 
 // noWindows is the error of a library that says it has made a window and has not, with what may be the reason.
 func (b *Backend) noWindows(how string) error {
-	return fmt.Errorf("NCCL %s (%s) makes no symmetric windows here: it said success, and %s. %s: %w", b.lib.Version(), b.lib.Path(), how,
+	return fmt.Errorf("NCCL %s (%s) makes no symmetric windows here: it said success, and %s. %s: %w", b.lib.Version(),
+		b.lib.Path(), how,
 		strings.Join(b.reasons(), "; "), errs.ErrUnsupported)
 }
 
@@ -111,7 +113,8 @@ func (b *Backend) resolve(w *window) error {
 	}
 	me := b.group.Rank()
 	if layout.WorldRank != me {
-		return fmt.Errorf("the window's structure says that this is rank %d, and it is %d: %w", layout.WorldRank, me, errs.ErrUnsupported)
+		return fmt.Errorf("the window's structure says that this is rank %d, and it is %d: %w", layout.WorldRank, me,
+			errs.ErrUnsupported)
 	}
 	team, err := b.comm.Lsa()
 	if err != nil {
@@ -149,8 +152,8 @@ func (b *Backend) askPeers(w *window) error {
 	return nil
 }
 
-// deregister takes the window out of this process. A communicator that has a call which did not end is aborted instead, with all its
-// windows: nothing uses them any more.
+// deregister takes the window out of this process. A communicator that has a call which did not end is aborted instead, with
+// all its windows: nothing uses them any more.
 func (b *Backend) deregister(ctx context.Context, w *window) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
@@ -175,8 +178,8 @@ func (b *Backend) abandon(ctx context.Context) error {
 	return b.comm.Abort(ctx, cause)
 }
 
-// try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are windows at
-// all, and whether the addresses that were made of the window's structure are right. Collective.
+// try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are
+// windows at all, and whether the addresses that were made of the window's structure are right. Collective.
 func (b *Backend) try(ctx context.Context) error {
 	a, err := b.Allocate(ctx, 1)
 	if err := b.group.Vote(ctx, opening+": memory to try", err); err != nil {
@@ -198,8 +201,8 @@ func (b *Backend) try(ctx context.Context) error {
 	return b.agreeReach(ctx, errors.Join(err, a.Release(ctx)))
 }
 
-// tryWindow looks at the addresses of the trial window: NCCL's second address of this rank's own memory shows what the first one
-// holds, and the driver knows memory of a GPU at those of the others.
+// tryWindow looks at the addresses of the trial window: NCCL's second address of this rank's own memory shows what the first
+// one holds, and the driver knows memory of a GPU at those of the others.
 func (b *Backend) tryWindow(a *allocation, w *window) error {
 	me := b.group.Rank()
 	if w.none != nil {
@@ -231,7 +234,8 @@ func (b *Backend) tryWindow(a *allocation, w *window) error {
 				missing = append(missing, fmt.Sprint(r))
 				continue
 			}
-			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p); r != cuda.Success || where != cuda.MemoryDevice {
+			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType,
+				p); r != cuda.Success || where != cuda.MemoryDevice {
 				return fmt.Errorf("at %s, where rank %d's memory should be, the driver knows none: %w", p, r, errs.ErrUnsupported)
 			}
 			b.reach.first = min(b.reach.first, r)

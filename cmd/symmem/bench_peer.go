@@ -77,9 +77,9 @@ func (o *benchOptions) peerSpec(kinds []string) (*peerSpec, error) {
 	return p, nil
 }
 
-// ncclPeer is NCCL in a rank of bench, to measure it in the same run and on the same stream. Its buffers are plain device memory
-// and not the tensors: that is what a program without symmetric memory has, and NCCL treats memory that it could map on its
-// peers in other ways.
+// ncclPeer is NCCL in a rank of bench, to measure it in the same run and on the same stream. Its buffers are plain device
+// memory and not the tensors: that is what a program without symmetric memory has, and NCCL treats memory that it could map on
+// its peers in other ways.
 type ncclPeer struct {
 	lib       *nccl.Library
 	comm      *nccl.Comm
@@ -122,7 +122,8 @@ func (b *bencher) agree(ctx context.Context, op string, failure error) (reason s
 	return reason, nil
 }
 
-// whyNoPeer makes one reason of those of all ranks: the first, with its rank unless all have the same. It is "" if there is none.
+// whyNoPeer makes one reason of those of all ranks: the first, with its rank unless all have the same. It is "" if there is
+// none.
 func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
 	same := true
 	for rank, f := range all {
@@ -138,8 +139,8 @@ func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
 	return reason, stuck
 }
 
-// refusePeer is what becomes of the bench without the peer, for a reason that all ranks know: a peer that must be there ends it,
-// which is refused; otherwise rank 0 tells the reason.
+// refusePeer is what becomes of the bench without the peer, for a reason that all ranks know: a peer that must be there ends
+// it, which is refused; otherwise rank 0 tells the reason.
 func (b *bencher) refusePeer(reason string) (refused bool, err error) {
 	refused = b.spec.Peer.Required
 	if b.r.Rank() != 0 {
@@ -373,7 +374,8 @@ func (r *benchReport) compare() {
 func (r *benchReport) peers(row *benchRow) []string {
 	var names []string
 	for i := range r.Rows {
-		if p := &r.Rows[i]; p.Beside != "" && p.Beside == row.Backend && p.Kind == row.Kind && p.Iterations > 0 && !slices.Contains(names, p.Backend) {
+		if p := &r.Rows[i]; p.Beside != "" && p.Beside == row.Backend &&
+			p.Kind == row.Kind && p.Iterations > 0 && !slices.Contains(names, p.Backend) {
 			names = append(names, p.Backend)
 		}
 	}
@@ -384,7 +386,8 @@ func (r *benchReport) peers(row *benchRow) []string {
 func (r *benchReport) peerOf(row *benchRow, name string) *benchRow {
 	for i := range r.Rows {
 		p := &r.Rows[i]
-		if p.Beside != "" && p.Backend == name && p.Beside == row.Backend && p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes &&
+		if p.Beside != "" && p.Backend == name && p.Beside == row.Backend &&
+			p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes &&
 			p.DType == row.DType && p.Op == row.Op && p.Mode == row.Mode && p.Place == row.Place {
 			return p
 		}

@@ -17,8 +17,8 @@ import (
 // peerSymmetric is the backend of the rows of NCCL's all-reduce over symmetric windows, for which it has kernels of their own.
 const peerSymmetric = "nccl_symmetric"
 
-// symmetricBlocks are the numbers of blocks that NCCL's symmetric kernels are tried with, 0 for its own choice: it is far from the best at
-// many sizes, and the peer is to be at its best.
+// symmetricBlocks are the numbers of blocks that NCCL's symmetric kernels are tried with, 0 for its own choice: it is far from
+// the best at many sizes, and the peer is to be at its best.
 var symmetricBlocks = []int{0, 16, 32, 64}
 
 // symmetricComm is a communicator whose kernels have a number of blocks.
@@ -35,8 +35,8 @@ func (c symmetricComm) name() string {
 	return fmt.Sprintf("%d blocks", c.blocks)
 }
 
-// connectSymmetric makes a communicator for each number of blocks. Without them the peer is measured on plain memory alone, and rank 0
-// tells why, unless NCCL has no such kernels for what is measured. Collective.
+// connectSymmetric makes a communicator for each number of blocks. Without them the peer is measured on plain memory alone, and
+// rank 0 tells why, unless NCCL has no such kernels for what is measured. Collective.
 func (b *bencher) connectSymmetric(ctx context.Context) error {
 	dtype, err := tensor.ParseDType(b.spec.DType)
 	if err != nil {
@@ -82,8 +82,8 @@ func (b *bencher) closeSymmetric(ctx context.Context) error {
 	return err
 }
 
-// trySymmetric makes a window and looks whether it is one: NCCL says success where it cannot make any. It gives the reason why the ranks
-// cannot, "" if they can. Collective.
+// trySymmetric makes a window and looks whether it is one: NCCL says success where it cannot make any. It gives the reason why
+// the ranks cannot, "" if they can. Collective.
 func (b *bencher) trySymmetric(ctx context.Context, comm *nccl.Comm) (reason string, err error) {
 	w, failure := b.newWindow(ctx, 1)
 	if reason, err = b.agree(ctx, "memory for the peer's symmetric windows", failure); err == nil && reason == "" {
@@ -149,8 +149,8 @@ func (w *peerWindow) free() error {
 	return w.peer.device.WithContext(func() error { return w.peer.lib.MemFree(uint64(w.ptr)) })
 }
 
-// symmetricAllReduce measures NCCL's all-reduce of the row like over symmetric windows with each number of blocks, and tells the fastest.
-// Collective.
+// symmetricAllReduce measures NCCL's all-reduce of the row like over symmetric windows with each number of blocks, and tells
+// the fastest. Collective.
 func (b *bencher) symmetricAllReduce(ctx context.Context, like benchRow) error {
 	if len(b.peer.symmetric) == 0 {
 		return nil

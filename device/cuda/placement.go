@@ -45,9 +45,9 @@ type Placement struct {
 	Prop MemAllocationProp
 }
 
-// Place finds out what memory the bytes of bad are, for backends that adopt it. What makes it impossible for anybody to share it is
-// noted in bad; the placement is nil if nothing more can be known. Any other error is the driver's. The device's context is
-// current, and the driver has cuPointerGetAttribute, cuMemGetAddressRange and the functions of allocation handles.
+// Place finds out what memory the bytes of bad are, for backends that adopt it. What makes it impossible for anybody to share
+// it is noted in bad; the placement is nil if nothing more can be known. Any other error is the driver's. The device's context
+// is current, and the driver has cuPointerGetAttribute, cuMemGetAddressRange and the functions of allocation handles.
 func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 	p, drv := bad.Ptr, d.drv
 	var where MemoryType
@@ -80,7 +80,8 @@ func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 	}
 	at.Bytes, at.Offset = int64(size), int64(p-at.Base)
 	if end := uint64(at.Offset) + uint64(bad.Bytes); end > size {
-		bad.Note("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size, size, at.Base)
+		bad.Note("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size,
+			size, at.Base)
 	}
 	switch r := drv.MemRetainAllocationHandle(&at.Handle, p); r {
 	case Success:

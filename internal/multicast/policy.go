@@ -1,5 +1,5 @@
-// Package multicast holds the rule by which every backend decides whether NVLink multicast may be used: the setting, and where that
-// leaves it open, the switches of other libraries in the environment. It knows no device and no library.
+// Package multicast holds the rule by which every backend decides whether NVLink multicast may be used: the setting, and where
+// that leaves it open, the switches of other libraries in the environment. It knows no device and no library.
 package multicast
 
 import (
@@ -35,8 +35,8 @@ func truthy(v string) bool {
 	return true
 }
 
-// NewPolicy reads the setting ("auto", "on", "off", or "" for "auto") and, if that leaves it open, the environment. op names the
-// caller in the error of another setting.
+// NewPolicy reads the setting ("auto", "on", "off", or "" for "auto") and, if that leaves it open, the environment. op names
+// the caller in the error of another setting.
 func NewPolicy(op, setting string, getenv func(string) string) (*Policy, error) {
 	switch setting {
 	case "on":

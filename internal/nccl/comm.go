@@ -181,7 +181,8 @@ func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataT
 	return nil
 }
 
-// Err asks NCCL for an error of what it does by itself, and gives it. Nil is none, or that a call is under way. It does not wait.
+// Err asks NCCL for an error of what it does by itself, and gives it. Nil is none, or that a call is under way. It does not
+// wait.
 func (c *Comm) Err() error {
 	if !c.mu.TryLock() {
 		return nil
@@ -200,8 +201,8 @@ func (c *Comm) Err() error {
 	})
 }
 
-// Destroy gives the communicator back. All ranks should call it, with no work left on their streams, all windows deregistered and
-// all graphs closed that have recorded its work, for which NCCL waits. It blocks until that is done or ctx ends, which is a
+// Destroy gives the communicator back. All ranks should call it, with no work left on their streams, all windows deregistered
+// and all graphs closed that have recorded its work, for which NCCL waits. It blocks until that is done or ctx ends, which is a
 // [*StuckError]. Destroying or aborting twice is ErrClosed. A communicator that was adopted is let go.
 func (c *Comm) Destroy(ctx context.Context) error {
 	if !c.owned {
@@ -230,10 +231,10 @@ func (c *Comm) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// Abort gives the communicator back without the other ranks and ends its work, done or not; cause is what its methods return from
-// then on. It is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits until
-// NCCL has given all up or ctx ends, which is a [*StuckError]. All its windows are gone. A communicator that was adopted is let go
-// and goes on.
+// Abort gives the communicator back without the other ranks and ends its work, done or not; cause is what its methods return
+// from then on. It is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits
+// until NCCL has given all up or ctx ends, which is a [*StuckError]. All its windows are gone. A communicator that was adopted
+// is let go and goes on.
 func (c *Comm) Abort(ctx context.Context, cause error) error {
 	if !c.owned {
 		c.setCause(cause)
@@ -291,8 +292,8 @@ func (c *Comm) give(cause error) error {
 // abortTime is how long NCCL gets to give up a communicator.
 const abortTime = 20 * time.Second
 
-// The pauses between two questions whether a call has ended: they grow to the first limit while an answer is near, as registering a
-// window takes some milliseconds, and then to the second.
+// The pauses between two questions whether a call has ended: they grow to the first limit while an answer is near, as
+// registering a window takes some milliseconds, and then to the second.
 const (
 	shortest = 20 * time.Microsecond
 	near     = 100 * time.Microsecond
@@ -300,8 +301,8 @@ const (
 	soon     = 20 * time.Millisecond
 )
 
-// do makes a call and waits until what it began is done, at most until ctx ends. Then the communicator is stuck: there can be no
-// other call but Abort. keep is what NCCL may still write.
+// do makes a call and waits until what it began is done, at most until ctx ends. Then the communicator is stuck: there can be
+// no other call but Abort. keep is what NCCL may still write.
 func (c *Comm) do(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
 	select {
 	case c.operation <- struct{}{}:

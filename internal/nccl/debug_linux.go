@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debugLog is a file in memory that NCCL writes its log to. It is read back after calls: a pipe would need a reader for as long as
-// the process lives, or the library would hang in a write.
+// debugLog is a file in memory that NCCL writes its log to. It is read back after calls: a pipe would need a reader for as long
+// as the process lives, or the library would hang in a write.
 type debugLog struct {
 	mu   sync.Mutex
 	file *os.File
@@ -29,9 +29,9 @@ var theLog struct {
 	log *debugLog
 }
 
-// openDebugLog makes NCCL write its log where it can be read back, for a logger that wants warnings. Somebody who has set NCCL's
-// own variables gets what they ask for, where they ask for it, and nothing is brought to the logger. Without a log, NCCL is as
-// silent as it likes to be.
+// openDebugLog makes NCCL write its log where it can be read back, for a logger that wants warnings. Somebody who has set
+// NCCL's own variables gets what they ask for, where they ask for it, and nothing is brought to the logger. Without a log, NCCL
+// is as silent as it likes to be.
 func openDebugLog(log *slog.Logger) *debugLog {
 	theLog.Lock()
 	defer theLog.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// DevComm is an ncclDevComm: what a kernel that was compiled with the headers of the running library takes by value, to use NCCL's
-// barriers between the ranks.
+// DevComm is an ncclDevComm: what a kernel that was compiled with the headers of the running library takes by value, to use
+// NCCL's barriers between the ranks.
 type DevComm struct {
 	comm  *Comm
 	bytes []byte
@@ -20,8 +20,8 @@ type DevComm struct {
 // devCommRoom is more than any version's ncclDevComm takes.
 const devCommRoom = 1024
 
-// devCommLayout says where what is used here is in ncclDevCommRequirements, and how long both structures are (nccl_device/core.h and
-// nccl_device/impl/comm__types.h). Each entry counts from its version on, until the next.
+// devCommLayout says where what is used here is in ncclDevCommRequirements, and how long both structures are
+// (nccl_device/core.h and nccl_device/impl/comm__types.h). Each entry counts from its version on, until the next.
 var devCommLayouts = []struct {
 	from               Version
 	requirements, comm int
@@ -42,7 +42,8 @@ const defaultContexts = 4
 // devCommRequirements makes an ncclDevCommRequirements and gives the size of the ncclDevComm. It never asks for multicast.
 func devCommRequirements(v Version, lsaBarriers int) (requirements []byte, size int, err error) {
 	if v < devCommLayouts[0].from || v > lastLayout {
-		return nil, 0, fmt.Errorf("the device communicator of NCCL %s is not known (that of %s to %s is): %w", v, devCommLayouts[0].from,
+		return nil, 0, fmt.Errorf("the device communicator of NCCL %s is not known (that of %s to %s is): %w", v,
+			devCommLayouts[0].from,
 			lastLayout, errs.ErrUnsupported)
 	}
 	layout := devCommLayouts[0]
@@ -64,8 +65,8 @@ func devCommRequirements(v Version, lsaBarriers int) (requirements []byte, size 
 	return b, layout.comm, nil
 }
 
-// NewDevComm makes a device communicator with lsaBarriers barriers of the ranks that reach each other by load and store, without
-// multicast. Collective, and bounded as Register is. ErrUnsupported before NCCL 2.28.
+// NewDevComm makes a device communicator with lsaBarriers barriers of the ranks that reach each other by load and store,
+// without multicast. Collective, and bounded as Register is. ErrUnsupported before NCCL 2.28.
 func (c *Comm) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
 	if err := c.lib.Require("ncclDevCommCreate", "ncclDevCommDestroy"); err != nil {
 		return nil, err

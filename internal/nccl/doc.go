@@ -12,13 +12,13 @@
 // # Waits
 //
 // Making and destroying a communicator waits inside of NCCL until every rank has come, for ever if one never does, and a thread
-// that is in there cannot be called back. [Bound] puts a bound on the caller's wait: the thread stays behind, and the process had
-// better end. Collectives enqueue work and return at once, but for a full queue of the driver.
+// that is in there cannot be called back. [Bound] puts a bound on the caller's wait: the thread stays behind, and the process
+// had better end. Collectives enqueue work and return at once, but for a full queue of the driver.
 //
 // # Multicast
 //
-// No argument of NCCL's functions switches its use of NVLink multicast off, only the variable NCCL_NVLS_ENABLE, which NCCL reads
-// at its first use. Load sets it to 0 in the environment of this process unless [Options].Multicast is set.
+// No argument of NCCL's functions switches its use of NVLink multicast off, only the variable NCCL_NVLS_ENABLE, which NCCL
+// reads at its first use. Load sets it to 0 in the environment of this process unless [Options].Multicast is set.
 //
 // # What it may know
 //

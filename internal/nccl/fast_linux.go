@@ -10,8 +10,8 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 )
 
-// callArgs are the arguments of a call in flight. They come from a pool because a slice that is passed to SyscallN escapes, and a
-// plan's run must not allocate.
+// callArgs are the arguments of a call in flight. They come from a pool because a slice that is passed to SyscallN escapes, and
+// a plan's run must not allocate.
 type callArgs [7]uintptr
 
 var callArgsPool = sync.Pool{New: func() any { return new(callArgs) }}

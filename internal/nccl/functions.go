@@ -19,9 +19,9 @@ type WindowHandle uint64
 // Team is an ncclTeam_t: some of a communicator's ranks, Stride apart.
 type Team struct{ Ranks, Rank, Stride int32 }
 
-// Functions is the part of NCCL that this module uses, one function for each symbol, which the tags name. Each has the type that
-// nccl.h declares, with addresses and handles as numbers. A nil function is one that the library lacks: a missing capability,
-// which [Library.Require] turns into an error. A test may put others in their place.
+// Functions is the part of NCCL that this module uses, one function for each symbol, which the tags name. Each has the type
+// that nccl.h declares, with addresses and handles as numbers. A nil function is one that the library lacks: a missing
+// capability, which [Library.Require] turns into an error. A test may put others in their place.
 //
 // Pointers are used during the call only, unless a comment says otherwise.
 type Functions struct {
@@ -115,7 +115,8 @@ func bind(lib *dl.Library, p any) error {
 // Missing gives the symbols that the library lacks, in the order of the table.
 func (l *Library) Missing() []string { return missing(&l.call, false) }
 
-// Require is the error, which is ErrUnsupported, of a library that lacks any of the named symbols; it says which version has them.
+// Require is the error, which is ErrUnsupported, of a library that lacks any of the named symbols; it says which version has
+// them.
 func (l *Library) Require(symbols ...string) error {
 	all := l.Missing()
 	lacking := slices.DeleteFunc(slices.Clone(symbols), func(s string) bool { return !slices.Contains(all, s) })
@@ -133,10 +134,12 @@ func (l *Library) Require(symbols ...string) error {
 	return e
 }
 
-// ResolveMulticast looks up what gives windows multicast addresses. Nothing else does. ErrUnsupported from a library without it.
+// ResolveMulticast looks up what gives windows multicast addresses. Nothing else does. ErrUnsupported from a library without
+// it.
 func (l *Library) ResolveMulticast() (*Multicast, error) {
 	if l.call.multicastSource == nil {
-		return nil, &dl.SymbolError{Library: libraryName, Symbols: []string{"ncclGetLsaMultimemDevicePointer"}, Hint: "NCCL 2.29.2 or newer has it"}
+		return nil, &dl.SymbolError{Library: libraryName, Symbols: []string{"ncclGetLsaMultimemDevicePointer"},
+			Hint: "NCCL 2.29.2 or newer has it"}
 	}
 	return l.call.multicastSource()
 }

@@ -96,7 +96,8 @@ func Load(opts *Options) (*Library, error) {
 			return nil, err
 		}
 		if lacking := missing(m, true); len(lacking) > 0 {
-			return nil, &dl.SymbolError{Library: libraryName + " (" + path + ")", Symbols: lacking, Hint: "NCCL 2.29.2 or newer has them"}
+			return nil, &dl.SymbolError{Library: libraryName + " (" + path + ")", Symbols: lacking,
+				Hint: "NCCL 2.29.2 or newer has them"}
 		}
 		return m, nil
 	}

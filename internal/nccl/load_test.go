@@ -82,7 +82,8 @@ func TestWhatALibraryLacks(t *testing.T) {
 	f.CommWindowRegister, f.CommSplit, f.GetPeerDevicePointer, f.TeamLsa = nil, nil, nil, nil
 	l, err := New("/some/libnccl.so.2", f)
 	require.NoError(t, err)
-	assert.ElementsMatch(t, []string{"ncclCommWindowRegister", "ncclCommSplit", "ncclGetPeerDevicePointer", "ncclTeamLsa"}, l.Missing())
+	assert.ElementsMatch(t, []string{"ncclCommWindowRegister", "ncclCommSplit", "ncclGetPeerDevicePointer", "ncclTeamLsa"},
+		l.Missing())
 	assert.False(t, l.PeerPointers())
 	require.NoError(t, l.Require("ncclMemAlloc"))
 	err = l.Require("ncclMemAlloc", "ncclCommWindowRegister", "ncclCommSplit")
@@ -130,7 +131,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on others.
+// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
+// others.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()
 	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})

@@ -28,7 +28,8 @@ func TestNames(t *testing.T) {
 	assert.Equal(t, "ncclRedOp_t(-1)", Op(-1).String())
 	assert.Equal(t, "ncclDataType_t(10)", DataType(10).String())
 	assert.Equal(t, "ncclResult_t(8)", Result(8).String())
-	for size, types := range map[int64][]DataType{1: {Int8, Uint8}, 2: {Float16, BFloat16}, 4: {Int32, Uint32, Float32}, 8: {Int64, Uint64, Float64}} {
+	for size, types := range map[int64][]DataType{1: {Int8, Uint8}, 2: {Float16, BFloat16}, 4: {Int32, Uint32, Float32},
+		8: {Int64, Uint64, Float64}} {
 		for _, dt := range types {
 			assert.Equal(t, size, dt.Bytes(), dt.String())
 		}
@@ -40,15 +41,18 @@ func TestConfigLayout(t *testing.T) {
 	var l ConfigLayout
 	assert.EqualValues(t, 72, unsafe.Sizeof(l))
 	for name, at := range map[string][2]uintptr{
-		"magic": {unsafe.Offsetof(l.Magic), 8}, "version": {unsafe.Offsetof(l.Version), 12}, "blocking": {unsafe.Offsetof(l.Blocking), 16},
-		"minCTAs": {unsafe.Offsetof(l.MinCTAs), 24}, "maxCTAs": {unsafe.Offsetof(l.MaxCTAs), 28}, "netName": {unsafe.Offsetof(l.NetName), 32},
+		"magic": {unsafe.Offsetof(l.Magic), 8}, "version": {unsafe.Offsetof(l.Version),
+			12}, "blocking": {unsafe.Offsetof(l.Blocking), 16},
+		"minCTAs": {unsafe.Offsetof(l.MinCTAs), 24}, "maxCTAs": {unsafe.Offsetof(l.MaxCTAs),
+			28}, "netName": {unsafe.Offsetof(l.NetName), 32},
 		"splitShare": {unsafe.Offsetof(l.SplitShare), 40}, "commName": {unsafe.Offsetof(l.CommName), 48},
 		"CTAPolicy": {unsafe.Offsetof(l.CTAPolicy), 60}, "nvlsCTAs": {unsafe.Offsetof(l.NvlsCTAs), 68},
 	} {
 		assert.Equal(t, at[1], at[0], name)
 	}
 	none := (*Config)(nil).layout(22809)
-	assert.Equal(t, &ConfigLayout{Size: 72, Magic: 0xcafebeef, Version: 22700, Blocking: 1, CgaClusterSize: undefined, MinCTAs: undefined,
+	assert.Equal(t, &ConfigLayout{Size: 72, Magic: 0xcafebeef, Version: 22700, Blocking: 1, CgaClusterSize: undefined,
+		MinCTAs: undefined,
 		MaxCTAs: undefined, SplitShare: undefined, TrafficClass: undefined, CollnetEnable: undefined, CTAPolicy: undefined,
 		ShrinkShare: undefined, NvlsCTAs: undefined}, none)
 	some := (&Config{NonBlocking: true, MinCTAs: 16, MaxCTAs: 32}).layout(22304)

@@ -30,7 +30,8 @@ func TestRealLibrary(t *testing.T) {
 	assert.Contains(t, l.Path(), "libnccl.so")
 	t.Logf("it lacks %v", l.Missing())
 	if l.Version() >= 22803 {
-		require.NoError(t, l.Require("ncclCommSplit", "ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister",
+		require.NoError(t, l.Require("ncclCommSplit", "ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister",
+			"ncclCommWindowDeregister",
 			"ncclTeamLsa", "ncclDevCommCreate", "ncclDevCommDestroy"))
 	}
 	for r := Success; r <= InProgress; r++ {

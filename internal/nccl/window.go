@@ -16,8 +16,8 @@ type Window struct {
 }
 
 // Register makes a window of bytes at p. Collective: every rank comes with as many bytes, in the same order of calls. p is at a
-// multiple of WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come or ctx ends, which leaves the
-// communicator good for nothing but Abort. ErrUnsupported before NCCL 2.27.
+// multiple of WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come or ctx ends, which leaves
+// the communicator good for nothing but Abort. ErrUnsupported before NCCL 2.27.
 //
 // A library that cannot make windows here says success all the same, and gives a handle that is 0 or no address of the GPU's
 // memory: the caller has to look.
@@ -26,7 +26,8 @@ func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags Window
 		return nil, err
 	}
 	if p == 0 || bytes <= 0 {
-		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %#x", bytes, p), "at least 1 byte at an address that is not nil")
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %#x", bytes, p),
+			"at least 1 byte at an address that is not nil")
 	}
 	handle := new(WindowHandle)
 	err := c.do(ctx, "registering a window", "ncclCommWindowRegister", handle, func(h CommHandle) Result {
@@ -41,8 +42,8 @@ func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags Window
 // Handle is the ncclWindow_t, which kernels written for NCCL's device interface take.
 func (w *Window) Handle() WindowHandle { return w.handle }
 
-// Deregister takes the window, and with it the peers' memory, out of this process. Local. Nothing works on it any more. The windows
-// of an aborted communicator are gone already.
+// Deregister takes the window, and with it the peers' memory, out of this process. Local. Nothing works on it any more. The
+// windows of an aborted communicator are gone already.
 func (w *Window) Deregister(ctx context.Context) error {
 	if w.handle == 0 {
 		return nil
@@ -58,8 +59,8 @@ func (w *Window) Deregister(ctx context.Context) error {
 	return err
 }
 
-// Lsa gives this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow each
-// other. ErrUnsupported if the library does not tell.
+// Lsa gives this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow
+// each other. ErrUnsupported if the library does not tell.
 func (c *Comm) Lsa() (Team, error) {
 	if err := c.lib.Require("ncclTeamLsa"); err != nil {
 		return Team{}, err
@@ -91,8 +92,8 @@ func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	return *p, err
 }
 
-// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. NCCL makes it at the first
-// time: it must not be called where multicast is to stay off.
+// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. NCCL makes it at the
+// first time: it must not be called where multicast is to stay off.
 func (w *Window) Multicast(m *Multicast, offset int64) (uint64, error) {
 	p := new(uint64)
 	err := w.comm.quick("ncclGetLsaMultimemDevicePointer", func(CommHandle) Result {
@@ -119,8 +120,8 @@ const (
 	lastLayout  Version = 23099
 )
 
-// DecodeWindow reads the structure, as it was copied out of the GPU's memory. A version whose structure is not known, and one that
-// makes no sense, is ErrUnsupported.
+// DecodeWindow reads the structure, as it was copied out of the GPU's memory. A version whose structure is not known, and one
+// that makes no sense, is ErrUnsupported.
 func DecodeWindow(v Version, b []byte) (WindowLayout, error) {
 	if v < firstLayout || v > lastLayout {
 		return WindowLayout{}, fmt.Errorf("the window structure of NCCL %s is not known (that of %s to %s is), and the library has no "+

@@ -72,7 +72,11 @@ func TestWindow(t *testing.T) {
 	l.call.TeamLsa = func(CommHandle) Team { return Team{} }
 	_, err = c.Lsa()
 	require.ErrorIs(t, err, errs.ErrUnsupported)
-	m := &Multicast{GetLsaMultimemDevicePointer: func(_ WindowHandle, offset uintptr, p *uint64) Result { *p = uint64(offset); return Success }}
+	m := &Multicast{GetLsaMultimemDevicePointer: func(_ WindowHandle, offset uintptr,
+		p *uint64) Result {
+		*p = uint64(offset)
+		return Success
+	}}
 	p, err = w.Multicast(m, 99)
 	require.NoError(t, err)
 	assert.EqualValues(t, 99, p)
@@ -86,11 +90,12 @@ func TestWindow(t *testing.T) {
 	require.NoError(t, c.Destroy(t.Context()))
 }
 
-// TestDevCommRequirements holds the layouts of ncclDevCommRequirements: lsaBarrierCount is where it is in each, and multicast is never
-// asked for.
+// TestDevCommRequirements holds the layouts of ncclDevCommRequirements: lsaBarrierCount is where it is in each, and multicast
+// is never asked for.
 func TestDevCommRequirements(t *testing.T) {
 	for version, want := range map[Version]struct{ requirements, comm, barriers, multimem int }{
-		22803: {24, 88, 20, 16}, 22807: {56, 200, 24, 16}, 22809: {56, 200, 24, 16}, 22902: {72, 200, 40, 32}, 22907: {88, 224, 40, 32},
+		22803: {24, 88, 20, 16}, 22807: {56, 200, 24, 16}, 22809: {56, 200, 24, 16}, 22902: {72, 200, 40, 32}, 22907: {88, 224, 40,
+			32},
 		23007: {96, 240, 40, 32},
 	} {
 		b, size, err := devCommRequirements(version, 7)
