@@ -2,7 +2,6 @@ package nccl
 
 import (
 	"context"
-	"errors"
 	"os"
 
 	"github.com/symmem/symmem/backend"
@@ -34,17 +33,15 @@ func probe(o *Options) (backend.Capabilities, error) {
 	if err != nil {
 		return backend.Capabilities{}, err
 	}
-	d := o.Opened
-	if d == nil {
-		if d, err = openDevice(o, nil); err != nil {
-			return backend.Capabilities{}, err
-		}
+	var found *cuda.Found
+	if d := o.Opened; d != nil {
+		found = &cuda.Found{Driver: d.Driver(), Index: d.Index(), Ordinal: d.Ordinal(), UUID: d.UUID()}
+	} else if found, err = cuda.Find(&cuda.Options{
+		Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger,
+	}); err != nil {
+		return backend.Capabilities{}, err
 	}
-	err = usable(d, o.Getenv)
-	if o.Opened == nil {
-		err = errors.Join(err, d.Close())
-	}
-	if err != nil {
+	if err := usable(found.Driver, found.Ordinal, found.UUID, o.Getenv); err != nil {
 		return backend.Capabilities{}, err
 	}
 	c := capabilities(lib)

@@ -178,7 +178,7 @@ func (b *Backend) open(o *Options) error {
 		b.owned = true
 	}
 	b.drv = b.device.Driver()
-	if err := usable(b.device, o.Getenv); err != nil {
+	if err := usable(b.drv, b.device.Ordinal(), b.device.UUID(), o.Getenv); err != nil {
 		return err
 	}
 	var total uint64
@@ -226,9 +226,9 @@ var needed = []string{
 	"cuPointerGetAttribute", "cuMemRelease",
 }
 
-// usable says why windows cannot be had on this GPU, as far as that can be known before they are tried.
-func usable(d *cuda.Device, getenv func(string) string) error {
-	if err := d.Driver().Require(needed...); err != nil {
+// usable says why windows cannot be had on a GPU, as far as that can be known before they are tried. It needs no context.
+func usable(drv *cuda.Driver, gpu cuda.DeviceOrdinal, uuid string, getenv func(string) string) error {
+	if err := drv.Require(needed...); err != nil {
 		return err
 	}
 	for _, a := range []struct {
@@ -238,11 +238,11 @@ func usable(d *cuda.Device, getenv func(string) string) error {
 		{cuda.AttrVMM, "virtual memory management"},
 		{cuda.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
 	} {
-		if have, err := d.Attribute(a.attr); err != nil {
+		var have int32
+		if err := drv.Check("cuDeviceGetAttribute", drv.DeviceGetAttribute(&have, a.attr, gpu)); err != nil {
 			return err
 		} else if have == 0 {
-			return fmt.Errorf("%s (%s) has no %s, which NCCL's windows need: use backend host: %w", d.Name(), d.UUID(), a.what,
-				errs.ErrUnsupported)
+			return fmt.Errorf("%s has no %s, which NCCL's windows need: use backend host: %w", uuid, a.what, errs.ErrUnsupported)
 		}
 	}
 	if why := switchedOff(getenv); why != "" {

@@ -144,14 +144,7 @@ func Open(opts *Options) (*Device, error) {
 // open is Open with complete options.
 func open(o *Options) (*Device, error) {
 	drv := o.Driver
-	if err := start(drv); err != nil {
-		return nil, err
-	}
-	all, err := visible(drv)
-	if err != nil {
-		return nil, err
-	}
-	chosen, err := choose(all, o.Device, o.LocalRank)
+	chosen, err := find(o)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +175,50 @@ func open(o *Options) (*Device, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// Found is a GPU that nobody has opened yet.
+type Found struct {
+	Driver  *Driver
+	Index   int
+	Ordinal DeviceOrdinal
+	UUID    string
+}
+
+// Find gives the GPU that Open would open, and its errors, but makes no context: it takes some milliseconds at most, and leaves
+// nothing behind but the driver. Of the options it looks at Driver, Device, LocalRank and Logger.
+func Find(opts *Options) (*Found, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if o.LocalRank < 0 {
+		return nil, errs.Invalid("cuda.Find", "LocalRank", o.LocalRank, "0 and more")
+	}
+	if o.Driver == nil {
+		drv, err := Load(&LoadOptions{Logger: o.Logger})
+		if err != nil {
+			return nil, fmt.Errorf("finding the CUDA device: %w", err)
+		}
+		o.Driver = drv
+	}
+	g, err := find(&o)
+	if err != nil {
+		return nil, fmt.Errorf("finding the CUDA device: %w", err)
+	}
+	return &Found{Driver: o.Driver, Index: g.index, Ordinal: g.ordinal, UUID: g.uuid}, nil
+}
+
+// find initialises the driver and gives the GPU that the options mean.
+func find(o *Options) (gpu, error) {
+	if err := start(o.Driver); err != nil {
+		return gpu{}, err
+	}
+	all, err := visible(o.Driver)
+	if err != nil {
+		return gpu{}, err
+	}
+	return choose(all, o.Device, o.LocalRank)
 }
 
 // start initialises the driver and checks that it is new enough.

@@ -129,6 +129,22 @@ func TestOpenFailsCleanly(t *testing.T) {
 	}
 }
 
+// Find gives what Open would open, and leaves nothing behind.
+func TestFind(t *testing.T) {
+	f := newFake(3)
+	found, err := cuda.Find(&cuda.Options{Driver: f.driver(), LocalRank: 2})
+	require.NoError(t, err)
+	d := openFake(t, f, &cuda.Options{LocalRank: 2})
+	assert.Equal(t, []any{2, d.Ordinal(), d.UUID()}, []any{found.Index, found.Ordinal, found.UUID})
+	require.NoError(t, d.Close())
+	for _, o := range []cuda.Options{{LocalRank: -1}, {LocalRank: 3}, {Device: "3"}, {Device: "GPU-ffff"}} {
+		o.Driver = f.driver()
+		_, err := cuda.Find(&o)
+		require.ErrorIs(t, err, device.ErrInvalid, "%+v", o)
+	}
+	f.assertEmpty(t)
+}
+
 func TestRequireAndMissing(t *testing.T) {
 	drv := newFake(1).driver()
 	require.NoError(t, drv.Require("cuInit", "cuMemAlloc_v2"))
