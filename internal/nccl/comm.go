@@ -37,7 +37,8 @@ type CommOptions struct {
 	// Config may be nil.
 	Config *Config
 	// Scope calls a function with the GPU's primary context current on its thread: (*cuda.Device).WithContext. All methods but
-	// AllReduce bring themselves into it. Nil: the goroutine of every call of NCCL would have to be in it, which works in tests.
+	// AllReduce bring themselves into it where NCCL needs that. Nil: the goroutine of every call of NCCL would have to be in it,
+	// which works in tests.
 	Scope func(func() error) error
 }
 
@@ -353,8 +354,7 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 		if limit == near && time.Since(began) > soon {
 			limit = longest
 		}
-		state := InProgress
-		err := c.quick("ncclCommGetAsyncError", func(h CommHandle) Result { return c.lib.call.CommAsyncError(h, &state) })
+		state, err := c.ask()
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
@@ -369,6 +369,19 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 			return &StuckError{What: what, Err: context.Cause(ctx), Abortable: c.owned}
 		}
 	}
+}
+
+// ask asks whether the last call is done. It needs no context, and is made often, so that it is made without the scope.
+func (c *Comm) ask() (Result, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	handle := c.Handle()
+	if handle == 0 {
+		return 0, c.gone("ncclCommGetAsyncError")
+	}
+	state := new(Result)
+	r := c.lib.call.CommAsyncError(handle, state)
+	return *state, c.lib.check("ncclCommGetAsyncError", r)
 }
 
 // quick makes a call that does not wait for anybody.

@@ -1,6 +1,12 @@
 // Package nccl calls NVIDIA's collective communication library, libnccl.so.2, which it finds and loads when [Load] is called:
-// building needs no headers and no library. It has the few functions that this module uses, with the types, constants and
-// layouts of nccl.h that go with them.
+// building needs no headers and no library. It has the functions that this module uses, with the types, constants and layouts
+// of nccl.h that go with them, and on top of them communicators ([Comm]), windows ([Window]) and device communicators.
+//
+// # Versions
+//
+// Every function is looked up by itself. What every version since 2.23.4 has must be there; anything else is a capability, and
+// [Library.Require] says which version has it. Structures whose layout belongs to a version are decoded for those that are
+// known, and ErrUnsupported for others.
 //
 // # What a call needs
 //
@@ -11,9 +17,17 @@
 //
 // # Waits
 //
-// Making and destroying a communicator waits inside of NCCL until every rank has come, for ever if one never does, and a thread
-// that is in there cannot be called back. [Bound] puts a bound on the caller's wait: the thread stays behind, and the process
-// had better end. Collectives enqueue work and return at once, but for a full queue of the driver.
+// A communicator that does not block ([Config].NonBlocking) is asked after until what was begun is done. When the context ends
+// first, the error is a [*StuckError], and the communicator is good for nothing but Abort, which ends its work and waits for
+// its threads. With one that blocks, a thread that waits inside of NCCL cannot be called back: [Bound] puts a bound on the
+// caller's wait, the thread stays behind, and the process had better end. Collectives enqueue work and return at once, but for
+// a full queue of the driver and for connections that NCCL makes at first need; of a communicator that does not block, NCCL
+// starts a thread for each.
+//
+// # The library's log
+//
+// NCCL writes its log where its own variables say. If somebody has set them, it is left alone. Otherwise, for a logger that
+// takes warnings, it goes to a file in memory, and [Library.Log] brings what is new to the logger.
 //
 // # Multicast
 //
