@@ -89,8 +89,11 @@ type run struct {
 	call   func() error
 }
 
-// place is what a rank tells the others of the memory that it reduces.
-type place struct{ In, Out int64 } // offsets in the windows
+// place is what a rank tells the others of the memory that it reduces, and of the communicator.
+type place struct {
+	In, Out int64 // offsets in the windows
+	Live    bool  // the form's communicator is there and was not given up
+}
 
 // PrepareAllReduce makes the communicator of the form if it is the first, registers what the symmetric form needs, and runs the
 // plain form once on memory of its own, because NCCL makes its connections when they are first needed: a run then never waits
@@ -99,7 +102,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	p, in, out, failure := b.reduction(r)
 	var mine place
 	if failure == nil {
-		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset}
+		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset, Live: b.live(r.Name)}
 	}
 	step := "preparing " + r.Name
 	places, err := backend.Tell(ctx, b.group, step, mine, failure)
@@ -111,7 +114,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 			return nil, err
 		}
 	}
-	red, err := b.reducer(ctx, r.Name)
+	red, err := b.reducer(ctx, r.Name, !slices.ContainsFunc(places, func(p place) bool { return !p.Live }))
 	if err != nil {
 		return nil, err
 	}
@@ -196,14 +199,32 @@ func alike(places []place) error {
 	return nil
 }
 
-// reducer gives the communicator of a form, and makes it at the first time. Collective.
-func (b *Backend) reducer(ctx context.Context, form string) (*reducer, error) {
+// live reports whether this rank has a communicator of the form that was not given up.
+func (b *Backend) live(form string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	red := b.reducers[form]
+	return red != nil && red.comm.Handle() != 0
+}
+
+// reducer gives the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
+// Collective.
+func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer, error) {
 	b.mu.Lock()
 	red := b.reducers[form]
+	if !live {
+		delete(b.reducers, form)
+	}
 	b.mu.Unlock()
-	// All ranks have it or none has: they make it together, and lose it together when a rank is lost.
-	if red != nil {
+	if live {
 		return red, nil
+	}
+	if red != nil && red.comm.Handle() != 0 {
+		within, cancel := b.bounded(context.WithoutCancel(ctx))
+		defer cancel()
+		if err := red.comm.Abort(within, errors.New("another rank has given it up")); err != nil {
+			b.log.Warn("aborting an NCCL communicator failed", "form", form, "error", err)
+		}
 	}
 	began := time.Now()
 	within, cancel := b.bounded(ctx)
@@ -281,17 +302,23 @@ func (b *Backend) forget(ctx context.Context, base device.Ptr) error {
 func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	within, cancel := b.bounded(ctx)
 	defer cancel()
-	scratch, err := b.device.Alloc(p.bytes())
-	if err := b.group.Vote(ctx, "memory to try "+plainForm, err); err != nil {
-		if !scratch.IsNil() {
-			err = errors.Join(err, b.device.Free(scratch))
+	// Of the kind that tensors are made of; giving it back does not wait for other work of the device, as cuMemFree does.
+	var scratch uint64
+	err := b.device.WithContext(func() (err error) {
+		scratch, err = b.lib.MemAlloc(p.bytes())
+		return err
+	})
+	free := func() error { return b.device.WithContext(func() error { return b.lib.MemFree(scratch) }) }
+	if voted := b.group.Vote(ctx, "memory to try "+plainForm, err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, free())
 		}
-		return fmt.Errorf("trying the all-reduce takes as much memory as it reduces: %w", err)
+		return fmt.Errorf("trying the all-reduce takes as much memory as it reduces: %w", voted)
 	}
 	stream := b.stream.(*cuda.Stream)
 	_, err = nccl.Bound(within, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
-			return p.of.comm.AllReduce(uintptr(stream.Handle()), uint64(scratch), uint64(scratch), p.count, p.dtype, p.op)
+			return p.of.comm.AllReduce(uintptr(stream.Handle()), scratch, scratch, p.count, p.dtype, p.op)
 		})
 	})
 	if err = b.group.Vote(ctx, "trying "+plainForm, b.explain(err)); err == nil {
@@ -304,7 +331,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 			return err
 		}
 	}
-	return errors.Join(err, b.device.Free(scratch))
+	return errors.Join(err, free())
 }
 
 // bytes is the size of the message.

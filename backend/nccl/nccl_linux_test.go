@@ -843,6 +843,73 @@ func TestAsyncErrors(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestGivenUpByOne: when one rank has given up the communicator of a form, the next plan makes a new one on all.
+func TestGivenUpByOne(t *testing.T) {
+	for _, form := range []string{plainForm, symmetricForm} {
+		m := newMachine(2)
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+				run := func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) }
+				if err := reduceBy(ctx, g, mem, form, 10, run); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					if err := b.abortReducers(ctx, errors.New("a fault")); err != nil {
+						return err
+					}
+				}
+				return reduceBy(ctx, g, mem, form, 10, run)
+			})
+		}))
+		assert.Equal(t, 4, m.split)
+		m.requireClean(t)
+	}
+}
+
+// TestWarmUpFails: an all-reduce that cannot be run is an error of the plan on all ranks, and the next plan works.
+func TestWarmUpFails(t *testing.T) {
+	for _, call := range []string{"ncclAllReduce", "ncclCommSplit", "ncclMemAlloc"} {
+		m := newMachine(2)
+		var failing atomic.Bool
+		m.fail = func(c string, rank, _ int) nccl.Result {
+			if c == call && rank == 1 && failing.CompareAndSwap(true, false) {
+				return nccl.SystemError
+			}
+			return nccl.Success
+		}
+		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.plain(g.Rank())
+			o.KernelTimeout = 500 * time.Millisecond
+			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				return rendezvous(ctx, mem, 64, func(w *backend.Window) error {
+					prepare := func() error {
+						in := w.Allocation().Ptr()
+						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
+						return err
+					}
+					if err := g.Barrier(ctx, "before"); err != nil {
+						return err
+					}
+					failing.Store(true)
+					if err := g.Barrier(ctx, "failing"); err != nil {
+						return err
+					}
+					if err := prepare(); err == nil {
+						return errors.New("no error")
+					}
+					if call == "ncclCommSplit" {
+						return nil // the communicator is given up with the call that the others made
+					}
+					return prepare()
+				})
+			})
+		}))
+		if call != "ncclCommSplit" {
+			m.requireClean(t)
+		}
+	}
+}
+
 // TestEvents: each registration is an event, with communicator, address, size and milliseconds.
 func TestEvents(t *testing.T) {
 	m := newMachine(1)
