@@ -29,7 +29,7 @@ func probe(o *Options) (backend.Capabilities, error) {
 	if err != nil {
 		return backend.Capabilities{}, err
 	}
-	lib, err := loadLibrary(o, policy)
+	lib, err := loadLibrary(o, policy, true)
 	if err != nil {
 		return backend.Capabilities{}, err
 	}

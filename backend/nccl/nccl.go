@@ -167,7 +167,7 @@ func (b *Backend) open(o *Options) error {
 	default:
 		return errs.Invalid("nccl.New", "window ("+WindowEnv+")", strconv.Quote(o.Window), PlainWindow+" or "+SymmetricWindow)
 	}
-	if b.lib, err = loadLibrary(o, policy); err != nil {
+	if b.lib, err = loadLibrary(o, policy, false); err != nil {
 		return err
 	}
 	b.noCast, b.mustCast = policy.Forbidden, policy.Must
@@ -189,9 +189,10 @@ func (b *Backend) open(o *Options) error {
 	return err
 }
 
-// loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and looks whether it can serve.
-func loadLibrary(o *Options, policy *multicast.Policy) (*nccl.Library, error) {
-	lib, err := o.load(&nccl.Options{Path: o.Library, Multicast: policy.Forbidden == "", Logger: o.Logger})
+// loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and finds out whether it can serve; to look
+// is to leave no more behind than the loaded library.
+func loadLibrary(o *Options, policy *multicast.Policy, look bool) (*nccl.Library, error) {
+	lib, err := o.load(&nccl.Options{Path: o.Library, Multicast: policy.Forbidden == "", Look: look, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}

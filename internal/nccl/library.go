@@ -30,6 +30,9 @@ type Options struct {
 	// Multicast leaves it to NCCL and its environment whether NVLink multicast is used. Otherwise Load switches it off for this
 	// process.
 	Multicast bool
+	// Look leaves the environment alone: whoever uses more of the library than its version and its symbols loads it again
+	// without, before.
+	Look bool
 	// Logger gets what was loaded, at debug level. Nil is silence.
 	Logger *slog.Logger
 }
@@ -73,7 +76,7 @@ func Load(opts *Options) (*Library, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	// Before the library is there, so that none of its threads reads the environment meanwhile.
-	if !o.Multicast && os.Getenv(multicastEnv) != "0" {
+	if !o.Multicast && !o.Look && os.Getenv(multicastEnv) != "0" {
 		if err := os.Setenv(multicastEnv, "0"); err != nil {
 			return nil, fmt.Errorf("switching NCCL's multicast off: %w", err)
 		}
@@ -106,7 +109,9 @@ func Load(opts *Options) (*Library, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.log = openDebugLog(o.Logger)
+	if !o.Look {
+		l.log = openDebugLog(o.Logger)
+	}
 	o.Logger.Debug("NCCL loaded", "version", l.version.String(), "path", l.path, "multicast", o.Multicast, "missing", l.Missing())
 	return l, nil
 }

@@ -35,9 +35,11 @@ func TestLibraryThatIsNotThere(t *testing.T) {
 func TestMulticastIsLeftAlone(t *testing.T) {
 	t.Setenv(LibraryEnv, t.TempDir())
 	t.Setenv(multicastEnv, "2")
-	_, err := Load(&Options{Multicast: true})
-	require.ErrorIs(t, err, errs.ErrUnavailable)
-	assert.Equal(t, "2", os.Getenv(multicastEnv))
+	for _, o := range []Options{{Multicast: true}, {Look: true}} {
+		_, err := Load(&o)
+		require.ErrorIs(t, err, errs.ErrUnavailable)
+		assert.Equal(t, "2", os.Getenv(multicastEnv))
+	}
 }
 
 func TestSearch(t *testing.T) {
