@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -28,7 +29,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 	if err != nil {
 		return backend.Capabilities{}, err
 	}
-	policy, err := newPolicy(o.Multicast, o.Getenv)
+	policy, err := multicast.NewPolicy("nvshmem.New", o.Multicast, o.Getenv)
 	if err != nil {
 		return backend.Capabilities{}, err
 	}
@@ -42,14 +43,14 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 	if why := whyNoRegister(d.Driver()); why != "" {
 		c.Register, c.Why["register"] = false, why
 	}
-	if policy.forbidden != "" {
-		c.Why["multicast"] = policy.forbidden
+	if policy.Forbidden != "" {
+		c.Why["multicast"] = policy.Forbidden
 	}
 	if o.Opened == nil {
 		err = d.Close()
 	}
 	if err == nil {
-		_, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Look: true, Logger: o.Logger})
+		_, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.Forbidden == "", Look: true, Logger: o.Logger})
 	}
 	if err != nil {
 		return backend.Capabilities{}, err
@@ -70,7 +71,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	o, err := fromEnv(env)
 	if err != nil {
 		// The others are in New already, or will come to it: they must be told.
-		_, err = tell(ctx, env.Group, "opening backend nvshmem", member{}, err)
+		_, err = backend.Tell(ctx, env.Group, "opening backend nvshmem", member{}, err)
 		return nil, err
 	}
 	b, err := New(ctx, env.Group, o)
@@ -98,11 +99,11 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 		found.State, found.Reason = backend.LibraryUnusable, err.Error()
 		return []backend.Library{found}
 	}
-	policy, err := newPolicy(o.Multicast, o.Getenv)
+	policy, err := multicast.NewPolicy("nvshmem.New", o.Multicast, o.Getenv)
 	if err != nil {
 		policy = &policyOff
 	}
-	l, err := nvshmem.Load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger})
+	l, err := nvshmem.Load(&nvshmem.Options{Path: o.Library, Multicast: policy.Forbidden == "", Logger: o.Logger})
 	var missing *dl.LoadError
 	switch {
 	case errors.As(err, &missing):
@@ -136,7 +137,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 }
 
 // policyOff is the policy where there is no other.
-var policyOff = policy{forbidden: "it is switched off"}
+var policyOff = multicast.Policy{Forbidden: "it is switched off"}
 
 // setting is the value of a variable as the library sees it.
 func setting(l *nvshmem.Library, name string) string {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/symmem/symmem/backend"
 )
 
 // parts is what a group of only some PEs has of the arena. A piece that peers have seen goes back when all of them have
@@ -29,7 +31,7 @@ func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint
 	p.mu.Lock()
 	mine.Released = slices.Clone(p.released)
 	p.mu.Unlock()
-	all, err = tell(ctx, b.group, "NVSHMEM's arena: "+mine.Op, mine, failure)
+	all, err = backend.Tell(ctx, b.group, "NVSHMEM's arena: "+mine.Op, mine, failure)
 	if err == nil {
 		err = alike("size in bytes", all, func(a *ask) int64 { return a.Bytes })
 	}

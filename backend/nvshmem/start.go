@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -97,7 +99,7 @@ func (b *Backend) refuseShared(o *Options) error {
 
 // prepare opens the device and loads the library. What it opened is closed by giveUp, also after an error.
 func (b *Backend) prepare(w *world, o *Options) (member, error) {
-	policy, err := newPolicy(o.Multicast, o.Getenv)
+	policy, err := multicast.NewPolicy("nvshmem.New", o.Multicast, o.Getenv)
 	if err != nil {
 		return member{}, err
 	}
@@ -119,7 +121,7 @@ func (b *Backend) prepare(w *world, o *Options) (member, error) {
 	if b.stream, err = b.device.NewStream(); err != nil {
 		return member{}, err
 	}
-	if w.lib, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.forbidden == "", Logger: o.Logger}); err != nil {
+	if w.lib, err = o.load(&nvshmem.Options{Path: o.Library, Multicast: policy.Forbidden == "", Logger: o.Logger}); err != nil {
 		return member{}, err
 	}
 	_, total, err := b.device.MemInfo()
@@ -128,7 +130,7 @@ func (b *Backend) prepare(w *world, o *Options) (member, error) {
 	}
 	m := member{
 		UUID: b.device.UUID(), Version: w.lib.Version().String(), Granularity: nvshmem.DefaultGranularity, MaxHeap: defaultMaxHeap, Arena: o.Arena,
-		Chunk: o.Chunk, Total: total, NoMulticast: policy.forbidden, MustCast: policy.must,
+		Chunk: o.Chunk, Total: total, NoMulticast: policy.Forbidden, MustCast: policy.Must,
 	}
 	for _, s := range w.lib.Settings() {
 		size, ok := nvshmem.ParseSize(s.Value)
@@ -190,7 +192,7 @@ func removeStale() error {
 
 // agree makes the ranks one about what they are about to start.
 func (b *Backend) agree(ctx context.Context, w *world, mine member, failure error) error {
-	all, err := tell(ctx, b.group, "opening backend nvshmem", mine, failure)
+	all, err := backend.Tell(ctx, b.group, "opening backend nvshmem", mine, failure)
 	if err != nil {
 		return err
 	}
@@ -257,7 +259,7 @@ func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Optio
 			return err
 		})
 	}
-	ids, err := tell(ctx, b.group, "NVSHMEM's unique id", blob, err)
+	ids, err := backend.Tell(ctx, b.group, "NVSHMEM's unique id", blob, err)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -139,7 +140,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	w.mu.Lock()
 	mine.Turn, mine.Released = w.turn, slices.Clone(w.released)
 	w.mu.Unlock()
-	all, err := tell(ctx, g, "NVSHMEM: "+mine.Op, mine, failure)
+	all, err := backend.Tell(ctx, g, "NVSHMEM: "+mine.Op, mine, failure)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,21 @@
+package nvshmem
+
+import (
+	"fmt"
+
+	"github.com/symmem/symmem/group"
+)
+
+// alike is ErrMismatch with everybody's value, unless all ranks brought the same.
+func alike[T any, V comparable](what string, all []T, of func(*T) V) error {
+	values := make([]string, len(all))
+	differ := false
+	for r := range all {
+		values[r] = fmt.Sprint(of(&all[r]))
+		differ = differ || of(&all[r]) != of(&all[0])
+	}
+	if differ {
+		return &group.MismatchError{What: what, Values: values}
+	}
+	return nil
+}
