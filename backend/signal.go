@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
 )
 
 // signals is signal, wait and barrier on one kind of device. Peer and channel were checked.
@@ -22,15 +23,14 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {
 		return nil
 	}
-	var s signals
+	var pad *Channel
 	var err error
-	if f, ok := m.backend.(Flagger); ok {
-		s, err = newFlagSignals(ctx, m, f)
-	} else if hm, ok := m.device.(device.HostMemory); ok {
-		s, err = newHostSignals(ctx, m, hm)
-	} else {
-		s, err = newDeviceSignals(ctx, m)
+	if bytes := m.padBytes(m.opts.Channels); bytes > 0 {
+		if pad, err = m.newChannel(ctx, "signal pads", bytes, m.padFailure()); err != nil {
+			return fmt.Errorf("making signal pads: %w", err)
+		}
 	}
+	s, err := m.signalsOn(ctx, pad, 0, m.opts.Channels, nil)
 	// Whoever fails tells the others, who would wait for its signals in vain.
 	if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {
 		if err == nil {
@@ -40,6 +40,38 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	}
 	m.signals.Store(&s)
 	return nil
+}
+
+// padFailure says why this rank can have no signals; nil if it can.
+func (m *Memory) padFailure() error {
+	_, host := m.device.(device.HostMemory)
+	if _, ok := m.device.(device.FaultReporter); !host && !ok {
+		return fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+	}
+	return nil
+}
+
+// padBytes is the size of a signal pad in symmetric memory; 0 where signals go another way.
+func (m *Memory) padBytes(channels int) int64 {
+	if _, ok := m.backend.(Flagger); ok {
+		return 0
+	}
+	if _, ok := m.device.(device.HostMemory); ok {
+		return hostPadBytes(m.group.Size(), channels)
+	}
+	return ptx.PadBytes(m.group.Size(), channels)
+}
+
+// signalsOn makes signals on the pad at offset of a channel, for user or, if that is nil, for the memory itself. Collective; the
+// caller holds m.collective and tells the others of a failure.
+func (m *Memory) signalsOn(ctx context.Context, pad *Channel, offset int64, channels int, user *signalUser) (signals, error) {
+	if f, ok := m.backend.(Flagger); ok {
+		return newFlagSignals(ctx, m, f, channels, user)
+	}
+	if hm, ok := m.device.(device.HostMemory); ok {
+		return newHostSignals(m, hm, pad, offset, channels, user)
+	}
+	return newDeviceSignals(m, pad, offset, channels, user)
 }
 
 // Signal enqueues a signal to peer on channel: peer's next Wait for this rank on that channel, in the order of its waits,

@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,11 +15,13 @@ import (
 // deviceSignals is signal, wait and barrier for devices that run compiled kernels. The pad is laid out as kernels/ptx says;
 // what has been sent and consumed is in device memory, and advanced by the kernels.
 type deviceSignals struct {
-	memory *Memory
-	params ptx.Params // what all launches have alike
-	fault  device.FaultWord
-	dead   device.Ptr
-	table  device.Ptr
+	memory   *Memory
+	user     *signalUser // of a plan; nil for the memory's own
+	channels int
+	params   ptx.Params // what all launches have alike
+	fault    device.FaultWord
+	dead     device.Ptr
+	table    device.Ptr
 
 	// One prepared launch for each kind, channel and peer, made when it is first needed.
 	mu       sync.Mutex
@@ -32,24 +33,26 @@ const (
 	launchSignal = iota
 	launchWait
 	launchBarrier
+	launchSignalAll
+	launchWaitAll
 	launchKinds
 )
 
-var signalKernels = [launchKinds]ptx.Kernel{launchSignal: ptx.Signal, launchWait: ptx.Wait, launchBarrier: ptx.Barrier}
+var signalKernels = [launchKinds]ptx.Kernel{
+	launchSignal: ptx.Signal, launchWait: ptx.Wait, launchBarrier: ptx.Barrier, launchSignalAll: ptx.SignalAll, launchWaitAll: ptx.WaitAll,
+}
 
-// newDeviceSignals makes the pad. Collective; the caller holds m.collective.
-func newDeviceSignals(ctx context.Context, m *Memory) (_ *deviceSignals, err error) {
+// newDeviceSignals makes signals on the pad at offset of a channel. Local.
+func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user *signalUser) (_ *deviceSignals, err error) {
 	faults, ok := m.device.(device.FaultReporter)
-	var failure error
 	if !ok {
-		failure = fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
 	}
-	size, channels := m.group.Size(), m.opts.Channels
-	pad, err := m.newChannel(ctx, "signal pads", ptx.PadBytes(size, channels), failure)
-	if err != nil {
-		return nil, err
+	size := m.group.Size()
+	d := &deviceSignals{
+		memory: m, user: user, channels: channels,
+		launches: make([]atomic.Pointer[device.PreparedLaunch], launchKinds*channels*size),
 	}
-	d := &deviceSignals{memory: m, launches: make([]atomic.Pointer[device.PreparedLaunch], launchKinds*channels*size)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -76,6 +79,7 @@ func newDeviceSignals(ctx context.Context, m *Memory) (_ *deviceSignals, err err
 		if err != nil {
 			return d, err
 		}
+		p = p.Add(offset)
 		if r < ptx.Inline {
 			d.params.Channel[r] = uint64(p)
 		}
@@ -86,9 +90,24 @@ func newDeviceSignals(ctx context.Context, m *Memory) (_ *deviceSignals, err err
 			return d, err
 		}
 		d.params.Table = uint64(d.table)
-		return d, m.device.CopyFromHost(d.table, table)
+		if err = m.device.CopyFromHost(d.table, table); err != nil {
+			return d, err
+		}
+	}
+	if user != nil {
+		return d, d.begin(pad, offset)
 	}
 	return d, nil
+}
+
+// begin makes the own part of a plan's pad what its user begins with.
+func (d *deviceSignals) begin(pad *Channel, offset int64) error {
+	own, err := pad.Peer(d.memory.group.Rank())
+	if err != nil {
+		return err
+	}
+	image := ptx.PadImage(d.memory.group.Size(), d.channels, d.user.First, d.user.begin)
+	return d.memory.device.CopyFromHost(own.Add(offset), image)
 }
 
 // launch enqueues a kernel, prepared at its first use.
@@ -97,7 +116,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 		return d.decode(word)
 	}
 	size := d.memory.group.Size()
-	slot := &d.launches[(kind*d.memory.opts.Channels+channel)*size+peer]
+	slot := &d.launches[(kind*d.channels+channel)*size+peer]
 	if prepared := slot.Load(); prepared != nil {
 		return (*prepared).Launch(s)
 	}
@@ -113,7 +132,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	params := d.params
 	params.Index, params.Peer = uint32(channel), uint32(peer)
 	threads := uint32(32)
-	if kind == launchBarrier {
+	if kind >= launchBarrier { // a thread for each rank
 		threads = uint32(min(max(size, 32), ptx.MaxThreads)+31) / 32 * 32
 	}
 	prepared, err := fn.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Params: params.Bytes(), Overlap: signalKernels[kind].Overlap})
@@ -136,6 +155,14 @@ func (d *deviceSignals) barrier(s device.Stream, channel int) error {
 	return d.launch(s, launchBarrier, d.memory.group.Rank(), channel)
 }
 
+func (d *deviceSignals) signalAll(s device.Stream, channel int) error {
+	return d.launch(s, launchSignalAll, d.memory.group.Rank(), channel)
+}
+
+func (d *deviceSignals) waitAll(s device.Stream, channel int) error {
+	return d.launch(s, launchWaitAll, d.memory.group.Rank(), channel)
+}
+
 // decode makes an error of what a kernel wrote when it gave up.
 func (d *deviceSignals) decode(word uint64) error {
 	f := ptx.DecodeFault(word)
@@ -143,7 +170,7 @@ func (d *deviceSignals) decode(word uint64) error {
 	if f.Kernel == ptx.FaultBarrier {
 		op = "barrier"
 	}
-	return &device.WaitError{Op: op, Channel: int(f.Index), Peer: int(f.Peer), Err: d.memory.waitReason(f)}
+	return d.user.failure(&device.WaitError{Op: op, Channel: int(f.Index), Peer: int(f.Peer), Err: d.memory.waitReason(f)})
 }
 
 // waitReason says why a kernel waited in vain.

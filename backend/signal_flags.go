@@ -19,6 +19,7 @@ import (
 // Each word holds its counter twice, in both halves. One whose halves differ is being written at this moment.
 type flagSignals struct {
 	memory   *Memory
+	user     *signalUser // of a plan; nil for the memory's own
 	size     int
 	flags    Flags
 	words    []atomic.Uint64
@@ -30,17 +31,27 @@ type flagSignals struct {
 }
 
 // newFlagSignals makes the pad. Collective; the caller holds m.collective.
-func newFlagSignals(ctx context.Context, m *Memory, f Flagger) (*flagSignals, error) {
-	size, channels := m.group.Size(), m.opts.Channels
+func newFlagSignals(ctx context.Context, m *Memory, f Flagger, channels int, user *signalUser) (*flagSignals, error) {
+	size := m.group.Size()
 	n := channels * padKinds * size
 	flags, err := f.NewFlags(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	return &flagSignals{
-		memory: m, size: size, flags: flags, words: flags.Words(),
+	s := &flagSignals{
+		memory: m, user: user, size: size, flags: flags, words: flags.Words(),
 		consumed: make([]atomic.Uint32, n), epochs: make([]atomic.Uint32, channels), lanes: make([]atomic.Pointer[flagLane], n),
-	}, nil
+	}
+	if user != nil {
+		for c := range channels {
+			for writer := range size {
+				i := s.index(c, padSignal, writer)
+				s.words[i].Store(twice(user.begin(c)))
+				s.consumed[i].Store(user.First)
+			}
+		}
+	}
+	return s, nil
 }
 
 // index is the place in a pad of the counter that writer writes.
@@ -101,6 +112,10 @@ func (f *flagSignals) lane(channel, kind, peer int) (*flagLane, error) {
 	}
 	me := f.memory.group.Rank()
 	l := &flagLane{signals: f, channel: channel, peer: peer}
+	if f.user != nil && kind == padSignal {
+		l.sent = f.user.begin(channel)
+		l.delivered = l.sent
+	}
 	if peer == me {
 		l.own = &f.words[f.index(channel, kind, me)]
 	} else {
@@ -186,6 +201,9 @@ func (l *flagLane) close() error {
 
 // Start sends a signal.
 func (l *flagLane) Start() (device.HostProgress, error) {
+	if l.signals.user.failedBefore() {
+		return nothing{}, nil // what the peer waits for may not be there
+	}
 	return &flagSent{lane: l, count: l.send(), began: time.Now()}, nil
 }
 
@@ -205,6 +223,10 @@ func (r *flagSent) Poll() (bool, error) {
 	}
 	if err != nil {
 		err = &device.WaitError{Op: "signal", Channel: r.lane.channel, Peer: r.lane.peer, Err: err}
+		if u := r.lane.signals.user; u != nil {
+			u.failLater(err)
+			return true, nil
+		}
 	}
 	return ended, err
 }
@@ -216,6 +238,9 @@ type flagWait struct {
 }
 
 func (w flagWait) Start() (device.HostProgress, error) {
+	if w.signals.user.failedBefore() {
+		return nothing{}, w.signals.user.tell()
+	}
 	i := w.signals.index(w.channel, padSignal, w.peer)
 	return &flagAwaited{flagWait: w, index: i, count: w.signals.consumed[i].Add(1), began: time.Now()}, nil
 }
@@ -235,10 +260,15 @@ func (r *flagAwaited) Poll() (bool, error) {
 		return true, nil
 	}
 	if err := r.signals.giveUp(r.began); err != nil {
-		return false, &device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err}
+		return false, r.signals.user.failure(&device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err})
 	}
 	return false, nil
 }
+
+// nothing is a run that has ended.
+type nothing struct{}
+
+func (nothing) Poll() (bool, error) { return true, nil }
 
 // flagBarrier is the work of a barrier.
 type flagBarrier struct {

@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"context"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -22,10 +21,14 @@ const padStride = 128
 // Counters only grow, and wrap. What a waiter has consumed is its own; a kernel advances it when it runs, so that work may
 // be captured once and replayed any number of times.
 type hostSignals struct {
+	user     *signalUser // of a plan; nil for the memory's own
 	size     int
 	signals  []signalKernel  // by channel*size + peer
 	waits    []waitKernel    // by channel*size + peer
 	barriers []barrierKernel // by channel
+
+	signalAlls []signalAllKernel // by channel
+	waitAlls   []waitAllKernel   // by channel
 }
 
 // The two kinds of counter in a pad.
@@ -35,18 +38,21 @@ const (
 	padKinds
 )
 
-// newHostSignals makes the pad. Collective; the caller holds m.collective.
-func newHostSignals(ctx context.Context, m *Memory, hm device.HostMemory) (*hostSignals, error) {
-	size, channels := m.group.Size(), m.opts.Channels
-	pad, err := m.newChannel(ctx, "signal pads", int64(channels*padKinds*size*padStride), nil)
-	if err != nil {
-		return nil, err
-	}
+// hostPadBytes is the size of a pad.
+func hostPadBytes(size, channels int) int64 { return int64(channels * padKinds * size * padStride) }
+
+// newHostSignals makes signals on the pad at offset of a channel. Local.
+func newHostSignals(m *Memory, hm device.HostMemory, pad *Channel, offset int64, channels int, user *signalUser) (*hostSignals, error) {
+	size := m.group.Size()
 	s := &hostSignals{
+		user:     user,
 		size:     size,
 		signals:  make([]signalKernel, channels*size),
 		waits:    make([]waitKernel, channels*size),
 		barriers: make([]barrierKernel, channels),
+
+		signalAlls: make([]signalAllKernel, channels),
+		waitAlls:   make([]waitAllKernel, channels),
 	}
 	me := m.group.Rank()
 	word := func(owner, channel, kind, writer int) (*futex.Word, error) {
@@ -54,7 +60,7 @@ func newHostSignals(ctx context.Context, m *Memory, hm device.HostMemory) (*host
 		if err != nil {
 			return nil, err
 		}
-		b, err := hm.Bytes(base.Add(int64(((channel*padKinds+kind)*size+writer)*padStride)), padStride)
+		b, err := hm.Bytes(base.Add(offset+int64(((channel*padKinds+kind)*size+writer)*padStride)), padStride)
 		if err != nil {
 			return nil, err
 		}
@@ -73,9 +79,18 @@ func newHostSignals(ctx context.Context, m *Memory, hm device.HostMemory) (*host
 					return nil, err
 				}
 			}
-			s.signals[c*size+peer] = signalKernel{word: out}
-			s.waits[c*size+peer] = waitKernel{memory: m, channel: c, peer: peer, word: in}
+			s.signals[c*size+peer] = signalKernel{user: user, word: out}
+			w := &s.waits[c*size+peer]
+			*w = waitKernel{memory: m, user: user, channel: c, peer: peer, word: in}
 			b.mine[peer], b.theirs[peer] = mine, theirs
+			if user != nil {
+				in.Store(user.begin(c))
+				w.consumed.Store(user.First)
+			}
+			if peer != me {
+				s.signalAlls[c].signals = append(s.signalAlls[c].signals, &s.signals[c*size+peer])
+				s.waitAlls[c].waits = append(s.waitAlls[c].waits, w)
+			}
 		}
 	}
 	return s, nil
@@ -91,6 +106,14 @@ func (h *hostSignals) wait(s device.Stream, peer, channel int) error {
 
 func (h *hostSignals) barrier(s device.Stream, channel int) error {
 	return launch(s, &h.barriers[channel])
+}
+
+func (h *hostSignals) signalAll(s device.Stream, channel int) error {
+	return launch(s, &h.signalAlls[channel])
+}
+
+func (h *hostSignals) waitAll(s device.Stream, channel int) error {
+	return launch(s, &h.waitAlls[channel])
 }
 
 func (h *hostSignals) close() error { return nil }
@@ -113,17 +136,38 @@ func (m *Memory) bound(p *futex.Patience) futex.Bound {
 	return b
 }
 
-type signalKernel struct{ word *futex.Word }
+type signalKernel struct {
+	user *signalUser
+	word *futex.Word
+}
 
 func (k *signalKernel) RunKernel() error {
+	if k.user.failedBefore() {
+		return nil // what the peer waits for may not be there
+	}
 	k.word.Add(1)
 	return nil
 }
 
 func (k *signalKernel) String() string { return "signal" }
 
+// signalAllKernel signals every peer.
+type signalAllKernel struct{ signals []*signalKernel }
+
+func (k *signalAllKernel) RunKernel() error {
+	for _, s := range k.signals {
+		if err := s.RunKernel(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *signalAllKernel) String() string { return "signal" }
+
 type waitKernel struct {
 	memory        *Memory
+	user          *signalUser
 	channel, peer int
 	word          *futex.Word
 	consumed      atomic.Uint32
@@ -131,14 +175,34 @@ type waitKernel struct {
 }
 
 func (k *waitKernel) RunKernel() error {
+	if k.user.failedBefore() {
+		return k.user.tell()
+	}
 	want := k.consumed.Add(1)
+	if int32(k.word.Load()-want) >= 0 {
+		return nil
+	}
 	if err := k.word.WaitAtLeast(want, k.memory.bound(&k.patience)); err != nil {
-		return &device.WaitError{Op: "wait", Channel: k.channel, Peer: k.peer, Err: err}
+		return k.user.failure(&device.WaitError{Op: "wait", Channel: k.channel, Peer: k.peer, Err: err})
 	}
 	return nil
 }
 
 func (k *waitKernel) String() string { return "wait" }
+
+// waitAllKernel waits for one signal of every peer.
+type waitAllKernel struct{ waits []*waitKernel }
+
+func (k *waitAllKernel) RunKernel() error {
+	for _, w := range k.waits {
+		if err := w.RunKernel(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *waitAllKernel) String() string { return "wait" }
 
 type barrierKernel struct {
 	memory       *Memory

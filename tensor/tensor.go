@@ -543,3 +543,12 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 
 // Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
 type Channel = backend.Channel
+
+// Signals is signal and wait between the ranks of one plan. See [backend.Channel.Signals].
+type Signals = backend.Signals
+
+// SignalsOptions says what a plan's signals are like.
+type SignalsOptions = backend.SignalsOptions
+
+// PreparedPut is a write into a peer's memory that was prepared once for a plan. See [backend.Memory.PreparePut].
+type PreparedPut = backend.PreparedPut

@@ -30,21 +30,29 @@ SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
 
 // signal counts one up at the peer, after everything that this thread knows to be written. Without atomics over the link the
 // count is this rank's own, and stored; then only one stream at a time may signal that peer on that channel.
-SYMMEM_DEVICE void signal(const Pad &pad) {
+SYMMEM_DEVICE void signal(const Pad &pad, u32 peer) {
   const Params &p = pad.p;
-  u64 at = pad.counter(p.peer, kPadSignal, p.rank);
+  u64 at = pad.counter(peer, kPadSignal, p.rank);
   if (p.flags & kAtomics) {
     asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
     return;
   }
-  u32 count = loadRelaxed(pad.sent(p.peer)) + 1;
-  storeRelaxed(pad.sent(p.peer), count);
+  u32 count = loadRelaxed(pad.sent(peer)) + 1;
+  storeRelaxed(pad.sent(peer), count);
   storeRelease(at, count);
 }
 
 extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
   awaitPrevious();
-  if (threadIdx.x == 0 && loadRelaxed(p.dead) == 0) signal(Pad{p});
+  if (threadIdx.x == 0 && loadRelaxed(p.dead) == 0) signal(Pad{p}, p.peer);
+}
+
+// symmem_signal_all is symmem_signal to every peer at once, each by a thread.
+extern "C" __global__ void symmem_signal_all(const __grid_constant__ Params p) {
+  awaitPrevious();
+  if (loadRelaxed(p.dead) != 0) return;
+  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x)
+    if (r != p.rank) signal(Pad{p}, r);
 }
 
 extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
@@ -56,6 +64,21 @@ extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
   const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
   while (late(loadAcquire(at), want))
     if (!f.again(p.peer)) return;
+}
+
+// symmem_wait_all is symmem_wait for every peer at once, each by a thread.
+extern "C" __global__ void symmem_wait_all(const __grid_constant__ Params p) {
+  Frame<0> f(p, kKindWait);
+  awaitPrevious();
+  if (!f.alive()) return;
+  Pad pad{p};
+  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
+    if (r == p.rank) continue;
+    const u32 want = addRelaxed(pad.consumed(r), 1) + 1;
+    const u64 at = pad.counter(p.rank, kPadSignal, r);
+    while (late(loadAcquire(at), want))
+      if (!f.again(r)) return;
+  }
 }
 
 extern "C" __global__ void symmem_barrier(const __grid_constant__ Params p) {
@@ -123,5 +146,5 @@ extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_consta
   if (addRelaxed(done, 1) != gridDim.x - 1) return;
   fenceSystem();
   storeRelaxed(done, 0);
-  signal(pad);
+  signal(pad, p.peer);
 }

@@ -1,6 +1,7 @@
 package ptx
 
 import (
+	"encoding/binary"
 	"structs"
 	"unsafe"
 )
@@ -150,7 +151,28 @@ const (
 	padKinds  = 2
 )
 
-// PadBytes is the size of a signal pad for Barrier, Signal, Wait and Put. It begins as zeros.
+// PadBytes is the size of a signal pad for Barrier, Signal, Wait, WaitAll and Put. It begins as zeros, or as PadImage.
 func PadBytes(world, channels int) int64 {
-	return int64(channels) * (padKinds*int64(world)*padStride + roundUp(32+8*int64(world), 128))
+	return int64(channels) * (padKinds*int64(world)*padStride + padStateBytes(world))
+}
+
+func padStateBytes(world int) int64 { return roundUp(32+8*int64(world), 128) }
+
+// PadImage is a signal pad on which first signals were sent and consumed, on every channel and between all ranks, and on
+// whose channels, besides, begin(channel)-first signals of every rank have come that were not consumed.
+func PadImage(world, channels int, first uint32, begin func(channel int) uint32) []byte {
+	pad := make([]byte, PadBytes(world, channels))
+	states := pad[channels*padKinds*world*padStride:]
+	for c := range channels {
+		state := states[int64(c)*padStateBytes(world):]
+		binary.LittleEndian.PutUint32(state, first)
+		for r := range world {
+			counters := pad[c*padKinds*world*padStride:]
+			binary.LittleEndian.PutUint32(counters[r*padStride:], begin(c))
+			binary.LittleEndian.PutUint32(counters[(world+r)*padStride:], first)
+			binary.LittleEndian.PutUint32(state[32+4*r:], begin(c))
+			binary.LittleEndian.PutUint32(state[32+4*(world+r):], first)
+		}
+	}
+	return pad
 }

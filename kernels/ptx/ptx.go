@@ -74,12 +74,14 @@ type Kernel struct {
 	Overlap bool
 }
 
-// The kernels that are no all-reduce. All take Params.
+// The kernels that are no all-reduce. All take Params. All but Put are one block.
 var (
-	Barrier = Kernel{File: "signals.ptx", Name: "symmem_barrier"} // one block
-	Signal  = Kernel{File: "signals.ptx", Name: "symmem_signal"}  // one block
-	Wait    = Kernel{File: "signals.ptx", Name: "symmem_wait"}    // one block
-	Put     = Kernel{File: "signals.ptx", Name: "symmem_put"}     // any grid
+	Barrier   = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
+	Signal    = Kernel{File: "signals.ptx", Name: "symmem_signal"}
+	SignalAll = Kernel{File: "signals.ptx", Name: "symmem_signal_all"}
+	Wait      = Kernel{File: "signals.ptx", Name: "symmem_wait"}
+	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
+	Put       = Kernel{File: "signals.ptx", Name: "symmem_put"} // any grid
 )
 
 var (

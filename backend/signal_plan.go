@@ -1,0 +1,155 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Signals is put, signal and wait between the ranks of one plan, on pads of its own, so that it disturbs neither users' signals
+// nor other plans. After a wait in vain or a put that failed nobody waits or signals any more: the plan has failed, and its peers
+// must not take what it may not have sent.
+type Signals struct {
+	memory  *Memory
+	channel *Channel
+	user    *signalUser
+	signals signals
+}
+
+// SignalsOptions says what a plan's signals are like, alike on all ranks.
+type SignalsOptions struct {
+	// Channels is their number, at least 1.
+	Channels int
+	// Granted is how many of the channels, the last ones, begin with one signal of every peer that was not waited for.
+	Granted int
+	// First is the count that counters begin at: to test that counting wraps around.
+	First uint32
+	// Op is what errors call the plan.
+	Op string
+	// Failed is told of the first failure, and gives the error to report. It may be called on any goroutine.
+	Failed func(error) error
+}
+
+// signalUser is the plan that has signals; the memory's own signals have none.
+type signalUser struct {
+	SignalsOptions
+	dead   atomic.Bool
+	untold atomic.Pointer[error] // why it is dead, until a wait has told
+}
+
+// begin is how many signals have come on a channel when the plan begins.
+func (u *signalUser) begin(channel int) uint32 {
+	if channel >= u.Channels-u.Granted {
+		return u.First + 1
+	}
+	return u.First
+}
+
+// failedBefore reports whether the plan has failed before.
+func (u *signalUser) failedBefore() bool { return u != nil && u.dead.Load() }
+
+// tell gives the error of a plan that has failed to the first who asks, unless a wait was told already.
+func (u *signalUser) tell() error {
+	if untold := u.untold.Swap(nil); untold != nil {
+		return *untold
+	}
+	return nil
+}
+
+// failure makes the error of a wait in vain the user's.
+func (u *signalUser) failure(e *device.WaitError) error {
+	if u == nil {
+		return e
+	}
+	e.Op, e.Channel = u.Op, -1
+	err := u.Failed(e)
+	u.dead.Store(true)
+	return err
+}
+
+// failLater keeps the error of what is not a wait until the next wait: a plan may put and signal on streams that are not its
+// user's.
+func (u *signalUser) failLater(err error) {
+	err = u.Failed(fmt.Errorf("%s: %w", u.Op, err))
+	u.untold.CompareAndSwap(nil, &err)
+	u.dead.Store(true)
+}
+
+// SignalsBytes is how much of a channel [Channel.Signals] takes, alike on all ranks.
+func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) }
+
+// Signals makes a plan's signals on the SignalsBytes from offset, a multiple of 128, of the channel. Collective; it fails on all
+// ranks or on none. Close them after the channel.
+func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
+	const name = "Signals"
+	m := c.memory
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	var err error
+	switch {
+	case c.closed.Load():
+		err = fmt.Errorf("channel: %w", ErrClosed)
+	case o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
+		err = errs.Invalid(name, "Channels", fmt.Sprintf("%d, of which %d granted", o.Channels, o.Granted), "1 or more, and no more granted than there are")
+	case offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels):
+		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
+	}
+	user := &signalUser{SignalsOptions: *o}
+	var made signals
+	if err == nil {
+		made, err = m.signalsOn(ctx, c, offset, o.Channels, user)
+	}
+	if vote := m.group.Vote(ctx, "signals", err); vote != nil {
+		if err == nil {
+			vote = errors.Join(vote, made.close())
+		}
+		return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
+	}
+	return &Signals{memory: m, channel: c, user: user, signals: made}, nil
+}
+
+// Signal is [Memory.Signal] on the plan's channels.
+func (p *Signals) Signal(s device.Stream, peer, channel int) error {
+	return p.signals.signal(s, peer, channel)
+}
+
+// allSignals are signals to or from every peer by one launch.
+type allSignals interface {
+	signalAll(s device.Stream, channel int) error
+	waitAll(s device.Stream, channel int) error
+}
+
+// SignalAll is Signal to every peer.
+func (p *Signals) SignalAll(s device.Stream, channel int) error {
+	if all, ok := p.signals.(allSignals); ok {
+		return all.signalAll(s, channel)
+	}
+	return p.each(func(peer int) error { return p.signals.signal(s, peer, channel) })
+}
+
+// WaitAll enqueues waiting for one signal of every peer on channel that was not waited for before. It is bounded as
+// [Memory.Wait] is.
+func (p *Signals) WaitAll(s device.Stream, channel int) error {
+	if all, ok := p.signals.(allSignals); ok {
+		return all.waitAll(s, channel)
+	}
+	return p.each(func(peer int) error { return p.signals.wait(s, peer, channel) })
+}
+
+// each calls f for every peer, from the next rank on.
+func (p *Signals) each(f func(peer int) error) error {
+	g := p.memory.group
+	for k := 1; k < g.Size(); k++ {
+		if err := f((g.Rank() + k) % g.Size()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close gives it back; the device has nothing left to do for it.
+func (p *Signals) Close() error { return p.signals.close() }
