@@ -28,6 +28,7 @@ const (
 	TwoShotFlow                      // CUDA: push parts to their owners in laps, store results to every output
 	OneShotMultimem                  // CUDA: the NVLink switch adds; sums of f32, f16, bf16
 	TwoShotMultimem                  // CUDA: the NVLink switch adds and spreads; sums of f32, f16, bf16
+	Transfers                        // put parts to their owners and results to all; the form for peers without pointers
 	NCCL                             // NCCL's own all-reduce, on memory of backend nccl
 	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
 	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
@@ -37,7 +38,7 @@ const (
 var algorithmNames = [...]string{
 	Auto: "auto", OneShot: "one_shot", TwoShot: "two_shot", OneShotLL: "one_shot_ll", OneShotPush: "one_shot_push",
 	OneShotPull: "one_shot_pull", TwoShotPush: "two_shot_push", TwoShotPull: "two_shot_pull", TwoShotFlow: "two_shot_flow",
-	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem", NCCL: "nccl", NCCLSymmetric: "nccl_symmetric",
+	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem", Transfers: "transfers", NCCL: "nccl", NCCLSymmetric: "nccl_symmetric",
 	NVSHMEM: "nvshmem",
 }
 
@@ -51,7 +52,7 @@ var ptxForms = map[Algorithm]ptx.Form{
 // are listed.
 func Algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return []Algorithm{OneShot, TwoShot}
+		return []Algorithm{OneShot, TwoShot, Transfers}
 	}
 	var all []Algorithm
 	for a := OneShotLL; a < algorithms; a++ {
@@ -85,6 +86,9 @@ func (a Algorithm) Backend() string {
 	return ""
 }
 
+// NeedsPeerPointers reports whether the form needs tensors that every peer has an address of.
+func (a Algorithm) NeedsPeerPointers() bool { return a != Transfers && a.Backend() == "" }
+
 // NeedsMulticast reports whether the form needs tensors that have a multicast address.
 func (a Algorithm) NeedsMulticast() bool { return a == OneShotMultimem || a == TwoShotMultimem }
 
@@ -100,6 +104,9 @@ func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSi
 		return libraryHas(a, dtype, op)
 	}
 	form, ok := ptxForms[a]
+	if a == Transfers {
+		form, ok = ptx.OneShotPull, true // without its barriers, it reduces what has come
+	}
 	if !ok {
 		return false
 	}

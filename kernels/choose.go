@@ -109,3 +109,19 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 	}
 	return perBlock(vectors)
 }
+
+// transferGeometry says whether a message of bytes between size ranks is small for the form Transfers, and else how long its laps
+// are, in bytes.
+func transferGeometry(kind device.Kind, bytes int64, size int) (small bool, lap int64) {
+	const mostLaps = 32 // the steps of a run, and what must be prepared for it, grow with them
+	smallest, least := int64(16<<10), int64(128<<10)
+	if kind == device.CUDA {
+		smallest, least = 256<<10, 4<<20
+	}
+	if size == 1 || bytes <= smallest {
+		return true, bytes
+	}
+	shard := (bytes + int64(size) - 1) / int64(size)
+	laps := min(max(shard/least, 1), mostLaps)
+	return false, alignUp((shard+laps-1)/laps, shardAlign)
+}

@@ -48,10 +48,25 @@ type form interface {
 	prepare(ctx context.Context, p *Plan, op Op, firstEpoch uint32) (work, error)
 }
 
+// reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.
+func reachable(ts ...tensor.SymmetricTensor) bool {
+	for _, t := range ts {
+		for r := range t.WorldSize() {
+			if _, err := t.Remote(r); errors.Is(err, ErrNotReachable) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // newForm gives the form of a plan whose request was checked, or some form if it is wrong.
 func newForm(p *Plan, op Op, inPlace bool) form {
 	if p.algorithm.Backend() != "" {
 		return libraryForm{}
+	}
+	if p.algorithm == Transfers {
+		return newTransferForm(p)
 	}
 	if p.device.Kind() != device.CUDA {
 		return hostLayout{size: p.in.WorldSize(), bytes: p.in.Bytes(), staged: p.algorithm == OneShot}
@@ -96,6 +111,9 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		p.out = opts.Out
 	}
 	inPlace := p.in.Local().Ptr() == p.out.Local().Ptr()
+	if p.algorithm == Auto && !reachable(t, p.out) {
+		p.algorithm = Transfers
+	}
 	p.algorithm = choose(p.algorithm, p.device.Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
 	p.name = fmt.Sprintf("all-reduce %s of %d %s, %s", op, t.NumElements(), t.DType(), p.algorithm)
 	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, opts.FirstEpoch)
@@ -139,7 +157,7 @@ func checkAllReduce(p *Plan, op Op, inPlace bool) error {
 			return err
 		}
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); err != nil && p.algorithm.Backend() == "" {
+			if _, err := t.Remote(r); err != nil && (p.algorithm.NeedsPeerPointers() || r == t.Rank()) {
 				return err
 			}
 		}

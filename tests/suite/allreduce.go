@@ -65,6 +65,9 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 	}
 	for _, alg := range kernels.Algorithms(kind) {
 		needs = []string{"peer_pointers"}
+		if !alg.NeedsPeerPointers() {
+			needs = []string{"transfers"}
+		}
 		if alg.NeedsMulticast() {
 			needs = append(needs, "multicast")
 		}
