@@ -125,3 +125,12 @@ func transferGeometry(kind device.Kind, bytes int64, size int) (small bool, lap 
 	laps := min(max(shard/least, 1), mostLaps)
 	return false, alignUp((shard+laps-1)/laps, shardAlign)
 }
+
+// transferLanes is how many streams of its own a plan puts on, between size ranks. A stream of the host is a goroutine that does one
+// thing at a time anyway.
+func transferLanes(kind device.Kind, size int) int {
+	if kind == device.CUDA {
+		return size - 1
+	}
+	return 0
+}

@@ -127,24 +127,29 @@ type transferReduce interface {
 // transferStep is one call of a run.
 type transferStep struct {
 	kind transferKind
-	lane int                 // stepPut, stepSignal, stepMark
+	lane int                 // stepPut, stepSignal
 	put  *tensor.PreparedPut // stepPut
 	peer int                 // stepSignal
 	n    int                 // stepReduce: the lap; signals: the channel
 }
 
-// transferKind tells steps apart. Those before stepPut are of the plan's stream.
+// transferKind tells steps apart.
 type transferKind uint8
 
 const (
+	// On the plan's stream.
 	stepWait   transferKind = iota + 1 // for a signal of every peer
 	stepGrant                          // signal every peer
 	stepReduce                         // a lap
-	stepFork                           // every lane goes on only when the plan's stream has come here
-	stepJoin                           // the plan's stream goes on only when every lane has come to its mark
-	stepPut                            // to a peer
-	stepSignal                         // one peer
-	stepMark                           // the lane has come here
+
+	// On a lane.
+	stepPut    // to a peer
+	stepSignal // one peer
+
+	// Between the two.
+	stepFork // lanes go on only when the plan's stream has come here
+	stepMark // where lanes are now is what the next join means
+	stepJoin // the plan's stream goes on only when lanes have come to the mark
 )
 
 // program is the steps of one run. Run one after the other on a single stream, in this order or in any other that keeps what
@@ -164,14 +169,9 @@ func (f transferForm) program(put func(result bool, peer, lap int) *tensor.Prepa
 			add(transferStep{kind: stepSignal, lane: k - 1, peer: peer, n: signal})
 		}
 	}
-	mark := func() {
-		for k := 1; k < f.size; k++ {
-			add(transferStep{kind: stepMark, lane: k - 1})
-		}
-	}
 	wait := func(signal int) transferStep { return transferStep{kind: stepWait, n: signal} }
 	reduce := func(lap int) transferStep { return transferStep{kind: stepReduce, n: lap} }
-	fork, join := transferStep{kind: stepFork}, transferStep{kind: stepJoin}
+	fork, mark, join := transferStep{kind: stepFork}, transferStep{kind: stepMark}, transferStep{kind: stepJoin}
 	switch {
 	case f.size == 1:
 		add(reduce(0))
@@ -179,8 +179,7 @@ func (f transferForm) program(put func(result bool, peer, lap int) *tensor.Prepa
 	case f.small:
 		add(wait(signalResults), fork)
 		send(false, 0, signalData)
-		mark()
-		add(join, wait(signalData), reduce(0), transferStep{kind: stepGrant, n: signalResults})
+		add(mark, join, wait(signalData), reduce(0), transferStep{kind: stepGrant, n: signalResults})
 		return steps
 	}
 	add(fork)
@@ -190,7 +189,7 @@ func (f transferForm) program(put func(result bool, peer, lap int) *tensor.Prepa
 		}
 		if l < f.laps {
 			send(false, l, signalData)
-			mark()
+			add(mark)
 		}
 		if l == 0 {
 			continue
@@ -201,8 +200,7 @@ func (f transferForm) program(put func(result bool, peer, lap int) *tensor.Prepa
 			add(wait(signalResults), fork)
 		}
 	}
-	mark()
-	add(join)
+	add(mark, join)
 	for range min(f.laps, transferSlots) {
 		add(wait(signalResults))
 	}
@@ -241,15 +239,16 @@ func (f transferForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch ui
 	return w, nil
 }
 
-// makeLanes makes a stream a peer where that lets transfers and reductions overlap.
+// makeLanes makes streams for puts where that lets transfers and reductions overlap.
 func (w *transferWork) makeLanes(f transferForm) (err error) {
-	if w.plan.device.Kind() == device.Host || f.small || f.size == 1 {
-		return nil // a stream of the host is a goroutine that does one thing at a time anyway; small messages gain nothing
+	n := transferLanes(w.plan.device.Kind(), f.size)
+	if n == 0 || f.small {
+		return nil // a small message gains nothing
 	}
 	if w.forked, err = w.plan.device.NewEvent(); err != nil {
 		return err
 	}
-	for range f.size - 1 {
+	for range n {
 		s, err := w.plan.device.NewStream()
 		if err != nil {
 			return err
@@ -267,9 +266,8 @@ func (w *transferWork) makeLanes(f transferForm) (err error) {
 // preparePuts prepares every put, and makes the steps.
 func (w *transferWork) preparePuts(f transferForm) error {
 	p := w.plan
-	m := p.in.Memory()
 	out := p.out.Local().Ptr()
-	_, window, offset, err := m.Find(out)
+	_, window, offset, err := p.in.Memory().Find(out)
 	if err != nil {
 		return err
 	}
@@ -280,10 +278,10 @@ func (w *transferWork) preparePuts(f transferForm) error {
 		var put *tensor.PreparedPut
 		if result {
 			if lo, hi := f.piece(f.rank, lap); lo < hi {
-				put, err = m.PreparePut(peer, window, offset+lo, out.Add(lo), hi-lo)
+				put, err = w.signals.PreparePut(peer, window, offset+lo, out.Add(lo), hi-lo)
 			}
 		} else if lo, hi := f.piece(peer, lap); lo < hi {
-			put, err = p.channel.PreparePut(peer, f.slot(peer, f.rank, lap), p.in.Local().Ptr().Add(lo), hi-lo)
+			put, err = w.signals.PrepareChannelPut(peer, f.slot(peer, f.rank, lap), p.in.Local().Ptr().Add(lo), hi-lo)
 		}
 		if put != nil {
 			w.puts = append(w.puts, put)
@@ -321,7 +319,7 @@ func (w *transferWork) enqueue(s device.Stream, recorded bool) error {
 func (w *transferWork) step(s device.Stream, t *transferStep) error {
 	lane := s
 	if len(w.lanes) > 0 {
-		lane = w.lanes[t.lane]
+		lane = w.lanes[t.lane%len(w.lanes)]
 	}
 	switch t.kind {
 	case stepWait:
@@ -355,7 +353,11 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 			}
 		}
 	case stepMark:
-		return lane.Record(w.joined[t.lane])
+		for i, l := range w.lanes {
+			if err := l.Record(w.joined[i]); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

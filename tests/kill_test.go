@@ -23,10 +23,10 @@ import (
 )
 
 // stages are where a rank dies: it kills itself there, and the others go on into what needs it.
-var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph", "transfer", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
+var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "all_reduce/transfers", "graph", "transfer", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
 
 // pointerStages are those of plans that load and store through peer pointers.
-var pointerStages = []string{"plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph"}
+var pointerStages = []string{"all_reduce/one_shot", "all_reduce/two_shot"}
 
 // survived is what a rank that lives on says.
 type survived struct {
@@ -87,8 +87,9 @@ func kill(t *testing.T, name string) {
 	}
 }
 
-// killed are the forms of all-reduce in which a rank dies: of a family, the one that the device has.
-var killed = []kernels.Algorithm{kernels.OneShot, kernels.TwoShot}
+// killed are the forms of all-reduce in which a rank dies, if the backend has what they need: of a family, the one that the device
+// has.
+var killed = []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers}
 
 // endless are the all-reduces of the library below a backend in which a rank may die, as its kernels can be ended.
 func endless(backend string) []kernels.Algorithm {
@@ -240,17 +241,16 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 	return nil
 }
 
-// killPlans goes through the stages of plans, where the backend has what they need, and gives the plans.
+// killPlans goes through the stages of plans, and gives the plans.
 func killPlans(ctx context.Context, r *symmem.Rank, t *tensor.Tensor, s device.Stream, enter func(string) error) ([]*kernels.Plan, error) {
-	if !r.Capabilities().PeerPointers {
-		return nil, nil
-	}
 	if err := enter("plan"); err != nil {
 		return nil, err
 	}
-	killed := append(slices.Clone(killed), endless(r.Backend())...)
+	forms := slices.DeleteFunc(append(slices.Clone(killed), endless(r.Backend())...), func(a kernels.Algorithm) bool {
+		return a.NeedsPeerPointers() && !r.Capabilities().PeerPointers
+	})
 	var plans []*kernels.Plan
-	for _, alg := range killed {
+	for _, alg := range forms {
 		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
 		if err != nil {
 			return nil, err
@@ -262,7 +262,7 @@ func killPlans(ctx context.Context, r *symmem.Rank, t *tensor.Tensor, s device.S
 		if err := sync(errors.Join(p.Run(s), p.Run(s))); err != nil {
 			return nil, err
 		}
-		if err := enter("all_reduce/" + killed[i].String()); err != nil {
+		if err := enter("all_reduce/" + forms[i].String()); err != nil {
 			return nil, err
 		}
 		if err := sync(p.Run(s)); err != nil {
@@ -298,9 +298,6 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
-	if !r.Capabilities().PeerPointers {
-		return errors.Join(survivorsPut(ctx, sub, t), t.Close(ctx), sub.Close(ctx))
-	}
 	if err := tensor.Write(t.Local(), []float32{1}, 999); err != nil {
 		return err
 	}
@@ -323,31 +320,4 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 		return fmt.Errorf("two survivors add 1 and 1 and get %v", got[0])
 	}
 	return errors.Join(p.Close(ctx), s.Close(), t.Close(ctx), sub.Close(ctx))
-}
-
-// survivorsPut has each of two ranks put its number into the other's memory.
-func survivorsPut(ctx context.Context, sub *symmem.Rank, t *tensor.Tensor) error {
-	s, err := sub.NewStream()
-	if err != nil {
-		return err
-	}
-	me, other := int64(sub.Rank()), int64(1-sub.Rank())
-	mine, err := t.Sub(me, 1)
-	if err != nil {
-		return err
-	}
-	if err := tensor.Write(t.Local(), []float32{float32(me) + 7}, me); err != nil {
-		return err
-	}
-	if err := errors.Join(mine.Put(s, int(other), mine), t.Signal(s, int(other), 0), t.Wait(s, int(other), 0), s.Synchronize(ctx), s.Close()); err != nil {
-		return err
-	}
-	var got [1]float32
-	if err := tensor.Read(t.Local(), got[:], other); err != nil {
-		return err
-	}
-	if got[0] != float32(other)+7 {
-		return fmt.Errorf("the other survivor put %v, and %v came", float32(other)+7, got[0])
-	}
-	return nil
 }

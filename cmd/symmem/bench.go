@@ -131,7 +131,7 @@ of its heap, instead.`,
 	flags.StringVar(&o.kinds, "kind", strings.Join(benchKinds, ","), "what to measure, with commas between")
 	flags.StringVar(&o.dtype, "dtype", tensor.Float32.String(), "type of the elements of all-reduce")
 	flags.StringVar(&o.op, "op", kernels.Sum.String(), "operation of all-reduce: sum, prod, min, max or avg")
-	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot or all")
+	flags.StringVar(&o.algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
 	flags.StringVar(&o.mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
 	flags.StringVar(&o.place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.peer, "peer", peerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")

@@ -52,7 +52,7 @@ func (r reduction) name() string {
 // allReduceCases: every dtype and op, every form, sizes around every boundary, the three modes.
 func allReduceCases(kind device.Kind, world int, short bool) []Case {
 	var cases []Case
-	needs := []string{"peer_pointers"}
+	var needs []string
 	add := func(r reduction) {
 		if !kernels.Supported(kind, r.algorithm, r.dtype, r.op, world) {
 			return
@@ -64,13 +64,7 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 		cases = append(cases, c)
 	}
 	for _, alg := range kernels.Algorithms(kind) {
-		needs = []string{"peer_pointers"}
-		if !alg.NeedsPeerPointers() {
-			needs = []string{"transfers"}
-		}
-		if alg.NeedsMulticast() {
-			needs = append(needs, "multicast")
-		}
+		needs = needsOf(alg)
 		for _, dtype := range tensor.DTypes() {
 			for _, n := range []int64{0, 1, 15, 16, 17, 1023, 4096, 65537} {
 				add(reduction{alg, dtype, kernels.Sum, n%2 == 1, n, blocked, false})
@@ -103,7 +97,7 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 			special("epoch_wrap", epochWrapCase)
 		}
 	}
-	needs = []string{"peer_pointers"}
+	needs = needsOf(kernels.Auto)
 	return append(cases,
 		Case{Name: "all_reduce/auto/back_to_back", Needs: needs, Run: backToBackCase},
 		Case{Name: "all_reduce/auto/choice", Needs: needs, Run: choiceCase},
@@ -171,6 +165,19 @@ func oddPlaceCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 		}
 	}
 	return nil
+}
+
+// needsOf gives the capabilities that a form needs. Auto takes Transfers where peers have no pointers; a backend that has pointers
+// has transfers too.
+func needsOf(alg kernels.Algorithm) []string {
+	needs := []string{"transfers"}
+	if alg.NeedsPeerPointers() && alg != kernels.Auto {
+		needs = []string{"peer_pointers"}
+	}
+	if alg.NeedsMulticast() {
+		needs = append(needs, "multicast")
+	}
+	return needs
 }
 
 // supported reports whether this rank's device has the kernel.

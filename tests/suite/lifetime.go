@@ -23,7 +23,7 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 		if alg.NeedsMulticast() || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			continue
 		}
-		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: []string{"peer_pointers"}, Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: needsOf(alg), Run: func(ctx context.Context, e *Env) error {
 			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed, false}
 			o, err := newOperands(ctx, e, r)
 			if err != nil {
@@ -38,7 +38,7 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 	}
 	return append(cases,
 		Case{Name: fmt.Sprintf("lifetime/rounds/%d", rounds), Run: func(ctx context.Context, e *Env) error { return roundsCase(ctx, e, rounds) }},
-		Case{Name: "lifetime/plans", Needs: []string{"peer_pointers"}, Run: plansCase},
+		Case{Name: "lifetime/plans", Needs: needsOf(kernels.Auto), Run: plansCase},
 		Case{Name: "lifetime/busy_close", Run: busyCloseCase},
 	)
 }
@@ -86,6 +86,10 @@ func plansCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
+	forms := []kernels.Algorithm{kernels.Transfers}
+	if e.R.Capabilities().PeerPointers {
+		forms = append(forms, kernels.OneShot, kernels.TwoShot)
+	}
 	for i := range 50 {
 		var plans []*kernels.Plan
 		for j := range 3 {
@@ -93,7 +97,7 @@ func plansCase(ctx context.Context, e *Env) error {
 			if err != nil {
 				return err
 			}
-			p, err := kernels.NewAllReduce(ctx, part, kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.OneShot, kernels.TwoShot}[(i+j)%2]})
+			p, err := kernels.NewAllReduce(ctx, part, kernels.Sum, &kernels.AllReduceOptions{Algorithm: forms[(i+j)%len(forms)]})
 			if err != nil {
 				return err
 			}

@@ -1,0 +1,356 @@
+package kernels
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/tensor"
+)
+
+// simulation is ranks that run the programs of a form as slowly and as much out of order as the programs allow: each rank has one
+// queue, into which the steps of its streams are put in some order that keeps what forks, joins and streams demand.
+type simulation struct {
+	t       *testing.T
+	random  *rand.Rand
+	ranks   []*simulatedRank
+	inPlace bool
+}
+
+type simulatedRank struct {
+	form    transferForm
+	steps   []transferStep
+	puts    map[*tensor.PreparedPut]simulatedPut
+	in, out []int            // by byte
+	slots   []int            // the channel, by byte
+	signals [][]int          // by channel and writer: that came
+	taken   []int            // by channel: that were waited for
+	queue   []transferStep   // of this run, in the order in which it goes
+	want    []int            // the result of this run
+	runs    int              // that have ended
+	busy    map[[2]int]bool  // slots that hold what was not reduced: lap and writer
+}
+
+type simulatedPut struct {
+	result    bool
+	peer, lap int
+}
+
+func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *simulation {
+	s := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1)), inPlace: inPlace}
+	for rank := range form.size {
+		f := form
+		f.rank = rank
+		r := &simulatedRank{form: f, puts: map[*tensor.PreparedPut]simulatedPut{}, in: make([]int, f.bytes), slots: make([]int, f.channelBytes()),
+			taken: make([]int, transferSignals), busy: map[[2]int]bool{}}
+		for i := range r.in {
+			r.in[i] = (i*7 + rank*13) % 101
+		}
+		if r.out = r.in; !inPlace {
+			r.out = make([]int, f.bytes)
+		}
+		r.signals = [][]int{make([]int, f.size), make([]int, f.size)}
+		if f.small {
+			for w := range f.size {
+				r.signals[signalResults][w] = 1
+			}
+		}
+		r.steps = f.program(func(result bool, peer, lap int) *tensor.PreparedPut {
+			lo, hi := f.piece(peer, lap)
+			if result {
+				lo, hi = f.piece(rank, lap)
+			}
+			if lo == hi {
+				return nil
+			}
+			p := new(tensor.PreparedPut)
+			r.puts[p] = simulatedPut{result, peer, lap}
+			return p
+		})
+		s.ranks = append(s.ranks, r)
+	}
+	return s
+}
+
+// serialize puts the steps of a run into one queue, as out of order as lanes allow.
+func (s *simulation) serialize(r *simulatedRank, lanes int) []transferStep {
+	if lanes == 0 {
+		return append([]transferStep(nil), r.steps...)
+	}
+	// What each step comes after: the one before it in its stream, and what forks and joins add.
+	after := make([][]int, len(r.steps))
+	last := make([]int, lanes+1) // of each stream, the plan's last; -1 for none
+	marks := make([]int, lanes)
+	for i := range last {
+		last[i] = -1
+	}
+	depend := func(i, on int) {
+		if on >= 0 {
+			after[i] = append(after[i], on)
+		}
+	}
+	for i, step := range r.steps {
+		switch step.kind {
+		case stepPut, stepSignal:
+			lane := step.lane % lanes
+			depend(i, last[lane])
+			last[lane] = i
+		case stepFork:
+			depend(i, last[lanes])
+			for l := range lanes { // a lane comes after both
+				depend(i, last[l])
+				last[l] = i
+			}
+			// The plan's stream does not wait for the lanes: it goes on behind what it had before.
+			after[i] = after[i][:0]
+			depend(i, last[lanes])
+			last[lanes] = i
+		case stepMark:
+			copy(marks, last)
+		case stepJoin:
+			depend(i, last[lanes])
+			for l := range lanes {
+				depend(i, marks[l])
+			}
+			last[lanes] = i
+		default:
+			depend(i, last[lanes])
+			last[lanes] = i
+		}
+	}
+	// Forks forget what lanes did before; each lane's own order is added here.
+	before := make([]int, lanes)
+	for l := range before {
+		before[l] = -1
+	}
+	for i, step := range r.steps {
+		if step.kind == stepPut || step.kind == stepSignal {
+			lane := step.lane % lanes
+			depend(i, before[lane])
+			before[lane] = i
+		}
+	}
+	var queue []transferStep
+	done := make([]bool, len(r.steps))
+	for len(queue) < len(r.steps) {
+		var ready []int
+		for i := range r.steps {
+			ok := !done[i]
+			for _, on := range after[i] {
+				ok = ok && done[on]
+			}
+			if ok {
+				ready = append(ready, i)
+			}
+		}
+		require.NotEmpty(s.t, ready)
+		// The worst orders are those of one stream as far ahead of the others as it can be.
+		i := ready[s.random.IntN(len(ready))]
+		switch s.random.IntN(3) {
+		case 0:
+			i = ready[0]
+		case 1:
+			i = ready[len(ready)-1]
+		}
+		done[i] = true
+		queue = append(queue, r.steps[i])
+	}
+	return queue
+}
+
+// begin begins the rank's next run.
+func (s *simulation) begin(rank, lanes int) {
+	r := s.ranks[rank]
+	r.queue = s.serialize(r, lanes)
+}
+
+// step does the next step of a rank, and reports false if it waits.
+func (s *simulation) step(rank int) bool {
+	r := s.ranks[rank]
+	f := r.form
+	step := r.queue[0]
+	switch step.kind {
+	case stepWait:
+		for w := range f.size {
+			if w != rank && r.signals[step.n][w] <= r.taken[step.n] {
+				return false
+			}
+		}
+		r.taken[step.n]++
+	case stepGrant:
+		for p := range f.size {
+			s.ranks[p].signals[step.n][rank]++
+		}
+	case stepSignal:
+		s.ranks[step.peer].signals[step.n][rank]++
+	case stepReduce:
+		lo, hi := f.piece(rank, step.n)
+		for i := lo; i < hi; i++ {
+			sum := r.in[i]
+			for w := range f.size {
+				if w != rank {
+					sum += r.slots[f.slot(rank, w, step.n)+i-lo]
+				}
+			}
+			r.out[i] = sum
+		}
+		clear(r.busy)
+		for later := step.n + 1; later < f.laps; later++ {
+			break
+		}
+	case stepPut:
+		p := r.puts[step.put]
+		peer := s.ranks[p.peer]
+		if p.result {
+			lo, hi := f.piece(rank, p.lap)
+			copy(peer.out[lo:hi], r.out[lo:hi])
+			break
+		}
+		lo, hi := f.piece(p.peer, p.lap)
+		copy(peer.slots[f.slot(p.peer, rank, p.lap):], r.in[lo:hi])
+	}
+	r.queue = r.queue[1:]
+	return true
+}
+
+// run lets every rank run the program runs times, in a random order, and looks at every result.
+func (s *simulation) run(runs, lanes int) {
+	size := len(s.ranks)
+	inputs := make([][]int, runs) // by run: the result that is wanted
+	for n := range runs {
+		inputs[n] = make([]int, len(s.ranks[0].in))
+		for i := range inputs[n] {
+			for rank := range size {
+				if n == 0 || !s.inPlace {
+					inputs[n][i] += (i*7 + rank*13) % 101
+				} else {
+					inputs[n][i] += inputs[n-1][i]
+				}
+			}
+		}
+	}
+	for rank := range s.ranks {
+		s.begin(rank, lanes)
+	}
+	left := size
+	for left > 0 {
+		moved := false
+		for _, rank := range s.random.Perm(size) {
+			r := s.ranks[rank]
+			for range s.random.IntN(12) {
+				if r.runs == runs || !s.step(rank) {
+					break
+				}
+				moved = true
+				if len(r.queue) > 0 {
+					continue
+				}
+				require.Equalf(s.t, inputs[r.runs], r.out, "rank %d, run %d", rank, r.runs)
+				if r.runs++; r.runs == runs {
+					left--
+					break
+				}
+				s.begin(rank, lanes)
+			}
+		}
+		if moved {
+			continue
+		}
+		// It may be that all drew 0 steps: look whether anybody can go on.
+		for rank, r := range s.ranks {
+			if r.runs < runs && s.step(rank) {
+				moved = true
+				if len(r.queue) == 0 {
+					require.Equal(s.t, inputs[r.runs], r.out)
+					if r.runs++; r.runs == runs {
+						left--
+					} else {
+						s.begin(rank, lanes)
+					}
+				}
+				break
+			}
+		}
+		require.True(s.t, moved, "every rank waits for another")
+	}
+}
+
+// formOf is a form that cuts a message into so many laps.
+func formOf(size int, bytes int64, laps int) transferForm {
+	f := transferForm{size: size, bytes: bytes, lead: 4, pads: shardAlign, laps: laps}
+	f.shard = alignUp((bytes+int64(size)-1)/int64(size), shardAlign)
+	f.lap = alignUp((f.shard+int64(laps)-1)/int64(laps), shardAlign)
+	f.laps = int((f.shard + f.lap - 1) / f.lap)
+	return f
+}
+
+// TestTransferProgram: whatever order the streams of the ranks run in, nobody waits in a circle, nothing is overwritten that is
+// still wanted, and every run on every rank gives the sum.
+func TestTransferProgram(t *testing.T) {
+	for size := 2; size <= 5; size++ {
+		var forms []transferForm
+		for _, laps := range []int{1, 2, 3, 4, 5, 6, 9} {
+			// The last shards are shorter, or empty.
+			forms = append(forms, formOf(size, int64(size*laps*shardAlign), laps), formOf(size, int64((size*laps-1)*shardAlign-5), laps), formOf(size, int64(laps*shardAlign+1), laps))
+		}
+		forms = append(forms, transferForm{size: size, bytes: 333, small: true, shard: 333, lap: 333, laps: 1, lead: 2, pads: shardAlign})
+		for _, f := range forms {
+			for _, lanes := range []int{0, 1, size - 1} {
+				for _, inPlace := range []bool{false, true} {
+					t.Run(fmt.Sprintf("size=%d/laps=%d/bytes=%d/lanes=%d/in_place=%t", size, f.laps, f.bytes, lanes, inPlace), func(t *testing.T) {
+						for seed := range uint64(6) {
+							newSimulation(t, seed, f, inPlace).run(3, lanes)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestTransferPieces: the laps of all shards are the message, without gap or overlap, and slots are apart, in the channel, and
+// placed as the input is.
+func TestTransferPieces(t *testing.T) {
+	for size := 2; size <= 9; size++ {
+		for _, kind := range []device.Kind{device.Host, device.CUDA} {
+			for _, bytes := range []int64{1, 127, 128, 129, 16<<10 + 1, 1 << 20, 3<<20 + 6, 1<<30 + 2} {
+				f := transferForm{size: size, bytes: bytes, lead: 6, pads: shardAlign}
+				f.small, f.lap = transferGeometry(kind, bytes, size)
+				if f.shard, f.laps = bytes, 1; !f.small {
+					f = formOf(size, bytes, int((alignUp((bytes+int64(size)-1)/int64(size), shardAlign)+f.lap-1)/f.lap))
+					f.lead = 6
+					next := int64(0)
+					for owner := range size {
+						for l := range f.laps {
+							lo, hi := f.piece(owner, l)
+							require.Equal(t, next, lo)
+							require.LessOrEqual(t, hi-lo, f.lap)
+							next = hi
+						}
+					}
+					require.Equal(t, bytes, next)
+				}
+				ends := map[int64]bool{}
+				for owner := range size {
+					clear(ends)
+					for l := range f.slots() {
+						for w := range size {
+							if w == owner {
+								continue
+							}
+							at := f.slot(owner, w, l)
+							require.Equal(t, f.lead, at%16)
+							require.GreaterOrEqual(t, at, f.pads)
+							require.LessOrEqual(t, at+f.lap, f.channelBytes())
+							require.False(t, ends[(at-f.lead)/f.span()], "two writers have one slot")
+							ends[(at-f.lead)/f.span()] = true
+						}
+					}
+				}
+			}
+		}
+	}
+}
