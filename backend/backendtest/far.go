@@ -44,6 +44,9 @@ var (
 	_ backend.Quiescer    = (*far)(nil)
 )
 
+// Name is "far".
+func (f *far) Name() string { return "far" }
+
 func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Backend.Capabilities()) }
 
 // FarCapabilities are those of Far over a backend with those of near.
