@@ -89,6 +89,19 @@ func (f *flagSignals) barrier(s device.Stream, channel int) error {
 	return hostWork(s, flagBarrier{f, channel})
 }
 
+func (f *flagSignals) signalAll(s device.Stream, channel int) error {
+	for peer := range f.size {
+		if _, err := f.lane(channel, padSignal, peer); err != nil {
+			return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+		}
+	}
+	return hostWork(s, flagSignalAll{f, channel})
+}
+
+func (f *flagSignals) waitAll(s device.Stream, channel int) error {
+	return hostWork(s, flagWaitAll{f, channel})
+}
+
 func (f *flagSignals) close() error {
 	var err error
 	for i := range f.lanes {
@@ -264,6 +277,67 @@ func (r *flagAwaited) Poll() (bool, error) {
 	}
 	return false, nil
 }
+
+// flagSignalAll is the work of a signal to every peer, and flagWaitAll that of a wait for one of every peer.
+type (
+	flagSignalAll struct {
+		signals *flagSignals
+		channel int
+	}
+	flagWaitAll struct {
+		signals *flagSignals
+		channel int
+	}
+)
+
+// flagRuns are runs under way at the same time, which have ended when all have.
+type flagRuns []device.HostProgress
+
+func (w flagSignalAll) Start() (device.HostProgress, error) {
+	return w.signals.startAll(func(peer int) (device.HostProgress, error) {
+		l, err := w.signals.lane(w.channel, padSignal, peer)
+		if err != nil {
+			return nil, err
+		}
+		return l.Start()
+	})
+}
+
+func (w flagWaitAll) Start() (device.HostProgress, error) {
+	return w.signals.startAll(func(peer int) (device.HostProgress, error) { return flagWait{w.signals, peer, w.channel}.Start() })
+}
+
+// startAll starts a run for every peer, from the next rank on.
+func (f *flagSignals) startAll(start func(peer int) (device.HostProgress, error)) (device.HostProgress, error) {
+	var runs flagRuns
+	for k := 1; k < f.size; k++ {
+		run, err := start((f.memory.group.Rank() + k) % f.size)
+		if err != nil {
+			return nothing{}, err
+		}
+		runs = append(runs, run)
+	}
+	return &runs, nil
+}
+
+// Poll drives on those that have not ended.
+func (r *flagRuns) Poll() (bool, error) {
+	under := (*r)[:0]
+	for _, run := range *r {
+		ended, err := run.Poll()
+		if err != nil {
+			return false, err
+		}
+		if !ended {
+			under = append(under, run)
+		}
+	}
+	*r = under
+	return len(under) == 0, nil
+}
+
+func (w flagSignalAll) String() string { return "signal" }
+func (w flagWaitAll) String() string   { return "wait" }
 
 // nothing is a run that has ended.
 type nothing struct{}

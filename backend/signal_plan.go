@@ -112,18 +112,13 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 	return &Signals{memory: m, channel: c, user: user, signals: made}, nil
 }
 
-// Signal is [Memory.Signal] on the plan's channels.
-func (p *Signals) Signal(s device.Stream, peer, channel int) error {
-	return p.signals.signal(s, peer, channel)
-}
-
 // allSignals are signals to or from every peer by one launch.
 type allSignals interface {
 	signalAll(s device.Stream, channel int) error
 	waitAll(s device.Stream, channel int) error
 }
 
-// SignalAll is Signal to every peer.
+// SignalAll enqueues a signal to every peer on channel, as [Memory.Signal] does.
 func (p *Signals) SignalAll(s device.Stream, channel int) error {
 	if all, ok := p.signals.(allSignals); ok {
 		return all.signalAll(s, channel)

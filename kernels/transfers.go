@@ -108,10 +108,13 @@ type transferWork struct {
 	puts    []*tensor.PreparedPut
 	steps   []transferStep
 
-	// On devices whose copies run beside kernels, puts have streams of their own.
+	// On devices whose copies run beside kernels, puts have streams of their own, and so have the signals that follow them: a
+	// copy need not wait for the kernel that tells of the one before.
 	lanes  []device.Stream
-	forked device.Event   // the plan's stream has come so far
-	joined []device.Event // the lane of the same number has
+	sent   []device.Event // the lane of the same number has come so far
+	teller device.Stream
+	marked device.Event // the teller has come so far
+	forked device.Event // the plan's stream has come so far
 
 	ended    device.Event // the last run that was not recorded
 	captured atomic.Bool
@@ -127,9 +130,8 @@ type transferReduce interface {
 // transferStep is one call of a run.
 type transferStep struct {
 	kind transferKind
-	lane int                 // stepPut, stepSignal
 	put  *tensor.PreparedPut // stepPut
-	peer int                 // stepSignal
+	lane int                 // stepPut
 	n    int                 // stepReduce: the lap; signals: the channel
 }
 
@@ -137,24 +139,19 @@ type transferStep struct {
 type transferKind uint8
 
 const (
-	// On the plan's stream.
-	stepWait   transferKind = iota + 1 // for a signal of every peer
-	stepGrant                          // signal every peer
-	stepReduce                         // a lap
-
-	// On a lane.
-	stepPut    // to a peer
-	stepSignal // one peer
-
-	// Between the two.
-	stepFork // lanes go on only when the plan's stream has come here
-	stepMark // where lanes are now is what the next join means
-	stepJoin // the plan's stream goes on only when lanes have come to the mark
+	stepWait   transferKind = iota + 1 // the plan's stream waits for a signal of every peer
+	stepGrant                          // the plan's stream signals every peer
+	stepReduce                         // the plan's stream reduces a lap
+	stepPut                            // a lane puts to a peer
+	stepTell                           // the teller signals every peer when all lanes have come to where they are now
+	stepFork                           // lanes go on only when the plan's stream has come here
+	stepMark                           // where the teller is now is what the next join means
+	stepJoin                           // the plan's stream goes on only when the teller has come to the mark
 )
 
 // program is the steps of one run. Run one after the other on a single stream, in this order or in any other that keeps what
-// forks, joins and lanes demand, they never make ranks wait for each other in a circle. Only the plan's stream waits for peers; and
-// before it waits for lap n of the data, it joins the lanes behind their puts of lap n, which are behind those of result n-2. So
+// forks, joins and streams demand, they never make ranks wait for each other in a circle. Only the plan's stream waits for peers; and
+// before it waits for lap n of the data, it joins the teller behind the signal of lap n, which is behind that of result n-2. So
 // what a rank is waited for is on its way before it waits itself for what can come only later, as long as the results that free a
 // slot are older than that: transferSlots is 4.
 func (f transferForm) program(put func(result bool, peer, lap int) *tensor.PreparedPut) []transferStep {
@@ -162,12 +159,11 @@ func (f transferForm) program(put func(result bool, peer, lap int) *tensor.Prepa
 	add := func(s ...transferStep) { steps = append(steps, s...) }
 	send := func(result bool, lap, signal int) {
 		for k := 1; k < f.size; k++ {
-			peer := (f.rank + k) % f.size
-			if p := put(result, peer, lap); p != nil {
-				add(transferStep{kind: stepPut, lane: k - 1, put: p})
+			if p := put(result, (f.rank+k)%f.size, lap); p != nil {
+				add(transferStep{kind: stepPut, put: p, lane: k - 1})
 			}
-			add(transferStep{kind: stepSignal, lane: k - 1, peer: peer, n: signal})
 		}
+		add(transferStep{kind: stepTell, n: signal})
 	}
 	wait := func(signal int) transferStep { return transferStep{kind: stepWait, n: signal} }
 	reduce := func(lap int) transferStep { return transferStep{kind: stepReduce, n: lap} }
@@ -245,22 +241,27 @@ func (w *transferWork) makeLanes(f transferForm) (err error) {
 	if n == 0 || f.small {
 		return nil // a small message gains nothing
 	}
-	if w.forked, err = w.plan.device.NewEvent(); err != nil {
-		return err
-	}
+	d := w.plan.device
 	for range n {
-		s, err := w.plan.device.NewStream()
+		s, err := d.NewStream()
 		if err != nil {
 			return err
 		}
 		w.lanes = append(w.lanes, s)
-		e, err := w.plan.device.NewEvent()
+		e, err := d.NewEvent()
 		if err != nil {
 			return err
 		}
-		w.joined = append(w.joined, e)
+		w.sent = append(w.sent, e)
 	}
-	return nil
+	if w.teller, err = d.NewStream(); err != nil {
+		return err
+	}
+	if w.marked, err = d.NewEvent(); err != nil {
+		return err
+	}
+	w.forked, err = d.NewEvent()
+	return err
 }
 
 // preparePuts prepares every put, and makes the steps.
@@ -315,12 +316,9 @@ func (w *transferWork) enqueue(s device.Stream, recorded bool) error {
 	return s.Record(w.ended)
 }
 
-// step enqueues one step of a run on s, or on its lane.
+// step enqueues one step of a run on s, or on the stream that it belongs to.
 func (w *transferWork) step(s device.Stream, t *transferStep) error {
-	lane := s
-	if len(w.lanes) > 0 {
-		lane = w.lanes[t.lane%len(w.lanes)]
-	}
+	alone := len(w.lanes) == 0 // everything is on s
 	switch t.kind {
 	case stepWait:
 		return w.signals.WaitAll(s, t.n)
@@ -329,11 +327,22 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 	case stepReduce:
 		return w.reduce.enqueue(s, t.n)
 	case stepPut:
-		return t.put.Enqueue(lane)
-	case stepSignal:
-		return w.signals.Signal(lane, t.peer, t.n)
+		if alone {
+			return t.put.Enqueue(s)
+		}
+		return t.put.Enqueue(w.lanes[t.lane%len(w.lanes)])
+	case stepTell:
+		if alone {
+			return w.signals.SignalAll(s, t.n)
+		}
+		for i, l := range w.lanes {
+			if err := after(w.teller, l, w.sent[i]); err != nil {
+				return err
+			}
+		}
+		return w.signals.SignalAll(w.teller, t.n)
 	}
-	if len(w.lanes) == 0 {
+	if alone {
 		return nil
 	}
 	switch t.kind {
@@ -346,20 +355,20 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 				return err
 			}
 		}
-	case stepJoin:
-		for _, e := range w.joined {
-			if err := s.WaitEvent(e); err != nil {
-				return err
-			}
-		}
 	case stepMark:
-		for i, l := range w.lanes {
-			if err := l.Record(w.joined[i]); err != nil {
-				return err
-			}
-		}
+		return w.teller.Record(w.marked)
+	case stepJoin:
+		return s.WaitEvent(w.marked)
 	}
 	return nil
+}
+
+// after makes s wait for what l has been given so far.
+func after(s, l device.Stream, e device.Event) error {
+	if err := l.Record(e); err != nil {
+		return err
+	}
+	return s.WaitEvent(e)
 }
 
 func (w *transferWork) settled() (bool, error) {
@@ -371,10 +380,12 @@ func (w *transferWork) settled() (bool, error) {
 
 func (w *transferWork) close() error {
 	var err error
-	for _, l := range w.lanes {
-		err = errors.Join(err, l.Close())
+	for _, l := range append(w.lanes, w.teller) {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
 	}
-	for _, e := range append(w.joined, w.forked, w.ended) {
+	for _, e := range append(w.sent, w.marked, w.forked, w.ended) {
 		if e != nil {
 			err = errors.Join(err, e.Close())
 		}

@@ -24,14 +24,13 @@ type simulatedRank struct {
 	form    transferForm
 	steps   []transferStep
 	puts    map[*tensor.PreparedPut]simulatedPut
-	in, out []int            // by byte
-	slots   []int            // the channel, by byte
-	signals [][]int          // by channel and writer: that came
-	taken   []int            // by channel: that were waited for
-	queue   []transferStep   // of this run, in the order in which it goes
-	want    []int            // the result of this run
-	runs    int              // that have ended
-	busy    map[[2]int]bool  // slots that hold what was not reduced: lap and writer
+	in, out []int          // by byte
+	slots   []int          // the channel, by byte
+	signals [][]int        // by channel and writer: that came
+	taken   []int          // by channel: that were waited for
+	queue   []transferStep // of this run, in the order in which it goes
+	want    []int          // the result of this run
+	runs    int            // that have ended
 }
 
 type simulatedPut struct {
@@ -45,7 +44,7 @@ func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *
 		f := form
 		f.rank = rank
 		r := &simulatedRank{form: f, puts: map[*tensor.PreparedPut]simulatedPut{}, in: make([]int, f.bytes), slots: make([]int, f.channelBytes()),
-			taken: make([]int, transferSignals), busy: map[[2]int]bool{}}
+			taken: make([]int, transferSignals)}
 		for i := range r.in {
 			r.in[i] = (i*7 + rank*13) % 101
 		}
@@ -75,62 +74,39 @@ func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *
 	return s
 }
 
-// serialize puts the steps of a run into one queue, as out of order as lanes allow.
+// serialize puts the steps of a run into one queue, as out of order as streams allow.
 func (s *simulation) serialize(r *simulatedRank, lanes int) []transferStep {
 	if lanes == 0 {
 		return append([]transferStep(nil), r.steps...)
 	}
-	// What each step comes after: the one before it in its stream, and what forks and joins add.
+	// What each step comes after. The last steps of the streams are those of the lanes, the plan's and the teller's.
+	plan, teller := lanes, lanes+1
 	after := make([][]int, len(r.steps))
-	last := make([]int, lanes+1) // of each stream, the plan's last; -1 for none
-	marks := make([]int, lanes)
-	for i := range last {
-		last[i] = -1
-	}
-	depend := func(i, on int) {
-		if on >= 0 {
-			after[i] = append(after[i], on)
-		}
-	}
+	last := make([][]int, lanes+2)
+	var mark []int
 	for i, step := range r.steps {
+		stream := plan
 		switch step.kind {
-		case stepPut, stepSignal:
-			lane := step.lane % lanes
-			depend(i, last[lane])
-			last[lane] = i
-		case stepFork:
-			depend(i, last[lanes])
-			for l := range lanes { // a lane comes after both
-				depend(i, last[l])
-				last[l] = i
-			}
-			// The plan's stream does not wait for the lanes: it goes on behind what it had before.
-			after[i] = after[i][:0]
-			depend(i, last[lanes])
-			last[lanes] = i
-		case stepMark:
-			copy(marks, last)
-		case stepJoin:
-			depend(i, last[lanes])
+		case stepPut:
+			stream = step.lane % lanes
+		case stepTell:
+			stream = teller
 			for l := range lanes {
-				depend(i, marks[l])
+				after[i] = append(after[i], last[l]...)
 			}
-			last[lanes] = i
-		default:
-			depend(i, last[lanes])
-			last[lanes] = i
+		case stepFork:
+			for l := range lanes { // a lane comes after what it had and after the fork
+				last[l] = append([]int{i}, last[l]...)
+			}
+		case stepMark:
+			stream = teller
+		case stepJoin:
+			after[i] = append(after[i], mark...)
 		}
-	}
-	// Forks forget what lanes did before; each lane's own order is added here.
-	before := make([]int, lanes)
-	for l := range before {
-		before[l] = -1
-	}
-	for i, step := range r.steps {
-		if step.kind == stepPut || step.kind == stepSignal {
-			lane := step.lane % lanes
-			depend(i, before[lane])
-			before[lane] = i
+		after[i] = append(after[i], last[stream]...)
+		last[stream] = []int{i}
+		if step.kind == stepMark {
+			mark = []int{i}
 		}
 	}
 	var queue []transferStep
@@ -180,12 +156,10 @@ func (s *simulation) step(rank int) bool {
 			}
 		}
 		r.taken[step.n]++
-	case stepGrant:
+	case stepGrant, stepTell:
 		for p := range f.size {
 			s.ranks[p].signals[step.n][rank]++
 		}
-	case stepSignal:
-		s.ranks[step.peer].signals[step.n][rank]++
 	case stepReduce:
 		lo, hi := f.piece(rank, step.n)
 		for i := lo; i < hi; i++ {
@@ -196,10 +170,6 @@ func (s *simulation) step(rank int) bool {
 				}
 			}
 			r.out[i] = sum
-		}
-		clear(r.busy)
-		for later := step.n + 1; later < f.laps; later++ {
-			break
 		}
 	case stepPut:
 		p := r.puts[step.put]
