@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -39,6 +41,7 @@ type backendFinding struct {
 	Reason       string               `json:"reason"` // why it is not available
 	Fix          string               `json:"fix"`    // what to do about it
 	Capabilities backend.Capabilities `json:"capabilities"`
+	Libraries    []backend.Library    `json:"libraries"` // that it stands on
 }
 
 // launcherFinding is one launcher that may have started this process.
@@ -67,8 +70,8 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what works on this machine, and what to do about what does not",
-		Long: `Doctor probes every backend, each in a process of its own, and shows what launchers and settings this process would see
-and which limits the system sets. Its exit status is 1 if no backend can be used or the configuration is not valid.`,
+		Long: `Doctor probes every backend, each in a process of its own, looks for the native libraries that they stand on, and shows
+what launchers and settings this process would see and which limits the system sets. Its exit status is 1 if no backend can be used or the configuration is not valid.`,
 		Args: noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
@@ -100,7 +103,11 @@ func (a *app) diagnose(cmd *cobra.Command) diagnosis {
 	d.Backends = make([]backendFinding, len(names))
 	var probes sync.WaitGroup
 	for i, name := range names {
-		probes.Go(func() { d.Backends[i] = a.probeApart(ctx, name) })
+		probes.Go(func() {
+			b := a.probeApart(ctx, name)
+			b.Libraries = a.librariesApart(ctx, name)
+			d.Backends[i] = b
+		})
 	}
 	probes.Wait()
 	for _, r := range group.Launchers(a.getenv) {
@@ -154,6 +161,7 @@ func (d *diagnosis) write(w io.Writer) error {
 			fmt.Fprintf(t, "  \tto do\t%s\n", oneLine(b.Fix))
 		}
 	}
+	d.writeLibraries(t)
 	fmt.Fprintln(t, "\nLaunchers, in the order they are looked for")
 	for _, l := range d.Launchers {
 		state := "no"
@@ -187,6 +195,41 @@ func (d *diagnosis) write(w io.Writer) error {
 	return t.Flush()
 }
 
+// writeLibraries prints what was found of each native library, once for all backends that stand on it.
+func (d *diagnosis) writeLibraries(t io.Writer) {
+	var shown []backend.Library
+	for _, b := range d.Backends {
+		for _, l := range b.Libraries {
+			if slices.ContainsFunc(shown, func(s backend.Library) bool { return reflect.DeepEqual(s, l) }) {
+				continue
+			}
+			if len(shown) == 0 {
+				fmt.Fprintln(t, "\nNative libraries")
+			}
+			shown = append(shown, l)
+			what := strings.TrimSpace(l.Version + "  " + l.Path)
+			if l.State == backend.LibraryMissing {
+				what = "not found; what was tried:"
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, l.State, oneLine(what))
+			if l.State == backend.LibraryMissing {
+				for _, place := range l.Tried {
+					fmt.Fprintf(t, "  \t\t%s\n", oneLine(place))
+				}
+			}
+			if l.Reason != "" {
+				fmt.Fprintf(t, "  \twhy\t%s\n", oneLine(l.Reason))
+			}
+			if l.Fix != "" && l.State != backend.LibraryUsable {
+				fmt.Fprintf(t, "  \tto do\t%s\n", oneLine(l.Fix))
+			}
+			for _, x := range l.Details {
+				fmt.Fprintf(t, "  \t\t%s: %s\n", oneLine(x.Name), oneLine(x.Value))
+			}
+		}
+	}
+}
+
 func orUnknown(s string) string {
 	if s == "" {
 		return "unknown processor"
@@ -197,32 +240,54 @@ func orUnknown(s string) string {
 // oneLine keeps a text from breaking a table.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// probeApart probes a backend in a process of its own, so that a native library that crashes, exits or hangs is a finding and
-// not the end of doctor.
+// probeApart probes a backend in a process of its own.
 func (a *app) probeApart(ctx context.Context, name string) backendFinding {
-	broken := func(err error) backendFinding {
-		return backendFinding{Name: name, Reason: err.Error(), Fix: fixProbe}
+	var b backendFinding
+	if err := a.apart(ctx, &b, "probe", name); err != nil {
+		return backendFinding{Name: name, Reason: fmt.Sprintf("probing it %v", err), Fix: fixProbe}
 	}
+	return b
+}
+
+// librariesApart asks a backend for its libraries in a process of its own: one more than that of the probe, whose answer stands
+// whatever a library does when it is looked at.
+func (a *app) librariesApart(ctx context.Context, name string) []backend.Library {
+	libraries := []backend.Library{}
+	if f, err := backend.Lookup(name); err != nil {
+		return libraries
+	} else if _, ok := f.(backend.Libraries); !ok {
+		return libraries
+	}
+	if err := a.apart(ctx, &libraries, "probe", "--libraries", name); err != nil {
+		return []backend.Library{{
+			Name: "libraries of backend " + name, State: backend.LibraryUnusable, Reason: fmt.Sprintf("looking at them %v", err), Fix: fixProbe,
+		}}
+	}
+	return libraries
+}
+
+// apart runs this program with args in a process of its own, so that a native library that crashes, exits or hangs is a finding and
+// not the end of doctor. found is what it prints as a line of JSON; an error says how it ended otherwise.
+func (a *app) apart(ctx context.Context, found any, args ...string) error {
 	path, err := self()
 	if err != nil {
-		return broken(err)
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "probe", name)
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = a.environ
 	cmd.WaitDelay = time.Second // for what the probe may have started
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
-		return broken(fmt.Errorf("probing it did not end: %w", context.Cause(ctx)))
+		return fmt.Errorf("did not end: %w", context.Cause(ctx))
 	}
 	// A library may print to the standard output as well; the finding is the last line.
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	var b backendFinding
 	if err == nil {
-		err = json.Unmarshal([]byte(lines[len(lines)-1]), &b)
+		err = json.Unmarshal([]byte(lines[len(lines)-1]), found)
 	}
 	if err != nil {
 		said := oneLine(errOut.String())
@@ -230,14 +295,15 @@ func (a *app) probeApart(ctx context.Context, name string) backendFinding {
 		if len(said) > most {
 			said = "..." + strings.ToValidUTF8(said[len(said)-most:], "")
 		}
-		return broken(fmt.Errorf("probing it ended with %w %s", err, said))
+		return fmt.Errorf("ended with %w %s", err, said)
 	}
-	return b
+	return nil
 }
 
-// probeCommand is the other side of probeApart.
+// probeCommand is the other side of probeApart and librariesApart.
 func (a *app) probeCommand() *cobra.Command {
-	return &cobra.Command{
+	var libraries bool
+	cmd := &cobra.Command{
 		Use:    "probe BACKEND",
 		Short:  "Probe one backend and print the finding as a line of JSON",
 		Hidden: true,
@@ -252,6 +318,13 @@ func (a *app) probeCommand() *cobra.Command {
 			if err != nil {
 				return usageError(err)
 			}
+			if libraries {
+				found := []backend.Library{}
+				if l, ok := f.(backend.Libraries); ok {
+					found = append(found, l.Libraries(cmd.Context(), a.probeEnv())...)
+				}
+				return json.NewEncoder(a.out).Encode(found)
+			}
 			return json.NewEncoder(a.out).Encode(findBackend(args[0], func() (backend.Capabilities, error) {
 				c, err := f.Probe(cmd.Context(), a.probeEnv())
 				if p, ok := f.(backend.Preflighter); ok && err == nil {
@@ -261,6 +334,8 @@ func (a *app) probeCommand() *cobra.Command {
 			}))
 		}),
 	}
+	cmd.Flags().BoolVar(&libraries, "libraries", false, "what was found of the native libraries that it stands on")
+	return cmd
 }
 
 // probeEnv is what a backend is probed with outside of a job.

@@ -100,7 +100,7 @@ func TestDoctorJSONNames(t *testing.T) {
 	for _, b := range backends {
 		fields, ok := b.(map[string]any)
 		require.True(t, ok)
-		for _, name := range []string{"name", "available", "reason", "fix", "capabilities"} {
+		for _, name := range []string{"name", "available", "reason", "fix", "capabilities", "libraries"} {
 			assert.Contains(t, fields, name)
 		}
 		capabilities, ok := fields["capabilities"].(map[string]any)
@@ -145,4 +145,52 @@ func TestDoctorSurvivesACrash(t *testing.T) {
 	assert.False(t, b.Available, "it can be probed, but not started")
 	assert.Contains(t, b.Reason, "exit status 255")
 	assert.Contains(t, b.Reason, "aborting due to error")
+}
+
+// TestDoctorLibraries: found and right, found but not usable and why, and not found with what was tried, each once.
+func TestDoctorLibraries(t *testing.T) {
+	d := diagnosed(t, healthyHere(), environ())
+	for _, name := range []string{"host", "absent"} {
+		assert.Empty(t, d.backend(name).Libraries, name)
+	}
+	shelf := d.backend("shelved").Libraries
+	require.Len(t, shelf, 3)
+	assert.Equal(t, backend.Library{Name: "Good", State: backend.LibraryUsable, Path: "/lib/libgood.so.1", Version: "1.2",
+		Details: []backend.Detail{{Name: "plugins", Value: "three"}}}, shelf[0])
+	assert.Equal(t, backend.LibraryUnusable, shelf[1].State)
+	assert.Equal(t, []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}, shelf[2].Tried)
+
+	r := call(t, "", environ(), "doctor")
+	require.Equal(t, healthyHere(), r.status, r.err)
+	lines := strings.Split(r.out, "\n")
+	at := slices.Index(lines, "Native libraries")
+	require.Positive(t, at, r.out)
+	var told []string
+	for _, l := range lines[at+1:] {
+		if l == "" {
+			break
+		}
+		told = append(told, oneLine(l))
+	}
+	text := strings.Join(told, "\n")
+	for _, want := range []string{
+		"Good usable 1.2 /lib/libgood.so.1\nplugins: three",
+		"Old unusable 0.1 /lib/libold.so.1\nwhy it is for CUDA 11\nto do install a newer one",
+		"Gone missing not found; what was tried:\n/lib/libgone.so (no such file)\nlibgone.so (not found)\nto do install gone",
+	} {
+		assert.Equal(t, 1, strings.Count(text, want), "%s in\n%s", want, text)
+	}
+}
+
+// TestDoctorSurvivesALibrary has one that ends the process when it is looked at.
+func TestDoctorSurvivesALibrary(t *testing.T) {
+	d := diagnosed(t, healthyHere(), environ(brokenVar+"=1"))
+	found := d.backend("shelfcrash").Libraries
+	require.Len(t, found, 1)
+	assert.Equal(t, backend.LibraryUnusable, found[0].State)
+	assert.Contains(t, found[0].Name, "shelfcrash")
+	assert.Contains(t, found[0].Reason, "exit status 9")
+	assert.Contains(t, found[0].Reason, "dropped from the shelf")
+	assert.NotEmpty(t, found[0].Fix)
+	assert.Len(t, d.backend("shelved").Libraries, 3)
 }

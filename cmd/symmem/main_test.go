@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 		backend.Register(name, b)
 	}
 	backend.Register("exits", exits{broken{open: true}})
+	for name, b := range map[string]shelved{"shelved": {}, "shelfcrash": {crash: true}} {
+		backend.Register(name, b)
+	}
 	if os.Getenv(roleVar) != "" {
 		if err := idleRank(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -63,6 +66,25 @@ func (b broken) Probe(context.Context, *backend.Env) (backend.Capabilities, erro
 		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
 	}
 	return backend.Capabilities{PeerPointers: true}, nil
+}
+
+// shelved is a backend that is not there and tells of its libraries, or does harm when it looks at them.
+type shelved struct {
+	broken
+	crash bool
+}
+
+func (s shelved) Libraries(context.Context, *backend.Env) []backend.Library {
+	if s.crash && os.Getenv(brokenVar) != "" {
+		fmt.Fprintln(os.Stderr, "dropped from the shelf")
+		os.Exit(9)
+	}
+	fmt.Println("a library that talks")
+	return []backend.Library{
+		{Name: "Good", State: backend.LibraryUsable, Path: "/lib/libgood.so.1", Version: "1.2", Details: []backend.Detail{{Name: "plugins", Value: "three"}}},
+		{Name: "Old", State: backend.LibraryUnusable, Path: "/lib/libold.so.1", Version: "0.1", Reason: "it is for CUDA 11", Fix: "install a newer one"},
+		{Name: "Gone", State: backend.LibraryMissing, Fix: "install gone", Tried: []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}},
+	}
 }
 
 // Open does the harm on rank 1 and waits on the others.

@@ -13,6 +13,28 @@ type Attempt struct {
 	Text string // what the loader said
 }
 
+// Missing reports whether there is no such file, rather than one that cannot be loaded.
+func (a Attempt) Missing() bool {
+	// What the loader (glibc's or musl's) says when it lacks another library, which this one needs, names that one.
+	reason := a.Reason()
+	return strings.HasPrefix(a.Text, a.Path+": ") && strings.HasSuffix(reason, "No such file or directory") ||
+		strings.HasPrefix(a.Text, "Error loading shared library "+a.Path+": No such file or directory") || reason == noFile
+}
+
+// Reason is what the loader said, without the path in front.
+func (a Attempt) Reason() string { return strings.TrimPrefix(a.Text, a.Path+": ") }
+
+// String gives the path and what the loader said.
+func (a Attempt) String() string {
+	if reason := a.Reason(); reason != "" {
+		return a.Path + " (" + reason + ")"
+	}
+	return a.Path
+}
+
+// noFile is the text of an attempt that is a pattern which no file matches.
+const noFile = "no such file"
+
 // LoadError is a library that could not be loaded. It is ErrUnavailable.
 type LoadError struct {
 	Library  string    // what the library is called: "the CUDA driver"
@@ -31,16 +53,23 @@ func (e *LoadError) Error() string {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		b.WriteString("tried " + a.Path)
-		// The loader's text mostly begins with the path already.
-		if text := strings.TrimPrefix(a.Text, a.Path+": "); text != "" {
-			b.WriteString(" (" + text + ")")
-		}
+		b.WriteString("tried " + a.String())
 	}
 	if e.Hint != "" {
 		b.WriteString("; " + e.Hint)
 	}
 	return b.String()
+}
+
+// Found gives the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or
+// needs a library that is not there. ok is false if there was none.
+func (e *LoadError) Found() (a Attempt, ok bool) {
+	for _, a := range e.Attempts {
+		if a.Text != "" && !a.Missing() {
+			return a, true
+		}
+	}
+	return Attempt{}, false
 }
 
 // Is reports that a library which is not there is ErrUnavailable.

@@ -30,3 +30,32 @@ func TestOpenWithoutNames(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrUnavailable)
 	assert.NotErrorIs(t, err, errs.ErrUnsupported)
 }
+
+// TestFound tells a library that is not there from one that is and cannot be loaded, by what loaders say.
+func TestFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		attempt dl.Attempt
+		missing bool
+		reason  string
+	}{
+		"glibc, not there":  {dl.Attempt{"liba.so.1", "liba.so.1: cannot open shared object file: No such file or directory"}, true, "cannot open shared object file: No such file or directory"},
+		"musl, not there":   {dl.Attempt{"liba.so.1", "Error loading shared library liba.so.1: No such file or directory"}, true, "Error loading shared library liba.so.1: No such file or directory"},
+		"no file matches":   {dl.Attempt{"/x/*/liba.so", "no such file"}, true, "no such file"},
+		"needs another":     {dl.Attempt{"/x/liba.so", "libb.so.12: cannot open shared object file: No such file or directory"}, false, "libb.so.12: cannot open shared object file: No such file or directory"},
+		"needs another (2)": {dl.Attempt{"/x/liba.so", "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"}, false, "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"},
+		"broken":            {dl.Attempt{"/x/liba.so", "/x/liba.so: file too short"}, false, "file too short"},
+		"another processor": {dl.Attempt{"/x/liba.so", "/x/liba.so: wrong ELF class: ELFCLASS32"}, false, "wrong ELF class: ELFCLASS32"},
+		"may not be read":   {dl.Attempt{"/x/liba.so", "/x/liba.so: cannot open shared object file: Permission denied"}, false, "cannot open shared object file: Permission denied"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, c.missing, c.attempt.Missing())
+			assert.Equal(t, c.reason, c.attempt.Reason())
+			absent := dl.Attempt{Path: "first.so", Text: "first.so: cannot open shared object file: No such file or directory"}
+			found, ok := (&dl.LoadError{Attempts: []dl.Attempt{absent, c.attempt}}).Found()
+			assert.Equal(t, !c.missing, ok)
+			if ok {
+				assert.Equal(t, c.attempt, found)
+			}
+		})
+	}
+}
