@@ -143,6 +143,10 @@ var libraryEnvs = []string{
 	"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NCCL_WINDOW", "SYMMEM_NVSHMEM_LIBRARY", "SYMMEM_NVSHMEM_ARENA",
 }
 
+// LibraryVariables gives the names of the environment variables that name the files, or the folders, of native libraries. The
+// packages that load them read them; they are no settings.
+func LibraryVariables() []string { return slices.Clone(libraryEnvs) }
+
 // environment gives the variables of this library that are not empty, and an error for those that nobody knows.
 func environment(environ func() []string) (map[string]string, error) {
 	if environ == nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -135,9 +136,16 @@ func idleRank() error {
 	select {} //nolint:staticcheck // until a signal ends it
 }
 
-// environ is this process's environment for the command, and more. The race detector would hold up the end of each process.
+// environ is this process's environment for the command, and more: without settings, and on every machine one without native
+// libraries, so that the backends are those of this test and host. The race detector would hold up the end of each process.
 func environ(more ...string) []string {
-	return append(append(os.Environ(), commandVar+"=1", "GORACE=atexit_sleep_ms=0"), more...)
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_")
+	})
+	for _, name := range config.LibraryVariables() {
+		env = append(env, name+"=/no/such/library")
+	}
+	return append(append(env, commandVar+"=1", "GORACE=atexit_sleep_ms=0"), more...)
 }
 
 // result is how a command ended.
