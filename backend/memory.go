@@ -34,6 +34,7 @@ type Memory struct {
 	collective sync.Mutex
 	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
 	workspace  workspace               // guarded by collective
+	devices    []string                // every rank's device, by rank, once a channel was taken; guarded by collective
 	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
 	compiled   compiled

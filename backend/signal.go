@@ -15,6 +15,9 @@ type signals interface {
 	signal(s device.Stream, peer, channel int) error
 	wait(s device.Stream, peer, channel int) error
 	barrier(s device.Stream, channel int) error
+	// signalAll is signal to every peer, and waitAll wait for every peer, as one work of the stream.
+	signalAll(s device.Stream, channel int) error
+	waitAll(s device.Stream, channel int) error
 	close() error
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -70,7 +71,10 @@ func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user 
 	}
 	d.params = ptx.Params{
 		Fault: uint64(d.fault.Ptr()), Dead: uint64(d.dead), Stop: uint64(stop), Timeout: uint64(m.opts.KernelTimeout.Nanoseconds()),
-		Rank: uint32(m.group.Rank()), World: uint32(size), Channels: uint32(channels), Flags: ptx.Atomics,
+		Rank: uint32(m.group.Rank()), World: uint32(size), Channels: uint32(channels),
+	}
+	if peerAtomics(m.device, m.devices) {
+		d.params.Flags |= ptx.Atomics
 	}
 	// The table of a large world has inputs and outputs in front, which signals do not use.
 	table := make([]byte, 16*size)
@@ -98,6 +102,13 @@ func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user 
 		return d, d.begin(pad, offset)
 	}
 	return d, nil
+}
+
+// peerAtomics reports whether kernels of d can do atomic operations on the memory of every device, as far as d can tell. Where they
+// cannot, or nobody knows, signals are counts that are stored.
+func peerAtomics(d device.Device, uuids []string) bool {
+	links, ok := d.(device.PeerAtomics)
+	return ok && len(uuids) > 0 && !slices.ContainsFunc(uuids, func(uuid string) bool { return !links.PeerAtomics(uuid) })
 }
 
 // begin makes the own part of a plan's pad what its user begins with.

@@ -98,6 +98,11 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 	case offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels):
 		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
 	}
+	if _, ok := m.backend.(Flagger); ok { // making flags is collective
+		if vote := m.group.Vote(ctx, "signals", err); vote != nil {
+			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
+		}
+	}
 	user := &signalUser{SignalsOptions: *o}
 	var made signals
 	if err == nil {
@@ -112,39 +117,14 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 	return &Signals{memory: m, channel: c, user: user, signals: made}, nil
 }
 
-// allSignals are signals to or from every peer by one launch.
-type allSignals interface {
-	signalAll(s device.Stream, channel int) error
-	waitAll(s device.Stream, channel int) error
-}
-
 // SignalAll enqueues a signal to every peer on channel, as [Memory.Signal] does.
 func (p *Signals) SignalAll(s device.Stream, channel int) error {
-	if all, ok := p.signals.(allSignals); ok {
-		return all.signalAll(s, channel)
-	}
-	return p.each(func(peer int) error { return p.signals.signal(s, peer, channel) })
+	return p.signals.signalAll(s, channel)
 }
 
 // WaitAll enqueues waiting for one signal of every peer on channel that was not waited for before. It is bounded as
 // [Memory.Wait] is.
-func (p *Signals) WaitAll(s device.Stream, channel int) error {
-	if all, ok := p.signals.(allSignals); ok {
-		return all.waitAll(s, channel)
-	}
-	return p.each(func(peer int) error { return p.signals.wait(s, peer, channel) })
-}
-
-// each calls f for every peer, from the next rank on.
-func (p *Signals) each(f func(peer int) error) error {
-	g := p.memory.group
-	for k := 1; k < g.Size(); k++ {
-		if err := f((g.Rank() + k) % g.Size()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (p *Signals) WaitAll(s device.Stream, channel int) error { return p.signals.waitAll(s, channel) }
 
 // Close gives it back; the device has nothing left to do for it.
 func (p *Signals) Close() error { return p.signals.close() }

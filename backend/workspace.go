@@ -61,8 +61,14 @@ func (m *Memory) newChannel(ctx context.Context, purpose string, bytes int64, fa
 	if failure == nil && (bytes <= 0 || bytes > maxChannelBytes) {
 		failure = errs.Invalid("NewChannel", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxChannelBytes)))
 	}
-	if _, err := exchange(ctx, m.group, m.record("channel", purpose, &Record{Bytes: bytes}), failure); err != nil {
+	records, err := exchange(ctx, m.group, m.record("channel", purpose, &Record{Bytes: bytes}), failure)
+	if err != nil {
 		return nil, fmt.Errorf("taking a channel for %s: %w", purpose, err)
+	}
+	if m.devices == nil {
+		for _, r := range records {
+			m.devices = append(m.devices, r.DeviceUUID)
+		}
 	}
 	need := (bytes + channelAlign - 1) / channelAlign * channelAlign
 	for _, b := range m.workspace.blocks {

@@ -41,6 +41,13 @@ type PreparedLaunch interface {
 	Close() error
 }
 
+// PeerAtomics is implemented by devices that know what their links to other devices carry.
+type PeerAtomics interface {
+	// PeerAtomics reports whether kernels of this device can do atomic operations on the memory of the device with that UUID, itself
+	// included, as they can on their own. It is false, too, where that cannot be found out from here.
+	PeerAtomics(uuid string) bool
+}
+
 // FaultReporter is implemented by devices whose kernels report failures by writing a word of memory, since they cannot
 // return an error.
 type FaultReporter interface {

@@ -108,3 +108,26 @@ func visibility() string {
 	}
 	return ""
 }
+
+// PeerAtomics reports whether the link to the GPU with that UUID carries atomic operations: NVLink does, PCI Express mostly does
+// not. The driver can only be asked about GPUs that this process sees.
+func (d *Device) PeerAtomics(uuid string) bool {
+	if uuid == d.uuid {
+		return true
+	}
+	if d.drv.DeviceGetP2PAttribute == nil || d.use("PeerAtomics") != nil {
+		return false
+	}
+	defer d.unuse()
+	all, err := visible(d.drv)
+	if err != nil {
+		return false
+	}
+	for _, g := range all {
+		if g.uuid == uuid {
+			var have int32
+			return d.drv.DeviceGetP2PAttribute(&have, P2PNativeAtomics, d.ordinal, g.ordinal) == Success && have != 0
+		}
+	}
+	return false
+}

@@ -94,6 +94,7 @@ var (
 	_ device.Device         = (*Device)(nil)
 	_ device.KernelLoader   = (*Device)(nil)
 	_ device.FaultReporter  = (*Device)(nil)
+	_ device.PeerAtomics    = (*Device)(nil)
 	_ device.Stream         = (*Stream)(nil)
 	_ device.Event          = (*Event)(nil)
 	_ device.Graph          = (*Graph)(nil)

@@ -200,3 +200,36 @@ func TestLibraryThatIsNoDriver(t *testing.T) {
 		require.ErrorContains(t, err, "cuInit")
 	}
 }
+
+// TestPeerAtomics: what the driver says of the link, and no where it cannot be asked.
+func TestPeerAtomics(t *testing.T) {
+	f := newFake(3)
+	drv := f.driver()
+	asked := 0
+	drv.DeviceGetP2PAttribute = func(v *int32, a cuda.P2PAttribute, src, dst cuda.DeviceOrdinal) cuda.Result {
+		asked++
+		assert.Equal(t, cuda.P2PNativeAtomics, a)
+		assert.EqualValues(t, 1, src)
+		if *v = 0; dst == 0 {
+			*v = 1
+		}
+		return cuda.Success
+	}
+	uuid := func(i int) string {
+		var u cuda.UUID
+		require.Equal(t, cuda.Success, drv.DeviceGetUUID(&u, cuda.DeviceOrdinal(i)))
+		return u.String()
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, Device: "1"})
+	require.NoError(t, err)
+	assert.True(t, d.PeerAtomics(uuid(1)), "itself")
+	assert.Zero(t, asked)
+	assert.True(t, d.PeerAtomics(uuid(0)))
+	assert.False(t, d.PeerAtomics(uuid(2)))
+	assert.False(t, d.PeerAtomics("GPU-of another container"))
+	assert.Equal(t, 2, asked)
+	drv.DeviceGetP2PAttribute = nil
+	assert.False(t, d.PeerAtomics(uuid(0)), "the driver cannot be asked")
+	require.NoError(t, d.Close())
+	assert.False(t, d.PeerAtomics(uuid(0)))
+}

@@ -31,7 +31,7 @@ enum : u32 {
   kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; needed in place
   kNoBarrier = 2, // oneshot_pull: touch no channel and wait for nobody; the inputs are ready and stay
   kSignal = 4,    // symmem_put: signal the peer when the copy is there
-  kAtomics = 8,   // signals: the link to the peer has atomics, so several streams may signal it at once
+  kAtomics = 8,   // signals: the links to all peers have atomics
   kOwnShard = 16, // twoshot_flow: store the result to this rank's output only, which makes it a reduce-scatter
 };
 
@@ -149,7 +149,9 @@ static_assert(recordBytes(8) == 128 && recordBytes(9) == 256, "records");
 //
 //   counters  [channel][kPadKinds][writer] one word each, kPadStride bytes apart, counted up by that rank
 //   states    [channel] of padStateBytes(world) each, local: u32 epoch of the barrier, u32 blocks that have copied,
-//             u32 unused[6], u32 sent[world], u32 consumed[world]
+//             u32 unused[6], u32 sent[world], u32 consumed[world], u32 stored[world]
+//
+// sent and stored count only without kAtomics: signals that were begun, and those whose count has been stored.
 enum : u32 { kPadStride = 128 };
 enum : u32 { kPadSignal = 0, kPadBarrier = 1, kPadKinds = 2 };
-__host__ __device__ constexpr u32 padStateBytes(u32 world) { return (32 + 8 * world + 127) / 128 * 128; }
+__host__ __device__ constexpr u32 padStateBytes(u32 world) { return (32 + 12 * world + 127) / 128 * 128; }

@@ -20,6 +20,7 @@ struct Pad {
   }
   SYMMEM_DEVICE u64 sent(u32 peer) const { return state() + 32 + peer * 4; }
   SYMMEM_DEVICE u64 consumed(u32 peer) const { return state() + 32 + (p.world + peer) * 4; }
+  SYMMEM_DEVICE u64 stored(u32 peer) const { return state() + 32 + (2 * p.world + peer) * 4; }
 };
 
 SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
@@ -29,30 +30,35 @@ SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
 }
 
 // signal counts one up at the peer, after everything that this thread knows to be written. Without atomics over the link the
-// count is this rank's own, and stored; then only one stream at a time may signal that peer on that channel.
-SYMMEM_DEVICE void signal(const Pad &pad, u32 peer) {
-  const Params &p = pad.p;
+// count is this rank's own, and stored; of several streams that signal at once, each stores its count when that before it is.
+SYMMEM_DEVICE void signal(Frame<0> &f, u32 peer) {
+  const Params &p = f.p;
+  Pad pad{p};
   u64 at = pad.counter(peer, kPadSignal, p.rank);
   if (p.flags & kAtomics) {
     asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
     return;
   }
-  u32 count = loadRelaxed(pad.sent(peer)) + 1;
-  storeRelaxed(pad.sent(peer), count);
-  storeRelease(at, count);
+  const u32 before = addRelaxed(pad.sent(peer), 1);
+  while (loadAcquire(pad.stored(peer)) != before)
+    if (!f.again(peer)) return;
+  storeRelease(at, before + 1);
+  storeRelease(pad.stored(peer), before + 1);
 }
 
 extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
+  Frame<0> f(p, kKindWait);
   awaitPrevious();
-  if (threadIdx.x == 0 && loadRelaxed(p.dead) == 0) signal(Pad{p}, p.peer);
+  if (threadIdx.x == 0 && f.alive()) signal(f, p.peer);
 }
 
 // symmem_signal_all is symmem_signal to every peer at once, each by a thread.
 extern "C" __global__ void symmem_signal_all(const __grid_constant__ Params p) {
+  Frame<0> f(p, kKindWait);
   awaitPrevious();
-  if (loadRelaxed(p.dead) != 0) return;
+  if (!f.alive()) return;
   for (u32 r = threadIdx.x; r < p.world; r += blockDim.x)
-    if (r != p.rank) signal(Pad{p}, r);
+    if (r != p.rank) signal(f, r);
 }
 
 extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
@@ -146,5 +152,5 @@ extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_consta
   if (addRelaxed(done, 1) != gridDim.x - 1) return;
   fenceSystem();
   storeRelaxed(done, 0);
-  signal(pad, p.peer);
+  signal(f, p.peer);
 }

@@ -14,7 +14,7 @@ const (
 	Staged     = 1 << iota // OneShotPull: the peers read a copy in the channel; needed in place
 	NoBarrier              // OneShotPull: wait for nobody and use no channel
 	SendSignal             // Put: signal the peer when the copy is there
-	Atomics                // signals: the link has atomics, so that several streams may signal a peer at once
+	Atomics                // signals: the links to all peers have atomics
 	OwnShard               // TwoShotFlow: store the result to this rank's output only: a reduce-scatter
 )
 
@@ -156,7 +156,7 @@ func PadBytes(world, channels int) int64 {
 	return int64(channels) * (padKinds*int64(world)*padStride + padStateBytes(world))
 }
 
-func padStateBytes(world int) int64 { return roundUp(32+8*int64(world), 128) }
+func padStateBytes(world int) int64 { return roundUp(32+12*int64(world), 128) }
 
 // PadImage is a signal pad on which first signals were sent and consumed, on every channel and between all ranks, and on
 // whose channels, besides, begin(channel)-first signals of every rank have come that were not consumed.
@@ -172,6 +172,7 @@ func PadImage(world, channels int, first uint32, begin func(channel int) uint32)
 			binary.LittleEndian.PutUint32(counters[(world+r)*padStride:], first)
 			binary.LittleEndian.PutUint32(state[32+4*r:], begin(c))
 			binary.LittleEndian.PutUint32(state[32+4*(world+r):], first)
+			binary.LittleEndian.PutUint32(state[32+4*(2*world+r):], begin(c))
 		}
 	}
 	return pad

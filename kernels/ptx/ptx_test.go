@@ -1,6 +1,7 @@
 package ptx
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"reflect"
@@ -107,7 +108,7 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []Kernel{Barrier, Signal, Wait, Put} {
+	for _, k := range []Kernel{Barrier, Signal, SignalAll, Wait, WaitAll, Put} {
 		use(k)
 	}
 	assert.Empty(t, unused, "kernels that nothing finds")
@@ -184,4 +185,29 @@ func TestDecodeFault(t *testing.T) {
 	}
 	assert.Equal(t, "Form(0)", Form(0).String())
 	assert.Equal(t, "Form(99)", Form(99).String())
+}
+
+// TestPadImage: every counter that a signal goes by begins where it should, and nothing else is touched.
+func TestPadImage(t *testing.T) {
+	const world, channels, first = 3, 2, uint32(0xfffffff0)
+	begin := func(channel int) uint32 { return first + uint32(channel) }
+	pad := PadImage(world, channels, first, begin)
+	require.Len(t, pad, int(PadBytes(world, channels)))
+	word := func(at int) uint32 { return binary.LittleEndian.Uint32(pad[at:]) }
+	want := map[int]uint32{}
+	states := channels * padKinds * world * padStride
+	for c := range channels {
+		state := states + c*int(padStateBytes(world))
+		want[state] = first // the barrier's epoch
+		for r := range world {
+			want[((c*padKinds+0)*world+r)*padStride] = begin(c)
+			want[((c*padKinds+1)*world+r)*padStride] = first
+			want[state+32+4*r] = begin(c)           // sent
+			want[state+32+4*(world+r)] = first      // consumed
+			want[state+32+4*(2*world+r)] = begin(c) // stored
+		}
+	}
+	for at := 0; at < len(pad); at += 4 {
+		assert.Equalf(t, want[at], word(at), "word at %d", at)
+	}
 }

@@ -1,0 +1,323 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// onPlans runs f on ranks that have a channel with signals of a plan at its beginning, over a backend with peer pointers and over
+// one without.
+func onPlans(t *testing.T, size int, timeout time.Duration, o backend.SignalsOptions, f func(ctx context.Context, p *plan) error) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			groups, err := group.Local(size, nil)
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var wg sync.WaitGroup
+			for _, g := range groups {
+				wg.Go(func() {
+					if err := onPlan(ctx, g, far, timeout, o, f); err != nil {
+						t.Errorf("rank %d: %v", g.Rank(), err)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// plan is what a plan has.
+type plan struct {
+	memory  *backend.Memory
+	channel *backend.Channel
+	data    int64 // where its buffers begin
+	signals *backend.Signals
+	stream  device.Stream
+	failed  atomic.Int32
+}
+
+func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration, o backend.SignalsOptions, f func(ctx context.Context, p *plan) error) error {
+	b, err := host.New(g, nil)
+	if err != nil {
+		return err
+	}
+	var opened backend.Backend = b
+	if far {
+		opened = backendtest.Far(b, g, &backendtest.FarOptions{Delay: 50 * time.Microsecond})
+	}
+	p := &plan{memory: backend.NewMemory(opened, g, &backend.MemoryOptions{KernelTimeout: timeout})}
+	o.Failed = func(err error) error {
+		p.failed.Add(1)
+		return err
+	}
+	p.data = p.memory.SignalsBytes(o.Channels)
+	if p.channel, err = p.memory.NewChannel(ctx, "test", p.data+4096, nil); err != nil {
+		return err
+	}
+	if p.signals, err = p.channel.Signals(ctx, 0, &o); err != nil {
+		return err
+	}
+	if p.stream, err = p.memory.Device().NewStream(); err != nil {
+		return err
+	}
+	return errors.Join(f(ctx, p), p.stream.Close(), p.channel.Close(ctx), p.signals.Close(), p.memory.Close(ctx), g.Close(ctx))
+}
+
+// TestPlanSignals: signals to all and from all are counted across the end of the numbers, and those that were granted are there.
+func TestPlanSignals(t *testing.T) {
+	o := backend.SignalsOptions{Channels: 2, Granted: 1, First: math.MaxUint32 - 3, Op: "test"}
+	onPlans(t, 3, time.Minute, o, func(ctx context.Context, p *plan) error {
+		if err := p.signals.WaitAll(p.stream, 1); err != nil { // granted
+			return err
+		}
+		for range 10 {
+			if err := errors.Join(p.signals.SignalAll(p.stream, 0), p.signals.SignalAll(p.stream, 1)); err != nil {
+				return err
+			}
+		}
+		for range 10 {
+			if err := errors.Join(p.signals.WaitAll(p.stream, 1), p.signals.WaitAll(p.stream, 0)); err != nil {
+				return err
+			}
+		}
+		if n := p.failed.Load(); n != 0 {
+			return fmt.Errorf("%d failures", n)
+		}
+		return p.stream.Synchronize(ctx)
+	})
+}
+
+// TestPlanPuts: what was put before a signal is there after it, again and again without a wait of the host.
+func TestPlanPuts(t *testing.T) {
+	o := backend.SignalsOptions{Channels: 2, Granted: 1, Op: "test"}
+	onPlans(t, 3, time.Minute, o, func(ctx context.Context, p *plan) error {
+		const rounds = 200
+		g := p.memory.Group()
+		own, err := p.channel.Peer(g.Rank())
+		if err != nil {
+			return err
+		}
+		// Word 0 is what this rank sends; word 1+r is where rank r's comes.
+		at := func(word int) device.Ptr { return own.Add(p.data + int64(64*word)) }
+		var puts []*backend.PreparedPut
+		for k := 1; k < g.Size(); k++ {
+			put, err := p.signals.PrepareChannelPut((g.Rank()+k)%g.Size(), p.data+int64(64*(1+g.Rank())), at(0), 8)
+			if err != nil {
+				return err
+			}
+			puts = append(puts, put)
+		}
+		var seen []uint32
+		word := make([]byte, 8)
+		bytes, err := p.memory.Device().(device.HostMemory).Bytes(at(0), int64(64*(1+g.Size())))
+		if err != nil {
+			return err
+		}
+		for n := range rounds {
+			if err := errors.Join(
+				p.signals.WaitAll(p.stream, 1), // the peers have looked
+				p.stream.HostFunc(func() { bytes[0], bytes[1] = byte(n), byte(n>>8) }),
+			); err != nil {
+				return err
+			}
+			for _, put := range puts {
+				if err := put.Enqueue(p.stream); err != nil {
+					return err
+				}
+			}
+			err := errors.Join(p.signals.SignalAll(p.stream, 0), p.signals.WaitAll(p.stream, 0), p.stream.HostFunc(func() {
+				for r := range g.Size() {
+					if r != g.Rank() {
+						copy(word, bytes[64*(1+r):])
+						seen = append(seen, uint32(word[0])|uint32(word[1])<<8)
+					}
+				}
+			}), p.signals.SignalAll(p.stream, 1))
+			if err != nil {
+				return err
+			}
+		}
+		if err := p.stream.Synchronize(ctx); err != nil {
+			return err
+		}
+		if len(seen) != rounds*(g.Size()-1) {
+			return fmt.Errorf("%d words came", len(seen))
+		}
+		for i, v := range seen {
+			if want := uint32(i / (g.Size() - 1)); v != want {
+				return fmt.Errorf("word %d is %d, expected %d", i, v, want)
+			}
+		}
+		for _, put := range puts {
+			err = errors.Join(err, put.Close())
+		}
+		return err
+	})
+}
+
+// TestPlanWaitsInVain: the first wait in vain is told, once and with the plan's name, and then nobody waits any more.
+func TestPlanWaitsInVain(t *testing.T) {
+	const timeout = 150 * time.Millisecond
+	onPlans(t, 2, timeout, backend.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+		if p.memory.Group().Rank() == 1 {
+			return nil // it never signals
+		}
+		began := time.Now()
+		for range 20 {
+			if err := p.signals.WaitAll(p.stream, 0); err != nil {
+				return err
+			}
+		}
+		err := p.stream.Synchronize(ctx)
+		var wait *device.WaitError
+		switch {
+		case !errors.As(err, &wait) || !errors.Is(err, os.ErrDeadlineExceeded):
+			return fmt.Errorf("a wait in vain: %w", err)
+		case wait.Op != "the plan" || wait.Channel != -1 || wait.Peer != 1:
+			return fmt.Errorf("a wait in vain of %q on channel %d for rank %d", wait.Op, wait.Channel, wait.Peer)
+		case time.Since(began) > 10*timeout:
+			return fmt.Errorf("20 waits took %v", time.Since(began))
+		case p.failed.Load() != 1:
+			return fmt.Errorf("it was told %d times", p.failed.Load())
+		}
+		if err := errors.Join(p.signals.SignalAll(p.stream, 0), p.stream.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("after the failure: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestPlanSignalsRefused: wrong arguments are refused on every rank, even if only one has them.
+func TestPlanSignalsRefused(t *testing.T) {
+	onPlans(t, 2, time.Minute, backend.SignalsOptions{Channels: 1, Op: "test"}, func(ctx context.Context, p *plan) error {
+		refuse := func(offset int64, o backend.SignalsOptions) error {
+			o.Op, o.Failed = "test", func(err error) error { return err }
+			if p.memory.Group().Rank() == 1 {
+				offset, o.Channels, o.Granted = 0, 1, 0
+			}
+			s, err := p.channel.Signals(ctx, offset, &o)
+			if err == nil {
+				return errors.Join(errors.New("it was not refused"), s.Close())
+			}
+			return nil
+		}
+		err := errors.Join(
+			refuse(0, backend.SignalsOptions{}),
+			refuse(0, backend.SignalsOptions{Channels: 1, Granted: 2}),
+			refuse(64, backend.SignalsOptions{Channels: 1}),
+			refuse(-128, backend.SignalsOptions{Channels: 1}),
+			refuse(1<<30, backend.SignalsOptions{Channels: 1}),
+		)
+		if err != nil {
+			return err
+		}
+		own, err := p.channel.Peer(p.memory.Group().Rank())
+		if err != nil {
+			return err
+		}
+		for name, put := range map[string]func() error{
+			"a rank that does not exist": func() error { _, err := p.signals.PrepareChannelPut(2, p.data, own, 8); return err },
+			"beyond the window":          func() error { _, err := p.signals.PrepareChannelPut(1, 1<<40, own, 8); return err },
+			"from elsewhere":             func() error { _, err := p.signals.PrepareChannelPut(1, p.data, 64, 8); return err },
+		} {
+			if err := put(); !errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrNotSymmetric) {
+				return fmt.Errorf("a put %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// brokenLink is a far backend whose transfers fail from some time on.
+type brokenLink struct {
+	backend.Backend
+	broken *atomic.Bool
+}
+
+func (b brokenLink) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+	t, err := b.Backend.(backend.Transferrer).PrepareTransfer(op, peer, blocks)
+	return brokenTransfer{t, b.broken}, err
+}
+
+func (b brokenLink) NewFlags(ctx context.Context, n int) (backend.Flags, error) {
+	return b.Backend.(backend.Flagger).NewFlags(ctx, n)
+}
+
+type brokenTransfer struct {
+	backend.PreparedTransfer
+	broken *atomic.Bool
+}
+
+var errLink = errors.New("the link is broken")
+
+func (t brokenTransfer) Start() (device.HostProgress, error) {
+	if t.broken.Load() {
+		return nil, errLink
+	}
+	return t.PreparedTransfer.Start()
+}
+
+// TestPlanPutFails: a put that fails is told by the next wait, on whichever stream it was; the peer is not told that it has come.
+func TestPlanPutFails(t *testing.T) {
+	groups, err := group.Local(2, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			near, err := host.New(g, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			broken := new(atomic.Bool)
+			far := brokenLink{backendtest.Far(near, g, nil), broken}
+			m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
+			c, err := m.NewChannel(ctx, "test", 4096, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+			if !assert.NoError(t, err) {
+				return
+			}
+			own, err := c.Peer(g.Rank())
+			assert.NoError(t, err)
+			put, err := s.PrepareChannelPut(1-g.Rank(), 64, own, 8)
+			assert.NoError(t, err)
+			lane, err := m.Device().NewStream()
+			assert.NoError(t, err)
+			stream, err := m.Device().NewStream()
+			assert.NoError(t, err)
+			broken.Store(g.Rank() == 0)
+			assert.NoError(t, errors.Join(put.Enqueue(lane), s.SignalAll(lane, 0), lane.Synchronize(ctx)))
+			err = errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx))
+			if g.Rank() == 0 {
+				assert.ErrorIs(t, err, errLink)
+				assert.ErrorContains(t, err, "the plan")
+			} else {
+				assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+			}
+			assert.NoError(t, errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx)), "told once")
+			assert.NoError(t, errors.Join(lane.Close(), stream.Close(), put.Close(), c.Close(ctx), s.Close(), m.Close(ctx), g.Close(ctx)))
+		})
+	}
+	wg.Wait()
+}
