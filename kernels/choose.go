@@ -119,8 +119,8 @@ var (
 )
 
 // transferGeometry says whether a message of bytes between size ranks is small for the form Transfers, and else how long its laps
-// are, in bytes.
-func transferGeometry(kind device.Kind, bytes int64, size int) (small bool, lap int64) {
+// are, in bytes. far says that peers have no pointers: then a put and a signal are calls of a library, and take longer.
+func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small bool, lap int64) {
 	if size == 1 {
 		return true, bytes
 	}
@@ -130,6 +130,12 @@ func transferGeometry(kind device.Kind, bytes int64, size int) (small bool, lap 
 	if kind == device.CUDA {
 		most, least, laps = limit(cudaTransferSmallBytes[:], size), 16<<20/int64(size-1), 8
 	}
+	if far {
+		most, laps = 2*most, 8
+		if least *= 2; kind != device.CUDA {
+			most, least = 256<<10, 512<<10
+		}
+	}
 	if bytes <= most {
 		return true, bytes
 	}
@@ -138,10 +144,10 @@ func transferGeometry(kind device.Kind, bytes int64, size int) (small bool, lap 
 	return false, alignUp((shard+n-1)/n, shardAlign)
 }
 
-// transferLanes is how many streams of its own a plan puts on, between size ranks. A stream of the host is a goroutine that does one
-// thing at a time anyway.
-func transferLanes(kind device.Kind, size int) int {
-	if kind == device.CUDA {
+// transferLanes is how many streams of its own a plan puts on, between size ranks. A stream of the host is a goroutine, which copies
+// itself and gains nothing by others, unless a library moves the data.
+func transferLanes(kind device.Kind, far bool, size int) int {
+	if kind == device.CUDA || far {
 		return size - 1
 	}
 	return 0

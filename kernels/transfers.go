@@ -42,6 +42,7 @@ type transferForm struct {
 	plan  *Plan
 	rank  int
 	size  int
+	far   bool  // peers have no pointers
 	bytes int64 // of the message
 	small bool
 	shard int64 // bytes of a shard; the last ones may be shorter, or empty
@@ -53,7 +54,8 @@ type transferForm struct {
 
 func newTransferForm(p *Plan) transferForm {
 	f := transferForm{plan: p, rank: p.in.Rank(), size: p.in.WorldSize(), bytes: p.in.Bytes(), lead: int64(p.in.Local().Ptr() % 16)}
-	f.small, f.lap = transferGeometry(p.device.Kind(), f.bytes, f.size)
+	f.far = !p.in.Memory().Backend().Capabilities().PeerPointers
+	f.small, f.lap = transferGeometry(p.device.Kind(), f.far, f.bytes, f.size)
 	f.shard, f.laps = f.bytes, 1
 	if f.small {
 		f.lap = f.bytes
@@ -237,9 +239,9 @@ func (f transferForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch ui
 
 // makeLanes makes streams for puts where that lets transfers and reductions overlap.
 func (w *transferWork) makeLanes(f transferForm) (err error) {
-	n := transferLanes(w.plan.device.Kind(), f.size)
-	if n == 0 || f.small {
-		return nil // a small message gains nothing
+	n := transferLanes(w.plan.device.Kind(), f.far, f.size)
+	if n == 0 || f.small && (!f.far || n == 1) {
+		return nil // a small message gains nothing by it, unless puts to several peers take long
 	}
 	d := w.plan.device
 	for range n {

@@ -288,7 +288,7 @@ func TestTransferPieces(t *testing.T) {
 		for _, kind := range []device.Kind{device.Host, device.CUDA} {
 			for _, bytes := range []int64{1, 127, 128, 129, 16<<10 + 1, 1 << 20, 3<<20 + 6, 1<<30 + 2} {
 				f := transferForm{size: size, bytes: bytes, lead: 6, pads: shardAlign}
-				f.small, f.lap = transferGeometry(kind, bytes, size)
+				f.small, f.lap = transferGeometry(kind, bytes%2 == 0, bytes, size)
 				if f.shard, f.laps = bytes, 1; !f.small {
 					f = formOf(size, bytes, int((alignUp((bytes+int64(size)-1)/int64(size), shardAlign)+f.lap-1)/f.lap))
 					f.lead = 6
