@@ -35,6 +35,7 @@ var mayImport = map[string][]string{
 	"tensor":              {"backend", "device"},
 	"kernels":             {"tensor", "device", "kernels/ptx"},
 	"kernels/ptx":         {},
+	"internal/survey":     {"backend"},
 	"tests/suite":         {".", "config", "group", "device", "backend", "tensor", "kernels"},
 	"cmd/symmem":          {".", "config", "group", "device/...", "backend/...", "tensor", "kernels", "tests/suite"},
 	"examples/allreduce":  {".", "config", "group", "device", "backend/all", "tensor", "kernels"},

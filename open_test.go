@@ -3,6 +3,7 @@ package symmem_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
@@ -221,6 +223,58 @@ func TestRunAllocatesNothing(t *testing.T) {
 			run()
 			require.Zero(t, testing.AllocsPerRun(1000, run))
 			require.NoError(t, errors.Join(p.Close(ctx), s.Close(), x.Close(ctx), r.Close(ctx)))
+		})
+	}
+}
+
+// TestTransfersAllocateNothing: nor does an all-reduce by transfers between two ranks, small or in laps.
+func TestTransfersAllocateNothing(t *testing.T) {
+	for _, n := range []int64{1000, 1 << 20} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			ctx := context.Background()
+			ranks, err := symmem.OpenLocal(ctx, 2, config.Default(), nobody)
+			require.NoError(t, err)
+			plans, streams := make([]*kernels.Plan, 2), make([]device.Stream, 2)
+			var g errgroup.Group
+			each := func(f func(r *symmem.Rank) error) error {
+				for _, r := range ranks {
+					g.Go(func() error { return f(r) })
+				}
+				return g.Wait()
+			}
+			require.NoError(t, each(func(r *symmem.Rank) error {
+				x, err := r.Empty(ctx, tensor.Float32, n)
+				if err != nil {
+					return err
+				}
+				if err := x.Rendezvous(ctx); err != nil {
+					return err
+				}
+				if plans[r.Rank()], err = kernels.NewAllReduce(ctx, x, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Transfers}); err != nil {
+					return err
+				}
+				streams[r.Rank()], err = r.NewStream()
+				return err
+			}))
+			run := func() {
+				for i := range plans {
+					if err := plans[i].Run(streams[i]); err != nil {
+						t.Error(err)
+					}
+				}
+				for i := range streams {
+					if err := streams[i].Synchronize(ctx); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			for range 20 {
+				run()
+			}
+			require.Zero(t, testing.AllocsPerRun(100, run))
+			require.NoError(t, each(func(r *symmem.Rank) error {
+				return errors.Join(plans[r.Rank()].Close(ctx), streams[r.Rank()].Close(), r.Close(ctx))
+			}))
 		})
 	}
 }

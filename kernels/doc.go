@@ -15,6 +15,10 @@
 // from all inputs and writes it to every output, between two exchanges, and 2/W of that data moved. [Auto] takes one-shot up
 // to a size and two-shot above.
 //
+// Transfers: the same two ways without a pointer to a peer. What a rank has for another is put into that one's part of the
+// channel, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
+// peer's memory has no address in this process.
+//
 // This room knows tensors and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
-// kernel.
+// kernel, and every backend that has transfers runs Transfers.
 package kernels
