@@ -95,6 +95,10 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 			special("two_plans", twoPlansCase)
 			special("replay_100", replayCase)
 			special("epoch_wrap", epochWrapCase)
+			if alg == kernels.Transfers {
+				special("captured_meanwhile", capturedMeanwhileCase)
+				cases[len(cases)-1].Needs = append(cases[len(cases)-1].Needs, "graphs")
+			}
 		}
 	}
 	needs = needsOf(kernels.Auto)
@@ -766,12 +770,31 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	// One plan on two streams at once.
+	for _, alg := range []kernels.Algorithm{kernels.Auto, kernels.Transfers} {
+		if err := twoStreamsOnePlan(ctx, e, t, alg); err != nil {
+			return fmt.Errorf("%s: %w", alg, err)
+		}
+	}
+	q, err := kernels.NewAllReduce(ctx, ints, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	if err := ints.Close(ctx); err != nil {
+		return err
+	}
+	if err := wantError("Run on a closed tensor", q.Run(e.S), symmem.ErrClosed); err != nil {
+		return err
+	}
+	return closeAll(ctx, q, longer, t)
+}
+
+// twoStreamsOnePlan: a plan refuses a second stream while it runs on the first, and may move when it does not.
+func twoStreamsOnePlan(ctx context.Context, e *Env, t tensor.SymmetricTensor, alg kernels.Algorithm) error {
 	other, err := e.R.NewStream()
 	if err != nil {
 		return err
 	}
-	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
 	if err != nil {
 		return err
 	}
@@ -794,20 +817,47 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 	if err := wantError("Run of a closed plan", p.Run(e.S), symmem.ErrClosed); err != nil {
 		return err
 	}
-	if err := wantError("Close of a closed plan", p.Close(ctx), symmem.ErrClosed); err != nil {
-		return err
-	}
-	q, err := kernels.NewAllReduce(ctx, ints, kernels.Sum, nil)
+	return wantError("Close of a closed plan", p.Close(ctx), symmem.ErrClosed)
+}
+
+// capturedMeanwhileCase runs a plan on one stream while another records it: that is refused or works, and the graph is whole.
+func capturedMeanwhileCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	r := reduction{alg, tensor.Int32, kernels.Max, true, 300_000, blocked} // of maxima there may be any number
+	o, err := newOperands(ctx, e, r)
 	if err != nil {
 		return err
 	}
-	if err := ints.Close(ctx); err != nil {
+	p, err := o.plan(ctx, r)
+	if err != nil {
 		return err
 	}
-	if err := wantError("Run on a closed tensor", q.Run(e.S), symmem.ErrClosed); err != nil {
+	other, err := e.R.NewStream()
+	if err != nil {
 		return err
 	}
-	return closeAll(ctx, q, longer, t)
+	if err := errors.Join(e.S.BeginCapture(), p.Run(e.S)); err != nil {
+		return err
+	}
+	if err := p.Run(other); err != nil && !errors.Is(err, kernels.ErrTwoStreams) {
+		return fmt.Errorf("a run while another stream records the plan: %w", err)
+	}
+	g, err := e.S.EndCapture()
+	if err != nil {
+		return err
+	}
+	if err := other.Synchronize(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx), p.Run(other), other.Synchronize(ctx)); err != nil {
+		return err
+	}
+	if err := o.check(ctx, e, r); err != nil {
+		return err
+	}
+	if err := errors.Join(g.Close(), other.Close()); err != nil {
+		return err
+	}
+	return closeAll(ctx, p, o)
 }
 
 // holdUp gives a host function that blocks until release is called.
