@@ -118,6 +118,9 @@ var (
 	cudaTransferSmallBytes = [...]int64{2: 32 << 20, 3: 16 << 20, 4: 6 << 20, 5: 4 << 20, 6: 3 << 20, 7: 5 << 19, 8: 2 << 20}
 )
 
+// cudaTransferLapBytes is about the least that a rank has under way to all its peers at a time, on CUDA devices.
+var cudaTransferLapBytes = int64(16 << 20)
+
 // transferGeometry says whether a message of bytes between size ranks is small for the form Transfers, and else how long its laps
 // are, in bytes. far says that peers have no pointers: then a put and a signal are calls of a library, and take longer.
 func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small bool, lap int64) {
@@ -128,7 +131,7 @@ func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small 
 	// transferSlots laps of every peer.
 	most, least, laps := hostTransferSmallBytes, int64(128<<10), int64(32)
 	if kind == device.CUDA {
-		most, least, laps = limit(cudaTransferSmallBytes[:], size), 16<<20/int64(size-1), 8
+		most, least, laps = limit(cudaTransferSmallBytes[:], size), cudaTransferLapBytes/int64(size-1), 8
 	}
 	if far {
 		most, laps = 2*most, 8

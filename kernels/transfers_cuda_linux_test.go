@@ -1,0 +1,317 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/tensor"
+)
+
+// simDevice passes the host device off as a CUDA device: it runs "compiled" kernels by doing in Go what those that an all-reduce by
+// transfers launches do with the same parameters.
+type simDevice struct {
+	device.Device // of the host, without its HostMemory
+	mem           device.HostMemory
+	atomics       bool
+}
+
+func (d *simDevice) Kind() device.Kind                                         { return device.CUDA }
+func (d *simDevice) ComputeCapability() int                                    { return 90 }
+func (d *simDevice) Multiprocessors() int                                      { return 4 }
+func (d *simDevice) PeerAtomics(string) bool                                   { return d.atomics }
+func (d *simDevice) LoadModule([]byte) (device.Module, error)                  { return simModule{d}, nil }
+func (d *simDevice) NewStopWord() (device.StopWord, error)                     { return d.word() }
+func (d *simDevice) NewFaultWord(func(uint64) error) (device.FaultWord, error) { return d.word() }
+
+func (d *simDevice) NewStream() (device.Stream, error) {
+	s, err := d.Device.NewStream()
+	return &simStream{s, d}, err
+}
+
+func (d *simDevice) word() (*simWord, error) {
+	p, err := d.Alloc(8)
+	return &simWord{d, p}, err
+}
+
+// at is the word at p.
+func (d *simDevice) at(p uint64) *atomic.Uint32 {
+	b, err := d.mem.Bytes(device.Ptr(p), 4)
+	if err != nil {
+		panic(err)
+	}
+	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(b)))
+}
+
+type simStream struct {
+	device.Stream
+	dev *simDevice
+}
+
+func (s *simStream) Device() device.Device { return s.dev }
+
+type simWord struct {
+	dev *simDevice
+	ptr device.Ptr
+}
+
+func (w *simWord) Ptr() device.Ptr { return w.ptr }
+func (w *simWord) Load() uint64    { return uint64(w.dev.at(uint64(w.ptr)).Load()) }
+func (w *simWord) Stop()           { w.dev.at(uint64(w.ptr)).Store(1) }
+func (w *simWord) Close() error    { return w.dev.Free(w.ptr) }
+
+type simModule struct{ dev *simDevice }
+
+func (m simModule) Function(name string) (device.Function, error) {
+	return simFunction{m.dev, name}, nil
+}
+func (m simModule) Close() error { return nil }
+
+type simFunction struct {
+	dev  *simDevice
+	name string
+}
+
+func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
+func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
+	var p ptx.Params
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params)
+	return &simLaunch{f, p}, nil
+}
+
+type simLaunch struct {
+	simFunction
+	p ptx.Params
+}
+
+func (l *simLaunch) Launch(s device.Stream) error {
+	return s.(*simStream).Stream.(device.HostLauncher).Launch(l)
+}
+func (l *simLaunch) Close() error { return nil }
+
+// pointer is a rank's address in row 0, 1 or 2: of the inputs, the outputs, the channels.
+func (l *simLaunch) pointer(row, rank int) uint64 {
+	if int(l.p.World) <= ptx.Inline {
+		return [...]*[ptx.Inline]uint64{&l.p.In, &l.p.Out, &l.p.Channel}[row][rank]
+	}
+	at := l.p.Table + uint64(row*int(l.p.World)+rank)*8
+	return uint64(l.dev.at(at).Load()) | uint64(l.dev.at(at+4).Load())<<32
+}
+
+// The signal pad, as kernels/cuda/signals.cu has it.
+func (l *simLaunch) counter(owner, writer int) *atomic.Uint32 {
+	return l.dev.at(l.pointer(2, owner) + uint64(l.p.Index)*2*uint64(l.p.World)*128 + uint64(writer)*128)
+}
+
+func (l *simLaunch) state(array, peer int) *atomic.Uint32 {
+	world := uint64(l.p.World)
+	state := l.pointer(2, int(l.p.Rank)) + uint64(l.p.Channels)*2*world*128 + uint64(l.p.Index)*((32+12*world+127)/128*128)
+	return l.dev.at(state + 32 + (uint64(array)*world+uint64(peer))*4)
+}
+
+// RunKernel does the kernel's work.
+func (l *simLaunch) RunKernel() error {
+	world, rank := int(l.p.World), int(l.p.Rank)
+	if l.dev.at(l.p.Dead).Load() != 0 {
+		return nil
+	}
+	switch l.name {
+	case "symmem_signal_all":
+		for r := range world {
+			switch {
+			case r == rank:
+			case l.p.Flags&ptx.Atomics != 0:
+				l.counter(r, rank).Add(1)
+			default:
+				l.counter(r, rank).Store(l.state(0, r).Add(1))
+				l.state(2, r).Add(1)
+			}
+		}
+	case "symmem_wait_all":
+		for r := range world {
+			if r == rank {
+				continue
+			}
+			want := l.state(1, r).Add(1)
+			for began := time.Now(); int32(l.counter(rank, r).Load()-want) < 0; runtime.Gosched() {
+				if time.Since(began) > 20*time.Second {
+					return fmt.Errorf("rank %d waits for rank %d in vain", rank, r)
+				}
+			}
+		}
+	default:
+		form, ok := strings.CutPrefix(l.name, "symmem_allreduce_oneshot_pull_")
+		if !ok || l.p.Flags != ptx.NoBarrier {
+			return fmt.Errorf("kernel %s with flags %d", l.name, l.p.Flags)
+		}
+		name, _, _ := strings.Cut(form, "_")
+		dtype, err := tensor.ParseDType(name)
+		if err != nil {
+			return err
+		}
+		bytes := func(p uint64) []byte {
+			b, err := l.dev.mem.Bytes(device.Ptr(p), int64(l.p.Count)*dtype.Bytes())
+			if err != nil {
+				panic(err)
+			}
+			return b
+		}
+		var srcs [][]byte
+		for r := range world {
+			if in := l.pointer(0, r); in%16 != l.pointer(0, rank)%16 {
+				return fmt.Errorf("the input of rank %d is at %x, that of rank %d at %x: not alike in 16", r, in, rank, l.pointer(0, rank))
+			}
+			srcs = append(srcs, bytes(l.pointer(0, r)))
+		}
+		newReducer(dtype, Op(l.p.Op), world)(bytes(l.pointer(1, rank)), srcs, 0, int64(l.p.Count))
+	}
+	return nil
+}
+
+// simBackend is the host backend over a simDevice.
+type simBackend struct {
+	*host.Backend
+	dev *simDevice
+}
+
+func (b *simBackend) Device() device.Device { return b.dev }
+
+// TestTransfersOnCUDA runs the launches, streams and events of CUDA devices on the simulated one: small and in laps, with the table of
+// large worlds, eager and from a graph, at odd places.
+func TestTransfersOnCUDA(t *testing.T) {
+	small, lap := cudaTransferSmallBytes, cudaTransferLapBytes
+	t.Cleanup(func() { cudaTransferSmallBytes, cudaTransferLapBytes = small, lap })
+	for i := range cudaTransferSmallBytes {
+		cudaTransferSmallBytes[i] = 2000
+	}
+	for _, size := range []int{1, 2, 3, 4, ptx.Inline + 1} {
+		cudaTransferLapBytes = int64(size * 1024)
+		for _, c := range []struct {
+			dtype  tensor.DType
+			op     Op
+			n      int64
+			offset int64
+		}{
+			{tensor.Float32, Sum, 300, 1}, {tensor.Float32, Sum, 30011, 3}, {tensor.BFloat16, Avg, 9001, 5}, {tensor.Int8, Max, 20001, 7},
+			{tensor.Float64, Prod, 5000, 1}, {tensor.Uint16, Min, 0, 0}, {tensor.Int64, Sum, 1, 0},
+		} {
+			for _, atomics := range []bool{false, true} {
+				t.Run(fmt.Sprintf("size=%d/%s/%s/%d/atomics=%t", size, c.dtype, c.op, c.n, atomics), func(t *testing.T) {
+					groups, err := group.Local(size, nil)
+					require.NoError(t, err)
+					want := make([]byte, c.n*c.dtype.Bytes())
+					var inputs [][]byte
+					for r := range size {
+						in := make([]byte, len(want))
+						for i := range in {
+							in[i] = byte(i*31+r*17) & 0x3f // small numbers in every dtype
+						}
+						inputs = append(inputs, in)
+					}
+					if c.n > 0 {
+						newReducer(c.dtype, c.op, size)(want, inputs, 0, c.n)
+					}
+					var g errgroup.Group
+					for _, gr := range groups {
+						g.Go(func() error { return simulatedRun(gr, c.dtype, c.op, c.n, c.offset, atomics, inputs[gr.Rank()], want) })
+					}
+					require.NoError(t, g.Wait())
+				})
+			}
+		}
+	}
+}
+
+// simulatedRun is one rank of TestTransfersOnCUDA.
+func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, atomics bool, in, want []byte) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	near, err := host.New(g, nil)
+	if err != nil {
+		return err
+	}
+	dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), atomics: atomics}
+	m := backend.NewMemory(&simBackend{near, dev}, g, nil)
+	whole, err := tensor.Empty(ctx, m, dtype, n+offset+3)
+	if err != nil {
+		return err
+	}
+	outs, err := tensor.Empty(ctx, m, dtype, n+offset+3)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(whole.Rendezvous(ctx), outs.Rendezvous(ctx)); err != nil {
+		return err
+	}
+	x, err := whole.Sub(offset, n)
+	if err != nil {
+		return err
+	}
+	out, err := outs.Sub(max(offset-1, 0), n) // not aligned as the input is
+	if err != nil {
+		return err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	p, err := NewAllReduce(ctx, x, op, &AllReduceOptions{Algorithm: Transfers, Out: out, FirstEpoch: 1<<32 - 5})
+	if err != nil {
+		return err
+	}
+	fill := func() error {
+		if n == 0 {
+			return nil
+		}
+		return errors.Join(dev.CopyFromHost(x.Local().Ptr(), in), dev.CopyFromHost(out.Local().Ptr(), make([]byte, len(want))))
+	}
+	check := func(what string) error {
+		got := make([]byte, len(want))
+		if n == 0 {
+			return nil
+		}
+		if err := dev.CopyToHost(got, out.Local().Ptr()); err != nil {
+			return err
+		}
+		if string(got) != string(want) {
+			return fmt.Errorf("%s: another result on rank %d", what, g.Rank())
+		}
+		return g.Barrier(ctx, "test")
+	}
+	if err := errors.Join(fill(), g.Barrier(ctx, "test"), p.Run(s), p.Run(s), p.Run(s), s.Synchronize(ctx), check("eager")); err != nil {
+		return err
+	}
+	if err := errors.Join(s.BeginCapture(), p.Run(s)); err != nil {
+		return err
+	}
+	graph, err := s.EndCapture()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(fill(), g.Barrier(ctx, "test")); err != nil {
+		return err
+	}
+	for range 20 {
+		if err := graph.Launch(s.(*simStream).Stream); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.Synchronize(ctx), check("graph"), fill(), g.Barrier(ctx, "test"), p.Run(s), s.Synchronize(ctx), check("eager again")); err != nil {
+		return err
+	}
+	return errors.Join(graph.Close(), p.Close(ctx), s.Close(), outs.Close(ctx), whole.Close(ctx), m.Close(ctx), g.Close(ctx))
+}
