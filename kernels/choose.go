@@ -119,7 +119,7 @@ var (
 )
 
 // cudaTransferLapBytes is about the least that a rank has under way to all its peers at a time, on CUDA devices.
-var cudaTransferLapBytes = int64(16 << 20)
+var cudaTransferLapBytes = int64(48 << 20)
 
 // transferGeometry says whether a message of bytes between size ranks is small for the form Transfers, and else how long its laps
 // are, in bytes. far says that peers have no pointers: then a put and a signal are calls of a library, and take longer.
@@ -127,8 +127,8 @@ func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small 
 	if size == 1 {
 		return true, bytes
 	}
-	// A lap costs some 20 us on a GPU besides the time on the wire, and the first and the last are not overlapped. The channel is
-	// transferSlots laps of every peer.
+	// A lap costs some 30 to 50 us on a GPU besides the time on the wire, and the first and the last are not overlapped. The channel
+	// is transferSlots laps of every peer.
 	most, least, laps := hostTransferSmallBytes, int64(128<<10), int64(32)
 	if kind == device.CUDA {
 		most, least, laps = limit(cudaTransferSmallBytes[:], size), cudaTransferLapBytes/int64(size-1), 8
@@ -147,11 +147,18 @@ func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small 
 	return false, alignUp((shard+n-1)/n, shardAlign)
 }
 
-// transferLanes is how many streams of its own a plan puts on, between size ranks. A stream of the host is a goroutine, which copies
-// itself and gains nothing by others, unless a library moves the data.
+// transferLanes is how many streams of its own a plan puts on, between size ranks.
 func transferLanes(kind device.Kind, far bool, size int) int {
-	if kind == device.CUDA || far {
-		return size - 1
+	switch {
+	case size == 1:
+		return 0
+	case kind == device.CUDA:
+		// One copy at a time fills the links where every GPU reaches every other at full speed (278 GB/s bus with one lane and
+		// 209 with three, 1 GiB between 4 H200). And the streams of a GPU share few queues (8, see CUDA_DEVICE_MAX_CONNECTIONS): a
+		// wait for a peer at the head of one holds up all that is behind it, other plans too.
+		return 1
+	case far:
+		return size - 1 // a library moves the data, and goroutines wait for it
 	}
-	return 0
+	return 0 // a goroutine that copies gains nothing by others
 }

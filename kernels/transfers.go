@@ -110,13 +110,10 @@ type transferWork struct {
 	puts    []*tensor.PreparedPut
 	steps   []transferStep
 
-	// On devices whose copies run beside kernels, puts have streams of their own, and so have the signals that follow them: a
-	// copy need not wait for the kernel that tells of the one before.
+	// Where what moves the data works beside the plan's stream, puts have streams of their own. The first of them signals.
 	lanes  []device.Stream
 	sent   []device.Event // the lane of the same number has come so far
-	teller device.Stream
-	marked device.Event // the teller has come so far
-	forked device.Event // the plan's stream has come so far
+	forked device.Event   // the plan's stream has come so far
 
 	ended    device.Event // the last run that was not recorded
 	captured atomic.Bool
@@ -145,15 +142,15 @@ const (
 	stepGrant                          // the plan's stream signals every peer
 	stepReduce                         // the plan's stream reduces a lap
 	stepPut                            // a lane puts to a peer
-	stepTell                           // the teller signals every peer when all lanes have come to where they are now
+	stepTell                           // the first lane signals every peer when all lanes have come to where they are now
 	stepFork                           // lanes go on only when the plan's stream has come here
-	stepMark                           // where the teller is now is what the next join means
-	stepJoin                           // the plan's stream goes on only when the teller has come to the mark
+	stepMark                           // where the first lane is now is what the next join means
+	stepJoin                           // the plan's stream goes on only when the first lane has come to the mark
 )
 
 // program is the steps of one run. Run one after the other on a single stream, in this order or in any other that keeps what
 // forks, joins and streams demand, they never make ranks wait for each other in a circle. Only the plan's stream waits for peers; and
-// before it waits for lap n of the data, it joins the teller behind the signal of lap n, which is behind that of result n-2. So
+// before it waits for lap n of the data, it joins the first lane behind the signal of lap n, which is behind that of result n-2. So
 // what a rank is waited for is on its way before it waits itself for what can come only later, as long as the results that free a
 // slot are older than that: transferSlots is 4.
 func (f transferForm) program(put func(result bool, peer, lap int) *tensor.PreparedPut) []transferStep {
@@ -256,12 +253,6 @@ func (w *transferWork) makeLanes(f transferForm) (err error) {
 		}
 		w.sent = append(w.sent, e)
 	}
-	if w.teller, err = d.NewStream(); err != nil {
-		return err
-	}
-	if w.marked, err = d.NewEvent(); err != nil {
-		return err
-	}
 	w.forked, err = d.NewEvent()
 	return err
 }
@@ -337,12 +328,12 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 		if alone {
 			return w.signals.SignalAll(s, t.n)
 		}
-		for i, l := range w.lanes {
-			if err := after(w.teller, l, w.sent[i]); err != nil {
+		for i := 1; i < len(w.lanes); i++ {
+			if err := errors.Join(w.lanes[i].Record(w.sent[i]), w.lanes[0].WaitEvent(w.sent[i])); err != nil {
 				return err
 			}
 		}
-		return w.signals.SignalAll(w.teller, t.n)
+		return w.signals.SignalAll(w.lanes[0], t.n)
 	}
 	if alone {
 		return nil
@@ -358,19 +349,11 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 			}
 		}
 	case stepMark:
-		return w.teller.Record(w.marked)
+		return w.lanes[0].Record(w.sent[0])
 	case stepJoin:
-		return s.WaitEvent(w.marked)
+		return s.WaitEvent(w.sent[0])
 	}
 	return nil
-}
-
-// after makes s wait for what l has been given so far.
-func after(s, l device.Stream, e device.Event) error {
-	if err := l.Record(e); err != nil {
-		return err
-	}
-	return s.WaitEvent(e)
 }
 
 func (w *transferWork) settled() (bool, error) {
@@ -382,12 +365,10 @@ func (w *transferWork) settled() (bool, error) {
 
 func (w *transferWork) close() error {
 	var err error
-	for _, l := range append(w.lanes, w.teller) {
-		if l != nil {
-			err = errors.Join(err, l.Close())
-		}
+	for _, l := range w.lanes {
+		err = errors.Join(err, l.Close())
 	}
-	for _, e := range append(w.sent, w.marked, w.forked, w.ended) {
+	for _, e := range append(w.sent, w.forked, w.ended) {
 		if e != nil {
 			err = errors.Join(err, e.Close())
 		}

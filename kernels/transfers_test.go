@@ -78,10 +78,10 @@ func (s *simulation) serialize(r *simulatedRank, lanes int) []transferStep {
 	if lanes == 0 {
 		return append([]transferStep(nil), r.steps...)
 	}
-	// What each step comes after. The last steps of the streams are those of the lanes, the plan's and the teller's.
-	plan, teller := lanes, lanes+1
+	// What each step comes after. The last steps of the streams are those of the lanes, and the plan's.
+	plan, teller := lanes, 0
 	after := make([][]int, len(r.steps))
-	last := make([][]int, lanes+2)
+	last := make([][]int, lanes+1)
 	var mark []int
 	for i, step := range r.steps {
 		stream := plan

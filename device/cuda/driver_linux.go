@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"reflect"
 
 	"github.com/symmem/symmem/internal/dl"
@@ -30,7 +31,12 @@ func search(opts *LoadOptions) dl.Search {
 
 // Load loads the driver library and fills the table; nil options are the defaults. It starts nothing and asks for no GPU. A
 // library that is not there, or that is no CUDA driver, is ErrUnavailable.
+//
+// Unless the environment says otherwise it sets CUDA_DEVICE_MAX_CONNECTIONS=32 for this process, C's environment included.
 func Load(opts *LoadOptions) (*Driver, error) {
+	if err := manyQueues(); err != nil {
+		return nil, err
+	}
 	s := search(opts)
 	lib, err := dl.Open(s)
 	if err != nil {
@@ -61,6 +67,22 @@ func Load(opts *LoadOptions) (*Driver, error) {
 		return m, nil
 	}
 	return d, nil
+}
+
+// queuesEnv says how many queues of the hardware the streams of a context share, 1 to 32; the driver's default is 8 (CUDA C++
+// Programming Guide, environment variables).
+const queuesEnv = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+// manyQueues asks for as many as there can be: work that waits for another GPU, and that GPU for other work from here, ends in a
+// deadlock if the two pieces of work from here, on different streams, are in one queue in the wrong order.
+func manyQueues() error {
+	if _, set := os.LookupEnv(queuesEnv); set {
+		return nil
+	}
+	if err := os.Setenv(queuesEnv, "32"); err != nil {
+		return fmt.Errorf("asking for more queues: %w", err)
+	}
+	return nil
 }
 
 // bind fills the table that p points to with those of its functions that the library has.

@@ -98,6 +98,9 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 			if alg == kernels.Transfers {
 				special("captured_meanwhile", capturedMeanwhileCase)
 				cases[len(cases)-1].Needs = append(cases[len(cases)-1].Needs, "graphs")
+				if !short {
+					special("two_large_plans", twoLargePlansCase)
+				}
 			}
 		}
 	}
@@ -614,11 +617,20 @@ func epochWrapCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 
 // twoPlansCase runs two plans on two streams at once, in an order that differs between ranks.
 func twoPlansCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	return twoPlans(ctx, e, alg, 5000, 30)
+}
+
+// twoLargePlansCase does so with messages that go in laps, on GPUs too.
+func twoLargePlansCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	return twoPlans(ctx, e, alg, 2<<20+3, 8)
+}
+
+func twoPlans(ctx context.Context, e *Env, alg kernels.Algorithm, n int64, rounds int) error {
 	other, err := e.R.NewStream()
 	if err != nil {
 		return err
 	}
-	r := reduction{alg, tensor.Float32, kernels.Sum, true, 5000, blocked, false}
+	r := reduction{alg, tensor.Float32, kernels.Sum, true, n, blocked, false}
 	a, err := newOperands(ctx, e, r)
 	if err != nil {
 		return err
@@ -635,7 +647,7 @@ func twoPlansCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 	if err != nil {
 		return err
 	}
-	for range 30 {
+	for range rounds {
 		first, second := func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }
 		if e.R.Rank()%2 == 1 {
 			first, second = second, first
@@ -822,7 +834,7 @@ func twoStreamsOnePlan(ctx context.Context, e *Env, t tensor.SymmetricTensor, al
 
 // capturedMeanwhileCase runs a plan on one stream while another records it: that is refused or works, and the graph is whole.
 func capturedMeanwhileCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
-	r := reduction{alg, tensor.Int32, kernels.Max, true, 300_000, blocked} // of maxima there may be any number
+	r := reduction{alg, tensor.Int32, kernels.Max, true, 300_000, blocked, false} // of maxima there may be any number
 	o, err := newOperands(ctx, e, r)
 	if err != nil {
 		return err
