@@ -265,6 +265,13 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	if err != nil {
 		return err
 	}
+	more, err := tensor.Empty(ctx, m, dtype, n)
+	if err != nil {
+		return err
+	}
+	if err := more.Rendezvous(ctx); err != nil {
+		return err
+	}
 	s, err := dev.NewStream()
 	if err != nil {
 		return err
@@ -295,6 +302,27 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	if err := errors.Join(fill(), g.Barrier(ctx, "test"), p.Run(s), p.Run(s), p.Run(s), s.Synchronize(ctx), check("eager")); err != nil {
 		return err
 	}
+	// Two plans on two streams at once, in an order that differs between ranks.
+	other, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	q, err := NewAllReduce(ctx, x, op, &AllReduceOptions{Algorithm: Transfers, Out: more})
+	if err != nil {
+		return err
+	}
+	for range 20 {
+		first, second := func() error { return p.Run(s) }, func() error { return q.Run(other) }
+		if g.Rank()%2 == 1 {
+			first, second = second, first
+		}
+		if err := errors.Join(first(), second()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.Synchronize(ctx), other.Synchronize(ctx), check("two plans"), q.Close(ctx), other.Close()); err != nil {
+		return err
+	}
 	if err := errors.Join(s.BeginCapture(), p.Run(s)); err != nil {
 		return err
 	}
@@ -313,5 +341,5 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	if err := errors.Join(s.Synchronize(ctx), check("graph"), fill(), g.Barrier(ctx, "test"), p.Run(s), s.Synchronize(ctx), check("eager again")); err != nil {
 		return err
 	}
-	return errors.Join(graph.Close(), p.Close(ctx), s.Close(), outs.Close(ctx), whole.Close(ctx), m.Close(ctx), g.Close(ctx))
+	return errors.Join(graph.Close(), p.Close(ctx), s.Close(), more.Close(ctx), outs.Close(ctx), whole.Close(ctx), m.Close(ctx), g.Close(ctx))
 }
