@@ -671,3 +671,12 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// TestLibraryVariables: the names of what the native libraries are found by, and of nothing else.
+func TestLibraryVariables(t *testing.T) {
+	names := config.LibraryVariables()
+	assert.Contains(t, names, "SYMMEM_CUDA_LIBRARY")
+	for _, name := range names {
+		assert.Regexp(t, `^SYMMEM_[A-Z0-9]+_LIBRARY$`, name)
+	}
+}

@@ -145,7 +145,9 @@ var libraryEnvs = []string{
 
 // LibraryVariables gives the names of the environment variables that name the files, or the folders, of native libraries. The
 // packages that load them read them; they are no settings.
-func LibraryVariables() []string { return slices.Clone(libraryEnvs) }
+func LibraryVariables() []string {
+	return slices.DeleteFunc(slices.Clone(libraryEnvs), func(name string) bool { return !strings.HasSuffix(name, "_LIBRARY") })
+}
 
 // environment gives the variables of this library that are not empty, and an error for those that nobody knows.
 func environment(environ func() []string) (map[string]string, error) {

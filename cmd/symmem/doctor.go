@@ -209,7 +209,10 @@ func (d *diagnosis) writeLibraries(t io.Writer) {
 			shown = append(shown, l)
 			what := strings.TrimSpace(l.Version + "  " + l.Path)
 			if l.State == backend.LibraryMissing {
-				what = "not found; what was tried:"
+				what = "not found"
+				if len(l.Tried) > 0 {
+					what += "; what was tried:"
+				}
 			}
 			fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, l.State, oneLine(what))
 			if l.State == backend.LibraryMissing {
