@@ -57,6 +57,7 @@ var (
 	_ device.HostMemory   = (*Device)(nil)
 	_ device.Stream       = (*Stream)(nil)
 	_ device.HostLauncher = (*Stream)(nil)
+	_ device.HostWorker   = (*Stream)(nil)
 	_ device.Event        = (*Event)(nil)
 	_ device.Graph        = (*Graph)(nil)
 )
