@@ -74,6 +74,13 @@ type WindowHandler interface {
 	WindowHandle() (handle uint64, offset int64, err error)
 }
 
+// Quiescer is a Backend that may still move data when its device is idle, as after a transfer that was given up.
+type Quiescer interface {
+	// Quiesce waits until nothing moves any more, or for ctx. Memory is unmapped and released only after it was nil on all ranks
+	// that live.
+	Quiesce(ctx context.Context) error
+}
+
 // Env is what a backend is opened with.
 type Env struct {
 	// Group holds the ranks that take part. Probe gets none.

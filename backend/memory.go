@@ -37,6 +37,7 @@ type Memory struct {
 	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
 	compiled   compiled
+	copies     copies
 
 	mu      sync.Mutex
 	entries []*entry // sorted by address, empty allocations first
@@ -292,6 +293,9 @@ func (m *Memory) free(ctx context.Context, a Allocation) error {
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
 	busy = m.device.Synchronize(ctx)
+	if q, ok := m.backend.(Quiescer); ok && busy == nil {
+		busy = q.Quiesce(ctx)
+	}
 	if left {
 		return busy, nil
 	}
@@ -308,9 +312,12 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 	var err error
 	if e.window != nil {
 		e.window.closed.Store(true)
-		if e.window.mapping != nil {
-			err = e.window.mapping.Unmap(ctx)
-		}
+	}
+	if a := e.alloc; a.Bytes() > 0 {
+		err = m.copies.forget(e.window, a.Ptr(), a.Ptr().Add(a.Bytes()), false)
+	}
+	if e.window != nil && e.window.mapping != nil {
+		err = errors.Join(err, e.window.mapping.Unmap(ctx))
 	}
 	return errors.Join(err, e.alloc.Release(ctx))
 }
@@ -335,6 +342,10 @@ func (m *Memory) Close(ctx context.Context) error {
 	if busy != nil {
 		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
 	}
+	// The pads of signals may be memory of their own, which the backend must still be there for.
+	if s := m.signals.Load(); s != nil {
+		err = errors.Join(err, (*s).close())
+	}
 	m.mu.Lock()
 	entries := m.entries
 	m.entries = nil
@@ -345,9 +356,6 @@ func (m *Memory) Close(ctx context.Context) error {
 				"bytes", e.alloc.Bytes(), "allocated at", e.place)
 		}
 		err = errors.Join(err, m.release(ctx, e))
-	}
-	if s := m.signals.Load(); s != nil {
-		err = errors.Join(err, (*s).close())
 	}
 	err = errors.Join(err, m.compiled.close(), m.backend.Close(context.WithoutCancel(ctx)))
 	if err != nil {

@@ -24,7 +24,9 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	}
 	var s signals
 	var err error
-	if hm, ok := m.device.(device.HostMemory); ok {
+	if f, ok := m.backend.(Flagger); ok {
+		s, err = newFlagSignals(ctx, m, f)
+	} else if hm, ok := m.device.(device.HostMemory); ok {
 		s, err = newHostSignals(ctx, m, hm)
 	} else {
 		s, err = newDeviceSignals(ctx, m)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/symmem/symmem/device"
@@ -62,24 +63,20 @@ func (s TransferState) String() string {
 	return fmt.Sprintf("TransferState(%d)", int(s))
 }
 
-// Transferrer is a Backend that moves blocks in its own way. Backends whose mappings give peer pointers need not be one:
-// Memory copies for them.
+// Transferrer is a Backend that moves blocks in its own way, because its mappings give no peer pointers. For the others Memory
+// copies.
 type Transferrer interface {
-	// PrepareTransfer makes what posting needs. The blocks were checked: they are inside symmetric memory on both sides.
+	// PrepareTransfer makes what moving the blocks takes. They were checked: none is empty, and each is inside symmetric memory on
+	// both sides, of which the remote one is that of another rank. Local.
 	PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock) (PreparedTransfer, error)
 }
 
-// PreparedTransfer is a transfer as a backend knows it. Transfer calls it and keeps the states.
+// PreparedTransfer is a transfer as a backend knows it: work that the CPU does for a stream. A run has ended when the data is
+// where it goes to, on the peer too; it bounds itself, and ends with ErrPeerLost when the peer is lost. A Start while a run is
+// under way is ErrInProgress.
 type PreparedTransfer interface {
-	// Post starts the transfer when s comes to it.
-	Post(s device.Stream) error
-	// WaitOn holds s up until the last post has ended.
-	WaitOn(s device.Stream) error
-	// Done reports whether the last post has ended, and its error.
-	Done() (bool, error)
-	// Wait blocks until the last post has ended, or ctx has, and gives its error.
-	Wait(ctx context.Context) error
-	// Close gives everything back; no post is in progress.
+	device.HostWork
+	// Close gives everything back; no run is under way.
 	Close() error
 }
 
@@ -90,7 +87,7 @@ type Transfer struct {
 	op       TransferOp
 	peer     int
 	blocks   []TransferBlock
-	prepared PreparedTransfer
+	prepared mover
 
 	mu       sync.Mutex
 	state    TransferState
@@ -144,8 +141,8 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 	}
 	t := &Transfer{memory: m, op: op, peer: peer, blocks: append([]TransferBlock(nil), blocks...), state: TransferPrepared}
 	var err error
-	if own, ok := m.backend.(Transferrer); ok {
-		t.prepared, err = own.PrepareTransfer(op, peer, t.blocks)
+	if own, ok := m.transferrer(peer); ok {
+		t.prepared, err = newWorkTransfer(m, own, op, peer, t.blocks)
 	} else {
 		t.prepared, err = newCopyTransfer(m.device, op, peer, t.blocks)
 	}
@@ -269,6 +266,27 @@ func (t *Transfer) refresh() {
 	}
 }
 
+// transferrer gives the backend's own way to move blocks to and from peer. There is none where addresses do: this rank's own
+// memory, always.
+func (m *Memory) transferrer(peer int) (Transferrer, bool) {
+	own, ok := m.backend.(Transferrer)
+	return own, ok && peer != m.group.Rank()
+}
+
+// mover is what carries a transfer out.
+type mover interface {
+	// Post starts the transfer when s comes to it.
+	Post(s device.Stream) error
+	// WaitOn holds s up until the last post has ended.
+	WaitOn(s device.Stream) error
+	// Done reports whether the last post has ended, and its error.
+	Done() (bool, error)
+	// Wait blocks until the last post has ended, or ctx has.
+	Wait(ctx context.Context) error
+	// Close gives everything back; no post is in progress.
+	Close() error
+}
+
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
 	copies []copyBlock
@@ -320,6 +338,78 @@ func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() 
 func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
 func (c *copyTransfer) Close() error                   { return c.ended.Close() }
 
+// workTransfer is a transfer that a backend carries out.
+type workTransfer struct {
+	work  PreparedTransfer
+	name  string
+	ended device.Event
+
+	mu  sync.Mutex
+	run device.HostProgress // the latest
+	err error               // of the latest run
+}
+
+func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks []TransferBlock) (mover, error) {
+	blocks = slices.DeleteFunc(slices.Clone(blocks), func(b TransferBlock) bool { return b.Bytes == 0 })
+	if len(blocks) == 0 {
+		return newCopyTransfer(m.device, op, peer, nil)
+	}
+	work, err := b.PrepareTransfer(op, peer, blocks)
+	if err != nil {
+		return nil, err
+	}
+	ended, err := m.device.NewEvent()
+	if err != nil {
+		return nil, errors.Join(err, work.Close())
+	}
+	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), ended: ended}, nil
+}
+
+func (t *workTransfer) Post(s device.Stream) error {
+	return errors.Join(hostWork(s, t), s.Record(t.ended))
+}
+
+// Start begins a run, whose progress is the transfer itself: two runs never overlap.
+func (t *workTransfer) Start() (device.HostProgress, error) {
+	run, err := t.work.Start()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.run, t.err = run, err
+	return t, err
+}
+
+func (t *workTransfer) Poll() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ended, err := t.run.Poll()
+	t.err = err
+	return ended, err
+}
+
+func (t *workTransfer) String() string                 { return t.name }
+func (t *workTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(t.ended) }
+func (t *workTransfer) Wait(ctx context.Context) error { return t.ended.Synchronize(ctx) }
+func (t *workTransfer) Close() error                   { return errors.Join(t.ended.Close(), t.work.Close()) }
+
+func (t *workTransfer) Done() (bool, error) {
+	done, err := t.ended.Query()
+	if !done || err != nil {
+		return done, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return true, t.err
+}
+
+// hostWork enqueues w on s.
+func hostWork(s device.Stream, w device.HostWork) error {
+	h, ok := s.(device.HostWorker)
+	if !ok {
+		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), ErrUnsupported)
+	}
+	return h.HostWork(w)
+}
+
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it.
 func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
@@ -332,6 +422,12 @@ func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offse
 	if bytes < 0 || offset < 0 || bytes > w.Bytes()-offset {
 		return errs.Invalid(op.String(), "range", fmt.Sprintf("%d bytes at offset %d", bytes, offset),
 			fmt.Sprintf("inside the window of %d bytes", w.Bytes()))
+	}
+	if err := m.checkRank(op.String(), peer); err != nil {
+		return err
+	}
+	if own, ok := m.transferrer(peer); ok {
+		return m.copies.enqueue(s, own, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {

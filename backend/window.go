@@ -28,6 +28,9 @@ func (w *Window) Err() error {
 	return nil
 }
 
+// Mapping is the backend's view of the window, for the backend itself; nil for an empty window.
+func (w *Window) Mapping() Mapping { return w.mapping }
+
 // Peer is the address, in this process, of the byte at offset in rank's copy; for the own rank, in this rank's. The address
 // of an empty window is nil. ErrNotReachable where the peer's memory has no address here; ErrInvalid for a rank or an offset
 // that does not exist.

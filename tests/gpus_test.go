@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 )
 
@@ -27,7 +28,7 @@ func gpus(t *testing.T) int {
 // gpus=N among its names, that is a failure for up to N ranks.
 func requireGPUs(t *testing.T, name string, ranks int) {
 	t.Helper()
-	if have := gpus(t); name != "host" && have < ranks {
+	if have := gpus(t); have < ranks && deviceKind(t, name) == device.CUDA {
 		for _, r := range required() {
 			if n, ok := strings.CutPrefix(r, "gpus="); ok {
 				must, err := strconv.Atoi(n)

@@ -23,7 +23,10 @@ import (
 )
 
 // stages are where a rank dies: it kills itself there, and the others go on into what needs it.
-var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
+var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph", "transfer", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
+
+// pointerStages are those of plans that load and store through peer pointers.
+var pointerStages = []string{"plan", "all_reduce/one_shot", "all_reduce/two_shot", "graph"}
 
 // survived is what a rank that lives on says.
 type survived struct {
@@ -48,11 +51,17 @@ func TestKill(t *testing.T) {
 
 func kill(t *testing.T, name string) {
 	const size, victim = 3, 1
-	stages := stages
+	stages := slices.Clone(stages)
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
+	pointers := slices.ContainsFunc(backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}), func(r backend.Report) bool {
+		return r.Name == name && r.Capabilities.PeerPointers
+	})
 	for _, stage := range stages {
+		if !pointers && slices.Contains(pointerStages, stage) {
+			continue
+		}
 		t.Run(stage, func(t *testing.T) {
 			world := runWorld(t, size, "kill:"+stage, "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
 			for _, p := range world {
@@ -140,43 +149,25 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 		if err := t.Rendezvous(ctx); err != nil {
 			return err
 		}
-		if err := enter("plan"); err != nil {
+		plans, err := killPlans(ctx, r, t, s, enter)
+		if err != nil {
 			return err
-		}
-		plans := map[string]*kernels.Plan{}
-		killed := append(slices.Clone(killed), endless(r.Backend())...)
-		for _, alg := range killed {
-			if plans[alg.String()], err = kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg}); err != nil {
-				return err
-			}
 		}
 		sync := func(work error) error { return errors.Join(work, s.Synchronize(ctx)) }
-		for _, alg := range killed {
-			p := plans[alg.String()]
-			if err := sync(errors.Join(p.Run(s), p.Run(s))); err != nil {
+		put, err := tensor.PrepareTransfer(backend.Write, victim, tensor.Pair{Local: t, Remote: t})
+		if err != nil {
+			return err
+		}
+		if err := enter("transfer"); err != nil {
+			return err
+		}
+		// Where the memory of the dead can still be written, it is the next post that fails.
+		for stop := time.Now().Add(10 * time.Second); stage == "transfer" && time.Now().Before(stop); {
+			if err := sync(errors.Join(put.Post(s), put.WaitOn(s))); err != nil {
 				return err
 			}
-			if err := enter("all_reduce/" + alg.String()); err != nil {
-				return err
-			}
-			if err := sync(p.Run(s)); err != nil {
-				return err
-			}
 		}
-		var g device.Graph
-		if err := s.BeginCapture(); err != nil {
-			return err
-		}
-		if err := plans["one_shot"].Run(s); err != nil {
-			return err
-		}
-		if g, err = s.EndCapture(); err != nil {
-			return err
-		}
-		if err := enter("graph"); err != nil {
-			return err
-		}
-		if err := sync(g.Launch(s)); err != nil {
+		if err := put.Close(); err != nil {
 			return err
 		}
 		if err := enter("wait"); err != nil {
@@ -209,8 +200,8 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 		if err := enter("close_tensor"); err != nil {
 			return err
 		}
-		for _, alg := range killed {
-			if err := plans[alg.String()].Close(ctx); err != nil {
+		for _, p := range plans {
+			if err := p.Close(ctx); err != nil {
 				return err
 			}
 		}
@@ -249,6 +240,51 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 	return nil
 }
 
+// killPlans goes through the stages of plans, where the backend has what they need, and gives the plans.
+func killPlans(ctx context.Context, r *symmem.Rank, t *tensor.Tensor, s device.Stream, enter func(string) error) ([]*kernels.Plan, error) {
+	if !r.Capabilities().PeerPointers {
+		return nil, nil
+	}
+	if err := enter("plan"); err != nil {
+		return nil, err
+	}
+	killed := append(slices.Clone(killed), endless(r.Backend())...)
+	var plans []*kernels.Plan
+	for _, alg := range killed {
+		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
+		if err != nil {
+			return nil, err
+		}
+		plans = append(plans, p)
+	}
+	sync := func(work error) error { return errors.Join(work, s.Synchronize(ctx)) }
+	for i, p := range plans {
+		if err := sync(errors.Join(p.Run(s), p.Run(s))); err != nil {
+			return nil, err
+		}
+		if err := enter("all_reduce/" + killed[i].String()); err != nil {
+			return nil, err
+		}
+		if err := sync(p.Run(s)); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.BeginCapture(); err != nil {
+		return nil, err
+	}
+	if err := plans[0].Run(s); err != nil {
+		return nil, err
+	}
+	g, err := s.EndCapture()
+	if err != nil {
+		return nil, err
+	}
+	if err := enter("graph"); err != nil {
+		return nil, err
+	}
+	return plans, errors.Join(sync(g.Launch(s)), g.Close())
+}
+
 // survivorsGoOn makes a group of those that live and reduces among them.
 func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 	sub, err := r.Sub(ctx, []int{0, 2})
@@ -261,6 +297,9 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 	}
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
+	}
+	if !r.Capabilities().PeerPointers {
+		return errors.Join(survivorsPut(ctx, sub, t), t.Close(ctx), sub.Close(ctx))
 	}
 	if err := tensor.Write(t.Local(), []float32{1}, 999); err != nil {
 		return err
@@ -284,4 +323,31 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 		return fmt.Errorf("two survivors add 1 and 1 and get %v", got[0])
 	}
 	return errors.Join(p.Close(ctx), s.Close(), t.Close(ctx), sub.Close(ctx))
+}
+
+// survivorsPut has each of two ranks put its number into the other's memory.
+func survivorsPut(ctx context.Context, sub *symmem.Rank, t *tensor.Tensor) error {
+	s, err := sub.NewStream()
+	if err != nil {
+		return err
+	}
+	me, other := int64(sub.Rank()), int64(1-sub.Rank())
+	mine, err := t.Sub(me, 1)
+	if err != nil {
+		return err
+	}
+	if err := tensor.Write(t.Local(), []float32{float32(me) + 7}, me); err != nil {
+		return err
+	}
+	if err := errors.Join(mine.Put(s, int(other), mine), t.Signal(s, int(other), 0), t.Wait(s, int(other), 0), s.Synchronize(ctx), s.Close()); err != nil {
+		return err
+	}
+	var got [1]float32
+	if err := tensor.Read(t.Local(), got[:], other); err != nil {
+		return err
+	}
+	if got[0] != float32(other)+7 {
+		return fmt.Errorf("the other survivor put %v, and %v came", float32(other)+7, got[0])
+	}
+	return nil
 }

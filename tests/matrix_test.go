@@ -62,13 +62,26 @@ func capabilities(t *testing.T, name string) backend.Capabilities {
 }
 
 // options are the suite's for a backend and world size.
-func options(name string, size int) *suite.Options {
-	o := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: size != full || testing.Short()}
-	if name == "host" {
-		o.Device = device.Host
+func options(t *testing.T, name string, size int) *suite.Options {
+	return &suite.Options{Device: deviceKind(t, name), Backend: name, World: size, Short: size != full || testing.Short(), Filter: filter()}
+}
+
+// kinds remembers what deviceKind has found out, by backend.
+var kinds = map[string]device.Kind{}
+
+// deviceKind opens the backend, which is there, for one rank and asks what kind of device it works on.
+func deviceKind(t *testing.T, name string) device.Kind {
+	t.Helper()
+	if kind, known := kinds[name]; known {
+		return kind
 	}
-	o.Filter = filter()
-	return o
+	cfg := config.Default()
+	cfg.Backend = []string{name}
+	ranks, err := symmem.OpenLocal(t.Context(), 1, cfg, nil)
+	require.NoError(t, err)
+	kinds[name] = ranks[0].Device().Kind()
+	require.NoError(t, ranks[0].Close(t.Context()))
+	return kinds[name]
 }
 
 // filter keeps the cases that SYMMEM_TEST_FILTER, a regular expression, matches: nil, all of them, if it is not set.
@@ -115,7 +128,7 @@ func onGoroutines(t *testing.T, name string, size int) {
 		return
 	}
 	require.NoError(t, err)
-	opts := options(name, size)
+	opts := options(t, name, size)
 	cases := suite.Cases(opts)
 	var sums = make([]suite.Summary, size)
 	var wg sync.WaitGroup
@@ -141,7 +154,7 @@ func onGoroutines(t *testing.T, name string, size int) {
 
 func onProcesses(t *testing.T, name string, size int) {
 	job := "suite"
-	opts := options(name, size)
+	opts := options(t, name, size)
 	if opts.Short {
 		job = "suite:short"
 	}

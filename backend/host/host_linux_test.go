@@ -28,6 +28,20 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestFar: the stand-in for backends without peer pointers keeps the same promises.
+func TestFar(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(_ context.Context, g *group.Group) (backend.Backend, error) {
+			b, err := host.New(g, nil)
+			if err != nil {
+				return nil, err
+			}
+			return backendtest.Far(b, g, nil), nil
+		},
+		WorldSizes: []int{1, 3}, Unreachable: true,
+	})
+}
+
 // onMemories runs f on the symmetric memory of each of size ranks of this process.
 func onMemories(t *testing.T, groups []*group.Group, f func(ctx context.Context, m *backend.Memory) error) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -16,7 +16,7 @@ func signalCases() []Case {
 		{Name: "signal/channels", Run: channelsCase},
 		{Name: "signal/self", Run: selfSignalCase},
 		{Name: "signal/holds_up", MinWorld: 2, Run: holdsUpCase},
-		{Name: "signal/barrier", Needs: []string{"peer_pointers"}, Run: barrierCase},
+		{Name: "signal/barrier", Needs: []string{"transfers"}, Run: barrierCase},
 		{Name: "signal/graph", Needs: []string{"graphs"}, Run: signalGraphCase},
 		{Name: "signal/two_streams", Run: twoStreamsCase},
 	}

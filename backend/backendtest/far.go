@@ -1,0 +1,263 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// FarOptions sets how far away the peers are. Nil and zero values mean as near as can be.
+type FarOptions struct {
+	// Delay is how long each transfer and each write of a flag takes, besides the time of the copy itself.
+	Delay time.Duration
+}
+
+// Far makes of a backend for the host device, whose ranks share memory, one whose peers have no pointers, as if they were on other
+// hosts: everything goes by transfers, which take their time, and by flags. It is for tests of what stands on backends without peer
+// pointers.
+func Far(near backend.Backend, g *group.Group, opts *FarOptions) backend.Backend {
+	f := &far{Backend: near, group: g}
+	if opts != nil {
+		f.delay = opts.Delay
+	}
+	return f
+}
+
+type far struct {
+	backend.Backend
+	group *group.Group
+	delay time.Duration
+	moves atomic.Int64 // under way
+}
+
+var (
+	_ backend.Transferrer = (*far)(nil)
+	_ backend.Flagger     = (*far)(nil)
+	_ backend.Quiescer    = (*far)(nil)
+)
+
+func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Backend.Capabilities()) }
+
+// FarCapabilities are those of Far over a backend with those of near.
+func FarCapabilities(near backend.Capabilities) backend.Capabilities {
+	c := near
+	c.PeerPointers, c.Contiguous = false, false
+	c.Why = map[string]string{"peer_pointers": "the peers are far", "contiguous": "the peers are far"}
+	for name, why := range near.Why {
+		c.Why[name] = why
+	}
+	return c
+}
+
+func (f *far) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	near, err := f.Backend.Rendezvous(ctx, a, x)
+	if err != nil {
+		return nil, err
+	}
+	return &farMapping{near: near, rank: f.group.Rank()}, nil
+}
+
+// Quiesce waits for what was given up.
+func (f *far) Quiesce(ctx context.Context) error {
+	for f.moves.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// farMapping hides the peers' addresses.
+type farMapping struct {
+	near backend.Mapping
+	rank int
+}
+
+func (m *farMapping) Peer(rank int) (device.Ptr, error) {
+	if rank != m.rank {
+		return 0, fmt.Errorf("rank %d is far: %w", rank, backend.ErrNotReachable)
+	}
+	return m.near.Peer(rank)
+}
+
+func (m *farMapping) Unmap(ctx context.Context) error { return m.near.Unmap(ctx) }
+
+// farMove is a transfer.
+type farMove struct {
+	far    *far
+	copies []farCopy
+
+	mu  sync.Mutex
+	end time.Time // of the run under way; zero if none is
+}
+
+type farCopy struct{ dst, src []byte }
+
+func (f *far) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+	t := &farMove{far: f}
+	for _, b := range blocks {
+		m, ok := b.Window.Mapping().(*farMapping)
+		if !ok {
+			return nil, fmt.Errorf("a window of another backend: %w", backend.ErrInvalid)
+		}
+		remote, err := m.near.Peer(peer)
+		if err != nil {
+			return nil, err
+		}
+		theirs, err := f.bytes(remote.Add(b.Offset), b.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		mine, err := f.bytes(b.Local, b.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		if op == backend.Read {
+			t.copies = append(t.copies, farCopy{mine, theirs})
+		} else {
+			t.copies = append(t.copies, farCopy{theirs, mine})
+		}
+	}
+	return t, nil
+}
+
+func (f *far) bytes(p device.Ptr, n int64) ([]byte, error) {
+	return f.Device().(device.HostMemory).Bytes(p, n)
+}
+
+func (t *farMove) Start() (device.HostProgress, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.end.IsZero() {
+		return nil, fmt.Errorf("starting a transfer: %w", backend.ErrInProgress)
+	}
+	t.end = time.Now().Add(t.far.delay)
+	t.far.moves.Add(1)
+	return t, nil
+}
+
+func (t *farMove) Poll() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.far.group.Err(); err != nil {
+		t.over()
+		return false, err
+	}
+	if time.Now().Before(t.end) {
+		return false, nil
+	}
+	for _, c := range t.copies {
+		copy(c.dst, c.src)
+	}
+	t.over()
+	return true, nil
+}
+
+func (t *farMove) over() {
+	t.end = time.Time{}
+	t.far.moves.Add(-1)
+}
+
+func (t *farMove) Close() error { return nil }
+
+// farFlags are words in shared memory.
+type farFlags struct {
+	far     *far
+	alloc   backend.Allocation
+	mapping backend.Mapping
+	words   []atomic.Uint64
+	count   int
+}
+
+func (f *far) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+	a, err := f.Backend.Allocate(ctx, int64(8*count))
+	if voted := f.group.Vote(ctx, "flags", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, a.Release(ctx))
+		}
+		return nil, voted
+	}
+	x := &backend.Agreement{Group: f.group, Records: make([]backend.Record, f.group.Size())}
+	for r, m := range f.group.Members() {
+		x.Records[r].BootID = m.BootID
+	}
+	mapping, err := f.Backend.Rendezvous(ctx, a, x)
+	if voted := f.group.Vote(ctx, "mapping flags", err); voted != nil {
+		if err == nil {
+			voted = errors.Join(voted, mapping.Unmap(ctx))
+		}
+		return nil, errors.Join(voted, a.Release(ctx))
+	}
+	flags := &farFlags{far: f, alloc: a, mapping: mapping, count: count}
+	if flags.words, err = flags.of(f.group.Rank()); err != nil {
+		return nil, errors.Join(err, flags.Close())
+	}
+	return flags, nil
+}
+
+// of gives the words of a rank.
+func (f *farFlags) of(rank int) ([]atomic.Uint64, error) {
+	p, err := f.mapping.Peer(rank)
+	if err != nil {
+		return nil, err
+	}
+	b, err := f.far.bytes(p, int64(8*f.count))
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(b))), f.count), nil
+}
+
+func (f *farFlags) Words() []atomic.Uint64 { return f.words }
+
+func (f *farFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
+	words, err := f.of(peer)
+	if err != nil {
+		return nil, err
+	}
+	return &farStore{far: f.far, word: &words[index]}, nil
+}
+
+func (f *farFlags) Close() error {
+	ctx := context.Background()
+	return errors.Join(f.mapping.Unmap(ctx), f.alloc.Release(ctx))
+}
+
+// farStore writes a word, one half after the other.
+type farStore struct {
+	far   *far
+	word  *atomic.Uint64
+	value uint64
+	end   time.Time
+	half  bool
+}
+
+func (s *farStore) Post(value uint64) error {
+	s.value, s.end, s.half = value, time.Now().Add(s.far.delay), false
+	return nil
+}
+
+func (s *farStore) Poll() (bool, error) {
+	switch {
+	case time.Now().Before(s.end):
+		return false, nil
+	case !s.half:
+		s.word.Store(s.word.Load()&^0xffffffff | s.value&0xffffffff)
+		s.half = true
+		return false, nil
+	}
+	s.word.Store(s.value)
+	return true, nil
+}
+
+func (s *farStore) Close() error { return nil }

@@ -1,0 +1,306 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+)
+
+// flagSignals is signal, wait and barrier over words that the backend writes in the peers' host memory. The pad is laid out as
+// that of hostSignals, and counts in the same way: a counter has one writer and only grows, a waiter keeps what it has consumed,
+// and both are advanced when the work runs, so that it may be captured once and replayed any number of times.
+//
+// Each word holds its counter twice, in both halves. One whose halves differ is being written at this moment.
+type flagSignals struct {
+	memory   *Memory
+	size     int
+	flags    Flags
+	words    []atomic.Uint64
+	consumed []atomic.Uint32 // by pad index: what this rank has waited for
+	epochs   []atomic.Uint32 // by channel: the barriers that this rank has come to
+
+	mu    sync.Mutex
+	lanes []atomic.Pointer[flagLane] // by channel, kind and peer, made at first use
+}
+
+// newFlagSignals makes the pad. Collective; the caller holds m.collective.
+func newFlagSignals(ctx context.Context, m *Memory, f Flagger) (*flagSignals, error) {
+	size, channels := m.group.Size(), m.opts.Channels
+	n := channels * padKinds * size
+	flags, err := f.NewFlags(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	return &flagSignals{
+		memory: m, size: size, flags: flags, words: flags.Words(),
+		consumed: make([]atomic.Uint32, n), epochs: make([]atomic.Uint32, channels), lanes: make([]atomic.Pointer[flagLane], n),
+	}, nil
+}
+
+// index is the place in a pad of the counter that writer writes.
+func (f *flagSignals) index(channel, kind, writer int) int {
+	return (channel*padKinds+kind)*f.size + writer
+}
+
+// count reads a counter of this rank; false while it is being written.
+func (f *flagSignals) count(index int) (uint32, bool) {
+	w := f.words[index].Load()
+	return uint32(w), uint32(w) == uint32(w>>32)
+}
+
+// twice is the word of a counter.
+func twice(count uint32) uint64 { return uint64(count)<<32 | uint64(count) }
+
+func (f *flagSignals) signal(s device.Stream, peer, channel int) error {
+	l, err := f.lane(channel, padSignal, peer)
+	if err != nil {
+		return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+	}
+	return hostWork(s, l)
+}
+
+func (f *flagSignals) wait(s device.Stream, peer, channel int) error {
+	return hostWork(s, flagWait{f, peer, channel})
+}
+
+func (f *flagSignals) barrier(s device.Stream, channel int) error {
+	for peer := range f.size {
+		if _, err := f.lane(channel, padBarrier, peer); err != nil {
+			return fmt.Errorf("preparing barriers with rank %d: %w", peer, err)
+		}
+	}
+	return hostWork(s, flagBarrier{f, channel})
+}
+
+func (f *flagSignals) close() error {
+	var err error
+	for i := range f.lanes {
+		if l := f.lanes[i].Swap(nil); l != nil {
+			err = errors.Join(err, l.close())
+		}
+	}
+	return errors.Join(err, f.flags.Close())
+}
+
+// lane gives the lane to a counter of peer.
+func (f *flagSignals) lane(channel, kind, peer int) (*flagLane, error) {
+	slot := &f.lanes[f.index(channel, kind, peer)]
+	if l := slot.Load(); l != nil {
+		return l, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l := slot.Load(); l != nil {
+		return l, nil
+	}
+	me := f.memory.group.Rank()
+	l := &flagLane{signals: f, channel: channel, peer: peer}
+	if peer == me {
+		l.own = &f.words[f.index(channel, kind, me)]
+	} else {
+		var err error
+		if l.store, err = f.flags.PrepareStore(peer, f.index(channel, kind, me)); err != nil {
+			return nil, err
+		}
+	}
+	slot.Store(l)
+	return l, nil
+}
+
+// giveUp is the error of work that may go on no longer, or nil.
+func (f *flagSignals) giveUp(began time.Time) error {
+	if err := f.memory.group.Err(); err != nil {
+		return err
+	}
+	if limit := f.memory.opts.KernelTimeout; time.Since(began) >= limit {
+		return fmt.Errorf("it did not come in %v: %w", limit, os.ErrDeadlineExceeded)
+	}
+	return nil
+}
+
+// flagLane is this rank's counter in the pad of one peer. It is the work of a signal.
+type flagLane struct {
+	signals       *flagSignals
+	channel, peer int
+	own           *atomic.Uint64 // the counter itself, when the peer is this rank
+	store         FlagStore
+
+	mu        sync.Mutex
+	sent      uint32 // how often the counter was to be advanced
+	flying    uint32 // the value that is being written
+	busy      bool   // whether one is
+	delivered uint32 // the value that has arrived
+}
+
+// send advances the counter by one and says what it comes to.
+func (l *flagLane) send() uint32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent++
+	return l.sent
+}
+
+// reached drives the lane on and reports whether the counter has come to count. Several that are under way go as one write.
+func (l *flagLane) reached(count uint32) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		if l.busy {
+			ended, err := l.store.Poll()
+			if !ended && err == nil {
+				return false, nil
+			}
+			l.busy = false
+			if err != nil {
+				return false, err // the next write brings the count all the same
+			}
+			l.delivered = l.flying
+		}
+		if int32(l.delivered-count) >= 0 {
+			return true, nil
+		}
+		if l.own != nil {
+			l.own.Store(twice(l.sent))
+			l.delivered = l.sent
+			continue
+		}
+		if err := l.store.Post(twice(l.sent)); err != nil {
+			return false, err
+		}
+		l.flying, l.busy = l.sent, true
+	}
+}
+
+func (l *flagLane) close() error {
+	if l.store == nil {
+		return nil
+	}
+	return l.store.Close()
+}
+
+// Start sends a signal.
+func (l *flagLane) Start() (device.HostProgress, error) {
+	return &flagSent{lane: l, count: l.send(), began: time.Now()}, nil
+}
+
+func (l *flagLane) String() string { return "signal" }
+
+// flagSent is a signal under way.
+type flagSent struct {
+	lane  *flagLane
+	count uint32
+	began time.Time
+}
+
+func (r *flagSent) Poll() (bool, error) {
+	ended, err := r.lane.reached(r.count)
+	if !ended && err == nil {
+		err = r.lane.signals.giveUp(r.began)
+	}
+	if err != nil {
+		err = &device.WaitError{Op: "signal", Channel: r.lane.channel, Peer: r.lane.peer, Err: err}
+	}
+	return ended, err
+}
+
+// flagWait is the work of a wait.
+type flagWait struct {
+	signals       *flagSignals
+	peer, channel int
+}
+
+func (w flagWait) Start() (device.HostProgress, error) {
+	i := w.signals.index(w.channel, padSignal, w.peer)
+	return &flagAwaited{flagWait: w, index: i, count: w.signals.consumed[i].Add(1), began: time.Now()}, nil
+}
+
+func (w flagWait) String() string { return "wait" }
+
+// flagAwaited is a wait under way.
+type flagAwaited struct {
+	flagWait
+	index int
+	count uint32
+	began time.Time
+}
+
+func (r *flagAwaited) Poll() (bool, error) {
+	if have, whole := r.signals.count(r.index); whole && int32(have-r.count) >= 0 {
+		return true, nil
+	}
+	if err := r.signals.giveUp(r.began); err != nil {
+		return false, &device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err}
+	}
+	return false, nil
+}
+
+// flagBarrier is the work of a barrier.
+type flagBarrier struct {
+	signals *flagSignals
+	channel int
+}
+
+func (b flagBarrier) Start() (device.HostProgress, error) {
+	run := &flagMeeting{flagBarrier: b, epoch: b.signals.epochs[b.channel].Add(1), began: time.Now()}
+	for peer := range b.signals.size {
+		l, err := b.signals.lane(b.channel, padBarrier, peer)
+		if err != nil {
+			return nil, err
+		}
+		run.peers = append(run.peers, meeting{lane: l, sent: l.send()})
+	}
+	return run, nil
+}
+
+func (b flagBarrier) String() string { return "barrier" }
+
+// flagMeeting is a barrier under way.
+type flagMeeting struct {
+	flagBarrier
+	epoch uint32
+	began time.Time
+	peers []meeting // by rank
+}
+
+// meeting is a barrier with one rank.
+type meeting struct {
+	lane *flagLane
+	sent uint32 // what the counter comes to in that rank's pad
+	over bool   // that rank knows that this one has come, and has come itself
+}
+
+func (r *flagMeeting) Poll() (bool, error) {
+	f := r.signals
+	late := -1
+	for peer := range r.peers {
+		m := &r.peers[peer]
+		if m.over {
+			continue
+		}
+		told, err := m.lane.reached(m.sent)
+		if err != nil {
+			return false, r.failed(peer, err)
+		}
+		have, whole := f.count(f.index(r.channel, padBarrier, peer))
+		if m.over = told && whole && int32(have-r.epoch) >= 0; !m.over {
+			late = peer
+		}
+	}
+	if late < 0 {
+		return true, nil
+	}
+	if err := f.giveUp(r.began); err != nil {
+		return false, r.failed(late, err)
+	}
+	return false, nil
+}
+
+func (r *flagMeeting) failed(peer int, err error) error {
+	return &device.WaitError{Op: "barrier", Channel: r.channel, Peer: peer, Err: err}
+}
