@@ -44,7 +44,7 @@ func (k workKernel) RunKernel() error {
 			runtime.Gosched()
 			continue
 		}
-		doze(nap)
+		futex.Doze(nap)
 		nap = min(2*nap, lastNap)
 	}
 }
@@ -54,14 +54,4 @@ func (k workKernel) String() string {
 		return named.String()
 	}
 	return fmt.Sprintf("%T", k.work)
-}
-
-// doze sleeps. time.Sleep would last a millisecond in a process that has nothing else to do, since the runtime then waits in the
-// network poller, which counts in milliseconds.
-func doze(d time.Duration) {
-	var never uint32
-	// Nobody writes the word, so that only the time can end it; where there are no futexes it sleeps as well as it can.
-	if err := futex.Wait(&never, 0, d); err != nil {
-		time.Sleep(d)
-	}
 }
