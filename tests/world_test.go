@@ -30,6 +30,7 @@ const workerVariable = "SYMMEM_TEST_WORKER"
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
 	"suite": suiteJob,
 	"kill":  killJob,
+	"speed": speedJob,
 }
 
 func TestMain(m *testing.M) {

@@ -38,6 +38,13 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	if err != nil {
 		return nil, err
 	}
+	if hm, ok := b.device.(device.HostMemory); ok {
+		mem, err := hm.Bytes(p, rounded)
+		if err != nil {
+			return nil, errors.Join(err, b.device.Free(p))
+		}
+		preferHugePages(mem)
+	}
 	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded}
 	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
 		return nil, errors.Join(err, b.device.Free(p))

@@ -12,7 +12,7 @@ import (
 
 const (
 	// The worker asks a run this often, with a yield to other goroutines in between, before it sleeps between questions.
-	eagerPolls = 20
+	eagerPolls = 200
 	// The sleeps double from the first to the last, so that many streams that wait leave the processors to those that work.
 	firstNap = 20 * time.Microsecond
 	lastNap  = 500 * time.Microsecond
