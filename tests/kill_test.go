@@ -55,9 +55,7 @@ func kill(t *testing.T, name string) {
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
-	pointers := slices.ContainsFunc(backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}), func(r backend.Report) bool {
-		return r.Name == name && r.Capabilities.PeerPointers
-	})
+	pointers := capabilities(t, name).PeerPointers
 	for _, stage := range stages {
 		if !pointers && slices.Contains(pointerStages, stage) {
 			continue

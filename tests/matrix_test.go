@@ -122,9 +122,9 @@ func onGoroutines(t *testing.T, name string, size int) {
 	cfg.Backend = []string{name}
 	cfg.KernelTimeout = kernelTimeout
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
-	if size > 1 && !capabilities(t, name).RanksInOneProcess {
+	if c := capabilities(t, name); size > 1 && !c.RanksInOneProcess {
 		require.ErrorIs(t, err, symmem.ErrUnavailable, "a backend that has one rank in a process refuses more")
-		require.ErrorContains(t, err, "one state for a process")
+		require.ErrorContains(t, err, c.Why["ranks_in_one_process"])
 		return
 	}
 	require.NoError(t, err)

@@ -47,7 +47,10 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 			break
 		}
 	}
-	return b.group.Vote(ctx, "connecting", err)
+	if err := b.group.Vote(ctx, "connecting", err); err != nil || !b.ownsNode || len(peers) == 1 {
+		return err
+	}
+	return b.greet(ctx)
 }
 
 // agree checks that the ranks go together.
