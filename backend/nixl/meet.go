@@ -26,7 +26,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if failure == nil {
 		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(), Share: o.ShareDevice || o.Parent != nil}
 		if b.ownsNode {
-			mine.Metadata, failure = b.node.agent.Metadata()
+			mine.Metadata, failure = b.node.engine.Metadata()
 		}
 	}
 	peers, err := tell(ctx, b.group, "opening backend nixl", mine, failure)

@@ -44,6 +44,9 @@ type Options struct {
 	Getenv func(string) string
 	// Logger takes events; default: none are logged.
 	Logger *slog.Logger
+
+	// engine, unless nil, makes what stands in for the library's agent; Opened is the device.
+	engine func(name string) (engine, error)
 }
 
 // defaultTimeout is the KernelTimeout unless the options say otherwise.
@@ -88,7 +91,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	if err = b.meet(ctx, &o, err); err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 	}
-	b.log.Debug("NIXL backend opened", "device", b.device.UUID(), "library", b.node.lib.Path(), "agent", b.node.name)
+	b.log.Debug("NIXL backend opened", "device", b.device.UUID(), "agent", b.node.name)
 	return b, nil
 }
 
@@ -96,6 +99,16 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 func (b *Backend) open(ctx context.Context, o *Options) error {
 	if o.Parent != nil {
 		b.device, b.node = o.Parent.device, o.Parent.node
+		return nil
+	}
+	name := newName(b.group)
+	if o.engine != nil {
+		b.device = o.Opened
+		e, err := o.engine(name)
+		if err != nil {
+			return err
+		}
+		b.node, b.ownsNode = newNode(e, name, b.device), true
 		return nil
 	}
 	p, err := choosePlace(o)
@@ -115,10 +128,12 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 	if err := probe(ctx, lib, b.device); err != nil {
 		return err
 	}
-	if b.node, err = newNode(ctx, lib, b.device, b.group); err != nil {
+	a, err := makeAgent(ctx, lib, b.device, name)
+	if err != nil {
 		return err
 	}
-	b.ownsNode = true
+	b.node, b.ownsNode = newNode(agent{a}, name, b.device), true
+	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", b.node.memory.String())
 	return nil
 }
 
@@ -167,8 +182,12 @@ func (b *Backend) Close(ctx context.Context) error {
 	return nil
 }
 
-// Quiesce waits until the library works on nothing that was given up.
-func (b *Backend) Quiesce(ctx context.Context) error { return b.node.quiesce(ctx) }
+// Quiesce waits until the library works on nothing that was given up, for KernelTimeout at the most.
+func (b *Backend) Quiesce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	return b.node.quiesce(ctx)
+}
 
 // factory opens the backend by name.
 type factory struct{}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -42,4 +43,46 @@ func TestConformance(t *testing.T) {
 		},
 		WorldSizes: []int{1, 2, 3}, Unreachable: true,
 	})
+}
+
+// TestGPU opens and closes the backend some times on a GPU, if there is one, and moves memory of this rank by a transfer.
+func TestGPU(t *testing.T) {
+	f, err := backend.Lookup(nixl.Name)
+	require.NoError(t, err)
+	began := time.Now()
+	if _, err := f.Probe(t.Context(), &backend.Env{Device: "0", Getenv: os.Getenv}); err != nil {
+		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "cuda") {
+			require.NoError(t, err)
+		}
+		t.Skip(err)
+	}
+	t.Logf("probed after %v", time.Since(began))
+	for round := range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		groups, err := group.Local(1, nil)
+		require.NoError(t, err)
+		b, err := nixl.New(ctx, groups[0], &nixl.Options{Device: "0"})
+		require.NoError(t, err)
+		t.Logf("round %d: opened after %v", round, time.Since(began))
+		m := backend.NewMemory(b, groups[0], &backend.MemoryOptions{Channels: 1})
+		a, err := m.Allocate(ctx, 1<<20, "")
+		require.NoError(t, err)
+		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		require.NoError(t, err)
+		s, err := m.Device().NewStream()
+		require.NoError(t, err)
+		require.NoError(t, m.Signal(s, 0, 0))
+		require.NoError(t, m.Wait(s, 0, 0))
+		require.NoError(t, m.Barrier(s, 0))
+		require.NoError(t, s.Synchronize(ctx))
+		_, err = w.Peer(0, 0)
+		require.NoError(t, err)
+		t.Logf("round %d: closing after %v", round, time.Since(began))
+		require.NoError(t, s.Close())
+		require.NoError(t, m.Free(ctx, a))
+		require.NoError(t, m.Close(ctx))
+		require.NoError(t, groups[0].Close(ctx))
+		t.Logf("round %d: closed after %v", round, time.Since(began))
+	}
 }

@@ -18,53 +18,33 @@ import (
 
 // node is this rank to the others: an agent and what is registered with it. The backends of sub-groups use that of their parent.
 type node struct {
-	lib    *nixl.Library
-	agent  *nixl.Agent
+	engine engine
 	name   string
 	device device.Device
 	memory nixl.Memory // of the device
 
 	mu      sync.Mutex
-	last    uint64            // the number of the latest registration
-	regions []nixl.Block      // of the device's memory, by address
-	strays  []*nixl.Request   // given up while the library worked on them
-	known   map[string]string // agents, and the metadata by which they are connected to
+	last    uint64          // the number of the latest registration
+	regions []nixl.Block    // of the device's memory, by address
+	strays  []request       // given up while the library worked on them
+	known   map[string]bool // the agents that are connected to
 }
 
 // nonce is a text that no other has.
 func nonce() string { return rand.Text()[:12] }
 
-// agentTimeout bounds the making of an agent.
-const agentTimeout = 60 * time.Second
+// newName is the name of an agent of this rank, which no other has.
+func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g.Rank(), nonce()) }
 
-// makeAgent makes an agent, for as long as ctx and agentTimeout allow.
-func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string) (*nixl.Agent, error) {
-	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
-	defer cancel()
-	return nixl.Bound(ctx, "making an agent", func() (a *nixl.Agent, err error) {
-		err = within(d, func() error { // UCX finds the GPU by the context
-			a, err = lib.NewAgent(name)
-			return err
-		})
-		return a, err
-	})
-}
-
-// newNode makes the agent of this rank.
-func newNode(ctx context.Context, lib *nixl.Library, d device.Device, g *group.Group) (*node, error) {
-	n := &node{lib: lib, device: d, memory: memoryOf(d), known: map[string]string{}}
-	n.name = fmt.Sprintf("%s-%d-%s", g.Name(), g.Rank(), nonce())
-	var err error
-	if n.agent, err = makeAgent(ctx, lib, d, n.name); err != nil {
-		return nil, err
-	}
-	return n, nil
+// newNode is this rank with that engine.
+func newNode(e engine, name string, d device.Device) *node {
+	return &node{engine: e, name: name, device: d, memory: memoryOf(d), known: map[string]bool{}}
 }
 
 // connect makes the agent known that the metadata is of.
 func (n *node) connect(ctx context.Context, name string, metadata []byte) error {
 	n.mu.Lock()
-	_, known := n.known[name]
+	known := n.known[name]
 	n.mu.Unlock()
 	if name == n.name || known {
 		return nil
@@ -78,7 +58,7 @@ func (n *node) connect(ctx context.Context, name string, metadata []byte) error 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.known[name] = string(metadata)
+	n.known[name] = true
 	return nil
 }
 
@@ -86,7 +66,7 @@ func (n *node) connect(ctx context.Context, name string, metadata []byte) error 
 func (n *node) learn(ctx context.Context, metadata []byte) (string, error) {
 	return nixl.Bound(ctx, "taking metadata", func() (name string, err error) {
 		err = within(n.device, func() error {
-			name, err = n.agent.Know(metadata)
+			name, err = n.engine.Know(metadata)
 			return err
 		})
 		return name, err
@@ -99,7 +79,7 @@ func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, e
 	n.last++
 	region := nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: deviceNumber(n.device, n.last)}
 	n.mu.Unlock()
-	if err := within(n.device, func() error { return n.agent.Register(m, region) }); err != nil {
+	if err := within(n.device, func() error { return n.engine.Register(m, region) }); err != nil {
 		return nixl.Block{}, err
 	}
 	if m == n.memory {
@@ -116,7 +96,7 @@ func (n *node) deregister(m nixl.Memory, region nixl.Block) error {
 	n.mu.Lock()
 	n.regions = slices.DeleteFunc(n.regions, func(r nixl.Block) bool { return r == region })
 	n.mu.Unlock()
-	return within(n.device, func() error { return n.agent.Deregister(m, region) })
+	return within(n.device, func() error { return n.engine.Deregister(m, region) })
 }
 
 // block names bytes of the device's memory as the agent knows them.
@@ -133,7 +113,7 @@ func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
 }
 
 // stray takes over a request that was given up while the library works on it.
-func (n *node) stray(r *nixl.Request) {
+func (n *node) stray(r request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.strays = append(n.strays, r)
@@ -143,7 +123,7 @@ func (n *node) stray(r *nixl.Request) {
 func (n *node) sweep() (left int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.strays = slices.DeleteFunc(n.strays, func(r *nixl.Request) bool {
+	n.strays = slices.DeleteFunc(n.strays, func(r request) bool {
 		// How it ended does not matter any more.
 		if ended, failed := r.Status(); !ended && failed == nil {
 			return false
@@ -183,5 +163,5 @@ func (n *node) close(ctx context.Context) error {
 	}
 	n.strays = nil
 	n.mu.Unlock()
-	return errors.Join(err, within(n.device, n.agent.Close))
+	return errors.Join(err, n.engine.Close())
 }

@@ -137,6 +137,9 @@ func probe(ctx context.Context, lib *nixl.Library, d device.Device) error {
 
 // try registers one byte of the device's memory with an agent of its own, and makes what a transfer of it takes.
 func try(ctx context.Context, lib *nixl.Library, d device.Device) (err error) {
+	if err := holdContext(d); err != nil {
+		return err
+	}
 	a, err := makeAgent(ctx, lib, d, "probe-"+nonce())
 	if err != nil {
 		return err
@@ -162,6 +165,35 @@ func try(ctx context.Context, lib *nixl.Library, d device.Device) (err error) {
 			lib.Path(), d.Name(), max(lib.CUDA(), 12), HostDevice, failed, errs.ErrUnsupported)
 	}
 	return failed
+}
+
+// held are the GPUs whose primary context this process keeps to its end.
+var held struct {
+	sync.Mutex
+	gpus map[cuda.DeviceOrdinal]bool
+}
+
+// holdContext keeps the primary context of a GPU from ending before the process does: UCX, once it is loaded, remembers what it has
+// seen and made there.
+func holdContext(d device.Device) error {
+	g, ok := d.(*cuda.Device)
+	if !ok {
+		return nil
+	}
+	held.Lock()
+	defer held.Unlock()
+	if held.gpus[g.Ordinal()] {
+		return nil
+	}
+	var c cuda.ContextHandle
+	if err := g.Driver().Check("cuDevicePrimaryCtxRetain", g.Driver().PrimaryCtxRetain(&c, g.Ordinal())); err != nil {
+		return err
+	}
+	if held.gpus == nil {
+		held.gpus = map[cuda.DeviceOrdinal]bool{}
+	}
+	held.gpus[g.Ordinal()] = true
+	return nil
 }
 
 // memoryOf is NIXL's kind of the device's memory.

@@ -45,7 +45,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *back
 func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, region nixl.Block, failure error) ([]nixl.Block, error) {
 	mine := offer{Block: region}
 	if failure == nil {
-		mine.Metadata, failure = b.node.agent.MetadataOf(m, region)
+		mine.Metadata, failure = b.node.engine.MetadataOf(m, region)
 	}
 	offers, err := tell(ctx, b.group, "sharing "+what, mine, failure)
 	if err != nil {

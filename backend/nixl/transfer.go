@@ -26,7 +26,7 @@ type transfer struct {
 	local, remote []nixl.Block
 
 	mu       sync.Mutex
-	request  *nixl.Request // nil after a failure
+	request  request // nil after a failure
 	running  bool
 	ended    bool // the post has ended at once
 	began    time.Time
@@ -66,7 +66,7 @@ func (t *transfer) prepare() error {
 	}
 	b := t.backend
 	return within(b.device, func() (err error) {
-		t.request, err = b.node.agent.NewRequest(t.op, t.memory, t.local, t.remote, b.peers[t.peer].Agent)
+		t.request, err = b.node.engine.NewRequest(t.op, t.memory, t.local, t.remote, b.peers[t.peer].Agent)
 		return err
 	})
 }

@@ -281,6 +281,42 @@ func (l *Library) CUDA() int { return l.cuda }
 // Modules is the folder of UCX's modules beside the library; "" if there is none.
 func (l *Library) Modules() string { return l.modules }
 
+// Version is the version of the Python package that the library is in; "" if it is in none. The library itself does not tell.
+func (l *Library) Version() string {
+	if l.cuda == 0 {
+		return ""
+	}
+	name := fmt.Sprintf("nixl_cu%d-", l.cuda)
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(l.path)), name+"*.dist-info"))
+	if err != nil || len(found) != 1 {
+		return ""
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), name), ".dist-info")
+}
+
+// UCX gives the version and the file of the UCX beside the library, which it loads. An error says that there is none there, as when
+// the system's is used.
+func (l *Library) UCX() (version, path string, err error) {
+	if l.modules == "" {
+		return "", "", fmt.Errorf("no UCX is beside %s: %w", l.path, errs.ErrUnavailable)
+	}
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(l.modules), "libucp-*.so*"))
+	if err != nil || len(found) == 0 {
+		return "", "", fmt.Errorf("no UCX is in %s: %w", filepath.Dir(l.modules), errs.ErrUnavailable)
+	}
+	lib, err := dl.Open(dl.Search{Library: "UCX", Path: found[0]})
+	if err != nil {
+		return "", "", err
+	}
+	var get func(major, minor, release *uint32)
+	if err := lib.Bind(&get, "ucp_get_version"); err != nil {
+		return "", "", err
+	}
+	var v [3]uint32
+	get(&v[0], &v[1], &v[2])
+	return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]), found[0], nil
+}
+
 // check makes an error of a status, a *dl.Error.
 func (l *Library) check(call string, s Status) error {
 	if s == Success {
