@@ -154,6 +154,7 @@ func capabilities(kind device.Kind) backend.Capabilities {
 		Graphs:            true,
 		RanksInOneProcess: true,
 		SeveralHosts:      true,
+		OnHost:            kind == device.Host,
 		Why: map[string]string{
 			"peer_pointers": "the library moves memory and maps none; use backend native, nccl or nvshmem where load and store can reach",
 			"contiguous":    "peers' memory has no addresses in this process",

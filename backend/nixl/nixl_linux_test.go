@@ -45,6 +45,30 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestLibraries: the answers of doctor, with and without the library.
+func TestLibraries(t *testing.T) {
+	f, err := backend.Lookup(nixl.Name)
+	require.NoError(t, err)
+	answers := f.(backend.Libraries).Libraries(t.Context(), &backend.Env{Device: nixl.HostDevice, Getenv: os.Getenv})
+	require.Len(t, answers, 1)
+	a := answers[0]
+	require.Equal(t, "NIXL", a.Name)
+	if a.State != backend.LibraryUsable {
+		require.NotEmpty(t, a.Tried)
+		require.Contains(t, a.Fix, "pip install")
+		requireLibrary(t)
+	}
+	require.FileExists(t, a.Path)
+	details := map[string]string{}
+	for _, d := range a.Details {
+		details[d.Name] = d.Value
+		t.Logf("%s: %s", d.Name, d.Value)
+	}
+	require.Contains(t, details["plugins"], "UCX")
+	require.NotEmpty(t, details["UCX"])
+	require.Contains(t, details["memory of the GPU"], "not tried")
+}
+
 // TestGPU opens and closes the backend some times on a GPU, if there is one, and moves memory of this rank by a transfer.
 func TestGPU(t *testing.T) {
 	f, err := backend.Lookup(nixl.Name)
