@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -20,6 +21,7 @@ type allocation struct {
 	ptr     device.Ptr
 	bytes   int64
 	rounded int64
+	pad     int64 // where the pad begins, counting from ptr; 0 if there is none
 	adopted bool
 	region  nixl.Block
 }
@@ -30,9 +32,13 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
 	}
-	rounded := bytes
-	if over := bytes % roundTo; over != 0 && bytes < 1<<62 {
-		rounded += roundTo - over
+	if bytes > math.MaxInt64-roundTo-padBytes {
+		return nil, fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory)
+	}
+	rounded, pad := (bytes+roundTo-1)/roundTo*roundTo, int64(0)
+	if b.node.pads {
+		pad = rounded
+		rounded += padBytes
 	}
 	p, err := b.device.Alloc(rounded)
 	if err != nil {
@@ -45,7 +51,7 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 		}
 		preferHugePages(mem)
 	}
-	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded}
+	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad}
 	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
 		return nil, errors.Join(err, b.device.Free(p))
 	}

@@ -43,6 +43,84 @@ func TestConformanceOfFakes(t *testing.T) {
 	}
 }
 
+// TestConformanceWithPads: the same where memory is moved once at rendezvous, as on GPUs.
+func TestConformanceWithPads(t *testing.T) {
+	net := &network{delay: 10 * time.Microsecond}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			d, err := devhost.New(&devhost.Options{Err: g.Err})
+			if err != nil {
+				return nil, err
+			}
+			b, err := New(ctx, g, &Options{Opened: d, engine: net.engine, pads: true})
+			if err != nil {
+				return nil, errors.Join(err, d.Close())
+			}
+			b.owned = true
+			return b, nil
+		},
+		WorldSizes: []int{1, 3}, Unreachable: true,
+	})
+	for name, e := range net.engines {
+		assert.True(t, e.closed, name)
+	}
+}
+
+// TestFirstMoveFails: a rank that cannot move the first bytes makes the rendezvous fail on all ranks, and it can be tried again.
+func TestFirstMoveFails(t *testing.T) {
+	var failing atomic.Bool
+	net := &network{delay: time.Millisecond, fail: func(engine, call string) error {
+		if failing.Load() && call == "Status" && strings.Contains(engine, "-1-") {
+			return errBackend
+		}
+		return nil
+	}}
+	onFakes(t, net, 3, Options{pads: true}, func(ctx context.Context, m *backend.Memory) error {
+		a, w, err := mapped(ctx, m, 8)
+		if err != nil {
+			return err
+		}
+		other, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		failing.Store(true)
+		if err := m.Group().Barrier(ctx, "failing"); err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err == nil || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("rank %d: %v", m.Group().Rank(), err)
+		}
+		failing.Store(false)
+		if err := m.Group().Barrier(ctx, "working"); err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err != nil {
+			return err
+		}
+		// Adopted memory has no pad, and is only read.
+		p, err := m.Device().Alloc(16)
+		if err != nil {
+			return err
+		}
+		if err := m.Device().CopyFromHost(p, []byte("as it was before")); err != nil {
+			return err
+		}
+		adopted, err := m.Register(ctx, p, 16, "")
+		if err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, adopted, backend.Record{}); err != nil {
+			return err
+		}
+		var got [16]byte
+		if err := m.Device().CopyToHost(got[:], p); err != nil || string(got[:]) != "as it was before" {
+			t.Errorf("adopted memory holds %q (%v)", got, err)
+		}
+		return errors.Join(w.Err(), m.Free(ctx, adopted), m.Device().Free(p), m.Free(ctx, other), m.Free(ctx, a))
+	})
+}
+
 // mapped is a window of n bytes.
 func mapped(ctx context.Context, m *backend.Memory, n int64) (backend.Allocation, *backend.Window, error) {
 	a, err := m.Allocate(ctx, n, "")

@@ -34,7 +34,8 @@ type flags struct {
 func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 	f := &flags{backend: b}
 	err := f.make(count)
-	f.peers, err = b.share(ctx, "flags", nixl.DRAM, f.region, err)
+	offers, err := b.share(ctx, "flags", nixl.DRAM, offer{Block: f.region}, err)
+	f.peers = blocksOf(offers)
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
 		return nil, errors.Join(fmt.Errorf("making %d flags: %w", count, voted), f.Close())
 	}

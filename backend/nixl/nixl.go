@@ -47,6 +47,8 @@ type Options struct {
 
 	// engine, unless nil, makes what stands in for the library's agent; Opened is the device.
 	engine func(name string) (engine, error)
+	// pads makes memory have pads on the CPU too.
+	pads bool
 }
 
 // defaultTimeout is the KernelTimeout unless the options say otherwise.
@@ -109,7 +111,8 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 			return err
 		}
 		b.node, b.ownsNode = newNode(e, name, b.device), true
-		return nil
+		b.node.pads = o.pads
+		return b.node.makeScratch()
 	}
 	p, err := choosePlace(o)
 	if err != nil {
@@ -134,7 +137,7 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 	}
 	b.node, b.ownsNode = newNode(agent{a}, name, b.device), true
 	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", b.node.memory.String())
-	return nil
+	return b.node.makeScratch()
 }
 
 // Name is "nixl".

@@ -22,6 +22,9 @@ type node struct {
 	name   string
 	device device.Device
 	memory nixl.Memory // of the device
+	pads   bool        // memory is moved once at rendezvous, for which it has pads
+
+	scratch scratch // where there are pads
 
 	mu      sync.Mutex
 	last    uint64          // the number of the latest registration
@@ -38,7 +41,8 @@ func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g
 
 // newNode is this rank with that engine.
 func newNode(e engine, name string, d device.Device) *node {
-	return &node{engine: e, name: name, device: d, memory: memoryOf(d), known: map[string]bool{}}
+	m := memoryOf(d)
+	return &node{engine: e, name: name, device: d, memory: m, pads: m == nixl.VRAM, known: map[string]bool{}}
 }
 
 // connect makes the agent known that the metadata is of.
@@ -163,5 +167,5 @@ func (n *node) close(ctx context.Context) error {
 	}
 	n.strays = nil
 	n.mu.Unlock()
-	return errors.Join(err, n.engine.Close())
+	return errors.Join(err, n.dropScratch(), n.engine.Close())
 }

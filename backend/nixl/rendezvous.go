@@ -13,6 +13,7 @@ import (
 // offer is what reaching one rank's memory takes.
 type offer struct {
 	Block    nixl.Block
+	Pad      int64 // where the pad begins; 0 if there is none
 	Metadata []byte
 }
 
@@ -25,35 +26,35 @@ type mapping struct {
 
 // Rendezvous exchanges what reaching the memory takes.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
-	var region nixl.Block
+	var mine offer
 	var failure error
 	a, ok := ba.(*allocation)
 	if ok && a.backend == b {
-		region = a.region
+		mine = offer{Block: a.region, Pad: a.pad}
 	} else {
 		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
 	}
-	blocks, err := b.share(ctx, "memory", b.node.memory, region, failure)
+	offers, err := b.share(ctx, "memory", b.node.memory, mine, failure)
 	if err != nil {
 		return nil, err
 	}
-	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocks}, nil
+	if err := b.warm(ctx, offers); err != nil {
+		return nil, err
+	}
+	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
 }
 
 // share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on what
 // becomes of it; the failure of one rank before is an error on all.
-func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, region nixl.Block, failure error) ([]nixl.Block, error) {
-	mine := offer{Block: region}
+func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
 	if failure == nil {
-		mine.Metadata, failure = b.node.engine.MetadataOf(m, region)
+		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
 	}
 	offers, err := tell(ctx, b.group, "sharing "+what, mine, failure)
 	if err != nil {
 		return nil, err
 	}
-	blocks := make([]nixl.Block, len(offers))
 	for r, o := range offers {
-		blocks[r] = o.Block
 		if r == b.group.Rank() {
 			continue
 		}
@@ -61,7 +62,16 @@ func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, region 
 			return nil, fmt.Errorf("memory of rank %d: %w", r, err)
 		}
 	}
-	return blocks, nil
+	return offers, nil
+}
+
+// blocksOf gives the memory of each rank.
+func blocksOf(offers []offer) []nixl.Block {
+	blocks := make([]nixl.Block, len(offers))
+	for r, o := range offers {
+		blocks[r] = o.Block
+	}
+	return blocks
 }
 
 // Peer is the own address; the peers' memory has none.
