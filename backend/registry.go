@@ -3,7 +3,6 @@ package backend
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -200,7 +199,7 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string) ([]
 	if listErr != nil {
 		mine.Error = listErr.Error()
 	}
-	wishes, err := gather(ctx, g, "choosing a backend", mine)
+	wishes, err := Tell(ctx, g, "choosing a backend", mine, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -229,26 +228,7 @@ func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer
 	if err != nil {
 		mine.Refused = err.Error()
 	}
-	return gather(ctx, g, "trying backend "+name, mine)
-}
-
-// gather gives what every rank brought, by rank. Collective.
-func gather[T any](ctx context.Context, g *group.Group, op string, mine T) ([]T, error) {
-	blob, err := json.Marshal(mine)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	blobs, err := g.AllGather(ctx, op, blob)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	all := make([]T, len(blobs))
-	for r, blob := range blobs {
-		if err := json.Unmarshal(blob, &all[r]); err != nil {
-			return nil, fmt.Errorf("%s: reading what rank %d brought: %w", op, r, err)
-		}
-	}
-	return all, nil
+	return Tell(ctx, g, "trying backend "+name, mine, nil)
 }
 
 // fits says why a backend that can be used on this machine cannot serve this group, whose ranks are where they are.

@@ -2,10 +2,10 @@ package nixl
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -29,7 +29,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 			mine.Metadata, failure = b.node.engine.Metadata()
 		}
 	}
-	peers, err := tell(ctx, b.group, "opening backend nixl", mine, failure)
+	peers, err := backend.Tell(ctx, b.group, "opening backend nixl", mine, failure)
 	if err != nil {
 		return err
 	}
@@ -80,40 +80,4 @@ func (b *Backend) agree() error {
 		}
 	}
 	return nil
-}
-
-// tell gives every rank what each rank brought, by rank. Collective. The failure of one rank is an error on all.
-func tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
-	type message struct {
-		Failure string `json:",omitempty"`
-		What    T
-	}
-	sent := message{What: mine}
-	if failure != nil {
-		sent = message{Failure: failure.Error()}
-	}
-	blob, err := json.Marshal(sent)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	blobs, err := g.AllGather(ctx, op, blob)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]T, len(blobs))
-	vote := &group.VoteError{Op: op, Local: failure}
-	for r, blob := range blobs {
-		var came message
-		if err := json.Unmarshal(blob, &came); err != nil {
-			return nil, fmt.Errorf("%s: reading what rank %d brought: %w", op, r, err)
-		}
-		if came.Failure != "" {
-			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: came.Failure})
-		}
-		all[r] = came.What
-	}
-	if len(vote.Failures) > 0 {
-		return nil, vote
-	}
-	return all, nil
 }

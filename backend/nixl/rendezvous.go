@@ -50,7 +50,7 @@ func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine of
 	if failure == nil {
 		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
 	}
-	offers, err := tell(ctx, b.group, "sharing "+what, mine, failure)
+	offers, err := backend.Tell(ctx, b.group, "sharing "+what, mine, failure)
 	if err != nil {
 		return nil, err
 	}
