@@ -14,9 +14,9 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
-// TestTwoHosts runs the suite between two network namespaces that are joined by a cable: as far as the library can tell, two hosts.
-// They share no sockets, each rank has a boot id of its own, and UCX goes by TCP. It needs to be root; where that is not so it is
-// skipped, which is a failure with "netns" in SYMMEM_TEST_REQUIRE.
+// TestTwoHosts runs the suite between two network namespaces that are joined by a cable: as far as the library can tell, two
+// hosts. They share no sockets, each rank has a boot id of its own, and UCX goes by TCP. It needs to be root; where that is
+// not so it is skipped, which is a failure with "netns" in SYMMEM_TEST_REQUIRE.
 func TestTwoHosts(t *testing.T) {
 	const name = "nixl"
 	requireBackend(t, name)

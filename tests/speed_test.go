@@ -27,8 +27,8 @@ type figure struct {
 	Unit  string
 }
 
-// TestTransferSpeed measures transfers of backend nixl between two processes, beside plain copies of the same two processes over a
-// backend with peer pointers. With "speed" in SYMMEM_TEST_REQUIRE the figures must be what is promised.
+// TestTransferSpeed measures transfers of backend nixl between two processes, beside plain copies of the same two processes
+// over a backend with peer pointers. With "speed" in SYMMEM_TEST_REQUIRE the figures must be what is promised.
 func TestTransferSpeed(t *testing.T) {
 	const name, size = "nixl", 2
 	if testing.Short() {
@@ -118,8 +118,8 @@ func speedJob(ctx context.Context, cfg config.Config, plain string, say func(any
 	return errors.Join(latencies(ctx, r, s, say), s.Close(), near.Close(ctx), g.Close(ctx), r.Close(ctx))
 }
 
-// speedPieces is how many pieces are moved in turn, one behind the other on the stream: so many that on a CPU they come from memory
-// and not from a cache.
+// speedPieces is how many pieces are moved in turn, one behind the other on the stream: so many that on a CPU they come from
+// memory and not from a cache.
 func speedPieces(kind device.Kind, n int64) int64 {
 	if kind == device.CUDA {
 		return max(2, min(8, 512<<20/n))
@@ -128,7 +128,8 @@ func speedPieces(kind device.Kind, n int64) int64 {
 }
 
 // speedOf measures prepared writes of n bytes, in GB/s, the best of some.
-func speedOf(ctx context.Context, r *symmem.Rank, m *backend.Memory, what string, n int64, s device.Stream, say func(any)) error {
+func speedOf(ctx context.Context, r *symmem.Rank, m *backend.Memory, what string, n int64, s device.Stream,
+	say func(any)) error {
 	pieces := speedPieces(r.Device().Kind(), n)
 	t, err := tensor.Empty(ctx, m, tensor.Uint8, n*pieces)
 	if err != nil {

@@ -39,11 +39,13 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 		return bad("which is memory of the host", "memory of "+d.UUID())
 	}
 	var ordinal int32
-	if err := drv.Check("cuPointerGetAttribute", drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)); err != nil {
+	r := drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)
+	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
 		return err
 	}
 	if ordinal != int32(d.Ordinal()) {
-		return bad(fmt.Sprintf("on the GPU with index %d", ordinal), fmt.Sprintf("memory of this rank's GPU, %s with index %d", d.UUID(), d.Ordinal()))
+		return bad(fmt.Sprintf("on the GPU with index %d", ordinal),
+			fmt.Sprintf("memory of this rank's GPU, %s with index %d", d.UUID(), d.Ordinal()))
 	}
 	var base device.Ptr
 	var size uint64
@@ -52,7 +54,8 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 	}
 	// UCX passes on the first piece only, and would reach wrong memory behind it.
 	if uint64(p-base)+uint64(bytes) > size {
-		return bad(fmt.Sprintf("beyond the end of its allocation of %d bytes at %s", size, base), "memory that lies in one allocation")
+		return bad(fmt.Sprintf("beyond the end of its allocation of %d bytes at %s", size, base),
+			"memory that lies in one allocation")
 	}
 	return nil
 }

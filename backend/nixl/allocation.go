@@ -26,8 +26,8 @@ type allocation struct {
 	region  nixl.Block
 }
 
-// Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU it is memory of cuMemAlloc, which every UCX
-// can pass to other processes.
+// Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU it is memory of cuMemAlloc, which
+// every UCX can pass to other processes.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
@@ -58,11 +58,12 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	return a, nil
 }
 
-// Register adopts memory of this rank's device that the caller keeps until the allocation is released. It must lie in one allocation,
-// and be memory of the device.
+// Register adopts memory of this rank's device that the caller keeps until the allocation is released. It must lie in one
+// allocation, and be memory of the device.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
-		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p), "at least 1 byte at an address that is not nil")
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p),
+			"at least 1 byte at an address that is not nil")
 	}
 	if err := b.adoptable(p, bytes); err != nil {
 		return nil, err

@@ -66,7 +66,8 @@ func TestConformanceWithPads(t *testing.T) {
 	}
 }
 
-// TestFirstMoveFails: a rank that cannot move the first bytes makes the rendezvous fail on all ranks, and it can be tried again.
+// TestFirstMoveFails: a rank that cannot move the first bytes makes the rendezvous fail on all ranks, and it can be tried
+// again.
 func TestFirstMoveFails(t *testing.T) {
 	var failing atomic.Bool
 	net := &network{delay: time.Millisecond, fail: func(engine, call string) error {
@@ -354,7 +355,8 @@ func TestSubGroup(t *testing.T) {
 		if err := m.Device().CopyFromHost(a.Ptr().Add(int64(g.Rank())), []byte{byte(g.Rank() + 5)}); err != nil {
 			return err
 		}
-		err = errors.Join(sub.Copy(s, backend.Write, other, w, int64(g.Rank()), a.Ptr().Add(int64(g.Rank())), 1), sub.Signal(s, other, 0),
+		err = errors.Join(sub.Copy(s, backend.Write, other, w, int64(g.Rank()), a.Ptr().Add(int64(g.Rank())), 1), sub.Signal(s,
+			other, 0),
 			sub.Wait(s, other, 0), s.Synchronize(ctx))
 		if err != nil {
 			return err

@@ -24,7 +24,8 @@ type member struct {
 func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	var mine member
 	if failure == nil {
-		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(), Share: o.ShareDevice || o.Parent != nil}
+		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),
+			Share: o.ShareDevice || o.Parent != nil}
 		if b.ownsNode {
 			mine.Metadata, failure = b.node.engine.Metadata()
 		}

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// obtain gives memory of the process, filled with zeros, that the garbage collector does not know and that the system shares with
-// nobody.
+// obtain gives memory of the process, filled with zeros, that the garbage collector does not know and that the system shares
+// with nobody.
 func obtain(bytes int) ([]byte, error) {
 	return unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 }
@@ -16,8 +16,8 @@ func obtain(bytes int) ([]byte, error) {
 // giveBack returns what obtain gave.
 func giveBack(mem []byte) error { return unix.Munmap(mem) }
 
-// preferHugePages asks for large pages under memory that nobody has touched yet: the kernel copies between processes page by page,
-// and with large ones almost twice as fast.
+// preferHugePages asks for large pages under memory that nobody has touched yet: the kernel copies between processes page by
+// page, and with large ones almost twice as fast.
 func preferHugePages(mem []byte) {
 	page := uintptr(os.Getpagesize())
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))

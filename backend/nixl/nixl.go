@@ -27,8 +27,8 @@ const HostDevice = "host"
 type Options struct {
 	// Library is the library's file or folder; "" looks for it. One process uses one.
 	Library string
-	// Device says whose memory it is: "host", or a GPU by its index among those this process sees or its UUID. "" takes the GPU whose
-	// index is LocalRank, or the host if there is no driver.
+	// Device says whose memory it is: "host", or a GPU by its index among those this process sees or its UUID. "" takes the GPU
+	// whose index is LocalRank, or the host if there is no driver.
 	Device string
 	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
 	LocalRank int
@@ -73,9 +73,9 @@ var (
 	_ backend.Quiescer    = (*Backend)(nil)
 )
 
-// New opens the NIXL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has come. A rank
-// that cannot take part makes it fail on every rank. Without the library the error is ErrUnavailable and says what to install;
-// with a UCX that cannot reach the device's memory it is ErrUnsupported.
+// New opens the NIXL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has
+// come. A rank that cannot take part makes it fail on every rank. Without the library the error is ErrUnavailable and says
+// what to install; with a UCX that cannot reach the device's memory it is ErrUnsupported.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	var o Options
 	if opts != nil {
@@ -159,7 +159,7 @@ func capabilities(kind device.Kind) backend.Capabilities {
 		SeveralHosts:      true,
 		OnHost:            kind == device.Host,
 		Why: map[string]string{
-			"peer_pointers": "the library moves memory and maps none; use backend native, nccl or nvshmem where load and store can reach",
+			"peer_pointers": "the library moves memory and maps none; where load and store can reach, use native, nccl or nvshmem",
 			"contiguous":    "peers' memory has no addresses in this process",
 			"multicast":     "the library moves memory from one rank to one other",
 		},
@@ -243,8 +243,8 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 // options are what env says.
 func options(env *backend.Env) (*Options, error) {
 	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, Opened: env.Opened, ShareDevice: env.ShareDevice, KernelTimeout: env.KernelTimeout,
-		Getenv: env.Getenv, Logger: env.Logger,
+		Device: env.Device, LocalRank: env.LocalRank, Opened: env.Opened, ShareDevice: env.ShareDevice,
+		KernelTimeout: env.KernelTimeout, Getenv: env.Getenv, Logger: env.Logger,
 	}
 	if o.Getenv == nil {
 		o.Getenv = os.Getenv

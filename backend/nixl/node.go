@@ -16,7 +16,8 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// node is this rank to the others: an agent and what is registered with it. The backends of sub-groups use that of their parent.
+// node is this rank to the others: an agent and what is registered with it. The backends of sub-groups use that of their
+// parent.
 type node struct {
 	engine engine
 	name   string
@@ -89,7 +90,10 @@ func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, e
 	if m == n.memory {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int { return cmp.Compare(r.Addr, addr) })
+		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int {
+			return cmp.Compare(r.Addr,
+				addr)
+		})
 		n.regions = slices.Insert(n.regions, i, region)
 	}
 	return region, nil
@@ -113,7 +117,8 @@ func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
 			return nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: r.Device}, nil
 		}
 	}
-	return nixl.Block{}, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", bytes, p), "memory that was allocated or registered here")
+	return nixl.Block{}, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", bytes, p),
+		"memory that was allocated or registered here")
 }
 
 // stray takes over a request that was given up while the library works on it.

@@ -33,8 +33,8 @@ func choosePlace(o *Options) (*place, error) {
 		}
 	case o.Device == HostDevice:
 	default:
-		// Before the driver is started: a stream that waits for a transfer must not hold up the streams of UCX that carry it out, as it
-		// would in a queue of the hardware that they share, of which there are 8 by default and 32 at the most.
+		// Before the driver is started: a stream that waits for a transfer must not hold up the streams of UCX that carry it out,
+		// as it would in a queue of the hardware that they share, of which there are 8 by default and 32 at the most.
 		if err := nixl.SetDefault("CUDA_DEVICE_MAX_CONNECTIONS", "32"); err != nil {
 			return nil, err
 		}
@@ -178,8 +178,8 @@ var held struct {
 	gpus map[cuda.DeviceOrdinal]bool
 }
 
-// holdContext keeps the primary context of a GPU from ending before the process does: UCX, once it is loaded, remembers what it has
-// seen and made there.
+// holdContext keeps the primary context of a GPU from ending before the process does: UCX, once it is loaded, remembers what
+// it has seen and made there.
 func holdContext(d device.Device) error {
 	g, ok := d.(*cuda.Device)
 	if !ok {

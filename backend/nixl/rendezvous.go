@@ -44,8 +44,8 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *back
 	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
 }
 
-// share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on what
-// becomes of it; the failure of one rank before is an error on all.
+// share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on
+// what becomes of it; the failure of one rank before is an error on all.
 func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
 	if failure == nil {
 		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
@@ -77,7 +77,8 @@ func blocksOf(offers []offer) []nixl.Block {
 // Peer is the own address; the peers' memory has none.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank != m.rank {
-		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank, errs.ErrNotReachable)
+		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank,
+			errs.ErrNotReachable)
 	}
 	return m.own, nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// lossTimeout is how long the error of a request waits for the group to say that the peer is lost, which is the better error. The
-// library often notices first, and cannot tell a dead peer from another failure.
+// lossTimeout is how long the error of a request waits for the group to say that the peer is lost, which is the better error.
+// The library often notices first, and cannot tell a dead peer from another failure.
 const lossTimeout = 1500 * time.Millisecond
 
 // transfer is one request, which is made anew after a failure.
@@ -35,7 +35,8 @@ type transfer struct {
 }
 
 // PrepareTransfer makes the request.
-func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
+	blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
 	t := &transfer{backend: b, op: nixl.Write, memory: b.node.memory, peer: peer}
 	if op == backend.Read {
 		t.op = nixl.Read
@@ -141,7 +142,8 @@ func (t *transfer) poll() (bool, error) {
 		return false, fmt.Errorf("moving memory to or from rank %d: %w", t.peer, t.failure)
 	case t.failure == nil && time.Since(t.began) >= t.backend.timeout:
 		t.giveUp()
-		return false, fmt.Errorf("moving memory to or from rank %d has not ended in %v: %w", t.peer, t.backend.timeout, os.ErrDeadlineExceeded)
+		return false, fmt.Errorf("moving memory to or from rank %d has not ended in %v: %w", t.peer, t.backend.timeout,
+			os.ErrDeadlineExceeded)
 	}
 	return false, nil
 }

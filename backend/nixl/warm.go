@@ -10,11 +10,11 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// On a GPU, UCX maps a peer's memory when it is first moved, and unmaps what was at the same address before. Closing such a mapping
-// waits for all work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory: the GPU would
-// wait for the CPU, and the CPU for the GPU. So at rendezvous, when no stream waits for a transfer of the new memory, every rank moves some
-// bytes to or from every other one's: into a pad behind the memory, which nobody else uses, or, where the caller owns the memory and
-// there is no pad, out of it.
+// On a GPU, UCX maps a peer's memory when it is first moved, and unmaps what was at the same address before. Closing such a
+// mapping waits for all work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory:
+// the GPU would wait for the CPU, and the CPU for the GPU. So at rendezvous, when no stream waits for a transfer of the new
+// memory, every rank moves some bytes to or from every other one's: into a pad behind the memory, which nobody else uses, or,
+// where the caller owns the memory and there is no pad, out of it.
 
 const (
 	// padBytes is the size of the pad.

@@ -17,8 +17,8 @@ import (
 const (
 	// The proxy looks at its lanes so often between two looks at the rest of the world.
 	looksABatch = 32
-	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with pauses
-	// that double from the first to the longest.
+	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with
+	// pauses that double from the first to the longest.
 	lookingFor       = 5 * time.Millisecond
 	firstProxyPause  = 20 * time.Microsecond
 	longestProxyLook = 200 * time.Microsecond
@@ -26,11 +26,11 @@ const (
 	idleLook = time.Millisecond
 )
 
-// workLane is where one stream, or one place in a graph, hands work to the CPU, one after the other: the GPU writes the word go,
-// and waits for the word done.
+// workLane is where one stream, or one place in a graph, hands work to the CPU, one after the other: the GPU writes the word
+// go, and waits for the word done.
 //
-// In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU writes 1
-// to go, which the proxy sets back when it begins, and waits for 1 in done, which the GPU itself sets back.
+// In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU
+// writes 1 to go, which the proxy sets back when it begins, and waits for 1 in done, which the GPU itself sets back.
 type workLane struct {
 	words *progress // began is go, and ended done
 	parts *graphParts
@@ -186,10 +186,11 @@ func (l *workLane) drop(d *Device) {
 	}
 }
 
-// HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and waits for
-// another word; a goroutine of the device watches the first ones, runs the work with the device's context current, and writes the
-// second ones. It is busy while work is to come or under way, for some milliseconds after anything has happened; then it looks up to
-// five thousand times a second. Should the run not end by itself in time, the device ends the wait as it does that of a WaitValue32.
+// HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and
+// waits for another word; a goroutine of the device watches the first ones, runs the work with the device's context current,
+// and writes the second ones. It is busy while work is to come or under way, for some milliseconds after anything has
+// happened; then it looks up to five thousand times a second. Should the run not end by itself in time, the device ends the
+// wait as it does that of a WaitValue32.
 func (s *Stream) HostWork(w device.HostWork) error {
 	const call = "HostWork"
 	if w == nil {

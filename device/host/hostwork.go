@@ -21,8 +21,8 @@ const (
 // workKernel runs a HostWork on the goroutine of a stream.
 type workKernel struct{ work device.HostWork }
 
-// HostWork enqueues w. The stream's goroutine asks it for its progress, at first without pause and then with pauses of up to half
-// a millisecond.
+// HostWork enqueues w. The stream's goroutine asks it for its progress, at first without pause and then with pauses of up to
+// half a millisecond.
 func (s *Stream) HostWork(w device.HostWork) error {
 	if w == nil {
 		return errs.Invalid("HostWork", "w", nil, "work")

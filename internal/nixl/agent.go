@@ -31,7 +31,8 @@ func (l *Library) NewAgent(name string) (*Agent, error) {
 		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
 	}
 	a := &Agent{lib: l, name: name}
-	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(progressDelayUS), &a.handle)); err != nil {
+	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(progressDelayUS),
+		&a.handle)); err != nil {
 		return nil, fmt.Errorf("making an agent: %w", err)
 	}
 	if err := a.start(); err != nil {
@@ -130,7 +131,10 @@ func (a *Agent) Register(m Memory, b Block) error {
 // Deregister takes back what Register did. No request uses the memory any more.
 func (a *Agent) Deregister(m Memory, b Block) error {
 	err := a.use(func(agent handle) error {
-		return a.withRegs(m, b, func(regs handle) error { return a.lib.check("deregister_mem", a.lib.call.deregister(agent, regs, 0)) })
+		return a.withRegs(m, b, func(regs handle) error {
+			return a.lib.check("deregister_mem", a.lib.call.deregister(agent, regs,
+				0))
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("deregistering %d bytes of %v at %#x: %w", b.Bytes, m, b.Addr, err)

@@ -1,13 +1,13 @@
-// Package nixl calls NVIDIA's inference transfer library through its C interface, libnixl_capi.so, which it finds and loads when
-// [Load] is called: building needs no headers and no library. It has the functions that this module uses, with the values and
-// layouts that go with them, and hides the lists that only carry arguments.
+// Package nixl calls NVIDIA's inference transfer library through its C interface, libnixl_capi.so, which it finds and loads
+// when [Load] is called: building needs no headers and no library. It has the functions that this module uses, with the
+// values and layouts that go with them, and hides the lists that only carry arguments.
 //
 // # What there is
 //
 // An [Agent] is one party: it owns one engine over UCX with a progress thread. It registers memory, gives metadata by which
-// others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered memory of
-// this agent and of another one, prepared once and posted many times. It has ended when the data is there, on the other side too.
-// Nothing orders two requests but waiting for the first one's end.
+// others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered
+// memory of this agent and of another one, prepared once and posted many times. It has ended when the data is there, on the
+// other side too. Nothing orders two requests but waiting for the first one's end.
 //
 // # The library
 //

@@ -161,7 +161,8 @@ func cudaVersions(driver int) []int {
 // search says where the library may be.
 func search(opts *Options) dl.Search {
 	s := dl.Search{
-		Library: libraryName, Path: opts.Path, Env: LibraryEnv, Names: fileNames, Logger: opts.Logger, FoldersFirst: true, Hint: install,
+		Library: libraryName, Path: opts.Path, Env: LibraryEnv, Names: fileNames, FoldersFirst: true,
+		Hint: install, Logger: opts.Logger,
 	}
 	if s.Path == "" {
 		s.Path = os.Getenv(LibraryEnv)
@@ -195,8 +196,9 @@ func inPackages(path string, cuda int) string {
 }
 
 // Load finds and loads the library; nil options are the defaults. It starts nothing and touches no GPU. It first sets, in the
-// environment of this process, C's included, what UCX must know before it is loaded, unless it is set. A library that is not there
-// is ErrUnavailable, with all places where it was looked for; one that is too old, a stub, or for a later CUDA is ErrUnsupported.
+// environment of this process, C's included, what UCX must know before it is loaded, unless it is set. A library that is not
+// there is ErrUnavailable, with all places where it was looked for; one that is too old, a stub, or for a later CUDA is
+// ErrUnsupported.
 func Load(opts *Options) (*Library, error) {
 	var o Options
 	if opts != nil {
@@ -220,7 +222,8 @@ func Load(opts *Options) (*Library, error) {
 		l.path = file
 	}
 	if l.call.isStub() {
-		return nil, fmt.Errorf("%s (%s) is a stub that does nothing, for building programs only; %s: %w", libraryName, l.path, install, errs.ErrUnsupported)
+		return nil, fmt.Errorf("%s (%s) is a stub that does nothing, for building programs only; %s: %w", libraryName, l.path,
+			install, errs.ErrUnsupported)
 	}
 	if err := l.place(o.CUDA); err != nil {
 		return nil, err
@@ -294,8 +297,8 @@ func (l *Library) Version() string {
 	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), name), ".dist-info")
 }
 
-// UCX gives the version and the file of the UCX beside the library, which it loads. An error says that there is none there, as when
-// the system's is used.
+// UCX gives the version and the file of the UCX beside the library, which it loads. An error says that there is none there,
+// as when the system's is used.
 func (l *Library) UCX() (version, path string, err error) {
 	if l.modules == "" {
 		return "", "", fmt.Errorf("no UCX is beside %s: %w", l.path, errs.ErrUnavailable)

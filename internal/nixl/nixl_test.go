@@ -67,7 +67,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on others.
+// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
+// others.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()
 	lib, err := dl.Open(dl.Search{Library: "C", Names: []string{"libc.so.6"}})
@@ -108,7 +109,8 @@ func TestPackages(t *testing.T) {
 	for _, version := range []int{12, 13} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, packageFolder(version)), 0o777))
 	}
-	for cuda, want := range map[int]string{0: packageFolder(13), 12: packageFolder(12), 13: packageFolder(13), 14: packageFolder(13)} {
+	for cuda, want := range map[int]string{0: packageFolder(13), 12: packageFolder(12), 13: packageFolder(13),
+		14: packageFolder(13)} {
 		assert.Equal(t, filepath.Join(dir, want), inPackages(dir, cuda), "driver of CUDA %d", cuda)
 	}
 	assert.Equal(t, "/nowhere", inPackages("/nowhere", 13))

@@ -7,22 +7,25 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Request is a prepared transfer between registered memory of an agent and of another one. It is used by one goroutine at a time.
+// Request is a prepared transfer between registered memory of an agent and of another one. It is used by one goroutine at a
+// time.
 type Request struct {
 	agent  *Agent
 	handle handle
 }
 
-// NewRequest prepares moving blocks between this agent's memory and that of the agent named peer, block by block. All are of one
-// kind of memory, at least one, and as many and as large on both sides.
+// NewRequest prepares moving blocks between this agent's memory and that of the agent named peer, block by block. All are of
+// one kind of memory, at least one, and as many and as large on both sides.
 func (a *Agent) NewRequest(op Op, m Memory, local, remote []Block, peer string) (*Request, error) {
 	const name = "NewRequest"
 	if len(local) == 0 || len(local) != len(remote) {
-		return nil, errs.Invalid(name, "blocks", fmt.Sprintf("%d local and %d remote", len(local), len(remote)), "as many on both sides, and at least one")
+		return nil, errs.Invalid(name, "blocks", fmt.Sprintf("%d local and %d remote", len(local), len(remote)),
+			"as many on both sides, and at least one")
 	}
 	for i := range local {
 		if local[i].Bytes == 0 || local[i].Bytes != remote[i].Bytes {
-			return nil, errs.Invalid(name, "blocks", fmt.Sprintf("%d local and %d remote bytes", local[i].Bytes, remote[i].Bytes), "as many on both sides, and at least one")
+			return nil, errs.Invalid(name, "blocks", fmt.Sprintf("%d local and %d remote bytes", local[i].Bytes, remote[i].Bytes),
+				"as many on both sides, and at least one")
 		}
 	}
 	r := &Request{agent: a}

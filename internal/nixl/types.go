@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// The values and layouts below are those of src/bindings/rust/wrapper.h of NIXL 0.10.1 to 1.5.1, in which they are the same, and of
-// src/api/c/nixl_capi.h that is to follow it.
+// The values and layouts below are those of src/bindings/rust/wrapper.h of NIXL 0.10.1 to 1.5.1, in which they are the same,
+// and of src/api/c/nixl_capi.h that is to follow it.
 
 // Status is a nixl_capi_status_t.
 type Status int32
@@ -33,9 +33,11 @@ const (
 
 var statusNames = map[Status]string{
 	Success: "SUCCESS", InProgress: "IN_PROG", InvalidParam: "ERROR_INVALID_PARAM", BackendError: "ERROR_BACKEND",
-	InvalidState: "ERROR_INVALID_STATE", Exception: "ERROR_EXCEPTION", NoTelemetry: "ERROR_NO_TELEMETRY", NotFound: "ERROR_NOT_FOUND",
-	NotPosted: "ERROR_NOT_POSTED", Mismatch: "ERROR_MISMATCH", NotAllowed: "ERROR_NOT_ALLOWED", RepostActive: "ERROR_REPOST_ACTIVE",
-	Unknown: "ERROR_UNKNOWN", NotSupported: "ERROR_NOT_SUPPORTED", RemoteDisconnect: "ERROR_REMOTE_DISCONNECT", Canceled: "ERROR_CANCELED",
+	InvalidState: "ERROR_INVALID_STATE", Exception: "ERROR_EXCEPTION", NoTelemetry: "ERROR_NO_TELEMETRY",
+	NotFound:  "ERROR_NOT_FOUND",
+	NotPosted: "ERROR_NOT_POSTED", Mismatch: "ERROR_MISMATCH", NotAllowed: "ERROR_NOT_ALLOWED",
+	RepostActive: "ERROR_REPOST_ACTIVE", Unknown: "ERROR_UNKNOWN", NotSupported: "ERROR_NOT_SUPPORTED",
+	RemoteDisconnect: "ERROR_REMOTE_DISCONNECT", Canceled: "ERROR_CANCELED",
 }
 
 // String gives the name, without the prefix NIXL_CAPI_.
@@ -75,8 +77,8 @@ const (
 	Write Op = 1 // from this agent's memory into the other's
 )
 
-// Block is a piece of memory. Device is a number that the agent was told at registration: the UCX engine makes nothing of it, but
-// metadata is found by all three.
+// Block is a piece of memory. Device is a number that the agent was told at registration: the UCX engine makes nothing of it,
+// but metadata is found by all three.
 type Block struct {
 	Addr   uint64
 	Bytes  uint64
@@ -88,13 +90,15 @@ const syncRW = 2
 
 // agentConfig is a nixl_capi_agent_config_t of either layout.
 //
-//	today:    bool prog 0, bool listen 1, int32 port 4, int32 sync 8, uint32 workers 12, uint64 prog delay 16, listen delay 24, bool telemetry 32
+//	today:    bool prog 0, bool listen 1, int32 port 4, int32 sync 8, uint32 workers 12,
+//	          uint64 delay of prog 16, uint64 delay of listen 24, bool telemetry 32
 //	to come:  bool prog 0, bool listen 1, uint16 port 2, int32 sync 4, uint32 workers 8, the rest alike
 //
 // Without a listener the port does not count, nor does ever the number of workers, so that one set of bytes suits both.
 type agentConfig [40]byte
 
-// newAgentConfig gives the configuration of an agent with a progress thread that wakes after so many microseconds at the latest.
+// newAgentConfig gives the configuration of an agent with a progress thread that wakes after so many microseconds at the
+// latest.
 func newAgentConfig(progressDelayUS uint64) *agentConfig {
 	c := new(agentConfig)
 	c[0] = 1
