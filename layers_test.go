@@ -30,6 +30,7 @@ var mayImport = map[string][]string{
 	"backend/native":      {"backend", "device", "device/cuda", "group"},
 	"backend/nvshmem":     {"backend", "device", "device/cuda", "group"},
 	"backend/nccl":        {"backend", "device", "device/cuda", "group"},
+	"backend/nixl":        {"backend", "device", "device/cuda", "device/host", "group"},
 	"backend/backendtest": {"backend", "device", "group"},
 	"backend/all":         {"backend/..."},
 	"tensor":              {"backend", "device"},

@@ -291,20 +291,27 @@ func (m *Memory) free(ctx context.Context, a Allocation) error {
 }
 
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
-// even one whose device does not finish in time (busy); one that has voted before (left) does not vote again.
+// even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
+// may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
+// and all vote again.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
 	busy = m.device.Synchronize(ctx)
-	if q, ok := m.backend.(Quiescer); ok && busy == nil {
+	q, behind := m.backend.(Quiescer)
+	if behind && busy == nil {
 		busy = q.Quiesce(ctx)
 	}
-	if left {
+	if left && !behind {
 		return busy, nil
 	}
 	if busy != nil {
 		// The caller's context has ended, but the others must be told.
 		ctx = context.WithoutCancel(ctx)
 	}
-	return busy, m.group.Vote(ctx, op, busy)
+	err := m.group.Vote(ctx, op, busy)
+	if behind && busy == nil && err != nil && !errors.Is(err, ErrPeerLost) {
+		return err, nil
+	}
+	return busy, err
 }
 
 // release unmaps and releases one allocation on this rank.

@@ -3,7 +3,6 @@ package backend
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -142,73 +141,94 @@ func (e *RefusedError) Error() string {
 // Is reports that a RefusedError is an ErrUnavailable.
 func (e *RefusedError) Is(target error) bool { return target == ErrUnavailable }
 
-// offer is what one rank tells the others about the backends it was asked to try.
+// wish is what one rank tells the others about the backends that it would take.
+type wish struct {
+	Names []string // the list after Expand
+	Error string   // why this rank has no list at all
+}
+
+// offer is what one rank tells the others about one backend that it has tried.
 type offer struct {
-	Names   []string // the list after Expand
-	Refused []string // by place in Names: "" if usable, else the reason
-	Error   string   // why this rank has no list at all
+	Refused string // "" if it is usable, else the reason
+	OnHost  bool   // it would work on the CPU's memory
 }
 
 // Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
-// were passed over. Collective: a rank whose list is wrong or differs from the others' makes every rank fail.
+// were passed over. One that moves the CPU's memory because there is no GPU comes after the CPU's own backend, unless it was named.
+// Backends behind the chosen one are not tried. Collective: a rank whose list is wrong or differs from the others' makes every
+// rank fail.
 func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env) (name string, refusals []Refusal, err error) {
-	var mine offer
-	names, listErr := Expand(preferences)
-	if listErr != nil {
-		mine.Error = listErr.Error()
+	names, err := agreeOnNames(ctx, g, preferences)
+	if err != nil {
+		return "", nil, err
 	}
-	mine.Names = names
+	spare := "" // usable, but better not
 	for _, n := range names {
-		c, probeErr := probe(ctx, n, env)
-		reason := ""
-		if probeErr == nil {
-			probeErr = fits(c, g.Members())
+		offers, err := tryOne(ctx, g, n, env)
+		if err != nil {
+			return "", nil, err
 		}
-		if probeErr != nil {
-			reason = probeErr.Error()
-		}
-		mine.Refused = append(mine.Refused, reason)
-	}
-	blob, err := json.Marshal(mine)
-	if err != nil {
-		return "", nil, fmt.Errorf("choosing a backend: %w", err)
-	}
-	blobs, err := g.AllGather(ctx, "choosing a backend", blob)
-	if err != nil {
-		return "", nil, fmt.Errorf("choosing a backend: %w", err)
-	}
-	offers := make([]offer, len(blobs))
-	lists := make([]string, len(blobs))
-	differ := false
-	for r, blob := range blobs {
-		if err := json.Unmarshal(blob, &offers[r]); err != nil {
-			return "", nil, fmt.Errorf("choosing a backend: reading what rank %d offers: %w", r, err)
-		}
-		lists[r] = strings.Join(offers[r].Names, ",")
-		if offers[r].Error != "" {
-			lists[r] = offers[r].Error
-		}
-		differ = differ || lists[r] != lists[0]
-	}
-	switch {
-	case listErr != nil:
-		return "", nil, listErr
-	case differ:
-		return "", nil, &group.MismatchError{What: "list of backends", Values: lists}
-	}
-	for i, n := range names {
-		usable := true
+		usable, onHost := true, false
 		for r, o := range offers {
-			if o.Refused[i] != "" {
+			onHost = onHost || o.OnHost
+			if o.Refused != "" {
 				usable = false
-				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused[i]})
+				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused})
 			}
 		}
-		if usable {
+		switch {
+		case usable && onHost && n != cpuBackend && slices.Contains(names, cpuBackend) && !slices.Contains(preferences, n):
+			spare = cmp.Or(spare, n)
+		case usable:
 			return n, refusals, nil
 		}
 	}
+	if spare != "" {
+		return spare, refusals, nil
+	}
 	return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
+}
+
+// cpuBackend is the backend for memory of the CPU of one host.
+const cpuBackend = "host"
+
+// agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
+func agreeOnNames(ctx context.Context, g *group.Group, preferences []string) ([]string, error) {
+	names, listErr := Expand(preferences)
+	mine := wish{Names: names}
+	if listErr != nil {
+		mine.Error = listErr.Error()
+	}
+	wishes, err := Tell(ctx, g, "choosing a backend", mine, nil)
+	if err != nil {
+		return nil, err
+	}
+	if listErr != nil {
+		return nil, listErr
+	}
+	lists := make([]string, len(wishes))
+	for r, w := range wishes {
+		lists[r] = cmp.Or(w.Error, strings.Join(w.Names, ","))
+	}
+	for _, l := range lists {
+		if l != lists[0] {
+			return nil, &group.MismatchError{What: "list of backends", Values: lists}
+		}
+	}
+	return names, nil
+}
+
+// tryOne tries one backend on every rank, and gives what each found. Collective.
+func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer, error) {
+	c, err := probe(ctx, name, env)
+	if err == nil {
+		err = fits(c, g.Members())
+	}
+	mine := offer{OnHost: c.OnHost}
+	if err != nil {
+		mine.Refused = err.Error()
+	}
+	return Tell(ctx, g, "trying backend "+name, mine, nil)
 }
 
 // fits says why a backend that can be used on this machine cannot serve this group, whose ranks are where they are.

@@ -142,6 +142,47 @@ func (alone) Probe(context.Context, *Env) (Capabilities, error) {
 	return Capabilities{Why: map[string]string{"ranks_in_one_process": "its library keeps one rank's state"}}, nil
 }
 
+// onCPU is a backend that moves the CPU's memory.
+type onCPU struct{ fake }
+
+func (m onCPU) Probe(context.Context, *Env) (Capabilities, error) {
+	return Capabilities{RanksInOneProcess: true, OnHost: true}, m.refuse
+}
+
+// TestChooseOnTheCPU: of two backends for the CPU's memory, auto takes the one that maps it, and another only by its name or in need.
+// What stands behind the chosen one is not tried.
+func TestChooseOnTheCPU(t *testing.T) {
+	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{}})
+	for _, c := range []struct {
+		preferences []string
+		want        string
+	}{{nil, "host"}, {[]string{"auto"}, "host"}, {[]string{"nixl"}, "nixl"}, {[]string{"nixl", "auto"}, "nixl"}, {[]string{"nixl", "host"}, "nixl"}} {
+		names, errs := choose(t, c.preferences, c.preferences)
+		require.NoError(t, errs[0])
+		require.Equal(t, c.want, names[0], "%v", c.preferences)
+	}
+	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{fmt.Errorf("two hosts: %w", ErrUnsupported)}})
+	names, errs := choose(t, nil, nil)
+	require.NoError(t, errs[0])
+	require.Equal(t, "nixl", names[0])
+
+	withRegistry(t, map[string]Factory{"nixl": fake{}, "host": untried{t: t}})
+	names, errs = choose(t, nil, nil)
+	require.NoError(t, errs[0])
+	require.Equal(t, "nixl", names[0])
+}
+
+// untried is a backend that must not be probed.
+type untried struct {
+	fake
+	t *testing.T
+}
+
+func (u untried) Probe(context.Context, *Env) (Capabilities, error) {
+	u.t.Error("a backend behind the chosen one was tried")
+	return Capabilities{}, nil
+}
+
 // TestChooseByPlace: a backend that cannot serve ranks where they are is passed over, and says why when it is named.
 func TestChooseByPlace(t *testing.T) {
 	withRegistry(t, map[string]Factory{"native": alone{}, "host": fake{}})

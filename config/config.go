@@ -62,7 +62,8 @@ type Config struct {
 	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost.
 	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`
 
-	// Device is the index or the UUID of the device to use; "" chooses by the local rank.
+	// Device is the index or the UUID of the device to use; "" chooses by the local rank. "host" is the CPU, for backends that can
+	// work on it as well as on GPUs (nixl).
 	Device string `mapstructure:"device"`
 	// ShareDevice allows several ranks on one device. Without it they are an error, since kernels of two ranks that wait for
 	// each other may never run at the same time on one device.

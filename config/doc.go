@@ -17,9 +17,9 @@
 //
 // An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is
 // an error that names the nearest right one, so that a typing error never goes by in silence. These are no keys and legal:
-// SYMMEM_CONFIG (the path of the configuration file), SYMMEM_CUDA_LIBRARY, SYMMEM_NCCL_LIBRARY and SYMMEM_NVSHMEM_LIBRARY
-// (files of native libraries), SYMMEM_NCCL_WINDOW (how the backend nccl registers memory: plain or symmetric),
-// SYMMEM_NVSHMEM_ARENA (a setting of the backend nvshmem), all that begin with SYMMEM_TEST_, and the variables that Kubernetes
+// SYMMEM_CONFIG (the path of the configuration file), SYMMEM_CUDA_LIBRARY, SYMMEM_NCCL_LIBRARY, SYMMEM_NIXL_LIBRARY and
+// SYMMEM_NVSHMEM_LIBRARY (files of native libraries), SYMMEM_NCCL_WINDOW (how the backend nccl registers memory: plain or
+// symmetric), SYMMEM_NVSHMEM_ARENA (a setting of the backend nvshmem), all that begin with SYMMEM_TEST_, and the variables that Kubernetes
 // makes for a service called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
 //
 // # The file

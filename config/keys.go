@@ -78,7 +78,7 @@ var specs = []*spec{
 		func(c *Config) any { return &c.KernelTimeout }},
 	{"liveness-timeout", "silence after which a connected rank counts as lost",
 		func(c *Config) any { return &c.LivenessTimeout }},
-	{"device", "index or UUID of the device; empty chooses by the local rank",
+	{"device", "index or UUID of the device, or host for memory of the CPU (nixl); empty chooses by the local rank",
 		func(c *Config) any { return &c.Device }},
 	{"share-device", "allow several ranks on one device, true or false",
 		func(c *Config) any { return &c.ShareDevice }},

@@ -140,7 +140,7 @@ func plain(s *spec, value any) any {
 // libraryEnvs name the files of native libraries, and settings of single backends. The packages that use them read them; they
 // are no keys.
 var libraryEnvs = []string{
-	"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NCCL_WINDOW", "SYMMEM_NVSHMEM_LIBRARY", "SYMMEM_NVSHMEM_ARENA",
+	"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NCCL_WINDOW", "SYMMEM_NIXL_LIBRARY", "SYMMEM_NVSHMEM_LIBRARY", "SYMMEM_NVSHMEM_ARENA",
 }
 
 // LibraryVariables gives the names of the environment variables that name the files, or the folders, of native libraries. The

@@ -51,13 +51,11 @@ func TestKill(t *testing.T) {
 
 func kill(t *testing.T, name string) {
 	const size, victim = 3, 1
-	stages := stages
+	stages := slices.Clone(stages)
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
-	pointers := slices.ContainsFunc(backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}), func(r backend.Report) bool {
-		return r.Name == name && r.Capabilities.PeerPointers
-	})
+	pointers := capabilities(t, name).PeerPointers
 	for _, stage := range stages {
 		if !pointers && slices.Contains(pointerStages, stage) {
 			continue
@@ -298,6 +296,9 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
+	if !r.Capabilities().PeerPointers {
+		return errors.Join(survivorsPut(ctx, sub, t), t.Close(ctx), sub.Close(ctx))
+	}
 	if err := tensor.Write(t.Local(), []float32{1}, 999); err != nil {
 		return err
 	}
@@ -320,4 +321,31 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 		return fmt.Errorf("two survivors add 1 and 1 and get %v", got[0])
 	}
 	return errors.Join(p.Close(ctx), s.Close(), t.Close(ctx), sub.Close(ctx))
+}
+
+// survivorsPut has each of two ranks put its number into the other's memory.
+func survivorsPut(ctx context.Context, sub *symmem.Rank, t *tensor.Tensor) error {
+	s, err := sub.NewStream()
+	if err != nil {
+		return err
+	}
+	me, other := int64(sub.Rank()), int64(1-sub.Rank())
+	mine, err := t.Sub(me, 1)
+	if err != nil {
+		return err
+	}
+	if err := tensor.Write(t.Local(), []float32{float32(me) + 7}, me); err != nil {
+		return err
+	}
+	if err := errors.Join(mine.Put(s, int(other), mine), t.Signal(s, int(other), 0), t.Wait(s, int(other), 0), s.Synchronize(ctx), s.Close()); err != nil {
+		return err
+	}
+	var got [1]float32
+	if err := tensor.Read(t.Local(), got[:], other); err != nil {
+		return err
+	}
+	if got[0] != float32(other)+7 {
+		return fmt.Errorf("the other survivor put %v, and %v came", float32(other)+7, got[0])
+	}
+	return nil
 }

@@ -122,9 +122,9 @@ func onGoroutines(t *testing.T, name string, size int) {
 	cfg.Backend = []string{name}
 	cfg.KernelTimeout = kernelTimeout
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
-	if size > 1 && !capabilities(t, name).RanksInOneProcess {
+	if c := capabilities(t, name); size > 1 && !c.RanksInOneProcess {
 		require.ErrorIs(t, err, symmem.ErrUnavailable, "a backend that has one rank in a process refuses more")
-		require.ErrorContains(t, err, "one state for a process")
+		require.ErrorContains(t, err, c.Why["ranks_in_one_process"])
 		return
 	}
 	require.NoError(t, err)
@@ -152,13 +152,16 @@ func onGoroutines(t *testing.T, name string, size int) {
 	t.Log(sums[0])
 }
 
-func onProcesses(t *testing.T, name string, size int) {
+func onProcesses(t *testing.T, name string, size int) { onProcessesAt(t, nil, name, size) }
+
+// onProcessesAt runs the suite on processes at other places; nil is here.
+func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
 	job := "suite"
 	opts := options(t, name, size)
 	if opts.Short {
 		job = "suite:short"
 	}
-	world := runWorld(t, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
+	world := runWorldOn(t, on, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
 	var sum suite.Summary
 	for _, line := range world[0].lines {
 		var res suite.Result
@@ -175,9 +178,12 @@ func onProcesses(t *testing.T, name string, size int) {
 	t.Log(sum)
 }
 
+// bootVariable pretends that a worker is on another machine: its value is that machine's boot id.
+const bootVariable = "SYMMEM_TEST_BOOT_ID"
+
 // suiteJob is one rank of the suite.
 func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
-	r, err := symmem.Open(ctx, cfg, nil)
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{BootID: os.Getenv(bootVariable)})
 	if err != nil {
 		return err
 	}

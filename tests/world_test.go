@@ -30,6 +30,7 @@ const workerVariable = "SYMMEM_TEST_WORKER"
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
 	"suite": suiteJob,
 	"kill":  killJob,
+	"speed": speedJob,
 }
 
 func TestMain(m *testing.M) {
@@ -83,9 +84,25 @@ type process struct {
 	err   error        // of Wait
 }
 
+// hosts are places other than this one for the ranks of a world.
+type hosts struct {
+	// addr is where rank 0 opens the rendezvous service.
+	addr string
+	// command is what starts a program at the place of a rank.
+	command func(rank int) []string
+	// env are variables of a rank, after all others.
+	env func(rank int) []string
+}
+
 // runWorld runs a job on size worker processes and waits for them. It fails the test if a process that is not among the
 // victims does not end by itself.
 func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
+	t.Helper()
+	return runWorldOn(t, nil, size, job, extra...)
+}
+
+// runWorldOn is runWorld on other hosts; nil is here.
+func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) []*process {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), worldTimeout)
 	defer cancel()
@@ -93,11 +110,15 @@ func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
 	require.NoError(t, err)
 	socket, err := listener.(*net.TCPListener).File()
 	require.NoError(t, err)
+	addr := listener.Addr().String()
+	if on != nil {
+		addr = on.addr
+	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return strings.HasPrefix(name, "SYMMEM_") && !strings.HasPrefix(name, "SYMMEM_TEST_") && !strings.HasSuffix(name, "_LIBRARY")
 	})
-	env = append(env, workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+listener.Addr().String(), "SYMMEM_TOKEN="+rand.Text(),
+	env = append(env, workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
 		"SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
 	world := make([]*process, size)
@@ -110,7 +131,13 @@ func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
 		p.cmd = exec.CommandContext(ctx, os.Args[0], "-test.run=^$")
 		p.cmd.Env = append(slices.Clone(env), fmt.Sprintf("SYMMEM_RANK=%d", rank), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank))
 		p.cmd.ExtraFiles = []*os.File{write}
-		if rank == 0 {
+		if on != nil {
+			p.cmd.Env = append(p.cmd.Env, on.env(rank)...)
+			whole := append(on.command(rank), p.cmd.Args...)
+			p.cmd.Path, err = exec.LookPath(whole[0])
+			require.NoError(t, err)
+			p.cmd.Args = whole
+		} else if rank == 0 {
 			p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, socket)
 			p.cmd.Env = append(p.cmd.Env, "SYMMEM_RENDEZVOUS_FD=4")
 		}

@@ -11,5 +11,6 @@ import (
 	_ "github.com/symmem/symmem/backend/host"    // shared memory of one host, without any device
 	_ "github.com/symmem/symmem/backend/native"  // CUDA memory, mapped by every rank of one host
 	_ "github.com/symmem/symmem/backend/nccl"    // windows of an NCCL communicator
+	_ "github.com/symmem/symmem/backend/nixl"    // one-sided transfers between hosts, or on one
 	_ "github.com/symmem/symmem/backend/nvshmem" // NVSHMEM's symmetric heap, of one host
 )

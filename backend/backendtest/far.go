@@ -20,9 +20,9 @@ type FarOptions struct {
 	Delay time.Duration
 }
 
-// Far makes of a backend for the host device, whose ranks share memory, one whose peers have no pointers, as if they were on other
-// hosts: everything goes by transfers, which take their time, and by flags. It is for tests of what stands on backends without peer
-// pointers.
+// Far makes of a backend for the host device, whose ranks share memory, one whose peers have no pointers, as if they were on
+// other hosts: everything goes by transfers, which take their time, and by flags. It is for tests of what stands on backends
+// without peer pointers.
 func Far(near backend.Backend, g *group.Group, opts *FarOptions) backend.Backend {
 	f := &far{Backend: near, group: g}
 	if opts != nil {
@@ -106,7 +106,9 @@ type farMove struct {
 
 type farCopy struct{ dst, src []byte }
 
-func (f *far) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+func (f *far) PrepareTransfer(
+	op backend.TransferOp, peer int, blocks []backend.TransferBlock,
+) (backend.PreparedTransfer, error) {
 	t := &farMove{far: f}
 	for _, b := range blocks {
 		m, ok := b.Window.Mapping().(*farMapping)

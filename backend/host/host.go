@@ -69,6 +69,7 @@ var capabilities = backend.Capabilities{
 	Transfers:         true,
 	Graphs:            true,
 	RanksInOneProcess: true,
+	OnHost:            true,
 	Why: map[string]string{
 		"multicast":     "a CPU has no store that reaches several ranks' memory at once",
 		"register":      "memory of a process can be shared with others only if it was allocated for that: allocate it here",

@@ -163,13 +163,22 @@ func (b *bencher) algorithms() []string {
 	return names
 }
 
-// iterations is how often a message of bytes is sent in one repetition.
-func iterations(kind device.Kind, bytes int64) int {
-	total := int64(bytesPerRepetition)
+// iterations is how often a message of bytes is sent in one repetition. Where peers have no pointers the CPU has to do with each, and
+// a small one takes a hundred times as long.
+func iterations(kind device.Kind, pointers bool, bytes int64) int {
+	total, most := int64(bytesPerRepetition), int64(maxIterations)
 	if kind == device.CUDA {
 		total = gpuBytesPerRepetition
 	}
-	return int(min(max(total/bytes, minIterations), maxIterations))
+	if !pointers {
+		most /= 100
+	}
+	return int(min(max(total/bytes, minIterations), most))
+}
+
+// iterations is iterations over this rank's backend.
+func (b *bencher) iterations(bytes int64) int {
+	return iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
 }
 
 // timings are one rank's times per iteration, in microseconds, by repetition.
@@ -334,7 +343,7 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 	if err != nil {
 		return nil, err
 	}
-	n, each := iterations(b.r.Device().Kind(), p.Bytes()), 1
+	n, each := b.iterations(p.Bytes()), 1
 	row := benchRow{Kind: kindAllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: p.Algorithm().String(), Mode: "eager"}
 	if b.spec.OutOfPlace {
@@ -403,7 +412,7 @@ func (b *bencher) planRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n := iterations(b.r.Device().Kind(), p.Bytes())
+	n := b.iterations(p.Bytes())
 	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
 	if err != nil {
 		return err
@@ -440,7 +449,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			return remote.Wait(b.s, before, signalChannel)
 		}
 	}
-	n := iterations(b.r.Device().Kind(), bytes)
+	n := b.iterations(bytes)
 	times, err := b.measure(ctx, n, 1, enqueue)
 	if err != nil {
 		return err

@@ -58,9 +58,10 @@ func TestMedian(t *testing.T) {
 }
 
 func TestIterationsAreBounded(t *testing.T) {
-	assert.Equal(t, maxIterations, iterations(device.Host, 1))
-	assert.Equal(t, 256, iterations(device.Host, 1<<20))
-	assert.Equal(t, minIterations, iterations(device.Host, 1<<40))
+	assert.Equal(t, maxIterations, iterations(device.Host, true, 1))
+	assert.Equal(t, 256, iterations(device.Host, true, 1<<20))
+	assert.Equal(t, maxIterations/100, iterations(device.Host, false, 1))
+	assert.Equal(t, minIterations, iterations(device.Host, true, 1<<40))
 }
 
 // failingWriter takes some writes and then none.

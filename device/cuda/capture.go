@@ -40,6 +40,13 @@ func (c *capture) addWait(w *graphWait) {
 	c.parts.waits = append(c.parts.waits, w)
 }
 
+// addWork notes work of the CPU.
+func (c *capture) addWork(l *workLane) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts.works = append(c.parts.works, l)
+}
+
 // addGraph notes that g is part of the graph now.
 func (c *capture) addGraph(g *Graph) {
 	c.mu.Lock()

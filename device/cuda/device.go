@@ -60,6 +60,7 @@ type Device struct {
 
 	lane    lane
 	watcher watcher
+	proxy   proxy
 
 	launching sync.Mutex // makes launches of graphs that contain each other take their places one by one; taken first of all
 
@@ -96,6 +97,7 @@ var (
 	_ device.FaultReporter  = (*Device)(nil)
 	_ device.PeerAtomics    = (*Device)(nil)
 	_ device.Stream         = (*Stream)(nil)
+	_ device.HostWorker     = (*Stream)(nil)
 	_ device.Event          = (*Event)(nil)
 	_ device.Graph          = (*Graph)(nil)
 	_ device.Module         = (*Module)(nil)
@@ -168,7 +170,7 @@ func open(o *Options) (*Device, error) {
 		parts:       make(map[*graphParts]struct{}),
 	}
 	d.uses.Store(1)
-	d.lane.dev, d.watcher.dev = d, d
+	d.lane.dev, d.watcher.dev, d.proxy.dev = d, d, d
 	if err := d.identify(); err != nil {
 		return nil, err
 	}
@@ -451,12 +453,14 @@ func (d *Device) close() error {
 		case <-time.After(time.Until(deadline)):
 			d.uses.Add(1)
 			d.watcher.stop()
+			d.proxy.stop()
 			return errors.Join(append(failed, errCallsLeft)...)
 		}
 	}
 	// One of those calls may have made a stream.
 	idle = d.closeStreams(deadline, note) && idle
 	d.watcher.stop()
+	d.proxy.stop()
 
 	d.mu.Lock()
 	left := len(d.streams)

@@ -28,6 +28,9 @@
 // and WaitTimeout has passed, the device writes the awaited value itself, so that the stream goes on, and the stream's
 // Synchronize returns the reason as a [*WorkError].
 //
+// Work of the CPU ([Stream.HostWork]) is two words of pinned memory and a wait of that kind: the GPU writes one word when it has
+// come to the work, a goroutine that watches these words runs the work, and writes the other one, for which the GPU waits.
+//
 // The driver's queue of a stream holds about a thousand works. Enqueueing more waits for room.
 //
 // # Errors

@@ -354,7 +354,7 @@ func (f *fake) driver() *cuda.Driver {
 		if f.find(p, 4) == nil {
 			return cuda.InvalidValue
 		}
-		return f.enqueue(s, func() bool { return int32(binary.LittleEndian.Uint32(f.word(p))-value) >= 0 })
+		return f.enqueue(s, func() bool { return int32(atomic.LoadUint32((*uint32)(unsafe.Pointer(&f.word(p)[0])))-value) >= 0 })
 	}
 	write := func(s cuda.StreamHandle, p device.Ptr, value, _ uint32) cuda.Result {
 		if f.find(p, 4) == nil {

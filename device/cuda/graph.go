@@ -121,9 +121,9 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 
 // start launches the graph by one call of the driver. It and the stream are locked.
 func (g *Graph) start(st *Stream) Result {
-	g.parts.stream.Store(st)
+	g.parts.launched(st)
 	for _, n := range g.nested {
-		n.parts.stream.Store(st)
+		n.parts.launched(st)
 	}
 	return g.dev.drv.GraphLaunch(g.exec, st.handle)
 }
@@ -136,6 +136,13 @@ func (g *Graph) watch() error {
 	}
 	if !waiting {
 		return nil
+	}
+	for _, one := range append([]*Graph{g}, g.nested...) {
+		for _, l := range one.parts.works {
+			if err := g.dev.proxy.watch(l); err != nil {
+				return err
+			}
+		}
 	}
 	return g.dev.watcher.start()
 }

@@ -28,7 +28,16 @@ type callback struct {
 type graphParts struct {
 	ids    []uintptr              // of the host functions
 	waits  []*graphWait           // those enqueued in it, not those of graphs in it
+	works  []*workLane            // the same of work of the CPU
 	stream atomic.Pointer[Stream] // of the latest launch: it gets the failures
+}
+
+// launched notes that a launch on s is about to begin.
+func (g *graphParts) launched(s *Stream) {
+	g.stream.Store(s)
+	for _, l := range g.works {
+		l.launched()
+	}
 }
 
 // drop gives back what the parts hold, when nothing of the graph is left.
@@ -39,6 +48,9 @@ func (g *graphParts) drop(d *Device) {
 	d.mu.Unlock()
 	for _, w := range g.waits {
 		d.dropProgress(w.words)
+	}
+	for _, l := range g.works {
+		l.drop(d)
 	}
 }
 

@@ -24,7 +24,8 @@ type Stream struct {
 	capture *capture    // what the stream takes part in; it may have ended, see recording
 	before  EventHandle // recorded when its last capture began; 0 if none ever did
 	waits   waits
-	ops     [4]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
+	ops     [8]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
+	work    *workLane     // for work of the CPU; nil until there is some
 }
 
 // NewStream gives a new stream, which is not ordered against the NULL stream.
@@ -391,6 +392,9 @@ func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 	}
 	if done {
 		s.waits.clear(d)
+		if s.work != nil {
+			s.work.drop(d)
+		}
 		d.mu.Lock()
 		delete(d.streams, s) // one that still works stays known, so that the device does not free what it uses
 		d.mu.Unlock()

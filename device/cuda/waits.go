@@ -70,6 +70,11 @@ type graphWait struct {
 
 // enqueueWait enqueues a wait, and before and behind it what tells of it. The stream is locked and the context is current.
 func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
+	return s.enqueueWaitWith(call, p, value, nil, nil)
+}
+
+// enqueueWaitWith is enqueueWait with other writes before and behind it, two at the most.
+func (s *Stream) enqueueWaitWith(call string, p device.Ptr, value uint32, before, behind []BatchMemOp) error {
 	d := s.dev
 	if c := s.recording(); c != nil {
 		words, err := d.takeProgress()
@@ -78,8 +83,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 		}
 		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
 		// The words are the same at each replay, so that they must be made to differ first.
-		s.ops = [4]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
-		if r := d.drv.StreamBatchMemOp(s.handle, 4, &s.ops[0], 0); r != Success {
+		n := s.batch(before, behind, tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1))
+		if r := d.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0); r != Success {
 			d.dropProgress(words)
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
@@ -106,8 +111,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 	w.trim()
 	w.queue = append(w.queue, wait{id: id, p: p, value: value})
 	w.mu.Unlock()
-	s.ops = [4]BatchMemOp{tell(words.at, id), waitFor(p, value), tell(words.at+4, id)}
-	if r := d.drv.StreamBatchMemOp(s.handle, 3, &s.ops[0], 0); r != Success {
+	n := s.batch(before, behind, tell(words.at, id), waitFor(p, value), tell(words.at+4, id))
+	if r := d.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0); r != Success {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		// Nothing of it was enqueued, and nobody else can have added a wait: the stream is locked.
@@ -118,6 +123,14 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 		return d.check(call, "cuStreamBatchMemOp", r)
 	}
 	return nil
+}
+
+// batch puts together what the driver is passed, and counts it.
+func (s *Stream) batch(before, behind []BatchMemOp, ops ...BatchMemOp) uint32 {
+	n := copy(s.ops[:], before)
+	n += copy(s.ops[n:], ops)
+	n += copy(s.ops[n:], behind)
+	return uint32(n)
 }
 
 // tell is writing a progress word.

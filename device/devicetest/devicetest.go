@@ -84,6 +84,12 @@ func Run(t *testing.T, h Harness) {
 		{"WaitValueEndsWhenAPeerIsLost", waitValueEndsWhenAPeerIsLost},
 		{"WaitValueEndsWhenItsStreamIsClosed", waitValueEndsWhenItsStreamIsClosed},
 
+		{"HostWorkHoldsUp", hostWorkHoldsUp},
+		{"HostWorkInOrder", hostWorkInOrder},
+		{"HostWorkFails", hostWorkFails},
+		{"HostWorkInAGraph", hostWorkInAGraph},
+		{"HostWorkIsCheap", hostWorkIsCheap},
+
 		{"EventOrdersStreams", eventOrdersStreams},
 		{"EventNeverRecorded", eventNeverRecorded},
 		{"WaitEventMeansTheRecordAtItsCall", waitEventMeansTheRecordAtItsCall},

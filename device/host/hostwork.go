@@ -12,7 +12,7 @@ import (
 
 const (
 	// The worker asks a run this often, with a yield to other goroutines in between, before it sleeps between questions.
-	eagerPolls = 20
+	eagerPolls = 200
 	// The sleeps double from the first to the last, so that many streams that wait leave the processors to those that work.
 	firstNap = 20 * time.Microsecond
 	lastNap  = 500 * time.Microsecond
@@ -21,8 +21,8 @@ const (
 // workKernel runs a HostWork on the goroutine of a stream.
 type workKernel struct{ work device.HostWork }
 
-// HostWork enqueues w. The stream's goroutine asks it for its progress, at first without pause and then with pauses of up to half
-// a millisecond.
+// HostWork enqueues w. The stream's goroutine asks it for its progress, at first without pause and then with pauses of up to
+// half a millisecond.
 func (s *Stream) HostWork(w device.HostWork) error {
 	if w == nil {
 		return errs.Invalid("HostWork", "w", nil, "work")
@@ -44,7 +44,7 @@ func (k workKernel) RunKernel() error {
 			runtime.Gosched()
 			continue
 		}
-		doze(nap)
+		futex.Doze(nap)
 		nap = min(2*nap, lastNap)
 	}
 }
@@ -54,14 +54,4 @@ func (k workKernel) String() string {
 		return named.String()
 	}
 	return fmt.Sprintf("%T", k.work)
-}
-
-// doze sleeps. time.Sleep would last a millisecond in a process that has nothing else to do, since the runtime then waits in the
-// network poller, which counts in milliseconds.
-func doze(d time.Duration) {
-	var never uint32
-	// Nobody writes the word, so that only the time can end it; where there are no futexes it sleeps as well as it can.
-	if err := futex.Wait(&never, 0, d); err != nil {
-		time.Sleep(d)
-	}
 }

@@ -348,7 +348,9 @@ func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 func (s *Stream) fail(o *op, err error) {
 	e := &WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
 	if o.kind == opKernel {
-		if named, ok := o.kernel.(fmt.Stringer); ok {
+		if w, ok := o.kernel.(workKernel); ok {
+			e.Op = fmt.Sprintf("HostWork(%v)", w)
+		} else if named, ok := o.kernel.(fmt.Stringer); ok {
 			e.Op = fmt.Sprintf("Launch(%v)", named)
 		} else {
 			e.Op = fmt.Sprintf("Launch(%T)", o.kernel)

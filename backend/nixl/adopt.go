@@ -1,0 +1,61 @@
+package nixl
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// adoptable says what is wrong with memory that is to be adopted, or nil.
+func (b *Backend) adoptable(p device.Ptr, bytes int64) error {
+	if hm, ok := b.device.(device.HostMemory); ok {
+		_, err := hm.Bytes(p, bytes)
+		return err
+	}
+	d, ok := b.device.(*cuda.Device)
+	if !ok {
+		return nil
+	}
+	return d.WithContext(func() error { return adoptableGPU(d, p, bytes) })
+}
+
+// adoptableGPU is adoptable for GPU memory; the context is current.
+func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
+	drv := d.Driver()
+	if err := drv.Require("cuPointerGetAttribute", "cuMemGetAddressRange_v2"); err != nil {
+		return err
+	}
+	bad := func(what, allowed string) error {
+		return errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s, %s", bytes, p, what), allowed)
+	}
+	var where cuda.MemoryType
+	if drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p) != cuda.Success {
+		return bad("where no memory of a GPU is", "memory that cuMemAlloc or cuMemCreate of this process made and that was not freed")
+	}
+	if where != cuda.MemoryDevice {
+		return bad("which is memory of the host", "memory of "+d.UUID())
+	}
+	var ordinal int32
+	r := drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)
+	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
+		return err
+	}
+	if ordinal != int32(d.Ordinal()) {
+		return bad(fmt.Sprintf("on the GPU with index %d", ordinal),
+			fmt.Sprintf("memory of this rank's GPU, %s with index %d", d.UUID(), d.Ordinal()))
+	}
+	var base device.Ptr
+	var size uint64
+	if err := drv.Check("cuMemGetAddressRange", drv.MemGetAddressRange(&base, &size, p)); err != nil {
+		return err
+	}
+	// UCX passes on the first piece only, and would reach wrong memory behind it.
+	if uint64(p-base)+uint64(bytes) > size {
+		return bad(fmt.Sprintf("beyond the end of its allocation of %d bytes at %s", size, base),
+			"memory that lies in one allocation")
+	}
+	return nil
+}

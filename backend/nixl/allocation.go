@@ -1,0 +1,92 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// roundTo is what RoundedBytes is a multiple of, in bytes.
+const roundTo = 256
+
+// allocation is one rank's memory: its own, or adopted.
+type allocation struct {
+	backend *Backend
+	ptr     device.Ptr
+	bytes   int64
+	rounded int64
+	pad     int64 // where the pad begins, counting from ptr; 0 if there is none
+	adopted bool
+	region  nixl.Block
+}
+
+// Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU it is memory of cuMemAlloc, which
+// every UCX can pass to other processes.
+func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
+	if bytes <= 0 {
+		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
+	}
+	if bytes > math.MaxInt64-roundTo-padBytes {
+		return nil, fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory)
+	}
+	rounded, pad := (bytes+roundTo-1)/roundTo*roundTo, int64(0)
+	if b.node.pads {
+		pad = rounded
+		rounded += padBytes
+	}
+	p, err := b.device.Alloc(rounded)
+	if err != nil {
+		return nil, err
+	}
+	if hm, ok := b.device.(device.HostMemory); ok {
+		mem, err := hm.Bytes(p, rounded)
+		if err != nil {
+			return nil, errors.Join(err, b.device.Free(p))
+		}
+		preferHugePages(mem)
+	}
+	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad}
+	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
+		return nil, errors.Join(err, b.device.Free(p))
+	}
+	return a, nil
+}
+
+// Register adopts memory of this rank's device that the caller keeps until the allocation is released. It must lie in one
+// allocation, and be memory of the device.
+func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
+	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
+		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p),
+			"at least 1 byte at an address that is not nil")
+	}
+	if err := b.adoptable(p, bytes); err != nil {
+		return nil, err
+	}
+	region, err := b.node.register(b.node.memory, p, bytes)
+	if err != nil {
+		return nil, err
+	}
+	return &allocation{backend: b, ptr: p, bytes: bytes, rounded: bytes, adopted: true, region: region}, nil
+}
+
+func (a *allocation) Ptr() device.Ptr     { return a.ptr }
+func (a *allocation) Bytes() int64        { return a.bytes }
+func (a *allocation) RoundedBytes() int64 { return a.rounded }
+
+// Release deregisters the memory, and frees it unless it was adopted.
+func (a *allocation) Release(context.Context) error {
+	err := a.backend.node.deregister(a.backend.node.memory, a.region)
+	if !a.adopted {
+		err = errors.Join(err, a.backend.device.Free(a.ptr))
+	}
+	if err != nil {
+		return fmt.Errorf("releasing %d bytes at %s: %w", a.bytes, a.ptr, err)
+	}
+	return nil
+}

@@ -1,0 +1,404 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
+)
+
+// TestConformanceOfFakes: what every backend promises, over engines that keep the library's rules.
+func TestConformanceOfFakes(t *testing.T) {
+	net := &network{delay: 10 * time.Microsecond}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			d, err := devhost.New(&devhost.Options{Err: g.Err})
+			if err != nil {
+				return nil, err
+			}
+			b, err := New(ctx, g, &Options{Opened: d, engine: net.engine})
+			if err != nil {
+				return nil, errors.Join(err, d.Close())
+			}
+			b.owned = true // so that the device is closed
+			return b, nil
+		},
+		WorldSizes: []int{1, 2, 4}, Unreachable: true,
+	})
+	for name, e := range net.engines {
+		assert.True(t, e.closed, name)
+	}
+}
+
+// TestConformanceWithPads: the same where memory is moved once at rendezvous, as on GPUs.
+func TestConformanceWithPads(t *testing.T) {
+	net := &network{delay: 10 * time.Microsecond}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			d, err := devhost.New(&devhost.Options{Err: g.Err})
+			if err != nil {
+				return nil, err
+			}
+			b, err := New(ctx, g, &Options{Opened: d, engine: net.engine, pads: true})
+			if err != nil {
+				return nil, errors.Join(err, d.Close())
+			}
+			b.owned = true
+			return b, nil
+		},
+		WorldSizes: []int{1, 3}, Unreachable: true,
+	})
+	for name, e := range net.engines {
+		assert.True(t, e.closed, name)
+	}
+}
+
+// TestFirstMoveFails: a rank that cannot move the first bytes makes the rendezvous fail on all ranks, and it can be tried
+// again.
+func TestFirstMoveFails(t *testing.T) {
+	var failing atomic.Bool
+	net := &network{delay: time.Millisecond, fail: func(engine, call string) error {
+		if failing.Load() && call == "Status" && strings.Contains(engine, "-1-") {
+			return errBackend
+		}
+		return nil
+	}}
+	onFakes(t, net, 3, Options{pads: true}, func(ctx context.Context, m *backend.Memory) error {
+		a, w, err := mapped(ctx, m, 8)
+		if err != nil {
+			return err
+		}
+		other, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		failing.Store(true)
+		if err := m.Group().Barrier(ctx, "failing"); err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err == nil || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("rank %d: %v", m.Group().Rank(), err)
+		}
+		failing.Store(false)
+		if err := m.Group().Barrier(ctx, "working"); err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err != nil {
+			return err
+		}
+		// Adopted memory has no pad, and is only read.
+		p, err := m.Device().Alloc(16)
+		if err != nil {
+			return err
+		}
+		if err := m.Device().CopyFromHost(p, []byte("as it was before")); err != nil {
+			return err
+		}
+		adopted, err := m.Register(ctx, p, 16, "")
+		if err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, adopted, backend.Record{}); err != nil {
+			return err
+		}
+		var got [16]byte
+		if err := m.Device().CopyToHost(got[:], p); err != nil || string(got[:]) != "as it was before" {
+			t.Errorf("adopted memory holds %q (%v)", got, err)
+		}
+		return errors.Join(w.Err(), m.Free(ctx, adopted), m.Device().Free(p), m.Free(ctx, other), m.Free(ctx, a))
+	})
+}
+
+// mapped is a window of n bytes.
+func mapped(ctx context.Context, m *backend.Memory, n int64) (backend.Allocation, *backend.Window, error) {
+	a, err := m.Allocate(ctx, n, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	return a, w, err
+}
+
+// prepare prepares a write of all of a to the next rank.
+func prepare(m *backend.Memory, a backend.Allocation, w *backend.Window) (*backend.Transfer, error) {
+	next := (m.Group().Rank() + 1) % m.Group().Size()
+	return m.PrepareTransfer(backend.Write, next, []backend.TransferBlock{{Local: a.Ptr(), Window: w, Bytes: a.Bytes()}})
+}
+
+// TestTransferThatHangs: the watchdog ends it, the memory is kept as long as the library works on it, and the transfer can be
+// posted again.
+func TestTransferThatHangs(t *testing.T) {
+	var hang atomic.Bool
+	net := &network{hang: hang.Load}
+	var ready, closing sync.WaitGroup
+	ready.Add(2)
+	closing.Add(2)
+	onFakes(t, net, 2, Options{KernelTimeout: 50 * time.Millisecond}, func(ctx context.Context, m *backend.Memory) error {
+		a, w, err := mapped(ctx, m, 100)
+		if err != nil {
+			return err
+		}
+		x, err := prepare(m, a, w)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		ready.Done()
+		ready.Wait()
+		hang.Store(true)
+		began := time.Now()
+		if err := errors.Join(x.Post(s), x.Post(s)); !errors.Is(err, backend.ErrInProgress) {
+			t.Errorf("posted twice: %v", err)
+		}
+		if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "50ms") {
+			t.Errorf("a transfer that hangs: %v", err)
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the watchdog took %v", took)
+		}
+		if st, err := x.Status(); st != backend.TransferDone || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%v: %v", st, err)
+		}
+		b := m.Backend().(*Backend)
+		if left, err := b.node.sweep(); left != 1 || err != nil {
+			t.Errorf("%d requests are left under way: %v", left, err)
+		}
+		// Nothing is released while the library works on it.
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		if err := m.Free(short, a); !errors.Is(err, context.DeadlineExceeded) || w.Err() != nil {
+			t.Errorf("freeing while a transfer is under way: %v", err)
+		}
+		closing.Done()
+		closing.Wait()
+		hang.Store(false)
+		if m.Group().Rank() == 0 {
+			time.Sleep(20 * time.Millisecond) // the other rank frees, and must wait for this one's write
+		}
+		if err := errors.Join(x.Post(s), x.WaitOn(s), x.Wait(ctx), x.Close()); err != nil {
+			return err
+		}
+		return errors.Join(m.Free(ctx, a), s.Close())
+	})
+}
+
+// TestTransferThatFails: the library's error is told when the group has nothing better to say, and the next post works.
+func TestTransferThatFails(t *testing.T) {
+	var failing atomic.Bool
+	net := &network{delay: time.Millisecond, fail: func(_, call string) error {
+		if call == "Status" && failing.Load() {
+			return errBackend
+		}
+		return nil
+	}}
+	onFakes(t, net, 1, Options{}, func(ctx context.Context, m *backend.Memory) error { return nil })
+	var ready sync.WaitGroup
+	ready.Add(2)
+	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *backend.Memory) error {
+		a, w, err := mapped(ctx, m, 100)
+		if err != nil {
+			return err
+		}
+		x, err := prepare(m, a, w)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		ready.Done()
+		ready.Wait()
+		if m.Group().Rank() == 0 {
+			failing.Store(true)
+			err := errors.Join(x.Post(s), s.Synchronize(ctx))
+			failing.Store(false)
+			if !errors.Is(err, errBackend) || !strings.Contains(err.Error(), "rank 1") {
+				t.Errorf("a transfer that fails: %v", err)
+			}
+			if err := errors.Join(x.Post(s), s.Synchronize(ctx)); err != nil {
+				return err
+			}
+		}
+		return errors.Join(x.Close(), m.Free(ctx, a), s.Close())
+	})
+}
+
+// TestPeerIsLost: the library's error of a peer that has died becomes the group's.
+func TestPeerIsLost(t *testing.T) {
+	var gone atomic.Bool
+	net := &network{delay: time.Millisecond, fail: func(_, call string) error {
+		if gone.Load() && (call == "Status" || call == "Post") {
+			return errBackend
+		}
+		return nil
+	}}
+	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *backend.Memory) error {
+		a, w, err := mapped(ctx, m, 100)
+		if err != nil {
+			return err
+		}
+		x, err := prepare(m, a, w)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		if err := m.Group().Barrier(ctx, "ready"); err != nil {
+			return err
+		}
+		if m.Group().Rank() == 1 {
+			gone.Store(true)
+			time.Sleep(50 * time.Millisecond)
+			m.Group().Abort("it is killed")
+		} else {
+			time.Sleep(20 * time.Millisecond)
+			began := time.Now()
+			if err := errors.Join(x.Post(s), s.Synchronize(ctx)); !errors.Is(err, backend.ErrPeerLost) {
+				t.Errorf("a transfer to a rank that has died: %v", err)
+			}
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("it was known after %v", took)
+			}
+		}
+		err = errors.Join(x.Close(), m.Free(ctx, a), s.Close())
+		if err != nil && !errors.Is(err, backend.ErrPeerLost) {
+			return err
+		}
+		return nil
+	})
+}
+
+// TestOpenFails: a rank that cannot take part is an error on all, which names it, and nothing is left.
+func TestOpenFails(t *testing.T) {
+	for _, call := range []string{"NewAgent", "Register", "MetadataOf", "Know", "NewRequest", "Post", "Status"} {
+		t.Run(call, func(t *testing.T) {
+			bad := errors.New("bad " + call)
+			net := &network{delay: time.Millisecond}
+			net.fail = func(engine, c string) error {
+				if c == call && strings.Contains(engine, "-1-") {
+					return bad
+				}
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			groups, err := group.Local(3, nil)
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for _, g := range groups {
+				wg.Go(func() {
+					d, err := devhost.New(nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					b, err := New(ctx, g, &Options{Opened: d, engine: net.engine})
+					if b != nil || err == nil || !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), bad.Error()) {
+						t.Errorf("rank %d: %v", g.Rank(), err)
+					}
+					if err := errors.Join(g.Close(ctx), d.Close()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			for name, e := range net.engines {
+				assert.True(t, e.closed, name)
+			}
+		})
+	}
+}
+
+// TestSubGroup: a sub-group uses its parent's agent.
+func TestSubGroup(t *testing.T) {
+	net := &network{}
+	onFakes(t, net, 3, Options{}, func(ctx context.Context, m *backend.Memory) error {
+		if m.Group().Rank() == 1 {
+			return nil
+		}
+		g, err := m.Group().Sub(ctx, []int{0, 2})
+		if err != nil {
+			return err
+		}
+		sub, err := backend.Open(ctx, Name, &backend.Env{Group: g, Opened: m.Device(), Parent: m.Backend()}, nil)
+		if err != nil {
+			return err
+		}
+		a, w, err := mapped(ctx, sub, 8)
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		other := 1 - g.Rank()
+		if err := m.Device().CopyFromHost(a.Ptr().Add(int64(g.Rank())), []byte{byte(g.Rank() + 5)}); err != nil {
+			return err
+		}
+		err = errors.Join(sub.Copy(s, backend.Write, other, w, int64(g.Rank()), a.Ptr().Add(int64(g.Rank())), 1), sub.Signal(s,
+			other, 0),
+			sub.Wait(s, other, 0), s.Synchronize(ctx))
+		if err != nil {
+			return err
+		}
+		var got [2]byte
+		if err := m.Device().CopyToHost(got[:], a.Ptr()); err != nil {
+			return err
+		}
+		assert.Equal(t, [2]byte{5, 6}, got)
+		return errors.Join(s.Close(), sub.Free(ctx, a), sub.Close(ctx), g.Close(ctx))
+	})
+	assert.Len(t, net.engines, 3)
+}
+
+// TestRegister: memory that is not the device's is refused, and adopted memory stays the caller's.
+func TestRegister(t *testing.T) {
+	onFakes(t, &network{}, 1, Options{}, func(ctx context.Context, m *backend.Memory) error {
+		_, err := m.Register(ctx, 0x1000, 64, "")
+		require.ErrorIs(t, err, backend.ErrInvalid)
+		p, err := m.Device().Alloc(64)
+		require.NoError(t, err)
+		_, err = m.Register(ctx, p, 65, "")
+		require.ErrorIs(t, err, backend.ErrInvalid)
+		a, err := m.Register(ctx, p, 64, "")
+		require.NoError(t, err)
+		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		require.NoError(t, err)
+		require.NoError(t, m.Free(ctx, a))
+		return m.Device().Free(p)
+	})
+}
+
+// TestKindsDiffer: ranks must agree on whose memory it is.
+func TestKindsDiffer(t *testing.T) {
+	b := &Backend{peers: []member{{Kind: "host"}, {Kind: "cuda"}}}
+	require.ErrorIs(t, b.agree(), backend.ErrMismatch)
+}
+
+func TestCapabilitiesSayWhy(t *testing.T) {
+	for _, kind := range []device.Kind{device.Host, device.CUDA} {
+		for _, c := range capabilities(kind).List() {
+			assert.True(t, c.Have || c.Why != "" || c.Name == "collective_allocate", "%v: %s", kind, c.Name)
+		}
+	}
+}

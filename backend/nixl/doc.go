@@ -1,0 +1,34 @@
+// Package nixl is the backend that moves data by one-sided transfers of NVIDIA's inference transfer library, over UCX:
+// between hosts through network cards or TCP, on one host through NVLink or the kernel. There are no peer pointers. What
+// other backends do by load and store, this one does by transfers: put and get, prepared transfers, and signals, waits and
+// barriers.
+//
+// # Devices
+//
+// On a machine with NVIDIA GPUs the memory is a GPU's. Without a driver, or with the device named "host", it is the CPU's;
+// ranks must agree which. Whether UCX can reach the memory of GPUs is tried once in a process with one byte, because a UCX
+// without CUDA would take it for memory of the host.
+//
+// # Memory
+//
+// An allocation is registered with the rank's agent when it is made, so that it can be the local side of transfers, and stays
+// so until it is released. At rendezvous the ranks exchange in one all-gather what reaching it takes. An agent cannot forget
+// a part of what it knows of another; so each registration carries a number that no other has, and what was known of memory
+// that is gone is never found.
+//
+// # Transfers
+//
+// A transfer is one request of the library for all its blocks, prepared once. It is work of the CPU that a stream waits for
+// ([device.HostWork]): when the stream comes to it, the request is posted, and the stream goes on when it has ended, which
+// means on the peer too. Nobody blocks meanwhile. A run is bounded by KernelTimeout and ends when the peer is lost. One that
+// was given up while the library still works on it is remembered, and no memory is released before it has ended.
+//
+// # Flags
+//
+// The words that signals are made of are memory of the host, on whichever device, registered for themselves: eight bytes are
+// written from there to there in some microseconds.
+//
+// # What it may know
+//
+// This room knows both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
+package nixl

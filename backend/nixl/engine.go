@@ -1,0 +1,54 @@
+package nixl
+
+import (
+	"context"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// engine is what the backend needs of an agent of the library. A test puts another one in its place.
+type engine interface {
+	Register(m nixl.Memory, b nixl.Block) error
+	Deregister(m nixl.Memory, b nixl.Block) error
+	Metadata() ([]byte, error)
+	MetadataOf(m nixl.Memory, b nixl.Block) ([]byte, error)
+	Know(metadata []byte) (name string, err error)
+	NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block, peer string) (request, error)
+	Close() error
+}
+
+// request is a prepared transfer of an engine.
+type request interface {
+	Post() (ended bool, err error)
+	Status() (ended bool, err error)
+	Release() error
+}
+
+// agent is an engine of the library.
+type agent struct{ *nixl.Agent }
+
+func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block, peer string) (request, error) {
+	r, err := a.Agent.NewRequest(op, m, local, remote, peer)
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// agentTimeout bounds the making of an agent.
+const agentTimeout = 60 * time.Second
+
+// makeAgent makes an agent of the library, for as long as ctx and agentTimeout allow.
+func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string) (*nixl.Agent, error) {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	return nixl.Bound(ctx, "making an agent", func() (a *nixl.Agent, err error) {
+		err = within(d, func() error { // UCX finds the GPU by the context
+			a, err = lib.NewAgent(name)
+			return err
+		})
+		return a, err
+	})
+}

@@ -1,0 +1,109 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// wordBytes is the size of a flag.
+const wordBytes = 8
+
+// flags are words of this rank that peers write, and behind them as many from which this rank's writes to the peers go.
+type flags struct {
+	backend *Backend
+	mem     []byte
+	words   []atomic.Uint64
+	sources []atomic.Uint64
+	region  nixl.Block
+	peers   []nixl.Block // by rank
+
+	mu   sync.Mutex
+	used int // of sources
+}
+
+// NewFlags makes the words in memory of the host. Collective.
+func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+	f := &flags{backend: b}
+	err := f.make(count)
+	offers, err := b.share(ctx, "flags", nixl.DRAM, offer{Block: f.region}, err)
+	f.peers = blocksOf(offers)
+	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
+		return nil, errors.Join(fmt.Errorf("making %d flags: %w", count, voted), f.Close())
+	}
+	return f, nil
+}
+
+// make makes and registers the memory.
+func (f *flags) make(count int) error {
+	mem, err := obtain(2 * count * wordBytes)
+	if err != nil {
+		return fmt.Errorf("memory for %d flags: %w", count, err)
+	}
+	f.mem = mem
+	all := unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), 2*count)
+	f.words, f.sources = all[:count:count], all[count:]
+	f.region, err = f.backend.node.register(nixl.DRAM, device.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), int64(len(mem)))
+	return err
+}
+
+// Words are this rank's.
+func (f *flags) Words() []atomic.Uint64 { return f.words }
+
+// PrepareStore prepares writing a word of a peer, from a source of its own.
+func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
+	f.mu.Lock()
+	i := f.used
+	if i == len(f.sources) || index < 0 || index >= len(f.words) {
+		f.mu.Unlock()
+		return nil, errs.Invalid("PrepareStore", "index", index, fmt.Sprintf("0 to %d, and each word of a peer once", len(f.words)-1))
+	}
+	f.used++
+	f.mu.Unlock()
+	behind := uint64(wordBytes * (len(f.words) + i))
+	there := f.peers[peer]
+	t := &transfer{
+		backend: f.backend, op: nixl.Write, memory: nixl.DRAM, peer: peer,
+		local:  []nixl.Block{{Addr: f.region.Addr + behind, Bytes: wordBytes, Device: f.region.Device}},
+		remote: []nixl.Block{{Addr: there.Addr + uint64(wordBytes*index), Bytes: wordBytes, Device: there.Device}},
+	}
+	if err := t.prepare(); err != nil {
+		return nil, err
+	}
+	return &flagStore{transfer: t, source: &f.sources[i]}, nil
+}
+
+// Close deregisters the memory and gives it back.
+func (f *flags) Close() error {
+	var err error
+	if f.region.Bytes > 0 {
+		err = f.backend.node.deregister(nixl.DRAM, f.region)
+	}
+	if f.mem != nil {
+		err = errors.Join(err, giveBack(f.mem))
+	}
+	f.mem, f.words, f.sources, f.region = nil, nil, nil, nixl.Block{}
+	return err
+}
+
+// flagStore writes one word of a peer.
+type flagStore struct {
+	*transfer
+	source *atomic.Uint64
+}
+
+// Post begins to write value.
+func (s *flagStore) Post(value uint64) error {
+	s.source.Store(value)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.start()
+}

@@ -1,0 +1,81 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/futex"
+)
+
+const (
+	// greetTimeout is how long a peer may take to be reached for the first time. UCX connects then; between hosts that is some
+	// milliseconds.
+	greetTimeout = 20 * time.Second
+	// greetPause is the pause between two looks at it.
+	greetPause = 50 * time.Microsecond
+)
+
+// greet has every rank write a word of every other one's memory, so that ranks that cannot reach each other know it before
+// anything depends on it, and the first transfer finds the connections made. Collective.
+func (b *Backend) greet(ctx context.Context) error {
+	size, me := b.group.Size(), b.group.Rank()
+	f, err := b.NewFlags(ctx, size)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
+	var writes []*flagStore
+	for peer := range size {
+		if peer == me {
+			continue
+		}
+		w, prepared := f.PrepareStore(peer, me)
+		if prepared == nil {
+			prepared = w.Post(uint64(me) + 1)
+			writes = append(writes, w.(*flagStore))
+		}
+		if err = prepared; err != nil {
+			err = fmt.Errorf("reaching rank %d: %w", peer, err)
+			break
+		}
+	}
+	if err == nil {
+		err = await(ctx, writes)
+	}
+	// Nobody gives the words back before all have written.
+	err = b.group.Vote(ctx, "reaching each other", err)
+	for r := range f.Words() {
+		if had := f.Words()[r].Load(); err == nil && r != me && had != uint64(r)+1 {
+			err = fmt.Errorf("rank %d wrote %d where %d was read: %w", r, r+1, had, errs.ErrUnsupported)
+		}
+	}
+	for _, w := range writes {
+		err = errors.Join(err, w.Close())
+	}
+	return errors.Join(err, f.Close())
+}
+
+// await waits for the writes, all of which are under way.
+func await(ctx context.Context, writes []*flagStore) error {
+	for _, w := range writes {
+		for {
+			ended, err := w.Poll()
+			if err == nil && !ended && ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				return fmt.Errorf("rank %d was not reached; can its host be connected to, and do the UCX_ variables, if any is set, leave "+
+					"a transport that goes there: %w", w.peer, err)
+			}
+			if ended {
+				break
+			}
+			futex.Doze(greetPause)
+		}
+	}
+	return nil
+}

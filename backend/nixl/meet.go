@@ -1,0 +1,84 @@
+package nixl
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// member is what a rank tells the others of itself when the backend is opened.
+type member struct {
+	Agent    string // its name
+	Metadata []byte // how to connect to it; a sub-group's agents are connected already
+	Kind     string // of its device
+	UUID     string // of its device
+	Share    bool   // whether it would share its device
+}
+
+// meet tells the others what this rank found out, or why it cannot take part, and connects to them.
+func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
+	var mine member
+	if failure == nil {
+		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),
+			Share: o.ShareDevice || o.Parent != nil}
+		if b.ownsNode {
+			mine.Metadata, failure = b.node.engine.Metadata()
+		}
+	}
+	peers, err := backend.Tell(ctx, b.group, "opening backend nixl", mine, failure)
+	if err != nil {
+		return err
+	}
+	b.peers = peers
+	// What follows is decided alike on every rank, since all know the same.
+	if err := b.agree(); err != nil {
+		return err
+	}
+	for r, p := range peers {
+		if len(p.Metadata) == 0 {
+			continue
+		}
+		if err = b.node.connect(ctx, p.Agent, p.Metadata); err != nil {
+			err = fmt.Errorf("rank %d: %w", r, err)
+			break
+		}
+	}
+	if err := b.group.Vote(ctx, "connecting", err); err != nil || !b.ownsNode || len(peers) == 1 {
+		return err
+	}
+	return b.greet(ctx)
+}
+
+// agree checks that the ranks go together.
+func (b *Backend) agree() error {
+	const op = "opening backend nixl"
+	kinds := make([]string, len(b.peers))
+	for r, p := range b.peers {
+		kinds[r] = p.Kind
+	}
+	if slices.ContainsFunc(kinds, func(k string) bool { return k != kinds[0] }) {
+		return &group.MismatchError{What: "kind of device", Values: kinds}
+	}
+	if kinds[0] != device.CUDA.String() {
+		return nil
+	}
+	members := b.group.Members()
+	for r, p := range b.peers {
+		for s, q := range b.peers[:r] {
+			if members[r].Process == members[s].Process {
+				return fmt.Errorf("ranks %d and %d share a process, and UCX moves GPU memory between processes only; start a process for "+
+					"each rank: %w", s, r, errs.ErrUnsupported)
+			}
+			if p.UUID == q.UUID && !(p.Share && q.Share) {
+				return errs.Invalid(op, "device", fmt.Sprintf("%s on rank %d and on rank %d", p.UUID, s, r),
+					"a device for each rank: set device or local-rank, or allow the sharing with share-device (SYMMEM_SHARE_DEVICE=true)")
+			}
+		}
+	}
+	return nil
+}

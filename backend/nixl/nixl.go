@@ -1,0 +1,260 @@
+package nixl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Name is the name that the backend is registered under.
+const Name = "nixl"
+
+func init() { backend.Register(Name, factory{}) }
+
+// HostDevice is the name of the device that is the CPU and its memory, whatever else the machine has.
+const HostDevice = "host"
+
+// Options sets what New makes. Nil or zero values mean the defaults.
+type Options struct {
+	// Library is the library's file or folder; "" looks for it. One process uses one.
+	Library string
+	// Device says whose memory it is: "host", or a GPU by its index among those this process sees or its UUID. "" takes the GPU
+	// whose index is LocalRank, or the host if there is no driver.
+	Device string
+	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
+	LocalRank int
+	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
+	Opened device.Device
+	// Parent, unless nil, is the backend of a group that this rank's group is a part of: its agent is used, and its device.
+	Parent *Backend
+	// ShareDevice allows several ranks on one GPU. All ranks of the GPU must allow it.
+	ShareDevice bool
+	// KernelTimeout bounds every run of a transfer; default 2 minutes.
+	KernelTimeout time.Duration
+	// Getenv reads the environment; default os.Getenv.
+	Getenv func(string) string
+	// Logger takes events; default: none are logged.
+	Logger *slog.Logger
+
+	// engine, unless nil, makes what stands in for the library's agent; Opened is the device.
+	engine func(name string) (engine, error)
+	// pads makes memory have pads on the CPU too.
+	pads bool
+}
+
+// defaultTimeout is the KernelTimeout unless the options say otherwise.
+const defaultTimeout = 2 * time.Minute
+
+// Backend is one rank's side of the NIXL backend.
+type Backend struct {
+	group    *group.Group
+	log      *slog.Logger
+	timeout  time.Duration
+	device   device.Device
+	owned    bool // whether Close closes the device
+	node     *node
+	ownsNode bool     // whether Close closes the node
+	peers    []member // by rank
+}
+
+var (
+	_ backend.Backend     = (*Backend)(nil)
+	_ backend.Transferrer = (*Backend)(nil)
+	_ backend.Flagger     = (*Backend)(nil)
+	_ backend.Quiescer    = (*Backend)(nil)
+)
+
+// New opens the NIXL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has
+// come. A rank that cannot take part makes it fail on every rank. Without the library the error is ErrUnavailable and says
+// what to install; with a UCX that cannot reach the device's memory it is ErrUnsupported.
+func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	o.KernelTimeout = cmp.Or(o.KernelTimeout, defaultTimeout)
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout}
+	err := b.open(ctx, &o)
+	if err = b.meet(ctx, &o, err); err != nil {
+		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+	}
+	b.log.Debug("NIXL backend opened", "device", b.device.UUID(), "agent", b.node.name)
+	return b, nil
+}
+
+// open opens the device and makes the agent. What it opened is closed by Close, also after an error.
+func (b *Backend) open(ctx context.Context, o *Options) error {
+	if o.Parent != nil {
+		b.device, b.node = o.Parent.device, o.Parent.node
+		return nil
+	}
+	name := newName(b.group)
+	if o.engine != nil {
+		b.device = o.Opened
+		e, err := o.engine(name)
+		if err != nil {
+			return err
+		}
+		b.node, b.ownsNode = newNode(e, name, b.device), true
+		b.node.pads = o.pads
+		return b.node.makeScratch()
+	}
+	p, err := choosePlace(o)
+	if err != nil {
+		return err
+	}
+	lib, err := load(o.Library, p.cuda, o.Logger)
+	if err != nil {
+		return err
+	}
+	if b.device = o.Opened; b.device == nil {
+		if b.device, err = p.open(o, b.group.Err); err != nil {
+			return err
+		}
+		b.owned = true
+	}
+	if err := probe(ctx, lib, b.device); err != nil {
+		return err
+	}
+	a, err := makeAgent(ctx, lib, b.device, name)
+	if err != nil {
+		return err
+	}
+	b.node, b.ownsNode = newNode(agent{a}, name, b.device), true
+	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", b.node.memory.String())
+	return b.node.makeScratch()
+}
+
+// Name is "nixl".
+func (b *Backend) Name() string { return Name }
+
+// Device is the CPU, or the GPU of this rank.
+func (b *Backend) Device() device.Device { return b.device }
+
+// Capabilities says what works on the device.
+func (b *Backend) Capabilities() backend.Capabilities { return capabilities(b.device.Kind()) }
+
+// capabilities says what works on a kind of device.
+func capabilities(kind device.Kind) backend.Capabilities {
+	c := backend.Capabilities{
+		Register:          true,
+		Transfers:         true,
+		Graphs:            true,
+		RanksInOneProcess: true,
+		SeveralHosts:      true,
+		OnHost:            kind == device.Host,
+		Why: map[string]string{
+			"peer_pointers": "the library moves memory and maps none; where load and store can reach, use native, nccl or nvshmem",
+			"contiguous":    "peers' memory has no addresses in this process",
+			"multicast":     "the library moves memory from one rank to one other",
+		},
+	}
+	if kind == device.CUDA {
+		c.RanksInOneProcess = false
+		c.Why["ranks_in_one_process"] = "UCX moves GPU memory between processes only; start a process for each rank"
+	}
+	return c
+}
+
+// Close gives the agent back, and closes the device unless it was given by the caller or the parent.
+func (b *Backend) Close(ctx context.Context) error {
+	var err error
+	if b.ownsNode {
+		err = b.node.close(ctx)
+	}
+	if b.owned {
+		err = errors.Join(err, b.device.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("closing backend %s: %w", Name, err)
+	}
+	return nil
+}
+
+// Quiesce waits until the library works on nothing that was given up, for KernelTimeout at the most.
+func (b *Backend) Quiesce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	return b.node.quiesce(ctx)
+}
+
+// factory opens the backend by name.
+type factory struct{}
+
+// Probe looks for the library and the device, and tries with one byte whether UCX can reach the device's memory.
+func (factory) Probe(ctx context.Context, env *backend.Env) (backend.Capabilities, error) {
+	o, err := options(env)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	p, err := choosePlace(o)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	lib, err := load(o.Library, p.cuda, o.Logger)
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	d := o.Opened
+	if d == nil {
+		if d, err = p.open(o, nil); err != nil {
+			return backend.Capabilities{}, err
+		}
+	}
+	err = probe(ctx, lib, d)
+	if o.Opened == nil {
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
+	return capabilities(p.kind), nil
+}
+
+func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
+	o, err := options(env)
+	if err != nil {
+		// The others are in New already, or will come to it: they must be told.
+		b := &Backend{group: env.Group}
+		return nil, b.meet(ctx, &Options{}, err)
+	}
+	b, err := New(ctx, env.Group, o)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// options are what env says.
+func options(env *backend.Env) (*Options, error) {
+	o := &Options{
+		Device: env.Device, LocalRank: env.LocalRank, Opened: env.Opened, ShareDevice: env.ShareDevice,
+		KernelTimeout: env.KernelTimeout, Getenv: env.Getenv, Logger: env.Logger,
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if env.Parent != nil {
+		parent, ok := env.Parent.(*Backend)
+		if !ok {
+			return nil, errs.Invalid("nixl.New", "parent", env.Parent.Name(), "a backend "+Name)
+		}
+		o.Parent = parent
+	}
+	return o, nil
+}

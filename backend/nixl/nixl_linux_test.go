@@ -1,0 +1,112 @@
+package nixl_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/nixl"
+	"github.com/symmem/symmem/group"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// require skips the test if the library is not there, which under SYMMEM_TEST_REQUIRE=nixl is a failure.
+func requireLibrary(t *testing.T) {
+	t.Helper()
+	f, err := backend.Lookup(nixl.Name)
+	require.NoError(t, err)
+	_, err = f.Probe(t.Context(), &backend.Env{Device: nixl.HostDevice, Getenv: os.Getenv})
+	if err == nil {
+		return
+	}
+	if !errors.Is(err, backend.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nixl") {
+		require.NoError(t, err)
+	}
+	t.Skip(err)
+}
+
+func TestConformance(t *testing.T) {
+	requireLibrary(t)
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			return nixl.New(ctx, g, &nixl.Options{Device: nixl.HostDevice})
+		},
+		WorldSizes: []int{1, 2, 3}, Unreachable: true,
+	})
+}
+
+// TestLibraries: the answers of doctor, with and without the library.
+func TestLibraries(t *testing.T) {
+	f, err := backend.Lookup(nixl.Name)
+	require.NoError(t, err)
+	answers := f.(backend.Libraries).Libraries(t.Context(), &backend.Env{Device: nixl.HostDevice, Getenv: os.Getenv})
+	require.Len(t, answers, 1)
+	a := answers[0]
+	require.Equal(t, "NIXL", a.Name)
+	if a.State != backend.LibraryUsable {
+		require.NotEmpty(t, a.Tried)
+		require.Contains(t, a.Fix, "pip install")
+		requireLibrary(t)
+	}
+	require.FileExists(t, a.Path)
+	details := map[string]string{}
+	for _, d := range a.Details {
+		details[d.Name] = d.Value
+		t.Logf("%s: %s", d.Name, d.Value)
+	}
+	require.Contains(t, details["plugins"], "UCX")
+	require.NotEmpty(t, details["UCX"])
+	require.Contains(t, details["memory of the GPU"], "not tried")
+}
+
+// TestGPU opens and closes the backend some times on a GPU, if there is one, and moves memory of this rank by a transfer.
+func TestGPU(t *testing.T) {
+	f, err := backend.Lookup(nixl.Name)
+	require.NoError(t, err)
+	began := time.Now()
+	if _, err := f.Probe(t.Context(), &backend.Env{Device: "0", Getenv: os.Getenv}); err != nil {
+		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "cuda") {
+			require.NoError(t, err)
+		}
+		t.Skip(err)
+	}
+	t.Logf("probed after %v", time.Since(began))
+	for round := range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		groups, err := group.Local(1, nil)
+		require.NoError(t, err)
+		b, err := nixl.New(ctx, groups[0], &nixl.Options{Device: "0"})
+		require.NoError(t, err)
+		t.Logf("round %d: opened after %v", round, time.Since(began))
+		m := backend.NewMemory(b, groups[0], &backend.MemoryOptions{Channels: 1})
+		a, err := m.Allocate(ctx, 1<<20, "")
+		require.NoError(t, err)
+		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		require.NoError(t, err)
+		s, err := m.Device().NewStream()
+		require.NoError(t, err)
+		require.NoError(t, m.Signal(s, 0, 0))
+		require.NoError(t, m.Wait(s, 0, 0))
+		require.NoError(t, m.Barrier(s, 0))
+		require.NoError(t, s.Synchronize(ctx))
+		_, err = w.Peer(0, 0)
+		require.NoError(t, err)
+		t.Logf("round %d: closing after %v", round, time.Since(began))
+		require.NoError(t, s.Close())
+		require.NoError(t, m.Free(ctx, a))
+		require.NoError(t, m.Close(ctx))
+		require.NoError(t, groups[0].Close(ctx))
+		t.Logf("round %d: closed after %v", round, time.Since(began))
+	}
+}

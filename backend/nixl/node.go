@@ -1,0 +1,176 @@
+package nixl
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// node is this rank to the others: an agent and what is registered with it. The backends of sub-groups use that of their
+// parent.
+type node struct {
+	engine engine
+	name   string
+	device device.Device
+	memory nixl.Memory // of the device
+	pads   bool        // memory is moved once at rendezvous, for which it has pads
+
+	scratch scratch // where there are pads
+
+	mu      sync.Mutex
+	last    uint64          // the number of the latest registration
+	regions []nixl.Block    // of the device's memory, by address
+	strays  []request       // given up while the library worked on them
+	known   map[string]bool // the agents that are connected to
+}
+
+// nonce is a text that no other has.
+func nonce() string { return rand.Text()[:12] }
+
+// newName is the name of an agent of this rank, which no other has.
+func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g.Rank(), nonce()) }
+
+// newNode is this rank with that engine.
+func newNode(e engine, name string, d device.Device) *node {
+	m := memoryOf(d)
+	return &node{engine: e, name: name, device: d, memory: m, pads: m == nixl.VRAM, known: map[string]bool{}}
+}
+
+// connect makes the agent known that the metadata is of.
+func (n *node) connect(ctx context.Context, name string, metadata []byte) error {
+	n.mu.Lock()
+	known := n.known[name]
+	n.mu.Unlock()
+	if name == n.name || known {
+		return nil
+	}
+	came, err := n.learn(ctx, metadata)
+	if err == nil && came != name {
+		err = fmt.Errorf("the metadata of agent %s came in place of that of %s: %w", came, name, errs.ErrMismatch)
+	}
+	if err != nil {
+		return fmt.Errorf("connecting to agent %s: %w", name, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.known[name] = true
+	return nil
+}
+
+// learn takes metadata of another agent.
+func (n *node) learn(ctx context.Context, metadata []byte) (string, error) {
+	return nixl.Bound(ctx, "taking metadata", func() (name string, err error) {
+		err = within(n.device, func() error {
+			name, err = n.engine.Know(metadata)
+			return err
+		})
+		return name, err
+	})
+}
+
+// register registers memory; that of the device can then be found by its addresses.
+func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, error) {
+	n.mu.Lock()
+	n.last++
+	region := nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: deviceNumber(n.device, n.last)}
+	n.mu.Unlock()
+	if err := within(n.device, func() error { return n.engine.Register(m, region) }); err != nil {
+		return nixl.Block{}, err
+	}
+	if m == n.memory {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int {
+			return cmp.Compare(r.Addr,
+				addr)
+		})
+		n.regions = slices.Insert(n.regions, i, region)
+	}
+	return region, nil
+}
+
+// deregister takes back what register did.
+func (n *node) deregister(m nixl.Memory, region nixl.Block) error {
+	n.mu.Lock()
+	n.regions = slices.DeleteFunc(n.regions, func(r nixl.Block) bool { return r == region })
+	n.mu.Unlock()
+	return within(n.device, func() error { return n.engine.Deregister(m, region) })
+}
+
+// block names bytes of the device's memory as the agent knows them.
+func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// Memory that a caller registers twice is there twice; any region that holds all the bytes will do.
+	for _, r := range slices.Backward(n.regions) {
+		if r.Addr <= uint64(p) && uint64(p)+uint64(bytes) <= r.Addr+r.Bytes {
+			return nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: r.Device}, nil
+		}
+	}
+	return nixl.Block{}, errs.Invalid("transfer", "local", fmt.Sprintf("%d bytes at %s", bytes, p),
+		"memory that was allocated or registered here")
+}
+
+// stray takes over a request that was given up while the library works on it.
+func (n *node) stray(r request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.strays = append(n.strays, r)
+}
+
+// sweep releases the strays that have ended, and tells how many are left.
+func (n *node) sweep() (left int, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.strays = slices.DeleteFunc(n.strays, func(r request) bool {
+		// How it ended does not matter any more.
+		if ended, failed := r.Status(); !ended && failed == nil {
+			return false
+		}
+		err = errors.Join(err, r.Release())
+		return true
+	})
+	return len(n.strays), err
+}
+
+// quiesce waits until no stray is left.
+func (n *node) quiesce(ctx context.Context) error {
+	for {
+		left, err := n.sweep()
+		if left == 0 || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d transfers that were given up are still under way: %w", left, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// strayTimeout is how long a closing node waits for strays: those to a rank that is lost end within milliseconds.
+const strayTimeout = 2 * time.Second
+
+// close ends the agent. Strays that do not end are cancelled.
+func (n *node) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, strayTimeout)
+	defer cancel()
+	err := n.quiesce(ctx)
+	n.mu.Lock()
+	for _, r := range n.strays {
+		err = errors.Join(err, r.Release())
+	}
+	n.strays = nil
+	n.mu.Unlock()
+	return errors.Join(err, n.dropScratch(), n.engine.Close())
+}

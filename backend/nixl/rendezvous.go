@@ -1,0 +1,87 @@
+package nixl
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// offer is what reaching one rank's memory takes.
+type offer struct {
+	Block    nixl.Block
+	Pad      int64 // where the pad begins; 0 if there is none
+	Metadata []byte
+}
+
+// mapping is what this rank knows of everybody's memory.
+type mapping struct {
+	own   device.Ptr
+	rank  int
+	peers []nixl.Block // by rank
+}
+
+// Rendezvous exchanges what reaching the memory takes.
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+	var mine offer
+	var failure error
+	a, ok := ba.(*allocation)
+	if ok && a.backend == b {
+		mine = offer{Block: a.region, Pad: a.pad}
+	} else {
+		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
+	}
+	offers, err := b.share(ctx, "memory", b.node.memory, mine, failure)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.warm(ctx, offers); err != nil {
+		return nil, err
+	}
+	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
+}
+
+// share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on
+// what becomes of it; the failure of one rank before is an error on all.
+func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
+	if failure == nil {
+		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
+	}
+	offers, err := backend.Tell(ctx, b.group, "sharing "+what, mine, failure)
+	if err != nil {
+		return nil, err
+	}
+	for r, o := range offers {
+		if r == b.group.Rank() {
+			continue
+		}
+		if _, err := b.node.learn(ctx, o.Metadata); err != nil {
+			return nil, fmt.Errorf("memory of rank %d: %w", r, err)
+		}
+	}
+	return offers, nil
+}
+
+// blocksOf gives the memory of each rank.
+func blocksOf(offers []offer) []nixl.Block {
+	blocks := make([]nixl.Block, len(offers))
+	for r, o := range offers {
+		blocks[r] = o.Block
+	}
+	return blocks
+}
+
+// Peer is the own address; the peers' memory has none.
+func (m *mapping) Peer(rank int) (device.Ptr, error) {
+	if rank != m.rank {
+		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank,
+			errs.ErrNotReachable)
+	}
+	return m.own, nil
+}
+
+// Unmap has nothing to do: what the agent knows of the peers' memory is never found again.
+func (m *mapping) Unmap(context.Context) error { return nil }

@@ -1,0 +1,172 @@
+package nixl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// lossTimeout is how long the error of a request waits for the group to say that the peer is lost, which is the better error.
+// The library often notices first, and cannot tell a dead peer from another failure.
+const lossTimeout = 1500 * time.Millisecond
+
+// transfer is one request, which is made anew after a failure.
+type transfer struct {
+	backend       *Backend
+	op            nixl.Op
+	memory        nixl.Memory
+	peer          int
+	local, remote []nixl.Block
+
+	mu       sync.Mutex
+	request  request // nil after a failure
+	running  bool
+	ended    bool // the post has ended at once
+	began    time.Time
+	failure  error // the library's, which waits for a better one
+	failedAt time.Time
+}
+
+// PrepareTransfer makes the request.
+func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
+	blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+	t := &transfer{backend: b, op: nixl.Write, memory: b.node.memory, peer: peer}
+	if op == backend.Read {
+		t.op = nixl.Read
+	}
+	for _, blk := range blocks {
+		m, ok := blk.Window.Mapping().(*mapping)
+		if !ok {
+			return nil, errs.Invalid("transfer", "window", "of another backend", "a window of backend "+Name)
+		}
+		local, err := b.node.block(blk.Local, blk.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		there := m.peers[peer]
+		t.local = append(t.local, local)
+		t.remote = append(t.remote, nixl.Block{Addr: there.Addr + uint64(blk.Offset), Bytes: uint64(blk.Bytes), Device: there.Device})
+	}
+	if err := t.prepare(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// prepare makes the request if there is none.
+func (t *transfer) prepare() error {
+	if t.request != nil {
+		return nil
+	}
+	b := t.backend
+	return within(b.device, func() (err error) {
+		t.request, err = b.node.engine.NewRequest(t.op, t.memory, t.local, t.remote, b.peers[t.peer].Agent)
+		return err
+	})
+}
+
+// Start posts the request.
+func (t *transfer) Start() (device.HostProgress, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.start(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// start posts the request; t.mu is held.
+func (t *transfer) start() error {
+	if t.running {
+		return fmt.Errorf("starting a transfer: %w", backend.ErrInProgress)
+	}
+	t.running, t.ended, t.began, t.failure = true, false, time.Now(), nil
+	if err := t.prepare(); err != nil {
+		t.fail(err)
+		return nil
+	}
+	ended, err := t.request.Post()
+	if t.ended = ended; err != nil {
+		t.fail(err)
+	}
+	return nil
+}
+
+// fail notes the library's error, and lets go of the request.
+func (t *transfer) fail(err error) {
+	t.failure, t.failedAt = err, time.Now()
+	if t.request != nil {
+		t.failure = errors.Join(err, t.request.Release())
+		t.request = nil
+	}
+}
+
+// Poll drives the request on.
+func (t *transfer) Poll() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ended, err := t.poll()
+	if ended || err != nil {
+		t.running = false
+	}
+	return ended, err
+}
+
+// poll drives the request on; t.mu is held.
+func (t *transfer) poll() (bool, error) {
+	if t.ended {
+		return true, nil
+	}
+	if t.failure == nil {
+		ended, err := t.request.Status()
+		switch {
+		case err != nil:
+			t.fail(err)
+		case ended:
+			return true, nil
+		}
+	}
+	if lost := t.backend.group.Err(); lost != nil {
+		t.giveUp()
+		return false, lost
+	}
+	switch {
+	case t.failure != nil && time.Since(t.failedAt) >= lossTimeout:
+		return false, fmt.Errorf("moving memory to or from rank %d: %w", t.peer, t.failure)
+	case t.failure == nil && time.Since(t.began) >= t.backend.timeout:
+		t.giveUp()
+		return false, fmt.Errorf("moving memory to or from rank %d has not ended in %v: %w", t.peer, t.backend.timeout,
+			os.ErrDeadlineExceeded)
+	}
+	return false, nil
+}
+
+// giveUp leaves a request that is under way to the node.
+func (t *transfer) giveUp() {
+	if t.request != nil {
+		t.backend.node.stray(t.request)
+		t.request = nil
+	}
+}
+
+// Close releases the request.
+func (t *transfer) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running {
+		t.giveUp()
+	}
+	if t.request == nil {
+		return nil
+	}
+	r := t.request
+	t.request = nil
+	return r.Release()
+}

@@ -1,0 +1,97 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/futex"
+	"github.com/symmem/symmem/internal/nixl"
+)
+
+// On a GPU, UCX maps a peer's memory when it is first moved, and unmaps what was at the same address before. Closing such a
+// mapping waits for all work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory:
+// the GPU would wait for the CPU, and the CPU for the GPU. So at rendezvous, when no stream waits for a transfer of the new
+// memory, every rank moves some bytes to or from every other one's: into a pad behind the memory, which nobody else uses, or,
+// where the caller owns the memory and there is no pad, out of it.
+
+const (
+	// padBytes is the size of the pad.
+	padBytes = 256
+	// warmBytes is how much is moved.
+	warmBytes = 8
+)
+
+// scratch is the own side of these transfers: memory of the device that holds nothing.
+type scratch struct {
+	ptr    device.Ptr
+	region nixl.Block
+}
+
+// makeScratch allocates and registers the scratch, where the memory needs warming.
+func (n *node) makeScratch() error {
+	if !n.pads {
+		return nil
+	}
+	p, err := n.device.Alloc(padBytes)
+	if err != nil {
+		return err
+	}
+	region, err := n.register(n.memory, p, padBytes)
+	if err != nil {
+		return errors.Join(err, n.device.Free(p))
+	}
+	n.scratch = scratch{ptr: p, region: region}
+	return nil
+}
+
+// dropScratch gives it back.
+func (n *node) dropScratch() error {
+	if n.scratch.ptr.IsNil() {
+		return nil
+	}
+	err := errors.Join(n.deregister(n.memory, n.scratch.region), n.device.Free(n.scratch.ptr))
+	n.scratch = scratch{}
+	return err
+}
+
+// warm moves some bytes between this rank and every other one.
+func (b *Backend) warm(ctx context.Context, offers []offer) error {
+	if !b.node.pads {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
+	defer cancel()
+	for peer, o := range offers {
+		if peer == b.group.Rank() {
+			continue
+		}
+		there := o.Block
+		t := &transfer{backend: b, op: nixl.Read, memory: b.node.memory, peer: peer}
+		there.Bytes = min(warmBytes, there.Bytes)
+		if o.Pad > 0 {
+			t.op = nixl.Write
+			there.Addr += uint64(o.Pad)
+		}
+		mine := b.node.scratch.region
+		mine.Bytes = there.Bytes
+		t.local, t.remote = []nixl.Block{mine}, []nixl.Block{there}
+		if err := within(b.device, func() error { return t.wait(ctx) }); err != nil {
+			return fmt.Errorf("moving the first bytes to or from memory of rank %d: %w", peer, err)
+		}
+	}
+	return nil
+}
+
+// wait runs the transfer and waits for its end.
+func (t *transfer) wait(ctx context.Context) error {
+	run, err := t.Start()
+	for ended := false; !ended && err == nil; {
+		if ended, err = run.Poll(); !ended && err == nil {
+			err = ctx.Err()
+			futex.Doze(greetPause)
+		}
+	}
+	return errors.Join(err, t.Close())
+}

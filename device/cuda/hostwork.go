@@ -1,0 +1,365 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/futex"
+)
+
+const (
+	// The proxy looks at its lanes so often between two looks at the rest of the world.
+	looksABatch = 32
+	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with
+	// pauses that double from the first to the longest.
+	lookingFor       = 5 * time.Millisecond
+	firstProxyPause  = 20 * time.Microsecond
+	longestProxyLook = 200 * time.Microsecond
+	// idleLook is the pause between looks for launches of graphs that it does not know of: a graph launched by another one.
+	idleLook = time.Millisecond
+)
+
+// workLane is where one stream, or one place in a graph, hands work to the CPU, one after the other: the GPU writes the word
+// go, and waits for the word done.
+//
+// In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU
+// writes 1 to go, which the proxy sets back when it begins, and waits for 1 in done, which the GPU itself sets back.
+type workLane struct {
+	words *progress // began is go, and ended done
+	parts *graphParts
+	owner *Stream // without parts
+
+	mu      sync.Mutex
+	gone    bool
+	last    uint32 // the number of the latest job
+	jobs    []workJob
+	pending int // launches of the graph whose run has not ended, as far as is known
+
+	// Of the job that runs.
+	run device.HostProgress
+}
+
+// workJob is one work.
+type workJob struct {
+	id   uint32 // 0 in a graph
+	work device.HostWork
+}
+
+// laneState is what a look at a lane has found.
+type laneState int
+
+const (
+	laneIdle    laneState = iota // nothing is expected of it
+	laneWaiting                  // the GPU has not come to its work yet, or the work is under way
+	laneMoved                    // something has begun or ended
+)
+
+// look sees whether the GPU has come to work, begins it, drives it on, and tells the GPU of its end. Only the proxy calls it.
+func (l *workLane) look() laneState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone || len(l.jobs) == 0 {
+		return laneIdle
+	}
+	job := l.jobs[0]
+	if l.run == nil {
+		here := atomic.LoadUint32(l.words.began)
+		if job.id == 0 && here == 0 {
+			if l.pending > 0 {
+				return laneWaiting
+			}
+			return laneIdle
+		}
+		if job.id != 0 && int32(here-job.id) < 0 {
+			return laneWaiting
+		}
+		if job.id == 0 {
+			atomic.StoreUint32(l.words.began, 0)
+		}
+		var err error
+		if l.run, err = startWork(job.work); err != nil || l.run == nil {
+			l.end(job, err)
+		}
+		return laneMoved
+	}
+	ended, err := pollWork(l.run)
+	if !ended && err == nil {
+		return laneWaiting
+	}
+	l.end(job, err)
+	return laneMoved
+}
+
+// end lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
+func (l *workLane) end(job workJob, err error) {
+	if err != nil {
+		l.fail(job, err)
+	}
+	l.run = nil
+	if job.id == 0 {
+		l.pending = max(l.pending-1, 0)
+		atomic.StoreUint32(l.words.ended, 1)
+		return
+	}
+	l.jobs[0] = workJob{}
+	l.jobs = l.jobs[1:]
+	atomic.StoreUint32(l.words.ended, job.id)
+}
+
+// fail keeps the error for the stream that the work is of.
+func (l *workLane) fail(job workJob, err error) {
+	name := fmt.Sprintf("%T", job.work)
+	if named, ok := job.work.(fmt.Stringer); ok {
+		name = named.String()
+	}
+	s := l.owner
+	if l.parts != nil {
+		s = l.parts.stream.Load()
+	}
+	if s != nil {
+		s.fail(&WorkError{Op: "HostWork(" + name + ")", Err: err})
+	}
+}
+
+// startWork begins a run; a panic is its error.
+func startWork(w device.HostWork) (run device.HostProgress, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: string(debug.Stack())}
+		}
+	}()
+	return w.Start()
+}
+
+// pollWork drives a run on; a panic is its error.
+func pollWork(run device.HostProgress) (ended bool, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: string(debug.Stack())}
+		}
+	}()
+	return run.Poll()
+}
+
+// push adds work and gives its number.
+func (l *workLane) push(w device.HostWork) uint32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last++
+	if l.last == 0 {
+		l.last++ // 0 is for graphs
+	}
+	l.jobs = append(l.jobs, workJob{id: l.last, work: w})
+	return l.last
+}
+
+// unpush takes the latest work back, which was not enqueued.
+func (l *workLane) unpush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.jobs = l.jobs[:len(l.jobs)-1]
+	l.last--
+}
+
+// launched notes a launch of the graph that the lane is in.
+func (l *workLane) launched() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending++
+}
+
+// drop gives the words back. Nothing enqueued writes them any more.
+func (l *workLane) drop(d *Device) {
+	d.proxy.forget(l)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.gone {
+		l.gone = true
+		d.dropProgress(l.words)
+	}
+}
+
+// HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and
+// waits for another word; a goroutine of the device watches the first ones, runs the work with the device's context current,
+// and writes the second ones. It is busy while work is to come or under way, for some milliseconds after anything has
+// happened; then it looks up to five thousand times a second. Should the run not end by itself in time, the device ends the
+// wait as it does that of a WaitValue32.
+func (s *Stream) HostWork(w device.HostWork) error {
+	const call = "HostWork"
+	if w == nil {
+		return errs.Invalid(call, "w", nil, "work")
+	}
+	if err := s.lock(call); err != nil {
+		return err
+	}
+	defer s.unlock()
+	d := s.dev
+	if c := s.recording(); c != nil {
+		return s.recordWork(call, c, w)
+	}
+	if s.work == nil {
+		words, err := d.takeProgress()
+		if err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+		s.work = &workLane{words: words, owner: s}
+	}
+	l := s.work
+	id := l.push(w)
+	if err := d.proxy.watch(l); err != nil {
+		l.unpush()
+		return err
+	}
+	goes := [...]BatchMemOp{tell(l.words.at, id)}
+	if err := s.enqueueWaitWith(call, l.words.at+4, id, goes[:], nil); err != nil {
+		l.unpush()
+		return err
+	}
+	return nil
+}
+
+// recordWork records work; the stream is locked.
+func (s *Stream) recordWork(call string, c *capture, w device.HostWork) error {
+	d := s.dev
+	words, err := d.takeProgress()
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	l := &workLane{words: words, parts: c.parts, jobs: []workJob{{work: w}}}
+	goes := [...]BatchMemOp{tell(words.at, 1)}
+	resets := [...]BatchMemOp{tell(words.at+4, 0)}
+	if err := s.enqueueWaitWith(call, words.at+4, 1, goes[:], resets[:]); err != nil {
+		d.dropProgress(words)
+		return err
+	}
+	c.addWork(l)
+	return nil
+}
+
+// proxy does the work of the CPU that streams wait for, on one goroutine.
+type proxy struct {
+	dev *Device
+
+	mu      sync.Mutex
+	lanes   []*workLane // replaced as a whole, never changed
+	stopped bool
+	wake    chan struct{} // holds one; nil until the goroutine runs
+	ended   chan struct{} // closed when it has ended
+}
+
+// watch makes the proxy look at the lane, and soon.
+func (p *proxy) watch(l *workLane) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		return closed("HostWork", "device")
+	}
+	if !slices.Contains(p.lanes, l) {
+		p.lanes = append(slices.Clip(p.lanes), l)
+	}
+	if p.wake == nil {
+		p.wake, p.ended = make(chan struct{}, 1), make(chan struct{})
+		go p.run()
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// forget makes the proxy look at the lane no more.
+func (p *proxy) forget(l *workLane) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lanes = slices.DeleteFunc(slices.Clone(p.lanes), func(m *workLane) bool { return m == l })
+}
+
+// stop ends the goroutine for good and waits for it.
+func (p *proxy) stop() {
+	p.mu.Lock()
+	p.stopped = true
+	ended := p.ended
+	if p.wake != nil {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+	p.mu.Unlock()
+	if ended != nil {
+		<-ended
+	}
+}
+
+// run is the goroutine.
+func (p *proxy) run() {
+	defer close(p.ended)
+	moved := time.Now()
+	pause := firstProxyPause
+	for {
+		p.mu.Lock()
+		lanes, stopped := p.lanes, p.stopped
+		p.mu.Unlock()
+		if stopped {
+			return
+		}
+		state := p.look(lanes)
+		switch {
+		case state == laneMoved:
+			moved, pause = time.Now(), firstProxyPause
+		case state == laneIdle:
+			if !p.rest(lanes) {
+				return
+			}
+			moved, pause = time.Now(), firstProxyPause
+		case time.Since(moved) < lookingFor:
+			runtime.Gosched()
+		default:
+			futex.Doze(pause)
+			pause = min(2*pause, longestProxyLook)
+		}
+	}
+}
+
+// look looks at the lanes for a while, until one has moved, and gives the liveliest state.
+func (p *proxy) look(lanes []*workLane) laneState {
+	if err := p.dev.push(); err != nil {
+		p.dev.log.Debug("the context for work of the CPU cannot be made current", "error", err)
+		return laneWaiting
+	}
+	defer p.dev.pop()
+	best := laneIdle
+	for range looksABatch {
+		for _, l := range lanes {
+			best = max(best, l.look())
+		}
+		if best != laneWaiting {
+			break
+		}
+	}
+	return best
+}
+
+// rest waits for something to do; it is false if the proxy was stopped. Lanes of graphs may be used at any time by launches of
+// other graphs that they are part of.
+func (p *proxy) rest(lanes []*workLane) bool {
+	if slices.ContainsFunc(lanes, func(l *workLane) bool { return l.parts != nil && l.parts.stream.Load() != nil }) {
+		select {
+		case <-p.wake:
+		case <-time.After(idleLook):
+		}
+	} else {
+		<-p.wake
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.stopped
+}

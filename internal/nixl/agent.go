@@ -1,0 +1,224 @@
+package nixl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// progressDelayUS is how long the progress thread sleeps at the most, in microseconds: what UCX wakes nobody for waits so long.
+const progressDelayUS = 1000
+
+// Agent is one party of transfers, with an engine over UCX. It may be used by several goroutines at once.
+type Agent struct {
+	lib  *Library
+	name string
+
+	mu      sync.RWMutex // read-locked during NIXL's calls, so that the handle stays good
+	handle  handle
+	backend handle
+}
+
+// NewAgent makes an agent and its engine. The name must differ from those of all agents that it is to know. It may block: see
+// [Bound]. Close it.
+func (l *Library) NewAgent(name string) (*Agent, error) {
+	if name == "" {
+		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
+	}
+	a := &Agent{lib: l, name: name}
+	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(progressDelayUS),
+		&a.handle)); err != nil {
+		return nil, fmt.Errorf("making an agent: %w", err)
+	}
+	if err := a.start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("making an agent: %w", err), a.Close())
+	}
+	return a, nil
+}
+
+// start makes the engine.
+func (a *Agent) start() error {
+	l := a.lib
+	var params handle
+	if err := l.check("create_params", l.call.createParams(&params)); err != nil {
+		return err
+	}
+	s := l.call.createBackend(a.handle, "UCX", params, &a.backend)
+	err := l.check("create_backend", s)
+	if failed, ok := errors.AsType[*dl.Error](err); ok {
+		failed.Err = errs.ErrUnsupported
+		failed.Hint = whyNoEngine() + failed.Hint
+		if plugins, listErr := a.Plugins(); listErr == nil {
+			failed.Text = fmt.Sprintf("the plugins that it has found are %v", plugins)
+		}
+	}
+	return errors.Join(err, l.check("destroy_params", l.call.destroyParams(params)))
+}
+
+// whyNoEngine names the settings that most often keep UCX from starting.
+func whyNoEngine() string {
+	for _, name := range []string{"UCX_TLS", "UCX_NET_DEVICES", "UCX_MODULE_DIR", "NIXL_PLUGIN_DIR"} {
+		if value, set := os.LookupEnv(name); set && (name != "UCX_MODULE_DIR") {
+			return fmt.Sprintf("%s is %q, which may leave UCX without a transport that can do it (with UCX_TLS, one of them must be tcp or "+
+				"that of a network card): unset it; ", name, value)
+		}
+	}
+	return "the plugin UCX, or a library that it needs, does not load; "
+}
+
+// Name is the agent's name.
+func (a *Agent) Name() string { return a.name }
+
+// Plugins lists the plugins that the library has found.
+func (a *Agent) Plugins() ([]string, error) {
+	l := a.lib
+	var list handle
+	if err := l.check("get_available_plugins", l.call.plugins(a.handle, &list)); err != nil {
+		return nil, err
+	}
+	var names []string
+	var n uintptr
+	err := l.check("string_list_size", l.call.listSize(list, &n))
+	for i := uintptr(0); i < n && err == nil; i++ {
+		var s unsafe.Pointer
+		if err = l.check("string_list_get", l.call.listGet(list, i, &s)); err == nil {
+			names = append(names, cString(s))
+		}
+	}
+	return names, errors.Join(err, l.check("destroy_string_list", l.call.destroyList(list)))
+}
+
+// use runs call while the agent is open.
+func (a *Agent) use(call func(agent handle) error) error {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.handle == 0 {
+		return fmt.Errorf("the agent is %w", errs.ErrClosed)
+	}
+	return call(a.handle)
+}
+
+// withRegs calls f with a list of one piece of memory for registration.
+func (a *Agent) withRegs(m Memory, b Block, f func(regs handle) error) error {
+	l := a.lib
+	var regs handle
+	if err := l.check("create_reg_dlist", l.call.createRegs(m, &regs)); err != nil {
+		return err
+	}
+	err := l.check("reg_dlist_add_desc", l.call.addReg(regs, uintptr(b.Addr), uintptr(b.Bytes), b.Device, nil, 0))
+	if err == nil {
+		err = f(regs)
+	}
+	return errors.Join(err, l.check("destroy_reg_dlist", l.call.destroyRegs(regs)))
+}
+
+// Register makes memory known to the engine, so that it can be either side of transfers.
+func (a *Agent) Register(m Memory, b Block) error {
+	err := a.use(func(agent handle) error {
+		return a.withRegs(m, b, func(regs handle) error { return a.lib.check("register_mem", a.lib.call.register(agent, regs, 0)) })
+	})
+	if err != nil {
+		return fmt.Errorf("registering %d bytes of %v at %#x: %w", b.Bytes, m, b.Addr, err)
+	}
+	return nil
+}
+
+// Deregister takes back what Register did. No request uses the memory any more.
+func (a *Agent) Deregister(m Memory, b Block) error {
+	err := a.use(func(agent handle) error {
+		return a.withRegs(m, b, func(regs handle) error {
+			return a.lib.check("deregister_mem", a.lib.call.deregister(agent, regs,
+				0))
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("deregistering %d bytes of %v at %#x: %w", b.Bytes, m, b.Addr, err)
+	}
+	return nil
+}
+
+// Metadata is how other agents connect to this one, and reach all that is registered.
+func (a *Agent) Metadata() ([]byte, error) {
+	return a.take("get_local_md", func(agent handle, data *unsafe.Pointer, n *uintptr) Status {
+		return a.lib.call.metadata(agent, data, n)
+	})
+}
+
+// MetadataOf is how agents that know this one reach one registered piece of memory.
+func (a *Agent) MetadataOf(m Memory, b Block) (blob []byte, err error) {
+	err = a.withRegs(m, b, func(regs handle) error {
+		blob, err = a.take("get_local_partial_md", func(agent handle, data *unsafe.Pointer, n *uintptr) Status {
+			return a.lib.call.metadataOf(agent, regs, data, n, 0)
+		})
+		return err
+	})
+	return blob, err
+}
+
+// take copies bytes that the library has allocated, and frees them.
+func (a *Agent) take(name string, call func(agent handle, data *unsafe.Pointer, n *uintptr) Status) (blob []byte, err error) {
+	err = a.use(func(agent handle) error {
+		var data unsafe.Pointer
+		var n uintptr
+		if err := a.lib.check(name, call(agent, &data, &n)); err != nil {
+			return err
+		}
+		blob = append([]byte(nil), unsafe.Slice((*byte)(data), n)...)
+		a.lib.call.free(data)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("taking metadata: %w", err)
+	}
+	return blob, nil
+}
+
+// Know takes metadata of another agent, and connects to it if that is new. It may block: see [Bound].
+func (a *Agent) Know(metadata []byte) (name string, err error) {
+	if len(metadata) == 0 {
+		return "", errs.Invalid("Know", "metadata", "nothing", "what Metadata or MetadataOf of another agent gave")
+	}
+	err = a.use(func(agent handle) error {
+		var p unsafe.Pointer
+		s := a.lib.call.loadMetadata(agent, unsafe.Pointer(unsafe.SliceData(metadata)), uintptr(len(metadata)), &p)
+		if err := a.lib.check("load_remote_md", s); err != nil {
+			return err
+		}
+		name = cString(p)
+		a.lib.call.free(p)
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("loading metadata of %d bytes: %w", len(metadata), err)
+	}
+	return name, nil
+}
+
+// Forget drops what is known of another agent. No request to it is used any more.
+func (a *Agent) Forget(name string) error {
+	return a.use(func(agent handle) error {
+		return a.lib.check("invalidate_remote_md", a.lib.call.invalidate(agent, name))
+	})
+}
+
+// Close ends the agent, with all that is registered. All requests were released. Closing twice is ErrClosed.
+func (a *Agent) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.handle == 0 {
+		return fmt.Errorf("the agent is %w", errs.ErrClosed)
+	}
+	l := a.lib
+	var err error
+	if a.backend != 0 {
+		err = l.check("destroy_backend", l.call.destroyBackend(a.backend))
+	}
+	err = errors.Join(err, l.check("destroy_agent", l.call.destroyAgent(a.handle)))
+	a.handle, a.backend = 0, 0
+	return err
+}

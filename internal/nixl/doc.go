@@ -1,0 +1,26 @@
+// Package nixl calls NVIDIA's inference transfer library through its C interface, libnixl_capi.so, which it finds and loads
+// when [Load] is called: building needs no headers and no library. It has the functions that this module uses, with the
+// values and layouts that go with them, and hides the lists that only carry arguments.
+//
+// # What there is
+//
+// An [Agent] is one party: it owns one engine over UCX with a progress thread. It registers memory, gives metadata by which
+// others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered
+// memory of this agent and of another one, prepared once and posted many times. It has ended when the data is there, on the
+// other side too. Nothing orders two requests but waiting for the first one's end.
+//
+// # The library
+//
+// The Python packages nixl-cu12 and nixl-cu13 hold it, with a UCX of their own beside it. NIXL is built for a major version of
+// CUDA; Load takes the one that goes with the driver. UCX reads its settings from the environment when it is loaded, with the
+// first agent: Load sets those that this module needs, and none that the user has set.
+//
+// # Waits
+//
+// Making an agent, its engine included, and taking metadata, which makes the connection, may block for as long as the system
+// takes: see [Bound]. Post and Status do not block.
+//
+// # What it may know
+//
+// This package knows the loader of native libraries and the shared errors. It knows nothing of devices, groups or backends.
+package nixl
