@@ -292,7 +292,11 @@ func (l *fakeLib) Ptr(p uint64, pe int) (uint64, error) {
 	if j := &l.m.job; j.failure != nil && j.failure("ptr", l.pe) {
 		return 0, nil
 	}
-	return p - l.m.base(l.pe, l.pe) + l.m.base(l.pe, pe), nil
+	own := l.m.base(l.pe, l.pe)
+	if p < own || p >= own+1<<36 {
+		return 0, nil // not of the heap
+	}
+	return p - own + l.m.base(l.pe, pe), nil
 }
 
 // aliasOffset is where registered memory is in the heap.

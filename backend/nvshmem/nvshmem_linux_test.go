@@ -730,6 +730,10 @@ func TestRegisterErrors(t *testing.T) {
 		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
 			made := func(bytes int64, f func(*foreignMem)) device.Ptr { return m.allocate(0, bytes, f) }
 			good := made(4*granule, nil)
+			a, err := b.Allocate(ctx, granule)
+			if err != nil {
+				return err
+			}
 			for _, tt := range []struct {
 				name  string
 				p     device.Ptr
@@ -737,6 +741,7 @@ func TestRegisterErrors(t *testing.T) {
 				text  string
 			}{
 				{"odd", good + 8, 100, "not a multiple of 16"},
+				{"of the heap", a.Ptr(), granule, "symmetric heap"},
 				{"behind the end", good.Add(granule), 4 * granule, "behind the end"},
 				{"nothing", 1 << 40, 64, "never allocated"},
 				{"host", 4096, 64, "memory of the host"},
@@ -757,7 +762,7 @@ func TestRegisterErrors(t *testing.T) {
 			m.mu.Lock()
 			clear(m.foreign)
 			m.mu.Unlock()
-			return nil
+			return a.Release(ctx)
 		})
 	}))
 	assert.Empty(t, m.left())

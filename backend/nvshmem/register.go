@@ -73,6 +73,12 @@ func (a *allocation) adopt() error {
 	if p%adoptAlign != 0 {
 		problem("the address is not a multiple of %d", adoptAlign)
 	}
+	if at, err := b.world.lib.Ptr(uint64(p), b.world.pe); err != nil {
+		return err
+	} else if at != 0 {
+		problem("it is memory of NVSHMEM's symmetric heap, which all ranks reach already; use the tensor that it is of")
+		return bad
+	}
 	var where cuda.MemoryType
 	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p)
 	if err := b.drv.Check("cuPointerGetAttribute", r); err != nil {

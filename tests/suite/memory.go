@@ -552,7 +552,8 @@ func manyTensorsCase(ctx context.Context, e *Env) error {
 }
 
 // adoptable gives memory that belongs to somebody else and that the backend can adopt: the device's, or, where the backend takes only
-// memory that can be mapped by others, that of a group of this rank alone.
+// memory that can be mapped by others, that of a group of this rank alone. It is nil where nothing that this library allocates can be
+// adopted, which the backend must have said.
 func adoptable(ctx context.Context, e *Env, bytes int64) (device.Ptr, func() error, error) {
 	p, free, err := private(e, bytes)
 	if err != nil {
@@ -573,7 +574,13 @@ func adoptable(ctx context.Context, e *Env, bytes int64) (device.Ptr, func() err
 	if err != nil {
 		return 0, nil, errors.Join(err, alone.Close(ctx))
 	}
-	return t.Ptr(), func() error { return errors.Join(t.Close(ctx), alone.Close(ctx)) }, nil
+	free = func() error { return errors.Join(t.Close(ctx), alone.Close(ctx)) }
+	if e.R.Backend() == "nvshmem" {
+		// All that this library allocates there is of one heap, which is symmetric already.
+		_, err = e.R.Memory().Register(ctx, t.Ptr(), bytes, "")
+		return 0, nil, errors.Join(wantError("adopting memory of the heap", err, symmem.ErrInvalid, "symmetric heap"), free())
+	}
+	return t.Ptr(), free, nil
 }
 
 // adoptedCase makes symmetric tensors of memory that is there for other use: views, transfers and an all-reduce work
@@ -581,15 +588,11 @@ func adoptable(ctx context.Context, e *Env, bytes int64) (device.Ptr, func() err
 func adoptedCase(ctx context.Context, e *Env) error {
 	const n = 5000
 	p, free, err := adoptable(ctx, e, n*8)
-	if err != nil {
+	if err != nil || p.IsNil() {
 		return err
 	}
 	for round := range 3 {
 		t, err := e.R.FromPtr(ctx, p, tensor.Int64, n)
-		if e.R.Backend() == "nvshmem" {
-			// NVSHMEM shares only memory that has handles: what else is brought is refused, with what to bring instead.
-			return errors.Join(wantError("adopting plain memory", err, symmem.ErrInvalid, "cuMemCreate"), free())
-		}
 		if err != nil {
 			return err
 		}
