@@ -2,47 +2,14 @@ package nccl
 
 import (
 	"context"
-	"fmt"
+
+	"github.com/symmem/symmem/internal/dl"
 )
 
 // StuckError is something that the library had not done when the caller could wait no longer.
-type StuckError struct {
-	What string // what was going on: "making the communicator"
-	Err  error  // why the caller waited no longer
-	// Abortable is set if aborting the communicator ends it. Otherwise a thread is still in there, with what it holds, and cannot
-	// be called back: end the process.
-	Abortable bool
-}
+type StuckError = dl.StuckError
 
-// Error says what hangs and what to do.
-func (e *StuckError) Error() string {
-	text := fmt.Sprintf("%s: %s has not done it, most often because a rank did not come (%v)", e.What, libraryName, e.Err)
-	if !e.Abortable {
-		text += "; end the process"
-	}
-	return text
-}
-
-// Unwrap gives the context's error.
-func (e *StuckError) Unwrap() error { return e.Err }
-
-// Bound runs call, which may block inside of the library for ever, on a goroutine of its own, and returns what it returns, or a
-// [*StuckError] when ctx ends first. The goroutine is then left behind for as long as the call lasts.
+// Bound is [dl.Bound] for calls of this library.
 func Bound[T any](ctx context.Context, what string, call func() (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		value, err := call()
-		done <- result{value, err}
-	}()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		var none T
-		return none, &StuckError{What: what, Err: context.Cause(ctx)}
-	}
+	return dl.Bound(ctx, libraryName, what, call)
 }

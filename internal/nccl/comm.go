@@ -366,7 +366,7 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return &StuckError{What: what, Err: context.Cause(ctx), Abortable: c.owned}
+			return &StuckError{Library: libraryName, What: what, Err: context.Cause(ctx), Abortable: c.owned}
 		}
 	}
 }
