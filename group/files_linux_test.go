@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -138,6 +139,30 @@ func TestStrangersAtTheSocket(t *testing.T) {
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
 	require.NoError(t, silent.Close())
 	requireOpenFiles(t, before)
+}
+
+// endingReader tells the end so often before it gives a message.
+type endingReader struct{ ends int }
+
+func (r *endingReader) ReadMsgUnix(b, _ []byte) (int, int, int, *net.UnixAddr, error) {
+	if r.ends > 0 {
+		r.ends--
+		return 0, 0, 0, nil, io.EOF
+	}
+	return copy(b, "message"), 3, 5, nil, nil
+}
+
+// TestEndBeforeTheMessage: the kernel may tell the end of a connection before the message that came first.
+func TestEndBeforeTheMessage(t *testing.T) {
+	for ends, want := range []error{nil, nil, io.EOF} {
+		b := make([]byte, 100)
+		n, controlled, flags, err := readMessage(&endingReader{ends}, b, nil)
+		require.ErrorIs(t, err, want, ends)
+		if want == nil {
+			assert.Equal(t, "message", string(b[:n]))
+			assert.Equal(t, []int{3, 5}, []int{controlled, flags})
+		}
+	}
 }
 
 func TestTagRoundTrip(t *testing.T) {

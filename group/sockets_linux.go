@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -239,7 +240,7 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	}
 	message := make([]byte, tagLength+1)
 	control := make([]byte, unix.CmsgSpace(4*4)) // room for more than one, to see that there is only one
-	n, controlled, flags, _, err := conn.ReadMsgUnix(message, control)
+	n, controlled, flags, err := readMessage(conn, message, control)
 	if err != nil {
 		return fmt.Errorf("receiving a file: %w", err)
 	}
@@ -272,6 +273,23 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 		return errors.Join(err, closeFiles(files))
 	}
 	return nil
+}
+
+// messageReader is what readMessage needs of a connection.
+type messageReader interface {
+	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
+}
+
+// readMessage reads one message. An end of the connection is believed only when it is told twice: where the sender writes and
+// closes while a read finds nothing yet, Linux (net/unix/af_unix.c, __unix_dgram_recvmsg, at least up to 6.18) looks for a message
+// first and for the end second, and tells the end although the message is there.
+func readMessage(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
+	for range 2 {
+		if n, controlled, flags, _, err = conn.ReadMsgUnix(message, control); !errors.Is(err, io.EOF) {
+			break
+		}
+	}
+	return n, controlled, flags, err
 }
 
 // peerOf gives the process at the other end, which must be of this user or root's.
