@@ -224,7 +224,7 @@ func describe(result *outcome, texts []string, done []bool, stalled bool) string
 	// A rank that died makes the others fail: it comes first.
 	for rank := range result.ranks {
 		e := &result.ranks[rank]
-		if e.failed() && !e.asked && texts[rank] == "" {
+		if texts[rank] == "" && (e.failed() && !e.asked || e.died() && !stalled) {
 			parts = append(parts, e.String())
 		}
 	}

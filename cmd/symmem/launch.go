@@ -49,6 +49,17 @@ type rankEnd struct {
 // failed reports whether the rank did not end well.
 func (e *rankEnd) failed() bool { return e.code != 0 || e.signal != nil || e.err != nil }
 
+// died reports whether the rank failed in a way of its own, even if it was asked to end at about that time.
+func (e *rankEnd) died() bool {
+	switch {
+	case !e.failed() || !e.asked:
+		return e.failed()
+	case e.signal != nil:
+		return e.signal != terminate && e.signal != os.Kill
+	}
+	return e.code != 0 && e.code != exitFailure
+}
+
 // status is the exit status as a shell gives it.
 func (e *rankEnd) status() int {
 	switch {

@@ -171,6 +171,10 @@ func TestDescribe(t *testing.T) {
 			ranks: []rankEnd{end(0, 1, true), end(1, 9, false)}, texts: []string{"rank 1 is lost", ""}, done: []bool{false, false},
 			want: []string{"rank 1 (process 101) exited with status 9; rank 0: rank 1 is lost"},
 		},
+		"one died and was asked to end before that was known": {
+			ranks: []rankEnd{end(0, 1, false), end(1, 9, true), end(2, 1, true)}, texts: []string{"rank 1 is lost", "", ""}, done: []bool{false, false, false},
+			want: []string{"rank 1 (process 101) exited with status 9; rank 0: rank 1 is lost"},
+		},
 		"one left early": {
 			ranks: []rankEnd{end(0, 0, false), end(1, 0, false)}, texts: []string{"", ""}, done: []bool{true, false},
 			want: []string{"rank 1 ended without"},
