@@ -6,8 +6,8 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/device/cuda"
-	"github.com/symmem/symmem/internal/survey"
 )
 
 // driverName is what the one library that this backend stands on is called.

@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
-	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -36,14 +36,7 @@ func examine(ctx context.Context, o *Options) backend.Library {
 	l := backend.Library{Name: libraryName, State: backend.LibraryUnusable}
 	lib, err := o.load(&nccl.Options{Path: o.Library, Logger: o.Logger})
 	if err != nil {
-		l.Reason, l.Fix = err.Error(), install
-		if missing, ok := errors.AsType[*dl.LoadError](err); ok {
-			l.State = backend.LibraryMissing
-			for _, a := range missing.Attempts {
-				l.Tried = append(l.Tried, a.Path)
-			}
-		}
-		return l
+		return survey.Failed(libraryName, err, install)
 	}
 	l.Path, l.Version = lib.Path(), lib.Version().String()
 	detail := func(name, format string, args ...any) {

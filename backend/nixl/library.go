@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 )
@@ -31,35 +31,9 @@ func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Librar
 	}
 	lib, err := load(o.Library, p.cuda, o.Logger)
 	if err != nil {
-		return []backend.Library{notLoaded(answer, err)}
+		return []backend.Library{survey.Failed(answer.Name, err, "install nixl-cu13 with pip, or nixl-cu12 for a driver of CUDA 12")}
 	}
 	return []backend.Library{look(ctx, answer, lib, p, o)}
-}
-
-// notLoaded says why there is no library.
-func notLoaded(answer backend.Library, err error) backend.Library {
-	answer.Reason = err.Error()
-	missing, ok := errors.AsType[*dl.LoadError](err)
-	if !ok {
-		answer.Fix = "install nixl-cu13 with pip, or nixl-cu12 for a driver of CUDA 12"
-		return answer
-	}
-	answer.Fix = missing.Hint
-	for _, a := range missing.Attempts {
-		text := a.Path
-		if why := strings.TrimPrefix(a.Text, a.Path+": "); why != "" {
-			text += " (" + why + ")"
-		}
-		answer.Tried = append(answer.Tried, text)
-	}
-	// A file that is there and does not load is not missing.
-	answer.State, answer.Reason = backend.LibraryMissing, ""
-	for _, a := range missing.Attempts {
-		if a.Text != "" && !strings.Contains(a.Text, "no such file") && !strings.Contains(a.Text, "No such file") {
-			answer.State, answer.Reason = backend.LibraryUnusable, "it does not load: "+a.Text
-		}
-	}
-	return answer
 }
 
 // look tries the library.

@@ -2,12 +2,10 @@ package nvshmem
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/symmem/symmem/backend"
-	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
@@ -104,17 +102,9 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 		policy = &policyOff
 	}
 	l, err := nvshmem.Load(&nvshmem.Options{Path: o.Library, Multicast: policy.Forbidden == "", Logger: o.Logger})
-	var missing *dl.LoadError
 	switch {
-	case errors.As(err, &missing):
-		found.State, found.Reason, found.Fix = backend.LibraryMissing, "it was not found", missing.Hint
-		for _, a := range missing.Attempts {
-			found.Tried = append(found.Tried, a.Path+": "+strings.TrimPrefix(a.Text, a.Path+": "))
-		}
-		return []backend.Library{found}
 	case l == nil:
-		found.State, found.Reason, found.Fix = backend.LibraryUnusable, err.Error(), "install NVSHMEM 3.4.5 or newer, of major version 3"
-		return []backend.Library{found}
+		return []backend.Library{survey.Failed(found.Name, err, "install NVSHMEM 3.4.5 or newer, of major version 3")}
 	case err != nil:
 		plugin.State, plugin.Reason = backend.LibraryMissing, err.Error()
 		plugin.Fix = "install the whole of NVSHMEM: the plugin is in the library's folder"
