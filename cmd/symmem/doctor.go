@@ -354,9 +354,9 @@ type fixer interface{ Fix() string }
 var fixes = map[string]string{
 	"host":    "run on Linux 3.17 or newer",
 	"native":  "install the NVIDIA driver, and make the devices visible (nvidia-smi lists them; containers need --gpus all)",
-	"nccl":    "install NCCL (libnccl.so.2) and put it on the path of the dynamic linker (LD_LIBRARY_PATH)",
+	"nccl":    "install NCCL (libnccl2, or pip install nvidia-nccl-cu13), or name it in SYMMEM_NCCL_LIBRARY",
 	"nvshmem": "install NVSHMEM (libnvshmem_host.so.3; the Python package nvidia-nvshmem-cu13), or name it in SYMMEM_NVSHMEM_LIBRARY",
-	"nixl":    "install NIXL and UCX and put them on the path of the dynamic linker (LD_LIBRARY_PATH)",
+	"nixl":    "install NIXL (pip install nixl-cu13, or nixl-cu12 for a driver of CUDA 12), or name it in SYMMEM_NIXL_LIBRARY",
 }
 
 // fixProbe is for a probe that failed otherwise than by finding that something is missing.
