@@ -17,7 +17,7 @@ type StuckError struct {
 
 // Error says what hangs and what to do.
 func (e *StuckError) Error() string {
-	text := fmt.Sprintf("%s: %s has not done it, most often because a rank did not come (%v)", e.What, e.Library, e.Err)
+	text := fmt.Sprintf("%s: %s has not done it (%v); perhaps another rank did not come", e.What, e.Library, e.Err)
 	if !e.Abortable {
 		text += "; end the process"
 	}

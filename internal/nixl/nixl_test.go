@@ -276,7 +276,7 @@ func TestBound(t *testing.T) {
 	var stuck *StuckError
 	require.ErrorAs(t, err, &stuck)
 	require.ErrorIs(t, err, context.Canceled)
-	assert.ErrorContains(t, err, "making an agent: NIXL has not returned")
+	assert.ErrorContains(t, err, "making an agent: NIXL has not done it")
 	close(release)
 	inside.Wait()
 }
