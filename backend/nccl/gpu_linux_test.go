@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -282,7 +283,8 @@ func TestSharedGPU(t *testing.T) {
 func TestRankStaysAwayOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	if size < 2 {
-		t.Skip("one GPU")
+		require.NotRegexp(t, `gpus=([2-9]|\d\d)`, os.Getenv("SYMMEM_TEST_REQUIRE"), "there is only one GPU")
+		t.Skip("two ranks need two GPUs, and there is one")
 	}
 	failed := onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(g.Rank())
@@ -326,8 +328,16 @@ func TestRankStaysAwayOnGPU(t *testing.T) {
 // TestLogOnGPU: what NCCL says comes to the logger.
 func TestLogOnGPU(t *testing.T) {
 	gpus(t)
-	if os.Getenv("NCCL_DEBUG") != "" {
-		t.Skip("NCCL_DEBUG is set by somebody, or by an earlier test")
+	const alone = "SYMMEM_TEST_NCCL_LOG"
+	if os.Getenv(alone) == "" {
+		// NCCL decides once in a process what it says, and where: an earlier test or the caller may have seen to that already.
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestLogOnGPU$", "-test.v")
+		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "NCCL_DEBUG") }), alone+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		return
 	}
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
