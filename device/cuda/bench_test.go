@@ -242,3 +242,36 @@ func BenchmarkHostCopies(b *testing.B) {
 		})
 	}
 }
+
+// lasting is work of the CPU that takes so long.
+type lasting time.Duration
+
+// lastingRun is a run of it.
+type lastingRun time.Time
+
+func (l lasting) Start() (device.HostProgress, error) {
+	return lastingRun(time.Now().Add(time.Duration(l))), nil
+}
+
+func (r lastingRun) Poll() (bool, error) { return !time.Now().Before(time.Time(r)), nil }
+
+// BenchmarkHostWork measures how much longer a stream is held up than the CPU works for it, for work of several lengths.
+func BenchmarkHostWork(b *testing.B) {
+	for _, work := range []time.Duration{0, 20 * time.Microsecond, 200 * time.Microsecond, 3 * time.Millisecond} {
+		b.Run(work.String(), func(b *testing.B) {
+			d := open(b, nil)
+			s := newStream(b, d)
+			const n = 20
+			var took time.Duration
+			for b.Loop() {
+				began := time.Now()
+				for range n {
+					require.NoError(b, s.HostWork(lasting(work)))
+				}
+				require.NoError(b, s.Synchronize(context.Background()))
+				took += time.Since(began)
+			}
+			b.ReportMetric(float64((took/time.Duration(b.N)/n-work).Nanoseconds())/1000, "us-beside")
+		})
+	}
+}

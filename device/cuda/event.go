@@ -169,18 +169,13 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	if ctx == nil {
 		return errs.Invalid(call, "ctx", nil, "a context")
 	}
-	begin := time.Now()
-	for pause := firstPause; ; {
+	for begin := time.Now(); ; pauseBetween(begin) {
 		done, err := e.Query()
 		if err != nil || done {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("synchronizing the event: %w", err)
-		}
-		if time.Since(begin) >= askingFor {
-			time.Sleep(pause)
-			pause = min(2*pause, longestPause)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (s *Stream) newGraph(c *capture, handle GraphHandle) (*Graph, error) {
 	discard := func(err error) error {
 		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
 	}
-	if len(c.parts.ids)+len(c.parts.waits) > 0 {
+	if len(c.parts.ids)+len(c.parts.waits)+len(c.parts.works) > 0 {
 		if len(c.parts.waits) > 0 {
 			d.mu.Lock()
 			d.parts[c.parts] = struct{}{}
@@ -106,45 +106,56 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 	if g.closed {
 		return false, closed(call, "graph")
 	}
+	if err := g.expect(st); err != nil {
+		return false, err
+	}
 	err = st.enqueue(call, "cuGraphLaunch", func() Result {
 		if again = st.recording() != nil || g.involved.Load(); again {
 			return Success
 		}
 		g.last = st
-		return g.start(st)
+		return g.dev.drv.GraphLaunch(g.exec, st.handle)
 	})
-	if err == nil && !again {
-		err = g.watch()
+	if err != nil || again {
+		g.unexpect()
 	}
 	return again, err
 }
 
-// start launches the graph by one call of the driver. It and the stream are locked.
-func (g *Graph) start(st *Stream) Result {
+// expect sees to it that the waits of a launch on st that is to follow end, and that its work of the CPU is done: the driver may
+// come back from the launch only when the GPU is in the middle of it. If the launch fails, unexpect takes it back. The graph is
+// locked.
+func (g *Graph) expect(st *Stream) error {
 	g.parts.launched(st)
 	for _, n := range g.nested {
 		n.parts.launched(st)
 	}
-	return g.dev.drv.GraphLaunch(g.exec, st.handle)
+	err := g.watch()
+	if err != nil {
+		g.unexpect()
+	}
+	return err
 }
 
-// watch sees to it that the waits of a launch end. The graph is locked.
-func (g *Graph) watch() error {
-	waiting := len(g.parts.waits) > 0
+// unexpect takes expect back.
+func (g *Graph) unexpect() {
+	g.parts.unlaunched()
 	for _, n := range g.nested {
-		waiting = waiting || len(n.parts.waits) > 0
+		n.parts.unlaunched()
 	}
-	if !waiting {
-		return nil
+}
+
+// watch makes the device look at what the graph waits for. The graph is locked.
+func (g *Graph) watch() error {
+	if err := g.parts.watch(g.dev); err != nil {
+		return err
 	}
-	for _, one := range append([]*Graph{g}, g.nested...) {
-		for _, l := range one.parts.works {
-			if err := g.dev.proxy.watch(l); err != nil {
-				return err
-			}
+	for _, n := range g.nested {
+		if err := n.parts.watch(g.dev); err != nil {
+			return err
 		}
 	}
-	return g.dev.watcher.start()
+	return nil
 }
 
 // launchInvolved launches a graph that has to do with others, or into a capture. The device's launching is held, so that the
@@ -181,7 +192,11 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 			}
 		}
 	}
-	if r := g.start(st); r != Success {
+	if err := g.expect(st); err != nil {
+		return err
+	}
+	if r := drv.GraphLaunch(g.exec, st.handle); r != Success {
+		g.unexpect()
 		return g.dev.check(call, "cuGraphLaunch", r)
 	}
 	for _, one := range related {
@@ -190,7 +205,7 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		}
 		one.past = 0
 	}
-	return g.watch()
+	return nil
 }
 
 // catchUp makes tail complete no earlier than the latest launch. The device's launching is held, and no stream is locked.

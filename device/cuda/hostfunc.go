@@ -40,6 +40,26 @@ func (g *graphParts) launched(s *Stream) {
 	}
 }
 
+// unlaunched takes back what launched noted, for a launch that was not made.
+func (g *graphParts) unlaunched() {
+	for _, l := range g.works {
+		l.unlaunched()
+	}
+}
+
+// watch makes the device look at the waits and the works.
+func (g *graphParts) watch(d *Device) error {
+	for _, l := range g.works {
+		if err := d.proxy.watch(l); err != nil {
+			return err
+		}
+	}
+	if len(g.waits) == 0 {
+		return nil
+	}
+	return d.watcher.start()
+}
+
 // drop gives back what the parts hold, when nothing of the graph is left.
 func (g *graphParts) drop(d *Device) {
 	callbacks.remove(g.ids...)

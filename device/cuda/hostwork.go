@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -15,8 +16,12 @@ import (
 )
 
 const (
-	// The proxy looks at its lanes so often between two looks at the rest of the world.
+	// The proxy looks at its lanes so often without finding that anything has moved between two looks at the rest of the world, and
+	// so often at the most.
 	looksABatch = 32
+	mostLooks   = 1024
+	// checkEvery is the pause between two checks whether runs may go on.
+	checkEvery = 10 * time.Millisecond
 	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with
 	// pauses that double from the first to the longest.
 	lookingFor       = 5 * time.Millisecond
@@ -31,7 +36,11 @@ const (
 //
 // In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU
 // writes 1 to go, which the proxy sets back when it begins, and waits for 1 in done, which the GPU itself sets back.
+//
+// A run that does not end by itself is left to itself, and its stream goes on, when a peer is lost, when the stream is being closed,
+// and after the device's WaitTimeout.
 type workLane struct {
+	dev   *Device
 	words *progress // began is go, and ended done
 	parts *graphParts
 	owner *Stream // without parts
@@ -43,7 +52,8 @@ type workLane struct {
 	pending int // launches of the graph whose run has not ended, as far as is known
 
 	// Of the job that runs.
-	run device.HostProgress
+	run   device.HostProgress
+	since time.Time
 }
 
 // workJob is one work.
@@ -87,6 +97,7 @@ func (l *workLane) look() laneState {
 		if l.run, err = startWork(job.work); err != nil || l.run == nil {
 			l.end(job, err)
 		}
+		l.since = time.Now()
 		return laneMoved
 	}
 	ended, err := pollWork(l.run)
@@ -95,6 +106,35 @@ func (l *workLane) look() laneState {
 	}
 	l.end(job, err)
 	return laneMoved
+}
+
+// check ends a run that must not go on. Only the proxy calls it.
+func (l *workLane) check(now time.Time, lost error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone || l.run == nil {
+		return
+	}
+	var endBy time.Time
+	if s := l.stream(); s != nil {
+		endBy = s.waits.ends()
+	}
+	switch {
+	case lost != nil:
+		l.end(l.jobs[0], lost)
+	case !endBy.IsZero() && now.After(endBy):
+		l.end(l.jobs[0], errClosing)
+	case now.Sub(l.since) >= l.dev.waitTimeout:
+		l.end(l.jobs[0], fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded))
+	}
+}
+
+// stream is the one that a failure is told by; nil for a graph that was never launched.
+func (l *workLane) stream() *Stream {
+	if l.parts != nil {
+		return l.parts.stream.Load()
+	}
+	return l.owner
 }
 
 // end lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
@@ -119,11 +159,7 @@ func (l *workLane) fail(job workJob, err error) {
 	if named, ok := job.work.(fmt.Stringer); ok {
 		name = named.String()
 	}
-	s := l.owner
-	if l.parts != nil {
-		s = l.parts.stream.Load()
-	}
-	if s != nil {
+	if s := l.stream(); s != nil {
 		s.fail(&WorkError{Op: "HostWork(" + name + ")", Err: err})
 	}
 }
@@ -175,6 +211,13 @@ func (l *workLane) launched() {
 	l.pending++
 }
 
+// unlaunched takes it back.
+func (l *workLane) unlaunched() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = max(l.pending-1, 0)
+}
+
 // drop gives the words back. Nothing enqueued writes them any more.
 func (l *workLane) drop(d *Device) {
 	d.proxy.forget(l)
@@ -189,8 +232,8 @@ func (l *workLane) drop(d *Device) {
 // HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and
 // waits for another word; a goroutine of the device watches the first ones, runs the work with the device's context current,
 // and writes the second ones. It is busy while work is to come or under way, for some milliseconds after anything has
-// happened; then it looks up to five thousand times a second. Should the run not end by itself in time, the device ends the
-// wait as it does that of a WaitValue32.
+// happened; then it looks up to five thousand times a second. Should the run not end by itself, it ends as a WaitValue32 does: when
+// a peer is lost, the stream is closed or WaitTimeout is over.
 func (s *Stream) HostWork(w device.HostWork) error {
 	const call = "HostWork"
 	if w == nil {
@@ -209,7 +252,7 @@ func (s *Stream) HostWork(w device.HostWork) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", call, err)
 		}
-		s.work = &workLane{words: words, owner: s}
+		s.work = &workLane{dev: d, words: words, owner: s}
 	}
 	l := s.work
 	id := l.push(w)
@@ -217,10 +260,10 @@ func (s *Stream) HostWork(w device.HostWork) error {
 		l.unpush()
 		return err
 	}
-	goes := [...]BatchMemOp{tell(l.words.at, id)}
-	if err := s.enqueueWaitWith(call, l.words.at+4, id, goes[:], nil); err != nil {
+	s.ops = [...]BatchMemOp{tell(l.words.at, id), waitFor(l.words.at+4, id), {}, {}}
+	if r := s.batch(2); r != Success {
 		l.unpush()
-		return err
+		return d.check(call, "cuStreamBatchMemOp", r)
 	}
 	return nil
 }
@@ -232,12 +275,11 @@ func (s *Stream) recordWork(call string, c *capture, w device.HostWork) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
 	}
-	l := &workLane{words: words, parts: c.parts, jobs: []workJob{{work: w}}}
-	goes := [...]BatchMemOp{tell(words.at, 1)}
-	resets := [...]BatchMemOp{tell(words.at+4, 0)}
-	if err := s.enqueueWaitWith(call, words.at+4, 1, goes[:], resets[:]); err != nil {
+	l := &workLane{dev: d, words: words, parts: c.parts, jobs: []workJob{{work: w}}}
+	s.ops = [...]BatchMemOp{tell(words.at, 1), waitFor(words.at+4, 1), tell(words.at+4, 0), {}}
+	if r := s.batch(3); r != Success {
 		d.dropProgress(words)
-		return err
+		return d.check(call, "cuStreamBatchMemOp", r)
 	}
 	c.addWork(l)
 	return nil
@@ -303,6 +345,7 @@ func (p *proxy) stop() {
 func (p *proxy) run() {
 	defer close(p.ended)
 	moved := time.Now()
+	checked := moved
 	pause := firstProxyPause
 	for {
 		p.mu.Lock()
@@ -312,6 +355,10 @@ func (p *proxy) run() {
 			return
 		}
 		state := p.look(lanes)
+		if time.Since(checked) >= checkEvery {
+			p.check(lanes)
+			checked = time.Now()
+		}
 		switch {
 		case state == laneMoved:
 			moved, pause = time.Now(), firstProxyPause
@@ -329,7 +376,7 @@ func (p *proxy) run() {
 	}
 }
 
-// look looks at the lanes for a while, until one has moved, and gives the liveliest state.
+// look looks at the lanes until nothing has moved for a batch of looks, and gives the liveliest state. The context is pushed once.
 func (p *proxy) look(lanes []*workLane) laneState {
 	if err := p.dev.push(); err != nil {
 		p.dev.log.Debug("the context for work of the CPU cannot be made current", "error", err)
@@ -337,15 +384,34 @@ func (p *proxy) look(lanes []*workLane) laneState {
 	}
 	defer p.dev.pop()
 	best := laneIdle
-	for range looksABatch {
+	for quiet, looks := 0, 0; quiet < looksABatch && looks < mostLooks; looks++ {
+		state := laneIdle
 		for _, l := range lanes {
-			best = max(best, l.look())
+			state = max(state, l.look())
 		}
-		if best != laneWaiting {
-			break
+		best = max(best, state)
+		switch state {
+		case laneIdle:
+			return best
+		case laneMoved:
+			quiet = 0
+		default:
+			quiet++
 		}
 	}
 	return best
+}
+
+// check ends runs that must not go on.
+func (p *proxy) check(lanes []*workLane) {
+	var lost error
+	if p.dev.lost != nil {
+		lost = p.dev.lost()
+	}
+	now := time.Now()
+	for _, l := range lanes {
+		l.check(now, lost)
+	}
 }
 
 // rest waits for something to do; it is false if the proxy was stopped. Lanes of graphs may be used at any time by launches of

@@ -87,6 +87,10 @@ func TestDriversThatCannotBeUsed(t *testing.T) {
 		"unknown":        {cuda.Unknown, "dmesg"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if value, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+				t.Setenv("CUDA_VISIBLE_DEVICES", value) // so that it is there again
+				require.NoError(t, os.Unsetenv("CUDA_VISIBLE_DEVICES"))
+			}
 			f := newFake(1)
 			f.failing("cuInit", c.result)
 			_, err := cuda.Open(&cuda.Options{Driver: f.driver()})

@@ -24,7 +24,7 @@ type Stream struct {
 	capture *capture    // what the stream takes part in; it may have ended, see recording
 	before  EventHandle // recorded when its last capture began; 0 if none ever did
 	waits   waits
-	ops     [8]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
+	ops     [4]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
 	work    *workLane     // for work of the CPU; nil until there is some
 }
 
@@ -267,13 +267,10 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 // lockWithin locks mu, or gives the error of ctx: a call of another goroutine may hold it for long, when the driver's queue
 // is full.
 func (s *Stream) lockWithin(ctx context.Context) error {
-	pause := firstPause
-	for !s.mu.TryLock() {
+	for begin := time.Now(); !s.mu.TryLock(); pauseBetween(begin) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		time.Sleep(pause)
-		pause = min(2*pause, longestPause)
 	}
 	return nil
 }

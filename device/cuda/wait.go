@@ -5,16 +5,35 @@ import (
 	"os"
 	"runtime"
 	"time"
+
+	"github.com/symmem/symmem/internal/futex"
 )
 
 const (
-	// A wait asks without pause for the first askingFor, in batches of asksABatch with a look at the context and a yield to
-	// other goroutines between them; then with pauses that double from firstPause to longestPause.
-	asksABatch   = 16
-	askingFor    = 100 * time.Microsecond
-	firstPause   = 20 * time.Microsecond
+	// A wait asks in batches of asksABatch, with a look at the context and a pause between them: a small part of what it has
+	// lasted, so that it is as little late whether it is for microseconds or for minutes. In the first awakeFor the pause is busy, for
+	// a thread that sleeps may sleep much longer, but leaves the driver to others, whose calls would wait for those that ask.
+	asksABatch   = 4
+	awakeFor     = 2 * time.Millisecond
+	pausePart    = 64
 	longestPause = time.Millisecond
 )
+
+// pauseBetween waits a little before what has been waited for since begin is looked at again.
+func pauseBetween(begin time.Time) {
+	waited := time.Since(begin)
+	pause := min(waited/pausePart, longestPause)
+	if waited >= awakeFor {
+		futex.Doze(pause)
+		return
+	}
+	for now := time.Now(); ; {
+		runtime.Gosched()
+		if time.Since(now) >= pause {
+			return
+		}
+	}
+}
 
 // await waits until e is complete (which no event, 0, is), for ctx, or until deadline unless that is zero
 // (os.ErrDeadlineExceeded). The caller has the device in use. It allocates nothing.
@@ -23,7 +42,6 @@ func (d *Device) await(ctx context.Context, e EventHandle, deadline time.Time) e
 		return nil
 	}
 	begin := time.Now()
-	pause := firstPause
 	for {
 		if done, err := d.ask(e); done || err != nil {
 			return err
@@ -31,16 +49,10 @@ func (d *Device) await(ctx context.Context, e EventHandle, deadline time.Time) e
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		now := time.Now()
-		if !deadline.IsZero() && now.After(deadline) {
+		if !deadline.IsZero() && time.Now().After(deadline) {
 			return os.ErrDeadlineExceeded
 		}
-		if now.Sub(begin) < askingFor {
-			runtime.Gosched()
-			continue
-		}
-		time.Sleep(pause)
-		pause = min(2*pause, longestPause)
+		pauseBetween(begin)
 	}
 }
 

@@ -70,11 +70,6 @@ type graphWait struct {
 
 // enqueueWait enqueues a wait, and before and behind it what tells of it. The stream is locked and the context is current.
 func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
-	return s.enqueueWaitWith(call, p, value, nil, nil)
-}
-
-// enqueueWaitWith is enqueueWait with other writes before and behind it, two at the most.
-func (s *Stream) enqueueWaitWith(call string, p device.Ptr, value uint32, before, behind []BatchMemOp) error {
 	d := s.dev
 	if c := s.recording(); c != nil {
 		words, err := d.takeProgress()
@@ -83,8 +78,8 @@ func (s *Stream) enqueueWaitWith(call string, p device.Ptr, value uint32, before
 		}
 		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
 		// The words are the same at each replay, so that they must be made to differ first.
-		n := s.batch(before, behind, tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1))
-		if r := d.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0); r != Success {
+		s.ops = [...]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
+		if r := s.batch(4); r != Success {
 			d.dropProgress(words)
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
@@ -111,8 +106,8 @@ func (s *Stream) enqueueWaitWith(call string, p device.Ptr, value uint32, before
 	w.trim()
 	w.queue = append(w.queue, wait{id: id, p: p, value: value})
 	w.mu.Unlock()
-	n := s.batch(before, behind, tell(words.at, id), waitFor(p, value), tell(words.at+4, id))
-	if r := d.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0); r != Success {
+	s.ops = [...]BatchMemOp{tell(words.at, id), waitFor(p, value), tell(words.at+4, id), {}}
+	if r := s.batch(3); r != Success {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		// Nothing of it was enqueued, and nobody else can have added a wait: the stream is locked.
@@ -125,13 +120,8 @@ func (s *Stream) enqueueWaitWith(call string, p device.Ptr, value uint32, before
 	return nil
 }
 
-// batch puts together what the driver is passed, and counts it.
-func (s *Stream) batch(before, behind []BatchMemOp, ops ...BatchMemOp) uint32 {
-	n := copy(s.ops[:], before)
-	n += copy(s.ops[n:], ops)
-	n += copy(s.ops[n:], behind)
-	return uint32(n)
-}
+// batch enqueues the first n of the stream's operations, all or nothing.
+func (s *Stream) batch(n uint32) Result { return s.dev.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0) }
 
 // tell is writing a progress word.
 func tell(at device.Ptr, value uint32) BatchMemOp {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/futex"
 )
 
 // Comm is a communicator: this rank's place among those that came together with one unique id. NCCL does one call of a
@@ -164,7 +165,7 @@ func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataT
 	}
 	r := c.lib.call.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
 	for r == InProgress { // of a communicator that does not block; the work must be in the stream before more is enqueued
-		time.Sleep(shortest)
+		futex.Doze(shortest)
 		if c.Handle() == 0 {
 			return c.gone("AllReduce")
 		}
@@ -361,13 +362,10 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 		if state != InProgress {
 			return c.lib.check(call, state)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if ctx.Err() != nil {
 			return &StuckError{Library: libraryName, What: what, Err: context.Cause(ctx), Abortable: c.owned}
 		}
+		futex.Doze(pause)
 	}
 }
 

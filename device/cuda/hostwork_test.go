@@ -1,0 +1,130 @@
+package cuda_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+)
+
+// endless is work that never ends.
+type endless struct{}
+
+func (endless) Start() (device.HostProgress, error) { return endless{}, nil }
+func (endless) Poll() (bool, error)                 { return false, nil }
+func (endless) String() string                      { return "endless" }
+
+// TestHostWorkThatDoesNotEnd: the stream goes on with an error, and so does a graph, and both can be used again.
+func TestHostWorkThatDoesNotEnd(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T, o *cuda.Options) *cuda.Device{
+		"fake": func(t *testing.T, o *cuda.Options) *cuda.Device { return openFake(t, newFake(1), o) },
+		"gpu":  func(t *testing.T, o *cuda.Options) *cuda.Device { return open(t, o) },
+	} {
+		synchronize := func(t *testing.T, s device.Stream, want error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			err := s.Synchronize(ctx)
+			require.ErrorIs(t, err, want)
+			var work *device.WorkError
+			require.ErrorAs(t, err, &work)
+			assert.Equal(t, "HostWork(endless)", work.Op)
+			require.NoError(t, s.Synchronize(ctx))
+		}
+		t.Run(name+"/times out", func(t *testing.T) {
+			d := open(t, &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+			s := newStream(t, d)
+			require.NoError(t, s.HostWork(endless{}))
+			synchronize(t, s, os.ErrDeadlineExceeded)
+			require.NoError(t, s.BeginCapture())
+			require.NoError(t, s.HostWork(endless{}))
+			g, err := s.EndCapture()
+			require.NoError(t, err)
+			for range 3 {
+				require.NoError(t, g.Launch(s))
+				synchronize(t, s, os.ErrDeadlineExceeded)
+			}
+			require.NoError(t, g.Close())
+		})
+		t.Run(name+"/a peer is lost", func(t *testing.T) {
+			gone := errors.New("rank 3 is gone")
+			var lost atomic.Bool
+			d := open(t, &cuda.Options{Err: func() error {
+				if lost.Load() {
+					return gone
+				}
+				return nil
+			}})
+			s := newStream(t, d)
+			require.NoError(t, s.HostWork(endless{}))
+			time.AfterFunc(30*time.Millisecond, func() { lost.Store(true) })
+			synchronize(t, s, gone)
+		})
+		t.Run(name+"/the stream is closed", func(t *testing.T) {
+			d := open(t, &cuda.Options{WaitTimeout: 500 * time.Millisecond})
+			s := newStream(t, d)
+			for range 10 {
+				require.NoError(t, s.HostWork(endless{}))
+			}
+			began := time.Now()
+			var work *device.WorkError
+			require.ErrorAs(t, s.Close(), &work)
+			assert.Less(t, time.Since(began), 20*time.Second)
+		})
+	}
+}
+
+// copying is work of the CPU that copies by another stream of the device and waits for the event behind the copy.
+type copying struct {
+	stream device.Stream
+	event  device.Event
+	to, of device.Ptr
+	runs   atomic.Int64
+}
+
+func (c *copying) Start() (device.HostProgress, error) {
+	c.runs.Add(1)
+	return c, errors.Join(c.stream.Copy(c.to, c.of, 8), c.stream.Record(c.event))
+}
+
+func (c *copying) Poll() (bool, error) { return c.event.Query() }
+
+// TestHostWorkInFullQueues: more is enqueued than the driver's queues hold, so that the calls which enqueue wait for room, while the
+// work that makes the room calls the driver too.
+func TestHostWorkInFullQueues(t *testing.T) {
+	d := open(t, nil)
+	s := newStream(t, d)
+	w := &copying{stream: newStream(t, d), event: newEvent(t, d), to: alloc(t, d, 8), of: alloc(t, d, 8)}
+	const n, parts = 4000, 50
+	finish := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Synchronize(ctx))
+		assert.EqualValues(t, n, w.runs.Swap(0))
+	}
+	for range n {
+		require.NoError(t, s.HostWork(w))
+	}
+	finish()
+	require.NoError(t, s.BeginCapture())
+	for range parts {
+		require.NoError(t, s.HostWork(w))
+		require.NoError(t, s.Fill(w.of, 1, 8))
+	}
+	g, err := s.EndCapture()
+	require.NoError(t, err)
+	for range n / parts {
+		require.NoError(t, g.Launch(s))
+	}
+	finish()
+	require.NoError(t, g.Close())
+}
