@@ -18,6 +18,9 @@ type Flags interface {
 	// Words are this rank's. Peers write them at any time, so they must be loaded atomically. A word that is being written may
 	// hold a mixture of its bytes from before and after, in the order of the bytes or in the reverse order.
 	Words() []atomic.Uint64
+	// Progress drives on what peers write, where that takes this process too. It is called again and again while this rank waits for
+	// a word, by several goroutines perhaps, and does not block.
+	Progress()
 	// PrepareStore makes what writing the word at index of another rank takes. Local.
 	PrepareStore(peer, index int) (FlagStore, error)
 	// Close gives the words back. Every rank has agreed that nobody writes them any more, or is lost.

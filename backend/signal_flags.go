@@ -141,8 +141,9 @@ func (f *flagSignals) lane(channel, kind, peer int) (*flagLane, error) {
 	return l, nil
 }
 
-// giveUp is the error of work that may go on no longer, or nil.
-func (f *flagSignals) giveUp(began time.Time) error {
+// waitOn lets arrive what a wait is for that began then; it is the error of one that may go on no longer.
+func (f *flagSignals) waitOn(began time.Time) error {
+	f.flags.Progress()
 	if err := f.memory.group.Err(); err != nil {
 		return err
 	}
@@ -232,7 +233,7 @@ type flagSent struct {
 func (r *flagSent) Poll() (bool, error) {
 	ended, err := r.lane.reached(r.count)
 	if !ended && err == nil {
-		err = r.lane.signals.giveUp(r.began)
+		err = r.lane.signals.waitOn(r.began)
 	}
 	if err != nil {
 		err = &device.WaitError{Op: "signal", Channel: r.lane.channel, Peer: r.lane.peer, Err: err}
@@ -272,7 +273,7 @@ func (r *flagAwaited) Poll() (bool, error) {
 	if have, whole := r.signals.count(r.index); whole && int32(have-r.count) >= 0 {
 		return true, nil
 	}
-	if err := r.signals.giveUp(r.began); err != nil {
+	if err := r.signals.waitOn(r.began); err != nil {
 		return false, r.signals.user.failure(&device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err})
 	}
 	return false, nil
@@ -399,7 +400,7 @@ func (r *flagMeeting) Poll() (bool, error) {
 	if late < 0 {
 		return true, nil
 	}
-	if err := f.giveUp(r.began); err != nil {
+	if err := f.waitOn(r.began); err != nil {
 		return false, r.failed(late, err)
 	}
 	return false, nil

@@ -225,6 +225,8 @@ func (f *farFlags) of(rank int) ([]atomic.Uint64, error) {
 
 func (f *farFlags) Words() []atomic.Uint64 { return f.words }
 
+func (f *farFlags) Progress() {}
+
 func (f *farFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	words, err := f.of(peer)
 	if err != nil {

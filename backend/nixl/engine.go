@@ -15,6 +15,7 @@ type engine interface {
 	Metadata() ([]byte, error)
 	MetadataOf(m nixl.Memory, b nixl.Block) ([]byte, error)
 	Know(metadata []byte) (name string, err error)
+	Progress() error
 	NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block, peer string) (request, error)
 	Close() error
 }
@@ -40,13 +41,13 @@ func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block,
 // agentTimeout bounds the making of an agent.
 const agentTimeout = 60 * time.Second
 
-// makeAgent makes an agent of the library, for as long as ctx and agentTimeout allow.
-func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string) (*nixl.Agent, error) {
+// makeAgent makes an agent of the library, with or without a progress thread, for as long as ctx and agentTimeout allow.
+func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, thread bool) (*nixl.Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	return nixl.Bound(ctx, "making an agent", func() (a *nixl.Agent, err error) {
 		err = within(d, func() error { // UCX finds the GPU by the context
-			a, err = lib.NewAgent(name)
+			a, err = lib.NewAgent(name, &nixl.AgentOptions{NoThread: !thread})
 			return err
 		})
 		return a, err

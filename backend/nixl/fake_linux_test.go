@@ -41,6 +41,8 @@ type fakeEngine struct {
 	remote   map[string]map[nixl.Block]int // what is known of others: the registration that each block is of
 	requests int
 	closed   bool
+
+	progressed int // how often Progress was called
 }
 
 // fakeMetadata is what a fake engine tells others.
@@ -128,6 +130,17 @@ func (e *fakeEngine) Know(blob []byte) (string, error) {
 		e.remote[m.Name][m.Block] = m.Serial
 	}
 	return m.Name, nil
+}
+
+// Progress delivers nothing: what a request moves is there when it has ended.
+func (e *fakeEngine) Progress() error {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	if e.closed {
+		return errors.New("driven on when it was closed")
+	}
+	e.progressed++
+	return nil
 }
 
 func (e *fakeEngine) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block, peer string) (request, error) {

@@ -58,6 +58,9 @@ func (f *flags) make(count int) error {
 // Words are this rank's.
 func (f *flags) Words() []atomic.Uint64 { return f.words }
 
+// Progress lets the agent handle what has arrived, where no thread of the library does.
+func (f *flags) Progress() { f.backend.node.progress() }
+
 // PrepareStore prepares writing a word of a peer, from a source of its own.
 func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	f.mu.Lock()

@@ -57,7 +57,7 @@ func look(ctx context.Context, answer backend.Library, lib *nixl.Library, p *pla
 		return answer
 	}
 	defer func() { _ = cpu.Close() }() // it holds nothing
-	a, err := makeAgent(ctx, lib, cpu, "doctor-"+nonce())
+	a, err := makeAgent(ctx, lib, cpu, "doctor-"+nonce(), false)
 	if err != nil {
 		answer.Reason = err.Error()
 		answer.Fix = "the environment variable NIXL_LOG_LEVEL=DEBUG makes it say more"

@@ -49,6 +49,8 @@ type Options struct {
 	engine func(name string) (engine, error)
 	// pads makes memory have pads on the CPU too.
 	pads bool
+	// drive makes the node drive the engine on.
+	drive bool
 }
 
 // defaultTimeout is the KernelTimeout unless the options say otherwise.
@@ -112,6 +114,9 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 		}
 		b.node, b.ownsNode = newNode(e, name, b.device), true
 		b.node.pads = o.pads
+		if o.drive {
+			b.node.drive()
+		}
 		return b.node.makeScratch()
 	}
 	p, err := choosePlace(o)
@@ -131,11 +136,15 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 	if err := probe(ctx, lib, b.device); err != nil {
 		return err
 	}
-	a, err := makeAgent(ctx, lib, b.device, name)
+	thread := needsThread(b.device, b.group.Members())
+	a, err := makeAgent(ctx, lib, b.device, name, thread)
 	if err != nil {
 		return err
 	}
 	b.node, b.ownsNode = newNode(agent{a}, name, b.device), true
+	if !thread {
+		b.node.drive()
+	}
 	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", b.node.memory.String())
 	return b.node.makeScratch()
 }

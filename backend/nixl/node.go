@@ -24,6 +24,7 @@ type node struct {
 	device device.Device
 	memory nixl.Memory // of the device
 	pads   bool        // memory is moved once at rendezvous, for which it has pads
+	driver *driver     // nil where a thread of the library does its work
 
 	scratch scratch // where there are pads
 
@@ -44,6 +45,13 @@ func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g
 func newNode(e engine, name string, d device.Device) *node {
 	m := memoryOf(d)
 	return &node{engine: e, name: name, device: d, memory: m, pads: m == nixl.VRAM, known: map[string]bool{}}
+}
+
+// progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells.
+func (n *node) progress() {
+	if n.driver != nil {
+		_ = within(n.device, n.engine.Progress)
+	}
 }
 
 // connect makes the agent known that the metadata is of.
@@ -172,5 +180,6 @@ func (n *node) close(ctx context.Context) error {
 	}
 	n.strays = nil
 	n.mu.Unlock()
+	n.driver.stop()
 	return errors.Join(err, n.dropScratch(), n.engine.Close())
 }

@@ -145,7 +145,7 @@ func try(ctx context.Context, lib *nixl.Library, d device.Device) (err error) {
 	if err := holdContext(d); err != nil {
 		return err
 	}
-	a, err := makeAgent(ctx, lib, d, "probe-"+nonce())
+	a, err := makeAgent(ctx, lib, d, "probe-"+nonce(), false)
 	if err != nil {
 		return err
 	}

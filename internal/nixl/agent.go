@@ -22,20 +22,37 @@ type Agent struct {
 	mu      sync.RWMutex // read-locked during NIXL's calls, so that the handle stays good
 	handle  handle
 	backend handle
+
+	progress sync.Mutex // held during Progress
+	notes    handle     // the notifications of Progress, which there are none of; 0 with a progress thread
 }
 
-// NewAgent makes an agent and its engine. The name must differ from those of all agents that it is to know. It may block: see
-// [Bound]. Close it.
-func (l *Library) NewAgent(name string) (*Agent, error) {
+// AgentOptions says what agent to make.
+type AgentOptions struct {
+	// NoThread makes the agent do without the library's progress thread: what arrives is handled in Status of its requests and in
+	// Progress only. The thread wakes when something arrives; with memory of GPUs under way it makes UCX enqueue a function of the
+	// CPU behind each copy (uct_cuda_base_iface_event_fd_arm in uct/cuda/base/cuda_iface.c of UCX 1.23), for which the next copy
+	// waits.
+	NoThread bool
+}
+
+// NewAgent makes an agent and its engine; nil options are the defaults. The name must differ from those of all agents that it is
+// to know. It may block: see [Bound]. Close it.
+func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 	if name == "" {
 		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
 	}
+	thread := opts == nil || !opts.NoThread
 	a := &Agent{lib: l, name: name}
-	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(progressDelayUS),
+	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(thread, progressDelayUS),
 		&a.handle)); err != nil {
 		return nil, fmt.Errorf("making an agent: %w", err)
 	}
-	if err := a.start(); err != nil {
+	err := a.start()
+	if err == nil && !thread {
+		err = l.check("create_notif_map", l.call.createNotes(&a.notes))
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("making an agent: %w", err), a.Close())
 	}
 	return a, nil
@@ -199,6 +216,22 @@ func (a *Agent) Know(metadata []byte) (name string, err error) {
 	return name, nil
 }
 
+// Progress handles what has arrived, for an agent without a progress thread; with one there is nothing to do. It does not block.
+// Peers depend on it: what the network cannot write by itself, this process writes, and it answers those that connect to it.
+// Called while another call is under way it does nothing.
+func (a *Agent) Progress() error {
+	if !a.progress.TryLock() {
+		return nil
+	}
+	defer a.progress.Unlock()
+	return a.use(func(agent handle) error {
+		if a.notes == 0 {
+			return nil
+		}
+		return a.lib.check("get_notifs", a.lib.call.getNotes(agent, a.notes, 0))
+	})
+}
+
 // Forget drops what is known of another agent. No request to it is used any more.
 func (a *Agent) Forget(name string) error {
 	return a.use(func(agent handle) error {
@@ -215,10 +248,13 @@ func (a *Agent) Close() error {
 	}
 	l := a.lib
 	var err error
+	if a.notes != 0 {
+		err = l.check("destroy_notif_map", l.call.destroyNotes(a.notes))
+	}
 	if a.backend != 0 {
-		err = l.check("destroy_backend", l.call.destroyBackend(a.backend))
+		err = errors.Join(err, l.check("destroy_backend", l.call.destroyBackend(a.backend)))
 	}
 	err = errors.Join(err, l.check("destroy_agent", l.call.destroyAgent(a.handle)))
-	a.handle, a.backend = 0, 0
+	a.handle, a.backend, a.notes = 0, 0, 0
 	return err
 }

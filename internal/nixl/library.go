@@ -76,6 +76,10 @@ type functions struct {
 	loadMetadata func(agent handle, data unsafe.Pointer, n uintptr, name *unsafe.Pointer) Status
 	invalidate   func(agent handle, name string) Status
 
+	createNotes  func(notes *handle) Status
+	getNotes     func(agent, notes, args handle) Status
+	destroyNotes func(notes handle) Status
+
 	createBlocks   func(m Memory, blocks *handle) Status
 	addBlock       func(blocks handle, addr, bytes uintptr, device uint64) Status
 	destroyBlocks  func(blocks handle) Status
@@ -110,6 +114,9 @@ func (f *functions) table() []symbol {
 		{"nixl_capi_get_local_partial_md", &f.metadataOf},
 		{"nixl_capi_load_remote_md", &f.loadMetadata},
 		{"nixl_capi_invalidate_remote_md", &f.invalidate},
+		{"nixl_capi_create_notif_map", &f.createNotes},
+		{"nixl_capi_get_notifs", &f.getNotes},
+		{"nixl_capi_destroy_notif_map", &f.destroyNotes},
 		{"nixl_capi_create_xfer_dlist", &f.createBlocks},
 		{"nixl_capi_xfer_dlist_add_desc", &f.addBlock},
 		{"nixl_capi_destroy_xfer_dlist", &f.destroyBlocks},

@@ -30,7 +30,7 @@ func TestNames(t *testing.T) {
 
 // TestConfigSuitsBothLayouts: the mode of threads is where either layout has it, and there is no listener.
 func TestConfigSuitsBothLayouts(t *testing.T) {
-	c := newAgentConfig(1000)
+	c := newAgentConfig(true, 1000)
 	type today struct {
 		prog, listen bool
 		port, sync   int32
@@ -198,7 +198,7 @@ func table() (*Library, map[handle]string) {
 // TestNothingIsLeft: whatever fails, the lists that carry arguments are given back.
 func TestNothingIsLeft(t *testing.T) {
 	l, made := table()
-	a, err := l.NewAgent("a")
+	a, err := l.NewAgent("a", nil)
 	require.NoError(t, err)
 	block := Block{Addr: 4096, Bytes: 8}
 	require.NoError(t, a.Register(DRAM, block))
@@ -246,12 +246,12 @@ func TestNoEngine(t *testing.T) {
 	l, made := table()
 	l.call.createBackend = func(handle, string, handle, *handle) Status { return BackendError }
 	t.Setenv("UCX_TLS", "sm,self")
-	_, err := l.NewAgent("a")
+	_, err := l.NewAgent("a", nil)
 	require.ErrorIs(t, err, errs.ErrUnsupported)
 	require.ErrorContains(t, err, `UCX_TLS is "sm,self"`)
 	require.ErrorContains(t, err, "POSIX", "it says which plugins there are")
 	assert.Empty(t, made)
-	_, err = l.NewAgent("")
+	_, err = l.NewAgent("", nil)
 	require.ErrorIs(t, err, errs.ErrInvalid)
 }
 

@@ -51,7 +51,7 @@ func TestTwoAgents(t *testing.T) {
 	var blocks [2]Block
 	for i, name := range []string{"a", "b"} {
 		began := time.Now()
-		a, err := Bound(ctx, "making an agent", func() (*Agent, error) { return l.NewAgent(name) })
+		a, err := Bound(ctx, "making an agent", func() (*Agent, error) { return l.NewAgent(name, nil) })
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, a.Close()) }()
 		t.Logf("agent %s after %v", name, time.Since(began))

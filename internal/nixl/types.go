@@ -97,11 +97,13 @@ const syncRW = 2
 // Without a listener the port does not count, nor does ever the number of workers, so that one set of bytes suits both.
 type agentConfig [40]byte
 
-// newAgentConfig gives the configuration of an agent with a progress thread that wakes after so many microseconds at the
-// latest.
-func newAgentConfig(progressDelayUS uint64) *agentConfig {
+// newAgentConfig gives the configuration of an agent, with a progress thread that wakes after so many microseconds at the latest,
+// or without one.
+func newAgentConfig(thread bool, progressDelayUS uint64) *agentConfig {
 	c := new(agentConfig)
-	c[0] = 1
+	if thread {
+		c[0] = 1
+	}
 	binary.NativeEndian.PutUint32(c[4:], syncRW)
 	binary.NativeEndian.PutUint32(c[8:], syncRW)
 	binary.NativeEndian.PutUint64(c[16:], progressDelayUS)

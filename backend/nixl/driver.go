@@ -1,0 +1,58 @@
+package nixl
+
+import (
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// The library's thread makes a GPU's copies wait for the CPU (see nixl.AgentOptions), and what moves memory of GPUs between the
+// processes of one host needs nobody at the far end. So there an agent has no such thread: whoever waits for a transfer or a flag
+// drives it on, and a driver does it now and then, for the peers that connect, or write words by way of this process. Between
+// hosts much arrives that this process has to take in, and the thread is worth its price.
+
+// driveEvery is the pause between two looks of a driver.
+const driveEvery = 500 * time.Microsecond
+
+// needsThread reports whether the agent of a rank, with memory of that device, is to have the library's thread.
+func needsThread(d device.Device, members []group.Member) bool {
+	hosts := map[string]bool{}
+	for _, m := range members {
+		hosts[m.BootID] = true
+	}
+	return d.Kind() != device.CUDA || len(hosts) > 1
+}
+
+// driver drives an agent on that has no thread of the library's.
+type driver struct {
+	stopped chan struct{}
+	done    sync.WaitGroup
+}
+
+// drive begins to drive the agent on.
+func (n *node) drive() {
+	d := &driver{stopped: make(chan struct{})}
+	n.driver = d
+	d.done.Go(func() {
+		tick := time.NewTicker(driveEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-d.stopped:
+				return
+			case <-tick.C:
+				n.progress()
+			}
+		}
+	})
+}
+
+// stop ends it, and waits for its end.
+func (d *driver) stop() {
+	if d != nil {
+		close(d.stopped)
+		d.done.Wait()
+	}
+}
