@@ -148,6 +148,7 @@ func (f *functions) bind(lib *dl.Library) error {
 	if len(lacking.Symbols) > 0 {
 		return lacking
 	}
+	bindFast(lib, f)
 	return nil
 }
 
