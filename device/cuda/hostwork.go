@@ -34,8 +34,11 @@ const (
 // workLane is where one stream, or one place in a graph, hands work to the CPU, one after the other: the GPU writes the word
 // go, and waits for the word done.
 //
-// In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU
-// writes 1 to go, which the proxy sets back when it begins, and waits for 1 in done, which the GPU itself sets back.
+// In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU sets
+// done to 0 and go to 1, which the proxy sets back when it begins, and waits until done is the work's number in the lane.
+//
+// Work that follows work with nothing between them is not waited for by go: the CPU goes on with it by itself, which saves the way to
+// the GPU and back.
 //
 // A run that does not end by itself is left to itself, and its stream goes on, when a peer is lost, when the stream is being closed,
 // and after the device's WaitTimeout.
@@ -47,9 +50,10 @@ type workLane struct {
 
 	mu      sync.Mutex
 	gone    bool
-	last    uint32 // the number of the latest job
-	jobs    []workJob
-	pending int // launches of the graph whose run has not ended, as far as is known
+	last    uint32    // the number of the latest job of a stream
+	jobs    []workJob // those of a stream that have not ended, or all of a graph
+	next    int       // of a graph's jobs
+	pending int       // launches of the graph whose run has not ended, as far as is known
 
 	// Of the job that runs.
 	run   device.HostProgress
@@ -58,8 +62,9 @@ type workLane struct {
 
 // workJob is one work.
 type workJob struct {
-	id   uint32 // 0 in a graph
-	work device.HostWork
+	id      uint32
+	follows bool // it begins when the job before it has ended
+	work    device.HostWork
 }
 
 // laneState is what a look at a lane has found.
@@ -78,24 +83,14 @@ func (l *workLane) look() laneState {
 	if l.gone || len(l.jobs) == 0 {
 		return laneIdle
 	}
-	job := l.jobs[0]
+	job := l.jobs[l.next]
 	if l.run == nil {
-		here := atomic.LoadUint32(l.words.began)
-		if job.id == 0 && here == 0 {
-			if l.pending > 0 {
-				return laneWaiting
-			}
-			return laneIdle
-		}
-		if job.id != 0 && int32(here-job.id) < 0 {
-			return laneWaiting
-		}
-		if job.id == 0 {
-			atomic.StoreUint32(l.words.began, 0)
+		if state := l.come(job); state != laneMoved {
+			return state
 		}
 		var err error
 		if l.run, err = startWork(job.work); err != nil || l.run == nil {
-			l.end(job, err)
+			l.end(err)
 		}
 		l.since = time.Now()
 		return laneMoved
@@ -104,7 +99,29 @@ func (l *workLane) look() laneState {
 	if !ended && err == nil {
 		return laneWaiting
 	}
-	l.end(job, err)
+	l.end(err)
+	return laneMoved
+}
+
+// come tells whether the job may begin: laneMoved if it may.
+func (l *workLane) come(job workJob) laneState {
+	if job.follows {
+		return laneMoved
+	}
+	here := atomic.LoadUint32(l.words.began)
+	if l.parts == nil {
+		if int32(here-job.id) < 0 {
+			return laneWaiting
+		}
+		return laneMoved
+	}
+	if here == 0 {
+		if l.pending > 0 {
+			return laneWaiting
+		}
+		return laneIdle
+	}
+	atomic.StoreUint32(l.words.began, 0)
 	return laneMoved
 }
 
@@ -121,11 +138,11 @@ func (l *workLane) check(now time.Time, lost error) {
 	}
 	switch {
 	case lost != nil:
-		l.end(l.jobs[0], lost)
+		l.end(lost)
 	case !endBy.IsZero() && now.After(endBy):
-		l.end(l.jobs[0], errClosing)
+		l.end(errClosing)
 	case now.Sub(l.since) >= l.dev.waitTimeout:
-		l.end(l.jobs[0], fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded))
+		l.end(fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded))
 	}
 }
 
@@ -137,19 +154,20 @@ func (l *workLane) stream() *Stream {
 	return l.owner
 }
 
-// end lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
-func (l *workLane) end(job workJob, err error) {
+// end ends the present job and lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
+func (l *workLane) end(err error) {
+	job := l.jobs[l.next]
 	if err != nil {
 		l.fail(job, err)
 	}
 	l.run = nil
-	if job.id == 0 {
+	if l.parts == nil {
+		l.jobs[0] = workJob{}
+		l.jobs = l.jobs[1:]
+	} else if l.next++; l.next == len(l.jobs) {
+		l.next = 0
 		l.pending = max(l.pending-1, 0)
-		atomic.StoreUint32(l.words.ended, 1)
-		return
 	}
-	l.jobs[0] = workJob{}
-	l.jobs = l.jobs[1:]
 	atomic.StoreUint32(l.words.ended, job.id)
 }
 
@@ -184,16 +202,12 @@ func pollWork(run device.HostProgress) (ended bool, err error) {
 	return run.Poll()
 }
 
-// push adds work and gives its number.
-func (l *workLane) push(w device.HostWork) uint32 {
+// push adds work with the next number.
+func (l *workLane) push(w device.HostWork, follows bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last++
-	if l.last == 0 {
-		l.last++ // 0 is for graphs
-	}
-	l.jobs = append(l.jobs, workJob{id: l.last, work: w})
-	return l.last
+	l.jobs = append(l.jobs, workJob{id: l.last, follows: follows, work: w})
 }
 
 // unpush takes the latest work back, which was not enqueued.
@@ -239,14 +253,20 @@ func (s *Stream) HostWork(w device.HostWork) error {
 	if w == nil {
 		return errs.Invalid(call, "w", nil, "work")
 	}
-	if err := s.lock(call); err != nil {
+	behind, err := s.lockBehind(call)
+	if err != nil {
 		return err
 	}
 	defer s.unlock()
-	d := s.dev
 	if c := s.recording(); c != nil {
-		return s.recordWork(call, c, w)
+		return s.recordWork(call, c, w, behind)
 	}
+	return s.enqueueWork(call, w, behind)
+}
+
+// enqueueWork enqueues work; the stream is locked.
+func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) error {
+	d := s.dev
 	if s.work == nil {
 		words, err := d.takeProgress()
 		if err != nil {
@@ -255,33 +275,56 @@ func (s *Stream) HostWork(w device.HostWork) error {
 		s.work = &workLane{dev: d, words: words, owner: s}
 	}
 	l := s.work
-	id := l.push(w)
 	if err := d.proxy.watch(l); err != nil {
-		l.unpush()
 		return err
 	}
-	s.ops = [...]BatchMemOp{tell(l.words.at, id), waitFor(l.words.at+4, id), {}, {}}
-	if r := s.batch(2); r != Success {
-		l.unpush()
-		return d.check(call, "cuStreamBatchMemOp", r)
+	first, done := l.words.at, l.words.at+4
+	if behind == l {
+		// The CPU must not begin before the wait is enqueued, which may fail.
+		s.ops[0] = waitFor(done, l.last+1)
+		if r := s.batch(1); r != Success {
+			return d.check(call, "cuStreamBatchMemOp", r)
+		}
+		l.push(w, true)
+		d.proxy.awake()
+	} else {
+		// The CPU must know of it before the GPU comes to it: the driver may return from the call later than that.
+		l.push(w, false)
+		s.ops = [...]BatchMemOp{tell(first, l.last), waitFor(done, l.last), {}, {}}
+		if r := s.batch(2); r != Success {
+			l.unpush()
+			return d.check(call, "cuStreamBatchMemOp", r)
+		}
 	}
+	s.ends = l
 	return nil
 }
 
 // recordWork records work; the stream is locked.
-func (s *Stream) recordWork(call string, c *capture, w device.HostWork) error {
+func (s *Stream) recordWork(call string, c *capture, w device.HostWork, behind *workLane) error {
 	d := s.dev
+	if l := behind; l != nil && l.parts == c.parts {
+		s.ops[0] = waitFor(l.words.at+4, l.last+1)
+		if r := s.batch(1); r != Success {
+			return d.check(call, "cuStreamBatchMemOp", r)
+		}
+		l.push(w, true)
+		s.ends = l
+		return nil
+	}
 	words, err := d.takeProgress()
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
 	}
-	l := &workLane{dev: d, words: words, parts: c.parts, jobs: []workJob{{work: w}}}
-	s.ops = [...]BatchMemOp{tell(words.at, 1), waitFor(words.at+4, 1), tell(words.at+4, 0), {}}
+	l := &workLane{dev: d, words: words, parts: c.parts}
+	l.push(w, false)
+	s.ops = [...]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(words.at+4, 1), {}}
 	if r := s.batch(3); r != Success {
 		d.dropProgress(words)
 		return d.check(call, "cuStreamBatchMemOp", r)
 	}
 	c.addWork(l)
+	s.ends = l
 	return nil
 }
 
@@ -310,11 +353,16 @@ func (p *proxy) watch(l *workLane) error {
 		p.wake, p.ended = make(chan struct{}, 1), make(chan struct{})
 		go p.run()
 	}
+	p.awake()
+	return nil
+}
+
+// awake makes the proxy look soon; it was made to watch something before.
+func (p *proxy) awake() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // forget makes the proxy look at the lane no more.
@@ -330,10 +378,7 @@ func (p *proxy) stop() {
 	p.stopped = true
 	ended := p.ended
 	if p.wake != nil {
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
+		p.awake()
 	}
 	p.mu.Unlock()
 	if ended != nil {

@@ -128,3 +128,91 @@ func TestHostWorkInFullQueues(t *testing.T) {
 	finish()
 	require.NoError(t, g.Close())
 }
+
+// noting is work of the CPU that notes its name.
+type noting struct {
+	name string
+	to   *[]string
+}
+
+func (n noting) Start() (device.HostProgress, error) { return n, nil }
+func (n noting) Poll() (bool, error)                 { *n.to = append(*n.to, n.name); return true, nil }
+
+// TestHostWorkBehindHostWork: the CPU goes on with work behind work without the GPU, and with nothing that is behind anything else.
+func TestHostWorkBehindHostWork(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) *cuda.Device{
+		"fake": func(t *testing.T) *cuda.Device { return openFake(t, newFake(1), nil) },
+		"gpu":  func(t *testing.T) *cuda.Device { return open(t, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			s, other := newStream(t, d), newStream(t, d)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var order []string
+			work := func(name string) { t.Helper(); require.NoError(t, s.HostWork(noting{name, &order})) }
+			note := func(name string) {
+				t.Helper()
+				require.NoError(t, s.HostFunc(func() { order = append(order, name) }))
+			}
+			event := newEvent(t, d)
+			all := func() {
+				t.Helper()
+				work("a")
+				work("b")
+				work("c")
+				note("1")
+				work("d")
+				work("e")
+				note("2")
+				require.NoError(t, s.Record(event))
+				require.NoError(t, other.WaitEvent(event))
+				require.NoError(t, other.HostWork(noting{"f", &order}))
+				require.NoError(t, other.Record(event))
+				require.NoError(t, s.WaitEvent(event))
+				work("g")
+			}
+			want := []string{"a", "b", "c", "1", "d", "e", "2", "f", "g"}
+			for range 3 {
+				all()
+			}
+			require.NoError(t, s.Synchronize(ctx))
+			assert.Equal(t, append(append(append([]string(nil), want...), want...), want...), order)
+
+			order = nil
+			require.NoError(t, s.BeginCapture())
+			all()
+			g, err := s.EndCapture()
+			require.NoError(t, err)
+			work("z")
+			require.NoError(t, g.Launch(s))
+			work("z")
+			require.NoError(t, g.Launch(s))
+			require.NoError(t, s.Synchronize(ctx))
+			assert.Equal(t, append(append(append([]string{"z"}, want...), "z"), want...), order)
+			require.NoError(t, g.Close())
+
+			// Whoever has the handle may have enqueued something between two works.
+			order = nil
+			require.NotZero(t, s.Handle())
+			all()
+			require.NoError(t, s.Synchronize(ctx))
+			assert.Equal(t, want, order)
+		})
+	}
+}
+
+// TestHostWorkInLongRuns: work may also be enqueued behind work that has ended.
+func TestHostWorkInLongRuns(t *testing.T) {
+	d := openFake(t, newFake(1), nil)
+	s := newStream(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var order []string
+	for range 500 {
+		require.NoError(t, s.HostWork(noting{"x", &order}))
+		require.NoError(t, s.HostWork(noting{"x", &order}))
+		require.NoError(t, s.Synchronize(ctx))
+	}
+	assert.Len(t, order, 1000)
+}

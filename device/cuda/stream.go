@@ -26,6 +26,8 @@ type Stream struct {
 	waits   waits
 	ops     [4]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
 	work    *workLane     // for work of the CPU; nil until there is some
+	ends    *workLane     // that of the work of the CPU that was enqueued last, or nil if that was something else
+	handed  bool          // somebody has the handle, and may enqueue past this package
 }
 
 // NewStream gives a new stream, which is not ordered against the NULL stream.
@@ -53,6 +55,7 @@ func (s *Stream) Device() device.Device { return s.dev }
 func (s *Stream) Handle() StreamHandle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.handed = true
 	return s.handle
 }
 
@@ -67,6 +70,7 @@ func (s *Stream) enqueue(call, native string, fn func() Result) error {
 		return err
 	}
 	defer s.dev.unuse()
+	s.ends = nil
 	r, err := s.dev.try(fn)
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
@@ -77,16 +81,27 @@ func (s *Stream) enqueue(call, native string, fn func() Result) error {
 // lock begins a call of the driver: it locks the stream, refuses closed ones and makes the context current. unlock must follow
 // unless there is an error.
 func (s *Stream) lock(call string) error {
+	_, err := s.lockBehind(call)
+	return err
+}
+
+// lockBehind is lock, and gives the lane of the work of the CPU that the stream ends with, or nil if it may end with something else.
+func (s *Stream) lockBehind(call string) (*workLane, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return closed(call, "stream")
+		return nil, closed(call, "stream")
 	}
 	if err := s.dev.enter(call); err != nil {
 		s.mu.Unlock()
-		return err
+		return nil, err
 	}
-	return nil
+	ends := s.ends
+	s.ends = nil
+	if s.handed {
+		ends = nil
+	}
+	return ends, nil
 }
 
 // unlock ends what lock began.
