@@ -43,7 +43,7 @@ func (n *node) drive() {
 			case <-d.stopped:
 				return
 			case <-tick.C:
-				n.progress()
+				_ = within(n.device, func() error { n.progress(); return nil })
 			}
 		}
 	})

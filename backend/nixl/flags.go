@@ -58,7 +58,8 @@ func (f *flags) make(count int) error {
 // Words are this rank's.
 func (f *flags) Words() []atomic.Uint64 { return f.words }
 
-// Progress lets the agent handle what has arrived, where no thread of the library does.
+// Progress lets the agent handle what has arrived, where no thread of the library does. Who waits for a flag is work of the device,
+// which has its context current.
 func (f *flags) Progress() { f.backend.node.progress() }
 
 // PrepareStore prepares writing a word of a peer, from a source of its own.

@@ -47,10 +47,11 @@ func newNode(e engine, name string, d device.Device) *node {
 	return &node{engine: e, name: name, device: d, memory: m, pads: m == nixl.VRAM, known: map[string]bool{}}
 }
 
-// progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells.
+// progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells. With memory
+// of a GPU, its context is current.
 func (n *node) progress() {
 	if n.driver != nil {
-		_ = within(n.device, n.engine.Progress)
+		_ = n.engine.Progress()
 	}
 }
 

@@ -43,10 +43,11 @@ const (
 // A run that does not end by itself is left to itself, and its stream goes on, when a peer is lost, when the stream is being closed,
 // and after the device's WaitTimeout.
 type workLane struct {
-	dev   *Device
-	words *progress // began is go, and ended done
-	parts *graphParts
-	owner *Stream // without parts
+	dev     *Device
+	words   *progress // began is go, and ended done
+	parts   *graphParts
+	owner   *Stream // without parts
+	watched bool    // by the proxy, under whose lock this is
 
 	mu      sync.Mutex
 	gone    bool
@@ -80,27 +81,29 @@ const (
 func (l *workLane) look() laneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.gone || len(l.jobs) == 0 {
-		return laneIdle
-	}
-	job := l.jobs[l.next]
-	if l.run == nil {
-		if state := l.come(job); state != laneMoved {
-			return state
-		}
-		var err error
-		if l.run, err = startWork(job.work); err != nil || l.run == nil {
+	state := laneIdle
+	for !l.gone && len(l.jobs) > 0 {
+		if l.run == nil {
+			job := l.jobs[l.next]
+			if come := l.come(job); come != laneMoved {
+				return max(state, come)
+			}
+			var err error
+			l.run, err = startWork(job.work)
+			if l.since = time.Now(); err == nil && l.run != nil {
+				return laneMoved
+			}
+			l.end(err)
+		} else {
+			ended, err := pollWork(l.run)
+			if !ended && err == nil {
+				return laneWaiting
+			}
 			l.end(err)
 		}
-		l.since = time.Now()
-		return laneMoved
+		state = laneMoved
 	}
-	ended, err := pollWork(l.run)
-	if !ended && err == nil {
-		return laneWaiting
-	}
-	l.end(err)
-	return laneMoved
+	return state
 }
 
 // come tells whether the job may begin: laneMoved if it may.
@@ -166,7 +169,7 @@ func (l *workLane) end(err error) {
 		l.jobs = l.jobs[1:]
 	} else if l.next++; l.next == len(l.jobs) {
 		l.next = 0
-		l.pending = max(l.pending-1, 0)
+		l.expect(-1)
 	}
 	atomic.StoreUint32(l.words.ended, job.id)
 }
@@ -218,18 +221,25 @@ func (l *workLane) unpush() {
 	l.last--
 }
 
+// expect counts launches of the graph; the lane is locked.
+func (l *workLane) expect(n int) {
+	n = max(n, -l.pending) // graphs that it is part of are launched without this lane being told
+	l.pending += n
+	l.dev.proxy.pending.Add(int64(n))
+}
+
 // launched notes a launch of the graph that the lane is in.
 func (l *workLane) launched() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending++
+	l.expect(1)
 }
 
 // unlaunched takes it back.
 func (l *workLane) unlaunched() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending = max(l.pending-1, 0)
+	l.expect(-1)
 }
 
 // drop gives the words back. Nothing enqueued writes them any more.
@@ -239,6 +249,7 @@ func (l *workLane) drop(d *Device) {
 	defer l.mu.Unlock()
 	if !l.gone {
 		l.gone = true
+		l.expect(-l.pending)
 		d.dropProgress(l.words)
 	}
 }
@@ -332,6 +343,9 @@ func (s *Stream) recordWork(call string, c *capture, w device.HostWork, behind *
 type proxy struct {
 	dev *Device
 
+	pending atomic.Int64  // launches of graphs, once for each of their lanes, whose runs have not ended
+	changes atomic.Uint64 // of lanes
+
 	mu      sync.Mutex
 	lanes   []*workLane // replaced as a whole, never changed
 	stopped bool
@@ -346,8 +360,10 @@ func (p *proxy) watch(l *workLane) error {
 	if p.stopped {
 		return closed("HostWork", "device")
 	}
-	if !slices.Contains(p.lanes, l) {
+	if !l.watched {
+		l.watched = true
 		p.lanes = append(slices.Clip(p.lanes), l)
+		p.changes.Add(1)
 	}
 	if p.wake == nil {
 		p.wake, p.ended = make(chan struct{}, 1), make(chan struct{})
@@ -370,6 +386,7 @@ func (p *proxy) forget(l *workLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lanes = slices.DeleteFunc(slices.Clone(p.lanes), func(m *workLane) bool { return m == l })
+	p.changes.Add(1)
 }
 
 // stop ends the goroutine for good and waits for it.
@@ -392,14 +409,18 @@ func (p *proxy) run() {
 	moved := time.Now()
 	checked := moved
 	pause := firstProxyPause
+	var s sights
 	for {
 		p.mu.Lock()
-		lanes, stopped := p.lanes, p.stopped
+		lanes, changes, stopped := p.lanes, p.changes.Load(), p.stopped
 		p.mu.Unlock()
 		if stopped {
 			return
 		}
-		state := p.look(lanes)
+		if s.changes != changes {
+			s = newSights(lanes, changes)
+		}
+		state := p.look(&s)
 		if time.Since(checked) >= checkEvery {
 			p.check(lanes)
 			checked = time.Now()
@@ -421,8 +442,63 @@ func (p *proxy) run() {
 	}
 }
 
+// sights are the lanes as the proxy looks at them: those whose work is under way and those of streams, which are few, at each look;
+// those of graphs, which may be thousands, when their word says that the GPU has come there.
+type sights struct {
+	changes uint64
+	running []*workLane
+	streams []*workLane
+	graphs  []*workLane
+	words   []*uint32 // go, of graphs
+}
+
+func newSights(lanes []*workLane, changes uint64) sights {
+	s := sights{changes: changes}
+	for _, l := range lanes {
+		if l.run != nil { // only the proxy changes it
+			s.running = append(s.running, l)
+		}
+		if l.parts == nil {
+			s.streams = append(s.streams, l)
+		} else {
+			s.graphs, s.words = append(s.graphs, l), append(s.words, l.words.began)
+		}
+	}
+	return s
+}
+
+// look looks at each lane once.
+func (s *sights) look() laneState {
+	state := laneIdle
+	kept := s.running[:0]
+	for _, l := range s.running {
+		state = max(state, l.look())
+		if l.run != nil {
+			kept = append(kept, l)
+		}
+	}
+	s.running = kept
+	first := func(l *workLane) {
+		if l.run != nil {
+			return // it was looked at
+		}
+		if state = max(state, l.look()); l.run != nil {
+			s.running = append(s.running, l)
+		}
+	}
+	for _, l := range s.streams {
+		first(l)
+	}
+	for i, w := range s.words {
+		if atomic.LoadUint32(w) != 0 {
+			first(s.graphs[i])
+		}
+	}
+	return state
+}
+
 // look looks at the lanes until nothing has moved for a batch of looks, and gives the liveliest state. The context is pushed once.
-func (p *proxy) look(lanes []*workLane) laneState {
+func (p *proxy) look(s *sights) laneState {
 	if err := p.dev.push(); err != nil {
 		p.dev.log.Debug("the context for work of the CPU cannot be made current", "error", err)
 		return laneWaiting
@@ -430,18 +506,16 @@ func (p *proxy) look(lanes []*workLane) laneState {
 	defer p.dev.pop()
 	best := laneIdle
 	for quiet, looks := 0, 0; quiet < looksABatch && looks < mostLooks; looks++ {
-		state := laneIdle
-		for _, l := range lanes {
-			state = max(state, l.look())
+		state := s.look()
+		if state == laneIdle && p.pending.Load() > 0 {
+			state = laneWaiting
 		}
 		best = max(best, state)
-		switch state {
-		case laneIdle:
+		if state == laneIdle || p.changes.Load() != s.changes {
 			return best
-		case laneMoved:
+		}
+		if quiet++; state == laneMoved {
 			quiet = 0
-		default:
-			quiet++
 		}
 	}
 	return best
@@ -455,7 +529,9 @@ func (p *proxy) check(lanes []*workLane) {
 	}
 	now := time.Now()
 	for _, l := range lanes {
-		l.check(now, lost)
+		if l.run != nil {
+			l.check(now, lost)
+		}
 	}
 }
 
