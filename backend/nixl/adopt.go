@@ -57,5 +57,9 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 		return bad(fmt.Sprintf("beyond the end of its allocation of %d bytes at %s", size, base),
 			"memory that lies in one allocation")
 	}
+	if size < gpuBlock {
+		return bad(fmt.Sprintf("in an allocation of %d bytes, which shares a block of the GPU's memory with others", size),
+			fmt.Sprintf("memory in an allocation of %d bytes and more, which other processes can map by itself", gpuBlock))
+	}
 	return nil
 }

@@ -12,8 +12,15 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// roundTo is what RoundedBytes is a multiple of, in bytes.
-const roundTo = 256
+const (
+	// roundTo is what the pad is at a multiple of, in bytes.
+	roundTo = 256
+	// gpuBlock is what memory of a GPU is allocated in multiples of, in bytes. cuMemAlloc cuts smaller pieces from one block, other
+	// processes can only map the block, and UCX, which maps each piece by itself, gives all its mappings of that process up when
+	// the block is mapped already (uct_cuda_ipc_cache_put_region in uct/cuda/cuda_ipc/cuda_ipc_cache.c of UCX 1.23): the next transfer
+	// maps anew, while streams wait for it.
+	gpuBlock = 2 << 20
+)
 
 // allocation is one rank's memory: its own, or adopted.
 type allocation struct {
@@ -32,13 +39,16 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
 	}
-	if bytes > math.MaxInt64-roundTo-padBytes {
+	if bytes > math.MaxInt64-gpuBlock-roundTo-padBytes {
 		return nil, fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory)
 	}
 	rounded, pad := (bytes+roundTo-1)/roundTo*roundTo, int64(0)
 	if b.node.pads {
 		pad = rounded
 		rounded += padBytes
+	}
+	if b.device.Kind() == device.CUDA {
+		rounded = (rounded + gpuBlock - 1) / gpuBlock * gpuBlock
 	}
 	p, err := b.device.Alloc(rounded)
 	if err != nil {

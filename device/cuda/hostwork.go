@@ -455,7 +455,7 @@ type sights struct {
 func newSights(lanes []*workLane, changes uint64) sights {
 	s := sights{changes: changes}
 	for _, l := range lanes {
-		if l.run != nil { // only the proxy changes it
+		if l.run != nil || l.next > 0 { // only the proxy changes them
 			s.running = append(s.running, l)
 		}
 		if l.parts == nil {
