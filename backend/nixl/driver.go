@@ -2,6 +2,7 @@ package nixl
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/device"
@@ -13,8 +14,12 @@ import (
 // drives it on, and a driver does it now and then, for the peers that connect, or write words by way of this process. Between
 // hosts much arrives that this process has to take in, and the thread is worth its price.
 
-// driveEvery is the pause between two looks of a driver.
-const driveEvery = 500 * time.Microsecond
+const (
+	// driveEvery is the pause between two looks of a driver.
+	driveEvery = 500 * time.Microsecond
+	// leastPause is the least pause between two looks of all who look: one takes a microsecond or two, and many may wait.
+	leastPause = 5 * time.Microsecond
+)
 
 // needsThread reports whether the agent of a rank, with memory of that device, is to have the library's thread.
 func needsThread(d device.Device, members []group.Member) bool {
@@ -27,13 +32,21 @@ func needsThread(d device.Device, members []group.Member) bool {
 
 // driver drives an agent on that has no thread of the library's.
 type driver struct {
+	began   time.Time
+	latest  atomic.Int64 // look, in ns since then
 	stopped chan struct{}
 	done    sync.WaitGroup
 }
 
+// due reports whether it is time for another look, which the caller then takes.
+func (d *driver) due() bool {
+	now, latest := int64(time.Since(d.began)), d.latest.Load()
+	return now-latest >= int64(leastPause) && d.latest.CompareAndSwap(latest, now)
+}
+
 // drive begins to drive the agent on.
 func (n *node) drive() {
-	d := &driver{stopped: make(chan struct{})}
+	d := &driver{began: time.Now(), stopped: make(chan struct{})}
 	n.driver = d
 	d.done.Go(func() {
 		tick := time.NewTicker(driveEvery)

@@ -50,7 +50,7 @@ func newNode(e engine, name string, d device.Device) *node {
 // progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells. With memory
 // of a GPU, its context is current.
 func (n *node) progress() {
-	if n.driver != nil {
+	if n.driver != nil && n.driver.due() {
 		_ = n.engine.Progress()
 	}
 }

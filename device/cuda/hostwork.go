@@ -56,8 +56,9 @@ type workLane struct {
 	next    int       // of a graph's jobs
 	pending int       // launches of the graph whose run has not ended, as far as is known
 
-	// Of the job that runs.
-	run   device.HostProgress
+	// Of the job that runs. Only the proxy touches them.
+	job   workJob
+	run   device.HostProgress // nil if none does
 	since time.Time
 }
 
@@ -77,18 +78,18 @@ const (
 	laneMoved                    // something has begun or ended
 )
 
-// look sees whether the GPU has come to work, begins it, drives it on, and tells the GPU of its end. Only the proxy calls it.
+// look sees whether the GPU has come to work, begins it, drives it on, and tells the GPU of its end. Only the proxy calls it. The lane
+// is not locked while the work does anything, so that enqueueing more does not wait for that.
 func (l *workLane) look() laneState {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	state := laneIdle
-	for !l.gone && len(l.jobs) > 0 {
+	for {
 		if l.run == nil {
-			job := l.jobs[l.next]
-			if come := l.come(job); come != laneMoved {
+			job, come := l.come()
+			if come != laneMoved {
 				return max(state, come)
 			}
 			var err error
+			l.job = job
 			l.run, err = startWork(job.work)
 			if l.since = time.Now(); err == nil && l.run != nil {
 				return laneMoved
@@ -97,44 +98,42 @@ func (l *workLane) look() laneState {
 		} else {
 			ended, err := pollWork(l.run)
 			if !ended && err == nil {
-				return laneWaiting
+				return max(state, laneWaiting)
 			}
 			l.end(err)
 		}
 		state = laneMoved
 	}
-	return state
 }
 
-// come tells whether the job may begin: laneMoved if it may.
-func (l *workLane) come(job workJob) laneState {
+// come gives the next job, and laneMoved if it may begin.
+func (l *workLane) come() (workJob, laneState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone || len(l.jobs) == 0 {
+		return workJob{}, laneIdle
+	}
+	job := l.jobs[l.next]
 	if job.follows {
-		return laneMoved
+		return job, laneMoved
 	}
 	here := atomic.LoadUint32(l.words.began)
-	if l.parts == nil {
-		if int32(here-job.id) < 0 {
-			return laneWaiting
-		}
-		return laneMoved
-	}
-	if here == 0 {
-		if l.pending > 0 {
-			return laneWaiting
-		}
-		return laneIdle
+	switch {
+	case l.parts == nil && int32(here-job.id) < 0:
+		return job, laneWaiting
+	case l.parts == nil:
+		return job, laneMoved
+	case here == 0 && l.pending > 0:
+		return job, laneWaiting
+	case here == 0:
+		return job, laneIdle
 	}
 	atomic.StoreUint32(l.words.began, 0)
-	return laneMoved
+	return job, laneMoved
 }
 
 // check ends a run that must not go on. Only the proxy calls it.
 func (l *workLane) check(now time.Time, lost error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.gone || l.run == nil {
-		return
-	}
 	var endBy time.Time
 	if s := l.stream(); s != nil {
 		endBy = s.waits.ends()
@@ -159,11 +158,13 @@ func (l *workLane) stream() *Stream {
 
 // end ends the present job and lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
 func (l *workLane) end(err error) {
-	job := l.jobs[l.next]
+	job := l.job
 	if err != nil {
 		l.fail(job, err)
 	}
-	l.run = nil
+	l.job, l.run = workJob{}, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.parts == nil {
 		l.jobs[0] = workJob{}
 		l.jobs = l.jobs[1:]
@@ -289,6 +290,7 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 	if err := d.proxy.watch(l); err != nil {
 		return err
 	}
+	defer d.proxy.awake() // which may have looked in vain meanwhile
 	first, done := l.words.at, l.words.at+4
 	if behind == l {
 		// The CPU must not begin before the wait is enqueued, which may fail.
@@ -297,7 +299,6 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
 		l.push(w, true)
-		d.proxy.awake()
 	} else {
 		// The CPU must know of it before the GPU comes to it: the driver may return from the call later than that.
 		l.push(w, false)
