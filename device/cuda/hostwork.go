@@ -40,8 +40,8 @@ const (
 // Work that follows work with nothing between them is not waited for by go: the CPU goes on with it by itself, which saves the way to
 // the GPU and back.
 //
-// A run that does not end by itself is left to itself, and its stream goes on, when a peer is lost, when the stream is being closed,
-// and after the device's WaitTimeout.
+// A run that does not end by itself is left to itself, and its stream goes on, when the stream is being closed, and after the device's
+// WaitTimeout. A peer that is lost is the run's to notice: the ranks that are left may go on on this device.
 type workLane struct {
 	dev     *Device
 	words   *progress // began is go, and ended done
@@ -133,14 +133,12 @@ func (l *workLane) come() (workJob, laneState) {
 }
 
 // check ends a run that must not go on. Only the proxy calls it.
-func (l *workLane) check(now time.Time, lost error) {
+func (l *workLane) check(now time.Time) {
 	var endBy time.Time
 	if s := l.stream(); s != nil {
 		endBy = s.waits.ends()
 	}
 	switch {
-	case lost != nil:
-		l.end(lost)
 	case !endBy.IsZero() && now.After(endBy):
 		l.end(errClosing)
 	case now.Sub(l.since) >= l.dev.waitTimeout:
@@ -258,8 +256,8 @@ func (l *workLane) drop(d *Device) {
 // HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and
 // waits for another word; a goroutine of the device watches the first ones, runs the work with the device's context current,
 // and writes the second ones. It is busy while work is to come or under way, for some milliseconds after anything has
-// happened; then it looks up to five thousand times a second. Should the run not end by itself, it ends as a WaitValue32 does: when
-// a peer is lost, the stream is closed or WaitTimeout is over.
+// happened; then it looks up to five thousand times a second. Should the run not end by itself, the stream goes on when it is
+// being closed or WaitTimeout is over.
 func (s *Stream) HostWork(w device.HostWork) error {
 	const call = "HostWork"
 	if w == nil {
@@ -524,14 +522,10 @@ func (p *proxy) look(s *sights) laneState {
 
 // check ends runs that must not go on.
 func (p *proxy) check(lanes []*workLane) {
-	var lost error
-	if p.dev.lost != nil {
-		lost = p.dev.lost()
-	}
 	now := time.Now()
 	for _, l := range lanes {
 		if l.run != nil {
-			l.check(now, lost)
+			l.check(now)
 		}
 	}
 }
