@@ -16,6 +16,10 @@
 // a part of what it knows of another; so each registration carries a number that no other has, and what was known of memory
 // that is gone is never found.
 //
+// Memory of a GPU is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
+// maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
+// stream waits for a transfer.
+//
 // # Transfers
 //
 // A transfer is one request of the library for all its blocks, prepared once. It is work of the CPU that a stream waits for

@@ -4,8 +4,8 @@
 //
 // # What there is
 //
-// An [Agent] is one party: it owns one engine over UCX with a progress thread. It registers memory, gives metadata by which
-// others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered
+// An [Agent] is one party: it owns one engine over UCX, with or without a progress thread. It registers memory, gives metadata
+// by which others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered
 // memory of this agent and of another one, prepared once and posted many times. It has ended when the data is there, on the
 // other side too. Nothing orders two requests but waiting for the first one's end.
 //
