@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -81,7 +82,9 @@ type benchReport struct {
 	Machine machine       `json:"machine"`
 	Command []string      `json:"command"`
 	Skipped []skippedRuns `json:"skipped,omitempty"`
-	Rows    []benchRow    `json:"rows"`
+	// Incomplete says why bench ended before it had measured everything; "" if it has.
+	Incomplete string     `json:"incomplete,omitempty"`
+	Rows       []benchRow `json:"rows"`
 }
 
 // skippedRuns is a backend that cannot be used here, or a peer that cannot be measured.
@@ -249,28 +252,41 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 		show.clear()
 		switch {
 		case err != nil:
-			return err
 		case end.interrupted != nil:
-			return &exitError{status: 128 + signalNumber(end.interrupted), err: errors.New("interrupted")}
+			err = &exitError{status: 128 + signalNumber(end.interrupted), err: errors.New("interrupted")}
 		case end.failure != "":
-			return fmt.Errorf("measuring backend %s: %s", end.backend, end.failure)
+			err = fmt.Errorf("measuring backend %s: %s", end.backend, end.failure)
 		case end.refused != "" && choice.required:
-			return errors.New(end.refused)
+			err = errors.New(end.refused)
 		case end.refused != "":
 			report.Skipped = append(report.Skipped, skippedRuns{Backend: end.backend, Reason: oneLine(end.refused)})
 		}
+		if err != nil {
+			if len(report.Rows) == 0 {
+				return err
+			}
+			// What took long to measure is not thrown away.
+			report.Incomplete = oneLine(err.Error())
+			return errors.Join(err, report.write(a.out, o, outputs))
+		}
 	}
-	report.compare()
+	return report.write(a.out, o, outputs)
+}
+
+// write writes the report everywhere that o says.
+func (r *benchReport) write(out io.Writer, o benchOptions, to outputFiles) error {
+	r.compare()
+	var err error
 	if o.jsonFile == "-" {
-		err = report.writeJSON(a.out)
+		err = r.writeJSON(out)
 	} else {
-		err = report.writeTable(a.out)
+		err = r.writeTable(out)
 	}
-	if outputs.json != nil {
-		err = errors.Join(err, report.writeJSON(outputs.json))
+	if to.json != nil {
+		err = errors.Join(err, r.writeJSON(to.json))
 	}
-	if outputs.plot != nil {
-		err = errors.Join(err, report.writePlot(outputs.plot))
+	if to.plot != nil {
+		err = errors.Join(err, r.writePlot(to.plot))
 	}
 	return err
 }

@@ -118,6 +118,23 @@ func TestBenchBackends(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
 }
 
+// TestBenchTellsWhatItHas: what was measured is reported though a later backend fails.
+func TestBenchTellsWhatItHas(t *testing.T) {
+	jsonFile := filepath.Join(t.TempDir(), "b.json")
+	r := call(t, "", environ(brokenVar+"=1"), "bench", "--ranks", "2", "--sizes", "64", "--kind", kindPut, "--reps", "1", "--backend",
+		"host,dies", "--json", jsonFile)
+	assert.Equal(t, exitFailure, r.status)
+	assert.Contains(t, r.err, "rank 1 (process")
+	assert.Contains(t, r.out, "put on host")
+	assert.Contains(t, r.out, "incomplete: measuring backend dies: ")
+	text, err := os.ReadFile(jsonFile)
+	require.NoError(t, err)
+	var report benchReport
+	require.NoError(t, json.Unmarshal(text, &report))
+	assert.Len(t, report.Rows, 1)
+	assert.Contains(t, report.Incomplete, "rank 1 (process")
+}
+
 // TestBenchPeerThatCannotBe asks for NCCL beside a backend that does not work on GPUs.
 func TestBenchPeerThatCannotBe(t *testing.T) {
 	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", kindAllReduce + "," + kindRendezvous, "--reps", "1"}

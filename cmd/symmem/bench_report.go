@@ -97,6 +97,9 @@ func (r *benchReport) writeTable(w io.Writer) error {
 	for _, s := range r.Skipped {
 		fmt.Fprintf(t, "\nskipped: %s: %s\n", s.Backend, s.Reason)
 	}
+	if r.Incomplete != "" {
+		fmt.Fprintf(t, "\nincomplete: %s\n", r.Incomplete)
+	}
 	return t.Flush()
 }
 
