@@ -3,7 +3,11 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -210,4 +214,115 @@ func TestHostWorkInLongRuns(t *testing.T) {
 		require.NoError(t, s.Synchronize(ctx))
 	}
 	assert.Len(t, order, 1000)
+}
+
+// step is work of the CPU, or a host function, that notes its number after some looks.
+type step struct {
+	number, looks int
+	to            *steps
+}
+
+// steps are what a stream has done.
+type steps struct {
+	mu   sync.Mutex
+	done []int
+}
+
+func (s *steps) note(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done = append(s.done, n)
+}
+
+// stepRun is a run of a step.
+type stepRun struct {
+	step
+	left int
+}
+
+func (s step) Start() (device.HostProgress, error) { return &stepRun{step: s, left: s.looks}, nil }
+
+func (r *stepRun) Poll() (bool, error) {
+	if r.left--; r.left >= 0 {
+		return false, nil
+	}
+	r.to.note(r.number)
+	return true, nil
+}
+
+// TestHostWorkAmongOtherWork enqueues work of the CPU and other work at random, directly and in graphs, on several streams at once:
+// each does what it was given, in that order.
+func TestHostWorkAmongOtherWork(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) *cuda.Device{
+		"fake": func(t *testing.T) *cuda.Device { return openFake(t, newFake(1), nil) },
+		"gpu":  func(t *testing.T) *cuda.Device { return open(t, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var all sync.WaitGroup
+			for seed := range uint64(3) {
+				s := newStream(t, d)
+				all.Go(func() { assert.NoError(t, amongOtherWork(ctx, s, rand.New(rand.NewPCG(seed, 7))), "seed %d", seed) })
+			}
+			all.Wait()
+		})
+	}
+}
+
+func amongOtherWork(ctx context.Context, s device.Stream, r *rand.Rand) error {
+	var done steps
+	var want []int
+	enqueue := func(n int) error {
+		if r.IntN(4) == 0 {
+			return s.HostFunc(func() { done.note(n) })
+		}
+		return s.(device.HostWorker).HostWork(step{number: n, looks: r.IntN(4), to: &done})
+	}
+	for n := 0; n < 300; n++ {
+		if r.IntN(10) > 0 {
+			if err := enqueue(n); err != nil {
+				return err
+			}
+			want = append(want, n)
+		} else {
+			if err := s.BeginCapture(); err != nil {
+				return err
+			}
+			var inside []int
+			for range 1 + r.IntN(5) {
+				n++
+				if err := enqueue(n); err != nil {
+					return err
+				}
+				inside = append(inside, n)
+			}
+			g, err := s.EndCapture()
+			if err != nil {
+				return err
+			}
+			for range r.IntN(4) {
+				if err := g.Launch(s); err != nil {
+					return err
+				}
+				want = append(want, inside...)
+			}
+			if err := g.Close(); err != nil {
+				return err
+			}
+		}
+		if r.IntN(40) == 0 {
+			if err := s.Synchronize(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		return err
+	}
+	if !slices.Equal(done.done, want) {
+		return fmt.Errorf("done: %v, wanted: %v", done.done, want)
+	}
+	return s.Close()
 }
