@@ -66,6 +66,50 @@ func TestConformanceWithPads(t *testing.T) {
 	}
 }
 
+// TestDriver: agents without a thread of the library's are driven on until they are closed, whoever waits or not.
+func TestDriver(t *testing.T) {
+	net := &network{}
+	onFakes(t, net, 2, Options{drive: true}, func(ctx context.Context, m *backend.Memory) error {
+		began := time.Now()
+		for {
+			net.mu.Lock()
+			least := 10
+			for _, e := range net.engines {
+				least = min(least, e.progressed)
+			}
+			net.mu.Unlock()
+			if least == 10 {
+				return m.Group().Barrier(ctx, "driven")
+			}
+			if time.Since(began) > 20*time.Second {
+				return errors.New("the driver does not look")
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	// An engine that was driven on when it was closed has said so.
+	for name, e := range net.engines {
+		assert.True(t, e.closed, name)
+		assert.Zero(t, e.late, name)
+	}
+}
+
+// TestWhoNeedsThreads: memory of the CPU, and several hosts.
+func TestWhoNeedsThreads(t *testing.T) {
+	cpu, err := devhost.New(nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, cpu.Close()) }()
+	one, two := group.Member{BootID: "a"}, group.Member{BootID: "b"}
+	assert.True(t, needsThread(cpu, []group.Member{one, one}))
+	assert.True(t, needsThread(gpu{cpu}, []group.Member{one, two}))
+	assert.False(t, needsThread(gpu{cpu}, []group.Member{one, one}))
+}
+
+// gpu is a device that says it is one.
+type gpu struct{ device.Device }
+
+func (gpu) Kind() device.Kind { return device.CUDA }
+
 // TestFirstMoveFails: a rank that cannot move the first bytes makes the rendezvous fail on all ranks, and it can be tried
 // again.
 func TestFirstMoveFails(t *testing.T) {

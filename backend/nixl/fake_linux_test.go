@@ -43,6 +43,7 @@ type fakeEngine struct {
 	closed   bool
 
 	progressed int // how often Progress was called
+	late       int // after Close
 }
 
 // fakeMetadata is what a fake engine tells others.
@@ -137,6 +138,7 @@ func (e *fakeEngine) Progress() error {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	if e.closed {
+		e.late++
 		return errors.New("driven on when it was closed")
 	}
 	e.progressed++

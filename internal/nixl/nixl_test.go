@@ -139,9 +139,9 @@ func TestPackages(t *testing.T) {
 	assert.Equal(t, modules, os.Getenv("UCX_MODULE_DIR"))
 }
 
-// table is a library whose functions succeed and count what is made and not given back.
-func table() (*Library, map[handle]string) {
-	made := map[handle]string{}
+// table is a library whose functions succeed and count what is made and not given back, and looks for notifications.
+func table() (*Library, map[handle]string, map[handle]int) {
+	made, looks := map[handle]string{}, map[handle]int{}
 	last := handle(0)
 	create := func(what string, h *handle) Status {
 		last++
@@ -183,6 +183,9 @@ func table() (*Library, map[handle]string) {
 			*name = unsafe.Pointer(&[]byte("other\x00")[0])
 			return Success
 		},
+		createNotes:    func(n *handle) Status { return create("notes", n) },
+		getNotes:       func(_, notes, _ handle) Status { looks[notes]++; return Success },
+		destroyNotes:   destroy,
 		createBlocks:   func(_ Memory, b *handle) Status { return create("blocks", b) },
 		addBlock:       func(handle, uintptr, uintptr, uint64) Status { return Success },
 		destroyBlocks:  destroy,
@@ -192,12 +195,12 @@ func table() (*Library, map[handle]string) {
 		releaseRequest: func(_, _ handle) Status { return Success },
 		destroyRequest: destroy,
 	}}
-	return l, made
+	return l, made, looks
 }
 
 // TestNothingIsLeft: whatever fails, the lists that carry arguments are given back.
 func TestNothingIsLeft(t *testing.T) {
-	l, made := table()
+	l, made, _ := table()
 	a, err := l.NewAgent("a", nil)
 	require.NoError(t, err)
 	block := Block{Addr: 4096, Bytes: 8}
@@ -241,9 +244,40 @@ func TestNothingIsLeft(t *testing.T) {
 	assert.Empty(t, made)
 }
 
+// TestProgress: an agent without a thread looks for what has come when it is asked to, one with a thread never does.
+func TestProgress(t *testing.T) {
+	l, made, looks := table()
+	with, err := l.NewAgent("with", nil)
+	require.NoError(t, err)
+	require.NoError(t, with.Progress())
+	assert.Empty(t, looks)
+	var config agentConfig
+	create := l.call.createAgent
+	l.call.createAgent = func(name string, c *agentConfig, a *handle) Status { config = *c; return create(name, c, a) }
+	without, err := l.NewAgent("without", &AgentOptions{NoThread: true})
+	require.NoError(t, err)
+	assert.Zero(t, config[0])
+	require.NoError(t, without.Progress())
+	require.NoError(t, without.Progress())
+	require.Len(t, looks, 1)
+	for notes, n := range looks {
+		assert.Equal(t, "notes", made[notes])
+		assert.Equal(t, 2, n)
+	}
+	l.call.getNotes = func(_, _, _ handle) Status { return BackendError }
+	require.ErrorContains(t, without.Progress(), "nixl_capi_get_notifs returned -2")
+	require.NoError(t, without.Close())
+	require.ErrorIs(t, without.Progress(), errs.ErrClosed)
+	l.call.createNotes = func(*handle) Status { return BackendError }
+	_, err = l.NewAgent("none", &AgentOptions{NoThread: true})
+	require.Error(t, err)
+	require.NoError(t, with.Close())
+	assert.Empty(t, made)
+}
+
 // TestNoEngine: settings that leave UCX without a transport are named, and nothing is left.
 func TestNoEngine(t *testing.T) {
-	l, made := table()
+	l, made, _ := table()
 	l.call.createBackend = func(handle, string, handle, *handle) Status { return BackendError }
 	t.Setenv("UCX_TLS", "sm,self")
 	_, err := l.NewAgent("a", nil)
@@ -256,7 +290,7 @@ func TestNoEngine(t *testing.T) {
 }
 
 func TestPeerThatHasGone(t *testing.T) {
-	l, _ := table()
+	l, _, _ := table()
 	require.ErrorIs(t, l.check("get_xfer_status", RemoteDisconnect), errs.ErrPeerLost)
 }
 

@@ -39,9 +39,15 @@ func memory(t *testing.T, bytes int) ([]byte, Block) {
 	return b, Block{Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), Bytes: uint64(bytes), Device: 77}
 }
 
-// TestTwoAgents moves memory between two agents of this process, in both directions.
+// TestTwoAgents moves memory between two agents of this process, in both directions, with and without progress threads. Those without
+// are driven on by whoever waits.
 func TestTwoAgents(t *testing.T) {
 	l := real(t)
+	t.Run("with threads", func(t *testing.T) { twoAgents(t, l, nil) })
+	t.Run("without", func(t *testing.T) { twoAgents(t, l, &AgentOptions{NoThread: true}) })
+}
+
+func twoAgents(t *testing.T, l *Library, opts *AgentOptions) {
 	t.Logf("NIXL at %s, CUDA %d, modules %s", l.Path(), l.CUDA(), l.Modules())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -51,7 +57,7 @@ func TestTwoAgents(t *testing.T) {
 	var blocks [2]Block
 	for i, name := range []string{"a", "b"} {
 		began := time.Now()
-		a, err := Bound(ctx, "making an agent", func() (*Agent, error) { return l.NewAgent(name, nil) })
+		a, err := Bound(ctx, "making an agent", func() (*Agent, error) { return l.NewAgent(name, opts) })
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, a.Close()) }()
 		t.Logf("agent %s after %v", name, time.Since(began))
@@ -79,6 +85,7 @@ func TestTwoAgents(t *testing.T) {
 		ended, err := r.Post()
 		for !ended && err == nil {
 			require.NoError(t, ctx.Err())
+			require.NoError(t, agents[1].Progress())
 			ended, err = r.Status()
 		}
 		require.NoError(t, err)
