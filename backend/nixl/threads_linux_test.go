@@ -1,0 +1,52 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// TestConformanceWithoutThreads: the real library, with memory of the CPU and agents that only those who wait and the driver drive on,
+// as on GPUs.
+func TestConformanceWithoutThreads(t *testing.T) {
+	lib, err := load("", 0, slog.New(slog.DiscardHandler))
+	if err != nil {
+		if !errors.Is(err, errs.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nixl") {
+			require.NoError(t, err)
+		}
+		t.Skip(err)
+	}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			d, err := devhost.New(&devhost.Options{Err: g.Err})
+			if err != nil {
+				return nil, err
+			}
+			b, err := New(ctx, g, &Options{Opened: d, pads: true, drive: true, engine: func(name string) (engine, error) {
+				a, err := makeAgent(ctx, lib, d, name, false)
+				if err != nil {
+					return nil, err
+				}
+				return agent{a}, nil
+			}})
+			if err != nil {
+				return nil, errors.Join(err, d.Close())
+			}
+			b.owned = true
+			return b, nil
+		},
+		WorldSizes: []int{1, 3}, Unreachable: true,
+	})
+}
