@@ -49,8 +49,8 @@ func (g *graphParts) unlaunched() {
 
 // watch makes the device look at the waits and the works.
 func (g *graphParts) watch(d *Device) error {
-	for _, l := range g.works {
-		if err := d.proxy.watch(l); err != nil {
+	if len(g.works) > 0 {
+		if err := d.proxy.watch(g.works...); err != nil {
 			return err
 		}
 	}

@@ -352,16 +352,26 @@ type proxy struct {
 	ended   chan struct{} // closed when it has ended
 }
 
-// watch makes the proxy look at the lane, and soon.
-func (p *proxy) watch(l *workLane) error {
+// watch makes the proxy look at the lanes, and soon.
+func (p *proxy) watch(lanes ...*workLane) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
 		return closed("HostWork", "device")
 	}
-	if !l.watched {
-		l.watched = true
-		p.lanes = append(slices.Clip(p.lanes), l)
+	first := 0
+	for first < len(lanes) && lanes[first].watched {
+		first++
+	}
+	if first < len(lanes) {
+		all := slices.Clip(p.lanes)
+		for _, l := range lanes[first:] {
+			if !l.watched {
+				l.watched = true
+				all = append(all, l)
+			}
+		}
+		p.lanes = all
 		p.changes.Add(1)
 	}
 	if p.wake == nil {
