@@ -1,5 +1,8 @@
 // Package backendtest is the conformance suite that every backend passes: what [backend.Backend], [backend.Allocation] and
 // [backend.Mapping] promise, checked without tensors or kernels. The package of a backend calls [Run] from a test.
+//
+// It also holds what the backends' own tests have in common: [OnRanks] runs code on every rank of a group in one process,
+// [WithMemory] and [WithWindow] make what it works on, and [ExchangeBytes] shows that every rank reaches every copy.
 package backendtest
 
 import (
@@ -7,11 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
-	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
@@ -51,7 +50,7 @@ func Run(t *testing.T, h Harness) {
 	for _, size := range h.WorldSizes {
 		for _, tt := range tests {
 			t.Run(fmt.Sprintf("World=%d/%s", size, tt.name), func(t *testing.T) {
-				onRanks(t, h, size, func(ctx context.Context, r *rank) error { return tt.run(ctx, h, r) })
+				onBackends(t, h, size, func(ctx context.Context, r *rank) error { return tt.run(ctx, h, r) })
 			})
 		}
 	}
@@ -63,36 +62,21 @@ type rank struct {
 	group *group.Group
 }
 
-// onRanks opens the backend on size ranks of this process and runs f on each.
-func onRanks(t *testing.T, h Harness, size int, f func(ctx context.Context, r *rank) error) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	groups, err := group.Local(size, nil)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		wg.Go(func() {
-			b, err := h.Open(ctx, g)
-			if err != nil {
-				t.Errorf("rank %d: opening: %v", g.Rank(), err)
-			} else if err := f(ctx, &rank{b, g}); err != nil {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-			}
-			// Whoever has failed must not leave the others waiting.
-			if err := g.Barrier(ctx, "end of test"); err != nil {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-			}
-			if b != nil {
-				if err := b.Close(ctx); err != nil {
-					t.Errorf("rank %d: closing: %v", g.Rank(), err)
-				}
-			}
-			if err := g.Close(ctx); err != nil {
-				t.Errorf("rank %d: leaving: %v", g.Rank(), err)
-			}
-		})
+// onBackends opens the backend on size ranks of this process and runs f on each.
+func onBackends(t *testing.T, h Harness, size int, f func(ctx context.Context, r *rank) error) {
+	for r, err := range OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		// Whoever has failed must not leave the others waiting: all come to the barrier.
+		b, err := h.Open(ctx, g)
+		if err != nil {
+			return errors.Join(fmt.Errorf("opening: %w", err), g.Barrier(ctx, "end of test"))
+		}
+		err = f(ctx, &rank{b, g})
+		return errors.Join(err, g.Barrier(ctx, "end of test"), b.Close(ctx))
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
 	}
-	wg.Wait()
 }
 
 // agreement is what Memory would have agreed on before it calls Rendezvous.

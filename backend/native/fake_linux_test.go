@@ -3,7 +3,6 @@ package native
 import (
 	"encoding/binary"
 	"fmt"
-	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -649,10 +648,4 @@ func (m *machine) resolve() (*cuda.Multicast, error) {
 			return m.do("cuMulticastGetGranularity", func(int) cuda.Result { *n = 2 * granule; return cuda.Success })
 		},
 	}, nil
-}
-
-// openFiles counts the descriptors of this process.
-func openFiles() (int, error) {
-	names, err := os.ReadDir("/proc/self/fd")
-	return len(names), err
 }

@@ -73,11 +73,11 @@ func TestThousandRoundsOnGPU(t *testing.T) {
 		files           int
 	}
 	states := make([][2]state, size)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			rounds := func(n int) error {
 				for i := range n {
-					if err := rendezvous(ctx, m, int64(1+i%7)*granule, nil); err != nil {
+					if err := backendtest.WithWindow(ctx, m, int64(1+i%7)*granule, nil); err != nil {
 						return err
 					}
 				}
@@ -96,7 +96,7 @@ func TestThousandRoundsOnGPU(t *testing.T) {
 				if g.Rank() == 0 {
 					var filesErr error
 					s.addresses, err = virtualSize()
-					s.files, filesErr = openFiles()
+					s.files, filesErr = backendtest.OpenFiles()
 					err = errors.Join(err, filesErr)
 				}
 				return s, errors.Join(err, g.Barrier(ctx, "after looking"))
@@ -128,7 +128,7 @@ func TestThousandRoundsOnGPU(t *testing.T) {
 
 func TestOutOfMemoryOnGPU(t *testing.T) {
 	gpus(t)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
 			free, total, err := b.device.MemInfo()
 			if err != nil {
@@ -148,7 +148,7 @@ func TestOutOfMemoryOnGPU(t *testing.T) {
 			if _, err := m.Allocate(ctx, 2<<30, ""); !errors.Is(err, backend.ErrNoMemory) {
 				return fmt.Errorf("more than is left: %w", err)
 			}
-			if err := rendezvous(ctx, m, 64<<20, func(w *backend.Window) error { return exchangeBytes(ctx, m, w, 64<<20) }); err != nil {
+			if err := backendtest.TryWindow(ctx, m, 64<<20); err != nil {
 				return fmt.Errorf("a smaller allocation: %w", err)
 			}
 			return m.Free(ctx, most)
@@ -158,7 +158,7 @@ func TestOutOfMemoryOnGPU(t *testing.T) {
 
 func TestRegisterOnGPU(t *testing.T) {
 	count := gpus(t)
-	requireAll(t, onRanks(t, max(2, min(count, 4)), nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, max(2, min(count, 4)), nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			for _, kind := range []string{"virtual", "legacy"} {
 				if err := adoptAll(ctx, b, m, kind); err != nil {
@@ -172,7 +172,7 @@ func TestRegisterOnGPU(t *testing.T) {
 
 func TestRegisterErrorsOnGPU(t *testing.T) {
 	count := gpus(t)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
 			want := func(what string, p device.Ptr, bytes int64, text string) error {
 				_, err := b.Register(ctx, p, bytes)
@@ -251,7 +251,7 @@ func adoptOnly(ctx context.Context, b *Backend, p device.Ptr, bytes int64) error
 // TestSharedGPU: two ranks on one GPU are refused without the option.
 func TestSharedGPU(t *testing.T) {
 	gpus(t)
-	for _, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Device, o.ShareDevice = "0", false
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })

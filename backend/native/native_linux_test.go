@@ -36,44 +36,13 @@ func (m *machine) plain(rank int) *Options {
 	return &Options{Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: noEnv, KernelTimeout: 10 * time.Second}
 }
 
-// onRanks runs f on each of size ranks of this process and gives their errors, by rank.
-func onRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	groups, err := group.Local(size, opts)
-	require.NoError(t, err)
-	failed := make([]error, size)
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() { failed[r] = f(ctx, g) })
-	}
-	wg.Wait()
-	for _, g := range groups {
-		require.NoError(t, g.Close(ctx))
-	}
-	return failed
-}
-
 // withMemory opens the backend, runs f over its memory, and closes it.
 func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
 	b, err := New(ctx, g, o)
 	if err != nil {
 		return err
 	}
-	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
-	err = f(b, m)
-	if e := g.Barrier(ctx, "end"); e != nil {
-		err = errors.Join(err, e)
-	}
-	return errors.Join(err, m.Close(ctx))
-}
-
-func requireAll(t *testing.T, failed []error) {
-	t.Helper()
-	for r, err := range failed {
-		require.NoError(t, err, "rank %d", r)
-	}
+	return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(b, m) })
 }
 
 func TestConformanceOnFakeDriver(t *testing.T) {
@@ -147,19 +116,19 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 	const ranks = 3
 	m := newMachine(ranks)
 	m.multicast = 1
-	before, err := openFiles()
+	before, err := backendtest.OpenFiles()
 	require.NoError(t, err)
 	var made sync.WaitGroup // until every rank has opened its backend
 	made.Add(ranks)
 	var once sync.Once
 	outcomes := make([]error, ranks)
 	var reached bool
-	requireAll(t, onRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.Multicast = multicast
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			// The workspace is there before, so that the calls are those of one allocation.
-			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
 			}
 			made.Done()
@@ -168,7 +137,7 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
 			}
-			outcomes[g.Rank()] = rendezvous(ctx, mem, 3*granule, nil)
+			outcomes[g.Rank()] = backendtest.WithWindow(ctx, mem, 3*granule, nil)
 			if err := g.Barrier(ctx, "failed"); err != nil {
 				return err
 			}
@@ -178,17 +147,17 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 			if err := g.Barrier(ctx, "working"); err != nil {
 				return err
 			}
-			return rendezvous(ctx, mem, 3*granule, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 3*granule) })
+			return backendtest.TryWindow(ctx, mem, 3*granule)
 		})
 	}))
 	if call != "cuMemRelease" { // what could not be released is left, rightly
 		assert.Empty(t, m.left())
 	}
-	after, err := openFiles()
+	after, err := backendtest.OpenFiles()
 	require.NoError(t, err)
 	assert.Equal(t, before, after, "descriptors")
 	if !reached {
-		requireAll(t, outcomes)
+		backendtest.RequireAll(t, outcomes)
 		return false
 	}
 	failedRanks := 0
@@ -210,71 +179,11 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 	return true
 }
 
-// rendezvous allocates, maps, calls f unless it is nil, and frees. Every rank comes to every step.
-func rendezvous(ctx context.Context, m *backend.Memory, bytes int64, f func(w *backend.Window) error) error {
-	a, err := m.Allocate(ctx, bytes, "")
-	// Whoever has no memory brings a nil allocation, so that the others are told.
-	w, err2 := m.Rendezvous(ctx, a, backend.Record{})
-	if err = errors.Join(err, err2); err == nil && f != nil {
-		err = f(w)
-	}
-	if a != nil {
-		err = errors.Join(err, m.Free(ctx, a))
-	}
-	return err
-}
-
-// exchangeBytes writes a byte of this rank's to the beginning, each granule and the end of every copy, and reads what the others wrote.
-func exchangeBytes(ctx context.Context, m *backend.Memory, w *backend.Window, bytes int64) error {
-	g := m.Group()
-	me := int64(g.Rank())
-	places := []int64{0, bytes / 2, bytes - 16}
-	for r := range g.Size() {
-		for _, at := range places {
-			p, err := w.Peer(r, at+me)
-			if err != nil {
-				return err
-			}
-			if err := m.Device().CopyFromHost(p, []byte{byte(10*r) + byte(me) + 1}); err != nil {
-				return err
-			}
-		}
-	}
-	if err := g.Barrier(ctx, "written"); err != nil {
-		return err
-	}
-	base, stride, viewErr := w.Contiguous(0)
-	for r := range g.Size() {
-		for _, at := range places {
-			p, err := w.Peer(r, at)
-			if err != nil {
-				return err
-			}
-			from := []device.Ptr{p}
-			if viewErr == nil {
-				from = append(from, base.Add(int64(r)*stride+at))
-			}
-			for _, p := range from {
-				got := make([]byte, g.Size())
-				if err := m.Device().CopyToHost(got, p); err != nil {
-					return err
-				}
-				for s, b := range got {
-					if b != byte(10*r+s+1) {
-						return fmt.Errorf("rank %d wrote %d to rank %d's copy at %d, and %d is there", s, 10*r+s+1, r, at, b)
-					}
-				}
-			}
-		}
-	}
-	return g.Barrier(ctx, "read")
-}
-
 func TestTwoRanksOnOneDevice(t *testing.T) {
 	m := newMachine(2)
 	for name, share := range map[string][]bool{"nobody allows it": {false, false, false}, "one allows it": {true, false, false}} {
 		t.Run(name, func(t *testing.T) {
-			failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+			failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 				o := m.plain(0)
 				o.Device = []string{"0", "1", "0"}[g.Rank()]
 				o.ShareDevice = share[g.Rank()]
@@ -288,14 +197,14 @@ func TestTwoRanksOnOneDevice(t *testing.T) {
 			assert.Empty(t, m.left())
 		})
 	}
-	requireAll(t, onRanks(t, 5, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 5, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.ShareDevice = true
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			if b.device.Index() != g.Rank()%2 {
 				return fmt.Errorf("rank %d has device %d", g.Rank(), b.device.Index())
 			}
-			return rendezvous(ctx, mem, 100, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 100) })
+			return backendtest.TryWindow(ctx, mem, 100)
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -339,7 +248,7 @@ func TestOpeningFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(2)
-			failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 				o := m.plain(g.Rank())
 				if g.Rank() == 1 {
 					tt.change(m, o)
@@ -362,12 +271,12 @@ func TestOpeningFails(t *testing.T) {
 func TestNoPeerAccess(t *testing.T) {
 	m := newMachine(3)
 	m.noPeers = func(dev, peer int) bool { return dev == 0 && peer == 2 }
-	failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			if c := b.Capabilities(); c.PeerPointers || c.Why["peer_pointers"] == "" {
 				return fmt.Errorf("capabilities: %+v", c)
 			}
-			return rendezvous(ctx, mem, 100, nil)
+			return backendtest.WithWindow(ctx, mem, 100, nil)
 		})
 	})
 	for _, err := range failed {
@@ -381,7 +290,7 @@ func TestNoPeerAccess(t *testing.T) {
 // TestAccessRefused: a device that says that it can and then cannot is an error that names the pair.
 func TestAccessRefused(t *testing.T) {
 	m := newMachine(2)
-	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			a, err := mem.Allocate(ctx, 100, "")
 			if err := g.Vote(ctx, "allocated", err); err != nil {
@@ -415,12 +324,13 @@ func TestTwoHosts(t *testing.T) {
 		t.Run(fmt.Sprintf("fabric=%t", works), func(t *testing.T) {
 			m := newMachine(3)
 			m.fabric, m.fabricWorks = 1, works
-			failed := onRanks(t, 3, &group.LocalOptions{BootIDs: []string{"", "", "another"}}, func(ctx context.Context, g *group.Group) error {
+			hosts := &group.LocalOptions{BootIDs: []string{"", "", "another"}}
+			failed := backendtest.OnRanks(t, 3, hosts, func(ctx context.Context, g *group.Group) error {
 				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 					if c := b.Capabilities(); c.SeveralHosts != works || !works && !strings.Contains(c.Why["several_hosts"], "IMEX") {
 						return fmt.Errorf("capabilities: %+v", c)
 					}
-					return rendezvous(ctx, mem, 100, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 100) })
+					return backendtest.TryWindow(ctx, mem, 100)
 				})
 			})
 			for _, err := range failed {
@@ -439,7 +349,7 @@ func TestTwoHosts(t *testing.T) {
 // TestOutOfMemory: too much is an error with the numbers, and then a smaller allocation works.
 func TestOutOfMemory(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			for _, n := range []int64{1 << 50, 1<<63 - 1, fakeTotal + 1, fakeTotal - granule} {
 				if n == fakeTotal-granule { // there is so much, but not free
@@ -460,7 +370,7 @@ func TestOutOfMemory(t *testing.T) {
 			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "bytes are free") {
 				return fmt.Errorf("mapping: %w", err)
 			}
-			return rendezvous(ctx, mem, 100, nil)
+			return backendtest.WithWindow(ctx, mem, 100, nil)
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -469,7 +379,7 @@ func TestOutOfMemory(t *testing.T) {
 // TestBusyGPU: memory that the GPU still fills when the context ends is kept until it has.
 func TestBusyGPU(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			m.mu.Lock()
 			m.fail = func(call string, _, _ int) cuda.Result {
@@ -534,7 +444,7 @@ func TestPolicy(t *testing.T) {
 	} {
 		m := newMachine(2)
 		m.multicast = 1
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.Multicast, o.Getenv = tt.setting, func(name string) string { return tt.env[name] }
 			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
@@ -547,7 +457,7 @@ func TestPolicy(t *testing.T) {
 						return fmt.Errorf("why: %s", why)
 					}
 				}
-				return rendezvous(ctx, mem, 100, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
 					p, err := w.Multicast(16)
 					if tt.may && (err != nil || p%16 != 0) || !tt.may && !errors.Is(err, backend.ErrUnsupported) {
 						return fmt.Errorf("multicast pointer %s: %w", p, err)
@@ -590,17 +500,17 @@ func TestMulticastDegrades(t *testing.T) {
 			t.Run(name+"/"+policy, func(t *testing.T) {
 				m := newMachine(2)
 				m.multicast = 1
-				failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					o := m.plain(g.Rank())
 					o.Multicast = policy
 					prepare(m, g.Rank(), o)
 					return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 						for range 2 {
-							err := rendezvous(ctx, mem, 100, func(w *backend.Window) error {
+							err := backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
 								if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) {
 									return fmt.Errorf("multicast: %w", err)
 								}
-								return exchangeBytes(ctx, mem, w, 100)
+								return backendtest.ExchangeBytes(ctx, mem, w)
 							})
 							if err != nil {
 								return err
@@ -632,7 +542,7 @@ func TestRegister(t *testing.T) {
 		for _, same := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/same=%t", kind, same), func(t *testing.T) {
 				m := newMachine(3)
-				requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 					return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 						offset := int64(4096)
 						if !same {
@@ -675,7 +585,7 @@ func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int
 		if _, _, viewErr := w.Contiguous(0); contiguous != (viewErr == nil) || viewErr != nil && !errors.Is(viewErr, backend.ErrUnsupported) {
 			err = fmt.Errorf("contiguous view: %w", viewErr)
 		}
-		err = errors.Join(err, exchangeBytes(ctx, m, w, bytes))
+		err = errors.Join(err, backendtest.ExchangeBytes(ctx, m, w))
 	}
 	return errors.Join(err, m.Free(ctx, a))
 }
@@ -683,7 +593,7 @@ func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int
 // TestRegisterErrors: everything that is wrong with memory is told at once.
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			other, err := cuda.Open(&cuda.Options{Driver: b.drv, Device: fmt.Sprint(1 - g.Rank())})
 			if err != nil {
@@ -762,7 +672,7 @@ func TestRegisterErrors(t *testing.T) {
 // TestFreedBeforeRendezvous: adopted memory that the caller has freed is an error on every rank, and nothing hangs.
 func TestFreedBeforeRendezvous(t *testing.T) {
 	m := newMachine(2)
-	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			p, free, err := foreignMemory(b, "legacy", granule)
 			if err != nil {
@@ -791,7 +701,7 @@ func TestFreedBeforeRendezvous(t *testing.T) {
 // TestDifferentKinds: one rank brings memory of cuMemCreate and another of cuMemAlloc.
 func TestDifferentKinds(t *testing.T) {
 	m := newMachine(2)
-	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			p, free, err := foreignMemory(b, []string{"virtual", "legacy"}[g.Rank()], granule)
 			if err != nil {
@@ -810,7 +720,7 @@ func TestDifferentKinds(t *testing.T) {
 // TestPeerLost: when a rank has gone, the others' mappings are undone all the same.
 func TestPeerLost(t *testing.T) {
 	m := newMachine(3)
-	failed := onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			a, err := mem.Allocate(ctx, 100, "")
 			if err != nil {
@@ -838,7 +748,7 @@ func TestOpenedDevice(t *testing.T) {
 	m := newMachine(1)
 	d, err := cuda.Open(&cuda.Options{Driver: m.driver()})
 	require.NoError(t, err)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		b, err := factory{}.Open(ctx, &backend.Env{Group: g, Opened: d, Multicast: "off", Getenv: noEnv})
 		if err != nil {
 			return err

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 )
@@ -154,7 +155,7 @@ func (r *workerReport) measure(ctx context.Context, m *backend.Memory) error {
 				return err
 			}
 			r.Times[key] = append(r.Times[key], time.Since(began))
-			if err := errors.Join(exchangeBytes(ctx, m, w, bytes), m.Free(ctx, a)); err != nil {
+			if err := errors.Join(backendtest.ExchangeBytes(ctx, m, w), m.Free(ctx, a)); err != nil {
 				return err
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -87,7 +88,7 @@ func TestDeviceSideOnGPU(t *testing.T) {
 	image := compile(t, lib, capability)
 
 	const blocks, count = 8, 100_001
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			module, err := b.device.LoadModule(image)
 			if err != nil {
@@ -105,7 +106,7 @@ func TestDeviceSideOnGPU(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(rendezvous(ctx, m, 4*count+64, func(w *backend.Window) error {
+			return errors.Join(backendtest.WithWindow(ctx, m, 4*count+64, func(w *backend.Window) error {
 				handle, at, err := w.Handle(64)
 				if err != nil {
 					return err

@@ -71,11 +71,11 @@ func TestConformanceOnGPU(t *testing.T) {
 // TestWindowsOnGPU tells what windows cost, and where they are.
 func TestWindowsOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			for i := range 6 {
 				began := time.Now()
-				if err := rendezvous(ctx, m, 64<<20, func(w *backend.Window) error {
+				if err := backendtest.WithWindow(ctx, m, 64<<20, func(w *backend.Window) error {
 					took := time.Since(began)
 					base, stride, err := w.Contiguous(0)
 					if err != nil {
@@ -88,7 +88,7 @@ func TestWindowsOnGPU(t *testing.T) {
 					if g.Rank() == 0 {
 						t.Logf("window %d of 64 MiB: %v; contiguous from %s, %d GiB apart; handle %#x", i, took, base, stride>>30, handle)
 					}
-					return exchangeBytes(ctx, m, w, 64<<20)
+					return backendtest.ExchangeBytes(ctx, m, w)
 				}); err != nil {
 					return err
 				}
@@ -101,11 +101,11 @@ func TestWindowsOnGPU(t *testing.T) {
 // TestRoundsOnGPU: device memory and descriptors are the same after many rounds.
 func TestRoundsOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			rounds := func(n int) error {
 				for i := range n {
-					if err := rendezvous(ctx, m, int64(1+i%7)<<21, nil); err != nil {
+					if err := backendtest.WithWindow(ctx, m, int64(1+i%7)<<21, nil); err != nil {
 						return err
 					}
 				}
@@ -113,7 +113,7 @@ func TestRoundsOnGPU(t *testing.T) {
 			}
 			look := func() (free int64, files int, err error) {
 				if free, _, err = b.device.MemInfo(); err == nil {
-					files, err = openFiles()
+					files, err = backendtest.OpenFiles()
 				}
 				return free, files, errors.Join(err, g.Barrier(ctx, "looked"))
 			}
@@ -155,7 +155,7 @@ func foreign(b *Backend, virtual bool, bytes int64) (p device.Ptr, free func() e
 
 func TestRegisterOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			p, free, err := foreign(b, true, 8<<20)
 			if err != nil {
@@ -173,7 +173,7 @@ func TestRegisterOnGPU(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if err := exchangeBytes(ctx, m, w, 1<<20); err != nil {
+				if err := backendtest.ExchangeBytes(ctx, m, w); err != nil {
 					return fmt.Errorf("part %d: %w", i, err)
 				}
 			}
@@ -190,7 +190,7 @@ func TestRegisterOnGPU(t *testing.T) {
 
 func TestRegisterErrorsOnGPU(t *testing.T) {
 	gpus(t)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
 			want := func(what string, p device.Ptr, bytes int64, text string) error {
 				_, err := b.Register(ctx, p, bytes)
@@ -219,7 +219,7 @@ func TestRegisterErrorsOnGPU(t *testing.T) {
 // TestGivenCommunicatorOnGPU: a communicator from elsewhere serves, and goes on afterwards.
 func TestGivenCommunicatorOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(first *Backend, m *backend.Memory) error {
 			for _, config := range []*nccl.Config{nil, {NonBlocking: true}} {
 				comm, err := first.comm.Split(ctx, config)
@@ -229,7 +229,7 @@ func TestGivenCommunicatorOnGPU(t *testing.T) {
 				o := onGPU(g.Rank())
 				o.Comm, o.Opened = uintptr(comm.Handle()), first.device
 				if err := withMemory(ctx, g, o, func(b *Backend, m *backend.Memory) error {
-					return rendezvous(ctx, m, 1<<20, func(w *backend.Window) error { return exchangeBytes(ctx, m, w, 1<<20) })
+					return backendtest.TryWindow(ctx, m, 1<<20)
 				}); err != nil {
 					return fmt.Errorf("config %+v: %w", config, err)
 				}
@@ -244,7 +244,7 @@ func TestGivenCommunicatorOnGPU(t *testing.T) {
 
 func TestDevCommOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
 			d, err := b.NewDevComm(ctx, 4)
 			if err != nil {
@@ -268,7 +268,7 @@ func TestDevCommOnGPU(t *testing.T) {
 // TestSharedGPU: two ranks on one GPU are refused before NCCL hears of it.
 func TestSharedGPU(t *testing.T) {
 	gpus(t)
-	for _, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Device = "0"
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
@@ -286,7 +286,7 @@ func TestRankStaysAwayOnGPU(t *testing.T) {
 		require.NotRegexp(t, `gpus=([2-9]|\d\d)`, os.Getenv("SYMMEM_TEST_REQUIRE"), "there is only one GPU")
 		t.Skip("two ranks need two GPUs, and there is one")
 	}
-	failed := onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(g.Rank())
 		o.KernelTimeout = 3 * time.Second
 		b, err := New(ctx, g, o)
@@ -318,9 +318,9 @@ func TestRankStaysAwayOnGPU(t *testing.T) {
 	require.ErrorIs(t, failed[0], context.DeadlineExceeded)
 	require.NoError(t, failed[1])
 	// Afterwards all works.
-	requireAll(t, onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
-			return rendezvous(ctx, m, 1<<20, func(w *backend.Window) error { return exchangeBytes(ctx, m, w, 1<<20) })
+			return backendtest.TryWindow(ctx, m, 1<<20)
 		})
 	}))
 }
@@ -341,7 +341,7 @@ func TestLogOnGPU(t *testing.T) {
 	}
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Logger = log
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })

@@ -45,7 +45,7 @@ func TestConformance(t *testing.T) {
 // fails opens the backend on size ranks, changed by change, and wants the same condition and text on each.
 func fails(t *testing.T, m *machine, size int, change func(rank int, o *Options), is error, texts ...string) {
 	t.Helper()
-	for r, err := range onRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	for r, err := range backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		change(g.Rank(), o)
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
@@ -108,7 +108,7 @@ func TestOpeningFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(2)
-			failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 				o := m.plain(g.Rank())
 				if g.Rank() == 1 {
 					tt.change(m, o)
@@ -139,7 +139,7 @@ func TestRanksMustFit(t *testing.T) {
 		lib, err := nccl.New("/lib", f)
 		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
 	}, backend.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
-	for _, err := range onRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
+	for _, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
 		g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
 	}) {
@@ -193,7 +193,7 @@ func TestAnotherStructure(t *testing.T) {
 			binary.LittleEndian.PutUint64(b[8:], uint64(elsewhere))
 			binary.LittleEndian.PutUint32(b[24:], 0x7fff) // rank 1 then is where nothing is
 		}
-		failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
 		})
 		for _, err := range failed {
@@ -218,7 +218,7 @@ func TestInitCanBeRepeated(t *testing.T) {
 					}
 					return nccl.Success
 				}
-				for r, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					o := m.plain(g.Rank())
 					o.KernelTimeout = 300 * time.Millisecond
 					_, err := New(ctx, g, o)
@@ -230,7 +230,7 @@ func TestInitCanBeRepeated(t *testing.T) {
 					}
 					failing.Store(false)
 					return errors.Join(withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *backend.Memory) error {
-						return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+						return backendtest.TryWindow(ctx, mem, 4096)
 					}), fmt.Errorf("first: %w", err))
 				}) {
 					require.ErrorContains(t, err, "first: ", "rank %d", r)
@@ -253,7 +253,7 @@ func TestRankStaysAway(t *testing.T) {
 			m := newMachine(2)
 			m.absent = func(c string, rank int) bool { return c == call && rank == 1 }
 			began := time.Now()
-			for r, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 				o := m.plain(g.Rank())
 				o.KernelTimeout = 200 * time.Millisecond
 				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
@@ -272,7 +272,7 @@ func TestRankStaysAway(t *testing.T) {
 func TestLossEndsWaiting(t *testing.T) {
 	m := newMachine(2)
 	began := time.Now()
-	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.KernelTimeout = time.Minute
 		b, err := New(ctx, g, o)
@@ -320,7 +320,7 @@ func (m *machine) drop(p device.Ptr) {
 
 func TestRegister(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			p := m.memoryOf(g.Rank(), 4*granule, true)
 			defer m.drop(p)
@@ -341,7 +341,7 @@ func TestRegister(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = errors.Join(exchangeBytes(ctx, mem, w1, granule), exchangeBytes(ctx, mem, w2, granule))
+			err = errors.Join(backendtest.ExchangeBytes(ctx, mem, w1), backendtest.ExchangeBytes(ctx, mem, w2))
 			if _, _, e := w1.Contiguous(0); !errors.Is(e, backend.ErrUnsupported) || !strings.Contains(e.Error(),
 				"4096 on rank 0, 8192 on rank 1") {
 				err = errors.Join(err, fmt.Errorf("contiguous view of different offsets: %w", e))
@@ -368,7 +368,7 @@ func TestRegister(t *testing.T) {
 
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			virtual, plain, other := m.memoryOf(0, granule, true), m.memoryOf(0, granule, false), m.memoryOf(1, granule, true)
 			defer m.drop(virtual)
@@ -418,7 +418,7 @@ func TestRegisterErrors(t *testing.T) {
 // TestRegistrationsMustFit: allocations of different sizes are refused on all ranks, before NCCL hears of them.
 func TestRegistrationsMustFit(t *testing.T) {
 	m := newMachine(2)
-	for _, err := range onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			p := m.memoryOf(g.Rank(), granule*int64(1+g.Rank()), true)
 			defer m.drop(p)
@@ -449,9 +449,9 @@ func TestEveryWindowFails(t *testing.T) {
 			}
 			return nccl.Success
 		}
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-				if err := rendezvous(ctx, mem, 64, nil); err != nil { // the workspace is there
+				if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil { // the workspace is there
 					return err
 				}
 				if err := g.Barrier(ctx, "made"); err != nil {
@@ -461,11 +461,11 @@ func TestEveryWindowFails(t *testing.T) {
 				if err := g.Barrier(ctx, "failing"); err != nil {
 					return err
 				}
-				err := rendezvous(ctx, mem, 64, nil)
+				err := backendtest.WithWindow(ctx, mem, 64, nil)
 				if (g.Rank() == 1 || call == "ncclMemAlloc") && err == nil {
 					return errors.New("no error")
 				}
-				return rendezvous(ctx, mem, 64, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 64) })
+				return backendtest.TryWindow(ctx, mem, 64)
 			})
 		}))
 		if call != "ncclCommWindowDeregister" { // what could not be deregistered is left, rightly
@@ -484,22 +484,22 @@ func TestFailedRegistration(t *testing.T) {
 		}
 		return nccl.Success
 	}
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.KernelTimeout = 200 * time.Millisecond
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
 			}
 			failing.Store(true)
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
 			}
-			err := rendezvous(ctx, mem, 64, nil)
+			err := backendtest.WithWindow(ctx, mem, 64, nil)
 			if err == nil || !strings.Contains(err.Error(), "ncclUnhandledCudaError") {
 				return fmt.Errorf("registering: %w", err)
 			}
-			if again := rendezvous(ctx, mem, 64, nil); !strings.Contains(fmt.Sprint(again), "given up") {
+			if again := backendtest.WithWindow(ctx, mem, 64, nil); !strings.Contains(fmt.Sprint(again), "given up") {
 				return fmt.Errorf("registering again: %w", again)
 			}
 			return nil
@@ -510,7 +510,7 @@ func TestFailedRegistration(t *testing.T) {
 
 func TestSubGroups(t *testing.T) {
 	m := newMachine(3)
-	requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, mem *backend.Memory) error {
 			sub := func(ranks []int, split bool) error {
 				s, err := g.Sub(ctx, ranks)
@@ -528,7 +528,7 @@ func TestSubGroups(t *testing.T) {
 					if b.split != split || o.Library != "/fake/libnccl.so.2" {
 						return fmt.Errorf("%v: split is %t, library %s", ranks, b.split, o.Library)
 					}
-					return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+					return backendtest.TryWindow(ctx, mem, 4096)
 				})
 				return errors.Join(err, s.Close(ctx))
 			}
@@ -551,7 +551,7 @@ func TestGivenCommunicator(t *testing.T) {
 	m := newMachine(2)
 	lib, err := nccl.New("/fake/libnccl.so.2", m.library())
 	require.NoError(t, err)
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		d, err := cuda.Open(&cuda.Options{Driver: m.driver(), LocalRank: g.Rank()})
 		if err != nil {
 			return err
@@ -569,7 +569,7 @@ func TestGivenCommunicator(t *testing.T) {
 				if b.Comm() != uintptr(comm.Handle()) {
 					return errors.New("another communicator")
 				}
-				return rendezvous(ctx, mem, 4096, func(w *backend.Window) error { return exchangeBytes(ctx, mem, w, 4096) })
+				return backendtest.TryWindow(ctx, mem, 4096)
 			}); err != nil {
 				return err
 			}
@@ -582,7 +582,7 @@ func TestGivenCommunicator(t *testing.T) {
 	m.requireClean(t)
 
 	// One that does not fit is refused on every rank, and stays.
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		d, err := cuda.Open(&cuda.Options{Driver: m.driver(), LocalRank: g.Rank()})
 		if err != nil {
 			return err
@@ -605,7 +605,7 @@ func TestGivenCommunicator(t *testing.T) {
 // reduceBy prepares the library's all-reduce of n f32 and runs it.
 func reduceBy(ctx context.Context, g *group.Group, mem *backend.Memory, form string, n int64,
 	run func(p backend.PreparedAllReduce, s device.Stream) error) error {
-	return rendezvous(ctx, mem, 4*n, func(w *backend.Window) error {
+	return backendtest.WithWindow(ctx, mem, 4*n, func(w *backend.Window) error {
 		in := w.Allocation().Ptr()
 		p, err := mem.PrepareAllReduce(ctx, form, in, in, n, 4*n, "f32", "sum")
 		if err := g.Vote(ctx, "plan", err); err != nil {
@@ -623,7 +623,7 @@ func TestAllReduce(t *testing.T) {
 	for _, form := range []string{plainForm, symmetricForm} {
 		t.Run(form, func(t *testing.T) {
 			m := newMachine(3)
-			requireAll(t, onRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 					for range 2 { // the second time, all is there already
 						if err := reduceBy(ctx, g, mem, form, 1000, func(p backend.PreparedAllReduce, s device.Stream) error {
@@ -661,9 +661,9 @@ func TestAllReduce(t *testing.T) {
 
 func TestAllReduceErrors(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-			return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
 				var failed error
 				want := func(r backend.AllReduce, is error, text string) {
 					r.In, r.Out = w, w
@@ -709,9 +709,9 @@ func TestOddPlaces(t *testing.T) {
 	for _, version := range []nccl.Version{22809, 23003} {
 		m := newMachine(2)
 		m.version = version
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-				return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
 					for _, at := range []int64{0, 2} {
 						refused := at == 2 && version < 23003
 						for _, form := range []string{plainForm, symmetricForm} {
@@ -738,7 +738,7 @@ func TestOddPlaces(t *testing.T) {
 func TestOneRankNeedsNoWindow(t *testing.T) {
 	m := newMachine(1)
 	m.version = 22803
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			if err := reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce,
 				s device.Stream) error {
@@ -746,11 +746,11 @@ func TestOneRankNeedsNoWindow(t *testing.T) {
 			}); err != nil {
 				return err
 			}
-			return rendezvous(ctx, mem, 4096, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
 				if _, _, err := w.Handle(0); !errors.Is(err, backend.ErrUnsupported) {
 					return fmt.Errorf("the handle of no window: %w", err)
 				}
-				return exchangeBytes(ctx, mem, w, 4096)
+				return backendtest.ExchangeBytes(ctx, mem, w)
 			})
 		})
 	}))
@@ -766,7 +766,7 @@ func TestLossEndsAllReduce(t *testing.T) {
 	m := newMachine(2)
 	var inside sync.WaitGroup
 	inside.Add(1)
-	failed := onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		b, err := New(ctx, g, m.plain(g.Rank()))
 		if err != nil {
 			return err
@@ -796,7 +796,7 @@ func TestLossEndsAllReduce(t *testing.T) {
 // nothing.
 func TestLossIsTheOutcome(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 				if err := p.Enqueue(s); err != nil {
@@ -821,7 +821,7 @@ func TestLossIsTheOutcome(t *testing.T) {
 // TestAsyncErrors: what NCCL reports by itself ends the library's all-reduces, and is their error.
 func TestAsyncErrors(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 				m.mu.Lock()
@@ -847,7 +847,7 @@ func TestAsyncErrors(t *testing.T) {
 func TestGivenUpByOne(t *testing.T) {
 	for _, form := range []string{plainForm, symmetricForm} {
 		m := newMachine(2)
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 				run := func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) }
 				if err := reduceBy(ctx, g, mem, form, 10, run); err != nil {
@@ -877,11 +877,11 @@ func TestWarmUpFails(t *testing.T) {
 			}
 			return nccl.Success
 		}
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.KernelTimeout = 500 * time.Millisecond
 			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-				return rendezvous(ctx, mem, 64, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
 					prepare := func() error {
 						in := w.Allocation().Ptr()
 						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
@@ -914,15 +914,15 @@ func TestWarmUpFails(t *testing.T) {
 func TestEvents(t *testing.T) {
 	m := newMachine(1)
 	var said bytes.Buffer
-	requireAll(t, onRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(0)
 		o.Logger = slog.New(slog.NewTextHandler(&said, nil))
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-			if err := rendezvous(ctx, mem, 64, nil); err != nil {
+			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
 			}
 			said.Reset()
-			return rendezvous(ctx, mem, 4*granule, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 4*granule, func(w *backend.Window) error {
 				for _, part := range []string{`msg="window registered"`, "communicator=" + b.handle(),
 					"address=" + w.Allocation().Ptr().String(),
 					fmt.Sprintf("bytes=%d", 4*granule), "milliseconds=", "backend=nccl", "rank=0"} {
@@ -938,7 +938,7 @@ func TestEvents(t *testing.T) {
 
 func TestDeviceCommunicator(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			d, err := b.NewDevComm(ctx, 4)
 			if err != nil {
@@ -968,7 +968,7 @@ func TestMulticastIsNotLookedUp(t *testing.T) {
 	for setting, env := range map[string]string{"off": "", "auto": "0"} {
 		m := newMachine(2)
 		var asked atomic.Bool
-		requireAll(t, onRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.Multicast = setting
 			o.Getenv = func(name string) string { return map[string]string{"NCCL_NVLS_ENABLE": env}[name] }
@@ -983,7 +983,7 @@ func TestMulticastIsNotLookedUp(t *testing.T) {
 				if c := b.Capabilities(); c.Multicast || c.Why["multicast"] == "" {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
-				return rendezvous(ctx, mem, 64, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
 					if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "off") {
 						return fmt.Errorf("multicast: %w", err)
 					}

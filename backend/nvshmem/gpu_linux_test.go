@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -75,7 +76,7 @@ func TestOnGPUs(t *testing.T) {
 	for rank := range size {
 		t.Logf("rank %d:\n%s", rank, said[rank])
 	}
-	requireAll(t, failed)
+	backendtest.RequireAll(t, failed)
 }
 
 // worker is one rank's process.
@@ -146,7 +147,7 @@ func tooLargeOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 			return fmt.Errorf("%d bytes: %w", n, err)
 		}
 	}
-	return rendezvous(ctx, m, 4096)
+	return backendtest.TryWindow(ctx, m, 4096)
 }
 
 // timesOnGPU times allocation and rendezvous together.
@@ -167,7 +168,7 @@ func timesOnGPU(ctx context.Context, _ *Backend, m *backend.Memory) error {
 				return err
 			}
 			took = append(took, time.Since(began))
-			if err := errors.Join(exchange(ctx, m, w, n), copyAll(ctx, m, w, n), m.Free(ctx, a)); err != nil {
+			if err := errors.Join(backendtest.ExchangeBytes(ctx, m, w), copyAll(ctx, m, w, n), m.Free(ctx, a)); err != nil {
 				return fmt.Errorf("%d bytes: %w", n, err)
 			}
 		}
@@ -310,7 +311,7 @@ func registerOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 			return err
 		}
 		fmt.Printf("registered %s as %s in %v\n", at, b.inHeap(at), time.Since(began).Round(time.Microsecond))
-		if err := errors.Join(exchange(ctx, m, w, 4<<20), copyAll(ctx, m, w, 4<<20), m.Free(ctx, a)); err != nil {
+		if err := errors.Join(backendtest.ExchangeBytes(ctx, m, w), copyAll(ctx, m, w, 4<<20), m.Free(ctx, a)); err != nil {
 			return err
 		}
 	}
@@ -324,7 +325,7 @@ func registerOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 		return fmt.Errorf("plain memory: %w", err)
 	}
 	fmt.Println(err)
-	if err := rendezvous(ctx, m, 4096); err != nil { // what was registered leaves the heap
+	if err := backendtest.TryWindow(ctx, m, 4096); err != nil { // what was registered leaves the heap
 		return err
 	}
 	return errors.Join(b.device.Free(plain), free())
@@ -460,7 +461,9 @@ func barrierOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 func arenaOnGPU(ctx context.Context, b *Backend, _ *backend.Memory) error {
 	o := &Options{Multicast: "off"}
 	for range 5 {
-		err := sub(ctx, b, []int{b.group.Rank()}, o, func(_ *Backend, m *backend.Memory) error { return rendezvous(ctx, m, 1<<20) })
+		err := sub(ctx, b, []int{b.group.Rank()}, o, func(_ *Backend, m *backend.Memory) error {
+			return backendtest.TryWindow(ctx, m, 1<<20)
+		})
 		if err != nil {
 			return err
 		}

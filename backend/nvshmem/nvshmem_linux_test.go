@@ -27,40 +27,13 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// onRanks runs f on each rank of a world in this process, and gives the errors by rank.
-func onRanks(t *testing.T, size int, timeout time.Duration, f func(ctx context.Context, g *group.Group) error) []error {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	groups, err := group.Local(size, &group.LocalOptions{Timeout: timeout})
-	require.NoError(t, err)
-	failed := make([]error, size)
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() { failed[r] = f(ctx, g) })
-	}
-	wg.Wait()
-	for _, g := range groups {
-		assert.NoError(t, g.Close(ctx))
-	}
-	return failed
-}
-
-func requireAll(t *testing.T, failed []error) {
-	t.Helper()
-	for r, err := range failed {
-		require.NoErrorf(t, err, "rank %d", r)
-	}
-}
-
 // withMemory opens the backend and a memory over it, and closes it after f.
 func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
 	b, err := New(ctx, g, o)
 	if err != nil {
 		return err
 	}
-	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1})
-	return errors.Join(f(b, m), m.Close(ctx))
+	return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(b, m) })
 }
 
 // sub makes a sub-group and a memory over it, and closes both after f.
@@ -72,54 +45,6 @@ func sub(ctx context.Context, b *Backend, ranks []int, o *Options, f func(b *Bac
 	own := *o
 	own.Parent = b
 	return errors.Join(withMemory(ctx, g, &own, f), g.Close(ctx))
-}
-
-// rendezvous allocates, maps, checks what every rank sees of the others' memory, and frees.
-func rendezvous(ctx context.Context, m *backend.Memory, bytes int64) error {
-	a, err := m.Allocate(ctx, bytes, "")
-	if err != nil {
-		return err
-	}
-	w, err := m.Rendezvous(ctx, a, backend.Record{})
-	if err != nil {
-		return err
-	}
-	return errors.Join(exchange(ctx, m, w, bytes), m.Free(ctx, a))
-}
-
-// exchange lets every rank write to the last bytes of all, and read.
-func exchange(ctx context.Context, m *backend.Memory, w *backend.Window, bytes int64) error {
-	g := m.Group()
-	me, size := g.Rank(), int64(g.Size())
-	if bytes < size {
-		return nil
-	}
-	for peer := range g.Size() {
-		p, err := w.Peer(peer, bytes-size+int64(me))
-		if err != nil {
-			return err
-		}
-		if err := m.Device().CopyFromHost(p, []byte{byte(100*peer + me)}); err != nil {
-			return err
-		}
-	}
-	if err := g.Barrier(ctx, "written"); err != nil {
-		return err
-	}
-	own, err := w.Peer(me, bytes-size)
-	if err != nil {
-		return err
-	}
-	got := make([]byte, size)
-	if err := m.Device().CopyToHost(got, own); err != nil {
-		return err
-	}
-	for peer := range g.Size() {
-		if got[peer] != byte(100*me+peer) {
-			return fmt.Errorf("rank %d wrote %d here, and it reads %d", peer, byte(100*me+peer), got[peer])
-		}
-	}
-	return g.Barrier(ctx, "read") // before anybody writes something else
 }
 
 func TestConformance(t *testing.T) {
@@ -139,10 +64,10 @@ func TestConformance(t *testing.T) {
 // TestMemory goes through package backend, as users do.
 func TestMemory(t *testing.T) {
 	m := newMachine(3)
-	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			for _, n := range []int64{1, 4096, 5000, 1 << 20, 40 << 20} {
-				if err := rendezvous(ctx, mem, n); err != nil {
+				if err := backendtest.TryWindow(ctx, mem, n); err != nil {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 			}
@@ -155,14 +80,14 @@ func TestMemory(t *testing.T) {
 // TestHeapIsReused: what all ranks have freed goes back before the heap grows, and small allocations do not grow it one by one.
 func TestHeapIsReused(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-			if err := rendezvous(ctx, mem, 1000); err != nil {
+			if err := backendtest.TryWindow(ctx, mem, 1000); err != nil {
 				return err
 			}
 			before := m.brk()
 			for i := range 50 {
-				if err := rendezvous(ctx, mem, int64(1+i)*100_000); err != nil {
+				if err := backendtest.TryWindow(ctx, mem, int64(1+i)*100_000); err != nil {
 					return err
 				}
 			}
@@ -184,7 +109,7 @@ func (m *machine) brk() uint64 {
 // TestReleaseOnOneRankOnly: memory that only one rank has given back stays, and goes when the other has.
 func TestReleaseOnOneRankOnly(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			a, err := mem.Allocate(ctx, 4096, "")
 			if err != nil {
@@ -193,7 +118,7 @@ func TestReleaseOnOneRankOnly(t *testing.T) {
 			if g.Rank() == 0 {
 				err = mem.Free(ctx, a) // without a window this is local
 			}
-			if err := errors.Join(err, rendezvous(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
+			if err := errors.Join(err, backendtest.TryWindow(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
 				return err
 			}
 			if n := len(b.world.held); n != 3 { // it, the workspace, and the one just freed
@@ -202,7 +127,7 @@ func TestReleaseOnOneRankOnly(t *testing.T) {
 			if g.Rank() == 1 {
 				err = mem.Free(ctx, a)
 			}
-			return errors.Join(err, rendezvous(ctx, mem, 100))
+			return errors.Join(err, backendtest.TryWindow(ctx, mem, 100))
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -211,7 +136,7 @@ func TestReleaseOnOneRankOnly(t *testing.T) {
 // TestSubGroups: groups of all PEs use the heap, others the arena, which goes on being reused.
 func TestSubGroups(t *testing.T) {
 	m := newMachine(3)
-	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			for _, ranks := range [][]int{{0, 1, 2}, {0, 2}, {1, 2}, {g.Rank()}} {
@@ -224,7 +149,7 @@ func TestSubGroups(t *testing.T) {
 							return fmt.Errorf("the group of %v is of all PEs: %t", ranks, s.all)
 						}
 						for i := range 20 {
-							if err := rendezvous(ctx, mem, int64(1+i)*100_000); err != nil {
+							if err := backendtest.TryWindow(ctx, mem, int64(1+i)*100_000); err != nil {
 								return err
 							}
 						}
@@ -256,7 +181,7 @@ func contains(ranks []int, r int) bool {
 
 func TestArenaIsExhausted(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *backend.Memory) error {
@@ -264,7 +189,7 @@ func TestArenaIsExhausted(t *testing.T) {
 				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
 					return fmt.Errorf("more than the arena: %w", err)
 				}
-				return rendezvous(ctx, mem, 1<<20)
+				return backendtest.TryWindow(ctx, mem, 1<<20)
 			})
 		})
 	}))
@@ -274,7 +199,7 @@ func TestArenaIsExhausted(t *testing.T) {
 // TestTwoGroupsAtOnce: groups of all PEs allocate at the same time, in another order on each rank.
 func TestTwoGroupsAtOnce(t *testing.T) {
 	m := newMachine(3)
-	requireAll(t, onRanks(t, 3, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			return sub(ctx, b, []int{0, 1, 2}, o, func(_ *Backend, other *backend.Memory) error {
@@ -284,7 +209,7 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 					wg.Go(func() {
 						for n := range 30 {
 							if failed[i] == nil {
-								failed[i] = rendezvous(ctx, m, int64(1+(n*7+i*3)%11)*10_000)
+								failed[i] = backendtest.TryWindow(ctx, m, int64(1+(n*7+i*3)%11)*10_000)
 							}
 						}
 					})
@@ -299,7 +224,7 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 
 func TestSizesDiffer(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			_, err := mem.Allocate(ctx, int64(4096*(1+g.Rank())), "")
 			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "8192") {
@@ -309,7 +234,7 @@ func TestSizesDiffer(t *testing.T) {
 			if !errors.Is(err, backend.ErrMismatch) {
 				return fmt.Errorf("other sizes, past Memory: %w", err)
 			}
-			return rendezvous(ctx, mem, 100)
+			return backendtest.TryWindow(ctx, mem, 100)
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -319,7 +244,7 @@ func TestSizesDiffer(t *testing.T) {
 func TestHeapIsFull(t *testing.T) {
 	m := newMachine(2)
 	m.taken[1] = fakeTotal - 200<<20
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			before := m.called("align")
 			_, err := mem.Allocate(ctx, 150<<20, "")
@@ -332,7 +257,7 @@ func TestHeapIsFull(t *testing.T) {
 			if n := m.called("align"); n != before {
 				return fmt.Errorf("NVSHMEM was asked %d times", n-before)
 			}
-			return rendezvous(ctx, mem, 10<<20)
+			return backendtest.TryWindow(ctx, mem, 10<<20)
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -341,9 +266,9 @@ func TestHeapIsFull(t *testing.T) {
 // TestHeapIsTornDown: NVSHMEM refuses all the same. Everything later is an error that says so, and nothing hangs.
 func TestHeapIsTornDown(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		err := withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-			if err := errors.Join(rendezvous(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
+			if err := errors.Join(backendtest.TryWindow(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
 				return err
 			}
 			if g.Rank() == 0 {
@@ -392,10 +317,12 @@ func TestHeapIsTornDown(t *testing.T) {
 func TestOpenAgain(t *testing.T) {
 	m := newMachine(2)
 	for range 3 {
-		requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.options(g.Rank()), func(_ *Backend, mem *backend.Memory) error { return rendezvous(ctx, mem, 100) })
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.options(g.Rank()), func(_ *Backend, mem *backend.Memory) error {
+				return backendtest.TryWindow(ctx, mem, 100)
+			})
 		}))
-		for r, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.options(g.Rank())
 			if g.Rank() == 1 {
 				o.load = func(*nvshmem.Options) (library, error) {
@@ -408,7 +335,7 @@ func TestOpenAgain(t *testing.T) {
 			require.ErrorContains(t, err, "rank 1: not here", "rank %d", r)
 		}
 		m.job.failure = func(call string, _ int) bool { return call == "id" }
-		for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			_, err := New(ctx, g, m.options(g.Rank()))
 			return err
 		}) {
@@ -425,7 +352,7 @@ func TestOpenAgain(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	m := newMachine(2)
 	m.job.failure = func(call string, pe int) bool { return call == "start" && pe == 1 }
-	for r, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		_, err := New(ctx, g, m.options(g.Rank()))
 		if err == nil {
 			return nil
@@ -445,7 +372,8 @@ func TestRankHangsInStart(t *testing.T) {
 	m := newMachine(3)
 	m.job.absent[1] = true
 	t.Cleanup(m.release)
-	for r, err := range onRanks(t, 3, 2*time.Second, func(ctx context.Context, g *group.Group) error {
+	bounded := &group.LocalOptions{Timeout: 2 * time.Second}
+	for r, err := range backendtest.OnRanks(t, 3, bounded, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		if o.KernelTimeout = 300 * time.Millisecond; g.Rank() == 1 {
 			o.KernelTimeout = 10 * time.Second // it does not even say that it hangs
@@ -473,7 +401,8 @@ func TestRankHangsInStart(t *testing.T) {
 func TestRankDies(t *testing.T) {
 	m := newMachine(3)
 	died := make(chan struct{})
-	requireAll(t, onRanks(t, 3, 10*time.Second, func(ctx context.Context, g *group.Group) error {
+	bounded := &group.LocalOptions{Timeout: 10 * time.Second}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, bounded, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		b, err := New(ctx, g, o)
 		if err != nil {
@@ -503,7 +432,7 @@ func TestRankDies(t *testing.T) {
 		}
 		err = sub(ctx, b, []int{0, 2}, o, func(_ *Backend, mem *backend.Memory) error {
 			for range 5 {
-				if err := rendezvous(ctx, mem, 100_000); err != nil {
+				if err := backendtest.TryWindow(ctx, mem, 100_000); err != nil {
 					return err
 				}
 			}
@@ -526,7 +455,8 @@ func TestRankDies(t *testing.T) {
 func TestRankDiesInACall(t *testing.T) {
 	m := newMachine(2)
 	t.Cleanup(m.release)
-	requireAll(t, onRanks(t, 2, 10*time.Second, func(ctx context.Context, g *group.Group) error {
+	bounded := &group.LocalOptions{Timeout: 10 * time.Second}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, bounded, func(ctx context.Context, g *group.Group) error {
 		b, err := New(ctx, g, m.options(g.Rank()))
 		if err != nil {
 			return err
@@ -557,7 +487,8 @@ func TestRankDiesInACall(t *testing.T) {
 func TestRankDoesNotClose(t *testing.T) {
 	m := newMachine(2)
 	closed := make(chan struct{})
-	requireAll(t, onRanks(t, 2, 2*time.Second, func(ctx context.Context, g *group.Group) error {
+	bounded := &group.LocalOptions{Timeout: 2 * time.Second}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, bounded, func(ctx context.Context, g *group.Group) error {
 		b, err := New(ctx, g, m.options(g.Rank()))
 		if err != nil {
 			return err
@@ -581,7 +512,7 @@ func TestRankDoesNotClose(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	refused := func(size int, o func(m *machine, rank int) *Options) []error {
 		m := newMachine(size)
-		failed := onRanks(t, size, 0, func(ctx context.Context, g *group.Group) error {
+		failed := backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 			b, err := New(ctx, g, o(m, g.Rank()))
 			if err == nil {
 				return errors.Join(errors.New("no error"), b.Close(ctx))
@@ -648,7 +579,7 @@ func TestRefusals(t *testing.T) {
 // TestSecondGroup: one library, one world.
 func TestSecondGroup(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(*Backend, *backend.Memory) error {
 			other, err := g.Sub(ctx, []int{0, 1})
 			if err != nil {
@@ -667,7 +598,7 @@ func TestSecondGroup(t *testing.T) {
 func TestNoPeerAccess(t *testing.T) {
 	m := newMachine(2)
 	m.job.failure = func(call string, pe int) bool { return call == "ptr" && pe == 1 }
-	for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		_, err := New(ctx, g, m.options(g.Rank()))
 		return err
 	}) {
@@ -678,7 +609,7 @@ func TestNoPeerAccess(t *testing.T) {
 // TestRegister: memory of the caller's is at two places; peers see the one in the heap, the owner keeps its own.
 func TestRegister(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			base := m.allocate(g.Rank(), 4*granule, nil)
 			p := base.Add(int64(1+g.Rank()) * 4096) // at another place on each rank
@@ -698,18 +629,18 @@ func TestRegister(t *testing.T) {
 				if in := b.inHeap(p.Add(5)); in == p.Add(5) || b.world.at(g.Rank(), b.world.offset(in)) != in {
 					return fmt.Errorf("the alias of %s is %s", p, in)
 				}
-				if err := errors.Join(exchange(ctx, mem, w, 3*granule), mem.Free(ctx, a)); err != nil {
+				if err := errors.Join(backendtest.ExchangeBytes(ctx, mem, w), mem.Free(ctx, a)); err != nil {
 					return err
 				}
 			}
 			m.mu.Lock()
 			last := m.foreign[base].mem[int64(p-base)+3*granule-2:][:2]
-			want := []byte{byte(100 * g.Rank()), byte(100*g.Rank() + 1)}
+			want := []byte{backendtest.Sent(0, g.Rank()), backendtest.Sent(1, g.Rank())}
 			m.mu.Unlock()
 			if !bytes.Equal(last, want) {
 				return fmt.Errorf("the memory ends in %v, and %v was written through peers", last, want)
 			}
-			if err := rendezvous(ctx, mem, 100); err != nil { // flushes
+			if err := backendtest.TryWindow(ctx, mem, 100); err != nil { // flushes
 				return err
 			}
 			if b.world.heap.registered != 0 {
@@ -726,7 +657,7 @@ func TestRegister(t *testing.T) {
 
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
 			made := func(bytes int64, f func(*foreignMem)) device.Ptr { return m.allocate(0, bytes, f) }
 			good := made(4*granule, nil)
@@ -772,7 +703,7 @@ func TestRegisterErrors(t *testing.T) {
 // TestKindsDiffer: one rank registers, the other allocates.
 func TestKindsDiffer(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			a, err := b.Allocate(ctx, granule)
 			if err != nil {
@@ -789,7 +720,7 @@ func TestKindsDiffer(t *testing.T) {
 				return fmt.Errorf("different kinds: %w", err)
 			}
 			m.free(base)
-			return errors.Join(a.Release(ctx), rendezvous(ctx, mem, 100))
+			return errors.Join(a.Release(ctx), backendtest.TryWindow(ctx, mem, 100))
 		})
 	}))
 	assert.Empty(t, m.left())
@@ -797,7 +728,7 @@ func TestKindsDiffer(t *testing.T) {
 
 func TestReduce(t *testing.T) {
 	m := newMachine(2)
-	requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			a, err := mem.Allocate(ctx, 4096, "")
@@ -854,7 +785,7 @@ func TestMulticast(t *testing.T) {
 	for _, exists := range []bool{true, false} {
 		m := newMachine(2)
 		m.job.multi = exists
-		requireAll(t, onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.options(g.Rank())
 			o.Multicast, o.Getenv = "auto", func(string) string { return "" }
 			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
@@ -875,10 +806,10 @@ func TestMulticast(t *testing.T) {
 		}))
 	}
 	m := newMachine(2)
-	for _, err := range onRanks(t, 2, 0, func(ctx context.Context, g *group.Group) error {
+	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		o.Multicast, o.Getenv = "on", func(string) string { return "" }
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return rendezvous(ctx, mem, 4096) })
+		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return backendtest.TryWindow(ctx, mem, 4096) })
 	}) {
 		require.ErrorIs(t, err, backend.ErrUnsupported, "multicast is on, and there is none")
 	}
@@ -959,7 +890,7 @@ func TestSpans(t *testing.T) {
 // driver copies nothing there.
 func TestNothingLiesAcrossPieces(t *testing.T) {
 	m := newMachine(1)
-	requireAll(t, onRanks(t, 1, 0, func(ctx context.Context, g *group.Group) error {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
 			var all []backend.Allocation
 			for _, n := range []int64{10 << 20, 30 << 20, 5000, 40 << 20, 31 << 20, 33 << 20, 9 << 20, 1} {
