@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -43,32 +40,21 @@ func TestFar(t *testing.T) {
 }
 
 // onMemories runs f on the symmetric memory of each of size ranks of this process.
-func onMemories(t *testing.T, groups []*group.Group, f func(ctx context.Context, m *backend.Memory) error) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		wg.Go(func() {
-			b, err := host.New(g, nil)
-			if err != nil {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-				return
-			}
-			m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
-			err = f(ctx, m)
-			if err := errors.Join(err, m.Close(ctx), g.Close(ctx)); err != nil {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-			}
-		})
-	}
-	wg.Wait()
+func onMemories(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, m *backend.Memory) error) {
+	t.Helper()
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, opts, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(ctx, m) })
+	}))
 }
 
 // TestTwoHosts: ranks on two hosts get an error that says so, on every rank.
 func TestTwoHosts(t *testing.T) {
-	groups, err := group.Local(3, &group.LocalOptions{BootIDs: []string{"", "", "another host"}})
-	require.NoError(t, err)
-	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+	hosts := &group.LocalOptions{BootIDs: []string{"", "", "another host"}}
+	onMemories(t, 3, hosts, func(ctx context.Context, m *backend.Memory) error {
 		a, err := m.Allocate(ctx, 64, "")
 		if err != nil {
 			return err
@@ -83,9 +69,7 @@ func TestTwoHosts(t *testing.T) {
 
 // TestSealed: a peer can neither shrink nor grow the memory.
 func TestSealed(t *testing.T) {
-	groups, err := group.Local(1, nil)
-	require.NoError(t, err)
-	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+	onMemories(t, 1, nil, func(ctx context.Context, m *backend.Memory) error {
 		a, err := m.Allocate(ctx, 10000, "")
 		if err != nil {
 			return err
@@ -122,9 +106,7 @@ func TestSealed(t *testing.T) {
 
 // TestNoDescriptorsLeft: the limit of open files is an error that says what to do, and afterwards everything works.
 func TestNoDescriptorsLeft(t *testing.T) {
-	groups, err := group.Local(1, nil)
-	require.NoError(t, err)
-	onMemories(t, groups, func(ctx context.Context, m *backend.Memory) error {
+	onMemories(t, 1, nil, func(ctx context.Context, m *backend.Memory) error {
 		var held []*os.File
 		defer func() {
 			for _, f := range held {

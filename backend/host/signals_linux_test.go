@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
@@ -26,19 +24,9 @@ import (
 func onPlans(t *testing.T, size int, timeout time.Duration, o backend.SignalsOptions, f func(ctx context.Context, p *plan) error) {
 	for _, far := range []bool{false, true} {
 		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
-			groups, err := group.Local(size, nil)
-			require.NoError(t, err)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			var wg sync.WaitGroup
-			for _, g := range groups {
-				wg.Go(func() {
-					if err := onPlan(ctx, g, far, timeout, o, f); err != nil {
-						t.Errorf("rank %d: %v", g.Rank(), err)
-					}
-				})
-			}
-			wg.Wait()
+			backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+				return onPlan(ctx, g, far, timeout, o, f)
+			}))
 		})
 	}
 }
@@ -77,7 +65,7 @@ func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration
 	if p.stream, err = p.memory.Device().NewStream(); err != nil {
 		return err
 	}
-	return errors.Join(f(ctx, p), p.stream.Close(), p.channel.Close(ctx), p.signals.Close(), p.memory.Close(ctx), g.Close(ctx))
+	return errors.Join(f(ctx, p), p.stream.Close(), p.channel.Close(ctx), p.signals.Close(), p.memory.Close(ctx))
 }
 
 // TestPlanSignals: signals to all and from all are counted across the end of the numbers, and those that were granted are there.
@@ -276,48 +264,40 @@ func (t brokenTransfer) Start() (device.HostProgress, error) {
 
 // TestPlanPutFails: a put that fails is told by the next wait, on whichever stream it was; the peer is not told that it has come.
 func TestPlanPutFails(t *testing.T) {
-	groups, err := group.Local(2, nil)
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, g := range groups {
-		wg.Go(func() {
-			near, err := host.New(g, nil)
-			if !assert.NoError(t, err) {
-				return
-			}
-			broken := new(atomic.Bool)
-			far := brokenLink{backendtest.Far(near, g, nil), broken}
-			m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
-			c, err := m.NewChannel(ctx, "test", 4096, nil)
-			if !assert.NoError(t, err) {
-				return
-			}
-			s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
-			if !assert.NoError(t, err) {
-				return
-			}
-			own, err := c.Peer(g.Rank())
-			assert.NoError(t, err)
-			put, err := s.PrepareChannelPut(1-g.Rank(), 64, own, 8)
-			assert.NoError(t, err)
-			lane, err := m.Device().NewStream()
-			assert.NoError(t, err)
-			stream, err := m.Device().NewStream()
-			assert.NoError(t, err)
-			broken.Store(g.Rank() == 0)
-			assert.NoError(t, errors.Join(put.Enqueue(lane), s.SignalAll(lane, 0), lane.Synchronize(ctx)))
-			err = errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx))
-			if g.Rank() == 0 {
-				assert.ErrorIs(t, err, errLink)
-				assert.ErrorContains(t, err, "the plan")
-			} else {
-				assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-			}
-			assert.NoError(t, errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx)), "told once")
-			assert.NoError(t, errors.Join(lane.Close(), stream.Close(), put.Close(), c.Close(ctx), s.Close(), m.Close(ctx), g.Close(ctx)))
-		})
-	}
-	wg.Wait()
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		broken := new(atomic.Bool)
+		far := brokenLink{backendtest.Far(near, g, nil), broken}
+		m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
+		c, err := m.NewChannel(ctx, "test", 4096, nil)
+		if err != nil {
+			return err
+		}
+		s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		if err != nil {
+			return err
+		}
+		own, err := c.Peer(g.Rank())
+		assert.NoError(t, err)
+		put, err := s.PrepareChannelPut(1-g.Rank(), 64, own, 8)
+		assert.NoError(t, err)
+		lane, err := m.Device().NewStream()
+		assert.NoError(t, err)
+		stream, err := m.Device().NewStream()
+		assert.NoError(t, err)
+		broken.Store(g.Rank() == 0)
+		assert.NoError(t, errors.Join(put.Enqueue(lane), s.SignalAll(lane, 0), lane.Synchronize(ctx)))
+		err = errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx))
+		if g.Rank() == 0 {
+			assert.ErrorIs(t, err, errLink)
+			assert.ErrorContains(t, err, "the plan")
+		} else {
+			assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		}
+		assert.NoError(t, errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx)), "told once")
+		return errors.Join(lane.Close(), stream.Close(), put.Close(), c.Close(ctx), s.Close(), m.Close(ctx))
+	}))
 }
