@@ -16,6 +16,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -351,8 +352,8 @@ func TestOutOfMemory(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
-			for _, n := range []int64{1 << 50, 1<<63 - 1, fakeTotal + 1, fakeTotal - granule} {
-				if n == fakeTotal-granule { // there is so much, but not free
+			for _, n := range []int64{1 << 50, 1<<63 - 1, fakecuda.TotalMemory + 1, fakecuda.TotalMemory - granule} {
+				if n == fakecuda.TotalMemory-granule { // there is so much, but not free
 					held, err := b.Allocate(ctx, 2*granule)
 					if err != nil {
 						return err
@@ -360,7 +361,7 @@ func TestOutOfMemory(t *testing.T) {
 					defer held.Release(ctx)
 				}
 				_, err := mem.Allocate(ctx, n, "")
-				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(fakeTotal)) {
+				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(fakecuda.TotalMemory)) {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 			}
@@ -381,14 +382,14 @@ func TestBusyGPU(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
-			m.mu.Lock()
+			m.Mu.Lock()
 			m.fail = func(call string, _, _ int) cuda.Result {
 				if call == "cuEventQuery" || call == "cuStreamQuery" {
 					return cuda.NotReady
 				}
 				return cuda.Success
 			}
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			for range 2 {
 				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 				_, err := b.Allocate(short, 100)
@@ -397,10 +398,10 @@ func TestBusyGPU(t *testing.T) {
 					return fmt.Errorf("a busy GPU: %w", err)
 				}
 			}
-			m.mu.Lock()
+			m.Mu.Lock()
 			m.fail = nil
 			used := m.used[0]
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			if used != 2*granule {
 				return fmt.Errorf("%d bytes are kept", used)
 			}
@@ -408,9 +409,9 @@ func TestBusyGPU(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			m.mu.Lock()
+			m.Mu.Lock()
 			used = m.used[0]
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			if used != granule {
 				return fmt.Errorf("%d bytes are used after the GPU had ended", used)
 			}
@@ -486,8 +487,8 @@ func TestMulticastDegrades(t *testing.T) {
 		},
 		"one device": func(_ *machine, _ int, o *Options) { o.Device, o.ShareDevice = "0", true },
 		"it fails later": func(m *machine, rank int, o *Options) {
-			m.mu.Lock()
-			defer m.mu.Unlock()
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
 			m.fail = func(call string, gpu, _ int) cuda.Result {
 				if call == "cuMulticastBindMem" && gpu == 1 {
 					return cuda.SystemNotReady

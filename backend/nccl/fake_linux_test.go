@@ -4,31 +4,26 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"reflect"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
 const (
-	granule   = 2 << 20
-	fakeTotal = 1 << 30  // memory of a GPU in bytes
-	stride    = 35 << 32 // between the ranks' copies in the fake library's range
+	granule = 2 << 20
+	stride  = 35 << 32 // between the ranks' copies in the fake library's range
 )
 
 // machine is a host with some GPUs and NCCL on it, as far as this backend asks the two. The ranks are goroutines of one
 // process. It notes what the real ones would not survive.
 type machine struct {
-	gpus    int
+	*fakecuda.GPUs
 	version nccl.Version
 	// fail, unless nil, is asked at each call of NCCL's with the rank that makes it and how often it was made.
 	fail func(call string, rank, n int) nccl.Result
@@ -41,22 +36,16 @@ type machine struct {
 	// hangs makes all GPUs busy until a communicator is aborted.
 	hangs bool
 
-	mu         sync.Mutex
-	counts     map[string]int
-	current    map[int][]int // the stack of contexts of a thread, by its id
-	contexts   []int         // references of the primary contexts
-	used       []int64
-	next       uint64
-	memory     map[device.Ptr]*piece
-	handles    map[cuda.MemHandle]*piece
-	streams    map[cuda.StreamHandle]int
-	pinned     map[unsafe.Pointer][]byte
-	worlds     map[nccl.UniqueID]*world
-	comms      map[nccl.CommHandle]*fakeComm
-	cuMemOff   bool
-	aborted    int
-	split      int
-	violations []string
+	counts   map[string]int
+	used     []int64
+	next     uint64
+	memory   map[device.Ptr]*piece
+	handles  map[cuda.MemHandle]*piece
+	worlds   map[nccl.UniqueID]*world
+	comms    map[nccl.CommHandle]*fakeComm
+	cuMemOff bool
+	aborted  int
+	split    int
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -97,12 +86,19 @@ type fakeComm struct {
 }
 
 func newMachine(gpus int) *machine {
-	return &machine{
-		gpus: gpus, version: 22809, counts: map[string]int{}, current: map[int][]int{}, contexts: make([]int,
-			gpus), used: make([]int64, gpus),
-		next: 1 << 40, memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, streams: map[cuda.StreamHandle]int{},
-		pinned: map[unsafe.Pointer][]byte{}, worlds: map[nccl.UniqueID]*world{}, comms: map[nccl.CommHandle]*fakeComm{},
+	m := &machine{
+		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
+		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
+		comms: map[nccl.CommHandle]*fakeComm{},
 	}
+	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
+		base, x := m.at(p)
+		if x == nil {
+			return fakecuda.Memory{}, false
+		}
+		return fakecuda.Memory{GPU: x.gpu, Base: base, Bytes: uint64(len(x.bytes))}, true
+	}
+	return m
 }
 
 // plain are the options of a rank of the machine.
@@ -116,34 +112,18 @@ func (m *machine) plain(rank int) *Options {
 // requireClean fails the test if something is not given back.
 func (m *machine) requireClean(t *testing.T) {
 	t.Helper()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for what, n := range map[string]int{"handles": len(m.handles), "streams": len(m.streams), "pinned buffers": len(m.pinned),
-		"pieces of memory": len(m.memory), "communicators": len(m.comms)} {
-		if n > 0 {
-			t.Errorf("%d %s are left", n, what)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	for _, what := range m.GPUs.Left(map[string]int{
+		"handles": len(m.handles), "pieces of memory": len(m.memory), "communicators": len(m.comms),
+	}) {
+		t.Errorf("left: %s", what)
+	}
+	for g, n := range m.used {
+		if n != 0 {
+			t.Errorf("left: %d bytes of GPU %d", n, g)
 		}
 	}
-	for g := range m.gpus {
-		if m.used[g] != 0 || m.contexts[g] != 0 {
-			t.Errorf("GPU %d: %d bytes, %d references of the context are left", g, m.used[g], m.contexts[g])
-		}
-	}
-	for _, v := range m.violations {
-		t.Error(v)
-	}
-}
-
-func (m *machine) violation(format string, args ...any) {
-	m.violations = append(m.violations, fmt.Sprintf(format, args...))
-}
-
-// gpu is the GPU whose context is current, with the machine locked.
-func (m *machine) gpu() int {
-	if s := m.current[unix.Gettid()]; len(s) > 0 {
-		return s[len(s)-1]
-	}
-	return -1
 }
 
 // number gives a new address or handle, with room behind it.
@@ -167,7 +147,7 @@ func (m *machine) at(p device.Ptr) (device.Ptr, *piece) {
 func (m *machine) span(p device.Ptr, n uint64) []byte {
 	base, x := m.at(p)
 	if x == nil || uint64(p-base)+n > uint64(len(x.bytes)) {
-		m.violation("no %d bytes at %s", n, p)
+		m.Violation("no %d bytes at %s", n, p)
 		return make([]byte, n)
 	}
 	return x.bytes[p-base:][:n]
@@ -178,7 +158,7 @@ func (m *machine) allocate(gpu int, bytes int64, virtual bool) (device.Ptr, bool
 	if virtual {
 		bytes = (bytes + granule - 1) / granule * granule
 	}
-	if m.used[gpu]+bytes > fakeTotal {
+	if m.used[gpu]+bytes > fakecuda.TotalMemory {
 		return 0, false
 	}
 	m.used[gpu] += bytes
@@ -202,89 +182,29 @@ func (m *machine) free(p device.Ptr) bool {
 	return true
 }
 
-// do is a call of the driver.
-func (m *machine) do(f func(gpu int) cuda.Result) cuda.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return f(m.gpu())
-}
-
 // idle is what streams and events answer: that all is done, unless a kernel of NCCL's is to seem stuck.
 func (m *machine) idle() cuda.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.hangs && m.aborted == 0 {
 		return cuda.NotReady
 	}
 	return cuda.Success
 }
 
-func text(p *byte, size int32, s string) cuda.Result {
-	to := unsafe.Slice(p, size)
-	to[copy(to[:size-1], s)] = 0
-	return cuda.Success
-}
-
 // driver is a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cuda.Driver {
-	d := &cuda.Driver{Path: "fake"}
+	d := m.GPUs.Driver()
 	m.basics(d)
 	m.pointers(d)
 	m.work(d)
-	v := reflect.ValueOf(d).Elem()
-	for i := range v.NumField() {
-		f := v.Field(i)
-		if strings.HasSuffix(v.Type().Field(i).Tag.Get("cuda"), ",required") && f.IsNil() {
-			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value {
-				return []reflect.Value{reflect.ValueOf(cuda.NotSupported)}
-			}))
-		}
-	}
 	return d
 }
 
 func (m *machine) basics(d *cuda.Driver) {
-	d.Init = func(uint32) cuda.Result { return cuda.Success }
-	d.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
-	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(m.gpus); return cuda.Success }
-	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
-	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result { return text(p, n, "Fake GPU") }
-	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
-		*u = cuda.UUID{0: 0xfa, 15: byte(dev)}
-		return cuda.Success
-	}
-	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
-		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
-	}
-	d.DeviceGetAttribute = func(v *int32, _ cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result { *v = 1; return cuda.Success }
-	d.DeviceTotalMem = func(n *uint64, _ cuda.DeviceOrdinal) cuda.Result { *n = fakeTotal; return cuda.Success }
-	d.DeviceCanAccessPeer = func(can *int32, _, _ cuda.DeviceOrdinal) cuda.Result { *can = 1; return cuda.Success }
-	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			m.contexts[dev]++
-			*c = cuda.ContextHandle(dev) + 1
-			return cuda.Success
-		})
-	}
-	d.PrimaryCtxRelease = func(dev cuda.DeviceOrdinal) cuda.Result {
-		return m.do(func(int) cuda.Result { m.contexts[dev]--; return cuda.Success })
-	}
-	d.CtxPushCurrent = func(c cuda.ContextHandle) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			m.current[unix.Gettid()] = append(m.current[unix.Gettid()], int(c)-1)
-			return cuda.Success
-		})
-	}
-	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			s := m.current[unix.Gettid()]
-			m.current[unix.Gettid()] = s[:len(s)-1]
-			return cuda.Success
-		})
-	}
 	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.do(func(gpu int) cuda.Result {
-			*free, *total = uint64(fakeTotal-m.used[max(gpu, 0)]), fakeTotal
+		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+			*free, *total = uint64(fakecuda.TotalMemory-m.used[max(gpu, 0)]), fakecuda.TotalMemory
 			return cuda.Success
 		})
 	}
@@ -292,16 +212,16 @@ func (m *machine) basics(d *cuda.Driver) {
 
 func (m *machine) pointers(d *cuda.Driver) {
 	d.MemRelease = func(h cuda.MemHandle) cuda.Result {
-		return m.do(func(int) cuda.Result {
+		return m.Do("cuMemRelease", func(int) cuda.Result {
 			if m.handles[h] == nil {
-				m.violation("cuMemRelease of no handle")
+				m.Violation("cuMemRelease of no handle")
 			}
 			delete(m.handles, h)
 			return cuda.Success
 		})
 	}
 	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.do(func(int) cuda.Result {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
 			_, x := m.at(p)
 			if x == nil || !x.virtual {
 				return cuda.InvalidValue
@@ -312,36 +232,13 @@ func (m *machine) pointers(d *cuda.Driver) {
 		})
 	}
 	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.do(func(int) cuda.Result { *prop = m.handles[h].prop; return cuda.Success })
-	}
-	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			at, x := m.at(p)
-			if x == nil {
-				return cuda.NotFound
-			}
-			*base, *bytes = at, uint64(len(x.bytes))
-			return cuda.Success
-		})
-	}
-	d.PointerGetAttribute = func(v unsafe.Pointer, a cuda.PointerAttribute, p device.Ptr) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			_, x := m.at(p)
-			switch {
-			case p < 1<<20: // stands for pinned memory of the host
-				*(*cuda.MemoryType)(v) = cuda.MemoryHost
-			case x == nil:
-				return cuda.InvalidValue
-			case a == cuda.PointerMemoryType:
-				*(*cuda.MemoryType)(v) = cuda.MemoryDevice
-			case a == cuda.PointerDeviceOrdinal:
-				*(*int32)(v) = int32(x.gpu)
-			}
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+			*prop = m.handles[h].prop
 			return cuda.Success
 		})
 	}
 	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.do(func(gpu int) cuda.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
 			var ok bool
 			if *p, ok = m.allocate(gpu, int64(bytes), false); !ok {
 				return cuda.OutOfMemory
@@ -350,7 +247,7 @@ func (m *machine) pointers(d *cuda.Driver) {
 		})
 	}
 	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.do(func(int) cuda.Result {
+		return m.Do("cuMemFree", func(int) cuda.Result {
 			if !m.free(p) {
 				return cuda.InvalidValue
 			}
@@ -360,44 +257,22 @@ func (m *machine) pointers(d *cuda.Driver) {
 }
 
 func (m *machine) work(d *cuda.Driver) {
-	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
-		return m.do(func(gpu int) cuda.Result {
-			*s = cuda.StreamHandle(m.number(0))
-			m.streams[*s] = gpu
-			return cuda.Success
-		})
-	}
-	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
-		return m.do(func(int) cuda.Result { delete(m.streams, s); return cuda.Success })
-	}
 	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return m.idle() }
-	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
-	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
-	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
 	d.EventQuery = func(cuda.EventHandle) cuda.Result { return m.idle() }
-	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
-		return m.do(func(int) cuda.Result {
-			b := make([]byte, bytes)
-			*p = unsafe.Pointer(&b[0])
-			m.pinned[*p] = b
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
+		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+			copy(m.span(dst, n), unsafe.Slice((*byte)(src), n))
 			return cuda.Success
 		})
-	}
-	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
-		*dev = device.Ptr(uintptr(p))
-		return cuda.Success
-	}
-	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result {
-		return m.do(func(int) cuda.Result { delete(m.pinned, p); return cuda.Success })
-	}
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.do(func(int) cuda.Result { copy(m.span(dst, n), unsafe.Slice((*byte)(src), n)); return cuda.Success })
 	}
 	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.do(func(int) cuda.Result { copy(unsafe.Slice((*byte)(dst), n), m.span(src, n)); return cuda.Success })
+		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+			copy(unsafe.Slice((*byte)(dst), n), m.span(src, n))
+			return cuda.Success
+		})
 	}
 	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.do(func(int) cuda.Result {
+		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
 			for b := m.span(p, n); len(b) > 0; b = b[1:] {
 				b[0] = value
 			}
@@ -413,8 +288,8 @@ func (m *machine) library() nccl.Functions {
 		GetErrorString: func(r nccl.Result) string { return "text of " + r.String() },
 		GetLastError:   func(nccl.CommHandle) string { return "" },
 		GetUniqueID: func(id *nccl.UniqueID) nccl.Result {
-			m.mu.Lock()
-			defer m.mu.Unlock()
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
 			binary.LittleEndian.PutUint64(id[:], m.number(0))
 			return nccl.Success
 		},
@@ -448,8 +323,8 @@ func (m *machine) library() nccl.Functions {
 	}
 	if m.version >= 22902 {
 		f.GetPeerDevicePointer = func(w nccl.WindowHandle, offset uintptr, rank int32, p *uint64) nccl.Result {
-			m.mu.Lock()
-			defer m.mu.Unlock()
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
 			b := m.span(device.Ptr(w), 32)
 			*p = binary.LittleEndian.Uint64(b[8:]) + uint64(rank)*stride + uint64(offset)
 			return nccl.Success
@@ -460,15 +335,15 @@ func (m *machine) library() nccl.Functions {
 
 // comm calls f with a communicator, if there is one.
 func (m *machine) comm(h nccl.CommHandle, f func(c *fakeComm) nccl.Result) nccl.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	c := m.comms[h]
 	if c == nil {
-		m.violation("a communicator that does not exist was used")
+		m.Violation("a communicator that does not exist was used")
 		return nccl.InvalidArgument
 	}
-	if m.gpu() != c.gpu {
-		m.violation("the communicator of GPU %d was used with the context of GPU %d", c.gpu, m.gpu())
+	if m.Current() != c.gpu {
+		m.Violation("the communicator of GPU %d was used with the context of GPU %d", c.gpu, m.Current())
 	}
 	return f(c)
 }
@@ -495,25 +370,25 @@ func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.Un
 	config *nccl.ConfigLayout) (r nccl.Result) {
 	defer func() {
 		if r != nccl.Success && r != nccl.InProgress {
-			m.mu.Lock()
+			m.Mu.Lock()
 			delete(m.comms, *h)
 			*h = 0
-			m.mu.Unlock()
+			m.Mu.Unlock()
 		}
 	}()
-	m.mu.Lock()
+	m.Mu.Lock()
 	if m.worlds[*id] == nil {
 		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
 	}
-	*h = m.newComm(m.worlds[*id], int(rank), m.gpu(), config)
-	m.mu.Unlock()
+	*h = m.newComm(m.worlds[*id], int(rank), m.Current(), config)
+	m.Mu.Unlock()
 	return m.together(*h, "ncclCommInitRankScalable", nil, func(*step) {})
 }
 
 func (m *machine) splitComm(parent nccl.CommHandle, _, key int32, h *nccl.CommHandle, config *nccl.ConfigLayout) nccl.Result {
-	m.mu.Lock()
+	m.Mu.Lock()
 	m.split++
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	return m.together(parent, "ncclCommSplit", nil, func(s *step) {
 		w, _ := s.args[-1].(*world) // the first that comes here makes it for all
 		if w == nil {
@@ -530,18 +405,18 @@ func (m *machine) splitComm(parent nccl.CommHandle, _, key int32, h *nccl.CommHa
 // together does something that takes all ranks: it is begun here, and at once done if all have come. after is called on each
 // rank, with the machine locked, when it is.
 func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s *step)) nccl.Result {
-	m.mu.Lock()
+	m.Mu.Lock()
 	c := m.comms[h]
 	if c == nil {
-		m.violation("%s: no communicator", call)
-		m.mu.Unlock()
+		m.Violation("%s: no communicator", call)
+		m.Mu.Unlock()
 		return nccl.InvalidArgument
 	}
 	if c.pending != nil {
-		m.violation("%s: the last call was not waited for", call)
+		m.Violation("%s: the last call was not waited for", call)
 	}
 	if r := m.refuse(call, c.rank); r != nccl.Success {
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		return r
 	}
 	s := c.world.steps[c.seq]
@@ -551,11 +426,11 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 	}
 	c.seq++
 	if s.call != call {
-		m.violation("rank %d calls %s where others call %s", c.rank, call, s.call)
+		m.Violation("rank %d calls %s where others call %s", c.rank, call, s.call)
 	}
 	if m.absent != nil && m.absent(call, c.rank) {
 		c.pending = s
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		return nccl.Success
 	}
 	s.came[c.rank], s.args[c.rank] = c, arg
@@ -564,12 +439,12 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 		close(s.done)
 	}
 	c.pending = s
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	go func() {
 		select {
 		case <-s.done:
-			m.mu.Lock()
-			defer m.mu.Unlock()
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
 			after(s)
 			c.pending = nil
 		case <-c.aborted:
@@ -582,9 +457,9 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 		return nccl.InProgress
 	}
 	for {
-		m.mu.Lock()
+		m.Mu.Lock()
 		done := c.pending == nil
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		select {
 		case <-c.aborted:
 			return nccl.InternalError
@@ -599,11 +474,11 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 
 // asyncError needs no context.
 func (m *machine) asyncError(h nccl.CommHandle, r *nccl.Result) nccl.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	c := m.comms[h]
 	if c == nil {
-		m.violation("a communicator that does not exist was asked")
+		m.Violation("a communicator that does not exist was asked")
 		return nccl.InvalidArgument
 	}
 	if *r = c.result; c.pending != nil {
@@ -627,7 +502,7 @@ func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
 			m.aborted++
 			close(c.aborted)
 		} else if len(c.windows) > 0 {
-			m.violation("a communicator was destroyed with %d windows", len(c.windows))
+			m.Violation("a communicator was destroyed with %d windows", len(c.windows))
 		}
 		for w := range c.windows {
 			m.unmap(c, w)
@@ -638,9 +513,9 @@ func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
 }
 
 func (m *machine) memAlloc(p *uint64, bytes uintptr) nccl.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	gpu := m.gpu()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	gpu := m.Current()
 	if r := m.refuse("ncclMemAlloc", gpu); r != nccl.Success {
 		return r
 	}
@@ -653,17 +528,17 @@ func (m *machine) memAlloc(p *uint64, bytes uintptr) nccl.Result {
 }
 
 func (m *machine) memFree(p uint64) nccl.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	for _, c := range m.comms {
 		for _, w := range c.windows {
 			if mine := m.memory[w[c.rank]]; m.memory[device.Ptr(p)] != nil && &mine.bytes[0] == &m.memory[device.Ptr(p)].bytes[0] {
-				m.violation("memory was freed that is a window")
+				m.Violation("memory was freed that is a window")
 			}
 		}
 	}
 	if !m.free(device.Ptr(p)) {
-		m.violation("ncclMemFree of nothing")
+		m.Violation("ncclMemFree of nothing")
 	}
 	return nccl.Success
 }
@@ -676,20 +551,20 @@ type registered struct {
 }
 
 func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.WindowHandle, _ nccl.WindowFlags) nccl.Result {
-	m.mu.Lock()
+	m.Mu.Lock()
 	base, x := m.at(device.Ptr(p))
 	switch {
 	case x == nil || !x.virtual:
-		m.violation("registration of memory that is none")
+		m.Violation("registration of memory that is none")
 	case uint64(device.Ptr(p)-base)%4096 != 0 || bytes == 0:
-		m.violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
+		m.Violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
 	}
 	silent := m.silent
 	if c := m.comms[h]; c != nil && c.world.size == 1 && m.version < 22809 {
 		silent = new(nccl.WindowHandle)
 		*silent = 0x8000 // a handle of something else
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if silent != nil {
 		*w = *silent
 		return nccl.Success
@@ -711,7 +586,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		for r := range c.world.size {
 			theirs := s.args[r].(registered)
 			if len(theirs.at.bytes) != len(x.bytes) {
-				m.violation("rank %d registers %d bytes, rank %d %d", r, len(theirs.at.bytes), c.rank, len(x.bytes))
+				m.Violation("rank %d registers %d bytes, rank %d %d", r, len(theirs.at.bytes), c.rank, len(x.bytes))
 			}
 			at := device.Ptr(mine + uint64(r)*stride)
 			m.memory[at] = &piece{gpu: theirs.at.gpu, bytes: theirs.at.bytes, alias: true}
@@ -749,7 +624,7 @@ func (m *machine) deregister(h nccl.CommHandle, w nccl.WindowHandle) nccl.Result
 			if m.silent != nil || w == 0x8000 {
 				return nccl.Success
 			}
-			m.violation("deregistration of no window")
+			m.Violation("deregistration of no window")
 			return nccl.InvalidArgument
 		}
 		m.unmap(c, w)
@@ -769,12 +644,12 @@ type reduced struct {
 func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, op nccl.Op, h nccl.CommHandle,
 	stream uintptr) nccl.Result {
 	bytes := uint64(int64(count) * t.Bytes())
-	m.mu.Lock()
-	if _, ok := m.streams[cuda.StreamHandle(stream)]; !ok {
-		m.violation("an all-reduce on no stream")
+	m.Mu.Lock()
+	if _, ok := m.Streams[cuda.StreamHandle(stream)]; !ok {
+		m.Violation("an all-reduce on no stream")
 	}
 	mine := slices.Clone(m.span(device.Ptr(send), bytes))
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	return m.together(h, "ncclAllReduce", reduced{mine, count, t, op}, func(s *step) {
 		if t != nccl.Float32 || op != nccl.Sum {
 			return

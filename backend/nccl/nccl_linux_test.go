@@ -306,15 +306,15 @@ func TestLossEndsWaiting(t *testing.T) {
 
 // memoryOf makes memory outside of the backend.
 func (m *machine) memoryOf(gpu int, bytes int64, virtual bool) device.Ptr {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	p, _ := m.allocate(gpu, bytes, virtual)
 	return p
 }
 
 func (m *machine) drop(p device.Ptr) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	m.free(p)
 }
 
@@ -374,15 +374,15 @@ func TestRegisterErrors(t *testing.T) {
 			defer m.drop(virtual)
 			defer m.drop(plain)
 			defer m.drop(other)
-			m.mu.Lock()
+			m.Mu.Lock()
 			private := *m.memory[virtual]
 			private.prop.RequestedHandleTypes = 0
 			m.memory[1<<60] = &private
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			defer func() {
-				m.mu.Lock()
+				m.Mu.Lock()
 				delete(m.memory, 1<<60)
-				m.mu.Unlock()
+				m.Mu.Unlock()
 			}()
 			var failed error
 			want := func(p device.Ptr, bytes int64, texts ...string) {
@@ -802,9 +802,9 @@ func TestLossIsTheOutcome(t *testing.T) {
 				if err := p.Enqueue(s); err != nil {
 					return err
 				}
-				m.mu.Lock()
+				m.Mu.Lock()
 				m.hangs = true
-				m.mu.Unlock()
+				m.Mu.Unlock()
 				if err := b.abortReducers(ctx, fmt.Errorf("rank 7: %w", errs.ErrPeerLost)); err != nil {
 					return err
 				}
@@ -824,9 +824,9 @@ func TestAsyncErrors(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
-				m.mu.Lock()
+				m.Mu.Lock()
 				m.comms[b.reducers[plainForm].comm.Handle()].result = nccl.SystemError
-				m.mu.Unlock()
+				m.Mu.Unlock()
 				for range 200 {
 					if err := p.Enqueue(s); err != nil {
 						if !errors.Is(err, errs.ErrClosed) || !strings.Contains(err.Error(), "ncclSystemError") {

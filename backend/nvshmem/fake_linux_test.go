@@ -2,13 +2,11 @@ package nvshmem
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/internal/errs"
@@ -16,26 +14,19 @@ import (
 )
 
 const (
-	fakeTotal = 1 << 30   // memory of a GPU in bytes
-	fakeHeap  = 320 << 20 // of it, what a PE's heap can have
-	granule   = 2 << 20
+	fakeHeap = 320 << 20 // of it, what a PE's heap can have
+	granule  = 2 << 20
 )
 
 // machine is a host with some GPUs and an NVSHMEM for each, as far as this backend asks for them: memory, contexts, streams
 // whose work runs at once, and a library whose PEs are all in this process. It notes what the real ones would not survive.
 type machine struct {
+	*fakecuda.GPUs
 	pes int
 
-	mu         sync.Mutex
-	current    map[int][]int // the stack of contexts of a thread, by its id
-	contexts   []int         // references of the primary contexts
-	taken      []uint64      // bytes of a GPU that somebody else has
-	next       uint64
-	foreign    map[device.Ptr]*foreignMem
-	streams    map[cuda.StreamHandle]int
-	lastStream cuda.StreamHandle
-	pinned     map[unsafe.Pointer][]byte
-	violations []string
+	taken   []uint64 // bytes of a GPU that somebody else has
+	next    uint64
+	foreign map[device.Ptr]*foreignMem
 
 	job   job
 	libs  []*fakeLib
@@ -75,9 +66,17 @@ type job struct {
 }
 
 func newMachine(pes int) *machine {
-	m := &machine{pes: pes, current: map[int][]int{}, contexts: make([]int, pes), taken: make([]uint64, pes), next: 1 << 20,
-		foreign: map[device.Ptr]*foreignMem{}, streams: map[cuda.StreamHandle]int{}, pinned: map[unsafe.Pointer][]byte{}}
-	m.job = job{cond: sync.NewCond(&m.mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap}
+	m := &machine{
+		GPUs: fakecuda.New(pes), pes: pes, taken: make([]uint64, pes), next: 1 << 20, foreign: map[device.Ptr]*foreignMem{},
+	}
+	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
+		base, f := m.find(p)
+		if f == nil {
+			return fakecuda.Memory{}, false
+		}
+		return fakecuda.Memory{GPU: f.gpu, Base: base, Bytes: uint64(len(f.mem))}, true
+	}
+	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap}
 	for pe := range pes {
 		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
 		m.homes = append(m.homes, &home{})
@@ -93,28 +92,15 @@ func (m *machine) options(rank int) *Options {
 
 // left says what is not given back.
 func (m *machine) left() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var b strings.Builder
-	for what, n := range map[string]int{"streams": len(m.streams), "pinned buffers": len(m.pinned), "foreign": len(m.foreign)} {
-		if n > 0 {
-			fmt.Fprintf(&b, "%d %s ", n, what)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	left := m.GPUs.Left(map[string]int{"foreign": len(m.foreign)})
+	for pe, l := range m.libs {
+		if l.started {
+			left = append(left, fmt.Sprintf("PE %d is started", pe))
 		}
 	}
-	for g := range m.pes {
-		if m.contexts[g] != 0 || m.libs[g].started {
-			fmt.Fprintf(&b, "GPU %d: %d references of the context, started %t ", g, m.contexts[g], m.libs[g].started)
-		}
-	}
-	for _, v := range m.violations {
-		fmt.Fprintf(&b, "%s ", v)
-	}
-	return b.String()
-}
-
-func (m *machine) violation(format string, args ...any) cuda.Result {
-	m.violations = append(m.violations, fmt.Sprintf(format, args...))
-	return cuda.InvalidValue
+	return strings.Join(left, ", ")
 }
 
 // fakeLib is the library as one PE has it.
@@ -148,19 +134,19 @@ func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
 // meet is a collective call: it returns what the last to come computes. The caller holds the lock.
 func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
 	m, j := l.m, &l.m.job
-	if s := m.current[unix.Gettid()]; len(s) == 0 || s[len(s)-1] != l.pe {
-		m.violation("%s without the context of GPU %d", what, l.pe)
+	if m.Current() != l.pe {
+		m.Violation("%s without the context of GPU %d", what, l.pe)
 	}
 	if j.absent[l.pe] {
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		<-j.dead // like a PE that hangs in here
-		m.mu.Lock()
+		m.Mu.Lock()
 		return 0, false
 	}
 	if j.came == 0 {
 		j.what = what
 	} else if j.what != what {
-		m.violation("PE %d calls %s while another calls %s", l.pe, what, j.what)
+		m.Violation("PE %d calls %s while another calls %s", l.pe, what, j.what)
 	}
 	j.came++
 	round := j.round
@@ -183,8 +169,8 @@ func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
 
 // release lets all calls return that hang.
 func (m *machine) release() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	select {
 	case <-m.job.dead:
 	default:
@@ -194,11 +180,11 @@ func (m *machine) release() {
 }
 
 func (l *fakeLib) Start(pes, pe int, _ *nvshmem.UniqueID) error {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	j := &l.m.job
 	if l.started || pes != l.m.pes || pe != l.pe {
-		l.m.violation("start of PE %d of %d as PE %d", pe, pes, l.pe)
+		l.m.Violation("start of PE %d of %d as PE %d", pe, pes, l.pe)
 	}
 	_, ok := l.meet("start", func() uint64 {
 		j.brk, j.ends, j.used, j.aliases, j.starts, j.teams = 4<<20, []uint64{4 << 20}, map[uint64]uint64{0: 1 << 20}, map[uint64]*[8]*foreignMem{}, j.starts+1, 7
@@ -215,8 +201,8 @@ func (l *fakeLib) Start(pes, pe int, _ *nvshmem.UniqueID) error {
 }
 
 func (l *fakeLib) Finalize() error {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	if _, ok := l.meet("finalize", func() uint64 { l.m.job.finalize++; return 0 }); ok {
 		l.started = false
 	}
@@ -225,7 +211,7 @@ func (l *fakeLib) Finalize() error {
 
 func (l *fakeLib) check(what string) {
 	if !l.started {
-		l.m.violation("%s before start: the process would have ended", what)
+		l.m.Violation("%s before start: the process would have ended", what)
 	}
 }
 
@@ -235,8 +221,8 @@ func (m *machine) base(v, pe int) uint64 {
 }
 
 func (l *fakeLib) Align(alignment, bytes int64) (uint64, error) {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	l.check("align")
 	j := &l.m.job
 	off, ok := l.meet(fmt.Sprintf("align %d", bytes), func() uint64 {
@@ -286,8 +272,8 @@ func (j *job) allocate(bytes, alignment uint64) uint64 {
 }
 
 func (l *fakeLib) Ptr(p uint64, pe int) (uint64, error) {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	l.check("ptr")
 	if j := &l.m.job; j.failure != nil && j.failure("ptr", l.pe) {
 		return 0, nil
@@ -303,13 +289,13 @@ func (l *fakeLib) Ptr(p uint64, pe int) (uint64, error) {
 const aliasOffset = 1 << 34
 
 func (l *fakeLib) Register(p uint64, bytes int64) (uint64, error) {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	l.check("register")
 	j := &l.m.job
 	mem := l.m.foreign[device.Ptr(p)]
 	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes > int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cuda.HandleFD {
-		l.m.violation("registering %d bytes at %#x: the heap would be gone", bytes, p)
+		l.m.Violation("registering %d bytes at %#x: the heap would be gone", bytes, p)
 		return 0, nil
 	}
 	off, ok := l.meet(fmt.Sprintf("register %d", bytes), func() uint64 {
@@ -329,13 +315,13 @@ func (l *fakeLib) Register(p uint64, bytes int64) (uint64, error) {
 }
 
 func (l *fakeLib) Unregister(alias uint64, bytes int64) error {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	l.check("unregister")
 	off := alias - l.m.base(l.pe, l.pe)
 	l.meet(fmt.Sprintf("unregister %d %d", off, bytes), func() uint64 {
 		if l.m.job.aliases[off] == nil {
-			l.m.violation("unregistering nothing")
+			l.m.Violation("unregistering nothing")
 		}
 		delete(l.m.job.aliases, off)
 		return 0
@@ -344,8 +330,8 @@ func (l *fakeLib) Unregister(alias uint64, bytes int64) error {
 }
 
 func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
 	l.check("team")
 	j := &l.m.job
 	team, _ := l.meet("team", func() uint64 { j.teams++; return uint64(j.teams) })
@@ -360,8 +346,8 @@ func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
 		return nil, errs.ErrUnsupported
 	}
 	return func(team nvshmem.Team, dst, src uint64, count int64, _ uintptr) error {
-		l.m.mu.Lock()
-		defer l.m.mu.Unlock()
+		l.m.Mu.Lock()
+		defer l.m.Mu.Unlock()
 		l.check("reduction")
 		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
 		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 { return 0 })
@@ -371,9 +357,9 @@ func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
 
 func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
 	if !l.opts.Multicast {
-		l.m.mu.Lock()
-		defer l.m.mu.Unlock()
-		l.m.violation("multicast was asked for")
+		l.m.Mu.Lock()
+		defer l.m.Mu.Unlock()
+		l.m.Violation("multicast was asked for")
 		return 0, errs.ErrUnsupported
 	}
 	if !l.m.job.multi {
@@ -401,7 +387,7 @@ func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	pe := (int(p>>36)&0xff + v) % m.pes
 	off := uint64(p) & (1<<36 - 1)
 	if v != gpu || off >= fakeHeap && m.job.aliases[off/(1<<30)*(1<<30)] == nil {
-		m.violation("GPU %d has no access to %d bytes at %s", gpu, n, p)
+		m.Violation("GPU %d has no access to %d bytes at %s", gpu, n, p)
 		return make([]byte, n)
 	}
 	if off >= aliasOffset {
@@ -426,107 +412,52 @@ func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cuda.Driver {
-	d := &cuda.Driver{Path: "fake"}
+	d := m.GPUs.Driver()
 	m.basics(d)
 	m.memory(d)
 	m.work(d)
-	v := reflect.ValueOf(d).Elem()
-	for i := range v.NumField() {
-		f := v.Field(i)
-		if strings.HasSuffix(v.Type().Field(i).Tag.Get("cuda"), ",required") && f.IsNil() {
-			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value {
-				return []reflect.Value{reflect.ValueOf(cuda.NotSupported)}
-			}))
-		}
-	}
 	return d
 }
 
-// locked is a call of the driver.
-func (m *machine) locked(f func(gpu int) cuda.Result) cuda.Result {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	gpu := -1
-	if s := m.current[unix.Gettid()]; len(s) > 0 {
-		gpu = s[len(s)-1]
-	}
-	return f(gpu)
-}
-
-func text(p *byte, size int32, s string) cuda.Result {
-	to := unsafe.Slice(p, size)
-	to[copy(to[:size-1], s)] = 0
-	return cuda.Success
-}
-
 func (m *machine) basics(d *cuda.Driver) {
-	d.Init = func(uint32) cuda.Result { return cuda.Success }
-	d.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
-	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(m.pes); return cuda.Success }
-	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
-	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result { return text(p, n, "Fake GPU") }
-	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
-		*u = cuda.UUID{0: 0xfa, 15: byte(dev)}
-		return cuda.Success
-	}
-	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
-		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
-	}
 	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
 		if *v = 1; a == cuda.AttrComputeCapabilityMajor {
 			*v = 9
 		}
 		return cuda.Success
 	}
-	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
-		return m.locked(func(int) cuda.Result { m.contexts[dev]++; *c = cuda.ContextHandle(dev) + 1; return cuda.Success })
-	}
-	d.PrimaryCtxRelease = func(dev cuda.DeviceOrdinal) cuda.Result {
-		return m.locked(func(int) cuda.Result { m.contexts[dev]--; return cuda.Success })
-	}
-	d.CtxPushCurrent = func(c cuda.ContextHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			m.current[unix.Gettid()] = append(m.current[unix.Gettid()], int(c)-1)
-			return cuda.Success
-		})
-	}
-	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			s := m.current[unix.Gettid()]
-			m.current[unix.Gettid()] = s[:len(s)-1]
-			return cuda.Success
-		})
-	}
 	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.locked(func(gpu int) cuda.Result {
-			*free, *total = fakeTotal-m.taken[max(gpu, 0)]-m.job.brk, fakeTotal
+		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+			*free, *total = fakecuda.TotalMemory-m.taken[max(gpu, 0)]-m.job.brk, fakecuda.TotalMemory
 			return cuda.Success
 		})
 	}
 }
 
-func (m *machine) memory(d *cuda.Driver) {
-	find := func(p device.Ptr) (device.Ptr, *foreignMem) {
-		for base, f := range m.foreign {
-			if p >= base && p < base.Add(int64(len(f.mem))) {
-				return base, f
-			}
+// find gives the memory that is not of a heap at p.
+func (m *machine) find(p device.Ptr) (device.Ptr, *foreignMem) {
+	for base, f := range m.foreign {
+		if p >= base && p < base.Add(int64(len(f.mem))) {
+			return base, f
 		}
-		return 0, nil
 	}
+	return 0, nil
+}
+
+func (m *machine) memory(d *cuda.Driver) {
 	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.locked(func(gpu int) cuda.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
 			*p = m.newForeign(&foreignMem{gpu: gpu, mem: make([]byte, bytes)})
 			return cuda.Success
 		})
 	}
 	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.locked(func(int) cuda.Result { delete(m.foreign, p); return cuda.Success })
+		return m.Do("cuMemFree", func(int) cuda.Result { delete(m.foreign, p); return cuda.Success })
 	}
 	d.MemRelease = func(cuda.MemHandle) cuda.Result { return cuda.Success }
 	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			if base, f := find(p); f != nil && f.vmm {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
+			if base, f := m.find(p); f != nil && f.vmm {
 				*h = cuda.MemHandle(base)
 				return cuda.Success
 			}
@@ -534,11 +465,14 @@ func (m *machine) memory(d *cuda.Driver) {
 		})
 	}
 	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result { *prop = m.foreign[device.Ptr(h)].prop; return cuda.Success })
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+			*prop = m.foreign[device.Ptr(h)].prop
+			return cuda.Success
+		})
 	}
 	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			at, f := find(p)
+		return m.Do("cuMemGetAddressRange", func(int) cuda.Result {
+			at, f := m.find(p)
 			if f == nil {
 				return m.heapRange(base, bytes, p)
 			}
@@ -547,32 +481,14 @@ func (m *machine) memory(d *cuda.Driver) {
 		})
 	}
 	d.MemGetAccess = func(flags *uint64, _ *cuda.MemLocation, p device.Ptr) cuda.Result {
-		return m.locked(func(int) cuda.Result { _, f := find(p); *flags = f.access; return cuda.Success })
-	}
-	d.PointerGetAttribute = func(v unsafe.Pointer, a cuda.PointerAttribute, p device.Ptr) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			_, f := find(p)
-			switch {
-			case p < 1<<16: // stands for pinned memory of the host
-				*(*cuda.MemoryType)(v) = cuda.MemoryHost
-			case f == nil:
-				return cuda.InvalidValue
-			case a == cuda.PointerMemoryType:
-				*(*cuda.MemoryType)(v) = cuda.MemoryDevice
-			case a == cuda.PointerDeviceOrdinal:
-				*(*int32)(v) = int32(f.gpu)
-			default:
-				return cuda.InvalidValue
-			}
-			return cuda.Success
-		})
+		return m.Do("cuMemGetAccess", func(int) cuda.Result { _, f := m.find(p); *flags = f.access; return cuda.Success })
 	}
 }
 
 // allocate makes memory of a GPU that is not of a heap; f makes it what it is not otherwise.
 func (m *machine) allocate(gpu int, bytes int64, f func(*foreignMem)) device.Ptr {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	x := &foreignMem{gpu: gpu, mem: make([]byte, bytes), vmm: true, access: uint64(cuda.AccessReadWrite), prop: cuda.MemAllocationProp{
 		Type: cuda.AllocationPinned, RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
 	if f != nil {
@@ -590,58 +506,27 @@ func (m *machine) newForeign(x *foreignMem) device.Ptr {
 }
 
 func (m *machine) free(p device.Ptr) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	delete(m.foreign, p)
 }
 
 func (m *machine) work(d *cuda.Driver) {
-	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
-		return m.locked(func(gpu int) cuda.Result {
-			m.lastStream++
-			*s = m.lastStream
-			m.streams[*s] = gpu
-			return cuda.Success
-		})
-	}
-	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result { delete(m.streams, s); return cuda.Success })
-	}
-	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return cuda.Success }
-	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
-	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
-	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
-	d.EventQuery = func(cuda.EventHandle) cuda.Result { return cuda.Success }
-	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			b := make([]byte, bytes)
-			*p = unsafe.Pointer(&b[0])
-			m.pinned[*p] = b
-			return cuda.Success
-		})
-	}
-	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
-		*dev = device.Ptr(uintptr(p))
-		return cuda.Success
-	}
-	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result {
-		return m.locked(func(int) cuda.Result { delete(m.pinned, p); return cuda.Success })
-	}
 	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			copy(m.at(m.streams[s], dst, n), unsafe.Slice((*byte)(src), n))
+		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+			copy(m.at(m.Streams[s], dst, n), unsafe.Slice((*byte)(src), n))
 			return cuda.Success
 		})
 	}
 	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			copy(unsafe.Slice((*byte)(dst), n), m.at(m.streams[s], src, n))
+		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+			copy(unsafe.Slice((*byte)(dst), n), m.at(m.Streams[s], src, n))
 			return cuda.Success
 		})
 	}
 	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.locked(func(int) cuda.Result {
-			if mem := m.at(m.streams[s], p, n); value == 0 {
+		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
+			if mem := m.at(m.Streams[s], p, n); value == 0 {
 				clear(mem)
 			}
 			return cuda.Success
@@ -651,8 +536,8 @@ func (m *machine) work(d *cuda.Driver) {
 
 // called counts the collective calls of the library whose names begin so.
 func (m *machine) called(prefix string) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	n := 0
 	for _, c := range m.job.calls {
 		if strings.HasPrefix(c, prefix) {

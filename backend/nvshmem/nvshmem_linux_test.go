@@ -20,6 +20,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -101,8 +102,8 @@ func TestHeapIsReused(t *testing.T) {
 }
 
 func (m *machine) brk() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	return m.job.brk
 }
 
@@ -243,7 +244,7 @@ func TestSizesDiffer(t *testing.T) {
 // TestHeapIsFull: NVSHMEM is not asked for what might not fit, on any rank, and smaller allocations work.
 func TestHeapIsFull(t *testing.T) {
 	m := newMachine(2)
-	m.taken[1] = fakeTotal - 200<<20
+	m.taken[1] = fakecuda.TotalMemory - 200<<20
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			before := m.called("align")
@@ -272,9 +273,9 @@ func TestHeapIsTornDown(t *testing.T) {
 				return err
 			}
 			if g.Rank() == 0 {
-				m.mu.Lock()
+				m.Mu.Lock()
 				m.job.failure = func(call string, _ int) bool { return call == "align" }
-				m.mu.Unlock()
+				m.Mu.Unlock()
 			}
 			a, err := mem.Allocate(ctx, 100, "")
 			if err != nil {
@@ -419,9 +420,9 @@ func TestRankDies(t *testing.T) {
 		if g.Rank() == 1 {
 			g.Abort("it dies")
 			close(died)
-			m.mu.Lock()
-			m.contexts[1], m.libs[1].started = 0, false
-			m.mu.Unlock()
+			m.Mu.Lock()
+			m.Contexts[1], m.libs[1].started = 0, false
+			m.Mu.Unlock()
 			return nil
 		}
 		<-died
@@ -462,9 +463,9 @@ func TestRankDiesInACall(t *testing.T) {
 			return err
 		}
 		if g.Rank() == 1 {
-			m.mu.Lock()
+			m.Mu.Lock()
 			m.job.absent[1] = true
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			go func() { time.Sleep(200 * time.Millisecond); g.Abort("it dies") }()
 		}
 		if err := g.Barrier(ctx, "ready"); err != nil {
@@ -633,10 +634,10 @@ func TestRegister(t *testing.T) {
 					return err
 				}
 			}
-			m.mu.Lock()
+			m.Mu.Lock()
 			last := m.foreign[base].mem[int64(p-base)+3*granule-2:][:2]
 			want := []byte{backendtest.Sent(0, g.Rank()), backendtest.Sent(1, g.Rank())}
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			if !bytes.Equal(last, want) {
 				return fmt.Errorf("the memory ends in %v, and %v was written through peers", last, want)
 			}
@@ -690,9 +691,9 @@ func TestRegisterErrors(t *testing.T) {
 					return fmt.Errorf("%s: %w", tt.name, err)
 				}
 			}
-			m.mu.Lock()
+			m.Mu.Lock()
 			clear(m.foreign)
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			return a.Release(ctx)
 		})
 	}))

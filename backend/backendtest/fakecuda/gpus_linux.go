@@ -1,0 +1,101 @@
+package fakecuda
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+)
+
+// TotalMemory is how many bytes of memory each GPU says it has.
+const TotalMemory = 1 << 30
+
+// GPUs are the pretended GPUs of one host. Set Call and Find before the driver is used.
+type GPUs struct {
+	// Count is how many there are, with the ordinals from 0.
+	Count int
+	// Call, unless nil, is asked at the beginning of each call that goes through Do, with the driver's name for it and the GPU
+	// whose context is current, or -1. Unless it answers Success, the call does nothing but return that answer. Mu is held.
+	Call func(name string, gpu int) cuda.Result
+	// Find gives the memory of a GPU that p is in. Mu is held.
+	Find func(p device.Ptr) (m Memory, ok bool)
+
+	// Mu guards what follows, and what the machine that these GPUs belong to has besides.
+	Mu sync.Mutex
+	// Contexts are the references of the primary contexts, by GPU.
+	Contexts []int
+	// Streams are those that are open, with the GPU of each.
+	Streams map[cuda.StreamHandle]int
+
+	stacks     map[int][]int // the GPUs of the contexts that were pushed, by the thread's id
+	latest     cuda.StreamHandle
+	pinned     map[unsafe.Pointer][]byte
+	violations []string
+}
+
+// Memory is a piece of a GPU's memory.
+type Memory struct {
+	GPU   int
+	Base  device.Ptr
+	Bytes uint64
+}
+
+// New gives count GPUs.
+func New(count int) *GPUs {
+	return &GPUs{
+		Count: count, Contexts: make([]int, count), Streams: map[cuda.StreamHandle]int{}, stacks: map[int][]int{},
+		latest: 0x100, // the first ones stand for streams that are always there
+		pinned: map[unsafe.Pointer][]byte{},
+	}
+}
+
+// Do is a call of the driver: it runs f with Mu held and the GPU whose context is current, or -1, unless Call lets it fail.
+func (g *GPUs) Do(name string, f func(gpu int) cuda.Result) cuda.Result {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
+	gpu := g.Current()
+	if g.Call != nil {
+		if r := g.Call(name, gpu); r != cuda.Success {
+			return r
+		}
+	}
+	return f(gpu)
+}
+
+// Current is the GPU whose context is current on the calling thread, or -1. Mu is held.
+func (g *GPUs) Current() int {
+	if s := g.stacks[unix.Gettid()]; len(s) > 0 {
+		return s[len(s)-1]
+	}
+	return -1
+}
+
+// Violation notes something that a real driver or library would not survive. Mu is held.
+func (g *GPUs) Violation(format string, args ...any) cuda.Result {
+	g.violations = append(g.violations, fmt.Sprintf(format, args...))
+	return cuda.InvalidValue
+}
+
+// Left says what was not given back, of the GPUs and of what the machine has besides, which is counted by name, and what
+// violations there were. Mu is held.
+func (g *GPUs) Left(besides map[string]int) []string {
+	var left []string
+	count := func(what string, n int) {
+		if n != 0 {
+			left = append(left, fmt.Sprintf("%d %s", n, what))
+		}
+	}
+	count("streams", len(g.Streams))
+	count("pinned buffers", len(g.pinned))
+	for gpu, n := range g.Contexts {
+		count(fmt.Sprintf("references of the context of GPU %d", gpu), n)
+	}
+	for what, n := range besides {
+		count(what, n)
+	}
+	return append(left, g.violations...)
+}
