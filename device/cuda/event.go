@@ -65,7 +65,7 @@ func (s *Stream) Record(ev device.Event) error {
 		return closed(call, "event")
 	}
 	var c *capture
-	err = s.enqueue(call, "cuEventRecord", func() Result {
+	err = s.enqueueMark(call, "cuEventRecord", func() Result {
 		c = s.recording()
 		return s.dev.drv.EventRecord(e.handle, s.handle)
 	})

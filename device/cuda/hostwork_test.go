@@ -154,7 +154,7 @@ func TestHostWorkBehindHostWork(t *testing.T) {
 				t.Helper()
 				require.NoError(t, s.HostFunc(func() { order = append(order, name) }))
 			}
-			event := newEvent(t, d)
+			event, between := newEvent(t, d), newEvent(t, d)
 			all := func() {
 				t.Helper()
 				work("a")
@@ -162,6 +162,7 @@ func TestHostWorkBehindHostWork(t *testing.T) {
 				work("c")
 				note("1")
 				work("d")
+				require.NoError(t, s.Record(between))
 				work("e")
 				note("2")
 				require.NoError(t, s.Record(event))
@@ -177,6 +178,9 @@ func TestHostWorkBehindHostWork(t *testing.T) {
 			}
 			require.NoError(t, s.Synchronize(ctx))
 			assert.Equal(t, append(append(append([]string(nil), want...), want...), want...), order)
+			ended, err := between.Query()
+			require.NoError(t, err)
+			assert.True(t, ended)
 
 			order = nil
 			require.NoError(t, s.BeginCapture())
@@ -274,7 +278,16 @@ func TestHostWorkAmongOtherWork(t *testing.T) {
 func amongOtherWork(ctx context.Context, s device.Stream, r *rand.Rand) error {
 	var done steps
 	var want []int
+	event, err := s.Device().NewEvent()
+	if err != nil {
+		return err
+	}
 	enqueue := func(n int) error {
+		if r.IntN(4) == 0 {
+			if err := s.Record(event); err != nil {
+				return err
+			}
+		}
 		if r.IntN(4) == 0 {
 			return s.HostFunc(func() { done.note(n) })
 		}
@@ -324,5 +337,5 @@ func amongOtherWork(ctx context.Context, s device.Stream, r *rand.Rand) error {
 	if !slices.Equal(done.done, want) {
 		return fmt.Errorf("done: %v, wanted: %v", done.done, want)
 	}
-	return s.Close()
+	return errors.Join(event.Close(), s.Close())
 }

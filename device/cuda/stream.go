@@ -63,6 +63,20 @@ func (s *Stream) Handle() StreamHandle {
 func (s *Stream) enqueue(call, native string, fn func() Result) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ends = nil
+	return s.enqueueLocked(call, native, fn)
+}
+
+// enqueueMark is enqueue for what only tells how far the stream has come: work of the CPU on both sides of it counts as work behind
+// work, since nothing can be told from when the second begins.
+func (s *Stream) enqueueMark(call, native string, fn func() Result) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.enqueueLocked(call, native, fn)
+}
+
+// enqueueLocked is enqueue; the stream is locked.
+func (s *Stream) enqueueLocked(call, native string, fn func() Result) error {
 	if s.closed {
 		return closed(call, "stream")
 	}
@@ -70,7 +84,6 @@ func (s *Stream) enqueue(call, native string, fn func() Result) error {
 		return err
 	}
 	defer s.dev.unuse()
-	s.ends = nil
 	r, err := s.dev.try(fn)
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
