@@ -34,6 +34,7 @@ func needsThread(d device.Device, members []group.Member) bool {
 type driver struct {
 	began   time.Time
 	latest  atomic.Int64 // look, in ns since then
+	end     sync.Once
 	stopped chan struct{}
 	done    sync.WaitGroup
 }
@@ -65,7 +66,7 @@ func (n *node) drive() {
 // stop ends it, and waits for its end.
 func (d *driver) stop() {
 	if d != nil {
-		close(d.stopped)
+		d.end.Do(func() { close(d.stopped) })
 		d.done.Wait()
 	}
 }

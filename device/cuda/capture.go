@@ -17,6 +17,37 @@ type capture struct {
 	ended  bool
 	parts  *graphParts // the host functions and waits recorded in it
 	nested []*Graph    // the graphs launched in it, and those in them
+
+	children []child // a node for each launch of a graph in it
+}
+
+// child is a copy of a graph in a capture.
+type child struct {
+	graph *Graph
+	node  GraphNodeHandle
+}
+
+// shares reports whether a graph is part of both, or one of the other.
+func (c child) shares(g *Graph) bool {
+	for _, one := range append([]*Graph{g}, g.nested...) {
+		if one == c.graph || slices.Contains(c.graph.nested, one) {
+			return true
+		}
+	}
+	return false
+}
+
+// earlier gives the nodes of copies that must have ended before one of g begins.
+func (c *capture) earlier(g *Graph) []GraphNodeHandle {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var nodes []GraphNodeHandle
+	for _, one := range c.children {
+		if one.shares(g) {
+			nodes = append(nodes, one.node)
+		}
+	}
+	return nodes
 }
 
 // over reports whether the capture has ended.
@@ -47,10 +78,11 @@ func (c *capture) addWork(l *workLane) {
 	c.parts.works = append(c.parts.works, l)
 }
 
-// addGraph notes that g is part of the graph now.
-func (c *capture) addGraph(g *Graph) {
+// addGraph notes that g is part of the graph now, as the node.
+func (c *capture) addGraph(g *Graph, node GraphNodeHandle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.children = append(c.children, child{g, node})
 	for _, one := range append([]*Graph{g}, g.nested...) {
 		if !slices.Contains(c.nested, one) {
 			c.nested = append(c.nested, one)

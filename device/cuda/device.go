@@ -453,14 +453,17 @@ func (d *Device) close() error {
 		case <-time.After(time.Until(deadline)):
 			d.uses.Add(1)
 			d.watcher.stop()
-			d.proxy.stop()
+			d.proxy.stop(0)
 			return errors.Join(append(failed, errCallsLeft)...)
 		}
 	}
 	// One of those calls may have made a stream.
 	idle = d.closeStreams(deadline, note) && idle
 	d.watcher.stop()
-	d.proxy.stop()
+	if !d.proxy.stop(d.waitTimeout) {
+		note(errCallsLeft)
+		idle = false
+	}
 
 	d.mu.Lock()
 	left := len(d.streams)

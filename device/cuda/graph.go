@@ -3,8 +3,10 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
@@ -106,20 +108,25 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 	if g.closed {
 		return false, closed(call, "graph")
 	}
-	if err := g.expect(st); err != nil {
-		return false, err
-	}
+	expected := false
+	var refused error
 	err = st.enqueue(call, "cuGraphLaunch", func() Result {
 		if again = st.recording() != nil || g.involved.Load(); again {
 			return Success
 		}
+		if !expected { // this may be called twice
+			if refused = g.expect(st); refused != nil {
+				return Success
+			}
+			expected = true
+		}
 		g.last = st
 		return g.dev.drv.GraphLaunch(g.exec, st.handle)
 	})
-	if err != nil || again {
+	if err != nil && expected {
 		g.unexpect()
 	}
-	return again, err
+	return again, errors.Join(err, refused)
 }
 
 // expect sees to it that the waits of a launch on st that is to follow end, and that its work of the CPU is done: the driver may
@@ -262,14 +269,21 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 	if status != CaptureStatusActive {
 		return &CaptureError{Op: call, Reason: "the driver has invalidated the capture; call EndCapture and begin again"}
 	}
+	// Launches of a graph never overlap, and so do copies of it in one capture.
+	all := append([]GraphNodeHandle(nil), unsafe.Slice(deps, count)...)
+	for _, node := range c.earlier(g) {
+		if !slices.Contains(all, node) {
+			all = append(all, node)
+		}
+	}
 	var node GraphNodeHandle
-	if r := drv.GraphAddChildGraphNode(&node, parent, deps, count, g.handle); r != Success {
+	if r := drv.GraphAddChildGraphNode(&node, parent, unsafe.SliceData(all), uint64(len(all)), g.handle); r != Success {
 		return g.dev.check(call, "cuGraphAddChildGraphNode", r)
 	}
 	if r := drv.StreamUpdateCaptureDependencies(st.handle, &node, 1, CaptureSetDependencies); r != Success {
 		return g.dev.check(call, "cuStreamUpdateCaptureDependencies", r)
 	}
-	c.addGraph(g)
+	c.addGraph(g, node)
 	return nil
 }
 

@@ -30,11 +30,12 @@ type graphParts struct {
 	waits  []*graphWait           // those enqueued in it, not those of graphs in it
 	works  []*workLane            // the same of work of the CPU
 	stream atomic.Pointer[Stream] // of the latest launch: it gets the failures
+	before *Stream                // of the launch before that
 }
 
 // launched notes that a launch on s is about to begin.
 func (g *graphParts) launched(s *Stream) {
-	g.stream.Store(s)
+	g.before = g.stream.Swap(s)
 	for _, l := range g.works {
 		l.launched()
 	}
@@ -42,6 +43,7 @@ func (g *graphParts) launched(s *Stream) {
 
 // unlaunched takes back what launched noted, for a launch that was not made.
 func (g *graphParts) unlaunched() {
+	g.stream.Store(g.before)
 	for _, l := range g.works {
 		l.unlaunched()
 	}
@@ -54,7 +56,7 @@ func (g *graphParts) watch(d *Device) error {
 			return err
 		}
 	}
-	if len(g.waits) == 0 {
+	if len(g.waits)+len(g.works) == 0 {
 		return nil
 	}
 	return d.watcher.start()

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -20,8 +21,6 @@ const (
 	// so often at the most.
 	looksABatch = 32
 	mostLooks   = 1024
-	// checkEvery is the pause between two checks whether runs may go on.
-	checkEvery = 10 * time.Millisecond
 	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with
 	// pauses that double from the first to the longest.
 	lookingFor       = 5 * time.Millisecond
@@ -40,8 +39,9 @@ const (
 // Work that follows work with nothing between them is not waited for by go: the CPU goes on with it by itself, which saves the way to
 // the GPU and back.
 //
-// A run that does not end by itself is left to itself, and its stream goes on, when the stream is being closed, and after the device's
-// WaitTimeout. A peer that is lost is the run's to notice: the ranks that are left may go on on this device.
+// When the stream is being closed, and after the device's WaitTimeout, a job that has not ended is cut off: its stream goes on, and its
+// run is driven on beside that until it ends. The watcher does that and not the proxy, whose call may be what lasts. A peer that is
+// lost is the run's to notice: the ranks that are left may go on on this device.
 type workLane struct {
 	dev     *Device
 	words   *progress // began is go, and ended done
@@ -55,11 +55,10 @@ type workLane struct {
 	jobs    []workJob // those of a stream that have not ended, or all of a graph
 	next    int       // of a graph's jobs
 	pending int       // launches of the graph whose run has not ended, as far as is known
+	began   time.Time // when the present job did; zero without one
+	cut     bool      // the present job was cut off
 
-	// Of the job that runs. Only the proxy touches them.
-	job   workJob
-	run   device.HostProgress // nil if none does
-	since time.Time
+	run device.HostProgress // of the present job, or nil; only the proxy touches it
 }
 
 // workJob is one work.
@@ -79,26 +78,30 @@ const (
 )
 
 // look sees whether the GPU has come to work, begins it, drives it on, and tells the GPU of its end. Only the proxy calls it. The lane
-// is not locked while the work does anything, so that enqueueing more does not wait for that.
-func (l *workLane) look() laneState {
-	state := laneIdle
+// is not locked while the work does anything, so that enqueueing more does not wait for that. A run that was cut off is given back as
+// left.
+func (l *workLane) look() (state laneState, left device.HostProgress) {
 	for {
 		if l.run == nil {
 			job, come := l.come()
 			if come != laneMoved {
-				return max(state, come)
+				return max(state, come), nil
 			}
-			var err error
-			l.job = job
-			l.run, err = startWork(job.work)
-			if l.since = time.Now(); err == nil && l.run != nil {
-				return laneMoved
+			if l.closing(time.Now()) {
+				l.end(errClosing)
+			} else {
+				l.start(job.work)
+				return laneMoved, nil
 			}
-			l.end(err)
 		} else {
-			ended, err := pollWork(l.run)
+			if l.isCut() {
+				left = l.run
+				l.end(nil)
+				return laneMoved, left
+			}
+			ended, err := l.poll()
 			if !ended && err == nil {
-				return max(state, laneWaiting)
+				return max(state, laneWaiting), nil
 			}
 			l.end(err)
 		}
@@ -106,7 +109,7 @@ func (l *workLane) look() laneState {
 	}
 }
 
-// come gives the next job, and laneMoved if it may begin.
+// come gives the next job, and laneMoved if it may begin, which it then does.
 func (l *workLane) come() (workJob, laneState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,36 +117,64 @@ func (l *workLane) come() (workJob, laneState) {
 		return workJob{}, laneIdle
 	}
 	job := l.jobs[l.next]
-	if job.follows {
-		return job, laneMoved
+	if !job.follows {
+		here := atomic.LoadUint32(l.words.began)
+		switch {
+		case l.parts == nil && int32(here-job.id) < 0, l.parts != nil && here == 0 && l.pending > 0:
+			return job, laneWaiting
+		case l.parts != nil && here == 0:
+			return job, laneIdle
+		case l.parts != nil:
+			atomic.StoreUint32(l.words.began, 0)
+		}
 	}
-	here := atomic.LoadUint32(l.words.began)
-	switch {
-	case l.parts == nil && int32(here-job.id) < 0:
-		return job, laneWaiting
-	case l.parts == nil:
-		return job, laneMoved
-	case here == 0 && l.pending > 0:
-		return job, laneWaiting
-	case here == 0:
-		return job, laneIdle
-	}
-	atomic.StoreUint32(l.words.began, 0)
+	l.began, l.cut = time.Now(), false
 	return job, laneMoved
 }
 
-// check ends a run that must not go on. Only the proxy calls it.
-func (l *workLane) check(now time.Time) {
-	var endBy time.Time
-	if s := l.stream(); s != nil {
-		endBy = s.waits.ends()
+// closing reports whether the time is over in which the stream's work had to end.
+func (l *workLane) closing(now time.Time) bool {
+	s := l.stream()
+	if s == nil {
+		return false
 	}
+	endBy := s.waits.ends()
+	return !endBy.IsZero() && now.After(endBy)
+}
+
+// isCut reports whether the present job was cut off.
+func (l *workLane) isCut() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cut
+}
+
+// watch cuts the present job off if it must not go on, and reports whether there is anything to watch. The watcher calls it.
+func (l *workLane) watch(now time.Time) bool {
+	closing := l.closing(now)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		return false
+	}
+	var why error
 	switch {
-	case !endBy.IsZero() && now.After(endBy):
-		l.end(errClosing)
-	case now.Sub(l.since) >= l.dev.waitTimeout:
-		l.end(fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded))
+	case l.began.IsZero() || l.cut:
+	case closing:
+		why = errClosing
+	case now.Sub(l.began) >= l.dev.waitTimeout:
+		why = fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded)
 	}
+	if why != nil {
+		job := l.jobs[l.next]
+		l.fail(job, why)
+		l.cut = true
+		atomic.StoreUint32(l.words.ended, job.id)
+	}
+	if l.parts != nil {
+		return l.parts.stream.Load() != nil
+	}
+	return len(l.jobs) > 0
 }
 
 // stream is the one that a failure is told by; nil for a graph that was never launched.
@@ -154,15 +185,20 @@ func (l *workLane) stream() *Stream {
 	return l.owner
 }
 
-// end ends the present job and lets the GPU go on. The failure goes first: whoever finds the stream at its end must find it, too.
+// end ends the present job and lets the GPU go on, unless it was cut off. The failure goes first: whoever finds the stream at its end
+// must find it, too.
 func (l *workLane) end(err error) {
-	job := l.job
-	if err != nil {
-		l.fail(job, err)
-	}
-	l.job, l.run = workJob{}, nil
+	l.run = nil
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.gone {
+		return
+	}
+	job, cut := l.jobs[l.next], l.cut
+	if err != nil && !cut {
+		l.fail(job, err)
+	}
+	l.began, l.cut = time.Time{}, false
 	if l.parts == nil {
 		l.jobs[0] = workJob{}
 		l.jobs = l.jobs[1:]
@@ -170,7 +206,9 @@ func (l *workLane) end(err error) {
 		l.next = 0
 		l.expect(-1)
 	}
-	atomic.StoreUint32(l.words.ended, job.id)
+	if !cut {
+		atomic.StoreUint32(l.words.ended, job.id)
+	}
 }
 
 // fail keeps the error for the stream that the work is of.
@@ -184,24 +222,37 @@ func (l *workLane) fail(job workJob, err error) {
 	}
 }
 
-// startWork begins a run; a panic is its error.
-func startWork(w device.HostWork) (run device.HostProgress, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: string(debug.Stack())}
-		}
-	}()
-	return w.Start()
+// atOnce is a run that has ended.
+type atOnce struct{ err error }
+
+func (a atOnce) Poll() (bool, error) { return a.err == nil, a.err }
+
+// start begins a run. What keeps it from beginning is its end.
+func (l *workLane) start(w device.HostWork) {
+	defer l.catch()
+	l.run = atOnce{errGoexit} // unless it returns
+	run, err := w.Start()
+	if err != nil || run == nil {
+		run = atOnce{err}
+	}
+	l.run = run
 }
 
-// pollWork drives a run on; a panic is its error.
-func pollWork(run device.HostProgress) (ended bool, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: string(debug.Stack())}
-		}
-	}()
-	return run.Poll()
+// poll drives the run on.
+func (l *workLane) poll() (ended bool, err error) {
+	defer l.catch()
+	run := l.run
+	l.run = atOnce{errGoexit}
+	ended, err = run.Poll()
+	l.run = run
+	return ended, err
+}
+
+// catch makes a panic of the work its end, which the next look finds.
+func (l *workLane) catch() {
+	if v := recover(); v != nil {
+		l.run = atOnce{&PanicError{Value: v, Stack: string(debug.Stack())}}
+	}
 }
 
 // push adds work with the next number.
@@ -212,12 +263,13 @@ func (l *workLane) push(w device.HostWork, follows bool) {
 	l.jobs = append(l.jobs, workJob{id: l.last, follows: follows, work: w})
 }
 
-// unpush takes the latest work back, which was not enqueued.
+// unpush takes the latest work back, which was not enqueued, unless it has begun. Its number is not used again.
 func (l *workLane) unpush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.jobs = l.jobs[:len(l.jobs)-1]
-	l.last--
+	if len(l.jobs) > 1 || len(l.jobs) == 1 && l.began.IsZero() {
+		l.jobs = l.jobs[:len(l.jobs)-1]
+	}
 }
 
 // expect counts launches of the graph; the lane is locked.
@@ -285,10 +337,9 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 		s.work = &workLane{dev: d, words: words, owner: s}
 	}
 	l := s.work
-	if err := d.proxy.watch(l); err != nil {
+	if err := errors.Join(d.proxy.watch(l), d.watcher.start()); err != nil {
 		return err
 	}
-	defer d.proxy.awake() // which may have looked in vain meanwhile
 	first, done := l.words.at, l.words.at+4
 	if behind == l {
 		// The CPU must not begin before the wait is enqueued, which may fail.
@@ -297,9 +348,11 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
 		l.push(w, true)
+		d.proxy.awake() // which may have looked in vain meanwhile
 	} else {
 		// The CPU must know of it before the GPU comes to it: the driver may return from the call later than that.
 		l.push(w, false)
+		d.proxy.awake() // which may have looked in vain meanwhile
 		s.ops = [...]BatchMemOp{tell(first, l.last), waitFor(done, l.last), {}, {}}
 		if r := s.batch(2); r != Success {
 			l.unpush()
@@ -344,6 +397,8 @@ type proxy struct {
 
 	pending atomic.Int64  // launches of graphs, once for each of their lanes, whose runs have not ended
 	changes atomic.Uint64 // of lanes
+
+	left []device.HostProgress // runs that were cut off; only the goroutine touches them
 
 	mu      sync.Mutex
 	lanes   []*workLane // replaced as a whole, never changed
@@ -398,8 +453,8 @@ func (p *proxy) forget(l *workLane) {
 	p.changes.Add(1)
 }
 
-// stop ends the goroutine for good and waits for it.
-func (p *proxy) stop() {
+// stop ends the goroutine for good and waits for its end; false if it is in work that does not return.
+func (p *proxy) stop(within time.Duration) bool {
 	p.mu.Lock()
 	p.stopped = true
 	ended := p.ended
@@ -407,21 +462,34 @@ func (p *proxy) stop() {
 		p.awake()
 	}
 	p.mu.Unlock()
-	if ended != nil {
-		<-ended
+	if ended == nil {
+		return true
+	}
+	select {
+	case <-ended:
+		return true
+	case <-time.After(within):
+		return false
 	}
 }
 
 // run is the goroutine.
 func (p *proxy) run() {
-	defer close(p.ended)
+	stopped := false
+	defer func() {
+		if stopped {
+			close(p.ended)
+			return
+		}
+		go p.run() // work has ended the goroutine by runtime.Goexit
+	}()
 	moved := time.Now()
-	checked := moved
 	pause := firstProxyPause
 	var s sights
 	for {
 		p.mu.Lock()
-		lanes, changes, stopped := p.lanes, p.changes.Load(), p.stopped
+		lanes, changes := p.lanes, p.changes.Load()
+		stopped = p.stopped
 		p.mu.Unlock()
 		if stopped {
 			return
@@ -430,17 +498,11 @@ func (p *proxy) run() {
 			s = newSights(lanes, changes)
 		}
 		state := p.look(&s)
-		if time.Since(checked) >= checkEvery {
-			p.check(lanes)
-			checked = time.Now()
-		}
 		switch {
 		case state == laneMoved:
 			moved, pause = time.Now(), firstProxyPause
 		case state == laneIdle:
-			if !p.rest(lanes) {
-				return
-			}
+			p.rest(lanes)
 			moved, pause = time.Now(), firstProxyPause
 		case time.Since(moved) < lookingFor:
 			runtime.Gosched()
@@ -477,11 +539,18 @@ func newSights(lanes []*workLane, changes uint64) sights {
 }
 
 // look looks at each lane once.
-func (s *sights) look() laneState {
-	state := laneIdle
+func (p *proxy) lookOnce(s *sights) laneState {
+	state := p.finish()
+	look := func(l *workLane) {
+		seen, left := l.look()
+		state = max(state, seen)
+		if left != nil {
+			p.left = append(p.left, left)
+		}
+	}
 	kept := s.running[:0]
 	for _, l := range s.running {
-		state = max(state, l.look())
+		look(l)
 		if l.run != nil {
 			kept = append(kept, l)
 		}
@@ -491,7 +560,7 @@ func (s *sights) look() laneState {
 		if l.run != nil {
 			return // it was looked at
 		}
-		if state = max(state, l.look()); l.run != nil {
+		if look(l); l.run != nil {
 			s.running = append(s.running, l)
 		}
 	}
@@ -506,6 +575,20 @@ func (s *sights) look() laneState {
 	return state
 }
 
+// finish drives on what was cut off. How it ends does not matter any more.
+func (p *proxy) finish() laneState {
+	if len(p.left) == 0 {
+		return laneIdle
+	}
+	p.left = slices.DeleteFunc(p.left, func(run device.HostProgress) bool {
+		l := workLane{run: run}
+		ended, err := l.poll()
+		_, panicked := l.run.(atOnce)
+		return ended || err != nil || panicked
+	})
+	return laneWaiting
+}
+
 // look looks at the lanes until nothing has moved for a batch of looks, and gives the liveliest state. The context is pushed once.
 func (p *proxy) look(s *sights) laneState {
 	if err := p.dev.push(); err != nil {
@@ -515,7 +598,7 @@ func (p *proxy) look(s *sights) laneState {
 	defer p.dev.pop()
 	best := laneIdle
 	for quiet, looks := 0, 0; quiet < looksABatch && looks < mostLooks; looks++ {
-		state := s.look()
+		state := p.lookOnce(s)
 		if state == laneIdle && p.pending.Load() > 0 {
 			state = laneWaiting
 		}
@@ -530,28 +613,26 @@ func (p *proxy) look(s *sights) laneState {
 	return best
 }
 
-// check ends runs that must not go on.
-func (p *proxy) check(lanes []*workLane) {
-	now := time.Now()
+// watchLanes cuts off what must not go on, and reports whether there is anything to watch.
+func (p *proxy) watchLanes(now time.Time) bool {
+	p.mu.Lock()
+	lanes := p.lanes
+	p.mu.Unlock()
+	found := false
 	for _, l := range lanes {
-		if l.run != nil {
-			l.check(now)
-		}
+		found = l.watch(now) || found
 	}
+	return found
 }
 
-// rest waits for something to do; it is false if the proxy was stopped. Lanes of graphs may be used at any time by launches of
-// other graphs that they are part of.
-func (p *proxy) rest(lanes []*workLane) bool {
+// rest waits for something to do. Lanes of graphs may be used at any time by launches of other graphs that they are part of.
+func (p *proxy) rest(lanes []*workLane) {
 	if slices.ContainsFunc(lanes, func(l *workLane) bool { return l.parts != nil && l.parts.stream.Load() != nil }) {
 		select {
 		case <-p.wake:
 		case <-time.After(idleLook):
 		}
-	} else {
-		<-p.wake
+		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !p.stopped
+	<-p.wake
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -338,4 +339,144 @@ func amongOtherWork(ctx context.Context, s device.Stream, r *rand.Rand) error {
 		return fmt.Errorf("done: %v, wanted: %v", done.done, want)
 	}
 	return errors.Join(event.Close(), s.Close())
+}
+
+// jobOf is work of the CPU that tests are made of.
+type jobOf struct {
+	start func() error
+	poll  func() (bool, error)
+}
+
+func (j *jobOf) Start() (device.HostProgress, error) {
+	if j.start != nil {
+		if err := j.start(); err != nil {
+			return nil, err
+		}
+	}
+	return j, nil
+}
+
+func (j *jobOf) Poll() (bool, error) {
+	if j.poll == nil {
+		return true, nil
+	}
+	return j.poll()
+}
+
+// TestRefusedLaunchTakesNothingOver: a launch that the driver never saw leaves the errors of the one under way to its stream.
+func TestRefusedLaunchTakesNothingOver(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s, other := newStream(t, d), newStream(t, d)
+	bad := errors.New("bad")
+	var open atomic.Bool
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.HostWork(&jobOf{poll: func() (bool, error) {
+		if open.Load() {
+			return false, bad
+		}
+		return false, nil
+	}}))
+	g, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, g.Launch(s))
+	f.failing("cuGraphLaunch", cuda.InvalidValue)
+	require.Error(t, g.Launch(other))
+	f.failing("cuGraphLaunch", cuda.Success)
+	require.NoError(t, other.Close())
+	require.ErrorIs(t, g.Launch(other), device.ErrClosed)
+	open.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	require.ErrorIs(t, s.Synchronize(ctx), bad)
+	require.NoError(t, g.Close())
+}
+
+// TestHostWorkThatBlocks: the stream goes on after WaitTimeout though a call of the work does not return, and everything works when
+// it has.
+func TestHostWorkThatBlocks(t *testing.T) {
+	for _, where := range []string{"start", "poll"} {
+		t.Run(where, func(t *testing.T) {
+			d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+			s := newStream(t, d)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			gate := make(chan struct{})
+			j := &jobOf{}
+			if where == "start" {
+				j.start = func() error { <-gate; return nil }
+			} else {
+				j.poll = func() (bool, error) { <-gate; return true, nil }
+			}
+			require.NoError(t, s.HostWork(j))
+			require.ErrorIs(t, s.Synchronize(ctx), os.ErrDeadlineExceeded)
+			close(gate)
+			require.NoError(t, s.HostWork(&jobOf{}))
+			require.NoError(t, s.Synchronize(ctx))
+		})
+	}
+}
+
+// TestHostWorkThatWasCutOff: it is driven on to its end beside what comes after it, and can then be used again.
+func TestHostWorkThatWasCutOff(t *testing.T) {
+	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+	s := newStream(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var running, long, ended atomic.Bool
+	long.Store(true)
+	j := &jobOf{
+		start: func() error {
+			if running.Swap(true) {
+				return errors.New("it is under way")
+			}
+			return nil
+		},
+		poll: func() (bool, error) {
+			if long.Load() {
+				return false, nil
+			}
+			running.Store(false)
+			ended.Store(true)
+			return true, nil
+		},
+	}
+	require.NoError(t, s.HostWork(j))
+	require.ErrorIs(t, s.Synchronize(ctx), os.ErrDeadlineExceeded)
+	require.NoError(t, s.HostWork(&jobOf{}))
+	require.NoError(t, s.Synchronize(ctx), "other work does not wait for it")
+	long.Store(false)
+	require.Eventually(t, ended.Load, 20*time.Second, time.Millisecond)
+	require.NoError(t, s.HostWork(j))
+	require.NoError(t, s.Synchronize(ctx))
+}
+
+// TestHostWorkThatEndsItsGoroutine: it fails, and later work is done.
+func TestHostWorkThatEndsItsGoroutine(t *testing.T) {
+	d := openFake(t, newFake(1), nil)
+	s := newStream(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, j := range []*jobOf{
+		{start: func() error { runtime.Goexit(); return nil }},
+		{poll: func() (bool, error) { runtime.Goexit(); return true, nil }},
+	} {
+		require.NoError(t, s.HostWork(j))
+		require.ErrorContains(t, s.Synchronize(ctx), "runtime.Goexit")
+		require.NoError(t, s.HostWork(&jobOf{}))
+		require.NoError(t, s.Synchronize(ctx))
+	}
+}
+
+// TestManyWorksEndWithTheirStream: none begins any more when the time of a closing stream is over.
+func TestManyWorksEndWithTheirStream(t *testing.T) {
+	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 200 * time.Millisecond})
+	s := newStream(t, d)
+	for range 300 {
+		require.NoError(t, s.HostWork(endless{}))
+	}
+	var work *device.WorkError
+	err := s.Close()
+	require.ErrorAs(t, err, &work)
+	require.NoError(t, d.Close())
 }

@@ -316,7 +316,7 @@ func (d *Device) watchable() bool {
 			return true
 		}
 	}
-	return len(d.launchedParts()) > 0
+	return len(d.launchedParts()) > 0 || d.proxy.watchLanes(time.Now())
 }
 
 // launchedParts gives the parts of graphs that have waits and were launched.
@@ -338,7 +338,7 @@ func (d *Device) watch(now time.Time) bool {
 	if d.lost != nil {
 		lost = d.lost()
 	}
-	found := false
+	found := d.proxy.watchLanes(now)
 	for _, s := range d.openStreams() {
 		pending, current, is := s.waits.now()
 		found = found || pending
