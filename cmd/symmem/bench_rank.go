@@ -155,11 +155,6 @@ func (b *bencher) algorithms() []string {
 			names = append(names, alg.String())
 		}
 	}
-	for _, alg := range kernels.LibraryAlgorithms(b.r.Backend()) {
-		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) {
-			names = append(names, alg.String())
-		}
-	}
 	return names
 }
 
