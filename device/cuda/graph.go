@@ -123,7 +123,7 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 		g.last = st
 		return g.dev.drv.GraphLaunch(g.exec, st.handle)
 	})
-	if err != nil && expected {
+	if expected && (err != nil || again) {
 		g.unexpect()
 	}
 	return again, errors.Join(err, refused)
