@@ -33,11 +33,6 @@ func choosePlace(o *Options) (*place, error) {
 		}
 	case o.Device == HostDevice:
 	default:
-		// Before the driver is started: a stream that waits for a transfer must not hold up the streams of UCX that carry it out,
-		// as it would in a queue of the hardware that they share, of which there are 8 by default and 32 at the most.
-		if err := nixl.SetDefault("CUDA_DEVICE_MAX_CONNECTIONS", "32"); err != nil {
-			return nil, err
-		}
 		drv, err := cuda.Load(&cuda.LoadOptions{Logger: o.Logger})
 		switch {
 		case err == nil && (o.Device != "" || count(drv) > 0):

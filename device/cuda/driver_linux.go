@@ -74,7 +74,8 @@ func Load(opts *LoadOptions) (*Driver, error) {
 const queuesEnv = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 // manyQueues asks for as many as there can be: work that waits for another GPU, and that GPU for other work from here, ends in a
-// deadlock if the two pieces of work from here, on different streams, are in one queue in the wrong order.
+// deadlock if the two pieces of work from here, on different streams, are in one queue in the wrong order. So does a stream that waits
+// for a library whose own streams are behind it.
 func manyQueues() error {
 	if _, set := os.LookupEnv(queuesEnv); set {
 		return nil

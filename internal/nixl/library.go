@@ -257,23 +257,23 @@ func (l *Library) place(driver int) error {
 	if l.modules == "" {
 		return nil
 	}
-	return SetDefault("UCX_MODULE_DIR", l.modules)
+	return setDefault("UCX_MODULE_DIR", l.modules)
 }
 
 // prepareEnvironment sets what UCX must know before it is loaded.
 func prepareEnvironment(cuda int) error {
 	// UCX up to 1.19 would otherwise catch SIGSEGV, by which Go tells a nil pointer.
-	err := SetDefault("UCX_HANDLE_ERRORS", "none")
+	err := setDefault("UCX_HANDLE_ERRORS", "none")
 	if cuda > 0 {
 		// Reading a peer's GPU is otherwise left out where NVML does not tell of NVLink, as in virtual machines.
-		err = errors.Join(err, SetDefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"))
+		err = errors.Join(err, setDefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"))
 	}
 	// Memory that was let go of would otherwise stay in UCX's cache of registrations without end.
-	return errors.Join(err, SetDefault("UCX_RCACHE_MAX_UNRELEASED", "1024"))
+	return errors.Join(err, setDefault("UCX_RCACHE_MAX_UNRELEASED", "1024"))
 }
 
-// SetDefault sets an environment variable of this process, C's included, unless it is set.
-func SetDefault(name, value string) error {
+// setDefault sets an environment variable of this process, C's included, unless it is set.
+func setDefault(name, value string) error {
 	if _, set := os.LookupEnv(name); set {
 		return nil
 	}
