@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
 )
 
 // Name is the name that the backend is registered under.
@@ -112,12 +113,7 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 		if err != nil {
 			return err
 		}
-		b.node, b.ownsNode = newNode(e, name, b.device), true
-		b.node.pads = o.pads
-		if o.drive {
-			b.node.drive()
-		}
-		return b.node.makeScratch()
+		return b.own(e, name, o.pads, o.drive)
 	}
 	p, err := choosePlace(o)
 	if err != nil {
@@ -141,11 +137,17 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	b.node, b.ownsNode = newNode(agent{a}, name, b.device), true
-	if !thread {
+	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", memoryOf(b.device).String(), "thread", thread)
+	return b.own(agent{a}, name, memoryOf(b.device) == nixl.VRAM, !thread)
+}
+
+// own makes this rank's node over e, whose memory has pads and which is driven on as said. Close closes it.
+func (b *Backend) own(e engine, name string, pads, drive bool) error {
+	b.node, b.ownsNode = newNode(e, name, b.device), true
+	b.node.pads = pads
+	if drive {
 		b.node.drive()
 	}
-	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", b.node.memory.String())
 	return b.node.makeScratch()
 }
 

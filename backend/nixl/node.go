@@ -43,8 +43,7 @@ func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g
 
 // newNode is this rank with that engine.
 func newNode(e engine, name string, d device.Device) *node {
-	m := memoryOf(d)
-	return &node{engine: e, name: name, device: d, memory: m, pads: m == nixl.VRAM, known: map[string]bool{}}
+	return &node{engine: e, name: name, device: d, memory: memoryOf(d), known: map[string]bool{}}
 }
 
 // progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells. With memory
@@ -99,10 +98,7 @@ func (n *node) register(m nixl.Memory, p device.Ptr, bytes int64) (nixl.Block, e
 	if m == n.memory {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int {
-			return cmp.Compare(r.Addr,
-				addr)
-		})
+		i, _ := slices.BinarySearchFunc(n.regions, region.Addr, func(r nixl.Block, addr uint64) int { return cmp.Compare(r.Addr, addr) })
 		n.regions = slices.Insert(n.regions, i, region)
 	}
 	return region, nil
