@@ -11,13 +11,14 @@ type HostWork interface {
 // HostProgress is one run of a HostWork.
 type HostProgress interface {
 	// Poll drives the run on and reports whether it has ended. It is called again and again, by one goroutine at a time, until
-	// it has; an error ends the run too and becomes the stream's. It does not block, and it bounds the run: nobody else does.
+	// it has; an error ends the run too and becomes the stream's. It does not block, and it bounds the run: not every device does, and
+	// one that lets the stream go on without the run asks on until the run has ended.
 	Poll() (ended bool, err error)
 }
 
 // HostWorker is implemented by streams that can wait for work of the CPU.
 type HostWorker interface {
 	// HostWork enqueues w, or records it, and returns at once. The same work may be enqueued many times; its runs overlap only if
-	// it is enqueued on several streams.
+	// it is enqueued on several streams, or if its stream had to go on without the last one.
 	HostWork(w HostWork) error
 }

@@ -340,7 +340,7 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 	if err := errors.Join(d.proxy.watch(l), d.watcher.start()); err != nil {
 		return err
 	}
-	first, done := l.words.at, l.words.at+4
+	done := l.words.at + 4
 	if behind == l {
 		// The CPU must not begin before the wait is enqueued, which may fail.
 		s.ops[0] = waitFor(done, l.last+1)
@@ -353,7 +353,7 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 		// The CPU must know of it before the GPU comes to it: the driver may return from the call later than that.
 		l.push(w, false)
 		d.proxy.awake() // which may have looked in vain meanwhile
-		s.ops = [...]BatchMemOp{tell(first, l.last), waitFor(done, l.last), {}, {}}
+		s.ops = [...]BatchMemOp{tell(l.words.at, l.last), waitFor(done, l.last), {}, {}}
 		if r := s.batch(2); r != Success {
 			l.unpush()
 			return d.check(call, "cuStreamBatchMemOp", r)
@@ -538,7 +538,7 @@ func newSights(lanes []*workLane, changes uint64) sights {
 	return s
 }
 
-// look looks at each lane once.
+// lookOnce looks at each lane once.
 func (p *proxy) lookOnce(s *sights) laneState {
 	state := p.finish()
 	look := func(l *workLane) {
