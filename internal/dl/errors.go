@@ -42,23 +42,34 @@ type LoadError struct {
 	Hint     string    // what to do next
 }
 
-// Error lists every attempt with the loader's text, and says what to do next.
+// shownMissing is how many places without such a file an error names. There may be dozens, on each rank.
+const shownMissing = 4
+
+// Error lists every file that could not be loaded with the loader's text, and the places without such a file if they are few, and says
+// what to do next.
 func (e *LoadError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "loading %s: ", e.Library)
-	if len(e.Attempts) == 0 {
-		b.WriteString("there is nowhere to look for it")
-	}
-	for i, a := range e.Attempts {
-		if i > 0 {
-			b.WriteString("; ")
+	missing := 0
+	for _, a := range e.Attempts {
+		if a.Missing() {
+			missing++
 		}
-		b.WriteString("tried " + a.String())
+	}
+	var parts []string
+	for _, a := range e.Attempts {
+		if missing <= shownMissing || !a.Missing() {
+			parts = append(parts, "tried "+a.String())
+		}
+	}
+	switch {
+	case len(e.Attempts) == 0:
+		parts = append(parts, "there is nowhere to look for it")
+	case missing > shownMissing:
+		parts = append(parts, fmt.Sprintf("it is at none of %d places (symmem doctor lists them)", missing))
 	}
 	if e.Hint != "" {
-		b.WriteString("; " + e.Hint)
+		parts = append(parts, e.Hint)
 	}
-	return b.String()
+	return fmt.Sprintf("loading %s: %s", e.Library, strings.Join(parts, "; "))
 }
 
 // Found gives the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or

@@ -21,6 +21,12 @@ func TestErrorTexts(t *testing.T) {
 	assert.EqualError(t, &dl.LoadError{Library: "L", Hint: "install it"}, "loading L: there is nowhere to look for it; install it")
 	assert.EqualError(t, &dl.LoadError{Library: "L", Attempts: []dl.Attempt{{"a.so", "a.so: bad"}, {"b.so", "worse"}}},
 		"loading L: tried a.so (bad); tried b.so (worse)")
+	many := []dl.Attempt{{"a.so", "a.so: bad"}}
+	for range 5 {
+		many = append(many, dl.Attempt{Path: "x.so", Text: "x.so: cannot open shared object file: No such file or directory"})
+	}
+	assert.EqualError(t, &dl.LoadError{Library: "L", Attempts: many, Hint: "install it"},
+		"loading L: tried a.so (bad); it is at none of 5 places (symmem doctor lists them); install it")
 	assert.EqualError(t, &dl.SymbolError{Library: "L", Symbols: []string{"a", "b"}, Hint: "version 2 has it"},
 		"L does not have a, b; version 2 has it")
 }
