@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -19,11 +20,18 @@ func open(path string, global bool) (uintptr, error) {
 	if global {
 		mode = purego.RTLD_NOW | purego.RTLD_GLOBAL
 	}
+	// What failed is asked for in a second call, and the loader keeps it for each thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	return purego.Dlopen(path, mode)
 }
 
 // symbol gives the address of a symbol.
-func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
+func symbol(handle uintptr, name string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return purego.Dlsym(handle, name)
+}
 
 // register makes *fn call p. A type that cannot be passed to C is an error.
 func register(fn any, p uintptr, name string) (err error) {
