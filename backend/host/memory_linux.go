@@ -16,41 +16,17 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/memfd"
 )
-
-// sealed is what every memfd is sealed with: nobody can shrink it, which would turn the peers' loads into SIGBUS, nor grow
-// it, nor take the seals away. linux/fcntl.h.
-const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // supported tries what the backend stands on, once.
 var supported = sync.OnceValue(func() error {
-	f, err := newMemfd(int64(os.Getpagesize()))
+	f, err := memfd.New(int64(os.Getpagesize()))
 	if err != nil {
 		return fmt.Errorf("shared memory by memfd: %w", err)
 	}
 	return f.Close()
 })
-
-// newMemfd makes a sealed memfd of bytes, a multiple of the page size.
-func newMemfd(bytes int64) (*os.File, error) {
-	fd, err := unix.MemfdCreate("symmem", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	switch {
-	case errors.Is(err, unix.ENOSYS):
-		return nil, fmt.Errorf("memfd_create needs Linux 3.17 or newer: %w", errors.Join(errs.ErrUnavailable, err))
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return nil, fmt.Errorf("memfd_create: no file descriptor is left; raise the limit (ulimit -n) or free tensors: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("memfd_create: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "memfd:symmem")
-	if err := unix.Ftruncate(fd, bytes); err != nil {
-		return nil, errors.Join(fmt.Errorf("sizing shared memory of %d bytes: %w", bytes, err), f.Close())
-	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
-		return nil, errors.Join(fmt.Errorf("sealing shared memory: %w", err), f.Close())
-	}
-	return f, nil
-}
 
 // allocation is one memfd, mapped in this process.
 type allocation struct {
@@ -73,13 +49,13 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	if available, ok := memAvailable(); ok && rounded > available {
 		return nil, fmt.Errorf("%d bytes are asked for and the host has %d left: %w", rounded, available, errs.ErrNoMemory)
 	}
-	f, err := newMemfd(rounded)
+	f, err := memfd.New(rounded)
 	if err != nil {
 		return nil, err
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(rounded), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err := memfd.Map(f, rounded)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("mapping %d bytes of shared memory: %w", rounded, err), f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // fewer page faults where the system allows it for shared memory
 	p, err := b.device.Map(mem)
@@ -162,7 +138,7 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 	for r, f := range files {
 		if f == nil {
 			f = a.file
-		} else if err := checkMemfd(f, each); err != nil {
+		} else if err := memfd.Check(f, each); err != nil {
 			return nil, errors.Join(fmt.Errorf("memory of rank %d: %w", r, err), unix.MunmapPtr(base, uintptr(total)))
 		}
 		_, err := unix.MmapPtr(int(f.Fd()), 0, unsafe.Add(base, int64(r)*each), uintptr(each), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
@@ -176,22 +152,6 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 		return nil, errors.Join(err, unix.MunmapPtr(base, uintptr(total)))
 	}
 	return m, nil
-}
-
-// checkMemfd refuses a file that could be, or become, smaller than what is mapped of it.
-func checkMemfd(f *os.File, bytes int64) error {
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return fmt.Errorf("reading seals: %w", err)
-	}
-	if info.Size() != bytes || seals&unix.F_SEAL_SHRINK == 0 {
-		return fmt.Errorf("a sealed memfd of %d bytes was expected, and one of %d bytes with seals %#x came: %w", bytes, info.Size(), seals, errs.ErrMismatch)
-	}
-	return nil
 }
 
 // Peer is the place of rank's memory in the range, and for the own rank the allocation itself.

@@ -1,0 +1,61 @@
+package memfd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// sealed is what every file is sealed with: nobody can shrink it, which would turn the peers' loads into SIGBUS, nor grow
+// it, nor take the seals away. linux/fcntl.h.
+const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// New makes a sealed file of bytes zeros, a multiple of the page size. ErrUnavailable if the system has no such files.
+func New(bytes int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate("symmem", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return nil, fmt.Errorf("memfd_create needs Linux 3.17 or newer: %w", errors.Join(errs.ErrUnavailable, err))
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return nil, fmt.Errorf("memfd_create: no file descriptor is left; raise the limit (ulimit -n) or free tensors: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:symmem")
+	if err := unix.Ftruncate(fd, bytes); err != nil {
+		return nil, errors.Join(fmt.Errorf("sizing shared memory of %d bytes: %w", bytes, err), f.Close())
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
+		return nil, errors.Join(fmt.Errorf("sealing shared memory: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// Check refuses a file, of another process, that has not that many bytes or could come to have fewer. ErrMismatch.
+func Check(f *os.File, bytes int64) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("reading seals: %w", err)
+	}
+	if info.Size() != bytes || seals&unix.F_SEAL_SHRINK == 0 {
+		return fmt.Errorf("a sealed memfd of %d bytes was expected, and one of %d bytes with seals %#x came: %w", bytes, info.Size(), seals, errs.ErrMismatch)
+	}
+	return nil
+}
+
+// Map maps all bytes of a file for loads and stores. The file may be closed then; unix.Munmap takes the memory back.
+func Map(f *os.File, bytes int64) ([]byte, error) {
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of shared memory: %w", bytes, err)
+	}
+	return mem, nil
+}
