@@ -20,49 +20,41 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// TestConformanceOfFakes: what every backend promises, over engines that keep the library's rules.
+// TestConformanceOfFakes: what every backend promises, over engines that keep the library's rules: as on the CPU, where memory is
+// moved once at rendezvous, and with flags in shared memory, as on GPUs.
 func TestConformanceOfFakes(t *testing.T) {
-	net := &network{delay: 10 * time.Microsecond}
-	backendtest.Run(t, backendtest.Harness{
-		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
-			d, err := devhost.New(&devhost.Options{Err: g.Err})
-			if err != nil {
-				return nil, err
+	for name, c := range map[string]struct {
+		opts   Options
+		worlds []int
+	}{
+		"plain":         {Options{}, []int{1, 2, 4}},
+		"pads":          {Options{pads: true}, []int{1, 3}},
+		"pads and near": {Options{pads: true, near: true}, []int{2, 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			net := &network{delay: 10 * time.Microsecond}
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+					d, err := devhost.New(&devhost.Options{Err: g.Err})
+					if err != nil {
+						return nil, err
+					}
+					o := c.opts
+					o.Opened, o.engine = d, net.engine
+					b, err := New(ctx, g, &o)
+					if err != nil {
+						return nil, errors.Join(err, d.Close())
+					}
+					b.owned = true // so that the device is closed
+					assert.Equal(t, o.near && g.Size() > 1, b.near)
+					return b, nil
+				},
+				WorldSizes: c.worlds, Unreachable: true,
+			})
+			for name, e := range net.engines {
+				assert.True(t, e.closed, name)
 			}
-			b, err := New(ctx, g, &Options{Opened: d, engine: net.engine})
-			if err != nil {
-				return nil, errors.Join(err, d.Close())
-			}
-			b.owned = true // so that the device is closed
-			return b, nil
-		},
-		WorldSizes: []int{1, 2, 4}, Unreachable: true,
-	})
-	for name, e := range net.engines {
-		assert.True(t, e.closed, name)
-	}
-}
-
-// TestConformanceWithPads: the same where memory is moved once at rendezvous, as on GPUs.
-func TestConformanceWithPads(t *testing.T) {
-	net := &network{delay: 10 * time.Microsecond}
-	backendtest.Run(t, backendtest.Harness{
-		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
-			d, err := devhost.New(&devhost.Options{Err: g.Err})
-			if err != nil {
-				return nil, err
-			}
-			b, err := New(ctx, g, &Options{Opened: d, engine: net.engine, pads: true})
-			if err != nil {
-				return nil, errors.Join(err, d.Close())
-			}
-			b.owned = true
-			return b, nil
-		},
-		WorldSizes: []int{1, 3}, Unreachable: true,
-	})
-	for name, e := range net.engines {
-		assert.True(t, e.closed, name)
+		})
 	}
 }
 

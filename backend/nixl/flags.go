@@ -17,7 +17,33 @@ import (
 // wordBytes is the size of a flag.
 const wordBytes = 8
 
-// flags are words of this rank that peers write, and behind them as many from which this rank's writes to the peers go.
+// NewFlags makes words of the host's memory: in memory that the ranks share where they can, else in memory that the library writes.
+// Collective.
+func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+	if b.near {
+		return newSharedFlags(ctx, b, count)
+	}
+	return b.newFlags(ctx, count)
+}
+
+// tryNear finds out whether this group's ranks can share memory of the host: whether they run on one, and can pass files to each
+// other, which those in several containers may not. It is for ranks with GPUs: those with memory of the CPU share all of it by the backend
+// host, and with this one their goroutines compete with the library's threads, which a wait without the library makes worse. Collective;
+// all find the same.
+func (b *Backend) tryNear(ctx context.Context) error {
+	f, err := newSharedFlags(ctx, b, 1)
+	if err == nil {
+		b.near = true
+		return f.Close()
+	}
+	if lost := b.group.Err(); lost != nil {
+		return lost
+	}
+	b.log.Debug("the library writes flags, because the ranks cannot share them", "error", err)
+	return ctx.Err()
+}
+
+// flags are words of this rank that peers write by the library, and behind them as many from which this rank's writes to the peers go.
 type flags struct {
 	backend *Backend
 	mem     []byte
@@ -30,8 +56,8 @@ type flags struct {
 	used int // of sources
 }
 
-// NewFlags makes the words in memory of the host. Collective.
-func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+// newFlags makes them. Collective.
+func (b *Backend) newFlags(ctx context.Context, count int) (*flags, error) {
 	f := &flags{backend: b}
 	err := f.make(count)
 	offers, err := b.share(ctx, "flags", nixl.DRAM, offer{Block: f.region}, err)

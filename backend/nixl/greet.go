@@ -18,11 +18,11 @@ const (
 	greetPause = 50 * time.Microsecond
 )
 
-// greet has every rank write a word of every other one's memory, so that ranks that cannot reach each other know it before
+// greet has every rank write a word of every other one's memory by the library, so that ranks that cannot reach each other know it before
 // anything depends on it, and the first transfer finds the connections made. Collective.
 func (b *Backend) greet(ctx context.Context) error {
 	size, me := b.group.Size(), b.group.Rank()
-	f, err := b.NewFlags(ctx, size)
+	f, err := b.newFlags(ctx, size)
 	if err != nil {
 		return err
 	}

@@ -48,8 +48,16 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 			break
 		}
 	}
-	if err := b.group.Vote(ctx, "connecting", err); err != nil || !b.ownsNode || len(peers) == 1 {
+	if err := b.group.Vote(ctx, "connecting", err); err != nil || len(peers) == 1 {
 		return err
+	}
+	if b.device.Kind() == device.CUDA || o.near {
+		if err := b.tryNear(ctx); err != nil {
+			return err
+		}
+	}
+	if !b.ownsNode {
+		return nil
 	}
 	return b.greet(ctx)
 }

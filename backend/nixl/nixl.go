@@ -52,6 +52,8 @@ type Options struct {
 	pads bool
 	// drive makes the node drive the engine on.
 	drive bool
+	// near makes ranks share memory of the host for flags as those with GPUs do.
+	near bool
 }
 
 // defaultTimeout is the KernelTimeout unless the options say otherwise.
@@ -67,6 +69,7 @@ type Backend struct {
 	node     *node
 	ownsNode bool     // whether Close closes the node
 	peers    []member // by rank
+	near     bool     // the ranks share memory of the host, for flags
 }
 
 var (

@@ -1,0 +1,104 @@
+package nixl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/memfd"
+)
+
+// sharedFlags are words that lie in memory which the ranks of one host share, so that writing a peer's is a store, and not a call of
+// the library that takes ten microseconds. What the library has put is there when it says so, and a store that follows is seen later.
+type sharedFlags struct {
+	backend *Backend
+	mapped  [][]byte          // by rank
+	words   [][]atomic.Uint64 // by rank
+}
+
+// newSharedFlags makes the words. Collective; it fails on all ranks or on none, and at once where they are on several hosts.
+func newSharedFlags(ctx context.Context, b *Backend, count int) (backend.Flags, error) {
+	page := int64(os.Getpagesize())
+	bytes := (int64(count)*wordBytes + page - 1) / page * page
+	own, err := memfd.New(bytes)
+	if err != nil {
+		own = nil // and the others are told
+	} else {
+		defer func() { _ = own.Close() }()
+	}
+	files, passed := b.group.ExchangeFile(ctx, "flags", own)
+	if passed != nil {
+		return nil, errors.Join(err, passed)
+	}
+	files[b.group.Rank()] = own
+	f := &sharedFlags{backend: b, mapped: make([][]byte, len(files)), words: make([][]atomic.Uint64, len(files))}
+	for r, file := range files {
+		err = errors.Join(err, f.add(r, file, bytes, count))
+		if file != own {
+			err = errors.Join(err, file.Close())
+		}
+	}
+	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
+		return nil, errors.Join(fmt.Errorf("sharing %d flags: %w", count, voted), f.Close())
+	}
+	return f, nil
+}
+
+// add maps the words of one rank.
+func (f *sharedFlags) add(rank int, file *os.File, bytes int64, count int) error {
+	if err := memfd.Check(file, bytes); err != nil {
+		return fmt.Errorf("flags of rank %d: %w", rank, err)
+	}
+	mem, err := memfd.Map(file, bytes)
+	if err != nil {
+		return err
+	}
+	f.mapped[rank] = mem
+	f.words[rank] = unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), count)
+	return nil
+}
+
+// Words are this rank's.
+func (f *sharedFlags) Words() []atomic.Uint64 { return f.words[f.backend.group.Rank()] }
+
+// Progress lets the agent handle what has arrived: a peer's put may take that, whose signal is waited for.
+func (f *sharedFlags) Progress() { f.backend.node.progress() }
+
+// PrepareStore gives the word.
+func (f *sharedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
+	if words := f.words[peer]; index >= 0 && index < len(words) {
+		return sharedFlag{&words[index]}, nil
+	}
+	return nil, errs.Invalid("PrepareStore", "index", index, fmt.Sprintf("0 to %d", len(f.words[peer])-1))
+}
+
+// Close takes the memory out of this process.
+func (f *sharedFlags) Close() error {
+	var err error
+	for _, mem := range f.mapped {
+		if mem != nil {
+			err = errors.Join(err, unix.Munmap(mem))
+		}
+	}
+	f.mapped, f.words = nil, nil
+	return err
+}
+
+// sharedFlag is a word of a peer.
+type sharedFlag struct{ word *atomic.Uint64 }
+
+// Post writes value, at once.
+func (s sharedFlag) Post(value uint64) error {
+	s.word.Store(value)
+	return nil
+}
+
+func (s sharedFlag) Poll() (bool, error) { return true, nil }
+func (s sharedFlag) Close() error        { return nil }
