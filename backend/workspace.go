@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -47,7 +48,8 @@ type Channel struct {
 }
 
 // NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
-// rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it.
+// rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it. Workspace stays
+// with the memory until that is closed, for the channels to come; where there is no memory for more, every rank gets a [*WorkspaceError].
 func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
 	m.collective.Lock()
 	defer m.collective.Unlock()
@@ -89,9 +91,14 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 	alloc, err := m.backend.Allocate(ctx, bytes)
 	if voteErr := m.group.Vote(ctx, "workspace", err); voteErr != nil {
 		if err == nil {
-			voteErr = errors.Join(voteErr, alloc.Release(context.WithoutCancel(ctx)))
+			err = alloc.Release(context.WithoutCancel(ctx))
+		} else {
+			err = nil // it is part of the vote's
 		}
-		return nil, fmt.Errorf("allocating %d bytes of workspace: %w", bytes, voteErr)
+		if _, agreed := errors.AsType[*group.VoteError](voteErr); agreed {
+			voteErr = &WorkspaceError{Bytes: bytes, Err: voteErr}
+		}
+		return nil, errors.Join(voteErr, err)
 	}
 	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName}
 	m.add(e)

@@ -1,6 +1,8 @@
 package kernels
 
 import (
+	"math"
+
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
@@ -33,6 +35,15 @@ var (
 	oneShotLLBytes   = [...]int64{2: 768 << 10, 3: 512 << 10, 4: 512 << 10, 5: 256 << 10, 6: 192 << 10, 7: 128 << 10, 8: 96 << 10}
 	twoShotPullBytes = [...]int64{2: 8 << 20, 3: 4 << 20}
 )
+
+// copyEngineBytes is the size in bytes from which on Transfers is faster than every kernel on CUDA devices, by world size, measured as
+// above; the last entry serves all above, for which it was not measured.
+var copyEngineBytes = [...]int64{2: 1 << 30, 3: 1 << 30, 4: 1 << 30, 5: math.MaxInt64}
+
+// copyEnginesWin reports whether Transfers is the fastest form where peers have pointers.
+func copyEnginesWin(kind device.Kind, bytes int64, size int) bool {
+	return kind == device.CUDA && size > 1 && bytes >= limit(copyEngineBytes[:], size)
+}
 
 // limit is the entry of a table for a world size of at least 2.
 func limit(table []int64, size int) int64 { return table[min(size, len(table)-1)] }
@@ -118,8 +129,11 @@ var (
 	cudaTransferSmallBytes = [...]int64{2: 32 << 20, 3: 16 << 20, 4: 6 << 20, 5: 4 << 20, 6: 3 << 20, 7: 5 << 19, 8: 2 << 20}
 )
 
-// cudaTransferLapBytes is about the least that a rank has under way to all its peers at a time, on CUDA devices.
-var cudaTransferLapBytes = int64(48 << 20)
+// cudaTransferLapBytes is the most that a rank puts to all its peers together in one lap, on CUDA devices.
+var cudaTransferLapBytes = int64(384 << 20)
+
+// cudaFarTwoLapsBytes is the size of a message from which on two laps are faster than one, far between CUDA devices.
+const cudaFarTwoLapsBytes = 256 << 20
 
 // transferGeometry says whether a message of bytes between size ranks is small for the form Transfers, and else how long its laps
 // are, in bytes. far says that peers have no pointers: then a put and a signal are calls of a library, and take longer.
@@ -127,38 +141,25 @@ func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small 
 	if size == 1 {
 		return true, bytes
 	}
-	// A lap costs some 30 to 50 us on a GPU besides the time on the wire, and the first and the last are not overlapped. The channel
-	// is transferSlots laps of every peer.
-	most, least, laps := hostTransferSmallBytes, int64(128<<10), int64(32)
-	if kind == device.CUDA {
-		most, least, laps = limit(cudaTransferSmallBytes[:], size), cudaTransferLapBytes/int64(size-1), 8
-	}
+	// Each lap makes the ranks wait for each other twice, for some 50 us on GPUs, and two are enough for all but the last reduction to go
+	// on beside transfers; but the channel is transferSlots laps of every peer.
+	most, longest, laps := hostTransferSmallBytes, int64(128<<10), int64(32)
 	if far {
-		most, laps = 2*most, 8
-		if least *= 2; kind != device.CUDA {
-			most, least = 256<<10, 512<<10
+		most, longest, laps = 256<<10, 512<<10, 8
+	}
+	if kind == device.CUDA {
+		most, longest, laps = limit(cudaTransferSmallBytes[:], size), cudaTransferLapBytes/int64(size-1), math.MaxInt64
+		if far {
+			most *= 2
 		}
 	}
 	if bytes <= most {
 		return true, bytes
 	}
 	shard := (bytes + int64(size) - 1) / int64(size)
-	n := min(max(shard/least, 1), laps)
-	return false, alignUp((shard+n-1)/n, shardAlign)
-}
-
-// transferLanes is how many streams of its own a plan puts on, between size ranks.
-func transferLanes(kind device.Kind, far bool, size int) int {
-	switch {
-	case size == 1:
-		return 0
-	case kind == device.CUDA:
-		// One copy at a time fills the links where every GPU reaches every other at full speed (278 GB/s bus with one lane and
-		// 209 with three, 1 GiB between 4 H200). And the streams of a GPU share few queues (8, see CUDA_DEVICE_MAX_CONNECTIONS): a
-		// wait for a peer at the head of one holds up all that is behind it, other plans too.
-		return 1
-	case far:
-		return size - 1 // a library moves the data, and goroutines wait for it
+	n := min((shard+longest-1)/longest, laps)
+	if far && kind == device.CUDA && bytes >= cudaFarTwoLapsBytes {
+		n = max(n, 2)
 	}
-	return 0 // a goroutine that copies gains nothing by others
+	return false, alignUp((shard+n-1)/n, shardAlign)
 }

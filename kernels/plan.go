@@ -89,7 +89,9 @@ type AllReduceOptions struct {
 	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
 	// not overlap the input in part. Nil: in place.
 	Out tensor.SymmetricTensor
-	// Algorithm is the form; Auto by default.
+	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
+	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank; where there is no memory for that, or with
+	// TwoShotFlow, a kernel does it with some 130 MiB.
 	Algorithm Algorithm
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32
@@ -106,17 +108,31 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if opts == nil {
 		opts = &AllReduceOptions{}
 	}
-	p := &Plan{device: t.Device(), in: t, out: t, algorithm: opts.Algorithm}
+	out := t
 	if opts.Out != nil {
-		p.out = opts.Out
+		out = opts.Out
 	}
+	asked := opts.Algorithm
+	if asked == Auto && !reachable(t, out) {
+		asked = Transfers
+	}
+	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
+		p, err := newAllReduce(ctx, Transfers, t, out, op, opts.FirstEpoch)
+		if _, large := errors.AsType[*tensor.WorkspaceError](err); !large {
+			return p, err
+		}
+		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
+	}
+	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
+	return newAllReduce(ctx, chosen, t, out, op, opts.FirstEpoch)
+}
+
+// newAllReduce makes a plan with the form that was chosen.
+func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.SymmetricTensor, op Op, firstEpoch uint32) (*Plan, error) {
+	p := &Plan{device: t.Device(), in: t, out: out, algorithm: chosen}
 	inPlace := p.in.Local().Ptr() == p.out.Local().Ptr()
-	if p.algorithm == Auto && !reachable(t, p.out) {
-		p.algorithm = Transfers
-	}
-	p.algorithm = choose(p.algorithm, p.device.Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
 	p.name = fmt.Sprintf("all-reduce %s of %d %s, %s", op, t.NumElements(), t.DType(), p.algorithm)
-	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, opts.FirstEpoch)
+	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, firstEpoch)
 
 	failure := checkAllReduce(p, op, inPlace)
 	form := newForm(p, op, inPlace)
@@ -125,7 +141,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
-	p.work, err = form.prepare(ctx, p, op, opts.FirstEpoch)
+	p.work, err = form.prepare(ctx, p, op, firstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
 		if p.work != nil {

@@ -15,12 +15,13 @@ import (
 //
 // A small message is put whole to every peer, and every rank reduces everything. A large one is cut into shards, one a rank, and
 // shards into laps: laps of every input are put to the shard's owner, who reduces them and puts the result to every output, while
-// the next laps are under way. A rank may be transferSlots laps ahead of an owner: that an owner's result of a lap has come says that
-// the lap's place is free again, and, for the next run, that all are. So neither form has a state that the host changes from run to run.
+// the next lap is under way. All ranks send the same thing at the same time, and go on when everybody's has come: so each link carries one
+// copy at a time. (Ranks that run ahead of others send to one peer with them, and all links of a GPU then go as slowly as the one that is
+// shared.) It also says that a lap's place is free again, and, for the next run, that all are: neither form has a state that the host
+// changes from run to run.
 
-// transferSlots is how many laps of one writer an owner has room for. At least 4, or ranks whose streams run one after the other
-// could wait for each other: see [transferForm.program].
-const transferSlots = 4
+// transferSlots is how many laps of one writer an owner has room for: one that comes, and one that is being reduced.
+const transferSlots = 2
 
 // shardAlign is what shards and laps are cut at, in bytes: whole cache lines, and vectors of every kernel.
 const shardAlign = 128
@@ -35,7 +36,7 @@ const (
 // transferForm is how the plan cuts the message, alike on every rank:
 //
 //	pads   of the signals
-//	slots  [transferSlots][world-1] of span bytes each; [1][world-1] if small. Of the writers, the next rank's comes first
+//	slots  [transferSlots, or 1 if there is one lap][world-1] of span bytes each. Of the writers, the next rank's comes first
 //
 // What is in a slot begins lead bytes behind its beginning, as the input does behind a multiple of 16.
 type transferForm struct {
@@ -74,10 +75,7 @@ func (f transferForm) purpose() string {
 }
 
 func (f transferForm) slots() int {
-	if f.small {
-		return 1
-	}
-	return transferSlots
+	return min(f.laps, transferSlots)
 }
 
 // span is the size of a slot.
@@ -107,13 +105,12 @@ type transferWork struct {
 	plan    *Plan
 	signals *tensor.Signals
 	reduce  transferReduce
-	puts    []*tensor.PreparedPut
 	steps   []transferStep
 
-	// Where what moves the data works beside the plan's stream, puts have streams of their own. The first of them signals.
-	lanes  []device.Stream
-	sent   []device.Event // the lane of the same number has come so far
-	forked device.Event   // the plan's stream has come so far
+	// The stream that sends and waits beside the plan's, which reduces, or nil.
+	lane   device.Stream
+	forked device.Event // the plan's stream has come so far
+	joined device.Event // the lane has
 
 	ended    device.Event // the last run that was not recorded
 	captured atomic.Bool
@@ -128,77 +125,53 @@ type transferReduce interface {
 
 // transferStep is one call of a run.
 type transferStep struct {
-	kind transferKind
-	put  *tensor.PreparedPut // stepPut
-	lane int                 // stepPut
-	n    int                 // stepReduce: the lap; signals: the channel
+	kind   transferKind
+	lap    int // stepSend, stepReduce
+	signal int // the channel
+	send   *tensor.PreparedSend
 }
 
 // transferKind tells steps apart.
 type transferKind uint8
 
 const (
-	stepWait   transferKind = iota + 1 // the plan's stream waits for a signal of every peer
-	stepGrant                          // the plan's stream signals every peer
+	stepSend   transferKind = iota + 1 // the lane puts a lap to every peer, with a signal behind it
+	stepWait                           // the lane waits for a signal of every peer
+	stepGrant                          // the lane signals every peer
 	stepReduce                         // the plan's stream reduces a lap
-	stepPut                            // a lane puts to a peer
-	stepTell                           // the first lane signals every peer when all lanes have come to where they are now
-	stepFork                           // lanes go on only when the plan's stream has come here
-	stepMark                           // where the first lane is now is what the next join means
-	stepJoin                           // the plan's stream goes on only when the first lane has come to the mark
+	stepFork                           // the lane goes on only when the plan's stream has come here
+	stepJoin                           // the plan's stream goes on only when the lane has come here
 )
 
-// program is the steps of one run. Run one after the other on a single stream, in this order or in any other that keeps what
-// forks, joins and streams demand, they never make ranks wait for each other in a circle. Only the plan's stream waits for peers; and
-// before it waits for lap n of the data, it joins the first lane behind the signal of lap n, which is behind that of result n-2. So
-// what a rank is waited for is on its way before it waits itself for what can come only later, as long as the results that free a
-// slot are older than that: transferSlots is 4.
-func (f transferForm) program(put func(result bool, peer, lap int) *tensor.PreparedPut) []transferStep {
+// program is the steps of one run. They may run one after the other in this order, on one stream, or in any other that keeps what forks,
+// joins and streams demand. The lane alone waits for peers, and whatever is sent by one is waited for next: so nobody waits in a circle.
+func (f transferForm) program() []transferStep {
 	var steps []transferStep
 	add := func(s ...transferStep) { steps = append(steps, s...) }
-	send := func(result bool, lap, signal int) {
-		for k := 1; k < f.size; k++ {
-			if p := put(result, (f.rank+k)%f.size, lap); p != nil {
-				add(transferStep{kind: stepPut, put: p, lane: k - 1})
-			}
-		}
-		add(transferStep{kind: stepTell, n: signal})
-	}
-	wait := func(signal int) transferStep { return transferStep{kind: stepWait, n: signal} }
-	reduce := func(lap int) transferStep { return transferStep{kind: stepReduce, n: lap} }
-	fork, mark, join := transferStep{kind: stepFork}, transferStep{kind: stepMark}, transferStep{kind: stepJoin}
+	send := func(signal, lap int) transferStep { return transferStep{kind: stepSend, signal: signal, lap: lap} }
+	wait := func(signal int) transferStep { return transferStep{kind: stepWait, signal: signal} }
+	reduce := func(lap int) transferStep { return transferStep{kind: stepReduce, lap: lap} }
+	fork, join := transferStep{kind: stepFork}, transferStep{kind: stepJoin}
 	switch {
 	case f.size == 1:
 		add(reduce(0))
 		return steps
 	case f.small:
-		add(wait(signalResults), fork)
-		send(false, 0, signalData)
-		add(mark, join, wait(signalData), reduce(0), transferStep{kind: stepGrant, n: signalResults})
+		add(wait(signalResults), send(signalData, 0), wait(signalData), reduce(0), transferStep{kind: stepGrant, signal: signalResults})
 		return steps
 	}
-	add(fork)
-	for l := range f.laps + 1 {
-		if l > 0 {
-			add(join)
+	add(fork, send(signalData, 0), wait(signalData), join)
+	for l := range f.laps {
+		if l+1 < f.laps {
+			add(send(signalData, l+1))
 		}
-		if l < f.laps {
-			send(false, l, signalData)
-			add(mark)
+		add(reduce(l), fork) // before the wait: what follows it need not wait for the GPU then
+		if l+1 < f.laps {
+			add(wait(signalData), join)
 		}
-		if l == 0 {
-			continue
-		}
-		add(wait(signalData), reduce(l-1), fork)
-		send(true, l-1, signalResults)
-		if next := l + 1; next < f.laps && next >= transferSlots {
-			add(wait(signalResults), fork)
-		}
+		add(send(signalResults, l), wait(signalResults))
 	}
-	add(mark, join)
-	for range min(f.laps, transferSlots) {
-		add(wait(signalResults))
-	}
+	add(join)
 	return steps
 }
 
@@ -225,71 +198,71 @@ func (f transferForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch ui
 	if w.ended, err = p.device.NewEvent(); err != nil {
 		return nil, err
 	}
-	if err = w.makeLanes(f); err != nil {
+	if err = w.makeLane(f); err != nil {
 		return nil, err
 	}
-	if err = w.preparePuts(f); err != nil {
-		return nil, err
+	w.steps = f.program()
+	for i := range w.steps {
+		if step := &w.steps[i]; step.kind == stepSend {
+			if step.send, err = w.prepareSend(f, step.signal == signalResults, step.lap); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return w, nil
 }
 
-// makeLanes makes streams for puts where that lets transfers and reductions overlap.
-func (w *transferWork) makeLanes(f transferForm) (err error) {
-	n := transferLanes(w.plan.device.Kind(), f.far, f.size)
-	if n == 0 || f.small && (!f.far || n == 1) {
-		return nil // a small message gains nothing by it, unless puts to several peers take long
-	}
+// makeLane makes the stream for sending where that lets transfers and reductions overlap.
+func (w *transferWork) makeLane(f transferForm) (err error) {
 	d := w.plan.device
-	for range n {
-		s, err := d.NewStream()
-		if err != nil {
-			return err
-		}
-		w.lanes = append(w.lanes, s)
-		e, err := d.NewEvent()
-		if err != nil {
-			return err
-		}
-		w.sent = append(w.sent, e)
+	if f.small || f.size == 1 || d.Kind() != device.CUDA && !f.far {
+		return nil // a goroutine that copies and reduces gains nothing by another
 	}
-	w.forked, err = d.NewEvent()
+	if w.lane, err = d.NewStream(); err != nil {
+		return err
+	}
+	if w.forked, err = d.NewEvent(); err != nil {
+		return err
+	}
+	w.joined, err = d.NewEvent()
 	return err
 }
 
-// preparePuts prepares every put, and makes the steps.
-func (w *transferWork) preparePuts(f transferForm) error {
+// prepareSend prepares putting a lap to every peer: of every peer's shard to its owner, or of the results to every output.
+func (w *transferWork) prepareSend(f transferForm, results bool, lap int) (*tensor.PreparedSend, error) {
 	p := w.plan
-	out := p.out.Local().Ptr()
+	in, out := p.in.Local().Ptr(), p.out.Local().Ptr()
 	_, window, offset, err := p.in.Memory().Find(out)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	w.steps = f.program(func(result bool, peer, lap int) *tensor.PreparedPut {
-		if err != nil {
-			return nil
+	var puts []tensor.Put
+	for k := 1; k < f.size; k++ {
+		peer := (f.rank + k) % f.size
+		put := tensor.Put{Peer: peer}
+		if results {
+			lo, hi := f.piece(f.rank, lap)
+			put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
+		} else {
+			lo, hi := f.piece(peer, lap)
+			put.Offset, put.Local, put.Bytes = f.slot(peer, f.rank, lap), in.Add(lo), hi-lo
 		}
-		var put *tensor.PreparedPut
-		if result {
-			if lo, hi := f.piece(f.rank, lap); lo < hi {
-				put, err = w.signals.PreparePut(peer, window, offset+lo, out.Add(lo), hi-lo)
-			}
-		} else if lo, hi := f.piece(peer, lap); lo < hi {
-			put, err = w.signals.PrepareChannelPut(peer, f.slot(peer, f.rank, lap), p.in.Local().Ptr().Add(lo), hi-lo)
+		if put.Bytes > 0 {
+			puts = append(puts, put)
 		}
-		if put != nil {
-			w.puts = append(w.puts, put)
-		}
-		return put
-	})
-	return err
+	}
+	signal := signalData
+	if results {
+		signal = signalResults
+	}
+	return w.signals.PrepareSend(signal, puts...)
 }
 
 func (w *transferWork) enqueue(s device.Stream, recorded bool) error {
 	if w.reduce == nil {
 		return nil
 	}
-	if !recorded && len(w.lanes) > 0 && w.lanes[0].Capturing() {
+	if !recorded && w.lane != nil && w.lane.Capturing() {
 		return fmt.Errorf("another stream records it; end that capture first: %w", ErrTwoStreams)
 	}
 	if recorded {
@@ -309,51 +282,37 @@ func (w *transferWork) enqueue(s device.Stream, recorded bool) error {
 	return s.Record(w.ended)
 }
 
-// step enqueues one step of a run on s, or on the stream that it belongs to.
+// step enqueues one step of a run on s, or on the lane if it is the lane's.
 func (w *transferWork) step(s device.Stream, t *transferStep) error {
-	alone := len(w.lanes) == 0 // everything is on s
+	lane := w.lane
+	if lane == nil {
+		lane = s
+	}
 	switch t.kind {
+	case stepSend:
+		return t.send.Enqueue(lane)
 	case stepWait:
-		return w.signals.WaitAll(s, t.n)
+		return w.signals.WaitAll(lane, t.signal)
 	case stepGrant:
-		return w.signals.SignalAll(s, t.n)
+		return w.signals.SignalAll(lane, t.signal)
 	case stepReduce:
-		return w.reduce.enqueue(s, t.n)
-	case stepPut:
-		if alone {
-			return t.put.Enqueue(s)
-		}
-		return t.put.Enqueue(w.lanes[t.lane%len(w.lanes)])
-	case stepTell:
-		if alone {
-			return w.signals.SignalAll(s, t.n)
-		}
-		for i := 1; i < len(w.lanes); i++ {
-			if err := errors.Join(w.lanes[i].Record(w.sent[i]), w.lanes[0].WaitEvent(w.sent[i])); err != nil {
-				return err
-			}
-		}
-		return w.signals.SignalAll(w.lanes[0], t.n)
+		return w.reduce.enqueue(s, t.lap)
 	}
-	if alone {
+	switch {
+	case w.lane == nil:
 		return nil
+	case t.kind == stepFork:
+		return follow(lane, s, w.forked)
 	}
-	switch t.kind {
-	case stepFork:
-		if err := s.Record(w.forked); err != nil {
-			return err
-		}
-		for _, l := range w.lanes {
-			if err := l.WaitEvent(w.forked); err != nil {
-				return err
-			}
-		}
-	case stepMark:
-		return w.lanes[0].Record(w.sent[0])
-	case stepJoin:
-		return s.WaitEvent(w.sent[0])
+	return follow(s, lane, w.joined)
+}
+
+// follow lets a stream go on when another has come to where it is now.
+func follow(s, other device.Stream, e device.Event) error {
+	if err := other.Record(e); err != nil {
+		return err
 	}
-	return nil
+	return s.WaitEvent(e)
 }
 
 func (w *transferWork) settled() (bool, error) {
@@ -365,16 +324,18 @@ func (w *transferWork) settled() (bool, error) {
 
 func (w *transferWork) close() error {
 	var err error
-	for _, l := range w.lanes {
-		err = errors.Join(err, l.Close())
+	if w.lane != nil {
+		err = w.lane.Close()
 	}
-	for _, e := range append(w.sent, w.forked, w.ended) {
+	for _, e := range []device.Event{w.forked, w.joined, w.ended} {
 		if e != nil {
 			err = errors.Join(err, e.Close())
 		}
 	}
-	for _, p := range w.puts {
-		err = errors.Join(err, p.Close())
+	for _, step := range w.steps {
+		if step.send != nil {
+			err = errors.Join(err, step.send.Close())
+		}
 	}
 	if w.reduce != nil {
 		err = errors.Join(err, w.reduce.close())

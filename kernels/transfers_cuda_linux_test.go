@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -185,10 +186,18 @@ func (l *simLaunch) RunKernel() error {
 // simBackend is the host backend over a simDevice.
 type simBackend struct {
 	*host.Backend
-	dev *simDevice
+	dev  *simDevice
+	left atomic.Int64 // bytes that can still be allocated
 }
 
 func (b *simBackend) Device() device.Device { return b.dev }
+
+func (b *simBackend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	if left := b.left.Add(-bytes); left < 0 {
+		return nil, fmt.Errorf("%d bytes, %d too many: %w", bytes, -left, backend.ErrNoMemory)
+	}
+	return b.Backend.Allocate(ctx, bytes)
+}
 
 // TestTransfersOnCUDA runs the launches, streams and events of CUDA devices on the simulated one: small and in laps, with the table of
 // large worlds, eager and from a graph, at odd places.
@@ -245,7 +254,9 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 		return err
 	}
 	dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), atomics: atomics}
-	m := backend.NewMemory(&simBackend{near, dev}, g, nil)
+	b := &simBackend{Backend: near, dev: dev}
+	b.left.Store(math.MaxInt64)
+	m := backend.NewMemory(b, g, nil)
 	whole, err := tensor.Empty(ctx, m, dtype, n+offset+3)
 	if err != nil {
 		return err
@@ -342,4 +353,62 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 		return err
 	}
 	return errors.Join(graph.Close(), p.Close(ctx), s.Close(), more.Close(ctx), outs.Close(ctx), whole.Close(ctx), m.Close(ctx), g.Close(ctx))
+}
+
+// TestCopyEnginesForLargeMessages: Auto takes transfers from some size on, and a kernel on every rank where one rank has no memory for
+// their workspace.
+func TestCopyEnginesForLargeMessages(t *testing.T) {
+	from := copyEngineBytes
+	t.Cleanup(func() { copyEngineBytes = from })
+	copyEngineBytes[2] = 64 << 20
+	for _, c := range []struct {
+		bytes int64
+		left  int64 // of rank 1's memory
+		want  Algorithm
+	}{{64 << 20, math.MaxInt64, Transfers}, {64<<20 - 4, math.MaxInt64, TwoShotFlow}, {64 << 20, 90 << 20, TwoShotFlow}} {
+		t.Run(fmt.Sprintf("%d bytes, %d left", c.bytes, c.left), func(t *testing.T) {
+			groups, err := group.Local(2, nil)
+			require.NoError(t, err)
+			var g errgroup.Group
+			for _, gr := range groups {
+				g.Go(func() error {
+					left := int64(math.MaxInt64)
+					if gr.Rank() == 1 {
+						left = c.left
+					}
+					return chosenOnSimulated(gr, c.bytes, left, c.want)
+				})
+			}
+			require.NoError(t, g.Wait())
+		})
+	}
+}
+
+// chosenOnSimulated is one rank of TestCopyEnginesForLargeMessages.
+func chosenOnSimulated(g *group.Group, bytes, left int64, want Algorithm) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	near, err := host.New(g, nil)
+	if err != nil {
+		return err
+	}
+	dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}
+	b := &simBackend{Backend: near, dev: dev}
+	b.left.Store(left)
+	m := backend.NewMemory(b, g, nil)
+	x, err := tensor.Empty(ctx, m, tensor.Float32, bytes/4)
+	if err != nil {
+		return err
+	}
+	if err := x.Rendezvous(ctx); err != nil {
+		return err
+	}
+	p, err := NewAllReduce(ctx, x, Sum, nil)
+	if err != nil {
+		return err
+	}
+	if p.Algorithm() != want {
+		err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), want)
+	}
+	return errors.Join(err, p.Close(ctx), x.Close(ctx), m.Close(ctx), g.Close(ctx))
 }

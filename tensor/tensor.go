@@ -541,6 +541,9 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 	return m.PrepareTransfer(op, peer, blocks)
 }
 
+// WorkspaceError says that there is no memory for more workspace. See [backend.WorkspaceError].
+type WorkspaceError = backend.WorkspaceError
+
 // Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
 type Channel = backend.Channel
 
@@ -550,5 +553,8 @@ type Signals = backend.Signals
 // SignalsOptions says what a plan's signals are like.
 type SignalsOptions = backend.SignalsOptions
 
-// PreparedPut is a write into a peer's memory that was prepared once for a plan. See [backend.Memory.PreparePut].
-type PreparedPut = backend.PreparedPut
+// PreparedSend is puts to peers with a signal behind each, prepared once for a plan. See [backend.Signals.PrepareSend].
+type PreparedSend = backend.PreparedSend
+
+// Put is one write of a [PreparedSend].
+type Put = backend.Put

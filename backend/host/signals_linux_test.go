@@ -104,13 +104,13 @@ func TestPlanPuts(t *testing.T) {
 		}
 		// Word 0 is what this rank sends; word 1+r is where rank r's comes.
 		at := func(word int) device.Ptr { return own.Add(p.data + int64(64*word)) }
-		var puts []*backend.PreparedPut
+		var puts []backend.Put
 		for k := 1; k < g.Size(); k++ {
-			put, err := p.signals.PrepareChannelPut((g.Rank()+k)%g.Size(), p.data+int64(64*(1+g.Rank())), at(0), 8)
-			if err != nil {
-				return err
-			}
-			puts = append(puts, put)
+			puts = append(puts, backend.Put{Peer: (g.Rank() + k) % g.Size(), Offset: p.data + int64(64*(1+g.Rank())), Local: at(0), Bytes: 8})
+		}
+		send, err := p.signals.PrepareSend(0, puts...)
+		if err != nil {
+			return err
 		}
 		var seen []uint32
 		word := make([]byte, 8)
@@ -125,12 +125,7 @@ func TestPlanPuts(t *testing.T) {
 			); err != nil {
 				return err
 			}
-			for _, put := range puts {
-				if err := put.Enqueue(p.stream); err != nil {
-					return err
-				}
-			}
-			err := errors.Join(p.signals.SignalAll(p.stream, 0), p.signals.WaitAll(p.stream, 0), p.stream.HostFunc(func() {
+			err := errors.Join(send.Enqueue(p.stream), p.signals.WaitAll(p.stream, 0), p.stream.HostFunc(func() {
 				for r := range g.Size() {
 					if r != g.Rank() {
 						copy(word, bytes[64*(1+r):])
@@ -153,10 +148,7 @@ func TestPlanPuts(t *testing.T) {
 				return fmt.Errorf("word %d is %d, expected %d", i, v, want)
 			}
 		}
-		for _, put := range puts {
-			err = errors.Join(err, put.Close())
-		}
-		return err
+		return send.Close()
 	})
 }
 
@@ -220,14 +212,21 @@ func TestPlanSignalsRefused(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for name, put := range map[string]func() error{
-			"a rank that does not exist": func() error { _, err := p.signals.PrepareChannelPut(2, p.data, own, 8); return err },
-			"beyond the window":          func() error { _, err := p.signals.PrepareChannelPut(1, 1<<40, own, 8); return err },
-			"from elsewhere":             func() error { _, err := p.signals.PrepareChannelPut(1, p.data, 64, 8); return err },
+		peer := 1 - p.memory.Group().Rank()
+		right := backend.Put{Peer: peer, Offset: p.data, Local: own, Bytes: 8}
+		for name, puts := range map[string][]backend.Put{
+			"to a rank that does not exist": {{Peer: 2, Offset: p.data, Local: own, Bytes: 8}},
+			"to itself":                     {{Peer: 1 - peer, Offset: p.data, Local: own, Bytes: 8}},
+			"twice to a peer":               {right, right},
+			"beyond the window":             {{Peer: peer, Offset: 1 << 40, Local: own, Bytes: 8}},
+			"from elsewhere":                {{Peer: peer, Offset: p.data, Local: 64, Bytes: 8}},
 		} {
-			if err := put(); !errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrNotSymmetric) {
+			if _, err := p.signals.PrepareSend(0, puts...); !errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrNotSymmetric) {
 				return fmt.Errorf("a put %s: %w", name, err)
 			}
+		}
+		if _, err := p.signals.PrepareSend(1, right); !errors.Is(err, backend.ErrInvalid) {
+			return fmt.Errorf("a channel that does not exist: %w", err)
 		}
 		return nil
 	})
@@ -282,14 +281,14 @@ func TestPlanPutFails(t *testing.T) {
 		}
 		own, err := c.Peer(g.Rank())
 		assert.NoError(t, err)
-		put, err := s.PrepareChannelPut(1-g.Rank(), 64, own, 8)
+		send, err := s.PrepareSend(0, backend.Put{Peer: 1 - g.Rank(), Offset: 64, Local: own, Bytes: 8})
 		assert.NoError(t, err)
 		lane, err := m.Device().NewStream()
 		assert.NoError(t, err)
 		stream, err := m.Device().NewStream()
 		assert.NoError(t, err)
 		broken.Store(g.Rank() == 0)
-		assert.NoError(t, errors.Join(put.Enqueue(lane), s.SignalAll(lane, 0), lane.Synchronize(ctx)))
+		assert.NoError(t, errors.Join(send.Enqueue(lane), lane.Synchronize(ctx)))
 		err = errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx))
 		if g.Rank() == 0 {
 			assert.ErrorIs(t, err, errLink)
@@ -298,6 +297,6 @@ func TestPlanPutFails(t *testing.T) {
 			assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 		}
 		assert.NoError(t, errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx)), "told once")
-		return errors.Join(lane.Close(), stream.Close(), put.Close(), c.Close(ctx), s.Close(), m.Close(ctx))
+		return errors.Join(lane.Close(), stream.Close(), send.Close(), c.Close(ctx), s.Close(), m.Close(ctx))
 	}))
 }

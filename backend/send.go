@@ -1,0 +1,199 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Put is one write of a [PreparedSend]: of Bytes from Local, which is symmetric memory of this rank, to the place at Offset of Peer's
+// copy of Window.
+type Put struct {
+	Peer   int
+	Window *Window // nil is that of the channel that the signals are in, whose places count from its beginning
+	Offset int64   // bytes
+	Local  device.Ptr
+	Bytes  int64 // 0 writes nothing
+}
+
+// PreparedSend is puts to some peers, and a signal to every peer behind its put, prepared once for a plan. Unlike a [Transfer] it
+// keeps no state that the host asks for: it may be enqueued again while earlier runs of it are still queued, as long as streams and
+// events order them.
+type PreparedSend struct {
+	signals   *Signals
+	channel   int
+	transfers []*Transfer
+	copies    []copyBlock // where the backend has peer pointers
+	work      *sendWork   // where it has not
+}
+
+// PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. What is refused of a put is what
+// [Memory.PrepareTransfer] refuses. A put that fails when it runs makes the plan fail: its peer gets no signal, the next wait of these
+// signals tells, and the peers are told of nothing any more.
+func (p *Signals) PrepareSend(channel int, puts ...Put) (_ *PreparedSend, err error) {
+	const call = "PrepareSend"
+	if channel < 0 || channel >= p.user.Channels {
+		return nil, errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
+	}
+	send := &PreparedSend{signals: p, channel: channel}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, send.Close())
+		}
+	}()
+	size := p.memory.group.Size()
+	taken, moves := make([]bool, size), make([]PreparedTransfer, size) // by peer
+	for _, put := range puts {
+		if put.Peer == p.memory.group.Rank() {
+			return nil, errs.Invalid(call, "Peer", put.Peer, "another rank: this one gets no signal of its own")
+		}
+		w, offset := put.Window, put.Offset
+		if w == nil {
+			if p.channel.closed.Load() {
+				return nil, fmt.Errorf("channel: %w", ErrClosed)
+			}
+			w, offset = p.channel.block.window, p.channel.span.start+offset
+		}
+		t, err := p.memory.PrepareTransfer(Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+		if err != nil {
+			return nil, err
+		}
+		send.transfers = append(send.transfers, t)
+		if taken[put.Peer] {
+			return nil, errs.Invalid(call, "puts", fmt.Sprintf("two to rank %d", put.Peer), "one a peer at most")
+		}
+		taken[put.Peer] = true
+		switch m := t.prepared.(type) {
+		case *copyTransfer:
+			send.copies = append(send.copies, m.copies...)
+		case *workTransfer:
+			moves[put.Peer] = m.work
+		}
+	}
+	if f, ok := p.signals.(*flagSignals); ok {
+		send.work, err = newSendWork(f, channel, moves)
+	} else if slices.ContainsFunc(moves, func(m PreparedTransfer) bool { return m != nil }) {
+		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", ErrUnsupported)
+	}
+	return send, err
+}
+
+// Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
+// is written. It returns at once and allocates nothing.
+func (p *PreparedSend) Enqueue(s device.Stream) error {
+	if p.work != nil {
+		return hostWork(s, p.work)
+	}
+	for _, c := range p.copies {
+		if err := s.Copy(c.dst, c.src, c.bytes); err != nil {
+			return err
+		}
+	}
+	return p.signals.SignalAll(s, p.channel)
+}
+
+// Close gives it back; nothing of it is queued any more.
+func (p *PreparedSend) Close() error {
+	var err error
+	for _, t := range p.transfers {
+		err = errors.Join(err, t.Close())
+	}
+	return err
+}
+
+// sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
+// the plan's, not that of the stream that the work happens to be on.
+type sendWork struct {
+	user  *signalUser
+	parts []sendPart // by how far behind this rank the peer is
+	busy  int        // of them, how many have not ended
+}
+
+// sendPart is what goes to one peer.
+type sendPart struct {
+	put  PreparedTransfer // nil without one
+	lane *flagLane
+	run  device.HostProgress // the put or the signal under way; nil when the part has ended
+	sent bool                // the run is the signal
+}
+
+func newSendWork(f *flagSignals, channel int, moves []PreparedTransfer) (*sendWork, error) {
+	w := &sendWork{user: f.user}
+	for k := 1; k < f.size; k++ {
+		peer := (f.memory.group.Rank() + k) % f.size
+		lane, err := f.lane(channel, padSignal, peer)
+		if err != nil {
+			return nil, fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+		}
+		w.parts = append(w.parts, sendPart{put: moves[peer], lane: lane})
+	}
+	return w, nil
+}
+
+// Start begins a run.
+func (w *sendWork) Start() (device.HostProgress, error) {
+	if w.busy > 0 { // a run that was cut off
+		w.user.failLater(ErrInProgress)
+	}
+	if w.user.dead.Load() {
+		return nothing{}, nil
+	}
+	w.busy = len(w.parts)
+	for i := range w.parts {
+		part := &w.parts[i]
+		part.sent = part.put == nil
+		if part.sent {
+			w.signal(part)
+			continue
+		}
+		run, err := part.put.Start()
+		if part.run = run; err != nil {
+			w.fail(part, err)
+		}
+	}
+	return w, nil
+}
+
+// signal begins the signal of a part whose put has ended.
+func (w *sendWork) signal(part *sendPart) {
+	run, err := part.lane.Start()
+	if part.run, part.sent = run, true; err != nil {
+		w.fail(part, err)
+	}
+}
+
+// fail ends a part, and makes the plan fail.
+func (w *sendWork) fail(part *sendPart, err error) {
+	w.user.failLater(err)
+	part.run = nil
+	w.busy--
+}
+
+// Poll drives on what has not ended. After a failure the other puts run to their end all the same, and nobody gets a signal.
+func (w *sendWork) Poll() (bool, error) {
+	for i := range w.parts {
+		part := &w.parts[i]
+		for part.run != nil {
+			ended, err := part.run.Poll()
+			if err != nil {
+				w.fail(part, err)
+				break
+			}
+			if !ended {
+				break
+			}
+			if part.sent {
+				part.run = nil
+				w.busy--
+				break
+			}
+			w.signal(part)
+		}
+	}
+	return w.busy == 0, nil
+}
+
+func (w *sendWork) String() string { return "send" }
