@@ -174,7 +174,7 @@ func (c *Channel) Close(ctx context.Context) error {
 	}
 	p, err := c.block.window.Peer(m.group.Rank(), c.span.start)
 	if err == nil {
-		err = zero(m.device, p, c.span.bytes)
+		err = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)
 	}
 	// The next to take it needs zeros on every rank, so a rank that could not clear its part withholds it everywhere.
 	if err := m.group.Vote(ctx, "clearing a channel", err); err != nil {
@@ -185,12 +185,10 @@ func (c *Channel) Close(ctx context.Context) error {
 }
 
 // zero fills memory of the device with zeros and returns when it is done.
-func zero(d device.Device, p device.Ptr, bytes int64) error {
-	zeros := make([]byte, min(bytes, 1<<20))
-	for done := int64(0); done < bytes; done += int64(len(zeros)) {
-		if err := d.CopyFromHost(p.Add(done), zeros[:min(bytes-done, int64(len(zeros)))]); err != nil {
-			return err
-		}
+func zero(ctx context.Context, d device.Device, p device.Ptr, bytes int64) error {
+	s, err := d.NewStream()
+	if err != nil {
+		return err
 	}
-	return nil
+	return errors.Join(s.Fill(p, 0, bytes), s.Synchronize(ctx), s.Close())
 }

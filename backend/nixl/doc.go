@@ -29,8 +29,8 @@
 //
 // # Flags
 //
-// The words that signals are made of are memory of the host, on whichever device, registered for themselves: eight bytes are
-// written from there to there in some microseconds.
+// The words that signals are made of are memory of the host, on whichever device. Ranks with GPUs on one host share it, where they can
+// pass files to each other, and store there; the others register it, and the library writes eight bytes in some microseconds.
 //
 // # What it may know
 //
