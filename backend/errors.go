@@ -32,16 +32,16 @@ var (
 // ArgumentError is a refused argument: what was asked, the value and what was allowed. It is ErrInvalid.
 type ArgumentError = errs.ArgumentError
 
-// WorkspaceError says that some rank has no memory left for more workspace. Every rank of the call gets it, so that all may go on with
-// something that takes less; the group goes on working.
+// WorkspaceError says that there cannot be that much more workspace, because some rank has not the memory, or cannot make it reachable.
+// Every rank of the call gets it, so that all may go on with something that takes less; the group goes on working.
 type WorkspaceError struct {
 	Bytes int64 // of workspace on each rank
-	Err   error // names the ranks; on those, ErrNoMemory or what else it was
+	Err   error // names the ranks; on those it wraps the reason, such as ErrNoMemory
 }
 
 // Error says how much was asked for, and why there is none.
 func (e *WorkspaceError) Error() string {
-	return fmt.Sprintf("allocating %d bytes of workspace: %v", e.Bytes, e.Err)
+	return fmt.Sprintf("making %d bytes of workspace: %v", e.Bytes, e.Err)
 }
 
 // Unwrap gives the vote's error.

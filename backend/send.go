@@ -9,9 +9,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Put is one write of a [PreparedSend]: of Bytes from Local, which is symmetric memory of this rank, to the place at Offset of Peer's
+// SendPut is one write of a [PreparedSend]: of Bytes from Local, which is symmetric memory of this rank, to the place at Offset of Peer's
 // copy of Window.
-type Put struct {
+type SendPut struct {
 	Peer   int
 	Window *Window // nil is that of the channel that the signals are in, whose places count from its beginning
 	Offset int64   // bytes
@@ -33,7 +33,7 @@ type PreparedSend struct {
 // PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. What is refused of a put is what
 // [Memory.PrepareTransfer] refuses. A put that fails when it runs makes the plan fail: its peer gets no signal, the next wait of these
 // signals tells, and the peers are told of nothing any more.
-func (p *Signals) PrepareSend(channel int, puts ...Put) (_ *PreparedSend, err error) {
+func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, err error) {
 	const call = "PrepareSend"
 	if channel < 0 || channel >= p.user.Channels {
 		return nil, errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
@@ -78,7 +78,10 @@ func (p *Signals) PrepareSend(channel int, puts ...Put) (_ *PreparedSend, err er
 	} else if slices.ContainsFunc(moves, func(m PreparedTransfer) bool { return m != nil }) {
 		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", ErrUnsupported)
 	}
-	return send, err
+	if err != nil {
+		return nil, err
+	}
+	return send, nil
 }
 
 // Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
@@ -195,5 +198,9 @@ func (w *sendWork) Poll() (bool, error) {
 	}
 	return w.busy == 0, nil
 }
+
+// Failed makes the plan fail before anything behind this run can signal: the stream, which may have had to go on without it, is not one
+// whose errors anybody looks for.
+func (w *sendWork) Failed(err error) { w.user.failLater(err) }
 
 func (w *sendWork) String() string { return "send" }

@@ -15,9 +15,10 @@ type signals interface {
 	signal(s device.Stream, peer, channel int) error
 	wait(s device.Stream, peer, channel int) error
 	barrier(s device.Stream, channel int) error
-	// signalAll is signal to every peer, and waitAll wait for every peer, as one work of the stream.
+	// signalAll is signal to every peer, and waitAll wait for every peer, as one work of the stream. Beside the user's stream, what fails is
+	// kept for the next wait; only a plan's signals are asked for that.
 	signalAll(s device.Stream, channel int) error
-	waitAll(s device.Stream, channel int) error
+	waitAll(s device.Stream, channel int, beside bool) error
 	close() error
 }
 

@@ -170,7 +170,7 @@ func (d *deviceSignals) signalAll(s device.Stream, channel int) error {
 	return d.launch(s, launchSignalAll, d.memory.group.Rank(), channel)
 }
 
-func (d *deviceSignals) waitAll(s device.Stream, channel int) error {
+func (d *deviceSignals) waitAll(s device.Stream, channel int, _ bool) error {
 	return d.launch(s, launchWaitAll, d.memory.group.Rank(), channel)
 }
 

@@ -98,7 +98,10 @@ func (f *flagSignals) signalAll(s device.Stream, channel int) error {
 	return hostWork(s, flagSignalAll{f, channel})
 }
 
-func (f *flagSignals) waitAll(s device.Stream, channel int) error {
+func (f *flagSignals) waitAll(s device.Stream, channel int, beside bool) error {
+	if beside {
+		return hostWork(s, flagWaitBeside{flagWaitAll{f, channel}})
+	}
 	return hostWork(s, flagWaitAll{f, channel})
 }
 
@@ -335,6 +338,36 @@ func (r *flagRuns) Poll() (bool, error) {
 	}
 	*r = under
 	return len(under) == 0, nil
+}
+
+// flagWaitBeside is flagWaitAll on a stream whose errors nobody looks for.
+type flagWaitBeside struct{ flagWaitAll }
+
+func (w flagWaitBeside) Start() (device.HostProgress, error) {
+	run, err := w.flagWaitAll.Start()
+	if err != nil {
+		w.signals.user.keep(err)
+		return nothing{}, nil
+	}
+	return flagBeside{run, w.signals.user}, nil
+}
+
+// Failed makes the plan fail, whose stream is not told.
+func (w flagWaitBeside) Failed(err error) { w.signals.user.failLater(err) }
+
+// flagBeside is such a wait under way.
+type flagBeside struct {
+	device.HostProgress
+	user *signalUser
+}
+
+func (b flagBeside) Poll() (bool, error) {
+	ended, err := b.HostProgress.Poll()
+	if err != nil {
+		b.user.keep(err)
+		return true, nil
+	}
+	return ended, nil
 }
 
 func (w flagSignalAll) String() string { return "signal" }

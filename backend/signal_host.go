@@ -29,6 +29,7 @@ type hostSignals struct {
 
 	signalAlls []signalAllKernel // by channel
 	waitAlls   []waitAllKernel   // by channel
+	beside     []waitAllKernel   // by channel: on streams whose errors nobody looks for
 }
 
 // The two kinds of counter in a pad.
@@ -53,6 +54,7 @@ func newHostSignals(m *Memory, hm device.HostMemory, pad *Channel, offset int64,
 
 		signalAlls: make([]signalAllKernel, channels),
 		waitAlls:   make([]waitAllKernel, channels),
+		beside:     make([]waitAllKernel, channels),
 	}
 	me := m.group.Rank()
 	word := func(owner, channel, kind, writer int) (*futex.Word, error) {
@@ -92,6 +94,7 @@ func newHostSignals(m *Memory, hm device.HostMemory, pad *Channel, offset int64,
 				s.waitAlls[c].waits = append(s.waitAlls[c].waits, w)
 			}
 		}
+		s.beside[c] = waitAllKernel{waits: s.waitAlls[c].waits, beside: user}
 	}
 	return s, nil
 }
@@ -112,7 +115,10 @@ func (h *hostSignals) signalAll(s device.Stream, channel int) error {
 	return launch(s, &h.signalAlls[channel])
 }
 
-func (h *hostSignals) waitAll(s device.Stream, channel int) error {
+func (h *hostSignals) waitAll(s device.Stream, channel int, beside bool) error {
+	if beside {
+		return launch(s, &h.beside[channel])
+	}
 	return launch(s, &h.waitAlls[channel])
 }
 
@@ -191,11 +197,18 @@ func (k *waitKernel) RunKernel() error {
 func (k *waitKernel) String() string { return "wait" }
 
 // waitAllKernel waits for one signal of every peer.
-type waitAllKernel struct{ waits []*waitKernel }
+type waitAllKernel struct {
+	waits  []*waitKernel
+	beside *signalUser // unless nil, keeps what fails
+}
 
 func (k *waitAllKernel) RunKernel() error {
 	for _, w := range k.waits {
 		if err := w.RunKernel(); err != nil {
+			if k.beside != nil {
+				k.beside.keep(err)
+				return nil
+			}
 			return err
 		}
 	}

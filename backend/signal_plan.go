@@ -75,9 +75,12 @@ func (u *signalUser) failure(e *device.WaitError) error {
 // user's.
 func (u *signalUser) failLater(err error) {
 	err = u.Failed(fmt.Errorf("%s: %w", u.Op, err))
-	u.untold.CompareAndSwap(nil, &err)
+	u.keep(err)
 	u.dead.Store(true)
 }
+
+// keep keeps the error of a plan that has failed until the next wait tells it.
+func (u *signalUser) keep(err error) { u.untold.CompareAndSwap(nil, &err) }
 
 // SignalsBytes is how much of a channel [Channel.Signals] takes, alike on all ranks.
 func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) }
@@ -123,8 +126,16 @@ func (p *Signals) SignalAll(s device.Stream, channel int) error {
 }
 
 // WaitAll enqueues waiting for one signal of every peer on channel that was not waited for before. It is bounded as
-// [Memory.Wait] is.
-func (p *Signals) WaitAll(s device.Stream, channel int) error { return p.signals.waitAll(s, channel) }
+// [Memory.Wait] is. A wait in vain, or what has failed before and was not told yet, is an error of s.
+func (p *Signals) WaitAll(s device.Stream, channel int) error {
+	return p.signals.waitAll(s, channel, false)
+}
+
+// WaitAllBeside is WaitAll on a stream of the plan's own, whose errors nobody looks for: what fails is told by the next WaitAll. (On CUDA
+// devices whose peers have pointers, every stream of the device tells.)
+func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
+	return p.signals.waitAll(s, channel, true)
+}
 
 // Close gives it back; the device has nothing left to do for it.
 func (p *Signals) Close() error { return p.signals.close() }

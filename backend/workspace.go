@@ -49,7 +49,7 @@ type Channel struct {
 
 // NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
 // rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it. Workspace stays
-// with the memory until that is closed, for the channels to come; where there is no memory for more, every rank gets a [*WorkspaceError].
+// with the memory until that is closed, for the channels to come; where there cannot be more, every rank gets a [*WorkspaceError].
 func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
 	m.collective.Lock()
 	defer m.collective.Unlock()
@@ -95,21 +95,26 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 		} else {
 			err = nil // it is part of the vote's
 		}
-		if _, agreed := errors.AsType[*group.VoteError](voteErr); agreed {
-			voteErr = &WorkspaceError{Bytes: bytes, Err: voteErr}
-		}
-		return nil, errors.Join(voteErr, err)
+		return nil, errors.Join(noWorkspace(bytes, voteErr), err)
 	}
 	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName}
 	m.add(e)
 	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName})
 	if err != nil {
 		m.remove(alloc)
-		return nil, errors.Join(fmt.Errorf("making %d bytes of workspace: %w", bytes, err), alloc.Release(context.WithoutCancel(ctx)))
+		return nil, errors.Join(noWorkspace(bytes, err), alloc.Release(context.WithoutCancel(ctx)))
 	}
 	b := &workspaceBlk{alloc: alloc, window: w, free: []span{{0, bytes}}}
 	m.workspace.blocks = append(m.workspace.blocks, b)
 	return b, nil
+}
+
+// noWorkspace is the error of workspace that could not be made: a [*WorkspaceError] if the ranks have agreed on that.
+func noWorkspace(bytes int64, err error) error {
+	if _, agreed := errors.AsType[*group.VoteError](err); agreed {
+		return &WorkspaceError{Bytes: bytes, Err: err}
+	}
+	return fmt.Errorf("making %d bytes of workspace: %w", bytes, err)
 }
 
 // take cuts bytes from the first free span that has them.

@@ -16,6 +16,14 @@ type HostProgress interface {
 	Poll() (ended bool, err error)
 }
 
+// HostWorkFailer is implemented by HostWork whose user must know of what its stream is told, which may be nobody's who looks for
+// errors: that a run was let go because it lasted too long, or that it panicked.
+type HostWorkFailer interface {
+	// Failed is told of the error of a run before the stream goes on. It is quick and calls nothing of the device; a run that was let go
+	// may be polled meanwhile.
+	Failed(err error)
+}
+
 // HostWorker is implemented by streams that can wait for work of the CPU.
 type HostWorker interface {
 	// HostWork enqueues w, or records it, and returns at once. The same work may be enqueued many times; its runs overlap only if

@@ -90,8 +90,8 @@ type AllReduceOptions struct {
 	// not overlap the input in part. Nil: in place.
 	Out tensor.SymmetricTensor
 	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
-	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank; where there is no memory for that, or with
-	// TwoShotFlow, a kernel does it with some 130 MiB.
+	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
+	// had, or with TwoShotFlow, a kernel does it with some 130 MiB. The memory keeps its workspace for the next plans.
 	Algorithm Algorithm
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32

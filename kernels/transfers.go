@@ -137,6 +137,7 @@ type transferKind uint8
 const (
 	stepSend   transferKind = iota + 1 // the lane puts a lap to every peer, with a signal behind it
 	stepWait                           // the lane waits for a signal of every peer
+	stepEnd                            // the plan's stream does, and is told what has failed
 	stepGrant                          // the lane signals every peer
 	stepReduce                         // the plan's stream reduces a lap
 	stepFork                           // the lane goes on only when the plan's stream has come here
@@ -144,12 +145,14 @@ const (
 )
 
 // program is the steps of one run. They may run one after the other in this order, on one stream, or in any other that keeps what forks,
-// joins and streams demand. The lane alone waits for peers, and whatever is sent by one is waited for next: so nobody waits in a circle.
+// joins and streams demand. What every rank has sent is waited for next, one after the other: so nobody waits in a circle. The last wait is
+// the plan's stream's, whose user looks for errors.
 func (f transferForm) program() []transferStep {
 	var steps []transferStep
 	add := func(s ...transferStep) { steps = append(steps, s...) }
 	send := func(signal, lap int) transferStep { return transferStep{kind: stepSend, signal: signal, lap: lap} }
 	wait := func(signal int) transferStep { return transferStep{kind: stepWait, signal: signal} }
+	end := func(signal int) transferStep { return transferStep{kind: stepEnd, signal: signal} }
 	reduce := func(lap int) transferStep { return transferStep{kind: stepReduce, lap: lap} }
 	fork, join := transferStep{kind: stepFork}, transferStep{kind: stepJoin}
 	switch {
@@ -157,7 +160,7 @@ func (f transferForm) program() []transferStep {
 		add(reduce(0))
 		return steps
 	case f.small:
-		add(wait(signalResults), send(signalData, 0), wait(signalData), reduce(0), transferStep{kind: stepGrant, signal: signalResults})
+		add(wait(signalResults), send(signalData, 0), end(signalData), reduce(0), transferStep{kind: stepGrant, signal: signalResults})
 		return steps
 	}
 	add(fork, send(signalData, 0), wait(signalData), join)
@@ -169,9 +172,12 @@ func (f transferForm) program() []transferStep {
 		if l+1 < f.laps {
 			add(wait(signalData), join)
 		}
-		add(send(signalResults, l), wait(signalResults))
+		add(send(signalResults, l))
+		if l+1 < f.laps {
+			add(wait(signalResults))
+		}
 	}
-	add(join)
+	add(join, end(signalResults))
 	return steps
 }
 
@@ -236,10 +242,10 @@ func (w *transferWork) prepareSend(f transferForm, results bool, lap int) (*tens
 	if err != nil {
 		return nil, err
 	}
-	var puts []tensor.Put
+	var puts []tensor.SendPut
 	for k := 1; k < f.size; k++ {
 		peer := (f.rank + k) % f.size
-		put := tensor.Put{Peer: peer}
+		put := tensor.SendPut{Peer: peer}
 		if results {
 			lo, hi := f.piece(f.rank, lap)
 			put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
@@ -292,7 +298,12 @@ func (w *transferWork) step(s device.Stream, t *transferStep) error {
 	case stepSend:
 		return t.send.Enqueue(lane)
 	case stepWait:
-		return w.signals.WaitAll(lane, t.signal)
+		if w.lane != nil {
+			return w.signals.WaitAllBeside(lane, t.signal)
+		}
+		return w.signals.WaitAll(s, t.signal)
+	case stepEnd:
+		return w.signals.WaitAll(s, t.signal)
 	case stepGrant:
 		return w.signals.SignalAll(lane, t.signal)
 	case stepReduce:

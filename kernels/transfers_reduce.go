@@ -102,7 +102,7 @@ func (h *hostReduce) close() error { return nil }
 // RunKernel reduces the lap.
 func (l *hostReduceLap) RunKernel() error {
 	if l.plan.failed.Load() != nil {
-		return nil // told by the wait that failed
+		return nil // told by a wait
 	}
 	// A graph may be launched on a stream that no Run was told of.
 	if l.running.Swap(true) {

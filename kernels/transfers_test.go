@@ -63,7 +63,7 @@ func (s *simulation) serialize(r *simulatedRank, lane bool) []transferStep {
 	var plan, sends []int                // what the next step of the plan's stream and of the lane comes after
 	for i, step := range r.steps {
 		switch step.kind {
-		case stepReduce:
+		case stepReduce, stepEnd:
 			after[i], plan = plan, []int{i}
 		case stepFork:
 			after[i], sends = plan, append(slices.Clip(sends), i)
@@ -113,7 +113,7 @@ func (s *simulation) step(rank int) bool {
 	f := r.form
 	step := r.queue[0]
 	switch step.kind {
-	case stepWait:
+	case stepWait, stepEnd:
 		for w := range f.size {
 			if w != rank && r.signals[step.signal][w] <= r.taken[step.signal] {
 				return false

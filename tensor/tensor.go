@@ -541,7 +541,7 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 	return m.PrepareTransfer(op, peer, blocks)
 }
 
-// WorkspaceError says that there is no memory for more workspace. See [backend.WorkspaceError].
+// WorkspaceError says that there cannot be that much workspace. See [backend.WorkspaceError].
 type WorkspaceError = backend.WorkspaceError
 
 // Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
@@ -556,5 +556,5 @@ type SignalsOptions = backend.SignalsOptions
 // PreparedSend is puts to peers with a signal behind each, prepared once for a plan. See [backend.Signals.PrepareSend].
 type PreparedSend = backend.PreparedSend
 
-// Put is one write of a [PreparedSend].
-type Put = backend.Put
+// SendPut is one write of a [PreparedSend].
+type SendPut = backend.SendPut

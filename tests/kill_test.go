@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,6 +98,11 @@ func endless(backend string) []kernels.Algorithm {
 	return nil
 }
 
+// endsInAnError reports whether the work on a stream of that stage needs the rank that dies in it, so that the stream must tell.
+func endsInAnError(stage string) bool {
+	return strings.HasPrefix(stage, "all_reduce/") || slices.Contains([]string{"transfer", "wait", "barrier", "graph"}, stage)
+}
+
 // killJob is one rank of TestKill.
 func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)) error {
 	const victim = 1
@@ -124,6 +130,9 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 			return err
 		}
 		enter := func(name string) error {
+			if at == stage && endsInAnError(stage) {
+				return fmt.Errorf("all work of %s ended, and none told of the rank that has died in it", stage)
+			}
 			if err := r.Barrier(ctx); err != nil {
 				return err
 			}

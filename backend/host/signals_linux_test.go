@@ -104,9 +104,9 @@ func TestPlanPuts(t *testing.T) {
 		}
 		// Word 0 is what this rank sends; word 1+r is where rank r's comes.
 		at := func(word int) device.Ptr { return own.Add(p.data + int64(64*word)) }
-		var puts []backend.Put
+		var puts []backend.SendPut
 		for k := 1; k < g.Size(); k++ {
-			puts = append(puts, backend.Put{Peer: (g.Rank() + k) % g.Size(), Offset: p.data + int64(64*(1+g.Rank())), Local: at(0), Bytes: 8})
+			puts = append(puts, backend.SendPut{Peer: (g.Rank() + k) % g.Size(), Offset: p.data + int64(64*(1+g.Rank())), Local: at(0), Bytes: 8})
 		}
 		send, err := p.signals.PrepareSend(0, puts...)
 		if err != nil {
@@ -213,8 +213,8 @@ func TestPlanSignalsRefused(t *testing.T) {
 			return err
 		}
 		peer := 1 - p.memory.Group().Rank()
-		right := backend.Put{Peer: peer, Offset: p.data, Local: own, Bytes: 8}
-		for name, puts := range map[string][]backend.Put{
+		right := backend.SendPut{Peer: peer, Offset: p.data, Local: own, Bytes: 8}
+		for name, puts := range map[string][]backend.SendPut{
 			"to a rank that does not exist": {{Peer: 2, Offset: p.data, Local: own, Bytes: 8}},
 			"to itself":                     {{Peer: 1 - peer, Offset: p.data, Local: own, Bytes: 8}},
 			"twice to a peer":               {right, right},
@@ -281,7 +281,7 @@ func TestPlanPutFails(t *testing.T) {
 		}
 		own, err := c.Peer(g.Rank())
 		assert.NoError(t, err)
-		send, err := s.PrepareSend(0, backend.Put{Peer: 1 - g.Rank(), Offset: 64, Local: own, Bytes: 8})
+		send, err := s.PrepareSend(0, backend.SendPut{Peer: 1 - g.Rank(), Offset: 64, Local: own, Bytes: 8})
 		assert.NoError(t, err)
 		lane, err := m.Device().NewStream()
 		assert.NoError(t, err)

@@ -27,9 +27,9 @@ func TestConformanceOfFakes(t *testing.T) {
 		opts   Options
 		worlds []int
 	}{
-		"plain":         {Options{}, []int{1, 2, 4}},
-		"pads":          {Options{pads: true}, []int{1, 3}},
-		"pads and near": {Options{pads: true, near: true}, []int{2, 4}},
+		"plain":                 {Options{}, []int{1, 2, 4}},
+		"pads":                  {Options{pads: true}, []int{1, 3}},
+		"pads and shared flags": {Options{pads: true, shareFlags: true}, []int{2, 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			net := &network{delay: 10 * time.Microsecond}
@@ -46,7 +46,7 @@ func TestConformanceOfFakes(t *testing.T) {
 						return nil, errors.Join(err, d.Close())
 					}
 					b.owned = true // so that the device is closed
-					assert.Equal(t, o.near && g.Size() > 1, b.near)
+					assert.Equal(t, o.shareFlags && g.Size() > 1, b.sharing)
 					return b, nil
 				},
 				WorldSizes: c.worlds, Unreachable: true,

@@ -20,20 +20,20 @@ const wordBytes = 8
 // NewFlags makes words of the host's memory: in memory that the ranks share where they can, else in memory that the library writes.
 // Collective.
 func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
-	if b.near {
+	if b.sharing {
 		return newSharedFlags(ctx, b, count)
 	}
 	return b.newFlags(ctx, count)
 }
 
-// tryNear finds out whether this group's ranks can share memory of the host: whether they run on one, and can pass files to each
+// tryShareFlags finds out whether this group's ranks can share memory of the host: whether they run on one, and can pass files to each
 // other, which those in several containers may not. It is for ranks with GPUs: those with memory of the CPU share all of it by the backend
 // host, and with this one their goroutines compete with the library's threads, which a wait without the library makes worse. Collective;
 // all find the same.
-func (b *Backend) tryNear(ctx context.Context) error {
+func (b *Backend) tryShareFlags(ctx context.Context) error {
 	f, err := newSharedFlags(ctx, b, 1)
 	if err == nil {
-		b.near = true
+		b.sharing = true
 		return f.Close()
 	}
 	if lost := b.group.Err(); lost != nil {

@@ -51,8 +51,8 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if err := b.group.Vote(ctx, "connecting", err); err != nil || len(peers) == 1 {
 		return err
 	}
-	if b.device.Kind() == device.CUDA || o.near {
-		if err := b.tryNear(ctx); err != nil {
+	if b.device.Kind() == device.CUDA || o.shareFlags {
+		if err := b.tryShareFlags(ctx); err != nil {
 			return err
 		}
 	}

@@ -52,8 +52,8 @@ type Options struct {
 	pads bool
 	// drive makes the node drive the engine on.
 	drive bool
-	// near makes ranks share memory of the host for flags as those with GPUs do.
-	near bool
+	// shareFlags makes ranks share the memory of their flags as those with GPUs do.
+	shareFlags bool
 }
 
 // defaultTimeout is the KernelTimeout unless the options say otherwise.
@@ -69,7 +69,7 @@ type Backend struct {
 	node     *node
 	ownsNode bool     // whether Close closes the node
 	peers    []member // by rank
-	near     bool     // the ranks share memory of the host, for flags
+	sharing  bool     // the ranks share the memory of their flags
 }
 
 var (

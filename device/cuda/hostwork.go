@@ -211,8 +211,11 @@ func (l *workLane) end(err error) {
 	}
 }
 
-// fail keeps the error for the stream that the work is of.
+// fail keeps the error for the stream that the work is of, and tells the work.
 func (l *workLane) fail(job workJob, err error) {
+	if f, ok := job.work.(device.HostWorkFailer); ok {
+		f.Failed(err)
+	}
 	name := fmt.Sprintf("%T", job.work)
 	if named, ok := job.work.(fmt.Stringer); ok {
 		name = named.String()

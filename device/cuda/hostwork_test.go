@@ -417,6 +417,14 @@ func TestHostWorkThatBlocks(t *testing.T) {
 	}
 }
 
+// toldOf is work that is told of failures.
+type toldOf struct {
+	device.HostWork
+	failed func(error)
+}
+
+func (w toldOf) Failed(err error) { w.failed(err) }
+
 // TestHostWorkThatWasCutOff: it is driven on to its end beside what comes after it, and can then be used again.
 func TestHostWorkThatWasCutOff(t *testing.T) {
 	d := openFake(t, newFake(1), &cuda.Options{WaitTimeout: 60 * time.Millisecond})
@@ -441,8 +449,11 @@ func TestHostWorkThatWasCutOff(t *testing.T) {
 			return true, nil
 		},
 	}
-	require.NoError(t, s.HostWork(j))
+	var told, before atomic.Bool
+	require.NoError(t, s.HostWork(toldOf{j, func(err error) { told.Store(errors.Is(err, os.ErrDeadlineExceeded)) }}))
+	require.NoError(t, s.HostFunc(func() { before.Store(told.Load()) }))
 	require.ErrorIs(t, s.Synchronize(ctx), os.ErrDeadlineExceeded)
+	assert.True(t, before.Load(), "the work is told before the stream goes on")
 	require.NoError(t, s.HostWork(&jobOf{}))
 	require.NoError(t, s.Synchronize(ctx), "other work does not wait for it")
 	long.Store(false)

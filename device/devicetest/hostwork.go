@@ -110,7 +110,15 @@ func hostWorkInOrder(t *testing.T, h Harness) {
 	}
 }
 
-// hostWorkFails: an error or a panic is the stream's, once, and the stream goes on.
+// toldJob is a job that is told of failures.
+type toldJob struct {
+	job
+	told atomic.Pointer[error]
+}
+
+func (j *toldJob) Failed(err error) { j.told.Store(&err) }
+
+// hostWorkFails: an error or a panic is the stream's, once, and the work's that wants to know; the stream goes on then.
 func hostWorkFails(t *testing.T, h Harness) {
 	d := h.open(t)
 	s := newStream(t, d)
@@ -134,6 +142,22 @@ func hostWorkFails(t *testing.T, h Harness) {
 	var panicked *device.PanicError
 	require.ErrorAs(t, s.Synchronize(bounded(t)), &panicked)
 	synchronize(t, s)
+	for name, w := range map[string]*toldJob{
+		"start": {job: job{fails: bad}}, "poll": {job: job{do: func() error { return bad }}}, "panic": {job: job{do: func() error { panic("oh") }}},
+	} {
+		hostWork(t, s, w)
+		var before bool
+		require.NoError(t, s.HostFunc(func() { before = w.told.Load() != nil }))
+		require.Error(t, s.Synchronize(bounded(t)))
+		assert.True(t, before, "%s: the work is told before the stream goes on", name)
+		if told := w.told.Load(); told != nil && name != "panic" {
+			assert.ErrorIs(t, *told, bad)
+		}
+	}
+	fine := &toldJob{}
+	hostWork(t, s, fine)
+	synchronize(t, s)
+	assert.Nil(t, fine.told.Load())
 }
 
 // hostWorkInAGraph: recorded work runs at each launch, and holds each up.

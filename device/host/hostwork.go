@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -30,7 +31,26 @@ func (s *Stream) HostWork(w device.HostWork) error {
 	return s.Launch(workKernel{w})
 }
 
-func (k workKernel) RunKernel() error {
+func (k workKernel) RunKernel() (err error) {
+	returned := false
+	defer func() {
+		if f, ok := k.work.(device.HostWorkFailer); ok && (err != nil || !returned) {
+			if !returned {
+				err = errNotReturned
+			}
+			f.Failed(err)
+		}
+	}()
+	err = k.run()
+	returned = true
+	return err
+}
+
+// errNotReturned is work that panicked, or that ended the stream's goroutine.
+var errNotReturned = errors.New("it did not return")
+
+// run runs the work to its end.
+func (k workKernel) run() error {
 	run, err := k.work.Start()
 	if err != nil {
 		return err
