@@ -24,6 +24,9 @@ const (
 	maxChannelBytes = 1 << 40
 )
 
+// keptWorkspace is the size of a block above which it is not kept for channels to come when nothing of it is used.
+var keptWorkspace = int64(256 << 20)
+
 // workspace is symmetric memory that plans share: blocks, each one allocation, cut into channels. Every rank cuts alike,
 // because channels are taken and given back collectively.
 type workspace struct {
@@ -49,7 +52,7 @@ type Channel struct {
 
 // NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
 // rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it. Workspace stays
-// with the memory until that is closed, for the channels to come; where there cannot be more, every rank gets a [*WorkspaceError].
+// with the memory for the channels to come, see [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
 func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
 	m.collective.Lock()
 	defer m.collective.Unlock()
@@ -145,6 +148,34 @@ func (b *workspaceBlk) give(s span) {
 		b.free[i-1].bytes += b.free[i].bytes
 		b.free = slices.Delete(b.free, i, i+1)
 	}
+}
+
+// unused reports whether no channel has anything of the block.
+func (b *workspaceBlk) unused() bool {
+	return len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}
+}
+
+// TrimWorkspace gives back what large plans have left: blocks of more than 256 MiB of which no channel is left. Collective; without such a
+// block it is nothing, and ranks need not wait for each other. Call it when nothing that used the channels is there any more. An error is
+// one of freeing: the block is no longer used on any rank, and is released when the memory is closed.
+func (m *Memory) TrimWorkspace(ctx context.Context) error {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	m.mu.Lock()
+	closed := m.closed
+	m.mu.Unlock()
+	if closed {
+		return nil // it went with the memory
+	}
+	var err error
+	m.workspace.blocks = slices.DeleteFunc(m.workspace.blocks, func(b *workspaceBlk) bool {
+		if b.alloc.Bytes() <= keptWorkspace || !b.unused() {
+			return false
+		}
+		err = errors.Join(err, m.free(ctx, b.alloc))
+		return true
+	})
+	return err
 }
 
 // Bytes is the size of the channel, at least what was asked for.

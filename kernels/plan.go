@@ -91,7 +91,7 @@ type AllReduceOptions struct {
 	Out tensor.SymmetricTensor
 	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
-	// had, or with TwoShotFlow, a kernel does it with some 130 MiB. The memory keeps its workspace for the next plans.
+	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans.
 	Algorithm Algorithm
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32
@@ -262,7 +262,8 @@ func (p *Plan) Err() error {
 	return nil
 }
 
-// Close gives the plan back. Collective: it waits for this rank's device and for all ranks. If ctx ends while the device still
+// Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
+// device and for all ranks. If ctx ends while the device still
 // works, what the plan's kernels use stays until the rank closes. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if p.closed.Swap(true) {
@@ -273,6 +274,7 @@ func (p *Plan) Close(ctx context.Context) error {
 	if busy == nil {
 		err = errors.Join(err, p.work.close())
 	}
+	err = errors.Join(err, p.in.Memory().TrimWorkspace(ctx))
 	if err = errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing %s: %w", p.name, err)
 	}

@@ -1,0 +1,56 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/group"
+)
+
+// TestTrimWorkspace: a large block goes when its last channel is closed, on all ranks, and small ones stay; then there is room for more.
+func TestTrimWorkspace(t *testing.T) {
+	const large = 24 << 20
+	t.Cleanup(backend.KeepWorkspace(16 << 20))
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := backend.NewMemory(b, g, nil)
+		count := func(want int) error {
+			if have := m.Entries(); have != want {
+				return fmt.Errorf("%d allocations in place of %d", have, want)
+			}
+			return nil
+		}
+		for range 3 {
+			small, err := m.NewChannel(ctx, "small", 4096, nil)
+			if err != nil {
+				return err
+			}
+			one, err := m.NewChannel(ctx, "one", large, nil)
+			if err != nil {
+				return err
+			}
+			two, err := m.NewChannel(ctx, "two", large, nil)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(
+				m.TrimWorkspace(ctx), count(3),
+				one.Close(ctx), m.TrimWorkspace(ctx), count(2),
+				small.Close(ctx), m.TrimWorkspace(ctx), count(2),
+				two.Close(ctx), count(2), m.TrimWorkspace(ctx), count(1),
+			)
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(m.Close(ctx), m.TrimWorkspace(ctx))
+	}))
+}
