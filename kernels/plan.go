@@ -263,8 +263,8 @@ func (p *Plan) Err() error {
 }
 
 // Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
-// device and for all ranks. If ctx ends while the device still
-// works, what the plan's kernels use stays until the rank closes. Closing twice is ErrClosed.
+// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Closing
+// twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
