@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
@@ -36,11 +38,61 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 			return delayedCase(ctx, e, r, o, p, before, after)
 		}})
 	}
+	if !short && world <= 4 {
+		cases = append(cases, Case{Name: "lifetime/large_workspace", Run: largeWorkspaceCase})
+	}
 	return append(cases,
 		Case{Name: fmt.Sprintf("lifetime/rounds/%d", rounds), Run: func(ctx context.Context, e *Env) error { return roundsCase(ctx, e, rounds) }},
 		Case{Name: "lifetime/plans", Needs: needsOf(kernels.Auto), Run: plansCase},
 		Case{Name: "lifetime/busy_close", Run: busyCloseCase},
 	)
+}
+
+// largeWorkspaceCase takes as much workspace as only large plans do, which goes when they do, and takes it again: it is there, and zeros,
+// each time, and what was made before goes on. Where there is no memory for it, that is said on every rank.
+func largeWorkspaceCase(ctx context.Context, e *Env) error {
+	const bytes = 257 << 20
+	m := e.R.Memory()
+	small, err := m.NewChannel(ctx, "suite: small", 4096, nil)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		large, err := m.NewChannel(ctx, "suite: large", bytes, nil)
+		if none, ok := errors.AsType[*backend.WorkspaceError](err); ok && none.Bytes >= bytes {
+			return errors.Join(dirty(e, small, 0), small.Close(ctx))
+		}
+		if err != nil {
+			return err
+		}
+		for _, at := range []int64{0, bytes / 2, bytes - 64} {
+			err = errors.Join(err, dirty(e, large, at))
+		}
+		// Nobody takes away what others still look at.
+		if err := errors.Join(err, large.Close(ctx), m.TrimWorkspace(ctx)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(dirty(e, small, 0), small.Close(ctx), m.TrimWorkspace(ctx))
+}
+
+// dirty looks for 64 zeros in this rank's part of a channel, and leaves something else.
+func dirty(e *Env, c *backend.Channel, at int64) error {
+	p, err := c.Peer(e.R.Rank())
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 64)
+	if err := e.R.Device().CopyToHost(b, p.Add(at)); err != nil {
+		return err
+	}
+	if have := slices.IndexFunc(b, func(v byte) bool { return v != 0 }); have >= 0 {
+		return fmt.Errorf("byte %d of a new channel is %d", at+int64(have), b[have])
+	}
+	for i := range b {
+		b[i] = byte(i) + 1
+	}
+	return e.R.Device().CopyFromHost(p.Add(at), b)
 }
 
 // roundsCase allocates, makes the rendezvous and closes again and again, and looks for what has become more.
