@@ -112,7 +112,6 @@ func (p *PreparedSend) Close() error {
 type sendWork struct {
 	user  *signalUser
 	parts []sendPart // by how far behind this rank the peer is
-	busy  int        // of them, how many have not ended
 }
 
 // sendPart is what goes to one peer.
@@ -138,13 +137,12 @@ func newSendWork(f *flagSignals, channel int, moves []PreparedTransfer) (*sendWo
 
 // Start begins a run.
 func (w *sendWork) Start() (device.HostProgress, error) {
-	if w.busy > 0 { // a run that was cut off
+	if !w.ended() { // a run that was cut off
 		w.user.failLater(ErrInProgress)
 	}
 	if w.user.dead.Load() {
 		return nothing{}, nil
 	}
-	w.busy = len(w.parts)
 	for i := range w.parts {
 		part := &w.parts[i]
 		part.sent = part.put == nil
@@ -160,6 +158,11 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 	return w, nil
 }
 
+// ended reports whether all parts have.
+func (w *sendWork) ended() bool {
+	return !slices.ContainsFunc(w.parts, func(p sendPart) bool { return p.run != nil })
+}
+
 // signal begins the signal of a part whose put has ended.
 func (w *sendWork) signal(part *sendPart) {
 	run, err := part.lane.Start()
@@ -172,7 +175,6 @@ func (w *sendWork) signal(part *sendPart) {
 func (w *sendWork) fail(part *sendPart, err error) {
 	w.user.failLater(err)
 	part.run = nil
-	w.busy--
 }
 
 // Poll drives on what has not ended. After a failure the other puts run to their end all the same, and nobody gets a signal.
@@ -190,13 +192,12 @@ func (w *sendWork) Poll() (bool, error) {
 			}
 			if part.sent {
 				part.run = nil
-				w.busy--
 				break
 			}
 			w.signal(part)
 		}
 	}
-	return w.busy == 0, nil
+	return w.ended(), nil
 }
 
 // Failed makes the plan fail before anything behind this run can signal: the stream, which may have had to go on without it, is not one

@@ -207,13 +207,8 @@ func (f transferForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch ui
 	if err = w.makeLane(f); err != nil {
 		return nil, err
 	}
-	w.steps = f.program()
-	for i := range w.steps {
-		if step := &w.steps[i]; step.kind == stepSend {
-			if step.send, err = w.prepareSend(f, step.signal == signalResults, step.lap); err != nil {
-				return nil, err
-			}
-		}
+	if err = w.prepareSends(f); err != nil {
+		return nil, err
 	}
 	return w, nil
 }
@@ -234,34 +229,40 @@ func (w *transferWork) makeLane(f transferForm) (err error) {
 	return err
 }
 
-// prepareSend prepares putting a lap to every peer: of every peer's shard to its owner, or of the results to every output.
-func (w *transferWork) prepareSend(f transferForm, results bool, lap int) (*tensor.PreparedSend, error) {
+// prepareSends makes the steps, and prepares every send: of a lap of every peer's shard to its owner, or of results to every output.
+func (w *transferWork) prepareSends(f transferForm) error {
 	p := w.plan
 	in, out := p.in.Local().Ptr(), p.out.Local().Ptr()
 	_, window, offset, err := p.in.Memory().Find(out)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var puts []tensor.SendPut
-	for k := 1; k < f.size; k++ {
-		peer := (f.rank + k) % f.size
-		put := tensor.SendPut{Peer: peer}
-		if results {
-			lo, hi := f.piece(f.rank, lap)
-			put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
-		} else {
-			lo, hi := f.piece(peer, lap)
-			put.Offset, put.Local, put.Bytes = f.slot(peer, f.rank, lap), in.Add(lo), hi-lo
+	w.steps = f.program()
+	for i := range w.steps {
+		step := &w.steps[i]
+		if step.kind != stepSend {
+			continue
 		}
-		if put.Bytes > 0 {
-			puts = append(puts, put)
+		var puts []tensor.SendPut
+		for k := 1; k < f.size; k++ {
+			peer := (f.rank + k) % f.size
+			put := tensor.SendPut{Peer: peer}
+			if step.signal == signalResults {
+				lo, hi := f.piece(f.rank, step.lap)
+				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
+			} else {
+				lo, hi := f.piece(peer, step.lap)
+				put.Offset, put.Local, put.Bytes = f.slot(peer, f.rank, step.lap), in.Add(lo), hi-lo
+			}
+			if put.Bytes > 0 {
+				puts = append(puts, put)
+			}
+		}
+		if step.send, err = w.signals.PrepareSend(step.signal, puts...); err != nil {
+			return err
 		}
 	}
-	signal := signalData
-	if results {
-		signal = signalResults
-	}
-	return w.signals.PrepareSend(signal, puts...)
+	return nil
 }
 
 func (w *transferWork) enqueue(s device.Stream, recorded bool) error {
