@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
@@ -20,114 +17,88 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// brokenFar is a backend without peer pointers whose transfers fail from some time on.
-type brokenFar struct {
-	backend.Backend
-	broken atomic.Bool
-}
-
 var errBroken = errors.New("the link is broken")
-
-func (b *brokenFar) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
-	t, err := b.Backend.(backend.Transferrer).PrepareTransfer(op, peer, blocks)
-	return brokenTransfer{t, b}, err
-}
-
-func (b *brokenFar) NewFlags(ctx context.Context, n int) (backend.Flags, error) {
-	return b.Backend.(backend.Flagger).NewFlags(ctx, n)
-}
-
-func (b *brokenFar) Quiesce(ctx context.Context) error {
-	return b.Backend.(backend.Quiescer).Quiesce(ctx)
-}
-
-type brokenTransfer struct {
-	backend.PreparedTransfer
-	link *brokenFar
-}
-
-func (t brokenTransfer) Start() (device.HostProgress, error) {
-	if t.link.broken.Load() {
-		return nil, errBroken
-	}
-	return t.PreparedTransfer.Start()
-}
 
 // TestTransfersFail: whatever keeps a run from its end is an error of the stream that the plan was run on, whichever stream of the plan
 // it happened on: a peer that does not come, one that is lost, a put that fails.
 func TestTransfersFail(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		want error
-		at0  bool // rank 0's link breaks; else rank 1 does what peer says
-		peer func(g *group.Group)
+		want error                // of rank 0's run
+		peer func(g *group.Group) // what rank 1 does in place of it; nil if it is rank 0's link that breaks
 	}{
-		{"late", os.ErrDeadlineExceeded, false, func(*group.Group) {}},
-		{"lost", backend.ErrPeerLost, false, func(g *group.Group) { g.Abort("test") }},
-		{"broken", errBroken, true, nil},
+		{"late", os.ErrDeadlineExceeded, func(*group.Group) {}},
+		{"lost", backend.ErrPeerLost, func(g *group.Group) { g.Abort("test") }},
+		{"broken", errBroken, nil},
 	} {
 		for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
 			for _, graph := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%d/graph=%t", c.name, elements, graph), func(t *testing.T) {
-					groups, err := group.Local(2, nil)
-					require.NoError(t, err)
-					var ranks errgroup.Group
-					for _, g := range groups {
-						ranks.Go(func() error {
-							link, p, s, err := farPlan(g, elements)
-							if err != nil {
-								return err
-							}
-							ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-							defer cancel()
+					backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+						var broken atomic.Bool
+						return onFarPlan(ctx, g, elements, &broken, func(p *Plan, s device.Stream) error {
 							if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
 								return err
 							}
-							if g.Rank() == 1 {
-								if c.peer != nil {
-									c.peer(g)
-									return nil
-								}
+							switch {
+							case g.Rank() == 1 && c.peer != nil:
+								c.peer(g)
+								return nil
+							case g.Rank() == 1:
 								return failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded)
 							}
-							link.broken.Store(c.at0)
+							broken.Store(c.peer == nil)
 							return failingRun(ctx, p, s, graph, c.want)
 						})
-					}
-					require.NoError(t, ranks.Wait())
+					}))
 				})
 			}
 		}
 	}
 }
 
-// farPlan makes a plan by transfers between ranks that wait for 300 ms at the most.
-func farPlan(g *group.Group, elements int64) (*brokenFar, *Plan, device.Stream, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+// onFarPlan makes a plan by transfers, which fail when broken is set, between ranks that wait for 300 ms at the most, and runs f on it.
+func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atomic.Bool, f func(p *Plan, s device.Stream) error) (err error) {
 	near, err := host.New(g, nil)
 	if err != nil {
-		return nil, nil, nil, err
+		return err
 	}
-	link := &brokenFar{Backend: backendtest.Far(near, g, nil)}
-	m := backend.NewMemory(link, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
+	far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: func() error {
+		if broken.Load() {
+			return errBroken
+		}
+		return nil
+	}})
+	m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
+	closing := func(close func() error) {
+		if closed := close(); !errors.Is(closed, backend.ErrPeerLost) { // which is what closing tells then
+			err = errors.Join(err, closed)
+		}
+	}
+	defer closing(func() error { return m.Close(ctx) })
 	x, err := tensor.Empty(ctx, m, tensor.Float32, elements)
 	if err != nil {
-		return nil, nil, nil, err
+		return err
 	}
+	defer closing(func() error { return x.Close(ctx) })
 	if err := x.Rendezvous(ctx); err != nil {
-		return nil, nil, nil, err
+		return err
 	}
 	s, err := m.Device().NewStream()
 	if err != nil {
-		return nil, nil, nil, err
+		return err
 	}
+	defer closing(s.Close)
 	p, err := NewAllReduce(ctx, x, Sum, nil)
-	return link, p, s, err
+	if err != nil {
+		return err
+	}
+	defer closing(func() error { return p.Close(ctx) })
+	return f(p, s)
 }
 
 // failingRun runs a plan, which must fail so, be told once, and refuse to run again.
-func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want error) error {
+func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want error) (err error) {
 	run := func() error { return p.Run(s) }
 	if graph {
 		err := errors.Join(s.BeginCapture(), p.Run(s))
@@ -135,6 +106,7 @@ func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want 
 		if err := errors.Join(err, ended); err != nil {
 			return err
 		}
+		defer func() { err = errors.Join(err, g.Close()) }()
 		run = func() error { return g.Launch(s) }
 	}
 	if err := run(); err != nil {

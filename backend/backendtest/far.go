@@ -18,6 +18,8 @@ import (
 type FarOptions struct {
 	// Delay is how long each transfer and each write of a flag takes, besides the time of the copy itself.
 	Delay time.Duration
+	// Fail, unless nil, is asked by each transfer that begins, which then fails with the error that it gives.
+	Fail func() error
 }
 
 // Far makes of a backend for the host device, whose ranks share memory, one whose peers have no pointers, as if they were on
@@ -26,7 +28,7 @@ type FarOptions struct {
 func Far(near backend.Backend, g *group.Group, opts *FarOptions) backend.Backend {
 	f := &far{Backend: near, group: g}
 	if opts != nil {
-		f.delay = opts.Delay
+		f.delay, f.fail = opts.Delay, opts.Fail
 	}
 	return f
 }
@@ -35,6 +37,7 @@ type far struct {
 	backend.Backend
 	group *group.Group
 	delay time.Duration
+	fail  func() error // nil if none does
 	moves atomic.Int64 // under way
 }
 
@@ -141,6 +144,11 @@ func (f *far) bytes(p device.Ptr, n int64) ([]byte, error) {
 }
 
 func (t *farMove) Start() (device.HostProgress, error) {
+	if t.far.fail != nil {
+		if err := t.far.fail(); err != nil {
+			return nil, err
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.end.IsZero() {

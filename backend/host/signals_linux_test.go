@@ -184,6 +184,39 @@ func TestPlanWaitsInVain(t *testing.T) {
 	})
 }
 
+// TestPlanWaitsInVainBeside: a wait in vain on a stream beside the user's is no error there, and the user's next wait tells it, once.
+func TestPlanWaitsInVainBeside(t *testing.T) {
+	onPlans(t, 2, 150*time.Millisecond, backend.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+		if p.memory.Group().Rank() == 1 {
+			return nil // it never signals
+		}
+		lane, err := p.memory.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			if err := p.signals.WaitAllBeside(lane, 0); err != nil {
+				return err
+			}
+		}
+		if err := lane.Synchronize(ctx); err != nil {
+			return fmt.Errorf("the stream beside was told: %w", err)
+		}
+		var wait *device.WaitError
+		err = errors.Join(p.signals.WaitAll(p.stream, 0), p.stream.Synchronize(ctx))
+		if !errors.As(err, &wait) || !errors.Is(err, os.ErrDeadlineExceeded) || wait.Op != "the plan" || wait.Peer != 1 {
+			return fmt.Errorf("the user's wait: %w", err)
+		}
+		if err := errors.Join(p.signals.WaitAll(p.stream, 0), p.stream.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("told twice: %w", err)
+		}
+		if n := p.failed.Load(); n != 1 {
+			return fmt.Errorf("%d failures", n)
+		}
+		return lane.Close()
+	})
+}
+
 // TestPlanSignalsRefused: wrong arguments are refused on every rank, even if only one has them.
 func TestPlanSignalsRefused(t *testing.T) {
 	onPlans(t, 2, time.Minute, backend.SignalsOptions{Channels: 1, Op: "test"}, func(ctx context.Context, p *plan) error {
@@ -232,33 +265,16 @@ func TestPlanSignalsRefused(t *testing.T) {
 	})
 }
 
-// brokenLink is a far backend whose transfers fail from some time on.
-type brokenLink struct {
-	backend.Backend
-	broken *atomic.Bool
-}
-
-func (b brokenLink) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
-	t, err := b.Backend.(backend.Transferrer).PrepareTransfer(op, peer, blocks)
-	return brokenTransfer{t, b.broken}, err
-}
-
-func (b brokenLink) NewFlags(ctx context.Context, n int) (backend.Flags, error) {
-	return b.Backend.(backend.Flagger).NewFlags(ctx, n)
-}
-
-type brokenTransfer struct {
-	backend.PreparedTransfer
-	broken *atomic.Bool
-}
+// link is one that may be broken, for [backendtest.FarOptions].
+type link struct{ broken atomic.Bool }
 
 var errLink = errors.New("the link is broken")
 
-func (t brokenTransfer) Start() (device.HostProgress, error) {
-	if t.broken.Load() {
-		return nil, errLink
+func (l *link) fail() error {
+	if l.broken.Load() {
+		return errLink
 	}
-	return t.PreparedTransfer.Start()
+	return nil
 }
 
 // TestPlanPutFails: a put that fails is told by the next wait, on whichever stream it was; the peer is not told that it has come.
@@ -268,8 +284,8 @@ func TestPlanPutFails(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		broken := new(atomic.Bool)
-		far := brokenLink{backendtest.Far(near, g, nil), broken}
+		var l link
+		far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
 		m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
 		c, err := m.NewChannel(ctx, "test", 4096, nil)
 		if err != nil {
@@ -287,7 +303,7 @@ func TestPlanPutFails(t *testing.T) {
 		assert.NoError(t, err)
 		stream, err := m.Device().NewStream()
 		assert.NoError(t, err)
-		broken.Store(g.Rank() == 0)
+		l.broken.Store(g.Rank() == 0)
 		assert.NoError(t, errors.Join(send.Enqueue(lane), lane.Synchronize(ctx)))
 		err = errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx))
 		if g.Rank() == 0 {

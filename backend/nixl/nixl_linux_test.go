@@ -20,23 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// require skips the test if the library is not there, which under SYMMEM_TEST_REQUIRE=nixl is a failure.
-func requireLibrary(t *testing.T) {
-	t.Helper()
-	f, err := backend.Lookup(nixl.Name)
-	require.NoError(t, err)
-	_, err = f.Probe(t.Context(), &backend.Env{Device: nixl.HostDevice, Getenv: os.Getenv})
-	if err == nil {
-		return
-	}
-	if !errors.Is(err, backend.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nixl") {
-		require.NoError(t, err)
-	}
-	t.Skip(err)
-}
-
 func TestConformance(t *testing.T) {
-	requireLibrary(t)
+	nixl.RequireLibrary(t)
 	backendtest.Run(t, backendtest.Harness{
 		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
 			return nixl.New(ctx, g, &nixl.Options{Device: nixl.HostDevice})
@@ -56,7 +41,7 @@ func TestLibraries(t *testing.T) {
 	if a.State != backend.LibraryUsable {
 		require.NotEmpty(t, a.Tried)
 		require.Contains(t, a.Fix, "pip install")
-		requireLibrary(t)
+		nixl.RequireLibrary(t)
 	}
 	require.FileExists(t, a.Path)
 	details := map[string]string{}

@@ -27,12 +27,15 @@ func (endless) Start() (device.HostProgress, error) { return endless{}, nil }
 func (endless) Poll() (bool, error)                 { return false, nil }
 func (endless) String() string                      { return "endless" }
 
+// openings open a device on the simulated driver, and on a GPU where there is one.
+var openings = map[string]func(t *testing.T, o *cuda.Options) *cuda.Device{
+	"fake": func(t *testing.T, o *cuda.Options) *cuda.Device { return openFake(t, newFake(1), o) },
+	"gpu":  func(t *testing.T, o *cuda.Options) *cuda.Device { return open(t, o) },
+}
+
 // TestHostWorkThatDoesNotEnd: the stream goes on with an error, and so does a graph, and both can be used again.
 func TestHostWorkThatDoesNotEnd(t *testing.T) {
-	for name, open := range map[string]func(t *testing.T, o *cuda.Options) *cuda.Device{
-		"fake": func(t *testing.T, o *cuda.Options) *cuda.Device { return openFake(t, newFake(1), o) },
-		"gpu":  func(t *testing.T, o *cuda.Options) *cuda.Device { return open(t, o) },
-	} {
+	for name, open := range openings {
 		synchronize := func(t *testing.T, s device.Stream, want error) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -140,12 +143,9 @@ func (n noting) Poll() (bool, error)                 { *n.to = append(*n.to, n.n
 
 // TestHostWorkBehindHostWork: the CPU goes on with work behind work without the GPU, and with nothing that is behind anything else.
 func TestHostWorkBehindHostWork(t *testing.T) {
-	for name, open := range map[string]func(t *testing.T) *cuda.Device{
-		"fake": func(t *testing.T) *cuda.Device { return openFake(t, newFake(1), nil) },
-		"gpu":  func(t *testing.T) *cuda.Device { return open(t, nil) },
-	} {
+	for name, open := range openings {
 		t.Run(name, func(t *testing.T) {
-			d := open(t)
+			d := open(t, nil)
 			s, other := newStream(t, d), newStream(t, d)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
@@ -258,12 +258,9 @@ func (r *stepRun) Poll() (bool, error) {
 // TestHostWorkAmongOtherWork enqueues work of the CPU and other work at random, directly and in graphs, on several streams at once:
 // each does what it was given, in that order.
 func TestHostWorkAmongOtherWork(t *testing.T) {
-	for name, open := range map[string]func(t *testing.T) *cuda.Device{
-		"fake": func(t *testing.T) *cuda.Device { return openFake(t, newFake(1), nil) },
-		"gpu":  func(t *testing.T) *cuda.Device { return open(t, nil) },
-	} {
+	for name, open := range openings {
 		t.Run(name, func(t *testing.T) {
-			d := open(t)
+			d := open(t, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var all sync.WaitGroup
