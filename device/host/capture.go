@@ -16,22 +16,50 @@ type clock map[*Stream]int
 type capture struct {
 	origin *Stream // the stream that began it
 
-	mu    sync.Mutex // taken after those of streams
-	ended bool
-	ops   []op
-	lines []*line // of the graphs launched in it
+	mu       sync.Mutex // taken after those of streams
+	ended    bool
+	streams  []*Stream // that take part, the origin first
+	branches []branch  // what each of them has recorded
+	lines    []*line   // of the graphs launched in it
 
-	// entries counts what each stream has recorded, its joining included; clocks say what each one's next work comes after.
+	// entries counts what each stream has recorded, its joining included; clocks say what each one's next work comes after, and awaited
+	// what of that its branch has waited for.
 	entries clock
 	clocks  map[*Stream]clock
+	awaited map[*Stream]clock
+	reached map[*Stream][]int // the length of the branch at each entry
 }
+
+// branch is the work of one stream of a capture, with waits for others' where the events say so.
+type branch []op
 
 // newCapture begins a capture in origin.
 func newCapture(origin *Stream) *capture {
-	return &capture{
-		origin:  origin,
-		entries: clock{},
-		clocks:  map[*Stream]clock{origin: {}},
+	c := &capture{
+		origin: origin, entries: clock{}, clocks: map[*Stream]clock{}, awaited: map[*Stream]clock{}, reached: map[*Stream][]int{},
+	}
+	c.enter(origin)
+	return c
+}
+
+// enter makes s a part of the capture.
+func (c *capture) enter(s *Stream) {
+	c.streams, c.branches = append(c.streams, s), append(c.branches, nil)
+	c.clocks[s], c.awaited[s] = clock{}, clock{}
+}
+
+// await records in branch i waits for what the next work of its stream comes after.
+func (c *capture) await(i int) {
+	s := c.streams[i]
+	for j, t := range c.streams {
+		n := c.clocks[s][t]
+		if t == s || n <= c.awaited[s][t] {
+			continue
+		}
+		c.awaited[s][t] = n
+		if at := c.reached[t][n-1]; at > 0 {
+			c.branches[i] = append(c.branches[i], op{kind: opAwait, value: uint32(j), seq: uint64(at)})
+		}
 	}
 }
 
@@ -46,6 +74,7 @@ func (c *capture) over() bool {
 func (c *capture) count(s *Stream) {
 	c.entries[s]++
 	c.clocks[s][s] = c.entries[s]
+	c.reached[s] = append(c.reached[s], len(c.branches[slices.Index(c.streams, s)]))
 }
 
 // add records o, enqueued in s, and reports false if the capture has ended.
@@ -55,7 +84,9 @@ func (c *capture) add(s *Stream, o *op) bool {
 	if c.ended {
 		return false
 	}
-	c.ops = append(c.ops, *o)
+	i := slices.Index(c.streams, s)
+	c.await(i)
+	c.branches[i] = append(c.branches[i], *o)
 	if o.kind == opGraph {
 		for _, l := range o.graph.lines {
 			if !slices.Contains(c.lines, l) {
@@ -87,8 +118,8 @@ func (c *capture) join(s *Stream, before clock) bool {
 	}
 	mine, known := c.clocks[s]
 	if !known {
-		mine = clock{}
-		c.clocks[s] = mine
+		c.enter(s)
+		mine = c.clocks[s]
 		c.count(s) // so that even a stream that records nothing else must be joined back
 	}
 	for t, n := range before {
@@ -97,9 +128,9 @@ func (c *capture) join(s *Stream, before clock) bool {
 	return true
 }
 
-// end ends the capture and gives its work. It is an error if the work of some stream is not ordered before the end of the
+// end ends the capture and gives its work, that of the origin first, which ends last. It is an error if the work of some stream is not ordered before the end of the
 // origin's.
-func (c *capture) end() (ops []op, lines []*line, err error) {
+func (c *capture) end() (branches []branch, lines []*line, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
@@ -109,14 +140,17 @@ func (c *capture) end() (ops []op, lines []*line, err error) {
 			unjoined++
 		}
 	}
-	ops, lines = slices.Clip(c.ops), c.lines
-	c.ops, c.lines, c.entries, c.clocks = nil, nil, nil, nil
+	if unjoined == 0 {
+		c.await(0)
+	}
+	branches, lines = c.branches, c.lines
+	c.streams, c.branches, c.lines, c.entries, c.clocks, c.awaited, c.reached = nil, nil, nil, nil, nil, nil, nil
 	if unjoined > 0 {
 		reason := fmt.Sprintf("%d stream(s) that joined the capture were not joined back, so it is discarded; before EndCapture "+
 			"record an event behind the last work of each, and wait for it in the stream that began", unjoined)
 		return nil, nil, &CaptureError{Op: "EndCapture", Reason: reason}
 	}
-	return ops, lines, nil
+	return branches, lines, nil
 }
 
 // BeginCapture makes the stream record what is enqueued instead of running it. Work that was enqueued before runs as usual.
@@ -153,12 +187,12 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture.Store(nil)
-	ops, lines, err := c.end()
+	branches, lines, err := c.end()
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	g, err := newGraph(s.dev, ops, lines)
+	g, err := newGraph(s.dev, branches, lines)
 	if err != nil {
 		return nil, err
 	}

@@ -25,10 +25,10 @@
 //
 // # Graphs
 //
-// A capture spreads to the streams that wait for its events. The graph holds the work of all of them in the order in which it
-// was enqueued, and a launch runs it in that order on one goroutine: this is one of the orders that the events allow. Work
-// enqueued by several goroutines at once is ordered by who came first. A graph launched inside of a capture becomes part of
-// the new graph, and keeps its promise that its launches never overlap, whichever of the two is launched.
+// A capture spreads to the streams that wait for its events. The work of each of them is a branch of the graph. A launch runs the
+// branches side by side, ordered by the events only: so work of one may wait for something that another rank does behind the
+// work of another. A graph launched inside of a capture becomes part of the new graph, and keeps its promise that its launches
+// never overlap, whichever of the two is launched.
 //
 // Calls that cannot be recorded (Query, Synchronize and Close of a capturing stream or of an event recorded in it, a wait for
 // an event from outside) return a [*CaptureError]; the capture goes on. Moving memory with the methods of Device is not part of

@@ -58,3 +58,18 @@ func (f *failures) take(target uint64) error {
 	f.some.Store(len(f.list) > 0)
 	return first
 }
+
+// adopt moves what another list has here, as failures of work seq.
+func (f *failures) adopt(seq uint64, from *failures) {
+	if !from.some.Load() {
+		return
+	}
+	from.mu.Lock()
+	list := from.list
+	from.list = nil
+	from.some.Store(false)
+	from.mu.Unlock()
+	for _, other := range list {
+		f.add(seq, other.err)
+	}
+}

@@ -2,6 +2,7 @@ package host
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -16,17 +17,25 @@ type line struct {
 
 // Graph is recorded work. It implements [device.Graph]. All methods may be called from several goroutines at once.
 type Graph struct {
-	dev    *Device
-	ops    []op // never changed
-	closed atomic.Bool
+	dev      *Device
+	branches []branch // never changed
+	closed   atomic.Bool
+
+	replaying sync.Mutex // a graph launched in two branches of another runs in one after the other
+	replays   uint64     // guarded by replaying
+	ran       []progress // of each branch, how many works have ended in all replays
+	sides     []*Stream  // what the branches but the first run on
 
 	// lines are those that a launch has to queue up in: the graph's own first, then those of the graphs launched in it.
 	lines []*line
 }
 
 // newGraph makes a graph of d out of recorded work; nested are the lines of the graphs in it.
-func newGraph(d *Device, ops []op, nested []*line) (*Graph, error) {
-	g := &Graph{dev: d, ops: ops, lines: append([]*line{new(line)}, nested...)}
+func newGraph(d *Device, branches []branch, nested []*line) (*Graph, error) {
+	g := &Graph{dev: d, branches: branches, lines: append([]*line{new(line)}, nested...), ran: make([]progress, len(branches))}
+	for range branches[1:] {
+		g.sides = append(g.sides, newStream(d))
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed.Load() {

@@ -2,7 +2,10 @@ package host_test
 
 import (
 	"errors"
+	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -21,30 +24,118 @@ func capture(t testing.TB, s *host.Stream, body func()) device.Graph {
 	return g
 }
 
-// The host replays even streams that are not ordered against each other in the order in which they were recorded.
-func TestForksReplayInTheRecordedOrder(t *testing.T) {
+// Branches of a graph run side by side, each time, and what the events order runs in that order.
+func TestBranchesReplaySideBySide(t *testing.T) {
 	d := open(t, nil)
 	origin, left, right := newStream(t, d), newStream(t, d), newStream(t, d)
 	fork, leftDone, rightDone := newEvent(t, d), newEvent(t, d), newEvent(t, d)
+	var mu sync.Mutex
 	var order []string
-	step := func(name string) func() { return func() { order = append(order, name) } }
+	step := func(name string) func() {
+		return func() {
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, name)
+		}
+	}
+	there, back := make(chan struct{}, 1), make(chan struct{}, 1)
 	g := capture(t, origin, func() {
 		require.NoError(t, origin.HostFunc(step("begin")))
 		require.NoError(t, origin.Record(fork))
 		require.NoError(t, left.WaitEvent(fork))
 		require.NoError(t, right.WaitEvent(fork))
-		require.NoError(t, left.HostFunc(step("left")))
-		require.NoError(t, right.HostFunc(step("right")))
+		// Each needs the other to have begun.
+		require.NoError(t, left.HostFunc(func() { there <- struct{}{}; <-back; step("left")() }))
+		require.NoError(t, right.HostFunc(func() { <-there; back <- struct{}{} }))
 		require.NoError(t, left.Record(leftDone))
 		require.NoError(t, right.WaitEvent(leftDone))
-		require.NoError(t, right.HostFunc(step("right again")))
+		require.NoError(t, right.HostFunc(step("right")))
 		require.NoError(t, right.Record(rightDone))
 		require.NoError(t, origin.WaitEvent(rightDone))
 		require.NoError(t, origin.HostFunc(step("end")))
 	})
-	require.NoError(t, g.Launch(right))
-	synchronize(t, right)
-	assert.Equal(t, []string{"begin", "left", "right", "right again", "end"}, order)
+	for range 100 {
+		order = nil
+		require.NoError(t, g.Launch(right))
+		require.NoError(t, g.Launch(right))
+		synchronize(t, right)
+		assert.Equal(t, []string{"begin", "left", "right", "end", "begin", "left", "right", "end"}, order)
+	}
+}
+
+// What fails in any branch is told by the stream that launched, and a branch goes on behind work that panics or ends its goroutine.
+func TestFailuresOfBranches(t *testing.T) {
+	d := open(t, nil)
+	origin, side, other := newStream(t, d), newStream(t, d), newStream(t, d)
+	fork, join := newEvent(t, d), newEvent(t, d)
+	boom := errors.New("boom")
+	var c counter
+	g := capture(t, origin, func() {
+		require.NoError(t, origin.Record(fork))
+		require.NoError(t, side.WaitEvent(fork))
+		require.NoError(t, side.Launch(kernel(func() error { return boom })))
+		require.NoError(t, side.HostFunc(func() { panic("no") }))
+		require.NoError(t, side.Launch(&c))
+		require.NoError(t, side.HostFunc(runtime.Goexit)) // the last of the branch
+		require.NoError(t, side.Record(join))
+		require.NoError(t, origin.WaitEvent(join))
+		require.NoError(t, origin.HostFunc(runtime.Goexit))
+		require.NoError(t, origin.Launch(&c))
+	})
+	for i := range 3 {
+		require.NoError(t, g.Launch(other))
+		err := other.Synchronize(bounded(t))
+		require.ErrorIs(t, err, boom)
+		var work *host.WorkError
+		require.ErrorAs(t, err, &work)
+		assert.Equal(t, 3, work.More)
+		assert.EqualValues(t, 2*(i+1), c.runs.Load())
+		require.NoError(t, side.Synchronize(bounded(t)), "it was not launched there")
+	}
+}
+
+// A graph that is part of two branches of another one runs twice, one after the other.
+func TestGraphInTwoBranches(t *testing.T) {
+	d := open(t, nil)
+	origin, side := newStream(t, d), newStream(t, d)
+	fork, join := newEvent(t, d), newEvent(t, d)
+	branches := func(work func(s *host.Stream)) device.Graph {
+		return capture(t, origin, func() {
+			require.NoError(t, origin.Record(fork))
+			require.NoError(t, side.WaitEvent(fork))
+			work(origin)
+			work(side)
+			require.NoError(t, side.Record(join))
+			require.NoError(t, origin.WaitEvent(join))
+		})
+	}
+	var c counter
+	inner := branches(func(s *host.Stream) { require.NoError(t, s.Launch(&c)) })
+	outer := branches(func(s *host.Stream) { require.NoError(t, inner.Launch(s)) })
+	for range 50 {
+		require.NoError(t, outer.Launch(side))
+	}
+	synchronize(t, side)
+	assert.EqualValues(t, 50*2*2, c.runs.Load())
+}
+
+// Closing the stream that launched ends the waits of all branches.
+func TestCloseEndsWaitsOfBranches(t *testing.T) {
+	d := open(t, &host.Options{WaitTimeout: 100 * time.Millisecond})
+	origin, side, other := newStream(t, d), newStream(t, d), newStream(t, d)
+	fork, join := newEvent(t, d), newEvent(t, d)
+	p := alloc(t, d, 64)
+	g := capture(t, origin, func() {
+		require.NoError(t, origin.Record(fork))
+		require.NoError(t, side.WaitEvent(fork))
+		for range 5 {
+			require.NoError(t, side.WaitValue32(p, 1))
+		}
+		require.NoError(t, side.Record(join))
+		require.NoError(t, origin.WaitEvent(join))
+	})
+	require.NoError(t, g.Launch(other))
+	require.Error(t, other.Close())
 }
 
 // A stream that joined must be joined back even if it recorded nothing, and the error counts those that were not.

@@ -36,10 +36,12 @@ type Stream struct {
 	failures failures
 
 	// Only the worker touches these.
-	batch  []op  // what was taken from the queue
-	at     int   // the current work in batch
-	frames []int // in a graph, the current work at each level of nesting
-	pinned pins  // memory of the current work
+	batch  []op    // what was taken from the queue
+	at     int     // the current work in batch
+	frames []frame // in a graph, the current work at each level of nesting
+	pinned pins    // memory of the current work
+
+	launcher atomic.Pointer[Stream] // of what runs a branch of a graph: the stream whose launch it is
 }
 
 // newStream makes a stream of d.

@@ -35,6 +35,7 @@ const (
 	opWaitEvent
 	opTakeTurn
 	opGraph
+	opAwait
 )
 
 // String is the name of the call that enqueues such work.
@@ -56,7 +57,7 @@ func (k opKind) String() string {
 		return "Record"
 	case opWaitEvent:
 		return "WaitEvent"
-	case opTakeTurn, opGraph:
+	case opTakeTurn, opGraph, opAwait:
 		return "Graph.Launch"
 	}
 	return fmt.Sprintf("opKind(%d)", uint8(k))
@@ -66,11 +67,11 @@ func (k opKind) String() string {
 // depends on the kind.
 type op struct {
 	kind  opKind
-	value uint32     // opFill: the byte; opWrite, opWait: the word
+	value uint32     // opFill: the byte; opWrite, opWait: the word; opAwait: the branch
 	dst   device.Ptr // opCopy, opFill, opWrite, opWait
 	src   device.Ptr // opCopy
 	n     int64      // opCopy, opFill: bytes
-	seq   uint64     // opWaitEvent: how much work of stream must have ended; opTakeTurn, opGraph: the turn in the line
+	seq   uint64     // opWaitEvent: how much work of stream must have ended; opTakeTurn, opGraph: the turn in the line; opAwait: how much of the branch
 
 	kernel device.HostKernel // opKernel
 	fn     func()            // opFunc
@@ -91,7 +92,7 @@ func (s *Stream) work() {
 		// A kernel or host function called runtime.Goexit, and perform has noted its failure. This goroutine cannot be
 		// kept from ending, so another goes on behind the work that did it.
 		if n := len(s.frames); n > 0 {
-			s.frames[n-1]++
+			s.step(n - 1)
 		} else {
 			s.complete()
 		}
@@ -175,27 +176,81 @@ func (s *Stream) complete() {
 func (s *Stream) replay(o *op) {
 	own := o.graph.lines[0]
 	s.turn(&own.served, o.seq)
-	s.replayFrom(o.graph, 0)
+	s.replayGraph(o.graph, 0)
 	for _, l := range o.graph.lines {
 		l.served.advance(l.served.value.Load() + 1)
 	}
 }
 
-// replayFrom runs the work of g, which is nested depth deep. s.frames holds how far each level has come, so that after a
-// runtime.Goexit the next goroutine finds its place again.
-func (s *Stream) replayFrom(g *Graph, depth int) {
+// frame is how far the replay of a branch has come, so that after a runtime.Goexit the next goroutine finds its place again.
+type frame struct {
+	graph  *Graph
+	branch int
+	replay uint64 // how many replays of the graph there were before
+	at     int    // the current work
+}
+
+// replayGraph runs the work of g, which is nested depth deep: its first branch here, and the others on goroutines of their own, so that
+// one may wait for what another rank does behind what it does in another branch.
+func (s *Stream) replayGraph(g *Graph, depth int) {
 	if len(s.frames) == depth {
-		s.frames = append(s.frames, 0)
+		g.replaying.Lock()
+		s.frames = append(s.frames, frame{graph: g, replay: g.replays})
+		for i, side := range g.sides {
+			side.launcher.Store(s)
+			side.frames = append(side.frames[:0], frame{graph: g, branch: i + 1, replay: g.replays})
+			go side.replaySide()
+		}
+		g.replays++
 	}
-	for s.frames[depth] < len(g.ops) {
-		if o := &g.ops[s.frames[depth]]; o.kind == opGraph {
-			s.replayFrom(o.graph, depth+1)
-		} else {
+	s.replayBranch(depth)
+	s.frames = s.frames[:depth]
+	g.replaying.Unlock()
+}
+
+// replaySide runs a branch that is not the first on the goroutine that it begins.
+func (s *Stream) replaySide() {
+	debug.SetPanicOnFault(true)
+	returned := false
+	defer func() {
+		if !returned && s.step(len(s.frames)-1) {
+			go s.replaySide() // behind the work that called runtime.Goexit
+		}
+	}()
+	s.replayBranch(0)
+	returned = true
+}
+
+// replayBranch runs the branch at depth from where it is.
+func (s *Stream) replayBranch(depth int) {
+	f := s.frames[depth]
+	for more := f.at < len(f.graph.branches[f.branch]); more; more = s.step(depth) {
+		switch o := &f.graph.branches[f.branch][s.frames[depth].at]; o.kind {
+		case opGraph:
+			s.replayGraph(o.graph, depth+1)
+		case opAwait:
+			s.turn(&f.graph.ran[o.value], f.replay*uint64(len(f.graph.branches[o.value]))+o.seq)
+			if o.value > 0 {
+				// What has failed there comes before what fails here. The first branch awaits all others before it ends.
+				s.failures.adopt(s.done.value.Load()+1, &f.graph.sides[o.value-1].failures)
+			}
+		default:
 			s.perform(o)
 		}
-		s.frames[depth]++
 	}
-	s.frames = s.frames[:depth]
+}
+
+// step notes that the current work of the branch at depth has ended, and reports whether there is more. When there is not, whoever
+// waits for the branch goes on, and may begin the next replay: nothing of the branch is touched then.
+func (s *Stream) step(depth int) (more bool) {
+	f := &s.frames[depth]
+	f.at++
+	n := len(f.graph.branches[f.branch])
+	more = f.at < n
+	if len(f.graph.branches) > 1 {
+		f.graph.ran[f.branch].advance(f.replay*uint64(n) + uint64(f.at))
+	}
+	return more
 }
 
 // perform runs any work but a graph, and notes its failure.
@@ -299,13 +354,21 @@ func (s *Stream) whyStop() error {
 	if s.pinned.gone() {
 		return errUnmapped
 	}
-	if at := s.closeBy.Load(); at != 0 && time.Since(s.dev.opened) >= time.Duration(at) {
+	if at := s.closingBy(); at != 0 && time.Since(s.dev.opened) >= time.Duration(at) {
 		return errClosing
 	}
 	if s.dev.lost != nil {
 		return s.dev.lost()
 	}
 	return nil
+}
+
+// closingBy is when the waits of the stream end because it is closed, or, of the branch of a graph, the stream that launched it.
+func (s *Stream) closingBy() int64 {
+	if l := s.launcher.Load(); l != nil {
+		return l.closingBy()
+	}
+	return s.closeBy.Load()
 }
 
 // pins are the mappings that the current work has pinned: two at most.
