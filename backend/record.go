@@ -32,6 +32,7 @@ type Record struct {
 	BootID     string `json:"boot"`
 	PID        int    `json:"pid"`
 	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
+	Offer      []byte `json:"offer,omitempty"`   // of a ChannelRequest
 }
 
 // compared lists the fields that must be the same on every rank, in the order in which differences are reported.

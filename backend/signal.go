@@ -30,7 +30,7 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	var pad *Channel
 	var err error
 	if bytes := m.padBytes(m.opts.Channels); bytes > 0 {
-		if pad, err = m.newChannel(ctx, "signal pads", bytes, m.padFailure()); err != nil {
+		if pad, err = m.newChannel(ctx, ChannelRequest{Purpose: "signal pads", Bytes: bytes, Failure: m.padFailure()}); err != nil {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
 	}

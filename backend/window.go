@@ -14,8 +14,13 @@ type Window struct {
 	memory  *Memory
 	alloc   Allocation
 	mapping Mapping // nil for an empty allocation
+	number  uint64
 	closed  atomic.Bool
 }
+
+// Number is the number of the rendezvous that made the window, from 1 on. It is the same on every rank and no other window of
+// the memory has it, so that ranks can tell each other which window they mean.
+func (w *Window) Number() uint64 { return w.number }
 
 // Bytes is the size that was asked for at allocation.
 func (w *Window) Bytes() int64 { return w.alloc.Bytes() }

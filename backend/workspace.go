@@ -50,30 +50,62 @@ type Channel struct {
 	closed atomic.Bool
 }
 
-// NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
-// rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it. Workspace stays
-// with the memory for the channels to come, see [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
-func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	return m.newChannel(ctx, purpose, bytes, failure)
+// ChannelRequest is what a rank brings to [Memory.NewChannel].
+type ChannelRequest struct {
+	// Purpose says what the channel is for, and Bytes is its size, more than 0. Both must be the same on all ranks, or all get
+	// ErrMismatch with everybody's.
+	Purpose string
+	Bytes   int64
+	// Size, if it is not nil, gives the size in place of Bytes, from what all ranks offer. It must give the same on every rank; its
+	// error is every rank's.
+	Size func(offers []ChannelOffer) (int64, error)
+	// Offer is what the other ranks' Size is to know of this rank. It is not compared.
+	Offer []byte
+	// Failure is why this rank already knows that it cannot use the channel. Every rank gets an error that names it.
+	Failure error
 }
 
-func (m *Memory) newChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
+// ChannelOffer is what one rank has said in its [ChannelRequest].
+type ChannelOffer struct {
+	Device string // UUID of the rank's device: ranks that share one have the same
+	Offer  []byte
+}
+
+// NewChannel takes a channel. Collective: it blocks until all ranks have come. Workspace stays with the memory for the channels to come, see
+// [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
+func (m *Memory) NewChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
+	m.collective.Lock()
+	defer m.collective.Unlock()
+	return m.newChannel(ctx, r)
+}
+
+func (m *Memory) newChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
+	failure := r.Failure
 	if failure == nil {
 		failure = m.Err()
 	}
-	if failure == nil && (bytes <= 0 || bytes > maxChannelBytes) {
-		failure = errs.Invalid("NewChannel", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxChannelBytes)))
-	}
-	records, err := exchange(ctx, m.group, m.record("channel", purpose, &Record{Bytes: bytes}), failure)
+	records, err := exchange(ctx, m.group, m.record("channel", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
 	if err != nil {
-		return nil, fmt.Errorf("taking a channel for %s: %w", purpose, err)
+		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
 	}
 	if m.devices == nil {
 		for _, r := range records {
 			m.devices = append(m.devices, r.DeviceUUID)
 		}
+	}
+	bytes := r.Bytes
+	if r.Size != nil {
+		offers := make([]ChannelOffer, len(records))
+		for rank, r := range records {
+			offers[rank] = ChannelOffer{r.DeviceUUID, r.Offer}
+		}
+		bytes, err = r.Size(offers)
+	}
+	if err == nil && (bytes <= 0 || bytes > maxChannelBytes) {
+		err = errs.Invalid("NewChannel", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxChannelBytes)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
 	}
 	need := (bytes + channelAlign - 1) / channelAlign * channelAlign
 	for _, b := range m.workspace.blocks {
@@ -83,7 +115,7 @@ func (m *Memory) newChannel(ctx context.Context, purpose string, bytes int64, fa
 	}
 	b, err := m.growWorkspace(ctx, max(need, workspaceBlock))
 	if err != nil {
-		return nil, fmt.Errorf("taking a channel for %s: %w", purpose, err)
+		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
 	}
 	s, _ := b.take(need)
 	return &Channel{memory: m, block: b, span: s}, nil

@@ -29,15 +29,15 @@ func TestTrimWorkspace(t *testing.T) {
 			return nil
 		}
 		for range 3 {
-			small, err := m.NewChannel(ctx, "small", 4096, nil)
+			small, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "small", Bytes: 4096})
 			if err != nil {
 				return err
 			}
-			one, err := m.NewChannel(ctx, "one", large, nil)
+			one, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "one", Bytes: large})
 			if err != nil {
 				return err
 			}
-			two, err := m.NewChannel(ctx, "two", large, nil)
+			two, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "two", Bytes: large})
 			if err != nil {
 				return err
 			}

@@ -80,8 +80,19 @@ type launchGeometry struct {
 	lapBytes        int64
 }
 
-// geometry gives the launch of a form for a message of bytes between size ranks, on a device with so many multiprocessors. All
-// blocks run at the same time: there are at most one for each multiprocessor, and two of TwoShotFlow.
+// atMost is the launch with no more than so many blocks, if that is not 0.
+func (g launchGeometry) atMost(blocks int) launchGeometry {
+	if blocks > 0 {
+		g.blocks = min(g.blocks, blocks)
+	}
+	return g
+}
+
+// blockSizes are the threads that a block may have.
+var blockSizes = [...]int{128, 256, 512}
+
+// geometry gives the launch of a form for a message of bytes between size ranks, on devices with so many multiprocessors, as it is
+// the fastest. The plan takes fewer blocks where these would not leave room for others.
 func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
 	const most = 512
 	perBlock := func(units int64) launchGeometry {

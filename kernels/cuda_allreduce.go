@@ -3,8 +3,11 @@ package kernels
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -15,25 +18,25 @@ import (
 
 // cudaForm is an all-reduce on a CUDA device: which kernel, and how it is launched.
 type cudaForm struct {
-	layout  ptx.Layout
-	kernel  ptx.Kernel
-	known   bool // there is such a kernel
+	plan      *Plan
+	layout    ptx.Layout // without blocks and laps, which depend on what all ranks offer
+	kernel    ptx.Kernel
+	known     bool // there is such a kernel
+	maxBlocks int
+	flags     uint32
+
 	threads int
-	flags   uint32
+	tenant  *tenant
 }
 
-func newCUDAForm(p *Plan, op Op, inPlace bool) cudaForm {
+func newCUDAForm(p *Plan, op Op, inPlace bool, maxBlocks int) cudaForm {
 	size := p.in.WorldSize()
-	processors, capability := 1, 0
-	if c, ok := p.device.(gpu); ok {
-		processors, capability = c.Multiprocessors(), c.ComputeCapability()
-	}
-	g := geometry(p.algorithm, p.in.Bytes(), size, processors)
 	f := cudaForm{
-		layout:  ptx.Layout{Form: ptxForms[p.algorithm], World: size, Bytes: max(p.in.Bytes(), 1), Blocks: g.blocks, LapBytes: g.lapBytes},
-		threads: g.threads,
+		plan: p, maxBlocks: maxBlocks,
+		layout: ptx.Layout{Form: ptxForms[p.algorithm], World: size, Bytes: max(p.in.Bytes(), 1)},
 	}
-	if f.layout.Form == ptx.OneShotPull {
+	switch f.layout.Form {
+	case ptx.OneShotPull:
 		switch {
 		case size == 1:
 			f.flags |= ptx.NoBarrier
@@ -41,9 +44,137 @@ func newCUDAForm(p *Plan, op Op, inPlace bool) cudaForm {
 			f.flags |= ptx.Staged
 			f.layout.Staged = true
 		}
+	case ptx.OneShotMultimem:
+		if inPlace {
+			f.flags |= ptx.Staged
+			f.layout.Staged = true
+		}
+	}
+	capability := 0
+	if c, ok := p.device.(gpu); ok {
+		capability = c.ComputeCapability()
 	}
 	f.kernel, f.known = ptx.AllReduce(f.layout.Form, p.in.DType().String(), int(op), size, capability >= 90)
 	return f
+}
+
+// cudaOffer is what a rank's device can do for a plan.
+type cudaOffer struct {
+	Processors int                  `json:"processors"` // multiprocessors
+	Resident   [len(blockSizes)]int `json:"resident"`   // blocks of the kernel that the device runs at the same time, by their size
+}
+
+func (f cudaForm) offer() ([]byte, error) {
+	if f.plan.in.Bytes() == 0 {
+		return json.Marshal(cudaOffer{Processors: 1})
+	}
+	c, ok := f.plan.device.(gpu)
+	if !ok || !f.known {
+		return nil, fmt.Errorf("no kernels for %s: %w", f.plan.device.Name(), ErrUnsupported)
+	}
+	fn, err := f.plan.in.Memory().Kernel(f.kernel)
+	if err != nil {
+		return nil, err
+	}
+	o := cudaOffer{Processors: c.Multiprocessors()}
+	for i, threads := range blockSizes {
+		if o.Resident[i], err = fn.MaxBlocks(threads, 0); err != nil {
+			return nil, err
+		}
+	}
+	return json.Marshal(o)
+}
+
+// agree settles how the kernel is launched.
+func (f cudaForm) agree(p *Plan, offers []tensor.ChannelOffer) (form, error) {
+	if f.layout.World == 1 || p.in.Bytes() == 0 { // it waits for nobody
+		var own cudaOffer
+		if err := json.Unmarshal(offers[0].Offer, &own); err != nil {
+			return nil, err
+		}
+		f.setLaunch(geometry(p.algorithm, p.in.Bytes(), f.layout.World, own.Processors).atMost(f.maxBlocks))
+		return f, nil
+	}
+	g, early, err := agreeLaunch(p.algorithm, p.in.Bytes(), f.maxBlocks, offers)
+	if err != nil {
+		return nil, err
+	}
+	f.setLaunch(g)
+	if early {
+		f.flags |= ptx.Early
+	}
+	f.tenant, err = f.newTenant(offers, early)
+	return f, err
+}
+
+func (f *cudaForm) setLaunch(g launchGeometry) {
+	f.threads, f.layout.LapBytes, f.layout.Blocks = g.threads, g.lapBytes, g.blocks
+}
+
+// agreeLaunch says how a kernel is launched: alike on all ranks, since the blocks of one wait for those of the others, and so that it
+// leaves room on every device. early says that the launch after it may take its place before this one leaves; that is only
+// where it costs no blocks.
+func agreeLaunch(a Algorithm, bytes int64, maxBlocks int, offers []tensor.ChannelOffer) (g launchGeometry, early bool, err error) {
+	devices := make([]cudaOffer, len(offers))
+	processors := math.MaxInt
+	for r, o := range offers {
+		if err := json.Unmarshal(o.Offer, &devices[r]); err != nil {
+			return g, false, fmt.Errorf("reading what the device of rank %d can do: %w", r, err)
+		}
+		processors = min(processors, devices[r].Processors)
+	}
+	g = geometry(a, bytes, len(offers), processors).atMost(maxBlocks)
+	size := slices.Index(blockSizes[:], g.threads)
+	most := func(early bool) int {
+		least := math.MaxInt
+		for r, d := range devices {
+			least = min(least, mostBlocks(d.Resident[size], d.Processors, sharing(offers, r), early))
+		}
+		return least
+	}
+	early = most(true) >= g.blocks
+	g = g.atMost(most(early))
+	for r, d := range devices {
+		if n := sharing(offers, r); g.blocks*n > d.Resident[size] {
+			// The blocks wait for those of other ranks: all must run at once.
+			return g, false, errs.Invalid("NewAllReduce", "blocks", g.blocks*n,
+				fmt.Sprintf("at most %d of %d threads on the device of rank %d, which %d ranks share", d.Resident[size], g.threads, r, n))
+		}
+	}
+	return g, early, nil
+}
+
+// sharing counts the ranks on the device of rank.
+func sharing(offers []tensor.ChannelOffer, rank int) int {
+	n := 0
+	for _, o := range offers {
+		if o.Device == offers[rank].Device {
+			n++
+		}
+	}
+	return n
+}
+
+// newTenant says what the plan takes of this rank's device. Ranks of other processes on it cannot be counted, and so are taken to
+// do as those of this one.
+func (f cudaForm) newTenant(offers []tensor.ChannelOffer, early bool) (*tenant, error) {
+	rank, members := f.plan.in.Rank(), f.plan.in.Memory().Group().Members()
+	var own cudaOffer
+	if err := json.Unmarshal(offers[rank].Offer, &own); err != nil {
+		return nil, err
+	}
+	here := 0
+	for r, o := range offers {
+		if o.Device == offers[rank].Device && members[r].Process == members[rank].Process {
+			here++
+		}
+	}
+	resident := own.Resident[slices.Index(blockSizes[:], f.threads)]
+	takes := float64(f.layout.Blocks) / float64(resident) * float64(sharing(offers, rank)) / float64(here)
+	if early {
+		takes *= 2
+	}
+	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(own.Processors)}, nil
 }
 
 // gpu is what CUDA devices tell about themselves.
@@ -52,9 +183,7 @@ type gpu interface {
 	Multiprocessors() int
 }
 
-func (f cudaForm) purpose() string {
-	return fmt.Sprintf(", kernel %s, %d blocks of %d threads, laps of %d", f.kernel.Name, f.layout.Blocks, f.threads, f.layout.LapBytes)
-}
+func (f cudaForm) purpose() string { return ", kernel " + f.kernel.Name }
 
 func (f cudaForm) channelBytes() int64 { return f.layout.ChannelBytes() }
 
@@ -91,14 +220,6 @@ func (f cudaForm) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) 
 	if err != nil {
 		return nil, err
 	}
-	resident, err := fn.MaxBlocks(f.threads, 0)
-	if err != nil {
-		return nil, err
-	}
-	if resident < f.layout.Blocks {
-		// The blocks wait for those of other ranks: all must run at once.
-		return nil, errs.Invalid("NewAllReduce", "blocks", f.layout.Blocks, fmt.Sprintf("at most %d of %d threads on %s", resident, f.threads, d.Name()))
-	}
 	if w.dead, err = d.Alloc(4); err != nil {
 		return nil, err
 	}
@@ -133,6 +254,7 @@ func (f cudaForm) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) 
 			return nil, err
 		}
 	}
+	p.tenant = f.tenant
 	w.launch, err = fn.Prepare(device.Launch{
 		Grid: [3]uint32{uint32(f.layout.Blocks)}, Block: [3]uint32{uint32(f.threads)}, Params: params.Bytes(), Overlap: f.kernel.Overlap,
 	})

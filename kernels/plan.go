@@ -21,10 +21,13 @@ var (
 	ErrInvalid      = errs.ErrInvalid                                // an argument outside of what is allowed
 	ErrNoRendezvous = tensor.ErrNoRendezvous                         // a tensor has had no rendezvous yet
 	ErrTwoStreams   = errors.New("plan is in use on another stream") // a plan runs on one stream at a time
+	ErrNoRoom       = errors.New("no room beside other plans")       // see RoomError
 )
 
 // Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to
-// another stream only when its work on the last one has ended (ErrTwoStreams). Different plans never disturb each other.
+// another stream only when its work on the last one has ended (ErrTwoStreams). Different plans do not disturb each other: the
+// kernels of any two, on two streams and in whatever order, run at the same time and leave room for others; of more streams, see
+// [RoomError].
 type Plan struct {
 	name      string
 	algorithm Algorithm
@@ -33,6 +36,7 @@ type Plan struct {
 	channel   *tensor.Channel
 	work      work
 
+	tenant *tenant // what its kernels take of the device while they wait for peers
 	closed atomic.Bool
 	failed atomic.Pointer[error]
 	stream atomic.Pointer[device.Stream] // of the last Run that was not recorded
@@ -40,7 +44,7 @@ type Plan struct {
 
 // form is a plan before it has its channel.
 type form interface {
-	// purpose says what else, besides the plan's name, the ranks must agree on.
+	// purpose says what else, besides the plan's name and its memory, the ranks must agree on.
 	purpose() string
 	// channelBytes is the size of the channel.
 	channelBytes() int64
@@ -60,8 +64,17 @@ func reachable(ts ...tensor.SymmetricTensor) bool {
 	return true
 }
 
+// negotiated is a form that depends on what all ranks can do.
+type negotiated interface {
+	form
+	// offer says what this rank can do. It is local.
+	offer() ([]byte, error)
+	// agree gives the form for what all ranks offer, the same on every rank.
+	agree(p *Plan, offers []tensor.ChannelOffer) (form, error)
+}
+
 // newForm gives the form of a plan whose request was checked, or some form if it is wrong.
-func newForm(p *Plan, op Op, inPlace bool) form {
+func newForm(p *Plan, op Op, inPlace bool, maxBlocks int) form {
 	if p.algorithm.Backend() != "" {
 		return libraryForm{}
 	}
@@ -71,7 +84,7 @@ func newForm(p *Plan, op Op, inPlace bool) form {
 	if p.device.Kind() != device.CUDA {
 		return hostLayout{size: p.in.WorldSize(), bytes: p.in.Bytes(), staged: p.algorithm == OneShot}
 	}
-	return newCUDAForm(p, op, inPlace)
+	return newCUDAForm(p, op, inPlace, maxBlocks)
 }
 
 // work is what a plan enqueues, on one kind of device.
@@ -93,6 +106,10 @@ type AllReduceOptions struct {
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans.
 	Algorithm Algorithm
+	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, to leave more room for other work and
+	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
+	// for a second plan like it. Ignored by forms that are no such kernel.
+	MaxBlocks int
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32
 }
@@ -117,31 +134,46 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		asked = Transfers
 	}
 	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
-		p, err := newAllReduce(ctx, Transfers, t, out, op, opts.FirstEpoch)
+		p, err := newAllReduce(ctx, Transfers, t, out, op, opts)
 		if _, large := errors.AsType[*tensor.WorkspaceError](err); !large {
 			return p, err
 		}
 		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
 	}
 	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
-	return newAllReduce(ctx, chosen, t, out, op, opts.FirstEpoch)
+	return newAllReduce(ctx, chosen, t, out, op, opts)
 }
 
 // newAllReduce makes a plan with the form that was chosen.
-func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.SymmetricTensor, op Op, firstEpoch uint32) (*Plan, error) {
+func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
 	p := &Plan{device: t.Device(), in: t, out: out, algorithm: chosen}
 	inPlace := p.in.Local().Ptr() == p.out.Local().Ptr()
 	p.name = fmt.Sprintf("all-reduce %s of %d %s, %s", op, t.NumElements(), t.DType(), p.algorithm)
-	purpose := fmt.Sprintf("%s, in place %t, first epoch %d", p.name, inPlace, firstEpoch)
 
-	failure := checkAllReduce(p, op, inPlace)
-	form := newForm(p, op, inPlace)
-	ch, err := t.Memory().NewChannel(ctx, purpose+form.purpose(), form.channelBytes(), failure)
+	failure := checkAllReduce(p, op, inPlace, opts)
+	form := newForm(p, op, inPlace, opts.MaxBlocks)
+	request := tensor.ChannelRequest{
+		Purpose: fmt.Sprintf("%s, from %s to %s, at most %d blocks, first epoch %d%s", p.name, place(t), place(out), opts.MaxBlocks, opts.FirstEpoch, form.purpose()),
+	}
+	n, negotiate := form.(negotiated)
+	if negotiate && failure == nil {
+		request.Offer, failure = n.offer()
+	}
+	request.Failure = failure
+	request.Size = func(offers []tensor.ChannelOffer) (_ int64, err error) {
+		if negotiate {
+			if form, err = n.agree(p, offers); err != nil {
+				return 0, err
+			}
+		}
+		return form.channelBytes(), nil
+	}
+	ch, err := t.Memory().NewChannel(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
-	p.work, err = form.prepare(ctx, p, op, firstEpoch)
+	p.work, err = form.prepare(ctx, p, op, opts.FirstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
 		if p.work != nil {
@@ -152,14 +184,29 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 	return p, nil
 }
 
+// place names the memory of a tensor in a way that is the same on every rank.
+func place(t tensor.SymmetricTensor) string {
+	if t.Bytes() == 0 {
+		return "nothing"
+	}
+	_, w, offset, err := t.Memory().Find(t.Local().Ptr())
+	if err != nil || w == nil {
+		return "memory without a window" // which is a failure of this rank's
+	}
+	return fmt.Sprintf("byte %d of window %d", offset, w.Number())
+}
+
 // checkAllReduce says what is wrong with this rank's request.
-func checkAllReduce(p *Plan, op Op, inPlace bool) error {
+func checkAllReduce(p *Plan, op Op, inPlace bool, opts *AllReduceOptions) error {
 	const name = "NewAllReduce"
 	if !op.Valid() {
 		return errs.Invalid(name, "op", op, fmt.Sprint(Ops()))
 	}
 	if p.algorithm < Auto || p.algorithm >= algorithms {
 		return errs.Invalid(name, "Algorithm", p.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms(p.device.Kind())...)))
+	}
+	if opts.MaxBlocks < 0 {
+		return errs.Invalid(name, "MaxBlocks", opts.MaxBlocks, "0 for the default, or more")
 	}
 	have := p.in.Memory().Backend().Name()
 	if b := p.algorithm.Backend(); b != "" && b != have {
@@ -203,7 +250,8 @@ func (p *Plan) Bytes() int64 { return p.in.Bytes() }
 func (p *Plan) String() string { return p.name }
 
 // Run enqueues one run on s, or records it if s is capturing, and returns at once. Every rank runs the plan equally often.
-// It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure.
+// It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure. ErrTwoStreams while the plan runs on
+// another stream, and a [*RoomError] where it would not fit the device beside the plans on others.
 func (p *Plan) Run(s device.Stream) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
@@ -218,6 +266,9 @@ func (p *Plan) Run(s device.Stream) error {
 				return fmt.Errorf("running %s: %w", p.name, err)
 			}
 		}
+	}
+	if err := p.tenant.move(s); err != nil {
+		return fmt.Errorf("running %s: %w", p.name, err)
 	}
 	if err := p.work.enqueue(s, recorded); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
@@ -270,6 +321,9 @@ func (p *Plan) Close(ctx context.Context) error {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
 	}
 	busy := p.device.Synchronize(ctx)
+	if busy == nil {
+		p.tenant.leave()
+	}
 	err := p.channel.Close(ctx) // in any case: the other ranks are there, or will be
 	if busy == nil {
 		err = errors.Join(err, p.work.close())

@@ -547,6 +547,12 @@ type WorkspaceError = backend.WorkspaceError
 // Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
 type Channel = backend.Channel
 
+// ChannelRequest and ChannelOffer are what a rank brings to the taking of a channel.
+type (
+	ChannelRequest = backend.ChannelRequest
+	ChannelOffer   = backend.ChannelOffer
+)
+
 // Signals is signal and wait between the ranks of one plan. See [backend.Channel.Signals].
 type Signals = backend.Signals
 

@@ -56,7 +56,7 @@ func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration
 		return err
 	}
 	p.data = p.memory.SignalsBytes(o.Channels)
-	if p.channel, err = p.memory.NewChannel(ctx, "test", p.data+4096, nil); err != nil {
+	if p.channel, err = p.memory.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: p.data + 4096}); err != nil {
 		return err
 	}
 	if p.signals, err = p.channel.Signals(ctx, 0, &o); err != nil {
@@ -287,7 +287,7 @@ func TestPlanPutFails(t *testing.T) {
 		var l link
 		far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
 		m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
-		c, err := m.NewChannel(ctx, "test", 4096, nil)
+		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
 			return err
 		}

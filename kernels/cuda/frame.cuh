@@ -58,6 +58,13 @@ template <int W> struct Frame {
   // other says whether r is another rank.
   SYMMEM_DEVICE bool other(u32 r) const { return r != p.rank && (W != 0 || r < world()); }
 
+  // start waits for the work before this launch. With kEarly the launch after it may take its place on the device at once, beside
+  // this one's; else only when this one leaves.
+  SYMMEM_DEVICE void start() const {
+    awaitPrevious();
+    if (p.flags & kEarly) startNext();
+  }
+
   // alive says whether to run at all.
   SYMMEM_DEVICE bool alive() const { return loadRelaxed(p.dead) == 0; }
   // open finds the record and gives the number of this launch.
@@ -201,7 +208,8 @@ SYMMEM_DEVICE Words<4> unseal(Words<4> x) {
 SYMMEM_DEVICE bool come(const Words<4> &x) { return x.w[0] != 0 && x.w[1] != 0 && x.w[2] != 0 && x.w[3] != 0; }
 
 // fetchSealed waits for the lines of ranks first, first+1, … at `at` in their slots, empties them, and gives their data; for
-// this rank, own.
+// this rank, own. Each word says by itself whether it has come. A line is emptied by a strong store, which the writer's next
+// one, two launches later, comes after: between the two are this rank's lines of the launch between and the ends of launches.
 template <class T, int W, u32 B>
 SYMMEM_DEVICE void fetchSealed(Frame<W> &f, u64 at, u32 first, const Words<4> &own, Words<4> (&x)[B]) {
   u32 missing;
@@ -215,7 +223,7 @@ SYMMEM_DEVICE void fetchSealed(Frame<W> &f, u64 at, u32 first, const Words<4> &o
   } while (missing != f.p.rank && f.again(missing));
 #pragma unroll
   for (u32 j = 0; j < B; j++) {
-    storeWeak(at + f.slot(first + j) * f.p.span, Words<4>{});
+    storeStrong(at + f.slot(first + j) * f.p.span, Words<4>{});
     x[j] = first + j == f.p.rank ? own : unseal(x[j]);
   }
 }

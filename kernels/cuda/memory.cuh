@@ -1,5 +1,5 @@
 // Loads and stores as the memory model names them. "Strong" accesses are relaxed at system scope: they go past the first
-// level cache, and each naturally aligned 8 bytes of a vector arrive whole.
+// level cache. The elements of a vector are accesses of their own, in no order: only each of them arrives whole.
 #pragma once
 #include "params.cuh"
 
@@ -39,6 +39,18 @@ SYMMEM_DEVICE void storeWeak(u64 at, Words<2> x) {
 SYMMEM_DEVICE void storeStrong(u64 at, Words<4> x) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3])
                : "memory");
+}
+
+// Halves is 16 bytes as two accesses of 8, each of which arrives whole.
+struct Halves { u64 h[2]; };
+
+SYMMEM_DEVICE Halves loadHalves(u64 at) {
+  Halves x;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(x.h[0]), "=l"(x.h[1]) : "l"(at) : "memory");
+  return x;
+}
+SYMMEM_DEVICE void storeHalves(u64 at, Halves x) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(at), "l"(x.h[0]), "l"(x.h[1]) : "memory");
 }
 
 // One element of 1, 2, 4 or 8 bytes.
@@ -91,11 +103,15 @@ SYMMEM_DEVICE u64 globalTimer() {
   return t;
 }
 
-// awaitPrevious waits for the work before this launch in its stream, and lets the launch after it begin to start. Without
-// programmatic stream serialization neither does anything.
+// awaitPrevious waits for the work before this launch in its stream, and startNext lets the launch after it begin to start.
+// Without programmatic stream serialization neither does anything.
 SYMMEM_DEVICE void awaitPrevious() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+SYMMEM_DEVICE void startNext() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -2,14 +2,14 @@
 #pragma once
 #include "frame.cuh"
 
-// oneshotLL pushes 8 bytes of data in a line of 16, each 4 bytes with a flag beside it, so that what has come is known
-// without a barrier. Two buffers take turns: a line is written again two launches later, which a peer comes to only when it
+// oneshotLL pushes 8 bytes of data in a line of 16, each 4 bytes with a flag beside it in one access of 8, so that what has
+// come is known without a barrier. Two buffers take turns: a line is written again two launches later, which a peer comes to only when it
 // has this rank's lines of the launch between, and those are sent after this launch has read everything.
 //
 // The flag is an odd number made from the launch's, never 0, so memory that begins with zeros holds no flag.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p) {
   Frame<W> f(p, kKindOneshotLL);
-  awaitPrevious();
+  f.start();
   const u64 in = f.in(p.rank), out = f.out(p.rank);
   const Span<T, 2> s(in, out, p.count);
   const Op op{p.op};
@@ -22,26 +22,26 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
   const u64 buffer = (epoch & 1) * f.world() * p.span, mine = f.buffers(p.rank) + buffer;
   for (u64 v = begin; v < s.vectors; v += step) {
     if (v != begin) own = s.template load<false>(in, v);
-    const Words<4> line = {{own.w[0], flag, own.w[1], flag}};
+    const Halves line = {{(u64)flag << 32 | own.w[0], (u64)flag << 32 | own.w[1]}};
 #pragma unroll
-    for (u32 k = 1; k < f.world(); k++) storeStrong(f.buffers(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
+    for (u32 k = 1; k < f.world(); k++) storeHalves(f.buffers(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
   }
   for (u64 v = begin; v < s.vectors; v += step) {
     own = s.template load<false>(in, v);
     const Words<2> sum = reduce<T, Op, W, 2>(op, f.world(), [&](u32 first, auto &x) {
       constexpr u32 B = sizeof(x) / sizeof(x[0]);
-      Words<4> line[B];
+      Halves line[B];
       u32 missing;
       do {
 #pragma unroll
-        for (u32 j = 0; j < B; j++) line[j] = loadStrong(mine + f.slot(first + j) * p.span + v * 16, Words<4>());
+        for (u32 j = 0; j < B; j++) line[j] = loadHalves(mine + f.slot(first + j) * p.span + v * 16);
         missing = p.rank;
 #pragma unroll
         for (u32 j = 0; j < B; j++)
-          if (f.other(first + j) && (line[j].w[1] != flag || line[j].w[3] != flag)) missing = first + j;
+          if (f.other(first + j) && ((u32)(line[j].h[0] >> 32) != flag || (u32)(line[j].h[1] >> 32) != flag)) missing = first + j;
       } while (missing != p.rank && f.again(missing));
 #pragma unroll
-      for (u32 j = 0; j < B; j++) x[j] = first + j == p.rank ? own : Words<2>{{line[j].w[0], line[j].w[2]}};
+      for (u32 j = 0; j < B; j++) x[j] = first + j == p.rank ? own : Words<2>{{(u32)line[j].h[0], (u32)line[j].h[1]}};
     });
     if (f.ok) s.store(out, v, sum);
   }
@@ -52,7 +52,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
 // a peer comes to write it again only after a launch whose lines this rank has sent after this one.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params &p) {
   Frame<W> f(p, kKindOneshotPush);
-  awaitPrevious();
+  f.start();
   const u64 in = f.in(p.rank), out = f.out(p.rank);
   const Span<T, 4> s(in, out, p.count);
   const Op op{p.op};
@@ -84,7 +84,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params 
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPull(const Params &p) {
   constexpr int U = W == 0 ? 1 : W <= 2 ? 4 : W <= 4 ? 2 : 1;
   Frame<W> f(p, kKindOneshotPull);
-  awaitPrevious();
+  f.start();
   if (!f.alive()) return;
   const bool staged = p.flags & kStaged, barrier = !(p.flags & kNoBarrier);
   const u64 in = f.in(p.rank), out = f.out(p.rank);

@@ -28,11 +28,13 @@ enum : u32 { kSum = 1, kProd = 2, kMin = 3, kMax = 4, kAvg = 5 };
 
 // Params::flags.
 enum : u32 {
-  kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; needed in place
+  kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; oneshot_multimem: keep the
+                  // result in the channel until all have read the inputs. Needed in place
   kNoBarrier = 2, // oneshot_pull: touch no channel and wait for nobody; the inputs are ready and stay
   kSignal = 4,    // symmem_put: signal the peer when the copy is there
   kAtomics = 8,   // signals: the links to all peers have atomics
   kOwnShard = 16, // twoshot_flow: store the result to this rank's output only, which makes it a reduce-scatter
+  kEarly = 32,    // the launch after this one in the stream may begin to start at once, and take room beside it
 };
 
 // Which kernel a fault word comes from.
@@ -117,7 +119,7 @@ static_assert(sizeof(Params) == 304, "Params");
 // A record holds what one block of the launch keeps between launches (32 bytes, local), and for each kind of flag one word a
 // writer, set by that rank:
 //
-//   u32 epoch   launches so far
+//   u32 epoch   launches so far that have ended
 //   u32 laps    laps so far (twoshot_flow)
 //   u32 unused[6]
 //   u32 flag[kFlagKinds][writers]      writers = world rounded up to 8
@@ -129,6 +131,7 @@ static_assert(sizeof(Params) == 304, "Params");
 //   oneshot_ll    [2][world] slots of span = round128(2 * 8 * ceil((count * width + 7) / 8)) bytes
 //   oneshot_push  [2][world] slots of span = round128(16 * vectors) bytes
 //   oneshot_pull  staged: [2] of span = round128(16 * vectors) bytes; else nothing
+//   oneshot_multimem  staged: span = round128(16 * vectors) bytes, local; else nothing
 //   twoshot_push  [2][2][world] slots of span = 16 * shard bytes: by parity, inputs or results, writer
 //   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
 //   others        nothing

@@ -7,7 +7,7 @@
 // has them: no barrier, and each half of it is under way as soon as a line has come.
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params &p) {
   Frame<W> f(p, kKindTwoshotPush);
-  awaitPrevious();
+  f.start();
   if (!f.alive()) return;
   const u32 epoch = f.open(), world = f.world();
   const u64 in = f.in(p.rank), out = f.out(p.rank);
@@ -57,7 +57,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params 
     for (u32 q = 0; q < W; q++) {
       const u64 v = q * p.shard + i;
       if (q == p.rank || v >= s.vectors) continue;
-      storeWeak(mine + results + q * p.span + i * 16, Words<4>{});
+      storeStrong(mine + results + q * p.span + i * 16, Words<4>{});
       s.store(out, v, unseal(line[q]));
     }
   }
@@ -87,7 +87,7 @@ template <int W, int U> SYMMEM_DEVICE void turn(Words<4> (&x)[W][U], u32 by) {
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params &p) {
   constexpr int U = W == 0 ? 2 : W <= 2 ? 8 : W <= 4 ? 4 : 2;
   Frame<W> f(p, kKindTwoshotPull);
-  awaitPrevious();
+  f.start();
   if (!f.alive()) return;
   const u32 epoch = f.open(), world = f.world();
   const Span<T, 4> s(f.in(p.rank), f.out(p.rank), p.count);
@@ -171,9 +171,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   constexpr u32 U = W == 2 ? 4 : W == 3 ? 2 : 1; // vectors to send at a time
   constexpr u32 V = W == 0 || W > 4 ? 1 : 2; // vectors to reduce at a time
   Frame<W> f(p, kKindTwoshotFlow);
-  awaitPrevious();
+  f.start();
   if (!f.alive()) return;
-  f.open();
+  const u32 epoch = f.open();
   const u32 world = f.world(), tid = threadIdx.x, threads = blockDim.x, blocks = gridDim.x;
   const u32 base = loadRelaxed(f.record + 4);
   const u64 in = f.in(p.rank), mine = f.buffers(p.rank);
@@ -183,12 +183,11 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   const u32 lap = (u32)(p.span / 16); // vectors
   const u64 chunks = (p.shard + lap - 1) / lap;
   const u32 laps = chunks > blockIdx.x ? (u32)((chunks - blockIdx.x + blocks - 1) / blocks) : 0;
-  if (laps == 0) return;
   // Where the lap that is counted n lies in its owner's buffer.
   auto place = [&](u32 writer, u32 n) { return (((u64)writer * blocks + blockIdx.x) * kFlowSlots + n % kFlowSlots) * p.span; };
 
 #pragma unroll 1
-  for (u32 l = 0; l < laps + kFlowDelay; l++) {
+  for (u32 l = 0; laps != 0 && l < laps + kFlowDelay; l++) {
     const bool push = l < laps, pull = l >= kFlowDelay;
     const u32 m = l - kFlowDelay;
     for (u32 r = tid; r < world; r += threads) {
@@ -268,5 +267,8 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   }
   for (u32 r = tid; r < world; r += threads)
     if (r != p.rank) f.await(kFlagFree, r, base + laps);
-  if (__syncthreads_and(f.ok) && tid == 0) storeRelaxed(f.record + 4, base + laps);
+  if (__syncthreads_and(f.ok) && tid == 0) {
+    storeRelaxed(f.record + 4, base + laps);
+    storeRelaxed(f.record, epoch);
+  }
 }

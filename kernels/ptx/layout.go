@@ -11,11 +11,12 @@ const Inline = 8
 
 // The flags of Params.
 const (
-	Staged     = 1 << iota // OneShotPull: the peers read a copy in the channel; needed in place
+	Staged     = 1 << iota // OneShotPull: the peers read a copy in the channel; OneShotMultimem: the result waits there; needed in place
 	NoBarrier              // OneShotPull: wait for nobody and use no channel
 	SendSignal             // Put: signal the peer when the copy is there
 	Atomics                // signals: the links to all peers have atomics
 	OwnShard               // TwoShotFlow: store the result to this rank's output only: a reduce-scatter
+	Early                  // the launch after it in the stream may begin to start at once, and take room beside it
 )
 
 // Params is the parameter of every kernel, by value. Addresses are of the device.
@@ -95,7 +96,7 @@ type Layout struct {
 	Bytes    int64 // of the message, at least 1
 	Blocks   int   // of the launch, all resident at the same time
 	LapBytes int64 // TwoShotFlow: a multiple of 128
-	Staged   bool  // OneShotPull, with the flag of that name
+	Staged   bool  // OneShotPull and OneShotMultimem, with the flag of that name
 }
 
 // Shard is Params.Shard: how many vectors of 16 bytes one rank reduces in the two-shot forms.
@@ -111,7 +112,7 @@ func (l Layout) Span() int64 {
 	switch l.Form {
 	case OneShotLL:
 		return roundUp((l.Bytes+7+7)/8*vector, 128)
-	case OneShotPush, OneShotPull:
+	case OneShotPush, OneShotPull, OneShotMultimem:
 		return roundUp(l.vectors()*vector, 128)
 	case TwoShotPush:
 		return l.Shard() * vector
@@ -137,6 +138,10 @@ func (l Layout) ChannelBytes() int64 {
 	case OneShotPull:
 		if l.Staged {
 			slots = 2
+		}
+	case OneShotMultimem:
+		if l.Staged {
+			slots = 1
 		}
 	case TwoShotPush:
 		slots = 2 * 2 * world

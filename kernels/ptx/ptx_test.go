@@ -50,7 +50,7 @@ func TestConstants(t *testing.T) {
 	text := header(t)
 	for name, want := range map[string]int{
 		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
-		"kStaged": Staged, "kNoBarrier": NoBarrier, "kSignal": SendSignal, "kAtomics": Atomics, "kOwnShard": OwnShard,
+		"kStaged": Staged, "kNoBarrier": NoBarrier, "kSignal": SendSignal, "kAtomics": Atomics, "kOwnShard": OwnShard, "kEarly": Early,
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
@@ -163,6 +163,8 @@ func TestLayout(t *testing.T) {
 	}
 	assert.Equal(t, int64(256), Layout{Form: TwoShotPull, World: 9, Bytes: 1, Blocks: 1}.ControlBytes())
 	assert.Equal(t, int64(128+2*1024), Layout{Form: OneShotPull, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.ChannelBytes())
+	assert.Equal(t, int64(128+1024), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.ChannelBytes())
+	assert.Equal(t, int64(128), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1}.ChannelBytes())
 	assert.Equal(t, int64(3*(2*4*128+128)), PadBytes(4, 3))
 }
 

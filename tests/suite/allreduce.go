@@ -461,8 +461,11 @@ func specialValuesCase(ctx context.Context, e *Env, alg kernels.Algorithm) error
 			if err != nil {
 				return err
 			}
-			if err := sameEverywhere(ctx, e, got); err != nil {
-				return fmt.Errorf("%s %s: %w", op, dtype, err)
+			// What every rank loads from the switch by itself, in whatever order, may differ.
+			if alg != kernels.OneShotMultimem {
+				if err := sameEverywhere(ctx, e, got); err != nil {
+					return fmt.Errorf("%s %s: %w", op, dtype, err)
+				}
 			}
 			for i := range n {
 				vals := make([]float64, w)
@@ -470,6 +473,9 @@ func specialValuesCase(ctx context.Context, e *Env, alg kernels.Algorithm) error
 					vals[r] = floatAt(appendFloat(nil, dtype, at(r, i)), dtype, 0)
 				}
 				want, have := referenceFloat(dtype, op, vals), floatAt(got, dtype, i)
+				if alg.NeedsMulticast() {
+					want, have = want+0, have+0 // of zeros, the switch's sign is its own
+				}
 				if math.IsNaN(want) != math.IsNaN(have) || !math.IsNaN(want) && math.Float64bits(want) != math.Float64bits(have) {
 					return fmt.Errorf("%s %s of %v is %v, expected %v", op, dtype, vals, have, want)
 				}
@@ -482,7 +488,8 @@ func specialValuesCase(ctx context.Context, e *Env, alg kernels.Algorithm) error
 	return nil
 }
 
-// roundingCase: 16-bit floats are accumulated in float32 and rounded once, in rank order; float32 in rank order.
+// roundingCase: 16-bit floats are accumulated in float32 and rounded once, in rank order; float32 in rank order. The switch's order and
+// precision in between are its own: its results are near, and with one rank that reduces for all, the same everywhere.
 func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 	const n = 2003
 	w := e.R.WorldSize()
@@ -521,12 +528,34 @@ func roundingCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 			if err != nil {
 				return err
 			}
-			if err := sameBytes(dtype, got, want); err != nil {
+			if alg.NeedsMulticast() {
+				err = nearBytes(dtype, got, want, w)
+			} else {
+				err = sameBytes(dtype, got, want)
+			}
+			if err != nil {
 				return fmt.Errorf("%s %s: %w", op, dtype, err)
+			}
+			if alg != kernels.OneShotMultimem {
+				if err := sameEverywhere(ctx, e, got); err != nil {
+					return fmt.Errorf("%s %s: %w", op, dtype, err)
+				}
 			}
 			if err := closeAll(ctx, p, t); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// nearBytes compares sums of size positive values that may have been rounded after each addition.
+func nearBytes(dtype tensor.DType, got, want []byte, size int) error {
+	ulp := map[tensor.DType]float64{tensor.Float16: 0x1p-10, tensor.BFloat16: 0x1p-7, tensor.Float32: 0x1p-23, tensor.Float64: 0x1p-52}[dtype]
+	for i := range int64(len(want)) / dtype.Bytes() {
+		g, w := floatAt(got, dtype, i), floatAt(want, dtype, i)
+		if !(math.Abs(g-w) <= float64(size)*ulp*w) {
+			return fmt.Errorf("element %d of %s is %v, and %v is not near", i, dtype, g, w)
 		}
 	}
 	return nil

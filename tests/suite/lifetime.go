@@ -53,12 +53,12 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 func largeWorkspaceCase(ctx context.Context, e *Env) error {
 	const bytes = 257 << 20
 	m := e.R.Memory()
-	small, err := m.NewChannel(ctx, "suite: small", 4096, nil)
+	small, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "suite: small", Bytes: 4096})
 	if err != nil {
 		return err
 	}
 	for range 2 {
-		large, err := m.NewChannel(ctx, "suite: large", bytes, nil)
+		large, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "suite: large", Bytes: bytes})
 		if none, ok := errors.AsType[*backend.WorkspaceError](err); ok && none.Bytes >= bytes {
 			return errors.Join(dirty(e, small, 0), small.Close(ctx))
 		}

@@ -66,6 +66,7 @@ func Cases(opts *Options) []Case {
 		transferCases(opts.Short),
 		signalCases(),
 		allReduceCases(kind, world, opts.Short),
+		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
