@@ -174,7 +174,9 @@ func (f cudaForm) newTenant(offers []tensor.ChannelOffer, early bool) (*tenant, 
 	if early {
 		takes *= 2
 	}
-	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(own.Processors)}, nil
+	m := f.plan.in.Memory()
+	over := func() bool { return errors.Is(m.Err(), ErrClosed) }
+	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(own.Processors), over: over}, nil
 }
 
 // gpu is what CUDA devices tell about themselves.

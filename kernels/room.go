@@ -65,9 +65,10 @@ var tenants = struct {
 
 // tenant is what a plan takes of its device. A nil tenant takes nothing.
 type tenant struct {
-	device string  // UUID
-	takes  float64 // part of the device
-	most   float64 // that all may take together
+	device string      // UUID
+	takes  float64     // part of the device
+	most   float64     // that all may take together
+	over   func() bool // the plan's memory was closed, and the plan with it
 	stream atomic.Pointer[device.Stream]
 }
 
@@ -98,12 +99,12 @@ func (t *tenant) move(s device.Stream) error {
 	return nil
 }
 
-// others adds up what the plans on streams other than s take: on each, the largest. look says to ask streams whether they are closed.
+// others adds up what the plans on streams other than s take: on each, the largest. look says to leave out what is over.
 func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken float64, streams int) {
 	largest := map[device.Stream]float64{}
 	for o := range all {
 		on := *o.stream.Load()
-		if o == t || on == s || look && gone(on) {
+		if o == t || on == s || look && (o.over() || gone(on)) {
 			continue
 		}
 		largest[on] = max(largest[on], o.takes)

@@ -54,7 +54,10 @@ func (s *namedStream) Query() (bool, error) {
 // TestTenants: plans count on the stream they are on, the largest of each; on streams that are closed they do not count.
 func TestTenants(t *testing.T) {
 	s := []*namedStream{{}, {}, {}}
-	plan := func(takes float64) *tenant { return &tenant{device: t.Name(), takes: takes, most: 0.9} }
+	over := false
+	plan := func(takes float64) *tenant {
+		return &tenant{device: t.Name(), takes: takes, most: 0.9, over: func() bool { return over }}
+	}
 	a, b, c, small := plan(0.45), plan(0.45), plan(0.45), plan(0.1)
 	elsewhere := &tenant{device: "another " + t.Name(), takes: 0.9, most: 0.9}
 	var nothing *tenant
@@ -81,7 +84,10 @@ func TestTenants(t *testing.T) {
 	require.ErrorIs(t, c.move(s[1]), ErrNoRoom)
 	s[2].closed = true
 	require.NoError(t, c.move(s[1]), "what was on the closed stream has ended")
-	for _, p := range []*tenant{a, b, c, small} {
+	over = true
+	require.NoError(t, plan(0.9).move(&namedStream{}), "what was in memory that is closed has ended")
+	over = false
+	for p := range tenants.of[t.Name()] {
 		p.leave()
 	}
 	assert.NotContains(t, tenants.of, t.Name(), "nothing is left behind")
