@@ -88,23 +88,21 @@ func (g launchGeometry) atMost(blocks int) launchGeometry {
 	return g
 }
 
-// blockSizes are the threads that a block may have.
-var blockSizes = [...]int{128, 256, 512}
+// blockSizes are the threads that a block may have. Larger ones are no faster, and find a place on a device less easily.
+var blockSizes = [...]int{128, 256}
 
 // geometry gives the launch of a form for a message of bytes between size ranks, on devices with so many multiprocessors, as it is
-// the fastest. The plan takes fewer blocks where these would not leave room for others.
+// the fastest: at most two blocks of 256 threads for each multiprocessor. The plan takes fewer blocks where these would not leave
+// room for others.
 func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
-	const most = 512
+	const most = 256
 	perBlock := func(units int64) launchGeometry {
 		threads := most
-		for _, t := range []int{128, 256} {
-			if units <= int64(multiprocessors*t) {
-				threads = t
-				break
-			}
+		if units <= int64(multiprocessors)*128 {
+			threads = 128
 		}
 		blocks := (units + int64(threads) - 1) / int64(threads)
-		return launchGeometry{blocks: int(min(max(blocks, 1), int64(multiprocessors))), threads: threads}
+		return launchGeometry{blocks: int(min(max(blocks, 1), 2*int64(multiprocessors))), threads: threads}
 	}
 	vectors := (bytes + 15) / 16
 	shard := (vectors + int64(size) - 1) / int64(size)
@@ -114,15 +112,12 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 	case TwoShotPush:
 		return perBlock(shard)
 	case TwoShotPull, TwoShotMultimem:
-		return launchGeometry{blocks: int(min(max((shard+most-1)/most, 1), int64(multiprocessors))), threads: most}
+		return launchGeometry{blocks: int(min(max((shard+most-1)/most, 1), 2*int64(multiprocessors))), threads: most}
 	case TwoShotFlow:
-		// Laps of 32 KiB and two blocks a multiprocessor are the fastest from 64 MiB on; the channel is world * blocks * 4 laps.
-		g := launchGeometry{blocks: multiprocessors, threads: most, lapBytes: 16 << 10}
+		// Laps of 32 KiB are the fastest from 64 MiB on; the channel is world * blocks * 4 laps.
+		g := launchGeometry{blocks: 2 * multiprocessors, threads: most, lapBytes: 16 << 10}
 		if bytes >= 64<<20 {
 			g.lapBytes = 32 << 10
-		}
-		if bytes >= 64<<20 || size == 2 {
-			g.blocks *= 2
 		}
 		// No more blocks than there are laps to do.
 		laps := (shard*16 + g.lapBytes - 1) / g.lapBytes

@@ -98,8 +98,8 @@ func TestTenants(t *testing.T) {
 
 // TestAgree: the launch is the same whoever works it out, and fits the least of the devices, however ranks share them.
 func TestAgree(t *testing.T) {
-	large := cudaOffer{Processors: 132, Resident: [...]int{1056, 528, 264}}
-	small := cudaOffer{Processors: 16, Resident: [...]int{128, 64, 32}}
+	large := cudaOffer{Processors: 132, Resident: [...]int{1056, 528}}
+	small := cudaOffer{Processors: 16, Resident: [...]int{128, 64}}
 	offers := func(devices string, of map[rune]cudaOffer) []tensor.ChannelOffer {
 		var all []tensor.ChannelOffer
 		for _, d := range devices {
@@ -117,13 +117,14 @@ func TestAgree(t *testing.T) {
 		most, blocks int
 		early        bool
 	}{
-		{"ab", 64 << 20, TwoShotFlow, 0, 128, false},
+		{"ab", 64 << 20, TwoShotFlow, 0, 256, false},
 		{"ab", 64 << 20, TwoShotFlow, 7, 7, true},
-		{"ab", 1 << 20, OneShotPush, 0, 128, false},
+		{"ab", 1 << 20, OneShotPush, 0, 256, false},
+		{"ab", 512 << 10, OneShotPush, 0, 128, true},
 		{"ab", 64 << 10, OneShotPush, 0, 32, true},
-		{"aabb", 64 << 20, TwoShotFlow, 0, 64, false},
-		{"aaaaaaaa", 64 << 20, TwoShotFlow, 0, 16, false},
-		{"as", 64 << 20, TwoShotFlow, 0, 15, false},
+		{"aabb", 64 << 20, TwoShotFlow, 0, 128, false},
+		{"aaaaaaaa", 64 << 20, TwoShotFlow, 0, 32, false},
+		{"as", 64 << 20, TwoShotFlow, 0, 30, false},
 	} {
 		all := offers(c.devices, of)
 		g, early, err := agreeLaunch(c.alg, c.bytes, c.most, all)
