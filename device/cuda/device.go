@@ -64,6 +64,10 @@ type Device struct {
 
 	launching sync.Mutex // makes launches of graphs that contain each other take their places one by one; taken first of all
 
+	faultMu    sync.Mutex       // guards the debts of streams and graphs, and what follows; taken last
+	cells      []*faultCell     // not in use at the moment
+	faultPages []unsafe.Pointer // pinned memory of fault cells
+
 	mu       sync.Mutex
 	streams  map[*Stream]struct{}
 	events   map[*Event]struct{}
@@ -474,6 +478,10 @@ func (d *Device) close() error {
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs = map[device.Ptr]int64{}
 	pages := d.pages
+	d.faultMu.Lock()
+	pages = append(pages, d.faultPages...)
+	d.faultPages, d.cells = nil, nil
+	d.faultMu.Unlock()
 	d.marks, d.kept, d.bytes, d.pages, d.progress = nil, nil, 0, nil, nil
 	d.mu.Unlock()
 	idle = idle && left == 0

@@ -342,20 +342,20 @@ func (d *Device) watch(now time.Time) bool {
 	for _, s := range d.openStreams() {
 		pending, current, is := s.waits.now()
 		found = found || pending
-		s.look(&s.waits.sight, current, is, now, lost)
+		s.look(&s.waits.sight, nil, current, is, now, lost)
 	}
 	for _, p := range d.launchedParts() {
 		found = true
 		for _, w := range p.waits {
 			_, is := w.words.waiting()
-			p.stream.Load().look(&w.sight, w.wait, is, now, lost)
+			p.stream.Load().look(&w.sight, p, w.wait, is, now, lost)
 		}
 	}
 	return found
 }
 
-// look ends the wait that the GPU is in, if it is in one and that must be.
-func (s *Stream) look(w *sight, current wait, is bool, now time.Time, lost error) {
+// look ends the wait that the GPU is in, if it is in one and that must be. parts are those of the graph that the wait is in, or nil.
+func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now time.Time, lost error) {
 	if !is {
 		w.since, w.failed = time.Time{}, false
 		return
@@ -379,7 +379,12 @@ func (s *Stream) look(w *sight, current wait, is bool, now time.Time, lost error
 	}
 	if why != nil {
 		// The failure goes first: whoever finds the stream at its end must find it, too.
-		s.fail(&WorkError{Op: "WaitValue32", Addr: current.p, Err: why})
+		failed := &WorkError{Op: "WaitValue32", Addr: current.p, Err: why}
+		if parts != nil {
+			parts.fail(d, failed)
+		} else {
+			s.fail(failed)
+		}
 		w.failed = true
 	}
 	if err := d.lane.store(current.p, current.value); err != nil {
