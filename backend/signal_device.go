@@ -23,6 +23,7 @@ type deviceSignals struct {
 	fault    device.FaultWord
 	dead     device.Ptr // of a plan: its dead word, and a fault cell that nobody looks at
 	table    device.Ptr
+	kernels  [launchKinds]device.Function // loaded beforehand: loading waits for what the device has under way
 
 	// One prepared launch for each kind, channel and peer, made when it is first needed.
 	mu       sync.Mutex
@@ -67,6 +68,11 @@ func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user 
 			err = errors.Join(err, d.close())
 		}
 	}()
+	for kind, k := range signalKernels {
+		if d.kernels[kind], err = m.Kernel(k); err != nil {
+			return d, err
+		}
+	}
 	if d.fault, err = faults.NewFaultWord(d.decode); err != nil {
 		return d, err
 	}
@@ -143,10 +149,6 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	if prepared := slot.Load(); prepared != nil {
 		return (*prepared).Launch(s)
 	}
-	fn, err := d.memory.Kernel(signalKernels[kind])
-	if err != nil {
-		return err
-	}
 	params := d.params
 	params.Index, params.Peer = uint32(channel), uint32(peer)
 	threads := uint32(32)
@@ -161,7 +163,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 		l.FaultCell = &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset}
 	}
 	l.Params = params.Bytes()
-	prepared, err := fn.Prepare(l)
+	prepared, err := d.kernels[kind].Prepare(l)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -63,6 +64,9 @@ type Device struct {
 	proxy   proxy
 
 	launching sync.Mutex // makes launches of graphs that contain each other take their places one by one; taken first of all
+
+	loading sync.Mutex // held while modules are loaded and unloaded; guards images
+	images  map[[sha256.Size]byte]*image
 
 	faultMu    sync.Mutex       // guards the debts of streams and graphs, and what follows; taken last
 	cells      []*faultCell     // not in use at the moment
@@ -168,6 +172,7 @@ func open(o *Options) (*Device, error) {
 		events:      make(map[*Event]struct{}),
 		graphs:      make(map[*Graph]struct{}),
 		modules:     make(map[*Module]struct{}),
+		images:      make(map[[sha256.Size]byte]*image),
 		faults:      make(map[*FaultWord]struct{}),
 		stops:       make(map[*StopWord]struct{}),
 		allocs:      make(map[device.Ptr]int64),

@@ -39,6 +39,9 @@ func (d *Device) NewStream() (device.Stream, error) {
 	}
 	defer d.leave()
 	s := &Stream{dev: d}
+	if err := d.needProgress(); err != nil {
+		return nil, fmt.Errorf("making a stream: %w", err)
+	}
 	d.faultMu.Lock()
 	reports := len(d.faultPages) > 0
 	d.faultMu.Unlock()

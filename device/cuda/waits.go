@@ -20,6 +20,8 @@ const (
 
 	// progressPage is the size of the pieces of pinned memory that progress words come from.
 	progressPage = 4096
+	// fewProgress is how many of them a new stream finds at least.
+	fewProgress = 64
 )
 
 // progress is two words of pinned memory, by which a GPU tells when it begins a wait and when it has ended it: each wait has
@@ -186,6 +188,17 @@ func (w *waits) clear(d *Device) {
 		d.dropProgress(w.words)
 	}
 	w.words, w.queue = nil, nil
+}
+
+// needProgress sees to it that there are progress words to take while enqueueing: making more waits for the GPU. The context is current.
+func (d *Device) needProgress() error {
+	d.mu.Lock()
+	have := len(d.progress)
+	d.mu.Unlock()
+	if have >= fewProgress {
+		return nil
+	}
+	return d.growProgress()
 }
 
 // takeProgress gives two progress words that are 0. The context is current.

@@ -24,7 +24,7 @@ type GPUs struct {
 	// Find gives the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
 	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params is its parameter. Mu is not held.
-	// Nil: the GPUs run no kernels.
+	// Nil: the GPUs load kernels but run none.
 	Kernel func(gpu int, name string, params unsafe.Pointer)
 
 	// Mu guards what follows, and what the machine that these GPUs belong to has besides.

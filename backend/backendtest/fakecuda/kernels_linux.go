@@ -26,9 +26,6 @@ func Attribute(a cuda.DeviceAttribute) int32 {
 func (g *GPUs) kernels(d *cuda.Driver) {
 	d.ModuleLoadDataEx = func(m *cuda.ModuleHandle, _ unsafe.Pointer, _ uint32, _ *cuda.JITOption, _ *uintptr) cuda.Result {
 		return g.Do("cuModuleLoadDataEx", func(int) cuda.Result {
-			if g.Kernel == nil {
-				return cuda.NotSupported
-			}
 			g.Modules++
 			*m = cuda.ModuleHandle(g.Modules)
 			return cuda.Success
