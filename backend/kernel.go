@@ -11,15 +11,17 @@ import (
 
 // compiled is the compiled kernels that a Memory has loaded, and the word that ends their waiting when a peer is lost.
 type compiled struct {
-	mu      sync.Mutex
-	modules map[string]device.Module // by file
-	stop    device.StopWord
-	ended   chan struct{} // closed when the watcher of the group need not watch any more
-	watcher sync.WaitGroup
+	mu        sync.Mutex
+	modules   map[string]device.Module // by file
+	functions map[ptx.Kernel]device.Function
+	stop      device.StopWord
+	ended     chan struct{} // closed when the watcher of the group need not watch any more
+	watcher   sync.WaitGroup
 }
 
-// Kernel gives a compiled kernel of this module, loaded for the memory's device. Each file is loaded once. Local;
-// ErrUnsupported on a device that runs no compiled kernels.
+// Kernel gives a compiled kernel of this module, loaded for the memory's device. Each is loaded once. Loading may wait for what the device
+// has under way, so it belongs where plans are prepared, and never where they are enqueued. Local; ErrUnsupported on a device that runs no
+// compiled kernels.
 func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 	loader, ok := m.device.(device.KernelLoader)
 	if !ok {
@@ -28,6 +30,9 @@ func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 	c := &m.compiled
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if f := c.functions[k]; f != nil {
+		return f, nil
+	}
 	module := c.modules[k.File]
 	if module == nil {
 		image, err := ptx.Image(k.File)
@@ -42,7 +47,15 @@ func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 		}
 		c.modules[k.File] = module
 	}
-	return module.Function(k.Name)
+	f, err := module.Function(k.Name)
+	if err != nil {
+		return nil, err
+	}
+	if c.functions == nil {
+		c.functions = map[ptx.Kernel]device.Function{}
+	}
+	c.functions[k] = f
+	return f, nil
 }
 
 // StopWord is the address of a 32-bit word that compiled kernels read while they wait: it becomes other than 0 when a member
@@ -87,6 +100,6 @@ func (c *compiled) close() error {
 	for _, module := range c.modules {
 		err = errors.Join(err, module.Close())
 	}
-	c.modules = nil
+	c.modules, c.functions = nil, nil
 	return err
 }

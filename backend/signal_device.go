@@ -21,8 +21,9 @@ type deviceSignals struct {
 	channels int
 	params   ptx.Params // what all launches have alike
 	fault    device.FaultWord
-	dead     device.Ptr
+	dead     device.Ptr // of a plan: its dead word, and a fault cell that nobody looks at
 	table    device.Ptr
+	kernels  [launchKinds]device.Function // loaded beforehand: loading waits for what the device has under way
 
 	// One prepared launch for each kind, channel and peer, made when it is first needed.
 	mu       sync.Mutex
@@ -36,11 +37,19 @@ const (
 	launchBarrier
 	launchSignalAll
 	launchWaitAll
+	launchWaitBeside // launchWaitAll whose failure the plan's next wait tells
 	launchKinds
+)
+
+// A plan's dead word, and where behind it the cell is for launches on streams whose errors nobody looks for.
+const (
+	deadBytes  = 32
+	unseenCell = 16
 )
 
 var signalKernels = [launchKinds]ptx.Kernel{
 	launchSignal: ptx.Signal, launchWait: ptx.Wait, launchBarrier: ptx.Barrier, launchSignalAll: ptx.SignalAll, launchWaitAll: ptx.WaitAll,
+	launchWaitBeside: ptx.WaitAll,
 }
 
 // newDeviceSignals makes signals on the pad at offset of a channel. Local.
@@ -59,18 +68,25 @@ func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user 
 			err = errors.Join(err, d.close())
 		}
 	}()
+	for kind, k := range signalKernels {
+		if d.kernels[kind], err = m.Kernel(k); err != nil {
+			return d, err
+		}
+	}
 	if d.fault, err = faults.NewFaultWord(d.decode); err != nil {
 		return d, err
 	}
-	if d.dead, err = m.device.Alloc(4); err != nil {
-		return d, err
+	if user != nil {
+		if d.dead, err = m.device.Alloc(deadBytes); err != nil {
+			return d, err
+		}
 	}
 	stop, err := m.StopWord()
 	if err != nil {
 		return d, err
 	}
 	d.params = ptx.Params{
-		Fault: uint64(d.fault.Ptr()), Dead: uint64(d.dead), Stop: uint64(stop), Timeout: uint64(m.opts.KernelTimeout.Nanoseconds()),
+		Dead: uint64(d.dead), Stop: uint64(stop), Timeout: uint64(m.opts.KernelTimeout.Nanoseconds()),
 		Rank: uint32(m.group.Rank()), World: uint32(size), Channels: uint32(channels),
 	}
 	if peerAtomics(m.device, m.devices) {
@@ -123,9 +139,6 @@ func (d *deviceSignals) begin(pad *Channel, offset int64) error {
 
 // launch enqueues a kernel, prepared at its first use.
 func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
-	if word := d.fault.Load(); word != 0 {
-		return d.decode(word)
-	}
 	size := d.memory.group.Size()
 	slot := &d.launches[(kind*d.channels+channel)*size+peer]
 	if prepared := slot.Load(); prepared != nil {
@@ -136,17 +149,21 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	if prepared := slot.Load(); prepared != nil {
 		return (*prepared).Launch(s)
 	}
-	fn, err := d.memory.Kernel(signalKernels[kind])
-	if err != nil {
-		return err
-	}
 	params := d.params
 	params.Index, params.Peer = uint32(channel), uint32(peer)
 	threads := uint32(32)
 	if kind >= launchBarrier { // a thread for each rank
 		threads = uint32(min(max(size, 32), ptx.MaxThreads)+31) / 32 * 32
 	}
-	prepared, err := fn.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Params: params.Bytes(), Overlap: signalKernels[kind].Overlap})
+	l := device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Overlap: signalKernels[kind].Overlap}
+	if d.user != nil && (kind == launchSignal || kind == launchSignalAll || kind == launchWaitBeside) {
+		// The plan may do this on streams of its own. Its next wait finds the dead word, and tells what that says.
+		params.Fault = uint64(d.dead.Add(unseenCell))
+	} else {
+		l.FaultCell = &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset}
+	}
+	l.Params = params.Bytes()
+	prepared, err := d.kernels[kind].Prepare(l)
 	if err != nil {
 		return err
 	}
@@ -170,7 +187,10 @@ func (d *deviceSignals) signalAll(s device.Stream, channel int) error {
 	return d.launch(s, launchSignalAll, d.memory.group.Rank(), channel)
 }
 
-func (d *deviceSignals) waitAll(s device.Stream, channel int, _ bool) error {
+func (d *deviceSignals) waitAll(s device.Stream, channel int, beside bool) error {
+	if beside {
+		return d.launch(s, launchWaitBeside, d.memory.group.Rank(), channel)
+	}
 	return d.launch(s, launchWaitAll, d.memory.group.Rank(), channel)
 }
 
@@ -178,8 +198,11 @@ func (d *deviceSignals) waitAll(s device.Stream, channel int, _ bool) error {
 func (d *deviceSignals) decode(word uint64) error {
 	f := ptx.DecodeFault(word)
 	op := "wait"
-	if f.Kernel == ptx.FaultBarrier {
+	switch f.Kernel {
+	case ptx.FaultBarrier:
 		op = "barrier"
+	case ptx.FaultSignal:
+		op = "signal"
 	}
 	return d.user.failure(&device.WaitError{Op: op, Channel: int(f.Index), Peer: int(f.Peer), Err: d.memory.waitReason(f)})
 }

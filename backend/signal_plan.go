@@ -131,8 +131,7 @@ func (p *Signals) WaitAll(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, false)
 }
 
-// WaitAllBeside is WaitAll on a stream of the plan's own, whose errors nobody looks for: what fails is told by the next WaitAll. (On CUDA
-// devices whose peers have pointers, every stream of the device tells.)
+// WaitAllBeside is WaitAll on a stream of the plan's own, whose errors nobody looks for: what fails is told by the next WaitAll.
 func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, true)
 }

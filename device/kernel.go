@@ -31,6 +31,31 @@ type Launch struct {
 	// Overlap lets the kernel begin while the work before it in the stream still ends (programmatic stream serialization);
 	// the kernel itself waits for that work before it reads what it wrote. Ignored where the device cannot.
 	Overlap bool
+	// Fault, unless nil, is the word that the kernel writes when it gives up. The next Synchronize of each stream that the kernel was
+	// launched on, by itself or in a graph, returns the word's error if the word is not 0 then, whatever other streams have returned.
+	Fault FaultWord
+	// FaultCell, unless nil, is for a kernel that can give up and yet be launched again. Params then holds the address of a
+	// [FaultCell] of the launch's own, which the device puts there.
+	FaultCell *FaultCellParam
+}
+
+// FaultCellParam says where a kernel reports each launch that gave up.
+type FaultCellParam struct {
+	Word   FaultWord // makes errors of the values that the kernel writes; its own word is not used
+	Offset int       // in Params, of the 8 bytes that take the cell's address
+}
+
+// FaultCell is how a kernel reports launches that gave up, in memory that it shares with the host: one cell for a stream, and one for
+// each launch that was recorded, so that no two launches write a cell at the same time. A launch that gives up writes
+//
+//	Fault   why, if GaveUp is Told
+//	GaveUp  one more, behind that
+//
+// The next Synchronize of the stream that it ran on, or that the graph with it was launched on, returns the error for Fault, once.
+type FaultCell struct {
+	GaveUp uint32 // written by the device only
+	Told   uint32 // written by the host only
+	Fault  uint64
 }
 
 // PreparedLaunch is a launch that can be enqueued many times. It is safe for use by several goroutines.
@@ -52,7 +77,8 @@ type PeerAtomics interface {
 // return an error.
 type FaultReporter interface {
 	// NewFaultWord gives a 64-bit word, 0, that kernels of the device can write and that the host reads. When it is not 0, the
-	// next Synchronize of any stream of the device returns decode's error for its value, once.
+	// streams whose launches name it tell decode's error for its value, as [Launch] says. If no launch ever named it, the next
+	// Synchronize of any stream of the device does, once. decode must not call anything of the device, and may be called by Close.
 	NewFaultWord(decode func(word uint64) error) (FaultWord, error)
 	// NewStopWord gives a 32-bit word, 0, that kernels of the device read while they wait.
 	NewStopWord() (StopWord, error)
@@ -64,7 +90,8 @@ type FaultWord interface {
 	Ptr() Ptr
 	// Load reads the word, cheaply and without waiting for any stream.
 	Load() uint64
-	// Close gives the word back; no kernel that may write it is queued. Twice is ErrClosed.
+	// Close gives the word back; no kernel that may write it is queued. What streams were not told yet they are still told. Twice is
+	// ErrClosed.
 	Close() error
 }
 

@@ -196,7 +196,7 @@ func (m *machine) driver() *cuda.Driver {
 func (m *machine) basics(d *cuda.Driver) {
 	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
 		return m.Do(fmt.Sprint("attribute", a), func(int) cuda.Result {
-			switch *v = 1; a {
+			switch *v = fakecuda.Attribute(a); a {
 			case cuda.AttrMulticast:
 				*v = int32(m.multicast)
 			case cuda.AttrHandleFabric:

@@ -248,6 +248,61 @@ func adoptOnly(ctx context.Context, b *Backend, p device.Ptr, bytes int64) error
 	return a.Release(ctx)
 }
 
+// TestEnqueueingDoesNotWaitOnGPU: the first signals, waits and barriers of a new group return although a host function holds the stream
+// up, for which the driver waits when it loads kernels.
+func TestEnqueueingDoesNotWaitOnGPU(t *testing.T) {
+	size := max(2, min(gpus(t), 4))
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, _ *backend.Memory) (err error) {
+			all := make([]int, size)
+			for i := range all {
+				all[i] = i
+			}
+			sub, err := g.Sub(ctx, all)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, sub.Close(ctx)) }()
+			env := &backend.Env{Group: sub, Opened: b.Device(), Parent: b, ShareDevice: true, Multicast: "off", Getenv: os.Getenv}
+			m, err := backend.Open(ctx, Name, env, &backend.MemoryOptions{Channels: 2, KernelTimeout: 30 * time.Second})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, m.Close(ctx)) }()
+			return backendtest.WithWindow(ctx, m, 4096, func(*backend.Window) error { return enqueueBehind(ctx, m) })
+		})
+	}))
+}
+
+// enqueueBehind enqueues everything behind a host function that ends when all of it was enqueued.
+func enqueueBehind(ctx context.Context, m *backend.Memory) (err error) {
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	enqueued, gaveUp := make(chan struct{}), false
+	if err := s.HostFunc(func() {
+		select {
+		case <-enqueued:
+		case <-time.After(10 * time.Second):
+			gaveUp = true
+		}
+	}); err != nil {
+		return err
+	}
+	size, me := m.Group().Size(), m.Group().Rank()
+	failed := errors.Join(m.Signal(s, (me+1)%size, 0), m.Wait(s, (me+size-1)%size, 0), m.Barrier(s, 0), m.Barrier(s, 1))
+	close(enqueued)
+	if err := errors.Join(failed, s.Synchronize(ctx)); err != nil {
+		return err
+	}
+	if gaveUp {
+		return errors.New("enqueueing waited for the host function before it")
+	}
+	return nil
+}
+
 // TestSharedGPU: two ranks on one GPU are refused without the option.
 func TestSharedGPU(t *testing.T) {
 	gpus(t)

@@ -71,6 +71,22 @@ func (c *capture) addWait(w *graphWait) {
 	c.parts.waits = append(c.parts.waits, w)
 }
 
+// addCell notes a fault cell of a launch.
+func (c *capture) addCell(cell *faultCell) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts.cells = append(c.parts.cells, cell)
+}
+
+// addWord notes that a launch writes the fault word f.
+func (c *capture) addWord(f *FaultWord) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.parts.words, f) {
+		c.parts.words = append(c.parts.words, f)
+	}
+}
+
 // addWork notes work of the CPU.
 func (c *capture) addWork(l *workLane) {
 	c.mu.Lock()

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -63,6 +64,13 @@ type Device struct {
 	proxy   proxy
 
 	launching sync.Mutex // makes launches of graphs that contain each other take their places one by one; taken first of all
+
+	loading sync.Mutex // held while modules are loaded and unloaded; guards images
+	images  map[[sha256.Size]byte]*image
+
+	faultMu    sync.Mutex       // guards the debts of streams and graphs, and what follows; taken last
+	cells      []*faultCell     // not in use at the moment
+	faultPages []unsafe.Pointer // pinned memory of fault cells
 
 	mu       sync.Mutex
 	streams  map[*Stream]struct{}
@@ -164,6 +172,7 @@ func open(o *Options) (*Device, error) {
 		events:      make(map[*Event]struct{}),
 		graphs:      make(map[*Graph]struct{}),
 		modules:     make(map[*Module]struct{}),
+		images:      make(map[[sha256.Size]byte]*image),
 		faults:      make(map[*FaultWord]struct{}),
 		stops:       make(map[*StopWord]struct{}),
 		allocs:      make(map[device.Ptr]int64),
@@ -474,6 +483,10 @@ func (d *Device) close() error {
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs = map[device.Ptr]int64{}
 	pages := d.pages
+	d.faultMu.Lock()
+	pages = append(pages, d.faultPages...)
+	d.faultPages, d.cells = nil, nil
+	d.faultMu.Unlock()
 	d.marks, d.kept, d.bytes, d.pages, d.progress = nil, nil, 0, nil, nil
 	d.mu.Unlock()
 	idle = idle && left == 0

@@ -39,6 +39,9 @@
 // that is not mapped, say) end the context: then every later call of the process on that GPU fails, with errors that are
 // [ErrContextLost], until the process ends.
 //
+// Kernels report failures in memory that they share with the host: fault words and fault cells ([device.FaultWord], [device.FaultCell]). Each
+// stream knows which of them its launches write, by themselves and in graphs, and looks at them when it is synchronized.
+//
 // # Graphs
 //
 // A capture spreads to the streams that wait for its events. Captures are relaxed, in the driver's word: calls of other

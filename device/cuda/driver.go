@@ -144,6 +144,7 @@ type Driver struct {
 	LibraryGetKernel  func(k *KernelHandle, l LibraryHandle, name string) Result                                                                                             `cuda:"cuLibraryGetKernel"`
 	KernelGetFunction func(f *FunctionHandle, k KernelHandle) Result                                                                                                         `cuda:"cuKernelGetFunction"`
 
+	FuncLoad                 func(f FunctionHandle) Result                                                                                                                 `cuda:"cuFuncLoad"`
 	FuncGetAttribute         func(value *int32, attr FuncAttribute, f FunctionHandle) Result                                                                               `cuda:"cuFuncGetAttribute,required"`
 	FuncSetAttribute         func(f FunctionHandle, attr FuncAttribute, value int32) Result                                                                                `cuda:"cuFuncSetAttribute,required"`
 	FuncGetParamInfo         func(f FunctionHandle, index uint64, offset, bytes *uint64) Result                                                                            `cuda:"cuFuncGetParamInfo"`

@@ -16,6 +16,7 @@ type FaultWord struct {
 	dev    *Device
 	decode func(uint64) error
 	ptr    device.Ptr
+	named  atomic.Bool // launches name it, and their streams tell
 
 	mu       sync.Mutex
 	word     *uint64 // memory of the driver; nil when it was given back
@@ -23,8 +24,9 @@ type FaultWord struct {
 	reported bool
 }
 
-// NewFaultWord gives a word that is 0. When it is not any more, the next Synchronize of any stream of the device returns
-// decode's error for its value, once. decode must not call anything of the device.
+// NewFaultWord gives a word that is 0. When it is not any more, the streams whose launches name it, or for which Watch was called, tell
+// decode's error for its value; without any, the next Synchronize of any stream of the device does, once. decode must not call anything
+// of the device, and may be called by Close.
 func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord, error) {
 	const call = "NewFaultWord"
 	if decode == nil {
@@ -34,7 +36,10 @@ func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord,
 		return nil, err
 	}
 	defer d.leave()
-	mem, ptr, err := d.pinnedWord()
+	if err := d.needCells(fewCells); err != nil {
+		return nil, err
+	}
+	mem, ptr, err := d.pinned(8)
 	if err != nil {
 		return nil, fmt.Errorf("making a fault word: %w", err)
 	}
@@ -45,9 +50,9 @@ func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord,
 	return f, nil
 }
 
-// pinnedWord gives a 64-bit word, 0, of memory that the host and the device reach. The context is current.
-func (d *Device) pinnedWord() (mem unsafe.Pointer, at device.Ptr, err error) {
-	r := d.drv.MemHostAlloc(&mem, 8, HostAllocPortable|HostAllocDeviceMap)
+// pinned gives bytes of memory, a multiple of 8, that the host and the device reach. The first 8 are 0. The context is current.
+func (d *Device) pinned(bytes uint64) (mem unsafe.Pointer, at device.Ptr, err error) {
+	r := d.drv.MemHostAlloc(&mem, bytes, HostAllocPortable|HostAllocDeviceMap)
 	if err := d.drv.Check("cuMemHostAlloc", r); err != nil {
 		return nil, 0, err
 	}
@@ -58,7 +63,7 @@ func (d *Device) pinnedWord() (mem unsafe.Pointer, at device.Ptr, err error) {
 	return mem, at, nil
 }
 
-// fault gives the error of a fault word that was written and not reported yet, or nil.
+// fault gives the error of a fault word that no launch named, was written and not reported yet, or nil.
 func (d *Device) fault() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,7 +79,7 @@ func (d *Device) fault() error {
 func (f *FaultWord) report() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.word == nil || f.reported {
+	if f.word == nil || f.reported || f.named.Load() {
 		return nil
 	}
 	word := atomic.LoadUint64(f.word)
@@ -82,10 +87,28 @@ func (f *FaultWord) report() error {
 		return nil
 	}
 	f.reported = true
+	return f.err(word)
+}
+
+// err gives the error for a value that is not 0.
+func (f *FaultWord) err(word uint64) error {
 	if err := f.decode(word); err != nil {
 		return err
 	}
 	return fmt.Errorf("a kernel has reported a failure: 0x%x", word)
+}
+
+// Watch makes s, a stream of the same device, tell of the word as if a launch on it named the word: for work that was or is to be enqueued
+// past this package. If s is capturing, the streams that the graph is launched on tell.
+func (f *FaultWord) Watch(s *Stream) {
+	f.named.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.recording(); c != nil {
+		c.addWord(f)
+	} else {
+		s.oweWord(f)
+	}
 }
 
 // Ptr is the word's address on the device.
@@ -110,7 +133,8 @@ func (f *FaultWord) Store(word uint64) {
 	}
 }
 
-// Close gives the word back; no kernel that may write it is queued. Twice is ErrClosed.
+// Close gives the word back; no kernel that may write it is queued. Streams still tell what they were not asked for yet. Twice is
+// ErrClosed.
 func (f *FaultWord) Close() error {
 	const call = "Close"
 	d := f.dev
@@ -125,6 +149,7 @@ func (f *FaultWord) Close() error {
 	if !open {
 		return closed(call, "fault word")
 	}
+	d.settle(f)
 	return f.destroy()
 }
 

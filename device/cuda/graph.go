@@ -41,7 +41,7 @@ func (s *Stream) newGraph(c *capture, handle GraphHandle) (*Graph, error) {
 	discard := func(err error) error {
 		return errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
 	}
-	if len(c.parts.ids)+len(c.parts.waits)+len(c.parts.works) > 0 {
+	if !c.parts.empty() {
 		if len(c.parts.waits) > 0 {
 			d.mu.Lock()
 			d.parts[c.parts] = struct{}{}

@@ -29,13 +29,22 @@ type graphParts struct {
 	ids    []uintptr              // of the host functions
 	waits  []*graphWait           // those enqueued in it, not those of graphs in it
 	works  []*workLane            // the same of work of the CPU
-	stream atomic.Pointer[Stream] // of the latest launch: it gets the failures
+	cells  []*faultCell           // of the launches in it that report failures
+	words  []*FaultWord           // that launches in it write when they give up
+	stream atomic.Pointer[Stream] // of the latest launch
 	before *Stream                // of the launch before that
+
+	// Under the device's faultMu.
+	debtors []*Stream // that it was launched on and that were not synchronized since
 }
 
-// launched notes that a launch on s is about to begin.
+// empty reports whether there is nothing that could fail, fault words aside.
+func (g *graphParts) empty() bool { return len(g.ids)+len(g.waits)+len(g.works)+len(g.cells) == 0 }
+
+// launched notes that a launch on s is about to begin. The stream is locked.
 func (g *graphParts) launched(s *Stream) {
 	g.before = g.stream.Swap(s)
+	s.oweGraph(g)
 	for _, l := range g.works {
 		l.launched()
 	}
@@ -74,6 +83,7 @@ func (g *graphParts) drop(d *Device) {
 	for _, l := range g.works {
 		l.drop(d)
 	}
+	g.leave(d)
 }
 
 // callbackTable gives numbers to callbacks; the driver carries them as user data. Numbers are not used again.
@@ -166,15 +176,11 @@ func (c callback) run(ended chan<- struct{}) {
 		if v := recover(); v != nil {
 			failed.Err = &PanicError{Value: v, Stack: string(debug.Stack())}
 		}
-		s := c.stream
 		if c.of != nil {
-			s = c.of.stream.Load()
-		}
-		if s == nil {
-			c.dev.log.Warn("a host function of a graph failed and no launch of the graph is known", "error", failed)
+			c.of.fail(c.dev, failed)
 			return
 		}
-		s.fail(failed)
+		c.stream.fail(failed)
 	}()
 	c.fn()
 	returned = true
@@ -182,7 +188,7 @@ func (c callback) run(ended chan<- struct{}) {
 
 // HostFunc enqueues a call of fn on some goroutine; the stream goes on when it has returned. fn must not call anything of this
 // device, and nothing else of CUDA. A panic of it becomes the error of the next Synchronize: of this stream, or for a graph of
-// the stream that the graph was launched on last.
+// the streams that the graph was launched on and that were not synchronized since.
 func (s *Stream) HostFunc(fn func()) error {
 	const call = "HostFunc"
 	if fn == nil {

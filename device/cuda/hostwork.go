@@ -220,8 +220,11 @@ func (l *workLane) fail(job workJob, err error) {
 	if named, ok := job.work.(fmt.Stringer); ok {
 		name = named.String()
 	}
-	if s := l.stream(); s != nil {
-		s.fail(&WorkError{Op: "HostWork(" + name + ")", Err: err})
+	failed := &WorkError{Op: "HostWork(" + name + ")", Err: err}
+	if l.parts != nil {
+		l.parts.fail(l.dev, failed)
+	} else {
+		l.owner.fail(failed)
 	}
 }
 

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -112,6 +113,21 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		return nil, errs.Invalid(call, "len(Params)", len(l.Params),
 			fmt.Sprintf("%d, the size of the parameter of the kernel %s", f.params, f.name))
 	}
+	fault, err := d.faultWord(call, "Fault", l.Fault)
+	if err != nil {
+		return nil, err
+	}
+	var cellOf *FaultWord
+	cellAt := 0
+	if c := l.FaultCell; c != nil {
+		if cellOf, err = d.faultWord(call, "FaultCell.Word", c.Word); err != nil {
+			return nil, err
+		}
+		if cellAt = c.Offset; cellOf == nil || cellAt < 0 || cellAt%8 != 0 || cellAt > len(l.Params)-8 {
+			return nil, errs.Invalid(call, "FaultCell", fmt.Sprintf("%+v", *c),
+				fmt.Sprintf("a word, and a multiple of 8 with 8 bytes behind it in the %d of the parameter", len(l.Params)))
+		}
+	}
 	if err := f.module.begin(call); err != nil {
 		return nil, err
 	}
@@ -124,6 +140,14 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		call:     "Launch of " + f.name,
 		block:    bytes.Clone(l.Params),
 		config:   LaunchConfig{Grid: l.Grid, Block: l.Block, SharedBytes: l.SharedBytes},
+		fault:    fault,
+		cellOf:   cellOf,
+		cellAt:   cellAt,
+	}
+	for _, w := range []*FaultWord{fault, cellOf} {
+		if w != nil {
+			w.named.Store(true)
+		}
 	}
 	if len(p.block) > 0 {
 		p.params[0] = unsafe.Pointer(&p.block[0])
@@ -136,17 +160,32 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	return p, nil
 }
 
+// faultWord gives w as a fault word of this device; nil is none.
+func (d *Device) faultWord(call, arg string, w device.FaultWord) (*FaultWord, error) {
+	if w == nil {
+		return nil, nil
+	}
+	f, ok := w.(*FaultWord)
+	if !ok || f == nil || f.dev != d {
+		return nil, errs.Invalid(call, arg, fmt.Sprintf("%T", w), "a fault word of the device that the kernel was loaded on")
+	}
+	return f, nil
+}
+
 // PreparedLaunch is a launch that can be enqueued many times. It implements [device.PreparedLaunch].
 //
 // What the driver reads (the configuration, the array of parameters and the parameter) is part of this object or held by it,
 // in memory that does not move: the collector leaves heap objects where they are, and the call keeps this one alive.
 type PreparedLaunch struct {
 	function *Function
-	call     string // what errors call it: "Launch of" and the kernel
-	block    []byte
+	call     string     // what errors call it: "Launch of" and the kernel
+	fault    *FaultWord // that the kernel writes, or nil
+	cellOf   *FaultWord // of the cells that it writes, or nil
+	cellAt   int        // where in the block a cell's address goes
 
 	mu     sync.Mutex // taken before that of a stream
 	closed bool
+	block  []byte
 	config LaunchConfig
 	attr   LaunchAttribute
 	params [1]unsafe.Pointer
@@ -172,10 +211,49 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 	if p.function.module.closed.Load() {
 		return closed(call, "module")
 	}
-	return st.enqueue(call, "cuLaunchKernelEx", func() Result {
+	noted := false
+	var refused error
+	err := st.enqueue(call, "cuLaunchKernelEx", func() Result {
+		if !noted { // this may be called twice
+			if refused = p.note(st); refused != nil {
+				return Success
+			}
+			noted = true
+		}
 		p.config.Stream = st.handle
 		return d.drv.LaunchKernelEx(&p.config, p.function.handle, &p.params[0], nil)
 	})
+	if refused != nil {
+		return fmt.Errorf("%s: %w", call, refused)
+	}
+	return err
+}
+
+// note sees to it that a failure of the launch that is to follow is told by the streams that it concerns. Both are locked.
+func (p *PreparedLaunch) note(s *Stream) error {
+	c := s.recording()
+	switch {
+	case p.fault == nil:
+	case c != nil:
+		c.addWord(p.fault)
+	default:
+		s.oweWord(p.fault)
+	}
+	if p.cellOf == nil {
+		return nil
+	}
+	var cell *faultCell
+	var err error
+	if c == nil {
+		cell, err = s.cell(p.cellOf)
+	} else if cell, err = s.dev.takeCell(p.cellOf); err == nil {
+		c.addCell(cell)
+	}
+	if err != nil {
+		return err
+	}
+	binary.NativeEndian.PutUint64(p.block[p.cellAt:], uint64(cell.at))
+	return nil
 }
 
 // Close gives the launch back. Launches already enqueued still run. Twice is ErrClosed.

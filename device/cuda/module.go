@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -16,47 +17,74 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
+// image is what was loaded from one image, for all modules that were made of it: loading waits for what the GPU has under way, and so
+// may unloading.
+type image struct {
+	sum    [sha256.Size]byte
+	handle ModuleHandle
+	users  int // modules; under the device's loading
+}
+
 // Module is kernels that were loaded. It implements [device.Module].
 type Module struct {
 	dev    *Device
+	image  *image
 	handle ModuleHandle
 	closed atomic.Bool
 	mu     sync.RWMutex // held for reading during calls that use the handle
 }
 
 // LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to
-// seconds; the driver keeps what it compiled in a cache of the user. What is wrong with PTX is in the error, as the compiler
-// says it.
-func (d *Device) LoadModule(image []byte) (device.Module, error) {
+// seconds; the driver keeps what it compiled in a cache of the user. Loading waits for what the GPU has under way; an image that is loaded
+// already is shared, and nobody waits. What is wrong with PTX is in the error, as the compiler says it.
+func (d *Device) LoadModule(code []byte) (device.Module, error) {
 	const call = "LoadModule"
-	text, err := checkImage(image)
+	text, err := checkImage(code)
 	if err != nil {
-		return nil, errs.Invalid(call, "image", fmt.Sprintf("%d bytes", len(image)), "PTX, a cubin or a fat binary: "+err.Error())
+		return nil, errs.Invalid(call, "image", fmt.Sprintf("%d bytes", len(code)), "PTX, a cubin or a fat binary: "+err.Error())
 	}
 	if err := d.enter(call); err != nil {
 		return nil, err
 	}
 	defer d.leave()
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	sum := sha256.Sum256(code)
+	img := d.images[sum]
+	if img == nil {
+		img = &image{sum: sum}
+		if img.handle, err = d.load(code, text); err != nil {
+			return nil, err
+		}
+		d.images[sum] = img
+	}
+	img.users++
+	m := &Module{dev: d, image: img, handle: img.handle}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.modules[m] = struct{}{}
+	return m, nil
+}
+
+// load loads an image that was checked. The context is current.
+func (d *Device) load(code []byte, text bool) (ModuleHandle, error) {
 	if text {
-		image = append(bytes.Clone(image), 0)
+		code = append(bytes.Clone(code), 0)
 	}
 	const logBytes = 16 << 10
 	log := make([]byte, logBytes)
 	options := []JITOption{JITErrorLogBuffer, JITErrorLogBufferSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), logBytes}
-	m := &Module{dev: d}
-	r := d.drv.ModuleLoadDataEx(&m.handle, unsafe.Pointer(&image[0]), uint32(len(options)), &options[0], &values[0])
+	var handle ModuleHandle
+	r := d.drv.ModuleLoadDataEx(&handle, unsafe.Pointer(&code[0]), uint32(len(options)), &options[0], &values[0])
 	runtime.KeepAlive(log) // only its address, as a number, was passed
 	if err := d.drv.Check("cuModuleLoadDataEx", r); err != nil {
 		if said := strings.TrimSpace(cString(&log[0], logBytes)); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
-		return nil, fmt.Errorf("loading kernels for %s: %w", d.name, err)
+		return 0, fmt.Errorf("loading kernels for %s: %w", d.name, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.modules[m] = struct{}{}
-	return m, nil
+	return handle, nil
 }
 
 // checkImage checks what the driver does not: that the image is whole. It reports whether it is text.
@@ -120,7 +148,8 @@ func (m *Module) end() {
 	m.mu.RUnlock()
 }
 
-// Function finds a kernel by its name in the image.
+// Function finds a kernel by its name in the image. The first time it may wait for what the GPU has under way: drivers load a kernel only
+// when somebody asks for it, so launching it loads nothing then.
 func (m *Module) Function(name string) (device.Function, error) {
 	const call = "Function"
 	if name == "" || strings.ContainsRune(name, 0) {
@@ -140,6 +169,11 @@ func (m *Module) Function(name string) (device.Function, error) {
 	default:
 		return nil, fmt.Errorf("finding the kernel %q: %w", name, drv.Check("cuModuleGetFunction", r))
 	}
+	if drv.FuncLoad != nil {
+		if err := drv.Check("cuFuncLoad", drv.FuncLoad(f.handle)); err != nil {
+			return nil, fmt.Errorf("loading the kernel %q: %w", name, err)
+		}
+	}
 	for _, a := range []struct {
 		value *int
 		attr  FuncAttribute
@@ -156,7 +190,7 @@ func (m *Module) Function(name string) (device.Function, error) {
 	return f, nil
 }
 
-// Close unloads the kernels. No work that uses them may be queued. Twice is ErrClosed.
+// Close unloads the kernels, unless another module of the same image is open. No work that uses them may be queued. Twice is ErrClosed.
 func (m *Module) Close() error {
 	const call = "Close"
 	d := m.dev
@@ -181,5 +215,12 @@ func (m *Module) destroy() error {
 	if m.closed.Swap(true) {
 		return nil
 	}
-	return m.dev.drv.Check("cuModuleUnload", m.dev.drv.ModuleUnload(m.handle))
+	d := m.dev
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	if m.image.users--; m.image.users > 0 {
+		return nil
+	}
+	delete(d.images, m.image.sum)
+	return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(m.handle))
 }

@@ -69,6 +69,26 @@ done:
 	ret;
 }
 
+// gives up at once, for the reason of the value, as device.FaultCell says
+.visible .entry giveup(.param .align 8 .b8 arg[16])
+{
+	.reg .pred %p<2>;
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<3>;
+	ld.param.u64 %rd1, [arg];
+	ld.param.u32 %r1, [arg+8];
+	ld.relaxed.sys.u32 %r2, [%rd1];
+	ld.relaxed.sys.u32 %r3, [%rd1+4];
+	cvt.u64.u32 %rd2, %r1;
+	setp.ne.u32 %p1, %r2, %r3;
+	@%p1 bra told;
+	st.relaxed.sys.u64 [%rd1+8], %rd2;
+told:
+	add.u32 %r2, %r2, 1;
+	st.release.sys.u32 [%rd1], %r2;
+	ret;
+}
+
 .visible .entry two(.param .u64 a, .param .u64 b)
 {
 	ret;
@@ -283,6 +303,71 @@ func TestModules(t *testing.T) {
 		}
 		assert.Zero(t, d.Stats().Modules)
 	})
+}
+
+// Modules of one image share what was loaded, for as long as one of them is open.
+func TestModulesShareTheirImage(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	first, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	second, err := d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	other, err := d.LoadModule([]byte(ptx + "\n"))
+	require.NoError(t, err)
+	assert.Equal(t, 3, d.Stats().Modules)
+	assert.Equal(t, 2, f.calls["cuModuleLoadDataEx"])
+	require.NoError(t, first.Close())
+	_, err = first.Function("kernel")
+	require.ErrorIs(t, err, device.ErrClosed)
+	kernel, err := second.Function("kernel")
+	require.NoError(t, err)
+	l, err := kernel.Prepare(device.Launch{Params: params(alloc(t, d, 4), 1)})
+	require.NoError(t, err)
+	s := newStream(t, d)
+	require.NoError(t, l.Launch(s))
+	synchronize(t, s)
+	require.Zero(t, f.calls["cuModuleUnload"])
+	require.NoError(t, errors.Join(second.Close(), other.Close()))
+	require.Equal(t, 2, f.calls["cuModuleUnload"])
+	_, err = d.LoadModule([]byte(ptx))
+	require.NoError(t, err)
+	assert.Equal(t, 3, f.calls["cuModuleLoadDataEx"])
+
+	// One that cannot be loaded leaves nothing behind.
+	f.failing("cuModuleLoadDataEx", cuda.OutOfMemory)
+	_, err = d.LoadModule([]byte(ptx + "\n"))
+	require.ErrorIs(t, err, device.ErrNoMemory)
+	f.failing("cuModuleLoadDataEx", cuda.Success)
+	_, err = d.LoadModule([]byte(ptx + "\n"))
+	require.NoError(t, err)
+}
+
+// Enqueueing asks the driver for nothing that waits for the GPU.
+func TestEnqueueingMakesNoMemory(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	w := newFault(t, d)
+	l := givesUp(t, d, w, 1)
+	p := alloc(t, d, 4)
+	s := newStream(t, d)
+	slow := []string{"cuMemHostAlloc", "cuMemAlloc_v2", "cuModuleLoadDataEx", "cuModuleGetFunction"}
+	before := map[string]int{}
+	for _, call := range slow {
+		before[call] = f.calls[call]
+	}
+	enqueue := func() {
+		require.NoError(t, s.WriteValue32(p, 1))
+		require.NoError(t, s.WaitValue32(p, 1))
+		require.NoError(t, l.Launch(s))
+	}
+	enqueue()
+	g := capture(t, s, enqueue)
+	require.NoError(t, g.Launch(s))
+	require.ErrorIs(t, s.Synchronize(bounded(t)), errGaveUp)
+	for _, call := range slow {
+		assert.Equal(t, before[call], f.calls[call], call)
+	}
 }
 
 func TestKernelsOfOtherShapes(t *testing.T) {

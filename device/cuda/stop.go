@@ -25,7 +25,7 @@ func (d *Device) NewStopWord() (device.StopWord, error) {
 		return nil, err
 	}
 	defer d.leave()
-	mem, ptr, err := d.pinnedWord()
+	mem, ptr, err := d.pinned(8)
 	if err != nil {
 		return nil, fmt.Errorf("making a stop word: %w", err)
 	}

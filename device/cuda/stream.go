@@ -17,6 +17,7 @@ import (
 type Stream struct {
 	dev      *Device
 	failures failures
+	debts    debts
 
 	mu      sync.Mutex // held during the driver's calls, so that the handle stays good
 	handle  StreamHandle
@@ -38,6 +39,17 @@ func (d *Device) NewStream() (device.Stream, error) {
 	}
 	defer d.leave()
 	s := &Stream{dev: d}
+	if err := d.needProgress(); err != nil {
+		return nil, fmt.Errorf("making a stream: %w", err)
+	}
+	d.faultMu.Lock()
+	reports := len(d.faultPages) > 0
+	d.faultMu.Unlock()
+	if reports {
+		if err := d.needCells(fewCells); err != nil {
+			return nil, fmt.Errorf("making a stream: %w", err)
+		}
+	}
 	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, StreamNonBlocking)); err != nil {
 		return nil, fmt.Errorf("making a stream: %w", err)
 	}
@@ -317,8 +329,9 @@ func (s *Stream) recordMark() (mark, error) {
 }
 
 // Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure of host
-// functions and waits that was not returned yet, as a [*WorkError], or else what kernels have reported by fault words. When
-// ctx ends first, its error is returned and the work goes on.
+// functions and waits that was not returned yet, as a [*WorkError], and what the stream's kernels have reported by fault words and
+// cells and was not returned yet. What a graph does is work of the stream that it was launched on. When ctx ends first, its error is
+// returned and the work goes on.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -340,6 +353,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 		return err
 	}
 	defer d.unuse()
+	owed := s.owed()
 	m, err := s.mark(ctx)
 	if err == nil {
 		err = d.await(ctx, m.event, time.Time{})
@@ -348,7 +362,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("synchronizing the stream: %w", err)
 	}
-	if err := s.failures.take(); err != nil {
+	if err := join(s.failures.take(), s.pay(owed)); err != nil {
 		return fmt.Errorf("work of the stream: %w", err)
 	}
 	return d.fault()
@@ -424,7 +438,10 @@ func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 		delete(d.streams, s) // one that still works stays known, so that the device does not free what it uses
 		d.mu.Unlock()
 	}
-	failed = append(failed, s.failures.take())
+	failed = append(failed, s.failures.take(), s.pay(s.owed()))
+	if done {
+		s.leave()
+	}
 	if err := errors.Join(failed...); err != nil {
 		return done, fmt.Errorf("work of the closed stream: %w", err)
 	}

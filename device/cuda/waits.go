@@ -20,6 +20,8 @@ const (
 
 	// progressPage is the size of the pieces of pinned memory that progress words come from.
 	progressPage = 4096
+	// fewProgress is how many of them a new stream finds at least.
+	fewProgress = 64
 )
 
 // progress is two words of pinned memory, by which a GPU tells when it begins a wait and when it has ended it: each wait has
@@ -188,6 +190,17 @@ func (w *waits) clear(d *Device) {
 	w.words, w.queue = nil, nil
 }
 
+// needProgress sees to it that there are progress words to take while enqueueing: making more waits for the GPU. The context is current.
+func (d *Device) needProgress() error {
+	d.mu.Lock()
+	have := len(d.progress)
+	d.mu.Unlock()
+	if have >= fewProgress {
+		return nil
+	}
+	return d.growProgress()
+}
+
 // takeProgress gives two progress words that are 0. The context is current.
 func (d *Device) takeProgress() (*progress, error) {
 	d.mu.Lock()
@@ -342,20 +355,20 @@ func (d *Device) watch(now time.Time) bool {
 	for _, s := range d.openStreams() {
 		pending, current, is := s.waits.now()
 		found = found || pending
-		s.look(&s.waits.sight, current, is, now, lost)
+		s.look(&s.waits.sight, nil, current, is, now, lost)
 	}
 	for _, p := range d.launchedParts() {
 		found = true
 		for _, w := range p.waits {
 			_, is := w.words.waiting()
-			p.stream.Load().look(&w.sight, w.wait, is, now, lost)
+			p.stream.Load().look(&w.sight, p, w.wait, is, now, lost)
 		}
 	}
 	return found
 }
 
-// look ends the wait that the GPU is in, if it is in one and that must be.
-func (s *Stream) look(w *sight, current wait, is bool, now time.Time, lost error) {
+// look ends the wait that the GPU is in, if it is in one and that must be. parts are those of the graph that the wait is in, or nil.
+func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now time.Time, lost error) {
 	if !is {
 		w.since, w.failed = time.Time{}, false
 		return
@@ -379,7 +392,12 @@ func (s *Stream) look(w *sight, current wait, is bool, now time.Time, lost error
 	}
 	if why != nil {
 		// The failure goes first: whoever finds the stream at its end must find it, too.
-		s.fail(&WorkError{Op: "WaitValue32", Addr: current.p, Err: why})
+		failed := &WorkError{Op: "WaitValue32", Addr: current.p, Err: why}
+		if parts != nil {
+			parts.fail(d, failed)
+		} else {
+			s.fail(failed)
+		}
 		w.failed = true
 	}
 	if err := d.lane.store(current.p, current.value); err != nil {

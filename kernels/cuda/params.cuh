@@ -41,6 +41,7 @@ enum : u32 {
 enum : u32 {
   kKindOneshotLL = 1, kKindOneshotPush = 2, kKindOneshotPull = 3, kKindTwoshotPush = 4, kKindTwoshotPull = 5,
   kKindTwoshotFlow = 6, kKindOneshotMultimem = 7, kKindTwoshotMultimem = 8, kKindBarrier = 16, kKindWait = 17,
+  kKindSignal = 18,
 };
 
 // Why a kernel left.
@@ -55,7 +56,7 @@ enum : u32 {
 //   bits 16-31  Params::index               0-15  the block
 //
 // A kernel that gives up sets the dead word, and later launches with the same dead word return at once. Who sets it writes the
-// fault word, so a fault word belongs to one dead word.
+// fault word, so a fault word belongs to one dead word. (Signals report as signals.cu says.)
 
 enum : u32 { kInline = 8 }; // peers whose pointers travel in Params
 
@@ -65,8 +66,8 @@ struct Params {
   u64 channel[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
   u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and channel
   u64 count;            // elements; put: bytes
-  u64 fault;            // 64-bit fault word; memory that this device and the host can access
-  u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well
+  u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals, put: the launch's cell, see signals.cu
+  u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well; signals, put: or 0 for none
   u64 stop;             // 32-bit word that the host sets to end all waiting, or 0
   u64 timeout;          // ns that one launch may wait
   u64 shard;            // two-shot: vectors of 16 bytes that one rank reduces, a multiple of 8. See Layout

@@ -29,10 +29,73 @@ SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
   return old;
 }
 
+// A launch tells that it gave up in its cell (Params::fault), which is in host memory and which no other launch writes at the same
+// time:
+//
+//   u32 gaveUp   how many launches with this cell have given up; written last
+//   u32 told     how many of those the host knows of; the host's
+//   u64 fault    why the first did that the host does not know of
+//
+// So what was told does not hide what comes later. A plan has a dead word besides (Params::dead, else 0): when one of its launches
+// gives up, all later ones do at once. The word is the upper half of that launch's fault, which the later ones pass on.
+enum : u32 { kCellGaveUp = 0, kCellTold = 4, kCellFault = 8 };
+
+SYMMEM_DEVICE void tell(const Params &p, u64 fault) {
+  if (fault == 0) return;
+  const u32 gaveUp = loadRelaxed(p.fault + kCellGaveUp);
+  if (gaveUp == loadRelaxed(p.fault + kCellTold))
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p.fault + kCellFault), "l"(fault) : "memory");
+  storeRelease(p.fault + kCellGaveUp, gaveUp + 1);
+}
+
+// Waiting is one thread's bounded waiting.
+struct Waiting {
+  const Params &p;
+  u32 kind;
+  u32 polls = 0;
+  u64 since = 0; // when this thread first looked at the clock
+  u64 fault = 0; // not 0: this thread has given up
+
+  SYMMEM_DEVICE Waiting(const Params &params, u32 k) : p(params), kind(k) {}
+
+  // alive says whether to run at all.
+  SYMMEM_DEVICE bool alive() {
+    fault = p.dead == 0 ? 0 : (u64)loadRelaxed(p.dead) << 32;
+    return fault == 0;
+  }
+
+  // again is called after a poll that found nothing: it says whether to poll again.
+  SYMMEM_DEVICE bool again(u32 peer) {
+    if (++polls % kPollsPerCheck != 0) return true;
+    const u64 now = globalTimer();
+    if (since == 0) since = now;
+    u64 why = 0;
+    if (now - since >= p.timeout) why = kFaultTimeout;
+    if (polls % kPollsPerStop == 0 && p.stop != 0 && loadRelaxed(p.stop) != 0) why = kFaultStopped;
+    if (why != 0) fault = why << 56 | (u64)kind << 48 | (u64)(peer & 0xffff) << 32 | (u64)(p.index & 0xffff) << 16;
+    if (p.dead == 0) return fault == 0;
+    u32 first = loadRelaxed(p.dead);
+    if (first == 0 && fault != 0)
+      asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, %2;"
+                   : "=r"(first) : "l"(p.dead), "r"((u32)(fault >> 32)) : "memory");
+    if (first != 0) fault = (u64)first << 32;
+    return fault == 0;
+  }
+
+  // leave ends a launch: one thread tells for all. Every thread of the block comes here.
+  SYMMEM_DEVICE void leave() const {
+    if (!__syncthreads_or(fault != 0)) return;
+    __shared__ u64 any;
+    if (fault != 0) any = fault;
+    __syncthreads();
+    if (threadIdx.x == 0) tell(p, any);
+  }
+};
+
 // signal counts one up at the peer, after everything that this thread knows to be written. Without atomics over the link the
 // count is this rank's own, and stored; of several streams that signal at once, each stores its count when that before it is.
-SYMMEM_DEVICE void signal(Frame<0> &f, u32 peer) {
-  const Params &p = f.p;
+SYMMEM_DEVICE void signal(Waiting &w, u32 peer) {
+  const Params &p = w.p;
   Pad pad{p};
   u64 at = pad.counter(peer, kPadSignal, p.rank);
   if (p.flags & kAtomics) {
@@ -40,67 +103,80 @@ SYMMEM_DEVICE void signal(Frame<0> &f, u32 peer) {
     return;
   }
   const u32 before = addRelaxed(pad.sent(peer), 1);
-  while (loadAcquire(pad.stored(peer)) != before)
-    if (!f.again(peer)) return;
+  while (loadAcquire(pad.stored(peer)) != before) {
+    if (w.again(peer)) continue;
+    if (p.dead != 0) return; // what the peer waits for may not be there
+    break; // the signals behind this one count on it
+  }
   storeRelease(at, before + 1);
   storeRelease(pad.stored(peer), before + 1);
 }
 
 extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
-  Frame<0> f(p, kKindWait);
+  Waiting w(p, kKindSignal);
   awaitPrevious();
-  if (threadIdx.x == 0 && f.alive()) signal(f, p.peer);
+  if (threadIdx.x != 0 || !w.alive()) return;
+  signal(w, p.peer);
+  tell(p, w.fault);
 }
 
 // symmem_signal_all is symmem_signal to every peer at once, each by a thread.
 extern "C" __global__ void symmem_signal_all(const __grid_constant__ Params p) {
-  Frame<0> f(p, kKindWait);
+  Waiting w(p, kKindSignal);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(w.alive())) return;
   for (u32 r = threadIdx.x; r < p.world; r += blockDim.x)
-    if (r != p.rank) signal(f, r);
+    if (r != p.rank) signal(w, r);
+  w.leave();
 }
 
 extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
-  Frame<0> f(p, kKindWait);
+  Waiting w(p, kKindWait);
   awaitPrevious();
-  if (threadIdx.x != 0 || !f.alive()) return;
-  Pad pad{p};
-  const u32 want = addRelaxed(pad.consumed(p.peer), 1) + 1;
-  const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
-  while (late(loadAcquire(at), want))
-    if (!f.again(p.peer)) return;
+  if (threadIdx.x != 0) return;
+  if (w.alive()) {
+    Pad pad{p};
+    const u32 want = addRelaxed(pad.consumed(p.peer), 1) + 1;
+    const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
+    while (late(loadAcquire(at), want))
+      if (!w.again(p.peer)) break;
+  }
+  tell(p, w.fault);
 }
 
 // symmem_wait_all is symmem_wait for every peer at once, each by a thread.
 extern "C" __global__ void symmem_wait_all(const __grid_constant__ Params p) {
-  Frame<0> f(p, kKindWait);
+  Waiting w(p, kKindWait);
   awaitPrevious();
-  if (!f.alive()) return;
-  Pad pad{p};
-  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
-    if (r == p.rank) continue;
-    const u32 want = addRelaxed(pad.consumed(r), 1) + 1;
-    const u64 at = pad.counter(p.rank, kPadSignal, r);
-    while (late(loadAcquire(at), want))
-      if (!f.again(r)) return;
+  if (w.alive()) {
+    Pad pad{p};
+    for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
+      if (r == p.rank) continue;
+      const u32 want = addRelaxed(pad.consumed(r), 1) + 1;
+      const u64 at = pad.counter(p.rank, kPadSignal, r);
+      while (late(loadAcquire(at), want))
+        if (!w.again(r)) break;
+    }
   }
+  w.leave();
 }
 
 extern "C" __global__ void symmem_barrier(const __grid_constant__ Params p) {
-  Frame<0> f(p, kKindBarrier);
+  Waiting w(p, kKindBarrier);
   awaitPrevious();
-  if (!f.alive()) return;
-  Pad pad{p};
-  const u32 epoch = loadRelaxed(pad.state()) + 1;
-  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) storeRelease(pad.counter(r, kPadBarrier, p.rank), epoch);
-  for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
-    const u64 at = pad.counter(p.rank, kPadBarrier, r);
-    while (late(loadAcquire(at), epoch))
-      if (!f.again(r)) break;
+  if (__syncthreads_and(w.alive())) {
+    Pad pad{p};
+    const u32 epoch = loadRelaxed(pad.state()) + 1;
+    for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) storeRelease(pad.counter(r, kPadBarrier, p.rank), epoch);
+    for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
+      const u64 at = pad.counter(p.rank, kPadBarrier, r);
+      while (late(loadAcquire(at), epoch))
+        if (!w.again(r)) break;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) storeRelaxed(pad.state(), epoch);
   }
-  __syncthreads();
-  if (threadIdx.x == 0) storeRelaxed(pad.state(), epoch);
+  w.leave();
 }
 
 template <class Word> SYMMEM_DEVICE void copyWords(u64 to, u64 from, u64 n) {
@@ -112,8 +188,9 @@ template <class Word> SYMMEM_DEVICE void copyWords(u64 to, u64 from, u64 n) {
 // time if both are aligned alike, bytes at the ends; else the widest that the difference of the two allows.
 extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_constant__ Params p) {
   awaitPrevious();
-  if (loadRelaxed(p.dead) != 0) return;
-  Frame<0> f(p, 0);
+  Waiting w(p, kKindSignal);
+  if (!w.alive()) return;
+  const Frame<0> f(p, kKindSignal);
   const u64 from = f.in(p.rank), to = f.out(p.peer), difference = from - to;
   const u32 width = difference % 16 == 0 ? 16 : difference % 8 == 0 ? 8 : difference % 4 == 0 ? 4 : difference % 2 == 0 ? 2 : 1;
   u64 head = (width - from % width) % width;
@@ -152,5 +229,6 @@ extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_consta
   if (addRelaxed(done, 1) != gridDim.x - 1) return;
   fenceSystem();
   storeRelaxed(done, 0);
-  signal(f, p.peer);
+  signal(w, p.peer);
+  tell(p, w.fault);
 }

@@ -5,6 +5,7 @@ It needs Python 3.9 with pip, linux, and no GPU, no CUDA toolkit and no C++ comp
 version and hash, into .cache/ of the repository. The output depends on nothing but the sources and those pins.
 
   gen.py              writes kernels/ptx/*.ptx
+  gen.py signals      writes kernels/ptx/signals.ptx only; likewise the others, one or several
   gen.py --check      also assembles each file for every architecture that it is meant for
   gen.py --diff       writes nothing, and fails if kernels/ptx is not what it would write
 """
@@ -155,13 +156,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="assemble what was made for sm_80, sm_90 and sm_100")
     parser.add_argument("--diff", action="store_true", help="write nothing; fail if the files are not up to date")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a file to make, without .ptx; none are all")
     args = parser.parse_args()
+    todo = [m for m in modules() if not args.names or m[0] in args.names]
+    if unknown := set(args.names) - {m[0] for m in todo}:
+        parser.error(f"no such file: {' '.join(sorted(unknown))}; there are {' '.join(m[0] for m in modules())}")
     install()
 
-    todo = modules()
     with concurrent.futures.ProcessPoolExecutor() as pool:
         made = dict(pool.map(build, todo))
-        stale = [f for f in sorted(OUTPUT.glob("*.ptx")) if f.stem not in made]
+        stale = [f for f in sorted(OUTPUT.glob("*.ptx")) if f.stem not in {m[0] for m in modules()}]
         changed = []
         for name, text in sorted(made.items()):
             path = OUTPUT / f"{name}.ptx"

@@ -28,8 +28,8 @@ type Params struct {
 	Channel      [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
 	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Channel
 	Count        uint64         // elements; Put: bytes
-	Fault        uint64         // 64-bit fault word, for one dead word
-	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well
+	Fault        uint64         // 64-bit fault word, for one dead word; signals and Put: a fault cell, of 16 bytes
+	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well; signals and Put: or 0
 	Stop         uint64         // 32-bit word that ends all waiting when it is not 0; or 0 for none
 	Timeout      uint64         // ns that a launch may wait
 	Shard        uint64         // Layout.Shard
@@ -45,6 +45,9 @@ type Params struct {
 	Channels     uint32 // signals: how many channels the pad has
 	_            uint32
 }
+
+// FaultOffset is where in Bytes Params.Fault is.
+const FaultOffset = int(unsafe.Offsetof(Params{}.Fault))
 
 // Bytes is a copy of p as a kernel takes it.
 func (p *Params) Bytes() []byte {
@@ -73,10 +76,11 @@ func DecodeFault(word uint64) Fault {
 	}
 }
 
-// FaultBarrier and FaultWait are the kernels of a Fault that are no all-reduce.
+// FaultBarrier, FaultWait and FaultSignal are the kernels of a Fault that are no all-reduce.
 const (
 	FaultBarrier = 16
 	FaultWait    = 17
+	FaultSignal  = 18
 )
 
 const (

@@ -54,7 +54,7 @@ func TestConstants(t *testing.T) {
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
-		"kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
+		"kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kKindSignal": FaultSignal, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
 		"kStateBytes": stateBytes, "kFlagKinds": flagKinds, "kFlowSlots": flowSlots, "kPadStride": padStride, "kPadKinds": padKinds,
 	} {
 		m := regexp.MustCompile(`\b` + name + ` = (\d+)`).FindStringSubmatch(text)

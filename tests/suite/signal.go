@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
 
 // signalCases are about signal, wait and barrier by themselves.
-func signalCases() []Case {
-	return []Case{
+func signalCases(short bool) []Case {
+	cases := []Case{
 		{Name: "signal/counted", Run: countedCase},
 		{Name: "signal/channels", Run: channelsCase},
 		{Name: "signal/self", Run: selfSignalCase},
@@ -20,6 +23,15 @@ func signalCases() []Case {
 		{Name: "signal/graph", Needs: []string{"graphs"}, Run: signalGraphCase},
 		{Name: "signal/two_streams", Run: twoStreamsCase},
 	}
+	if short {
+		return cases
+	}
+	return append(cases,
+		Case{Name: "signal/in_vain", MinWorld: 2, Run: func(ctx context.Context, e *Env) error { return inVainCase(ctx, e, WaitsInVain) }},
+		Case{Name: "signal/in_vain/graph", MinWorld: 2, Needs: []string{"graphs"}, Run: func(ctx context.Context, e *Env) error {
+			return inVainCase(ctx, e, graphWaitsInVain)
+		}},
+	)
 }
 
 // countedCase sends many signals before the first is waited for: none is lost, none is too many.
@@ -225,4 +237,132 @@ func twoStreamsCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), t.Close(ctx))
+}
+
+// inVainCase runs f on memory of its own, whose waits are short.
+func inVainCase(ctx context.Context, e *Env, f func(context.Context, *backend.Memory) error) (err error) {
+	all := make([]int, e.R.WorldSize())
+	for i := range all {
+		all[i] = i
+	}
+	g, err := e.R.Group().Sub(ctx, all)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close(ctx)) }()
+	env := &backend.Env{
+		Group: g, Opened: e.R.Device(), Parent: e.R.Memory().Backend(), ShareDevice: true, Multicast: "off", Getenv: os.Getenv,
+	}
+	m, err := backend.Open(ctx, e.R.Backend(), env, &backend.MemoryOptions{Channels: 3, KernelTimeout: 400 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx)) }()
+	a, err := m.Allocate(ctx, 4096, "")
+	if err != nil {
+		return err
+	}
+	_, err = m.Rendezvous(ctx, a, backend.Record{}) // the first makes the signal pads
+	if err == nil {
+		err = f(ctx, m)
+	}
+	return errors.Join(err, m.Free(ctx, a))
+}
+
+// WaitsInVain lets every rank wait in vain on several streams, for as long as the memory's kernel timeout: each of them tells of its own
+// wait or barrier, once and whichever is asked first, and a stream with none tells nothing. Then signals and barriers go on. Collective,
+// for 2 ranks and more; the memory has had its first rendezvous, and 3 channels or more that were not used yet.
+func WaitsInVain(ctx context.Context, m *backend.Memory) (err error) {
+	g := m.Group()
+	me := g.Rank()
+	next, prev := (me+1)%g.Size(), (me+g.Size()-1)%g.Size()
+	var s [3]device.Stream
+	for i := range s {
+		if s[i], err = m.Device().NewStream(); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s[i].Close()) }()
+	}
+	a, b, idle := s[0], s[1], s[2]
+
+	// Rank 0 comes to a barrier alone.
+	op, channel := "wait", 1
+	enqueue := func() error { return m.Wait(b, prev, 1) }
+	if me == 0 {
+		op, channel = "barrier", 2
+		enqueue = func() error { return m.Barrier(b, 2) }
+	}
+	if err := errors.Join(m.Wait(a, prev, 0), enqueue()); err != nil {
+		return err
+	}
+	tellA := func() error { return inVain(ctx, "the first stream", a, "wait", 0) }
+	tellB := func() error { return inVain(ctx, "the second stream", b, op, channel) }
+	if me%2 == 1 {
+		tellA, tellB = tellB, tellA
+	}
+	if err := errors.Join(tellA(), idle.Synchronize(ctx), tellB(), a.Synchronize(ctx), b.Synchronize(ctx)); err != nil {
+		return err
+	}
+	if err := g.Barrier(ctx, "given up"); err != nil {
+		return err
+	}
+
+	// The waits have taken the next signals all the same, and so has the barrier of rank 0.
+	if me != 0 {
+		if err := errors.Join(m.Barrier(a, 2), m.Signal(b, next, 1)); err != nil {
+			return err
+		}
+	} else if err := m.Signal(b, next, 1); err != nil {
+		return err
+	}
+	err = errors.Join(m.Signal(a, next, 0), m.Signal(a, next, 0), a.Synchronize(ctx), b.Synchronize(ctx), g.Barrier(ctx, "signalled"),
+		m.Wait(a, prev, 0), m.Barrier(b, 2), m.Barrier(b, 2), b.Synchronize(ctx), a.Synchronize(ctx))
+	if err != nil {
+		return fmt.Errorf("after waits in vain: %w", err)
+	}
+	return nil
+}
+
+// graphWaitsInVain is WaitsInVain for what one stream has recorded and another one runs.
+func graphWaitsInVain(ctx context.Context, m *backend.Memory) (err error) {
+	g := m.Group()
+	next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+	var s [3]device.Stream
+	for i := range s {
+		if s[i], err = m.Device().NewStream(); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s[i].Close()) }()
+	}
+	a, b, idle := s[0], s[1], s[2]
+	if err := errors.Join(a.BeginCapture(), m.Wait(a, prev, 0)); err != nil {
+		return err
+	}
+	graph, err := a.EndCapture()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(graph.Launch(b), graph.Launch(b), inVain(ctx, "the stream of the launches", b, "wait", 0), a.Synchronize(ctx),
+		b.Synchronize(ctx), g.Barrier(ctx, "given up")); err != nil {
+		return err
+	}
+	for range 3 {
+		if err := m.Signal(a, next, 0); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(a.Synchronize(ctx), g.Barrier(ctx, "signalled"), graph.Launch(idle), idle.Synchronize(ctx), graph.Close()); err != nil {
+		return fmt.Errorf("a graph after waits in vain: %w", err)
+	}
+	return nil
+}
+
+// inVain is an error unless the stream tells of a wait in vain.
+func inVain(ctx context.Context, what string, s device.Stream, op string, channel int) error {
+	err := s.Synchronize(ctx)
+	wait, ok := errors.AsType[*device.WaitError](err)
+	if !ok || wait.Op != op || wait.Channel != channel || !errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%s has the error %v, and not one of a %s on channel %d", what, err, op, channel)
+	}
+	return nil
 }

@@ -64,7 +64,7 @@ func Cases(opts *Options) []Case {
 		memoryCases(opts.Short),
 		agreementCases(),
 		transferCases(opts.Short),
-		signalCases(),
+		signalCases(opts.Short),
 		allReduceCases(kind, world, opts.Short),
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),

@@ -12,7 +12,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 )
 
-// Driver is a new table over the GPUs, for the caller to add to. Every attribute of theirs is 1, and each reaches all others.
+// Driver is a new table over the GPUs, for the caller to add to. Their attributes are those of [Attribute], and each reaches all others.
 // Required functions that this package does not have answer that they are not supported.
 func (g *GPUs) Driver() *cuda.Driver {
 	d := &cuda.Driver{Path: "fake"}
@@ -21,6 +21,7 @@ func (g *GPUs) Driver() *cuda.Driver {
 	g.streams(d)
 	g.hostMemory(d)
 	g.pointers(d)
+	g.kernels(d)
 	notSupported(d)
 	return d
 }
@@ -51,8 +52,8 @@ func (g *GPUs) devices(d *cuda.Driver) {
 	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
 		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
 	}
-	d.DeviceGetAttribute = func(v *int32, _ cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
-		*v = 1
+	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
+		*v = Attribute(a)
 		return cuda.Success
 	}
 	d.DeviceTotalMem = func(n *uint64, _ cuda.DeviceOrdinal) cuda.Result { *n = TotalMemory; return cuda.Success }

@@ -23,6 +23,9 @@ type GPUs struct {
 	Call func(name string, gpu int) cuda.Result
 	// Find gives the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
+	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params is its parameter. Mu is not held.
+	// Nil: the GPUs load kernels but run none.
+	Kernel func(gpu int, name string, params unsafe.Pointer)
 
 	// Mu guards what follows, and what the machine that these GPUs belong to has besides.
 	Mu sync.Mutex
@@ -30,10 +33,13 @@ type GPUs struct {
 	Contexts []int
 	// Streams are those that are open, with the GPU of each.
 	Streams map[cuda.StreamHandle]int
+	// Modules is how many are loaded.
+	Modules int
 
 	stacks     map[int][]int // the GPUs of the contexts that were pushed, by the thread's id
 	latest     cuda.StreamHandle
 	pinned     map[unsafe.Pointer][]byte
+	functions  []string // the names, by handle-1
 	violations []string
 }
 
@@ -91,6 +97,7 @@ func (g *GPUs) Left(besides map[string]int) []string {
 	}
 	count("streams", len(g.Streams))
 	count("pinned buffers", len(g.pinned))
+	count("modules", g.Modules)
 	for gpu, n := range g.Contexts {
 		count(fmt.Sprintf("references of the context of GPU %d", gpu), n)
 	}

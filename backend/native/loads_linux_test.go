@@ -1,0 +1,122 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
+)
+
+// TestSignalsLoadNothing: what signals, waits and barriers need is loaded by the first rendezvous, and for further groups not again:
+// loading waits for all that the GPU has under way.
+func TestSignalsLoadNothing(t *testing.T) {
+	m := newMachine(2)
+	m.signalKernels()
+	var sealed atomic.Bool
+	var loads []string // of calls that wait for the GPU, under Mu
+	m.Call = func(name string, gpu int) cuda.Result {
+		if sealed.Load() && (strings.HasPrefix(name, "cuModule") || name == "cuFuncLoad" || name == "cuMemHostAlloc") {
+			loads = append(loads, name)
+		}
+		return m.called(name, gpu)
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			var streams [4]device.Stream
+			for i := range streams {
+				s, err := b.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				streams[i] = s
+			}
+			if err := backendtest.WithWindow(ctx, mem, 4096, nil); err != nil {
+				return err
+			}
+			if err := g.Barrier(ctx, "made"); err != nil {
+				return err
+			}
+			sealed.Store(true)
+			for _, s := range streams {
+				for channel := range mem.Channels() {
+					for peer := range g.Size() {
+						if err := mem.Signal(s, peer, channel); err != nil {
+							return err
+						}
+					}
+					for peer := range g.Size() {
+						if err := mem.Wait(s, peer, channel); err != nil {
+							return err
+						}
+					}
+					if err := mem.Barrier(s, channel); err != nil {
+						return err
+					}
+				}
+				if err := s.Synchronize(ctx); err != nil {
+					return err
+				}
+			}
+			if err := g.Barrier(ctx, "used"); err != nil {
+				return err
+			}
+			sealed.Store(false) // closing unloads
+			return nil
+		})
+	}))
+	assert.Empty(t, loads)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	assert.Positive(t, m.counts[fmt.Sprint("cuModuleLoadDataEx", 0)])
+	require.Positive(t, m.counts[fmt.Sprint("cuFuncLoad", 0)], "a driver that loads at the first launch is told to load")
+}
+
+// TestKernelsAreLoadedOnce: a sub-group's memory, too, finds the kernels that its device has loaded.
+func TestKernelsAreLoadedOnce(t *testing.T) {
+	m := newMachine(1)
+	m.signalKernels()
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			if err := backendtest.WithWindow(ctx, mem, 4096, nil); err != nil {
+				return err
+			}
+			sub, err := g.Sub(ctx, []int{0})
+			if err != nil {
+				return err
+			}
+			env := &backend.Env{Group: sub, Opened: b.Device(), Parent: b, Multicast: "off", Getenv: noEnv}
+			second, err := backend.Open(ctx, Name, env, &backend.MemoryOptions{Channels: 2})
+			if err != nil {
+				return err
+			}
+			err = backendtest.WithWindow(ctx, second, 4096, func(*backend.Window) error {
+				s, err := b.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				return errors.Join(second.Barrier(s, 0), s.Synchronize(ctx), s.Close())
+			})
+			if err := errors.Join(err, second.Close(ctx), sub.Close(ctx)); err != nil {
+				return err
+			}
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			if n := m.counts[fmt.Sprint("cuModuleLoadDataEx", 0)]; n != 1 {
+				return fmt.Errorf("the same file was loaded %d times", n)
+			}
+			return nil
+		})
+	}))
+}

@@ -1,0 +1,134 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/tests/suite"
+)
+
+// signalKernels makes the machine's GPUs run the kernels of signals, in Go and with the same parameters.
+func (m *machine) signalKernels() {
+	m.Kernel = func(gpu int, name string, params unsafe.Pointer) {
+		k := &signalKernel{machine: m, gpu: gpu, p: *(*ptx.Params)(params), began: time.Now()}
+		k.run(name)
+	}
+}
+
+// signalKernel is one launch. Kernels of other GPUs run at the same time, and the machine is not locked.
+type signalKernel struct {
+	machine *machine
+	gpu     int
+	p       ptx.Params
+	began   time.Time
+	fault   uint64
+}
+
+// word is a word of memory of a GPU.
+func (k *signalKernel) word(p uint64) *atomic.Uint32 {
+	k.machine.Mu.Lock()
+	defer k.machine.Mu.Unlock()
+	var w *atomic.Uint32
+	k.machine.bytes(k.gpu, device.Ptr(p), 4, func(of *physical, off, _ uint64) {
+		w = (*atomic.Uint32)(unsafe.Pointer(&of.data()[off]))
+	})
+	return w
+}
+
+// pinned gives memory of the host at p.
+func (k *signalKernel) pinned(p uint64) unsafe.Pointer {
+	k.machine.Mu.Lock()
+	defer k.machine.Mu.Unlock()
+	return unsafe.Pointer(unsafe.SliceData(k.machine.Pinned(device.Ptr(p))))
+}
+
+// counter is where writer counts on owner's pad: signals in row 0, barriers in row 1.
+func (k *signalKernel) counter(owner, row, writer uint32) *atomic.Uint32 {
+	return k.word(k.p.Channel[owner] + uint64((k.p.Index*2+row)*k.p.World+writer)*128)
+}
+
+// state is the word at that offset of the channel's own state.
+func (k *signalKernel) state(at uint32) *atomic.Uint32 {
+	size := (32 + 12*k.p.World + 127) / 128 * 128
+	return k.word(k.p.Channel[k.p.Rank] + uint64(k.p.Channels*2*k.p.World*128+k.p.Index*size+at))
+}
+
+// await waits until the counter has come to want.
+func (k *signalKernel) await(counter *atomic.Uint32, want, peer uint32, kernel uint64) {
+	stop := (*atomic.Uint32)(k.pinned(k.p.Stop))
+	for ; int32(counter.Load()-want) < 0; time.Sleep(time.Millisecond) {
+		why := uint64(0)
+		if time.Since(k.began) > time.Duration(k.p.Timeout) {
+			why = ptx.FaultTimeout
+		}
+		if stop.Load() != 0 {
+			why = ptx.FaultStopped
+		}
+		if why != 0 {
+			k.fault = why<<56 | kernel<<48 | uint64(peer)<<32 | uint64(k.p.Index)<<16
+			return
+		}
+	}
+}
+
+func (k *signalKernel) run(name string) {
+	world, rank, peer := k.p.World, k.p.Rank, k.p.Peer
+	switch name {
+	case ptx.Signal.Name:
+		if k.p.Flags&ptx.Atomics != 0 {
+			k.counter(peer, 0, rank).Add(1)
+		} else {
+			k.counter(peer, 0, rank).Store(k.state(32 + 4*peer).Add(1))
+		}
+	case ptx.Wait.Name:
+		k.await(k.counter(rank, 0, peer), k.state(32+4*(world+peer)).Add(1), peer, ptx.FaultWait)
+	case ptx.Barrier.Name:
+		epoch := k.state(0).Add(1)
+		for r := range world {
+			k.counter(r, 1, rank).Store(epoch)
+		}
+		for r := range world {
+			k.await(k.counter(rank, 1, r), epoch, r, ptx.FaultBarrier)
+		}
+	}
+	if k.fault == 0 {
+		return
+	}
+	cell := (*device.FaultCell)(k.pinned(k.p.Fault))
+	if cell.GaveUp == atomic.LoadUint32(&cell.Told) {
+		atomic.StoreUint64(&cell.Fault, k.fault)
+	}
+	atomic.AddUint32(&cell.GaveUp, 1)
+}
+
+// TestWaitsInVain: waits and barriers that were given up are told by their streams, and all goes on.
+func TestWaitsInVain(t *testing.T) {
+	for _, size := range []int{2, 3} {
+		m := newMachine(size)
+		m.signalKernels()
+		backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+			b, err := New(ctx, g, m.plain(g.Rank()))
+			if err != nil {
+				return err
+			}
+			mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 3, KernelTimeout: 400 * time.Millisecond})
+			err = backendtest.WithWindow(ctx, mem, 4096, nil) // the first makes the signal pads
+			if err == nil {
+				err = suite.WaitsInVain(ctx, mem)
+			}
+			return errors.Join(err, g.Barrier(ctx, "end"), mem.Close(ctx))
+		}))
+		assert.Empty(t, m.left())
+	}
+}
