@@ -237,7 +237,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	if e.window != nil {
 		return e.window, nil
 	}
-	w := &Window{memory: m, alloc: a}
+	w := &Window{memory: m, alloc: a, number: mine.Operation}
 	if a.Bytes() > 0 {
 		x := &Agreement{Group: m.group, Records: records}
 		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)

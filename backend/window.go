@@ -14,7 +14,11 @@ type Window struct {
 	memory  *Memory
 	alloc   Allocation
 	mapping Mapping // nil for an empty allocation
+	number  uint64  // of its rendezvous, the same on every rank
 	closed  atomic.Bool
+
+	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
+	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
 }
 
 // Bytes is the size that was asked for at allocation.
@@ -47,22 +51,6 @@ func (w *Window) Peer(rank int, offset int64) (device.Ptr, error) {
 	p, err := w.mapping.Peer(rank)
 	if err != nil {
 		return 0, fmt.Errorf("peer pointer to rank %d: %w", rank, err)
-	}
-	return p.Add(offset), nil
-}
-
-// Multicast is the address that reaches the byte at offset in every rank's copy at once, or ErrUnsupported with the reason.
-func (w *Window) Multicast(offset int64) (device.Ptr, error) {
-	if err := w.check("Multicast", offset); err != nil {
-		return 0, err
-	}
-	mc, ok := w.mapping.(Multicaster)
-	if !ok {
-		return 0, w.memory.backend.Capabilities().Missing(w.memory.backend.Name(), "multicast")
-	}
-	p, err := mc.Multicast()
-	if err != nil {
-		return 0, fmt.Errorf("multicast pointer: %w", err)
 	}
 	return p.Add(offset), nil
 }

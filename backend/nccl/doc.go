@@ -26,7 +26,9 @@
 // # Multicast
 //
 // NCCL has no switch for NVLink multicast but the variable NCCL_NVLS_ENABLE. Where the policy is off it is set to 0 in this
-// process before the library is loaded, and what gives multicast addresses is not looked up.
+// process before the library is loaded, and what gives multicast addresses is not looked up. Where it may be used, NCCL
+// says whether it has it, and makes one multicast object for all windows of the communicator when the ranks first enable it for one. A rank
+// on which NCCL fails in that leaves the others waiting inside of NCCL; they give up after KernelTimeout, and the communicator with it.
 //
 // # NCCL's own all-reduce
 //

@@ -35,6 +35,8 @@ type machine struct {
 	absent func(call string, rank int) bool
 	// hangs makes all GPUs busy until a communicator is aborted.
 	hangs bool
+	// nvls says that the GPUs have multicast.
+	nvls bool
 
 	counts   map[string]int
 	used     []int64
@@ -46,6 +48,7 @@ type machine struct {
 	cuMemOff bool
 	aborted  int
 	split    int
+	objects  int // multicast objects that were made
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -62,6 +65,7 @@ type world struct {
 	size  int
 	steps map[int]*step
 	flat  uint64 // the next address in the range of windows
+	cast  bool   // it has its multicast object
 }
 
 // step is something that takes all ranks.
@@ -328,6 +332,21 @@ func (m *machine) library() nccl.Functions {
 			b := m.span(device.Ptr(w), 32)
 			*p = binary.LittleEndian.Uint64(b[8:]) + uint64(rank)*stride + uint64(offset)
 			return nccl.Success
+		}
+		f.CommQueryProperties = func(h nccl.CommHandle, props *byte) nccl.Result {
+			return m.comm(h, func(*fakeComm) nccl.Result {
+				b := unsafe.Slice(props, 40)
+				if binary.LittleEndian.Uint64(b) != 40 || binary.LittleEndian.Uint32(b[8:]) != 0xcafebeef || binary.LittleEndian.Uint32(b[12:]) != 22902 {
+					m.Violation("the properties' header is % x", b[:16])
+				}
+				if m.nvls {
+					b[33] = 1
+				}
+				return nccl.Success
+			})
+		}
+		f.MulticastSource = func() (*nccl.Multicast, error) {
+			return &nccl.Multicast{GetLsaMultimemDevicePointer: m.multimem}, nil
 		}
 	}
 	return f
@@ -605,6 +624,50 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		c.windows[nccl.WindowHandle(handle)] = append(put, handle)
 		*w = nccl.WindowHandle(handle)
 	})
+}
+
+// castAt is where windows are in the range of multicast addresses.
+const castAt = 1 << 60
+
+// multimem gives the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
+// they have come.
+func (m *machine) multimem(w nccl.WindowHandle, offset uintptr, p *uint64) nccl.Result {
+	m.Mu.Lock()
+	var h nccl.CommHandle
+	var c *fakeComm
+	for handle, comm := range m.comms {
+		if comm.windows[w] != nil {
+			h, c = handle, comm
+		}
+	}
+	if c == nil {
+		m.Violation("the multicast address of no window")
+		m.Mu.Unlock()
+		return nccl.InvalidArgument
+	}
+	flat := binary.LittleEndian.Uint64(m.span(device.Ptr(w), 32)[8:])
+	have := c.world.cast
+	m.Mu.Unlock()
+	if !have {
+		made := make(chan struct{})
+		r := m.together(h, "ncclGetLsaMultimemDevicePointer", nil, func(*step) {
+			if !c.world.cast {
+				c.world.cast = true
+				m.objects++
+			}
+			close(made)
+		})
+		if r != nccl.Success && r != nccl.InProgress {
+			return r
+		}
+		select {
+		case <-made:
+		case <-c.aborted:
+			return nccl.InternalError
+		}
+	}
+	*p = castAt | flat + uint64(offset)
+	return nccl.Success
 }
 
 // unmap takes a window away; the machine is locked.

@@ -141,7 +141,7 @@ func (b *Backend) agreeMulticast(peers []member) error {
 	}
 	b.multicast = nil
 	if must {
-		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", b.noCast, errs.ErrUnsupported)
+		return mustCastError(b.noCast)
 	}
 	return nil
 }

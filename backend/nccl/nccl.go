@@ -92,7 +92,7 @@ type Backend struct {
 	flags     nccl.WindowFlags
 	total     int64 // memory of the GPU in bytes; 0 if not known
 	mustCast  bool
-	noCast    string          // why there is no multicast, the same on all ranks; "" if it may be tried
+	noCast    string          // why there is no multicast, the same on all ranks; "" if it may be asked for
 	multicast *nccl.Multicast // nil unless noCast is ""
 	stream    device.Stream   // fills new memory with zeros, and tries the library's collectives
 	reach     reach           // what the trial window has shown

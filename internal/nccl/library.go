@@ -93,7 +93,7 @@ func Load(opts *Options) (*Library, error) {
 	if err := bind(lib, &f); err != nil {
 		return nil, err
 	}
-	f.multicastSource = func() (*Multicast, error) {
+	f.MulticastSource = func() (*Multicast, error) {
 		m := new(Multicast)
 		if err := bind(lib, m); err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -69,6 +70,14 @@ func table() Functions {
 		GetLastError:   func(CommHandle) string { return "\n" },
 		CommInitRankScalable: func(comm *CommHandle, _, _, _ int32, _ *UniqueID, _ *ConfigLayout) Result {
 			*comm = 0xc0
+			return Success
+		},
+		CommQueryProperties: func(_ CommHandle, props *byte) Result {
+			b := unsafe.Slice(props, propertiesBytes)
+			if binary.LittleEndian.Uint64(b) != 40 || binary.LittleEndian.Uint32(b[8:]) != 0xcafebeef || binary.LittleEndian.Uint32(b[12:]) != 22902 {
+				return InvalidUsage
+			}
+			b[33] = 1
 			return Success
 		},
 		CommDestroy:    func(CommHandle) Result { return Success },
