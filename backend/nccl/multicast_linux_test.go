@@ -13,6 +13,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -135,6 +136,54 @@ func TestMulticastFailsInNCCL(t *testing.T) {
 				}
 				return nil
 			})
+		})
+	}))
+	m.requireClean(t)
+}
+
+// TestMulticastOfDifferentOffsets: one multicast address reaches the same offset in every rank's window, so that adopted memory which is
+// elsewhere on each rank has none, and NCCL is not asked.
+func TestMulticastOfDifferentOffsets(t *testing.T) {
+	m := newMachine(2)
+	m.version, m.nvls = 23007, true
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(b *Backend, mem *backend.Memory) error {
+			p := m.memoryOf(g.Rank(), 4*granule, true)
+			defer m.drop(p)
+			enable := func(offset int64) (device.Ptr, error) {
+				a, err := mem.Register(ctx, p.Add(offset), granule, "")
+				if err != nil {
+					return 0, err
+				}
+				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				if err != nil {
+					return 0, err
+				}
+				err = mem.EnableMulticast(ctx, w, nil)
+				at, castErr := w.Multicast(0)
+				if (err == nil) != (castErr == nil) {
+					err = fmt.Errorf("the address is %s, %w, after %w", at, castErr, err)
+				}
+				return at, errors.Join(err, mem.Free(ctx, a))
+			}
+			at, err := enable(4096 * int64(1+g.Rank()))
+			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "4096 on rank 0, 8192 on rank 1") {
+				return fmt.Errorf("memory at different offsets has %s: %w", at, err)
+			}
+			if c := b.Capabilities(); !c.Multicast {
+				return fmt.Errorf("capabilities: %+v", c)
+			}
+			m.Mu.Lock()
+			made := m.objects
+			m.Mu.Unlock()
+			if made != 0 {
+				return fmt.Errorf("%d multicast objects were made", made)
+			}
+			if err := g.Barrier(ctx, "none was made"); err != nil {
+				return err
+			}
+			_, err = enable(2 * granule)
+			return err
 		})
 	}))
 	m.requireClean(t)

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ type mapping struct {
 	base          device.Ptr // of the contiguous view
 	stride        int64
 	notContiguous string // why there is no contiguous view; "" if there is
+	noMulticast   string // why there can be no multicast address, the same on all ranks; "" if there may be one
 }
 
 var (
@@ -116,9 +118,10 @@ func (m *mapping) place(offers []offer) {
 		if p := m.window.peers[r]; !p.IsNil() {
 			m.peers[r] = p.Add(o.Offset)
 		}
-		if o.Offset != offers[0].Offset && m.notContiguous == "" {
-			m.notContiguous = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
+		if o.Offset != offers[0].Offset && m.noMulticast == "" {
+			m.noMulticast = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
 				offers[0].Offset, o.Offset, r)
+			m.notContiguous = cmp.Or(m.notContiguous, m.noMulticast)
 		}
 	}
 	m.base, m.stride = m.peers[0], m.window.stride
@@ -182,7 +185,7 @@ func (b *Backend) whyNoMulticast() string {
 // it is first asked. If a rank gets no address, no window has one on any rank.
 func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
 	b := m.backend
-	if why := b.whyNoMulticast(); why != "" { // every rank knows it
+	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
 		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
 	}
 	// A rank that cannot ask must not leave the others waiting inside of NCCL.
