@@ -35,6 +35,8 @@ type machine struct {
 	absent func(call string, rank int) bool
 	// hangs makes all GPUs busy until a communicator is aborted.
 	hangs bool
+	// shares says that NCCL was told to have several ranks on one GPU.
+	shares bool
 	// nvls says that the GPUs have multicast.
 	nvls bool
 
@@ -48,7 +50,8 @@ type machine struct {
 	cuMemOff bool
 	aborted  int
 	split    int
-	objects  int // multicast objects that were made
+	objects  int     // multicast objects that were made
+	modes    []int32 // nvlsHostMode of each communicator that was made
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -66,6 +69,7 @@ type world struct {
 	steps map[int]*step
 	flat  uint64 // the next address in the range of windows
 	cast  bool   // it has its multicast object
+	gpus  map[int]bool
 }
 
 // step is something that takes all ranks.
@@ -109,7 +113,12 @@ func newMachine(gpus int) *machine {
 func (m *machine) plain(rank int) *Options {
 	return &Options{
 		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
-		load: func(*nccl.Options) (*nccl.Library, error) { return nccl.New("/fake/libnccl.so.2", m.library()) },
+		load: func(o *nccl.Options) (*nccl.Library, error) {
+			m.Mu.Lock()
+			m.shares = m.shares || o.ShareGPU
+			m.Mu.Unlock()
+			return nccl.New("/fake/libnccl.so.2", m.library())
+		},
 	}
 }
 
@@ -379,6 +388,19 @@ func (m *machine) refuse(call string, rank int) nccl.Result {
 
 // newComm makes a communicator; the machine is locked.
 func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nccl.CommHandle {
+	// As NCCL reads it: not beyond what the caller has filled in, and not what the version does not know.
+	mode := int32(math.MinInt32)
+	if config.Size >= unsafe.Offsetof(config.NvlsHostMode)+4 && m.version >= 23200 && config.Version >= 23200 {
+		mode = config.NvlsHostMode
+	}
+	m.modes = append(m.modes, mode)
+	if w.gpus == nil {
+		w.gpus = map[int]bool{}
+	}
+	if w.gpus[gpu] && (m.version < 23003 || !m.shares) {
+		m.Violation("two ranks of NCCL %s on GPU %d", m.version, gpu)
+	}
+	w.gpus[gpu] = true
 	h := nccl.CommHandle(m.number(0))
 	m.comms[h] = &fakeComm{world: w, rank: rank, gpu: gpu, blocking: config.Blocking != 0, aborted: make(chan struct{}),
 		windows: map[nccl.WindowHandle][]device.Ptr{}}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -187,4 +189,119 @@ func TestMulticastOfDifferentOffsets(t *testing.T) {
 		})
 	}))
 	m.requireClean(t)
+}
+
+// TestCommunicatorsAreTold: where multicast is off, NCCL 2.32 hears so for each communicator, those of its own all-reduces too; an older one
+// is given the structure that it knows.
+func TestCommunicatorsAreTold(t *testing.T) {
+	for version, modes := range map[nccl.Version]map[string]int32{
+		22809: {"off": math.MinInt32, "auto": math.MinInt32},
+		23102: {"off": math.MinInt32, "auto": math.MinInt32},
+		23203: {"off": math.MaxInt32, "auto": math.MinInt32},
+	} {
+		for setting, want := range modes {
+			m := newMachine(2)
+			m.version, m.nvls = version, true
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.withCast(g.Rank(), setting), func(b *Backend, mem *backend.Memory) error {
+					return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) })
+				})
+			}))
+			m.requireClean(t)
+			assert.Equal(t, slices.Repeat([]int32{want}, 4), m.modes, "NCCL %s, multicast %s", version, setting)
+		}
+	}
+}
+
+// TestSharedDevice: ranks share a GPU where NCCL can and all of them allow it; else no communicator is made of them.
+func TestSharedDevice(t *testing.T) {
+	for name, tt := range map[string]struct {
+		version nccl.Version
+		refuses int // the rank that does not allow it; -1 for none
+		env     string
+		setting string
+		text    string // of the error; "" if it works
+	}{
+		"too old":          {22907, -1, "", "off", "NCCL 2.29.7 cannot share a GPU, and 2.30.3 or newer can"},
+		"one forbids it":   {23003, 2, "", "off", "share-device (SYMMEM_SHARE_DEVICE=true)"},
+		"NCCL's own says":  {23003, -1, "0", "off", "NCCL_MULTI_RANK_GPU_ENABLE=0"},
+		"multicast must":   {23003, -1, "", "on", "several ranks share a device"},
+		"the first":        {23003, -1, "", "auto", ""},
+		"said by NCCL too": {23203, -1, "1", "off", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(2)
+			m.version, m.nvls = tt.version, true
+			failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.withCast(g.Rank(), tt.setting)
+				o.ShareDevice = g.Rank() != tt.refuses
+				if !o.ShareDevice {
+					o.Device = "0" // there is no third one
+				}
+				o.Getenv = func(name string) string { return map[string]string{nccl.ShareGPUEnv: tt.env}[name] }
+				return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+					if b.device.Index() != g.Rank()%2 {
+						return fmt.Errorf("rank %d has GPU %d", g.Rank(), b.device.Index())
+					}
+					if c := b.Capabilities(); c.Multicast || c.Why["multicast"] == "" {
+						return fmt.Errorf("capabilities: %+v", c)
+					}
+					return backendtest.TryWindow(ctx, mem, granule)
+				})
+			})
+			if tt.text == "" {
+				backendtest.RequireAll(t, failed)
+			}
+			for _, err := range failed {
+				if tt.text == "" {
+					break
+				}
+				require.ErrorContains(t, err, tt.text)
+				if tt.setting == "on" {
+					require.ErrorIs(t, err, backend.ErrUnsupported)
+				} else {
+					require.ErrorIs(t, err, backend.ErrInvalid)
+					require.ErrorContains(t, err, "on rank 0 and on rank 2")
+				}
+			}
+			m.requireClean(t)
+		})
+	}
+}
+
+// TestLossEndsSymmetricKernels from the version on whose kernels look at the abort flag. Before, an abort would wait for them for ever.
+func TestLossEndsSymmetricKernels(t *testing.T) {
+	for version, ends := range map[nccl.Version]bool{22809: false, 22903: false, 22907: true, 23203: true} {
+		m := newMachine(1)
+		m.version = version
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+			return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+				return reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+					if err := p.Enqueue(s); err != nil {
+						return err
+					}
+					m.setHangs(true)
+					err := b.abortReducers(ctx, errors.New("rank 7 is lost"))
+					m.setHangs(false)
+					m.Mu.Lock()
+					aborted := m.aborted
+					m.Mu.Unlock()
+					if (aborted == 1) != ends {
+						return fmt.Errorf("NCCL %s: %d communicators were aborted: %w", version, aborted, err)
+					}
+					if told := s.Synchronize(ctx); told == nil || !strings.Contains(told.Error(), "rank 7 is lost") {
+						return fmt.Errorf("the stream says %w", told)
+					}
+					return err
+				})
+			})
+		}))
+		m.requireClean(t)
+	}
+}
+
+func (m *machine) setHangs(on bool) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	m.hangs = on
 }
