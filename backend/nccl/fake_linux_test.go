@@ -45,6 +45,7 @@ type machine struct {
 	next     uint64
 	memory   map[device.Ptr]*piece
 	handles  map[cuda.MemHandle]*piece
+	roots    map[nccl.UniqueID]int // for each id, a thread with a socket until its ranks have come: how many have
 	worlds   map[nccl.UniqueID]*world
 	comms    map[nccl.CommHandle]*fakeComm
 	cuMemOff bool
@@ -97,7 +98,7 @@ func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
 		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
-		comms: map[nccl.CommHandle]*fakeComm{},
+		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -129,6 +130,7 @@ func (m *machine) requireClean(t *testing.T) {
 	defer m.Mu.Unlock()
 	for _, what := range m.GPUs.Left(map[string]int{
 		"handles": len(m.handles), "pieces of memory": len(m.memory), "communicators": len(m.comms),
+		"threads and sockets that wait for ranks": len(m.roots),
 	}) {
 		t.Errorf("left: %s", what)
 	}
@@ -304,6 +306,7 @@ func (m *machine) library() nccl.Functions {
 			m.Mu.Lock()
 			defer m.Mu.Unlock()
 			binary.LittleEndian.PutUint64(id[:], m.number(0))
+			m.roots[*id] = 0
 			return nccl.Success
 		},
 		CommInitRankScalable: m.initRank, CommSplit: m.splitComm, CommAsyncError: m.asyncError, CommFinalize: m.finalize,
@@ -418,6 +421,11 @@ func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.Un
 		}
 	}()
 	m.Mu.Lock()
+	if came, made := m.roots[*id]; made {
+		if m.roots[*id]++; came+1 == int(ranks) {
+			delete(m.roots, *id)
+		}
+	}
 	if m.worlds[*id] == nil {
 		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
 	}

@@ -24,7 +24,6 @@ type member struct {
 	Split    bool   // it could split its parent's communicator
 	NoCast   string // why it may not use multicast; "" if it may
 	MustCast bool   // it wants multicast or an error
-	ID       []byte // the unique id for a new communicator, of rank 0
 }
 
 // opening names the agreement in errors.
@@ -34,7 +33,7 @@ const opening = "opening backend " + Name
 func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	var mine member
 	if failure == nil {
-		mine, failure = b.member(o)
+		mine = b.member(o)
 	}
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
 	if err != nil {
@@ -48,7 +47,14 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if err := b.agreeMulticast(peers, shared); err != nil {
 		return err
 	}
-	err = b.connect(ctx, o, peers)
+	split := !slices.ContainsFunc(peers, func(m member) bool { return !m.Split })
+	var id nccl.UniqueID
+	if o.Comm == 0 && !split {
+		if id, err = b.agreeID(ctx); err != nil {
+			return err
+		}
+	}
+	err = b.connect(ctx, o, split, id)
 	if err := b.group.Vote(ctx, opening+": the communicator", err); err != nil {
 		return err
 	}
@@ -56,7 +62,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 }
 
 // member says what this rank brings.
-func (b *Backend) member(o *Options) (member, error) {
+func (b *Backend) member(o *Options) member {
 	m := member{
 		UUID: b.device.UUID(), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
 		Split: o.Comm == 0 && b.splits(o.Parent), NoShare: b.whyNotShare(o),
@@ -68,20 +74,28 @@ func (b *Backend) member(o *Options) (member, error) {
 		}
 		b.multicast = cast
 	}
-	if b.group.Rank() == 0 && o.Comm == 0 {
-		// Made in any case: whether a split is possible is known only when all have told.
-		var id nccl.UniqueID
-		err := b.device.WithContext(func() error {
+	return m
+}
+
+// agreeID gives the unique id for a new communicator, which rank 0 makes. It is made only when nothing but the communicator itself can fail
+// any more: NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and
+// has no call that takes it back.
+func (b *Backend) agreeID(ctx context.Context) (id nccl.UniqueID, err error) {
+	if b.group.Rank() == 0 {
+		err = b.device.WithContext(func() error {
 			var err error
 			id, err = b.lib.NewUniqueID()
 			return err
 		})
-		if err != nil {
-			return m, err
-		}
-		m.ID = id[:]
 	}
-	return m, nil
+	all, err := backend.Tell(ctx, b.group, opening+": the unique id", id[:], err)
+	if err == nil && len(all[0]) != len(id) {
+		err = fmt.Errorf("rank 0 brought a unique id of %d bytes: %w", len(all[0]), errs.ErrMismatch)
+	}
+	if err != nil {
+		return id, err
+	}
+	return nccl.UniqueID(all[0]), nil
 }
 
 // whyNotShare says why this rank cannot share its device with another one; "" if it can.
@@ -171,8 +185,8 @@ func (b *Backend) agreeMulticast(peers []member, shared bool) error {
 	return nil
 }
 
-// connect makes the communicator, or takes the one that was given.
-func (b *Backend) connect(ctx context.Context, o *Options, peers []member) error {
+// connect makes the communicator, splits it from the parent's, or takes the one that was given.
+func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.UniqueID) error {
 	ctx, cancel := b.bounded(ctx)
 	defer cancel()
 	defer b.lib.Log()
@@ -181,12 +195,12 @@ func (b *Backend) connect(ctx context.Context, o *Options, peers []member) error
 	switch {
 	case o.Comm != 0:
 		b.comm, err = b.adopt(o.Comm)
-	case !slices.ContainsFunc(peers, func(m member) bool { return !m.Split }):
+	case split:
 		b.split = true
 		b.comm, err = o.Parent.comm.Split(ctx, config)
 	default:
 		b.comm, err = b.lib.NewComm(ctx, &nccl.CommOptions{
-			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: nccl.UniqueID(peers[0].ID), Config: config,
+			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: id, Config: config,
 			Scope: b.device.WithContext,
 		})
 	}
