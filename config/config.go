@@ -11,7 +11,7 @@ import (
 // The values of Config.Multicast.
 const (
 	MulticastAuto = "auto" // multicast where it works, unless a known switch of another library forbids it
-	MulticastOn   = "on"   // multicast, or an error that says why not
+	MulticastOn   = "on"   // opening is an error, which says why, where there can be no multicast
 	MulticastOff  = "off"  // no multicast call is made at all
 )
 

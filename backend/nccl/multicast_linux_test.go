@@ -143,6 +143,32 @@ func TestMulticastFailsInNCCL(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestMulticastWithoutCommunicator: a rank that cannot ask NCCL any more tells the others before they wait for it inside of NCCL.
+func TestMulticastWithoutCommunicator(t *testing.T) {
+	m := newMachine(2)
+	m.version, m.nvls = 22902, true
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.withCast(g.Rank(), "auto"), func(b *Backend, mem *backend.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+				if g.Rank() == 1 {
+					if err := b.comm.Abort(ctx, errors.New("it was enough")); err != nil {
+						return err
+					}
+				}
+				err := mem.EnableMulticast(ctx, w, nil)
+				if err == nil || !strings.Contains(err.Error(), "rank 1") || g.Rank() == 1 && !errors.Is(err, backend.ErrClosed) {
+					return fmt.Errorf("enabling: %w", err)
+				}
+				return nil
+			})
+		})
+	}))
+	for r := range 2 {
+		assert.Zero(t, m.counts[fmt.Sprint("ncclGetLsaMultimemDevicePointer", r)], "rank %d asked NCCL", r)
+	}
+	m.requireClean(t)
+}
+
 // TestMulticastOfDifferentOffsets: one multicast address reaches the same offset in every rank's window, so that adopted memory which is
 // elsewhere on each rank has none, and NCCL is not asked.
 func TestMulticastOfDifferentOffsets(t *testing.T) {
