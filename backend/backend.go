@@ -55,11 +55,13 @@ type Mapping interface {
 	Unmap(ctx context.Context) error
 }
 
-// Multicaster is a Mapping with one address for all ranks' copies.
+// Multicaster is a Mapping that can have one address for all ranks' copies.
 type Multicaster interface {
-	// Multicast is the address whose stores reach every rank's copy and whose loads can reduce over them, or an error
-	// (ErrUnsupported) that says why there is none.
-	Multicast() (device.Ptr, error)
+	// EnableMulticast makes the address whose stores reach every rank's copy and whose loads can reduce over them; Unmap takes it away.
+	// Collective: all ranks come with their mappings of one window, which has no such address yet. It succeeds on all ranks, or
+	// undoes on all what it did and is the same condition on each: ErrUnsupported if there can be none, and the capability goes if
+	// that is so for every window; ErrNoMemory or ErrUnavailable if there may be one later.
+	EnableMulticast(ctx context.Context, x *Agreement) (device.Ptr, error)
 }
 
 // ContiguousViewer is a Mapping that lies in one address range, rank after rank.

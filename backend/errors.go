@@ -21,6 +21,8 @@ var (
 
 	// ErrNoRendezvous: the memory was used for something that needs a rendezvous before there was one.
 	ErrNoRendezvous = errors.New("no rendezvous yet")
+	// ErrNoMulticast: the multicast address was asked for before the ranks have enabled it.
+	ErrNoMulticast = errors.New("no multicast enabled yet (EnableMulticast on every rank)")
 	// ErrNotSymmetric: the address is not inside memory that this Memory allocated or registered.
 	ErrNotSymmetric = errors.New("not symmetric memory")
 	// ErrNotPosted: a transfer was asked about or waited for before it was posted.

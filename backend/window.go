@@ -14,8 +14,11 @@ type Window struct {
 	memory  *Memory
 	alloc   Allocation
 	mapping Mapping // nil for an empty allocation
-	number  uint64
+	number  uint64  // of its rendezvous, the same on every rank
 	closed  atomic.Bool
+
+	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
+	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
 }
 
 // Number is the number of the rendezvous that made the window, from 1 on. It is the same on every rank and no other window of
@@ -52,22 +55,6 @@ func (w *Window) Peer(rank int, offset int64) (device.Ptr, error) {
 	p, err := w.mapping.Peer(rank)
 	if err != nil {
 		return 0, fmt.Errorf("peer pointer to rank %d: %w", rank, err)
-	}
-	return p.Add(offset), nil
-}
-
-// Multicast is the address that reaches the byte at offset in every rank's copy at once, or ErrUnsupported with the reason.
-func (w *Window) Multicast(offset int64) (device.Ptr, error) {
-	if err := w.check("Multicast", offset); err != nil {
-		return 0, err
-	}
-	mc, ok := w.mapping.(Multicaster)
-	if !ok {
-		return 0, w.memory.backend.Capabilities().Missing(w.memory.backend.Name(), "multicast")
-	}
-	p, err := mc.Multicast()
-	if err != nil {
-		return 0, fmt.Errorf("multicast pointer: %w", err)
 	}
 	return p.Add(offset), nil
 }

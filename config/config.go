@@ -11,7 +11,7 @@ import (
 // The values of Config.Multicast.
 const (
 	MulticastAuto = "auto" // multicast where it works, unless a known switch of another library forbids it
-	MulticastOn   = "on"   // multicast, or an error that says why not
+	MulticastOn   = "on"   // opening is an error, which says why, where there can be no multicast
 	MulticastOff  = "off"  // no multicast call is made at all
 )
 
@@ -66,7 +66,7 @@ type Config struct {
 	// work on it as well as on GPUs (nixl).
 	Device string `mapstructure:"device"`
 	// ShareDevice allows several ranks on one device. Without it they are an error, since kernels of two ranks that wait for
-	// each other may never run at the same time on one device.
+	// each other may never run at the same time on one device. Backend nccl can share one from NCCL 2.30.3 on.
 	ShareDevice bool `mapstructure:"share-device"`
 	// Multicast says whether multicast addresses are used: auto, on or off.
 	Multicast string `mapstructure:"multicast"`

@@ -203,7 +203,7 @@ type cudaWork struct {
 	captured atomic.Bool   // a run was recorded, so that nobody knows how many there were
 }
 
-func (f cudaForm) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) (_ work, err error) {
+func (f cudaForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch uint32) (_ work, err error) {
 	w := &cudaWork{plan: p, layout: f.layout, first: firstEpoch}
 	defer func() {
 		if err != nil {
@@ -212,6 +212,14 @@ func (f cudaForm) prepare(_ context.Context, p *Plan, op Op, firstEpoch uint32) 
 	}()
 	if p.in.Bytes() == 0 {
 		return w, nil
+	}
+	if p.algorithm.NeedsMulticast() {
+		// Before anything that may fail on one rank alone, because the ranks do it together. In place, the second is nothing.
+		for _, t := range []tensor.SymmetricTensor{p.in, p.out} {
+			if err := t.EnableMulticast(ctx); err != nil {
+				return nil, err
+			}
+		}
 	}
 	d, m := p.device, p.in.Memory()
 	faults, ok := d.(device.FaultReporter)

@@ -25,6 +25,7 @@ var (
 	ErrClosed       = errs.ErrClosed          // the tensor was closed before
 	ErrInvalid      = errs.ErrInvalid         // an argument outside of what is allowed
 	ErrNoRendezvous = backend.ErrNoRendezvous // what was asked for needs a rendezvous before
+	ErrNoMulticast  = backend.ErrNoMulticast  // the multicast address was asked for before EnableMulticast
 )
 
 // SymmetricTensor is a tensor that every rank of a group has, alike: what kernels and programs are written against. [Tensor]
@@ -54,7 +55,10 @@ type SymmetricTensor interface {
 	Rendezvous(ctx context.Context) error
 	// Remote is the view on rank's copy; for the own rank it is Local. ErrNotReachable where the peer has no address here.
 	Remote(rank int) (*View, error)
-	// Multicast is the address that reaches all ranks' copies at once, or ErrUnsupported with the reason.
+	// EnableMulticast gives the tensor's memory an address that reaches all ranks' copies at once, for Multicast. Collective, once;
+	// again it is nothing. ErrUnsupported, with the reason, where there can be none.
+	EnableMulticast(ctx context.Context) error
+	// Multicast is that address; ErrNoMulticast before EnableMulticast, ErrUnsupported, with the reason, where there can be none.
 	Multicast() (device.Ptr, error)
 	// Contiguous is the view on all ranks' copies: their shape with the world size in front. ErrUnsupported where the
 	// backend does not lay them side by side.
@@ -270,7 +274,20 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 	return t.view(p, t.shape), nil
 }
 
-// Multicast is the address that reaches all ranks' copies at once, or ErrUnsupported with the reason.
+// EnableMulticast gives the memory of t, its slices' too, an address that reaches all ranks' copies at once. Collective, after the
+// rendezvous: every rank comes, in the same order. Again, and for a slice of memory that has it, it is nothing. It blocks until all ranks
+// have come or ctx has ended. See [backend.Memory.EnableMulticast] for the errors and for what it takes.
+func (t *Tensor) EnableMulticast(ctx context.Context) error {
+	w, err := t.mapped()
+	// A rank that cannot comes all the same: the others may be waiting.
+	if err := t.storage.memory.EnableMulticast(ctx, w, err); err != nil {
+		return fmt.Errorf("tensor %s: %w", t, err)
+	}
+	return nil
+}
+
+// Multicast is the address that reaches all ranks' copies at once; nil for an empty tensor. ErrNoMulticast before EnableMulticast, and
+// ErrUnsupported, with the reason, where there can be none. Local.
 func (t *Tensor) Multicast() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {

@@ -291,11 +291,11 @@ func multicast(ctx context.Context, _ Harness, r *rank) error {
 		if !ok {
 			return errors.New("the capability says multicast, and the mapping has none")
 		}
-		if p, err := mc.Multicast(); err != nil || p.IsNil() {
+		if p, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); err != nil || p.IsNil() {
 			return fmt.Errorf("the multicast address is %s: %w", p, err)
 		}
 	} else if ok {
-		if _, err := mc.Multicast(); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); !errors.Is(err, backend.ErrUnsupported) {
 			return fmt.Errorf("multicast without the capability: %w", err)
 		}
 	}

@@ -19,8 +19,9 @@
 //
 // The policy is "auto", "on" or "off". When it is off, or when it is "auto" and the environment switches multicast off for NCCL,
 // NVSHMEM or PyTorch, the driver's multicast functions are not even looked up. Otherwise one multicast object is made for each
-// allocation, with a vote before each step that would block if a rank had failed the step before. With "auto", a failure leaves the
-// window without a multicast address on all ranks, and the reason in the capabilities; with "on" it is an error.
+// window that the ranks enable multicast for, by all of them together, and given back with the window. Steps that the driver
+// refuses as not ready are tried again a few times. What fails otherwise takes the capability away on all ranks, with the reason.
+// With "on", GPUs or ranks that cannot have multicast are an error of opening.
 //
 // # Devices
 //

@@ -22,6 +22,7 @@ type machine struct {
 	fabric      int // the attribute
 	fabricWorks bool
 	multicast   int // the attribute
+	objects     int // the most multicast objects that the switches have; 0 is no limit
 	noPeers     func(dev, peer int) bool
 	// fail, unless nil, is asked at each call, with the GPU whose context is current and how often the call was made on it.
 	fail func(call string, gpu, n int) cuda.Result
@@ -34,6 +35,8 @@ type machine struct {
 	mapped   map[device.Ptr]*fakeMapping
 	peers    map[[2]int]bool
 	resolved int // how often multicast was looked up
+	created  int // multicast objects that were made
+	live     int // of them, those that are there
 }
 
 // physical is memory, or a multicast object.
@@ -152,8 +155,16 @@ func (p *physical) data() []byte {
 
 // drop gives one reference back.
 func (m *machine) drop(p *physical) {
-	if p.refs--; p.refs == 0 && !p.cast {
+	if p.refs--; p.refs > 0 {
+		return
+	}
+	if !p.cast {
 		m.used[p.gpu] -= p.bytes
+		return
+	}
+	m.live--
+	if len(p.bound) > 0 {
+		m.Violation("a multicast object was released with the memory of %d GPUs bound", len(p.bound))
 	}
 }
 
@@ -461,6 +472,11 @@ func (m *machine) resolve() (*cuda.Multicast, error) {
 	return &cuda.Multicast{
 		Create: func(h *cuda.MemHandle, prop *cuda.MulticastObjectProp) cuda.Result {
 			return m.Do("cuMulticastCreate", func(int) cuda.Result {
+				if m.objects > 0 && m.live == m.objects {
+					return cuda.OutOfMemory
+				}
+				m.created++
+				m.live++
 				*h = m.handle(&physical{id: m.number(), bytes: prop.Size, cast: true, ranks: int(prop.NumDevices),
 					added: map[int]bool{}, bound: map[int]bool{}})
 				return cuda.Success

@@ -1,14 +1,19 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // creator is the rank that makes the multicast object.
@@ -19,48 +24,101 @@ func multicastProp(ranks int, bytes int64) *cuda.MulticastObjectProp {
 	return &cuda.MulticastObjectProp{NumDevices: uint32(ranks), Size: uint64(bytes), HandleTypes: uint64(cuda.HandleFD)}
 }
 
-// addMulticast gives the mapping a multicast address if all ranks come through. Collective. If one does not, that is an error where
-// multicast is a must; else the window has none on any rank, and the later ones neither.
-func (m *mapping) addMulticast(ctx context.Context, a *allocation, offers []offer, x *backend.Agreement) error {
-	b := m.backend
+// notAlike says why the memory of these offers cannot be bound to one multicast object; "" if it can.
+func (b *Backend) notAlike(offers []offer) string {
 	for r, o := range offers {
 		if o.Offset != offers[0].Offset || o.Span != offers[0].Span || o.Span%b.granularity != 0 {
-			m.noMulticast = fmt.Sprintf("the adopted memory cannot be bound: rank 0 has it at offset %d of %d bytes, rank %d at %d of %d; the "+
+			return fmt.Sprintf("the adopted memory cannot be bound: rank 0 has it at offset %d of %d bytes, rank %d at %d of %d; the "+
 				"same on all ranks and whole multiples of %d bytes are needed", offers[0].Offset, offers[0].Span, r, o.Offset, o.Span, b.granularity)
-			return nil
 		}
 	}
-	c := &cast{backend: b, mapping: m, alloc: a, offset: offers[0].Offset}
-	err := c.make(ctx, x)
-	if err == nil {
-		m.undo = append(m.undo, c.undo...)
-		return nil
+	return ""
+}
+
+// notReadyPauses are the waits before each further attempt after the driver has said CUDA_ERROR_SYSTEM_NOT_READY, as it does when many
+// objects are made and given back at the same time.
+var notReadyPauses = []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, 400 * time.Millisecond, time.Second}
+
+// EnableMulticast makes a multicast object, binds all ranks' memory to it and maps it. Collective.
+func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
+	b := m.backend
+	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
+		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
 	}
-	undone := b.device.WithContext(func() error { return errors.Join(c.undo.run(), c.creation.run()) })
-	var vote *group.VoteError
-	if !errors.As(err, &vote) || undone != nil {
-		return errors.Join(err, undone)
+	for attempt := 0; ; attempt++ {
+		c := &cast{backend: b, mapping: m}
+		err := c.make(ctx, x)
+		if err == nil {
+			m.undo = append(m.undo, c.undo...)
+			return c.at, nil
+		}
+		undone := b.device.WithContext(func() error { return errors.Join(c.undo.run(), c.creation.run()) })
+		var vote *group.VoteError
+		if !errors.As(err, &vote) {
+			return 0, errors.Join(err, undone)
+		}
+		// All ranks have the same vote, and now agree on what it means.
+		why, told := b.judge(ctx, vote, undone)
+		switch {
+		case told != nil:
+			return 0, errors.Join(err, told)
+		case why == notReady && attempt < len(notReadyPauses):
+			b.log.Debug("multicast is not ready, and is tried again", "attempt", attempt+1, "error", err)
+			select {
+			case <-time.After(notReadyPauses[attempt]):
+			case <-ctx.Done(): // the next call of the group tells the others
+			}
+		case why == notReady:
+			return 0, fmt.Errorf("multicast was not ready at %d attempts: %w: %w", attempt+1, errs.ErrUnavailable, err)
+		case why == exhausted:
+			return 0, fmt.Errorf("there is no multicast object to be had; close tensors and plans that use multicast: %w: %w", errs.ErrNoMemory, err)
+		default:
+			b.mu.Lock()
+			b.noMulticast = "it was tried and failed: " + vote.Error()
+			b.mu.Unlock()
+			b.log.Warn("multicast does not work here", "error", err)
+			return 0, fmt.Errorf("multicast does not work here: %w: %w", errs.ErrUnsupported, err)
+		}
 	}
-	// Every rank has the same vote, so every rank decides the same.
-	m.multicast = 0
-	if b.mustCast {
-		return fmt.Errorf("multicast is on, but it failed; set it to auto or off: %w", err)
+}
+
+// refusal is what a rank's failure to make a multicast object means. The greatest of all ranks counts.
+type refusal int
+
+const (
+	noRefusal refusal = iota
+	notReady          // it may work in a moment
+	exhausted         // it may work when something was given back
+	refused           // it will not work
+)
+
+// judge finds out, with the other ranks, what the vote means. An error is that of some rank that could not undo what it had done.
+func (b *Backend) judge(ctx context.Context, vote *group.VoteError, undone error) (refusal, error) {
+	mine := noRefusal
+	var failed *cuda.Error
+	var files *group.FileLimitError
+	switch local := vote.Local; {
+	case local == nil:
+	case errors.As(local, &failed) && cuda.Result(failed.Code) == cuda.SystemNotReady:
+		mine = notReady
+	case errors.Is(local, errs.ErrNoMemory), errors.As(local, &files), failed != nil && cuda.Result(failed.Code) == cuda.OperatingSystem:
+		mine = exhausted
+	default:
+		mine = refused
 	}
-	m.noMulticast = "it was tried and failed: " + vote.Error()
-	b.mu.Lock()
-	b.noMulticast = m.noMulticast
-	b.mu.Unlock()
-	b.log.Warn("multicast does not work here and is not used", "error", err)
-	return nil
+	all, err := backend.Tell(ctx, b.group, "giving up a multicast object", mine, undone)
+	if err != nil {
+		return refused, err
+	}
+	return slices.Max(all), nil
 }
 
 // cast is a multicast object in the making.
 type cast struct {
 	backend *Backend
 	mapping *mapping
-	alloc   *allocation
-	offset  int64
-	file    *os.File // of the creator
+	at      device.Ptr // the address of the memory's first byte
+	file    *os.File   // of the creator
 
 	undo     undo // this rank's part
 	creation undo // the creator's own reference
@@ -71,11 +129,13 @@ type cast struct {
 // last vote.
 func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
 	b := c.backend
-	refusal := error(nil)
+	var failure error
 	if c.mapping.rank == creator {
-		refusal = b.device.WithContext(c.create)
+		if failure = ctx.Err(); failure == nil {
+			failure = b.device.WithContext(c.create)
+		}
 	}
-	file, err := b.group.BroadcastFile(ctx, "multicast object", creator, c.file, refusal)
+	file, err := b.group.BroadcastFile(ctx, "multicast object", creator, c.file, failure)
 	if c.mapping.rank == creator {
 		file = c.file
 	}
@@ -97,14 +157,18 @@ func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
 	if err := x.Vote(ctx, "binding memory to the multicast object", err); err != nil {
 		return err
 	}
-	return b.device.WithContext(c.creation.run)
+	if err := b.device.WithContext(c.creation.run); err != nil {
+		// The address works on all ranks; only the object stays longer than it need.
+		b.log.Warn("the creator's handle of a multicast object could not be released", "error", err)
+	}
+	return nil
 }
 
 // create makes the object and exports it.
 func (c *cast) create() error {
 	b := c.backend
 	var h cuda.MemHandle
-	r := b.multicast.Create(&h, multicastProp(b.group.Size(), c.alloc.span))
+	r := b.multicast.Create(&h, multicastProp(b.group.Size(), c.mapping.alloc.span))
 	if err := b.drv.Check("cuMulticastCreate", r); err != nil {
 		return err
 	}
@@ -128,8 +192,9 @@ func (c *cast) join(file *os.File) (cuda.MemHandle, error) {
 
 // bind binds this rank's memory to the object and maps the object.
 func (c *cast) bind(h cuda.MemHandle) error {
-	b, bytes := c.backend, c.alloc.span
-	r := b.multicast.BindMem(h, 0, c.alloc.handle, 0, uint64(bytes), 0)
+	b, a := c.backend, c.mapping.alloc
+	bytes := a.span
+	r := b.multicast.BindMem(h, 0, a.handle, 0, uint64(bytes), 0)
 	if err := b.drv.Check("cuMulticastBindMem", r); err != nil {
 		return err
 	}
@@ -146,7 +211,7 @@ func (c *cast) bind(h cuda.MemHandle) error {
 	if err := allow(b.device, p, bytes); err != nil {
 		return err
 	}
-	c.mapping.multicast = p.Add(c.offset)
+	c.at = p.Add(a.offset)
 	return nil
 }
 

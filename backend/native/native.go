@@ -171,8 +171,8 @@ func (b *Backend) Name() string { return Name }
 // Device is the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
-// Capabilities says what works between the ranks of the group. Multicast may be found not to work at the first rendezvous; the
-// bit is then off, on all ranks.
+// Capabilities says what works between the ranks of the group. Multicast may be found not to work when it is first enabled;
+// the bit is then off, on all ranks.
 func (b *Backend) Capabilities() backend.Capabilities {
 	c := b.found.capabilities()
 	if b.unreachable != "" {

@@ -29,14 +29,14 @@ type offer struct {
 // mapping is an allocation as one rank sees it after rendezvous.
 type mapping struct {
 	backend *Backend
+	alloc   *allocation
 	rank    int
 	peers   []device.Ptr // by rank
 
 	base          device.Ptr // of the contiguous view
 	stride        int64
 	notContiguous string // why there is no contiguous view; "" if there is
-	multicast     device.Ptr
-	noMulticast   string // why there is no multicast address; "" if there is
+	noMulticast   string // why there can be no multicast address, the same on all ranks; "" if there may be one
 
 	undo undo
 }
@@ -47,7 +47,7 @@ var (
 )
 
 // Rendezvous exports the memory, passes it around and maps all ranks' memory.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
 	if b.unreachable != "" {
 		// Every rank knows it, so every rank stops here.
 		return nil, fmt.Errorf("%s: %w", b.unreachable, errs.ErrNotReachable)
@@ -75,28 +75,19 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *back
 	if err != nil {
 		return nil, errors.Join(err, closeFile(own))
 	}
-	m := &mapping{backend: b, rank: b.group.Rank(), peers: make([]device.Ptr, len(offers)), noMulticast: b.whyNoMulticast()}
+	m := &mapping{backend: b, alloc: a, rank: b.group.Rank(), peers: make([]device.Ptr, len(offers))}
 	if a.kind == legacy {
 		err = b.device.WithContext(func() error { return m.openLegacy(a, offers) })
 		m.notContiguous = "the memory was adopted from cuMemAlloc, which is mapped where the driver likes"
 		m.noMulticast = "the memory was adopted from cuMemAlloc, which cannot be bound to a multicast object"
 	} else {
 		err = m.mapVirtual(ctx, a, offers, own, &steps)
-	}
-	if m.noMulticast == "" {
-		// The others wait in what follows, so that they must know of a failure before.
-		if err = x.Vote(ctx, "mapping peers", err); err == nil {
-			err = m.addMulticast(ctx, a, offers, x)
-		}
-	}
-	if err == nil && m.multicast.IsNil() && b.mustCast {
-		err = fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", m.noMulticast, errs.ErrUnsupported)
+		m.noMulticast = b.notAlike(offers)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Unmap(context.WithoutCancel(ctx)))
 	}
-	b.log.Debug("ranks mapped", append(steps.took, "address", a.ptr, "bytes", a.bytes, "view", m.base, "stride", m.stride,
-		"multicast", m.multicast)...)
+	b.log.Debug("ranks mapped", append(steps.took, "address", a.ptr, "bytes", a.bytes, "view", m.base, "stride", m.stride)...)
 	return m, nil
 }
 
@@ -369,14 +360,6 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
 	}
 	return m.base, m.stride, nil
-}
-
-// Multicast is the address that reaches every rank's copy.
-func (m *mapping) Multicast() (device.Ptr, error) {
-	if m.multicast.IsNil() {
-		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
-	}
-	return m.multicast, nil
 }
 
 // Unmap takes the ranks' memory out of this process, multicast first.

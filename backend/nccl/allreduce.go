@@ -38,6 +38,10 @@ var (
 // evenElements is the first version whose symmetric kernels take elements of 2 bytes at any place.
 const evenElements nccl.Version = 23003
 
+// endableKernels is the first version whose symmetric kernels look at the communicator's abort flag while they wait (dev_runtime.cc,
+// lsa_barrier__funcs.h and ll_a2a__funcs.h).
+const endableKernels nccl.Version = 22907
+
 // reducer is a communicator for the library's all-reduces of one form.
 type reducer struct {
 	form    string
@@ -230,7 +234,7 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 	within, cancel := b.bounded(ctx)
 	defer cancel()
 	defer b.lib.Log()
-	comm, err := b.comm.Split(within, nil)
+	comm, err := b.comm.Split(within, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
 	if err == nil && b.outcome == nil {
 		b.outcome, err = b.newOutcome()
 	}
@@ -402,8 +406,8 @@ func (b *Backend) abortReducers(ctx context.Context, cause error) error {
 		}
 		if red.used.Load() && !b.idle() {
 			b.outcome.tell(cause)
-			if red.form == symmetricForm {
-				b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process", "form", red.form)
+			if red.form == symmetricForm && b.lib.Version() < endableKernels {
+				b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process, and use NCCL 2.29.7 or newer", "form", red.form)
 				continue
 			}
 		}

@@ -25,8 +25,10 @@
 //
 // # Multicast
 //
-// NCCL has no switch for NVLink multicast but the variable NCCL_NVLS_ENABLE. Where the policy is off it is set to 0 in this
-// process before the library is loaded, and what gives multicast addresses is not looked up.
+// Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded, which is the only switch that NCCL
+// has for NVLink multicast before 2.32; from 2.32 on each communicator is told, too, and what gives multicast addresses is not looked up. Where it may be used, NCCL
+// says whether it has it, and makes one multicast object for all windows of the communicator when the ranks first enable it for one. A rank
+// on which NCCL fails in that leaves the others waiting inside of NCCL; they give up after KernelTimeout, and the communicator with it.
 //
 // # NCCL's own all-reduce
 //
@@ -35,7 +37,13 @@
 // allocations are registered again, as symmetric windows. On one communicator both could not be had, because NCCL takes its
 // symmetric kernels whenever it can, also where they are slower; and these two block, because NCCL starts a thread for each
 // collective of one that does not. When a member of the group is lost, they are aborted, so that their kernels end. NCCL's
-// symmetric kernels (of 2.28) ask nobody and go on waiting: what is on the GPU then ends with the process.
+// symmetric kernels ask nobody before 2.29.7 and go on waiting: what is on the GPU then ends with the process.
+//
+// # Devices
+//
+// Every rank has a GPU of its own. From NCCL 2.30.3 on, ranks that all allow it (Options.ShareDevice) may share one;
+// NCCL_MULTI_RANK_GPU_ENABLE is then set to 1 in this process, unless it is set. They have no multicast, and NCCL itself gives up
+// what needs a GPU for each rank.
 //
 // This room knows the CUDA device and the group. It loads NCCL when a backend is probed or opened, and not before.
 package nccl

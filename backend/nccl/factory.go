@@ -36,10 +36,14 @@ func probe(o *Options) (backend.Capabilities, error) {
 	var found *cuda.Found
 	if d := o.Opened; d != nil {
 		found = &cuda.Found{Driver: d.Driver(), Index: d.Index(), Ordinal: d.Ordinal(), UUID: d.UUID()}
-	} else if found, err = cuda.Find(&cuda.Options{
-		Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger,
-	}); err != nil {
-		return backend.Capabilities{}, err
+	} else {
+		gpu, err := o.gpu()
+		if err == nil {
+			found, err = cuda.Find(gpu)
+		}
+		if err != nil {
+			return backend.Capabilities{}, err
+		}
 	}
 	if err := usable(found.Driver, found.Ordinal, found.UUID, o.Getenv); err != nil {
 		return backend.Capabilities{}, err
@@ -68,7 +72,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 // options are what env says.
 func options(env *backend.Env) (*Options, error) {
 	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
+		Device: env.Device, LocalRank: env.LocalRank, ShareDevice: env.ShareDevice, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
 		Logger: env.Logger,
 	}
 	if o.Getenv == nil {

@@ -35,17 +35,24 @@ type machine struct {
 	absent func(call string, rank int) bool
 	// hangs makes all GPUs busy until a communicator is aborted.
 	hangs bool
+	// shares says that NCCL was told to have several ranks on one GPU.
+	shares bool
+	// nvls says that the GPUs have multicast.
+	nvls bool
 
 	counts   map[string]int
 	used     []int64
 	next     uint64
 	memory   map[device.Ptr]*piece
 	handles  map[cuda.MemHandle]*piece
+	roots    map[nccl.UniqueID]int // for each id, a thread with a socket until its ranks have come: how many have
 	worlds   map[nccl.UniqueID]*world
 	comms    map[nccl.CommHandle]*fakeComm
 	cuMemOff bool
 	aborted  int
 	split    int
+	objects  int     // multicast objects that were made
+	modes    []int32 // nvlsHostMode of each communicator that was made
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -62,6 +69,8 @@ type world struct {
 	size  int
 	steps map[int]*step
 	flat  uint64 // the next address in the range of windows
+	cast  bool   // it has its multicast object
+	gpus  map[int]bool
 }
 
 // step is something that takes all ranks.
@@ -89,7 +98,7 @@ func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
 		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
-		comms: map[nccl.CommHandle]*fakeComm{},
+		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -105,7 +114,12 @@ func newMachine(gpus int) *machine {
 func (m *machine) plain(rank int) *Options {
 	return &Options{
 		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
-		load: func(*nccl.Options) (*nccl.Library, error) { return nccl.New("/fake/libnccl.so.2", m.library()) },
+		load: func(o *nccl.Options) (*nccl.Library, error) {
+			m.Mu.Lock()
+			m.shares = m.shares || o.ShareGPU
+			m.Mu.Unlock()
+			return nccl.New("/fake/libnccl.so.2", m.library())
+		},
 	}
 }
 
@@ -116,6 +130,7 @@ func (m *machine) requireClean(t *testing.T) {
 	defer m.Mu.Unlock()
 	for _, what := range m.GPUs.Left(map[string]int{
 		"handles": len(m.handles), "pieces of memory": len(m.memory), "communicators": len(m.comms),
+		"threads and sockets that wait for ranks": len(m.roots),
 	}) {
 		t.Errorf("left: %s", what)
 	}
@@ -291,6 +306,7 @@ func (m *machine) library() nccl.Functions {
 			m.Mu.Lock()
 			defer m.Mu.Unlock()
 			binary.LittleEndian.PutUint64(id[:], m.number(0))
+			m.roots[*id] = 0
 			return nccl.Success
 		},
 		CommInitRankScalable: m.initRank, CommSplit: m.splitComm, CommAsyncError: m.asyncError, CommFinalize: m.finalize,
@@ -329,6 +345,21 @@ func (m *machine) library() nccl.Functions {
 			*p = binary.LittleEndian.Uint64(b[8:]) + uint64(rank)*stride + uint64(offset)
 			return nccl.Success
 		}
+		f.CommQueryProperties = func(h nccl.CommHandle, props *byte) nccl.Result {
+			return m.comm(h, func(*fakeComm) nccl.Result {
+				b := unsafe.Slice(props, 40)
+				if binary.LittleEndian.Uint64(b) != 40 || binary.LittleEndian.Uint32(b[8:]) != 0xcafebeef || binary.LittleEndian.Uint32(b[12:]) != 22902 {
+					m.Violation("the properties' header is % x", b[:16])
+				}
+				if m.nvls {
+					b[33] = 1
+				}
+				return nccl.Success
+			})
+		}
+		f.MulticastSource = func() (*nccl.Multicast, error) {
+			return &nccl.Multicast{GetLsaMultimemDevicePointer: m.multimem}, nil
+		}
 	}
 	return f
 }
@@ -360,6 +391,19 @@ func (m *machine) refuse(call string, rank int) nccl.Result {
 
 // newComm makes a communicator; the machine is locked.
 func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nccl.CommHandle {
+	// As NCCL reads it: not beyond what the caller has filled in, and not what the version does not know.
+	mode := int32(math.MinInt32)
+	if config.Size >= unsafe.Offsetof(config.NvlsHostMode)+4 && m.version >= 23200 && config.Version >= 23200 {
+		mode = config.NvlsHostMode
+	}
+	m.modes = append(m.modes, mode)
+	if w.gpus == nil {
+		w.gpus = map[int]bool{}
+	}
+	if w.gpus[gpu] && (m.version < 23003 || !m.shares) {
+		m.Violation("two ranks of NCCL %s on GPU %d", m.version, gpu)
+	}
+	w.gpus[gpu] = true
 	h := nccl.CommHandle(m.number(0))
 	m.comms[h] = &fakeComm{world: w, rank: rank, gpu: gpu, blocking: config.Blocking != 0, aborted: make(chan struct{}),
 		windows: map[nccl.WindowHandle][]device.Ptr{}}
@@ -377,6 +421,11 @@ func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.Un
 		}
 	}()
 	m.Mu.Lock()
+	if came, made := m.roots[*id]; made {
+		if m.roots[*id]++; came+1 == int(ranks) {
+			delete(m.roots, *id)
+		}
+	}
 	if m.worlds[*id] == nil {
 		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
 	}
@@ -605,6 +654,50 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		c.windows[nccl.WindowHandle(handle)] = append(put, handle)
 		*w = nccl.WindowHandle(handle)
 	})
+}
+
+// castAt is where windows are in the range of multicast addresses.
+const castAt = 1 << 60
+
+// multimem gives the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
+// they have come.
+func (m *machine) multimem(w nccl.WindowHandle, offset uintptr, p *uint64) nccl.Result {
+	m.Mu.Lock()
+	var h nccl.CommHandle
+	var c *fakeComm
+	for handle, comm := range m.comms {
+		if comm.windows[w] != nil {
+			h, c = handle, comm
+		}
+	}
+	if c == nil {
+		m.Violation("the multicast address of no window")
+		m.Mu.Unlock()
+		return nccl.InvalidArgument
+	}
+	flat := binary.LittleEndian.Uint64(m.span(device.Ptr(w), 32)[8:])
+	have := c.world.cast
+	m.Mu.Unlock()
+	if !have {
+		made := make(chan struct{})
+		r := m.together(h, "ncclGetLsaMultimemDevicePointer", nil, func(*step) {
+			if !c.world.cast {
+				c.world.cast = true
+				m.objects++
+			}
+			close(made)
+		})
+		if r != nccl.Success && r != nccl.InProgress {
+			return r
+		}
+		select {
+		case <-made:
+		case <-c.aborted:
+			return nccl.InternalError
+		}
+	}
+	*p = castAt | flat + uint64(offset)
+	return nccl.Success
 }
 
 // unmap takes a window away; the machine is locked.

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -137,6 +140,99 @@ func TestRoundsOnGPU(t *testing.T) {
 			return err
 		})
 	}))
+}
+
+// TestSubGroupsLeaveNothingOnGPU: a sub-group that is closed takes its communicators with it. Descriptors and threads are counted, and
+// the memory of the process is bounded: what NCCL keeps of one round must not be kept of each.
+func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
+	size := min(gpus(t), 4)
+	const warm, rounds = 4, 16
+	const mostMemory = 64 << 20 // of all rounds together
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(parent *Backend, m *backend.Memory) error {
+			round := func(ranks []int) error {
+				s, err := g.Sub(ctx, ranks)
+				if err != nil {
+					return err
+				}
+				o := onGPU(g.Rank())
+				o.Opened, o.Parent, o.Library = parent.device, parent, parent.lib.Path()
+				err = withMemory(ctx, s, o, func(b *Backend, m *backend.Memory) error {
+					if split := len(ranks) == size; b.split != split {
+						return fmt.Errorf("ranks %v: split is %t", ranks, b.split)
+					}
+					return backendtest.TryWindow(ctx, m, 1<<20)
+				})
+				return errors.Join(err, s.Close(ctx))
+			}
+			all := make([]int, size)
+			for r := range all {
+				all[r] = r
+			}
+			kinds := map[string][]int{"split from the parent's": all}
+			if size > 1 {
+				kinds["of its own"] = []int{g.Rank()}
+			}
+			for _, name := range slices.Sorted(maps.Keys(kinds)) {
+				var before, after held
+				for i := range warm + rounds {
+					if i == warm {
+						var err error
+						if before, err = look(ctx, g); err != nil {
+							return err
+						}
+					}
+					if err := round(kinds[name]); err != nil {
+						return fmt.Errorf("a communicator %s, round %d: %w", name, i, err)
+					}
+				}
+				var err error
+				if after, err = look(ctx, g); err != nil {
+					return err
+				}
+				if g.Rank() == 0 {
+					t.Logf("a communicator %s, %d rounds: %+v before, %+v after", name, rounds, before, after)
+				}
+				if after.files > before.files+2 || after.threads > before.threads+4 || after.resident > before.resident+mostMemory {
+					return fmt.Errorf("a communicator %s: %d rounds took %+v to %+v", name, rounds, before, after)
+				}
+			}
+			return nil
+		})
+	}))
+}
+
+// held is what the process holds.
+type held struct {
+	files, threads int
+	resident       int64 // bytes
+}
+
+// look says what the process holds, at a moment at which no rank does anything.
+func look(ctx context.Context, g *group.Group) (h held, err error) {
+	if err := g.Barrier(ctx, "looking"); err != nil {
+		return h, err
+	}
+	runtime.GC() // so that what Go has not yet given back does not count
+	debug.FreeOSMemory()
+	if h.files, err = backendtest.OpenFiles(); err != nil {
+		return h, err
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return h, err
+	}
+	h.threads = len(threads)
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return h, err
+	}
+	var total, pages int64
+	if _, err := fmt.Sscan(string(statm), &total, &pages); err != nil {
+		return h, err
+	}
+	h.resident = pages * int64(os.Getpagesize())
+	return h, g.Barrier(ctx, "looked")
 }
 
 // foreign makes memory outside of the backend, as another library would.
@@ -276,6 +372,26 @@ func TestSharedGPU(t *testing.T) {
 		require.ErrorIs(t, err, backend.ErrInvalid)
 		assert.ErrorContains(t, err, "on rank 0 and on rank 1")
 	}
+}
+
+// TestShareDeviceOnGPU: with a library that can, ranks that all allow it share one GPU.
+func TestShareDeviceOnGPU(t *testing.T) {
+	gpus(t)
+	lib, err := nccl.Load(nil)
+	require.NoError(t, err)
+	if !lib.SharesGPUs() {
+		missing := fmt.Sprintf("NCCL %s cannot have several ranks on one GPU, and 2.30.3 or newer can", lib.Version())
+		require.NotContains(t, strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nccl-share-device", missing)
+		t.Skip(missing)
+	}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			o := onGPU(0)
+			o.Device, o.ShareDevice = "0", true
+			return open(ctx, g, o)
+		},
+		WorldSizes: []int{2, 4},
+	})
 }
 
 // TestRankStaysAwayOnGPU: a rank that does not come to a registration is an error of those that did, in time, and everything

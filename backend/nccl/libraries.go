@@ -51,7 +51,7 @@ func examine(ctx context.Context, o *Options) backend.Library {
 		detail("peer pointers", "by the window's structure, which is known for 2.28 to 2.30")
 	}
 	for _, name := range []string{"NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_LOCAL_REGISTER", "NCCL_P2P_DISABLE",
-		"NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE",
+		"NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE", nccl.ShareGPUEnv,
 		"NCCL_DEBUG", WindowEnv} {
 		if v := o.Getenv(name); v != "" {
 			detail(name, "%s", v)

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,13 @@ import (
 // member is what a rank tells the others of itself when the backend is opened.
 type member struct {
 	UUID     string // of its device
+	NoShare  string // why it cannot share its device with another rank; "" if it can
 	Version  string // of its library
 	Window   string // kind of window
 	Given    bool   // it was given a communicator
 	Split    bool   // it could split its parent's communicator
 	NoCast   string // why it may not use multicast; "" if it may
 	MustCast bool   // it wants multicast or an error
-	ID       []byte // the unique id for a new communicator, of rank 0
 }
 
 // opening names the agreement in errors.
@@ -32,20 +33,28 @@ const opening = "opening backend " + Name
 func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	var mine member
 	if failure == nil {
-		mine, failure = b.member(o)
+		mine = b.member(o)
 	}
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
 	if err != nil {
 		return err
 	}
 	// What follows is decided alike on every rank, since all know the same.
-	if err := agree(peers, b.group.Members()); err != nil {
+	shared, err := agree(peers, b.group.Members())
+	if err != nil {
 		return err
 	}
-	if err := b.agreeMulticast(peers); err != nil {
+	if err := b.agreeMulticast(peers, shared); err != nil {
 		return err
 	}
-	err = b.connect(ctx, o, peers)
+	split := !slices.ContainsFunc(peers, func(m member) bool { return !m.Split })
+	var id nccl.UniqueID
+	if o.Comm == 0 && !split {
+		if id, err = b.agreeID(ctx); err != nil {
+			return err
+		}
+	}
+	err = b.connect(ctx, o, split, id)
 	if err := b.group.Vote(ctx, opening+": the communicator", err); err != nil {
 		return err
 	}
@@ -53,10 +62,10 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 }
 
 // member says what this rank brings.
-func (b *Backend) member(o *Options) (member, error) {
+func (b *Backend) member(o *Options) member {
 	m := member{
 		UUID: b.device.UUID(), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
-		Split: o.Comm == 0 && b.splits(o.Parent),
+		Split: o.Comm == 0 && b.splits(o.Parent), NoShare: b.whyNotShare(o),
 	}
 	if m.NoCast == "" {
 		cast, err := b.lib.ResolveMulticast()
@@ -65,20 +74,42 @@ func (b *Backend) member(o *Options) (member, error) {
 		}
 		b.multicast = cast
 	}
-	if b.group.Rank() == 0 && o.Comm == 0 {
-		// Made in any case: whether a split is possible is known only when all have told.
-		var id nccl.UniqueID
-		err := b.device.WithContext(func() error {
+	return m
+}
+
+// agreeID gives the unique id for a new communicator, which rank 0 makes. It is made only when nothing but the communicator itself can fail
+// any more: NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and
+// has no call that takes it back.
+func (b *Backend) agreeID(ctx context.Context) (id nccl.UniqueID, err error) {
+	if b.group.Rank() == 0 {
+		err = b.device.WithContext(func() error {
 			var err error
 			id, err = b.lib.NewUniqueID()
 			return err
 		})
-		if err != nil {
-			return m, err
-		}
-		m.ID = id[:]
 	}
-	return m, nil
+	all, err := backend.Tell(ctx, b.group, opening+": the unique id", id[:], err)
+	if err == nil && len(all[0]) != len(id) {
+		err = fmt.Errorf("rank 0 brought a unique id of %d bytes: %w", len(all[0]), errs.ErrMismatch)
+	}
+	if err != nil {
+		return id, err
+	}
+	return nccl.UniqueID(all[0]), nil
+}
+
+// whyNotShare says why this rank cannot share its device with another one; "" if it can.
+func (b *Backend) whyNotShare(o *Options) string {
+	allowed := o.Getenv(nccl.ShareGPUEnv)
+	switch {
+	case !b.lib.SharesGPUs():
+		return fmt.Sprintf("NCCL %s cannot share a GPU, and 2.30.3 or newer can with share-device", b.lib.Version())
+	case !o.ShareDevice:
+		return "allow the sharing with share-device (SYMMEM_SHARE_DEVICE=true)"
+	case allowed == "0":
+		return nccl.ShareGPUEnv + "=0 in the environment forbids it: unset it"
+	}
+	return ""
 }
 
 // splits reports whether this rank's group has all of the parent's ranks, and the parent's communicator can be split.
@@ -87,15 +118,18 @@ func (b *Backend) splits(parent *Backend) bool {
 		parent.comm != nil && parent.comm.Handle() != 0 && !parent.comm.Stuck() && b.lib.Require("ncclCommSplit") == nil
 }
 
-// agree is an error, the same on every rank, if the ranks do not fit together.
-func agree(peers []member, members []group.Member) error {
+// agree is an error, the same on every rank, if the ranks do not fit together; shared is whether some share a device.
+func agree(peers []member, members []group.Member) (shared bool, err error) {
 	for i, p := range peers {
 		if j := slices.IndexFunc(peers[:i], func(q member) bool { return q.UUID == p.UUID }); j >= 0 {
-			return errs.Invalid(opening, "device", fmt.Sprintf("%s on rank %d and on rank %d", p.UUID, j, i),
-				"a device for each rank, as NCCL cannot share them: set device or local-rank, or use backend native with share-device")
+			shared = true
+			if why := cmp.Or(p.NoShare, peers[j].NoShare); why != "" {
+				return true, errs.Invalid(opening, "device", fmt.Sprintf("%s on rank %d and on rank %d", p.UUID, j, i),
+					"a device for each rank: set device or local-rank, or use backend native with share-device; or else "+why)
+			}
 		}
 		if m := members[i]; m.BootID != members[0].BootID || m.BootID == "" && m.Process != members[0].Process {
-			return fmt.Errorf("rank %d is on %s and rank 0 on %s, and the windows' addresses end at the host: use one host for each group: %w",
+			return shared, fmt.Errorf("rank %d is on %s and rank 0 on %s, and the windows' addresses end at the host: use one host for each group: %w",
 				i, m.Host, members[0].Host, errs.ErrUnsupported)
 		}
 	}
@@ -114,14 +148,14 @@ func agree(peers []member, members []group.Member) error {
 			differ = differ || values[r] != values[0]
 		}
 		if differ {
-			return &group.MismatchError{What: c.what, Values: values}
+			return shared, &group.MismatchError{What: c.what, Values: values}
 		}
 	}
-	return nil
+	return shared, nil
 }
 
 // agreeMulticast finds out whether all ranks may use multicast.
-func (b *Backend) agreeMulticast(peers []member) error {
+func (b *Backend) agreeMulticast(peers []member, shared bool) error {
 	var whys []string
 	must := false
 	for r, p := range peers {
@@ -133,34 +167,40 @@ func (b *Backend) agreeMulticast(peers []member) error {
 			whys = append(whys, p.NoCast)
 		}
 	}
-	if b.mustCast = must; len(peers) == 1 && len(whys) == 0 {
+	b.mustCast = must
+	switch {
+	case len(whys) > 0:
+	case len(peers) == 1:
 		whys = []string{"the group has only one rank"}
+	case shared:
+		whys = []string{"several ranks share a device, and a device can take part in multicast once"}
 	}
 	if b.noCast = strings.Join(whys, "; "); b.noCast == "" {
 		return nil
 	}
 	b.multicast = nil
 	if must {
-		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", b.noCast, errs.ErrUnsupported)
+		return mustCastError(b.noCast)
 	}
 	return nil
 }
 
-// connect makes the communicator, or takes the one that was given.
-func (b *Backend) connect(ctx context.Context, o *Options, peers []member) error {
+// connect makes the communicator, splits it from the parent's, or takes the one that was given.
+func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.UniqueID) error {
 	ctx, cancel := b.bounded(ctx)
 	defer cancel()
 	defer b.lib.Log()
+	config := &nccl.Config{NonBlocking: true, NoMulticast: b.noCast != ""}
 	var err error
 	switch {
 	case o.Comm != 0:
 		b.comm, err = b.adopt(o.Comm)
-	case !slices.ContainsFunc(peers, func(m member) bool { return !m.Split }):
+	case split:
 		b.split = true
-		b.comm, err = o.Parent.comm.Split(ctx, &nccl.Config{NonBlocking: true})
+		b.comm, err = o.Parent.comm.Split(ctx, config)
 	default:
 		b.comm, err = b.lib.NewComm(ctx, &nccl.CommOptions{
-			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: nccl.UniqueID(peers[0].ID), Config: &nccl.Config{NonBlocking: true},
+			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: id, Config: config,
 			Scope: b.device.WithContext,
 		})
 	}

@@ -60,6 +60,9 @@ type Options struct {
 	Comm uintptr
 	// Parent, unless nil, is the backend of a group that this one is a sub-group of.
 	Parent *Backend
+	// ShareDevice allows several ranks on one GPU, with NCCL 2.30.3 or newer; all ranks of the GPU must allow it. A local rank beyond the
+	// last GPU then counts on from the first. These ranks have no multicast.
+	ShareDevice bool
 	// Multicast is "auto", "on" or "off"; "" is "auto".
 	Multicast string
 	// KernelTimeout bounds every wait for other ranks and of device work; default 2 minutes.
@@ -92,7 +95,7 @@ type Backend struct {
 	flags     nccl.WindowFlags
 	total     int64 // memory of the GPU in bytes; 0 if not known
 	mustCast  bool
-	noCast    string          // why there is no multicast, the same on all ranks; "" if it may be tried
+	noCast    string          // why there is no multicast, the same on all ranks; "" if it may be asked for
 	multicast *nccl.Multicast // nil unless noCast is ""
 	stream    device.Stream   // fills new memory with zeros, and tries the library's collectives
 	reach     reach           // what the trial window has shown
@@ -192,7 +195,9 @@ func (b *Backend) open(o *Options) error {
 // loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and finds out whether it can serve; to look
 // is to leave no more behind than the loaded library.
 func loadLibrary(o *Options, policy *multicast.Policy, look bool) (*nccl.Library, error) {
-	lib, err := o.load(&nccl.Options{Path: o.Library, Multicast: policy.Forbidden == "", Look: look, Logger: o.Logger})
+	lib, err := o.load(&nccl.Options{
+		Path: o.Library, Multicast: policy.Forbidden == "", ShareGPU: o.ShareDevice, Look: look, Logger: o.Logger,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -215,10 +220,33 @@ const oldest nccl.Version = 22803
 
 // openDevice opens the GPU that the options name.
 func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
-	c := cuda.Options{
-		Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger, WaitTimeout: o.KernelTimeout, Err: lost,
+	c, err := o.gpu()
+	if err != nil {
+		return nil, fmt.Errorf("opening the CUDA device: %w", err)
 	}
-	return cuda.Open(&c)
+	c.WaitTimeout, c.Err = o.KernelTimeout, lost
+	return cuda.Open(c)
+}
+
+// gpu says which GPU the options name. Where ranks may share GPUs, more ranks than GPUs are dealt out in turn.
+func (o *Options) gpu() (*cuda.Options, error) {
+	c := &cuda.Options{Driver: o.Driver, Device: o.Device, LocalRank: o.LocalRank, Logger: o.Logger}
+	if !o.ShareDevice || c.Device != "" || c.LocalRank <= 0 {
+		return c, nil
+	}
+	if c.Driver == nil {
+		var err error
+		if c.Driver, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+			return nil, err
+		}
+	}
+	// What is wrong with the GPUs, whoever opens one says better.
+	var count int32
+	if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cuda.Success &&
+		c.Driver.DeviceGetCount(&count) == cuda.Success && count > 0 {
+		c.LocalRank %= int(count)
+	}
+	return c, nil
 }
 
 // The driver functions that the backend stands on besides those that every device needs.

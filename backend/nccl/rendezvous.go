@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +32,7 @@ type mapping struct {
 	base          device.Ptr // of the contiguous view
 	stride        int64
 	notContiguous string // why there is no contiguous view; "" if there is
-	multicast     device.Ptr
-	noMulticast   string // why there is no multicast address; "" if there is
+	noMulticast   string // why there can be no multicast address, the same on all ranks; "" if there may be one
 }
 
 var (
@@ -42,7 +42,7 @@ var (
 )
 
 // Rendezvous registers the allocation that the memory is in, unless it has its window, and finds the ranks' addresses in it.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	var mine offer
 	var failure error
@@ -71,12 +71,6 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *back
 	w.users++
 	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers))}
 	m.place(offers)
-	if m.noMulticast = b.whyNoMulticast(); m.noMulticast == "" {
-		err = m.addMulticast(ctx, x)
-	}
-	if err != nil {
-		return nil, errors.Join(err, m.Unmap(context.WithoutCancel(ctx)))
-	}
 	return m, nil
 }
 
@@ -124,9 +118,10 @@ func (m *mapping) place(offers []offer) {
 		if p := m.window.peers[r]; !p.IsNil() {
 			m.peers[r] = p.Add(o.Offset)
 		}
-		if o.Offset != offers[0].Offset && m.notContiguous == "" {
-			m.notContiguous = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
+		if o.Offset != offers[0].Offset && m.noMulticast == "" {
+			m.noMulticast = fmt.Sprintf("the adopted memory is at different offsets of its allocation: %d on rank 0, %d on rank %d",
 				offers[0].Offset, o.Offset, r)
+			m.notContiguous = cmp.Or(m.notContiguous, m.noMulticast)
 		}
 	}
 	m.base, m.stride = m.peers[0], m.window.stride
@@ -163,14 +158,6 @@ func (m *mapping) WindowHandle() (uint64, int64, error) {
 	return uint64(m.window.native.Handle()), m.alloc.offset, nil
 }
 
-// Multicast is the address that reaches every rank's copy.
-func (m *mapping) Multicast() (device.Ptr, error) {
-	if m.multicast.IsNil() {
-		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
-	}
-	return m.multicast, nil
-}
-
 // Unmap lets go of the window; the last one that uses it deregisters it, on the library's own communicators too.
 func (m *mapping) Unmap(ctx context.Context) error {
 	w, b := m.window, m.backend
@@ -194,53 +181,88 @@ func (b *Backend) whyNoMulticast() string {
 	return b.noCast
 }
 
-// addMulticast asks NCCL for the window's multicast address, which it makes at the first time. Collective. If a rank has none,
-// the window has none on any, and the later ones neither.
-func (m *mapping) addMulticast(ctx context.Context, x *backend.Agreement) error {
+// EnableMulticast asks NCCL for the window's multicast address. NCCL makes one multicast object for all windows of the communicator, when
+// it is first asked. If a rank gets no address, no window has one on any rank.
+func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
 	b := m.backend
-	p, err := m.window.native.Multicast(b.multicast, m.alloc.offset)
+	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
+		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
+	}
+	// A rank that cannot ask must not leave the others waiting inside of NCCL.
+	if err := x.Vote(ctx, "asking for multicast", b.ready()); err != nil {
+		return 0, err
+	}
+	within, cancel := b.bounded(ctx)
+	defer cancel()
+	defer b.lib.Log()
+	p, err := m.window.native.Multicast(within, b.multicast, m.alloc.offset)
 	if err == nil && p == 0 {
 		err = fmt.Errorf("NCCL %s gives no multicast address: %w", b.lib.Version(), errs.ErrUnsupported)
 	}
-	err = x.Vote(ctx, "multicast address", err)
+	err = x.Vote(ctx, "multicast address", b.explain(err))
 	if err == nil {
-		m.multicast = device.Ptr(p)
-		return nil
+		return device.Ptr(p), nil
 	}
-	var vote *group.VoteError
-	if !errors.As(err, &vote) {
-		return err
+	vote, agreed := errors.AsType[*group.VoteError](err)
+	if !agreed {
+		return 0, err
 	}
-	if b.mustCast {
-		return fmt.Errorf("multicast is on, but it failed; set it to auto or off: %w", err)
-	}
-	m.noMulticast = "it was tried and failed: " + vote.Error()
 	b.mu.Lock()
-	b.noCast = m.noMulticast
+	b.noCast = "it was tried and failed: " + vote.Error()
 	b.mu.Unlock()
-	b.log.Warn("multicast does not work here and is not used", "error", err)
-	return nil
+	b.log.Warn("multicast does not work here", "error", err)
+	return 0, fmt.Errorf("multicast does not work here: %w: %w", errs.ErrUnsupported, err)
 }
 
-// agreeReach tells the others which ranks have no addresses, so that the capabilities are the same everywhere, or why this rank
-// has failed.
+// agreeReach tells the others which ranks have no addresses, and whether NCCL has multicast, so that the capabilities are the same
+// everywhere, or why this rank has failed.
 func (b *Backend) agreeReach(ctx context.Context, failure error) error {
-	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", [2]string{b.reach.unreachable,
-		b.reach.notContiguous}, failure)
+	type found struct{ Unreachable, NotContiguous, NoCast string }
+	mine := found{b.reach.unreachable, b.reach.notContiguous, ""}
+	if failure == nil && b.noCast == "" {
+		mine.NoCast, failure = b.lacksMulticast()
+	}
+	all, err := backend.Tell(ctx, b.group, opening+": reaching each other", mine, failure)
 	if err != nil {
 		return err
 	}
-	var unreachable, apart []string
-	for _, r := range all {
-		if r[0] != "" {
-			unreachable = append(unreachable, r[0])
+	var unreachable, apart, casts []string
+	for _, f := range all {
+		if f.Unreachable != "" {
+			unreachable = append(unreachable, f.Unreachable)
 		}
-		if r[1] != "" && !slices.Contains(apart, r[1]) {
-			apart = append(apart, r[1])
+		if f.NotContiguous != "" && !slices.Contains(apart, f.NotContiguous) {
+			apart = append(apart, f.NotContiguous)
+		}
+		if f.NoCast != "" && !slices.Contains(casts, f.NoCast) {
+			casts = append(casts, f.NoCast)
 		}
 	}
 	b.reach.unreachable, b.reach.notContiguous = strings.Join(unreachable, "; "), strings.Join(apart, "; ")
+	if b.noCast == "" {
+		b.noCast = strings.Join(casts, "; ")
+	}
+	if b.mustCast && b.noCast != "" {
+		return mustCastError(b.noCast)
+	}
 	return nil
+}
+
+// lacksMulticast says why NCCL has no multicast for the communicator; "" if it has.
+func (b *Backend) lacksMulticast() (string, error) {
+	has, err := b.comm.MulticastSupport()
+	switch {
+	case errors.Is(err, errs.ErrUnsupported):
+		return err.Error(), nil
+	case err != nil || has:
+		return "", err
+	}
+	return fmt.Sprintf("NCCL %s has no NVLink multicast for these GPUs (NVLS: see NCCL_NVLS_ENABLE, and NCCL's log)", b.lib.Version()), nil
+}
+
+// mustCastError is the error of multicast that must be and cannot.
+func mustCastError(why string) error {
+	return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", why, errs.ErrUnsupported)
 }
 
 // DevComm is a device communicator: what kernels that were compiled with the library's own headers take by value, beside a

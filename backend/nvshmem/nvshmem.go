@@ -38,12 +38,12 @@ type Backend struct {
 	all   bool   // the group is of all PEs
 	parts *parts // of the arena; nil if the group is of all PEs
 
-	noMulticast string // why there is no multicast; "" if there is
-	mustCast    bool   // the policy of some rank is "on"
-	noRegister  string // why no memory can be adopted; "" if it can
+	mustCast   bool   // the policy of some rank is "on"
+	noRegister string // why no memory can be adopted; "" if it can
 
-	mu      sync.Mutex
-	aliases []*alias // of registered memory that is mapped
+	mu          sync.Mutex
+	noMulticast string   // why there is no multicast, the same on all ranks; "" if there is
+	aliases     []*alias // of registered memory that is mapped
 }
 
 var (
@@ -86,7 +86,7 @@ func (b *Backend) share(ctx context.Context, o *Options, failure error) error {
 		b.pes = append(b.pes, pe)
 	}
 	b.all = len(members) == w.pes
-	b.noMulticast = p.noMulticast
+	b.noMulticast = p.whyNoMulticast()
 	if !b.all {
 		b.parts = newParts()
 		if b.noMulticast == "" {
@@ -119,7 +119,7 @@ func (b *Backend) Capabilities() backend.Capabilities {
 		name string
 		have *bool
 		why  string
-	}{{"multicast", &c.Multicast, b.noMulticast}, {"register", &c.Register, b.whyNoRegister()}} {
+	}{{"multicast", &c.Multicast, b.whyNoMulticast()}, {"register", &c.Register, b.whyNoRegister()}} {
 		if *bit.have = bit.why == ""; !*bit.have {
 			c.Why[bit.name] = bit.why
 		}
@@ -138,6 +138,13 @@ func capabilities() backend.Capabilities {
 			"several_hosts":        "signals and kernels need peer pointers, which NVSHMEM has on one host: use nccl or nixl",
 		},
 	}
+}
+
+// whyNoMulticast says why there is no multicast; "" if there is.
+func (b *Backend) whyNoMulticast() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.noMulticast
 }
 
 func (b *Backend) whyNoRegister() string {

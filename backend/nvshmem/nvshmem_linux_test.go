@@ -798,6 +798,15 @@ func TestMulticast(t *testing.T) {
 				if err != nil {
 					return err
 				}
+				if _, err := w.Multicast(16); !errors.Is(err, backend.ErrNoMulticast) {
+					return fmt.Errorf("multicast before it was enabled: %w", err)
+				}
+				if err := mem.EnableMulticast(ctx, w, nil); exists != (err == nil) || !exists && !errors.Is(err, backend.ErrUnsupported) {
+					return fmt.Errorf("enabling multicast: %w", err)
+				}
+				if c := b.Capabilities(); c.Multicast != exists {
+					return fmt.Errorf("capabilities: %+v", c)
+				}
 				p, err := w.Multicast(16)
 				if exists && (err != nil || p != a.Ptr().Add(16)|1<<60) || !exists && !errors.Is(err, backend.ErrUnsupported) {
 					return fmt.Errorf("multicast at %s: %w", p, err)

@@ -2,10 +2,14 @@ package nvshmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -13,16 +17,16 @@ import (
 type mapping struct {
 	backend     *Backend
 	peers       []device.Ptr // by rank
-	multicast   device.Ptr
-	noMulticast string // why there is no multicast address; "" if there is
-	alias       *alias // of registered memory; else nil
+	multicast   device.Ptr   // 0 if there is no multicast address
+	noMulticast string       // why there is none; "" if there is
+	alias       *alias       // of registered memory; else nil
 }
 
 var _ backend.Multicaster = (*mapping)(nil)
 
 // Rendezvous tells the ranks where in the heap each has its memory; memory of the caller's is registered with NVSHMEM first.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
-	m := &mapping{backend: b, noMulticast: b.noMulticast}
+	m := &mapping{backend: b, noMulticast: b.whyNoMulticast()}
 	a, ok := ba.(*allocation)
 	var failure error
 	mine := ask{Op: "rendezvous"}
@@ -52,7 +56,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *back
 
 // meet is the part of a rendezvous that is done in a turn of all PEs.
 func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
-	b, w := m.backend, m.backend.world
+	w := m.backend.world
 	if err := sameKind(all); err != nil {
 		return err
 	}
@@ -65,12 +69,7 @@ func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
 	}
 	m.locate(a, all, base)
 	if m.noMulticast == "" {
-		if err := m.addMulticast(base+a.offset, all); err != nil {
-			return err
-		}
-	}
-	if b.mustCast && m.multicast.IsNil() {
-		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", m.noMulticast, errs.ErrUnsupported)
+		return m.findMulticast(base+a.offset, all)
 	}
 	return nil
 }
@@ -96,20 +95,55 @@ func (m *mapping) locate(a *allocation, all []ask, base int64) {
 	m.peers[b.group.Rank()] = a.ptr
 }
 
-// addMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap.
-func (m *mapping) addMulticast(offset int64, all []ask) error {
+// noneThere is why NVSHMEM has no multicast address for memory of the heap.
+const noneThere = "NVSHMEM has no multicast address for it: the GPUs have no NVLink multicast, or it could not be set up"
+
+// findMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap. NVSHMEM has made its multicast
+// objects with the heap, so that this makes none.
+func (m *mapping) findMulticast(offset int64, all []ask) error {
 	if err := alike("place in the heap", all, func(a *ask) int64 { return a.Offset }); err != nil {
 		m.noMulticast = err.Error()
 		return nil
 	}
-	p, err := m.backend.world.lib.MulticastPtr(uint64(m.backend.world.ref.Add(offset)))
+	b := m.backend
+	p, err := b.world.lib.MulticastPtr(uint64(b.world.ref.Add(offset)))
 	if err != nil {
 		return err
 	}
-	if m.multicast = device.Ptr(p); p == 0 {
-		m.noMulticast = "NVSHMEM has no multicast address for it: the GPUs have no NVLink multicast, or it could not be set up"
+	if m.multicast = device.Ptr(p); p != 0 {
+		return nil
+	}
+	if m.noMulticast = noneThere; b.mustCast {
+		return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", noneThere, errs.ErrUnsupported)
 	}
 	return nil
+}
+
+// EnableMulticast gives the address that NVSHMEM has for the memory, if all ranks have one.
+func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
+	var failure error
+	if m.multicast.IsNil() {
+		failure = fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
+	}
+	if err := x.Vote(ctx, "multicast address", failure); err != nil {
+		return 0, m.refuseMulticast(err)
+	}
+	return m.multicast, nil
+}
+
+// refuseMulticast makes ErrUnsupported of the vote of all ranks. If NVSHMEM has no address on a rank, the other windows have none either.
+func (m *mapping) refuseMulticast(err error) error {
+	vote, agreed := errors.AsType[*group.VoteError](err)
+	if !agreed {
+		return err
+	}
+	if slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return strings.Contains(f.Text, noneThere) }) {
+		b := m.backend
+		b.mu.Lock()
+		b.noMulticast = "it was tried and failed: " + vote.Error()
+		b.mu.Unlock()
+	}
+	return fmt.Errorf("%w: %w", errs.ErrUnsupported, err)
 }
 
 // Peer is the place of rank's memory in its heap, and for the own rank the allocation itself. It is an error when NVSHMEM has
@@ -119,14 +153,6 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 		return 0, err
 	}
 	return m.peers[rank], nil
-}
-
-// Multicast is the address that reaches every rank's copy.
-func (m *mapping) Multicast() (device.Ptr, error) {
-	if m.multicast.IsNil() {
-		return 0, fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
-	}
-	return m.multicast, nil
 }
 
 // Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it and

@@ -223,6 +223,7 @@ func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused b
 	default:
 		comm, failure = lib.NewComm(within, &nccl.CommOptions{
 			Ranks: b.r.WorldSize(), Rank: b.r.Rank(), ID: nccl.UniqueID(id), Scope: d.WithContext,
+			Config: &nccl.Config{NoMulticast: !b.spec.Peer.Multicast},
 		})
 	}
 	reason, err := b.agree(ctx, "connecting the peer", failure)

@@ -55,7 +55,7 @@ func (b *bencher) connectSymmetric(ctx context.Context) error {
 	reason, err := b.agree(ctx, "looking for symmetric windows", failure)
 	for i := 0; err == nil && reason == "" && i < len(symmetricBlocks); i++ {
 		n := symmetricBlocks[i]
-		comm, failure := b.peer.comm.Split(within, &nccl.Config{MinCTAs: n, MaxCTAs: n})
+		comm, failure := b.peer.comm.Split(within, &nccl.Config{MinCTAs: n, MaxCTAs: n, NoMulticast: !b.spec.Peer.Multicast})
 		if comm != nil {
 			b.peer.symmetric = append(b.peer.symmetric, symmetricComm{n, comm})
 		}

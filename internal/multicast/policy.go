@@ -12,7 +12,7 @@ import (
 
 // Policy says whether multicast may be used.
 type Policy struct {
-	Must      bool   // without multicast, opening and rendezvous are errors
+	Must      bool   // opening is an error where there can be no multicast
 	Forbidden string // why no multicast function may even be looked up; "" if it may
 }
 

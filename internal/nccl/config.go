@@ -9,10 +9,13 @@ type Config struct {
 	NonBlocking bool
 	// MinCTAs and MaxCTAs bound the number of blocks of NCCL's kernels; 0 leaves it to NCCL.
 	MinCTAs, MaxCTAs int
+	// NoMulticast keeps NCCL's own collectives from using NVLink multicast. From NCCL 2.32 on the communicator is told; before, only the
+	// environment of the process can say so, see [Options].Multicast.
+	NoMulticast bool
 }
 
-// ConfigLayout is ncclConfig_t of NCCL 2.27 (nccl.h, 72 bytes). Newer ones have more fields at the end, older ones fewer; NCCL
-// copies as many bytes as both sides know.
+// ConfigLayout is ncclConfig_t of NCCL 2.32 (nccl.h, 120 bytes). Each version has more fields at the end than the one before; NCCL
+// copies as many bytes as Size says, and no more than it knows. Older libraries are given the beginning, as NCCL 2.27 has it.
 type ConfigLayout struct {
 	Size           uintptr
 	Magic          uint32
@@ -29,13 +32,29 @@ type ConfigLayout struct {
 	CTAPolicy      int32
 	ShrinkShare    int32
 	NvlsCTAs       int32
+
+	NChannelsPerNetPeer int32 // from here on those that came after 2.27
+	NvlinkCentricSched  int32
+	GraphUsageMode      int32
+	NumRmaCtx           int32
+	MaxP2pPeers         int32
+	GraphStreamOrdering int32
+	LaunchOrderImplicit int32
+	NumRmaSig           int32
+	RmaEagerInit        int32
+	HostCftMode         int32
+	NvlsHostMode        int32
 }
 
 const (
-	configBytes   = 72
-	configMagic   = 0xcafebeef
-	configVersion = 22700
-	undefined     = math.MinInt32 // NCCL_CONFIG_UNDEF_INT
+	configBytes     = 72 // of 2.27
+	configVersion   = 22700
+	configBytes232  = 120 // of 2.32, the first with nvlsHostMode
+	configFirst232  = 23200
+	configLatest    = 23203 // the newest header that the layout was compared with
+	configMagic     = 0xcafebeef
+	undefined       = math.MinInt32 // NCCL_CONFIG_UNDEF_INT
+	nvlsHostDisable = math.MaxInt32 // ncclNvlsHostModeDisable
 )
 
 // layout is what the library is given; nil is the zero Config.
@@ -53,6 +72,15 @@ func (c *Config) layout(v Version) *ConfigLayout {
 		Size: configBytes, Magic: configMagic, Version: uint32(min(v, configVersion)), Blocking: 1, CgaClusterSize: undefined,
 		MinCTAs: number(c.MinCTAs), MaxCTAs: number(c.MaxCTAs), SplitShare: undefined, TrafficClass: undefined, CollnetEnable: undefined,
 		CTAPolicy: undefined, ShrinkShare: undefined, NvlsCTAs: undefined,
+		NChannelsPerNetPeer: undefined, NvlinkCentricSched: undefined, GraphUsageMode: undefined, NumRmaCtx: undefined, MaxP2pPeers: undefined,
+		GraphStreamOrdering: undefined, LaunchOrderImplicit: undefined, NumRmaSig: undefined, RmaEagerInit: undefined, HostCftMode: undefined,
+		NvlsHostMode: undefined,
+	}
+	if v >= configFirst232 {
+		l.Size, l.Version = configBytes232, uint32(min(v, configLatest))
+		if c.NoMulticast {
+			l.NvlsHostMode = nvlsHostDisable
+		}
 	}
 	if c.NonBlocking {
 		l.Blocking = 0

@@ -31,8 +31,9 @@
 //
 // # Multicast
 //
-// No argument of NCCL's functions switches its use of NVLink multicast off, only the variable NCCL_NVLS_ENABLE, which NCCL
-// reads at its first use. Load sets it to 0 in the environment of this process unless [Options].Multicast is set.
+// Before NCCL 2.32, no argument of NCCL's functions switches its use of NVLink multicast off, only the variable NCCL_NVLS_ENABLE, which NCCL
+// reads at its first use. Load sets it to 0 in the environment of this process unless [Options].Multicast is set. A communicator of
+// 2.32 is told by [Config].NoMulticast too, which counts even if NCCL was used in the process before.
 //
 // # What it may know
 //

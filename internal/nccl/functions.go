@@ -60,9 +60,12 @@ type Functions struct {
 	DevCommCreate  func(comm CommHandle, requirements, devComm *byte) Result `nccl:"ncclDevCommCreate"`
 	DevCommDestroy func(comm CommHandle, devComm *byte) Result               `nccl:"ncclDevCommDestroy"`
 
-	// The functions that find or make multicast addresses are not in the table: they may create a multicast object, and are looked
-	// up by [Library.ResolveMulticast] only.
-	multicastSource func() (*Multicast, error)
+	// props is an ncclCommProperties_t whose header is filled in.
+	CommQueryProperties func(comm CommHandle, props *byte) Result `nccl:"ncclCommQueryProperties"`
+
+	// MulticastSource looks up the functions that find or make multicast addresses. They are not in the table, because they may create
+	// a multicast object: [Library.ResolveMulticast] calls it, and nothing else does. Nil: the library has none.
+	MulticastSource func() (*Multicast, error)
 }
 
 // Multicast is the function that gives a window's multicast address, and makes it first if need be.
@@ -75,7 +78,7 @@ type Multicast struct {
 var introduced = map[string]Version{
 	"ncclCommFinalize": 21403, "ncclCommSplit": 21801, "ncclMemAlloc": 21901, "ncclMemFree": 21901, "ncclCommInitRankScalable": 22304,
 	"ncclCommWindowRegister": 22703, "ncclCommWindowDeregister": 22703, "ncclTeamLsa": 22803, "ncclDevCommCreate": 22803,
-	"ncclDevCommDestroy": 22803, "ncclGetPeerDevicePointer": 22902, "ncclGetLsaMultimemDevicePointer": 22902,
+	"ncclDevCommDestroy": 22803, "ncclCommQueryProperties": 22902, "ncclGetPeerDevicePointer": 22902, "ncclGetLsaMultimemDevicePointer": 22902,
 }
 
 // eachFunction calls fn for every function of the table that p points to.
@@ -137,9 +140,9 @@ func (l *Library) Require(symbols ...string) error {
 // ResolveMulticast looks up what gives windows multicast addresses. Nothing else does. ErrUnsupported from a library without
 // it.
 func (l *Library) ResolveMulticast() (*Multicast, error) {
-	if l.call.multicastSource == nil {
+	if l.call.MulticastSource == nil {
 		return nil, &dl.SymbolError{Library: libraryName, Symbols: []string{"ncclGetLsaMultimemDevicePointer"},
 			Hint: "NCCL 2.29.2 or newer has it"}
 	}
-	return l.call.multicastSource()
+	return l.call.MulticastSource()
 }

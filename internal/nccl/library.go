@@ -14,6 +14,16 @@ import (
 // LibraryEnv names the environment variable with the library's path, which [Load] reads if it is given none.
 const LibraryEnv = "SYMMEM_NCCL_LIBRARY"
 
+// ShareGPUEnv names NCCL's own variable that allows several ranks on one GPU; 0 does not.
+const ShareGPUEnv = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+// SharesGPUs reports whether the library can have several ranks on one GPU (ncclCheckMultiRank in graph/topo.cc), if its environment allows
+// it. They have no NVLink multicast.
+func (l *Library) SharesGPUs() bool { return l.version >= firstSharing }
+
+// firstSharing is the first version that can.
+const firstSharing Version = 23003
+
 const (
 	libraryName = "NCCL"
 	fileName    = "libnccl.so.2"
@@ -30,6 +40,9 @@ type Options struct {
 	// Multicast leaves it to NCCL and its environment whether NVLink multicast is used. Otherwise Load switches it off for this
 	// process.
 	Multicast bool
+	// ShareGPU allows several ranks on one GPU, which NCCL can do from 2.30 on. Load sets NCCL_MULTI_RANK_GPU_ENABLE to 1 for this process
+	// unless the variable is set.
+	ShareGPU bool
 	// Look leaves the environment alone: whoever uses more of the library than its version and its symbols loads it again
 	// without, before.
 	Look bool
@@ -81,6 +94,11 @@ func Load(opts *Options) (*Library, error) {
 			return nil, fmt.Errorf("switching NCCL's multicast off: %w", err)
 		}
 	}
+	if o.ShareGPU && !o.Look && os.Getenv(ShareGPUEnv) == "" {
+		if err := os.Setenv(ShareGPUEnv, "1"); err != nil {
+			return nil, fmt.Errorf("allowing several ranks on one GPU: %w", err)
+		}
+	}
 	lib, err := dl.Open(search(&o))
 	if err != nil {
 		return nil, err
@@ -93,7 +111,7 @@ func Load(opts *Options) (*Library, error) {
 	if err := bind(lib, &f); err != nil {
 		return nil, err
 	}
-	f.multicastSource = func() (*Multicast, error) {
+	f.MulticastSource = func() (*Multicast, error) {
 		m := new(Multicast)
 		if err := bind(lib, m); err != nil {
 			return nil, err

@@ -2,7 +2,9 @@ package nccl
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,10 +38,10 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestConfigLayout holds the offsets of ncclConfig_t of NCCL 2.27.
+// TestConfigLayout holds the offsets of ncclConfig_t of NCCL 2.32, and what libraries before are given.
 func TestConfigLayout(t *testing.T) {
 	var l ConfigLayout
-	assert.EqualValues(t, 72, unsafe.Sizeof(l))
+	assert.EqualValues(t, 120, unsafe.Sizeof(l))
 	for name, at := range map[string][2]uintptr{
 		"magic": {unsafe.Offsetof(l.Magic), 8}, "version": {unsafe.Offsetof(l.Version),
 			12}, "blocking": {unsafe.Offsetof(l.Blocking), 16},
@@ -47,6 +49,9 @@ func TestConfigLayout(t *testing.T) {
 			28}, "netName": {unsafe.Offsetof(l.NetName), 32},
 		"splitShare": {unsafe.Offsetof(l.SplitShare), 40}, "commName": {unsafe.Offsetof(l.CommName), 48},
 		"CTAPolicy": {unsafe.Offsetof(l.CTAPolicy), 60}, "nvlsCTAs": {unsafe.Offsetof(l.NvlsCTAs), 68},
+		"nChannelsPerNetPeer": {unsafe.Offsetof(l.NChannelsPerNetPeer), 72}, "graphUsageMode": {unsafe.Offsetof(l.GraphUsageMode), 80},
+		"maxP2pPeers": {unsafe.Offsetof(l.MaxP2pPeers), 88}, "launchOrderImplicit": {unsafe.Offsetof(l.LaunchOrderImplicit), 96},
+		"hostCftMode": {unsafe.Offsetof(l.HostCftMode), 108}, "nvlsHostMode": {unsafe.Offsetof(l.NvlsHostMode), 112},
 	} {
 		assert.Equal(t, at[1], at[0], name)
 	}
@@ -54,10 +59,21 @@ func TestConfigLayout(t *testing.T) {
 	assert.Equal(t, &ConfigLayout{Size: 72, Magic: 0xcafebeef, Version: 22700, Blocking: 1, CgaClusterSize: undefined,
 		MinCTAs: undefined,
 		MaxCTAs: undefined, SplitShare: undefined, TrafficClass: undefined, CollnetEnable: undefined, CTAPolicy: undefined,
-		ShrinkShare: undefined, NvlsCTAs: undefined}, none)
+		ShrinkShare: undefined, NvlsCTAs: undefined, NChannelsPerNetPeer: undefined, NvlinkCentricSched: undefined, GraphUsageMode: undefined,
+		NumRmaCtx: undefined, MaxP2pPeers: undefined, GraphStreamOrdering: undefined, LaunchOrderImplicit: undefined, NumRmaSig: undefined,
+		RmaEagerInit: undefined, HostCftMode: undefined, NvlsHostMode: undefined}, none)
 	some := (&Config{NonBlocking: true, MinCTAs: 16, MaxCTAs: 32}).layout(22304)
 	assert.Equal(t, []int32{0, 16, 32}, []int32{some.Blocking, some.MinCTAs, some.MaxCTAs})
 	assert.EqualValues(t, 22304, some.Version, "an older library does not hear of a newer one")
+	for v, want := range map[Version][3]int64{
+		22809: {72, 22700, undefined}, 23102: {72, 22700, undefined}, 23199: {72, 22700, undefined},
+		23200: {120, 23200, math.MaxInt32}, 23203: {120, 23203, math.MaxInt32}, 23301: {120, 23203, math.MaxInt32},
+	} {
+		off, auto := (&Config{NoMulticast: true}).layout(v), (&Config{}).layout(v)
+		assert.Equal(t, want, [3]int64{int64(off.Size), int64(off.Version), int64(off.NvlsHostMode)}, "%s", v)
+		assert.EqualValues(t, undefined, auto.NvlsHostMode, "%s", v)
+		assert.Equal(t, off.Size, auto.Size, "%s", v)
+	}
 }
 
 // table is functions that succeed and do nothing, but for those that a test replaces.
@@ -69,6 +85,14 @@ func table() Functions {
 		GetLastError:   func(CommHandle) string { return "\n" },
 		CommInitRankScalable: func(comm *CommHandle, _, _, _ int32, _ *UniqueID, _ *ConfigLayout) Result {
 			*comm = 0xc0
+			return Success
+		},
+		CommQueryProperties: func(_ CommHandle, props *byte) Result {
+			b := unsafe.Slice(props, propertiesBytes)
+			if binary.LittleEndian.Uint64(b) != 40 || binary.LittleEndian.Uint32(b[8:]) != 0xcafebeef || binary.LittleEndian.Uint32(b[12:]) != 22902 {
+				return InvalidUsage
+			}
+			b[33] = 1
 			return Success
 		},
 		CommDestroy:    func(CommHandle) Result { return Success },

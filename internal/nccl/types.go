@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// The values and layouts below are those of nccl.h of NCCL 2.23 to 2.30, in which they are the same.
+// The values and layouts below are those of nccl.h of NCCL 2.23 to 2.32, in which they are the same.
 
 // Result is an ncclResult_t.
 type Result int32

@@ -92,14 +92,42 @@ func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	return *p, err
 }
 
-// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. NCCL makes it at the
-// first time: it must not be called where multicast is to stay off.
-func (w *Window) Multicast(m *Multicast, offset int64) (uint64, error) {
+// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. It must not be called where
+// multicast is to stay off: the first call of a communicator makes its multicast object, with the other ranks (symTeamObtain in
+// dev_runtime.cc). So it is collective, and blocks until all ranks have come or ctx ends, which leaves the communicator good for nothing
+// but Abort. The memory is bound on all ranks when the call has returned on all.
+func (w *Window) Multicast(ctx context.Context, m *Multicast, offset int64) (uint64, error) {
 	p := new(uint64)
-	err := w.comm.quick("ncclGetLsaMultimemDevicePointer", func(CommHandle) Result {
+	err := w.comm.do(ctx, "making the multicast address", "ncclGetLsaMultimemDevicePointer", p, func(CommHandle) Result {
 		return m.GetLsaMultimemDevicePointer(w.handle, uintptr(offset), p)
 	})
-	return *p, err
+	if err != nil {
+		return 0, err
+	}
+	return *p, nil
+}
+
+// The part of ncclCommProperties_t (nccl_device/host.h) that is read here, which has been the same from 2.29.2 to 2.32.3, and more room
+// than any of these takes.
+const (
+	propertiesBytes           = 40
+	propertiesVersion         = 22902
+	propertiesMultimemSupport = 33
+	propertiesRoom            = 256
+)
+
+// MulticastSupport reports whether NCCL has NVLink multicast for the communicator. It makes no multicast object. Local. ErrUnsupported
+// before NCCL 2.29.2.
+func (c *Comm) MulticastSupport() (bool, error) {
+	if err := c.lib.Require("ncclCommQueryProperties"); err != nil {
+		return false, err
+	}
+	props := make([]byte, propertiesRoom)
+	binary.LittleEndian.PutUint64(props, propertiesBytes)
+	binary.LittleEndian.PutUint32(props[8:], configMagic)
+	binary.LittleEndian.PutUint32(props[12:], propertiesVersion)
+	err := c.quick("ncclCommQueryProperties", func(h CommHandle) Result { return c.lib.call.CommQueryProperties(h, &props[0]) })
+	return err == nil && props[propertiesMultimemSupport] != 0, err
 }
 
 // LayoutBytes is how much of a window's structure has been the same from NCCL 2.28.3 to 2.30.7: ncclWindow_vidmem in

@@ -77,9 +77,15 @@ func TestWindow(t *testing.T) {
 		*p = uint64(offset)
 		return Success
 	}}
-	p, err = w.Multicast(m, 99)
+	p, err = w.Multicast(t.Context(), m, 99)
 	require.NoError(t, err)
 	assert.EqualValues(t, 99, p)
+	has, err := c.MulticastSupport()
+	require.NoError(t, err)
+	assert.True(t, has)
+	l.call.CommQueryProperties = nil
+	_, err = c.MulticastSupport()
+	require.ErrorIs(t, err, errs.ErrUnsupported)
 	l.call.CommWindowRegister, l.call.GetPeerDevicePointer, l.call.TeamLsa = nil, nil, nil
 	_, err = c.Register(t.Context(), 4096, 64, WindowDefault)
 	require.ErrorIs(t, err, errs.ErrUnsupported)

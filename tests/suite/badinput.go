@@ -91,7 +91,8 @@ func beforeRendezvousCase(ctx context.Context, e *Env) error {
 	first := func(_ any, err error) error { return err }
 	for what, err := range map[string]error{
 		"Remote": first(t.Remote(0)), "Multicast": first(t.Multicast()), "Contiguous": first(t.Contiguous()), "PeerTable": first(t.PeerTable()),
-		"Put": t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0), "Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0),
+		"EnableMulticast": t.EnableMulticast(ctx),
+		"Put":             t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0), "Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0),
 	} {
 		if err := wantError(what, err, backend.ErrNoRendezvous); err != nil {
 			return err
@@ -120,7 +121,7 @@ func afterCloseCase(ctx context.Context, e *Env) error {
 		}
 		first := func(_ any, err error) error { return err }
 		for what, err := range map[string]error{
-			"Err": t.Err(), "Remote": first(t.Remote(0)), "Multicast": first(t.Multicast()), "Contiguous": first(t.Contiguous()),
+			"Err": t.Err(), "Remote": first(t.Remote(0)), "Multicast": first(t.Multicast()), "EnableMulticast": t.EnableMulticast(ctx), "Contiguous": first(t.Contiguous()),
 			"PeerTable": first(t.PeerTable()), "Put": t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0),
 			"Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0), "Slice": first(t.Slice(0, 1)), "Sub": first(t.Sub(0, 1)),
 			"Read": tensor.Read(local, make([]float32, 1), 0), "Write": tensor.Write(local, make([]float32, 1), 0), "Close": t.Close(ctx),

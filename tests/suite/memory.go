@@ -22,6 +22,7 @@ func memoryCases(short bool) []Case {
 		{Name: "memory/peer_table", Needs: []string{"peer_pointers"}, Run: peerTableCase},
 		{Name: "memory/contiguous", Needs: []string{"contiguous"}, Run: contiguousCase},
 		{Name: "memory/multicast", Run: multicastCase},
+		{Name: "memory/multicast_agreement", MinWorld: 2, Run: multicastAgreementCase},
 		{Name: "memory/find", Run: findCase},
 		{Name: "memory/rendezvous_twice", Run: rendezvousTwiceCase},
 		{Name: "memory/many_tensors", Run: manyTensorsCase},
@@ -133,7 +134,7 @@ func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
 			return fmt.Errorf("the contiguous view has %d elements", v.NumElements())
 		}
 	}
-	if _, err := t.Multicast(); err != nil && !errors.Is(err, symmem.ErrUnsupported) {
+	if _, err := t.Multicast(); err != nil && !errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, tensor.ErrNoMulticast) {
 		return err
 	}
 	peer := (e.R.Rank() + 1) % e.R.WorldSize()
@@ -429,22 +430,82 @@ func multicastCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	_, err = t.Multicast()
-	if err := wantError("Multicast before rendezvous", err, backend.ErrNoRendezvous); err != nil {
+	if err := wantError("Multicast before rendezvous", err, tensor.ErrNoRendezvous); err != nil {
+		return err
+	}
+	if err := wantError("EnableMulticast before rendezvous", t.EnableMulticast(ctx), tensor.ErrNoRendezvous); err != nil {
 		return err
 	}
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
-	p, err := t.Multicast()
-	switch {
-	case e.R.Capabilities().Multicast && (err != nil || p.IsNil()):
-		return fmt.Errorf("the backend has multicast, and gives %s: %w", p, err)
-	case !e.R.Capabilities().Multicast:
-		if err := wantError("Multicast", err, symmem.ErrUnsupported, e.R.Capabilities().Why["multicast"]); err != nil {
+	if _, err = t.Multicast(); e.R.Capabilities().Multicast {
+		if err := wantError("Multicast before EnableMulticast", err, tensor.ErrNoMulticast); err != nil {
 			return err
 		}
 	}
+	enabled := t.EnableMulticast(ctx)
+	part, err := t.Slice(16, 32)
+	if err != nil {
+		return err
+	}
+	// Whether it works may be known only now.
+	if c := e.R.Capabilities(); !c.Multicast {
+		_, err = t.Multicast()
+		return errors.Join(wantError("EnableMulticast", enabled, symmem.ErrUnsupported, c.Why["multicast"]),
+			wantError("EnableMulticast of a slice", part.EnableMulticast(ctx), symmem.ErrUnsupported, c.Why["multicast"]),
+			wantError("Multicast", err, symmem.ErrUnsupported, c.Why["multicast"]), t.Close(ctx))
+	}
+	if err := errors.Join(enabled, part.EnableMulticast(ctx)); err != nil { // again it is nothing
+		return fmt.Errorf("the backend has multicast: %w", err)
+	}
+	p, err := t.Multicast()
+	q, partErr := part.Multicast()
+	if err := errors.Join(err, partErr); err != nil || p.IsNil() || q != p.Add(64) {
+		return fmt.Errorf("the backend has multicast, and gives %s, and %s for a slice: %w", p, q, err)
+	}
 	return t.Close(ctx)
+}
+
+// multicastAgreementCase: ranks that ask for multicast of different tensors, or of which one cannot, are all told, and go on. It needs no
+// multicast.
+func multicastAgreementCase(ctx context.Context, e *Env) error {
+	a, err := e.mapped(ctx, tensor.Float32, 64)
+	if err != nil {
+		return err
+	}
+	b, err := e.mapped(ctx, tensor.Float32, 64)
+	if err != nil {
+		return err
+	}
+	mine := a
+	if e.R.Rank() == 0 {
+		mine = b
+	}
+	if err := wantError("EnableMulticast of different tensors", mine.EnableMulticast(ctx), symmem.ErrMismatch, "multicast of window"); err != nil {
+		return err
+	}
+	part, err := a.Slice(0, 32)
+	if err != nil {
+		return err
+	}
+	if e.R.Rank() == 0 {
+		if err := part.Close(ctx); err != nil {
+			return err
+		}
+		err = wantError("EnableMulticast of a closed slice", part.EnableMulticast(ctx), symmem.ErrClosed)
+	} else {
+		told := part.EnableMulticast(ctx)
+		err = wantError("EnableMulticast where rank 0 cannot", told, told, "rank 0", "closed")
+	}
+	if err != nil {
+		return err
+	}
+	// The ranks are still in step.
+	if err := a.EnableMulticast(ctx); (err == nil) != e.R.Capabilities().Multicast {
+		return fmt.Errorf("EnableMulticast after that: %w", err)
+	}
+	return closeAll(ctx, a, b)
 }
 
 func findCase(ctx context.Context, e *Env) error {

@@ -1,0 +1,133 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/tensor"
+)
+
+// castBackend is a simBackend whose windows can have multicast addresses.
+type castBackend struct {
+	*simBackend
+	why     string       // why there is no multicast; "" if there is
+	enabled atomic.Int64 // windows that were given an address
+}
+
+func (b *castBackend) Capabilities() backend.Capabilities {
+	c := b.simBackend.Capabilities()
+	c.Multicast, c.Why = b.why == "", map[string]string{"multicast": b.why}
+	return c
+}
+
+func (b *castBackend) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	m, err := b.simBackend.Rendezvous(ctx, a, x)
+	if err != nil {
+		return nil, err
+	}
+	return &castMapping{m, b, a}, nil
+}
+
+type castMapping struct {
+	backend.Mapping
+	backend *castBackend
+	alloc   backend.Allocation
+}
+
+const castAt device.Ptr = 1 << 60
+
+func (m *castMapping) EnableMulticast(context.Context, *backend.Agreement) (device.Ptr, error) {
+	m.backend.enabled.Add(1)
+	return castAt | m.alloc.Ptr(), nil
+}
+
+// TestPlansAskForMulticast: a plan of a form that needs multicast addresses makes the ranks have them, once for each tensor; no other plan
+// does, and the workspace has none.
+func TestPlansAskForMulticast(t *testing.T) {
+	onCastRanks(t, "", func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+		plan := func(alg Algorithm, to *tensor.Tensor, want int64) error {
+			p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: alg, Out: to})
+			if err != nil {
+				return err
+			}
+			if got := b.enabled.Load(); got != want {
+				return fmt.Errorf("%s: %d windows with multicast, expected %d", alg, got, want)
+			}
+			if alg.NeedsMulticast() {
+				params := p.work.(*cudaWork).launch.(*simLaunch).p
+				if params.MulticastIn != uint64(castAt|in.Ptr()) || params.MulticastOut != uint64(castAt|to.Ptr()) {
+					return fmt.Errorf("%s: multicast addresses %x and %x of %s and %s", alg, params.MulticastIn, params.MulticastOut, in.Ptr(), to.Ptr())
+				}
+			}
+			return p.Close(ctx)
+		}
+		for _, alg := range []Algorithm{Auto, OneShotPull, TwoShotPull, Transfers} {
+			if err := plan(alg, out, 0); err != nil {
+				return err
+			}
+		}
+		return errors.Join(plan(OneShotMultimem, in, 1), plan(TwoShotMultimem, in, 1), plan(TwoShotMultimem, out, 2), plan(Auto, out, 2))
+	})
+}
+
+// TestPlanWithoutMulticast: where there can be none, every rank is told why, and the ranks go on.
+func TestPlanWithoutMulticast(t *testing.T) {
+	onCastRanks(t, "the switch is out of order", func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+		if _, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotMultimem}); !errors.Is(err, ErrUnsupported) {
+			return fmt.Errorf("a plan without multicast: %w", err)
+		} else if why := "the switch is out of order"; !strings.Contains(err.Error(), why) {
+			return fmt.Errorf("%w does not say that %s", err, why)
+		}
+		p, err := NewAllReduce(ctx, in, Sum, nil)
+		if err != nil {
+			return err
+		}
+		return p.Close(ctx)
+	})
+}
+
+// onCastRanks runs f on two ranks with a tensor for the input and one for the output.
+func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error) {
+	t.Helper()
+	groups, err := group.Local(2, nil)
+	require.NoError(t, err)
+	var ranks errgroup.Group
+	for _, g := range groups {
+		ranks.Go(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			b := &castBackend{why: why, simBackend: &simBackend{Backend: near,
+				dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}}
+			b.left.Store(math.MaxInt64)
+			m := backend.NewMemory(b, g, nil)
+			in, err := tensor.Empty(ctx, m, tensor.Float32, 4096)
+			if err != nil {
+				return err
+			}
+			out, err := tensor.Empty(ctx, m, tensor.Float32, 4096)
+			if err != nil {
+				return err
+			}
+			return errors.Join(in.Rendezvous(ctx), out.Rendezvous(ctx), f(ctx, b, m, in, out), in.Close(ctx), out.Close(ctx), m.Close(ctx),
+				g.Close(ctx))
+		})
+	}
+	require.NoError(t, ranks.Wait())
+}
