@@ -40,6 +40,10 @@ type Memory struct {
 	compiled   compiled
 	copies     copies
 
+	// locals is held for reading by local calls that make or release memory, so that Close does not take the backend away under
+	// them. It is taken after collective, and before mu.
+	locals sync.RWMutex
+
 	mu      sync.Mutex
 	entries []*entry // sorted by address, empty allocations first
 	closed  bool
@@ -62,6 +66,8 @@ type entry struct {
 	window *Window // nil before rendezvous
 	place  string  // where it was allocated, for leak reports
 	left   bool    // this rank has told the others that it frees the allocation, but its device was still busy
+
+	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
 }
 
 // NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
@@ -143,8 +149,12 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 		if _, err := exchange(ctx, m.group, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
 			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 		}
-	} else if err := errors.Join(invalid, m.Err()); err != nil {
-		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+	} else {
+		m.locals.RLock()
+		defer m.locals.RUnlock()
+		if err := errors.Join(invalid, m.Err()); err != nil {
+			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+		}
 	}
 	var a Allocation
 	var err error
@@ -173,6 +183,8 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 // Register adopts memory that the caller owns and keeps until Free. Local.
 func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (Allocation, error) {
 	began := time.Now()
+	m.locals.RLock()
+	defer m.locals.RUnlock()
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
 	}
@@ -216,7 +228,10 @@ func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 // rendezvous is Rendezvous for callers that hold m.collective.
 func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
 	began := time.Now()
-	e := m.find(a)
+	e := m.meet(a)
+	if e != nil {
+		defer m.met(e)
+	}
 	failure := m.Err()
 	switch {
 	case failure != nil:
@@ -257,30 +272,46 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	return w, nil
 }
 
-// Free gives a back. Without a window it is local. With one it is collective: it waits for this rank's device, then for all
-// ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If a peer is lost or
-// ctx ends, this rank's memory is released all the same and the error says what happened. Freeing twice is ErrClosed.
+// Free gives a back when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it waits
+// for all ranks too, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
+// the device still works, the memory is kept on this rank: free it again. If a peer is lost, this rank's memory is released all the
+// same and the error says what happened. Freeing twice is ErrClosed.
 func (m *Memory) Free(ctx context.Context, a Allocation) error {
+	m.locals.RLock()
+	e := m.remove(a, true)
+	if e != nil {
+		defer m.locals.RUnlock()
+		return m.freeEntry(ctx, e)
+	}
+	m.locals.RUnlock()
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	return m.free(ctx, a)
 }
 
+// free is Free for callers that hold m.collective.
 func (m *Memory) free(ctx context.Context, a Allocation) error {
-	e := m.remove(a)
+	e := m.remove(a, false)
 	if e == nil {
 		return fmt.Errorf("freeing symmetric memory: %w", ErrClosed)
 	}
-	began := time.Now()
-	var err error
-	if e.window != nil {
-		busy, lost := m.quiesce(ctx, "freeing", e.left)
-		if busy != nil {
-			e.left = true
-			m.add(e)
-			return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
-		}
-		err = lost
+	return m.freeEntry(ctx, e)
+}
+
+// freeEntry frees what was taken out of the entries, and puts it back if the device still works on it.
+func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
+	a, began := e.alloc, time.Now()
+	var busy, err error
+	switch {
+	case e.window != nil:
+		busy, err = m.quiesce(ctx, "freeing", e.left)
+		e.left = busy != nil
+	case a.Bytes() > 0:
+		busy = m.idle(ctx)
+	}
+	if busy != nil {
+		m.add(e)
+		return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
 	}
 	err = errors.Join(err, m.release(ctx, e))
 	m.log.Info("freed", "name", e.name, "address", a.Ptr(), "bytes", a.Bytes(), "took", time.Since(began), "err", err)
@@ -290,16 +321,24 @@ func (m *Memory) free(ctx context.Context, a Allocation) error {
 	return nil
 }
 
+// idle waits until this rank's device, and the library that moves data behind its back if there is one, has nothing left to do.
+func (m *Memory) idle(ctx context.Context) error {
+	if err := m.device.Synchronize(ctx); err != nil {
+		return err
+	}
+	if q, ok := m.backend.(Quiescer); ok {
+		return q.Quiesce(ctx)
+	}
+	return nil
+}
+
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
 // and all vote again.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
-	busy = m.device.Synchronize(ctx)
-	q, behind := m.backend.(Quiescer)
-	if behind && busy == nil {
-		busy = q.Quiesce(ctx)
-	}
+	busy = m.idle(ctx)
+	_, behind := m.backend.(Quiescer)
 	if left && !behind {
 		return busy, nil
 	}
@@ -350,6 +389,9 @@ func (m *Memory) Close(ctx context.Context) error {
 	if busy != nil {
 		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
 	}
+	// Local calls that are under way end first; those to come find the memory closed.
+	m.locals.Lock()
+	defer m.locals.Unlock()
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
 		err = errors.Join(err, (*s).close())
@@ -443,11 +485,37 @@ func (m *Memory) find(a Allocation) *entry {
 	return nil
 }
 
-func (m *Memory) remove(a Allocation) *entry {
+// meet finds the entry of a for a rendezvous, until the end of which it is not freed.
+func (m *Memory) meet(a Allocation) *entry {
+	e := m.find(a)
+	if e == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.Contains(m.entries, e) {
+		return nil // it was freed just now
+	}
+	e.meeting = true
+	return e
+}
+
+// met ends what meet began.
+func (m *Memory) met(e *entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.meeting = false
+}
+
+// remove takes the entry of a out of the list; with local, only if this rank alone knows of it.
+func (m *Memory) remove(a Allocation, local bool) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, e := range m.entries {
 		if e.alloc == a {
+			if local && (e.window != nil || e.meeting) {
+				return nil
+			}
 			m.entries = slices.Delete(m.entries, i, i+1)
 			return e
 		}

@@ -104,7 +104,7 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 	m.add(e)
 	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName})
 	if err != nil {
-		m.remove(alloc)
+		m.remove(alloc, false)
 		return nil, errors.Join(noWorkspace(bytes, err), alloc.Release(context.WithoutCancel(ctx)))
 	}
 	b := &workspaceBlk{alloc: alloc, window: w, free: []span{{0, bytes}}}

@@ -78,7 +78,8 @@ type SymmetricTensor interface {
 	// Sub is a tensor of the given shape on the same memory, beginning offset elements after this one's first.
 	Sub(offset int64, shape ...int64) (SymmetricTensor, error)
 
-	// Close gives the tensor's memory back. Collective after a rendezvous. A slice's Close ends only the slice.
+	// Close gives the tensor's memory back when this rank's device has nothing left to do. Collective after a rendezvous. A slice's Close
+	// ends only the slice.
 	Close(ctx context.Context) error
 }
 
@@ -455,9 +456,9 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (SymmetricTensor, err
 	return sub, nil
 }
 
-// Close gives the memory back. After a rendezvous it is collective: it waits for this rank's device and for all ranks, so
-// that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device still works on
-// the memory, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
+// Close gives the memory back when this rank's device has nothing left to do. After a rendezvous it is collective: it waits for
+// all ranks too, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device
+// still works, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
 	if !t.owner {
 		if err := t.Err(); err != nil {
