@@ -68,6 +68,35 @@ type entry struct {
 	left   bool    // this rank has told the others that it frees the allocation, but its device was still busy
 
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
+
+	uses    atomic.Int64 // calls that enqueue work on it at this moment
+	closing atomic.Bool  // no more work is enqueued on it
+	gone    atomic.Bool  // it was released: work that a graph has kept must not touch it
+}
+
+// use begins enqueueing work on the allocation, unless it is being freed; then the answer is ErrClosed. unuse ends it.
+func (e *entry) use() error {
+	e.uses.Add(1)
+	if e.closing.Load() {
+		e.uses.Add(-1)
+		return ErrClosed
+	}
+	return nil
+}
+
+func (e *entry) unuse() { e.uses.Add(-1) }
+
+// seal refuses work from now on, and waits for calls that are enqueueing some.
+func (e *entry) seal(ctx context.Context) error {
+	e.closing.Store(true)
+	for e.uses.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+	return nil
 }
 
 // NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
@@ -252,7 +281,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	if e.window != nil {
 		return e.window, nil
 	}
-	w := &Window{memory: m, alloc: a}
+	w := &Window{memory: m, alloc: a, entry: e}
 	if a.Bytes() > 0 {
 		x := &Agreement{Group: m.group, Records: records}
 		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)
@@ -304,12 +333,13 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
 	var busy, err error
 	switch {
 	case e.window != nil:
-		busy, err = m.quiesce(ctx, "freeing", e.left)
+		busy, err = m.quiesce(ctx, "freeing", e.left, e)
 		e.left = busy != nil
 	case a.Bytes() > 0:
-		busy = m.idle(ctx)
+		busy = m.idle(ctx, e)
 	}
 	if busy != nil {
+		e.closing.Store(false)
 		m.add(e)
 		return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
 	}
@@ -321,8 +351,14 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// idle waits until this rank's device, and the library that moves data behind its back if there is one, has nothing left to do.
-func (m *Memory) idle(ctx context.Context) error {
+// idle waits until this rank's device, and the library that moves data behind its back if there is one, has nothing left to do. No more
+// work is enqueued on the entries that are to go.
+func (m *Memory) idle(ctx context.Context, going ...*entry) error {
+	for _, e := range going {
+		if err := e.seal(ctx); err != nil {
+			return err
+		}
+	}
 	if err := m.device.Synchronize(ctx); err != nil {
 		return err
 	}
@@ -336,8 +372,8 @@ func (m *Memory) idle(ctx context.Context) error {
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
 // and all vote again.
-func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
-	busy = m.idle(ctx)
+func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
+	busy = m.idle(ctx, going...)
 	_, behind := m.backend.(Quiescer)
 	if left && !behind {
 		return busy, nil
@@ -356,13 +392,12 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost 
 // release unmaps and releases one allocation on this rank.
 func (m *Memory) release(ctx context.Context, e *entry) error {
 	ctx = context.WithoutCancel(ctx)
-	var err error
+	e.closing.Store(true)
+	e.gone.Store(true)
 	if e.window != nil {
 		e.window.closed.Store(true)
 	}
-	if a := e.alloc; a.Bytes() > 0 {
-		err = m.copies.forget(e.window, a.Ptr(), a.Ptr().Add(a.Bytes()), false)
-	}
+	err := m.copies.forget(e)
 	if e.window != nil && e.window.mapping != nil {
 		err = errors.Join(err, e.window.mapping.Unmap(ctx))
 	}
@@ -382,9 +417,10 @@ func (m *Memory) Close(ctx context.Context) error {
 		return fmt.Errorf("closing symmetric memory: %w", ErrClosed)
 	}
 	m.closed = true
+	going := slices.Clone(m.entries)
 	m.mu.Unlock()
 
-	busy, err := m.quiesce(ctx, "closing", m.left)
+	busy, err := m.quiesce(ctx, "closing", m.left, going...)
 	m.left = busy != nil
 	if busy != nil {
 		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
@@ -427,6 +463,14 @@ func (m *Memory) Busy() bool {
 func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if e, off := m.at(p); e != nil {
+		return e.alloc, e.window, off, nil
+	}
+	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+}
+
+// at gives the entry that the address is in, nil if it is in none, and the offset in it. The caller holds m.mu.
+func (m *Memory) at(p device.Ptr) (*entry, int64) {
 	i, exact := slices.BinarySearchFunc(m.entries, p, func(e *entry, p device.Ptr) int { return cmp.Compare(e.alloc.Ptr(), p) })
 	if !exact {
 		i--
@@ -434,10 +478,24 @@ func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err 
 	if i >= 0 && !p.IsNil() {
 		e := m.entries[i]
 		if off := int64(p - e.alloc.Ptr()); off < e.alloc.Bytes() {
-			return e.alloc, e.window, off, nil
+			return e, off
 		}
 	}
-	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+	return nil, 0
+}
+
+// local gives the entry that the local side of a transfer, bytes at p, is in.
+func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error) {
+	m.mu.Lock()
+	e, off := m.at(p)
+	m.mu.Unlock()
+	if e == nil {
+		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, ErrNotSymmetric)
+	}
+	if left := e.alloc.Bytes() - off; bytes > left {
+		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))
+	}
+	return e, nil
 }
 
 // Holds reports whether a is an allocation of this memory that is not freed yet.

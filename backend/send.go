@@ -70,7 +70,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		case *copyTransfer:
 			send.copies = append(send.copies, m.copies...)
 		case *workTransfer:
-			moves[put.Peer] = m.work
+			moves[put.Peer] = m
 		}
 	}
 	if f, ok := p.signals.(*flagSignals); ok {

@@ -13,6 +13,7 @@ import (
 type Window struct {
 	memory  *Memory
 	alloc   Allocation
+	entry   *entry  // of the allocation
 	mapping Mapping // nil for an empty allocation
 	closed  atomic.Bool
 }
