@@ -44,9 +44,11 @@ type Memory struct {
 	// them. It is taken after collective, and before mu.
 	locals sync.RWMutex
 
+	closed   atomic.Bool // Close was called; set under mu
+	released atomic.Bool // Close has given everything back: work that a graph has kept must not touch it
+
 	mu      sync.Mutex
 	entries []*entry // sorted by address, empty allocations first
-	closed  bool
 }
 
 // MemoryOptions sets what a Memory keeps for its users. Zero values mean the defaults.
@@ -150,13 +152,26 @@ func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
 func (m *Memory) Err() error {
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
-		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+	if err := m.Closed(); err != nil {
+		return err
 	}
 	return m.group.Err()
+}
+
+// Closed is ErrClosed once Close was called, and nil before, whatever has become of the group. It is cheap.
+func (m *Memory) Closed() error {
+	if m.closed.Load() {
+		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+	}
+	return nil
+}
+
+// kept is the error of work that a graph has kept until the memory was closed; nil before.
+func (m *Memory) kept() error {
+	if m.released.Load() {
+		return m.Closed()
+	}
+	return nil
 }
 
 // Allocate gives bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name
@@ -412,11 +427,11 @@ func (m *Memory) Close(ctx context.Context) error {
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	m.mu.Lock()
-	if m.closed && !m.left {
+	if m.closed.Load() && !m.left {
 		m.mu.Unlock()
 		return fmt.Errorf("closing symmetric memory: %w", ErrClosed)
 	}
-	m.closed = true
+	m.closed.Store(true)
 	going := slices.Clone(m.entries)
 	m.mu.Unlock()
 
@@ -428,6 +443,7 @@ func (m *Memory) Close(ctx context.Context) error {
 	// Local calls that are under way end first; those to come find the memory closed.
 	m.locals.Lock()
 	defer m.locals.Unlock()
+	m.released.Store(true)
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
 		err = errors.Join(err, (*s).close())

@@ -48,6 +48,7 @@ type Channel struct {
 	block  *workspaceBlk
 	span   span
 	closed atomic.Bool
+	given  atomic.Bool // nothing works on it any more
 }
 
 // NewChannel takes a channel of at least bytes (> 0). Collective; the purpose and the size must be the same on all ranks. A
@@ -161,10 +162,7 @@ func (b *workspaceBlk) unused() bool {
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	m.collective.Lock()
 	defer m.collective.Unlock()
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
+	if m.closed.Load() {
 		return nil // it went with the memory
 	}
 	var err error
@@ -189,6 +187,15 @@ func (c *Channel) Peer(rank int) (device.Ptr, error) {
 	return c.block.window.Peer(rank, c.span.start)
 }
 
+// Err is ErrClosed once the channel was given back, alone or with the memory, and nothing may work on it any more: what a graph has kept
+// asks when it runs.
+func (c *Channel) Err() error {
+	if c.given.Load() {
+		return fmt.Errorf("channel: %w", ErrClosed)
+	}
+	return c.block.window.Err()
+}
+
 // Close gives the channel back. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (c *Channel) Close(ctx context.Context) error {
@@ -198,13 +205,11 @@ func (c *Channel) Close(ctx context.Context) error {
 	if c.closed.Swap(true) {
 		return fmt.Errorf("closing a channel: %w", ErrClosed)
 	}
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
+	if m.closed.Load() {
 		return nil // it went with the memory
 	}
 	busy, err := m.quiesce(ctx, "closing a channel", false)
+	c.given.Store(busy == nil)
 	if err := errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing a channel: %w", err)
 	}

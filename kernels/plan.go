@@ -32,6 +32,7 @@ type Plan struct {
 	in, out   tensor.SymmetricTensor
 	channel   *tensor.Channel
 	work      work
+	lives     []life // that a recorded run asks for when it runs
 
 	closed atomic.Bool
 	failed atomic.Pointer[error]
@@ -141,6 +142,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
+	p.lives = p.livesOn()
 	p.work, err = form.prepare(ctx, p, op, firstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
@@ -263,8 +265,9 @@ func (p *Plan) Err() error {
 }
 
 // Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
-// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Closing
-// twice is ErrClosed.
+// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Close
+// graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
+// may be another plan's. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)

@@ -46,7 +46,7 @@ type SymmetricTensor interface {
 	// Memory is the symmetric memory that the tensor lies in.
 	Memory() *backend.Memory
 
-	// Err is nil as long as the tensor can be used, and ErrClosed after.
+	// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
 	Err() error
 	// Local is the view on this rank's copy.
 	Local() *View
@@ -195,10 +195,13 @@ func (t *Tensor) String() string {
 	return fmt.Sprintf("%s%v on rank %d of %d", t.dtype, t.shape, t.Rank(), t.WorldSize())
 }
 
-// Err is nil as long as the tensor can be used, and ErrClosed after.
+// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
 func (t *Tensor) Err() error {
 	if t.closed.Load() || t.storage.freed.Load() {
 		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+	}
+	if err := t.storage.memory.Closed(); err != nil {
+		return fmt.Errorf("tensor %s: %w", t, err)
 	}
 	return nil
 }
@@ -241,7 +244,7 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	}
 	m := t.storage.memory
 	alloc := t.storage.alloc
-	if t.Err() != nil {
+	if t.closed.Load() || t.storage.freed.Load() {
 		alloc = nil // the others may be waiting: come, and tell them
 	}
 	w, err := m.Rendezvous(ctx, alloc, backend.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})

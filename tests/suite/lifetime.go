@@ -38,6 +38,14 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 			return delayedCase(ctx, e, r, o, p, before, after)
 		}})
 	}
+	for _, alg := range kernels.Algorithms(kind) {
+		// What a GPU runs of a graph by itself cannot be kept from running.
+		if alg.Backend() != "" || kind != device.Host || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
+			continue
+		}
+		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/closed_plan_graph/%s", alg), Needs: append(needsOf(alg), "graphs"),
+			Run: func(ctx context.Context, e *Env) error { return closedPlanGraphCase(ctx, e, alg) }})
+	}
 	if !short && world <= 4 {
 		cases = append(cases, Case{Name: "lifetime/large_workspace", Run: largeWorkspaceCase})
 	}
@@ -300,4 +308,82 @@ func closeUnderCopy(ctx context.Context, e *Env, t *tensor.Tensor) error {
 		return err
 	}
 	return errors.Join(sameBytes(tensor.Uint8, got, want), free())
+}
+
+// closedPlanGraphCase launches graphs of which a plan, a tensor of it or its group was closed: an error of the stream, and the plan that has
+// its workspace now is not disturbed.
+func closedPlanGraphCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
+	all := make([]int, e.R.WorldSize())
+	for i := range all {
+		all[i] = i
+	}
+	r := reduction{alg, tensor.Float32, kernels.Sum, true, 50_000, graph, false}
+	for _, what := range []string{"plan", "tensor", "group"} {
+		sub, err := e.R.Sub(ctx, all)
+		if err != nil {
+			return err
+		}
+		env := &Env{R: sub, S: e.S, Rand: e.Rand}
+		o, err := newOperands(ctx, env, r)
+		if err != nil {
+			return err
+		}
+		p, err := o.plan(ctx, r)
+		if err != nil {
+			return err
+		}
+		if err := e.S.BeginCapture(); err != nil {
+			return err
+		}
+		err = p.Run(e.S)
+		g, endErr := e.S.EndCapture()
+		if err := errors.Join(err, endErr, g.Launch(e.S), e.S.Synchronize(ctx), o.check(ctx, env, r)); err != nil {
+			return err
+		}
+		switch what {
+		case "plan":
+			err = p.Close(ctx)
+		case "tensor":
+			err = o.Close(ctx)
+		case "group":
+			err, env = sub.Close(ctx), e
+		}
+		if err != nil {
+			return err
+		}
+		other, err := newOperands(ctx, env, r)
+		if err != nil {
+			return err
+		}
+		next, err := other.plan(ctx, r)
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx))
+			if err := wantError("a graph with a plan after its "+what+" was closed", err, symmem.ErrClosed); err != nil {
+				return err
+			}
+			e.Skew()
+			if err := errors.Join(next.Run(e.S), next.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("another plan after the %s was closed: %w", what, err)
+			}
+			if err := other.check(ctx, env, r); err != nil {
+				return fmt.Errorf("another plan after the %s was closed: %w", what, err)
+			}
+		}
+		if err := errors.Join(g.Close(), next.Close(ctx), other.Close(ctx)); err != nil {
+			return err
+		}
+		switch what {
+		case "plan":
+			err = closeAll(ctx, o, sub)
+		case "tensor":
+			err = closeAll(ctx, p, sub)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
