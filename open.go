@@ -54,6 +54,9 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // one rank. The ranks pick the first backend of cfg.Backend that all of them can use. Collective: it blocks until all ranks
 // have come, at most until ctx ends or for cfg.Timeout, and either gives every rank its Rank or fails on all. Close the Rank.
 func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) {
+	if err := errs.Given("Open", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -106,6 +109,9 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 // OpenLocal gives n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
 // without a network. It takes the place, size and rank settings of cfg from n instead. Close every rank, at the same time.
 func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]*Rank, error) {
+	if err := errs.Given("OpenLocal", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	if opts == nil {
 		opts = &Options{}
 	}

@@ -178,6 +178,9 @@ func (m *Memory) kept() error {
 // takes part in the agreement of the rendezvous and may be empty. It is local, except over a backend whose capabilities say
 // CollectiveAllocate: then the sizes are compared first, and a difference is ErrMismatch on every rank.
 func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (Allocation, error) {
+	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	return m.allocate(ctx, bytes, name, callerPlace())
 }
 
@@ -226,6 +229,9 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 
 // Register adopts memory that the caller owns and keeps until Free. Local.
 func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (Allocation, error) {
+	if err := errs.Given("Register", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	m.locals.RLock()
 	defer m.locals.RUnlock()
@@ -261,6 +267,9 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 // what say what the caller uses the memory for; they, the sizes and the order must be the same on every rank. The window is
 // made once: a later rendezvous of the same allocation agrees again and gives the same window.
 func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	if err := m.makeSignals(ctx); err != nil {
@@ -321,6 +330,9 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 // the device still works, the memory is kept on this rank: free it again. If a peer is lost, this rank's memory is released all the
 // same and the error says what happened. Freeing twice is ErrClosed.
 func (m *Memory) Free(ctx context.Context, a Allocation) error {
+	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
+		return err
+	}
 	m.locals.RLock()
 	e := m.remove(a, true)
 	if e != nil {
@@ -424,6 +436,9 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 // are lost do not hold it up. If ctx ends while this rank's device still works, nothing is released on this rank: close
 // again. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	m.mu.Lock()
@@ -493,8 +508,8 @@ func (m *Memory) at(p device.Ptr) (*entry, int64) {
 	}
 	if i >= 0 && !p.IsNil() {
 		e := m.entries[i]
-		if off := int64(p - e.alloc.Ptr()); off < e.alloc.Bytes() {
-			return e, off
+		if off := p - e.alloc.Ptr(); uint64(off) < uint64(e.alloc.Bytes()) {
+			return e, int64(off)
 		}
 	}
 	return nil, 0
@@ -512,6 +527,18 @@ func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error
 		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))
 	}
 	return e, nil
+}
+
+// checkStream refuses what is no stream of the memory's device: work on another one would not be waited for when memory is freed.
+func (m *Memory) checkStream(op string, s device.Stream) error {
+	const allowed = "a stream of the memory's own device"
+	if errs.IsNil(s) {
+		return errs.Invalid(op, "stream", nil, allowed)
+	}
+	if d := s.Device(); d != m.device {
+		return errs.Invalid(op, "stream", "one of another "+d.Name(), fmt.Sprintf("%s, %s", allowed, m.device.Name()))
+	}
+	return nil
 }
 
 // Holds reports whether a is an allocation of this memory that is not freed yet.

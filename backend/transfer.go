@@ -158,6 +158,9 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 func (t *Transfer) Post(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.memory.checkStream("Post", s); err != nil {
+		return err
+	}
 	if err := t.usable(); err != nil {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
@@ -182,6 +185,9 @@ func (t *Transfer) Post(s device.Stream) error {
 func (t *Transfer) WaitOn(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.memory.checkStream("WaitOn", s); err != nil {
+		return err
+	}
 	if err := t.posted(); err != nil {
 		return fmt.Errorf("waiting for a transfer: %w", err)
 	}
@@ -202,6 +208,9 @@ func (t *Transfer) Status() (TransferState, error) {
 // Wait blocks until the last post has ended, or ctx has, and returns its error. ErrNotPosted before the first post and for
 // posts that were recorded in a graph.
 func (t *Transfer) Wait(ctx context.Context) error {
+	if err := errs.Given("Wait", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	err := t.posted()
 	if err == nil && t.captured {
@@ -475,8 +484,17 @@ func hostWork(s device.Stream, w device.HostWork) error {
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	if err := m.checkStream(op.String(), s); err != nil {
+		return err
+	}
+	if w == nil {
+		return errs.Invalid(op.String(), "window", nil, "a window of this memory")
+	}
 	if err := errors.Join(m.Err(), w.Err()); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
+	}
+	if w.memory != m {
+		return errs.Invalid(op.String(), "window", "a window of another group", "a window of the memory that copies")
 	}
 	if bytes == 0 {
 		return m.checkRank(op.String(), peer)

@@ -55,6 +55,9 @@ type Channel struct {
 // rank that already knows that it cannot use the channel brings its failure, and every rank gets an error that names it. Workspace stays
 // with the memory for the channels to come, see [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
 func (m *Memory) NewChannel(ctx context.Context, purpose string, bytes int64, failure error) (*Channel, error) {
+	if err := errs.Given("NewChannel", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	return m.newChannel(ctx, purpose, bytes, failure)
@@ -160,6 +163,9 @@ func (b *workspaceBlk) unused() bool {
 // block it is nothing, and ranks need not wait for each other. Call it when nothing that used the channels is there any more. An error is
 // one of freeing: the block is no longer used on any rank, and is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
+	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	if m.closed.Load() {
@@ -199,6 +205,9 @@ func (c *Channel) Err() error {
 // Close gives the channel back. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (c *Channel) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m := c.memory
 	m.collective.Lock()
 	defer m.collective.Unlock()

@@ -103,19 +103,19 @@ type AllReduceOptions struct {
 // same dtype, number of elements, op and options (ErrMismatch with everybody's value if not), and t must have had its
 // rendezvous. It blocks until all ranks have come. Close the plan.
 func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	if t == nil {
-		return nil, errs.Invalid("NewAllReduce", "t", nil, "a tensor")
+	if err := errors.Join(errs.Given("NewAllReduce", "ctx", ctx, "a context"), errs.Given("NewAllReduce", "t", t, "a tensor")); err != nil {
+		return nil, err
 	}
 	if opts == nil {
 		opts = &AllReduceOptions{}
 	}
 	out := t
-	if opts.Out != nil {
+	if !errs.IsNil(opts.Out) {
 		out = opts.Out
 	}
 	asked := opts.Algorithm
-	if asked == Auto && !reachable(t, out) {
-		asked = Transfers
+	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
+		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
 	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
 		p, err := newAllReduce(ctx, Transfers, t, out, op, opts.FirstEpoch)
@@ -207,6 +207,9 @@ func (p *Plan) String() string { return p.name }
 // Run enqueues one run on s, or records it if s is capturing, and returns at once. Every rank runs the plan equally often.
 // It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure.
 func (p *Plan) Run(s device.Stream) error {
+	if errs.IsNil(s) {
+		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
+	}
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
@@ -269,6 +272,9 @@ func (p *Plan) Err() error {
 // graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
 // may be another plan's. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
 	}
