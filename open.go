@@ -112,6 +112,9 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	if err := errs.Given("OpenLocal", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil { // no rank is there yet that would have to be told
+		return nil, fmt.Errorf("opening symmetric memory: %w", err)
+	}
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -163,6 +166,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		m, err = backend.Open(ctx, name, &env, &memOpts)
 	}
 	if err != nil {
+		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, cfg.Timeout)
 		defer cancel()
 		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(ctx)))
@@ -172,6 +176,15 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	}
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
 	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout}, nil
+}
+
+// because gives err the condition of a context that has ended, which is why it failed, whatever the step that noticed makes of it: a
+// backend that cannot be tried any more counts as one that cannot be used.
+func because(ctx context.Context, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w", ended, err)
+	}
+	return err
 }
 
 // afterwards is a context for giving back what a failed call holds: it goes on when ctx has ended, but not for ever.

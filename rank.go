@@ -97,6 +97,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
 	m, err := backend.Open(ctx, r.name, &env, &r.memOpts)
 	if err != nil {
+		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, r.timeout)
 		defer cancel()
 		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
