@@ -54,6 +54,9 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // one rank. The ranks pick the first backend of cfg.Backend that all of them can use. Collective: it blocks until all ranks
 // have come, at most until ctx ends or for cfg.Timeout, and either gives every rank its Rank or fails on all. Close the Rank.
 func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) {
+	if err := errs.Given("Open", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -106,6 +109,12 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 // OpenLocal gives n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
 // without a network. It takes the place, size and rank settings of cfg from n instead. Close every rank, at the same time.
 func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]*Rank, error) {
+	if err := errs.Given("OpenLocal", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil { // no rank is there yet that would have to be told
+		return nil, fmt.Errorf("opening symmetric memory: %w", err)
+	}
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -157,6 +166,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		m, err = backend.Open(ctx, name, &env, &memOpts)
 	}
 	if err != nil {
+		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, cfg.Timeout)
 		defer cancel()
 		return nil, fmt.Errorf("opening symmetric memory: %w", errors.Join(err, g.Close(ctx)))
@@ -166,6 +176,15 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	}
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
 	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout}, nil
+}
+
+// because gives err the condition of a context that has ended, which is why it failed, whatever the step that noticed makes of it: a
+// backend that cannot be tried any more counts as one that cannot be used.
+func because(ctx context.Context, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w", ended, err)
+	}
+	return err
 }
 
 // afterwards is a context for giving back what a failed call holds: it goes on when ctx has ended, but not for ever.

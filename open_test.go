@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
@@ -287,4 +288,29 @@ func TestBackendVariable(t *testing.T) {
 	require.ErrorIs(t, err, symmem.ErrInvalid)
 	require.ErrorContains(t, err, "nccl")
 	require.ErrorContains(t, err, "host")
+}
+
+// TestOpenLocalContextEnds: the error is the context's own, when it has ended before and whenever it ends meanwhile.
+func TestOpenLocalContextEnds(t *testing.T) {
+	cfg := config.Default()
+	cfg.Backend = []string{"host"}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		_, err := symmem.OpenLocal(ended, 3, cfg, nil)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	for i := range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*20)*time.Microsecond)
+		ranks, err := symmem.OpenLocal(ctx, 3, cfg, nil)
+		if err != nil {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		cancel()
+		var wg sync.WaitGroup
+		for _, r := range ranks {
+			wg.Go(func() { assert.NoError(t, r.Close(t.Context())) })
+		}
+		wg.Wait()
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -71,7 +72,12 @@ func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, sh
 func (r *Rank) NewStream() (device.Stream, error) { return r.Device().NewStream() }
 
 // Barrier waits until every rank has come; it does not wait for devices. Collective.
-func (r *Rank) Barrier(ctx context.Context) error { return r.group.Barrier(ctx, "barrier") }
+func (r *Rank) Barrier(ctx context.Context) error {
+	if err := errs.Given("Barrier", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
+	return r.group.Barrier(ctx, "barrier")
+}
 
 // Err is nil as long as the rank can be used: otherwise ErrClosed or, when another rank has died, ErrPeerLost. It is cheap.
 func (r *Rank) Err() error { return r.memory.Err() }
@@ -80,6 +86,9 @@ func (r *Rank) Err() error { return r.memory.Err() }
 // are their places in the list. Collective over those ranks only. The new rank has memory of its own and shares the device,
 // so its tensors can be used on r's streams. Groups may overlap. Close it before r.
 func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
+	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	g, err := r.group.Sub(ctx, ranks)
 	if err != nil {
 		return nil, fmt.Errorf("making a sub-group: %w", err)
@@ -88,6 +97,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
 	m, err := backend.Open(ctx, r.name, &env, &r.memOpts)
 	if err != nil {
+		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, r.timeout)
 		defer cancel()
 		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
@@ -103,6 +113,9 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 // leaks and closed, the youngest first. If ctx ends while the rank's device still works on symmetric memory, that memory is
 // kept: close again. Otherwise the rank is closed whatever the error says. Closing twice is ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()

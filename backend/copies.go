@@ -35,21 +35,25 @@ type copyKey struct {
 type preparedCopy struct {
 	owner    *copies
 	key      copyKey
-	work     PreparedTransfer
-	run      device.HostProgress
+	local    *entry // of the local side
 	recorded bool
+
+	mu     sync.Mutex
+	closed bool // a graph may start it all the same
+	work   PreparedTransfer
+	run    device.HostProgress
 }
 
 // enqueue enqueues the copy that the key says, whose arguments were checked.
-func (c *copies) enqueue(s device.Stream, b Transferrer, key copyKey) error {
-	p := c.take(key)
+func (c *copies) enqueue(s device.Stream, b Transferrer, local *entry, key copyKey) error {
+	p := c.take(local, key)
 	if p == nil {
 		block := TransferBlock{Local: key.local, Window: key.window, Offset: key.offset, Bytes: key.bytes}
 		work, err := b.PrepareTransfer(key.op, key.peer, []TransferBlock{block})
 		if err != nil {
 			return fmt.Errorf("%s of rank %d: %w", key.op, key.peer, err)
 		}
-		p = &preparedCopy{owner: c, key: key, work: work}
+		p = &preparedCopy{owner: c, key: key, local: local, work: work}
 	}
 	if p.recorded = s.Capturing(); p.recorded {
 		c.mu.Lock()
@@ -63,11 +67,11 @@ func (c *copies) enqueue(s device.Stream, b Transferrer, key copyKey) error {
 }
 
 // take gives an idle copy, or nil.
-func (c *copies) take(key copyKey) *preparedCopy {
+func (c *copies) take(local *entry, key copyKey) *preparedCopy {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, p := range slices.Backward(c.idle) {
-		if p.key == key {
+		if p.key == key && p.local == local {
 			c.idle = slices.Delete(c.idle, i, i+1)
 			return p
 		}
@@ -75,30 +79,37 @@ func (c *copies) take(key copyKey) *preparedCopy {
 	return nil
 }
 
-// give takes a copy back whose run has ended. The one that was unused for longest gives way.
+// give takes a copy back whose run has ended. The one that was unused for longest gives way, and one whose memory was freed meanwhile,
+// since its run was cut off.
 func (c *copies) give(p *preparedCopy) error {
 	if p.recorded {
 		return nil
 	}
 	c.mu.Lock()
-	c.idle = append(c.idle, p)
-	var last *preparedCopy
-	if len(c.idle) > idleCopies {
-		last = c.idle[0]
-		c.idle = slices.Delete(c.idle, 0, 1)
+	last := p
+	if !p.freed() {
+		last = nil
+		c.idle = append(c.idle, p)
+		if len(c.idle) > idleCopies {
+			last = c.idle[0]
+			c.idle = slices.Delete(c.idle, 0, 1)
+		}
 	}
 	c.mu.Unlock()
 	if last == nil {
 		return nil
 	}
-	return last.work.Close()
+	return last.close()
 }
 
-// forget closes the copies that have to do with a piece of memory, or with any if all. The device does not work on it any more.
-func (c *copies) forget(w *Window, from, to device.Ptr, all bool) error {
+// freed reports whether memory of the copy was freed.
+func (p *preparedCopy) freed() bool { return p.local.gone.Load() || p.key.window.entry.gone.Load() }
+
+// forget closes the copies that have to do with memory that was freed. The device does not work on it any more.
+func (c *copies) forget(e *entry) error {
 	var gone []*preparedCopy
 	concerned := func(p *preparedCopy) bool {
-		if !all && p.key.window != w && (p.key.local < from || p.key.local >= to) {
+		if p.local != e && p.key.window.entry != e {
 			return false
 		}
 		gone = append(gone, p)
@@ -110,24 +121,50 @@ func (c *copies) forget(w *Window, from, to device.Ptr, all bool) error {
 	c.mu.Unlock()
 	var err error
 	for _, p := range gone {
-		err = errors.Join(err, p.work.Close())
+		err = errors.Join(err, p.close())
 	}
 	return err
 }
 
+// close gives what was prepared back. A graph that holds the copy has nothing to run any more.
+func (p *preparedCopy) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	return p.work.Close()
+}
+
 // Start begins the run of the copy.
 func (p *preparedCopy) Start() (device.HostProgress, error) {
-	run, err := p.work.Start()
-	if err != nil {
+	if err := p.start(); err != nil {
 		return nil, errors.Join(err, p.owner.give(p))
 	}
-	p.run = run
 	return p, nil
+}
+
+func (p *preparedCopy) start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.freed() {
+		return fmt.Errorf("memory of a copy that was recorded was freed: %w", ErrClosed)
+	}
+	run, err := p.work.Start()
+	if err != nil {
+		return err // one that was cut off may still be asked for
+	}
+	p.run = run
+	return nil
 }
 
 // Poll drives the run on; when it has ended, the copy is there for the next.
 func (p *preparedCopy) Poll() (bool, error) {
-	ended, err := p.run.Poll()
+	p.mu.Lock()
+	run := p.run
+	p.mu.Unlock()
+	ended, err := run.Poll()
 	if ended || err != nil {
 		err = errors.Join(err, p.owner.give(p))
 	}

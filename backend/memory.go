@@ -40,9 +40,15 @@ type Memory struct {
 	compiled   compiled
 	copies     copies
 
+	// locals is held for reading by local calls that make or release memory, so that Close does not take the backend away under
+	// them. It is taken after collective, and before mu.
+	locals sync.RWMutex
+
+	closed   atomic.Bool // Close was called; set under mu
+	released atomic.Bool // Close has given everything back: work that a graph has kept must not touch it
+
 	mu      sync.Mutex
 	entries []*entry // sorted by address, empty allocations first
-	closed  bool
 }
 
 // MemoryOptions sets what a Memory keeps for its users. Zero values mean the defaults.
@@ -62,6 +68,37 @@ type entry struct {
 	window *Window // nil before rendezvous
 	place  string  // where it was allocated, for leak reports
 	left   bool    // this rank has told the others that it frees the allocation, but its device was still busy
+
+	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
+
+	uses    atomic.Int64 // calls that enqueue work on it at this moment
+	closing atomic.Bool  // no more work is enqueued on it
+	gone    atomic.Bool  // it was released: work that a graph has kept must not touch it
+}
+
+// use begins enqueueing work on the allocation, unless it is being freed; then the answer is ErrClosed. unuse ends it.
+func (e *entry) use() error {
+	e.uses.Add(1)
+	if e.closing.Load() {
+		e.uses.Add(-1)
+		return ErrClosed
+	}
+	return nil
+}
+
+func (e *entry) unuse() { e.uses.Add(-1) }
+
+// seal refuses work from now on, and waits for calls that are enqueueing some.
+func (e *entry) seal(ctx context.Context) error {
+	e.closing.Store(true)
+	for e.uses.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+	return nil
 }
 
 // NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
@@ -115,19 +152,35 @@ func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
 func (m *Memory) Err() error {
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
-		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+	if err := m.Closed(); err != nil {
+		return err
 	}
 	return m.group.Err()
+}
+
+// Closed is ErrClosed once Close was called, and nil before, whatever has become of the group. It is cheap.
+func (m *Memory) Closed() error {
+	if m.closed.Load() {
+		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+	}
+	return nil
+}
+
+// kept is the error of work that a graph has kept until the memory was closed; nil before.
+func (m *Memory) kept() error {
+	if m.released.Load() {
+		return m.Closed()
+	}
+	return nil
 }
 
 // Allocate gives bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name
 // takes part in the agreement of the rendezvous and may be empty. It is local, except over a backend whose capabilities say
 // CollectiveAllocate: then the sizes are compared first, and a difference is ErrMismatch on every rank.
 func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (Allocation, error) {
+	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	return m.allocate(ctx, bytes, name, callerPlace())
 }
 
@@ -143,8 +196,12 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 		if _, err := exchange(ctx, m.group, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
 			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 		}
-	} else if err := errors.Join(invalid, m.Err()); err != nil {
-		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+	} else {
+		m.locals.RLock()
+		defer m.locals.RUnlock()
+		if err := errors.Join(invalid, m.Err()); err != nil {
+			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+		}
 	}
 	var a Allocation
 	var err error
@@ -172,7 +229,12 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 
 // Register adopts memory that the caller owns and keeps until Free. Local.
 func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (Allocation, error) {
+	if err := errs.Given("Register", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	began := time.Now()
+	m.locals.RLock()
+	defer m.locals.RUnlock()
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
 	}
@@ -205,6 +267,9 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 // what say what the caller uses the memory for; they, the sizes and the order must be the same on every rank. The window is
 // made once: a later rendezvous of the same allocation agrees again and gives the same window.
 func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	if err := m.makeSignals(ctx); err != nil {
@@ -216,7 +281,10 @@ func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 // rendezvous is Rendezvous for callers that hold m.collective.
 func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
 	began := time.Now()
-	e := m.find(a)
+	e := m.meet(a)
+	if e != nil {
+		defer m.met(e)
+	}
 	failure := m.Err()
 	switch {
 	case failure != nil:
@@ -237,7 +305,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	if e.window != nil {
 		return e.window, nil
 	}
-	w := &Window{memory: m, alloc: a, number: m.operations}
+	w := &Window{memory: m, alloc: a, entry: e, number: m.operations}
 	if a.Bytes() > 0 {
 		x := &Agreement{Group: m.group, Records: records}
 		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)
@@ -257,30 +325,50 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	return w, nil
 }
 
-// Free gives a back. Without a window it is local. With one it is collective: it waits for this rank's device, then for all
-// ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If a peer is lost or
-// ctx ends, this rank's memory is released all the same and the error says what happened. Freeing twice is ErrClosed.
+// Free gives a back when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it waits
+// for all ranks too, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
+// the device still works, the memory is kept on this rank: free it again. If a peer is lost, this rank's memory is released all the
+// same and the error says what happened. Freeing twice is ErrClosed.
 func (m *Memory) Free(ctx context.Context, a Allocation) error {
+	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
+		return err
+	}
+	m.locals.RLock()
+	e := m.remove(a, true)
+	if e != nil {
+		defer m.locals.RUnlock()
+		return m.freeEntry(ctx, e)
+	}
+	m.locals.RUnlock()
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	return m.free(ctx, a)
 }
 
+// free is Free for callers that hold m.collective.
 func (m *Memory) free(ctx context.Context, a Allocation) error {
-	e := m.remove(a)
+	e := m.remove(a, false)
 	if e == nil {
 		return fmt.Errorf("freeing symmetric memory: %w", ErrClosed)
 	}
-	began := time.Now()
-	var err error
-	if e.window != nil {
-		busy, lost := m.quiesce(ctx, "freeing", e.left)
-		if busy != nil {
-			e.left = true
-			m.add(e)
-			return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
-		}
-		err = lost
+	return m.freeEntry(ctx, e)
+}
+
+// freeEntry frees what was taken out of the entries, and puts it back if the device still works on it.
+func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
+	a, began := e.alloc, time.Now()
+	var busy, err error
+	switch {
+	case e.window != nil:
+		busy, err = m.quiesce(ctx, "freeing", e.left, e)
+		e.left = busy != nil
+	case a.Bytes() > 0:
+		busy = m.idle(ctx, e)
+	}
+	if busy != nil {
+		e.closing.Store(false)
+		m.add(e)
+		return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
 	}
 	err = errors.Join(err, m.release(ctx, e))
 	m.log.Info("freed", "name", e.name, "address", a.Ptr(), "bytes", a.Bytes(), "took", time.Since(began), "err", err)
@@ -290,16 +378,30 @@ func (m *Memory) free(ctx context.Context, a Allocation) error {
 	return nil
 }
 
+// idle waits until this rank's device, and the library that moves data behind its back if there is one, has nothing left to do. No more
+// work is enqueued on the entries that are to go.
+func (m *Memory) idle(ctx context.Context, going ...*entry) error {
+	for _, e := range going {
+		if err := e.seal(ctx); err != nil {
+			return err
+		}
+	}
+	if err := m.device.Synchronize(ctx); err != nil {
+		return err
+	}
+	if q, ok := m.backend.(Quiescer); ok {
+		return q.Quiesce(ctx)
+	}
+	return nil
+}
+
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
 // and all vote again.
-func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost error) {
-	busy = m.device.Synchronize(ctx)
-	q, behind := m.backend.(Quiescer)
-	if behind && busy == nil {
-		busy = q.Quiesce(ctx)
-	}
+func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
+	busy = m.idle(ctx, going...)
+	_, behind := m.backend.(Quiescer)
 	if left && !behind {
 		return busy, nil
 	}
@@ -317,13 +419,12 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool) (busy, lost 
 // release unmaps and releases one allocation on this rank.
 func (m *Memory) release(ctx context.Context, e *entry) error {
 	ctx = context.WithoutCancel(ctx)
-	var err error
+	e.closing.Store(true)
+	e.gone.Store(true)
 	if e.window != nil {
 		e.window.closed.Store(true)
 	}
-	if a := e.alloc; a.Bytes() > 0 {
-		err = m.copies.forget(e.window, a.Ptr(), a.Ptr().Add(a.Bytes()), false)
-	}
+	err := m.copies.forget(e)
 	if e.window != nil && e.window.mapping != nil {
 		err = errors.Join(err, e.window.mapping.Unmap(ctx))
 	}
@@ -335,21 +436,29 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 // are lost do not hold it up. If ctx ends while this rank's device still works, nothing is released on this rank: close
 // again. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	m.mu.Lock()
-	if m.closed && !m.left {
+	if m.closed.Load() && !m.left {
 		m.mu.Unlock()
 		return fmt.Errorf("closing symmetric memory: %w", ErrClosed)
 	}
-	m.closed = true
+	m.closed.Store(true)
+	going := slices.Clone(m.entries)
 	m.mu.Unlock()
 
-	busy, err := m.quiesce(ctx, "closing", m.left)
+	busy, err := m.quiesce(ctx, "closing", m.left, going...)
 	m.left = busy != nil
 	if busy != nil {
 		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
 	}
+	// Local calls that are under way end first; those to come find the memory closed.
+	m.locals.Lock()
+	defer m.locals.Unlock()
+	m.released.Store(true)
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
 		err = errors.Join(err, (*s).close())
@@ -385,17 +494,51 @@ func (m *Memory) Busy() bool {
 func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if e, off := m.at(p); e != nil {
+		return e.alloc, e.window, off, nil
+	}
+	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+}
+
+// at gives the entry that the address is in, nil if it is in none, and the offset in it. The caller holds m.mu.
+func (m *Memory) at(p device.Ptr) (*entry, int64) {
 	i, exact := slices.BinarySearchFunc(m.entries, p, func(e *entry, p device.Ptr) int { return cmp.Compare(e.alloc.Ptr(), p) })
 	if !exact {
 		i--
 	}
 	if i >= 0 && !p.IsNil() {
 		e := m.entries[i]
-		if off := int64(p - e.alloc.Ptr()); off < e.alloc.Bytes() {
-			return e.alloc, e.window, off, nil
+		if off := p - e.alloc.Ptr(); uint64(off) < uint64(e.alloc.Bytes()) {
+			return e, int64(off)
 		}
 	}
-	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+	return nil, 0
+}
+
+// local gives the entry that the local side of a transfer, bytes at p, is in.
+func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error) {
+	m.mu.Lock()
+	e, off := m.at(p)
+	m.mu.Unlock()
+	if e == nil {
+		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, ErrNotSymmetric)
+	}
+	if left := e.alloc.Bytes() - off; bytes > left {
+		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))
+	}
+	return e, nil
+}
+
+// checkStream refuses what is no stream of the memory's device: work on another one would not be waited for when memory is freed.
+func (m *Memory) checkStream(op string, s device.Stream) error {
+	const allowed = "a stream of the memory's own device"
+	if errs.IsNil(s) {
+		return errs.Invalid(op, "stream", nil, allowed)
+	}
+	if d := s.Device(); d != m.device {
+		return errs.Invalid(op, "stream", "one of another "+d.Name(), fmt.Sprintf("%s, %s", allowed, m.device.Name()))
+	}
+	return nil
 }
 
 // Holds reports whether a is an allocation of this memory that is not freed yet.
@@ -443,11 +586,37 @@ func (m *Memory) find(a Allocation) *entry {
 	return nil
 }
 
-func (m *Memory) remove(a Allocation) *entry {
+// meet finds the entry of a for a rendezvous, until the end of which it is not freed.
+func (m *Memory) meet(a Allocation) *entry {
+	e := m.find(a)
+	if e == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.Contains(m.entries, e) {
+		return nil // it was freed just now
+	}
+	e.meeting = true
+	return e
+}
+
+// met ends what meet began.
+func (m *Memory) met(e *entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.meeting = false
+}
+
+// remove takes the entry of a out of the list; with local, only if this rank alone knows of it.
+func (m *Memory) remove(a Allocation, local bool) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, e := range m.entries {
 		if e.alloc == a {
+			if local && (e.window != nil || e.meeting) {
+				return nil
+			}
 			m.entries = slices.Delete(m.entries, i, i+1)
 			return e
 		}

@@ -70,7 +70,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		case *copyTransfer:
 			send.copies = append(send.copies, m.copies...)
 		case *workTransfer:
-			moves[put.Peer] = m.work
+			moves[put.Peer] = m
 		}
 	}
 	if f, ok := p.signals.(*flagSignals); ok {
@@ -90,6 +90,12 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 	if p.work != nil {
 		return hostWork(s, p.work)
 	}
+	if _, ok := s.Device().(device.HostMemory); ok && s.Capturing() {
+		if err := launch(s, (*recordedSend)(p)); err != nil {
+			return err
+		}
+		return p.signals.SignalAll(s, p.channel)
+	}
 	for _, c := range p.copies {
 		if err := s.Copy(c.dst, c.src, c.bytes); err != nil {
 			return err
@@ -106,6 +112,41 @@ func (p *PreparedSend) Close() error {
 	}
 	return err
 }
+
+// recordedSend is the copies of a send as a graph runs them on the host device: at any time, so that the memory may be somebody else's by
+// then.
+type recordedSend PreparedSend
+
+// RunKernel copies, unless the plan has failed or was closed, or its memory was freed.
+func (r *recordedSend) RunKernel() error {
+	user := r.signals.user
+	if user.failedBefore() {
+		return nil
+	}
+	for _, t := range r.transfers {
+		for _, side := range t.sides {
+			if side.gone.Load() {
+				user.failLater(side.freed())
+				return nil
+			}
+		}
+	}
+	hm := r.signals.memory.device.(device.HostMemory)
+	for _, c := range r.copies {
+		dst, err := hm.Bytes(c.dst, c.bytes)
+		if err != nil {
+			return err
+		}
+		src, err := hm.Bytes(c.src, c.bytes)
+		if err != nil {
+			return err
+		}
+		copy(dst, src)
+	}
+	return nil
+}
+
+func (r *recordedSend) String() string { return "send" }
 
 // sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
 // the plan's, not that of the stream that the work happens to be on.

@@ -82,7 +82,7 @@ func (m *Memory) signalsOn(ctx context.Context, pad *Channel, offset int64, chan
 // can pass. Everything that the stream wrote before, to peer's memory too, is visible to whoever has waited. Signals are
 // counted, so several may be under way. It never blocks.
 func (m *Memory) Signal(s device.Stream, peer, channel int) error {
-	sig, err := m.signalsFor("Signal", peer, channel)
+	sig, err := m.signalsFor("Signal", s, peer, channel)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 // Wait enqueues waiting for one signal of peer on channel that was not waited for before. It holds the stream up, for at
 // most the kernel timeout; then, or when peer is lost, the stream has an error.
 func (m *Memory) Wait(s device.Stream, peer, channel int) error {
-	sig, err := m.signalsFor("Wait", peer, channel)
+	sig, err := m.signalsFor("Wait", s, peer, channel)
 	if err != nil {
 		return err
 	}
@@ -103,14 +103,17 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 // barrier of the same count on that channel. What any rank's stream wrote before is visible to all after. It is bounded as
 // Wait is, and its counters are apart from those of Signal.
 func (m *Memory) Barrier(s device.Stream, channel int) error {
-	sig, err := m.signalsFor("Barrier", m.group.Rank(), channel)
+	sig, err := m.signalsFor("Barrier", s, m.group.Rank(), channel)
 	if err != nil {
 		return err
 	}
 	return sig.barrier(s, channel)
 }
 
-func (m *Memory) signalsFor(op string, peer, channel int) (signals, error) {
+func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (signals, error) {
+	if err := m.checkStream(op, s); err != nil {
+		return nil, err
+	}
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}

@@ -218,6 +218,9 @@ func (l *flagLane) close() error {
 
 // Start sends a signal.
 func (l *flagLane) Start() (device.HostProgress, error) {
+	if err := l.signals.memory.kept(); err != nil {
+		return nil, err
+	}
 	if l.signals.user.failedBefore() {
 		return nothing{}, nil // what the peer waits for may not be there
 	}
@@ -255,6 +258,9 @@ type flagWait struct {
 }
 
 func (w flagWait) Start() (device.HostProgress, error) {
+	if err := w.signals.memory.kept(); err != nil {
+		return nil, err
+	}
 	if w.signals.user.failedBefore() {
 		return nothing{}, w.signals.user.tell()
 	}
@@ -298,6 +304,12 @@ type (
 type flagRuns []device.HostProgress
 
 func (w flagSignalAll) Start() (device.HostProgress, error) {
+	if err := w.signals.memory.kept(); err != nil {
+		return nil, err
+	}
+	if w.signals.user.failedBefore() {
+		return nothing{}, nil // it may have no lanes any more
+	}
 	return w.signals.startAll(func(peer int) (device.HostProgress, error) {
 		l, err := w.signals.lane(w.channel, padSignal, peer)
 		if err != nil {
@@ -385,6 +397,9 @@ type flagBarrier struct {
 }
 
 func (b flagBarrier) Start() (device.HostProgress, error) {
+	if err := b.signals.memory.kept(); err != nil {
+		return nil, err
+	}
 	run := &flagMeeting{flagBarrier: b, epoch: b.signals.epochs[b.channel].Add(1), began: time.Now()}
 	for peer := range b.signals.size {
 		l, err := b.signals.lane(b.channel, padBarrier, peer)

@@ -81,7 +81,7 @@ func newHostSignals(m *Memory, hm device.HostMemory, pad *Channel, offset int64,
 					return nil, err
 				}
 			}
-			s.signals[c*size+peer] = signalKernel{user: user, word: out}
+			s.signals[c*size+peer] = signalKernel{memory: m, user: user, word: out}
 			w := &s.waits[c*size+peer]
 			*w = waitKernel{memory: m, user: user, channel: c, peer: peer, word: in}
 			b.mine[peer], b.theirs[peer] = mine, theirs
@@ -143,11 +143,15 @@ func (m *Memory) bound(p *futex.Patience) futex.Bound {
 }
 
 type signalKernel struct {
-	user *signalUser
-	word *futex.Word
+	memory *Memory
+	user   *signalUser
+	word   *futex.Word
 }
 
 func (k *signalKernel) RunKernel() error {
+	if err := k.memory.kept(); err != nil {
+		return err
+	}
 	if k.user.failedBefore() {
 		return nil // what the peer waits for may not be there
 	}
@@ -181,6 +185,9 @@ type waitKernel struct {
 }
 
 func (k *waitKernel) RunKernel() error {
+	if err := k.memory.kept(); err != nil {
+		return err
+	}
 	if k.user.failedBefore() {
 		return k.user.tell()
 	}
@@ -226,6 +233,9 @@ type barrierKernel struct {
 }
 
 func (k *barrierKernel) RunKernel() error {
+	if err := k.memory.kept(); err != nil {
+		return err
+	}
 	epoch := k.epoch.Add(1)
 	for _, w := range k.theirs {
 		w.Add(1)

@@ -39,6 +39,7 @@ type signalUser struct {
 	SignalsOptions
 	dead   atomic.Bool
 	untold atomic.Pointer[error] // why it is dead, until a wait has told
+	closed atomic.Bool           // and so dead: only a graph can still ask, and is told each time
 }
 
 // begin is how many signals have come on a channel when the plan begins.
@@ -54,6 +55,9 @@ func (u *signalUser) failedBefore() bool { return u != nil && u.dead.Load() }
 
 // tell gives the error of a plan that has failed to the first who asks, unless a wait was told already.
 func (u *signalUser) tell() error {
+	if u.closed.Load() {
+		return fmt.Errorf("%s: %w", u.Op, ErrClosed)
+	}
 	if untold := u.untold.Swap(nil); untold != nil {
 		return *untold
 	}
@@ -136,5 +140,10 @@ func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, true)
 }
 
-// Close gives it back; the device has nothing left to do for it.
-func (p *Signals) Close() error { return p.signals.close() }
+// Close gives it back; the device has nothing left to do for it. A graph that holds its waits has ErrClosed in its stream, and signals
+// nobody.
+func (p *Signals) Close() error {
+	p.user.closed.Store(true)
+	p.user.dead.Store(true)
+	return p.signals.close()
+}

@@ -86,7 +86,7 @@ type Transfer struct {
 	memory   *Memory
 	op       TransferOp
 	peer     int
-	blocks   []TransferBlock
+	sides    []side // whose memory must still be there
 	prepared mover
 
 	mu       sync.Mutex
@@ -113,6 +113,7 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 	if len(blocks) == 0 {
 		return nil, errs.Invalid(name, "blocks", "an empty list", "at least one block")
 	}
+	var sides []side
 	for i, b := range blocks {
 		arg := fmt.Sprintf("blocks[%d]", i)
 		switch {
@@ -131,20 +132,18 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 		case b.Bytes == 0:
 			continue
 		}
-		a, _, offset, err := m.Find(b.Local)
+		e, err := m.local(name, arg, b.Local, b.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("preparing a transfer: the local side of %s must be memory that was allocated or registered here: %w", arg, err)
+			return nil, err
 		}
-		if b.Bytes > a.Bytes()-offset {
-			return nil, errs.Invalid(name, arg+".Bytes", b.Bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", a.Bytes()-offset, b.Local))
-		}
+		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
 	}
-	t := &Transfer{memory: m, op: op, peer: peer, blocks: append([]TransferBlock(nil), blocks...), state: TransferPrepared}
+	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
 	if own, ok := m.transferrer(peer); ok {
-		t.prepared, err = newWorkTransfer(m, own, op, peer, t.blocks)
+		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
 	} else {
-		t.prepared, err = newCopyTransfer(m.device, op, peer, t.blocks)
+		t.prepared, err = newCopyTransfer(m.device, op, peer, blocks)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("preparing a %s of rank %d: %w", op, peer, err)
@@ -153,17 +152,25 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 }
 
 // Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the
-// transfer has ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended. In a capturing
-// stream the post is recorded, and the graph's launches, not this object, tell when it has ended.
+// transfer has ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended, ErrClosed once memory of
+// either side was freed. In a capturing stream the post is recorded, and the graph's launches, not this object, tell when it has
+// ended.
 func (t *Transfer) Post(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.memory.checkStream("Post", s); err != nil {
+		return err
+	}
 	if err := t.usable(); err != nil {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
 	if t.refresh(); t.state == TransferInProgress {
 		return fmt.Errorf("posting a transfer: wait for its last post first: %w", ErrInProgress)
 	}
+	if err := useSides(t.sides); err != nil {
+		return fmt.Errorf("posting a transfer: %w", err)
+	}
+	defer unuseSides(t.sides)
 	if err := t.prepared.Post(s); err != nil {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
@@ -178,6 +185,9 @@ func (t *Transfer) Post(s device.Stream) error {
 func (t *Transfer) WaitOn(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.memory.checkStream("WaitOn", s); err != nil {
+		return err
+	}
 	if err := t.posted(); err != nil {
 		return fmt.Errorf("waiting for a transfer: %w", err)
 	}
@@ -198,6 +208,9 @@ func (t *Transfer) Status() (TransferState, error) {
 // Wait blocks until the last post has ended, or ctx has, and returns its error. ErrNotPosted before the first post and for
 // posts that were recorded in a graph.
 func (t *Transfer) Wait(ctx context.Context) error {
+	if err := errs.Given("Wait", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	err := t.posted()
 	if err == nil && t.captured {
@@ -235,15 +248,7 @@ func (t *Transfer) usable() error {
 	if t.closed {
 		return ErrClosed
 	}
-	if err := t.memory.Err(); err != nil {
-		return err
-	}
-	for i := range t.blocks {
-		if w := t.blocks[i].Window; w != nil && w.Err() != nil {
-			return w.Err()
-		}
-	}
-	return nil
+	return t.memory.Err()
 }
 
 func (t *Transfer) posted() error {
@@ -271,6 +276,42 @@ func (t *Transfer) refresh() {
 func (m *Memory) transferrer(peer int) (Transferrer, bool) {
 	own, ok := m.backend.(Transferrer)
 	return own, ok && peer != m.group.Rank()
+}
+
+// side is memory that a transfer reads or writes on this rank, or on the peer, which frees it with this rank.
+type side struct {
+	*entry
+	arg, what string // "blocks[0]", "local"
+}
+
+// addSide adds a side, once.
+func addSide(sides []side, e *entry, arg, what string) []side {
+	if slices.ContainsFunc(sides, func(s side) bool { return s.entry == e }) {
+		return sides
+	}
+	return append(sides, side{e, arg, what})
+}
+
+// freed is the error of a side that was freed.
+func (s side) freed() error {
+	return fmt.Errorf("the %s side of %s was freed: %w", s.what, s.arg, ErrClosed)
+}
+
+// useSides begins enqueueing work on all sides, or on none if one is being freed. unuseSides ends it.
+func useSides(sides []side) error {
+	for i, s := range sides {
+		if s.use() != nil {
+			unuseSides(sides[:i])
+			return s.freed()
+		}
+	}
+	return nil
+}
+
+func unuseSides(sides []side) {
+	for _, s := range sides {
+		s.unuse()
+	}
 }
 
 // mover is what carries a transfer out.
@@ -338,18 +379,21 @@ func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() 
 func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
 func (c *copyTransfer) Close() error                   { return c.ended.Close() }
 
-// workTransfer is a transfer that a backend carries out.
+// workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
+// may launch it at any time.
 type workTransfer struct {
 	work  PreparedTransfer
 	name  string
+	sides []side
 	ended device.Event
 
-	mu  sync.Mutex
-	run device.HostProgress // the latest
-	err error               // of the latest run
+	mu     sync.Mutex
+	closed bool
+	run    device.HostProgress // the latest
+	err    error               // of the latest run
 }
 
-func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks []TransferBlock) (mover, error) {
+func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
 	blocks = slices.DeleteFunc(slices.Clone(blocks), func(b TransferBlock) bool { return b.Bytes == 0 })
 	if len(blocks) == 0 {
 		return newCopyTransfer(m.device, op, peer, nil)
@@ -362,7 +406,7 @@ func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks [
 	if err != nil {
 		return nil, errors.Join(err, work.Close())
 	}
-	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), ended: ended}, nil
+	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides, ended: ended}, nil
 }
 
 func (t *workTransfer) Post(s device.Stream) error {
@@ -371,11 +415,27 @@ func (t *workTransfer) Post(s device.Stream) error {
 
 // Start begins a run, whose progress is the transfer itself: two runs never overlap.
 func (t *workTransfer) Start() (device.HostProgress, error) {
-	run, err := t.work.Start()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.run, t.err = run, err
-	return t, err
+	run, err := t.start()
+	if t.err = err; err != nil {
+		return nil, err // one that was cut off may still be asked for
+	}
+	t.run = run
+	return t, nil
+}
+
+// start begins a run, unless there is nothing left to move; t.mu is held.
+func (t *workTransfer) start() (device.HostProgress, error) {
+	if t.closed {
+		return nil, fmt.Errorf("transfer: %w", ErrClosed)
+	}
+	for _, s := range t.sides {
+		if s.gone.Load() {
+			return nil, s.freed()
+		}
+	}
+	return t.work.Start()
 }
 
 func (t *workTransfer) Poll() (bool, error) {
@@ -386,10 +446,20 @@ func (t *workTransfer) Poll() (bool, error) {
 	return ended, err
 }
 
+// Close gives the transfer back. A graph that holds it has nothing to run any more.
+func (t *workTransfer) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	return errors.Join(t.ended.Close(), t.work.Close())
+}
+
 func (t *workTransfer) String() string                 { return t.name }
 func (t *workTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(t.ended) }
 func (t *workTransfer) Wait(ctx context.Context) error { return t.ended.Synchronize(ctx) }
-func (t *workTransfer) Close() error                   { return errors.Join(t.ended.Close(), t.work.Close()) }
 
 func (t *workTransfer) Done() (bool, error) {
 	done, err := t.ended.Query()
@@ -411,10 +481,20 @@ func hostWork(s device.Stream, w device.HostWork) error {
 }
 
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
-// of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it.
+// of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
+// either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	if err := m.checkStream(op.String(), s); err != nil {
+		return err
+	}
+	if w == nil {
+		return errs.Invalid(op.String(), "window", nil, "a window of this memory")
+	}
 	if err := errors.Join(m.Err(), w.Err()); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
+	}
+	if w.memory != m {
+		return errs.Invalid(op.String(), "window", "a window of another group", "a window of the memory that copies")
 	}
 	if bytes == 0 {
 		return m.checkRank(op.String(), peer)
@@ -426,8 +506,17 @@ func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offse
 	if err := m.checkRank(op.String(), peer); err != nil {
 		return err
 	}
+	e, err := m.local(op.String(), "the copy", local, bytes)
+	if err != nil {
+		return err
+	}
+	sides := [2]side{{e, "the copy", "local"}, {w.entry, "the copy", "remote"}}
+	if err := useSides(sides[:]); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	defer unuseSides(sides[:])
 	if own, ok := m.transferrer(peer); ok {
-		return m.copies.enqueue(s, own, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
+		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {

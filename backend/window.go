@@ -13,6 +13,7 @@ import (
 type Window struct {
 	memory  *Memory
 	alloc   Allocation
+	entry   *entry  // of the allocation
 	mapping Mapping // nil for an empty allocation
 	number  uint64  // of its rendezvous, the same on every rank
 	closed  atomic.Bool

@@ -48,6 +48,7 @@ type Channel struct {
 	block  *workspaceBlk
 	span   span
 	closed atomic.Bool
+	given  atomic.Bool // nothing works on it any more
 }
 
 // ChannelRequest is what a rank brings to [Memory.NewChannel].
@@ -74,6 +75,9 @@ type ChannelOffer struct {
 // NewChannel takes a channel. Collective: it blocks until all ranks have come. Workspace stays with the memory for the channels to come, see
 // [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
 func (m *Memory) NewChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
+	if err := errs.Given("NewChannel", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	return m.newChannel(ctx, r)
@@ -136,7 +140,7 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 	m.add(e)
 	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName})
 	if err != nil {
-		m.remove(alloc)
+		m.remove(alloc, false)
 		return nil, errors.Join(noWorkspace(bytes, err), alloc.Release(context.WithoutCancel(ctx)))
 	}
 	b := &workspaceBlk{alloc: alloc, window: w, free: []span{{0, bytes}}}
@@ -191,12 +195,12 @@ func (b *workspaceBlk) unused() bool {
 // block it is nothing, and ranks need not wait for each other. Call it when nothing that used the channels is there any more. An error is
 // one of freeing: the block is no longer used on any rank, and is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
+	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
+	if m.closed.Load() {
 		return nil // it went with the memory
 	}
 	var err error
@@ -221,22 +225,32 @@ func (c *Channel) Peer(rank int) (device.Ptr, error) {
 	return c.block.window.Peer(rank, c.span.start)
 }
 
+// Err is ErrClosed once the channel was given back, alone or with the memory, and nothing may work on it any more: what a graph has kept
+// asks when it runs.
+func (c *Channel) Err() error {
+	if c.given.Load() {
+		return fmt.Errorf("channel: %w", ErrClosed)
+	}
+	return c.block.window.Err()
+}
+
 // Close gives the channel back. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (c *Channel) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	m := c.memory
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	if c.closed.Swap(true) {
 		return fmt.Errorf("closing a channel: %w", ErrClosed)
 	}
-	m.mu.Lock()
-	closed := m.closed
-	m.mu.Unlock()
-	if closed {
+	if m.closed.Load() {
 		return nil // it went with the memory
 	}
 	busy, err := m.quiesce(ctx, "closing a channel", false)
+	c.given.Store(busy == nil)
 	if err := errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing a channel: %w", err)
 	}

@@ -81,6 +81,7 @@ type AbandonedError struct {
 	Rank    int    // the rank that gave up
 	Missing []int  // the ranks that had not come when it gave up; nil if not known any more
 	Reason  string // why it gave up
+	Err     error  // this rank's own context's error, if that had ended too; else nil
 }
 
 // Error names the rank that gave up, why, and for whom it had waited.
@@ -94,6 +95,9 @@ func (e *AbandonedError) Error() string {
 	}
 	return text + ": " + e.Reason
 }
+
+// Unwrap gives this rank's own context's error, or nil.
+func (e *AbandonedError) Unwrap() error { return e.Err }
 
 // MismatchError says that the ranks of a group did not ask for the same thing. It is ErrMismatch.
 type MismatchError struct {

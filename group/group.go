@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -291,6 +292,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if local != nil {
 		a.refused, a.refusal, a.data = true, clip(local.Error()), nil
 	}
+	callers := ctx
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
 	defer cancel()
 	started := time.Now()
@@ -314,7 +316,8 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		return nil, &MissingRanksError{Op: label(a.kind, a.op), Size: g.Size(), Waited: time.Since(started), Err: ctx.Err()}
 	}
 	if o.failure != nil {
-		return nil, g.errorOf(seq, a, o.failure, local, ctx.Err(), time.Since(started))
+		// The caller's context comes first: others may share it, and have given up before this call's own was told.
+		return nil, g.errorOf(seq, a, o.failure, local, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
 	}
 	return o, nil
 }
@@ -350,7 +353,7 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error,
 	switch f.kind {
 	case failGaveUp:
 		if f.rank != g.rank {
-			return &AbandonedError{Op: op, Rank: f.rank, Missing: f.missing, Reason: f.text}
+			return &AbandonedError{Op: op, Rank: f.rank, Missing: f.missing, Reason: f.text, Err: ctxErr}
 		}
 		if ctxErr == nil { // it cannot be: only this call's context gives up for this rank
 			ctxErr = context.Canceled

@@ -487,3 +487,25 @@ func TestErrorTexts(t *testing.T) {
 	}
 	assert.ErrorContains(t, many, "and 12 more ranks")
 }
+
+// TestSharedContextEnds: ranks whose contexts end together all get their own context's error, whoever of them gave up first.
+func TestSharedContextEnds(t *testing.T) {
+	for range 100 {
+		groups, err := Local(4, nil)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make([]error, 3)
+		var wg sync.WaitGroup
+		for r := range failed { // rank 3 stays away
+			wg.Go(func() { failed[r] = groups[r].Barrier(ctx, "b") })
+		}
+		time.AfterFunc(100*time.Microsecond, cancel)
+		wg.Wait()
+		for r, err := range failed {
+			require.ErrorIs(t, err, context.Canceled, "rank %d", r)
+		}
+		for _, g := range groups {
+			require.NoError(t, g.Close(t.Context()))
+		}
+	}
+}

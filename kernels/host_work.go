@@ -72,6 +72,9 @@ func (k *run) RunKernel() error {
 func (k *recordedRun) RunKernel() error { return (*hostWork)(k).once() }
 
 func (w *hostWork) once() error {
+	if err := w.plan.released(); err != nil {
+		return err
+	}
 	if w.plan.failed.Load() != nil {
 		return nil // told once, by the run that failed
 	}

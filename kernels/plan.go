@@ -35,6 +35,7 @@ type Plan struct {
 	in, out   tensor.SymmetricTensor
 	channel   *tensor.Channel
 	work      work
+	lives     []life // that a recorded run asks for when it runs
 
 	tenant *tenant // what its kernels take of the device while they wait for peers
 	closed atomic.Bool
@@ -119,19 +120,19 @@ type AllReduceOptions struct {
 // same dtype, number of elements, op and options (ErrMismatch with everybody's value if not), and t must have had its
 // rendezvous. It blocks until all ranks have come. Close the plan.
 func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	if t == nil {
-		return nil, errs.Invalid("NewAllReduce", "t", nil, "a tensor")
+	if err := errors.Join(errs.Given("NewAllReduce", "ctx", ctx, "a context"), errs.Given("NewAllReduce", "t", t, "a tensor")); err != nil {
+		return nil, err
 	}
 	if opts == nil {
 		opts = &AllReduceOptions{}
 	}
 	out := t
-	if opts.Out != nil {
+	if !errs.IsNil(opts.Out) {
 		out = opts.Out
 	}
 	asked := opts.Algorithm
-	if asked == Auto && !reachable(t, out) {
-		asked = Transfers
+	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
+		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
 	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
 		p, err := newAllReduce(ctx, Transfers, t, out, op, opts)
@@ -173,6 +174,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	p.channel = ch
+	p.lives = p.livesOn()
 	p.work, err = form.prepare(ctx, p, op, opts.FirstEpoch)
 	// Nobody may run before every rank's flags are set.
 	if err := t.Memory().Group().Vote(ctx, "plan", err); err != nil {
@@ -253,6 +255,9 @@ func (p *Plan) String() string { return p.name }
 // It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure. ErrTwoStreams while the plan runs on
 // another stream, and a [*RoomError] where it would not fit the device beside the plans on others.
 func (p *Plan) Run(s device.Stream) error {
+	if errs.IsNil(s) {
+		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
+	}
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
@@ -314,9 +319,13 @@ func (p *Plan) Err() error {
 }
 
 // Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
-// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Closing
-// twice is ErrClosed.
+// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Close
+// graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
+// may be another plan's. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	if p.closed.Swap(true) {
 		return fmt.Errorf("closing %s: %w", p.name, ErrClosed)
 	}

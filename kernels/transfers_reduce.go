@@ -101,6 +101,9 @@ func (h *hostReduce) close() error { return nil }
 
 // RunKernel reduces the lap.
 func (l *hostReduceLap) RunKernel() error {
+	if err := l.plan.released(); err != nil {
+		return err
+	}
 	if l.plan.failed.Load() != nil {
 		return nil // told by a wait
 	}

@@ -47,7 +47,7 @@ type SymmetricTensor interface {
 	// Memory is the symmetric memory that the tensor lies in.
 	Memory() *backend.Memory
 
-	// Err is nil as long as the tensor can be used, and ErrClosed after.
+	// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
 	Err() error
 	// Local is the view on this rank's copy.
 	Local() *View
@@ -82,14 +82,16 @@ type SymmetricTensor interface {
 	// Sub is a tensor of the given shape on the same memory, beginning offset elements after this one's first.
 	Sub(offset int64, shape ...int64) (SymmetricTensor, error)
 
-	// Close gives the tensor's memory back. Collective after a rendezvous. A slice's Close ends only the slice.
+	// Close gives the tensor's memory back when this rank's device has nothing left to do. Collective after a rendezvous. A slice's Close
+	// ends only the slice.
 	Close(ctx context.Context) error
 }
 
 // Tensor is one rank's part of a symmetric tensor.
 type Tensor struct {
 	storage *storage
-	offset  int64 // of the first element in the allocation, in bytes
+	name    string // "" if it has none
+	offset  int64  // of the first element in the allocation, in bytes
 	bytes   int64
 	dtype   DType
 	shape   Shape
@@ -123,20 +125,26 @@ func Empty(ctx context.Context, m *backend.Memory, dtype DType, shape ...int64) 
 
 // EmptyNamed is Empty with a name that the ranks compare at rendezvous and that errors and logs show.
 func EmptyNamed(ctx context.Context, m *backend.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
+	if err := given("Empty", ctx, m); err != nil {
+		return nil, named(name, err)
+	}
 	bytes, err := checkShape("Empty", dtype, shape)
 	if err != nil {
-		return nil, err
+		return nil, named(name, err)
 	}
 	a, err := m.Allocate(ctx, bytes, name)
 	if err != nil {
-		return nil, err
+		return nil, named(name, err)
 	}
-	return newOwner(m, a, bytes, dtype, shape), nil
+	return newOwner(m, a, name, bytes, dtype, shape), nil
 }
 
 // FromPtr makes a symmetric tensor of memory that the caller owns, at p on the memory's device; the caller keeps it until the
 // tensor is closed. Local. ErrUnsupported where the backend cannot adopt memory.
 func FromPtr(ctx context.Context, m *backend.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
+	if err := given("FromPtr", ctx, m); err != nil {
+		return nil, err
+	}
 	bytes, err := checkShape("FromPtr", dtype, shape)
 	if err != nil {
 		return nil, err
@@ -150,17 +158,30 @@ func FromPtr(ctx context.Context, m *backend.Memory, p device.Ptr, dtype DType, 
 	if err != nil {
 		return nil, err
 	}
-	return newOwner(m, a, bytes, dtype, shape), nil
+	return newOwner(m, a, "", bytes, dtype, shape), nil
 }
 
-func newOwner(m *backend.Memory, a backend.Allocation, bytes int64, dtype DType, shape Shape) *Tensor {
+// given checks what every tensor is made with.
+func given(op string, ctx context.Context, m *backend.Memory) error {
+	return errors.Join(errs.Given(op, "ctx", ctx, "a context"), errs.Given(op, "memory", m, "the symmetric memory of a rank"))
+}
+
+// named is an error about a tensor of that name, if it has one.
+func named(name string, err error) error {
+	if name == "" || err == nil {
+		return err
+	}
+	return fmt.Errorf("tensor %q: %w", name, err)
+}
+
+func newOwner(m *backend.Memory, a backend.Allocation, name string, bytes int64, dtype DType, shape Shape) *Tensor {
 	st := &storage{memory: m, alloc: a}
-	t := &Tensor{storage: st, bytes: bytes, dtype: dtype, shape: slices.Clone(shape), owner: true}
+	t := &Tensor{storage: st, name: name, bytes: bytes, dtype: dtype, shape: slices.Clone(shape), owner: true}
 	// Symmetric memory is freed by all ranks together, so the garbage collector of one must not: it only tells of the leak.
 	runtime.AddCleanup(t, func(st *storage) {
 		if !st.freed.Load() && st.memory.Err() == nil {
 			st.memory.Logger().Warn("a symmetric tensor was dropped without Close; its memory stays until the rank closes",
-				slog.Any("address", st.alloc.Ptr()), slog.Int64("bytes", st.alloc.Bytes()), slog.String("allocated at", st.memory.Place(st.alloc)))
+				slog.String("name", name), slog.Any("address", st.alloc.Ptr()), slog.Int64("bytes", st.alloc.Bytes()), slog.String("allocated at", st.memory.Place(st.alloc)))
 		}
 	}, st)
 	return t
@@ -193,15 +214,24 @@ func (t *Tensor) Memory() *backend.Memory { return t.storage.memory }
 // Offset is how many bytes into its allocation the tensor begins; 0 unless it is a slice.
 func (t *Tensor) Offset() int64 { return t.offset }
 
+// Name is what the tensor was named, as are the slices of it; "" if it has no name.
+func (t *Tensor) Name() string { return t.name }
+
 // String describes the tensor for logs and errors.
 func (t *Tensor) String() string {
+	if t.name != "" {
+		return fmt.Sprintf("%q %s%v on rank %d of %d", t.name, t.dtype, t.shape, t.Rank(), t.WorldSize())
+	}
 	return fmt.Sprintf("%s%v on rank %d of %d", t.dtype, t.shape, t.Rank(), t.WorldSize())
 }
 
-// Err is nil as long as the tensor can be used, and ErrClosed after.
+// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
 func (t *Tensor) Err() error {
 	if t.closed.Load() || t.storage.freed.Load() {
 		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+	}
+	if err := t.storage.memory.Closed(); err != nil {
+		return fmt.Errorf("tensor %s: %w", t, err)
 	}
 	return nil
 }
@@ -219,7 +249,7 @@ func (t *Tensor) mapped() (*backend.Window, error) {
 }
 
 func (t *Tensor) view(p device.Ptr, shape Shape) *View {
-	return newView(t.Device(), p, t.dtype, shape, t.Err)
+	return newView(t.Device(), p, t.name, t.dtype, shape, t.Err)
 }
 
 // Ptr is the address of this rank's first element; nil for an empty tensor.
@@ -237,6 +267,9 @@ func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
 // rendezvous, or a slice of one, returns at once. It blocks until all ranks have come or ctx has ended.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
+	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
+		return named(t.name, err)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.window.Load() != nil && t.Err() == nil {
@@ -244,7 +277,7 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	}
 	m := t.storage.memory
 	alloc := t.storage.alloc
-	if t.Err() != nil {
+	if t.closed.Load() || t.storage.freed.Load() {
 		alloc = nil // the others may be waiting: come, and tell them
 	}
 	w, err := m.Rendezvous(ctx, alloc, backend.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
@@ -266,7 +299,7 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 	}
 	p, err := w.Peer(rank, t.offset)
 	if err != nil {
-		return nil, err
+		return nil, named(t.name, err)
 	}
 	if t.bytes == 0 {
 		p = 0
@@ -293,7 +326,8 @@ func (t *Tensor) Multicast() (device.Ptr, error) {
 	if err != nil {
 		return 0, err
 	}
-	return w.Multicast(t.offset)
+	p, err := w.Multicast(t.offset)
+	return p, named(t.name, err)
 }
 
 // Contiguous is the view on all ranks' copies: their shape with the world size in front.
@@ -304,7 +338,7 @@ func (t *Tensor) Contiguous() (*View, error) {
 	}
 	p, stride, err := w.Contiguous(t.offset)
 	if err != nil {
-		return nil, err
+		return nil, named(t.name, err)
 	}
 	v := t.view(p, append(Shape{int64(t.WorldSize())}, t.shape...))
 	v.strides[0] = stride / t.dtype.Bytes()
@@ -327,7 +361,7 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	for r := range t.WorldSize() {
 		p, err := w.Peer(r, t.offset)
 		if err != nil {
-			return 0, err
+			return 0, named(t.name, err)
 		}
 		words = binary.LittleEndian.AppendUint64(words, uint64(p))
 	}
@@ -339,10 +373,10 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	}
 	table, err := t.Device().Alloc(int64(len(words)))
 	if err != nil {
-		return 0, fmt.Errorf("peer table: %w", err)
+		return 0, named(t.name, fmt.Errorf("peer table: %w", err))
 	}
 	if err := t.Device().CopyFromHost(table, words); err != nil {
-		return 0, fmt.Errorf("peer table: %w", errors.Join(err, t.Device().Free(table)))
+		return 0, named(t.name, fmt.Errorf("peer table: %w", errors.Join(err, t.Device().Free(table))))
 	}
 	st.tables = append(st.tables, table)
 	t.table = table
@@ -351,8 +385,8 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 
 // pair checks that other can be the local side of a transfer to or from remote.
 func pair(op, arg string, other, remote SymmetricTensor) error {
-	if isNil(other) {
-		return errs.Invalid(op, arg, "nil", "a symmetric tensor")
+	if err := errs.Given(op, arg, other, "a symmetric tensor"); err != nil {
+		return err
 	}
 	switch err := other.Err(); {
 	case err != nil:
@@ -367,11 +401,6 @@ func pair(op, arg string, other, remote SymmetricTensor) error {
 	return nil
 }
 
-func isNil(t SymmetricTensor) bool {
-	p, ok := t.(*Tensor)
-	return t == nil || ok && p == nil
-}
-
 // Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at
 // once; the peer does nothing for it, and knows that it has come only by a signal sent after it (see Signal).
 func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
@@ -380,9 +409,9 @@ func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
 		return err
 	}
 	if err := pair("Put", "src", src, t); err != nil {
-		return err
+		return named(t.name, err)
 	}
-	return t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, src.Local().Ptr(), t.bytes)
+	return named(t.name, t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, src.Local().Ptr(), t.bytes))
 }
 
 // PutSignal is Put followed by Signal: the peer that has waited for the signal sees the data.
@@ -401,9 +430,9 @@ func (t *Tensor) Get(s device.Stream, peer int, dst SymmetricTensor) error {
 		return err
 	}
 	if err := pair("Get", "dst", dst, t); err != nil {
-		return err
+		return named(t.name, err)
 	}
-	return t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, dst.Local().Ptr(), t.bytes)
+	return named(t.name, t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, dst.Local().Ptr(), t.bytes))
 }
 
 // Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [backend.Memory.Signal].
@@ -411,7 +440,7 @@ func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
 	}
-	return t.storage.memory.Signal(s, peer, channel)
+	return named(t.name, t.storage.memory.Signal(s, peer, channel))
 }
 
 // Wait enqueues waiting for one signal of peer on channel. See [backend.Memory.Wait].
@@ -419,7 +448,7 @@ func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
 	}
-	return t.storage.memory.Wait(s, peer, channel)
+	return named(t.name, t.storage.memory.Wait(s, peer, channel))
 }
 
 // Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [backend.Memory.Barrier].
@@ -427,12 +456,20 @@ func (t *Tensor) Barrier(s device.Stream, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
 	}
-	return t.storage.memory.Barrier(s, channel)
+	return named(t.name, t.storage.memory.Barrier(s, channel))
 }
 
 // Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory. It needs no
 // rendezvous of its own if t has had one. Local.
 func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
+	part, err := t.slice(start, end)
+	if err != nil {
+		return nil, named(t.name, err)
+	}
+	return part, nil
+}
+
+func (t *Tensor) slice(start, end int64) (*Tensor, error) {
 	if len(t.shape) == 0 {
 		return nil, errs.Invalid("Slice", "tensor", "a scalar", "a tensor of at least one dimension")
 	}
@@ -450,10 +487,14 @@ func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
 
 // Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Local.
 func (t *Tensor) Sub(offset int64, shape ...int64) (SymmetricTensor, error) {
-	return t.sub("Sub", offset, shape)
+	part, err := t.sub("Sub", offset, shape)
+	if err != nil {
+		return nil, named(t.name, err)
+	}
+	return part, nil
 }
 
-func (t *Tensor) sub(op string, offset int64, shape Shape) (SymmetricTensor, error) {
+func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 	if err := t.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -467,15 +508,18 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (SymmetricTensor, err
 	if left := t.bytes - offset*t.dtype.Bytes(); bytes > left {
 		return nil, errs.Invalid(op, "shape", Shape(shape), fmt.Sprintf("at most %d elements after offset %d", left/t.dtype.Bytes(), offset))
 	}
-	sub := &Tensor{storage: t.storage, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}
+	sub := &Tensor{storage: t.storage, name: t.name, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}
 	sub.window.Store(t.window.Load())
 	return sub, nil
 }
 
-// Close gives the memory back. After a rendezvous it is collective: it waits for this rank's device and for all ranks, so
-// that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device still works on
-// the memory, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
+// Close gives the memory back when this rank's device has nothing left to do. After a rendezvous it is collective: it waits for
+// all ranks too, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device
+// still works, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return named(t.name, err)
+	}
 	if !t.owner {
 		if err := t.Err(); err != nil {
 			return err
@@ -531,8 +575,8 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 	blocks := make([]backend.TransferBlock, len(pairs))
 	for i, p := range pairs {
 		arg := fmt.Sprintf("pairs[%d]", i)
-		if isNil(p.Remote) {
-			return nil, errs.Invalid("PrepareTransfer", arg+".Remote", "nil", "a symmetric tensor")
+		if err := errs.Given("PrepareTransfer", arg+".Remote", p.Remote, "a symmetric tensor"); err != nil {
+			return nil, err
 		}
 		if _, err := p.Remote.Remote(p.Remote.Rank()); err != nil { // closed, or no rendezvous yet
 			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)

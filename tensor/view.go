@@ -14,6 +14,7 @@ import (
 type View struct {
 	device  device.Device
 	ptr     device.Ptr
+	name    string // of the tensor; "" if it has none
 	dtype   DType
 	shape   Shape
 	strides []int64 // in elements
@@ -21,14 +22,14 @@ type View struct {
 }
 
 // newView makes a row-major view.
-func newView(d device.Device, p device.Ptr, dtype DType, shape Shape, alive func() error) *View {
+func newView(d device.Device, p device.Ptr, name string, dtype DType, shape Shape, alive func() error) *View {
 	strides := make([]int64, len(shape))
 	step := int64(1)
 	for i, dim := range slices.Backward(shape) {
 		strides[i] = step
 		step *= dim
 	}
-	return &View{device: d, ptr: p, dtype: dtype, shape: slices.Clone(shape), strides: strides, alive: alive}
+	return &View{device: d, ptr: p, name: name, dtype: dtype, shape: slices.Clone(shape), strides: strides, alive: alive}
 }
 
 // Ptr is the address of the first element; nil if there are none.
@@ -55,10 +56,10 @@ func (v *View) Device() device.Device { return v.device }
 // Index gives the view of the i-th part along the first dimension.
 func (v *View) Index(i int64) (*View, error) {
 	if len(v.shape) == 0 {
-		return nil, errs.Invalid("Index", "view", "a scalar", "a view of at least one dimension")
+		return nil, named(v.name, errs.Invalid("Index", "view", "a scalar", "a view of at least one dimension"))
 	}
 	if i < 0 || i >= v.shape[0] {
-		return nil, errs.Invalid("Index", "i", i, fmt.Sprintf("0 to %d", v.shape[0]-1))
+		return nil, named(v.name, errs.Invalid("Index", "i", i, fmt.Sprintf("0 to %d", v.shape[0]-1)))
 	}
 	part := *v
 	part.shape, part.strides = v.shape[1:], v.strides[1:]
@@ -111,6 +112,9 @@ func Write[T Element](v *View, src []T, offset int64) error {
 
 // ReadAll gives all elements in row-major order. See [Read].
 func ReadAll[T Element](v *View) ([]T, error) {
+	if err := errs.Given("ReadAll", "view", v, "a view of a tensor"); err != nil {
+		return nil, err
+	}
 	all := make([]T, v.NumElements())
 	if err := Read(v, all, 0); err != nil {
 		return nil, err
@@ -119,9 +123,17 @@ func ReadAll[T Element](v *View) ([]T, error) {
 }
 
 func (v *View) check(op string, dtype DType, offset, n int64) error {
+	if err := errs.Given(op, "view", v, "a view of a tensor"); err != nil {
+		return err
+	}
 	if err := v.alive(); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
+	return named(v.name, v.fits(op, dtype, offset, n))
+}
+
+// fits says what is wrong with n elements of dtype from offset on.
+func (v *View) fits(op string, dtype DType, offset, n int64) error {
 	if dtype != v.dtype {
 		return errs.Invalid(op, "element type", dtype, v.dtype.String()+", the dtype of the view")
 	}

@@ -301,6 +301,9 @@ func (m *machine) memory(d *cuda.Driver) {
 			if of == nil || offset != 0 || bytes > of.bytes || bytes%granule != 0 || p%granule != 0 {
 				return m.Violation("cuMemMap of %d bytes at %s", bytes, p)
 			}
+			if bytes != of.bytes {
+				return cuda.NotSupported // the driver maps whole allocations only
+			}
 			of.refs++
 			m.mapped[p] = &fakeMapping{of: of, bytes: bytes, access: map[int]bool{}}
 			return cuda.Success

@@ -734,11 +734,14 @@ func TestRegister(t *testing.T) {
 						if !same {
 							offset = int64(g.Rank()) * (granule + 16)
 						}
-						p, free, err := foreignMemory(b, kind, 4*granule)
+						p, free, err := foreignMemory(b, kind, 8*granule)
 						if err != nil {
 							return err
 						}
-						return errors.Join(adoptAndUse(ctx, mem, p.Add(offset), granule, kind == "virtual" && same), free())
+						for _, at := range []int64{0, granule / 2, 2 * granule} { // where caching allocators have cut it
+							err = errors.Join(err, adoptAndUse(ctx, mem, p.Add(at+offset), granule, kind == "virtual" && same))
+						}
+						return errors.Join(err, free())
 					})
 				}))
 				assert.Empty(t, m.left())

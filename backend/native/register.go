@@ -19,7 +19,7 @@ type MemoryError = cuda.MemoryError
 
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, which must
 // be pinned and have been made with the handle type of POSIX file descriptors, or of cuMemAlloc or cudaMalloc. It must be aligned to
-// 16 bytes and lie in one allocation. Everything that is wrong is in the [*MemoryError].
+// 16 bytes and lie in one allocation, anywhere, of which peers map the whole. Everything that is wrong is in the [*MemoryError].
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.found.noRegister != "" {
 		return nil, b.Capabilities().Missing(Name, "register")
@@ -54,7 +54,7 @@ func (a *allocation) adopt() error {
 	default:
 		a.undo.add(func() error { return release(b.drv, at.Handle) })
 		a.kind, a.handle, a.fabric, a.offset = virtual, at.Handle, at.Prop.RequestedHandleTypes&cuda.HandleFabric != 0, at.Offset
-		a.span = min(roundUp(a.offset+a.bytes, b.granularity), at.Bytes)
+		a.span = at.Bytes // the driver maps whole allocations only
 		at.NoteVirtual(bad)
 	}
 	if len(bad.Problems) > 0 {

@@ -166,8 +166,8 @@ func (r *workerReport) measure(ctx context.Context, m *backend.Memory) error {
 // adoptAll adopts memory of one kind in pieces of several sizes, at different and at equal offsets.
 func adoptAll(ctx context.Context, b *Backend, m *backend.Memory, kind string) error {
 	for _, bytes := range []int64{64 << 10, 1 << 20, 32 << 20} {
-		for _, step := range []int64{0, 1024} {
-			size := bytes + 64<<10
+		for _, step := range []int64{0, 1024, 3 << 20} {
+			size := bytes + 64<<10 + int64(b.group.Size())*step
 			if kind == "virtual" {
 				size = roundUp(size, b.granularity)
 			}

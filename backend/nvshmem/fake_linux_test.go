@@ -294,9 +294,15 @@ func (l *fakeLib) Register(p uint64, bytes int64) (uint64, error) {
 	l.check("register")
 	j := &l.m.job
 	mem := l.m.foreign[device.Ptr(p)]
-	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes > int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cuda.HandleFD {
+	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes != int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cuda.HandleFD {
 		l.m.Violation("registering %d bytes at %#x: the heap would be gone", bytes, p)
 		return 0, nil
+	}
+	for _, of := range j.aliases {
+		if of[l.pe] == mem {
+			l.m.Violation("registering %d bytes at %#x twice", bytes, p)
+			return 0, nil
+		}
 	}
 	off, ok := l.meet(fmt.Sprintf("register %d", bytes), func() uint64 {
 		off := uint64(aliasOffset)

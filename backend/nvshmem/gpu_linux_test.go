@@ -245,13 +245,17 @@ func putOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 		if err != nil {
 			return err
 		}
+		peer, err := w.Peer(1, 0)
+		if err != nil {
+			return err
+		}
 		for _, bytes := range []int64{8, 64 << 10, 1 << 20, n} {
 			line := fmt.Sprintf("put of %d bytes:", bytes)
 			for _, c := range []struct {
 				name    string
 				enqueue func() error
 			}{
-				{"plain", func() error { return m.Copy(s, backend.Write, 1, w, 0, plain, bytes) }},
+				{"plain", func() error { return s.Copy(peer, plain, bytes) }},
 				{"heap", func() error { return m.Copy(s, backend.Write, 1, w, 0, src.Ptr(), bytes) }},
 				{"NVSHMEM", put(bytes)},
 			} {

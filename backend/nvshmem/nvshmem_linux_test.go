@@ -701,6 +701,71 @@ func TestRegisterErrors(t *testing.T) {
 	assert.Zero(t, m.called("register"), "the library was not asked")
 }
 
+// TestRegisterParts: tensors that lie in the middle of allocations, as caching allocators cut them, share one registration of the whole.
+func TestRegisterParts(t *testing.T) {
+	m := newMachine(2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			base := m.allocate(g.Rank(), 10*granule, nil)
+			other := m.allocate(g.Rank(), 10*granule, nil)
+			part := func(p device.Ptr, bytes int64) (backend.Allocation, error) {
+				a, err := mem.Register(ctx, p, bytes, "")
+				if err != nil {
+					return nil, err
+				}
+				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				if err != nil {
+					return nil, err
+				}
+				if in := b.inHeap(p.Add(bytes - 1)); in == p.Add(bytes-1) {
+					return nil, fmt.Errorf("the last byte at %s has no alias", p)
+				}
+				return a, backendtest.ExchangeBytes(ctx, mem, w)
+			}
+			first, err := part(base.Add(granule/2), granule)
+			if err != nil {
+				return err
+			}
+			second, err := part(base.Add(granule/2+4*granule+int64(g.Rank())*4096), 3*granule+64)
+			if err != nil {
+				return err
+			}
+			// One rank brings another allocation than it brought with the first: there is nothing to share.
+			third, err := part([]device.Ptr{base, other}[g.Rank()].Add(8*granule), 100)
+			if err == nil {
+				return errors.New("one rank shares a registration, and the other has none")
+			}
+			if third, err = part(other.Add(8*granule), 100); err != nil {
+				return err
+			}
+			if want := int64(20 * granule); b.world.heap.registered != want {
+				return fmt.Errorf("%d bytes are registered and not %d", b.world.heap.registered, want)
+			}
+			if err := mem.Free(ctx, first); err != nil {
+				return err
+			}
+			if err := backendtest.TryWindow(ctx, mem, 100); err != nil { // flushes
+				return err
+			}
+			if in := b.inHeap(base.Add(5 * granule)); in == base.Add(5*granule) {
+				return errors.New("the registration went with the first of two tensors")
+			}
+			if err := errors.Join(mem.Free(ctx, second), mem.Free(ctx, third), backendtest.TryWindow(ctx, mem, 100)); err != nil {
+				return err
+			}
+			if b.world.heap.registered != 0 {
+				return fmt.Errorf("%d bytes are registered still", b.world.heap.registered)
+			}
+			m.free(base)
+			m.free(other)
+			return nil
+		})
+	}))
+	assert.Empty(t, m.left())
+	assert.Equal(t, 2, m.called("register "))
+	assert.Equal(t, 2, m.called("unregister "))
+}
+
 // TestKindsDiffer: one rank registers, the other allocates.
 func TestKindsDiffer(t *testing.T) {
 	m := newMachine(2)

@@ -48,7 +48,8 @@ func whyNoRegister(drv *cuda.Driver) string {
 
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate,
 // pinned, made with the one handle type of POSIX file descriptors, all of which is mapped at one place and may be read and
-// written. Its size must be a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says
+// written. It may be a part of its allocation, which NVSHMEM registers as a whole, once for all tensors in it: the allocation's size
+// must be the same on all ranks, and a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says
 // otherwise). All is looked at here, because NVSHMEM tears its heap down over memory that it cannot register. Everything that
 // is wrong is in the [*MemoryError]. Local.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
@@ -107,13 +108,13 @@ func (a *allocation) adopt() error {
 	if err := b.drv.Check("cuMemGetAddressRange", b.drv.MemGetAddressRange(&base, &size, p)); err != nil {
 		return err
 	}
-	a.offset = int64(p - base)
+	// NVSHMEM maps the memory's handle, and the driver maps whole allocations only.
+	a.offset, a.span = int64(p-base), int64(size)
 	if end := uint64(a.offset) + uint64(a.bytes); end > size {
 		problem("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size, size, base)
 	}
-	unit := b.world.heap.granularity
-	if a.span = roundUp(a.offset+a.bytes, unit); a.span > int64(size) {
-		problem("its allocation has %d bytes, and NVSHMEM takes whole multiples of %d, the granularity of its heap; allocate %d", size, unit, a.span)
+	if unit := b.world.heap.granularity; a.span%unit != 0 {
+		problem("its allocation has %d bytes, and NVSHMEM takes whole multiples of %d, the granularity of its heap; allocate %d", size, unit, roundUp(a.span, unit))
 	}
 	if err := a.look(base, problem); err != nil {
 		return err
@@ -168,11 +169,32 @@ type alias struct {
 	at   device.Ptr // where it is in the heap
 	span int64
 	turn uint64
+	uses int // mappings
 }
 
-// register makes the memory part of the heap. It is part of a turn.
+// aliasOf gives the alias of the allocation that registered memory is in, or nil if it has none yet.
+func (b *Backend) aliasOf(a *allocation) *alias {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	base := a.ptr.Add(-a.offset)
+	i := slices.IndexFunc(b.aliases, func(x *alias) bool { return x.base == base && x.span == a.span })
+	if i < 0 {
+		return nil
+	}
+	return b.aliases[i]
+}
+
+// register makes the allocation that the memory is in part of the heap, unless it is already, which all ranks have agreed on. It is part
+// of a turn.
 func (m *mapping) register(turn uint64, a *allocation) error {
 	b, w := m.backend, m.backend.world
+	if x := b.aliasOf(a); x != nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		x.uses++
+		m.alias = x
+		return nil
+	}
 	h := &w.heap
 	if err := h.within(a.span); err != nil {
 		return err
@@ -188,16 +210,20 @@ func (m *mapping) register(turn uint64, a *allocation) error {
 	}
 	h.registered += a.span
 	w.hold(turn, &resource{ptr: p, bytes: a.span, alias: true})
-	m.alias = &alias{base: base, at: device.Ptr(p), span: a.span, turn: turn}
+	m.alias = &alias{base: base, at: device.Ptr(p), span: a.span, turn: turn, uses: 1}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.aliases = append(b.aliases, m.alias)
 	return nil
 }
 
-// forget lets registered memory go.
+// forget lets registered memory go, if nothing else uses it.
 func (b *Backend) forget(a *alias) {
 	b.mu.Lock()
+	if a.uses--; a.uses > 0 {
+		b.mu.Unlock()
+		return
+	}
 	b.aliases = slices.DeleteFunc(b.aliases, func(x *alias) bool { return x == a })
 	b.mu.Unlock()
 	b.world.release(a.turn)

@@ -35,13 +35,16 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *back
 		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
 	case a.kind == registered:
 		mine.Kind, mine.Bytes, mine.Offset = a.kind, a.span, a.offset
+		if x := b.aliasOf(a); x != nil {
+			mine.Shares = x.turn + 1
+		}
 	default:
 		mine.Kind, mine.Bytes, mine.Offset = a.kind, a.bytes, a.offset
 	}
 	if b.all {
 		err := b.world.collectively(ctx, b.group, mine, failure, func(turn uint64, all []ask) error { return m.meet(turn, a, all) })
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, m.Unmap(ctx))
 		}
 		return m, nil
 	}
@@ -80,7 +83,10 @@ func sameKind(all []ask) error {
 		return err
 	}
 	if all[0].Kind == registered {
-		return alike("bytes to register", all, func(a *ask) int64 { return a.Bytes })
+		if err := alike("bytes of the allocation to register", all, func(a *ask) int64 { return a.Bytes }); err != nil {
+			return err
+		}
+		return alike("registration that is there already, 0 for none (bring memory of corresponding allocations)", all, func(a *ask) uint64 { return a.Shares })
 	}
 	return nil
 }

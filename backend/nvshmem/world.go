@@ -87,6 +87,7 @@ type ask struct {
 	Kind     kind     `json:",omitempty"`
 	Bytes    int64    `json:",omitempty"`
 	Offset   int64    `json:",omitempty"` // in the heap, from the world's ref
+	Shares   uint64   `json:",omitempty"` // the turn, plus 1, that the allocation of registered memory was registered in
 	Free     int64    `json:",omitempty"` // memory of the GPU in bytes
 	DType    string   `json:",omitempty"` // of a reduction, and its operation
 }

@@ -38,6 +38,9 @@ type ArgumentError struct {
 
 // Error says which argument of which operation was refused, its value and what is allowed.
 func (e *ArgumentError) Error() string {
+	if e.Value == nil {
+		return fmt.Sprintf("%s: %s is nil; allowed: %s", e.Op, e.Arg, e.Allowed)
+	}
 	return fmt.Sprintf("%s: %s is %v; allowed: %s", e.Op, e.Arg, e.Value, e.Allowed)
 }
 

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"strconv"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -17,6 +21,9 @@ func badInputCases() []Case {
 	return []Case{
 		{Name: "bad_input/shapes", Run: badShapesCase},
 		{Name: "bad_input/arguments", Run: badArgumentsCase},
+		{Name: "bad_input/nil", Needs: []string{"transfers"}, Run: nilCase},
+		{Name: "bad_input/foreign_stream", Needs: []string{"transfers"}, Run: foreignStreamCase},
+		{Name: "bad_input/names", Needs: []string{"transfers"}, Run: namesCase},
 		{Name: "bad_input/before_rendezvous", Run: beforeRendezvousCase},
 		{Name: "bad_input/after_close", Run: afterCloseCase},
 		{Name: "bad_input/register", Run: badRegisterCase},
@@ -81,6 +88,163 @@ func badArgumentsCase(ctx context.Context, e *Env) error {
 		wantArgument("Write beyond the end", tensor.Write(t.Local(), make([]float32, 41), 0), "41"),
 	)
 	return errors.Join(err, closeAll(ctx, scalar, t))
+}
+
+// nilCase: what is nil, as such or as a nil pointer of the right type, is refused by name.
+func nilCase(ctx context.Context, e *Env) error {
+	t, err := e.mapped(ctx, tensor.Float32, 10)
+	if err != nil {
+		return err
+	}
+	x, err := tensor.PrepareTransfer(backend.Write, e.R.Rank(), tensor.Pair{Local: t, Remote: t})
+	if err != nil {
+		return err
+	}
+	plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	m, me := e.R.Memory(), e.R.Rank()
+	_, w, _, err := m.Find(t.Ptr())
+	if err != nil {
+		return err
+	}
+	first := func(_ any, err error) error { return err }
+	made := func(_ *tensor.Tensor, err error) error { return err }
+	var checks []error
+	add := func(what string, err error, arg string) {
+		checks = append(checks, wantArgument(what, err, arg+" is nil"))
+	}
+	typed, _ := reflect.Zero(reflect.TypeOf(e.S)).Interface().(device.Stream)
+	for what, s := range map[string]device.Stream{"no stream": nil, "a nil stream": typed} {
+		add("Put on "+what, t.Put(s, me, t), "stream")
+		add("Get on "+what, t.Get(s, me, t), "stream")
+		add("PutSignal on "+what, t.PutSignal(s, me, t, 0), "stream")
+		add("Signal on "+what, t.Signal(s, me, 0), "stream")
+		add("Wait on "+what, t.Wait(s, me, 0), "stream")
+		add("Barrier on "+what, t.Barrier(s, 0), "stream")
+		add("Post on "+what, x.Post(s), "stream")
+		add("WaitOn on "+what, x.WaitOn(s), "stream")
+		add("Run on "+what, plan.Run(s), "stream")
+		add("Copy on "+what, m.Copy(s, backend.Write, me, w, 0, t.Ptr(), 4), "stream")
+	}
+	for what, none := range map[string]tensor.SymmetricTensor{"nothing": nil, "a nil tensor": (*tensor.Tensor)(nil)} {
+		add("Put of "+what, t.Put(e.S, me, none), "src")
+		add("Get to "+what, t.Get(e.S, me, none), "dst")
+		add("a transfer from "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: none, Remote: t})), "pairs[0].Local")
+		add("a transfer to "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: t, Remote: none})), "pairs[0].Remote")
+		add("an all-reduce of "+what, first(kernels.NewAllReduce(ctx, none, kernels.Sum, nil)), "t")
+	}
+	add("Copy without window", m.Copy(e.S, backend.Write, me, nil, 0, t.Ptr(), 4), "window")
+	add("Free of nothing", m.Free(ctx, nil), "allocation")
+	add("Empty without memory", made(tensor.Empty(ctx, nil, tensor.Float32, 1)), "memory")
+	add("EmptyNamed without memory", made(tensor.EmptyNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")
+	add("FromPtr without memory", made(tensor.FromPtr(ctx, nil, t.Ptr(), tensor.Float32, 1)), "memory")
+	add("Read without view", tensor.Read(nil, make([]float32, 1), 0), "view")
+	add("Write without view", tensor.Write(nil, make([]float32, 1), 0), "view")
+	add("ReadAll without view", first(tensor.ReadAll[float32](nil)), "view")
+	var none context.Context
+	add("Empty without context", made(e.R.Empty(none, tensor.Float32, 1)), "ctx")
+	add("FromPtr without context", made(e.R.FromPtr(none, t.Ptr(), tensor.Float32, 1)), "ctx")
+	add("Rendezvous without context", t.Rendezvous(none), "ctx")
+	add("Close of a tensor without context", t.Close(none), "ctx")
+	add("Close of a plan without context", plan.Close(none), "ctx")
+	add("an all-reduce without context", first(kernels.NewAllReduce(none, t, kernels.Sum, nil)), "ctx")
+	add("Wait for a transfer without context", x.Wait(none), "ctx")
+	add("Sub without context", first(e.R.Sub(none, []int{me})), "ctx")
+	add("Barrier without context", e.R.Barrier(none), "ctx")
+	add("Close of a rank without context", e.R.Close(none), "ctx")
+	add("Close of memory without context", m.Close(none), "ctx")
+	add("Synchronize without context", e.S.Synchronize(none), "ctx")
+	if err := errors.Join(checks...); err != nil {
+		return err
+	}
+	// All of it goes on as if nothing had been.
+	if err := errors.Join(plan.Run(e.S), e.S.Synchronize(ctx), plan.Close(ctx), x.Close(), t.Close(ctx)); err != nil {
+		return err
+	}
+	return worksAfterwards(ctx, e)
+}
+
+// foreignStreamCase: work on streams of another rank's device than the memory's is refused.
+func foreignStreamCase(ctx context.Context, e *Env) error {
+	cfg := config.Default()
+	cfg.Backend = []string{"host"}
+	others, err := symmem.OpenLocal(ctx, 1, cfg, nil)
+	if err != nil {
+		return err
+	}
+	other := others[0]
+	s, err := other.NewStream()
+	if err != nil {
+		return errors.Join(err, other.Close(ctx))
+	}
+	t, err := e.mapped(ctx, tensor.Float32, 10)
+	if err != nil {
+		return err
+	}
+	x, err := tensor.PrepareTransfer(backend.Write, e.R.Rank(), tensor.Pair{Local: t, Remote: t})
+	if err != nil {
+		return err
+	}
+	plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	me := e.R.Rank()
+	err = errors.Join(
+		wantArgument("Put", t.Put(s, me, t), "stream"), wantArgument("Get", t.Get(s, me, t), "stream"),
+		wantArgument("Signal", t.Signal(s, me, 0), "stream"), wantArgument("Wait", t.Wait(s, me, 0), "stream"), wantArgument("Barrier", t.Barrier(s, 0), "stream"),
+		wantArgument("Post", x.Post(s), "stream"), wantArgument("Run", plan.Run(s), "stream"),
+		x.Post(e.S), wantArgument("WaitOn", x.WaitOn(s), "stream"), e.S.Synchronize(ctx),
+	)
+	return errors.Join(err, s.Close(), x.Close(), closeAll(ctx, other, plan, t))
+}
+
+// namesCase: the name of a tensor is in the errors of it and of what is made of it.
+func namesCase(ctx context.Context, e *Env) error {
+	const name = "suite: ledger"
+	first := func(_ any, err error) error { return err }
+	m, me, size := e.R.Memory(), e.R.Rank(), e.R.WorldSize()
+	t, err := tensor.EmptyNamed(ctx, m, name, tensor.Float32, 10)
+	if err != nil {
+		return err
+	}
+	slice, err := t.Slice(2, 8)
+	if err != nil {
+		return err
+	}
+	view := slice.Local()
+	want := func(what string, err, is error) error { return wantError(what, err, is, strconv.Quote(name)) }
+	checks := []error{
+		want("Remote before rendezvous", first(t.Remote(0)), backend.ErrNoRendezvous), want("Put before rendezvous", slice.Put(e.S, me, slice), backend.ErrNoRendezvous),
+	}
+	if err := errors.Join(t.Rendezvous(ctx), slice.Rendezvous(ctx)); err != nil {
+		return err
+	}
+	checks = append(checks,
+		want("Remote", first(t.Remote(size)), symmem.ErrInvalid), want("Remote of a slice", first(slice.Remote(-1)), symmem.ErrInvalid),
+		want("Slice", first(t.Slice(3, 11)), symmem.ErrInvalid), want("Sub", first(slice.Sub(7, 1)), symmem.ErrInvalid),
+		want("Put of another size", t.Put(e.S, me, slice), symmem.ErrInvalid), want("Put of nothing", t.Put(e.S, me, nil), symmem.ErrInvalid),
+		want("Get from a rank that does not exist", t.Get(e.S, size, t), symmem.ErrInvalid),
+		want("Signal", t.Signal(e.S, size, 0), symmem.ErrInvalid), want("Wait", slice.Wait(e.S, 0, -1), symmem.ErrInvalid), want("Barrier", t.Barrier(e.S, -1), symmem.ErrInvalid),
+		want("Read", tensor.Read(view, make([]float32, 7), 0), symmem.ErrInvalid), want("Write", tensor.Write(view, []int8{1}, 0), symmem.ErrInvalid),
+	)
+	if _, err := t.Multicast(); err != nil {
+		checks = append(checks, want("Multicast", err, symmem.ErrUnsupported))
+	}
+	if _, err := t.Contiguous(); err != nil {
+		checks = append(checks, want("Contiguous", err, symmem.ErrUnsupported))
+	}
+	if err := t.Close(ctx); err != nil {
+		return err
+	}
+	checks = append(checks, want("Err", t.Err(), symmem.ErrClosed), want("Err of a slice", slice.Err(), symmem.ErrClosed), want("Close", t.Close(ctx), symmem.ErrClosed),
+		want("Read after Close", tensor.Read(view, make([]float32, 1), 0), symmem.ErrClosed))
+	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, 1<<52)
+	checks = append(checks, want("4 PiB", err, backend.ErrNoMemory))
+	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, -1)
+	return errors.Join(append(checks, want("a negative shape", err, symmem.ErrInvalid))...)
 }
 
 func beforeRendezvousCase(ctx context.Context, e *Env) error {

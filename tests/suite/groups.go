@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -18,6 +20,7 @@ func groupCases() []Case {
 		{Name: "groups/alone", Run: aloneCase},
 		{Name: "groups/again", Run: groupAgainCase},
 		{Name: "groups/errors", Run: groupErrorsCase},
+		{Name: "groups/after_close", Needs: []string{"transfers"}, Run: groupAfterCloseCase},
 	}
 }
 
@@ -151,6 +154,120 @@ func groupAgainCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return nil
+}
+
+// groupAfterCloseCase: what was made of a group that is closed is closed too.
+func groupAfterCloseCase(ctx context.Context, e *Env) error {
+	all := make([]int, e.R.WorldSize())
+	for i := range all {
+		all[i] = i
+	}
+	sub, err := e.R.Sub(ctx, all)
+	if err != nil {
+		return err
+	}
+	env := &Env{R: sub, S: e.S, Rand: e.Rand}
+	t, err := env.mapped(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	alone, err := sub.Empty(ctx, tensor.Float32, 100)
+	if err != nil {
+		return err
+	}
+	slice, err := t.Slice(10, 20)
+	if err != nil {
+		return err
+	}
+	plan, err := kernels.NewAllReduce(ctx, slice, kernels.Sum, nil)
+	if err != nil {
+		return err
+	}
+	next, _ := ring(env)
+	x, err := tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: alone, Remote: t})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(plan.Run(e.S), e.S.Synchronize(ctx)); err != nil {
+		return err
+	}
+	graphs, err := signalGraphs(env, t)
+	if err != nil {
+		return err
+	}
+	m, view, part := sub.Memory(), t.Local(), slice.Local()
+	_, w, _, err := m.Find(t.Ptr())
+	if err != nil {
+		return err
+	}
+	if err := sub.Close(ctx); err != nil { // with warnings of what was left
+		return err
+	}
+	first := func(_ any, err error) error { return err }
+	allocated := func(_ backend.Allocation, err error) error { return err }
+	for _, c := range []struct {
+		what string
+		err  error
+	}{
+		{"Err of a tensor", t.Err()}, {"Err of one without rendezvous", alone.Err()}, {"Err of a slice", slice.Err()}, {"Err of the memory", m.Err()},
+		{"Err of a window", w.Err()}, {"Peer", first(w.Peer(0, 0))}, {"Remote", first(t.Remote(0))}, {"Remote of a slice", first(slice.Remote(next))},
+		{"Multicast", first(t.Multicast())}, {"Contiguous", first(t.Contiguous())}, {"PeerTable", first(t.PeerTable())},
+		{"Slice", first(t.Slice(0, 1))}, {"Sub", first(slice.Sub(0, 1))},
+		{"Read", tensor.Read(view, make([]float32, 1), 0)}, {"Write", tensor.Write(part, make([]float32, 1), 0)},
+		{"ReadAll", first(tensor.ReadAll[float32](alone.Local()))},
+		{"Put", t.Put(e.S, next, alone)}, {"Get", t.Get(e.S, next, alone)}, {"PutSignal", t.PutSignal(e.S, next, alone, 0)},
+		{"Signal", t.Signal(e.S, next, 0)}, {"Wait", slice.Wait(e.S, next, 0)}, {"Barrier", t.Barrier(e.S, 0)},
+		{"Run", plan.Run(e.S)}, {"Post", x.Post(e.S)},
+		{"NewAllReduce", first(kernels.NewAllReduce(ctx, t, kernels.Sum, nil))}, {"Rendezvous", alone.Rendezvous(ctx)},
+		{"PrepareTransfer", first(tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: alone, Remote: t}))},
+		{"Allocate", allocated(m.Allocate(ctx, 64, ""))}, {"NewChannel", first(m.NewChannel(ctx, backend.ChannelRequest{Purpose: "suite", Bytes: 64}))},
+		{"Close of a tensor", t.Close(ctx)}, {"Close of one without rendezvous", alone.Close(ctx)}, {"Close of a slice", slice.Close(ctx)},
+	} {
+		if err := wantError(c.what+" after the group was closed", c.err, symmem.ErrClosed); err != nil {
+			return err
+		}
+	}
+	for _, g := range graphs {
+		if err := g.Launch(e.S); err != nil {
+			return err
+		}
+		if err := wantError("a graph after its group was closed", e.S.Synchronize(ctx), symmem.ErrClosed); err != nil {
+			return err
+		}
+		if err := g.Close(); err != nil {
+			return err
+		}
+	}
+	// These give back what they have of the device, which goes on.
+	if err := errors.Join(plan.Close(ctx), x.Close(), e.S.Synchronize(ctx)); err != nil {
+		return err
+	}
+	return worksAfterwards(ctx, e)
+}
+
+// signalGraphs gives a graph with a signal, one with a wait and one with a barrier; none where a GPU runs them by itself.
+func signalGraphs(e *Env, t *tensor.Tensor) ([]device.Graph, error) {
+	if !e.R.Capabilities().Graphs || e.R.Capabilities().PeerPointers && e.R.Device().Kind() != device.Host {
+		return nil, nil
+	}
+	next, prev := ring(e)
+	var graphs []device.Graph
+	for _, enqueue := range []func() error{
+		func() error { return t.Signal(e.S, next, 1) },
+		func() error { return t.Wait(e.S, prev, 1) },
+		func() error { return t.Barrier(e.S, 1) },
+	} {
+		if err := e.S.BeginCapture(); err != nil {
+			return nil, err
+		}
+		err := enqueue()
+		g, endErr := e.S.EndCapture()
+		if err := errors.Join(err, endErr); err != nil {
+			return nil, err
+		}
+		graphs = append(graphs, g)
+	}
+	return graphs, nil
 }
 
 func groupErrorsCase(ctx context.Context, e *Env) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
@@ -25,6 +26,7 @@ func memoryCases(short bool) []Case {
 		{Name: "memory/multicast_agreement", MinWorld: 2, Run: multicastAgreementCase},
 		{Name: "memory/find", Run: findCase},
 		{Name: "memory/rendezvous_twice", Run: rendezvousTwiceCase},
+		{Name: "memory/empty_all_reduce", Needs: []string{"transfers"}, Run: emptyAllReduceCase},
 		{Name: "memory/many_tensors", Run: manyTensorsCase},
 		{Name: "memory/adopted", Needs: []string{"register", "peer_pointers"}, Run: adoptedCase},
 	}
@@ -531,6 +533,14 @@ func findCase(ctx context.Context, e *Env) error {
 	if err := wantError("an address just behind", err, backend.ErrNotSymmetric); err != nil {
 		return err
 	}
+	// Whatever lies beyond the last allocation, or before the first.
+	first, last := min(a.Ptr(), b.Ptr()), max(a.Ptr(), b.Ptr())
+	for _, p := range []device.Ptr{last.Add(1 << 46), last + 1<<63, last + 1<<63 - 1, math.MaxUint64, first - 1, 1} {
+		_, _, off, err := m.Find(p)
+		if err := wantError(fmt.Sprintf("the address %s, with a tensor at %s, found at offset %d", p, last, off), err, backend.ErrNotSymmetric); err != nil {
+			return err
+		}
+	}
 	_, _, _, err = m.Find(0)
 	if err := wantError("the nil address", err, backend.ErrNotSymmetric); err != nil {
 		return err
@@ -725,4 +735,36 @@ func largeCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return t.Close(ctx)
+}
+
+// emptyAllReduceCase makes and runs all-reduces of tensors without elements, by every form, and of slices without any: they are nothing.
+func emptyAllReduceCase(ctx context.Context, e *Env) error {
+	t, err := e.mapped(ctx, tensor.Float32, 0, 7)
+	if err != nil {
+		return err
+	}
+	whole, err := e.mapped(ctx, tensor.Float32, 9)
+	if err != nil {
+		return err
+	}
+	slice, err := whole.Slice(4, 4)
+	if err != nil {
+		return err
+	}
+	forms := []kernels.Algorithm{kernels.Auto, kernels.Transfers}
+	if e.R.Capabilities().PeerPointers {
+		forms = append(forms, kernels.OneShot, kernels.TwoShot)
+	}
+	for _, alg := range forms {
+		for _, in := range []tensor.SymmetricTensor{t, slice} {
+			p, err := kernels.NewAllReduce(ctx, in, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
+			if err != nil {
+				return fmt.Errorf("%s of %v: %w", alg, in.Shape(), err)
+			}
+			if err := errors.Join(p.Run(e.S), p.Run(e.S), e.S.Synchronize(ctx), p.Close(ctx)); err != nil {
+				return fmt.Errorf("%s of %v: %w", alg, in.Shape(), err)
+			}
+		}
+	}
+	return closeAll(ctx, whole, t)
 }

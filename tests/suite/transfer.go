@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -23,6 +24,9 @@ func transferCases(short bool) []Case {
 		{Name: "transfer/prepared_graph", Needs: append(needs, "graphs"), Run: preparedGraphCase},
 		{Name: "transfer/states", Needs: needs, Run: transferStatesCase},
 		{Name: "transfer/errors", Needs: needs, Run: transferErrorsCase},
+		{Name: "transfer/source_closed", Needs: needs, Run: sourceClosedCase},
+		{Name: "transfer/closed_sides", Needs: needs, Run: closedSidesCase},
+		{Name: "transfer/closed_graph", Needs: append(needs, "graphs"), Run: closedGraphCase},
 	}
 	sizes := []int64{1, 15, 16, 17, 4095, 4097, 1 << 20}
 	if !short {
@@ -509,4 +513,166 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	return closeAll(ctx, alone, longer, other, t)
+}
+
+// sourceClosedCase closes the sources of a put and of a posted transfer, with and without a rendezvous behind them, while both are under
+// way: all of the data arrives.
+func sourceClosedCase(ctx context.Context, e *Env) error {
+	const n = 1 << 20
+	next, prev := ring(e)
+	for _, rendezvous := range []bool{false, true} {
+		box, err := e.mapped(ctx, tensor.Uint8, 2*n)
+		if err != nil {
+			return err
+		}
+		first, err1 := box.Slice(0, n)
+		second, err2 := box.Slice(n, 2*n)
+		put, err3 := e.R.Empty(ctx, tensor.Uint8, n)
+		posted, err4 := e.R.Empty(ctx, tensor.Uint8, n)
+		if err := errors.Join(err1, err2, err3, err4); err != nil {
+			return err
+		}
+		if rendezvous {
+			if err := errors.Join(put.Rendezvous(ctx), posted.Rendezvous(ctx)); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(writeBytes(put.Local(), pattern(e.R.Rank(), 1, n)), writeBytes(posted.Local(), pattern(e.R.Rank(), 2, n))); err != nil {
+			return err
+		}
+		x, err := tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: posted, Remote: second})
+		if err != nil {
+			return err
+		}
+		hold, release := holdUp()
+		err = errors.Join(e.S.HostFunc(hold), first.Put(e.S, next, put), x.Post(e.S), x.WaitOn(e.S), box.Signal(e.S, next, 3), box.Wait(e.S, prev, 3))
+		time.AfterFunc(10*time.Millisecond, release)
+		if err := errors.Join(err, put.Close(ctx), posted.Close(ctx), e.S.Synchronize(ctx), x.Close()); err != nil {
+			return fmt.Errorf("rendezvous %t: %w", rendezvous, err)
+		}
+		got, err := readBytes(box.Local())
+		if err != nil {
+			return err
+		}
+		if err := sameBytes(tensor.Uint8, got, append(pattern(prev, 1, n), pattern(prev, 2, n)...)); err != nil {
+			return fmt.Errorf("rendezvous %t: %w", rendezvous, err)
+		}
+		if err := box.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closedSidesCase: a transfer of which either side was closed is not posted.
+func closedSidesCase(ctx context.Context, e *Env) error {
+	next, _ := ring(e)
+	for _, peer := range []int{e.R.Rank(), next} {
+		for _, op := range []backend.TransferOp{backend.Write, backend.Read} {
+			box, err := e.mapped(ctx, tensor.Uint8, 100)
+			if err != nil {
+				return err
+			}
+			other, err := e.mapped(ctx, tensor.Uint8, 100)
+			if err != nil {
+				return err
+			}
+			alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+			if err != nil {
+				return err
+			}
+			local, err := tensor.PrepareTransfer(op, peer, tensor.Pair{Local: alone, Remote: box})
+			if err != nil {
+				return err
+			}
+			remote, err := tensor.PrepareTransfer(op, peer, tensor.Pair{Local: alone, Remote: other})
+			if err != nil {
+				return err
+			}
+			// Ranks write each other at the same time: the bytes do not matter, and nobody closes before all have been here.
+			if err := errors.Join(local.Post(e.S), remote.Post(e.S), e.S.Synchronize(ctx), local.Wait(ctx), remote.Wait(ctx), e.R.Barrier(ctx)); err != nil {
+				return err
+			}
+			if err := other.Close(ctx); err != nil {
+				return err
+			}
+			if err := wantError("Post with a closed remote side", remote.Post(e.S), symmem.ErrClosed); err != nil {
+				return fmt.Errorf("%s of rank %d: %w", op, peer, err)
+			}
+			if err := errors.Join(local.Post(e.S), local.Wait(ctx), e.R.Barrier(ctx), alone.Close(ctx)); err != nil {
+				return err
+			}
+			if err := wantError("Post with a closed local side", local.Post(e.S), symmem.ErrClosed, "blocks[0]"); err != nil {
+				return fmt.Errorf("%s of rank %d: %w", op, peer, err)
+			}
+			if err := errors.Join(e.S.Synchronize(ctx), local.Close(), remote.Close(), box.Close(ctx)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// closedGraphCase launches a graph of which a source, or a transfer, was closed: an error of the stream, and later work goes on. A GPU that
+// follows pointers by itself cannot be kept from it.
+func closedGraphCase(ctx context.Context, e *Env) error {
+	if e.R.Capabilities().PeerPointers && e.R.Device().Kind() != device.Host {
+		return nil
+	}
+	next, _ := ring(e)
+	box, err := e.mapped(ctx, tensor.Uint8, 100)
+	if err != nil {
+		return err
+	}
+	for _, what := range []string{"put", "transfer", "closed transfer"} {
+		alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+		if err != nil {
+			return err
+		}
+		x, err := tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: alone, Remote: box})
+		if err != nil {
+			return err
+		}
+		if err := e.S.BeginCapture(); err != nil {
+			return err
+		}
+		if what == "put" {
+			err = box.Put(e.S, next, alone)
+		} else {
+			err = errors.Join(x.Post(e.S), x.WaitOn(e.S))
+		}
+		g, endErr := e.S.EndCapture()
+		if err := errors.Join(err, endErr); err != nil {
+			return err
+		}
+		if err := errors.Join(g.Launch(e.S), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+		if what == "closed transfer" {
+			err = x.Close()
+		} else {
+			err = alone.Close(ctx)
+		}
+		if err := errors.Join(err, g.Launch(e.S)); err != nil {
+			return err
+		}
+		err = e.S.Synchronize(ctx)
+		switch far := !e.R.Capabilities().PeerPointers && next != e.R.Rank(); {
+		case far:
+			if err := wantError("launching a graph with a "+what+" that was closed", err, symmem.ErrClosed); err != nil {
+				return err
+			}
+		case what != "closed transfer" && err == nil: // a copy needs nothing of a transfer that was closed
+			return fmt.Errorf("a graph copies from memory that was closed by a %s, without an error", what)
+		}
+		if what == "closed transfer" {
+			err = alone.Close(ctx)
+		} else {
+			err = x.Close()
+		}
+		if err := errors.Join(err, g.Close(), box.Barrier(e.S, 0), e.S.Synchronize(ctx)); err != nil {
+			return err
+		}
+	}
+	return box.Close(ctx)
 }

@@ -1,0 +1,90 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// TestFreeWhileCopying: one goroutine copies and posts transfers again and again while another frees the local side. What was enqueued
+// works on memory that is there, and what comes later is refused.
+func TestFreeWhileCopying(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				b, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				var opened backend.Backend = b
+				if far {
+					opened = backendtest.Far(b, g, nil)
+				}
+				return backendtest.WithMemory(ctx, g, opened, func(m *backend.Memory) error {
+					return backendtest.WithWindow(ctx, m, 1<<16, func(w *backend.Window) error {
+						s, err := m.Device().NewStream()
+						if err != nil {
+							return err
+						}
+						for range 15 {
+							if err := freeWhileCopying(ctx, m, w, s); err != nil {
+								return errors.Join(err, s.Close())
+							}
+						}
+						return s.Close()
+					})
+				})
+			}))
+		})
+	}
+}
+
+func freeWhileCopying(ctx context.Context, m *backend.Memory, w *backend.Window, s device.Stream) error {
+	peer := 1 - m.Group().Rank()
+	src, err := m.Allocate(ctx, 4096, "")
+	if err != nil {
+		return err
+	}
+	x, err := m.PrepareTransfer(backend.Write, peer, []backend.TransferBlock{{Local: src.Ptr(), Window: w, Bytes: src.Bytes()}})
+	if err != nil {
+		return err
+	}
+	refused := make(chan error, 2)
+	go func() {
+		var err error
+		for err == nil {
+			err = m.Copy(s, backend.Write, peer, w, 0, src.Ptr(), src.Bytes())
+		}
+		refused <- err
+	}()
+	go func() {
+		var err error
+		for err == nil {
+			if err = x.Post(s); err == nil {
+				err = x.Wait(ctx)
+			}
+		}
+		refused <- err
+	}()
+	time.Sleep(50 * time.Microsecond)
+	if err := m.Free(ctx, src); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := <-refused; !errors.Is(err, backend.ErrClosed) && !errors.Is(err, backend.ErrNotSymmetric) {
+			return fmt.Errorf("memory that is freed is refused with %w", err)
+		}
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		return fmt.Errorf("what was enqueued before: %w", err)
+	}
+	return x.Close()
+}

@@ -1,0 +1,20 @@
+package errs
+
+import "reflect"
+
+// IsNil reports whether v is nil, or a nil pointer in an interface.
+func IsNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	p := reflect.ValueOf(v)
+	return p.Kind() == reflect.Pointer && p.IsNil()
+}
+
+// Given is nil if v, the argument arg of op, is not nil, and else an ArgumentError that says what it should be: "a stream".
+func Given(op, arg string, v any, what string) error {
+	if IsNil(v) {
+		return Invalid(op, arg, nil, what)
+	}
+	return nil
+}
