@@ -72,7 +72,7 @@ func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) 
 	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: joining the group: %w", err)
 	}
-	return open(ctx, g, cfg, opts, log)
+	return open(ctx, g, cfg, opts, gopts.Addr, log)
 }
 
 // joinOptions finds out which rank of which job this process is.
@@ -131,7 +131,7 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	for i, g := range groups {
 		wg.Go(func() error {
 			var err error
-			ranks[i], err = open(ctx, g, cfg, opts, log)
+			ranks[i], err = open(ctx, g, cfg, opts, "", log)
 			return err
 		})
 	}
@@ -149,15 +149,15 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	return ranks, nil
 }
 
-// open chooses and opens the backend for a rank that has joined its group.
-func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options, log *slog.Logger) (*Rank, error) {
+// open chooses and opens the backend for a rank that has joined its group, at that address of the rendezvous service if there is one.
+func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options, rendezvous string, log *slog.Logger) (*Rank, error) {
 	getenv := opts.Getenv
 	if getenv == nil {
 		getenv = os.Getenv
 	}
 	env := backend.Env{
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
-		KernelTimeout: cfg.KernelTimeout, Getenv: getenv, Logger: log,
+		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Getenv: getenv, Logger: log,
 	}
 	memOpts := backend.MemoryOptions{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)

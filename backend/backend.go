@@ -101,6 +101,14 @@ type Env struct {
 	ShareDevice bool
 	// Multicast is "auto", "on" or "off".
 	Multicast string
+	// NetDevices names the network devices that data may go over between hosts; empty takes the one that leads to Rendezvous, and
+	// "all" every one.
+	NetDevices []string
+	// UnprotectedNetwork is "warn", "allow" or "refuse": what to do where data would go over a network without authentication and
+	// encryption; "" is "warn".
+	UnprotectedNetwork string
+	// Rendezvous is the host:port of the rendezvous service; "" if there is none, as among ranks of one process.
+	Rendezvous string
 	// KernelTimeout bounds every wait of device work.
 	KernelTimeout time.Duration
 	// Getenv reads the environment that native libraries see.

@@ -30,6 +30,15 @@ type Factory interface {
 	Open(ctx context.Context, env *Env) (Backend, error)
 }
 
+// Networked is a Factory whose backend opens ports, on one host too, that its library does not protect.
+type Networked interface {
+	// Unprotected says what is opened, and who can reach it.
+	Unprotected() string
+}
+
+// refuseUnprotected is the value of Env.UnprotectedNetwork that keeps backends from opening what is not protected.
+const refuseUnprotected = "refuse"
+
 var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
@@ -277,6 +286,10 @@ func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
 		e.Logger = slog.New(slog.DiscardHandler)
 	}
 	e.Group = nil
+	if n, ok := f.(Networked); ok && e.UnprotectedNetwork == refuseUnprotected {
+		return Capabilities{}, fmt.Errorf("%s, and unprotected-network is refuse; allow it (SYMMEM_UNPROTECTED_NETWORK) or take another backend: %w",
+			n.Unprotected(), ErrUnsupported)
+	}
 	c, err := f.Probe(ctx, &e)
 	if err != nil && !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnsupported) {
 		err = fmt.Errorf("probing backend %s: %w", name, err)

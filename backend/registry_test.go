@@ -56,6 +56,29 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// networked is a backend that opens ports.
+type networked struct{ fake }
+
+func (networked) Unprotected() string { return "its library listens without authentication" }
+
+// TestUnprotectedRefused: a backend that opens what its library does not protect is passed over where that is refused.
+func TestUnprotectedRefused(t *testing.T) {
+	withRegistry(t, map[string]Factory{"nccl": networked{}, "host": fake{}})
+	for setting, want := range map[string]string{"": "nccl host", "warn": "nccl host", "allow": "nccl host", "refuse": "host"} {
+		var usable []string
+		for _, r := range Probe(t.Context(), &Env{UnprotectedNetwork: setting}) {
+			if r.Usable() {
+				usable = append(usable, r.Name)
+				continue
+			}
+			require.ErrorIs(t, r.Err, ErrUnsupported)
+			require.ErrorContains(t, r.Err, "its library listens without authentication")
+			require.ErrorContains(t, r.Err, "SYMMEM_UNPROTECTED_NETWORK")
+		}
+		require.Equal(t, want, strings.Join(usable, " "), setting)
+	}
+}
+
 func TestExpand(t *testing.T) {
 	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{}, "nccl": fake{}})
 	for list, want := range map[string]string{

@@ -15,6 +15,16 @@ const (
 	MulticastOff  = "off"  // no multicast call is made at all
 )
 
+// The values of Config.UnprotectedNetwork.
+const (
+	UnprotectedWarn   = "warn"   // data may go over it, and a warning in the log says who can reach it
+	UnprotectedAllow  = "allow"  // data may go over it: the network is closed to others
+	UnprotectedRefuse = "refuse" // what would open it is an error
+)
+
+// NetDevicesAll stands in Config.NetDevices for every device.
+const NetDevicesAll = "all"
+
 // BackendAuto stands in Config.Backend for all backends, the best that works first.
 const BackendAuto = "auto"
 
@@ -26,7 +36,7 @@ const (
 
 // Config holds every setting. Start from [Default], [Load] or [FromViper]: the zero Config is not valid, since 0 is a rank.
 //
-// It is plain data: copy it and change its fields freely (a copy shares the Backend list). It may be read by several
+// It is plain data: copy it and change its fields freely (a copy shares the lists). It may be read by several
 // goroutines at once. It prints and logs without the token.
 type Config struct {
 	// Backend lists the names of backends in order of preference. "auto" stands for all others, and only as the last.
@@ -70,6 +80,12 @@ type Config struct {
 	ShareDevice bool `mapstructure:"share-device"`
 	// Multicast says whether multicast addresses are used: auto, on or off.
 	Multicast string `mapstructure:"multicast"`
+	// NetDevices names the network devices that data may go over between hosts, as UCX does: "eth0", "mlx5_0:1". Empty takes the one
+	// that leads to the rendezvous service; "all", alone, takes every one. It is for backend nixl.
+	NetDevices []string `mapstructure:"net-devices"`
+	// UnprotectedNetwork says what to do where data would go over a network, loopback included, without authentication and
+	// encryption: warn, allow or refuse.
+	UnprotectedNetwork string `mapstructure:"unprotected-network"`
 	// Channels is the number of channels that the program itself has for signal, wait and barrier, from 1 to 1024.
 	Channels int `mapstructure:"channels"`
 	// LogLevel is debug, info, warn or error; "" logs nothing.
@@ -82,15 +98,16 @@ type Config struct {
 // Default gives the settings of a program that says nothing.
 func Default() Config {
 	return Config{
-		Backend:         []string{BackendAuto},
-		Rank:            -1,
-		LocalRank:       -1,
-		RendezvousFD:    -1,
-		Timeout:         60 * time.Second,
-		KernelTimeout:   2 * time.Minute,
-		LivenessTimeout: 10 * time.Second,
-		Multicast:       MulticastAuto,
-		Channels:        64,
+		Backend:            []string{BackendAuto},
+		Rank:               -1,
+		LocalRank:          -1,
+		RendezvousFD:       -1,
+		Timeout:            60 * time.Second,
+		KernelTimeout:      2 * time.Minute,
+		LivenessTimeout:    10 * time.Second,
+		Multicast:          MulticastAuto,
+		UnprotectedNetwork: UnprotectedWarn,
+		Channels:           64,
 	}
 }
 
@@ -158,16 +175,18 @@ func text(value any) string {
 
 // normalise brings texts into the one form that Validate and the users of the Config know.
 func (c *Config) normalise() {
-	var names []string
-	for _, entry := range c.Backend {
-		for name := range strings.SplitSeq(entry, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				names = append(names, name)
+	for _, list := range []*[]string{&c.Backend, &c.NetDevices} {
+		var names []string
+		for _, entry := range *list {
+			for name := range strings.SplitSeq(entry, ",") {
+				if name = strings.TrimSpace(name); name != "" {
+					names = append(names, name)
+				}
 			}
 		}
+		*list = slices.Clip(names)
 	}
-	c.Backend = slices.Clip(names)
-	for _, s := range []*string{&c.Launcher, &c.Multicast, &c.LogLevel} {
+	for _, s := range []*string{&c.Launcher, &c.Multicast, &c.UnprotectedNetwork, &c.LogLevel} {
 		*s = strings.ToLower(*s)
 	}
 }

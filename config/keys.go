@@ -84,6 +84,11 @@ var specs = []*spec{
 		func(c *Config) any { return &c.ShareDevice }},
 	{"multicast", "use of multicast addresses: auto, on or off",
 		func(c *Config) any { return &c.Multicast }},
+	{"net-devices", "network devices that data may go over between hosts (nixl), with commas between them; empty takes the one that leads to " +
+		"the rendezvous service, all takes every one",
+		func(c *Config) any { return &c.NetDevices }},
+	{"unprotected-network", "data over networks without authentication and encryption: warn logs who can reach it, allow, or refuse",
+		func(c *Config) any { return &c.UnprotectedNetwork }},
 	{"channels", "channels that the program has for signal, wait and barrier, from 1 to 1024",
 		func(c *Config) any { return &c.Channels }},
 	{"log-level", "debug, info, warn or error; empty logs nothing",

@@ -99,6 +99,12 @@ func (c Config) problems() []error {
 	if !slices.Contains([]string{MulticastAuto, MulticastOn, MulticastOff}, c.Multicast) {
 		refuse("multicast", strconv.Quote(c.Multicast), "auto, on or off")
 	}
+	if problem := netDevicesProblem(c.NetDevices); problem != "" {
+		refuse("net-devices", strings.Join(c.NetDevices, ","), problem)
+	}
+	if !slices.Contains([]string{UnprotectedWarn, UnprotectedAllow, UnprotectedRefuse}, c.UnprotectedNetwork) {
+		refuse("unprotected-network", strconv.Quote(c.UnprotectedNetwork), "warn, allow or refuse")
+	}
 	if c.Channels < MinChannels || c.Channels > MaxChannels {
 		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", MinChannels, MaxChannels))
 	}
@@ -106,6 +112,24 @@ func (c Config) problems() []error {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")
 	}
 	return all
+}
+
+// netDeviceForm is the name of a network interface (eth0), or of another network device with its port (mlx5_0:1).
+var netDeviceForm = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._@:-]{0,63}$`)
+
+// netDevicesProblem says what a list of network devices should have been, or nothing if it is right.
+func netDevicesProblem(names []string) string {
+	for i, name := range names {
+		switch {
+		case !netDeviceForm.MatchString(name):
+			return fmt.Sprintf("one name an entry, like eth0 or mlx5_0:1; entry %d is %q", i, name)
+		case slices.Contains(names[:i], name):
+			return fmt.Sprintf("each name once; %s is there twice", name)
+		case name == NetDevicesAll && len(names) > 1:
+			return fmt.Sprintf("%s only alone: it stands for every device", NetDevicesAll)
+		}
+	}
+	return ""
 }
 
 // backendProblem says what a list of backends should have been, or nothing if it is right.

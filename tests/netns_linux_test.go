@@ -14,7 +14,7 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
-// TestTwoHosts runs the suite between two network namespaces that are joined by a cable: as far as the library can tell, two
+// TestTwoHosts runs the suite between two network namespaces that are joined by cables: as far as the library can tell, two
 // hosts. They share no sockets, each rank has a boot id of its own, and UCX goes by TCP. It needs to be root; where that is
 // not so it is skipped, which is a failure with "netns" in SYMMEM_TEST_REQUIRE.
 func TestTwoHosts(t *testing.T) {
@@ -27,7 +27,10 @@ func TestTwoHosts(t *testing.T) {
 	onProcessesAt(t, twoHosts(t), name, 2)
 }
 
-// twoHosts makes two namespaces, each with one end of the cable.
+// cables join the two hosts. The rendezvous service is reached by the first.
+var cables = []string{"cable", "second"}
+
+// twoHosts makes two namespaces, each with one end of each cable.
 func twoHosts(t *testing.T) *hosts {
 	t.Helper()
 	var names, addrs [2]string
@@ -53,17 +56,21 @@ func twoHosts(t *testing.T) *hosts {
 		})
 		run("-n", names[i], "link", "set", "lo", "up")
 	}
-	run("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
-	for i := range names {
-		run("-n", names[i], "addr", "add", addrs[i]+"/24", "dev", "cable")
-		run("-n", names[i], "link", "set", "cable", "up")
+	for c, cable := range cables {
+		run("-n", names[0], "link", "add", cable, "type", "veth", "peer", "name", cable, "netns", names[1])
+		for i := range names {
+			run("-n", names[i], "addr", "add", fmt.Sprintf("10.213.%d.%d/24", 77+c, i+1), "dev", cable)
+			run("-n", names[i], "link", "set", cable, "up")
+		}
 	}
 	for i := range names {
-		// The kernel finds the other end a little later.
-		require.Eventually(t, func() bool {
-			out, err := exec.Command("ip", "-n", names[i], "link", "show", "cable").Output()
-			return err == nil && strings.Contains(string(out), "state UP")
-		}, 10*time.Second, 50*time.Millisecond)
+		for _, cable := range cables {
+			// The kernel finds the other end a little later.
+			require.Eventually(t, func() bool {
+				out, err := exec.Command("ip", "-n", names[i], "link", "show", cable).Output()
+				return err == nil && strings.Contains(string(out), "state UP")
+			}, 10*time.Second, 50*time.Millisecond)
+		}
 	}
 	return &hosts{
 		addr:    addrs[0] + ":17717",
@@ -71,7 +78,6 @@ func twoHosts(t *testing.T) *hosts {
 		env: func(rank int) []string {
 			return []string{
 				bootVariable + "=" + fmt.Sprintf("host %d", rank), "SYMMEM_LOCAL_RANK=0", "SYMMEM_LOCAL_WORLD_SIZE=1",
-				"UCX_TLS=tcp", "UCX_NET_DEVICES=cable",
 			}
 		},
 	}

@@ -104,5 +104,9 @@ func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error
 		}
 		opts.Device = d
 	}
-	return New(env.Group, opts)
+	b, err := New(env.Group, opts)
+	if err != nil {
+		return nil, err // a nil *Backend would be a backend
+	}
+	return b, nil
 }

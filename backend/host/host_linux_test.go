@@ -51,6 +51,17 @@ func onMemories(t *testing.T, size int, opts *group.LocalOptions, f func(ctx con
 	}))
 }
 
+// TestDeviceThatCannotBeOpened: it is an error of the backend, and not a backend without a value.
+func TestDeviceThatCannotBeOpened(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		m, err := backend.Open(ctx, host.Name, &backend.Env{Group: g, KernelTimeout: -1}, nil)
+		if !errors.Is(err, backend.ErrInvalid) || m != nil {
+			return fmt.Errorf("opened %v: %w", m, err)
+		}
+		return nil
+	}))
+}
+
 // TestTwoHosts: ranks on two hosts get an error that says so, on every rank.
 func TestTwoHosts(t *testing.T) {
 	hosts := &group.LocalOptions{BootIDs: []string{"", "", "another host"}}

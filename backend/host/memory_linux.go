@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -37,17 +35,16 @@ type allocation struct {
 	bytes   int64
 }
 
-// Allocate makes a memfd and maps it. ErrNoMemory if the host has not that much left.
+// Allocate makes a memfd and maps it. ErrNoMemory, with the values, if the host or a control group of this process has not that much left,
+// or the system refuses it. What other ranks have made and not touched yet is not seen.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	page := int64(os.Getpagesize())
 	if bytes <= 0 || bytes > math.MaxInt64-page {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, fmt.Sprintf("1 to %d", math.MaxInt64-page))
 	}
 	rounded := (bytes + page - 1) / page * page
-	// Pages are taken when they are first touched. Without this check a size that the host does not have would kill the
-	// process then, instead of failing here.
-	if available, ok := memAvailable(); ok && rounded > available {
-		return nil, fmt.Errorf("%d bytes are asked for and the host has %d left: %w", rounded, available, errs.ErrNoMemory)
+	if err := enough(rounded); err != nil {
+		return nil, err
 	}
 	f, err := memfd.New(rounded)
 	if err != nil {
@@ -130,9 +127,9 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 		return nil, fmt.Errorf("%d ranks times %d bytes: %w", len(files), each, errs.ErrNoMemory)
 	}
 	total := each * int64(len(files))
-	base, err := unix.MmapPtr(-1, 0, nil, uintptr(total), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	base, err := reserve(total, len(files))
 	if err != nil {
-		return nil, fmt.Errorf("reserving %d bytes of addresses for %d ranks: %w", total, len(files), err)
+		return nil, err
 	}
 	m := &mapping{backend: b, alloc: a, base: base, bytes: total, rank: b.group.Rank()}
 	for r, f := range files {
@@ -143,7 +140,7 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 		}
 		_, err := unix.MmapPtr(int(f.Fd()), 0, unsafe.Add(base, int64(r)*each), uintptr(each), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("mapping %d bytes of rank %d: %w", each, r, err), unix.MunmapPtr(base, uintptr(total)))
+			return nil, errors.Join(fmt.Errorf("mapping %d bytes of rank %d: %w", each, r, memfd.NoMemory(err)), unix.MunmapPtr(base, uintptr(total)))
 		}
 	}
 	whole := unsafe.Slice((*byte)(base), total)
@@ -152,6 +149,15 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 		return nil, errors.Join(err, unix.MunmapPtr(base, uintptr(total)))
 	}
 	return m, nil
+}
+
+// reserve takes a range of addresses for the memory of so many ranks.
+func reserve(bytes int64, ranks int) (unsafe.Pointer, error) {
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserving %d bytes of addresses for %d ranks: %w", bytes, ranks, memfd.NoMemory(err))
+	}
+	return base, nil
 }
 
 // Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
@@ -171,19 +177,4 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 func (m *mapping) Unmap(context.Context) error {
 	err := m.backend.device.Unmap(m.ptr)
 	return errors.Join(err, unix.MunmapPtr(m.base, uintptr(m.bytes)))
-}
-
-// memAvailable reads how much memory the kernel can give without swapping, in bytes.
-func memAvailable() (int64, bool) {
-	info, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(info)) {
-		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			return kb << 10, err == nil
-		}
-	}
-	return 0, false
 }

@@ -13,6 +13,11 @@ import (
 // factory opens the backend by name.
 type factory struct{}
 
+// Unprotected says what NCCL opens.
+func (factory) Unprotected() string {
+	return "NCCL listens on ports of a network interface (NCCL_SOCKET_IFNAME) without authentication"
+}
+
 // Probe loads the library, opens the GPU, looks at what the backend stands on, and closes the GPU again. It makes no
 // communicator.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {

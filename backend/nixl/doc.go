@@ -20,6 +20,13 @@
 // maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
 // stream waits for a transfer.
 //
+// # Network
+//
+// UCX neither authenticates nor encrypts. The ranks of one host use no network: they reach each other by memory of the host, by the
+// kernel's copies between processes and by CUDA IPC. Where UCX cannot do with that, as between containers, they use loopback. Between
+// hosts a rank opens the interface that leads to the rendezvous service and the RDMA adapter behind it, or the devices that are named;
+// a warning in the log says who can reach them, or the backend refuses, as [Options] says.
+//
 // # Transfers
 //
 // A transfer is one request of the library for all its blocks, prepared once. It is work of the CPU that a stream waits for

@@ -23,11 +23,7 @@ const (
 
 // needsThread reports whether the agent of a rank, with memory of that device, is to have the library's thread.
 func needsThread(d device.Device, members []group.Member) bool {
-	hosts := map[string]bool{}
-	for _, m := range members {
-		hosts[m.BootID] = true
-	}
-	return d.Kind() != device.CUDA || len(hosts) > 1
+	return d.Kind() != device.CUDA || !oneHost(members)
 }
 
 // driver drives an agent on that has no thread of the library's.

@@ -41,13 +41,13 @@ func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block,
 // agentTimeout bounds the making of an agent.
 const agentTimeout = 60 * time.Second
 
-// makeAgent makes an agent of the library, with or without a progress thread, for as long as ctx and agentTimeout allow.
-func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, thread bool) (*nixl.Agent, error) {
+// makeAgent makes an agent of the library on a network, with or without a progress thread, for as long as ctx and agentTimeout allow.
+func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, on route, thread bool) (*nixl.Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	return nixl.Bound(ctx, "making an agent", func() (a *nixl.Agent, err error) {
 		err = within(d, func() error { // UCX finds the GPU by the context
-			a, err = lib.NewAgent(name, &nixl.AgentOptions{NoThread: !thread})
+			a, err = lib.NewAgent(name, &nixl.AgentOptions{NoThread: !thread, Settings: on.settings()})
 			return err
 		})
 		return a, err

@@ -57,7 +57,7 @@ func look(ctx context.Context, answer backend.Library, lib *nixl.Library, p *pla
 		return answer
 	}
 	defer func() { _ = cpu.Close() }() // it holds nothing
-	a, err := makeAgent(ctx, lib, cpu, "doctor-"+nonce(), false)
+	a, on, err := firstAgent(func(n route) (*nixl.Agent, error) { return makeAgent(ctx, lib, cpu, "doctor-"+nonce(), n, false) })
 	if err != nil {
 		answer.Reason = err.Error()
 		answer.Fix = "the environment variable NIXL_LOG_LEVEL=DEBUG makes it say more"
@@ -69,10 +69,14 @@ func look(ctx context.Context, answer backend.Library, lib *nixl.Library, p *pla
 	} else {
 		detail("plugins", strings.Join(plugins, ", "))
 	}
-	if err := errors.Join(a.Close(), probe(ctx, lib, cpu)); err != nil {
+	_, err = probe(ctx, lib, cpu)
+	if err := errors.Join(a.Close(), err); err != nil {
 		answer.Reason = err.Error()
 		return answer
 	}
+	detail("between ranks of one host", map[reach]string{
+		reachNothing: "no network", reachLoopback: "loopback, which every user of the host can reach", reachUser: "as " + chosenByUser() + " says",
+	}[on.reach])
 	detail("memory of the CPU", "reached")
 	detail("memory of the GPU", gpuMemory(ctx, lib, p, o))
 	answer.State = backend.LibraryUsable
@@ -86,7 +90,8 @@ func gpuMemory(ctx context.Context, lib *nixl.Library, p *place, o *Options) str
 	}
 	d, err := p.open(o, nil)
 	if err == nil {
-		err = errors.Join(probe(ctx, lib, d), d.Close())
+		_, err = probe(ctx, lib, d)
+		err = errors.Join(err, d.Close())
 	}
 	switch {
 	case err == nil:

@@ -5,12 +5,15 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/symmem/symmem/internal/memfd"
 )
 
 // obtain gives memory of the process, filled with zeros, that the garbage collector does not know and that the system shares
 // with nobody.
 func obtain(bytes int) ([]byte, error) {
-	return unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	mem, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	return mem, memfd.NoMemory(err)
 }
 
 // giveBack returns what obtain gave.

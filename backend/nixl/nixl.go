@@ -39,6 +39,17 @@ type Options struct {
 	Parent *Backend
 	// ShareDevice allows several ranks on one GPU. All ranks of the GPU must allow it.
 	ShareDevice bool
+	// NetDevices names the network devices that data may go over between hosts, as UCX does: "eth0", "mlx5_0:1". Empty takes the
+	// interface that leads to Rendezvous, with the RDMA adapter behind it if it has one; "all", alone, takes every device. The ranks of
+	// one host use none, or loopback where they cannot do without. The variables UCX_TLS and UCX_NET_DEVICES, if one of them is set,
+	// decide instead.
+	NetDevices []string
+	// UnprotectedNetwork says what to do where data goes over a network, loopback included, since UCX neither authenticates nor
+	// encrypts: UnprotectedWarn, the default, UnprotectedAllow or UnprotectedRefuse.
+	UnprotectedNetwork string
+	// Rendezvous is a host:port that is reached by the network that leads to the other hosts, as that of the rendezvous service is.
+	// Nothing is sent there.
+	Rendezvous string
 	// KernelTimeout bounds every run of a transfer; default 2 minutes.
 	KernelTimeout time.Duration
 	// Getenv reads the environment; default os.Getenv.
@@ -65,7 +76,9 @@ type Backend struct {
 	log      *slog.Logger
 	timeout  time.Duration
 	device   device.Device
-	owned    bool // whether Close closes the device
+	owned    bool          // whether Close closes the device
+	lib      *nixl.Library // nil for a sub-group
+	alone    bool          // the library works without a network
 	node     *node
 	ownsNode bool     // whether Close closes the node
 	peers    []member // by rank
@@ -96,6 +109,13 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	}
 	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout}
 	err := b.open(ctx, &o)
+	if o.Parent == nil {
+		var where []location
+		if where, err = b.locate(ctx, &o, err); err != nil {
+			return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+		}
+		err = b.join(ctx, &o, where)
+	}
 	if err = b.meet(ctx, &o, err); err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 	}
@@ -103,27 +123,21 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// open opens the device and makes the agent. What it opened is closed by Close, also after an error.
+// open opens the device and tries the library. What it opened is closed by Close, also after an error.
 func (b *Backend) open(ctx context.Context, o *Options) error {
 	if o.Parent != nil {
 		b.device, b.node = o.Parent.device, o.Parent.node
 		return nil
 	}
-	name := newName(b.group)
 	if o.engine != nil {
-		b.device = o.Opened
-		e, err := o.engine(name)
-		if err != nil {
-			return err
-		}
-		return b.own(e, name, o.pads, o.drive)
+		b.device, b.alone = o.Opened, true
+		return nil
 	}
 	p, err := choosePlace(o)
 	if err != nil {
 		return err
 	}
-	lib, err := load(o.Library, p.cuda, o.Logger)
-	if err != nil {
+	if b.lib, err = load(o.Library, p.cuda, o.Logger); err != nil {
 		return err
 	}
 	if b.device = o.Opened; b.device == nil {
@@ -132,15 +146,33 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 		}
 		b.owned = true
 	}
-	if err := probe(ctx, lib, b.device); err != nil {
-		return err
-	}
-	thread := needsThread(b.device, b.group.Members())
-	a, err := makeAgent(ctx, lib, b.device, name, thread)
+	b.alone, err = probe(ctx, b.lib, b.device)
+	return err
+}
+
+// join makes the agent, on the network that leads to where the ranks are. What it made is closed by Close, also after an error.
+func (b *Backend) join(ctx context.Context, o *Options, where []location) error {
+	on, err := choose(ctx, o, b.group, where)
 	if err != nil {
 		return err
 	}
-	b.log.Debug("agent made", "library", lib.Path(), "name", name, "memory", memoryOf(b.device).String(), "thread", thread)
+	if err := b.judge(o, on); err != nil {
+		return err
+	}
+	name := newName(b.group)
+	if o.engine != nil {
+		e, err := o.engine(name)
+		if err != nil {
+			return err
+		}
+		return b.own(e, name, o.pads, o.drive)
+	}
+	thread := needsThread(b.device, b.group.Members())
+	a, err := makeAgent(ctx, b.lib, b.device, name, on, thread)
+	if err != nil {
+		return err
+	}
+	b.log.Debug("agent made", "library", b.lib.Path(), "name", name, "memory", memoryOf(b.device).String(), "thread", thread, "network", on.devices)
 	return b.own(agent{a}, name, memoryOf(b.device) == nixl.VRAM, !thread)
 }
 
@@ -230,7 +262,7 @@ func (factory) Probe(ctx context.Context, env *backend.Env) (backend.Capabilitie
 			return backend.Capabilities{}, err
 		}
 	}
-	err = probe(ctx, lib, d)
+	_, err = probe(ctx, lib, d)
 	if o.Opened == nil {
 		err = errors.Join(err, d.Close())
 	}
@@ -245,6 +277,10 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	if err != nil {
 		// The others are in New already, or will come to it: they must be told.
 		b := &Backend{group: env.Group}
+		if env.Parent == nil {
+			_, err = b.locate(ctx, &Options{}, err)
+			return nil, err
+		}
 		return nil, b.meet(ctx, &Options{}, err)
 	}
 	b, err := New(ctx, env.Group, o)
@@ -258,6 +294,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 func options(env *backend.Env) (*Options, error) {
 	o := &Options{
 		Device: env.Device, LocalRank: env.LocalRank, Opened: env.Opened, ShareDevice: env.ShareDevice,
+		NetDevices: env.NetDevices, UnprotectedNetwork: env.UnprotectedNetwork, Rendezvous: env.Rendezvous,
 		KernelTimeout: env.KernelTimeout, Getenv: env.Getenv, Logger: env.Logger,
 	}
 	if o.Getenv == nil {

@@ -106,45 +106,57 @@ func load(path string, cudaVersion int, log *slog.Logger) (*nixl.Library, error)
 // probes remembers, by device, what trying has found.
 var probes struct {
 	sync.Mutex
-	found map[string]error
+	found map[string]probed
+}
+
+// probed is what trying the library on a device has found.
+type probed struct {
+	alone bool // it works without a network
+	err   error
 }
 
 // probeTimeout bounds the trial. Making an engine takes half a second, and now and then several.
 const probeTimeout = 30 * time.Second
 
-// probe tries once in a process and for a device whether the library can register its memory for what it is.
-func probe(ctx context.Context, lib *nixl.Library, d device.Device) error {
+// probe tries once in a process and for a device whether the library can register its memory for what it is, and whether it can do
+// without a network.
+func probe(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool, err error) {
 	key := d.Kind().String()
 	if d.Kind() == device.CUDA {
 		key = d.UUID()
 	}
 	probes.Lock()
 	defer probes.Unlock()
-	if err, known := probes.found[key]; known {
-		return err
+	if found, known := probes.found[key]; known {
+		return found.alone, found.err
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err := try(ctx, lib, d)
+	alone, err = try(ctx, lib, d)
 	if ctx.Err() == nil { // else another time is another try
 		if probes.found == nil {
-			probes.found = map[string]error{}
+			probes.found = map[string]probed{}
 		}
-		probes.found[key] = err
+		probes.found[key] = probed{alone, err}
 	}
-	return err
+	return alone, err
 }
 
 // try registers one byte of the device's memory with an agent of its own, and makes what a transfer of it takes.
-func try(ctx context.Context, lib *nixl.Library, d device.Device) (err error) {
+func try(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool, err error) {
 	if err := holdContext(d); err != nil {
-		return err
+		return false, err
 	}
-	a, err := makeAgent(ctx, lib, d, "probe-"+nonce(), false)
+	a, on, err := firstAgent(func(n route) (*nixl.Agent, error) { return makeAgent(ctx, lib, d, "probe-"+nonce(), n, false) })
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
+	return on.reach == reachNothing, tryMemory(lib, a, d)
+}
+
+// tryMemory registers one byte of the device's memory.
+func tryMemory(lib *nixl.Library, a *nixl.Agent, d device.Device) (err error) {
 	p, err := d.Alloc(1)
 	if err != nil {
 		return err

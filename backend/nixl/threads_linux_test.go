@@ -44,7 +44,7 @@ func TestConformanceWithoutThreads(t *testing.T) {
 				return nil, err
 			}
 			b, err := New(ctx, g, &Options{Opened: d, pads: true, drive: true, engine: func(name string) (engine, error) {
-				a, err := makeAgent(ctx, lib, d, name, false)
+				a, err := makeAgent(ctx, lib, d, name, route{}, false)
 				if err != nil {
 					return nil, err
 				}

@@ -20,6 +20,11 @@ var (
 	_ backend.Preflighter = factory{}
 )
 
+// Unprotected says what NVSHMEM opens.
+func (factory) Unprotected() string {
+	return "NVSHMEM's bootstrap listens on ports of the loopback interface (NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME) without authentication"
+}
+
 // Probe opens the GPU and closes it again, and loads the library, which it does not start, and whose environment it leaves
 // alone.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {

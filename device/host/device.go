@@ -118,7 +118,7 @@ func (d *Device) Index() int { return d.index }
 func (d *Device) Name() string { return d.name }
 
 // UUID is the same for all processes of the host until it boots again (on systems other than Linux: until it gets another
-// name). Devices with an index above 0 have it appended.
+// name); where the system hides which boot it is, for all devices of this process. Devices with an index above 0 have it appended.
 func (d *Device) UUID() string { return d.uuid }
 
 // NewStream gives a new stream. It starts no goroutine before there is work.

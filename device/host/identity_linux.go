@@ -2,20 +2,29 @@ package host
 
 import (
 	"bytes"
-	"fmt"
+	"crypto/rand"
 	"io"
 	"os"
 	"strings"
+	"sync"
 )
 
-// bootID is the kernel's identity of this boot: the same for all processes of the host, in containers too.
+// bootIDFile holds the kernel's identity of this boot.
+var bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// bootID is the kernel's identity of this boot: the same for all processes of the host, in containers too. Where it is hidden, as in
+// some sandboxes, it is one of this process alone.
 func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("reading the boot id: %w", err)
+	if b, err := os.ReadFile(bootIDFile); err == nil {
+		if id := strings.TrimSpace(string(b)); id != "" {
+			return id, nil
+		}
 	}
-	return strings.TrimSpace(string(b)), nil
+	return ownID(), nil
 }
+
+// ownID is unique to this process.
+var ownID = sync.OnceValue(rand.Text)
 
 // cpuName is what the CPU calls itself, or "" where the kernel does not tell, as on arm64. It reads only the first
 // processor's lines: a large machine has hundreds.

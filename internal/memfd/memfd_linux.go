@@ -14,8 +14,24 @@ import (
 // it, nor take the seals away. linux/fcntl.h.
 const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// New makes a sealed file of bytes zeros, a multiple of the page size. ErrUnavailable if the system has no such files.
+// NoMemory makes ErrNoMemory of what the system says when it has no memory or no addresses left for the process, and leaves other errors as
+// they are, nil too.
+func NoMemory(err error) error {
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: %w; free some, or raise the limits of the process (ulimit -v) or of its container", errs.ErrNoMemory, err)
+	}
+	return err
+}
+
+// New makes a sealed file of bytes zeros, a multiple of the page size. ErrUnavailable if the system has no such files, ErrNoMemory if it
+// refuses the size.
 func New(bytes int64) (*os.File, error) {
+	// A process that makes a file larger than this is killed by SIGXFSZ.
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(bytes) > limit.Cur {
+		return nil, fmt.Errorf("shared memory of %d bytes is asked for, and the limit of the size of files (ulimit -f) is %d: %w", bytes, limit.Cur,
+			errs.ErrNoMemory)
+	}
 	fd, err := unix.MemfdCreate("symmem", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	switch {
 	case errors.Is(err, unix.ENOSYS):
@@ -23,11 +39,11 @@ func New(bytes int64) (*os.File, error) {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return nil, fmt.Errorf("memfd_create: no file descriptor is left; raise the limit (ulimit -n) or free tensors: %w", err)
 	case err != nil:
-		return nil, fmt.Errorf("memfd_create: %w", err)
+		return nil, fmt.Errorf("memfd_create: %w", NoMemory(err))
 	}
 	f := os.NewFile(uintptr(fd), "memfd:symmem")
 	if err := unix.Ftruncate(fd, bytes); err != nil {
-		return nil, errors.Join(fmt.Errorf("sizing shared memory of %d bytes: %w", bytes, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("sizing shared memory of %d bytes: %w", bytes, NoMemory(err)), f.Close())
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
 		return nil, errors.Join(fmt.Errorf("sealing shared memory: %w", err), f.Close())
@@ -55,7 +71,7 @@ func Check(f *os.File, bytes int64) error {
 func Map(f *os.File, bytes int64) ([]byte, error) {
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("mapping %d bytes of shared memory: %w", bytes, err)
+		return nil, fmt.Errorf("mapping %d bytes of shared memory: %w", bytes, NoMemory(err))
 	}
 	return mem, nil
 }

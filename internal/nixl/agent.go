@@ -3,7 +3,10 @@ package nixl
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -34,6 +37,8 @@ type AgentOptions struct {
 	// CPU behind each copy (uct_cuda_base_iface_event_fd_arm in uct/cuda/base/cuda_iface.c of UCX 1.23), for which the next copy
 	// waits.
 	NoThread bool
+	// Settings are UCX's for this agent alone, by their names without "UCX_". The environment's go first.
+	Settings map[string]string
 }
 
 // NewAgent makes an agent and its engine; nil options are the defaults. The name must differ from those of all agents that it is
@@ -42,13 +47,16 @@ func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 	if name == "" {
 		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
 	}
-	thread := opts == nil || !opts.NoThread
+	if opts == nil {
+		opts = &AgentOptions{}
+	}
+	thread := !opts.NoThread
 	a := &Agent{lib: l, name: name}
 	if err := l.check("create_configured_agent", l.call.createAgent(name, newAgentConfig(thread, progressDelayUS),
 		&a.handle)); err != nil {
 		return nil, fmt.Errorf("making an agent: %w", err)
 	}
-	err := a.start()
+	err := a.start(opts.Settings)
 	if err == nil && !thread {
 		err = l.check("create_notif_map", l.call.createNotes(&a.notes))
 	}
@@ -58,15 +66,24 @@ func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// start makes the engine.
-func (a *Agent) start() error {
+// environment is held while an engine is made, which reads UCX's settings from the environment of the process; for writing by those
+// that change it meanwhile.
+var environment sync.RWMutex
+
+// start makes the engine with UCX's settings.
+func (a *Agent) start(settings map[string]string) error {
 	l := a.lib
 	var params handle
 	if err := l.check("create_params", l.call.createParams(&params)); err != nil {
 		return err
 	}
-	s := l.call.createBackend(a.handle, "UCX", params, &a.backend)
-	err := l.check("create_backend", s)
+	config, lists := engineConfig(settings)
+	err := l.check("params_add", l.call.addParam(params, "engine_config", config))
+	if err == nil {
+		err = withEnvironment(lists, func() error {
+			return l.check("create_backend", l.call.createBackend(a.handle, "UCX", params, &a.backend))
+		})
+	}
 	if failed, ok := errors.AsType[*dl.Error](err); ok {
 		failed.Err = errs.ErrUnsupported
 		failed.Hint = whyNoEngine() + failed.Hint
@@ -77,11 +94,48 @@ func (a *Agent) start() error {
 	return errors.Join(err, l.check("destroy_params", l.call.destroyParams(params)))
 }
 
+// engineConfig gives UCX's settings as the engine takes them, and those that it cannot take: it knows no way to write a value that has
+// a comma in it.
+func engineConfig(settings map[string]string) (config string, lists map[string]string) {
+	var pairs []string
+	lists = map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		if value := settings[name]; strings.Contains(value, ",") {
+			lists[name] = value
+		} else {
+			pairs = append(pairs, name+"="+value)
+		}
+	}
+	return strings.Join(pairs, ","), lists
+}
+
+// withEnvironment calls f with these settings of UCX's in the environment, C's included, but for those that it has already.
+func withEnvironment(settings map[string]string, f func() error) error {
+	if len(settings) == 0 {
+		environment.RLock()
+		defer environment.RUnlock()
+		return f()
+	}
+	environment.Lock()
+	defer environment.Unlock()
+	for name, value := range settings {
+		name = "UCX_" + name
+		if _, set := os.LookupEnv(name); set {
+			continue
+		}
+		if err := os.Setenv(name, value); err != nil {
+			return fmt.Errorf("setting %s for UCX: %w", name, err)
+		}
+		defer func() { _ = os.Unsetenv(name) }() // it was set, so its name is right
+	}
+	return f()
+}
+
 // whyNoEngine names the settings that most often keep UCX from starting.
 func whyNoEngine() string {
 	for _, name := range []string{"UCX_TLS", "UCX_NET_DEVICES", "UCX_MODULE_DIR", "NIXL_PLUGIN_DIR"} {
 		if value, set := os.LookupEnv(name); set && (name != "UCX_MODULE_DIR") {
-			return fmt.Sprintf("%s is %q, which may leave UCX without a transport that can do it (with UCX_TLS, one of them must be tcp or "+
+			return fmt.Sprintf("%s is %q, which may leave UCX without a transport that can do it (with UCX_TLS, one of them must be posix, tcp or "+
 				"that of a network card): unset it; ", name, value)
 		}
 	}

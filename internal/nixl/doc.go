@@ -13,7 +13,8 @@
 //
 // The Python packages nixl-cu12 and nixl-cu13 hold it, with a UCX of their own beside it. NIXL is built for a major version of
 // CUDA; Load takes the one that goes with the driver. UCX reads its settings from the environment when it is loaded, with the
-// first agent: Load sets those that this module needs, and none that the user has set.
+// first agent: Load sets those that this module needs, and none that the user has set. What one agent may use of the network is a
+// setting of that agent.
 //
 // # Waits
 //

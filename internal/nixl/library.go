@@ -62,6 +62,7 @@ type functions struct {
 	listGet        func(list handle, i uintptr, s *unsafe.Pointer) Status
 	destroyList    func(list handle) Status
 	createParams   func(params *handle) Status
+	addParam       func(params handle, key, value string) Status
 	destroyParams  func(params handle) Status
 	createBackend  func(agent handle, plugin string, params handle, backend *handle) Status
 	destroyBackend func(backend handle) Status
@@ -102,6 +103,7 @@ func (f *functions) table() []symbol {
 		{"nixl_capi_string_list_get", &f.listGet},
 		{"nixl_capi_destroy_string_list", &f.destroyList},
 		{"nixl_capi_create_params", &f.createParams},
+		{"nixl_capi_params_add", &f.addParam},
 		{"nixl_capi_destroy_params", &f.destroyParams},
 		{"nixl_capi_create_backend", &f.createBackend},
 		{"nixl_capi_destroy_backend", &f.destroyBackend},

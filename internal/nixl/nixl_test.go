@@ -167,6 +167,7 @@ func table() (*Library, map[handle]string, map[handle]int) {
 		},
 		destroyList:    destroy,
 		createParams:   func(p *handle) Status { return create("params", p) },
+		addParam:       func(_ handle, _, _ string) Status { return Success },
 		destroyParams:  destroy,
 		createBackend:  func(_ handle, _ string, _ handle, b *handle) Status { return create("backend", b) },
 		destroyBackend: destroy,

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
@@ -17,6 +20,7 @@ import (
 func groupCases() []Case {
 	return []Case{
 		{Name: "groups/overlapping", MinWorld: 3, Needs: []string{"peer_pointers"}, Run: overlappingCase},
+		{Name: "groups/ring_of_pairs", MinWorld: 3, Run: ringOfPairsCase},
 		{Name: "groups/alone", Run: aloneCase},
 		{Name: "groups/again", Run: groupAgainCase},
 		{Name: "groups/errors", Run: groupErrorsCase},
@@ -105,6 +109,77 @@ func overlappingCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return nil
+}
+
+// ringOfPairsCase: each rank makes a group with the next rank and one with the rank before, each on a goroutine of its own, several times
+// over: makes memory and a plan there, runs it on a stream of its own, and closes all of it while the other goroutine is somewhere else.
+// Neither waits for the other, and so nobody waits for himself around the ring.
+func ringOfPairsCase(ctx context.Context, e *Env) error {
+	me, w := e.R.Rank(), e.R.WorldSize()
+	// A pair that waits for ever fails the case, and not the run.
+	ctx, cancel := context.WithTimeout(ctx, pairsTimeout)
+	defer cancel()
+	var errs [2]error
+	var wg sync.WaitGroup
+	for i, other := range []int{(me + 1) % w, (me + w - 1) % w} {
+		// Groups of the same ranks have the same name on all of them; with random numbers of its own each goroutine goes its own way.
+		own := &Env{R: e.R, S: e.S, Rand: rand.New(rand.NewPCG(e.Rand.Uint64(), uint64(i)))}
+		wg.Go(func() {
+			pair := []int{min(me, other), max(me, other)}
+			for round := range pairRounds {
+				if errs[i] = pairOnce(ctx, own, pair); errs[i] != nil {
+					errs[i] = fmt.Errorf("pair %v, round %d: %w", pair, round, errs[i])
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs[:]...)
+}
+
+const (
+	pairRounds   = 4
+	pairsTimeout = 30 * time.Second
+)
+
+// pairOnce makes a group of two ranks, uses it and closes it.
+func pairOnce(ctx context.Context, e *Env, pair []int) error {
+	sub, err := e.R.Sub(ctx, pair)
+	if err != nil {
+		return fmt.Errorf("making the group: %w", err)
+	}
+	s, err := sub.NewStream()
+	if err != nil {
+		return err
+	}
+	env := &Env{R: sub, S: s, Rand: e.Rand}
+	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 4000, blocked, false}
+	o, err := newOperands(ctx, env, r)
+	if err != nil {
+		return fmt.Errorf("making tensors: %w", err)
+	}
+	p, err := o.plan(ctx, r)
+	if err != nil {
+		return fmt.Errorf("making the plan: %w", err)
+	}
+	for range 5 {
+		e.Skew()
+		if err := p.Run(s); err != nil {
+			return err
+		}
+	}
+	// The plan is closed with its runs under way, which closing waits for.
+	if err := p.Close(ctx); err != nil {
+		return err
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		return err
+	}
+	if err := o.check(ctx, env, r); err != nil {
+		return err
+	}
+	return errors.Join(s.Close(), closeAll(ctx, o, sub))
 }
 
 // aloneCase is a group of one rank, with everything in it.

@@ -1,0 +1,180 @@
+package host
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Shared memory counts as memory of the processes that touch it, and of their control groups. Pages are taken when they are first
+// touched, and a process that takes more than it may is killed. So what is left is looked at before memory is made.
+
+// systemRoot is where the file systems proc and sys are looked for; tests have their own.
+var systemRoot = "/"
+
+// enough is ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. What cannot
+// be read limits nothing.
+func enough(bytes int64) error {
+	if left, ok := memAvailable(); ok && bytes > left {
+		return fmt.Errorf("%d bytes are asked for and the host has %d left: %w", bytes, left, errs.ErrNoMemory)
+	}
+	for _, g := range controlGroups() {
+		if left := max(g.limit-g.used+g.cache, 0); bytes > left {
+			return fmt.Errorf("%d bytes are asked for and control group %s has %d left: its limit %s is %d, and %d of that are in use, %d of "+
+				"which the kernel can take back; free tensors, or raise the limit of the container or job: %w",
+				bytes, g.folder, left, g.file, g.limit, g.used, g.cache, errs.ErrNoMemory)
+		}
+	}
+	return nil
+}
+
+// memAvailable reads how much memory the kernel can give without swapping, in bytes.
+func memAvailable() (int64, bool) {
+	kb, ok := counter(filepath.Join(systemRoot, "proc/meminfo"), "MemAvailable:")
+	return kb << 10, ok
+}
+
+// controlGroup is a group of processes with a limit of its memory, in bytes.
+type controlGroup struct {
+	folder string
+	file   string // that holds the limit
+	limit  int64
+	used   int64
+	cache  int64 // what of used the kernel can take back
+}
+
+// hierarchy is a version of control groups, and the names of what is read of them.
+type hierarchy struct {
+	fstype, controller, limit, used string
+	cache                           []string
+}
+
+// hierarchies are version 2 and version 1; a system may have both, and the memory controller is in one of them. Pages of shared memory
+// are not among the cached files that are counted here.
+var hierarchies = []hierarchy{
+	{"cgroup2", "", "memory.max", "memory.current", []string{"inactive_file", "active_file", "slab_reclaimable"}},
+	{"cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}},
+}
+
+// controlGroups gives those of this process that have a limit, with all above them that it can see.
+func controlGroups() []controlGroup {
+	member, err := os.ReadFile(filepath.Join(systemRoot, "proc/self/cgroup"))
+	if err != nil {
+		return nil
+	}
+	mounts, err := os.ReadFile(filepath.Join(systemRoot, "proc/self/mountinfo"))
+	if err != nil {
+		return nil
+	}
+	var groups []controlGroup
+	for _, h := range hierarchies {
+		own, ok := h.member(string(member))
+		if !ok {
+			continue
+		}
+		for line := range strings.Lines(string(mounts)) {
+			if root, point, ok := h.mount(line); ok {
+				groups = append(groups, h.walk(own, root, point)...)
+			}
+		}
+	}
+	return groups
+}
+
+// member finds the group of this process in the text of /proc/self/cgroup: lines of number, controllers and path, with colons between.
+func (h *hierarchy) member(text string) (string, bool) {
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		for controller := range strings.SplitSeq(fields[1], ",") {
+			if controller == h.controller && (controller != "" || fields[0] == "0") {
+				return fields[2], true
+			}
+		}
+	}
+	return "", false
+}
+
+// mount reads a line of /proc/self/mountinfo: which group is mounted, and where. See proc_pid_mountinfo(5).
+func (h *hierarchy) mount(line string) (root, point string, ok bool) {
+	left, right, found := strings.Cut(line, " - ")
+	fields, kind := strings.Fields(left), strings.Fields(right)
+	if !found || len(fields) < 5 || len(kind) < 3 || kind[0] != h.fstype {
+		return "", "", false
+	}
+	if h.controller != "" && !strings.Contains(","+kind[2]+",", ","+h.controller+",") {
+		return "", "", false
+	}
+	return fields[3], fields[4], true
+}
+
+// walk reads the limits from the group of this process up to the one that is mounted. The path of a group counts from the top of the
+// hierarchy, of which a container may see only a part: then the group that is mounted is its own.
+func (h *hierarchy) walk(own, root, point string) []controlGroup {
+	below, inside := strings.CutPrefix(own, strings.TrimSuffix(root, "/"))
+	if !inside || below != "" && below[0] != '/' {
+		below = ""
+	}
+	var groups []controlGroup
+	for at := path.Clean("/" + below); ; at = path.Dir(at) {
+		if g, ok := h.read(path.Join(point, at)); ok {
+			groups = append(groups, g)
+		}
+		if at == "/" {
+			return groups
+		}
+	}
+}
+
+// read reads one group; false if it has no limit.
+func (h *hierarchy) read(folder string) (controlGroup, bool) {
+	at := filepath.Join(systemRoot, folder)
+	g := controlGroup{folder: folder, file: h.limit}
+	var ok bool
+	// Version 2 writes "max" for none, and version 1 the largest number of pages.
+	if g.limit, ok = number(filepath.Join(at, h.limit)); !ok || g.limit >= math.MaxInt64-math.MaxInt32 {
+		return g, false
+	}
+	if g.used, ok = number(filepath.Join(at, h.used)); !ok {
+		return g, false
+	}
+	for _, name := range h.cache {
+		bytes, _ := counter(filepath.Join(at, "memory.stat"), name)
+		g.cache += bytes
+	}
+	g.cache = min(g.cache, g.used)
+	return g, true
+}
+
+// number reads a file that holds one number.
+func number(file string) (int64, bool) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return n, err == nil && n >= 0
+}
+
+// counter reads a number of a file whose lines begin with a name and a number.
+func counter(file, name string) (int64, bool) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == name {
+			n, err := strconv.ParseInt(fields[1], 10, 64)
+			return n, err == nil && n >= 0
+		}
+	}
+	return 0, false
+}
