@@ -152,15 +152,24 @@ func (e *VoteError) Error() string {
 // Unwrap gives this rank's own error, or nil.
 func (e *VoteError) Unwrap() error { return e.Local }
 
-// FileLimitError says that this process may not open another file.
+// FileLimitError says that a process may not open another file.
 type FileLimitError struct {
 	Limit uint64 // the soft limit of open files, RLIMIT_NOFILE; 0 if not known
-	Err   error  // what the operating system said
+	Owner string // whose process it is, if not this one: "rank 0, which serves the rendezvous"
+	Err   error  // what the operating system said; nil if it was another process that was told
 }
 
 // Error says what to do: raise the limit or close files.
 func (e *FileLimitError) Error() string {
-	return fmt.Sprintf("too many open files: the limit of this process is %d; raise it (ulimit -n) or close files: %v", e.Limit, e.Err)
+	owner := "this process"
+	if e.Owner != "" {
+		owner = "the process of " + e.Owner + ","
+	}
+	text := fmt.Sprintf("too many open files: the limit of %s is %d; raise it (ulimit -n) or close files", owner, e.Limit)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
 }
 
 // Unwrap gives what the operating system said.

@@ -239,16 +239,26 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 	key := subKey(ranks)
 	g.mu.Lock()
-	g.opened[key]++
-	name := fmt.Sprintf("%s/%s#%d", g.name, key, g.opened[key])
+	name := fmt.Sprintf("%s/%s#%d", g.name, key, g.opened[key]+1)
+	if len(name) <= maxText {
+		g.opened[key]++
+	}
 	g.mu.Unlock()
+	if len(name) > maxText {
+		return nil, invalid("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes; make groups of the world, not of groups of groups", maxText))
+	}
 
 	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
 	for i, r := range ranks {
 		members[i], world[i] = g.members[r], g.world[r]
 	}
 	sub := newGroup(g.session, name, rank, members, world)
-	if err := g.session.add(sub); err != nil {
+	var quota *QuotaError
+	err := g.session.add(sub)
+	if errors.As(err, &quota) { // the other ranks come, and learn of it
+		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, quota)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
 	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, nil); err != nil {
@@ -287,6 +297,16 @@ func (g *Group) setData(a *arrival, data []byte) error {
 func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (*outcome, error) {
 	if err := g.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
+	}
+	calls, bytes := g.session.begin(len(a.data))
+	defer func() { g.session.finish(bytes) }()
+	switch l := g.session.limits; {
+	case calls > 2*l.calls: // the service would not have it
+		return nil, &QuotaError{Op: label(a.kind, a.op), What: quotaCalls, Limit: int64(l.calls)}
+	case calls > l.calls && local == nil:
+		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCalls, Limit: int64(l.calls)}
+	case bytes < 0 && local == nil:
+		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCallBytes, Limit: l.callBytes}
 	}
 	if local != nil {
 		a.refused, a.refusal, a.data = true, clip(local.Error()), nil
@@ -360,14 +380,16 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error,
 		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
 	case failRefused:
 		return &VoteError{Op: op, Failures: f.failures, Local: local}
+	case failQuota:
+		return g.failureError(op, f)
 	case failLost, failLeft, failClosed, failInvalid:
-		return fmt.Errorf("%s: %w", op, g.failureError(f))
+		return fmt.Errorf("%s: %w", op, g.failureError(op, f))
 	}
 	return fmt.Errorf("%s: the service failed in a way that this version does not know (%d)", op, f.kind)
 }
 
 // failureError turns the failures that say nothing of a round into errors.
-func (g *Group) failureError(f *failure) error {
+func (g *Group) failureError(op string, f *failure) error {
 	switch f.kind {
 	case failLost:
 		return g.peerLost(f.lost)
@@ -381,6 +403,8 @@ func (g *Group) failureError(f *failure) error {
 		return fmt.Errorf("group %s: %w", g.name, ErrClosed)
 	case failInvalid:
 		return fmt.Errorf("%w: %s", ErrInvalid, f.text)
+	case failQuota:
+		return &QuotaError{Op: op, What: f.text, Limit: f.limit}
 	case failGaveUp, failMismatch, failRefused:
 	}
 	return fmt.Errorf("the service failed in a way that this version does not know (%d)", f.kind)

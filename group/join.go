@@ -38,7 +38,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	m := thisProcess(o.Rank, o.LocalRank, o.BootID)
-	s := newSession(o.Rank, o.Timeout, o.Logger)
+	s := newSession(o.Rank, o.Timeout, o.Logger, o.bounds())
 	world := make([]int, o.WorldSize)
 	for i := range world {
 		world[i] = i
@@ -59,6 +59,9 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	}
 	if err := meet(ctx, g, m); err != nil {
 		s.close()
+		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
+			err = errors.Join(err, t.service.listener.tooManyFiles())
+		}
 		// The others are told why before the connection ends; that takes no longer than a moment.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
 		defer cancel()
@@ -104,7 +107,7 @@ type hostTransport struct {
 
 // host makes the hub, and serves it where there are other ranks.
 func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport, error) {
-	t := &hostTransport{localTransport: localTransport{hub: newHub(o.WorldSize), worldRank: 0}}
+	t := &hostTransport{localTransport: localTransport{hub: newHub(o.WorldSize, o.bounds()), worldRank: 0}}
 	if _, ok := t.hub.attach(m, s); !ok {
 		return nil, errors.New("attaching rank 0 to a new hub")
 	}
@@ -145,7 +148,7 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	defer t.service.stop()
 	select {
 	case <-t.hub.gone():
-		t.service.drain()
+		t.service.drain(ctx)
 		return nil
 	case <-ctx.Done():
 		missing := t.hub.attached()

@@ -188,7 +188,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("rank out of range", func(t *testing.T) {
 		// Join itself refuses such options, so this is what another implementation would see.
 		o := base
-		s := newSession(7, 0, nil)
+		s := newSession(7, 0, nil, &defaultLimits)
 		_, err := connect(ctx, s, thisProcess(7, 0, ""), &o)
 		requireRefused(t, err, RefusedRank, base.Addr)
 	})
@@ -209,7 +209,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("duplicate rank", func(t *testing.T) {
 		o := base
 		o.Rank = 0 // present for certain; its own Join would listen, so it is made as another rank's
-		s := newSession(0, 0, nil)
+		s := newSession(0, 0, nil, &defaultLimits)
 		_, err := connect(ctx, s, thisProcess(0, 0, ""), &o)
 		requireRefused(t, err, RefusedDuplicate, base.Addr)
 	})

@@ -42,6 +42,15 @@ type Options struct {
 	BootID string
 	// Logger takes the rank's events: ranks that come, leave or are lost, refusals. Nil is silence.
 	Logger *slog.Logger
+
+	limits *limits // nil is defaultLimits
+}
+
+func (o *Options) bounds() *limits {
+	if o.limits == nil {
+		return &defaultLimits
+	}
+	return o.limits
 }
 
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.
