@@ -11,7 +11,7 @@ import (
 type limits struct {
 	attempt   time.Duration // a rank's first attempt to connect; later ones may take longer
 	handshake time.Duration // from a connection's beginning until a rank is admitted on it
-	patience  time.Duration // the same, while further connections wait for a place
+	patience  time.Duration // the same, while further connections wait for a place; a tenth of it where no greeting has come
 	pending   int           // connections on which no rank was admitted yet; 0 goes by the limit of open files
 	unproven  int64         // bytes that are read from a connection before a rank is admitted on it
 

@@ -215,7 +215,11 @@ func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
 	var worst *serviceSocket
 	wait := l.limits.patience
 	for c := range l.pending {
-		if left := l.limits.patience - time.Since(c.began); left > 0 {
+		allowed := l.limits.patience
+		if c.received.Load() < int64(prologueLength) { // a rank sends its greeting as soon as it is connected
+			allowed /= 10
+		}
+		if left := allowed - time.Since(c.began); left > 0 {
 			wait = min(wait, left)
 			continue
 		}
