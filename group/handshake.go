@@ -28,7 +28,9 @@ import (
 //	client  HMAC(token, "client" + exported key)
 //	service 1, HMAC(token, "service" + exported key); or 0, and hangs up
 //
-// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys.
+// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys. The client
+// proves itself first, so that who merely connects learns nothing. Who answers in place of the service gets a proof which he can
+// use for nothing but to try guessed tokens against; so tokens that can be guessed are for loopback addresses only.
 
 const (
 	protocolMagic   = "symmem"

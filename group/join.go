@@ -130,8 +130,8 @@ func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport
 			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port?): %w", o.Addr, errors.Join(ErrUnavailable, err))
 		}
 	}
-	if a, ok := l.Addr().(*net.TCPAddr); ok && o.Token == "" && !a.IP.IsLoopback() {
-		return nil, errors.Join(notLoopback("Listener", l.Addr().String()), l.Close())
+	if a, ok := l.Addr().(*net.TCPAddr); ok && len(o.Token) < MinToken && !a.IP.IsLoopback() {
+		return nil, errors.Join(notLoopback("Listener", l.Addr().String(), o), l.Close())
 	}
 	var err error
 	t.service, err = startService(l, t.hub, o)
@@ -160,9 +160,10 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	}
 }
 
-// checkAddress refuses to serve or to look for the service anywhere but on this host without a token: anyone could be there.
+// checkAddress refuses to serve or to look for the service anywhere but on this host without a token, or with one that can be
+// guessed: anyone could be there.
 func checkAddress(ctx context.Context, o *Options) error {
-	if o.Token != "" {
+	if len(o.Token) >= MinToken {
 		return nil
 	}
 	hostname, port, err := net.SplitHostPort(o.Addr)
@@ -175,7 +176,7 @@ func checkAddress(ctx context.Context, o *Options) error {
 		}
 	}
 	if hostname == "" {
-		return notLoopback("Addr", o.Addr)
+		return notLoopback("Addr", o.Addr, o)
 	}
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, hostname)
 	if err != nil {
@@ -183,13 +184,17 @@ func checkAddress(ctx context.Context, o *Options) error {
 	}
 	for _, a := range addrs {
 		if !a.IP.IsLoopback() {
-			return notLoopback("Addr", o.Addr)
+			return notLoopback("Addr", o.Addr, o)
 		}
 	}
 	return nil
 }
 
-func notLoopback(arg, addr string) error {
+func notLoopback(arg, addr string, o *Options) error {
+	if o.Token != "" {
+		return invalid("Join", "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address: "+
+			"whoever answers there in place of the service could guess a shorter one; make one with: openssl rand -hex 16", MinToken, arg, addr))
+	}
 	return invalid("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token; "+
 		"set a token on every rank to use other addresses")
 }

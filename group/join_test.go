@@ -129,6 +129,8 @@ func TestJoinBadOptions(t *testing.T) {
 		"serve everywhere":  {WorldSize: 2, Addr: ":0"},
 		"serve on all":      {WorldSize: 2, Addr: "0.0.0.0:0"},
 		"look elsewhere":    {Rank: 1, WorldSize: 2, Addr: "192.0.2.1:9"},
+		"short token":       {WorldSize: 2, Addr: "0.0.0.0:0", Token: "fifteen bytes.."},
+		"short token there": {Rank: 1, WorldSize: 2, Addr: "192.0.2.1:9", Token: "fifteen bytes.."},
 		"look elsewhere v6": {Rank: 1, WorldSize: 2, Addr: "[2001:db8::1]:9"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,6 +147,20 @@ func TestJoinBadOptions(t *testing.T) {
 		require.ErrorIs(t, err, ErrInvalid)
 		require.ErrorContains(t, err, "token")
 		require.ErrorIs(t, l.Close(), net.ErrClosed, "Join has taken the listener over")
+	})
+	t.Run("short token on all addresses", func(t *testing.T) {
+		l, err := net.Listen("tcp", ":0")
+		require.NoError(t, err)
+		_, err = Join(testContext(t), &Options{WorldSize: 2, Listener: l, Token: "fifteen bytes.."})
+		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorContains(t, err, "at least 16 bytes")
+		require.NotContains(t, err.Error(), "fifteen")
+	})
+	t.Run("long token on all addresses", func(t *testing.T) {
+		l, err := net.Listen("tcp", ":0")
+		require.NoError(t, err)
+		_, err = Join(testContext(t), &Options{WorldSize: 2, Listener: l, Token: "sixteen bytes...", Timeout: 10 * time.Millisecond})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
 
