@@ -29,7 +29,7 @@ func Join(ctx context.Context, opts *Options) (*Group, error) {
 	}
 	g, err := join(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("joining job %q as rank %d of %d: %w", o.Job, o.Rank, o.WorldSize, err)
+		return nil, fmt.Errorf("joining job %s as rank %d of %d: %w", quoteJob(o.Job), o.Rank, o.WorldSize, err)
 	}
 	return g, nil
 }

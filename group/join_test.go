@@ -98,6 +98,21 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// TestOddJobNames joins a job whose launcher gave it a name of any bytes.
+func TestOddJobNames(t *testing.T) {
+	for _, job := range []string{"a\xffb\xfe", "\x00", strings.Repeat("\xff", maxText), strings.Repeat("é", 1000)} {
+		groups, failures := tryJob(t, 2, Options{Job: job})
+		requireNone(t, failures)
+		leaveAll(t, groups)
+	}
+	addr, _, finish := startJob(t, 2, Options{Job: strings.Repeat("\xff", maxText)})
+	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Job: strings.Repeat("\xfe", maxText)})
+	requireRefused(t, err, RefusedJob, addr)
+	require.Less(t, len(err.Error()), 2000)
+	require.Contains(t, err.Error(), "(4096 bytes)")
+	finish()
+}
+
 func TestJoinAlone(t *testing.T) {
 	g, err := Join(testContext(t), nil)
 	require.NoError(t, err)
