@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -38,6 +39,7 @@ type Group struct {
 	over    chan struct{} // closed when the group is closed
 
 	mu     sync.Mutex
+	failed error          // see Excuse
 	ended  bool           // closed on this rank
 	dead   bool           // a member is lost
 	opened map[string]int // how often a sub-group of these ranks was opened
@@ -214,6 +216,21 @@ func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	return err
 }
 
+// Excuse notes that this rank has failed in something that is no collective call, for which the others may be waiting in the
+// next one. If then the calls of the ranks do not match, they get the failure, in a [*VoteError], in place of a [*MismatchError].
+// It is forgotten when a call succeeds; a later failure takes its place. It does not block.
+func (g *Group) Excuse(failure error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed = failure
+}
+
+func (g *Group) excuse() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.failed
+}
+
 // Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks,
 // which are ranks of this group, ascending, without repetition, and contain the caller. A rank's number in the new group is its
 // index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. It blocks until all of them have
@@ -309,7 +326,12 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCallBytes, Limit: l.callBytes}
 	}
 	if local != nil {
-		a.refused, a.refusal, a.data = true, clip(local.Error()), nil
+		a.refused, a.refusal, a.reason, a.data = true, clip(local.Error()), conditionOf(local), nil
+	}
+	excuse := g.excuse()
+	if excuse != nil {
+		a.excuse = clip(excuse.Error())
+		a.reason = cmp.Or(a.reason, conditionOf(excuse))
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
 	defer cancel()
@@ -334,7 +356,10 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		return nil, &MissingRanksError{Op: label(a.kind, a.op), Size: g.Size(), Waited: time.Since(started), Err: ctx.Err()}
 	}
 	if o.failure != nil {
-		return nil, g.errorOf(seq, a, o.failure, local, ctx.Err(), time.Since(started))
+		return nil, g.errorOf(seq, a, o.failure, local, excuse, ctx.Err(), time.Since(started))
+	}
+	if excuse != nil {
+		g.Excuse(nil)
 	}
 	return o, nil
 }
@@ -365,7 +390,7 @@ func (g *Group) afterAbandon(result outcomeChan) *outcome {
 }
 
 // errorOf turns a round's failure into this rank's error.
-func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error, waited time.Duration) error {
+func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, excuse, ctxErr error, waited time.Duration) error {
 	op := label(a.kind, a.op)
 	switch f.kind {
 	case failGaveUp:
@@ -379,7 +404,10 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error,
 	case failMismatch:
 		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
 	case failRefused:
-		return &VoteError{Op: op, Failures: f.failures, Local: local}
+		if local == nil && slices.ContainsFunc(f.failures, func(one RankFailure) bool { return one.Rank == g.rank }) {
+			local = excuse
+		}
+		return &VoteError{Op: op, Failures: f.failures, Local: local, reasons: f.reasons}
 	case failQuota:
 		return g.failureError(op, f)
 	case failLost, failLeft, failClosed, failInvalid:

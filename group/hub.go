@@ -111,7 +111,9 @@ type arrival struct {
 	data    []byte // not changed any more
 	refused bool   // this rank failed; the call fails everywhere when all have come
 	refusal string
-	members []int // only for kindSub: the world ranks of the group to be opened
+	excuse  string    // why this rank may have come to another call than the others; "" if it does not know
+	reason  condition // what the refusal or the excuse is
+	members []int     // only for kindSub: the world ranks of the group to be opened
 	to      outcomeReceiver
 
 	cost int64 // what the hub keeps for it, in bytes
@@ -159,6 +161,7 @@ type failure struct {
 	missing  []int
 	values   []string
 	failures []RankFailure
+	reasons  []condition // of the failures that are one; nil if none is
 	lost     *loss
 	limit    int64
 }
@@ -308,7 +311,7 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 // a round pays for the round.
 func (h *hub) charge(worldRank int, a *arrival, g *hubGroup, first bool) *failure {
 	const fixed = 512 // about what an arrival takes besides its texts and data
-	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.data))
+	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data))
 	if first {
 		a.cost += 16 * int64(len(g.members))
 	}
@@ -429,12 +432,14 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 	o := &outcome{}
 	switch {
 	case r.mismatch:
-		o.failure = r.mismatchFailure()
+		if o.failure = r.excuses(); o.failure == nil {
+			o.failure = r.mismatchFailure()
+		}
 	case slices.ContainsFunc(r.arrivals, func(a *arrival) bool { return a.refused }):
 		o.failure = &failure{kind: failRefused}
 		for rank, a := range r.arrivals {
 			if a.refused {
-				o.failure.failures = append(o.failure.failures, RankFailure{Rank: rank, Text: a.refusal})
+				o.failure.add(rank, a.refusal, a.reason)
 			}
 		}
 	case r.first.kind == kindAllGather || r.first.kind == kindJoin:
@@ -461,7 +466,9 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 // fail ends a round that some ranks have not come to, and keeps the failure for them.
 func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 	if r.mismatch && f.kind == failGaveUp {
-		f = r.mismatchFailure()
+		if f = r.excuses(); f == nil {
+			f = r.mismatchFailure()
+		}
 	}
 	o := &outcome{failure: f}
 	for _, a := range r.arrivals {
@@ -529,6 +536,27 @@ func (r *round) missing() []int {
 		}
 	}
 	return missing
+}
+
+// excuses gives the failures that explain why the calls do not match, or nil if no rank has one.
+func (r *round) excuses() *failure {
+	f := &failure{kind: failRefused}
+	for rank, a := range r.arrivals {
+		if a != nil && a.excuse != "" {
+			f.add(rank, a.excuse, a.reason)
+		}
+	}
+	if len(f.failures) == 0 {
+		return nil
+	}
+	return f
+}
+
+func (f *failure) add(rank int, text string, reason condition) {
+	f.failures = append(f.failures, RankFailure{Rank: rank, Text: text})
+	if reason != 0 {
+		f.reasons = append(f.reasons, reason)
+	}
 }
 
 func (r *round) mismatchFailure() *failure {

@@ -435,7 +435,7 @@ func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 		a := b.Arrival
 		h.arrive(rank, a.GetGroup(), a.GetSequence(), &arrival{
 			kind: kind(a.GetKind()), op: a.GetOp(), root: int(a.GetRoot()), data: a.GetData(),
-			refused: a.GetRefused(), refusal: a.GetRefusal(), members: toInts(a.GetMembers()), to: c,
+			refused: a.GetRefused(), refusal: a.GetRefusal(), excuse: a.GetExcuse(), reason: condition(a.GetCondition()), members: toInts(a.GetMembers()), to: c,
 		})
 	case *pb.ClientMessage_Abandon:
 		h.abandon(rank, b.Abandon.GetGroup(), b.Abandon.GetSequence(), b.Abandon.GetReason())
@@ -480,7 +480,7 @@ func oversized(m *pb.ClientMessage, worldSize int) error {
 	for what, size := range map[string]int{
 		"the name of a group":   max(len(a.GetGroup()), len(r.GetGroup()), len(m.GetAbandon().GetGroup()), len(m.GetCancelGet().GetGroup())),
 		"an op text":            len(a.GetOp()),
-		"the text of a failure": len(a.GetRefusal()),
+		"the text of a failure": max(len(a.GetRefusal()), len(a.GetExcuse())),
 		"a key":                 max(len(r.GetKey()), len(m.GetCancelGet().GetKey())),
 		"a reason":              max(len(m.GetAbandon().GetReason()), len(m.GetAbort().GetReason())),
 	} {

@@ -638,7 +638,8 @@ type Arrival struct {
 	Refused       bool                   `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
 	Refusal       string                 `protobuf:"bytes,8,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	Members       []int64                `protobuf:"varint,9,rep,packed,name=members,proto3" json:"members,omitempty"` // world ranks, when the call opens a group
-	Condition     uint32                 `protobuf:"varint,10,opt,name=condition,proto3" json:"condition,omitempty"`   // of the refusal, as in RankFailure
+	Condition     uint32                 `protobuf:"varint,10,opt,name=condition,proto3" json:"condition,omitempty"`   // which condition the refusal or the excuse is, for programs; 0 if none that ranks tell each other
+	Excuse        string                 `protobuf:"bytes,11,opt,name=excuse,proto3" json:"excuse,omitempty"`          // why the rank may have come to another call than the others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -741,6 +742,13 @@ func (x *Arrival) GetCondition() uint32 {
 		return x.Condition
 	}
 	return 0
+}
+
+func (x *Arrival) GetExcuse() string {
+	if x != nil {
+		return x.Excuse
+	}
+	return ""
 }
 
 // Abandon says that a rank waits no longer in a collective call.
@@ -898,7 +906,8 @@ type Failure struct {
 	Values        []string               `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
 	Failures      []*RankFailure         `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
 	Lost          *Loss                  `protobuf:"bytes,7,opt,name=lost,proto3" json:"lost,omitempty"`
-	Limit         int64                  `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"` // of a quota
+	Limit         int64                  `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`            // of a quota
+	Reasons       []uint32               `protobuf:"varint,9,rep,packed,name=reasons,proto3" json:"reasons,omitempty"` // the conditions that the failures are, for programs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -989,11 +998,17 @@ func (x *Failure) GetLimit() int64 {
 	return 0
 }
 
+func (x *Failure) GetReasons() []uint32 {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
 type RankFailure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          int64                  `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
 	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
-	Condition     uint32                 `protobuf:"varint,3,opt,name=condition,proto3" json:"condition,omitempty"` // what the failure is, for programs; 0 if it is none of those that ranks tell each other
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1040,13 +1055,6 @@ func (x *RankFailure) GetText() string {
 		return x.Text
 	}
 	return ""
-}
-
-func (x *RankFailure) GetCondition() uint32 {
-	if x != nil {
-		return x.Condition
-	}
-	return 0
 }
 
 // Loss is the news that a rank is lost.
@@ -1542,7 +1550,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\aWelcome\"5\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xf7\x01\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\x8f\x02\n" +
 	"\aArrival\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x12\n" +
@@ -1554,7 +1562,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\arefusal\x18\b \x01(\tR\arefusal\x12\x1c\n" +
 	"\amembers\x18\t \x03(\x03B\x02\x10\x01R\amembers\x12\x1c\n" +
 	"\tcondition\x18\n" +
-	" \x01(\rR\tcondition\"S\n" +
+	" \x01(\rR\tcondition\x12\x16\n" +
+	"\x06excuse\x18\v \x01(\tR\x06excuse\"S\n" +
 	"\aAbandon\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -1565,7 +1574,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x18\n" +
 	"\x05sizes\x18\x04 \x03(\rB\x02\x10\x01R\x05sizes\x12\x12\n" +
 	"\x04more\x18\x05 \x01(\bR\x04more\x127\n" +
-	"\afailure\x18\x06 \x01(\v2\x1d.symmem.rendezvous.v1.FailureR\afailure\"\x80\x02\n" +
+	"\afailure\x18\x06 \x01(\v2\x1d.symmem.rendezvous.v1.FailureR\afailure\"\x9e\x02\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x03R\x04rank\x12\x12\n" +
@@ -1574,11 +1583,11 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x06values\x18\x05 \x03(\tR\x06values\x12=\n" +
 	"\bfailures\x18\x06 \x03(\v2!.symmem.rendezvous.v1.RankFailureR\bfailures\x12.\n" +
 	"\x04lost\x18\a \x01(\v2\x1a.symmem.rendezvous.v1.LossR\x04lost\x12\x14\n" +
-	"\x05limit\x18\b \x01(\x03R\x05limit\"S\n" +
+	"\x05limit\x18\b \x01(\x03R\x05limit\x12\x1c\n" +
+	"\areasons\x18\t \x03(\rB\x02\x10\x01R\areasons\"5\n" +
 	"\vRankFailure\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1c\n" +
-	"\tcondition\x18\x03 \x01(\rR\tcondition\"{\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"{\n" +
 	"\x04Loss\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +
