@@ -530,6 +530,7 @@ func TestQuotas(t *testing.T) {
 
 // TestFullOutbox fills what a rank has to send faster than it can be sent.
 func TestFullOutbox(t *testing.T) {
+	t.Parallel()
 	lim := defaultLimits
 	lim.queued, lim.queueBytes = 8, 1<<20
 	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &slowConn{Conn: c, rate: 8 << 20} }}

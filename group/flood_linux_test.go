@@ -88,6 +88,7 @@ func startFlooded(t *testing.T, role string) (addr string, end func() string) {
 
 // TestConnectionFlood opens many more connections than rank 0 may have open files, and joins.
 func TestConnectionFlood(t *testing.T) {
+	t.Parallel()
 	addr, end := startFlooded(t, "flooded")
 	for range 100 {
 		c, err := net.Dial("tcp", addr)
@@ -104,6 +105,7 @@ func TestConnectionFlood(t *testing.T) {
 
 // TestTableOfFilesFull joins where rank 0 can open no further file: both sides say so.
 func TestTableOfFilesFull(t *testing.T) {
+	t.Parallel()
 	addr, end := startFlooded(t, "full")
 	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Token: longToken, Timeout: 700 * time.Millisecond})
 	var limit *FileLimitError

@@ -336,6 +336,7 @@ func TestJoinBusyPort(t *testing.T) {
 }
 
 func TestJoinNobodyComes(t *testing.T) {
+	t.Parallel()
 	l := listenLoopback(t)
 	o := Options{WorldSize: 8, Addr: l.Addr().String(), Timeout: time.Minute}
 	failures := make([]error, 2)

@@ -184,6 +184,7 @@ func (c *slowConn) Write(b []byte) (int, error) {
 
 // TestSlowLink sends messages that take longer than a rank may be silent.
 func TestSlowLink(t *testing.T) {
+	t.Parallel()
 	const liveness = 400 * time.Millisecond
 	const rate = 512 << 10
 	l := &wrappingListener{Listener: listenLoopback(t), wrap: func(c net.Conn) net.Conn { return &slowConn{Conn: c, rate: rate} }}
