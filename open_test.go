@@ -170,6 +170,37 @@ func onLocal(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) er
 	return errors.Join(errs...)
 }
 
+// TestAllocationThatFails: one rank cannot allocate what all of them need, and closes. The others, who wait for it, hear why.
+func TestAllocationThatFails(t *testing.T) {
+	err := onLocal(t, 3, func(ctx context.Context, r *symmem.Rank) error {
+		elements := int64(1000)
+		if r.Rank() == 1 {
+			elements = 1 << 58
+		}
+		x, err := r.Empty(ctx, tensor.Int32, elements)
+		if r.Rank() == 1 {
+			if err == nil {
+				return errors.New("it was allocated")
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		err = x.Rendezvous(ctx)
+		var vote *group.VoteError
+		if !errors.As(err, &vote) || len(vote.Failures) != 1 || vote.Failures[0].Rank != 1 || errors.Is(err, symmem.ErrMismatch) {
+			return fmt.Errorf("not what rank 1 failed with: %w", err)
+		}
+		t.Log(err)
+		return nil
+	})
+	// What is left is that the ranks did not close together.
+	for _, part := range []string{"it was allocated", "not what rank 1"} {
+		require.NotContains(t, fmt.Sprint(err), part)
+	}
+}
+
 // TestForgottenSubGroups: sub-groups that were not closed are closed with their parent, the youngest first.
 func TestForgottenSubGroups(t *testing.T) {
 	forgotten := make([]*symmem.Rank, 3)

@@ -220,7 +220,9 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+		err = fmt.Errorf("allocating %d bytes: %w", bytes, err)
+		m.group.Excuse(err) // the others may wait for this rank's rendezvous
+		return nil, err
 	}
 	m.add(&entry{alloc: a, name: name, place: place})
 	m.log.Info("allocated", "name", name, "address", a.Ptr(), "bytes", bytes, "rounded", a.RoundedBytes(), "took", time.Since(began))
@@ -246,7 +248,9 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 	}
 	a, err := m.backend.Register(ctx, p, bytes)
 	if err != nil {
-		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
+		err = fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
+		m.group.Excuse(err)
+		return nil, err
 	}
 	m.add(&entry{alloc: a, name: name, place: callerPlace()})
 	m.log.Info("registered", "name", name, "address", p, "bytes", bytes, "took", time.Since(began))

@@ -36,10 +36,7 @@ func decode(v *viper.Viper, sources map[string]Source) (Config, error) {
 				return Config{}, fmt.Errorf("reading the configuration: %w", err)
 			}
 			reflect.ValueOf(s.field(&c)).Elem().Set(reflect.ValueOf(s.value(&defaults)))
-			value := v.Get(s.name)
-			if _, secret := s.value(&defaults).(Secret); secret {
-				value = redacted
-			}
+			value := shown(s, v.Get(s.name))
 			bad = append(bad, fmt.Errorf("%s: %w", sources[s.name], errs.Invalid(op, s.name, value, allowedForm(failure))))
 		}
 	}
@@ -49,6 +46,22 @@ func decode(v *viper.Viper, sources map[string]Source) (Config, error) {
 		return Config{}, err
 	}
 	return c, nil
+}
+
+// shown gives a value for an error: no secret, and nothing that may hold one, as keys and values do that were indented too far.
+func shown(s *spec, value any) any {
+	if s.secret() {
+		return redacted
+	}
+	switch reflect.ValueOf(value).Kind() {
+	case reflect.Map, reflect.Struct:
+		return "keys and values"
+	case reflect.Slice, reflect.Array:
+		if _, names := value.([]string); !names {
+			return "a list"
+		}
+	}
+	return value
 }
 
 // decodeErrors collects the failures of single fields from the tree of errors that the decoder gives.

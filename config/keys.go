@@ -43,6 +43,12 @@ func (s *spec) value(c *Config) any {
 	return value
 }
 
+// secret reports whether the value must not be printed.
+func (s *spec) secret() bool {
+	_, secret := s.field(new(Config)).(*Secret)
+	return secret
+}
+
 // env gives the name of the key's environment variable.
 func (s *spec) env() string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.name, "-", "_"))

@@ -227,7 +227,7 @@ func parseFile(data []byte) (map[string]any, error) {
 	if err := decoder.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, nil // an empty file
 	} else if err != nil {
-		return nil, err
+		return nil, unquoted(err)
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errs.Invalid(op, "the file", "more than one YAML document", "one, with all keys")
@@ -240,6 +240,14 @@ func parseFile(data []byte) (map[string]any, error) {
 		// What is in the file is not quoted: it may be a secret whose path was given by mistake.
 		return nil, errs.Invalid(op, "the file", "something else than keys and values", `YAML lines of the form "key: value"`)
 	}
+	// The secrets first: where one is refused nothing else of the file is quoted, which may be the same text by an alias.
+	for pair := range slices.Chunk(top.Content, 2) {
+		if s := lookup(strings.ToLower(pair[0].Value)); s != nil && s.secret() {
+			if problem := secretProblem(pair[0], pair[1]); problem != "" {
+				return nil, errs.Invalid(op, s.name, fmt.Sprintf("%s, in line %d", problem, pair[0].Line), "the text in quotes, behind the key: "+s.name+": '...'")
+			}
+		}
+	}
 	settings := make(map[string]any, len(top.Content)/2)
 	for pair := range slices.Chunk(top.Content, 2) {
 		key, node := strings.ToLower(pair[0].Value), pair[1]
@@ -247,16 +255,59 @@ func parseFile(data []byte) (map[string]any, error) {
 			return nil, errs.Invalid(op, "key", fmt.Sprintf("no text in line %d", pair[0].Line), "names of keys")
 		}
 		if _, twice := settings[key]; twice {
-			return nil, errs.Invalid(op, "key", fmt.Sprintf("%s again in line %d", key, pair[0].Line),
+			return nil, errs.Invalid(op, "key", fmt.Sprintf("%s again in line %d", withoutSecret(key), pair[0].Line),
 				"each key once, whatever its case")
 		}
 		var value any
 		if err := node.Decode(&value); err != nil {
-			return nil, fmt.Errorf("the value of %s: %w", key, err)
+			return nil, fmt.Errorf("the value of %s: %w", withoutSecret(key), unquoted(err))
 		}
 		settings[key] = value
 	}
 	return settings, nil
+}
+
+// secretProblem says why a node of YAML is no way to write a secret, without its content. In YAML a text may become something else
+// by its first character (an alias, an anchor, a tag, a comment), so that it would be lost, or be part of an error.
+func secretProblem(key, value *yaml.Node) string {
+	switch {
+	case value.Kind == yaml.AliasNode:
+		return "an alias"
+	case value.Anchor != "":
+		return "a value with an anchor"
+	case value.Style&yaml.TaggedStyle != 0:
+		return "a value with a tag"
+	case value.Kind != yaml.ScalarNode:
+		return "a list or keys and values"
+	case value.Tag == "!!null":
+		return "nothing, or a comment"
+	case value.Style == 0 && (value.LineComment != "" || key.LineComment != ""):
+		return "a text without quotes and a comment"
+	}
+	return ""
+}
+
+// quotation is what YAML's errors quote of a document, from the first quote to the last, for the text may have quotes in it.
+var quotation = regexp.MustCompile("(?s)['`\"].*['`\"]")
+
+// unquoted drops from an error of YAML what it quotes: it may be a secret that YAML takes for something else.
+func unquoted(err error) error {
+	text := err.Error()
+	if clean := quotation.ReplaceAllString(text, "(…)"); clean != text {
+		return errors.New(clean)
+	}
+	return err
+}
+
+// withoutSecret gives a key that is not known for an error. What follows the name of a secret in it is left out: it may be the
+// secret, where the blank behind the colon was forgotten.
+func withoutSecret(key string) string {
+	for _, s := range specs {
+		if rest, ok := strings.CutPrefix(key, s.name); ok && s.secret() && rest != "" {
+			return s.name + redacted
+		}
+	}
+	return key
 }
 
 // readFile gives what is in a regular file of moderate size. Other files might never end, or never begin.
@@ -297,7 +348,7 @@ func unknownKeys(where string, given map[string]any) error {
 	slices.Sort(unknown)
 	var all []error
 	for _, key := range unknown {
-		all = append(all, fmt.Errorf("%s: %w", where, errs.Invalid(op, "key", key,
+		all = append(all, fmt.Errorf("%s: %w", where, errs.Invalid(op, "key", withoutSecret(key),
 			fmt.Sprintf("%s is the nearest that is known", nearest(key, known)))))
 	}
 	return errors.Join(all...)

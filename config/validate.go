@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -73,7 +74,7 @@ func (c Config) problems() []error {
 		refuse("rendezvous-fd", c.RendezvousFD, "3 or more (0 to 2 are the standard streams), or -1 for none")
 	}
 	if len(c.Job) > maxJob || !printable(c.Job) {
-		refuse("job", strconv.Quote(c.Job), fmt.Sprintf("at most %d bytes, all of them printable", maxJob))
+		refuse("job", quoteClipped(c.Job), fmt.Sprintf("at most %d bytes of UTF-8, all of them printable", maxJob))
 	}
 	if c.Restart < 0 {
 		refuse("restart", c.Restart, "0 or more")
@@ -84,7 +85,7 @@ func (c Config) problems() []error {
 	case len(token) > maxToken:
 		refuse("token", fmt.Sprintf("a text of %d bytes", len(token)), fmt.Sprintf("at most %d bytes", maxToken))
 	case !printable(token):
-		refuse("token", c.Token, "printable characters only")
+		refuse("token", c.Token, "printable characters only, in UTF-8")
 	}
 
 	for _, key := range []string{"timeout", "kernel-timeout", "liveness-timeout"} {
@@ -160,7 +161,16 @@ func isHostPort(addr string) bool {
 	return err == nil && n > 0
 }
 
+// quoteClipped quotes a text of any length, not more than is worth reading.
+func quoteClipped(s string) string {
+	const longest = 80
+	if len(s) <= longest {
+		return strconv.Quote(s)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", s[:longest], len(s))
+}
+
 // printable reports whether s has nothing in it that a terminal or a header would not show.
 func printable(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }

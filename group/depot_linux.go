@@ -112,16 +112,3 @@ func withDescriptor(f *os.File, fn func(fd int)) error {
 	}
 	return nil
 }
-
-// fileLimit makes the error of too many open files one that says what to do.
-func fileLimit(err error) error {
-	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
-		return err
-	}
-	limit := &FileLimitError{Err: err}
-	var r unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) == nil {
-		limit.Limit = r.Cur
-	}
-	return limit
-}

@@ -20,7 +20,7 @@
 //
 // # Loss
 //
-// A rank whose connection breaks, or that is silent for [Options].LivenessTimeout, is lost. Pending and later collective calls
+// A rank whose connection breaks, or from which no byte comes for [Options].LivenessTimeout, is lost. Pending and later collective calls
 // in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Rank 0 hosts the rendezvous
 // service, so when it is lost every group of the job is.
 //

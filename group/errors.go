@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -137,6 +138,8 @@ type VoteError struct {
 	Op       string        // the call: `vote "mapping"`
 	Failures []RankFailure // every rank that failed, ascending
 	Local    error         // this rank's own error, nil if it did not fail
+
+	reasons []condition
 }
 
 // Error names every rank that failed and its reason.
@@ -153,18 +156,53 @@ func (e *VoteError) Error() string {
 	return e.Op + ": failed on " + strings.Join(parts, "; ")
 }
 
+// Is reports whether a failure of any rank is target, as far as the ranks tell each other: ErrNoMemory of package backend.
+func (e *VoteError) Is(target error) bool {
+	for _, r := range e.reasons {
+		if r > 0 && int(r) <= len(conditions) && conditions[r-1] == target {
+			return true
+		}
+	}
+	return false
+}
+
 // Unwrap gives this rank's own error, or nil.
 func (e *VoteError) Unwrap() error { return e.Local }
 
-// FileLimitError says that this process may not open another file.
+// condition numbers the conditions of failures that ranks tell each other, so that errors.Is finds them on every rank.
+type condition uint32
+
+// conditions are what the numbers stand for, from 1.
+var conditions = []error{errs.ErrNoMemory}
+
+// conditionOf gives the condition that err is, or 0.
+func conditionOf(err error) condition {
+	for i, c := range conditions {
+		if errors.Is(err, c) {
+			return condition(i + 1)
+		}
+	}
+	return 0
+}
+
+// FileLimitError says that a process may not open another file.
 type FileLimitError struct {
 	Limit uint64 // the soft limit of open files, RLIMIT_NOFILE; 0 if not known
-	Err   error  // what the operating system said
+	Owner string // whose process it is, if not this one: "rank 0, which serves the rendezvous"
+	Err   error  // what the operating system said; nil if it was another process that was told
 }
 
 // Error says what to do: raise the limit or close files.
 func (e *FileLimitError) Error() string {
-	return fmt.Sprintf("too many open files: the limit of this process is %d; raise it (ulimit -n) or close files: %v", e.Limit, e.Err)
+	owner := "this process"
+	if e.Owner != "" {
+		owner = "the process of " + e.Owner + ","
+	}
+	text := fmt.Sprintf("too many open files: the limit of %s is %d; raise it (ulimit -n) or close files", owner, e.Limit)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
 }
 
 // Unwrap gives what the operating system said.

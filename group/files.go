@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,7 +129,7 @@ func (g *Group) checkOneMachine() error {
 	}
 	hosts := make([]string, 0, 2)
 	for _, m := range []Member{g.members[0], g.members[apart[0]]} {
-		hosts = append(hosts, fmt.Sprintf("%s (boot %s)", m.Host, m.BootID))
+		hosts = append(hosts, fmt.Sprintf("%s (boot %s)", m.Host, cmp.Or(m.BootID, "id not known: /proc/sys/kernel/random/boot_id cannot be read")))
 	}
 	return fmt.Errorf("passing files in group %s: ranks %s do not run on the machine of rank 0: %s; use a group of the ranks of one "+
 		"machine: %w", g.name, formatRanks(apart), strings.Join(hosts, ", "), ErrUnsupported)

@@ -165,6 +165,32 @@ func TestEndBeforeTheMessage(t *testing.T) {
 	}
 }
 
+// TestFileThatCannotBeReceived fails the system call that takes a file: every rank hears of it at once, and not when its time is
+// over.
+func TestFileThatCannotBeReceived(t *testing.T) {
+	groups := newJob(t, 3, Options{})
+	ctx := testContext(t)
+	c := groups[1].session.files.(*socketCarrier)
+	for _, reason := range []error{unix.ENOMEM, unix.ENOBUFS, unix.EMFILE} {
+		c.read = func(messageReader, []byte, []byte) (int, int, int, error) {
+			return 0, 0, 0, &net.OpError{Op: "read", Net: "unixpacket", Err: os.NewSyscallError("recvmsg", reason)}
+		}
+		for rank, err := range onAll(groups, func(g *Group) error {
+			_, err := g.ExchangeFile(ctx, "unlucky", os.Stdin)
+			return err
+		}) {
+			var vote *VoteError
+			require.ErrorAs(t, err, &vote)
+			require.Equal(t, 1, vote.Failures[0].Rank)
+			require.ErrorContains(t, err, reason.Error())
+			require.Equal(t, rank == 1, errors.Is(err, reason))
+			require.Equal(t, rank == 1 && reason == unix.EMFILE, errors.As(err, new(*FileLimitError)))
+		}
+	}
+	c.read = readMessage
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+}
+
 func TestTagRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tag := fileTag{

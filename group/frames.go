@@ -106,6 +106,10 @@ func (f *failure) toWire() *pb.Failure {
 	}
 	w := &pb.Failure{
 		Kind: uint32(f.kind), Rank: int64(f.rank), Text: f.text, Missing: toInt64s(f.missing), Values: f.values, Lost: f.lost.toWire(),
+		Limit: f.limit,
+	}
+	for _, reason := range f.reasons {
+		w.Reasons = append(w.Reasons, uint32(reason))
 	}
 	for _, one := range f.failures {
 		w.Failures = append(w.Failures, &pb.RankFailure{Rank: int64(one.Rank), Text: one.Text})
@@ -119,10 +123,13 @@ func failureFromWire(w *pb.Failure) *failure {
 	}
 	f := &failure{
 		kind: failureKind(w.Kind), rank: int(w.Rank), text: w.Text, missing: toInts(w.Missing), values: w.Values,
-		lost: lossFromWire(w.Lost),
+		lost: lossFromWire(w.Lost), limit: w.Limit,
 	}
 	if f.kind == failLost && f.lost == nil {
 		f.lost = &loss{worldRank: -1, reason: "the service did not say which"}
+	}
+	for _, reason := range w.Reasons {
+		f.reasons = append(f.reasons, condition(reason))
 	}
 	for _, one := range w.Failures {
 		f.failures = append(f.failures, RankFailure{Rank: int(one.GetRank()), Text: one.GetText()})
@@ -137,6 +144,16 @@ func (l *loss) toWire() *pb.Loss {
 	return &pb.Loss{WorldRank: int64(l.worldRank), Host: l.host, Pid: int64(l.pid), Reason: l.reason, Groups: l.groups}
 }
 
+// encoded gives the message that tells a rank of the loss, the same for all.
+func (l *loss) encoded() (rawFrame, error) {
+	l.frame.once.Do(func() {
+		var frame rawFrame
+		frame, l.frame.err = encodeFrame(&pb.ServerMessage{Body: &pb.ServerMessage_Loss{Loss: l.toWire()}})
+		l.frame.frames = []rawFrame{frame}
+	})
+	return l.frame.frames[0], l.frame.err
+}
+
 func lossFromWire(w *pb.Loss) *loss {
 	if w == nil {
 		return nil
@@ -146,7 +163,7 @@ func lossFromWire(w *pb.Loss) *loss {
 
 func (m Member) toWire() *pb.Member {
 	return &pb.Member{
-		WorldRank: int64(m.WorldRank), Host: clip(m.Host), Pid: int64(m.PID), BootId: m.BootID, Process: m.Process,
+		WorldRank: int64(m.WorldRank), Host: clip(m.Host), Pid: int64(m.PID), BootId: clip(m.BootID), Process: m.Process,
 		LocalRank: int64(m.LocalRank),
 	}
 }
@@ -176,29 +193,100 @@ func toInts(s []int64) []int {
 }
 
 // outbox is a queue of messages with one sender that drains it. It never blocks whoever puts: the hub does so with its lock
-// held. What can pile up is bounded by the requests that the rank at the other end has under way.
+// held. What can pile up is bounded by the requests that the rank at the other end has under way, of which no more are read while
+// the outbox is full.
 type outbox struct {
+	most   int // messages, and bytes, with which it is full
+	large  int64
 	mu     sync.Mutex
-	queued []any
+	queued []queuedMessage
+	count  int           // messages that are not sent yet
+	bytes  int64         // of them
 	wake   chan struct{} // holds one token while something is queued
+	room   chan struct{} // holds one token after the outbox was full
 }
 
-func newOutbox() *outbox { return &outbox{wake: make(chan struct{}, 1)} }
+// queuedMessage is a message and about how many bytes it has.
+type queuedMessage struct {
+	message any
+	size    int64
+}
+
+func newOutbox(most int, large int64) *outbox {
+	return &outbox{most: most, large: large, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
 
 func (o *outbox) put(messages ...any) {
-	o.mu.Lock()
-	o.queued = append(o.queued, messages...)
-	o.mu.Unlock()
-	select {
-	case o.wake <- struct{}{}:
-	default:
+	queued := make([]queuedMessage, len(messages))
+	for i, m := range messages {
+		queued[i] = queuedMessage{message: m, size: messageSize(m)}
 	}
+	o.mu.Lock()
+	for _, q := range queued {
+		o.count++
+		o.bytes += q.size
+	}
+	o.queued = append(o.queued, queued...)
+	o.mu.Unlock()
+	signal(o.wake)
 }
 
-func (o *outbox) take() []any {
+func (o *outbox) take() []queuedMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	queued := o.queued
 	o.queued = nil
 	return queued
+}
+
+// sent takes note that a message that was taken has been sent.
+func (o *outbox) sent(q queuedMessage) {
+	o.mu.Lock()
+	full := o.fullLocked()
+	o.count--
+	o.bytes -= q.size
+	room := full && !o.fullLocked()
+	o.mu.Unlock()
+	if room {
+		signal(o.room)
+	}
+}
+
+func (o *outbox) full() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.fullLocked()
+}
+
+// crowded reports whether it is the number of messages that makes the outbox full.
+func (o *outbox) crowded() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.count >= o.most
+}
+
+func (o *outbox) fullLocked() bool { return o.count >= o.most || o.bytes >= o.large }
+
+// signal leaves a token in a channel that has room for one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func messageSize(m any) int64 {
+	switch m := m.(type) {
+	case pendingOutcome:
+		size := 0
+		for _, blob := range m.outcome.blobs {
+			size += len(blob)
+		}
+		return int64(size)
+	case rawFrame:
+		return int64(len(m))
+	case proto.Message:
+		return int64(proto.Size(m))
+	}
+	return 0
 }

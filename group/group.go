@@ -39,6 +39,7 @@ type Group struct {
 	over    chan struct{} // closed when the group is closed
 
 	mu     sync.Mutex
+	failed error          // see Excuse
 	ended  bool           // closed on this rank
 	dead   bool           // a member is lost
 	opened map[string]int // how often a sub-group of these ranks was opened
@@ -215,6 +216,21 @@ func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	return err
 }
 
+// Excuse notes that this rank has failed in something that is no collective call, for which the others may be waiting in the
+// next one. If then the calls of the ranks do not match, they get the failure, in a [*VoteError], in place of a [*MismatchError].
+// It is forgotten when a call succeeds; a later failure takes its place. It does not block.
+func (g *Group) Excuse(failure error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed = failure
+}
+
+func (g *Group) excuse() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.failed
+}
+
 // Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks,
 // which are ranks of this group, ascending, without repetition, and contain the caller. A rank's number in the new group is its
 // index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. It blocks until all of them have
@@ -240,16 +256,26 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 	key := subKey(ranks)
 	g.mu.Lock()
-	g.opened[key]++
-	name := fmt.Sprintf("%s/%s#%d", g.name, key, g.opened[key])
+	name := fmt.Sprintf("%s/%s#%d", g.name, key, g.opened[key]+1)
+	if len(name) <= maxText {
+		g.opened[key]++
+	}
 	g.mu.Unlock()
+	if len(name) > maxText {
+		return nil, invalid("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes; make groups of the world, not of groups of groups", maxText))
+	}
 
 	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
 	for i, r := range ranks {
 		members[i], world[i] = g.members[r], g.world[r]
 	}
 	sub := newGroup(g.session, name, rank, members, world)
-	if err := g.session.add(sub); err != nil {
+	var quota *QuotaError
+	err := g.session.add(sub)
+	if errors.As(err, &quota) { // the other ranks come, and learn of it
+		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, quota)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
 	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, nil); err != nil {
@@ -289,8 +315,23 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if err := g.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
 	}
+	calls, bytes := g.session.begin(len(a.data))
+	defer func() { g.session.finish(bytes) }()
+	switch l := g.session.limits; {
+	case calls > 2*l.calls: // the service would not have it
+		return nil, &QuotaError{Op: label(a.kind, a.op), What: quotaCalls, Limit: int64(l.calls)}
+	case calls > l.calls && local == nil:
+		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCalls, Limit: int64(l.calls)}
+	case bytes < 0 && local == nil:
+		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCallBytes, Limit: l.callBytes}
+	}
 	if local != nil {
-		a.refused, a.refusal, a.data = true, clip(local.Error()), nil
+		a.refused, a.refusal, a.reason, a.data = true, clip(local.Error()), conditionOf(local), nil
+	}
+	excuse := g.excuse()
+	if excuse != nil {
+		a.excuse = clip(excuse.Error())
+		a.reason = cmp.Or(a.reason, conditionOf(excuse))
 	}
 	callers := ctx
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
@@ -317,7 +358,10 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	}
 	if o.failure != nil {
 		// The caller's context comes first: others may share it, and have given up before this call's own was told.
-		return nil, g.errorOf(seq, a, o.failure, local, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
+		return nil, g.errorOf(seq, a, o.failure, local, excuse, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
+	}
+	if excuse != nil {
+		g.Excuse(nil)
 	}
 	return o, nil
 }
@@ -348,7 +392,7 @@ func (g *Group) afterAbandon(result outcomeChan) *outcome {
 }
 
 // errorOf turns a round's failure into this rank's error.
-func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error, waited time.Duration) error {
+func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, excuse, ctxErr error, waited time.Duration) error {
 	op := label(a.kind, a.op)
 	switch f.kind {
 	case failGaveUp:
@@ -362,15 +406,20 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, ctxErr error,
 	case failMismatch:
 		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
 	case failRefused:
-		return &VoteError{Op: op, Failures: f.failures, Local: local}
+		if local == nil && slices.ContainsFunc(f.failures, func(one RankFailure) bool { return one.Rank == g.rank }) {
+			local = excuse
+		}
+		return &VoteError{Op: op, Failures: f.failures, Local: local, reasons: f.reasons}
+	case failQuota:
+		return g.failureError(op, f)
 	case failLost, failLeft, failClosed, failInvalid:
-		return fmt.Errorf("%s: %w", op, g.failureError(f))
+		return fmt.Errorf("%s: %w", op, g.failureError(op, f))
 	}
 	return fmt.Errorf("%s: the service failed in a way that this version does not know (%d)", op, f.kind)
 }
 
 // failureError turns the failures that say nothing of a round into errors.
-func (g *Group) failureError(f *failure) error {
+func (g *Group) failureError(op string, f *failure) error {
 	switch f.kind {
 	case failLost:
 		return g.peerLost(f.lost)
@@ -384,6 +433,8 @@ func (g *Group) failureError(f *failure) error {
 		return fmt.Errorf("group %s: %w", g.name, ErrClosed)
 	case failInvalid:
 		return fmt.Errorf("%w: %s", ErrInvalid, f.text)
+	case failQuota:
+		return &QuotaError{Op: op, What: f.text, Limit: f.limit}
 	case failGaveUp, failMismatch, failRefused:
 	}
 	return fmt.Errorf("the service failed in a way that this version does not know (%d)", f.kind)

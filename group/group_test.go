@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // eachKind runs a test over both kinds of group.
@@ -82,6 +84,44 @@ func TestVote(t *testing.T) {
 			var vote *VoteError
 			require.ErrorAs(t, err, &vote)
 			require.Len(t, vote.Failures, 3)
+		}
+	})
+}
+
+// TestExcuse: a rank has failed by itself and leaves, while the others wait for it in another call. They learn why.
+func TestExcuse(t *testing.T) {
+	eachKind(t, 3, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		failed := fmt.Errorf("allocating 5 bytes: %w", errs.ErrNoMemory)
+		// One that was got over is forgotten.
+		groups[0].Excuse(errors.New("an old failure"))
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "goes on") }))
+		for rank, err := range onAll(groups, func(g *Group) error {
+			if g.Rank() == 2 {
+				g.Excuse(failed)
+				return g.Vote(ctx, "closing", nil)
+			}
+			_, err := g.AllGather(ctx, "rendezvous", nil)
+			return err
+		}) {
+			var vote *VoteError
+			require.ErrorAs(t, err, &vote)
+			require.Equal(t, []RankFailure{{2, failed.Error()}}, vote.Failures)
+			require.ErrorIs(t, err, errs.ErrNoMemory, "on rank %d", rank)
+			require.NotErrorIs(t, err, ErrMismatch)
+			require.Equal(t, rank == 2, errors.Is(err, failed))
+		}
+		// It is still known in the next call, and so is a mismatch of others that no failure explains.
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		for _, err := range onAll(groups[1:], func(g *Group) error { return g.Barrier(short, fmt.Sprint(g.Rank())) }) {
+			var vote *VoteError
+			require.ErrorAs(t, err, &vote)
+		}
+		require.Error(t, groups[0].Barrier(ctx, "0"))
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "together") }))
+		for _, err := range onAll(groups, func(g *Group) error { return g.Barrier(ctx, fmt.Sprint(g.Rank())) }) {
+			require.ErrorIs(t, err, ErrMismatch)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -22,20 +23,21 @@ import (
 // the service:
 //
 //	client  "symmem", version, mode
-//	service "symmem", version, mode   and hangs up if they differ
+//	service "symmem", version, mode   and hangs up if they differ, or if its process may open no further file
 //	with a token: TLS 1.3, then
 //	client  HMAC(token, "client" + exported key)
 //	service 1, HMAC(token, "service" + exported key); or 0, and hangs up
 //
-// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys.
+// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys. The client
+// proves itself first, so that who merely connects learns nothing. Who answers in place of the service gets a proof which he can
+// use for nothing but to try guessed tokens against; so tokens that can be guessed are for loopback addresses only.
 
 const (
 	protocolMagic   = "symmem"
-	protocolVersion = 1
+	protocolVersion = 2
 	modePlain       = 'P'
 	modeTLS         = 'T'
-
-	handshakeTimeout = 10 * time.Second
+	modeFull        = 'F' // the service's process may open no further file; the limit follows, in 8 bytes
 
 	exporterLabel  = "EXPORTER-symmem"
 	clientRole     = "symmem client"
@@ -95,6 +97,12 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 	case version != protocolVersion:
 		return nil, refused(RefusedVersion, "the service speaks protocol version %d, this rank %d; use one release of symmem on all ranks",
 			version, protocolVersion)
+	case theirs == modeFull: // it may have room later
+		limit := make([]byte, 8)
+		if _, err := io.ReadFull(conn, limit); err != nil {
+			return nil, fmt.Errorf("waiting for the service's greeting: %w", err)
+		}
+		return nil, &FileLimitError{Limit: binary.BigEndian.Uint64(limit), Owner: "rank 0, which serves the rendezvous"}
 	case theirs != mode && mode == modePlain:
 		return nil, refused(RefusedToken, "the service asks for a token and this rank has none; set the token of the job")
 	case theirs != mode:

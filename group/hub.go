@@ -49,11 +49,15 @@ const worldName = "world"
 // method takes the lock, changes the state and hands out the answers that follow from it, in order, to receivers that must not
 // block and must not call the hub.
 type hub struct {
+	limits  *limits
 	mu      sync.Mutex
 	ranks   []hubRank
 	present int // ranks that are attached now
 	groups  map[string]*hubGroup
 	idle    []chan struct{} // closed when no rank is attached any more
+
+	keys       int   // in the stores of all groups
+	storeBytes int64 // of keys and values there
 }
 
 // rankState is where a rank is in its life: absent, present, then left or lost for ever.
@@ -70,6 +74,12 @@ type hubRank struct {
 	state  rankState
 	member Member
 	events eventReceiver
+
+	calls     int      // arrivals that wait for other ranks
+	callBytes int64    // what the hub keeps for them
+	gets      int      // Gets that wait
+	opened    int      // groups that this rank was the first to come to
+	unopened  []string // those of them whose opening failed and that some rank has yet to come to, oldest first
 }
 
 // loss says which rank was lost, to whom it matters and what was seen.
@@ -79,6 +89,8 @@ type loss struct {
 	pid       int
 	reason    string
 	groups    []string // the groups that it was in
+
+	frame frameCache // its form on the wire, made at most once for all ranks
 }
 
 // eventReceiver takes news that no request asked for.
@@ -99,8 +111,12 @@ type arrival struct {
 	data    []byte // not changed any more
 	refused bool   // this rank failed; the call fails everywhere when all have come
 	refusal string
-	members []int // only for kindSub: the world ranks of the group to be opened
+	excuse  string    // why this rank may have come to another call than the others; "" if it does not know
+	reason  condition // what the refusal or the excuse is
+	members []int     // only for kindSub: the world ranks of the group to be opened
 	to      outcomeReceiver
+
+	cost int64 // what the hub keeps for it, in bytes
 }
 
 // value is what a MismatchError lists.
@@ -135,6 +151,7 @@ const (
 	failLeft                            // rank left the group
 	failClosed                          // the asking rank has left the group itself
 	failInvalid                         // text
+	failQuota                           // more than limit of text
 )
 
 type failure struct {
@@ -144,12 +161,15 @@ type failure struct {
 	missing  []int
 	values   []string
 	failures []RankFailure
+	reasons  []condition // of the failures that are one; nil if none is
 	lost     *loss
+	limit    int64
 }
 
 // hubGroup is the state of one group.
 type hubGroup struct {
 	name    string
+	opener  int   // the world rank that came to it first, -1 for the world
 	members []int // world ranks, ascending
 	away    []bool
 	nAway   int
@@ -172,19 +192,20 @@ type round struct {
 }
 
 // newHub makes a hub for size ranks, none attached, with the world group of all of them.
-func newHub(size int) *hub {
-	h := &hub{ranks: make([]hubRank, size), groups: make(map[string]*hubGroup)}
+func newHub(size int, l *limits) *hub {
+	h := &hub{limits: l, ranks: make([]hubRank, size), groups: make(map[string]*hubGroup)}
 	world := make([]int, size)
 	for i := range world {
 		world[i] = i
 	}
-	h.groups[worldName] = newHubGroup(worldName, world)
+	h.groups[worldName] = newHubGroup(worldName, -1, world)
 	return h
 }
 
-func newHubGroup(name string, members []int) *hubGroup {
+func newHubGroup(name string, opener int, members []int) *hubGroup {
 	return &hubGroup{
 		name:    name,
+		opener:  opener,
 		members: members,
 		away:    make([]bool, len(members)),
 		rounds:  make(map[uint64]*round),
@@ -214,15 +235,27 @@ func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool)
 	return rankAbsent, true
 }
 
+// redirect gives a present rank's news to another receiver.
+func (h *hub) redirect(worldRank int, events eventReceiver) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := &h.ranks[worldRank]; r.state == rankPresent {
+		r.events = events
+	}
+}
+
 // arrive is one rank's coming to collective call seq of a group.
 func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g := h.groups[group]
+	var f *failure
 	if g == nil && a.kind == kindSub {
-		g = h.open(group, a.members)
+		g, f = h.open(group, worldRank, a.members)
 	}
-	f := h.refuse(g, worldRank, a)
+	if f == nil {
+		f = h.refuse(g, worldRank, a)
+	}
 	if f == nil && seq < g.buried && g.rounds[seq] == nil {
 		f = &failure{kind: failGaveUp, rank: -1,
 			text: fmt.Sprintf("collective call %d of this group failed long ago, before this rank came to it", seq)}
@@ -233,6 +266,15 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 	rank := g.rankOf(worldRank)
 	r := g.rounds[seq]
+	if r == nil || r.failed == nil {
+		if f := h.charge(worldRank, a, g, r == nil); f != nil {
+			a.to.receiveOutcome(group, seq, &outcome{failure: f})
+			if r == nil && len(g.rounds) == 0 && !g.opened && g.name != worldName {
+				h.drop(g)
+			}
+			return
+		}
+	}
 	if r == nil {
 		r = &round{arrivals: make([]*arrival, len(g.members)), first: a}
 		g.rounds[seq] = r
@@ -246,6 +288,7 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 		return
 	}
 	if r.arrivals[rank] != nil {
+		h.discharge(worldRank, a)
 		a.to.receiveOutcome(group, seq, &outcome{failure: &failure{kind: failInvalid,
 			text: fmt.Sprintf("rank %d came twice to collective call %d of group %s", rank, seq, group)}})
 		return
@@ -264,14 +307,70 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 }
 
-// open makes a sub-group at the first arrival, or gives nil if members cannot be one.
-func (h *hub) open(name string, members []int) *hubGroup {
-	for i, m := range members {
-		if m < 0 || m >= len(h.ranks) || i > 0 && members[i-1] >= m {
-			return nil
+// charge counts what the hub keeps for an arrival against the quotas of its rank, or says which it is over. The first arrival of
+// a round pays for the round.
+func (h *hub) charge(worldRank int, a *arrival, g *hubGroup, first bool) *failure {
+	const fixed = 512 // about what an arrival takes besides its texts and data
+	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data))
+	if first {
+		a.cost += 16 * int64(len(g.members))
+	}
+	r := &h.ranks[worldRank]
+	switch {
+	case r.calls >= 2*h.limits.calls:
+		return &failure{kind: failQuota, text: quotaCalls, limit: int64(2 * h.limits.calls)}
+	case r.callBytes+a.cost > 2*h.limits.callBytes:
+		return &failure{kind: failQuota, text: quotaCallBytes, limit: 2 * h.limits.callBytes}
+	}
+	r.calls++
+	r.callBytes += a.cost
+	return nil
+}
+
+func (h *hub) discharge(worldRank int, a *arrival) {
+	r := &h.ranks[worldRank]
+	r.calls--
+	r.callBytes -= a.cost
+}
+
+// settle takes a round that has ended from its ranks' quotas.
+func (h *hub) settle(g *hubGroup, r *round) {
+	for rank, a := range r.arrivals {
+		if a != nil {
+			h.discharge(g.members[rank], a)
 		}
 	}
-	g := newHubGroup(name, members)
+}
+
+// drop forgets a group.
+func (h *hub) drop(g *hubGroup) {
+	if h.groups[g.name] != g {
+		return
+	}
+	delete(h.groups, g.name)
+	if g.opener >= 0 {
+		h.ranks[g.opener].opened--
+	}
+	for key, value := range g.store {
+		h.keys--
+		h.storeBytes -= int64(len(key) + len(value))
+	}
+}
+
+// open makes a sub-group at the first arrival, or says why not; both are nil if members cannot be one.
+func (h *hub) open(name string, opener int, members []int) (*hubGroup, *failure) {
+	for i, m := range members {
+		if m < 0 || m >= len(h.ranks) || i > 0 && members[i-1] >= m {
+			return nil, nil
+		}
+	}
+	if _, ok := slices.BinarySearch(members, opener); !ok || h.ranks[opener].state == rankLeft {
+		return nil, nil
+	}
+	if h.ranks[opener].opened >= 2*h.limits.groups {
+		return nil, &failure{kind: failQuota, text: quotaGroups, limit: int64(2 * h.limits.groups)}
+	}
+	g := newHubGroup(name, opener, members)
 	for i, m := range members {
 		switch r := &h.ranks[m]; r.state {
 		case rankLost:
@@ -286,8 +385,9 @@ func (h *hub) open(name string, members []int) *hubGroup {
 	}
 	if g.lost == nil { // a group that can never be opened is not worth keeping
 		h.groups[name] = g
+		h.ranks[opener].opened++
 	}
-	return g
+	return g, nil
 }
 
 // refuse says why a rank may not take part in the group, or nil.
@@ -332,12 +432,14 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 	o := &outcome{}
 	switch {
 	case r.mismatch:
-		o.failure = r.mismatchFailure()
+		if o.failure = r.excuses(); o.failure == nil {
+			o.failure = r.mismatchFailure()
+		}
 	case slices.ContainsFunc(r.arrivals, func(a *arrival) bool { return a.refused }):
 		o.failure = &failure{kind: failRefused}
 		for rank, a := range r.arrivals {
 			if a.refused {
-				o.failure.failures = append(o.failure.failures, RankFailure{Rank: rank, Text: a.refusal})
+				o.failure.add(rank, a.refusal, a.reason)
 			}
 		}
 	case r.first.kind == kindAllGather || r.first.kind == kindJoin:
@@ -352,8 +454,9 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 	}
 	g.opened = g.opened || o.failure == nil
 	delete(g.rounds, seq)
+	h.settle(g, r)
 	if !g.opened && g.name != worldName {
-		delete(h.groups, g.name) // nobody got this group
+		h.drop(g) // nobody got this group
 	}
 	for _, a := range r.arrivals {
 		a.to.receiveOutcome(g.name, seq, o)
@@ -363,7 +466,9 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 // fail ends a round that some ranks have not come to, and keeps the failure for them.
 func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 	if r.mismatch && f.kind == failGaveUp {
-		f = r.mismatchFailure()
+		if f = r.excuses(); f == nil {
+			f = r.mismatchFailure()
+		}
 	}
 	o := &outcome{failure: f}
 	for _, a := range r.arrivals {
@@ -371,14 +476,45 @@ func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 			a.to.receiveOutcome(g.name, seq, o)
 		}
 	}
+	h.settle(g, r)
 	*r = round{came: r.came, failed: o}
 	g.failed = append(g.failed, seq)
+	if !g.opened && g.opener >= 0 {
+		h.keepUnopened(g)
+	}
 	if len(g.failed) > maxTombstones {
 		oldest := g.failed[0]
 		g.failed = slices.Delete(g.failed, 0, 1)
 		delete(g.rounds, oldest)
 		g.buried = max(g.buried, oldest+1)
 	}
+}
+
+// keepUnopened remembers a group whose opening failed, for ranks that come late, but not all that one rank ever tried to open.
+func (h *hub) keepUnopened(g *hubGroup) {
+	r := &h.ranks[g.opener]
+	if slices.Contains(r.unopened, g.name) {
+		return
+	}
+	r.unopened = append(r.unopened, g.name)
+	if len(r.unopened) <= maxTombstones {
+		return
+	}
+	oldest := h.groups[r.unopened[0]]
+	r.unopened = slices.Delete(r.unopened, 0, 1)
+	if oldest == nil || oldest.opened || oldest == g {
+		return
+	}
+	for _, seq := range oldest.liveRounds() {
+		live := oldest.rounds[seq]
+		h.settle(oldest, live)
+		for _, a := range live.arrivals {
+			if a != nil {
+				a.to.receiveOutcome(oldest.name, seq, &outcome{failure: &failure{kind: failClosed}})
+			}
+		}
+	}
+	h.drop(oldest)
 }
 
 // forget drops a failed round that every rank has come to.
@@ -388,7 +524,7 @@ func (h *hub) forget(g *hubGroup, seq uint64) {
 		g.failed = slices.Delete(g.failed, i, i+1)
 	}
 	if !g.opened && g.name != worldName {
-		delete(h.groups, g.name)
+		h.drop(g)
 	}
 }
 
@@ -400,6 +536,27 @@ func (r *round) missing() []int {
 		}
 	}
 	return missing
+}
+
+// excuses gives the failures that explain why the calls do not match, or nil if no rank has one.
+func (r *round) excuses() *failure {
+	f := &failure{kind: failRefused}
+	for rank, a := range r.arrivals {
+		if a != nil && a.excuse != "" {
+			f.add(rank, a.excuse, a.reason)
+		}
+	}
+	if len(f.failures) == 0 {
+		return nil
+	}
+	return f
+}
+
+func (f *failure) add(rank int, text string, reason condition) {
+	f.failures = append(f.failures, RankFailure{Rank: rank, Text: text})
+	if reason != 0 {
+		f.reasons = append(f.reasons, reason)
+	}
 }
 
 func (r *round) mismatchFailure() *failure {
@@ -446,7 +603,7 @@ func (h *hub) partLocked(g *hubGroup, rank int) {
 	g.markAway(rank)
 	h.dropWaiters(g, g.members[rank])
 	if g.nAway == len(g.members) {
-		delete(h.groups, g.name)
+		h.drop(g)
 	}
 	for _, seq := range g.liveRounds() {
 		if r := g.rounds[seq]; r.arrivals[rank] == nil {
@@ -502,6 +659,7 @@ func (h *hub) lose(worldRank int, reason string) {
 		f := &failure{kind: failLost, lost: l}
 		for _, seq := range g.liveRounds() {
 			o := &outcome{failure: f}
+			h.settle(g, g.rounds[seq])
 			for _, a := range g.rounds[seq].arrivals {
 				if a != nil {
 					a.to.receiveOutcome(g.name, seq, o)
@@ -511,7 +669,7 @@ func (h *hub) lose(worldRank int, reason string) {
 		g.rounds, g.failed = make(map[uint64]*round), nil // every later arrival gets the loss instead
 		h.failWaiters(g, f)
 		if g.nAway == len(g.members) || !g.opened && g.name != worldName {
-			delete(h.groups, g.name)
+			h.drop(g)
 		}
 	}
 	h.detach(worldRank, rankLost)

@@ -86,20 +86,25 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 	case g.away[g.rankOf(worldRank)]:
 		reply.failure = &failure{kind: failClosed}
 	default:
-		if reply = g.do(req, reply); reply == nil {
+		if reply = h.do(g, req, reply); reply != nil {
+			break
+		}
+		if h.ranks[worldRank].gets < h.limits.gets {
+			h.ranks[worldRank].gets++
 			g.waiting[req.key] = append(g.waiting[req.key], getWaiter{worldRank: worldRank, id: req.id, to: req.replyTo})
 			return
 		}
+		reply = &storeReply{id: req.id, failure: &failure{kind: failQuota, text: quotaGets, limit: int64(h.limits.gets)}}
 	}
 	req.replyTo.receiveReply(reply)
 }
 
 // do fills in the reply, or gives nil if the rank must wait.
-func (g *hubGroup) do(req *storeRequest, reply *storeReply) *storeReply {
+func (h *hub) do(g *hubGroup, req *storeRequest, reply *storeReply) *storeReply {
 	present, ok := g.store[req.key]
 	switch req.verb {
 	case verbSet:
-		g.put(req.key, req.value)
+		reply.failure = h.put(g, req.key, req.value)
 	case verbGet:
 		if !ok && g.lost == nil {
 			return nil
@@ -116,16 +121,22 @@ func (g *hubGroup) do(req *storeRequest, reply *storeReply) *storeReply {
 			reply.failure = &failure{kind: failInvalid, text: err.Error()}
 			break
 		}
-		g.put(req.key, strconv.AppendInt(nil, sum, 10))
+		reply.failure = h.put(g, req.key, strconv.AppendInt(nil, sum, 10))
 		reply.number = sum
 	case verbCompareAndSwap:
 		if ok == req.hasOld && bytes.Equal(present, req.old) {
-			g.put(req.key, req.value)
+			if reply.failure = h.put(g, req.key, req.value); reply.failure != nil {
+				break
+			}
 			present, ok, reply.swapped = req.value, true, true
 		}
 		reply.value, reply.found = present, ok
 	case verbDelete:
-		delete(g.store, req.key)
+		if ok {
+			delete(g.store, req.key)
+			h.keys--
+			h.storeBytes -= int64(len(req.key) + len(present))
+		}
 		reply.found = ok
 	default:
 		reply.failure = &failure{kind: failInvalid, text: fmt.Sprintf("the store knows no %v", req.verb)}
@@ -149,16 +160,31 @@ func addTo(value []byte, ok bool, delta int64) (int64, error) {
 	return sum, nil
 }
 
-// put stores the value and answers whoever waited for it.
-func (g *hubGroup) put(key string, value []byte) {
+// put stores the value and answers whoever waited for it, or says which quota forbids it.
+func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	if value == nil {
 		value = []byte{}
 	}
+	keys, size := h.keys, h.storeBytes+int64(len(key)+len(value))
+	if old, ok := g.store[key]; ok {
+		size -= int64(len(key) + len(old))
+	} else {
+		keys++
+	}
+	switch {
+	case keys > h.limits.keys:
+		return &failure{kind: failQuota, text: quotaKeys, limit: int64(h.limits.keys)}
+	case size > h.limits.storeBytes && size > h.storeBytes: // what makes the store smaller is always allowed
+		return &failure{kind: failQuota, text: quotaStoreBytes, limit: h.limits.storeBytes}
+	}
+	h.keys, h.storeBytes = keys, size
 	g.store[key] = value
 	for _, w := range g.waiting[key] {
+		h.ranks[w.worldRank].gets--
 		w.to.receiveReply(&storeReply{id: w.id, value: value, found: true})
 	}
 	delete(g.waiting, key)
+	return nil
 }
 
 // cancelGet takes a waiting Get back. It is answered no more.
@@ -166,19 +192,25 @@ func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if g := h.groups[group]; g != nil {
-		g.removeWaiters(key, func(w getWaiter) bool { return w.worldRank == worldRank && w.id == id })
+		h.removeWaiters(g, key, func(w getWaiter) bool { return w.worldRank == worldRank && w.id == id })
 	}
 }
 
 // dropWaiters takes back every waiting Get of a rank that is gone.
 func (h *hub) dropWaiters(g *hubGroup, worldRank int) {
 	for key := range g.waiting {
-		g.removeWaiters(key, func(w getWaiter) bool { return w.worldRank == worldRank })
+		h.removeWaiters(g, key, func(w getWaiter) bool { return w.worldRank == worldRank })
 	}
 }
 
-func (g *hubGroup) removeWaiters(key string, gone func(getWaiter) bool) {
-	rest := slices.DeleteFunc(g.waiting[key], gone)
+func (h *hub) removeWaiters(g *hubGroup, key string, gone func(getWaiter) bool) {
+	rest := slices.DeleteFunc(g.waiting[key], func(w getWaiter) bool {
+		if !gone(w) {
+			return false
+		}
+		h.ranks[w.worldRank].gets--
+		return true
+	})
 	if len(rest) == 0 {
 		delete(g.waiting, key)
 	} else {
@@ -190,6 +222,7 @@ func (g *hubGroup) removeWaiters(key string, gone func(getWaiter) bool) {
 func (h *hub) failWaiters(g *hubGroup, f *failure) {
 	for key, waiters := range g.waiting {
 		for _, w := range waiters {
+			h.ranks[w.worldRank].gets--
 			w.to.receiveReply(&storeReply{id: w.id, failure: f})
 		}
 		delete(g.waiting, key)

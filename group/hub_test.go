@@ -2,6 +2,7 @@ package group
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,7 +40,7 @@ func (n *newsReader) receiveLoss(l *loss) { n.losses[l.worldRank]++ }
 func TestHubModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 5).Draw(t, "ranks")
-		h := newHub(n)
+		h := newHub(n, &defaultLimits)
 		news := make([]*newsReader, n)
 		for rank := range n {
 			news[rank] = &newsReader{losses: map[int]int{}}
@@ -73,6 +74,30 @@ func TestHubModel(t *testing.T) {
 				for _, r := range bySeq[seq] {
 					if r.rank == rank && r.got == nil && !gone[rank] {
 						t.Fatalf("rank %d gave up call %d and is not told", rank, seq)
+					}
+				}
+			},
+			"store": func(t *rapid.T) {
+				verbs := []verb{verbSet, verbGet, verbGet, verbAdd, verbCompareAndSwap, verbDelete}
+				h.request(rapid.IntRange(0, n-1).Draw(t, "rank"), worldName, &storeRequest{
+					verb: rapid.SampledFrom(verbs).Draw(t, "verb"), key: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "key"),
+					value: make([]byte, rapid.IntRange(0, 5).Draw(t, "size")), replyTo: make(replyChan, 1),
+				})
+			},
+			"sub": func(t *rapid.T) {
+				name := fmt.Sprint("sub", rapid.IntRange(0, 3).Draw(t, "group"))
+				members := []int{0, n - 1}
+				if n == 1 {
+					members = members[:1]
+				}
+				for _, rank := range members {
+					switch rapid.IntRange(0, 3).Draw(t, "do") {
+					case 0:
+						h.arrive(rank, name, 0, &arrival{kind: kindSub, members: members, to: make(outcomeChan, 1)})
+					case 1:
+						h.abandon(rank, name, 0, "test")
+					case 2:
+						h.leaveGroup(rank, name)
 					}
 				}
 			},
@@ -136,13 +161,21 @@ func TestHubModel(t *testing.T) {
 		}
 		require.Empty(t, h.groups)
 		require.Empty(t, h.attached())
+		for rank := range n { // no quota is used up for ever
+			require.Zero(t, h.ranks[rank].calls)
+			require.Zero(t, h.ranks[rank].callBytes)
+			require.Zero(t, h.ranks[rank].gets)
+			require.Zero(t, h.ranks[rank].opened)
+		}
+		require.Zero(t, h.keys)
+		require.Zero(t, h.storeBytes)
 		<-h.gone()
 	})
 }
 
 // TestHubBadRequests sends what no rank of this package sends.
 func TestHubBadRequests(t *testing.T) {
-	h := newHub(3)
+	h := newHub(3, &defaultLimits)
 	for rank := range 2 {
 		h.attach(Member{WorldRank: rank}, &newsReader{losses: map[int]int{}})
 	}
@@ -209,7 +242,7 @@ func TestFrames(t *testing.T) {
 		_, err := splitBlobs(bad)
 		require.Error(t, err)
 	}
-	f := &failure{kind: failLost, rank: 1, text: "t", missing: []int{2}, values: []string{"v"}, failures: []RankFailure{{3, "x"}},
+	f := &failure{kind: failLost, rank: 1, text: "t", missing: []int{2}, values: []string{"v"}, failures: []RankFailure{{3, "x"}}, reasons: []condition{1},
 		lost: &loss{worldRank: 4, host: "h", pid: 5, reason: "r", groups: []string{"g"}}}
 	require.Equal(t, f, failureFromWire(f.toWire()))
 	require.Nil(t, failureFromWire((*failure)(nil).toWire()))

@@ -29,7 +29,7 @@ func Join(ctx context.Context, opts *Options) (*Group, error) {
 	}
 	g, err := join(ctx, o)
 	if err != nil {
-		return nil, fmt.Errorf("joining job %q as rank %d of %d: %w", o.Job, o.Rank, o.WorldSize, err)
+		return nil, fmt.Errorf("joining job %s as rank %d of %d: %w", quoteJob(o.Job), o.Rank, o.WorldSize, err)
 	}
 	return g, nil
 }
@@ -38,7 +38,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	m := thisProcess(o.Rank, o.LocalRank, o.BootID)
-	s := newSession(o.Rank, o.Timeout, o.Logger)
+	s := newSession(o.Rank, o.Timeout, o.Logger, o.bounds())
 	world := make([]int, o.WorldSize)
 	for i := range world {
 		world[i] = i
@@ -59,6 +59,9 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	}
 	if err := meet(ctx, g, m); err != nil {
 		s.close()
+		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
+			err = errors.Join(err, t.service.listener.tooManyFiles())
+		}
 		// The others are told why before the connection ends; that takes no longer than a moment.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
 		defer cancel()
@@ -104,7 +107,7 @@ type hostTransport struct {
 
 // host makes the hub, and serves it where there are other ranks.
 func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport, error) {
-	t := &hostTransport{localTransport: localTransport{hub: newHub(o.WorldSize), worldRank: 0}}
+	t := &hostTransport{localTransport: localTransport{hub: newHub(o.WorldSize, o.bounds()), worldRank: 0}}
 	if _, ok := t.hub.attach(m, s); !ok {
 		return nil, errors.New("attaching rank 0 to a new hub")
 	}
@@ -127,8 +130,8 @@ func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport
 			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port?): %w", o.Addr, errors.Join(ErrUnavailable, err))
 		}
 	}
-	if a, ok := l.Addr().(*net.TCPAddr); ok && o.Token == "" && !a.IP.IsLoopback() {
-		return nil, errors.Join(notLoopback("Listener", l.Addr().String()), l.Close())
+	if a, ok := l.Addr().(*net.TCPAddr); ok && len(o.Token) < MinToken && !a.IP.IsLoopback() {
+		return nil, errors.Join(notLoopback("Listener", l.Addr().String(), o), l.Close())
 	}
 	var err error
 	t.service, err = startService(l, t.hub, o)
@@ -145,7 +148,7 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	defer t.service.stop()
 	select {
 	case <-t.hub.gone():
-		t.service.drain()
+		t.service.drain(ctx)
 		return nil
 	case <-ctx.Done():
 		missing := t.hub.attached()
@@ -157,9 +160,10 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	}
 }
 
-// checkAddress refuses to serve or to look for the service anywhere but on this host without a token: anyone could be there.
+// checkAddress refuses to serve or to look for the service anywhere but on this host without a token, or with one that can be
+// guessed: anyone could be there.
 func checkAddress(ctx context.Context, o *Options) error {
-	if o.Token != "" {
+	if len(o.Token) >= MinToken {
 		return nil
 	}
 	hostname, port, err := net.SplitHostPort(o.Addr)
@@ -172,7 +176,7 @@ func checkAddress(ctx context.Context, o *Options) error {
 		}
 	}
 	if hostname == "" {
-		return notLoopback("Addr", o.Addr)
+		return notLoopback("Addr", o.Addr, o)
 	}
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, hostname)
 	if err != nil {
@@ -180,13 +184,17 @@ func checkAddress(ctx context.Context, o *Options) error {
 	}
 	for _, a := range addrs {
 		if !a.IP.IsLoopback() {
-			return notLoopback("Addr", o.Addr)
+			return notLoopback("Addr", o.Addr, o)
 		}
 	}
 	return nil
 }
 
-func notLoopback(arg, addr string) error {
+func notLoopback(arg, addr string, o *Options) error {
+	if o.Token != "" {
+		return invalid("Join", "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address: "+
+			"whoever answers there in place of the service could guess a shorter one; make one with: openssl rand -hex 16", MinToken, arg, addr))
+	}
 	return invalid("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token; "+
 		"set a token on every rank to use other addresses")
 }

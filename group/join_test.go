@@ -98,6 +98,21 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// TestOddJobNames joins a job whose launcher gave it a name of any bytes.
+func TestOddJobNames(t *testing.T) {
+	for _, job := range []string{"a\xffb\xfe", "\x00", strings.Repeat("\xff", maxText), strings.Repeat("é", 1000)} {
+		groups, failures := tryJob(t, 2, Options{Job: job})
+		requireNone(t, failures)
+		leaveAll(t, groups)
+	}
+	addr, _, finish := startJob(t, 2, Options{Job: strings.Repeat("\xff", maxText)})
+	_, err := Join(testContext(t), &Options{Rank: 1, WorldSize: 2, Addr: addr, Job: strings.Repeat("\xfe", maxText)})
+	requireRefused(t, err, RefusedJob, addr)
+	require.Less(t, len(err.Error()), 2000)
+	require.Contains(t, err.Error(), "(4096 bytes)")
+	finish()
+}
+
 func TestJoinAlone(t *testing.T) {
 	g, err := Join(testContext(t), nil)
 	require.NoError(t, err)
@@ -129,6 +144,8 @@ func TestJoinBadOptions(t *testing.T) {
 		"serve everywhere":  {WorldSize: 2, Addr: ":0"},
 		"serve on all":      {WorldSize: 2, Addr: "0.0.0.0:0"},
 		"look elsewhere":    {Rank: 1, WorldSize: 2, Addr: "192.0.2.1:9"},
+		"short token":       {WorldSize: 2, Addr: "0.0.0.0:0", Token: "fifteen bytes.."},
+		"short token there": {Rank: 1, WorldSize: 2, Addr: "192.0.2.1:9", Token: "fifteen bytes.."},
 		"look elsewhere v6": {Rank: 1, WorldSize: 2, Addr: "[2001:db8::1]:9"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,6 +162,20 @@ func TestJoinBadOptions(t *testing.T) {
 		require.ErrorIs(t, err, ErrInvalid)
 		require.ErrorContains(t, err, "token")
 		require.ErrorIs(t, l.Close(), net.ErrClosed, "Join has taken the listener over")
+	})
+	t.Run("short token on all addresses", func(t *testing.T) {
+		l, err := net.Listen("tcp", ":0")
+		require.NoError(t, err)
+		_, err = Join(testContext(t), &Options{WorldSize: 2, Listener: l, Token: "fifteen bytes.."})
+		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorContains(t, err, "at least 16 bytes")
+		require.NotContains(t, err.Error(), "fifteen")
+	})
+	t.Run("long token on all addresses", func(t *testing.T) {
+		l, err := net.Listen("tcp", ":0")
+		require.NoError(t, err)
+		_, err = Join(testContext(t), &Options{WorldSize: 2, Listener: l, Token: "sixteen bytes...", Timeout: 10 * time.Millisecond})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
 
@@ -188,7 +219,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("rank out of range", func(t *testing.T) {
 		// Join itself refuses such options, so this is what another implementation would see.
 		o := base
-		s := newSession(7, 0, nil)
+		s := newSession(7, 0, nil, &defaultLimits)
 		_, err := connect(ctx, s, thisProcess(7, 0, ""), &o)
 		requireRefused(t, err, RefusedRank, base.Addr)
 	})
@@ -209,7 +240,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("duplicate rank", func(t *testing.T) {
 		o := base
 		o.Rank = 0 // present for certain; its own Join would listen, so it is made as another rank's
-		s := newSession(0, 0, nil)
+		s := newSession(0, 0, nil, &defaultLimits)
 		_, err := connect(ctx, s, thisProcess(0, 0, ""), &o)
 		requireRefused(t, err, RefusedDuplicate, base.Addr)
 	})
@@ -305,6 +336,7 @@ func TestJoinBusyPort(t *testing.T) {
 }
 
 func TestJoinNobodyComes(t *testing.T) {
+	t.Parallel()
 	l := listenLoopback(t)
 	o := Options{WorldSize: 8, Addr: l.Addr().String(), Timeout: time.Minute}
 	failures := make([]error, 2)

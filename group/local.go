@@ -28,7 +28,7 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 	if opts.BootIDs != nil && len(opts.BootIDs) != n {
 		return nil, invalid("Local", "len(opts.BootIDs)", len(opts.BootIDs), fmt.Sprintf("none, or one for each of the %d ranks", n))
 	}
-	h := newHub(n)
+	h := newHub(n, &defaultLimits)
 	members, world := make([]Member, n), make([]int, n)
 	for rank := range members {
 		bootID := ""
@@ -40,7 +40,7 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 	files := newDepot()
 	groups := make([]*Group, n)
 	for rank := range groups {
-		s := newSession(rank, opts.Timeout, opts.Logger)
+		s := newSession(rank, opts.Timeout, opts.Logger, &defaultLimits)
 		s.transport = &localTransport{hub: h, worldRank: rank}
 		s.files = &depotCarrier{depot: files}
 		groups[rank] = newGroup(s, worldName, rank, members, world)

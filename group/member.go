@@ -45,10 +45,13 @@ func thisProcess(worldRank, localRank int, bootID string) Member {
 }
 
 // readBootID gives the kernel's boot id, or "" where there is none: then only ranks of one process count as of one machine.
-var readBootID = sync.OnceValue(func() string {
-	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+var readBootID = sync.OnceValue(func() string { return bootIDIn("/proc/sys/kernel/random/boot_id") })
+
+// bootIDIn gives the boot id in a file, or "" where it cannot be read: a container may hide it, or show an empty file.
+func bootIDIn(path string) string {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(text))
-})
+	return clip(strings.TrimSpace(string(text)))
+}

@@ -11,6 +11,9 @@ import (
 // MaxWorldSize is the most ranks that a job may have.
 const MaxWorldSize = 16384
 
+// MinToken is the fewest bytes of a token that may be used on other addresses than loopback ones.
+const MinToken = 16
+
 // Options say which rank of which job this process is and where the ranks meet. Nil is a world of one rank.
 type Options struct {
 	// Rank is this rank's number in the world, from 0.
@@ -27,8 +30,10 @@ type Options struct {
 	Job string
 	// Restart counts the attempts of a job that is started again, so that a rank of an old attempt is refused.
 	Restart int
-	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one,
-	// the service listens and is looked for on loopback addresses only, where any user of the host can join.
+	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one, or
+	// with one of fewer than MinToken bytes, the service listens and is looked for on loopback addresses only; without one any
+	// user of the host can join there. Make it at random: someone who answers at Addr in place of the service cannot use the
+	// proof that he gets, but he can guess tokens and try them against it for as long as he likes.
 	Token string
 	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
 	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.
@@ -42,6 +47,15 @@ type Options struct {
 	BootID string
 	// Logger takes the rank's events: ranks that come, leave or are lost, refusals. Nil is silence.
 	Logger *slog.Logger
+
+	limits *limits // nil is defaultLimits
+}
+
+func (o *Options) bounds() *limits {
+	if o.limits == nil {
+		return &defaultLimits
+	}
+	return o.limits
 }
 
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.

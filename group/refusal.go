@@ -69,6 +69,15 @@ func refused(reason RefusalReason, format string, args ...any) *RefusedError {
 	return &RefusedError{Reason: reason, Text: fmt.Sprintf(format, args...)}
 }
 
+// quoteJob gives the name of a job for an error: quoted, and not all of it if it is long.
+func quoteJob(name string) string {
+	const longest = 80
+	if len(name) <= longest {
+		return fmt.Sprintf("%q", name)
+	}
+	return fmt.Sprintf("%q… (%d bytes)", name[:longest], len(name))
+}
+
 // ConnectError says that no rendezvous service was reached in time. It is ErrUnavailable, and unwraps to the error of the
 // context that ended and to the last attempt's.
 type ConnectError struct {

@@ -25,7 +25,7 @@ type remote struct {
 	stream   grpc.BidiStreamingClient[pb.ClientMessage, pb.ServerMessage]
 	cancel   context.CancelFunc
 	outbox   *outbox
-	heard    atomic.Int64
+	socket   *heardConn
 	liveness time.Duration
 	ended    chan struct{} // closed when the stream has ended
 	work     sync.WaitGroup
@@ -50,8 +50,10 @@ type remoteRound struct {
 const (
 	firstBackoff = 10 * time.Millisecond
 	lastBackoff  = time.Second
-	// attemptTimeout bounds one attempt to connect: a listening socket whose service has not started answers nothing.
-	attemptTimeout = 3 * time.Second
+	// longestAttempt is how many times the bound of the first attempt that of a later one may be.
+	longestAttempt = 10
+	// queueFactor is how many times what the service keeps for a rank the rank keeps for the service before it refuses requests.
+	queueFactor = 4
 )
 
 // connect reaches the service, trying again with growing, jittered pauses until the context ends or the service refuses.
@@ -59,8 +61,9 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 	started := time.Now()
 	backoff := firstBackoff
 	var last error
+	bound := s.limits.attempt
 	for attempts := 1; ; attempts++ {
-		r, err := attempt(ctx, s, m, o)
+		r, err := attempt(ctx, s, m, o, bound)
 		if err == nil {
 			return r, nil
 		}
@@ -68,6 +71,9 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 		if errors.As(err, &refusal) {
 			refusal.Addr = o.Addr
 			return nil, refusal
+		}
+		if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
+			bound = min(2*bound, longestAttempt*s.limits.attempt)
 		}
 		if last == nil || ctx.Err() == nil { // the attempt that the context cut short says the least
 			last = err
@@ -84,31 +90,53 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 	}
 }
 
-// attempt connects once.
-func attempt(ctx context.Context, s *session, m Member, o *Options) (*remote, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attemptTimeout, fmt.Errorf("no answer within %v", attemptTimeout))
-	defer cancel()
-	var dialer net.Dialer
-	raw, err := dialer.DialContext(ctx, "tcp", o.Addr)
+// errAttempt is the end of an attempt whose time was over.
+var errAttempt = errors.New("no answer in time")
+
+// attempt connects once. Only making the connection has a bound of its own, for a listening socket whose service has not started
+// answers nothing, nor does a host that is gone. From the hello on the rank may be stopped, or the service be busy, for as long
+// as the context lasts.
+func attempt(ctx context.Context, s *session, m Member, o *Options, bound time.Duration) (*remote, error) {
+	secure, socket, err := secureConnection(ctx, o, bound)
 	if err != nil {
 		return nil, err
 	}
-	secure, err := handshakeClient(ctx, raw, o)
-	if err != nil {
-		return nil, closing(fmt.Errorf("connected, but %w", err), raw)
-	}
 	r := &remote{
 		session:  s,
-		outbox:   newOutbox(),
+		outbox:   newOutbox(queueFactor*s.limits.queued, queueFactor*s.limits.queueBytes),
+		socket:   socket,
 		liveness: o.LivenessTimeout,
 		ended:    make(chan struct{}),
 		rounds:   make(map[roundKey]*remoteRound),
 		requests: make(map[uint64]storeReceiver),
 	}
 	if err := r.open(ctx, secure, m, o); err != nil {
-		return nil, closing(err, raw)
+		return nil, closing(err, socket)
 	}
 	return r, nil
+}
+
+// secureConnection gives a connection that both sides trust, and the one below it.
+func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net.Conn, *heardConn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: %v", errAttempt, bound))
+	defer cancel()
+	because := func(err error) error {
+		if cause := context.Cause(ctx); errors.Is(cause, errAttempt) {
+			return fmt.Errorf("%w: %w", cause, err)
+		}
+		return fileLimit(err)
+	}
+	var dialer net.Dialer
+	raw, err := dialer.DialContext(ctx, "tcp", o.Addr)
+	if err != nil {
+		return nil, nil, because(err)
+	}
+	socket := &heardConn{Conn: raw}
+	secure, err := handshakeClient(ctx, socket, o)
+	if err != nil {
+		return nil, nil, closing(because(fmt.Errorf("connected, but %w", err)), raw)
+	}
+	return secure, socket, nil
 }
 
 // closing gives err, and what goes wrong when c is closed, unless it was closed already.
@@ -152,10 +180,11 @@ func (r *remote) open(ctx context.Context, conn net.Conn, m Member, o *Options) 
 		cancel()
 		return closing(err, r.conn)
 	}
-	r.hear()
+	r.socket.hear()
 	r.work.Go(r.read)
 	r.work.Go(r.write)
 	r.work.Go(r.watch)
+	r.work.Go(func() { r.beat(streamCtx) })
 	return nil
 }
 
@@ -165,7 +194,7 @@ func (r *remote) welcome(ctx context.Context, m Member, o *Options) error {
 		return fmt.Errorf("opening the stream: %w", err)
 	}
 	err = r.stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: &pb.Hello{
-		Job: o.Job, Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: m.toWire(),
+		Job: []byte(o.Job), Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: m.toWire(), Session: r.session.id,
 	}}})
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: the stream has ended, and Recv says why
 		return fmt.Errorf("saying hello: %w", err)
@@ -178,12 +207,10 @@ func (r *remote) welcome(ctx context.Context, m Member, o *Options) error {
 	case *pb.ServerMessage_Welcome:
 		return nil
 	case *pb.ServerMessage_Refusal:
-		return refused(RefusalReason(b.Refusal.GetReason()), "%s", b.Refusal.GetText())
+		return refused(RefusalReason(b.Refusal.GetReason()), "%s", clip(b.Refusal.GetText()))
 	}
 	return refused(RefusedProtocol, "the service answered hello with %T", answer.GetBody())
 }
-
-func (r *remote) hear() { r.heard.Store(int64(time.Since(processStart))) }
 
 // read takes the service's messages until the stream ends.
 func (r *remote) read() {
@@ -194,9 +221,7 @@ func (r *remote) read() {
 			r.end(fmt.Sprintf("the connection to the rendezvous service broke: %v", readable(err)))
 			return
 		}
-		r.hear()
 		switch b := m.GetBody().(type) {
-		case *pb.ServerMessage_Heartbeat:
 		case *pb.ServerMessage_Outcome:
 			if err := r.outcome(b.Outcome); err != nil {
 				r.end(fmt.Sprintf("the rendezvous service sent what cannot be read: %v", err))
@@ -241,15 +266,42 @@ func (r *remote) write() {
 			return
 		}
 		for _, m := range r.outbox.take() {
-			if err := r.stream.SendMsg(m); err != nil {
+			if err := r.stream.SendMsg(m.message); err != nil {
 				r.cancel() // the reader tells the session
 				return
 			}
+			r.outbox.sent(m)
 		}
 	}
 }
 
-// watch sends heartbeats and ends the connection when the service is silent.
+// beat exchanges heartbeats with the service, over a stream of its own. What counts is that bytes come; see heardConn.
+func (r *remote) beat(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := pb.NewRendezvousClient(r.conn).Beat(ctx)
+	if err != nil { // the connection is over, as the reader will find
+		return
+	}
+	r.work.Go(func() {
+		for {
+			if _, err := stream.Recv(); err != nil {
+				return
+			}
+		}
+	})
+	ticker := time.NewTicker(heartbeatInterval(r.liveness))
+	defer ticker.Stop()
+	for stream.Send(&pb.Heartbeat{}) == nil {
+		select {
+		case <-r.ended:
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// watch ends the connection when the service is silent.
 func (r *remote) watch() {
 	interval := heartbeatInterval(r.liveness)
 	ticker := time.NewTicker(interval)
@@ -263,10 +315,9 @@ func (r *remote) watch() {
 		}
 		late := time.Since(last) > 2*interval // see service.watch
 		last = time.Now()
-		r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
 		if late {
-			r.hear()
-		} else if time.Since(processStart)-time.Duration(r.heard.Load()) > r.liveness {
+			r.socket.hear()
+		} else if r.socket.silence() > r.liveness {
 			r.end(fmt.Sprintf("the rendezvous service was silent for %v", r.liveness))
 			return
 		}
@@ -309,6 +360,14 @@ func (r *remote) reply(m *pb.StoreReply) {
 	})
 }
 
+// queueFull is the failure of a request for which the outbox has no room.
+func (r *remote) queueFull() *failure {
+	if r.outbox.crowded() {
+		return &failure{kind: failQuota, text: quotaQueued, limit: int64(r.outbox.most)}
+	}
+	return &failure{kind: failQuota, text: quotaQueueBytes, limit: r.outbox.large}
+}
+
 func (r *remote) arrive(group string, seq uint64, a *arrival) {
 	r.mu.Lock()
 	r.rounds[roundKey{group: group, seq: seq}] = &remoteRound{to: a.to}
@@ -316,7 +375,7 @@ func (r *remote) arrive(group string, seq uint64, a *arrival) {
 	// The message is encoded later by another goroutine, when the caller may have given up and changed its data.
 	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Arrival{Arrival: &pb.Arrival{
 		Group: group, Sequence: seq, Kind: uint32(a.kind), Op: a.op, Root: int64(a.root), Data: append([]byte(nil), a.data...),
-		Refused: a.refused, Refusal: a.refusal, Members: toInt64s(a.members),
+		Refused: a.refused, Refusal: a.refusal, Excuse: a.excuse, Condition: uint32(a.reason), Members: toInt64s(a.members),
 	}}})
 }
 
@@ -327,6 +386,10 @@ func (r *remote) abandon(group string, seq uint64, reason string) {
 }
 
 func (r *remote) request(group string, req *storeRequest) {
+	if r.outbox.full() {
+		req.replyTo.receiveReply(&storeReply{id: req.id, failure: r.queueFull()})
+		return
+	}
 	r.mu.Lock()
 	r.requests[req.id] = req.replyTo
 	r.mu.Unlock()

@@ -21,6 +21,9 @@ import (
 	"github.com/symmem/symmem/group/internal/pb"
 )
 
+// maxHeaders bounds the headers of a stream, in bytes.
+const maxHeaders = 8 << 10
+
 // service lets the ranks of other processes reach the hub of rank 0.
 type service struct {
 	pb.UnimplementedRendezvousServer
@@ -28,6 +31,8 @@ type service struct {
 	hub      *hub
 	options  *Options
 	logger   *slog.Logger
+	limits   *limits
+	listener *boundedListener
 	server   *grpc.Server
 	stopping chan struct{}
 	work     sync.WaitGroup // every goroutine of the service that gRPC does not wait for
@@ -41,12 +46,24 @@ type service struct {
 type serviceConn struct {
 	service *service
 	rank    atomic.Int64 // -1 until the rank is attached
-	raw     net.Conn
+	session string       // which join of the rank it is
+	socket  *serviceSocket
 	outbox  *outbox
-	heard   atomic.Int64  // when the rank was last heard, as time since the service's start
-	gone    chan struct{} // closed when the rank is no longer attached
+	phase   atomic.Int32
+	gone    chan struct{} // closed when the rank is no longer attached over this connection
 	once    sync.Once
+
+	broken   time.Time // guarded by the service's lock: when the connection broke before the rank spoke
+	brokeHow string
 }
+
+// The phases of a connection. A rank that has not spoken since it was admitted may not even know that it was: it can say hello
+// again over another connection, which then stands for this one.
+const (
+	phaseFresh int32 = iota
+	phaseSpoken
+	phaseReplaced
+)
 
 // startService serves on l until stop is called. It takes l over.
 func startService(l net.Listener, h *hub, o *Options) (*service, error) {
@@ -60,22 +77,25 @@ func startService(l net.Listener, h *hub, o *Options) (*service, error) {
 	s := &service{
 		hub:      h,
 		options:  o,
+		limits:   o.bounds(),
 		logger:   o.Logger.With("rank", o.Rank, "service", l.Addr().String()),
 		stopping: make(chan struct{}),
 		attached: make(map[int]*serviceConn),
 	}
+	s.listener = newBoundedListener(l, s.limits, s.logger)
 	s.server = grpc.NewServer(
 		grpc.Creds(&gate{service: s, certificates: certificates}),
 		grpc.ForceServerCodecV2(newFrameCodec()),
-		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.MaxConcurrentStreams(1),
+		grpc.ConnectionTimeout(s.limits.handshake),
+		grpc.MaxConcurrentStreams(2), // Connect and Beat
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxRecvMsgSize(maxClientMessage),
 		grpc.MaxSendMsgSize(maxServerMessage),
 		grpc.WaitForHandlers(true),
 	)
 	pb.RegisterRendezvousServer(s.server, s)
 	s.work.Go(func() {
-		if err := s.server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
 			s.logger.Error("serving the rendezvous", "error", err)
 		}
 	})
@@ -92,15 +112,25 @@ func (s *service) stop() {
 	if !stopped {
 		close(s.stopping)
 	}
+	s.closeListener() // gRPC waits for the handshakes that are under way
 	s.server.Stop()
 	s.work.Wait()
 }
 
-// drain waits a moment for the connections of ranks that have left, so that their goodbyes are answered.
-func (s *service) drain() {
+// closeListener lets nobody in any more, and ends the connections of those who were not admitted.
+func (s *service) closeListener() {
+	if err := s.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		s.logger.Debug("closing the listener", "error", err)
+	}
+}
+
+// drain waits a moment, but not past the context, for the connections of ranks that have left, so that their goodbyes are
+// answered.
+func (s *service) drain(ctx context.Context) {
 	ended := make(chan struct{})
 	timer := time.NewTimer(graceTimeout)
 	defer timer.Stop()
+	s.closeListener()
 	s.work.Go(func() {
 		s.server.GracefulStop()
 		close(ended)
@@ -108,6 +138,7 @@ func (s *service) drain() {
 	select {
 	case <-ended:
 	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -120,7 +151,7 @@ type gate struct {
 // gateInfo leads from a stream to its connection.
 type gateInfo struct {
 	credentials.CommonAuthInfo
-	raw net.Conn
+	socket *serviceSocket
 }
 
 // AuthType names the handshake.
@@ -128,6 +159,10 @@ func (gateInfo) AuthType() string { return protocolMagic }
 
 // ServerHandshake lets a connection in that knows the token. gRPC has set a deadline.
 func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	socket, ok := raw.(*serviceSocket)
+	if !ok {
+		return nil, nil, closing(fmt.Errorf("a connection of the type %T is not the listener's", raw), raw)
+	}
 	conn, err := handshakeService(raw, g.service.options, g.certificates)
 	if err != nil {
 		g.service.logger.Warn("refused a connection", "from", raw.RemoteAddr(), "error", err)
@@ -137,7 +172,7 @@ func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 	if g.certificates != nil {
 		level = credentials.PrivacyAndIntegrity
 	}
-	return conn, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, raw: raw}, nil
+	return conn, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, socket: socket}, nil
 }
 
 // ClientHandshake is not used: ranks make their connections themselves.
@@ -156,25 +191,40 @@ func (g *gate) Clone() credentials.TransportCredentials { return g }
 // OverrideServerName is for clients.
 func (g *gate) OverrideServerName(string) error { return nil }
 
-// Connect serves one rank for as long as it takes part.
-func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage]) error {
-	p, ok := peer.FromContext(stream.Context())
+// socketOf gives the connection that a stream runs over.
+func socketOf(ctx context.Context) (*serviceSocket, error) {
+	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return errors.New("the connection is unknown")
+		return nil, errors.New("the connection is unknown")
 	}
 	info, ok := p.AuthInfo.(gateInfo)
 	if !ok {
-		return errors.New("the connection has passed no handshake")
+		return nil, errors.New("the connection has passed no handshake")
 	}
-	c := &serviceConn{service: s, raw: info.raw, outbox: newOutbox(), gone: make(chan struct{})}
+	return info.socket, nil
+}
+
+// Connect serves one rank for as long as it takes part. The connection ends soon after.
+func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.ServerMessage]) error {
+	socket, err := socketOf(stream.Context())
+	if err != nil {
+		return err
+	}
+	if socket.connected.Swap(true) {
+		return status.Error(codes.AlreadyExists, "a rank connects once over a connection")
+	}
+	defer time.AfterFunc(graceTimeout, func() { // most often the rank has closed it by then
+		if err := socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			s.logger.Debug("closing a connection", "from", socket.RemoteAddr(), "error", err)
+		}
+	})
+	c := &serviceConn{service: s, socket: socket, outbox: newOutbox(s.limits.queued, s.limits.queueBytes), gone: make(chan struct{})}
 	c.rank.Store(-1)
 	hello := make(chan *pb.Hello, 1)
 	s.work.Go(func() { c.read(stream, hello) })
 
-	timer := time.NewTimer(handshakeTimeout)
-	defer timer.Stop()
 	var refusal *RefusedError
-	select {
+	select { // the watch ends a connection on which no hello comes
 	case h, ok := <-hello:
 		switch {
 		case !ok:
@@ -184,13 +234,11 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 		default:
 			refusal = c.admit(h)
 		}
-	case <-timer.C:
-		refusal = refused(RefusedProtocol, "no hello came within %v", handshakeTimeout)
 	case <-s.stopping:
 		return nil
 	}
 	if refusal != nil {
-		s.logger.Warn("refused a rank", "from", info.raw.RemoteAddr(), "reason", refusal.Text)
+		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
 		return stream.Send(&pb.ServerMessage{Body: &pb.ServerMessage_Refusal{Refusal: &pb.Refusal{
 			Reason: uint32(refusal.Reason), Text: refusal.Text,
 		}}})
@@ -199,12 +247,46 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	return nil
 }
 
+// Beat exchanges heartbeats with a rank. What counts is that bytes come; see heardConn.
+func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbeat]) error {
+	socket, err := socketOf(stream.Context())
+	if err != nil {
+		return err
+	}
+	if !socket.admitted.Load() {
+		return status.Error(codes.FailedPrecondition, "no rank was admitted on this connection")
+	}
+	ended := make(chan struct{})
+	s.work.Go(func() {
+		defer close(ended)
+		for {
+			if _, err := stream.Recv(); err != nil {
+				return
+			}
+		}
+	})
+	ticker := time.NewTicker(heartbeatInterval(s.options.LivenessTimeout))
+	defer ticker.Stop()
+	for {
+		if err := stream.Send(&pb.Heartbeat{}); err != nil {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ended:
+			return nil
+		case <-s.stopping:
+			return nil
+		}
+	}
+}
+
 // admit lets the rank in that says hello, or says why not. After that its connection takes part in liveness.
 func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	s, o, m := c.service, c.service.options, memberFromWire(h.GetMember())
 	switch {
-	case h.GetJob() != o.Job:
-		return refused(RefusedJob, "this is job %q, not %q; is the address right?", o.Job, h.GetJob())
+	case string(h.GetJob()) != o.Job:
+		return refused(RefusedJob, "this is job %s, not %s; is the address right?", quoteJob(o.Job), quoteJob(string(h.GetJob())))
 	case h.GetRestart() != int64(o.Restart):
 		return refused(RefusedRestart, "this is attempt %d of the job, not %d", o.Restart, h.GetRestart())
 	case h.GetWorldSize() != int64(o.WorldSize):
@@ -212,25 +294,43 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	case m.WorldRank < 0 || m.WorldRank >= o.WorldSize:
 		return refused(RefusedRank, "rank %d is outside of a world of %d", m.WorldRank, o.WorldSize)
 	}
+	m.Host, m.BootID, m.Process, c.session = clip(m.Host), clip(m.BootID), clip(m.Process), clip(h.GetSession())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
 		return refused(RefusedLate, "the job is ending")
 	}
-	c.hear()
+	c.socket.hear()
 	c.rank.Store(int64(m.WorldRank))
 	// The welcome is queued before the hub may queue anything else.
 	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{}}})
 	if before, ok := s.hub.attach(m, c); !ok {
-		c.rank.Store(-1)
-		if before == rankPresent {
-			return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
+		if before != rankPresent || !s.replace(m.WorldRank, c) {
+			c.rank.Store(-1)
+			if before == rankPresent {
+				return refused(RefusedDuplicate, "rank %d is present already; every rank needs its own number", m.WorldRank)
+			}
+			return refused(RefusedLate, "rank %d has left this job or was lost; a rank that starts again needs a new attempt of the job",
+				m.WorldRank)
 		}
-		return refused(RefusedLate, "rank %d has left this job or was lost; a rank that starts again needs a new attempt of the job", m.WorldRank)
 	}
 	s.attached[m.WorldRank] = c
+	c.socket.admit()
 	s.logger.Debug("rank attached", "attached", m.WorldRank, "host", m.Host, "pid", m.PID)
 	return nil
+}
+
+// replace lets a rank that is attached go on over another connection, if it is the same join and nothing was said over the old
+// connection. The caller holds the lock.
+func (s *service) replace(rank int, c *serviceConn) bool {
+	old := s.attached[rank]
+	if old == nil || c.session == "" || old.session != c.session || !old.phase.CompareAndSwap(phaseFresh, phaseReplaced) {
+		return false
+	}
+	s.hub.redirect(rank, c)
+	s.logger.Debug("a rank goes on joining over another connection", "attached", rank)
+	old.once.Do(func() { close(old.gone) })
+	return true
 }
 
 // write sends what is queued until the rank is gone, and then what was queued before that.
@@ -246,10 +346,11 @@ func (c *serviceConn) write(stream grpc.BidiStreamingServer[pb.ClientMessage, pb
 			return
 		}
 		for _, m := range c.outbox.take() {
-			if err := send(stream, m); err != nil {
-				c.lose(broke(err))
+			if err := send(stream, m.message); err != nil {
+				c.breaks(broke(err))
 				return
 			}
+			c.outbox.sent(m)
 		}
 		if ended {
 			return
@@ -293,13 +394,22 @@ func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.
 		m, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
-			c.lose("it ended its connection without saying goodbye")
+			c.breaks("it ended its connection without saying goodbye")
 			return
 		case err != nil:
-			c.lose(broke(err))
+			c.breaks(broke(err))
 			return
 		}
-		c.hear()
+		// Answers that the rank does not take pile up: no more is asked for it meanwhile.
+		for c.outbox.full() {
+			select {
+			case <-c.outbox.room:
+			case <-c.gone:
+				return
+			case <-c.service.stopping:
+				return
+			}
+		}
 		if !c.serve(m) {
 			return
 		}
@@ -313,13 +423,19 @@ func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 	if rank < 0 { // it sends requests without waiting for its welcome
 		return false
 	}
+	if !c.phase.CompareAndSwap(phaseFresh, phaseSpoken) && c.phase.Load() == phaseReplaced {
+		return false
+	}
+	if err := oversized(m, c.service.options.WorldSize); err != nil {
+		c.lose(err.Error())
+		return false
+	}
 	switch b := m.GetBody().(type) {
-	case *pb.ClientMessage_Heartbeat:
 	case *pb.ClientMessage_Arrival:
 		a := b.Arrival
 		h.arrive(rank, a.GetGroup(), a.GetSequence(), &arrival{
 			kind: kind(a.GetKind()), op: a.GetOp(), root: int(a.GetRoot()), data: a.GetData(),
-			refused: a.GetRefused(), refusal: a.GetRefusal(), members: toInts(a.GetMembers()), to: c,
+			refused: a.GetRefused(), refusal: a.GetRefusal(), excuse: a.GetExcuse(), reason: condition(a.GetCondition()), members: toInts(a.GetMembers()), to: c,
 		})
 	case *pb.ClientMessage_Abandon:
 		h.abandon(rank, b.Abandon.GetGroup(), b.Abandon.GetSequence(), b.Abandon.GetReason())
@@ -356,9 +472,48 @@ func broke(err error) string {
 
 func (c *serviceConn) attachedRank() int { return int(c.rank.Load()) }
 
-// lose is the end of a connection without a goodbye.
+// oversized refuses what no rank of this package sends: texts and lists beyond their bounds, which the hub would keep.
+func oversized(m *pb.ClientMessage, worldSize int) error {
+	a, r := m.GetArrival(), m.GetStore()
+	// A text that was clipped may have grown when it was made valid.
+	const longest = 4 * maxText
+	for what, size := range map[string]int{
+		"the name of a group":   max(len(a.GetGroup()), len(r.GetGroup()), len(m.GetAbandon().GetGroup()), len(m.GetCancelGet().GetGroup())),
+		"an op text":            len(a.GetOp()),
+		"the text of a failure": max(len(a.GetRefusal()), len(a.GetExcuse())),
+		"a key":                 max(len(r.GetKey()), len(m.GetCancelGet().GetKey())),
+		"a reason":              max(len(m.GetAbandon().GetReason()), len(m.GetAbort().GetReason())),
+	} {
+		if size > longest {
+			return fmt.Errorf("it sent %s of %d bytes; allowed are at most %d", what, size, longest)
+		}
+	}
+	if size := max(len(a.GetData()), len(r.GetValue()), len(r.GetOld())); size > MaxBlob {
+		return fmt.Errorf("it sent a blob of %d bytes; allowed are at most %d", size, MaxBlob)
+	}
+	if len(a.GetMembers()) > worldSize {
+		return fmt.Errorf("it asked for a group of %d ranks in a world of %d", len(a.GetMembers()), worldSize)
+	}
+	return nil
+}
+
+// breaks is the end of a connection without a goodbye. A rank that has not spoken yet may come again over another one.
+func (c *serviceConn) breaks(reason string) {
+	s := c.service
+	s.mu.Lock()
+	waits := c.attachedRank() >= 0 && c.phase.Load() == phaseFresh && s.attached[c.attachedRank()] == c
+	if waits && c.broken.IsZero() {
+		c.broken, c.brokeHow = time.Now(), reason
+	}
+	s.mu.Unlock()
+	if !waits {
+		c.lose(reason)
+	}
+}
+
+// lose declares the rank lost.
 func (c *serviceConn) lose(reason string) {
-	if rank := c.attachedRank(); rank >= 0 {
+	if rank := c.attachedRank(); rank >= 0 && c.phase.Load() != phaseReplaced {
 		c.service.hub.lose(rank, reason)
 	}
 	c.detach()
@@ -374,22 +529,12 @@ func (c *serviceConn) detach() {
 	c.once.Do(func() { close(c.gone) })
 }
 
-// The time is monotonic: a clock that is set does not make a rank silent.
-var processStart = time.Now()
-
-func (c *serviceConn) hear() { c.heard.Store(int64(time.Since(processStart))) }
-
 // heartbeatInterval gives every silence several chances to be broken.
 func heartbeatInterval(liveness time.Duration) time.Duration { return min(time.Second, liveness/4) }
 
-// watch sends heartbeats and ends the connections of silent ranks.
+// watch ends the connections of silent ranks, and those on which nobody was admitted in time.
 func (s *service) watch() {
-	interval := heartbeatInterval(s.options.LivenessTimeout)
-	beat, err := encodeFrame(&pb.ServerMessage{Body: &pb.ServerMessage_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
-	if err != nil { // an empty message can always be encoded
-		s.logger.Error("making a heartbeat", "error", err)
-		return
-	}
+	interval := min(heartbeatInterval(s.options.LivenessTimeout), s.limits.handshake/4)
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	last := time.Now()
@@ -402,24 +547,44 @@ func (s *service) watch() {
 		// If this process did not get to run, neither did the goroutines that hear the ranks: their silence says nothing.
 		late := time.Since(last) > 2*interval
 		last = time.Now()
-		var silent []*serviceConn
-		s.mu.Lock()
-		for _, c := range s.attached {
-			c.outbox.put(beat)
-			if late {
-				c.hear()
-			} else if time.Since(processStart)-time.Duration(c.heard.Load()) > s.options.LivenessTimeout {
-				silent = append(silent, c)
-			}
+		if err := s.listener.closePending(s.limits.handshake); err != nil {
+			s.logger.Debug("closing connections on which no rank was admitted", "error", err)
 		}
-		s.mu.Unlock()
-		for _, c := range silent {
-			c.lose(fmt.Sprintf("it was silent for %v", s.options.LivenessTimeout))
-			if err := c.raw.Close(); err != nil { // its writer may be blocked in a full connection
-				s.logger.Debug("closing the connection of a silent rank", "silent", c.attachedRank(), "error", err)
+		for _, lost := range s.silent(late) {
+			lost.conn.lose(lost.reason)
+			// Its writer may be blocked in a full connection.
+			if err := lost.conn.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				s.logger.Debug("closing the connection of a silent rank", "silent", lost.conn.attachedRank(), "error", err)
 			}
 		}
 	}
+}
+
+// silentConn is a connection whose rank counts as lost, and why.
+type silentConn struct {
+	conn   *serviceConn
+	reason string
+}
+
+// silent gives the connections whose ranks are lost. A rank that has not spoken since it was admitted is not yet there to be
+// silent; if its connection broke it has the same time to come again.
+func (s *service) silent(late bool) []silentConn {
+	var silent []silentConn
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.attached {
+		switch {
+		case late:
+			c.socket.hear()
+		case !c.broken.IsZero():
+			if time.Since(c.broken) > s.options.LivenessTimeout && c.phase.CompareAndSwap(phaseFresh, phaseSpoken) {
+				silent = append(silent, silentConn{c, c.brokeHow})
+			}
+		case c.phase.Load() == phaseSpoken && c.socket.silence() > s.options.LivenessTimeout:
+			silent = append(silent, silentConn{c, fmt.Sprintf("it was silent for %v", s.options.LivenessTimeout)})
+		}
+	}
+	return silent
 }
 
 // receiveOutcome queues the outcome of a round for the rank.
@@ -436,5 +601,10 @@ func (c *serviceConn) receiveReply(r *storeReply) {
 
 // receiveLoss queues the news of a loss for the rank.
 func (c *serviceConn) receiveLoss(l *loss) {
-	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Loss{Loss: l.toWire()}})
+	frame, err := l.encoded()
+	if err != nil { // its texts were made valid where they came from
+		c.service.logger.Error("encoding a loss", "error", err)
+		return
+	}
+	c.outbox.put(frame)
 }

@@ -2,6 +2,7 @@ package group
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -42,14 +43,18 @@ type session struct {
 	files     carrier
 	requests  atomic.Uint64 // the next store request
 	done      chan struct{} // closed when the service is gone
+	id        string        // unique to this join
+	limits    *limits
 
 	mu     sync.Mutex
 	groups map[string]*Group
 	broken *PeerLostError // the service is gone
 	closed bool
+	calls  int   // collective calls under way
+	bytes  int64 // that they bring
 }
 
-func newSession(worldRank int, timeout time.Duration, logger *slog.Logger) *session {
+func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *limits) *session {
 	if timeout <= 0 {
 		timeout = DefaultTimeout
 	}
@@ -62,6 +67,8 @@ func newSession(worldRank int, timeout time.Duration, logger *slog.Logger) *sess
 		logger:    logger.With("rank", worldRank),
 		groups:    make(map[string]*Group),
 		done:      make(chan struct{}),
+		id:        rand.Text(),
+		limits:    l,
 	}
 }
 
@@ -74,11 +81,34 @@ func (s *session) add(g *Group) error {
 		return ErrClosed
 	case s.broken != nil:
 		return s.broken
+	case len(s.groups) >= s.limits.groups:
+		return &QuotaError{Op: "Sub", What: quotaGroups, Limit: int64(s.limits.groups)}
 	case s.groups[g.name] != nil:
 		return fmt.Errorf("group %s exists already: %w", g.name, ErrInvalid)
 	}
 	s.groups[g.name] = g
 	return nil
+}
+
+// begin counts a collective call that brings so many bytes, and gives how many calls are under way with it, and the bytes that
+// were counted: -1 if they are too many, and then none were.
+func (s *session) begin(size int) (calls int, counted int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	if s.bytes+int64(size) > s.limits.callBytes {
+		return s.calls, -1
+	}
+	s.bytes += int64(size)
+	return s.calls, int64(size)
+}
+
+// finish takes back what begin counted.
+func (s *session) finish(counted int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls--
+	s.bytes -= max(counted, 0)
 }
 
 func (s *session) remove(g *Group) {

@@ -26,6 +26,7 @@ const maxFileConns = 64
 type socketCarrier struct {
 	session *session
 	slots   chan struct{}
+	read    func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) // readMessage
 
 	mu       sync.Mutex
 	listener *net.UnixListener
@@ -40,6 +41,7 @@ func newFileCarrier(s *session) carrier {
 	return &socketCarrier{
 		session:  s,
 		slots:    make(chan struct{}, maxFileConns),
+		read:     readMessage,
 		expected: make(map[[16]byte]*socketExchange),
 		conns:    make(map[*net.UnixConn]struct{}),
 		done:     make(chan struct{}),
@@ -233,6 +235,9 @@ func (c *socketCarrier) failAll(err error) {
 func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	sender, err := peerOf(conn)
 	if err != nil {
+		if !errors.Is(err, errOtherUser) && !senderFailed(err) {
+			c.failAll(err)
+		}
 		return err
 	}
 	if err := conn.SetDeadline(time.Now().Add(fileTimeout)); err != nil {
@@ -240,9 +245,13 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	}
 	message := make([]byte, tagLength+1)
 	control := make([]byte, unix.CmsgSpace(4*4)) // room for more than one, to see that there is only one
-	n, controlled, flags, err := readMessage(conn, message, control)
+	n, controlled, flags, err := c.read(conn, message, control)
 	if err != nil {
-		return fmt.Errorf("receiving a file: %w", err)
+		err = fmt.Errorf("receiving a file: %w", fileLimit(err))
+		if !senderFailed(err) {
+			c.failAll(err)
+		}
+		return err
 	}
 	files, err := takeFiles(control[:controlled])
 	if err == nil && flags&unix.MSG_TRUNC != 0 {
@@ -275,6 +284,12 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	return nil
 }
 
+// senderFailed reports whether a message could not be read for a reason that lies with its sender, who may be a stranger: it sent
+// nothing, or went away. Any other reason lies with this process, and the file, which was there, does not come again.
+func senderFailed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed)
+}
+
 // messageReader is what readMessage needs of a connection.
 type messageReader interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
@@ -291,6 +306,8 @@ func readMessage(conn messageReader, message, control []byte) (n, controlled, fl
 	}
 	return n, controlled, flags, err
 }
+
+var errOtherUser = errors.New("another user")
 
 // peerOf gives the process at the other end, which must be of this user or root's.
 func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
@@ -309,8 +326,8 @@ func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 		return nil, fmt.Errorf("asking who is at the other end: %w", credErr)
 	}
 	if own := os.Geteuid(); cred.Uid != uint32(own) && cred.Uid != 0 {
-		return nil, fmt.Errorf("process %d at the other end belongs to user %d; allowed are this process's user %d, and root",
-			cred.Pid, cred.Uid, own)
+		return nil, fmt.Errorf("process %d at the other end belongs to %w, %d; allowed are this process's user %d, and root",
+			cred.Pid, errOtherUser, cred.Uid, own)
 	}
 	return cred, nil
 }

@@ -116,7 +116,10 @@ func (s *Store) do(ctx context.Context, req *storeRequest) (*storeReply, error) 
 	case r == nil:
 		return nil, fmt.Errorf("%s: %w", op, g.Err())
 	case r.failure != nil:
-		return nil, fmt.Errorf("%s: %w", op, g.failureError(r.failure))
+		if err := g.failureError(op, r.failure); r.failure.kind == failQuota {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s: %w", op, g.failureError(op, r.failure))
 	}
 	return r, nil
 }

@@ -40,6 +40,9 @@ func runWorker(role string) int {
 }
 
 func work(role string) error {
+	if role == "flooded" || role == "full" {
+		return runFlooded(role == "full")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	rank, err := strconv.Atoi(os.Getenv("SYMMEM_TEST_RANK"))

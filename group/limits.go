@@ -1,0 +1,80 @@
+package group
+
+import (
+	"fmt"
+	"time"
+)
+
+// limits bound what rank 0 spends on whoever asks it for something, in time, memory and open files. The defaults are far above
+// what jobs need. Those of one rank hold twice: the rank itself refuses with a typed error what goes beyond them, and the hub
+// refuses what a rank of another making asks for beyond twice as much.
+type limits struct {
+	attempt   time.Duration // a rank's first attempt to connect; later ones may take longer
+	handshake time.Duration // from a connection's beginning until a rank is admitted on it
+	patience  time.Duration // the same, while further connections wait for a place; a tenth of it where no greeting has come
+	pending   int           // connections on which no rank was admitted yet; 0 goes by the limit of open files
+	unproven  int64         // bytes that are read from a connection before a rank is admitted on it
+
+	keys       int   // in all stores of the job
+	storeBytes int64 // of keys and values in all stores of the job
+	calls      int   // collective calls of one rank that are under way
+	callBytes  int64 // what one rank has brought to calls under way
+	groups     int   // groups of one rank that are open
+	gets       int   // Gets of one rank that wait
+	queued     int   // messages to one rank, or from one, that are not sent yet
+	queueBytes int64 // of such messages
+}
+
+var defaultLimits = limits{
+	attempt:   3 * time.Second,
+	handshake: 10 * time.Second,
+	patience:  2 * time.Second,
+	unproven:  256 << 10,
+
+	keys:       1 << 18,
+	storeBytes: 256 << 20,
+	calls:      1024,
+	callBytes:  8 * MaxBlob,
+	groups:     4096,
+	gets:       4096,
+	queued:     16384,
+	queueBytes: 4 * MaxBlob,
+}
+
+// maxPending is the most connections without an admitted rank.
+const maxPending = 256
+
+// pendingLimit leaves most of the process's open files to the ranks that were admitted, and to the program.
+func (l *limits) pendingLimit() int {
+	if l.pending > 0 {
+		return l.pending
+	}
+	if files := openFileLimit(); files > 0 && files/4 < maxPending {
+		return max(4, int(files/4))
+	}
+	return maxPending
+}
+
+// What the quotas count, and what to do about them.
+const (
+	quotaKeys       = "keys in the stores of a job; delete those that are no longer needed"
+	quotaStoreBytes = "bytes of keys and values in the stores of a job; delete those that are no longer needed"
+	quotaCalls      = "collective calls of one rank at the same time; wait for some of them first"
+	quotaCallBytes  = "bytes that one rank brings to collective calls at the same time; wait for some of them first"
+	quotaGroups     = "open groups of one rank; close those that are no longer needed"
+	quotaGets       = "Gets of one rank that wait at the same time; wait for some of them first"
+	quotaQueued     = "requests of one rank that wait to be sent to the rendezvous service; wait for some of them first"
+	quotaQueueBytes = "bytes of one rank that wait to be sent to the rendezvous service; wait for earlier requests first"
+)
+
+// QuotaError says that a rank asked for more of the rendezvous service than it keeps for one rank or for one job.
+type QuotaError struct {
+	Op    string // the call: `set "k" in the store of group world`
+	What  string // what is limited, and what to do: "keys in the stores of a job; delete those that are no longer needed"
+	Limit int64  // the most of it
+}
+
+// Error says what is limited, to how much, and what to do.
+func (e *QuotaError) Error() string {
+	return fmt.Sprintf("%s: allowed are at most %d %s", e.Op, e.Limit, e.What)
+}

@@ -1,0 +1,340 @@
+package group
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// heardConn notes when it was last read from: every byte is a sign of life, also one of a message that takes minutes to come.
+type heardConn struct {
+	net.Conn
+	heard atomic.Int64 // time since the start of the process
+}
+
+func (c *heardConn) hear() { c.heard.Store(int64(time.Since(processStart))) }
+
+// silence gives how long nothing has come.
+func (c *heardConn) silence() time.Duration {
+	return time.Since(processStart) - time.Duration(c.heard.Load())
+}
+
+func (c *heardConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.hear()
+	}
+	return n, err
+}
+
+// The time is monotonic: a clock that is set does not make a rank silent.
+var processStart = time.Now()
+
+// boundedListener accepts the connections of the rendezvous service. Until a rank is admitted on a connection, which may be
+// anyone's, it may take little: there are few such connections at a time, each has a deadline, and little is read from it. Where
+// others wait for a place, the deadline is short, and whoever holds the most places loses one first.
+type boundedListener struct {
+	net.Listener
+	limits *limits
+	logger *slog.Logger
+	most   int           // pending connections
+	done   chan struct{} // closed by Close
+	room   chan struct{} // holds a token after a place became free
+
+	mu      sync.Mutex
+	closed  bool
+	pending map[*serviceSocket]struct{} // on which no rank is admitted yet
+	spare   *os.File                    // is closed to accept a connection when no further file can be opened
+	full    *FileLimitError             // the last time that there were too many open files
+	refused int                         // connections that were refused for that
+}
+
+// serviceSocket is an accepted connection.
+type serviceSocket struct {
+	heardConn
+	listener  *boundedListener
+	source    string // the address that it comes from, without the port
+	began     time.Time
+	admitted  atomic.Bool
+	received  atomic.Int64 // bytes, until a rank is admitted
+	connected atomic.Bool  // a rank has said hello on it
+}
+
+var errUnproven = errors.New("too much was sent before a rank was admitted")
+
+func newBoundedListener(l net.Listener, lim *limits, logger *slog.Logger) *boundedListener {
+	b := &boundedListener{
+		Listener: l, limits: lim, logger: logger, most: lim.pendingLimit(), done: make(chan struct{}), room: make(chan struct{}, 1),
+		pending: make(map[*serviceSocket]struct{}),
+	}
+	b.keepSpare()
+	return b
+}
+
+// Accept gives the next connection. It fails only when the listener is closed: too many open files, or whatever else a system
+// may say here, passes.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	const shortest, longest = 10 * time.Millisecond, time.Second
+	pause := shortest
+	for {
+		if !l.waitForRoom() {
+			return nil, net.ErrClosed
+		}
+		conn, err := l.Listener.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil, err
+		case err == nil && l.keepSpare():
+			if c := l.track(conn); c != nil {
+				return c, nil
+			}
+			return nil, net.ErrClosed
+		case err == nil:
+			l.turnAway(conn)
+			continue
+		}
+		// With the spare file closed there is one more to accept a connection with: to tell whoever waits what is wrong.
+		l.noteFull(err)
+		if l.dropSpare() {
+			continue
+		}
+		l.logger.Warn("accepting a connection", "error", fileLimit(err))
+		timer := time.NewTimer(pause)
+		pause = min(2*pause, longest)
+		select {
+		case <-timer.C:
+		case <-l.done:
+			timer.Stop()
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// Close ends Accept, and every connection on which no rank was admitted.
+func (l *boundedListener) Close() error {
+	l.mu.Lock()
+	first := !l.closed
+	l.closed = true
+	l.mu.Unlock()
+	if !first {
+		return net.ErrClosed
+	}
+	close(l.done)
+	err := l.Listener.Close()
+	l.dropSpare()
+	return errors.Join(err, l.closePending(0))
+}
+
+// closePending ends the connections that have waited for so long for a rank to be admitted.
+func (l *boundedListener) closePending(age time.Duration) error {
+	var old []*serviceSocket
+	l.mu.Lock()
+	for c := range l.pending {
+		if time.Since(c.began) >= age {
+			old = append(old, c)
+		}
+	}
+	l.mu.Unlock()
+	var err error
+	for _, c := range old {
+		if closeErr := c.Close(); closeErr != nil && !errors.Is(closeErr, net.ErrClosed) {
+			err = errors.Join(err, closeErr)
+		}
+	}
+	return err
+}
+
+func (l *boundedListener) track(conn net.Conn) *serviceSocket {
+	c := &serviceSocket{heardConn: heardConn{Conn: conn}, listener: l, began: time.Now()}
+	c.source = conn.RemoteAddr().String()
+	if host, _, err := net.SplitHostPort(c.source); err == nil {
+		c.source = host
+	}
+	l.mu.Lock()
+	closed := l.closed
+	if !closed {
+		l.pending[c] = struct{}{}
+	}
+	l.mu.Unlock()
+	if closed {
+		if err := conn.Close(); err != nil {
+			l.logger.Debug("closing a connection", "error", err)
+		}
+		return nil
+	}
+	return c
+}
+
+// waitForRoom waits until one more connection may be pending, and reports false when the listener is closed.
+func (l *boundedListener) waitForRoom() bool {
+	for {
+		l.mu.Lock()
+		if l.closed {
+			l.mu.Unlock()
+			return false
+		}
+		if len(l.pending) < l.most {
+			l.mu.Unlock()
+			return true
+		}
+		slowest, wait := l.slowest()
+		l.mu.Unlock()
+		if slowest != nil {
+			l.logger.Warn("ended a connection on which no rank was admitted in time while others waited", "from", slowest.RemoteAddr(),
+				"time", l.limits.patience, "connections at a time", l.most)
+			if err := slowest.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				l.logger.Debug("closing a connection", "error", err)
+			}
+			continue
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-l.room:
+		case <-timer.C:
+		case <-l.done:
+		}
+		timer.Stop()
+	}
+}
+
+// slowest gives the pending connection that has to go, or how long none has to. It is the oldest of those that have had their
+// time, of the source that has the most: one that opens many cannot keep out another that opens few.
+func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
+	sources := make(map[string]int)
+	for c := range l.pending {
+		sources[c.source]++
+	}
+	var worst *serviceSocket
+	wait := l.limits.patience
+	for c := range l.pending {
+		allowed := l.limits.patience
+		if c.received.Load() < int64(prologueLength) { // a rank sends its greeting as soon as it is connected
+			allowed /= 10
+		}
+		if left := allowed - time.Since(c.began); left > 0 {
+			wait = min(wait, left)
+			continue
+		}
+		if worst == nil || sources[c.source] > sources[worst.source] ||
+			sources[c.source] == sources[worst.source] && c.began.Before(worst.began) {
+			worst = c
+		}
+	}
+	return worst, wait
+}
+
+// keepSpare opens the spare file if it is not open, and reports whether it is.
+func (l *boundedListener) keepSpare() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.spare != nil || l.closed {
+		return true
+	}
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		l.noteFullLocked(err)
+		// Another reason than too many files says nothing about connections.
+		return fileLimit(err) == err //nolint:errorlint // whether it was changed
+	}
+	l.spare = f
+	return true
+}
+
+// dropSpare reports whether there was a spare file, which is closed now.
+func (l *boundedListener) dropSpare() bool {
+	l.mu.Lock()
+	f := l.spare
+	l.spare = nil
+	l.mu.Unlock()
+	if f == nil {
+		return false
+	}
+	if err := f.Close(); err != nil {
+		l.logger.Debug("closing the spare file", "error", err)
+	}
+	return true
+}
+
+func (l *boundedListener) noteFull(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noteFullLocked(err)
+}
+
+func (l *boundedListener) noteFullLocked(err error) {
+	if full, ok := errors.AsType[*FileLimitError](fileLimit(err)); ok {
+		l.full = full
+	}
+}
+
+// tooManyFiles says that connections were refused because this process may open no further file, or gives nil.
+func (l *boundedListener) tooManyFiles() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.full == nil || l.refused == 0 {
+		return nil
+	}
+	return fmt.Errorf("the rendezvous service turned %d connections away: %w", l.refused, l.full)
+}
+
+// turnAway tells whoever connects that there are too many open files. The greeting is read first, for what closes a connection
+// with unread bytes in it takes back what was sent over it.
+func (l *boundedListener) turnAway(conn net.Conn) {
+	const moment = 50 * time.Millisecond
+	err := conn.SetDeadline(time.Now().Add(moment))
+	if err == nil {
+		_, err = io.ReadFull(conn, make([]byte, prologueLength))
+	}
+	if err == nil {
+		_, err = conn.Write(binary.BigEndian.AppendUint64(prologue(modeFull), openFileLimit()))
+	}
+	err = errors.Join(err, conn.Close())
+	l.mu.Lock()
+	l.refused++
+	first, full := l.refused == 1, l.full
+	l.mu.Unlock()
+	level := slog.LevelDebug // the first one tells all
+	if first {
+		level = slog.LevelWarn
+	}
+	l.logger.Log(context.Background(), level, "turned a connection away", "from", conn.RemoteAddr(), "reason", full, "error", err)
+	l.keepSpare()
+}
+
+func (l *boundedListener) forget(c *serviceSocket) {
+	l.mu.Lock()
+	_, ok := l.pending[c]
+	delete(l.pending, c)
+	l.mu.Unlock()
+	if ok {
+		signal(l.room)
+	}
+}
+
+// admit takes the bounds off a connection on which a rank was admitted.
+func (c *serviceSocket) admit() {
+	c.admitted.Store(true)
+	c.listener.forget(c)
+}
+
+func (c *serviceSocket) Read(b []byte) (int, error) {
+	n, err := c.heardConn.Read(b)
+	if n > 0 && !c.admitted.Load() && c.received.Add(int64(n)) > c.listener.limits.unproven {
+		return 0, closing(errUnproven, c)
+	}
+	return n, err
+}
+
+// Close ends the connection.
+func (c *serviceSocket) Close() error {
+	c.listener.forget(c)
+	return c.Conn.Close()
+}
