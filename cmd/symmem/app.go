@@ -156,13 +156,3 @@ func catch() (signals <-chan os.Signal, stop func()) {
 	signal.Notify(c, forwarded...)
 	return c, func() { signal.Stop(c) }
 }
-
-// isTerminal reports whether w is a terminal, where a line can be written over.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}

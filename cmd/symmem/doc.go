@@ -10,7 +10,7 @@
 //
 // # Exit status
 //
-// 0 is success and 1 failure. 2 is a mistake in the command line or the configuration. Run gives the status of the first rank
+// 0 is success and 1 failure; of doctor, that no backend that may be taken can be used. 2 is a mistake in the command line or the configuration. Run gives the status of the first rank
 // that failed, 128 and the number of the signal if one ended it, 126 if the program cannot be executed and 127 if it is not
 // there.
 //
