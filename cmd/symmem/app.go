@@ -50,6 +50,7 @@ func usagef(format string, args ...any) error { return usageError(fmt.Errorf(for
 
 // app is what the sub-commands share: what the process was started with.
 type app struct {
+	args     []string // the first is the sub-command
 	in       io.Reader
 	out, err io.Writer
 	environ  []string
@@ -58,7 +59,7 @@ type app struct {
 // run is the whole command: it takes what a process is started with and gives its exit status. It blocks until the command
 // has ended, at the latest soon after ctx has, and leaves nothing behind.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, environ []string) int {
-	a := &app{in: in, out: out, err: errOut, environ: environ}
+	a := &app{args: args, in: in, out: out, err: errOut, environ: environ}
 	root := a.rootCommand()
 	root.SetArgs(append([]string{}, args...)) // never nil, for which cobra takes os.Args
 	root.SetIn(in)

@@ -17,7 +17,8 @@
 // # How it is made
 //
 // main only calls run, which takes all that a process gets from outside as arguments, so that tests call it too. There is one
-// file for each sub-command; launch.go starts ranks for all of them. Verify and bench start this same executable again, once
+// file for each sub-command; launch.go starts ranks for all of them, and keeper.go sees to it that run leaves nothing behind,
+// whatever ends it. Verify and bench start this same executable again, once
 // for each rank, with a hidden sub-command that reports through an inherited pipe.
 //
 // This room may know everything; nothing imports it.
