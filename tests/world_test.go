@@ -119,7 +119,7 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 		return strings.HasPrefix(name, "SYMMEM_") && !strings.HasPrefix(name, "SYMMEM_TEST_") && !strings.HasSuffix(name, "_LIBRARY")
 	})
 	env = append(env, workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
-		"SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
+		"SYMMEM_MULTICAST="+multicastSetting(), "SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
 	world := make([]*process, size)
 	var wg sync.WaitGroup
