@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		exit = &exitError{status: exitUsage, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintf(errOut, "symmem: %v\n", err)
+		fmt.Fprintf(errOut, "%s %v\n", a.painterFor(errOut).bad("symmem:"), err)
 		if exit.status == exitUsage {
 			fmt.Fprintf(errOut, "Run '%s --help' for usage.\n", command.CommandPath())
 		}
@@ -85,24 +85,33 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "symmem",
-		Short:         "Start, check and measure programs on symmetric memory",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usagef("there is no command %q", args[0])
+		Use:                        "symmem",
+		Version:                    readBuild().String(),
+		Short:                      "Start, check and measure programs on symmetric memory",
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: maxTypos,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
 			}
-			return nil
+			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
+				return usagef("there is no command %q (did you mean %s?)", args[0], strings.Join(meant, " or "))
+			}
+			return usagef("there is no command %q", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Fprint(a.err, cmd.UsageString())
 			return usagef("a command is missing")
 		},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(suggestFlag(cmd, err)) })
 	root.AddCommand(a.doctorCommand(), a.runCommand(), a.verifyCommand(), a.benchCommand(), a.versionCommand(),
 		a.verifyRankCommand(), a.benchRankCommand(), a.probeCommand())
+	for _, cmd := range root.Commands() {
+		a.completeValues(cmd)
+	}
 	return root
 }
 
@@ -128,6 +137,13 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // load reads the configuration that the command's flags, the environment and the file give.
 func (a *app) load(cmd *cobra.Command) (config.Config, error) {
 	cfg, err := config.Load(&config.LoadOptions{Flags: cmd.Flags(), Environ: func() []string { return a.environ }})
+	if err != nil {
+		for name, values := range map[string][]string{"multicast": multicastValues, "log-level": logLevels} {
+			if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+				err = fmt.Errorf("%w%s", err, didYouMean(f.Value.String(), values))
+			}
+		}
+	}
 	return cfg, usageError(err)
 }
 

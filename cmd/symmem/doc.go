@@ -2,11 +2,12 @@
 //
 //	symmem doctor                     what works on this machine, and what to do about what does not
 //	symmem run -n 4 -- ./train        start four ranks of a program on this machine
-//	symmem verify --ranks 4           run the correctness suite on the best backend there is
+//	symmem verify -n 4                run the correctness suite on the best backend there is
 //	symmem bench --sizes 1K:64M       measure all-reduce, put and get
 //	symmem version                    which build this is
 //
-// Every setting of package config is a flag of each command but version: --timeout, --log-level and so on.
+// Every setting of package config is a flag of each command but version: --timeout, --log-level and so on; not on commands that start
+// ranks are those that give a rank its place. --json prints results as JSON instead of text, whatever the command.
 //
 // # Exit status
 //

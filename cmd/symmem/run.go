@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/symmem/symmem/config"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -83,7 +81,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 	flags.DurationVar(&grace, "grace", defaultGrace, "how long ranks may take to end before they are killed")
 	flags.IntVar(&keeper, keeperFlag, keeper, "descriptor of the pipe that ends with the process that has started the launcher")
 	_ = flags.MarkHidden(keeperFlag) // it is there
-	config.AddFlags(flags)
+	addRankFlags(flags)
 	return cmd
 }
 

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/agnivade/levenshtein"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // maxTypos is how many letters may be wrong in a text for which another one is suggested.
@@ -19,17 +23,16 @@ func nearest(value string, allowed []string) string {
 		if n >= len(value) && n > 0 {
 			continue // nothing of it would be left
 		}
-		if n < fewest {
+		if n < fewest || n == fewest && strings.HasPrefix(a, value) {
 			best, fewest = a, n
 		}
 	}
 	if best != "" || value == "" {
 		return best
 	}
-	for _, a := range allowed {
-		if strings.HasPrefix(a, value) {
-			return a
-		}
+	// Somebody may have written the begin of it only.
+	if i := slices.IndexFunc(allowed, func(a string) bool { return strings.HasPrefix(a, value) }); i >= 0 {
+		return allowed[i]
 	}
 	return ""
 }
@@ -40,6 +43,24 @@ func didYouMean(value string, allowed []string) string {
 		return fmt.Sprintf(" (did you mean %s?)", meant)
 	}
 	return ""
+}
+
+// suggestFlag adds to the error of a flag that does not exist the one that was most likely meant.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	if meant := nearest(unknown.GetSpecifiedName(), names); meant != "" && len(unknown.GetSpecifiedName()) > 1 {
+		return fmt.Errorf("%w (did you mean --%s?)", err, meant)
+	}
+	return err
 }
 
 // jsonUsage is what --json says on every command that has it: it means the same on all.
