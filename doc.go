@@ -17,7 +17,8 @@
 //
 // What is said to be collective must be called by all ranks of the group in the same order. It blocks until all have come,
 // and ends at the latest with its context or after the timeout of the configuration, with an error that names the ranks that
-// did not come. When a rank dies, the others' calls end within two seconds with ErrPeerLost.
+// did not come. When a rank dies, the others' calls end with ErrPeerLost as soon as its connection breaks, and at the latest after
+// the liveness timeout of the configuration.
 //
 // # Rooms
 //

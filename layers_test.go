@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"tests/suite":             {".", "config", "group", "device", "backend", "tensor", "kernels"},
 	"cmd/symmem":              {".", "config", "group", "device/...", "backend/...", "tensor", "kernels", "tests/suite"},
 	"examples/allreduce":      {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
+	"examples/start":          {".", "backend/all", "config", "kernels", "tensor"},
 	"examples/ring":           {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
 
 	// Pretended GPUs for the tests of backends: it may know the driver's table, which backendtest itself does not.

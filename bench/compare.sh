@@ -52,7 +52,7 @@ declare -A settings=(
 
 for ((round = 1; round <= rounds; round++)); do
 	echo "round $round of $rounds" >&2
-	"$work/symmem" bench --backend host --ranks "$ranks" --kind all_reduce --sizes "$sizes" --json "$out/symmem.$round.json" >/dev/null
+	"$work/symmem" bench --backend host --ranks "$ranks" --kind all_reduce --sizes "$sizes" --output "$out/symmem.$round.json" >/dev/null
 	for name in "${!settings[@]}"; do
 		# shellcheck disable=SC2086
 		"${mpi[@]}" ${settings[$name]} "$work/mpi_allreduce" 15 ${sizes//,/ } >"$out/mpi-$name.$round.json"

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/agnivade/levenshtein"
 )
 
 // envPrefix begins every variable of this library.
@@ -113,37 +115,14 @@ func lookup(name string) *spec {
 
 // nearest gives the candidate that takes the fewest changes of single letters to become name.
 func nearest(name string, candidates []string) string {
+	// Names of any length come from the environment; what lies beyond any key's length does not change which is nearest.
+	const longest = 128
+	name = name[:min(len(name), longest)]
 	best, fewest := "", -1
 	for _, candidate := range candidates {
-		if n := distance(name, candidate); fewest < 0 || n < fewest {
+		if n := levenshtein.ComputeDistance(name, candidate); fewest < 0 || n < fewest {
 			best, fewest = candidate, n
 		}
 	}
 	return best
-}
-
-// distance counts the letters to insert, remove, replace or swap with their neighbour to make b of a.
-func distance(a, b string) int {
-	// Names of any length come from the environment; what lies beyond any key's length does not change which is nearest.
-	const longest = 128
-	a, b = a[:min(len(a), longest)], b[:min(len(b), longest)]
-	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-		}
-		before, last, row = last, row, before
-	}
-	return last[len(b)]
 }

@@ -25,10 +25,29 @@ import (
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// worlds are the world sizes of the matrix, and full the one at which the large cases run too.
-var worlds = []int{1, 2, 3, 4, 5, 8}
+// worlds are the world sizes of the matrix. fullWorld is the one at which the large cases run too, where the whole matrix is run, and
+// shortProcesses are those at which the short matrix starts processes; goroutines it starts at all but fullWorld.
+var (
+	worlds         = []int{1, 2, 3, 4, 5, 8}
+	shortProcesses = []int{2, fullWorld}
+)
 
-const full = 4
+const fullWorld = 4
+
+// matrixVariable is "full" for the whole matrix; otherwise it is the short one, in which each world size is run once, and one twice.
+const matrixVariable = "SYMMEM_TEST_MATRIX"
+
+func wholeMatrix(t *testing.T) bool {
+	switch v := os.Getenv(matrixVariable); v {
+	case "full":
+		return true
+	case "", "short":
+		return false
+	default:
+		t.Fatalf("%s is %q; allowed are short and full", matrixVariable, v)
+		return false
+	}
+}
 
 // kernelTimeout bounds device waits in tests: long enough for a busy machine, short enough to see a hang.
 const kernelTimeout = 45 * time.Second
@@ -63,7 +82,7 @@ func capabilities(t *testing.T, name string) backend.Capabilities {
 
 // options are the suite's for a backend and world size.
 func options(t *testing.T, name string, size int) *suite.Options {
-	return &suite.Options{Device: deviceKind(t, name), Backend: name, World: size, Short: size != full || testing.Short(), Filter: filter()}
+	return &suite.Options{Device: deviceKind(t, name), Backend: name, World: size, Short: size != fullWorld || !wholeMatrix(t) || testing.Short(), Filter: filter()}
 }
 
 // kinds remembers what deviceKind has found out, by backend.
@@ -92,13 +111,6 @@ func filter() *regexp.Regexp {
 	return nil
 }
 
-// check turns a result into the test's.
-func check(t *testing.T, res suite.Result) {
-	if res.Status == suite.Failed {
-		t.Errorf("%s: %s", res.Case, res.Reason)
-	}
-}
-
 // TestMatrix runs the suite on every backend at every world size, with goroutines and with processes.
 func TestMatrix(t *testing.T) {
 	for _, name := range backend.Names() {
@@ -107,8 +119,13 @@ func TestMatrix(t *testing.T) {
 			for _, size := range worlds {
 				t.Run(fmt.Sprintf("world=%d", size), func(t *testing.T) {
 					requireGPUs(t, name, size)
-					t.Run("goroutines", func(t *testing.T) { onGoroutines(t, name, size) })
-					t.Run("processes", func(t *testing.T) { onProcesses(t, name, size) })
+					whole := wholeMatrix(t)
+					if whole || size != fullWorld {
+						t.Run("goroutines", func(t *testing.T) { onGoroutines(t, name, size) })
+					}
+					if whole || slices.Contains(shortProcesses, size) {
+						t.Run("processes", func(t *testing.T) { onProcesses(t, name, size) })
+					}
 				})
 			}
 		})
@@ -121,22 +138,25 @@ func onGoroutines(t *testing.T, name string, size int) {
 	cfg := config.Default()
 	cfg.Backend = []string{name}
 	cfg.KernelTimeout = kernelTimeout
+	cfg.Multicast = multicastSetting()
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
 	if c := capabilities(t, name); size > 1 && !c.RanksInOneProcess {
 		require.ErrorIs(t, err, symmem.ErrUnavailable, "a backend that has one rank in a process refuses more")
 		require.ErrorContains(t, err, c.Why["ranks_in_one_process"])
+		requireCapability(t, name, size, "ranks_in_one_process")
 		return
 	}
 	require.NoError(t, err)
 	opts := options(t, name, size)
 	cases := suite.Cases(opts)
+	seen := checker{t: t, backend: name, world: size}
 	var sums = make([]suite.Summary, size)
 	var wg sync.WaitGroup
 	for _, r := range ranks {
 		wg.Go(func() {
 			var report func(suite.Result)
 			if r.Rank() == 0 {
-				report = func(res suite.Result) { check(t, res) }
+				report = seen.check
 			}
 			var err error
 			sums[r.Rank()], err = suite.Run(ctx, r, cases, opts, report)
@@ -149,7 +169,7 @@ func onGoroutines(t *testing.T, name string, size int) {
 	for _, sum := range sums {
 		assert.Equal(t, sums[0], sum, "ranks count alike")
 	}
-	t.Log(sums[0])
+	seen.log(sums[0])
 }
 
 func onProcesses(t *testing.T, name string, size int) { onProcessesAt(t, nil, name, size) }
@@ -163,11 +183,12 @@ func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
 	}
 	world := runWorldOn(t, on, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
 	var sum suite.Summary
+	seen := checker{t: t, backend: name, world: size}
 	for _, line := range world[0].lines {
 		var res suite.Result
 		require.NoError(t, json.Unmarshal(line, &res))
 		sum.Add(res)
-		check(t, res)
+		seen.check(res)
 	}
 	for _, p := range world {
 		assert.NoErrorf(t, p.err, "rank %d", p.rank)
@@ -175,7 +196,7 @@ func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
 		assert.Emptyf(t, p.end.Error, "rank %d", p.rank)
 	}
 	assert.Equal(t, len(suite.Cases(opts)), sum.Passed+sum.Failed+sum.Skipped)
-	t.Log(sum)
+	seen.log(sum)
 }
 
 // bootVariable pretends that a worker is on another machine: its value is that machine's boot id.

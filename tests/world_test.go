@@ -94,6 +94,14 @@ type hosts struct {
 	env func(rank int) []string
 }
 
+// ownEnviron is this process's environment without settings, but for those of tests and the places of libraries.
+func ownEnviron() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return strings.HasPrefix(name, "SYMMEM_") && !strings.HasPrefix(name, "SYMMEM_TEST_") && !strings.HasSuffix(name, "_LIBRARY")
+	})
+}
+
 // runWorld runs a job on size worker processes and waits for them. It fails the test if a process that is not among the
 // victims does not end by itself.
 func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
@@ -114,12 +122,8 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 	if on != nil {
 		addr = on.addr
 	}
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		return strings.HasPrefix(name, "SYMMEM_") && !strings.HasPrefix(name, "SYMMEM_TEST_") && !strings.HasSuffix(name, "_LIBRARY")
-	})
-	env = append(env, workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
-		"SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
+	env := append(ownEnviron(), workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
+		"SYMMEM_MULTICAST="+multicastSetting(), "SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
 	world := make([]*process, size)
 	var wg sync.WaitGroup

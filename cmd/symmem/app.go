@@ -50,6 +50,7 @@ func usagef(format string, args ...any) error { return usageError(fmt.Errorf(for
 
 // app is what the sub-commands share: what the process was started with.
 type app struct {
+	args     []string // the first is the sub-command
 	in       io.Reader
 	out, err io.Writer
 	environ  []string
@@ -58,7 +59,7 @@ type app struct {
 // run is the whole command: it takes what a process is started with and gives its exit status. It blocks until the command
 // has ended, at the latest soon after ctx has, and leaves nothing behind.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, environ []string) int {
-	a := &app{in: in, out: out, err: errOut, environ: environ}
+	a := &app{args: args, in: in, out: out, err: errOut, environ: environ}
 	root := a.rootCommand()
 	root.SetArgs(append([]string{}, args...)) // never nil, for which cobra takes os.Args
 	root.SetIn(in)
@@ -74,7 +75,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		exit = &exitError{status: exitUsage, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintf(errOut, "symmem: %v\n", err)
+		fmt.Fprintf(errOut, "%s %v\n", a.painterFor(errOut).bad("symmem:"), err)
 		if exit.status == exitUsage {
 			fmt.Fprintf(errOut, "Run '%s --help' for usage.\n", command.CommandPath())
 		}
@@ -84,24 +85,33 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "symmem",
-		Short:         "Start, check and measure programs on symmetric memory",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usagef("there is no command %q", args[0])
+		Use:                        "symmem",
+		Version:                    readBuild().String(),
+		Short:                      "Start, check and measure programs on symmetric memory",
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: maxTypos,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
 			}
-			return nil
+			if meant := cmd.SuggestionsFor(args[0]); len(meant) > 0 {
+				return usagef("there is no command %q (did you mean %s?)", args[0], strings.Join(meant, " or "))
+			}
+			return usagef("there is no command %q", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Fprint(a.err, cmd.UsageString())
 			return usagef("a command is missing")
 		},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError(err) })
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(suggestFlag(cmd, err)) })
 	root.AddCommand(a.doctorCommand(), a.runCommand(), a.verifyCommand(), a.benchCommand(), a.versionCommand(),
 		a.verifyRankCommand(), a.benchRankCommand(), a.probeCommand())
+	for _, cmd := range root.Commands() {
+		a.completeValues(cmd)
+	}
 	return root
 }
 
@@ -127,6 +137,13 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // load reads the configuration that the command's flags, the environment and the file give.
 func (a *app) load(cmd *cobra.Command) (config.Config, error) {
 	cfg, err := config.Load(&config.LoadOptions{Flags: cmd.Flags(), Environ: func() []string { return a.environ }})
+	if err != nil {
+		for name, values := range map[string][]string{"multicast": multicastValues, "log-level": logLevels} {
+			if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+				err = fmt.Errorf("%w%s", err, didYouMean(f.Value.String(), values))
+			}
+		}
+	}
 	return cfg, usageError(err)
 }
 
@@ -155,14 +172,4 @@ func catch() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, forwarded...)
 	return c, func() { signal.Stop(c) }
-}
-
-// isTerminal reports whether w is a terminal, where a line can be written over.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -40,7 +40,7 @@ func TestUsageErrors(t *testing.T) {
 		"bench, sizes":            {[]string{"bench", "--sizes", "1M:1K"}, nil, "begins above its end"},
 		"bench, everything":       {[]string{"bench", "--dtype", "f8", "--op", "xor", "--mode", "x", "--plot", "z"}, nil, "xor"},
 		"bench, algorithm":        {[]string{"bench", "--algorithm", "three_shot"}, nil, "two_shot"},
-		"bench, file":             {[]string{"bench", "--json", "/no/such/folder/x.json"}, nil, "no such file"},
+		"bench, file":             {[]string{"bench", "--output", "/no/such/folder/x.json"}, nil, "no such file"},
 		"a rank of verify":        {[]string{"verify-rank"}, nil, "started by symmem itself"},
 		"a rank of bench":         {[]string{"bench-rank", "--spec", "{"}, nil, "--spec"},
 		"a probe of nothing":      {[]string{"probe", "abacus"}, nil, "abacus"},

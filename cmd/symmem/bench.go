@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,7 +76,7 @@ type benchRow struct {
 	PeerRatio  float64 `json:"peer_ratio,omitempty"` // peer_us by median_us: above 1 the peer is slower
 }
 
-// benchReport is the document that --json writes.
+// benchReport is the document that --json prints and --output writes.
 type benchReport struct {
 	Version buildInfo     `json:"version"`
 	Date    time.Time     `json:"date"`
@@ -97,8 +98,9 @@ type skippedRuns struct {
 type benchOptions struct {
 	backends, sizes, kinds, dtype, op, algorithm, mode, place string
 	peer, peerLibrary                                         string
-	jsonFile, plotFile                                        string
+	outputFile, plotFile                                      string
 	ranks, repetitions                                        int
+	json                                                      bool
 }
 
 func (a *app) benchCommand() *cobra.Command {
@@ -121,7 +123,7 @@ and on the same stream, with as many iterations, on plain device memory, and aga
 best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
 of its heap, instead.`,
-		Example: "  symmem bench --ranks 2 --sizes 1K:64M --algorithm all --json out.json --plot out.png\n" +
+		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
 		Args: noArgs,
 	}
@@ -129,7 +131,7 @@ of its heap, instead.`,
 	flags := cmd.Flags()
 	flags.StringVar(&o.backends, "backend", config.BackendAuto,
 		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
-	flags.IntVar(&o.ranks, "ranks", 4, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
+	flags.IntVarP(&o.ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
 	flags.StringVar(&o.sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.kinds, "kind", strings.Join(benchKinds, ","), "what to measure, with commas between")
 	flags.StringVar(&o.dtype, "dtype", tensor.Float32.String(), "type of the elements of all-reduce")
@@ -140,9 +142,10 @@ of its heap, instead.`,
 	flags.StringVar(&o.peer, "peer", peerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.peerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
 	flags.IntVar(&o.repetitions, "reps", 15, "repetitions of each measurement")
-	flags.StringVar(&o.jsonFile, "json", "", "file for the results as JSON; - is the standard output, instead of the table")
+	flags.BoolVar(&o.json, "json", false, jsonUsage)
+	flags.StringVarP(&o.outputFile, "output", "o", "", "file for the results as JSON, whatever is printed")
 	flags.StringVar(&o.plotFile, "plot", "", "file for a picture of the results, ending in .png")
-	config.AddFlags(flags)
+	addRankFlags(flags)
 	return cmd
 }
 
@@ -156,32 +159,32 @@ func (o *benchOptions) spec() (benchSpec, error) {
 	}
 	for kind := range strings.SplitSeq(o.kinds, ",") {
 		if !slices.Contains(benchKinds, kind) || slices.Contains(s.Kinds, kind) {
-			all = append(all, fmt.Errorf("--kind is %q; allowed are %s, each once", o.kinds, strings.Join(benchKinds, ", ")))
+			all = append(all, fmt.Errorf("--kind is %q; allowed are %s, each once%s", o.kinds, strings.Join(benchKinds, ", "), didYouMean(kind, benchKinds)))
 			break
 		}
 		s.Kinds = append(s.Kinds, kind)
 	}
 	if _, err := tensor.ParseDType(o.dtype); err != nil {
-		all = append(all, fmt.Errorf("--dtype: %w", err))
+		all = append(all, fmt.Errorf("--dtype: %w%s", err, didYouMean(o.dtype, dtypeNames())))
 	}
 	if s.Peer, err = o.peerSpec(s.Kinds); err != nil {
 		all = append(all, err)
 	}
 	if _, err := kernels.ParseOp(o.op); err != nil {
-		all = append(all, fmt.Errorf("--op: %w", err))
+		all = append(all, fmt.Errorf("--op: %w%s", err, didYouMean(o.op, opNames())))
 	}
 	if o.algorithm == "all" {
 		s.Algorithms = []string{"all"}
 	} else if _, err := kernels.ParseAlgorithm(o.algorithm); err != nil {
-		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w", err))
+		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w%s", err, didYouMean(o.algorithm, algorithmNames())))
 	} else {
 		s.Algorithms = []string{o.algorithm}
 	}
 	if o.place != "in" && o.place != "out" {
-		all = append(all, fmt.Errorf("--place is %q; allowed are in and out", o.place))
+		all = append(all, fmt.Errorf("--place is %q; allowed are in and out%s", o.place, didYouMean(o.place, benchPlaces)))
 	}
 	if o.mode != "eager" && o.mode != "graph" {
-		all = append(all, fmt.Errorf("--mode is %q; allowed are eager and graph", o.mode))
+		all = append(all, fmt.Errorf("--mode is %q; allowed are eager and graph%s", o.mode, didYouMean(o.mode, benchModes)))
 	}
 	if o.repetitions < 1 || o.repetitions > 10000 {
 		all = append(all, fmt.Errorf("--reps is %d; 1 to 10000 are allowed", o.repetitions))
@@ -235,18 +238,24 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 	}
 	report := benchReport{Version: readBuild(), Date: time.Now().UTC().Truncate(time.Second), Machine: readMachine(),
 		Command: cmdline(cmd), Rows: []benchRow{}}
-	show := progress{to: a.err, on: isTerminal(a.err)}
+	show := newProgress(a.err)
 	for _, preferences := range choice.runs {
-		show.line("starting %d ranks", o.ranks)
+		show.say("starting %d ranks", o.ranks)
+		total, done, where := 0, 0, ""
 		end, err := f.run(cmd.Context(), preferences, func(m message) {
+			where, total = cmp.Or(m.Opened, where), total+m.Rows
 			switch {
 			case m.Row == nil:
+				show.show(where, done, total, "")
 			case m.Row.Iterations == 0:
 				report.Skipped = append(report.Skipped, skippedRuns{Backend: m.Row.Backend + " beside " + m.Row.Beside,
 					Reason: oneLine(m.Row.Note)})
 			default:
 				report.Rows = append(report.Rows, *m.Row)
-				show.line("%s: %s of %s", m.Row.Backend, m.Row.Kind, sizeText(m.Row.Bytes))
+				if m.Row.Beside == "" {
+					done++
+				}
+				show.show(where, done, total, fmt.Sprintf("%s of %s", m.Row.Kind, sizeText(m.Row.Bytes)))
 			}
 		})
 		show.clear()
@@ -277,7 +286,7 @@ func (a *app) bench(cmd *cobra.Command, o benchOptions) (err error) {
 func (r *benchReport) write(out io.Writer, o benchOptions, to outputFiles) error {
 	r.compare()
 	var err error
-	if o.jsonFile == "-" {
+	if o.json {
 		err = r.writeJSON(out)
 	} else {
 		err = r.writeTable(out)
@@ -308,9 +317,9 @@ type outputFiles struct{ json, plot *os.File }
 func openOutputs(o benchOptions) (outputFiles, error) {
 	var f outputFiles
 	var err error
-	if o.jsonFile != "" && o.jsonFile != "-" {
-		if f.json, err = os.Create(o.jsonFile); err != nil {
-			return f, usageError(fmt.Errorf("--json: %w", err))
+	if o.outputFile != "" {
+		if f.json, err = os.Create(o.outputFile); err != nil {
+			return f, usageError(fmt.Errorf("--output: %w", err))
 		}
 	}
 	if o.plotFile != "" {

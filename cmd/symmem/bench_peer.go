@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/symmem/symmem/device"
@@ -58,7 +59,7 @@ const averageTolerance = 1.0 / 16
 // them.
 func (o *benchOptions) peerSpec(kinds []string) (*peerSpec, error) {
 	if o.peer != peerAuto && o.peer != peerNone && o.peer != peerNCCL && o.peer != peerNVSHMEM {
-		return nil, fmt.Errorf("--peer is %q; allowed are %s, %s, %s and %s", o.peer, peerAuto, peerNone, peerNCCL, peerNVSHMEM)
+		return nil, fmt.Errorf("--peer is %q; allowed are %s%s", o.peer, strings.Join(benchPeers, ", "), didYouMean(o.peer, benchPeers))
 	}
 	if o.peer == peerNVSHMEM && slices.Contains(kinds, kindAllReduce) {
 		return o.nvshmemSpec()

@@ -29,7 +29,7 @@ func TestPeerFlags(t *testing.T) {
 		"auto, i16":        {benchOptions{peer: peerAuto, dtype: "i16"}, all, &peerSpec{}, ""}, // the ranks tell
 		"nccl, put only":   {benchOptions{peer: peerNCCL, dtype: "f32"}, all[1:], nil, "all_reduce"},
 		"nccl, i16":        {benchOptions{peer: peerNCCL, dtype: "i16"}, all, nil, "has no i16"},
-		"another":          {benchOptions{peer: "mpi", dtype: "f32"}, all, nil, "auto, none, nccl and nvshmem"},
+		"another":          {benchOptions{peer: "mpi", dtype: "f32"}, all, nil, "auto, nccl, nvshmem, none"},
 		"nvshmem":          {benchOptions{peer: peerNVSHMEM, dtype: "i16", op: "max"}, all, &peerSpec{Required: true, NVSHMEM: true}, ""},
 		"nvshmem, avg":     {benchOptions{peer: peerNVSHMEM, dtype: "f32", op: "avg"}, all, nil, "no avg of f32"},
 		"nvshmem, library": {benchOptions{peer: peerNVSHMEM, dtype: "f32", op: "sum", peerLibrary: "/l"}, all, nil, "SYMMEM_NVSHMEM_LIBRARY"},
@@ -197,9 +197,9 @@ func TestChecksOfTheEnds(t *testing.T) {
 
 func TestPeerUsage(t *testing.T) {
 	for says, args := range map[string][]string{
-		"auto, none, nccl and nvshmem": {"--peer", "mpi"},
-		"has no u16":                   {"--peer", "nccl", "--dtype", "u16"},
-		"add that to --kind":           {"--peer", "nccl", "--kind", kindPut},
+		"auto, nccl, nvshmem, none": {"--peer", "mpi"},
+		"has no u16":                {"--peer", "nccl", "--dtype", "u16"},
+		"add that to --kind":        {"--peer", "nccl", "--kind", kindPut},
 	} {
 		r := call(t, "", environ(), append([]string{"bench"}, args...)...)
 		assert.Equal(t, exitUsage, r.status, says)

@@ -76,6 +76,11 @@ func (b *bencher) run(ctx context.Context) (err error) {
 	if err != nil || refused {
 		return err
 	}
+	if b.r.Rank() == 0 {
+		if err := b.rep.tell(message{Rows: b.rows()}); err != nil {
+			return err
+		}
+	}
 	for _, kind := range b.spec.Kinds {
 		if kind == kindRendezvous { // before anything else: it also measures the first time
 			if err := b.rendezvous(ctx); err != nil {
@@ -138,6 +143,24 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 		return fmt.Errorf("measuring NCCL's all-reduce of %s over symmetric windows: %w", sizeText(bytes), err)
 	}
 	return nil
+}
+
+// rows is how many rows run reports, those of peers apart.
+func (b *bencher) rows() int {
+	n := 0
+	for _, kind := range b.spec.Kinds {
+		switch {
+		case kind == kindRendezvous:
+			n += 2 // the first time, and later
+		case kind == kindPlanRun:
+			n++
+		case kind == kindAllReduce:
+			n += len(b.spec.Sizes) * len(b.algorithms())
+		case b.r.WorldSize() > 1:
+			n += len(b.spec.Sizes)
+		}
+	}
+	return n
 }
 
 // algorithms gives the forms to measure: "all" is those that the device, or the library below the backend, has for the dtype and the

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +21,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/dl"
 )
 
 // probeTime bounds the probe of one backend: native libraries may take seconds to load, and a broken one for ever.
@@ -32,6 +35,14 @@ type diagnosis struct {
 	Launchers []launcherFinding `json:"launchers"`
 	Limits    []limit           `json:"limits"`
 	Config    configFinding     `json:"config"`
+	Verdict   verdict           `json:"verdict"`
+}
+
+// verdict is whether a program could begin here with the configuration as it is.
+type verdict struct {
+	OK      bool   `json:"ok"`
+	Backend string `json:"backend"` // that it would take; "" if there is none
+	Text    string `json:"text"`
 }
 
 // backendFinding is one backend: it works, or why not and what to do.
@@ -66,13 +77,19 @@ type settingFinding struct {
 }
 
 func (a *app) doctorCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, verbose bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what works on this machine, and what to do about what does not",
-		Long: `Doctor probes every backend, each in a process of its own, looks for the native libraries that they stand on, and shows
-what launchers and settings this process would see and which limits the system sets. Its exit status is 1 if no backend can be used or the configuration is not valid.`,
-		Args: noArgs,
+		Long: `Doctor probes every backend, each in a process of its own, looks for the native libraries that they stand on, and checks
+the configuration. With --verbose it also shows what each backend can do, where libraries were looked for, what launchers this
+process would see, which limits the system sets, and every setting with its source.
+
+The last line is the verdict: whether a program could begin here. --backend, SYMMEM_BACKEND or the configuration file name the
+backends that it may take; by default any will do. The exit status is 1 if none of them can be used or the configuration is not
+valid.`,
+		Example: "  symmem doctor --backend nccl\n  symmem doctor --verbose",
+		Args:    noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
 		d := a.diagnose(cmd)
@@ -80,17 +97,18 @@ what launchers and settings this process would see and which limits the system s
 		if asJSON {
 			err = writeJSON(a.out, d)
 		} else {
-			err = d.write(a.out)
+			err = d.write(a.out, verbose, a.painterFor(a.out))
 		}
 		if err != nil {
 			return err
 		}
-		if !d.healthy() {
+		if !d.Verdict.OK {
 			return &exitError{status: exitFailure}
 		}
 		return nil
 	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, jsonUsage)
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show everything that was found, also what is as it should be")
 	config.AddFlags(cmd.Flags())
 	return cmd
 }
@@ -99,13 +117,18 @@ what launchers and settings this process would see and which limits the system s
 func (a *app) diagnose(cmd *cobra.Command) diagnosis {
 	d := diagnosis{Version: readBuild(), Machine: readMachine(), Limits: readLimits()}
 	ctx := cmd.Context()
+	cfg, cfgErr := a.load(cmd)
+	probing := a
+	if cfgErr == nil {
+		probing = a.withProbeSettings(cfg)
+	}
 	names := backend.Names()
 	d.Backends = make([]backendFinding, len(names))
 	var probes sync.WaitGroup
 	for i, name := range names {
 		probes.Go(func() {
-			b := a.probeApart(ctx, name)
-			b.Libraries = a.librariesApart(ctx, name)
+			b := probing.probeApart(ctx, name)
+			b.Libraries = probing.librariesApart(ctx, name)
 			d.Backends[i] = b
 		})
 	}
@@ -116,52 +139,150 @@ func (a *app) diagnose(cmd *cobra.Command) diagnosis {
 		})
 	}
 	d.Config.Settings = []settingFinding{}
-	cfg, err := a.load(cmd)
-	if err != nil {
-		d.Config.Error = err.Error()
-		return d
+	if cfgErr != nil {
+		d.Config.Error = cfgErr.Error()
+	} else {
+		for _, key := range config.Keys() {
+			d.Config.Settings = append(d.Config.Settings, settingFinding{
+				Key: key.Name, Value: settingText(cfg.Value(key.Name)), Source: cfg.Source(key.Name).String(),
+			})
+		}
 	}
-	for _, key := range config.Keys() {
-		d.Config.Settings = append(d.Config.Settings, settingFinding{
-			Key: key.Name, Value: settingText(cfg.Value(key.Name)), Source: cfg.Source(key.Name).String(),
-		})
-	}
+	d.judge(cfg)
 	return d
 }
 
-// healthy reports whether a program could begin here.
-func (d *diagnosis) healthy() bool {
-	for _, b := range d.Backends {
-		if b.Available {
-			return d.Config.Error == ""
+// probeKeys are the settings that decide whether a backend can be used.
+var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
+
+// withProbeSettings is a with those of cfg's settings in its environment that probes read there.
+func (a *app) withProbeSettings(cfg config.Config) *app {
+	with := *a
+	with.environ = slices.Clone(a.environ)
+	for _, key := range config.Keys() {
+		if slices.Contains(probeKeys, key.Name) {
+			with.environ = append(with.environ, key.Env+"="+settingText(cfg.Value(key.Name)))
 		}
 	}
-	return false
+	return &with
 }
 
-// write prints the diagnosis for people.
-func (d *diagnosis) write(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, d.Version)
-	m := d.Machine
-	fmt.Fprintf(t, "machine: %s, %d cores, %s of memory, %s %s\n", orUnknown(m.CPU), m.Cores, byteText(m.Memory), m.OS, m.Kernel)
-	fmt.Fprintln(t, "\nBackends, the best first")
-	for _, b := range d.Backends {
-		if b.Available {
-			fmt.Fprintf(t, "  %s\tavailable\t%s\n", b.Name, b.Capabilities)
-			for _, c := range b.Capabilities.List() {
-				if c.Why != "" {
-					fmt.Fprintf(t, "  \t\tno %s: %s\n", c.Name, c.Why)
-				}
-			}
-			continue
+// judge finds the backend that a program would take here, by the rules of backend.Choose.
+func (d *diagnosis) judge(cfg config.Config) {
+	if d.Config.Error != "" {
+		d.Verdict.Text = "the configuration is not valid: " + oneLine(strings.ReplaceAll(d.Config.Error, "\n", "; "))
+		return
+	}
+	wanted, err := backend.Expand(cfg.Backend)
+	if err != nil {
+		d.Verdict.Text = oneLine(err.Error())
+		if name := unknownBackend(cfg.Backend); name != "" {
+			known := append(backend.Names(), config.BackendAuto)
+			d.Verdict.Text = fmt.Sprintf("there is no backend %s (%s); there are %s%s", name, cfg.Source("backend"),
+				strings.Join(known, ", "), didYouMean(name, known))
 		}
-		fmt.Fprintf(t, "  %s\tnot available\t%s\n", b.Name, oneLine(b.Reason))
-		if b.Fix != "" {
-			fmt.Fprintf(t, "  \tto do\t%s\n", oneLine(b.Fix))
+		return
+	}
+	spare := ""
+	for _, name := range wanted {
+		b := d.find(name)
+		switch {
+		case !b.Available:
+		case b.Capabilities.OnHost && name != "host" && slices.Contains(wanted, "host") && !slices.Contains(cfg.Backend, name):
+			spare = cmp.Or(spare, name) // the CPU's memory is better reached by the CPU's own backend
+		case d.Verdict.Backend == "":
+			d.Verdict.Backend = name
 		}
 	}
-	d.writeLibraries(t)
+	d.Verdict.Backend = cmp.Or(d.Verdict.Backend, spare)
+	d.Verdict.OK = d.Verdict.Backend != ""
+	asked := strings.Join(cfg.Backend, ",")
+	switch {
+	case d.Verdict.OK && asked == d.Verdict.Backend:
+		d.Verdict.Text = fmt.Sprintf("backend %s can be used", asked)
+	case d.Verdict.OK:
+		d.Verdict.Text = fmt.Sprintf("backend %s can be used, which %s takes here", d.Verdict.Backend, asked)
+	case len(wanted) == 1:
+		b := d.find(wanted[0])
+		d.Verdict.Text = fmt.Sprintf("backend %s cannot be used: %s", b.Name, oneLine(b.Reason))
+		if b.Fix != "" {
+			d.Verdict.Text += "; " + oneLine(b.Fix)
+		}
+	default:
+		d.Verdict.Text = fmt.Sprintf("none of the backends %s can be used", strings.Join(wanted, ", "))
+	}
+}
+
+// find gives the finding of a registered backend.
+func (d *diagnosis) find(name string) *backendFinding {
+	for i := range d.Backends {
+		if d.Backends[i].Name == name {
+			return &d.Backends[i]
+		}
+	}
+	return &backendFinding{Name: name, Reason: "it was not probed"}
+}
+
+// unknownBackend gives the first of names that is no backend.
+func unknownBackend(names []string) string {
+	for _, name := range names {
+		if _, err := backend.Lookup(name); err != nil && name != config.BackendAuto {
+			return name
+		}
+	}
+	return ""
+}
+
+// write prints the diagnosis for people: what works and what does not, then the details if they are wanted, then the verdict.
+func (d *diagnosis) write(w io.Writer, verbose bool, paint painter) error {
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	m := d.Machine
+	fmt.Fprintln(t, d.Version)
+	fmt.Fprintf(t, "machine: %s, %d cores, %s of memory, %s %s\n", orUnknown(m.CPU), m.Cores, byteText(m.Memory), m.OS, m.Kernel)
+	fmt.Fprintln(t, "\nBackends, the best first")
+	d.writeBackends(t, verbose)
+	d.writeLibraries(t, verbose)
+	d.writeLimits(t, verbose)
+	if verbose {
+		d.writeLaunchers(t)
+	}
+	d.writeSettings(t, verbose)
+	if !verbose {
+		fmt.Fprintln(t, "\nsymmem doctor --verbose shows capabilities, where libraries were looked for, launchers, limits and all settings")
+	}
+	fmt.Fprintf(t, "\n%s %s\n", mark(d.Verdict.OK), d.Verdict.Text)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, paint.marks(text.String()))
+	return err
+}
+
+// writeBackends prints whether each backend can be used, or why not and what to do about that.
+func (d *diagnosis) writeBackends(t io.Writer, verbose bool) {
+	for _, b := range d.Backends {
+		what := oneLine(b.Reason)
+		if b.Available {
+			what = strings.ReplaceAll(b.Capabilities.String(), ",", ", ")
+		}
+		fmt.Fprintf(t, "%s %s\t%s\n", mark(b.Available), b.Name, what)
+		if !b.Available && b.Fix != "" {
+			fmt.Fprintf(t, "  \tto do: %s\n", oneLine(b.Fix))
+		}
+		if !b.Available || !verbose {
+			continue
+		}
+		for _, c := range b.Capabilities.List() {
+			if c.Why != "" {
+				fmt.Fprintf(t, "  \tno %s: %s\n", c.Name, c.Why)
+			}
+		}
+	}
+}
+
+// writeLaunchers prints which launchers may have started this process.
+func (d *diagnosis) writeLaunchers(t io.Writer) {
 	fmt.Fprintln(t, "\nLaunchers, in the order they are looked for")
 	for _, l := range d.Launchers {
 		state := "no"
@@ -176,28 +297,59 @@ func (d *diagnosis) write(w io.Writer) error {
 			fmt.Fprintf(t, "  \t\t%s\n", oneLine(v))
 		}
 	}
-	if len(d.Limits) > 0 {
-		fmt.Fprintln(t, "\nLimits")
-	}
-	for _, l := range d.Limits {
-		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, l.Value, l.Meaning)
-		if l.Advice != "" {
-			fmt.Fprintf(t, "  \tto do\t%s\n", l.Advice)
-		}
-	}
-	fmt.Fprintln(t, "\nSettings")
-	if d.Config.Error != "" {
-		fmt.Fprintf(t, "  not valid\t%s\n", strings.ReplaceAll(d.Config.Error, "\n", "\n  \t"))
-	}
-	for _, s := range d.Config.Settings {
-		fmt.Fprintf(t, "  %s\t%s\t%s\n", s.Key, oneLine(s.Value), s.Source)
-	}
-	return t.Flush()
 }
 
+// writeLimits prints the limits of the system: those that may be too low, or all.
+func (d *diagnosis) writeLimits(t io.Writer, verbose bool) {
+	begun := false
+	for _, l := range d.Limits {
+		if l.Advice == "" && !verbose {
+			continue
+		}
+		if !begun {
+			begun = true
+			fmt.Fprintln(t, "\nLimits")
+		}
+		sign := markGood
+		if l.Advice != "" {
+			sign = markWarning
+		}
+		fmt.Fprintf(t, "%s %s\t%s\t%s\n", sign, l.Name, l.Value, l.Meaning)
+		if l.Advice != "" {
+			fmt.Fprintf(t, "  \t\tto do: %s\n", l.Advice)
+		}
+	}
+}
+
+// writeSettings prints the settings that somebody has made, or all, or why there are none.
+func (d *diagnosis) writeSettings(t io.Writer, verbose bool) {
+	if d.Config.Error != "" {
+		fmt.Fprintf(t, "\nSettings\n%s not valid\t%s\n", markBad, strings.ReplaceAll(d.Config.Error, "\n", "\n  \t"))
+		return
+	}
+	begun := false
+	for _, s := range d.Config.Settings {
+		if !verbose && s.Source == sourceDefault {
+			continue
+		}
+		if !begun {
+			begun = true
+			fmt.Fprintln(t, "\nSettings")
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", s.Key, oneLine(s.Value), s.Source)
+	}
+}
+
+// sourceDefault is how the configuration names the source of what nobody has set.
+var sourceDefault = config.Source{Kind: config.SourceDefault}.String()
+
 // writeLibraries prints what was found of each native library, once for all backends that stand on it.
-func (d *diagnosis) writeLibraries(t io.Writer) {
+func (d *diagnosis) writeLibraries(t io.Writer, verbose bool) {
 	var shown []backend.Library
+	var advised []string // what was said to be done already
+	for _, b := range d.Backends {
+		advised = append(advised, b.Fix)
+	}
 	for _, b := range d.Backends {
 		for _, l := range b.Libraries {
 			if slices.ContainsFunc(shown, func(s backend.Library) bool { return reflect.DeepEqual(s, l) }) {
@@ -210,24 +362,22 @@ func (d *diagnosis) writeLibraries(t io.Writer) {
 			what := strings.TrimSpace(l.Version + "  " + l.Path)
 			if l.State == backend.LibraryMissing {
 				what = "not found"
-				if len(l.Tried) > 0 {
-					what += "; what was tried:"
-				}
-			}
-			fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, l.State, oneLine(what))
-			if l.State == backend.LibraryMissing {
-				for _, place := range l.Tried {
-					fmt.Fprintf(t, "  \t\t%s\n", oneLine(place))
-				}
 			}
 			if l.Reason != "" {
-				fmt.Fprintf(t, "  \twhy\t%s\n", oneLine(l.Reason))
+				what += ": " + l.Reason
 			}
-			if l.Fix != "" && l.State != backend.LibraryUsable {
-				fmt.Fprintf(t, "  \tto do\t%s\n", oneLine(l.Fix))
+			fmt.Fprintf(t, "%s %s\t%s\n", mark(l.State == backend.LibraryUsable), l.Name, oneLine(what))
+			if l.Fix != "" && l.State != backend.LibraryUsable && (verbose || !slices.Contains(advised, l.Fix)) {
+				fmt.Fprintf(t, "  \tto do: %s\n", oneLine(l.Fix))
+			}
+			if !verbose {
+				continue
+			}
+			for _, place := range l.Tried {
+				fmt.Fprintf(t, "  \ttried %s\n", oneLine(place))
 			}
 			for _, x := range l.Details {
-				fmt.Fprintf(t, "  \t\t%s: %s\n", oneLine(x.Name), oneLine(x.Value))
+				fmt.Fprintf(t, "  \t%s: %s\n", oneLine(x.Name), oneLine(x.Value))
 			}
 		}
 	}
@@ -341,41 +491,33 @@ func (a *app) probeCommand() *cobra.Command {
 	return cmd
 }
 
-// probeEnv is what a backend is probed with outside of a job.
+// probeEnv is what a backend is probed with outside of a job: the settings as they are, if they are valid.
 func (a *app) probeEnv() *backend.Env {
-	d := config.Default()
-	return &backend.Env{Multicast: d.Multicast, KernelTimeout: d.KernelTimeout, Getenv: a.getenv, Logger: discard}
-}
-
-// fixer is an error that knows what to do about itself.
-type fixer interface{ Fix() string }
-
-// fixes says what each backend needs, for errors that do not say it themselves.
-var fixes = map[string]string{
-	"host":    "run on Linux 3.17 or newer",
-	"native":  "install the NVIDIA driver, and make the devices visible (nvidia-smi lists them; containers need --gpus all)",
-	"nccl":    "install NCCL (libnccl2, or pip install nvidia-nccl-cu13), or name it in SYMMEM_NCCL_LIBRARY",
-	"nvshmem": "install NVSHMEM (libnvshmem_host.so.3; the Python package nvidia-nvshmem-cu13), or name it in SYMMEM_NVSHMEM_LIBRARY",
-	"nixl":    "install NIXL (pip install nixl-cu13, or nixl-cu12 for a driver of CUDA 12), or name it in SYMMEM_NIXL_LIBRARY",
+	cfg, err := config.Load(&config.LoadOptions{Environ: func() []string { return a.environ }})
+	if err != nil {
+		cfg = config.Default()
+	}
+	return &backend.Env{
+		Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast, KernelTimeout: cfg.KernelTimeout,
+		Getenv: a.getenv, Logger: discard,
+	}
 }
 
 // fixProbe is for a probe that failed otherwise than by finding that something is missing.
 const fixProbe = "the probe itself failed: see whether the installed library is the right one and whole, and report this text"
 
-// findBackend turns a probe into a finding.
+// findBackend turns a probe into a finding. Where the error keeps apart what to do, that is the fix; else its text says it, or nobody
+// knows.
 func findBackend(name string, probe func() (backend.Capabilities, error)) backendFinding {
 	c, err := probe()
 	if err == nil {
 		return backendFinding{Name: name, Available: true, Capabilities: c}
 	}
-	b := backendFinding{Name: name, Reason: err.Error(), Fix: fixes[name]}
-	if f, ok := errors.AsType[interface {
-		error
-		fixer
-	}](err); ok {
-		b.Fix = f.Fix()
-	}
-	if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnsupported) {
+	b := backendFinding{Name: name}
+	b.Reason, b.Fix = dl.Advice(err)
+	if wrong, ok := errors.AsType[*backend.ArgumentError](err); ok {
+		b.Fix = fmt.Sprintf("correct %s; allowed: %s", wrong.Arg, wrong.Allowed)
+	} else if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnsupported) && b.Fix == "" {
 		b.Fix = fixProbe
 	}
 	return b

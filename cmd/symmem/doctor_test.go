@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func diagnosed(t *testing.T, status int, env []string, args ...string) diagnosis {
@@ -110,12 +114,116 @@ func TestDoctorJSONNames(t *testing.T) {
 }
 
 func TestDoctorForPeople(t *testing.T) {
-	r := call(t, "", environ("SYMMEM_TOKEN=hunter2"), "doctor")
-	assert.Equal(t, healthyHere(), r.status, r.err)
-	for _, part := range []string{"host", "absent", "not available", "libabsent.so", "torchrun", "kernel-timeout", runtime.Version()} {
-		assert.Contains(t, r.out, part)
+	brief := call(t, "", environ("SYMMEM_TOKEN=hunter2"), "doctor")
+	assert.Equal(t, healthyHere(), brief.status, brief.err)
+	whole := call(t, "", environ("SYMMEM_TOKEN=hunter2"), "doctor", "--verbose")
+	assert.Equal(t, healthyHere(), whole.status, whole.err)
+	for _, r := range []result{brief, whole} {
+		for _, part := range []string{"host", "✗ absent", "libabsent.so", "token", "[redacted]", runtime.Version()} {
+			assert.Contains(t, r.out, part)
+		}
+		assert.NotContains(t, r.out, "hunter2")
+		assert.NotContains(t, r.out, "\x1b", "colours are for terminals")
+		lines := strings.Split(strings.TrimSpace(r.out), "\n")
+		assert.Regexp(t, `^[✓✗] `, lines[len(lines)-1], "the last line is the verdict")
 	}
-	assert.NotContains(t, r.out, "hunter2")
+	for _, detail := range []string{"torchrun", "kernel-timeout", "/lib/libgone.so", "plugins: three"} {
+		assert.NotContains(t, brief.out, detail)
+		assert.Contains(t, whole.out, detail)
+	}
+	assert.Contains(t, brief.out, "symmem doctor --verbose")
+}
+
+// TestDoctorVerdict: the exit status and the last line say whether the backends that were asked for can be used.
+func TestDoctorVerdict(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("without the host backend no backend can be used here")
+	}
+	for name, tt := range map[string]struct {
+		env     []string
+		args    []string
+		ok      bool
+		backend string
+		says    []string
+	}{
+		"any":                    {nil, nil, true, "host", []string{"backend host can be used", "auto"}},
+		"by a flag":              {nil, []string{"--backend", "host"}, true, "host", []string{"backend host can be used"}},
+		"not there":              {nil, []string{"--backend", "absent"}, false, "", []string{"backend absent cannot be used", "libabsent.so"}},
+		"not there, by variable": {[]string{"SYMMEM_BACKEND=absent"}, nil, false, "", []string{"backend absent cannot be used"}},
+		"a list":                 {nil, []string{"--backend", "absent,host"}, true, "host", []string{"backend host can be used", "absent,host"}},
+		"a list of none":         {nil, []string{"--backend", "absent,dies"}, false, "", []string{"none of the backends absent, dies"}},
+		"a list that goes on":    {nil, []string{"--backend", "absent,auto"}, true, "host", []string{"backend host can be used"}},
+		"unknown":                {nil, []string{"--backend", "hots"}, false, "", []string{"there is no backend hots (flag --backend)", "did you mean host?"}},
+		"a bad setting":          {[]string{"SYMMEM_TIMEOUT=soon"}, nil, false, "", []string{"configuration is not valid", "SYMMEM_TIMEOUT"}},
+		"a crash":                {[]string{brokenVar + "=1"}, []string{"--backend", "crashes"}, false, "", []string{"backend crashes cannot be used", "last words"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status := map[bool]int{true: exitOK, false: exitFailure}[tt.ok]
+			r := call(t, "", environ(tt.env...), append([]string{"doctor"}, tt.args...)...)
+			assert.Equal(t, status, r.status, r.err)
+			lines := strings.Split(strings.TrimSpace(r.out), "\n")
+			last := lines[len(lines)-1]
+			assert.True(t, strings.HasPrefix(last, mark(tt.ok)+" "), last)
+			for _, part := range tt.says {
+				assert.Contains(t, last, part)
+			}
+			d := diagnosed(t, status, environ(tt.env...), tt.args...)
+			assert.Equal(t, verdict{OK: tt.ok, Backend: tt.backend, Text: strings.TrimPrefix(last, mark(tt.ok)+" ")}, d.Verdict)
+		})
+	}
+}
+
+// TestDoctorJudgesLikeChoose holds doctor's verdict to what a program takes, the exception for the CPU's memory included.
+func TestDoctorJudgesLikeChoose(t *testing.T) {
+	at := func(onHost bool) backend.Capabilities { return backend.Capabilities{OnHost: onHost} }
+	for name, tt := range map[string]struct {
+		wanted []string
+		has    []backendFinding
+		want   string
+	}{
+		"a GPU before the CPU":         {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(false)}, {Name: "host", Available: true, Capabilities: at(true)}}, "nixl"},
+		"the CPU's own for its memory": {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host", Available: true, Capabilities: at(true)}}, "host"},
+		"unless it was named":          {[]string{"nixl", "auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host", Available: true, Capabilities: at(true)}}, "nixl"},
+		"or there is no other":         {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host"}}, "nixl"},
+		"none":                         {[]string{"nixl"}, []backendFinding{{Name: "nixl"}, {Name: "host", Available: true, Capabilities: at(true)}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Backend = tt.wanted
+			d := diagnosis{Backends: tt.has}
+			d.judge(cfg)
+			assert.Equal(t, tt.want, d.Verdict.Backend)
+			assert.Equal(t, tt.want != "", d.Verdict.OK)
+		})
+	}
+}
+
+// TestFindBackendFixes: the fix is for what is wrong, and the reason does not say it again.
+func TestFindBackendFixes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err         error
+		reason, fix string
+	}{
+		"a library of another backend": {fmt.Errorf("opening the CUDA device: %w", &dl.LoadError{Library: "the CUDA driver", Hint: "install the driver"}),
+			"opening the CUDA device: loading the CUDA driver: there is nowhere to look for it", "install the driver"},
+		"a setting": {errs.Invalid("New", "device", "7", "0 to 3"), "New: device is 7; allowed: 0 to 3", "correct device; allowed: 0 to 3"},
+		"says it itself": {fmt.Errorf("the fabric is off; switch it on: %w", backend.ErrUnsupported),
+			"the fabric is off; switch it on: unsupported", ""},
+		"nobody knows": {errors.New("strange"), "strange", fixProbe},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := findBackend("nvshmem", func() (backend.Capabilities, error) { return backend.Capabilities{}, tt.err })
+			assert.Equal(t, backendFinding{Name: "nvshmem", Reason: tt.reason, Fix: tt.fix}, b)
+		})
+	}
+}
+
+// TestDoctorProbesWithTheSettings: what decides whether a backend can be used reaches the process that probes it.
+func TestDoctorProbesWithTheSettings(t *testing.T) {
+	d := diagnosed(t, exitFailure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "7")
+	assert.Contains(t, d.find("picky").Reason, "device 7 is not there")
+	d = diagnosed(t, exitOK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
+	assert.Equal(t, "picky", d.Verdict.Backend)
 }
 
 func TestDoctorOfABadConfiguration(t *testing.T) {
@@ -160,7 +268,7 @@ func TestDoctorLibraries(t *testing.T) {
 	assert.Equal(t, backend.LibraryUnusable, shelf[1].State)
 	assert.Equal(t, []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}, shelf[2].Tried)
 
-	r := call(t, "", environ(), "doctor")
+	r := call(t, "", environ(), "doctor", "--verbose")
 	require.Equal(t, healthyHere(), r.status, r.err)
 	lines := strings.Split(r.out, "\n")
 	at := slices.Index(lines, "Native libraries")
@@ -174,9 +282,9 @@ func TestDoctorLibraries(t *testing.T) {
 	}
 	text := strings.Join(told, "\n")
 	for _, want := range []string{
-		"Good usable 1.2 /lib/libgood.so.1\nplugins: three",
-		"Old unusable 0.1 /lib/libold.so.1\nwhy it is for CUDA 11\nto do install a newer one",
-		"Gone missing not found; what was tried:\n/lib/libgone.so (no such file)\nlibgone.so (not found)\nto do install gone",
+		"✓ Good 1.2 /lib/libgood.so.1\nplugins: three",
+		"✗ Old 0.1 /lib/libold.so.1: it is for CUDA 11\nto do: install a newer one",
+		"✗ Gone not found\nto do: install gone\ntried /lib/libgone.so (no such file)\ntried libgone.so (not found)",
 	} {
 		assert.Equal(t, 1, strings.Count(text, want), "%s in\n%s", want, text)
 	}

@@ -38,6 +38,7 @@ type message struct {
 	Device  device.Kind   `json:"device,omitempty"`  // and the kind of its device
 	Refused string        `json:"refused,omitempty"` // why no backend of the list can be used
 	Result  *suite.Result `json:"result,omitempty"`
+	Rows    int           `json:"rows,omitempty"` // how many rows there will be, those of peers apart
 	Row     *benchRow     `json:"row,omitempty"`
 	Error   string        `json:"error,omitempty"` // why the rank failed
 	Done    bool          `json:"done,omitempty"`
@@ -285,7 +286,7 @@ func backendNames(flag, text string, also ...string) ([]string, error) {
 		known := append(backend.Names(), also...)
 		switch {
 		case !slices.Contains(known, name):
-			return nil, usagef("%s is %q; allowed are %s", flag, text, strings.Join(known, ", "))
+			return nil, usagef("%s is %q; allowed are %s%s", flag, text, strings.Join(known, ", "), didYouMean(name, known))
 		case slices.Contains(names, name):
 			return nil, usagef("%s is %q, which has %s twice", flag, text, name)
 		}

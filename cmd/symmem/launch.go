@@ -31,6 +31,8 @@ type launcher struct {
 	// report, unless nil, reads what a rank writes to its report pipe, to the end. It runs on a goroutine for each rank.
 	report func(rank int, r io.Reader)
 
+	children *family // that the ranks are put into; nil is none
+
 	stdin          io.Reader // of rank 0; nil is none
 	stdout, stderr io.Writer // take the ranks' lines, each with a prefix; they may be the same
 	grace          time.Duration

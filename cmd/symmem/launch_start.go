@@ -92,7 +92,7 @@ func (l *launcher) start(ends chan<- rankEnd) (ranks []*rankProcess, release fun
 	// Only rank 0 must hold the socket: the others are refused then, not left waiting, when it is gone.
 	s.err = errors.Join(s.err, place.socket.Close())
 	for _, r := range s.ranks {
-		go func() { ends <- r.wait() }()
+		go func() { ends <- r.wait(l.children) }()
 	}
 	return s.ranks, func() { close(hold) }, s.err
 }
@@ -147,27 +147,17 @@ func (l *launcher) startRank(rank int, path string, place *meetingPlace, output 
 	cmd.Args = append([]string{l.program}, l.args(rank, report)...)
 	cmd.Env = rankEnviron(l.environ, append(slices.Clone(l.extra), place.variables(rank, l.ranks)...))
 
-	var feed io.WriteCloser
-	if rank == 0 && l.stdin != nil {
-		// A process group in the background that reads from the terminal is stopped: then the launcher reads for it.
-		if f, ok := l.stdin.(*os.File); ok && !isTerminal(f) {
-			cmd.Stdin = f
-		} else if feed, err = cmd.StdinPipe(); err != nil {
+	feed := func() {}
+	if rank == 0 {
+		if feed, err = feedInput(cmd, l.stdin); err != nil {
 			return fail(err)
 		}
 	}
-	if err := cmd.Start(); err != nil {
+	if err := l.children.start(cmd); err != nil {
 		return fail(startError(err))
 	}
 	r.cmd = cmd
-	if feed != nil {
-		go func() {
-			// It ends with the input, or when the rank, at whose end Wait closes the pipe, takes no more. A read of a
-			// terminal that nobody types on stays behind until the command ends.
-			_, _ = io.Copy(feed, l.stdin)
-			_ = feed.Close()
-		}()
-	}
+	feed()
 	prefix := fmt.Sprintf("[%d] ", rank)
 	r.copyLines(outRead, &lineWriter{mu: output, to: l.stdout, prefix: prefix})
 	r.copyLines(errRead, &lineWriter{mu: output, to: l.stderr, prefix: prefix})
@@ -190,7 +180,7 @@ func (r *rankProcess) copyLines(from *os.File, to *lineWriter) {
 }
 
 // wait blocks until the rank has ended and its output is written, and says how it ended.
-func (r *rankProcess) wait() rankEnd {
+func (r *rankProcess) wait(children *family) rankEnd {
 	e := rankEnd{rank: r.rank, pid: r.cmd.Process.Pid}
 	reaped := !awaitExit(e.pid)
 	var err error
@@ -205,6 +195,7 @@ func (r *rankProcess) wait() rankEnd {
 		err = r.cmd.Wait()
 	}
 	r.ended = true
+	children.waited(e.pid)
 	e.asked = r.asked
 	r.mu.Unlock()
 	if state := r.cmd.ProcessState; state != nil {

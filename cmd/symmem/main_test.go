@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 		backend.Register(name, b)
 	}
 	backend.Register("exits", exits{broken{open: true}})
+	backend.Register("picky", picky{})
 	for name, b := range map[string]shelved{"shelved": {}, "shelfcrash": {crash: true}} {
 		backend.Register(name, b)
 	}
@@ -97,6 +98,19 @@ func (b broken) Open(ctx context.Context, env *backend.Env) (backend.Backend, er
 		select {} //nolint:staticcheck // it hangs, whatever its context says
 	}
 	return nil, fmt.Errorf("nothing to open: %w", backend.ErrUnsupported)
+}
+
+// picky is a backend that has the devices 0 to 3.
+type picky struct{ broken }
+
+func (picky) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
+	switch {
+	case os.Getenv(brokenVar) == "":
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+	case env.Device > "3":
+		return backend.Capabilities{}, fmt.Errorf("device %s is not there: %w", env.Device, backend.ErrUnavailable)
+	}
+	return backend.Capabilities{PeerPointers: true}, nil
 }
 
 // exits is a backend whose library ends the process that starts it.

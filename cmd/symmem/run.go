@@ -5,13 +5,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/symmem/symmem/config"
 )
 
 func (a *app) runCommand() *cobra.Command {
 	var ranks int
 	var grace time.Duration
+	keeper := -1
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
 		Short: "Start N ranks of a program on this machine",
@@ -20,8 +19,8 @@ the others that symmetric memory reads, and through RANK, WORLD_SIZE, LOCAL_RANK
 flags reach the ranks as variables too.
 
 Each line that a rank writes comes out with its number in front: "[3] ...". The standard input goes to rank 0. Interrupts
-and other signals are passed on to all ranks. When a rank fails, the others are ended, and what a rank has started and not
-ended goes with it. The exit status is that of the first rank that failed, 128 and the signal's number if a signal ended it.`,
+and other signals are passed on to all ranks. When a rank fails, the others are ended. What a rank has started and not ended
+goes with it, on Linux also what has made a session of its own, at the latest when run ends, and however run ends. The exit status is that of the first rank that failed, 128 and the signal's number if a signal ended it.`,
 		Example: "  symmem run -n 4 -- ./train --epochs 3",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 || args[0] == "" {
@@ -45,8 +44,23 @@ ended goes with it. The exit status is that of the first rank that failed, 128 a
 		if err != nil {
 			return err
 		}
+		if ranks < 1 || ranks > maxRanks {
+			return usagef("-n is %d; 1 to %d are allowed", ranks, maxRanks)
+		}
+		if keepsDescendants && keeper < 0 {
+			return a.keep(cmd.Context(), cmd.Name(), grace)
+		}
+		var children *family
+		if keeper >= 0 {
+			var release func()
+			if children, release, err = kept(keeper); err != nil {
+				return err
+			}
+			defer release()
+		}
 		l := &launcher{
-			ranks: ranks, program: args[0], args: func(int, int) []string { return args[1:] },
+			children: children,
+			ranks:    ranks, program: args[0], args: func(int, int) []string { return args[1:] },
 			environ: a.environ, extra: settings.vars, job: settings.job, token: settings.token,
 			stdin: a.in, stdout: a.out, stderr: a.err, grace: grace, say: a.say,
 		}
@@ -65,7 +79,9 @@ ended goes with it. The exit status is that of the first rank that failed, 128 a
 	flags.SetInterspersed(false) // what follows the program is the program's
 	flags.IntVarP(&ranks, "ranks", "n", 0, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
 	flags.DurationVar(&grace, "grace", defaultGrace, "how long ranks may take to end before they are killed")
-	config.AddFlags(flags)
+	flags.IntVar(&keeper, keeperFlag, keeper, "descriptor of the pipe that ends with the process that has started the launcher")
+	_ = flags.MarkHidden(keeperFlag) // it is there
+	addRankFlags(flags)
 	return cmd
 }
 

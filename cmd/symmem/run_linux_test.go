@@ -101,7 +101,7 @@ func TestRunGivesInputToRankZero(t *testing.T) {
 func TestRunOfRanksThatMeet(t *testing.T) {
 	path, err := os.Executable()
 	require.NoError(t, err)
-	r := call(t, "", environ(roleVar+"=exit"), "run", "-n", "3", path)
+	r := call(t, "", environ(roleVar+"="), "run", "-n", "3", "env", roleVar+"=exit", path)
 	require.Equal(t, exitOK, r.status, r.err)
 	assert.Equal(t, 3, strings.Count(r.out, "] ready 127.0.0.1:"))
 }
@@ -165,6 +165,7 @@ func startCommand(t *testing.T, env []string, args ...string) *command {
 	c := &command{cmd: exec.Command(path, args...), out: &syncBuffer{}, err: &syncBuffer{}, ended: make(chan error, 1)}
 	c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = env, c.out, c.err
 	c.cmd.WaitDelay = patience
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does it
 	require.NoError(t, c.cmd.Start())
 	go func() { c.ended <- c.cmd.Wait() }()
 	t.Cleanup(func() {
@@ -282,10 +283,120 @@ func TestRanksDieWithTheLauncher(t *testing.T) {
 	mark := marker()
 	c := startCommand(t, environ(mark), "run", "-n", "3", "sh", "-c", "echo ready; exec sleep 300")
 	c.awaitOutput(t, "ready", 3)
-	require.Len(t, marked(t, mark), 4)
+	require.Len(t, marked(t, mark), 5, "the command, the launcher and three ranks")
 	require.NoError(t, c.cmd.Process.Kill())
 	assertGone(t, mark)
 	<-c.ended
+}
+
+// launcherOf gives the launcher that a command has started.
+func launcherOf(t *testing.T, c *command, mark string) int {
+	t.Helper()
+	for _, pid := range marked(t, mark) {
+		if _, parent, ok := readStat(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == c.cmd.Process.Pid {
+			return pid
+		}
+	}
+	t.Fatal("the command has no child")
+	return 0
+}
+
+// TestRunLeavesNoGrandchildren: whatever ends the command, all goes that its ranks have started, also what is in a session of its
+// own and what has lost its parents.
+func TestRunLeavesNoGrandchildren(t *testing.T) {
+	const program = `sleep 300 &
+		setsid sleep 301 &
+		(setsid sh -c "sleep 302 & sleep 303" &)
+		echo ready
+		wait`
+	for name, tt := range map[string]struct {
+		end    func(t *testing.T, c *command, launcher int)
+		status int // 128 and a signal's number, if one ended the command itself
+	}{
+		"the command is killed": {func(t *testing.T, c *command, _ int) { require.NoError(t, c.cmd.Process.Kill()) }, 137},
+		"its process group is killed": {func(t *testing.T, c *command, _ int) {
+			require.NoError(t, syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL))
+		}, 137},
+		"the launcher is killed":           {func(t *testing.T, _ *command, pid int) { require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) }, 137},
+		"the launcher is stopped, and all": {stopAndKill, 137},
+		"it is interrupted":                {func(t *testing.T, c *command, _ int) { require.NoError(t, c.cmd.Process.Signal(os.Interrupt)) }, 130},
+		"a rank is killed": {func(t *testing.T, c *command, _ int) {
+			_, pid, _ := strings.Cut(c.out.String(), "pid 0 ")
+			number, err := strconv.Atoi(strings.Fields(pid)[0])
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(number, syscall.SIGKILL))
+		}, 137},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mark := marker()
+			c := startCommand(t, environ(mark), "run", "-n", "2", "sh", "-c", "echo pid $RANK $$;"+program)
+			c.awaitOutput(t, "ready", 2)
+			require.Eventually(t, func() bool { return len(marked(t, mark)) == 2+2*6 }, patience, 10*time.Millisecond)
+			tt.end(t, c, launcherOf(t, c, mark))
+			select {
+			case <-c.ended:
+			case <-time.After(patience):
+				t.Fatalf("the command did not end: %s", c.err)
+			}
+			code, sig := exitOf(c.cmd.ProcessState)
+			if sig != nil {
+				code = 128 + signalNumber(sig)
+			}
+			assert.Equal(t, tt.status, code, c.err)
+			assertGone(t, mark)
+		})
+	}
+}
+
+// stopAndKill lets the launcher see only after everything has happened that the command is gone.
+func stopAndKill(t *testing.T, c *command, launcher int) {
+	require.NoError(t, syscall.Kill(launcher, syscall.SIGSTOP))
+	require.NoError(t, c.cmd.Process.Kill())
+	require.Eventually(t, func() bool {
+		state, _, ok := readStat(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
+		return !ok || state == "Z"
+	}, patience, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(launcher, syscall.SIGCONT))
+}
+
+// TestRunEndsSessionsThatARankLeaves: ranks that end well leave nothing either.
+func TestRunEndsSessionsThatARankLeaves(t *testing.T) {
+	mark := marker()
+	r := call(t, "", environ(mark), "run", "-n", "2", "sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo started")
+	assert.Equal(t, exitOK, r.status, r.err)
+	assert.Equal(t, 2, strings.Count(r.out, "started"))
+	assert.Empty(t, marked(t, mark))
+}
+
+// TestLauncherCollectsOrphans: what ranks leave behind and ends while they run does not stay in the table of processes.
+func TestLauncherCollectsOrphans(t *testing.T) {
+	mark := marker()
+	c := startCommand(t, environ(mark), "run", "-n", "1", "sh", "-c",
+		`for i in 1 2 3 4 5 6 7 8; do (setsid sh -c "exit 0" &); done; echo ready; exec sleep 300`)
+	c.awaitOutput(t, "ready", 1)
+	launcher := launcherOf(t, c, mark)
+	children := func() (all []string) {
+		paths, err := filepath.Glob("/proc/[0-9]*/stat")
+		require.NoError(t, err)
+		for _, path := range paths {
+			if state, parent, ok := readStat(path); ok && parent == launcher {
+				all = append(all, state)
+			}
+		}
+		return all
+	}
+	require.Eventually(t, func() bool { all := children(); return len(all) == 1 && all[0] != "Z" }, patience, 20*time.Millisecond)
+	require.NoError(t, c.cmd.Process.Signal(syscall.SIGTERM))
+	assert.Equal(t, 143, c.status(t))
+	assertGone(t, mark)
+}
+
+func TestKeeperFlagIsNotForUsers(t *testing.T) {
+	r := call(t, "", environ(), "run", "--keeper-fd", "1", "-n", "1", "true")
+	assert.Equal(t, exitUsage, r.status)
+	assert.Contains(t, r.err, "for symmem itself")
+	assert.NotContains(t, call(t, "", environ(), "run", "--help").out, "keeper")
 }
 
 // TestARankDiesInAJob kills one of several ranks that hold symmetric memory: all end, and the status says why.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/symmem/symmem/config"
 )
@@ -14,6 +15,15 @@ import (
 // placeKeys are the settings that the launcher gives each rank itself.
 var placeKeys = []string{"rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd",
 	"restart"}
+
+// addRankFlags adds the settings that a launching command takes for its ranks to its flags. Those that it refuses are known, for the
+// sake of a better error, and not shown.
+func addRankFlags(flags *pflag.FlagSet) {
+	config.AddFlags(flags)
+	for _, name := range placeKeys {
+		_ = flags.MarkHidden(name) // it is there
+	}
+}
 
 // rankSettings is what the configuration of a launching command means for its ranks.
 type rankSettings struct {

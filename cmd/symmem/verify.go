@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -61,19 +63,19 @@ or hangs is a failure that names it. The last line is the count of cases that pa
 "all" that cannot be used counts as one skipped case. A backend that was asked for by name, or with --require, must be there.
 
 The exit status is 1 if anything failed.`,
-		Example: "  symmem verify --backend all --require host --ranks 4",
+		Example: "  symmem verify --backend all --require host -n 4",
 		Args:    noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error { return a.verify(cmd, o) })
 	flags := cmd.Flags()
 	flags.StringVar(&o.backends, "backend", config.BackendAuto,
 		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
-	flags.IntVar(&o.ranks, "ranks", 4, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
+	flags.IntVarP(&o.ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
 	flags.StringVar(&o.filter, "filter", "", "regular expression that the names of the cases must match")
 	flags.StringVar(&o.require, "require", "", "names of backends that must be there, with commas between them")
 	flags.BoolVar(&o.short, "short", false, "leave out large sizes and do fewer rounds")
-	flags.BoolVar(&o.json, "json", false, "print the results as JSON")
-	config.AddFlags(flags)
+	flags.BoolVar(&o.json, "json", false, jsonUsage)
+	addRankFlags(flags)
 	return cmd
 }
 
@@ -139,7 +141,7 @@ func (a *app) verify(cmd *cobra.Command, o verifyOptions) error {
 	if o.json {
 		err = writeJSON(a.out, v)
 	} else {
-		err = v.write(a.out)
+		err = v.write(a.out, a.painterFor(a.out))
 	}
 	switch {
 	case err != nil:
@@ -190,8 +192,8 @@ func (a *app) verifyBackend(
 		b.Name, b.Status, b.Reason = preferences[0], suite.Skipped, why
 		return b, nil, nil
 	}
-	show := progress{to: a.err, on: isTerminal(a.err)}
-	show.line("starting %d ranks", f.ranks)
+	show := newProgress(a.err)
+	show.say("starting %d ranks", f.ranks)
 	name, opened := strings.Join(preferences, ","), false
 	var cases []suite.Case
 	end, err := f.run(ctx, preferences, func(m message) {
@@ -206,7 +208,7 @@ func (a *app) verifyBackend(
 			}
 		}
 		if n := len(b.Results); n < len(cases) {
-			show.line("%s: %d of %d, %s", name, n, len(cases), cases[n].Name)
+			show.show(name, n, len(cases), cases[n].Name)
 		}
 	})
 	show.clear()
@@ -251,62 +253,97 @@ func (v *verification) count() {
 	v.Summary = verifySummary{Passed: sum.Passed, Failed: sum.Failed, Skipped: sum.Skipped}
 }
 
-// write prints a row for each backend and group of cases, then what failed, then the line with the sums.
-func (v *verification) write(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "backend\tcases\tpassed\tfailed\tskipped\ttime\t")
+// write prints a row for each backend and group of cases, with why some were skipped, then what failed, then the line with the sums.
+func (v *verification) write(w io.Writer, paint painter) error {
+	var table bytes.Buffer
+	t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "backend\tcases\tpassed\tfailed\tskipped\ttime\twhy skipped")
+	failed := []bool{false} // by line
+	row := func(bad bool, format string, args ...any) {
+		fmt.Fprintf(t, format+"\n", args...)
+		failed = append(failed, bad)
+	}
 	for _, b := range v.Backends {
 		if b.Status == suite.Skipped {
-			fmt.Fprintf(t, "%s\tnone\t0\t0\t1\t\t%s\n", b.Name, oneLine(b.Reason))
+			row(false, "%s\tnone\t0\t0\t1\t\t%s", b.Name, oneLine(b.Reason))
 			continue
 		}
-		var groups []string
-		sums := map[string]*suite.Summary{}
-		took := map[string]time.Duration{}
-		for _, r := range b.Results {
-			g := suite.Case{Name: r.Case}.Group()
-			if sums[g] == nil {
-				groups, sums[g] = append(groups, g), &suite.Summary{}
+		for _, g := range b.groups() {
+			why := append(g.reasons(), "")
+			row(g.sum.Failed > 0, "%s\t%s\t%d\t%d\t%d\t%.1fs\t%s", b.Name, g.name, g.sum.Passed, g.sum.Failed, g.sum.Skipped, g.took.Seconds(), why[0])
+			for _, more := range why[1:max(len(why)-1, 1)] {
+				row(false, "\t\t\t\t\t\t%s", more)
 			}
-			sums[g].Add(r)
-			took[g] += r.Took
-		}
-		for _, g := range groups {
-			s := sums[g]
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.1fs\t\n", b.Name, g, s.Passed, s.Failed, s.Skipped, took[g].Seconds())
 		}
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	var out bytes.Buffer
+	line := 0
+	for text := range strings.Lines(table.String()) {
+		text = strings.TrimRight(text, " \n")
+		if failed[line] {
+			text = paint.bad(text)
+		}
+		fmt.Fprintln(&out, text)
+		line++
+	}
 	for _, b := range v.Backends {
 		for _, r := range b.Results {
 			if r.Status == suite.Failed {
-				fmt.Fprintf(w, "\nfailed: %s: %s: %s\n", b.Name, r.Case, r.Reason)
+				fmt.Fprintf(&out, "\n%s %s: %s: %s\n", paint.bad("failed:"), b.Name, r.Case, r.Reason)
 			}
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", suite.Summary(v.Summary))
+	sums := suite.Summary(v.Summary).String()
+	if v.Summary.Failed > 0 {
+		sums = paint.bad(sums)
+	} else {
+		sums = paint.good(sums)
+	}
+	fmt.Fprintf(&out, "\n%s\n", sums)
+	_, err := out.WriteTo(w)
 	return err
 }
 
-// progress is one line on a terminal that is written over.
-type progress struct {
-	to io.Writer
-	on bool
+// groupResult is what became of the cases of one group.
+type groupResult struct {
+	name    string
+	sum     suite.Summary
+	took    time.Duration
+	skipped map[string]int // by reason
 }
 
-func (p *progress) line(format string, args ...any) {
-	if p.on {
-		text := []rune(fmt.Sprintf(format, args...))
-		fmt.Fprintf(p.to, "\r\x1b[K%s", string(text[:min(len(text), 100)]))
+// groups gives the groups in the order in which they were run.
+func (b *backendResult) groups() []*groupResult {
+	var all []*groupResult
+	for _, r := range b.Results {
+		name := suite.Case{Name: r.Case}.Group()
+		i := slices.IndexFunc(all, func(g *groupResult) bool { return g.name == name })
+		if i < 0 {
+			i, all = len(all), append(all, &groupResult{name: name, skipped: map[string]int{}})
+		}
+		all[i].sum.Add(r)
+		all[i].took += r.Took
+		if r.Status == suite.Skipped {
+			all[i].skipped[r.Reason]++
+		}
 	}
+	return all
 }
 
-func (p *progress) clear() {
-	if p.on {
-		fmt.Fprint(p.to, "\r\x1b[K")
+// reasons says why cases were skipped, the reason of most first, and of how many, unless it is that of all.
+func (g *groupResult) reasons() []string {
+	reasons := slices.Sorted(maps.Keys(g.skipped))
+	slices.SortStableFunc(reasons, func(a, b string) int { return g.skipped[b] - g.skipped[a] })
+	for i, why := range reasons {
+		reasons[i] = oneLine(why)
+		if len(reasons) > 1 {
+			reasons[i] = fmt.Sprintf("%d: %s", g.skipped[why], oneLine(why))
+		}
 	}
+	return reasons
 }
 
 // verifyRank is the hidden command that a rank of verify runs.

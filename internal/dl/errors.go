@@ -64,7 +64,7 @@ func (e *LoadError) Error() string {
 	case len(e.Attempts) == 0:
 		parts = append(parts, "there is nowhere to look for it")
 	case missing > shownMissing:
-		parts = append(parts, fmt.Sprintf("it is at none of %d places (symmem doctor lists them)", missing))
+		parts = append(parts, fmt.Sprintf("it is at none of %d places (symmem doctor --verbose lists them)", missing))
 	}
 	if e.Hint != "" {
 		parts = append(parts, e.Hint)

@@ -26,7 +26,7 @@ func TestErrorTexts(t *testing.T) {
 		many = append(many, dl.Attempt{Path: "x.so", Text: "x.so: cannot open shared object file: No such file or directory"})
 	}
 	assert.EqualError(t, &dl.LoadError{Library: "L", Attempts: many, Hint: "install it"},
-		"loading L: tried a.so (bad); it is at none of 5 places (symmem doctor lists them); install it")
+		"loading L: tried a.so (bad); it is at none of 5 places (symmem doctor --verbose lists them); install it")
 	assert.EqualError(t, &dl.SymbolError{Library: "L", Symbols: []string{"a", "b"}, Hint: "version 2 has it"},
 		"L does not have a, b; version 2 has it")
 }

@@ -90,11 +90,16 @@ const (
 
 // Result is how one case ended, for the whole group.
 type Result struct {
-	Case   string        `json:"case"`
-	Status Status        `json:"status"`
-	Reason string        `json:"reason,omitempty"` // of a failure: each rank's; of a skip: what is missing
-	Took   time.Duration `json:"took_ns"`
+	Case   string `json:"case"`
+	Status Status `json:"status"`
+	Reason string `json:"reason,omitempty"` // of a failure: each rank's; of a skip: what is missing, in words
+	// Missing is, of a skip, what is missing: the JSON name of a capability, or [MoreRanks].
+	Missing string        `json:"missing,omitempty"`
+	Took    time.Duration `json:"took_ns"`
 }
+
+// MoreRanks is what a case lacks that makes no sense with so few ranks.
+const MoreRanks = "more_ranks"
 
 // Summary counts results.
 type Summary struct {
@@ -164,8 +169,8 @@ func Run(ctx context.Context, r *symmem.Rank, cases []Case, opts *Options, repor
 	for _, c := range cases {
 		began := time.Now()
 		res := Result{Case: c.Name}
-		if why := missing(r, c); why != "" {
-			res.Status, res.Reason = Skipped, why
+		if what, why := missing(r, c); what != "" {
+			res.Status, res.Missing, res.Reason = Skipped, what, why
 		} else {
 			if env == nil {
 				sub, err := r.Sub(ctx, all)
@@ -225,17 +230,17 @@ func runCase(ctx context.Context, c Case, e *Env) (err error) {
 	return nil
 }
 
-// missing says which capability or rank the case lacks here.
-func missing(r *symmem.Rank, c Case) string {
+// missing says what the case lacks here, as [Result.Missing] names it and in words; "" if nothing.
+func missing(r *symmem.Rank, c Case) (what, why string) {
 	if r.WorldSize() < c.MinWorld {
-		return fmt.Sprintf("needs %d ranks", c.MinWorld)
+		return MoreRanks, fmt.Sprintf("needs %d ranks", c.MinWorld)
 	}
 	for _, b := range r.Capabilities().List() {
 		if !b.Have && slices.Contains(c.Needs, b.Name) {
-			return fmt.Sprintf("backend %s has no %s: %s", r.Backend(), b.Name, b.Why)
+			return b.Name, fmt.Sprintf("backend %s has no %s: %s", r.Backend(), b.Name, b.Why)
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // agree gives the texts of the ranks that have one. Collective.

@@ -36,5 +36,5 @@ func TestFailedToLoad(t *testing.T) {
 	assert.Equal(t, backend.LibraryUnusable, l.State)
 	assert.Equal(t, file, l.Path)
 	assert.Contains(t, l.Reason, "invalid ELF header")
-	assert.Equal(t, "install it", l.Fix)
+	assert.Equal(t, "replace or remove "+file+", which cannot be loaded, or install it", l.Fix)
 }
