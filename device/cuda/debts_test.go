@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -228,4 +229,63 @@ func TestBadFaultLaunches(t *testing.T) {
 			require.ErrorIs(t, err, device.ErrInvalid, "launch %d", i)
 		}
 	})
+}
+
+// Synchronize answers for what was enqueued before it, and leaves what came later to the next.
+func TestFaultsBehindSynchronize(t *testing.T) {
+	for _, what := range []string{"graph", "word", "word in a graph"} {
+		t.Run(what, func(t *testing.T) {
+			f := newFake(1)
+			d := openFake(t, f, nil)
+			w := newFault(t, d)
+			p := alloc(t, d, 8)
+			require.NoError(t, d.CopyFromHost(p, make([]byte, 8)))
+			s, other := newStream(t, d), newStream(t, d)
+			launch := givesUp(t, d, w, 6)
+			if what != "graph" {
+				var err error
+				launch, err = function(t, d, "kernel").Prepare(device.Launch{Params: params(w.Ptr(), 6), Fault: w})
+				require.NoError(t, err)
+			}
+			later := launch.Launch
+			if what != "word" {
+				g := capture(t, other, func() { require.NoError(t, launch.Launch(other)) })
+				later = g.Launch
+			}
+			require.NoError(t, s.WaitValue32(p, 1))
+			records := func() int {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.calls["cuEventRecord"]
+			}
+			before, first := records(), make(chan error, 1)
+			go func() { first <- s.Synchronize(bounded(t)) }()
+			require.Eventually(t, func() bool { return records() > before }, patience, time.Millisecond)
+			require.NoError(t, s.WaitValue32(p.Add(4), 1))
+			require.NoError(t, later(s))
+			require.NoError(t, other.WriteValue32(p, 1))
+			require.NoError(t, <-first)
+			require.NoError(t, other.WriteValue32(p.Add(4), 1))
+			told(t, s, 6, "")
+			synchronize(t, other)
+		})
+	}
+}
+
+// A stream keeps the errors of a word that is closed, which are made then.
+func TestClosedFaultWord(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s := newStream(t, d)
+	const words = 20
+	for range words {
+		made := false
+		w, err := d.NewFaultWord(func(uint64) error { made = true; return errGaveUp })
+		require.NoError(t, err)
+		require.NoError(t, givesUp(t, d, w, 1).Launch(s))
+		require.NoError(t, d.Synchronize(bounded(t)))
+		require.NoError(t, w.Close())
+		require.True(t, made)
+		require.ErrorIs(t, s.Synchronize(bounded(t)), errGaveUp)
+	}
 }
