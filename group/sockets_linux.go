@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -162,6 +164,9 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 		case <-c.done:
 			return
 		}
+		// A failure is that of the exchanges which were there before: another one, begun since, may find that all is well again. If not, it
+		// is there at the next try.
+		waiting := c.pending()
 		conn, err := l.AcceptUnix()
 		if err != nil {
 			<-c.slots
@@ -169,7 +174,10 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 				return
 			}
 			// Most likely this process has too many files open. The exchanges fail now; the socket stays for later ones.
-			c.failAll(fmt.Errorf("accepting a connection that brings a file: %w", fileLimit(err)))
+			failed := fmt.Errorf("accepting a connection that brings a file: %w", fileLimit(err))
+			for _, x := range waiting {
+				x.fail(failed)
+			}
 			pause := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-pause.C:
@@ -220,15 +228,16 @@ func (c *socketCarrier) untrack(conn *net.UnixConn) bool {
 }
 
 func (c *socketCarrier) failAll(err error) {
-	c.mu.Lock()
-	pending := make([]*socketExchange, 0, len(c.expected))
-	for _, x := range c.expected {
-		pending = append(pending, x)
-	}
-	c.mu.Unlock()
-	for _, x := range pending {
+	for _, x := range c.pending() {
 		x.fail(err)
 	}
+}
+
+// pending gives the exchanges that expect files.
+func (c *socketCarrier) pending() []*socketExchange {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.expected))
 }
 
 // receive takes one file from a connection and gives it to the exchange that expects it. What nobody expects is closed.
