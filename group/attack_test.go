@@ -590,3 +590,51 @@ func TestCloseWithStrangers(t *testing.T) {
 		})
 	}
 }
+
+// TestUnprovenBytes: a connection on which no rank is admitted is read only so far, whatever is above it.
+func TestUnprovenBytes(t *testing.T) {
+	lim := tightLimits()
+	lim.unproven = 1000
+	l := newBoundedListener(listenLoopback(t), lim, newSession(0, 0, nil, lim).logger)
+	defer l.Close()
+	for _, admitted := range []bool{false, true} {
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		accepted, err := l.Accept()
+		require.NoError(t, err)
+		if admitted {
+			accepted.(*serviceSocket).admit()
+		}
+		_, err = c.Write(make([]byte, 5000))
+		require.NoError(t, err)
+		n, err := io.ReadFull(accepted, make([]byte, 5000))
+		if admitted {
+			require.NoError(t, err)
+			require.NoError(t, accepted.Close())
+		} else {
+			require.ErrorIs(t, err, errUnproven)
+			require.LessOrEqual(t, n, 1000)
+		}
+		require.NoError(t, c.Close())
+	}
+	require.Empty(t, l.pending)
+}
+
+// TestGroupsThatNobodyOpens: what a rank tried to open in vain is not kept for ever.
+func TestGroupsThatNobodyOpens(t *testing.T) {
+	h := newHub(3, &defaultLimits)
+	for rank := range 3 {
+		h.attach(Member{WorldRank: rank}, &newsReader{losses: map[int]int{}})
+	}
+	for i := range 1000 {
+		name := fmt.Sprint(i)
+		h.arrive(2, name, 0, &arrival{kind: kindSub, members: []int{0, 1, 2}, to: make(outcomeChan, 1)})
+		h.abandon(2, name, 0, "test")
+	}
+	require.LessOrEqual(t, len(h.groups), 1+maxTombstones)
+	require.LessOrEqual(t, h.ranks[2].opened, maxTombstones)
+	// The latest is still known to a rank that comes late.
+	late := make(outcomeChan, 1)
+	h.arrive(0, "999", 0, &arrival{kind: kindSub, members: []int{0, 1, 2}, to: late})
+	require.Equal(t, failGaveUp, (<-late).failure.kind)
+}
