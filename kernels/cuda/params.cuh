@@ -31,10 +31,8 @@ enum : u32 {
   kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; oneshot_multimem: keep the
                   // result in the channel until all have read the inputs. Needed in place
   kNoBarrier = 2, // oneshot_pull: touch no channel and wait for nobody; the inputs are ready and stay
-  kSignal = 4,    // symmem_put: signal the peer when the copy is there
-  kAtomics = 8,   // signals: the links to all peers have atomics
-  kOwnShard = 16, // twoshot_flow: store the result to this rank's output only, which makes it a reduce-scatter
-  kEarly = 32,    // the launch after this one in the stream may begin to start at once, and take room beside it
+  kAtomics = 4,   // signals: the links to all peers have atomics
+  kEarly = 8,     // the launch after this one in the stream may begin to start at once, and take room beside it
 };
 
 // Which kernel a fault word comes from.
@@ -65,9 +63,9 @@ struct Params {
   u64 out[kInline];     // every rank's output, by rank; likewise. May equal in
   u64 channel[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
   u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and channel
-  u64 count;            // elements; put: bytes
-  u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals, put: the launch's cell, see signals.cu
-  u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well; signals, put: or 0 for none
+  u64 count;            // elements
+  u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals: the launch's cell, see signals.cu
+  u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0 for none
   u64 stop;             // 32-bit word that the host sets to end all waiting, or 0
   u64 timeout;          // ns that one launch may wait
   u64 shard;            // two-shot: vectors of 16 bytes that one rank reduces, a multiple of 8. See Layout
@@ -77,7 +75,7 @@ struct Params {
   u32 rank, world;
   u32 op, flags;
   u32 index;            // a number of the host's, for the fault word; signals: the channel
-  u32 peer;             // signals, put: the other rank
+  u32 peer;             // signals: the other rank
   u32 channels;         // signals: how many channels the pad has
   u32 reserved;
 };
@@ -152,8 +150,8 @@ static_assert(recordBytes(8) == 128 && recordBytes(9) == 256, "records");
 // Layout of a signal pad, alike on every rank, all zeros at first:
 //
 //   counters  [channel][kPadKinds][writer] one word each, kPadStride bytes apart, counted up by that rank
-//   states    [channel] of padStateBytes(world) each, local: u32 epoch of the barrier, u32 blocks that have copied,
-//             u32 unused[6], u32 sent[world], u32 consumed[world], u32 stored[world]
+//   states    [channel] of padStateBytes(world) each, local: u32 epoch of the barrier, u32 unused[7],
+//             u32 sent[world], u32 consumed[world], u32 stored[world]
 //
 // sent and stored count only without kAtomics: signals that were begun, and those whose count has been stored.
 enum : u32 { kPadStride = 128 };

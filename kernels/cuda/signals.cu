@@ -1,6 +1,6 @@
-// Barrier, signal, wait and put, with the counting of the host's: counters only grow and wrap around, signals may be several
+// Barrier, signal and wait, with the counting of the host's: counters only grow and wrap around, signals may be several
 // under way, what a waiter has consumed is its own. Params::channel is every rank's signal pad, Params::index the channel in
-// it. Each is one block but symmem_put, which is as many as the host likes.
+// it. Each is one block.
 #include "frame.cuh"
 
 struct Pad {
@@ -177,58 +177,4 @@ extern "C" __global__ void symmem_barrier(const __grid_constant__ Params p) {
     if (threadIdx.x == 0) storeRelaxed(pad.state(), epoch);
   }
   w.leave();
-}
-
-template <class Word> SYMMEM_DEVICE void copyWords(u64 to, u64 from, u64 n) {
-  const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
-  for (u64 i = begin; i < n; i += step) ((Word *)to)[i] = ((const Word *)from)[i];
-}
-
-// symmem_put copies Params::count bytes from in[rank] to out[peer] and then, with kSignal, signals the peer. 16 bytes at a
-// time if both are aligned alike, bytes at the ends; else the widest that the difference of the two allows.
-extern "C" __global__ void __launch_bounds__(512) symmem_put(const __grid_constant__ Params p) {
-  awaitPrevious();
-  Waiting w(p, kKindSignal);
-  if (!w.alive()) return;
-  const Frame<0> f(p, kKindSignal);
-  const u64 from = f.in(p.rank), to = f.out(p.peer), difference = from - to;
-  const u32 width = difference % 16 == 0 ? 16 : difference % 8 == 0 ? 8 : difference % 4 == 0 ? 4 : difference % 2 == 0 ? 2 : 1;
-  u64 head = (width - from % width) % width;
-  if (head > p.count) head = p.count;
-  const u64 n = (p.count - head) / width, body = n * width;
-  const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
-  if (width == 16) {
-    constexpr int U = 4; // loads in flight
-    for (u64 i = begin; i < n; i += U * step) {
-      Words<4> x[U];
-#pragma unroll
-      for (int u = 0; u < U; u++)
-        if (i + u * step < n) x[u] = loadStrong(from + head + (i + u * step) * 16, Words<4>());
-#pragma unroll
-      for (int u = 0; u < U; u++)
-        if (i + u * step < n) storeWeak(to + head + (i + u * step) * 16, x[u]);
-    }
-  } else if (width == 8) {
-    copyWords<u64>(to + head, from + head, n);
-  } else if (width == 4) {
-    copyWords<u32>(to + head, from + head, n);
-  } else if (width == 2) {
-    copyWords<u16>(to + head, from + head, n);
-  } else {
-    copyWords<u8>(to + head, from + head, n);
-  }
-  copyWords<u8>(to, from, head);
-  copyWords<u8>(to + head + body, from + head + body, p.count - head - body);
-  if (!(p.flags & kSignal)) return;
-  // The last block to come here knows of all others' copies through the counter, and signals for all.
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  Pad pad{p};
-  fenceSystem();
-  const u64 done = pad.state() + 4;
-  if (addRelaxed(done, 1) != gridDim.x - 1) return;
-  fenceSystem();
-  storeRelaxed(done, 0);
-  signal(w, p.peer);
-  tell(p, w.fault);
 }

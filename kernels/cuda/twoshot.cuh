@@ -165,7 +165,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
 // twoshotFlow sends shards to their owners' buffers in laps, and the owners store results to every output: only stores cross
 // the links, which carry more that way than with loads. A block's lap is Params::span bytes of every shard. Flags count
 // laps: Full tells an owner that a lap is in its buffer; Free tells that an owner is done with a lap, which makes its
-// place free, and, for the last one, says that its results are in the outputs. With kOwnShard it is a reduce-scatter.
+// place free, and, for the last one, says that its results are in the outputs.
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params &p) {
   constexpr u32 B = W == 0 ? 3 : W <= 4 ? W - 1 : 4; // peers to send to at a time: the links like it best when all are busy
   constexpr u32 U = W == 2 ? 4 : W == 3 ? 2 : 1; // vectors to send at a time
@@ -179,7 +179,6 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   const u64 in = f.in(p.rank), mine = f.buffers(p.rank);
   const Span<T, 4> s(in, f.out(p.rank), p.count);
   const Op op{p.op};
-  const u32 copies = p.flags & kOwnShard ? 1 : world;
   const u32 lap = (u32)(p.span / 16); // vectors
   const u64 chunks = (p.shard + lap - 1) / lap;
   const u32 laps = chunks > blockIdx.x ? (u32)((chunks - blockIdx.x + blocks - 1) / blocks) : 0;
@@ -250,10 +249,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
               x[b] = from + b == p.rank ? own : x[b];
           });
 #pragma unroll
-          for (u32 k = 0; k < world; k++) {
-            if (k == copies) break;
-            s.store(f.out(f.peer(k)), v + i, sum);
-          }
+          for (u32 k = 0; k < world; k++) s.store(f.out(f.peer(k)), v + i, sum);
         }
       }
     }

@@ -11,12 +11,10 @@ const Inline = 8
 
 // The flags of Params.
 const (
-	Staged     = 1 << iota // OneShotPull: the peers read a copy in the channel; OneShotMultimem: the result waits there; needed in place
-	NoBarrier              // OneShotPull: wait for nobody and use no channel
-	SendSignal             // Put: signal the peer when the copy is there
-	Atomics                // signals: the links to all peers have atomics
-	OwnShard               // TwoShotFlow: store the result to this rank's output only: a reduce-scatter
-	Early                  // the launch after it in the stream may begin to start at once, and take room beside it
+	Staged    = 1 << iota // OneShotPull: the peers read a copy in the channel; OneShotMultimem: the result waits there; needed in place
+	NoBarrier             // OneShotPull: wait for nobody and use no channel
+	Atomics               // signals: the links to all peers have atomics
+	Early                 // the launch after it in the stream may begin to start at once, and take room beside it
 )
 
 // Params is the parameter of every kernel, by value. Addresses are of the device.
@@ -27,9 +25,9 @@ type Params struct {
 	Out          [Inline]uint64 // every rank's output, by rank; likewise. May equal In
 	Channel      [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
 	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Channel
-	Count        uint64         // elements; Put: bytes
-	Fault        uint64         // 64-bit fault word, for one dead word; signals and Put: a fault cell, of 16 bytes
-	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well; signals and Put: or 0
+	Count        uint64         // elements
+	Fault        uint64         // 64-bit fault word, for one dead word; signals: a fault cell, of 16 bytes
+	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0
 	Stop         uint64         // 32-bit word that ends all waiting when it is not 0; or 0 for none
 	Timeout      uint64         // ns that a launch may wait
 	Shard        uint64         // Layout.Shard
@@ -41,7 +39,7 @@ type Params struct {
 	Op           uint32
 	Flags        uint32
 	Index        uint32 // for the fault word; signals: the channel
-	Peer         uint32 // signals and Put: the other rank
+	Peer         uint32 // signals: the other rank
 	Channels     uint32 // signals: how many channels the pad has
 	_            uint32
 }
@@ -160,7 +158,7 @@ const (
 	padKinds  = 2
 )
 
-// PadBytes is the size of a signal pad for Barrier, Signal, Wait, WaitAll and Put. It begins as zeros, or as PadImage.
+// PadBytes is the size of a signal pad for Barrier, Signal, Wait and WaitAll. It begins as zeros, or as PadImage.
 func PadBytes(world, channels int) int64 {
 	return int64(channels) * (padKinds*int64(world)*padStride + padStateBytes(world))
 }

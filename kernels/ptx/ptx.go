@@ -62,7 +62,7 @@ const (
 	Avg
 )
 
-// MaxThreads is the most threads a block of any all-reduce kernel or of symmem_put may have.
+// MaxThreads is the most threads a block of any all-reduce kernel may have.
 const MaxThreads = 512
 
 // Kernel is one compiled kernel.
@@ -74,14 +74,13 @@ type Kernel struct {
 	Overlap bool
 }
 
-// The kernels that are no all-reduce. All take Params. All but Put are one block.
+// The kernels that are no all-reduce. All take Params and are one block.
 var (
 	Barrier   = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
 	Signal    = Kernel{File: "signals.ptx", Name: "symmem_signal"}
 	SignalAll = Kernel{File: "signals.ptx", Name: "symmem_signal_all"}
 	Wait      = Kernel{File: "signals.ptx", Name: "symmem_wait"}
 	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
-	Put       = Kernel{File: "signals.ptx", Name: "symmem_put"} // any grid
 )
 
 var (

@@ -50,7 +50,7 @@ func TestConstants(t *testing.T) {
 	text := header(t)
 	for name, want := range map[string]int{
 		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
-		"kStaged": Staged, "kNoBarrier": NoBarrier, "kSignal": SendSignal, "kAtomics": Atomics, "kOwnShard": OwnShard, "kEarly": Early,
+		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics, "kEarly": Early,
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
@@ -108,7 +108,7 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []Kernel{Barrier, Signal, SignalAll, Wait, WaitAll, Put} {
+	for _, k := range []Kernel{Barrier, Signal, SignalAll, Wait, WaitAll} {
 		use(k)
 	}
 	assert.Empty(t, unused, "kernels that nothing finds")
