@@ -38,7 +38,7 @@ type SignalsOptions struct {
 type signalUser struct {
 	SignalsOptions
 	dead   atomic.Bool
-	untold atomic.Pointer[error] // why it is dead, until a wait has told
+	why    atomic.Pointer[error] // it is dead
 	closed atomic.Bool           // and so dead: only a graph can still ask, and is told each time
 }
 
@@ -53,13 +53,13 @@ func (u *signalUser) begin(channel int) uint32 {
 // failedBefore reports whether the plan has failed before.
 func (u *signalUser) failedBefore() bool { return u != nil && u.dead.Load() }
 
-// tell gives the error of a plan that has failed to the first who asks, unless a wait was told already.
+// tell gives the error of a plan that has failed, to every wait that comes to it: what the plan was to do there is not done.
 func (u *signalUser) tell() error {
 	if u.closed.Load() {
 		return fmt.Errorf("%s: %w", u.Op, ErrClosed)
 	}
-	if untold := u.untold.Swap(nil); untold != nil {
-		return *untold
+	if why := u.why.Load(); why != nil {
+		return *why
 	}
 	return nil
 }
@@ -71,11 +71,12 @@ func (u *signalUser) failure(e *device.WaitError) error {
 	}
 	e.Op, e.Channel = u.Op, -1
 	err := u.Failed(e)
+	u.keep(err)
 	u.dead.Store(true)
 	return err
 }
 
-// failLater keeps the error of what is not a wait until the next wait: a plan may put and signal on streams that are not its
+// failLater keeps the error of what is not a wait for the next wait: a plan may put and signal on streams that are not its
 // user's.
 func (u *signalUser) failLater(err error) {
 	err = u.Failed(fmt.Errorf("%s: %w", u.Op, err))
@@ -83,8 +84,8 @@ func (u *signalUser) failLater(err error) {
 	u.dead.Store(true)
 }
 
-// keep keeps the error of a plan that has failed until the next wait tells it.
-func (u *signalUser) keep(err error) { u.untold.CompareAndSwap(nil, &err) }
+// keep keeps the first error of a plan that has failed.
+func (u *signalUser) keep(err error) { u.why.CompareAndSwap(nil, &err) }
 
 // SignalsBytes is how much of a channel [Channel.Signals] takes, alike on all ranks.
 func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) }
@@ -130,7 +131,7 @@ func (p *Signals) SignalAll(s device.Stream, channel int) error {
 }
 
 // WaitAll enqueues waiting for one signal of every peer on channel that was not waited for before. It is bounded as
-// [Memory.Wait] is. A wait in vain, or what has failed before and was not told yet, is an error of s.
+// [Memory.Wait] is. A wait in vain, or what has failed before, is an error of s.
 func (p *Signals) WaitAll(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, false)
 }

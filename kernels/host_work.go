@@ -75,8 +75,8 @@ func (w *hostWork) once() error {
 	if err := w.plan.released(); err != nil {
 		return err
 	}
-	if w.plan.failed.Load() != nil {
-		return nil // told once, by the run that failed
+	if err := w.plan.Err(); err != nil {
+		return err // whichever stream this run is on has not got its result
 	}
 	if w.captured.Load() {
 		// A graph may be launched on a stream that no Run was told of.
