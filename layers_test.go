@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 	"kernels/ptx":             {},
 	"backend/internal/survey": {"backend"},
 	"tests/suite":             {".", "config", "group", "device", "backend", "tensor", "kernels"},
+	"tests/mutants":           {},
 	"cmd/symmem":              {".", "config", "group", "device/...", "backend/...", "tensor", "kernels", "tests/suite"},
 	"examples/allreduce":      {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
 	"examples/start":          {".", "backend/all", "config", "kernels", "tensor"},

@@ -35,6 +35,8 @@ type exchange interface {
 	// collect gives the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
 	// none.
 	collect(ctx context.Context) ([]*os.File, error)
+	// failed is why a file could not be received, if that is known already.
+	failed() error
 	// end frees what the exchange holds: files that were not collected.
 	end()
 }
@@ -107,7 +109,12 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 		err = x.deliver(ctx)
 	}
 	if _, err = g.call(ctx, seq+1, &arrival{kind: kindVote, op: op + ": sending"}, err); err != nil {
-		return nil, err
+		if _, agreed := errors.AsType[*VoteError](err); !agreed {
+			return nil, err
+		}
+		// What kept one rank from sending may be that another one could not receive, which knows why.
+		_, why := g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, x.failed())
+		return nil, errors.Join(err, why)
 	}
 	files, err := x.collect(ctx)
 	if _, err = g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, err); err != nil {

@@ -79,6 +79,7 @@ type socketExchange struct {
 	arrived  []arrivedFile // by rank
 	missing  int
 	failure  error
+	refusal  error         // of the last connection that was refused
 	progress chan struct{} // closed when nothing is missing, or failure is set
 	settled  bool
 }
@@ -199,6 +200,9 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 			}
 			if err != nil {
 				c.session.logger.Warn("refused a passed file", "error", err)
+				for _, x := range c.pending() {
+					x.refused(err)
+				}
 			}
 		})
 	}
@@ -296,7 +300,7 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 // senderFailed reports whether a message could not be read for a reason that lies with its sender, who may be a stranger: it sent
 // nothing, or went away. Any other reason lies with this process, and the file, which was there, does not come again.
 func senderFailed(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
 
 // messageReader is what readMessage needs of a connection.
@@ -391,6 +395,19 @@ func (x *socketExchange) fail(err error) {
 		x.failure = err
 		x.settle()
 	}
+}
+
+func (x *socketExchange) failed() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.failure
+}
+
+// refused notes what was wrong with a connection that came while the exchange was waiting. It may have been a stranger's.
+func (x *socketExchange) refused(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.refusal = err
 }
 
 // settle wakes collect. The caller holds the lock.
@@ -530,6 +547,8 @@ func (x *socketExchange) collect(ctx context.Context) ([]*os.File, error) {
 		return nil, x.failure
 	case x.missing > 0 && x.parcel.group.Err() != nil:
 		return nil, x.parcel.group.Err()
+	case x.missing > 0 && x.refusal != nil:
+		return nil, fmt.Errorf("%d files have not come: %w; a connection was refused meanwhile: %w", x.missing, ctx.Err(), x.refusal)
 	case x.missing > 0:
 		return nil, fmt.Errorf("%d files have not come: %w", x.missing, ctx.Err())
 	}

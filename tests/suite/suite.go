@@ -65,6 +65,8 @@ func Cases(opts *Options) []Case {
 		agreementCases(),
 		transferCases(opts.Short),
 		signalCases(opts.Short),
+		graphCases(kind, world),
+		windowCases(),
 		allReduceCases(kind, world, opts.Short),
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),

@@ -1,0 +1,117 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// TestPlanWaitHolds: a plan's wait holds its stream up until the signals have come, at the end of the numbers too.
+func TestPlanWaitHolds(t *testing.T) {
+	for _, first := range []uint32{0, math.MaxUint32 - 1, math.MaxUint32} {
+		o := backend.SignalsOptions{Channels: 1, First: first, Op: "test"}
+		onPlans(t, 2, time.Minute, o, func(ctx context.Context, p *plan) error {
+			other, err := p.memory.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			for round := range 3 {
+				if err := p.signals.WaitAll(p.stream, 0); err != nil {
+					return err
+				}
+				time.Sleep(5 * time.Millisecond)
+				done, err := p.stream.Query()
+				if err != nil {
+					return err
+				}
+				if done {
+					return fmt.Errorf("round %d from %d on: a wait without a signal has passed", round, first)
+				}
+				g := p.memory.Group()
+				err = errors.Join(g.Barrier(ctx, "held up"), p.signals.SignalAll(other, 0), other.Synchronize(ctx), p.stream.Synchronize(ctx), g.Barrier(ctx, "passed"))
+				if err != nil {
+					return err
+				}
+			}
+			return other.Close()
+		})
+	}
+}
+
+// TestBarrierNamesTheLate: a barrier in vain names the rank that did not come.
+func TestBarrierNamesTheLate(t *testing.T) {
+	const size = 3
+	for _, far := range []bool{false, true} {
+		for late := range size {
+			t.Run(fmt.Sprintf("far=%t/late=%d", far, late), func(t *testing.T) {
+				backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+					near, err := host.New(g, nil)
+					if err != nil {
+						return err
+					}
+					var b backend.Backend = near
+					if far {
+						b = backendtest.Far(near, g, nil)
+					}
+					m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1, KernelTimeout: 100 * time.Millisecond})
+					return errors.Join(waitInVain(ctx, m, late), g.Barrier(ctx, "end"), m.Close(ctx))
+				}))
+			})
+		}
+	}
+}
+
+// waitInVain comes to a barrier to which one rank does not come.
+func waitInVain(ctx context.Context, m *backend.Memory, late int) error {
+	return backendtest.WithWindow(ctx, m, 64, func(*backend.Window) error {
+		if m.Group().Rank() == late {
+			return nil
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		if err := m.Barrier(s, 0); err != nil {
+			return errors.Join(err, s.Close())
+		}
+		err = s.Synchronize(ctx)
+		wait, ok := errors.AsType[*device.WaitError](err)
+		if !ok || wait.Op != "barrier" || wait.Peer != late || wait.Channel != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			err = fmt.Errorf("a barrier without rank %d: %w", late, err)
+		} else {
+			err = nil
+		}
+		return errors.Join(err, s.Close())
+	})
+}
+
+// TestFailedPlanIsSilent: a rank that has waited in vain signals nobody any more, so that its peer, which may take what was not sent,
+// waits in vain too.
+func TestFailedPlanIsSilent(t *testing.T) {
+	onPlans(t, 2, 100*time.Millisecond, backend.SignalsOptions{Channels: 2, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+		if p.memory.Group().Rank() == 0 {
+			err := errors.Join(p.signals.WaitAll(p.stream, 0), p.signals.SignalAll(p.stream, 1))
+			if err := errors.Join(err, p.stream.Synchronize(ctx)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				return fmt.Errorf("a wait in vain: %w", err)
+			}
+			return p.memory.Group().Barrier(ctx, "failed")
+		}
+		if err := p.memory.Group().Barrier(ctx, "failed"); err != nil {
+			return err
+		}
+		if err := errors.Join(p.signals.WaitAll(p.stream, 1), p.stream.Synchronize(ctx)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("a wait for a plan that has failed: %w", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,463 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/group"
+)
+
+var errBroken = errors.New("it is broken")
+
+// ailing is a backend over the host's memory that fails where it is told to, and counts what it has given out.
+type ailing struct {
+	backend.Backend
+	device *ailingDevice
+
+	collective              bool // Allocate is
+	noAllocation, noMapping bool
+	allocations, mappings   atomic.Int32 // that were not given back
+	closed                  atomic.Int32
+}
+
+type ailingDevice struct {
+	*devhost.Device
+	noStream, noBytes atomic.Bool
+}
+
+func (d *ailingDevice) Bytes(p device.Ptr, n int64) ([]byte, error) {
+	if d.noBytes.Load() {
+		return nil, errBroken
+	}
+	return d.Device.Bytes(p, n)
+}
+
+func (d *ailingDevice) NewStream() (device.Stream, error) {
+	if d.noStream.Load() {
+		return nil, errBroken
+	}
+	return d.Device.NewStream()
+}
+
+func newAiling(g *group.Group) (*ailing, error) {
+	d, err := devhost.New(&devhost.Options{Err: g.Err})
+	if err != nil {
+		return nil, err
+	}
+	b, err := host.New(g, &host.Options{Device: d})
+	if err != nil {
+		return nil, err
+	}
+	return &ailing{Backend: b, device: &ailingDevice{Device: d}}, nil
+}
+
+func (b *ailing) Device() device.Device { return b.device }
+
+func (b *ailing) Capabilities() backend.Capabilities {
+	c := b.Backend.Capabilities()
+	c.CollectiveAllocate = b.collective
+	return c
+}
+
+func (b *ailing) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	if b.noAllocation {
+		return nil, errBroken
+	}
+	a, err := b.Backend.Allocate(ctx, bytes)
+	if err == nil {
+		b.allocations.Add(1)
+		a = &ailingAllocation{Allocation: a, backend: b}
+	}
+	return a, err
+}
+
+type ailingAllocation struct {
+	backend.Allocation
+	backend *ailing
+}
+
+func (a *ailingAllocation) Release(ctx context.Context) error {
+	a.backend.allocations.Add(-1)
+	return a.Allocation.Release(ctx)
+}
+
+func (b *ailing) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+	m, err := b.Backend.Rendezvous(ctx, a.(*ailingAllocation).Allocation, x)
+	if err != nil {
+		return nil, err
+	}
+	if b.noMapping {
+		return nil, errors.Join(errBroken, m.Unmap(ctx))
+	}
+	b.mappings.Add(1)
+	return &ailingMapping{Mapping: m, backend: b}, nil
+}
+
+type ailingMapping struct {
+	backend.Mapping
+	backend *ailing
+}
+
+func (m *ailingMapping) Unmap(ctx context.Context) error {
+	m.backend.mappings.Add(-1)
+	return m.Mapping.Unmap(ctx)
+}
+
+func (b *ailing) Close(ctx context.Context) error {
+	b.closed.Add(1)
+	return errors.Join(b.Backend.Close(ctx), b.device.Device.Close())
+}
+
+// onAiling runs f on three ranks, of which the last is to be the one that fails, closes the memory, and looks at what is left.
+func onAiling(t *testing.T, f func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error) {
+	t.Helper()
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newAiling(g)
+		if err != nil {
+			return err
+		}
+		m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+		err = errors.Join(f(ctx, b, m, g.Rank() == g.Size()-1), m.Close(ctx))
+		if a, n := b.allocations.Load(), b.mappings.Load(); err == nil && (a != 0 || n != 0 || b.closed.Load() != 1) {
+			err = fmt.Errorf("after closing there are %d allocations and %d mappings, and the backend was closed %d times", a, n, b.closed.Load())
+		}
+		return err
+	}))
+}
+
+// wantVote expects the vote that names the last of three ranks, which failed because it is broken.
+func wantVote(err error, fails bool) error {
+	vote, ok := errors.AsType[*group.VoteError](err)
+	if !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 2 || !strings.Contains(vote.Failures[0].Text, errBroken.Error()) {
+		return fmt.Errorf("a step that fails on rank 2: %w", err)
+	}
+	if errors.Is(err, errBroken) != fails {
+		return fmt.Errorf("on the rank that failed the error is its own, and on the others it is not: %w", err)
+	}
+	return nil
+}
+
+// TestOneRankCannotMap: what cannot be mapped on one rank is unmapped on all, and can be tried again.
+func TestOneRankCannotMap(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil { // the workspace is there
+			return err
+		}
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		had := b.mappings.Load()
+		b.noMapping = fails
+		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		if err := wantVote(err, fails); err != nil {
+			return err
+		}
+		if have := b.mappings.Load(); have != had {
+			return fmt.Errorf("%d mappings where %d were", have, had)
+		}
+		b.noMapping = false
+		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(backendtest.ExchangeBytes(ctx, m, w), m.Free(ctx, a))
+	})
+}
+
+// TestOneRankHasNoWorkspace: where one rank cannot have workspace, no rank has it, and it can be asked for again.
+func TestOneRankHasNoWorkspace(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		for _, broken := range []*bool{&b.noAllocation, &b.noMapping} {
+			*broken = fails
+			_, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+			if err := wantVote(err, fails); err != nil {
+				return err
+			}
+			if _, ok := errors.AsType[*backend.WorkspaceError](err); !ok {
+				return fmt.Errorf("no workspace: %w", err)
+			}
+			*broken = false
+			if a, n := b.allocations.Load(), b.mappings.Load(); a != 0 || n != 0 {
+				return fmt.Errorf("%d allocations and %d mappings are left", a, n)
+			}
+		}
+		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+		if err != nil {
+			return err
+		}
+		return c.Close(ctx)
+	})
+}
+
+// TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none.
+func TestOneRankCannotAllocate(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		b.collective = true
+		b.noAllocation = fails
+		_, err := m.Allocate(ctx, 100, "")
+		if err := wantVote(err, fails); err != nil {
+			return err
+		}
+		b.noAllocation = false
+		if have := b.allocations.Load(); have != 0 {
+			return fmt.Errorf("%d allocations are left", have)
+		}
+		return backendtest.TryWindow(ctx, m, 100)
+	})
+}
+
+// TestOneRankCannotClear: a channel that one rank could not clear is not handed out again, on any rank.
+func TestOneRankCannotClear(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+		if err != nil {
+			return err
+		}
+		own, err := c.Peer(m.Group().Rank())
+		if err != nil {
+			return err
+		}
+		b.device.noStream.Store(fails)
+		err = c.Close(ctx)
+		b.device.noStream.Store(false)
+		if err := wantVote(err, fails); err != nil {
+			return err
+		}
+		next, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+		if err != nil {
+			return err
+		}
+		p, err := next.Peer(m.Group().Rank())
+		if err != nil {
+			return err
+		}
+		if p == own {
+			return errors.New("the channel that could not be cleared was handed out again")
+		}
+		return next.Close(ctx)
+	})
+}
+
+// TestOneRankHasNoSignals: signals of the memory and of plans are there on all ranks or on none.
+func TestOneRankHasNoSignals(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		b.device.noBytes.Store(fails)
+		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		b.device.noBytes.Store(false)
+		if err := wantVote(err, fails); err != nil {
+			return fmt.Errorf("the memory's signals: %w", err)
+		}
+		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			return fmt.Errorf("the second time: %w", err)
+		}
+		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1)})
+		if err != nil {
+			return err
+		}
+		o := backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }}
+		b.device.noBytes.Store(fails)
+		_, err = c.Signals(ctx, 0, &o)
+		b.device.noBytes.Store(false)
+		if err := wantVote(err, fails); err != nil {
+			return fmt.Errorf("a plan's signals: %w", err)
+		}
+		s, err := c.Signals(ctx, 0, &o)
+		if err != nil {
+			return fmt.Errorf("the second time: %w", err)
+		}
+		return errors.Join(c.Close(ctx), s.Close(), m.Free(ctx, a))
+	})
+}
+
+// sickly is a backend without peer pointers whose transfers are counted, and fail where it is told to.
+type sickly struct {
+	backend.Backend
+	backend.Transferrer
+	backend.Flagger
+	backend.Quiescer
+	noStart, noPoll atomic.Bool
+	moving          atomic.Bool  // Quiesce finds that something still moves
+	live            atomic.Int32 // transfers that were not closed
+}
+
+func (b *sickly) Quiesce(ctx context.Context) error {
+	if b.moving.Load() {
+		return context.DeadlineExceeded
+	}
+	return b.Quiescer.Quiesce(ctx)
+}
+
+func (b *sickly) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+	t, err := b.Transferrer.PrepareTransfer(op, peer, blocks)
+	if err != nil {
+		return nil, err
+	}
+	b.live.Add(1)
+	return &sicklyTransfer{t, b}, nil
+}
+
+type sicklyTransfer struct {
+	backend.PreparedTransfer
+	backend *sickly
+}
+
+func (t *sicklyTransfer) Start() (device.HostProgress, error) {
+	if t.backend.noStart.Load() {
+		return nil, errBroken
+	}
+	run, err := t.PreparedTransfer.Start()
+	return sicklyRun{run, t.backend}, err
+}
+
+func (t *sicklyTransfer) Close() error {
+	t.backend.live.Add(-1)
+	return t.PreparedTransfer.Close()
+}
+
+type sicklyRun struct {
+	device.HostProgress
+	backend *sickly
+}
+
+func (r sicklyRun) Poll() (bool, error) {
+	ended, err := r.HostProgress.Poll()
+	if ended && r.backend.noPoll.Load() {
+		return false, errBroken
+	}
+	return ended, err
+}
+
+// TestCopiesAreGivenBack: what is prepared for a put is used for the next one like it, whether the last has failed or not, and goes
+// with the memory.
+func TestCopiesAreGivenBack(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		far := backendtest.Far(near, g, nil)
+		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
+		m := backend.NewMemory(b, g, nil)
+		return errors.Join(copies(ctx, m, b), g.Barrier(ctx, "end"), m.Close(ctx))
+	}))
+}
+
+// TestFreeWaitsForTheLibrary: memory that the library of one rank still works on is kept on all of them, and can be freed again.
+func TestFreeWaitsForTheLibrary(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		far := backendtest.Far(near, g, nil)
+		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
+		m := backend.NewMemory(b, g, nil)
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			return err
+		}
+		b.moving.Store(g.Rank() == 1)
+		if err := m.Free(ctx, a); err == nil || !m.Holds(a) {
+			return fmt.Errorf("memory that the library of rank 1 works on: %w", err)
+		}
+		b.moving.Store(false)
+		if err := m.Free(ctx, a); err != nil || m.Holds(a) {
+			return fmt.Errorf("freeing again: %w", err)
+		}
+		return m.Close(ctx)
+	}))
+}
+
+func copies(ctx context.Context, m *backend.Memory, b *sickly) error {
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	err = backendtest.WithWindow(ctx, m, 4096, func(w *backend.Window) error {
+		own, err := w.Peer(m.Group().Rank(), 0)
+		if err != nil {
+			return err
+		}
+		put := func() error { return m.Copy(s, backend.Write, 1-m.Group().Rank(), w, 0, own.Add(2048), 64) }
+		want := func(what string, n int32) error {
+			if have := b.live.Load(); have != n {
+				return fmt.Errorf("%s: %d prepared transfers, not %d", what, have, n)
+			}
+			return nil
+		}
+		for _, broken := range []*atomic.Bool{nil, &b.noStart, &b.noPoll, nil} {
+			if broken != nil {
+				broken.Store(true)
+			}
+			for range 3 {
+				if err := put(); err != nil {
+					return err
+				}
+				if err := s.Synchronize(ctx); errors.Is(err, errBroken) != (broken != nil) {
+					return fmt.Errorf("a put, broken %t: %w", broken != nil, err)
+				}
+			}
+			if broken != nil {
+				broken.Store(false)
+			}
+			if err := want("one after the other", 1); err != nil {
+				return err
+			}
+		}
+		// Two that are as long are not one: each has its place.
+		for _, at := range []int64{512, 1024, 512} {
+			from := own.Add(2048 + at)
+			mine := []byte{byte(at >> 8), byte(m.Group().Rank())}
+			err := errors.Join(m.Device().CopyFromHost(from, mine), m.Copy(s, backend.Write, 1-m.Group().Rank(), w, at, from, 64),
+				s.Synchronize(ctx), m.Group().Barrier(ctx, "put"))
+			if err != nil {
+				return err
+			}
+			got := make([]byte, 2)
+			if err := m.Device().CopyToHost(got, own.Add(at)); err != nil {
+				return err
+			}
+			if got[0] != byte(at>>8) || got[1] != byte(1-m.Group().Rank()) {
+				return fmt.Errorf("at %d there is %v of the peer", at, got)
+			}
+		}
+		if err := want("of three places", 3); err != nil {
+			return err
+		}
+		// A graph's is its own.
+		if err := errors.Join(s.BeginCapture(), put()); err != nil {
+			return err
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			if err := errors.Join(g.Launch(s), put(), s.Synchronize(ctx)); err != nil {
+				return err
+			}
+		}
+		return errors.Join(g.Close(), want("beside a graph", 4))
+	})
+	if have := b.live.Load(); err == nil && have != 0 {
+		err = fmt.Errorf("%d prepared transfers have outlived their memory", have)
+	}
+	return errors.Join(err, s.Close())
+}

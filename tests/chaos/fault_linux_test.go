@@ -1,0 +1,276 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fault is what befalls one rank.
+type fault struct {
+	victim int
+
+	// When: before a stage; or at the system call of that count, and at all later ones if on is set; or, without both, from the start.
+	stage string
+	call  *call
+	count int
+	on    bool
+
+	// What: the call fails; the process is killed; it is stopped for a while; it may have no more files.
+	errno unix.Errno
+	kill  bool
+	pause time.Duration
+	files int
+}
+
+// The bounds of what a rank waits for: of a job that must fail, and of one that must not, however long a rank is stopped.
+const (
+	shortTimeout = 6 * time.Second
+	longTimeout  = 40 * time.Second
+)
+
+func (f *fault) timeout() time.Duration {
+	if f.pause > 0 {
+		return longTimeout
+	}
+	return shortTimeout
+}
+
+// environ is what the victim's environment has besides.
+func (f *fault) environ() []string {
+	var env []string
+	if f.call != nil {
+		env = append(env, trapVariable+"="+f.call.name)
+	}
+	if f.files > 0 {
+		env = append(env, filesVariable+"="+strconv.Itoa(f.files))
+	}
+	return env
+}
+
+// String says what befalls whom.
+func (f *fault) String() string {
+	var what string
+	switch {
+	case f.files > 0:
+		return fmt.Sprintf("rank %d may have %d open files", f.victim, f.files)
+	case f.errno != 0:
+		what = "fails: " + unix.ErrnoName(f.errno)
+	case f.kill:
+		what = "is killed"
+	default:
+		what = fmt.Sprintf("is stopped for %v", f.pause)
+	}
+	switch {
+	case f.stage != "":
+		return fmt.Sprintf("rank %d %s before %s", f.victim, what, f.stage)
+	case f.on:
+		return fmt.Sprintf("rank %d %s at %s %d and all later ones", f.victim, what, f.call.name, f.count)
+	}
+	return fmt.Sprintf("rank %d %s at %s %d", f.victim, what, f.call.name, f.count)
+}
+
+// atStage is called when the victim comes to a stage, and waits.
+func (f *fault) atStage(p *os.Process, stage string) {
+	if f.stage == stage {
+		f.strike(p)
+	}
+}
+
+// atCall is called when the victim comes to the trapped call, and waits. It gives what the call fails with, or 0.
+func (f *fault) atCall(p *os.Process, count int) unix.Errno {
+	if count != f.count && (!f.on || count < f.count) {
+		return 0
+	}
+	f.strike(p)
+	return f.errno
+}
+
+// strike kills or stops the process, if that is what is to befall it.
+func (f *fault) strike(p *os.Process) {
+	switch {
+	case f.kill:
+		_ = p.Kill()
+	case f.pause > 0:
+		_ = p.Signal(syscall.SIGSTOP)
+		time.Sleep(f.pause)
+		_ = p.Signal(syscall.SIGCONT)
+	}
+}
+
+// pick gives one of some.
+func pick[T any](r *rand.Rand, some []T) T { return some[r.IntN(len(some))] }
+
+// failingCall lets a system call of one rank fail, once or from then on.
+func failingCall(r *rand.Rand, size int) *fault {
+	c := &calls[r.IntN(len(calls))]
+	for len(c.errnos) == 0 {
+		c = &calls[r.IntN(len(calls))]
+	}
+	f := &fault{victim: r.IntN(size), call: c, count: 1 + r.IntN(20)*r.IntN(2), on: r.IntN(3) == 0, errno: pick(r, c.errnos)}
+	if f.errno == unix.ECONNABORTED {
+		f.on = false // package net asks again for as long as that comes
+	}
+	return f
+}
+
+// fewFiles limits the open files of one rank.
+func fewFiles(r *rand.Rand, size int) *fault {
+	most := pick(r, []int{16, 32, 64, 200})
+	return &fault{victim: r.IntN(size), files: 8 + r.IntN(most-8+1)}
+}
+
+// struck is calls at which a rank is killed or stopped: those on the way to others, and those that make memory.
+func struck() []*call {
+	var some []*call
+	for i := range calls {
+		if c := &calls[i]; slices.Contains([]string{"connect", "accept4", "setsockopt", "memfd_create", "mmap(MAP_SHARED)", "sendmsg", "recvmsg"}, c.name) {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// place sets when a fault strikes: at a stage, or in the middle of one. The first some ten writes are those of joining.
+func (f *fault) place(r *rand.Rand) *fault {
+	switch r.IntN(3) {
+	case 0:
+		f.stage = pick(r, stages)
+	case 1:
+		f.call, f.count = pick(r, struck()), 1+r.IntN(12)*r.IntN(2)
+	default:
+		i := slices.IndexFunc(calls, func(c call) bool { return c.name == "write" })
+		f.call, f.count = &calls[i], 1+r.IntN(pick(r, []int{20, 150}))
+	}
+	return f
+}
+
+// killed kills a rank.
+func killed(r *rand.Rand, size int) *fault {
+	return (&fault{victim: r.IntN(size), kill: true}).place(r)
+}
+
+// stopped stops a rank for 0.5 to 4 s.
+func stopped(r *rand.Rand, size int) *fault {
+	return (&fault{victim: r.IntN(size), pause: time.Duration(5+r.IntN(36)) * 100 * time.Millisecond}).place(r)
+}
+
+// judge says what is wrong with how a world has ended.
+func (f *fault) judge(world []*worker) []string {
+	var wrong []string
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	victim := world[f.victim]
+	for _, w := range world {
+		noise := strings.TrimSpace(w.noise.String())
+		switch {
+		case w.watched != nil:
+			complain("rank %d: its trap: %v", w.rank, w.watched)
+		case w == victim && f.kill && w.last == nil:
+			continue
+		case w.last == nil:
+			complain("rank %d did not come to its end in %v: %v; it wrote: %s", w.rank, w.took.Round(time.Millisecond), w.err, noise)
+			continue
+		case w.err != nil:
+			complain("rank %d: %v; it wrote: %s", w.rank, w.err, noise)
+		case noise != "":
+			complain("rank %d wrote: %s", w.rank, noise)
+		}
+		if w.left != "" {
+			complain("rank %d has left behind: %s", w.rank, w.left)
+		}
+		if w.last.Goroutines > 0 {
+			complain("rank %d has left %d goroutines behind", w.rank, w.last.Goroutines)
+		}
+		if strings.Contains(w.last.Error, errWrong.Error()) {
+			complain("rank %d has %s", w.rank, w.last.Error)
+		}
+	}
+	if len(wrong) > 0 {
+		return wrong
+	}
+	if f.pause > 0 {
+		for _, w := range world {
+			if w.last.Error != "" {
+				complain("rank %d, in %s: %s", w.rank, w.last.In, w.last.Error)
+			}
+		}
+		return wrong
+	}
+	if !f.kill && victim.last.Error != "" {
+		f.judgeVictim(victim, complain)
+	}
+	f.judgeOthers(world, complain)
+	return wrong
+}
+
+// judgeVictim: the rank whose call failed says which condition it is in, and the system's own reason.
+func (f *fault) judgeVictim(w *worker, complain func(string, ...any)) {
+	e := w.last
+	text := "too many open files"
+	if f.errno != 0 {
+		text = f.errno.Error()
+	}
+	if !strings.Contains(e.Error, text) {
+		complain("rank %d does not say why, %q, in %s: %s", w.rank, text, e.In, e.Error)
+	}
+	if f.files > 0 && !e.FileLimit && !strings.Contains(e.Error, "raise") {
+		complain("rank %d does not say what to do about its limit of files, in %s: %s", w.rank, e.In, e.Error)
+	}
+	if f.errno == unix.ENOMEM && slices.Contains([]string{"memfd_create", "ftruncate", "mmap(MAP_SHARED)", "mmap(MAP_NORESERVE)"}, f.call.name) &&
+		!slices.Contains(e.Conditions, "no memory") && !slices.Contains(e.Conditions, "unavailable") {
+		complain("rank %d: the error is not ErrNoMemory, in %s: %s", w.rank, e.In, e.Error)
+	}
+}
+
+// judgeOthers: if any rank has an error, all that came after it have one, the same, and it names the victim.
+func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
+	victim := world[f.victim].last
+	var first *worker
+	for _, w := range world {
+		if w.rank == f.victim || w.last == nil {
+			continue
+		}
+		e := w.last
+		switch {
+		case e.Error == "" && victim != nil && victim.Error == "":
+			continue
+		case e.Error == "" && (victim == nil || victim.In != "close"):
+			complain("rank %d has no error, though rank %d has failed", w.rank, f.victim)
+			continue
+		case e.Error == "":
+			continue
+		}
+		if slices.Contains(e.Conditions, "mismatch") {
+			complain("rank %d blames what the ranks asked for, in %s: %s", w.rank, e.In, e.Error)
+		}
+		names := slices.Contains(e.Names, f.victim) || f.victim == 0 && e.Connect
+		if !names {
+			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
+		}
+		if e.Told && f.errno != 0 && !strings.Contains(e.Error, f.errno.Error()) {
+			complain("rank %d is not told why, in %s: %s", w.rank, e.In, e.Error)
+		}
+		if f.kill && names && !e.Connect && f.stage != "join" && e.In != "join" && !slices.Contains(e.Conditions, "peer lost") {
+			complain("rank %d: the error is not ErrPeerLost, in %s: %s", w.rank, e.In, e.Error)
+		}
+		if f.victim == 0 && e.Connect {
+			if f.files > 0 && !strings.Contains(e.Error, "open files") {
+				complain("rank %d does not say what keeps rank 0 from serving it, in %s: %s", w.rank, e.In, e.Error)
+			}
+			continue // those that were connected to it have seen more
+		}
+		if first == nil {
+			first = w
+		} else if !slices.Equal(first.last.Conditions, e.Conditions) {
+			complain("ranks %d and %d are in conditions that differ: %v: %s; %v: %s", first.rank, w.rank,
+				first.last.Conditions, first.last.Error, e.Conditions, e.Error)
+		}
+	}
+}

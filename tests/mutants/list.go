@@ -1,0 +1,1159 @@
+package main
+
+import "slices"
+
+// The tests of packages, and the suite in one process on the backends that need nothing, with peer pointers and without.
+var (
+	backendTests = stage{"backend", ".", usual}
+	tensorTests  = stage{"tensor", ".", usual}
+	kernelTests  = stage{"kernels", ".", usual}
+	hostTests    = stage{"backend/host", ".", usual}
+	nativeTests  = stage{"backend/native", ".", usual}
+	worldOfTwo   = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
+	worldOfThree = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	worldOfFive  = stage{"tests", "TestMatrix/backend=(host|far)/world=5/goroutines", usual}
+	ncclTests    = stage{"backend/nccl", ".", long}
+	nixlTests    = stage{"backend/nixl", ".", usual}
+	kills        = stage{"tests", "TestKill/backend=(host|far)", long}
+
+	inSuite  = []stage{backendTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
+	inPlans  = []stage{hostTests, kernelTests, worldOfTwo, worldOfThree}
+	inTensor = []stage{tensorTests, worldOfTwo, worldOfThree}
+	onFakes  = []stage{backendTests, nativeTests, kernelTests}
+)
+
+// with gives the stages of base, and more behind them.
+func with(base []stage, more ...stage) []stage { return append(slices.Clone(base), more...) }
+
+var mutants = []mutant{
+	{
+		file: "backend/signal_host.go", why: "a recorded signal does nothing", tests: inSuite,
+		old: "\treturn launch(s, &h.signals[channel*h.size+peer])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn launch(s, &h.signals[channel*h.size+peer])",
+	},
+	{
+		file: "backend/signal_host.go", why: "a recorded wait does nothing", tests: inSuite,
+		old: "\treturn launch(s, &h.waits[channel*h.size+peer])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn launch(s, &h.waits[channel*h.size+peer])",
+	},
+	{
+		file: "backend/signal_host.go", why: "a recorded barrier does nothing", tests: inSuite,
+		old: "\treturn launch(s, &h.barriers[channel])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn launch(s, &h.barriers[channel])",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan's recorded signals do nothing", tests: inPlans,
+		old: "\treturn launch(s, &h.signalAlls[channel])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn launch(s, &h.signalAlls[channel])",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan's recorded waits do nothing", tests: inPlans,
+		old: "\treturn launch(s, &h.waitAlls[channel])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn launch(s, &h.waitAlls[channel])",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a recorded signal by flags does nothing", tests: inSuite,
+		old: "\treturn hostWork(s, l)",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, l)",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a recorded wait by flags does nothing", tests: inSuite,
+		old: "\treturn hostWork(s, flagWait{f, peer, channel})",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagWait{f, peer, channel})",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a recorded barrier by flags does nothing", tests: inSuite,
+		old: "\treturn hostWork(s, flagBarrier{f, channel})",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagBarrier{f, channel})",
+	},
+	{
+		file: "backend/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
+		old: "\tif own, ok := m.transferrer(peer); ok {\n\t\treturn m.copies",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(peer); ok {\n\t\treturn m.copies",
+	},
+	{
+		file: "kernels/host_work.go", why: "a recorded run does nothing", tests: inPlans,
+		old: "\t\tw.captured.Store(true)\n\t\treturn l.Launch((*recordedRun)(w))",
+		new: "\t\tw.captured.Store(true)\n\t\treturn nil",
+	},
+	{
+		file: "kernels/transfers.go", why: "a recorded run by transfers does nothing", tests: inPlans,
+		old: "\tif recorded {\n\t\tw.captured.Store(true)\n\t}",
+		new: "\tif recorded {\n\t\tw.captured.Store(true)\n\t\treturn nil\n\t}",
+	},
+	{
+		file: "backend/signal_host.go", why: "a barrier waits for nobody", tests: inSuite,
+		old: "\tfor peer, w := range k.mine {\n\t\tif err := w.WaitAtLeast(epoch,",
+		new: "\tfor peer, w := range k.mine[:0] {\n\t\tif err := w.WaitAtLeast(epoch,",
+	},
+	{
+		file: "backend/signal_host.go", why: "a barrier's epoch stays: only the first one waits", tests: inSuite,
+		old: "\tepoch := k.epoch.Add(1)\n",
+		new: "\tepoch := k.epoch.Load() + 1\n",
+	},
+	{
+		file: "backend/signal_host.go", why: "barriers leave rank 0 out", tests: inSuite,
+		old: "\tfor _, w := range k.theirs {\n\t\tw.Add(1)\n\t}\n\tfor peer, w := range k.mine {",
+		new: "\tfor _, w := range k.theirs[1:] {\n\t\tw.Add(1)\n\t}\n\tfor peer, w := range k.mine[1:] {",
+	},
+	{
+		file: "backend/signal_host.go", why: "a wait consumes nothing", tests: inSuite,
+		old: "\twant := k.consumed.Add(1)\n",
+		new: "\twant := k.consumed.Load() + 1\n",
+	},
+	{
+		file: "backend/signal_host.go", why: "a wait is satisfied one signal too early", tests: inSuite,
+		old: "\tif int32(k.word.Load()-want) >= 0 {\n\t\treturn nil\n\t}\n\tif err := k.word.WaitAtLeast(want",
+		new: "\tif int32(k.word.Load()-want) >= -1 {\n\t\treturn nil\n\t}\n\tif err := k.word.WaitAtLeast(want",
+	},
+	{
+		file: "backend/signal_host.go", why: "a wait compares without counting in a circle", tests: inSuite,
+		old: "\tif int32(k.word.Load()-want) >= 0 {",
+		new: "\tif k.word.Load() >= want {",
+	},
+	{
+		file: "backend/signal_host.go", why: "signals are not counted", tests: inSuite,
+		old: "\tk.word.Add(1)\n\treturn nil",
+		new: "\tk.word.Store(k.word.Load() | 1)\n\treturn nil",
+	},
+	{
+		file: "backend/signal_host.go", why: "a signal is written to the own pad", tests: inSuite,
+		old: "\t\t\tout, err1 := word(peer, c, padSignal, me)",
+		new: "\t\t\tout, err1 := word(me, c, padSignal, peer)",
+	},
+	{
+		file: "backend/signal_host.go", why: "a barrier looks at another rank's counter", tests: inSuite,
+		old: "word(me, c, padBarrier, peer)",
+		new: "word(me, c, padBarrier, (peer+1)%size)",
+	},
+	{
+		file: "backend/signal_host.go", why: "all writers have one counter", tests: inSuite,
+		old: "(channel*padKinds+kind)*size+writer",
+		new: "(channel*padKinds+kind)*size",
+	},
+	{
+		file: "backend/signal_host.go", why: "channels share counters", tests: inSuite,
+		old: "((channel*padKinds+kind)*size+writer)*padStride",
+		new: "((channel%2*padKinds+kind)*size+writer)*padStride",
+	},
+	{
+		file: "backend/signal_host.go", why: "signals and barriers share counters", tests: inSuite,
+		old: "((channel*padKinds+kind)*size+writer)*padStride",
+		new: "((channel*padKinds)*size+writer)*padStride",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan signals and waits for higher ranks only", tests: inPlans,
+		old: "\t\t\tif peer != me {\n\t\t\t\ts.signalAlls[c]",
+		new: "\t\t\tif peer > me {\n\t\t\t\ts.signalAlls[c]",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan's counters begin at 0", tests: inPlans,
+		old: "\t\t\t\tin.Store(user.begin(c))\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_host.go", why: "what a plan has consumed begins at 0", tests: inPlans,
+		old: "\t\t\t\tw.consumed.Store(user.First)\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan that has failed goes on signalling", tests: with(inPlans, backendTests),
+		old: "\tif k.user.failedBefore() {\n\t\treturn nil // what the peer waits for may not be there\n\t}\n\tk.word.Add(1)",
+		new: "\tk.word.Add(1)",
+	},
+	{
+		file: "backend/signal_host.go", why: "a plan that has failed goes on waiting", tests: with(inPlans, backendTests),
+		old: "\tif k.user.failedBefore() {\n\t\treturn k.user.tell()\n\t}\n\twant",
+		new: "\twant",
+	},
+	{
+		file: "backend/signal_host.go", why: "what fails beside a plan's stream is never told", tests: with(inPlans, backendTests),
+		old: "\t\t\t\tk.beside.keep(err)\n\t\t\t\treturn nil",
+		new: "\t\t\t\treturn nil",
+	},
+	{
+		file: "backend/signal_host.go", why: "waits have no bound", tests: inSuite,
+		old: "Deadline: time.Now().Add(m.opts.KernelTimeout)",
+		new: "Deadline: time.Now().Add(1000 * m.opts.KernelTimeout)",
+	},
+	{
+		file: "backend/signal_host.go", why: "waits do not look for lost peers", tests: with(inSuite, kills),
+		old: ", Err: m.peerErr}",
+		new: "}",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a word that is half written counts", tests: inSuite,
+		old: "uint32(w), uint32(w) == uint32(w>>32)",
+		new: "uint32(w), true",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a plan's flags begin at 0", tests: inPlans,
+		old: "\t\t\t\ts.words[i].Store(twice(user.begin(c)))\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_flags.go", why: "what a plan has consumed of its flags begins at 0", tests: inPlans,
+		old: "\t\t\t\ts.consumed[i].Store(user.First)\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_flags.go", why: "what a plan has sent begins at 0", tests: inPlans,
+		old: "\t\tl.sent = f.user.begin(channel)\n\t\tl.delivered = l.sent\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_flags.go", why: "signals and barriers share flags", tests: inSuite,
+		old: "\treturn (channel*padKinds+kind)*f.size + writer\n",
+		new: "\treturn channel*padKinds*f.size + writer\n",
+	},
+	{
+		file: "backend/signal_flags.go", why: "flags are written to another rank's place", tests: inSuite,
+		old: "f.index(channel, kind, me)); err != nil",
+		new: "f.index(channel, kind, peer)); err != nil",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a wait for a flag consumes nothing", tests: inSuite,
+		old: "count: w.signals.consumed[i].Add(1)",
+		new: "count: w.signals.consumed[i].Load() + 1",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a wait for a flag is satisfied too early", tests: inSuite,
+		old: "whole && int32(have-r.count) >= 0",
+		new: "whole && int32(have-r.count) >= -1",
+	},
+	{
+		file: "backend/signal_flags.go", why: "only the first barrier by flags waits", tests: inSuite,
+		old: "epoch: b.signals.epochs[b.channel].Add(1)",
+		new: "epoch: 1",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a barrier by flags tells and does not wait", tests: inSuite,
+		old: "\t\tif m.over = told && whole && int32(have-r.epoch) >= 0; !m.over {",
+		new: "\t\tif m.over = told; !m.over {",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a barrier by flags ends before it has told", tests: inSuite,
+		old: "\t\tif m.over = told && whole &&",
+		new: "\t\tif m.over = (told || true) && whole &&",
+	},
+	{
+		file: "backend/signal_flags.go", why: "signals by flags are not counted", tests: inSuite,
+		old: "\tl.sent++\n",
+		new: "\tl.sent = 1\n",
+	},
+	{
+		file: "backend/signal_flags.go", why: "an error of writing a flag is not told", tests: inSuite,
+		old: "\t\t\tif err != nil {\n\t\t\t\treturn false, err // the next write brings the count all the same\n\t\t\t}\n",
+		new: "\t\t\t_ = err\n",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a signal that was not written counts as delivered", tests: inSuite,
+		old: "\t\t\tl.delivered = l.flying\n",
+		new: "\t\t\tl.delivered = l.sent\n",
+	},
+	{
+		file: "backend/signal_flags.go", why: "waits for flags do not look for lost peers", tests: with(inSuite, kills),
+		old: "\tf.flags.Progress()\n\tif err := f.memory.group.Err(); err != nil {\n\t\treturn err\n\t}\n",
+		new: "\tf.flags.Progress()\n",
+	},
+	{
+		file: "backend/signal_flags.go", why: "waits for flags have no bound", tests: inSuite,
+		old: "\tif limit := f.memory.opts.KernelTimeout; time.Since(began) >= limit {",
+		new: "\tif limit := f.memory.opts.KernelTimeout; time.Since(began) >= 1000*limit {",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a plan leaves the next rank out of its signals", tests: inPlans,
+		old: "\tfor k := 1; k < f.size; k++ {\n\t\trun, err := start(",
+		new: "\tfor k := 2; k < f.size; k++ {\n\t\trun, err := start(",
+	},
+	{
+		file: "backend/signal_flags.go", why: "what a plan waits for beside its stream fails untold", tests: with(inPlans, backendTests),
+		old: "\t\tb.user.keep(err)\n\t\treturn true, nil",
+		new: "\t\treturn true, nil",
+	},
+	{
+		file: "backend/signal_flags.go", why: "a plan's signal that fails is not told", tests: with(inPlans, backendTests),
+		old: "\t\t\tu.failLater(err)\n\t\t\treturn true, nil",
+		new: "\t\t\treturn true, nil",
+	},
+	{
+		file: "backend/signal_plan.go", why: "nothing is granted to a plan", tests: inPlans,
+		old: "\tif channel >= u.Channels-u.Granted {",
+		new: "\tif channel > u.Channels-u.Granted {",
+	},
+	{
+		file: "backend/signal_plan.go", why: "a wait in vain does not end the plan", tests: with(inPlans, backendTests),
+		old: "\terr := u.Failed(e)\n\tu.dead.Store(true)\n",
+		new: "\terr := u.Failed(e)\n",
+	},
+	{
+		file: "backend/signal_plan.go", why: "a put that failed does not end the plan", tests: with(inPlans, backendTests),
+		old: "\tu.keep(err)\n\tu.dead.Store(true)\n",
+		new: "\tu.keep(err)\n",
+	},
+	{
+		file: "backend/signal_plan.go", why: "what failed is told again and again", tests: with(inPlans, backendTests),
+		old: "u.untold.Swap(nil)",
+		new: "u.untold.Load()",
+	},
+	{
+		file: "backend/signal_plan.go", why: "more channels may be granted than there are", tests: with(inPlans, backendTests),
+		old: "o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels",
+		new: "o.Channels < 1",
+	},
+	{
+		file: "backend/signal_plan.go", why: "signals may lie beyond their channel", tests: with(inPlans, backendTests),
+		old: "offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels)",
+		new: "offset < 0",
+	},
+	{
+		file: "backend/signal_plan.go", why: "ranks do not vote whether all have a plan's signals", tests: with(inPlans, backendTests),
+		old: "\tif vote := m.group.Vote(ctx, \"signals\", err); vote != nil {\n\t\tif err == nil {",
+		new: "\tif vote := err; vote != nil {\n\t\tif err == nil {",
+	},
+	{
+		file: "backend/signal.go", why: "ranks do not vote whether all have signal pads", tests: inSuite,
+		old: "\tif vote := m.group.Vote(ctx, \"signal pads\", err); vote != nil {",
+		new: "\tif vote := err; vote != nil {",
+	},
+	{
+		file: "backend/signal.go", why: "a channel too many", tests: inSuite,
+		old: "\tif channel < 0 || channel >= m.opts.Channels {",
+		new: "\tif channel < 0 || channel > m.opts.Channels {",
+	},
+	{
+		file: "backend/signal.go", why: "signals to ranks that do not exist", tests: inSuite,
+		old: "\tif err := m.checkRank(op, peer); err != nil {\n\t\treturn nil, err\n\t}\n\tif channel",
+		new: "\tif channel",
+	},
+	{
+		file: "backend/signal.go", why: "signals of a closed memory", tests: inSuite,
+		old: "\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"%s: %w\", op, err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_device.go", why: "a plan's pads on GPUs are at the beginning of its channel", tests: onFakes,
+		old: "\t\tp = p.Add(offset)\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_device.go", why: "channel and peer change places on GPUs", tests: onFakes,
+		old: "params.Index, params.Peer = uint32(channel), uint32(peer)",
+		new: "params.Index, params.Peer = uint32(peer), uint32(channel)",
+	},
+	{
+		file: "backend/signal_device.go", why: "a barrier on GPUs has 32 threads only", tests: onFakes,
+		old: "\tif kind >= launchBarrier {",
+		new: "\tif kind > launchBarrier {",
+	},
+	{
+		file: "backend/signal_device.go", why: "launches for all peers are one", tests: onFakes,
+		old: "(kind*d.channels+channel)*size+peer",
+		new: "(kind*d.channels+channel)*size",
+	},
+	{
+		file: "backend/signal_device.go", why: "signals on GPUs are never atomic", tests: onFakes,
+		old: "\t\td.params.Flags |= ptx.Atomics\n",
+		new: "",
+	},
+	{
+		file: "backend/signal_device.go", why: "links of unknown devices have atomics", tests: onFakes,
+		old: "len(uuids) > 0 && !",
+		new: "!",
+	},
+	{
+		file: "backend/signal_device.go", why: "signals on GPUs go on after a fault", tests: onFakes,
+		old: "\tif word := d.fault.Load(); word != 0 {\n\t\treturn d.decode(word)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "ranks do not vote whether all have mapped", tests: inSuite,
+		old: "\t\tif err := m.group.Vote(ctx, \"mapping\", mapErr); err != nil {",
+		new: "\t\tif err := mapErr; err != nil {",
+	},
+	{
+		file: "backend/memory.go", why: "what was mapped stays when another rank could not map", tests: inSuite,
+		old: "\t\t\t\terr = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "rendezvous are not counted", tests: inSuite,
+		old: "\tm.operations++ // only",
+		new: "\t// only",
+	},
+	{
+		file: "backend/memory.go", why: "an allocation is mapped again and again", tests: inSuite,
+		old: "\tif e.window != nil {\n\t\treturn e.window, nil\n\t}\n\tw := &Window",
+		new: "\tw := &Window",
+	},
+	{
+		file: "backend/memory.go", why: "ranks do not agree whether memory is mapped", tests: inSuite,
+		old: "what.Bytes, what.RoundedBytes, what.Mapped = a.Bytes(), a.RoundedBytes(), e.window != nil",
+		new: "what.Bytes, what.RoundedBytes = a.Bytes(), a.RoundedBytes()",
+	},
+	{
+		file: "backend/memory.go", why: "freeing does not wait for the device", tests: inSuite,
+		old: "\tbusy = m.device.Synchronize(ctx)\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "freeing does not wait for the other ranks", tests: inSuite,
+		old: "\terr := m.group.Vote(ctx, op, busy)\n\tif behind",
+		new: "\terr := busy\n\tif behind",
+	},
+	{
+		file: "backend/memory.go", why: "freeing does not wait for the library", tests: inSuite,
+		old: "\t\tbusy = q.Quiesce(ctx)\n",
+		new: "\t\t_ = q\n",
+	},
+	{
+		file: "backend/memory.go", why: "the window of freed memory stays open", tests: inSuite,
+		old: "\t\te.window.closed.Store(true)\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "memory that was kept is forgotten", tests: inSuite,
+		old: "\t\t\te.left = true\n\t\t\tm.add(e)\n",
+		new: "\t\t\te.left = true\n",
+	},
+	{
+		file: "backend/memory.go", why: "a rank that frees again votes again", tests: inSuite,
+		old: "\t\t\te.left = true\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "closing again is refused", tests: inSuite,
+		old: "\tm.left = busy != nil\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "prepared copies outlive their memory", tests: inSuite,
+		old: "\t\terr = m.copies.forget(e.window, a.Ptr(), a.Ptr().Add(a.Bytes()), false)\n",
+		new: "",
+	},
+	{
+		file: "backend/memory.go", why: "-1 bytes are allocated", tests: inSuite,
+		old: "\tif bytes < 0 {\n\t\tinvalid",
+		new: "\tif bytes < -1 {\n\t\tinvalid",
+	},
+	{
+		file: "backend/memory.go", why: "Find takes the byte behind an allocation", tests: inSuite,
+		old: "off < e.alloc.Bytes() {",
+		new: "off <= e.alloc.Bytes() {",
+	},
+	{
+		file: "backend/memory.go", why: "Find knows first bytes only", tests: inSuite,
+		old: "\tif !exact {\n\t\ti--\n\t}\n\tif i >= 0 && !p.IsNil()",
+		new: "\tif i >= 0 && i < len(m.entries) && !p.IsNil()",
+	},
+	{
+		file: "backend/memory.go", why: "memory of others is taken to a rendezvous", tests: inSuite,
+		old: "\tcase a == nil || e == nil:",
+		new: "\tcase a == nil:",
+	},
+	{
+		file: "backend/memory.go", why: "closing leaves the backend open", tests: inSuite,
+		old: "\terr = errors.Join(err, m.compiled.close(), m.backend.Close(context.WithoutCancel(ctx)))\n",
+		new: "\terr = errors.Join(err, m.compiled.close())\n",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: backend", tests: inSuite,
+		old: "\t{\"backend\", func",
+		new: "\t// {\"backend\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: name", tests: inSuite,
+		old: "\t{\"name or purpose\", func",
+		new: "\t// {\"name or purpose\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: dtype", tests: inSuite,
+		old: "\t{\"dtype\", func",
+		new: "\t// {\"dtype\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: shape", tests: inSuite,
+		old: "\t{\"shape\", func",
+		new: "\t// {\"shape\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: size", tests: inSuite,
+		old: "\t{\"size in bytes\", func",
+		new: "\t// {\"size in bytes\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: rounded size", tests: inSuite,
+		old: "\t{\"rounded size in bytes\", func",
+		new: "\t// {\"rounded size in bytes\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: offset", tests: inSuite,
+		old: "\t{\"offset in the allocation in bytes\", func",
+		new: "\t// {\"offset in the allocation in bytes\", func",
+	},
+	{
+		file: "backend/record.go", why: "ranks do not compare: mapped", tests: inSuite,
+		old: "\t{\"whether the allocation is mapped already\", func",
+		new: "\t// {\"whether the allocation is mapped already\", func",
+	},
+	{
+		file: "backend/record.go", why: "a rank that fails does not tell the others", tests: inSuite,
+		old: "\tif failure != nil {\n\t\tmine.Failure = failure.Error()\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/record.go", why: "what a failed rank brought is held for a mismatch", tests: inSuite,
+		old: "differ && len(vote.Failures) == 0",
+		new: "differ",
+	},
+	{
+		file: "backend/window.go", why: "offsets beyond a window", tests: inSuite,
+		old: "\tif offset < 0 || offset > w.Bytes() {",
+		new: "\tif offset < 0 {",
+	},
+	{
+		file: "backend/window.go", why: "peer pointers without the offset", tests: inSuite,
+		old: "\treturn p.Add(offset), nil\n}\n\n// Multicast",
+		new: "\treturn p, nil\n}\n\n// Multicast",
+	},
+	{
+		file: "backend/window.go", why: "the contiguous view without the offset", tests: inSuite,
+		old: "\treturn base.Add(offset), stride, nil",
+		new: "\treturn base, stride, nil",
+	},
+	{
+		file: "backend/window.go", why: "a rank too many", tests: inSuite,
+		old: "\tif rank < 0 || rank >= m.group.Size() {",
+		new: "\tif rank < 0 || rank > m.group.Size() {",
+	},
+	{
+		file: "backend/transfer.go", why: "blocks larger than their window", tests: inSuite,
+		old: "b.Bytes < 0 || b.Bytes > b.Window.Bytes()",
+		new: "b.Bytes < 0",
+	},
+	{
+		file: "backend/transfer.go", why: "blocks beyond their window", tests: inSuite,
+		old: "b.Offset < 0 || b.Offset > b.Window.Bytes()-b.Bytes",
+		new: "b.Offset < 0",
+	},
+	{
+		file: "backend/transfer.go", why: "blocks beyond their local allocation", tests: inSuite,
+		old: "\t\tif b.Bytes > a.Bytes()-offset {",
+		new: "\t\tif b.Bytes > a.Bytes() {",
+	},
+	{
+		file: "backend/transfer.go", why: "windows of another group", tests: inSuite,
+		old: "\t\tcase b.Window.memory != m:",
+		new: "\t\tcase false:",
+	},
+	{
+		file: "backend/transfer.go", why: "windows that were closed", tests: inSuite,
+		old: "\t\tcase b.Window.Err() != nil:",
+		new: "\t\tcase false:",
+	},
+	{
+		file: "backend/transfer.go", why: "a transfer under way is posted again", tests: inSuite,
+		old: "\tif t.refresh(); t.state == TransferInProgress {\n\t\treturn fmt.Errorf(\"posting",
+		new: "\tif t.refresh(); false {\n\t\treturn fmt.Errorf(\"posting",
+	},
+	{
+		file: "backend/transfer.go", why: "a transfer under way is closed", tests: inSuite,
+		old: "\tif t.refresh(); t.state == TransferInProgress {\n\t\treturn fmt.Errorf(\"closing",
+		new: "\tif t.refresh(); false {\n\t\treturn fmt.Errorf(\"closing",
+	},
+	{
+		file: "backend/transfer.go", why: "a recorded post counts as one under way", tests: inSuite,
+		old: "\tt.captured, t.err = s.Capturing(), nil\n",
+		new: "\tt.captured, t.err = false, nil\n",
+	},
+	{
+		file: "backend/transfer.go", why: "prepared reads write", tests: inSuite,
+		old: "\t\tcase op == Write:\n\t\t\tc.copies = append",
+		new: "\t\tcase op == Read:\n\t\t\tc.copies = append",
+	},
+	{
+		file: "backend/transfer.go", why: "only the first block of a transfer moves", tests: inSuite,
+		old: "\tfor _, b := range c.copies {\n\t\tif err := s.Copy",
+		new: "\tfor _, b := range c.copies[:min(len(c.copies), 1)] {\n\t\tif err := s.Copy",
+	},
+	{
+		file: "backend/transfer.go", why: "the end of a transfer is not recorded", tests: inSuite,
+		old: "\treturn s.Record(c.ended)\n",
+		new: "\treturn nil\n",
+	},
+	{
+		file: "backend/transfer.go", why: "streams do not wait for transfers", tests: inSuite,
+		old: "func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.ended) }",
+		new: "func (c *copyTransfer) WaitOn(s device.Stream) error   { return nil }",
+	},
+	{
+		file: "backend/transfer.go", why: "streams do not wait for a library's transfers", tests: inSuite,
+		old: "func (t *workTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(t.ended) }",
+		new: "func (t *workTransfer) WaitOn(s device.Stream) error   { return nil }",
+	},
+	{
+		file: "backend/transfer.go", why: "the error of a library's transfer is lost", tests: inSuite,
+		old: "\treturn true, t.err\n}\n\n// hostWork",
+		new: "\treturn true, nil\n}\n\n// hostWork",
+	},
+	{
+		file: "backend/transfer.go", why: "copies beyond a window", tests: inSuite,
+		old: "bytes < 0 || offset < 0 || bytes > w.Bytes()-offset",
+		new: "bytes < 0 || offset < 0",
+	},
+	{
+		file: "backend/transfer.go", why: "gets put", tests: inSuite,
+		old: "\tif op == Write {\n\t\treturn s.Copy(remote, local, bytes)",
+		new: "\tif op == Read {\n\t\treturn s.Copy(remote, local, bytes)",
+	},
+	{
+		file: "backend/transfer.go", why: "copies to closed windows", tests: inSuite,
+		old: "\tif err := errors.Join(m.Err(), w.Err()); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", op, err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/copies.go", why: "prepared copies are mistaken for others", tests: inSuite,
+		old: "\t\tif p.key == key {",
+		new: "\t\tif p.key.bytes == key.bytes && p.key.op == key.op {",
+	},
+	{
+		file: "backend/copies.go", why: "what a graph has recorded is used by others", tests: inSuite,
+		old: "\tif p.recorded {\n\t\treturn nil\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/copies.go", why: "a copy that failed is never given back", tests: inSuite,
+		old: "\tif ended || err != nil {\n\t\terr = errors.Join(err, p.owner.give(p))",
+		new: "\tif ended {\n\t\terr = errors.Join(err, p.owner.give(p))",
+	},
+	{
+		file: "backend/send.go", why: "a send does not signal", tests: inPlans,
+		old: "\treturn p.signals.SignalAll(s, p.channel)\n",
+		new: "\treturn nil\n",
+	},
+	{
+		file: "backend/send.go", why: "a send signals before it puts", tests: inPlans,
+		old: "\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.dst, c.src, c.bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.signals.SignalAll(s, p.channel)",
+		new: "\tif err := p.signals.SignalAll(s, p.channel); err != nil {\n\t\treturn err\n\t}\n\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.dst, c.src, c.bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn nil",
+	},
+	{
+		file: "backend/send.go", why: "a send over a library signals without waiting for its put", tests: inPlans,
+		old: "\t\tpart.sent = part.put == nil\n\t\tif part.sent {\n\t\t\tw.signal(part)\n\t\t\tcontinue\n\t\t}\n\t\trun, err := part.put.Start()\n\t\tif part.run = run; err != nil {\n\t\t\tw.fail(part, err)\n\t\t}",
+		new: "\t\tw.signal(part)\n\t\tif part.put != nil {\n\t\t\t_, _ = part.put.Start()\n\t\t}",
+	},
+	{
+		file: "backend/send.go", why: "sends into a channel go to the beginning of the workspace", tests: inPlans,
+		old: "w, offset = p.channel.block.window, p.channel.span.start+offset",
+		new: "w = p.channel.block.window",
+	},
+	{
+		file: "backend/send.go", why: "a plan that has failed goes on sending", tests: with(inPlans, backendTests),
+		old: "\tif w.user.dead.Load() {\n\t\treturn nothing{}, nil\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/send.go", why: "two puts to one peer", tests: with(inPlans, backendTests),
+		old: "\t\tif taken[put.Peer] {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "backend/workspace.go", why: "channels overlap", tests: with(inPlans, backendTests),
+		old: "\t\t\tb.free[i] = span{s.start + bytes, s.bytes - bytes}\n",
+		new: "\t\t\tb.free[i] = span{s.start, s.bytes - bytes}\n",
+	},
+	{
+		file: "backend/workspace.go", why: "free workspace is not joined with what is behind it", tests: with(inPlans, backendTests),
+		old: "b.free[i].start+b.free[i].bytes == b.free[i+1].start",
+		new: "false",
+	},
+	{
+		file: "backend/workspace.go", why: "channels are not cleared", tests: with(inPlans, backendTests),
+		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)\n",
+		new: "\t\t_ = p\n",
+	},
+	{
+		file: "backend/workspace.go", why: "ranks do not vote whether a channel is clear", tests: with(inPlans, backendTests),
+		old: "\tif err := m.group.Vote(ctx, \"clearing a channel\", err); err != nil {",
+		new: "\tif err != nil {",
+	},
+	{
+		file: "backend/workspace.go", why: "a channel is closed while peers use it", tests: with(inPlans, backendTests),
+		old: "\tbusy, err := m.quiesce(ctx, \"closing a channel\", false)\n",
+		new: "\tvar busy, err error\n",
+	},
+	{
+		file: "backend/workspace.go", why: "channels are not aligned", tests: with(inPlans, backendTests),
+		old: "\tneed := (bytes + channelAlign - 1) / channelAlign * channelAlign\n",
+		new: "\tneed := bytes\n",
+	},
+	{
+		file: "backend/workspace.go", why: "workspace in use is given back", tests: with(inPlans, backendTests),
+		old: "len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}",
+		new: "len(b.free) == 1",
+	},
+	{
+		file: "backend/workspace.go", why: "all channels begin where the workspace does", tests: with(inPlans, backendTests),
+		old: "\treturn c.block.window.Peer(rank, c.span.start)\n}",
+		new: "\treturn c.block.window.Peer(rank, 0)\n}",
+	},
+	{
+		file: "backend/workspace.go", why: "ranks do not vote whether all have workspace", tests: with(inPlans, backendTests),
+		old: "\tif voteErr := m.group.Vote(ctx, \"workspace\", err); voteErr != nil {",
+		new: "\tif voteErr := err; voteErr != nil {",
+	},
+	{
+		file: "backend/collective.go", why: "a library's all-reduce beyond its allocation", tests: with(onFakes, ncclTests),
+		old: "\t\tif bytes > a.Bytes()-offset {",
+		new: "\t\tif false && bytes > a.Bytes()-offset {",
+	},
+	{
+		file: "backend/collective.go", why: "a library's all-reduce at the beginning of its allocation", tests: with(onFakes, ncclTests),
+		old: "*place.window, *place.offset = w, offset",
+		new: "*place.window, *place.offset = w, 0",
+	},
+	{
+		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
+		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n",
+		new: "",
+	},
+	{
+		file: "tensor/tensor.go", why: "slices outlive their tensor", tests: inTensor,
+		old: "\tif t.closed.Load() || t.storage.freed.Load() {",
+		new: "\tif t.closed.Load() {",
+	},
+	{
+		file: "tensor/tensor.go", why: "a closed slice can be used", tests: inTensor,
+		old: "\tif t.closed.Load() || t.storage.freed.Load() {",
+		new: "\tif t.storage.freed.Load() {",
+	},
+	{
+		file: "tensor/tensor.go", why: "ranks do not compare the place of a slice", tests: inTensor,
+		old: "Shape: t.shape.String(), Offset: t.offset}",
+		new: "Shape: t.shape.String()}",
+	},
+	{
+		file: "tensor/tensor.go", why: "remote views of slices begin at the allocation", tests: inTensor,
+		old: "\tp, err := w.Peer(rank, t.offset)",
+		new: "\tp, err := w.Peer(rank, 0)",
+	},
+	{
+		file: "tensor/tensor.go", why: "local views of slices begin at the allocation", tests: inTensor,
+		old: "\treturn t.storage.alloc.Ptr().Add(t.offset)",
+		new: "\treturn t.storage.alloc.Ptr()",
+	},
+	{
+		file: "tensor/tensor.go", why: "contiguous views of slices begin at the allocation", tests: inTensor,
+		old: "\tp, stride, err := w.Contiguous(t.offset)",
+		new: "\tp, stride, err := w.Contiguous(0)",
+	},
+	{
+		file: "tensor/tensor.go", why: "contiguous views without their stride", tests: inTensor,
+		old: "\tv.strides[0] = stride / t.dtype.Bytes()\n",
+		new: "",
+	},
+	{
+		file: "tensor/tensor.go", why: "multicast pointers of slices begin at the allocation", tests: with(inTensor, nativeTests),
+		old: "\treturn w.Multicast(t.offset)",
+		new: "\treturn w.Multicast(0)",
+	},
+	{
+		file: "tensor/tensor.go", why: "peer tables of slices begin at the allocation", tests: inTensor,
+		old: "\t\tp, err := w.Peer(r, t.offset)\n\t\tif err != nil {\n\t\t\treturn 0, err\n\t\t}\n\t\twords",
+		new: "\t\tp, err := w.Peer(r, 0)\n\t\tif err != nil {\n\t\t\treturn 0, err\n\t\t}\n\t\twords",
+	},
+	{
+		file: "tensor/tensor.go", why: "peer tables are made again and again", tests: inTensor,
+		old: "\tif !t.table.IsNil() {\n\t\treturn t.table, nil\n\t}\n",
+		new: "",
+	},
+	{
+		file: "tensor/tensor.go", why: "puts to slices go to the allocation's beginning", tests: inTensor,
+		old: "backend.Write, peer, w, t.offset, src",
+		new: "backend.Write, peer, w, 0, src",
+	},
+	{
+		file: "tensor/tensor.go", why: "gets from slices come from the allocation's beginning", tests: inTensor,
+		old: "backend.Read, peer, w, t.offset, dst",
+		new: "backend.Read, peer, w, 0, dst",
+	},
+	{
+		file: "tensor/tensor.go", why: "transfers between dtypes", tests: inTensor,
+		old: "\tcase other.DType() != remote.DType():",
+		new: "\tcase false:",
+	},
+	{
+		file: "tensor/tensor.go", why: "transfers between sizes", tests: inTensor,
+		old: "\tcase other.Bytes() != remote.Bytes():",
+		new: "\tcase false:",
+	},
+	{
+		file: "tensor/tensor.go", why: "transfers between groups", tests: inTensor,
+		old: "\tcase other.Memory() != remote.Memory():",
+		new: "\tcase false:",
+	},
+	{
+		file: "tensor/tensor.go", why: "PutSignal does not signal", tests: inTensor,
+		old: "\treturn t.Signal(s, peer, channel)\n}\n\n// Get",
+		new: "\treturn nil\n}\n\n// Get",
+	},
+	{
+		file: "tensor/tensor.go", why: "slices longer than what is left", tests: inTensor,
+		old: "\tif left := t.bytes - offset*t.dtype.Bytes(); bytes > left {",
+		new: "\tif left := t.bytes; bytes > left {",
+	},
+	{
+		file: "tensor/tensor.go", why: "slices of slices begin at the allocation", tests: inTensor,
+		old: "t.offset + offset*t.dtype.Bytes(), bytes: bytes",
+		new: "offset*t.dtype.Bytes(), bytes: bytes",
+	},
+	{
+		file: "tensor/tensor.go", why: "slices have no rendezvous", tests: inTensor,
+		old: "\tsub.window.Store(t.window.Load())\n",
+		new: "",
+	},
+	{
+		file: "tensor/tensor.go", why: "a tensor whose close was refused cannot be used", tests: inTensor,
+		old: "\t\tif st.memory.Holds(st.alloc) {\n\t\t\tt.closed.Store(false)",
+		new: "\t\tif st.memory.Holds(st.alloc) {",
+	},
+	{
+		file: "tensor/tensor.go", why: "peer tables are not given back", tests: inTensor,
+		old: "\t\terr = errors.Join(err, st.memory.Device().Free(p))\n",
+		new: "",
+	},
+	{
+		file: "tensor/tensor.go", why: "a rank with a closed tensor stays away", tests: inTensor,
+		old: "\t\talloc = nil // the others may be waiting: come, and tell them\n",
+		new: "\t\treturn t.Err()\n",
+	},
+	{
+		file: "tensor/tensor.go", why: "prepared transfers go to the allocation's beginning", tests: inTensor,
+		old: "Window: w, Offset: offset, Bytes: p.Remote.Bytes()}",
+		new: "Window: w, Bytes: p.Remote.Bytes()}",
+	},
+	{
+		file: "tensor/view.go", why: "reads beyond a view", tests: inTensor,
+		old: "offset < 0 || offset > total || n > total-offset",
+		new: "offset < 0 || offset > total",
+	},
+	{
+		file: "tensor/view.go", why: "elements of another type", tests: inTensor,
+		old: "\tif dtype != v.dtype {",
+		new: "\tif false {",
+	},
+	{
+		file: "tensor/view.go", why: "views with gaps are read to the beginning", tests: inTensor,
+		old: "p.Add((from-first)*v.dtype.Bytes()), from-offset",
+		new: "p.Add((from-first)*v.dtype.Bytes()), 0",
+	},
+	{
+		file: "tensor/view.go", why: "views of closed tensors", tests: inTensor,
+		old: "\tif err := v.alive(); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", op, err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "tensor/shape.go", why: "sizes that overflow", tests: inTensor,
+		old: "over != 0 || product > math.MaxInt64",
+		new: "product > math.MaxInt64",
+	},
+	{
+		file: "tensor/shape.go", why: "a negative dimension", tests: inTensor,
+		old: "\t\tif d < 0 {",
+		new: "\t\tif d < -1 {",
+	},
+	{
+		file: "tensor/float16.go", why: "halves round ties down", tests: inTensor,
+		old: "(b+0xfff+b>>13&1)>>13",
+		new: "(b+0xfff)>>13",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "one-shot has one buffer", tests: inPlans,
+		old: "\tbuffers := k.buffers[k.epoch&1]\n",
+		new: "\tbuffers := k.buffers[0]\n",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "runs are not counted", tests: inPlans,
+		old: "\tk.epoch++\n",
+		new: "\tk.epoch |= 1\n",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "one-shot waits for nobody", tests: inPlans,
+		old: "\tif err := k.exchange(flagStart); err != nil {\n\t\treturn err\n\t}\n\tk.reduce(k.out, buffers, 0, k.elements)",
+		new: "\tk.reduce(k.out, buffers, 0, k.elements)",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "two-shot does not wait for inputs", tests: inPlans,
+		old: "\tif err := k.exchange(flagStart); err != nil {\n\t\treturn err\n\t}\n\tlo, hi",
+		new: "\tlo, hi",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "two-shot does not wait for results", tests: inPlans,
+		old: "\treturn k.exchange(flagEnd)\n",
+		new: "\treturn nil\n",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "epochs do not count in a circle", tests: inPlans,
+		old: "\t\tw := k.mine[kind][peer]\n\t\tif int32(w.Load()-k.epoch) >= 0 {",
+		new: "\t\tw := k.mine[kind][peer]\n\t\tif w.Load() >= k.epoch {",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "flags do not begin at the first epoch", tests: inPlans,
+		old: "\t\t\t\tmine.Store(firstEpoch)\n",
+		new: "",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "the last byte of each piece is not sent", tests: inPlans,
+		old: "copy(k.outs[(k.rank+i)%k.size][at*k.width:end*k.width], done)",
+		new: "copy(k.outs[(k.rank+i)%k.size][at*k.width:], done[:len(done)-1])",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "parts are too short", tests: inPlans,
+		old: "\teach = (each + line - 1) / line * line\n",
+		new: "\teach = each / line * line\n",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "start and end have one flag", tests: inPlans,
+		old: "int64(kind*l.size+writer) * flagStride",
+		new: "int64(writer) * flagStride",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "an exchange does not wait for the next rank", tests: inPlans,
+		old: "\tfor i := 1; i < k.size; i++ {\n\t\tpeer := (k.rank + i) % k.size\n\t\tw :=",
+		new: "\tfor i := 2; i < k.size; i++ {\n\t\tpeer := (k.rank + i) % k.size\n\t\tw :=",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "a wait in vain is no error", tests: with(inPlans, kills),
+		old: "\t\t\treturn &device.WaitError{Op: k.name,",
+		new: "\t\t\treturn nil\n\t\t\treturn &device.WaitError{Op: k.name,",
+	},
+	{
+		file: "kernels/host_work.go", why: "runs of graphs on two streams are not noticed", tests: inPlans,
+		old: "\t\tif w.running.Swap(true) {",
+		new: "\t\tif w.running.Load() {",
+	},
+	{
+		file: "kernels/host_work.go", why: "a run under way counts as settled", tests: inPlans,
+		old: "\tw.pending.Add(1)\n\terr",
+		new: "\terr",
+	},
+	{
+		file: "kernels/host_work.go", why: "a plan that has failed runs on", tests: with(inPlans, kills),
+		old: "\tif w.plan.failed.Load() != nil {\n\t\treturn nil // told once, by the run that failed\n\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/host_work.go", why: "a run that fails does not end the plan", tests: with(inPlans, kills),
+		old: "\t\treturn w.plan.fail(err)\n\t}\n\treturn nil\n}",
+		new: "\t\treturn err\n\t}\n\treturn nil\n}",
+	},
+	{
+		file: "kernels/plan.go", why: "ranks do not vote whether all have a plan", tests: inPlans,
+		old: "\tif err := t.Memory().Group().Vote(ctx, \"plan\", err); err != nil {",
+		new: "\tif err != nil {",
+	},
+	{
+		file: "kernels/plan.go", why: "ranks do not compare whether a plan is in place, and its first epoch", tests: inPlans,
+		old: "in place %t, first epoch %d\", p.name, inPlace, firstEpoch)",
+		new: "in place %t, first epoch %d\", p.name, false, 0)",
+	},
+	{
+		file: "kernels/plan.go", why: "outputs may overlap inputs", tests: inPlans,
+		old: "\tif !inPlace && a < b+n && b < a+n {",
+		new: "\tif false {",
+	},
+	{
+		file: "kernels/plan.go", why: "outputs of another size", tests: inPlans,
+		old: "\tcase p.out.NumElements() != p.in.NumElements():",
+		new: "\tcase false:",
+	},
+	{
+		file: "kernels/plan.go", why: "outputs of another dtype", tests: inPlans,
+		old: "\tcase p.out.DType() != p.in.DType():",
+		new: "\tcase false:",
+	},
+	{
+		file: "kernels/plan.go", why: "outputs of another group", tests: inPlans,
+		old: "\tcase p.out.Memory() != p.in.Memory():",
+		new: "\tcase false:",
+	},
+	{
+		file: "kernels/plan.go", why: "a plan runs on two streams", tests: inPlans,
+		old: "\t\tif !settled {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "kernels/plan.go", why: "a plan runs on another device's stream", tests: inPlans,
+		old: "\tif s.Device() != p.device {",
+		new: "\tif false {",
+	},
+	{
+		file: "kernels/plan.go", why: "closing a plan does not wait for the device", tests: inPlans,
+		old: "\tbusy := p.device.Synchronize(ctx)\n",
+		new: "\tvar busy error\n",
+	},
+	{
+		file: "kernels/plan.go", why: "a plan that has failed can be run", tests: with(inPlans, kills),
+		old: "\tif err := p.Err(); err != nil {\n\t\treturn err\n\t}\n\tif err := p.in",
+		new: "\tif err := p.in",
+	},
+	{
+		file: "kernels/plan.go", why: "a plan runs on a closed output", tests: inPlans,
+		old: "\tif err := p.in.Err(); err != nil || p.out == p.in {\n\t\treturn err\n\t}\n\treturn p.out.Err()",
+		new: "\treturn p.in.Err()",
+	},
+	{
+		file: "kernels/plan.go", why: "a closed plan can be run", tests: inPlans,
+		old: "\tif p.closed.Load() {\n\t\treturn fmt.Errorf(\"plan: %w\", ErrClosed)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/plan.go", why: "large workspace is never given back", tests: inPlans,
+		old: "\terr = errors.Join(err, p.in.Memory().TrimWorkspace(ctx))\n",
+		new: "",
+	},
+	{
+		file: "kernels/transfers.go", why: "small messages are sent without room", tests: inPlans,
+		old: "\t\tadd(wait(signalResults), send(signalData, 0)",
+		new: "\t\tadd(send(signalData, 0)",
+	},
+	{
+		file: "kernels/transfers.go", why: "the first lap is not waited for", tests: inPlans,
+		old: "add(fork, send(signalData, 0), wait(signalData), join)",
+		new: "add(fork, send(signalData, 0), join)",
+	},
+	{
+		file: "kernels/transfers.go", why: "the last results are not waited for", tests: inPlans,
+		old: "\tadd(join, end(signalResults))\n",
+		new: "\tadd(join)\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "laps of results are not waited for", tests: inPlans,
+		old: "\t\tif l+1 < f.laps {\n\t\t\tadd(wait(signalResults))\n\t\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/transfers.go", why: "peers have no room for the first run", tests: inPlans,
+		old: "\t\to.Granted = 1 // the peers have room for the first run\n",
+		new: "",
+	},
+	{
+		file: "kernels/transfers.go", why: "laps share a slot", tests: inPlans,
+		old: "\tindex := lap%f.slots()*writers + ",
+		new: "\tindex := 0*lap*writers + ",
+	},
+	{
+		file: "kernels/transfers.go", why: "every lap is the first", tests: inPlans,
+		old: "\tlo = min(int64(owner)*f.shard+int64(lap)*f.lap, end)\n",
+		new: "\tlo = min(int64(owner)*f.shard, end)\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "a run that was enqueued in part does not end the plan", tests: inPlans,
+		old: "\t\t\tif i > 0 && !recorded {",
+		new: "\t\t\tif false {",
+	},
+	{
+		file: "kernels/transfers.go", why: "a run by transfers counts as settled", tests: inPlans,
+		old: "\treturn s.Record(w.ended)\n",
+		new: "\treturn nil\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "the lane does not wait for the stream", tests: inPlans,
+		old: "\tcase w.lane == nil:\n\t\treturn nil\n\tcase t.kind == stepFork:",
+		new: "\tcase w.lane == nil || t.kind == stepFork:\n\t\treturn nil\n\tcase t.kind == stepFork:",
+	},
+	{
+		file: "kernels/transfers.go", why: "what fails on the lane is told there", tests: inPlans,
+		old: "\t\t\treturn w.signals.WaitAllBeside(lane, t.signal)",
+		new: "\t\t\treturn w.signals.WaitAll(lane, t.signal)",
+	},
+	{
+		file: "kernels/transfers_reduce.go", why: "the own input is not reduced", tests: inPlans,
+		old: "\t\tif r == f.rank {\n\t\t\tsrcs = append(srcs, f.plan.in",
+		new: "\t\tif false {\n\t\t\tsrcs = append(srcs, f.plan.in",
+	},
+	{
+		file: "kernels/transfers_reduce.go", why: "reductions go on after a failure", tests: inPlans,
+		old: "\tif l.plan.failed.Load() != nil {\n\t\treturn nil // told by a wait\n\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/transfers_reduce.go", why: "reductions on two streams are not noticed", tests: inPlans,
+		old: "\tif l.running.Swap(true) {",
+		new: "\tif l.running.Load() {",
+	},
+	{
+		file: "kernels/host_reduce.go", why: "the third rank is left out", tests: inPlans,
+		old: "\t\t\t\tfor _, src := range srcs[2:] {",
+		new: "\t\t\t\tfor _, src := range srcs[min(3, len(srcs)):] {",
+	},
+	{
+		file: "kernels/host_reduce.go", why: "averages are sums", tests: inPlans,
+		old: "\t\t\tif op == Avg {\n\t\t\t\taverage(a, size)\n\t\t\t}\n\t\t\tcopy(out",
+		new: "\t\t\tcopy(out",
+	},
+	{
+		file: "kernels/host_reduce.go", why: "what is left of a vector is added from one element before", tests: inPlans,
+		old: "blocks*perBlock:], x[blocks*perBlock:]",
+		new: "blocks*perBlock:], x[blocks*perBlock-1:]",
+	},
+	{
+		file: "kernels/choose.go", why: "the table of sizes has no last entry for all above", tests: with(inPlans, worldOfFive),
+		old: "min(size, len(hostOneShotBytes)-1)",
+		new: "size",
+	},
+	{
+		file: "kernels/choose.go", why: "laps are not aligned", tests: inPlans,
+		old: "\treturn false, alignUp((shard+n-1)/n, shardAlign)",
+		new: "\treturn false, (shard + n - 1) / n",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "a plan may have more blocks than run at once", tests: onFakes,
+		old: "\tif resident < f.layout.Blocks {",
+		new: "\tif false {",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "one-shot pull in place is not staged", tests: onFakes,
+		old: "\t\tcase inPlace:\n\t\t\tf.flags |= ptx.Staged\n",
+		new: "\t\tcase inPlace:\n",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "a plan goes on after a fault", tests: onFakes,
+		old: "\tif word := w.fault.Load(); word != 0 {\n\t\treturn w.decode(word)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "a launch that failed counts", tests: onFakes,
+		old: "\t\tw.enqueued.Add(^uint32(0)) // it will not run\n",
+		new: "",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "settled compares without the first epoch", tests: onFakes,
+		old: "!= w.first+w.enqueued.Load()",
+		new: "< w.enqueued.Load()",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "files of peers are not checked", tests: []stage{hostTests, worldOfTwo},
+		old: "\t\t} else if err := memfd.Check(f, each); err != nil {",
+		new: "\t\t} else if err := error(nil); err != nil {",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "ranks of other hosts are mapped", tests: []stage{hostTests, worldOfTwo},
+		old: "\t\tif rec.BootID != x.Records[0].BootID {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "peers lie one unrounded size apart", tests: []stage{hostTests, worldOfTwo},
+		old: "\treturn m.ptr.Add(int64(rank) * m.alloc.RoundedBytes()), nil",
+		new: "\treturn m.ptr.Add(int64(rank) * m.alloc.Bytes()), nil",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "the own copy has a second address", tests: []stage{hostTests, worldOfTwo},
+		old: "\tif rank == m.rank {\n\t\treturn m.alloc.ptr, nil\n\t}\n",
+		new: "",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "memory that the host has not is allocated", tests: []stage{hostTests, worldOfTwo},
+		old: "\tif available, ok := memAvailable(); ok && rounded > available {",
+		new: "\tif available, ok := memAvailable(); ok && rounded < 0*available {",
+	},
+}
