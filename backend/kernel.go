@@ -51,12 +51,20 @@ func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 	if err != nil {
 		return nil, err
 	}
+	if f, ok := f.(sharer); ok {
+		if err := f.ShareMultiprocessors(); err != nil {
+			return nil, err
+		}
+	}
 	if c.functions == nil {
 		c.functions = map[ptx.Kernel]device.Function{}
 	}
 	c.functions[k] = f
 	return f, nil
 }
+
+// sharer is a kernel that can leave room for others' shared memory: all of this module's wait for peers, which may need that others run.
+type sharer interface{ ShareMultiprocessors() error }
 
 // StopWord is the address of a 32-bit word that compiled kernels read while they wait: it becomes other than 0 when a member
 // of the group is lost, or the memory closes, and they give up. Local; ErrUnsupported on a device without such words.

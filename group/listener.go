@@ -275,12 +275,16 @@ func (l *boundedListener) noteFullLocked(err error) {
 	}
 }
 
-// tooManyFiles says that connections were refused because this process may open no further file, or gives nil.
+// tooManyFiles says that connections were refused, or could not even be taken to be refused, because this process may open no further
+// file, or gives nil.
 func (l *boundedListener) tooManyFiles() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.full == nil || l.refused == 0 {
+	switch {
+	case l.full == nil:
 		return nil
+	case l.refused == 0:
+		return fmt.Errorf("the rendezvous service could not take connections: %w", l.full)
 	}
 	return fmt.Errorf("the rendezvous service turned %d connections away: %w", l.refused, l.full)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels/ptx"
 )
 
 // TestSignalsLoadNothing: what signals, waits and barriers need is loaded by the first rendezvous, and for further groups not again:
@@ -81,6 +82,9 @@ func TestSignalsLoadNothing(t *testing.T) {
 	defer m.Mu.Unlock()
 	assert.Positive(t, m.counts[fmt.Sprint("cuModuleLoadDataEx", 0)])
 	require.Positive(t, m.counts[fmt.Sprint("cuFuncLoad", 0)], "a driver that loads at the first launch is told to load")
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+		assert.Contains(t, m.Sharing, k.Name, "kernels with shared memory find a place beside it while it waits")
+	}
 }
 
 // TestKernelsAreLoadedOnce: a sub-group's memory, too, finds the kernels that its device has loaded.

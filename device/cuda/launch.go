@@ -69,6 +69,19 @@ func (f *Function) allowShared(sharedBytes int) error {
 	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, FuncMaxDynamicSharedBytes, most))
 }
 
+// ShareMultiprocessors makes the kernel leave the most of each multiprocessor's shared memory to others, and the least to its cache. It is for
+// kernels that stay for long and wait: what a multiprocessor has is divided anew only when nothing runs on it, so where a kernel that
+// needs no shared memory has come first, others that need some, as most large ones do, would not start before it has ended, on
+// any multiprocessor that has a block of it.
+func (f *Function) ShareMultiprocessors() error {
+	if err := f.module.begin("ShareMultiprocessors"); err != nil {
+		return err
+	}
+	defer f.module.end()
+	drv := f.module.dev.drv
+	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, FuncSharedCarveout, 100))
+}
+
 // MaxBlocks is how many blocks of that many threads, each with sharedBytes of dynamic shared memory, the whole GPU runs at the
 // same time, if nothing else runs on it.
 func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {

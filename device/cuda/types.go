@@ -341,6 +341,7 @@ const (
 	FuncLocalBytes            FuncAttribute = 3
 	FuncRegisters             FuncAttribute = 4
 	FuncMaxDynamicSharedBytes FuncAttribute = 8
+	FuncSharedCarveout        FuncAttribute = 9 // percent of the most shared memory that a multiprocessor has; a preference
 )
 
 // JITOption is a CUjit_option.

@@ -2,6 +2,7 @@ package suite
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -267,7 +268,20 @@ func (t *twoOfThem) aroundBarrier(ctx context.Context, e *Env, between time.Dura
 	if err != nil {
 		return err
 	}
-	plans := func() error { return errors.Join(t.pa.Run(t.s1), t.pb.Run(t.s2)) }
+	user, done, err := usersKernel(e)
+	if err != nil {
+		return err
+	}
+	plans := func() error {
+		if err := errors.Join(t.pa.Run(t.s1), t.pb.Run(t.s2)); err != nil || user == nil {
+			return err
+		}
+		time.Sleep(between)
+		if err := errors.Join(user.Launch(s3), s3.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("a kernel with shared memory beside two plans that wait: %w", err)
+		}
+		return nil
+	}
 	barrier := func() error { return t.a.in.Barrier(s3, 2) }
 	first, second := plans, barrier
 	if t.odd {
@@ -277,7 +291,49 @@ func (t *twoOfThem) aroundBarrier(ctx context.Context, e *Env, between time.Dura
 		return err
 	}
 	time.Sleep(between)
-	return errors.Join(second(), s3.Synchronize(ctx), s3.Close())
+	return errors.Join(second(), s3.Synchronize(ctx), t.s1.Synchronize(ctx), t.s2.Synchronize(ctx), done(), s3.Close())
+}
+
+// sharedPTX is a kernel as users have them: it needs more shared memory than a multiprocessor gives kernels that need none.
+const sharedPTX = `.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry shared(.param .align 8 .b8 param[8]) {
+	.shared .align 16 .b8 memory[40960];
+	.reg .b32 %r;
+	.reg .b64 %a;
+	mov.u32 %r, 1;
+	st.shared.u32 [memory], %r;
+	ld.shared.u32 %r, [memory];
+	ld.param.u64 %a, [param];
+	st.global.u32 [%a], %r;
+	ret;
+}
+`
+
+// usersKernel prepares that kernel, or gives nil on a device that runs no compiled kernels.
+func usersKernel(e *Env) (device.PreparedLaunch, func() error, error) {
+	loader, ok := e.R.Device().(device.KernelLoader)
+	if !ok {
+		return nil, func() error { return nil }, nil
+	}
+	word, free, err := private(e, 4)
+	if err != nil {
+		return nil, nil, err
+	}
+	module, err := loader.LoadModule([]byte(sharedPTX))
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := module.Function("shared")
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := f.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{32}, Params: binary.LittleEndian.AppendUint64(nil, uint64(word))})
+	if err != nil {
+		return nil, nil, err
+	}
+	return l, func() error { return errors.Join(l.Close(), module.Close(), free()) }, nil
 }
 
 // fullSizeGraphCase does so in branches of a graph.

@@ -35,6 +35,8 @@ type GPUs struct {
 	Streams map[cuda.StreamHandle]int
 	// Modules is how many are loaded.
 	Modules int
+	// Sharing are the kernels that leave a multiprocessor's shared memory to others.
+	Sharing []string
 
 	stacks     map[int][]int // the GPUs of the contexts that were pushed, by the thread's id
 	latest     cuda.StreamHandle

@@ -50,6 +50,14 @@ func (g *GPUs) kernels(d *cuda.Driver) {
 			return cuda.Success
 		})
 	}
+	d.FuncSetAttribute = func(f cuda.FunctionHandle, a cuda.FuncAttribute, value int32) cuda.Result {
+		return g.Do("cuFuncSetAttribute", func(int) cuda.Result {
+			if a == cuda.FuncSharedCarveout && value == 100 {
+				g.Sharing = append(g.Sharing, g.functions[f-1])
+			}
+			return cuda.Success
+		})
+	}
 	d.LaunchKernelEx = func(c *cuda.LaunchConfig, f cuda.FunctionHandle, params, _ *unsafe.Pointer) cuda.Result {
 		var name string
 		var gpu int
