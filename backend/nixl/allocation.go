@@ -63,12 +63,6 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	}
 	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad}
 	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
-		if b.node.memory == nixl.VRAM {
-			// The module of UCX that watches the driver's allocations (libucm_cuda.so) needs the toolkit's runtime library. Without it UCX may
-			// take memory that it did not see for the CPU's (seen with nixl-cu12 1.5.1 where libcudart.so.12 is missing).
-			err = fmt.Errorf("%w (if UCX says that the memory is detected as host: install the runtime library of UCX's CUDA, as "+
-				"nvidia-cuda-runtime-cu12 has it, or set UCX_MEMTYPE_CACHE=n)", err)
-		}
 		return nil, errors.Join(err, b.device.Free(p))
 	}
 	return a, nil

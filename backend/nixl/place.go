@@ -152,6 +152,11 @@ func try(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool, e
 		return false, err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
+	if d.Kind() == device.CUDA {
+		if err := checkHooks(lib); err != nil {
+			return false, err
+		}
+	}
 	return on.reach == reachNothing, tryMemory(lib, a, d)
 }
 
