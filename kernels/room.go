@@ -80,6 +80,11 @@ func (t *tenant) move(s device.Stream) error {
 	if last := t.stream.Load(); last != nil && *last == s {
 		return nil
 	}
+	return t.settle(s)
+}
+
+// settle is move for a stream that the plan was not on before. It is apart because it allocates.
+func (t *tenant) settle(s device.Stream) error {
 	tenants.Lock()
 	defer tenants.Unlock()
 	all := tenants.of[t.device]
