@@ -114,7 +114,7 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 		}
 		// What kept one rank from sending may be that another one could not receive, which knows why.
 		_, why := g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, x.failed())
-		return nil, errors.Join(err, why)
+		return nil, errors.Join(why, err) // the cause first
 	}
 	files, err := x.collect(ctx)
 	if _, err = g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, err); err != nil {
