@@ -251,7 +251,8 @@ func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 			complain("rank %d blames what the ranks asked for, in %s: %s", w.rank, e.In, e.Error)
 		}
 		// While ranks join, one that rank 0 has taken in can only know which others it has not.
-		joining := f.victim == 0 && e.In == "join" && f.call != nil && f.call.name == "accept4" && len(e.Names) > 0
+		refusing := f.files > 0 || f.call != nil && f.call.name == "accept4"
+		joining := f.victim == 0 && e.In == "join" && refusing && len(e.Names) > 0
 		names := slices.Contains(e.Names, f.victim) || f.victim == 0 && e.Connect || joining
 		if !names {
 			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
