@@ -75,7 +75,7 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 		if errors.Is(err, errAttempt) { // the service may be busy with many others: more patience, so that it is not asked in vain
 			bound = min(2*bound, longestAttempt*s.limits.attempt)
 		}
-		if last == nil || ctx.Err() == nil { // the attempt that the context cut short says the least
+		if last == nil || !cutShort(ctx) { // the attempt that the context cut short says the least
 			last = err
 		}
 		s.logger.Debug("connecting to the rendezvous service", "address", o.Addr, "attempt", attempts, "error", err)
@@ -88,6 +88,13 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 		}
 		backoff = min(2*backoff, lastBackoff)
 	}
+}
+
+// cutShort reports whether the context has ended, or is about to: what has its deadline ends a moment before it.
+func cutShort(ctx context.Context) bool {
+	const moment = 20 * time.Millisecond
+	deadline, bounded := ctx.Deadline()
+	return ctx.Err() != nil || bounded && time.Until(deadline) < moment
 }
 
 // errAttempt is the end of an attempt whose time was over.

@@ -731,11 +731,11 @@ func TestRegisterParts(t *testing.T) {
 				return err
 			}
 			// One rank brings another allocation than it brought with the first: there is nothing to share.
-			third, err := part([]device.Ptr{base, other}[g.Rank()].Add(8*granule), 100)
-			if err == nil {
+			if _, err := part([]device.Ptr{base, other}[g.Rank()].Add(8*granule), 100); err == nil {
 				return errors.New("one rank shares a registration, and the other has none")
 			}
-			if third, err = part(other.Add(8*granule), 100); err != nil {
+			third, err := part(other.Add(8*granule), 100)
+			if err != nil {
 				return err
 			}
 			if want := int64(20 * granule); b.world.heap.registered != want {
