@@ -208,7 +208,7 @@ func TestSlowLink(t *testing.T) {
 
 // TestManyWithData gathers 10 KB from each of many ranks, so that everybody gets all of it at the same time.
 func TestManyWithData(t *testing.T) {
-	n, liveness := 100, 500*time.Millisecond
+	n, liveness := 100, 5*time.Second
 	if os.Getenv("SYMMEM_TEST_LARGE") != "" {
 		n, liveness = 500, DefaultLivenessTimeout
 	}
