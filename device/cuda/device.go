@@ -72,6 +72,8 @@ type Device struct {
 	cells      []*faultCell     // not in use at the moment
 	faultPages []unsafe.Pointer // pinned memory of fault cells
 
+	making sync.Mutex // held while a stream is made, and while none may get work
+
 	mu       sync.Mutex
 	streams  map[*Stream]struct{}
 	events   map[*Event]struct{}
@@ -86,6 +88,8 @@ type Device struct {
 	progress []*progress              // not in use at the moment
 	marks    []EventHandle            // events for waiting, not in use at the moment
 	kept     []EventHandle            // events that order graphs
+	retired  []retired                // memory that was freed while streams had work
+	reaping  bool                     // a goroutine frees it when they have none
 }
 
 // limits are the attributes of the GPU that arguments are checked against.
@@ -478,7 +482,7 @@ func (d *Device) close() error {
 	left := len(d.streams)
 	d.streams = map[*Stream]struct{}{}
 	events, graphs, modules, faults, stops := d.events, d.graphs, d.modules, d.faults, d.stops
-	allocs, marks := d.allocs, append(d.marks, d.kept...)
+	allocs, retired, marks := d.allocs, d.retired, append(d.marks, d.kept...)
 	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
 	d.allocs = map[device.Ptr]int64{}
@@ -487,7 +491,7 @@ func (d *Device) close() error {
 	pages = append(pages, d.faultPages...)
 	d.faultPages, d.cells = nil, nil
 	d.faultMu.Unlock()
-	d.marks, d.kept, d.bytes, d.pages, d.progress = nil, nil, 0, nil, nil
+	d.marks, d.kept, d.bytes, d.pages, d.progress, d.retired = nil, nil, 0, nil, nil, nil
 	d.mu.Unlock()
 	idle = idle && left == 0
 
@@ -508,13 +512,16 @@ func (d *Device) close() error {
 				note(m.destroy())
 			}
 			for f := range faults {
-				note(f.destroy())
+				note(f.destroy(d.give))
 			}
 			for w := range stops {
-				note(w.destroy())
+				note(w.destroy(d.give))
 			}
 			for p := range allocs {
 				note(d.drv.Check("cuMemFree", d.drv.MemFree(p)))
+			}
+			for _, r := range retired {
+				note(d.give(r))
 			}
 			for _, p := range pages {
 				note(d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(p)))

@@ -150,11 +150,11 @@ func (f *FaultWord) Close() error {
 		return closed(call, "fault word")
 	}
 	d.settle(f)
-	return f.destroy()
+	return f.destroy(d.retire)
 }
 
-// destroy gives the memory back if it was not; the context is current.
-func (f *FaultWord) destroy() error {
+// destroy gives the memory to free if it was not given yet; the context is current.
+func (f *FaultWord) destroy(free func(retired) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.word == nil {
@@ -163,5 +163,5 @@ func (f *FaultWord) destroy() error {
 	f.last = atomic.LoadUint64(f.word)
 	mem := unsafe.Pointer(f.word)
 	f.word = nil
-	return f.dev.drv.Check("cuMemFreeHost", f.dev.drv.MemFreeHost(mem))
+	return free(retired{host: mem})
 }

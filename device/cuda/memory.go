@@ -19,16 +19,10 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 		return 0, err
 	}
 	defer d.unuse()
-	var p device.Ptr
-	if err := d.push(); err != nil {
-		return 0, fmt.Errorf("allocating %d bytes of GPU memory: %w", bytes, err)
+	p, err := d.allocate(bytes)
+	if errors.Is(err, device.ErrNoMemory) && d.regain() {
+		p, err = d.allocate(bytes)
 	}
-	err := d.drv.Check("cuMemAlloc", d.drv.MemAlloc(&p, uint64(bytes)))
-	var free, total uint64
-	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == Success {
-		err = fmt.Errorf("%w (%d of %d bytes are free)", err, free, total)
-	}
-	d.pop()
 	if err != nil {
 		return 0, fmt.Errorf("allocating %d bytes of GPU memory: %w", bytes, err)
 	}
@@ -46,8 +40,23 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	return p, nil
 }
 
-// Free gives back memory that Alloc gave. The driver waits for the work of the GPU first, so it should not be called while a
-// kernel waits for something that the caller has yet to do.
+// allocate asks the driver for memory.
+func (d *Device) allocate(bytes int64) (device.Ptr, error) {
+	if err := d.push(); err != nil {
+		return 0, err
+	}
+	defer d.pop()
+	var p device.Ptr
+	err := d.drv.Check("cuMemAlloc", d.drv.MemAlloc(&p, uint64(bytes)))
+	var free, total uint64
+	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == Success {
+		err = fmt.Errorf("%w (%d of %d bytes are free)", err, free, total)
+	}
+	return p, err
+}
+
+// Free gives back memory that Alloc gave, and does not wait: while streams have work, which may use the memory, the device keeps it,
+// and frees it when they have none.
 func (d *Device) Free(p device.Ptr) error {
 	const call = "Free"
 	if err := d.enter(call); err != nil {
@@ -64,7 +73,7 @@ func (d *Device) Free(p device.Ptr) error {
 	if !ok {
 		return errs.Invalid(call, "p", p, "an address that Alloc gave and that was not freed yet")
 	}
-	if err := d.drv.Check("cuMemFree", d.drv.MemFree(p)); err != nil {
+	if err := d.retire(retired{ptr: p}); err != nil {
 		return fmt.Errorf("freeing the GPU memory at %v: %w", p, err)
 	}
 	return nil

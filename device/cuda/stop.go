@@ -63,11 +63,11 @@ func (w *StopWord) Close() error {
 	if !open {
 		return closed(call, "stop word")
 	}
-	return w.destroy()
+	return w.destroy(d.retire)
 }
 
-// destroy gives the memory back if it was not; the context is current.
-func (w *StopWord) destroy() error {
+// destroy gives the memory to free if it was not given yet; the context is current.
+func (w *StopWord) destroy(free func(retired) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.word == nil {
@@ -75,5 +75,5 @@ func (w *StopWord) destroy() error {
 	}
 	mem := unsafe.Pointer(w.word)
 	w.word = nil
-	return w.dev.drv.Check("cuMemFreeHost", w.dev.drv.MemFreeHost(mem))
+	return free(retired{host: mem})
 }

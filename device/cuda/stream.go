@@ -50,6 +50,8 @@ func (d *Device) NewStream() (device.Stream, error) {
 			return nil, fmt.Errorf("making a stream: %w", err)
 		}
 	}
+	d.making.Lock()
+	defer d.making.Unlock()
 	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, StreamNonBlocking)); err != nil {
 		return nil, fmt.Errorf("making a stream: %w", err)
 	}

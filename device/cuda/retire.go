@@ -1,0 +1,165 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"time"
+	"unsafe"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/futex"
+)
+
+// The driver frees memory, of the GPU and pinned memory, only when the GPU has nothing to do, and until then other calls wait for the
+// one that frees. Were it called while a stream waits for work of the CPU, or a kernel for a peer, that work could not be done:
+// the copy that it makes is such a call, and so is the launch that the peer waits for. So memory that was freed while streams have
+// work is kept, and given to the driver when they have none, with the streams locked so that they get none meanwhile.
+
+const (
+	// The pauses between two looks at whether the streams have work; they double.
+	firstRetiredLook   = time.Millisecond
+	longestRetiredLook = 50 * time.Millisecond
+	// retiredWait is how long an allocation that finds no memory waits for the streams, to have what was freed.
+	retiredWait = 5 * time.Second
+)
+
+// retired is memory that is to be freed: of the GPU, or pinned memory of the host.
+type retired struct {
+	ptr  device.Ptr // without host
+	host unsafe.Pointer
+}
+
+// retire frees the memory if no stream has work, and else keeps it until none has.
+func (d *Device) retire(r retired) error {
+	if left, err := d.whileIdle(func() error { return d.give(r) }); !left {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retired = append(d.retired, r)
+	if !d.reaping {
+		d.reaping = true
+		go d.reap()
+	}
+	return nil
+}
+
+// give gives memory to the driver; the context is current.
+func (d *Device) give(r retired) error {
+	if r.host != nil {
+		return d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(r.host))
+	}
+	return d.drv.Check("cuMemFree", d.drv.MemFree(r.ptr))
+}
+
+// whileIdle calls f if no stream has work, and sees to it that none gets any meanwhile; else busy is true. The context is current.
+func (d *Device) whileIdle(f func() error) (busy bool, err error) {
+	if !d.making.TryLock() {
+		return true, nil
+	}
+	defer d.making.Unlock()
+	var locked []*Stream
+	defer func() {
+		for _, s := range locked {
+			s.mu.Unlock()
+		}
+	}()
+	for _, s := range d.openStreams() {
+		if !s.mu.TryLock() {
+			return true, nil
+		}
+		locked = append(locked, s)
+		if !s.idle() {
+			return true, nil
+		}
+	}
+	return false, f()
+}
+
+// idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have
+// work from before. One that was given back with work in it is never idle. A context that is lost has no work.
+func (s *Stream) idle() bool {
+	r := Success
+	switch {
+	case s.recording() != nil:
+		if s.before != 0 {
+			r = s.dev.drv.EventQuery(s.before)
+		}
+	case s.handle == 0:
+		s.dev.mu.Lock()
+		_, works := s.dev.streams[s]
+		s.dev.mu.Unlock()
+		return !works
+	default:
+		r = s.dev.drv.StreamQuery(s.handle)
+	}
+	return r != NotReady
+}
+
+// reap gives retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,
+// which frees it itself.
+func (d *Device) reap() {
+	pause := firstRetiredLook
+	for {
+		futex.Doze(pause)
+		pause = min(2*pause, longestRetiredLook)
+		if d.use("Free") != nil {
+			return
+		}
+		d.reapOnce()
+		d.mu.Lock()
+		d.reaping = len(d.retired) > 0
+		more := d.reaping
+		d.mu.Unlock()
+		d.unuse()
+		if !more {
+			return
+		}
+	}
+}
+
+// reapOnce frees what is retired if no stream has work.
+func (d *Device) reapOnce() {
+	if err := d.push(); err != nil {
+		d.log.Debug("the context for freeing memory cannot be made current", "error", err)
+		return
+	}
+	defer d.pop()
+	_, err := d.whileIdle(func() error {
+		d.mu.Lock()
+		all := d.retired
+		d.retired = nil
+		d.mu.Unlock()
+		var failed []error
+		for _, r := range all {
+			failed = append(failed, d.give(r))
+		}
+		return errors.Join(failed...)
+	})
+	if err != nil {
+		d.log.Warn("memory that was freed while the GPU had work could not be given back", "error", err)
+	}
+}
+
+// holdsRetired reports whether anything is retired.
+func (d *Device) holdsRetired() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.retired) > 0
+}
+
+// regain waits for the streams' present work, for no longer than retiredWait, so that what is retired is freed, and reports whether
+// anything was.
+func (d *Device) regain() bool {
+	if !d.holdsRetired() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), min(retiredWait, d.waitTimeout))
+	defer cancel()
+	for d.Synchronize(ctx) == nil {
+		if d.reapOnce(); !d.holdsRetired() {
+			return true
+		}
+	}
+	return false
+}

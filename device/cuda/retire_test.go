@@ -1,0 +1,181 @@
+package cuda_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+)
+
+// heldCopy is work of the CPU that copies by the driver's calls before it ends, as libraries do; not before it may.
+type heldCopy struct {
+	d   *cuda.Device
+	to  device.Ptr
+	may atomic.Bool
+}
+
+func (c *heldCopy) Start() (device.HostProgress, error) { return c, nil }
+func (c *heldCopy) Poll() (bool, error) {
+	if !c.may.Load() {
+		return false, nil
+	}
+	return true, c.d.CopyFromHost(c.to, make([]byte, 64))
+}
+
+// Freeing while a stream waits for work of the CPU holds up neither the caller nor that work, eager and in a graph. A driver's cuMemFree
+// waits for the stream, and the copy for the cuMemFree.
+func TestFreeWhileStreamsHaveWork(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+			s, other := newStream(t, d), newStream(t, d)
+			work := &heldCopy{d: d, to: alloc(t, d, 64)}
+			p := alloc(t, d, 3<<20)
+			stop, err := d.NewStopWord()
+			require.NoError(t, err)
+			fault := newFault(t, d)
+			if graph {
+				require.NoError(t, s.BeginCapture())
+			}
+			require.NoError(t, s.HostWork(work))
+			if graph {
+				g, err := s.EndCapture()
+				require.NoError(t, err)
+				require.NoError(t, g.Launch(s))
+			}
+			freed := make(chan error, 3)
+			go func() {
+				time.Sleep(20 * time.Millisecond) // the GPU is in the wait
+				freed <- d.Free(p)
+				freed <- stop.Close()
+				freed <- fault.Close()
+			}()
+			for range 3 {
+				select {
+				case err := <-freed:
+					require.NoError(t, err)
+				case <-time.After(10 * time.Second):
+					work.may.Store(true)
+					require.FailNow(t, "freeing waits for the stream")
+				}
+			}
+			require.ErrorIs(t, d.Free(p), device.ErrInvalid, "a second Free")
+			assert.NotEqual(t, p, alloc(t, d, 3<<20), "memory that the stream may use was given out again")
+			// Others go on meanwhile.
+			require.NoError(t, other.HostFunc(func() {}))
+			synchronize(t, other)
+			work.may.Store(true)
+			synchronize(t, s)
+		})
+	}
+}
+
+// What was freed while streams had work goes to the driver when they have none, and not before.
+func TestFreedMemoryGoesBack(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	holds := func(p device.Ptr) bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.find(p, 1) != nil
+	}
+	gone := func(p device.Ptr) func() bool { return func() bool { return !holds(p) } }
+
+	p := alloc(t, d, 100)
+	require.NoError(t, d.Free(p))
+	assert.False(t, holds(p), "without work it goes back at once")
+
+	s := newStream(t, d)
+	work := &heldCopy{d: d, to: alloc(t, d, 64)}
+	p = alloc(t, d, 100)
+	stop, err := d.NewStopWord()
+	require.NoError(t, err)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, d.Free(p))
+	require.NoError(t, stop.Close())
+	time.Sleep(30 * time.Millisecond) // several looks
+	assert.True(t, holds(p), "memory was freed that a stream may use")
+	assert.True(t, holds(stop.Ptr()), "a stop word was freed that a stream may use")
+	work.may.Store(true)
+	synchronize(t, s)
+	require.Eventually(t, gone(p), patience, time.Millisecond)
+	require.Eventually(t, gone(stop.Ptr()), patience, time.Millisecond)
+
+	// And again, by another goroutine than the first time.
+	work.may.Store(false)
+	p = alloc(t, d, 100)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, d.Free(p))
+	work.may.Store(true)
+	synchronize(t, s)
+	require.Eventually(t, gone(p), patience, time.Millisecond)
+
+	// What a capture has recorded does not keep memory; what its stream had before does.
+	work.may.Store(false)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, s.BeginCapture())
+	p = alloc(t, d, 100)
+	require.NoError(t, d.Free(p))
+	assert.True(t, holds(p), "memory was freed that work before the capture may use")
+	work.may.Store(true)
+	require.Eventually(t, gone(p), patience, time.Millisecond)
+	g, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+}
+
+// An allocation that finds no memory waits for what was freed.
+func TestAllocWaitsForFreedMemory(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	s := newStream(t, d)
+	work := &heldCopy{d: d, to: alloc(t, d, 64)}
+	p := alloc(t, d, 100)
+	require.NoError(t, s.HostWork(work))
+	require.NoError(t, d.Free(p))
+	f.failing("cuMemAlloc_v2", cuda.OutOfMemory)
+	got := make(chan error, 1)
+	go func() {
+		q, err := d.Alloc(100)
+		if err == nil {
+			err = d.Free(q)
+		}
+		got <- err
+	}()
+	time.Sleep(20 * time.Millisecond)
+	select {
+	case err := <-got:
+		require.FailNow(t, "the allocation did not wait", "%v", err)
+	default:
+	}
+	f.failing("cuMemAlloc_v2", cuda.Success)
+	work.may.Store(true)
+	require.NoError(t, <-got)
+
+	// With nothing to wait for it fails at once.
+	synchronize(t, s)
+	f.failing("cuMemAlloc_v2", cuda.OutOfMemory)
+	_, err := d.Alloc(100)
+	require.ErrorIs(t, err, device.ErrNoMemory)
+	f.failing("cuMemAlloc_v2", cuda.Success)
+}
+
+// A device that is closed while it keeps such memory gives it back.
+func TestCloseGivesFreedMemoryBack(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+		s := newStream(t, d)
+		work := &heldCopy{d: d, to: alloc(t, d, 64)}
+		p := alloc(t, d, 100)
+		require.NoError(t, s.HostWork(work))
+		require.NoError(t, d.Free(p))
+		go func() {
+			time.Sleep(20 * time.Millisecond)
+			work.may.Store(true)
+		}()
+		_ = d.Close() // the copy may find the device closed
+	})
+}
