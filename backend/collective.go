@@ -18,9 +18,9 @@ type AllReducer interface {
 type AllReduce struct {
 	// Name is the library's form: "nccl", "nccl_symmetric", "nvshmem".
 	Name string
-	// In and Out are the windows of the input and of the output, which may be one.
-	In, Out *Window
-	// InOffset and OutOffset are the places of the first elements, in bytes from the windows' beginnings.
+	// In and Out are the allocations of the input and of the output, which may be one. Both have had their rendezvous.
+	In, Out Allocation
+	// InOffset and OutOffset are the places of the first elements, in bytes from the allocations' beginnings.
 	InOffset, OutOffset int64
 	// Count is the number of elements, at least 1.
 	Count int64
@@ -46,7 +46,7 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out devi
 	r := &AllReduce{Name: name, Count: count, DType: dtype, Op: op}
 	for _, place := range []struct {
 		p      device.Ptr
-		window **Window
+		alloc  *Allocation
 		offset *int64
 	}{{in, &r.In, &r.InOffset}, {out, &r.Out, &r.OutOffset}} {
 		a, w, offset, err := m.Find(place.p)
@@ -59,7 +59,7 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out devi
 		if bytes > a.Bytes()-offset {
 			return nil, fmt.Errorf("%d bytes at %s do not fit into their allocation: %w", bytes, place.p, ErrInvalid)
 		}
-		*place.window, *place.offset = w, offset
+		*place.alloc, *place.offset = a, offset
 	}
 	m.collective.Lock()
 	defer m.collective.Unlock()

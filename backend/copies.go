@@ -48,8 +48,8 @@ type preparedCopy struct {
 func (c *copies) enqueue(s device.Stream, b Transferrer, local *entry, key copyKey) error {
 	p := c.take(local, key)
 	if p == nil {
-		block := TransferBlock{Local: key.local, Window: key.window, Offset: key.offset, Bytes: key.bytes}
-		work, err := b.PrepareTransfer(key.op, key.peer, []TransferBlock{block})
+		block := Block{Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
+		work, err := b.PrepareTransfer(key.op, key.peer, []Block{block})
 		if err != nil {
 			return fmt.Errorf("%s of rank %d: %w", key.op, key.peer, err)
 		}

@@ -68,7 +68,15 @@ func (s TransferState) String() string {
 type Transferrer interface {
 	// PrepareTransfer makes what moving the blocks takes. They were checked: none is empty, and each is inside symmetric memory on
 	// both sides, of which the remote one is that of another rank. Local.
-	PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock) (PreparedTransfer, error)
+	PrepareTransfer(op TransferOp, peer int, blocks []Block) (PreparedTransfer, error)
+}
+
+// Block is one piece of a transfer as a backend gets it: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
+type Block struct {
+	Local  device.Ptr
+	Remote Mapping
+	Offset int64
+	Bytes  int64
 }
 
 // PreparedTransfer is a transfer as a backend knows it: work that the CPU does for a stream. A run has ended when the data is
@@ -394,11 +402,16 @@ type workTransfer struct {
 }
 
 func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
-	blocks = slices.DeleteFunc(slices.Clone(blocks), func(b TransferBlock) bool { return b.Bytes == 0 })
-	if len(blocks) == 0 {
+	var pieces []Block
+	for _, x := range blocks {
+		if x.Bytes > 0 {
+			pieces = append(pieces, Block{Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
+		}
+	}
+	if len(pieces) == 0 {
 		return newCopyTransfer(m.device, op, peer, nil)
 	}
-	work, err := b.PrepareTransfer(op, peer, blocks)
+	work, err := b.PrepareTransfer(op, peer, pieces)
 	if err != nil {
 		return nil, err
 	}

@@ -301,7 +301,7 @@ func (b *sickly) Quiesce(ctx context.Context) error {
 	return b.Quiescer.Quiesce(ctx)
 }
 
-func (b *sickly) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+func (b *sickly) PrepareTransfer(op backend.TransferOp, peer int, blocks []backend.Block) (backend.PreparedTransfer, error) {
 	t, err := b.Transferrer.PrepareTransfer(op, peer, blocks)
 	if err != nil {
 		return nil, err

@@ -110,11 +110,11 @@ type farMove struct {
 type farCopy struct{ dst, src []byte }
 
 func (f *far) PrepareTransfer(
-	op backend.TransferOp, peer int, blocks []backend.TransferBlock,
+	op backend.TransferOp, peer int, blocks []backend.Block,
 ) (backend.PreparedTransfer, error) {
 	t := &farMove{far: f}
 	for _, b := range blocks {
-		m, ok := b.Window.Mapping().(*farMapping)
+		m, ok := b.Remote.(*farMapping)
 		if !ok {
 			return nil, fmt.Errorf("a window of another backend: %w", backend.ErrInvalid)
 		}

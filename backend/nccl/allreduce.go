@@ -164,15 +164,13 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	}
 	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation}
 	for _, x := range []struct {
-		w      *backend.Window
+		from   backend.Allocation
 		offset int64
 		p      *device.Ptr
 		alloc  **allocation
 	}{{r.In, r.InOffset, &p.in, &in}, {r.Out, r.OutOffset, &p.out, &out}} {
-		if *x.p, err = x.w.Peer(b.group.Rank(), x.offset); err != nil {
-			return nil, nil, nil, err
-		}
-		a, ok := x.w.Allocation().(*allocation)
+		*x.p = x.from.Ptr().Add(x.offset)
+		a, ok := x.from.(*allocation)
 		if !ok || a.backend != b {
 			return nil, nil, nil, fmt.Errorf("memory at %s is of another backend: %w", *x.p, errs.ErrInvalid)
 		}

@@ -666,7 +666,7 @@ func TestAllReduceErrors(t *testing.T) {
 			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
 				var failed error
 				want := func(r backend.AllReduce, is error, text string) {
-					r.In, r.Out = w, w
+					r.In, r.Out = w.Allocation(), w.Allocation()
 					_, err := b.PrepareAllReduce(ctx, &r)
 					if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
 						failed = errors.Join(failed, fmt.Errorf("%+v: %w", r, err))
@@ -681,7 +681,7 @@ func TestAllReduceErrors(t *testing.T) {
 				// Places that differ are refused on both ranks by the form that cannot do with that.
 				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "sum", OutOffset: int64(64 * g.Rank())},
 					backend.ErrMismatch, "use algorithm nccl")
-				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w, Out: w, OutOffset: int64(64 * g.Rank()),
+				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w.Allocation(), Out: w.Allocation(), OutOffset: int64(64 * g.Rank()),
 					Count: 1, DType: "f32", Op: "sum"})
 				if err != nil {
 					return errors.Join(failed, err)
@@ -715,7 +715,7 @@ func TestOddPlaces(t *testing.T) {
 					for _, at := range []int64{0, 2} {
 						refused := at == 2 && version < 23003
 						for _, form := range []string{plainForm, symmetricForm} {
-							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w, InOffset: at, Out: w, OutOffset: at, Count: 8,
+							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w.Allocation(), InOffset: at, Out: w.Allocation(), OutOffset: at, Count: 8,
 								DType: "f16", Op: "sum"})
 							if refused && form == symmetricForm {
 								if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "2.30.3") {

@@ -36,13 +36,13 @@ type transfer struct {
 
 // PrepareTransfer makes the request.
 func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
-	blocks []backend.TransferBlock) (backend.PreparedTransfer, error) {
+	blocks []backend.Block) (backend.PreparedTransfer, error) {
 	t := &transfer{backend: b, op: nixl.Write, memory: b.node.memory, peer: peer}
 	if op == backend.Read {
 		t.op = nixl.Read
 	}
 	for _, blk := range blocks {
-		m, ok := blk.Window.Mapping().(*mapping)
+		m, ok := blk.Remote.(*mapping)
 		if !ok {
 			return nil, errs.Invalid("transfer", "window", "of another backend", "a window of backend "+Name)
 		}

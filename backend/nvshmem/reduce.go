@@ -39,15 +39,11 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	call, failure := w.lib.Reduction(r.DType, r.Op)
 	p.call = call
 	for _, place := range []struct {
-		window *backend.Window
+		alloc  backend.Allocation
 		offset int64
 		ptr    *device.Ptr
 	}{{r.In, r.InOffset, &p.in}, {r.Out, r.OutOffset, &p.out}} {
-		at, err := place.window.Peer(b.group.Rank(), place.offset)
-		if failure == nil {
-			failure = err
-		}
-		*place.ptr = b.inHeap(at)
+		*place.ptr = b.inHeap(place.alloc.Ptr().Add(place.offset))
 	}
 	mine := ask{Op: "a team to reduce " + r.DType + " by " + r.Op}
 	err := w.collectively(ctx, b.group, mine, failure, func(turn uint64, _ []ask) error {
