@@ -18,16 +18,6 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// The errors that callers act on, for errors.Is; the same values in every package of the module that names them.
-var (
-	ErrUnavailable = errs.ErrUnavailable // a library or device is not on this machine
-	ErrUnsupported = errs.ErrUnsupported // this backend or device cannot do it
-	ErrMismatch    = errs.ErrMismatch    // the ranks did not ask for the same thing
-	ErrPeerLost    = errs.ErrPeerLost    // another rank has died or left
-	ErrClosed      = errs.ErrClosed      // the object was closed before
-	ErrInvalid     = errs.ErrInvalid     // an argument outside of what is allowed
-)
-
 // Options are what Open takes besides settings. Nil or zero values mean the defaults.
 type Options struct {
 	// Logger takes events: which backend was chosen, each registration with address, bytes and time, leaks. Default: none are

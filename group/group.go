@@ -209,8 +209,8 @@ func (g *Group) Barrier(ctx context.Context, op string) error {
 }
 
 // Vote tells every rank whether all came through: it returns nil if every rank brought nil, else a [*VoteError] that names each
-// rank that failed with the text of its failure. On a rank that failed, errors.Is and errors.As reach its own failure too. It is
-// collective and blocks until all ranks have come.
+// rank that failed with the text of its failure, and is on every rank what any of the failures is. On a rank that failed, errors.Is
+// and errors.As reach its own failure too. It is collective and blocks until all ranks have come.
 func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
 	return err
@@ -289,7 +289,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 // subKey gives the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
 func subKey(ranks []int) string {
 	const longest = 80
-	key := foldRanks(ranks, ",")
+	key := errs.FoldRanks(ranks, ",")
 	if len(key) <= longest {
 		return key
 	}
@@ -326,12 +326,11 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCallBytes, Limit: l.callBytes}
 	}
 	if local != nil {
-		a.refused, a.refusal, a.reason, a.data = true, clip(local.Error()), conditionOf(local), nil
+		a.refused, a.refusal, a.conditions, a.data = true, clip(errs.Text(local)), errs.Codes(local), nil
 	}
 	excuse := g.excuse()
 	if excuse != nil {
-		a.excuse = clip(excuse.Error())
-		a.reason = cmp.Or(a.reason, conditionOf(excuse))
+		a.excuse, a.excuseConditions = clip(errs.Text(excuse)), errs.Codes(excuse)
 	}
 	callers := ctx
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
@@ -406,10 +405,10 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, excuse, ctxEr
 	case failMismatch:
 		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
 	case failRefused:
-		if local == nil && slices.ContainsFunc(f.failures, func(one RankFailure) bool { return one.Rank == g.rank }) {
+		if local == nil && slices.ContainsFunc(f.failures, func(one rankFailure) bool { return one.rank == g.rank }) {
 			local = excuse
 		}
-		return &VoteError{Op: op, Failures: f.failures, Local: local, reasons: f.reasons}
+		return &VoteError{Op: op, Failures: told(f.failures), Local: local}
 	case failQuota:
 		return g.failureError(op, f)
 	case failLost, failLeft, failClosed, failInvalid:

@@ -34,7 +34,7 @@ import (
 
 const (
 	protocolMagic   = "symmem"
-	protocolVersion = 2
+	protocolVersion = 3
 	modePlain       = 'P'
 	modeTLS         = 'T'
 	modeFull        = 'F' // the service's process may open no further file; the limit follows, in 8 bytes
