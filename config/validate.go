@@ -30,6 +30,10 @@ const (
 
 // problems gives all that is wrong with the values.
 func (c Config) problems() []error {
+	if missing := c.leftOut(); len(missing) > 0 {
+		return []error{errs.Advised(op, "Config", "a literal without "+strings.Join(missing, ", "), "one that Default, Load or FromViper gave, with any of its fields changed",
+			"start from config.Default(), or leave it all zero to have what Load finds")}
+	}
 	var all []error
 	refuse := func(key string, value any, allowed string) {
 		all = append(all, fmt.Errorf("%s: %w", c.Source(key), errs.Invalid(op, key, value, allowed)))
