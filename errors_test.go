@@ -191,3 +191,46 @@ func TestEveryErrorTypeIsListed(t *testing.T) {
 func internal(room string) bool {
 	return strings.HasPrefix(room, "internal/") || strings.Contains(room, "/internal/")
 }
+
+// TestAllowedListsValues: in a refused argument "allowed" lists what is allowed; what to do next is advice, which stands apart.
+func TestAllowedListsValues(t *testing.T) {
+	advice := regexp.MustCompile(`;|SYMMEM_|\b(set|unset|start|use|make|correct|import|free|close|split) `)
+	seen := 0
+	for _, room := range []string{".", "config", "group", "backend", "tensor"} {
+		entries, err := os.ReadDir(room)
+		require.NoError(t, err)
+		for _, e := range entries {
+			if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
+				continue
+			}
+			files := token.NewFileSet()
+			f, err := parser.ParseFile(files, filepath.Join(room, e.Name()), nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			ast.Inspect(f, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				of := selector(call.Fun)
+				if name, ok := call.Fun.(*ast.Ident); ok {
+					of = name.Name
+				}
+				at, ok := map[string]int{"errs.Invalid": 3, "errs.Advised": 3, "invalid": 3, "refuse": 2, "advise": 2}[of]
+				if !ok || at >= len(call.Args) {
+					return true
+				}
+				ast.Inspect(call.Args[at], func(n ast.Node) bool {
+					if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING {
+						seen++
+						if advice.MatchString(text.Value) {
+							t.Errorf("%s: %s is advice, and not what is allowed", files.Position(text.Pos()), text.Value)
+						}
+					}
+					return true
+				})
+				return true
+			})
+		}
+	}
+	require.Greater(t, seen, 40)
+}

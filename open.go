@@ -122,7 +122,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 		f := os.NewFile(uintptr(cfg.RendezvousFD), "rendezvous socket")
 		gopts.Listener, err = net.FileListener(f)
 		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, fmt.Sprintf("an inherited listening socket (%v)", err))
+			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited listening socket"), err)
 		}
 	}
 	return gopts, nil

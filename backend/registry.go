@@ -89,9 +89,8 @@ func Lookup(name string) (Factory, error) {
 	if f != nil {
 		return f, nil
 	}
-	return nil, errs.Invalid("backend", "name", fmt.Sprintf("%q", name),
-		strings.Join(append(Names(), Auto), ", ")+
-			fmt.Sprintf(" (is an import of _ %q missing?)", "github.com/symmem/symmem/backend/all"))
+	return nil, errs.Advised("backend", "name", fmt.Sprintf("%q", name), strings.Join(append(Names(), Auto), ", "),
+		fmt.Sprintf("to have all backends of this module, import _ %q", "github.com/symmem/symmem/backend/all"))
 }
 
 // Expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
@@ -114,7 +113,7 @@ func Expand(preferences []string) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("no backend is registered (is an import of _ %q missing?): %w",
+		return nil, fmt.Errorf("no backend is registered; import _ %q: %w",
 			"github.com/symmem/symmem/backend/all", ErrUnavailable)
 	}
 	return names, nil

@@ -278,8 +278,8 @@ func TestFileContent(t *testing.T) {
 		{"bool as number", "rank: true\n", "a whole decimal number"},
 		{"fraction as number", "rank: 1.5\n", "a whole decimal number"},
 		{"number as duration", "timeout: 60\n", "a duration with its unit"},
-		{"number as job", "job: 0123\n", "write a number in quotes"},
-		{"number in list", "backend: [native, 3]\n", "entry 1 is no name"},
+		{"number as job", "job: 0123\n", "a number in quotes"},
+		{"number in list", "backend: [native, 3]\n", "(entry 1 is none)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := config.Load(&config.LoadOptions{File: writeFile(t, test.content), Environ: environ()})

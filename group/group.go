@@ -249,7 +249,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 		}
 	}
 	if rank < 0 {
-		return nil, invalid("Sub", "ranks", ranks, fmt.Sprintf("ranks that contain the caller, %d; other ranks do not call", g.rank))
+		return nil, errs.Advised("Sub", "ranks", ranks, fmt.Sprintf("ranks that contain the caller, %d", g.rank), "other ranks do not call")
 	}
 	if err := g.Err(); errors.Is(err, ErrClosed) {
 		return nil, err
@@ -262,7 +262,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 	g.mu.Unlock()
 	if len(name) > maxText {
-		return nil, invalid("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes; make groups of the world, not of groups of groups", maxText))
+		return nil, errs.Advised("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes", maxText), "make groups of the world, not of groups of groups")
 	}
 
 	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
@@ -304,7 +304,7 @@ func (g *Group) take(n uint64) uint64 { return g.seq.Add(n) - n }
 // others are not left waiting.
 func (g *Group) setData(a *arrival, data []byte) error {
 	if len(data) > MaxBlob {
-		return invalid(label(a.kind, a.op), "len(data)", len(data), fmt.Sprintf("at most %d bytes a rank; split larger data", MaxBlob))
+		return errs.Advised(label(a.kind, a.op), "len(data)", len(data), fmt.Sprintf("at most %d bytes a rank", MaxBlob), "split larger data")
 	}
 	a.data = data
 	return nil
