@@ -4,7 +4,7 @@
 // [Open] joins this process to its group, picks a backend that all ranks have and gives a [Rank]. The same program runs on a
 // machine without any GPU, over shared memory, and on GPUs:
 //
-//	r, err := symmem.Open(ctx, config.Default(), nil)              // collective: group, device, backend
+//	r, err := symmem.Open(ctx, config.Config{}, nil)               // collective: group, device, backend; settings as config.Load finds them
 //	t, err := r.Empty(ctx, tensor.BFloat16, 4096, 1024)            // allocate
 //	err = t.Rendezvous(ctx)                                        // collective: every rank can now reach every other's copy
 //	p, err := t.Remote(3)                                          // a view on rank 3's memory
@@ -19,6 +19,28 @@
 // and ends at the latest with its context or after the timeout of the configuration, with an error that names the ranks that
 // did not come. When a rank dies, the others' calls end with ErrPeerLost as soon as its connection breaks, and at the latest after
 // the liveness timeout of the configuration.
+//
+// # Errors
+//
+// Conditions are values for errors.Is: [ErrUnavailable] and its kin. In a collective call in which some ranks fail, every rank gets an
+// error, and errors.Is finds the conditions of all of them on every rank, on those that failed and on those that were told. (The
+// exceptions are errors from outside of this module, such as a context's: they stay with the rank that had them.)
+//
+// Errors with values are types for errors.As:
+//
+//   - group.VoteError: some ranks failed in a step that all had to pass; group.MismatchError: the ranks did not ask for the same thing
+//   - group.PeerLostError: a rank is gone; group.MissingRanksError, group.AbandonedError: ranks did not come in time
+//   - group.ConnectError, group.RefusedError: there is no rendezvous service, or it will not have this rank
+//   - group.QuotaError, group.FileLimitError: more was asked for than the service keeps, or than files that may be open
+//   - config.ArgumentError, group.ArgumentError, device.ArgumentError, backend.ArgumentError: one type, a refused argument or setting
+//   - backend.RefusedError: no backend can be used; backend.LoadError, backend.SymbolError, backend.CallError, backend.StuckError: what
+//     a native library lacks, has answered, or has not done in time
+//   - backend.WorkspaceError, tensor.WorkspaceError: one type, there is no memory for what a plan needs; kernels.RoomError: there is
+//     no room on the device for a plan
+//   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
+//     panicked, and calls that do not go with a capture
+//   - cuda.Error, cuda.MemoryError, native.MemoryError, nccl.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a
+//     backend cannot adopt
 //
 // # Rooms
 //

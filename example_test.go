@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,6 +14,47 @@ import (
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
+
+// One rank of however many: the process finds out from its launcher who it is, and from SYMMEM_* variables and symmem.yaml what its user
+// wants. The same program runs alone, and under symmem run, torchrun, mpirun, srun and in indexed jobs of Kubernetes.
+func ExampleOpen() {
+	ctx := context.Background()
+	r, err := symmem.Open(ctx, config.Config{}, nil) // collective: group, device, backend; settings as config.Load finds them
+	if err != nil {
+		log.Fatal(err)
+	}
+	t, err := r.Empty(ctx, tensor.Float32, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := t.Rendezvous(ctx); err != nil { // collective: every rank can now reach every other's copy
+		log.Fatal(err)
+	}
+	if err := tensor.Write(t.Local(), []float32{1, 2, 3}, 0); err != nil {
+		log.Fatal(err)
+	}
+	plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil) // collective, once
+	if err != nil {
+		log.Fatal(err)
+	}
+	stream, err := r.NewStream()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := errors.Join(plan.Run(stream), stream.Synchronize(ctx)); err != nil {
+		log.Fatal(err)
+	}
+	sums, err := tensor.ReadAll[float32](t.Local())
+	if err != nil {
+		log.Fatal(err)
+	}
+	ranks := float32(r.WorldSize())
+	fmt.Println(slices.Equal(sums, []float32{ranks, 2 * ranks, 3 * ranks}))
+	if err := errors.Join(plan.Close(ctx), stream.Close(), t.Close(ctx), r.Close(ctx)); err != nil {
+		log.Fatal(err)
+	}
+	// Output: true
+}
 
 // Four ranks as goroutines of one process add up a tensor. Ranks that are processes use [symmem.Open] instead, and the rest
 // is the same.

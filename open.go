@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,25 +19,29 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// The errors that callers act on, for errors.Is; the same values in every package of the module that names them.
-var (
-	ErrUnavailable = errs.ErrUnavailable // a library or device is not on this machine
-	ErrUnsupported = errs.ErrUnsupported // this backend or device cannot do it
-	ErrMismatch    = errs.ErrMismatch    // the ranks did not ask for the same thing
-	ErrPeerLost    = errs.ErrPeerLost    // another rank has died or left
-	ErrClosed      = errs.ErrClosed      // the object was closed before
-	ErrInvalid     = errs.ErrInvalid     // an argument outside of what is allowed
-)
-
 // Options are what Open takes besides settings. Nil or zero values mean the defaults.
 type Options struct {
 	// Logger takes events: which backend was chosen, each registration with address, bytes and time, leaks. Default: none are
 	// logged, unless the configuration has a log level; then they go to the standard error as text.
 	Logger *slog.Logger
-	// Getenv reads the environment that the launcher set; default os.Getenv.
-	Getenv func(string) string
+	// Environ gives the environment as "NAME=value", the last of two of one name: the variables of the launcher, of the settings where
+	// the Config is zero, and of native libraries. Default: os.Environ.
+	Environ func() []string
 	// BootID pretends that this rank is on another machine, for tests of what cannot be shared between hosts.
 	BootID string
+}
+
+// getenv gives the value of a variable, "" if it is not set.
+func (o *Options) getenv() func(string) string {
+	if o.Environ == nil {
+		return os.Getenv
+	}
+	vars := map[string]string{}
+	for _, entry := range o.Environ() {
+		name, value, _ := strings.Cut(entry, "=")
+		vars[name] = value
+	}
+	return func(name string) string { return vars[name] }
 }
 
 func (o *Options) logger(cfg config.Config) *slog.Logger {
@@ -49,10 +54,30 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// Open joins this process to its group as one rank, and opens a device and a backend for it. Rank, world size and the place
-// to meet come from cfg or, where it leaves them open, from the launcher; a process that no launcher started is a world of
-// one rank. The ranks pick the first backend of cfg.Backend that all of them can use. Collective: it blocks until all ranks
-// have come, at most until ctx ends or for cfg.Timeout, and either gives every rank its Rank or fails on all. Close the Rank.
+// Open joins this process to its group as one rank, and opens a device and a backend for it. The ranks pick the first backend of the
+// setting backend that all of them can use. Collective: it blocks until all ranks have come, at most until ctx ends or for the setting
+// timeout, and either gives every rank its Rank or fails on all. Close the Rank.
+//
+// # Settings
+//
+// The zero Config stands for all that the user of the program has set: the SYMMEM_* variables, then symmem.yaml or the file that
+// SYMMEM_CONFIG names, then the defaults, as [config.Load] finds them. Load them yourself to add flags or values of the program.
+// With any other Config, which comes from config.Load, config.FromViper or config.Default, each setting is what cfg says, and
+// neither a variable nor a file is read for it. A Config of which only some fields were set is refused.
+//
+// # The place of this process
+//
+// Who this process is, the launcher knows, whichever Config is given. Each of Rank, WorldSize, LocalRank, LocalWorldSize, Launcher,
+// RendezvousAddr, Job and Restart that cfg leaves open (-1, 0 or "") comes from its variable (SYMMEM_RANK and so on) or else from
+// torchrun, mpirun, srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so
+// are the Token ("", then SYMMEM_TOKEN) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that
+// nothing has started is a world of one rank. Several ranks on one host need no token; ranks on several hosts need one.
+//
+// # Errors
+//
+// ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed.
+// fs.ErrNotExist: a file that was asked for is not there. group.ConnectError, group.RefusedError, group.MissingRanksError: the
+// ranks did not meet. ErrMismatch: they do not ask for the same. ErrUnavailable, with a backend.RefusedError: no backend can be used.
 func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) {
 	if err := errs.Given("Open", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -60,7 +85,8 @@ func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) 
 	if opts == nil {
 		opts = &Options{}
 	}
-	if err := cfg.Validate(); err != nil {
+	cfg, err := config.Resolve(cfg, opts.Environ)
+	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: %w", err)
 	}
 	log := opts.logger(cfg)
@@ -77,11 +103,7 @@ func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) 
 
 // joinOptions finds out which rank of which job this process is.
 func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Options, error) {
-	getenv := opts.Getenv
-	if getenv == nil {
-		getenv = os.Getenv
-	}
-	launch, err := group.DetectLaunch(getenv, &group.LaunchOptions{
+	launch, err := group.DetectLaunch(opts.getenv(), &group.LaunchOptions{
 		Launcher: cfg.Launcher,
 		Explicit: &group.Launch{
 			Rank: cfg.Rank, WorldSize: cfg.WorldSize, LocalRank: cfg.LocalRank, LocalWorldSize: cfg.LocalWorldSize, NodeRank: -1,
@@ -100,14 +122,15 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 		f := os.NewFile(uintptr(cfg.RendezvousFD), "rendezvous socket")
 		gopts.Listener, err = net.FileListener(f)
 		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, fmt.Sprintf("an inherited listening socket (%v)", err))
+			return nil, fmt.Errorf("%w: %w", errs.Invalid("Open", "rendezvous-fd", cfg.RendezvousFD, "the descriptor of an inherited listening socket"), err)
 		}
 	}
 	return gopts, nil
 }
 
 // OpenLocal gives n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
-// without a network. It takes the place, size and rank settings of cfg from n instead. Close every rank, at the same time.
+// without a network. The settings are those of cfg, as for Open: the zero Config stands for what config.Load finds. Who the ranks are
+// and where they meet comes from n alone, whatever cfg and a launcher say. Close every rank, at the same time.
 func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]*Rank, error) {
 	if err := errs.Given("OpenLocal", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -118,7 +141,8 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	if opts == nil {
 		opts = &Options{}
 	}
-	if err := cfg.Validate(); err != nil {
+	cfg, err := config.Resolve(cfg, opts.Environ)
+	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: %w", err)
 	}
 	log := opts.logger(cfg)
@@ -151,13 +175,9 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 
 // open chooses and opens the backend for a rank that has joined its group, at that address of the rendezvous service if there is one.
 func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options, rendezvous string, log *slog.Logger) (*Rank, error) {
-	getenv := opts.Getenv
-	if getenv == nil {
-		getenv = os.Getenv
-	}
 	env := backend.Env{
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
-		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Getenv: getenv, Logger: log,
+		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Getenv: opts.getenv(), Logger: log,
 	}
 	memOpts := backend.MemoryOptions{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // nobody is the environment of a process that no launcher started.
-var nobody = &symmem.Options{Getenv: func(string) string { return "" }}
+var nobody = &symmem.Options{Environ: func() []string { return nil }}
 
 func TestOpenAlone(t *testing.T) {
 	r, err := symmem.Open(t.Context(), config.Default(), nobody)
@@ -65,8 +66,6 @@ func TestOpenErrors(t *testing.T) {
 	}
 	_, err := symmem.OpenLocal(t.Context(), 0, config.Default(), nobody)
 	require.ErrorIs(t, err, symmem.ErrInvalid)
-	_, err = symmem.OpenLocal(t.Context(), 2, config.Config{}, nobody)
-	require.ErrorIs(t, err, symmem.ErrInvalid, "the zero configuration is not valid")
 }
 
 // TestNobodyComes: a world size that nobody fills ends with the ranks that are missing.
@@ -84,8 +83,24 @@ func TestNobodyComes(t *testing.T) {
 	require.Equal(t, []int{1, 2}, missing.Missing)
 }
 
-// TestInheritedSocket: rank 0 serves on a socket that it was started with.
+// TestInheritedSocket: rank 0 serves on a socket that it was started with, and the ranks prove the token, whether the program or the
+// launcher says so, and whichever Config the program begins with.
 func TestInheritedSocket(t *testing.T) {
+	for name, begin := range map[string]func() config.Config{
+		"the program says it":              nil,
+		"the launcher, the zero Config":    func() config.Config { return config.Config{} },
+		"the launcher, a Config as it was": config.Default,
+		"the launcher, a loaded Config": func() config.Config {
+			cfg, err := config.Load(&config.LoadOptions{Environ: nobody.Environ})
+			require.NoError(t, err)
+			return cfg
+		},
+	} {
+		t.Run(name, func(t *testing.T) { inheritedSocket(t, begin) })
+	}
+}
+
+func inheritedSocket(t *testing.T, begin func() config.Config) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	f, err := l.(*net.TCPListener).File()
@@ -105,7 +120,16 @@ func TestInheritedSocket(t *testing.T) {
 				}
 				cfg.RendezvousFD = fd
 			}
-			r, err := symmem.Open(t.Context(), cfg, nobody)
+			opts := *nobody
+			if begin != nil {
+				vars := []string{
+					"SYMMEM_RANK=" + strconv.Itoa(rank), "SYMMEM_WORLD_SIZE=2", "SYMMEM_LOCAL_RANK=" + strconv.Itoa(rank),
+					"SYMMEM_RENDEZVOUS_ADDR=" + addr, "SYMMEM_TOKEN=secret", "SYMMEM_RENDEZVOUS_FD=" + strconv.Itoa(cfg.RendezvousFD),
+				}
+				opts.Environ = func() []string { return vars }
+				cfg = begin()
+			}
+			r, err := symmem.Open(t.Context(), cfg, &opts)
 			if err == nil {
 				err = r.Close(t.Context())
 			}
@@ -131,7 +155,7 @@ func TestTwoHosts(t *testing.T) {
 			cfg := config.Default()
 			cfg.Backend = []string{"host"}
 			cfg.Rank, cfg.WorldSize, cfg.LocalRank, cfg.RendezvousAddr = rank, 2, 0, addr
-			_, errs[rank] = symmem.Open(t.Context(), cfg, &symmem.Options{Getenv: nobody.Getenv, BootID: []string{"one host", "another"}[rank]})
+			_, errs[rank] = symmem.Open(t.Context(), cfg, &symmem.Options{Environ: nobody.Environ, BootID: []string{"one host", "another"}[rank]})
 		})
 	}
 	wg.Wait()

@@ -1,5 +1,11 @@
 package backend
 
+import (
+	"context"
+
+	"github.com/symmem/symmem/group"
+)
+
 // KeepWorkspace sets from which size on workspace is given back when it is not used, until the func that it gives is called.
 func KeepWorkspace(bytes int64) (restore func()) {
 	before := keptWorkspace
@@ -12,4 +18,9 @@ func (m *Memory) Entries() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.entries)
+}
+
+// Exchange is the exchange of records that every rendezvous begins with.
+func Exchange(ctx context.Context, g *group.Group, mine *Record, failure error) ([]Record, error) {
+	return exchange(ctx, g, mine, failure)
 }

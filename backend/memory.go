@@ -414,7 +414,8 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*en
 		ctx = context.WithoutCancel(ctx)
 	}
 	err := m.group.Vote(ctx, op, busy)
-	if behind && busy == nil && err != nil && !errors.Is(err, ErrPeerLost) {
+	_, alone := errors.AsType[*group.PeerLostError](err) // in this group: a peer that is busy may tell of a loss elsewhere
+	if behind && busy == nil && err != nil && !alone {
 		return err, nil
 	}
 	return busy, err

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // RecordVersion is the version of what ranks tell each other in a rendezvous. Ranks of different versions do not mix.
@@ -33,6 +34,8 @@ type Record struct {
 	PID        int    `json:"pid"`
 	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
 	Offer      []byte `json:"offer,omitempty"`   // of a ChannelRequest
+
+	Conditions []uint32 `json:"conditions,omitempty"` // what the failure is, in the codes of package errs
 }
 
 // compared lists the fields that must be the same on every rank, in the order in which differences are reported.
@@ -59,7 +62,7 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 	mine.PID = os.Getpid()
 	mine.BootID = g.Members()[g.Rank()].BootID
 	if failure != nil {
-		mine.Failure = failure.Error()
+		mine.Failure, mine.Conditions = errs.Text(failure), errs.Codes(failure)
 	}
 	blob, err := json.Marshal(mine)
 	if err != nil {
@@ -70,19 +73,19 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 		return nil, err
 	}
 	records := make([]Record, len(blobs))
-	vote := &group.VoteError{Op: "rendezvous"}
+	vote := &group.VoteError{Op: "rendezvous", Local: failure}
 	for r, blob := range blobs {
 		if err := json.Unmarshal(blob, &records[r]); err != nil {
 			return nil, fmt.Errorf("reading the record of rank %d: %w", r, err)
 		}
 		if f := records[r].Failure; f != "" {
-			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: f})
+			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: f, Conditions: errs.Conditions(records[r].Conditions)})
 		}
 	}
-	if failure != nil {
-		return nil, failure
-	}
 	// What a rank that failed brought may be incomplete: its failure is told, not the difference.
+	if len(vote.Failures) > 0 {
+		return nil, vote
+	}
 	for _, c := range compared {
 		values := make([]string, len(records))
 		differ := false
@@ -90,12 +93,9 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 			values[r] = c.of(&records[r])
 			differ = differ || values[r] != values[0]
 		}
-		if differ && len(vote.Failures) == 0 {
+		if differ {
 			return nil, &group.MismatchError{What: c.what, Values: values}
 		}
-	}
-	if len(vote.Failures) > 0 {
-		return nil, vote
 	}
 	return records, nil
 }

@@ -89,9 +89,8 @@ func Lookup(name string) (Factory, error) {
 	if f != nil {
 		return f, nil
 	}
-	return nil, errs.Invalid("backend", "name", fmt.Sprintf("%q", name),
-		strings.Join(append(Names(), Auto), ", ")+
-			fmt.Sprintf(" (is an import of _ %q missing?)", "github.com/symmem/symmem/backend/all"))
+	return nil, errs.Advised("backend", "name", fmt.Sprintf("%q", name), strings.Join(append(Names(), Auto), ", "),
+		fmt.Sprintf("to have all backends of this module, import _ %q", "github.com/symmem/symmem/backend/all"))
 }
 
 // Expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
@@ -114,7 +113,7 @@ func Expand(preferences []string) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("no backend is registered (is an import of _ %q missing?): %w",
+		return nil, fmt.Errorf("no backend is registered; import _ %q: %w",
 			"github.com/symmem/symmem/backend/all", ErrUnavailable)
 	}
 	return names, nil
@@ -125,6 +124,8 @@ type Refusal struct {
 	Name string // the backend
 	Rank int    // the rank that cannot use it
 	Err  string // its reason
+	// Conditions are the errors of this module, such as ErrUnsupported, that the reason is.
+	Conditions []error
 }
 
 // RefusedError is what Choose returns when no backend of the list can be used by all ranks. It is ErrUnavailable.
@@ -133,33 +134,33 @@ type RefusedError struct {
 	Refusals []Refusal
 }
 
-// Error lists every refusal.
+// Error gives each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *RefusedError) Error() string {
-	var b strings.Builder
+	head := "none of the backends " + strings.Join(e.Tried, ", ") + " can be used"
 	if len(e.Tried) == 1 {
-		fmt.Fprintf(&b, "backend %s cannot be used", e.Tried[0])
-	} else {
-		fmt.Fprintf(&b, "none of the backends %s can be used", strings.Join(e.Tried, ", "))
+		head = "backend " + e.Tried[0] + " cannot be used"
 	}
+	var reasons errs.Reasons
 	for _, r := range e.Refusals {
-		fmt.Fprintf(&b, "; %s on rank %d: %s", r.Name, r.Rank, r.Err)
+		of := ""
+		if len(e.Tried) > 1 {
+			of = r.Name + " on "
+		}
+		reasons.Add(of, r.Rank, r.Err)
 	}
-	return b.String()
+	return reasons.Text(head)
 }
 
-// Is reports that a RefusedError is an ErrUnavailable.
-func (e *RefusedError) Is(target error) bool { return target == ErrUnavailable }
-
-// wish is what one rank tells the others about the backends that it would take.
-type wish struct {
-	Names []string // the list after Expand
-	Error string   // why this rank has no list at all
+// Is reports that a RefusedError is ErrUnavailable, and what any of the refusals is.
+func (e *RefusedError) Is(target error) bool {
+	return target == ErrUnavailable || slices.ContainsFunc(e.Refusals, func(r Refusal) bool { return slices.Contains(r.Conditions, target) })
 }
 
 // offer is what one rank tells the others about one backend that it has tried.
 type offer struct {
-	Refused string // "" if it is usable, else the reason
-	OnHost  bool   // it would work on the CPU's memory
+	Refused    string   // "" if it is usable, else the reason
+	Conditions []uint32 // what the reason is, in the codes of package errs
+	OnHost     bool     // it would work on the CPU's memory
 }
 
 // Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
@@ -182,7 +183,7 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 			onHost = onHost || o.OnHost
 			if o.Refused != "" {
 				usable = false
-				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused})
+				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused, Conditions: errs.Conditions(o.Conditions)})
 			}
 		}
 		switch {
@@ -203,21 +204,14 @@ const cpuBackend = "host"
 
 // agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
 func agreeOnNames(ctx context.Context, g *group.Group, preferences []string) ([]string, error) {
-	names, listErr := Expand(preferences)
-	mine := wish{Names: names}
-	if listErr != nil {
-		mine.Error = listErr.Error()
-	}
-	wishes, err := Tell(ctx, g, "choosing a backend", mine, nil)
+	names, err := Expand(preferences)
+	wishes, err := Tell(ctx, g, "choosing a backend", names, err)
 	if err != nil {
 		return nil, err
 	}
-	if listErr != nil {
-		return nil, listErr
-	}
 	lists := make([]string, len(wishes))
 	for r, w := range wishes {
-		lists[r] = cmp.Or(w.Error, strings.Join(w.Names, ","))
+		lists[r] = strings.Join(w, ",")
 	}
 	for _, l := range lists {
 		if l != lists[0] {
@@ -235,7 +229,7 @@ func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer
 	}
 	mine := offer{OnHost: c.OnHost}
 	if err != nil {
-		mine.Refused = err.Error()
+		mine.Refused, mine.Conditions = errs.Text(err), errs.Codes(err)
 	}
 	return Tell(ctx, g, "trying backend "+name, mine, nil)
 }

@@ -48,7 +48,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	taken, moves := make([]bool, size), make([]PreparedTransfer, size) // by peer
 	for _, put := range puts {
 		if put.Peer == p.memory.group.Rank() {
-			return nil, errs.Invalid(call, "Peer", put.Peer, "another rank: this one gets no signal of its own")
+			return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
 		}
 		w, offset := put.Window, put.Offset
 		if w == nil {

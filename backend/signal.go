@@ -121,7 +121,7 @@ func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (sign
 		return nil, err
 	}
 	if channel < 0 || channel >= m.opts.Channels {
-		return nil, errs.Invalid(op, "channel", channel, fmt.Sprintf("0 to %d (more by the option channels)", m.opts.Channels-1))
+		return nil, errs.Advised(op, "channel", channel, fmt.Sprintf("0 to %d", m.opts.Channels-1), "the setting channels gives more")
 	}
 	sig := m.signals.Load()
 	if sig == nil {

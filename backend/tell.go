@@ -6,18 +6,20 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Tell gives every rank what each rank brought, by rank, for backends that have more to agree on than a [Record] says. The
-// failure of one rank is a [group.VoteError] on all. Collective.
+// failure of any rank is a [group.VoteError] on all, which is what each of the failures is. Collective.
 func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
 	type message struct {
-		Failure string `json:",omitempty"`
-		What    T
+		Failure    string   `json:",omitempty"`
+		Conditions []uint32 `json:",omitempty"` // what the failure is, in the codes of package errs
+		What       T
 	}
 	sent := message{What: mine}
 	if failure != nil {
-		sent = message{Failure: failure.Error()}
+		sent = message{Failure: errs.Text(failure), Conditions: errs.Codes(failure)}
 	}
 	blob, err := json.Marshal(sent)
 	if err != nil {
@@ -35,7 +37,7 @@ func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure
 			return nil, fmt.Errorf("%s: reading what rank %d brought: %w", op, r, err)
 		}
 		if came.Failure != "" {
-			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: came.Failure})
+			vote.Failures = append(vote.Failures, group.RankFailure{Rank: r, Text: came.Failure, Conditions: errs.Conditions(came.Conditions)})
 		}
 		all[r] = came.What
 	}

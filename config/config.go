@@ -34,7 +34,8 @@ const (
 	MaxChannels = 1024
 )
 
-// Config holds every setting. Start from [Default], [Load] or [FromViper]: the zero Config is not valid, since 0 is a rank.
+// Config holds every setting. Start from [Default], [Load] or [FromViper] and change what you like. The zero Config holds no settings; it
+// stands for what Load finds where a Config is used ([Resolve]). One in which only some fields were set is not valid, since 0 is a rank.
 //
 // It is plain data: copy it and change its fields freely (a copy shares the lists). It may be read by several
 // goroutines at once. It prints and logs without the token.
@@ -95,7 +96,7 @@ type Config struct {
 	loaded *origins
 }
 
-// Default gives the settings of a program that says nothing.
+// Default gives the settings of a program that says nothing. It reads neither the environment nor a file: that is [Load].
 func Default() Config {
 	return Config{
 		Backend:            []string{BackendAuto},

@@ -278,8 +278,8 @@ func TestFileContent(t *testing.T) {
 		{"bool as number", "rank: true\n", "a whole decimal number"},
 		{"fraction as number", "rank: 1.5\n", "a whole decimal number"},
 		{"number as duration", "timeout: 60\n", "a duration with its unit"},
-		{"number as job", "job: 0123\n", "write a number in quotes"},
-		{"number in list", "backend: [native, 3]\n", "entry 1 is no name"},
+		{"number as job", "job: 0123\n", "a number in quotes"},
+		{"number in list", "backend: [native, 3]\n", "(entry 1 is none)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := config.Load(&config.LoadOptions{File: writeFile(t, test.content), Environ: environ()})
@@ -685,5 +685,58 @@ func TestLibraryVariables(t *testing.T) {
 	assert.Contains(t, names, "SYMMEM_CUDA_LIBRARY")
 	for _, name := range names {
 		assert.Regexp(t, `^SYMMEM_[A-Z0-9]+_LIBRARY$`, name)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	vars := []string{"SYMMEM_CHANNELS=5", "SYMMEM_TOKEN=from outside", "SYMMEM_RENDEZVOUS_FD=7", "SYMMEM_WORLD_SIZE=3"}
+	found, err := config.Resolve(config.Config{}, environ(vars...))
+	require.NoError(t, err)
+	loaded, err := config.Load(&config.LoadOptions{Environ: environ(vars...)})
+	require.NoError(t, err)
+	require.Equal(t, loaded, found, "the zero Config is what Load finds")
+
+	mine := config.Default()
+	mine.Channels = 9
+	given, err := config.Resolve(mine, environ(vars...))
+	require.NoError(t, err)
+	assert.Equal(t, 9, given.Channels)
+	assert.Equal(t, 0, given.WorldSize, "the launcher is asked for it later")
+	assert.Equal(t, "from outside", given.Token.Reveal())
+	assert.Equal(t, 7, given.RendezvousFD)
+	for key, want := range map[string]string{
+		"channels": "the program", "token": "variable SYMMEM_TOKEN", "rendezvous-fd": "variable SYMMEM_RENDEZVOUS_FD", "timeout": "default",
+	} {
+		assert.Equal(t, want, given.Source(key).String(), key)
+	}
+	assert.True(t, mine.Token.IsZero(), "the caller's is not changed")
+
+	// What the program says itself stays, and what belongs to a place that it names is not taken from elsewhere.
+	mine.Token, mine.RendezvousFD = config.NewSecret("mine"), 4
+	given, err = config.Resolve(mine, environ(vars...))
+	require.NoError(t, err)
+	assert.Equal(t, "mine", given.Token.Reveal())
+	assert.Equal(t, 4, given.RendezvousFD)
+	mine = config.Default()
+	mine.RendezvousAddr = "node1:29400"
+	given, err = config.Resolve(mine, environ(vars...))
+	require.NoError(t, err)
+	assert.Equal(t, mine, given)
+
+	_, err = config.Resolve(config.Default(), environ("SYMMEM_RENDEZVOUS_FD=one", "SYMMEM_TOKEN=a\x01b"))
+	bad := refusals(t, err)
+	require.Contains(t, bad, "rendezvous-fd")
+	assert.Equal(t, "one", bad["rendezvous-fd"].Value)
+	require.Contains(t, bad, "token")
+	require.ErrorContains(t, err, "variable SYMMEM_TOKEN")
+	require.ErrorContains(t, err, "variable SYMMEM_RENDEZVOUS_FD")
+
+	// Half of a Config is none, whether it has a place or not.
+	for _, half := range []config.Config{{Channels: 5}, {Rank: 1, WorldSize: 2, RendezvousAddr: "a:1"}, {Token: config.NewSecret("t")}, {Timeout: time.Second, Multicast: "off"}} {
+		_, err := config.Resolve(half, environ(vars...))
+		bad := refusals(t, err)
+		require.Len(t, bad, 1, "%v", err)
+		require.Contains(t, bad, "Config")
+		assert.Contains(t, bad["Config"].Advice, "config.Default()")
 	}
 }

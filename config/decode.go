@@ -109,7 +109,7 @@ func hook(from, to reflect.Value) (any, error) {
 		if s, ok := raw.(string); ok {
 			return strings.TrimSpace(s), nil
 		}
-		return nil, &formError{"a text; write a number in quotes"}
+		return nil, &formError{"a text, a number in quotes"}
 	case []string:
 		return list(raw)
 	case Secret:
@@ -119,7 +119,7 @@ func hook(from, to reflect.Value) (any, error) {
 		case string:
 			return NewSecret(strings.TrimSpace(s)), nil
 		}
-		return nil, &formError{"a text; write a number in quotes"}
+		return nil, &formError{"a text, a number in quotes"}
 	}
 	return raw, nil
 }
@@ -196,7 +196,7 @@ func list(raw any) ([]string, error) {
 		for i, entry := range l {
 			s, ok := entry.(string)
 			if !ok {
-				return nil, &formError{fmt.Sprintf("a list of names; entry %d is no name", i)}
+				return nil, &formError{fmt.Sprintf("a list of names (entry %d is none)", i)}
 			}
 			entries[i] = s
 		}

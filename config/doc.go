@@ -11,7 +11,8 @@
 //  4. the configuration file: world-size
 //  5. the default: [Default]
 //
-// [Config.Source] tells afterwards which one it was. [Keys] lists every key with its flag, variable and default.
+// [Config.Source] tells afterwards which one it was. [Keys] lists every key with its flag, variable and default. The zero [Config]
+// stands for what Load finds without options.
 //
 // # The environment
 //

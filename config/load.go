@@ -112,8 +112,8 @@ func FromViper(v *viper.Viper) (Config, error) {
 	// A viper to which all flags of AddFlags were bound has this one too. Which files it reads is its own matter.
 	if _, ok := given[configFlag]; ok {
 		if path := v.GetString(configFlag); path != "" {
-			return Config{}, errs.Invalid("FromViper", "--"+configFlag, path,
-				"nothing; read the file into the viper, or use Load, which reads the file itself")
+			return Config{}, errs.Advised("FromViper", "--"+configFlag, path,
+				"nothing", "read the file into the viper, or use Load, which reads the file itself")
 		}
 		delete(given, configFlag)
 	}
@@ -182,8 +182,8 @@ func environment(environ func() []string) (map[string]string, error) {
 	slices.Sort(unknown)
 	var all []error
 	for _, name := range unknown {
-		all = append(all, errs.Invalid(op, "environment variable", name,
-			fmt.Sprintf("%s is the nearest that is known; unset it or correct it", nearest(name, known))))
+		all = append(all, errs.Advised(op, "environment variable", name,
+			"the names of keys behind "+envPrefix, fmt.Sprintf("%s is the nearest that is known: correct it or unset it", nearest(name, known))))
 	}
 	return vars, errors.Join(all...)
 }
@@ -348,8 +348,8 @@ func unknownKeys(where string, given map[string]any) error {
 	slices.Sort(unknown)
 	var all []error
 	for _, key := range unknown {
-		all = append(all, fmt.Errorf("%s: %w", where, errs.Invalid(op, "key", withoutSecret(key),
-			fmt.Sprintf("%s is the nearest that is known", nearest(key, known)))))
+		all = append(all, fmt.Errorf("%s: %w", where, errs.Advised(op, "key", withoutSecret(key),
+			"the names of keys", fmt.Sprintf("%s is the nearest that is known", nearest(key, known)))))
 	}
 	return errors.Join(all...)
 }

@@ -30,10 +30,15 @@ const (
 
 // problems gives all that is wrong with the values.
 func (c Config) problems() []error {
-	var all []error
-	refuse := func(key string, value any, allowed string) {
-		all = append(all, fmt.Errorf("%s: %w", c.Source(key), errs.Invalid(op, key, value, allowed)))
+	if missing := c.leftOut(); len(missing) > 0 {
+		return []error{errs.Advised(op, "Config", "a literal without "+strings.Join(missing, ", "), "one that Default, Load or FromViper gave, with any of its fields changed",
+			"start from config.Default(), or leave it all zero to have what Load finds")}
 	}
+	var all []error
+	advise := func(key string, value any, allowed, advice string) {
+		all = append(all, fmt.Errorf("%s: %w", c.Source(key), errs.Advised(op, key, value, allowed, advice)))
+	}
+	refuse := func(key string, value any, allowed string) { advise(key, value, allowed, "") }
 
 	if problem := backendProblem(c.Backend); problem != "" {
 		refuse("backend", strings.Join(c.Backend, ","), problem)
@@ -81,7 +86,7 @@ func (c Config) problems() []error {
 	}
 	switch token := c.Token.Reveal(); {
 	case token == redacted:
-		refuse("token", redacted, "the secret itself; this is what a printed configuration shows in its place")
+		advise("token", redacted, "the secret itself", "this is what a printed configuration shows in its place")
 	case len(token) > maxToken:
 		refuse("token", fmt.Sprintf("a text of %d bytes", len(token)), fmt.Sprintf("at most %d bytes", maxToken))
 	case !printable(token):
@@ -123,9 +128,9 @@ func netDevicesProblem(names []string) string {
 	for i, name := range names {
 		switch {
 		case !netDeviceForm.MatchString(name):
-			return fmt.Sprintf("one name an entry, like eth0 or mlx5_0:1; entry %d is %q", i, name)
+			return fmt.Sprintf("one name an entry, like eth0 or mlx5_0:1 (entry %d is %q)", i, name)
 		case slices.Contains(names[:i], name):
-			return fmt.Sprintf("each name once; %s is there twice", name)
+			return fmt.Sprintf("each name once (%s is there twice)", name)
 		case name == NetDevicesAll && len(names) > 1:
 			return fmt.Sprintf("%s only alone: it stands for every device", NetDevicesAll)
 		}
@@ -141,9 +146,9 @@ func backendProblem(names []string) string {
 	for i, name := range names {
 		switch {
 		case name == "" || !printable(name) || strings.ContainsAny(name, ", "):
-			return fmt.Sprintf("one name an entry, without blanks and commas; entry %d is %q", i, name)
+			return fmt.Sprintf("one name an entry, without blanks and commas (entry %d is %q)", i, name)
 		case slices.Contains(names[:i], name):
-			return fmt.Sprintf("each name once; %s is there twice", name)
+			return fmt.Sprintf("each name once (%s is there twice)", name)
 		case name == BackendAuto && i < len(names)-1:
 			return fmt.Sprintf("%s only as the last: it stands for all that is not named before it", BackendAuto)
 		}

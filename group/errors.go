@@ -1,10 +1,8 @@
 package group
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -69,7 +67,7 @@ func (e *MissingRanksError) Error() string {
 		return fmt.Sprintf("%s: no answer from the rendezvous service on which of %d ranks are missing after %v: %v",
 			e.Op, e.Size, waited, e.Err)
 	}
-	return fmt.Sprintf("%s: waiting for ranks %s of %d after %v: %v", e.Op, formatRanks(e.Missing), e.Size, waited, e.Err)
+	return fmt.Sprintf("%s: waiting for %s of %d after %v: %v", e.Op, errs.Ranks(e.Missing), e.Size, waited, e.Err)
 }
 
 // Unwrap gives the context's error.
@@ -92,7 +90,7 @@ func (e *AbandonedError) Error() string {
 	}
 	text := fmt.Sprintf("%s: rank %d gave up", e.Op, e.Rank)
 	if len(e.Missing) > 0 {
-		text += " waiting for ranks " + formatRanks(e.Missing)
+		text += " waiting for " + errs.Ranks(e.Missing)
 	}
 	return text + ": " + e.Reason
 }
@@ -106,21 +104,13 @@ type MismatchError struct {
 	Values []string // what each rank brought, by rank
 }
 
-// Error lists what every rank brought; ranks that brought the same share one entry.
+// Error lists what the ranks brought, a value a line, with the ranks that brought it.
 func (e *MismatchError) Error() string {
-	var order []string
-	ranks := make(map[string][]int)
+	var values errs.Reasons
 	for rank, v := range e.Values {
-		if ranks[v] == nil {
-			order = append(order, v)
-		}
-		ranks[v] = append(ranks[v], rank)
+		values.Add("", rank, v)
 	}
-	parts := make([]string, len(order))
-	for i, v := range order {
-		parts[i] = fmt.Sprintf("ranks %s: %s", formatRanks(ranks[v]), v)
-	}
-	return fmt.Sprintf("%s: ranks disagree: %s", e.What, strings.Join(parts, "; "))
+	return values.Text(e.What + ": ranks disagree")
 }
 
 // Is reports that a MismatchError is ErrMismatch.
@@ -130,60 +120,36 @@ func (e *MismatchError) Is(target error) bool { return target == ErrMismatch }
 type RankFailure struct {
 	Rank int    // the rank in the group
 	Text string // the text of its error
+	// Conditions are the errors of this module, such as ErrUnavailable, that its error is. Those of a newer release are left out.
+	Conditions []error
 }
 
-// VoteError says which ranks failed in a step that all ranks had to pass. On a rank that failed itself it unwraps to that
-// rank's own error.
+// VoteError says which ranks failed in a step that all ranks had to pass. It is what the failure of any of them is, as far as that
+// is a condition of this module: errors.Is(err, ErrUnavailable) is the same on every rank, on those that failed and on those that
+// were told. On a rank that failed itself it also unwraps to that rank's own error; the errors of contexts, of the operating
+// system and of the program are found there alone.
 type VoteError struct {
 	Op       string        // the call: `vote "mapping"`
 	Failures []RankFailure // every rank that failed, ascending
 	Local    error         // this rank's own error, nil if it did not fail
-
-	reasons []condition
 }
 
-// Error names every rank that failed and its reason.
+// Error gives each reason once, with the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *VoteError) Error() string {
-	const most = 8 // a thousand ranks fail alike; the field has them all
-	parts := make([]string, 0, most+1)
-	for i, f := range e.Failures {
-		if i == most {
-			parts = append(parts, fmt.Sprintf("and %d more ranks", len(e.Failures)-most))
-			break
-		}
-		parts = append(parts, fmt.Sprintf("rank %d: %s", f.Rank, f.Text))
+	var reasons errs.Reasons
+	for _, f := range e.Failures {
+		reasons.Add("", f.Rank, f.Text)
 	}
-	return e.Op + ": failed on " + strings.Join(parts, "; ")
+	return reasons.Text(e.Op + " failed")
 }
 
-// Is reports whether a failure of any rank is target, as far as the ranks tell each other: ErrNoMemory of package backend.
+// Is reports whether target is one of the Conditions of any rank's failure.
 func (e *VoteError) Is(target error) bool {
-	for _, r := range e.reasons {
-		if r > 0 && int(r) <= len(conditions) && conditions[r-1] == target {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Failures, func(f RankFailure) bool { return slices.Contains(f.Conditions, target) })
 }
 
 // Unwrap gives this rank's own error, or nil.
 func (e *VoteError) Unwrap() error { return e.Local }
-
-// condition numbers the conditions of failures that ranks tell each other, so that errors.Is finds them on every rank.
-type condition uint32
-
-// conditions are what the numbers stand for, from 1.
-var conditions = []error{errs.ErrNoMemory}
-
-// conditionOf gives the condition that err is, or 0.
-func conditionOf(err error) condition {
-	for i, c := range conditions {
-		if errors.Is(err, c) {
-			return condition(i + 1)
-		}
-	}
-	return 0
-}
 
 // FileLimitError says that a process may not open another file.
 type FileLimitError struct {
@@ -207,31 +173,3 @@ func (e *FileLimitError) Error() string {
 
 // Unwrap gives what the operating system said.
 func (e *FileLimitError) Unwrap() error { return e.Err }
-
-// formatRanks gives ranks as "[0-3 7]": runs of three or more are folded, so that a thousand ranks stay readable.
-func formatRanks(ranks []int) string { return "[" + foldRanks(ranks, " ") + "]" }
-
-func foldRanks(ranks []int, separator string) string {
-	if !slices.IsSorted(ranks) {
-		ranks = slices.Sorted(slices.Values(ranks))
-	}
-	var b strings.Builder
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if j-i < 2 { // a run of two is shorter as a list
-			j = i
-		}
-		if b.Len() > 0 {
-			b.WriteString(separator)
-		}
-		b.WriteString(strconv.Itoa(ranks[i]))
-		if j > i {
-			b.WriteString("-" + strconv.Itoa(ranks[j]))
-		}
-		i = j + 1
-	}
-	return b.String()
-}

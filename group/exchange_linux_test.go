@@ -62,7 +62,8 @@ func TestExchangeFile(t *testing.T) {
 			var vote *VoteError
 			require.ErrorAs(t, err, &vote)
 			require.Equal(t, 1, vote.Failures[0].Rank)
-			require.Equal(t, rank == 1, errors.Is(err, ErrInvalid))
+			require.ErrorIs(t, err, ErrInvalid)
+			require.Equal(t, rank == 1, errors.As(err, new(*ArgumentError)))
 		}
 		for rank, err := range onAll(groups, func(g *Group) error {
 			f, err := os.Open(os.DevNull)
@@ -150,7 +151,7 @@ func TestFilesBetweenHosts(t *testing.T) {
 		return err
 	}) {
 		require.ErrorIs(t, err, ErrUnsupported)
-		require.ErrorContains(t, err, "[2]")
+		require.ErrorContains(t, err, "rank 0: rank 2:")
 	}
 	requireNone(t, onAll(groups[:2], func(g *Group) error {
 		near, err := g.Sub(ctx, []int{0, 1})

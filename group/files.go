@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // carrier moves open files between the ranks of a session's groups.
@@ -138,8 +140,8 @@ func (g *Group) checkOneMachine() error {
 	for _, m := range []Member{g.members[0], g.members[apart[0]]} {
 		hosts = append(hosts, fmt.Sprintf("%s (boot %s)", m.Host, cmp.Or(m.BootID, "id not known: /proc/sys/kernel/random/boot_id cannot be read")))
 	}
-	return fmt.Errorf("passing files in group %s: ranks %s do not run on the machine of rank 0: %s; use a group of the ranks of one "+
-		"machine: %w", g.name, formatRanks(apart), strings.Join(hosts, ", "), ErrUnsupported)
+	return fmt.Errorf("passing files in group %s: not on the machine of rank 0: %s: %s; use a group of the ranks of one "+
+		"machine: %w", g.name, errs.Ranks(apart), strings.Join(hosts, ", "), ErrUnsupported)
 }
 
 // closeFiles closes what there is in files.

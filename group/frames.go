@@ -108,11 +108,8 @@ func (f *failure) toWire() *pb.Failure {
 		Kind: uint32(f.kind), Rank: int64(f.rank), Text: f.text, Missing: toInt64s(f.missing), Values: f.values, Lost: f.lost.toWire(),
 		Limit: f.limit,
 	}
-	for _, reason := range f.reasons {
-		w.Reasons = append(w.Reasons, uint32(reason))
-	}
 	for _, one := range f.failures {
-		w.Failures = append(w.Failures, &pb.RankFailure{Rank: int64(one.Rank), Text: one.Text})
+		w.Failures = append(w.Failures, &pb.RankFailure{Rank: int64(one.rank), Text: one.text, Conditions: one.conditions})
 	}
 	return w
 }
@@ -128,11 +125,8 @@ func failureFromWire(w *pb.Failure) *failure {
 	if f.kind == failLost && f.lost == nil {
 		f.lost = &loss{worldRank: -1, reason: "the service did not say which"}
 	}
-	for _, reason := range w.Reasons {
-		f.reasons = append(f.reasons, condition(reason))
-	}
 	for _, one := range w.Failures {
-		f.failures = append(f.failures, RankFailure{Rank: int(one.GetRank()), Text: one.GetText()})
+		f.failures = append(f.failures, rankFailure{int(one.GetRank()), one.GetText(), one.GetConditions()})
 	}
 	return f
 }

@@ -209,8 +209,8 @@ func (g *Group) Barrier(ctx context.Context, op string) error {
 }
 
 // Vote tells every rank whether all came through: it returns nil if every rank brought nil, else a [*VoteError] that names each
-// rank that failed with the text of its failure. On a rank that failed, errors.Is and errors.As reach its own failure too. It is
-// collective and blocks until all ranks have come.
+// rank that failed with the text of its failure, and is on every rank what any of the failures is. On a rank that failed, errors.Is
+// and errors.As reach its own failure too. It is collective and blocks until all ranks have come.
 func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
 	return err
@@ -249,7 +249,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 		}
 	}
 	if rank < 0 {
-		return nil, invalid("Sub", "ranks", ranks, fmt.Sprintf("ranks that contain the caller, %d; other ranks do not call", g.rank))
+		return nil, errs.Advised("Sub", "ranks", ranks, fmt.Sprintf("ranks that contain the caller, %d", g.rank), "other ranks do not call")
 	}
 	if err := g.Err(); errors.Is(err, ErrClosed) {
 		return nil, err
@@ -262,7 +262,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	}
 	g.mu.Unlock()
 	if len(name) > maxText {
-		return nil, invalid("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes; make groups of the world, not of groups of groups", maxText))
+		return nil, errs.Advised("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes", maxText), "make groups of the world, not of groups of groups")
 	}
 
 	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
@@ -289,7 +289,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 // subKey gives the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
 func subKey(ranks []int) string {
 	const longest = 80
-	key := foldRanks(ranks, ",")
+	key := errs.FoldRanks(ranks, ",")
 	if len(key) <= longest {
 		return key
 	}
@@ -304,7 +304,7 @@ func (g *Group) take(n uint64) uint64 { return g.seq.Add(n) - n }
 // others are not left waiting.
 func (g *Group) setData(a *arrival, data []byte) error {
 	if len(data) > MaxBlob {
-		return invalid(label(a.kind, a.op), "len(data)", len(data), fmt.Sprintf("at most %d bytes a rank; split larger data", MaxBlob))
+		return errs.Advised(label(a.kind, a.op), "len(data)", len(data), fmt.Sprintf("at most %d bytes a rank", MaxBlob), "split larger data")
 	}
 	a.data = data
 	return nil
@@ -326,12 +326,11 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		local = &QuotaError{Op: label(a.kind, a.op), What: quotaCallBytes, Limit: l.callBytes}
 	}
 	if local != nil {
-		a.refused, a.refusal, a.reason, a.data = true, clip(local.Error()), conditionOf(local), nil
+		a.refused, a.refusal, a.conditions, a.data = true, clip(errs.Text(local)), errs.Codes(local), nil
 	}
 	excuse := g.excuse()
 	if excuse != nil {
-		a.excuse = clip(excuse.Error())
-		a.reason = cmp.Or(a.reason, conditionOf(excuse))
+		a.excuse, a.excuseConditions = clip(errs.Text(excuse)), errs.Codes(excuse)
 	}
 	callers := ctx
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
@@ -406,10 +405,10 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, excuse, ctxEr
 	case failMismatch:
 		return &MismatchError{What: fmt.Sprintf("collective call %d of group %s", seq, g.name), Values: f.values}
 	case failRefused:
-		if local == nil && slices.ContainsFunc(f.failures, func(one RankFailure) bool { return one.Rank == g.rank }) {
+		if local == nil && slices.ContainsFunc(f.failures, func(one rankFailure) bool { return one.rank == g.rank }) {
 			local = excuse
 		}
-		return &VoteError{Op: op, Failures: f.failures, Local: local, reasons: f.reasons}
+		return &VoteError{Op: op, Failures: told(f.failures), Local: local}
 	case failQuota:
 		return g.failureError(op, f)
 	case failLost, failLeft, failClosed, failInvalid:

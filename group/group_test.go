@@ -74,7 +74,7 @@ func TestVote(t *testing.T) {
 		}) {
 			var vote *VoteError
 			require.ErrorAs(t, err, &vote)
-			require.Equal(t, []RankFailure{{1, "rank 1: cannot map"}, {2, "rank 2: cannot map"}}, vote.Failures)
+			require.Equal(t, []RankFailure{{Rank: 1, Text: "rank 1: cannot map"}, {Rank: 2, Text: "rank 2: cannot map"}}, vote.Failures)
 			require.Equal(t, rank != 0, errors.Is(err, cause))
 		}
 		// A failure of any length and content arrives as text.
@@ -106,7 +106,7 @@ func TestExcuse(t *testing.T) {
 		}) {
 			var vote *VoteError
 			require.ErrorAs(t, err, &vote)
-			require.Equal(t, []RankFailure{{2, failed.Error()}}, vote.Failures)
+			require.Equal(t, []RankFailure{{Rank: 2, Text: failed.Error(), Conditions: []error{errs.ErrNoMemory}}}, vote.Failures)
 			require.ErrorIs(t, err, errs.ErrNoMemory, "on rank %d", rank)
 			require.NotErrorIs(t, err, ErrMismatch)
 			require.Equal(t, rank == 2, errors.Is(err, failed))
@@ -196,10 +196,10 @@ func TestDeadlineNamesTheMissing(t *testing.T) {
 			return err
 		}) {
 			if i == 0 {
-				require.EqualError(t, err, `all-gather "rendezvous 3": waiting for ranks [3 7] of 8 after 28s: context deadline exceeded`)
+				require.EqualError(t, err, `all-gather "rendezvous 3": waiting for ranks 3, 7 of 8 after 28s: context deadline exceeded`)
 			} else {
 				require.EqualError(t, err,
-					`all-gather "rendezvous 3": rank 0 gave up waiting for ranks [3 7]: context deadline exceeded after 28s`)
+					`all-gather "rendezvous 3": rank 0 gave up waiting for ranks 3, 7: context deadline exceeded after 28s`)
 			}
 		}
 		_, err = groups[0].Store().Get(t.Context(), "absent")
@@ -511,21 +511,23 @@ func TestManyAtOnce(t *testing.T) {
 
 func TestErrorTexts(t *testing.T) {
 	for want, err := range map[string]error{
-		`rank 3 of group world is lost (process 12 on h): silent`:  &PeerLostError{Group: "world", Rank: 3, Host: "h", PID: 12, Reason: "silent"},
-		`x: ranks disagree: ranks [0-2 4]: a; ranks [3]: b`:        &MismatchError{What: "x", Values: []string{"a", "a", "a", "b", "a"}},
-		`vote "v": failed on rank 1: a; rank 2: b`:                 &VoteError{Op: `vote "v"`, Failures: []RankFailure{{1, "a"}, {2, "b"}}},
-		`refused by h:1 (token): wrong`:                            &RefusedError{Addr: "h:1", Reason: RefusedToken, Text: "wrong"},
-		`barrier "b": rank 2 gave up waiting for ranks [0 5]: why`: &AbandonedError{Op: `barrier "b"`, Rank: 2, Missing: []int{0, 5}, Reason: "why"},
-		`b: waiting for ranks [0-8] of 10 after 1.5s: context canceled`: &MissingRanksError{Op: "b", Missing: []int{0, 1, 2, 3, 4, 5, 6, 7, 8},
+		`rank 3 of group world is lost (process 12 on h): silent`: &PeerLostError{Group: "world", Rank: 3, Host: "h", PID: 12, Reason: "silent"},
+		"x: ranks disagree:\n\tranks 0-2, 4: a\n\trank 3: b":      &MismatchError{What: "x", Values: []string{"a", "a", "a", "b", "a"}},
+		`v failed: ranks 0-2, 5: a; more of a`: &VoteError{Op: "v", Failures: []RankFailure{{Rank: 0, Text: "a\nmore of a"}, {Rank: 1, Text: "a\nmore of a"},
+			{Rank: 2, Text: "a\nmore of a"}, {Rank: 5, Text: "a\nmore of a"}}},
+		"v failed:\n\tranks 0, 2: a\n\trank 1: b":                 &VoteError{Op: "v", Failures: []RankFailure{{Rank: 0, Text: "a"}, {Rank: 1, Text: "b"}, {Rank: 2, Text: "a"}}},
+		`refused by h:1 (token): wrong`:                           &RefusedError{Addr: "h:1", Reason: RefusedToken, Text: "wrong"},
+		`barrier "b": rank 2 gave up waiting for ranks 0, 5: why`: &AbandonedError{Op: `barrier "b"`, Rank: 2, Missing: []int{0, 5}, Reason: "why"},
+		`b: waiting for ranks 0-8 of 10 after 1.5s: context canceled`: &MissingRanksError{Op: "b", Missing: []int{0, 1, 2, 3, 4, 5, 6, 7, 8},
 			Size: 10, Waited: 1500 * time.Millisecond, Err: context.Canceled},
 	} {
 		assert.EqualError(t, err, want)
 	}
 	many := &VoteError{Op: "v"}
-	for i := range 20 {
-		many.Failures = append(many.Failures, RankFailure{Rank: i, Text: "x"})
+	for i := range 30 {
+		many.Failures = append(many.Failures, RankFailure{Rank: i, Text: fmt.Sprint("reason ", i)})
 	}
-	assert.ErrorContains(t, many, "and 12 more ranks")
+	assert.ErrorContains(t, many, "\n\trank 15: reason 15\n\tand 14 more")
 }
 
 // TestSharedContextEnds: ranks whose contexts end together all get their own context's error, whoever of them gave up first.

@@ -34,7 +34,7 @@ import (
 
 const (
 	protocolMagic   = "symmem"
-	protocolVersion = 2
+	protocolVersion = 3
 	modePlain       = 'P'
 	modeTLS         = 'T'
 	modeFull        = 'F' // the service's process may open no further file; the limit follows, in 8 bytes
@@ -104,9 +104,9 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 		}
 		return nil, &FileLimitError{Limit: binary.BigEndian.Uint64(limit), Owner: "rank 0, which serves the rendezvous"}
 	case theirs != mode && mode == modePlain:
-		return nil, refused(RefusedToken, "the service asks for a token and this rank has none; set the token of the job")
+		return nil, refused(RefusedToken, "the service asks for a token and this rank has none; set SYMMEM_TOKEN to that of the job")
 	case theirs != mode:
-		return nil, refused(RefusedToken, "this rank has a token and the service has none; set the token on every rank or on none")
+		return nil, refused(RefusedToken, "this rank has a token and the service has none; set SYMMEM_TOKEN on every rank or on none")
 	case mode == modePlain:
 		return conn, nil
 	}
@@ -127,7 +127,7 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 		return nil, refusedTLS(err)
 	}
 	if verdict[0] != proofAccepted {
-		return nil, refused(RefusedToken, "the token of this rank is not the token of the job")
+		return nil, refused(RefusedToken, "the token of this rank is not the token of the job; set SYMMEM_TOKEN alike on every rank")
 	}
 	if _, err := io.ReadFull(secure, verdict[1:]); err != nil {
 		return nil, fmt.Errorf("waiting for the service's proof: %w", err)

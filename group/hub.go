@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // kind is what a collective call does.
@@ -111,10 +113,12 @@ type arrival struct {
 	data    []byte // not changed any more
 	refused bool   // this rank failed; the call fails everywhere when all have come
 	refusal string
-	excuse  string    // why this rank may have come to another call than the others; "" if it does not know
-	reason  condition // what the refusal or the excuse is
-	members []int     // only for kindSub: the world ranks of the group to be opened
+	excuse  string // why this rank may have come to another call than the others; "" if it does not know
+	members []int  // only for kindSub: the world ranks of the group to be opened
 	to      outcomeReceiver
+
+	conditions       []uint32 // what the refusal is, in the codes of package errs
+	excuseConditions []uint32 // what the excuse is
 
 	cost int64 // what the hub keeps for it, in bytes
 }
@@ -160,10 +164,25 @@ type failure struct {
 	text     string
 	missing  []int
 	values   []string
-	failures []RankFailure
-	reasons  []condition // of the failures that are one; nil if none is
+	failures []rankFailure
 	lost     *loss
 	limit    int64
+}
+
+// rankFailure is one rank's reason to fail, as the ranks tell each other of it.
+type rankFailure struct {
+	rank       int
+	text       string
+	conditions []uint32 // codes of package errs, and of newer releases of it
+}
+
+// told gives failures as users get them.
+func told(failures []rankFailure) []RankFailure {
+	all := make([]RankFailure, len(failures))
+	for i, f := range failures {
+		all[i] = RankFailure{Rank: f.rank, Text: f.text, Conditions: errs.Conditions(f.conditions)}
+	}
+	return all
 }
 
 // hubGroup is the state of one group.
@@ -311,7 +330,7 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 // a round pays for the round.
 func (h *hub) charge(worldRank int, a *arrival, g *hubGroup, first bool) *failure {
 	const fixed = 512 // about what an arrival takes besides its texts and data
-	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data))
+	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data)+4*len(a.conditions)+4*len(a.excuseConditions))
 	if first {
 		a.cost += 16 * int64(len(g.members))
 	}
@@ -439,7 +458,7 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 		o.failure = &failure{kind: failRefused}
 		for rank, a := range r.arrivals {
 			if a.refused {
-				o.failure.add(rank, a.refusal, a.reason)
+				o.failure.failures = append(o.failure.failures, rankFailure{rank, a.refusal, a.conditions})
 			}
 		}
 	case r.first.kind == kindAllGather || r.first.kind == kindJoin:
@@ -543,20 +562,13 @@ func (r *round) excuses() *failure {
 	f := &failure{kind: failRefused}
 	for rank, a := range r.arrivals {
 		if a != nil && a.excuse != "" {
-			f.add(rank, a.excuse, a.reason)
+			f.failures = append(f.failures, rankFailure{rank, a.excuse, a.excuseConditions})
 		}
 	}
 	if len(f.failures) == 0 {
 		return nil
 	}
 	return f
-}
-
-func (f *failure) add(rank int, text string, reason condition) {
-	f.failures = append(f.failures, RankFailure{Rank: rank, Text: text})
-	if reason != 0 {
-		f.reasons = append(f.reasons, reason)
-	}
 }
 
 func (r *round) mismatchFailure() *failure {

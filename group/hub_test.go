@@ -242,7 +242,7 @@ func TestFrames(t *testing.T) {
 		_, err := splitBlobs(bad)
 		require.Error(t, err)
 	}
-	f := &failure{kind: failLost, rank: 1, text: "t", missing: []int{2}, values: []string{"v"}, failures: []RankFailure{{3, "x"}}, reasons: []condition{1},
+	f := &failure{kind: failLost, rank: 1, text: "t", missing: []int{2}, values: []string{"v"}, failures: []rankFailure{{3, "x", []uint32{1, 1 << 31}}},
 		lost: &loss{worldRank: 4, host: "h", pid: 5, reason: "r", groups: []string{"g"}}}
 	require.Equal(t, f, failureFromWire(f.toWire()))
 	require.Nil(t, failureFromWire((*failure)(nil).toWire()))

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Join makes this process a rank of a job and gives its world group. It is collective: it blocks until every rank of the world
@@ -192,9 +193,9 @@ func checkAddress(ctx context.Context, o *Options) error {
 
 func notLoopback(arg, addr string, o *Options) error {
 	if o.Token != "" {
-		return invalid("Join", "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address: "+
-			"whoever answers there in place of the service could guess a shorter one; make one with: openssl rand -hex 16", MinToken, arg, addr))
+		return errs.Advised("Join", "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address", MinToken, arg, addr),
+			"whoever answers there in place of the service could guess a shorter one: set SYMMEM_TOKEN on every rank to what \"openssl rand -hex 16\" prints")
 	}
-	return invalid("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token; "+
-		"set a token on every rank to use other addresses")
+	return errs.Advised("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token",
+		"set SYMMEM_TOKEN on every rank, to one text of 16 bytes or more, to use other addresses")
 }

@@ -189,8 +189,8 @@ func (e *launchEnv) force(name, why string) (launchReading, string, error) {
 		r := l.read(e, true)
 		r.name = l.name
 		if !r.started {
-			return launchReading{}, "", errs.Invalid(launchOp, "launcher", l.name,
-				"a launcher that has started this process, or "+launchNone+" for a world of one; "+r.why)
+			return launchReading{}, "", errs.Advised(launchOp, "launcher", l.name,
+				"a launcher that has started this process, or "+launchNone+" for a world of one", r.why)
 		}
 		return r, why, nil
 	}
@@ -247,15 +247,15 @@ func (e *launchEnv) complete(given Launch, chosen launchReading) (Launch, error)
 // the launcher's are dropped; some launchers are known to set wrong local sizes.
 func (l *Launch) check(given Launch, chosen launchReading) error {
 	if l.WorldSize == 0 {
-		hint := "a number of ranks in SYMMEM_WORLD_SIZE"
+		hint := "set SYMMEM_WORLD_SIZE to the number of ranks"
 		if chosen.sizeHint != "" {
 			hint = chosen.sizeHint
 		}
-		return errs.Invalid(launchOp, "world size", fmt.Sprintf("not known, though the rank is (%d)", l.Rank), hint)
+		return errs.Advised(launchOp, "world size", fmt.Sprintf("not known, though the rank is (%d)", l.Rank), launchRange(1), hint)
 	}
 	if l.Rank == -1 {
-		return errs.Invalid(launchOp, "rank", fmt.Sprintf("not known, though the world size is (%d)", l.WorldSize),
-			fmt.Sprintf("0 to %d, in SYMMEM_RANK", l.WorldSize-1))
+		return errs.Advised(launchOp, "rank", fmt.Sprintf("not known, though the world size is (%d)", l.WorldSize),
+			fmt.Sprintf("0 to %d", l.WorldSize-1), "set SYMMEM_RANK for each process, or start them with symmem run")
 	}
 	if l.Rank >= l.WorldSize {
 		return errs.Invalid(launchOp, "rank", l.Rank, fmt.Sprintf("0 to %d, since the world size is %d (%s)",
@@ -322,17 +322,17 @@ const (
 // address makes the address of the rendezvous service, as DetectLaunch documents it.
 func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (string, error) {
 	if other {
-		return "", errs.Invalid(launchOp, "rendezvous address",
+		return "", errs.Advised(launchOp, "rendezvous address",
 			fmt.Sprintf("not given, while the world size (%d) is not that of %s (%d)", l.WorldSize, chosen.name, chosen.launch.WorldSize),
-			"host:port of rank 0 in SYMMEM_RENDEZVOUS_ADDR, another one for each group of ranks")
+			"host:port", "set SYMMEM_RENDEZVOUS_ADDR to rank 0's, another one for each group of ranks")
 	}
 	if master := strings.Trim(e.get("MASTER_ADDR"), "[]"); master != "" {
 		port := launchMasterPort
 		if text := e.get("MASTER_PORT"); text != "" {
 			var ok bool
 			if port, ok = parseLaunchPort(text); !ok {
-				return "", errs.Invalid(launchOp, "MASTER_PORT", strconv.Quote(text),
-					"a port from 1 to 65535, or an address of its own in SYMMEM_RENDEZVOUS_ADDR")
+				return "", errs.Advised(launchOp, "MASTER_PORT", strconv.Quote(text),
+					"a port from 1 to 65535", "correct it, or set SYMMEM_RENDEZVOUS_ADDR to an address for symmem alone")
 			}
 		}
 		return net.JoinHostPort(master, strconv.Itoa(launchFirstPort+port%launchPorts)), nil
@@ -347,11 +347,11 @@ func (e *launchEnv) address(l Launch, chosen launchReading, other bool) (string,
 		hosts = e.first("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 	}
 	if hosts == "" {
-		hint := "host:port of rank 0 in SYMMEM_RENDEZVOUS_ADDR, or rank 0's host in MASTER_ADDR, the same for all ranks"
+		hint := "set SYMMEM_RENDEZVOUS_ADDR to host:port of rank 0, or MASTER_ADDR to its host, the same for all ranks; or start them with symmem run"
 		if chosen.addrHint != "" {
 			hint = chosen.addrHint
 		}
-		return "", errs.Invalid(launchOp, "rendezvous address", "not known ("+chosen.name+" gives none)", hint)
+		return "", errs.Advised(launchOp, "rendezvous address", "not known ("+chosen.name+" gives none)", "host:port", hint)
 	}
 	names, err := parseNodeList(hosts, 1)
 	if err != nil {

@@ -80,9 +80,9 @@ func launchConflict(readings []launchReading) error {
 	if a.launch.Rank == b.launch.Rank && a.launch.WorldSize == b.launch.WorldSize {
 		return nil
 	}
-	return errs.Invalid(launchOp, "launcher", fmt.Sprintf("%s (rank %d of %d) and also %s (rank %d of %d)",
+	return errs.Advised(launchOp, "launcher", fmt.Sprintf("%s (rank %d of %d) and also %s (rank %d of %d)",
 		a.name, a.launch.Rank, a.launch.WorldSize, b.name, b.launch.Rank, b.launch.WorldSize),
-		fmt.Sprintf("one of them; name it in SYMMEM_LAUNCHER (%s or %s), or give SYMMEM_RANK and SYMMEM_WORLD_SIZE", a.name, b.name))
+		"one of them", fmt.Sprintf("set SYMMEM_LAUNCHER to %s or %s, or set SYMMEM_RANK and SYMMEM_WORLD_SIZE", a.name, b.name))
 }
 
 // number reads a field of the launch from the first of the variables that is set.
@@ -121,11 +121,12 @@ func readTorchrun(e *launchEnv, forced bool) launchReading {
 	rank, size, local := e.get("RANK"), e.get("WORLD_SIZE"), e.get("LOCAL_RANK")
 	if rank != "" && (forced || size != "" && local != "") {
 		r.started, r.why = true, "RANK, WORLD_SIZE and LOCAL_RANK are set"
-		r.addrHint = "host:port of rank 0 in SYMMEM_RENDEZVOUS_ADDR, or MASTER_ADDR as torchrun sets it"
+		r.addrHint = "set SYMMEM_RENDEZVOUS_ADDR to host:port of rank 0, or MASTER_ADDR as torchrun sets it"
 		return r
 	}
 
-	const hint = "RANK, WORLD_SIZE and LOCAL_RANK together. Without LOCAL_RANK they may count nodes instead of processes: " +
+	const all = "RANK, WORLD_SIZE and LOCAL_RANK together"
+	const hint = "without LOCAL_RANK they may count nodes instead of processes: " +
 		"start the program with \"torchrun --no-python\", or, if they do count processes, set SYMMEM_LAUNCHER=torchrun"
 	// A node count of one or a rank of 0 alone says no more than that this is a world of one.
 	several := size != "" && size != "1" || size == "" && rank != "" && rank != "0"
@@ -133,15 +134,15 @@ func readTorchrun(e *launchEnv, forced bool) launchReading {
 	switch {
 	case several && local == "":
 		r.why = "RANK or WORLD_SIZE is set, but LOCAL_RANK is not"
-		r.suspect = errs.Invalid(launchOp, "the place given by RANK and WORLD_SIZE",
-			fmt.Sprintf("rank %q of %q without LOCAL_RANK", rank, size), hint)
+		r.suspect = errs.Advised(launchOp, "the place given by RANK and WORLD_SIZE",
+			fmt.Sprintf("rank %q of %q without LOCAL_RANK", rank, size), all, hint)
 	case several:
 		r.why = "of RANK and WORLD_SIZE only one is set"
 		r.suspect = errs.Invalid(launchOp, "the place given by RANK and WORLD_SIZE", fmt.Sprintf("rank %q of %q", rank, size),
-			"RANK, WORLD_SIZE and LOCAL_RANK together")
+			all)
 	case nodes != "" && nodes != "1" && nodes != "1:1", each != "" && each != "1":
 		r.why = "PET_NNODES or PET_NPROC_PER_NODE is set, which torchrun reads, but torchrun has not run"
-		r.suspect = errs.Invalid(launchOp, "PET_NNODES and PET_NPROC_PER_NODE", fmt.Sprintf("%q and %q without RANK", nodes, each),
+		r.suspect = errs.Advised(launchOp, "PET_NNODES and PET_NPROC_PER_NODE", fmt.Sprintf("%q and %q without RANK", nodes, each), "1, or RANK with them",
 			"these are for torchrun: start the program with \"torchrun --no-python\"; or set SYMMEM_LAUNCHER=none for a world of one")
 	default:
 		r.why = "RANK, WORLD_SIZE and LOCAL_RANK are not all set"
@@ -161,7 +162,7 @@ func readOpenMPI(e *launchEnv, forced bool) launchReading {
 	return r
 }
 
-const mpiAddrHint = "host:port of rank 0 in SYMMEM_RENDEZVOUS_ADDR, or rank 0's host in MASTER_ADDR, for all ranks " +
+const mpiAddrHint = "set SYMMEM_RENDEZVOUS_ADDR to host:port of rank 0, or MASTER_ADDR to its host, for all ranks " +
 	"(mpirun -x MASTER_ADDR=... with Open MPI, -genv MASTER_ADDR ... with Hydra)"
 
 // readHydra reads what mpiexec of MPICH, Intel MPI and others sets. srun with PMI-2 sets two of these variables too: then they
@@ -186,7 +187,7 @@ func readPMIx(e *launchEnv, _ bool) launchReading {
 	r := launchReading{local: true, launch: NoLaunch(), addrHint: mpiAddrHint}
 	r.number(e, &r.launch.Rank, "rank", 0, "PMIX_RANK")
 	r.launch.Job = e.get("PMIX_NAMESPACE")
-	r.sizeHint = "the number of ranks in SYMMEM_WORLD_SIZE: PMIx does not put it into the environment"
+	r.sizeHint = "set SYMMEM_WORLD_SIZE to the number of ranks: PMIx does not put it into the environment"
 	r.started = e.get("PMIX_RANK") != "" && r.launch.Job != ""
 	r.why = launchWhy(r.started, "PMIX_RANK and PMIX_NAMESPACE")
 	if r.started && strings.HasPrefix(r.launch.Job, "slurm.") {
@@ -218,8 +219,8 @@ func readSlurm(e *launchEnv, _ bool) launchReading {
 	if !e.inSlurmStep() || e.get("SLURM_PROCID") == "" {
 		r.why = "this is a job of Slurm, but srun has not started the process: SLURM_STEP_ID is not that of a step"
 		if tasks := e.slurmTasks(); tasks > 1 {
-			r.suspect = errs.Invalid(launchOp, "the Slurm job",
-				fmt.Sprintf("one for %d tasks, but this process runs alone in its shell", tasks),
+			r.suspect = errs.Advised(launchOp, "the Slurm job",
+				fmt.Sprintf("one for %d tasks, but this process runs alone in its shell", tasks), "a process that srun has started",
 				"start the program with \"srun ./program\", or set SYMMEM_LAUNCHER=none for a world of one")
 			r.why += fmt.Sprintf("; start the program with srun to have %d ranks", tasks)
 		}
@@ -241,7 +242,7 @@ func readSlurm(e *launchEnv, _ bool) launchReading {
 	}
 	r.launch.Job = e.first("SLURM_JOB_ID", "SLURM_JOBID") + "." + e.first("SLURM_STEP_ID", "SLURM_STEPID")
 	r.hosts = e.first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-	r.sizeHint = "the number of tasks in SLURM_STEP_NUM_TASKS, which srun sets, or SYMMEM_WORLD_SIZE"
+	r.sizeHint = "set SYMMEM_WORLD_SIZE to the number of tasks, or SLURM_STEP_NUM_TASKS as srun sets it"
 	return r
 }
 
@@ -316,13 +317,13 @@ func readKubernetes(e *launchEnv, forced bool) launchReading {
 	if job, ok := strings.CutSuffix(e.get("HOSTNAME"), "-"+index); ok {
 		r.launch.Job = job
 	}
-	r.sizeHint = "the Job's completions in SYMMEM_WORLD_SIZE, set in its pod template: Kubernetes does not put them into the " +
+	r.sizeHint = "set SYMMEM_WORLD_SIZE to the Job's completions in its pod template: Kubernetes does not put them into the " +
 		"environment; or SYMMEM_LAUNCHER=none if each pod works alone"
 	host := "<job>-0"
 	if r.launch.Job != "" {
 		host = r.launch.Job + "-0"
 	}
-	r.addrHint = "host:port of the pod with index 0 in SYMMEM_RENDEZVOUS_ADDR, like " + host +
+	r.addrHint = "set SYMMEM_RENDEZVOUS_ADDR to host:port of the pod with index 0, like " + host +
 		".<headless service>:29400; the service needs publishNotReadyAddresses"
 	return r
 }

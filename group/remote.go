@@ -382,7 +382,8 @@ func (r *remote) arrive(group string, seq uint64, a *arrival) {
 	// The message is encoded later by another goroutine, when the caller may have given up and changed its data.
 	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Arrival{Arrival: &pb.Arrival{
 		Group: group, Sequence: seq, Kind: uint32(a.kind), Op: a.op, Root: int64(a.root), Data: append([]byte(nil), a.data...),
-		Refused: a.refused, Refusal: a.refusal, Excuse: a.excuse, Condition: uint32(a.reason), Members: toInt64s(a.members),
+		Refused: a.refused, Refusal: a.refusal, Excuse: a.excuse, Members: toInt64s(a.members),
+		Conditions: a.conditions, ExcuseConditions: a.excuseConditions,
 	}}})
 }
 

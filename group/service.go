@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // maxHeaders bounds the headers of a stream, in bytes.
@@ -435,7 +436,8 @@ func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 		a := b.Arrival
 		h.arrive(rank, a.GetGroup(), a.GetSequence(), &arrival{
 			kind: kind(a.GetKind()), op: a.GetOp(), root: int(a.GetRoot()), data: a.GetData(),
-			refused: a.GetRefused(), refusal: a.GetRefusal(), excuse: a.GetExcuse(), reason: condition(a.GetCondition()), members: toInts(a.GetMembers()), to: c,
+			refused: a.GetRefused(), refusal: a.GetRefusal(), excuse: a.GetExcuse(), members: toInts(a.GetMembers()), to: c,
+			conditions: a.GetConditions(), excuseConditions: a.GetExcuseConditions(),
 		})
 	case *pb.ClientMessage_Abandon:
 		h.abandon(rank, b.Abandon.GetGroup(), b.Abandon.GetSequence(), b.Abandon.GetReason())
@@ -490,6 +492,9 @@ func oversized(m *pb.ClientMessage, worldSize int) error {
 	}
 	if size := max(len(a.GetData()), len(r.GetValue()), len(r.GetOld())); size > MaxBlob {
 		return fmt.Errorf("it sent a blob of %d bytes; allowed are at most %d", size, MaxBlob)
+	}
+	if n := max(len(a.GetConditions()), len(a.GetExcuseConditions())); n > errs.MaxCodes {
+		return fmt.Errorf("it sent %d conditions of a failure; allowed are at most %d", n, errs.MaxCodes)
 	}
 	if len(a.GetMembers()) > worldSize {
 		return fmt.Errorf("it asked for a group of %d ranks in a world of %d", len(a.GetMembers()), worldSize)

@@ -13,15 +13,15 @@ import (
 
 // The errors of this package, for errors.Is.
 var (
-	ErrUnsupported  = errs.ErrUnsupported                            // this device cannot do it
-	ErrNotReachable = errs.ErrNotReachable                           // a peer's memory has no address in this process
-	ErrMismatch     = errs.ErrMismatch                               // the ranks did not ask for the same thing
-	ErrPeerLost     = errs.ErrPeerLost                               // another rank has died or left
-	ErrClosed       = errs.ErrClosed                                 // the plan or its tensor was closed before
-	ErrInvalid      = errs.ErrInvalid                                // an argument outside of what is allowed
-	ErrNoRendezvous = tensor.ErrNoRendezvous                         // a tensor has had no rendezvous yet
-	ErrTwoStreams   = errors.New("plan is in use on another stream") // a plan runs on one stream at a time
-	ErrNoRoom       = errors.New("no room beside other plans")       // see RoomError
+	ErrUnsupported  = errs.ErrUnsupported    // this device cannot do it
+	ErrNotReachable = errs.ErrNotReachable   // a peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch       // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost       // another rank has died or left
+	ErrClosed       = errs.ErrClosed         // the plan or its tensor was closed before
+	ErrInvalid      = errs.ErrInvalid        // an argument outside of what is allowed
+	ErrNoRendezvous = tensor.ErrNoRendezvous // a tensor has had no rendezvous yet
+	ErrTwoStreams   = errs.ErrTwoStreams     // a plan runs on one stream at a time
+	ErrNoRoom       = errs.ErrNoRoom         // see RoomError
 )
 
 // Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to

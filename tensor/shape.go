@@ -50,7 +50,7 @@ func checkShape(op string, dtype DType, shape Shape) (int64, error) {
 	for i, d := range shape {
 		over, product := bits.Mul64(bytes, uint64(d))
 		if over != 0 || product > math.MaxInt64 {
-			return 0, errs.Invalid(op, fmt.Sprintf("shape[%d]", i), d, fmt.Sprintf("a shape of at most %d bytes in all; %v of %s has more", int64(math.MaxInt64), shape, dtype))
+			return 0, errs.Invalid(op, fmt.Sprintf("shape[%d]", i), d, fmt.Sprintf("a shape of at most %d bytes in all (%v of %s has more)", int64(math.MaxInt64), shape, dtype))
 		}
 		bytes = product
 	}

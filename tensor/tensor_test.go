@@ -42,7 +42,7 @@ func (l *locked) String() string {
 func TestDroppedTensorIsLogged(t *testing.T) {
 	ctx := context.Background()
 	var log locked
-	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Getenv: func(string) string { return "" }})
+	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Environ: func() []string { return nil }})
 	require.NoError(t, err)
 	func() {
 		_, err := r.Empty(ctx, tensor.Float32, 123)
@@ -62,7 +62,7 @@ func TestDroppedTensorIsLogged(t *testing.T) {
 func TestEventsProveRegistration(t *testing.T) {
 	ctx := context.Background()
 	var log locked
-	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Getenv: func(string) string { return "" }})
+	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Environ: func() []string { return nil }})
 	require.NoError(t, err)
 	x, err := tensor.EmptyNamed(ctx, r.Memory(), "weights", tensor.Float32, 256)
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestEventsProveRegistration(t *testing.T) {
 
 func TestStrings(t *testing.T) {
 	ctx := context.Background()
-	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Getenv: func(string) string { return "" }})
+	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Environ: func() []string { return nil }})
 	require.NoError(t, err)
 	x, err := r.Empty(ctx, tensor.BFloat16, 4, 5)
 	require.NoError(t, err)

@@ -517,6 +517,9 @@ func findBackend(name string, probe func() (backend.Capabilities, error)) backen
 	b.Reason, b.Fix = dl.Advice(err)
 	if wrong, ok := errors.AsType[*backend.ArgumentError](err); ok {
 		b.Fix = fmt.Sprintf("correct %s; allowed: %s", wrong.Arg, wrong.Allowed)
+		if wrong.Advice != "" {
+			b.Fix += "; " + wrong.Advice
+		}
 	} else if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnsupported) && b.Fix == "" {
 		b.Fix = fixProbe
 	}

@@ -78,7 +78,7 @@ func (a *app) rankMain(cmd *cobra.Command, fd int, work func(ctx context.Context
 		if err != nil {
 			return err
 		}
-		r, err := symmem.Open(ctx, cfg, &symmem.Options{Getenv: a.getenv})
+		r, err := symmem.Open(ctx, cfg, &symmem.Options{Environ: func() []string { return a.environ }})
 		if err != nil {
 			if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !a.probeFails(ctx, refused) {
 				return rep.tell(message{Refused: refused.Error(), Done: true})

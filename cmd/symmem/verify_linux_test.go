@@ -128,7 +128,7 @@ func TestVerifyTriesTheStartFirst(t *testing.T) {
 func TestVerifyARankHangs(t *testing.T) {
 	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "hangs", "--timeout", "3s")
 	require.Len(t, v.Backends, 1)
-	assert.Regexp(t, `waiting for ranks \[1\] of 2`, v.Backends[0].Reason)
+	assert.Regexp(t, `waiting for rank 1 of 2`, v.Backends[0].Reason)
 	assert.Equal(t, 1, v.Summary.Failed)
 }
 

@@ -1,12 +1,12 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Result is a CUresult.
@@ -73,7 +73,7 @@ type Error = dl.Error
 
 // ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to
 // memory that is not mapped. The GPU is of no use to this process any more; others are not concerned.
-var ErrContextLost = errors.New("the CUDA context is lost")
+var ErrContextLost = errs.ErrContextLost
 
 // sticky reports whether a context that gave r gives nothing else any more.
 func (r Result) sticky() bool {

@@ -15,7 +15,7 @@ func Advice(err error) (reason, fix string) {
 		fix = hint
 		if found, ok := load.Found(); ok {
 			// It is there: to install it once more, as it was, would change nothing.
-			fix = found.repair()
+			fix = repair(found)
 			if hint != "" {
 				fix += ", or " + hint
 			}
@@ -34,7 +34,7 @@ func Advice(err error) (reason, fix string) {
 }
 
 // repair says what to do about a file that is there and cannot be loaded.
-func (a Attempt) repair() string {
+func repair(a Attempt) string {
 	const lacking = ": cannot open shared object file: No such file or directory"
 	if needed, ok := strings.CutSuffix(a.Text, lacking); ok && needed != a.Path {
 		return fmt.Sprintf("install %s, which %s needs", needed, a.Path)

@@ -17,11 +17,11 @@ func TestAdvice(t *testing.T) {
 		err         error
 		reason, fix string
 	}{
-		"not there": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{"a.so", "a.so: " + notThere}}, Hint: "install L"},
+		"not there": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{Path: "a.so", Text: "a.so: " + notThere}}, Hint: "install L"},
 			"loading L: tried a.so (" + notThere + ")", "install L"},
-		"broken": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{"/x/a.so", "/x/a.so: file too short"}}, Hint: "install L"},
+		"broken": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{Path: "/x/a.so", Text: "/x/a.so: file too short"}}, Hint: "install L"},
 			"loading L: tried /x/a.so (file too short)", "replace or remove /x/a.so, which cannot be loaded, or install L"},
-		"needs another": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{"/x/a.so", "libb.so.2: " + notThere}}, Hint: "install L"},
+		"needs another": {&dl.LoadError{Library: "L", Attempts: []dl.Attempt{{Path: "/x/a.so", Text: "libb.so.2: " + notThere}}, Hint: "install L"},
 			"loading L: tried /x/a.so (libb.so.2: " + notThere + ")", "install libb.so.2, which /x/a.so needs, or install L"},
 		"too old": {fmt.Errorf("opening: %w", &dl.SymbolError{Library: "L", Symbols: []string{"f"}, Hint: "version 2 has it"}),
 			"opening: L does not have f", "version 2 has it"},

@@ -19,9 +19,9 @@ func TestErrorTexts(t *testing.T) {
 	assert.EqualError(t, &dl.Error{Library: "L", Call: "c", Code: 7, Text: "bad", Hint: "do better"},
 		"L: c returned 7 (bad); do better")
 	assert.EqualError(t, &dl.LoadError{Library: "L", Hint: "install it"}, "loading L: there is nowhere to look for it; install it")
-	assert.EqualError(t, &dl.LoadError{Library: "L", Attempts: []dl.Attempt{{"a.so", "a.so: bad"}, {"b.so", "worse"}}},
+	assert.EqualError(t, &dl.LoadError{Library: "L", Attempts: []dl.Attempt{{Path: "a.so", Text: "a.so: bad"}, {Path: "b.so", Text: "worse"}}},
 		"loading L: tried a.so (bad); tried b.so (worse)")
-	many := []dl.Attempt{{"a.so", "a.so: bad"}}
+	many := []dl.Attempt{{Path: "a.so", Text: "a.so: bad"}}
 	for range 5 {
 		many = append(many, dl.Attempt{Path: "x.so", Text: "x.so: cannot open shared object file: No such file or directory"})
 	}
@@ -44,14 +44,14 @@ func TestFound(t *testing.T) {
 		missing bool
 		reason  string
 	}{
-		"glibc, not there":  {dl.Attempt{"liba.so.1", "liba.so.1: cannot open shared object file: No such file or directory"}, true, "cannot open shared object file: No such file or directory"},
-		"musl, not there":   {dl.Attempt{"liba.so.1", "Error loading shared library liba.so.1: No such file or directory"}, true, "Error loading shared library liba.so.1: No such file or directory"},
-		"no file matches":   {dl.Attempt{"/x/*/liba.so", "no such file"}, true, "no such file"},
-		"needs another":     {dl.Attempt{"/x/liba.so", "libb.so.12: cannot open shared object file: No such file or directory"}, false, "libb.so.12: cannot open shared object file: No such file or directory"},
-		"needs another (2)": {dl.Attempt{"/x/liba.so", "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"}, false, "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"},
-		"broken":            {dl.Attempt{"/x/liba.so", "/x/liba.so: file too short"}, false, "file too short"},
-		"another processor": {dl.Attempt{"/x/liba.so", "/x/liba.so: wrong ELF class: ELFCLASS32"}, false, "wrong ELF class: ELFCLASS32"},
-		"may not be read":   {dl.Attempt{"/x/liba.so", "/x/liba.so: cannot open shared object file: Permission denied"}, false, "cannot open shared object file: Permission denied"},
+		"glibc, not there":  {dl.Attempt{Path: "liba.so.1", Text: "liba.so.1: cannot open shared object file: No such file or directory"}, true, "cannot open shared object file: No such file or directory"},
+		"musl, not there":   {dl.Attempt{Path: "liba.so.1", Text: "Error loading shared library liba.so.1: No such file or directory"}, true, "Error loading shared library liba.so.1: No such file or directory"},
+		"no file matches":   {dl.Attempt{Path: "/x/*/liba.so", Text: "no such file"}, true, "no such file"},
+		"needs another":     {dl.Attempt{Path: "/x/liba.so", Text: "libb.so.12: cannot open shared object file: No such file or directory"}, false, "libb.so.12: cannot open shared object file: No such file or directory"},
+		"needs another (2)": {dl.Attempt{Path: "/x/liba.so", Text: "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"}, false, "Error loading shared library libb.so.12: No such file or directory (needed by /x/liba.so)"},
+		"broken":            {dl.Attempt{Path: "/x/liba.so", Text: "/x/liba.so: file too short"}, false, "file too short"},
+		"another processor": {dl.Attempt{Path: "/x/liba.so", Text: "/x/liba.so: wrong ELF class: ELFCLASS32"}, false, "wrong ELF class: ELFCLASS32"},
+		"may not be read":   {dl.Attempt{Path: "/x/liba.so", Text: "/x/liba.so: cannot open shared object file: Permission denied"}, false, "cannot open shared object file: Permission denied"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, c.missing, c.attempt.Missing())

@@ -116,7 +116,7 @@ func (s *Search) candidates() []Attempt {
 			case err != nil:
 				inFolders = append(inFolders, Attempt{Path: pattern, Text: err.Error()})
 			case len(found) == 0:
-				inFolders = append(inFolders, Attempt{Path: pattern, Text: noFile})
+				inFolders = append(inFolders, Attempt{Path: pattern, Text: errs.NoFile})
 			}
 			slices.Sort(found)
 			for _, path := range slices.Backward(found) {

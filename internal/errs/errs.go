@@ -26,6 +26,22 @@ var (
 	ErrNoMemory = errors.New("out of memory")
 	// ErrInvalid: an argument is outside of what is allowed; the error is an [*ArgumentError].
 	ErrInvalid = errors.New("invalid argument")
+	// ErrNoRendezvous: the memory was used for something that needs a rendezvous before there was one.
+	ErrNoRendezvous = errors.New("no rendezvous yet")
+	// ErrNoMulticast: the multicast address was asked for before the ranks have enabled it.
+	ErrNoMulticast = errors.New("no multicast enabled yet (EnableMulticast on every rank)")
+	// ErrNotSymmetric: the address is not inside memory that was allocated or registered as symmetric.
+	ErrNotSymmetric = errors.New("not symmetric memory")
+	// ErrNotPosted: a transfer was asked about or waited for before it was posted.
+	ErrNotPosted = errors.New("transfer not posted")
+	// ErrInProgress: a transfer was posted again, or closed, before its last post had ended.
+	ErrInProgress = errors.New("transfer in progress")
+	// ErrTwoStreams: a plan runs on one stream at a time.
+	ErrTwoStreams = errors.New("plan is in use on another stream")
+	// ErrNoRoom: the device has no room for the kernels of a plan beside those of others.
+	ErrNoRoom = errors.New("no room beside other plans")
+	// ErrContextLost: device work has ended the CUDA context of this process.
+	ErrContextLost = errors.New("the CUDA context is lost")
 )
 
 // ArgumentError is a refused argument: what was asked, the value and what was allowed.
@@ -33,21 +49,35 @@ type ArgumentError struct {
 	Op      string // the operation that refused, as a user would write it: "Slice"
 	Arg     string // the argument: "start"
 	Value   any    // the value given
-	Allowed string // what is allowed, and where it helps what to do next
+	Allowed string // the values that are allowed; "" where that says nothing
+	Advice  string // what to do next; "" if that is plain
 }
 
-// Error says which argument of which operation was refused, its value and what is allowed.
+// Error says which argument of which operation was refused, its value, what is allowed and what to do next.
 func (e *ArgumentError) Error() string {
-	if e.Value == nil {
-		return fmt.Sprintf("%s: %s is nil; allowed: %s", e.Op, e.Arg, e.Allowed)
+	value := e.Value
+	if value == nil {
+		value = "nil"
 	}
-	return fmt.Sprintf("%s: %s is %v; allowed: %s", e.Op, e.Arg, e.Value, e.Allowed)
+	text := fmt.Sprintf("%s: %s is %v", e.Op, e.Arg, value)
+	if e.Allowed != "" {
+		text += "; allowed: " + e.Allowed
+	}
+	if e.Advice != "" {
+		text += "; " + e.Advice
+	}
+	return text
 }
 
 // Is reports that an ArgumentError is an ErrInvalid.
 func (e *ArgumentError) Is(target error) bool { return target == ErrInvalid }
 
-// Invalid makes an ArgumentError.
+// Invalid makes an ArgumentError without advice.
 func Invalid(op, arg string, value any, allowed string) error {
 	return &ArgumentError{Op: op, Arg: arg, Value: value, Allowed: allowed}
+}
+
+// Advised makes an ArgumentError with advice.
+func Advised(op, arg string, value any, allowed, advice string) error {
+	return &ArgumentError{Op: op, Arg: arg, Value: value, Allowed: allowed, Advice: advice}
 }

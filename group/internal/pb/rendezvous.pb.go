@@ -628,20 +628,21 @@ func (x *Refusal) GetText() string {
 
 // Arrival is a rank's part of a collective call.
 type Arrival struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Kind          uint32                 `protobuf:"varint,3,opt,name=kind,proto3" json:"kind,omitempty"`
-	Op            string                 `protobuf:"bytes,4,opt,name=op,proto3" json:"op,omitempty"`
-	Root          int64                  `protobuf:"varint,5,opt,name=root,proto3" json:"root,omitempty"`
-	Data          []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
-	Refused       bool                   `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
-	Refusal       string                 `protobuf:"bytes,8,opt,name=refusal,proto3" json:"refusal,omitempty"`
-	Members       []int64                `protobuf:"varint,9,rep,packed,name=members,proto3" json:"members,omitempty"` // world ranks, when the call opens a group
-	Condition     uint32                 `protobuf:"varint,10,opt,name=condition,proto3" json:"condition,omitempty"`   // which condition the refusal or the excuse is, for programs; 0 if none that ranks tell each other
-	Excuse        string                 `protobuf:"bytes,11,opt,name=excuse,proto3" json:"excuse,omitempty"`          // why the rank may have come to another call than the others
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Group            string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Sequence         uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Kind             uint32                 `protobuf:"varint,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Op               string                 `protobuf:"bytes,4,opt,name=op,proto3" json:"op,omitempty"`
+	Root             int64                  `protobuf:"varint,5,opt,name=root,proto3" json:"root,omitempty"`
+	Data             []byte                 `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
+	Refused          bool                   `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refusal          string                 `protobuf:"bytes,8,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Members          []int64                `protobuf:"varint,9,rep,packed,name=members,proto3" json:"members,omitempty"`                                            // world ranks, when the call opens a group
+	Conditions       []uint32               `protobuf:"varint,10,rep,packed,name=conditions,proto3" json:"conditions,omitempty"`                                     // what the refusal is, for programs; codes that are not known are passed on
+	Excuse           string                 `protobuf:"bytes,11,opt,name=excuse,proto3" json:"excuse,omitempty"`                                                     // why the rank may have come to another call than the others
+	ExcuseConditions []uint32               `protobuf:"varint,12,rep,packed,name=excuse_conditions,json=excuseConditions,proto3" json:"excuse_conditions,omitempty"` // what the excuse is, likewise
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Arrival) Reset() {
@@ -737,11 +738,11 @@ func (x *Arrival) GetMembers() []int64 {
 	return nil
 }
 
-func (x *Arrival) GetCondition() uint32 {
+func (x *Arrival) GetConditions() []uint32 {
 	if x != nil {
-		return x.Condition
+		return x.Conditions
 	}
-	return 0
+	return nil
 }
 
 func (x *Arrival) GetExcuse() string {
@@ -749,6 +750,13 @@ func (x *Arrival) GetExcuse() string {
 		return x.Excuse
 	}
 	return ""
+}
+
+func (x *Arrival) GetExcuseConditions() []uint32 {
+	if x != nil {
+		return x.ExcuseConditions
+	}
+	return nil
 }
 
 // Abandon says that a rank waits no longer in a collective call.
@@ -906,8 +914,7 @@ type Failure struct {
 	Values        []string               `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
 	Failures      []*RankFailure         `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
 	Lost          *Loss                  `protobuf:"bytes,7,opt,name=lost,proto3" json:"lost,omitempty"`
-	Limit         int64                  `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`            // of a quota
-	Reasons       []uint32               `protobuf:"varint,9,rep,packed,name=reasons,proto3" json:"reasons,omitempty"` // the conditions that the failures are, for programs
+	Limit         int64                  `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"` // of a quota
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -998,17 +1005,11 @@ func (x *Failure) GetLimit() int64 {
 	return 0
 }
 
-func (x *Failure) GetReasons() []uint32 {
-	if x != nil {
-		return x.Reasons
-	}
-	return nil
-}
-
 type RankFailure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          int64                  `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
 	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	Conditions    []uint32               `protobuf:"varint,3,rep,packed,name=conditions,proto3" json:"conditions,omitempty"` // what it is, for programs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1055,6 +1056,13 @@ func (x *RankFailure) GetText() string {
 		return x.Text
 	}
 	return ""
+}
+
+func (x *RankFailure) GetConditions() []uint32 {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
 }
 
 // Loss is the news that a rank is lost.
@@ -1550,7 +1558,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\aWelcome\"5\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\x8f\x02\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xc6\x02\n" +
 	"\aArrival\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x12\n" +
@@ -1560,10 +1568,13 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x04data\x18\x06 \x01(\fR\x04data\x12\x18\n" +
 	"\arefused\x18\a \x01(\bR\arefused\x12\x18\n" +
 	"\arefusal\x18\b \x01(\tR\arefusal\x12\x1c\n" +
-	"\amembers\x18\t \x03(\x03B\x02\x10\x01R\amembers\x12\x1c\n" +
-	"\tcondition\x18\n" +
-	" \x01(\rR\tcondition\x12\x16\n" +
-	"\x06excuse\x18\v \x01(\tR\x06excuse\"S\n" +
+	"\amembers\x18\t \x03(\x03B\x02\x10\x01R\amembers\x12\"\n" +
+	"\n" +
+	"conditions\x18\n" +
+	" \x03(\rB\x02\x10\x01R\n" +
+	"conditions\x12\x16\n" +
+	"\x06excuse\x18\v \x01(\tR\x06excuse\x12/\n" +
+	"\x11excuse_conditions\x18\f \x03(\rB\x02\x10\x01R\x10excuseConditions\"S\n" +
 	"\aAbandon\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -1574,7 +1585,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x18\n" +
 	"\x05sizes\x18\x04 \x03(\rB\x02\x10\x01R\x05sizes\x12\x12\n" +
 	"\x04more\x18\x05 \x01(\bR\x04more\x127\n" +
-	"\afailure\x18\x06 \x01(\v2\x1d.symmem.rendezvous.v1.FailureR\afailure\"\x9e\x02\n" +
+	"\afailure\x18\x06 \x01(\v2\x1d.symmem.rendezvous.v1.FailureR\afailure\"\x80\x02\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x03R\x04rank\x12\x12\n" +
@@ -1583,11 +1594,13 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x06values\x18\x05 \x03(\tR\x06values\x12=\n" +
 	"\bfailures\x18\x06 \x03(\v2!.symmem.rendezvous.v1.RankFailureR\bfailures\x12.\n" +
 	"\x04lost\x18\a \x01(\v2\x1a.symmem.rendezvous.v1.LossR\x04lost\x12\x14\n" +
-	"\x05limit\x18\b \x01(\x03R\x05limit\x12\x1c\n" +
-	"\areasons\x18\t \x03(\rB\x02\x10\x01R\areasons\"5\n" +
+	"\x05limit\x18\b \x01(\x03R\x05limit\"Y\n" +
 	"\vRankFailure\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"{\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\"\n" +
+	"\n" +
+	"conditions\x18\x03 \x03(\rB\x02\x10\x01R\n" +
+	"conditions\"{\n" +
 	"\x04Loss\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +

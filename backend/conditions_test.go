@@ -1,0 +1,98 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// onEach calls f on each rank of a group in this process and gives the errors by rank.
+func onEach(t *testing.T, n int, f func(ctx context.Context, g *group.Group) error) []error {
+	t.Helper()
+	groups, err := group.Local(n, nil)
+	require.NoError(t, err)
+	failures := make([]error, n)
+	var all sync.WaitGroup
+	for i, g := range groups {
+		all.Go(func() { failures[i] = f(t.Context(), g) })
+	}
+	all.Wait()
+	for _, g := range groups {
+		require.NoError(t, g.Close(t.Context()))
+	}
+	return failures
+}
+
+// requireConditions fails the test unless each error is each of want and no other condition of the module.
+func requireConditions(t *testing.T, failures []error, want ...error) {
+	t.Helper()
+	for rank, err := range failures {
+		for _, c := range errs.All() {
+			require.Equalf(t, slices.Contains(want, c), errors.Is(err, c), "rank %d: is it %q? %v", rank, c, err)
+		}
+	}
+}
+
+// TestConditionsAreTold: what the ranks tell each other in a Tell, and in the records of a rendezvous, is the same condition on all.
+func TestConditionsAreTold(t *testing.T) {
+	all := errs.All()
+	for i, c := range all {
+		other := all[(i+3)%len(all)]
+		mine := map[int]error{1: fmt.Errorf("a step: %w", c), 2: fmt.Errorf("a step: %w", other)}
+		requireConditions(t, onEach(t, 3, func(ctx context.Context, g *group.Group) error {
+			_, err := backend.Tell(ctx, g, "what", g.Rank(), mine[g.Rank()])
+			return err
+		}), c, other)
+		requireConditions(t, onEach(t, 3, func(ctx context.Context, g *group.Group) error {
+			_, err := backend.Exchange(ctx, g, &backend.Record{Backend: "b"}, mine[g.Rank()])
+			return err
+		}), c, other)
+	}
+	// One without a text is a failure too.
+	for _, err := range onEach(t, 2, func(ctx context.Context, g *group.Group) error {
+		var failure error
+		if g.Rank() == 1 {
+			failure = errors.New("")
+		}
+		_, err := backend.Tell(ctx, g, "what", 0, failure)
+		return err
+	}) {
+		require.ErrorContains(t, err, "what failed: rank 1: *errors.errorString")
+	}
+}
+
+// TestWrongListOnOneRank: a rank that asks for a backend that is not there tells the others so.
+func TestWrongListOnOneRank(t *testing.T) {
+	failures := onEach(t, 3, func(ctx context.Context, g *group.Group) error {
+		list := []string{"host"}
+		if g.Rank() == 1 {
+			list = []string{"nvlink"}
+		}
+		_, _, err := backend.Choose(ctx, g, list, &backend.Env{Group: g})
+		return err
+	})
+	requireConditions(t, failures, errs.ErrInvalid)
+	for _, err := range failures {
+		require.ErrorContains(t, err, `rank 1: backend: name is "nvlink"; allowed: `)
+	}
+}
+
+func TestRefusedErrorFolds(t *testing.T) {
+	e := &backend.RefusedError{Tried: []string{"a", "b"}}
+	for rank := range 4 {
+		e.Refusals = append(e.Refusals, backend.Refusal{Name: "a", Rank: rank, Err: "no driver", Conditions: []error{errs.ErrUnsupported}})
+	}
+	require.EqualError(t, &backend.RefusedError{Tried: []string{"a"}, Refusals: e.Refusals}, "backend a cannot be used: ranks 0-3: no driver")
+	e.Refusals = append(e.Refusals, backend.Refusal{Name: "b", Rank: 2, Err: "no driver"})
+	require.EqualError(t, e, "none of the backends a, b can be used:\n\ta on ranks 0-3: no driver\n\tb on rank 2: no driver")
+	requireConditions(t, []error{e}, errs.ErrUnavailable, errs.ErrUnsupported)
+}
