@@ -385,6 +385,10 @@ func (p *reduction) Enqueue(s device.Stream) error {
 		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()),
 			"a stream of "+p.backend.device.Name())
 	}
+	handle := stream.Handle()
+	if handle == 0 {
+		return fmt.Errorf("Enqueue: the stream is %w", errs.ErrClosed)
+	}
 	if err := p.of.given(); err != nil {
 		return fmt.Errorf("Enqueue: %w", err)
 	}
@@ -396,7 +400,7 @@ func (p *reduction) Enqueue(s device.Stream) error {
 		return fmt.Errorf("Enqueue: %w", err)
 	}
 	x := p.runs.Get().(*run)
-	x.stream = uintptr(stream.Handle())
+	x.stream = uintptr(handle)
 	err := p.backend.device.WithContext(x.call)
 	p.of.fault.Watch(stream)
 	p.runs.Put(x)

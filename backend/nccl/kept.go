@@ -225,24 +225,21 @@ func (b *Backend) offerKept(o *Options) (offer keptOffer) {
 	return offer
 }
 
-// choose says which of the communicators that were offered all ranks have, in an order that is the same on all, and which some rank has
-// and another has not any more.
-func choose(offers []keptOffer) (common []string, gone map[string]bool) {
-	gone = map[string]bool{}
-	for _, o := range offers {
-		for _, id := range o.Have {
-			lacks := func(o keptOffer) bool { return !slices.Contains(o.Have, id) }
-			if !slices.ContainsFunc(offers, lacks) {
-				if !slices.Contains(common, id) {
-					common = append(common, id)
-				}
-				continue
-			}
-			lost := func(o keptOffer) bool { return lacks(o) && !slices.Contains(o.Busy, id) }
-			gone[id] = gone[id] || slices.ContainsFunc(offers, lost)
+// choose says which of the communicators that were offered all ranks have, in an order that is the same on all.
+func choose(offers []keptOffer) (common []string) {
+	for _, id := range offers[0].Have {
+		if !slices.ContainsFunc(offers, func(o keptOffer) bool { return !slices.Contains(o.Have, id) }) {
+			common = append(common, id)
 		}
 	}
-	return common, gone
+	return common
+}
+
+// gone reports whether a communicator that this rank has is to be ended, because some rank has it no more or has found that it is not
+// sound. As long as another group of some rank has to do with it, it is not: that rank cannot end it with the others.
+func gone(offers []keptOffer, id string) bool {
+	return slices.ContainsFunc(offers, func(o keptOffer) bool { return !slices.Contains(o.Have, id) }) &&
+		!slices.ContainsFunc(offers, func(o keptOffer) bool { return slices.Contains(o.Busy, id) })
 }
 
 // takeKept gives the link that all ranks have, or nil, ends those that some rank has no more, and puts the others back. With a failure,
@@ -258,8 +255,7 @@ func (b *Backend) takeKept(ctx context.Context, peers []member, failure error) *
 			offers = append(offers, p.Kept)
 		}
 		b.keeps = !slices.ContainsFunc(offers, func(o keptOffer) bool { return !o.Keeps })
-		common, gone := choose(offers)
-		for _, id := range common {
+		for _, id := range choose(offers) {
 			i := slices.IndexFunc(pending, func(l *link) bool { return l.id == id })
 			if b.keeps && pending[i].noCast == (b.noCast != "") {
 				chosen = pending[i]
@@ -267,7 +263,7 @@ func (b *Backend) takeKept(ctx context.Context, peers []member, failure error) *
 			}
 		}
 		for _, l := range pending {
-			if gone[l.id] || !slices.Contains(peers[b.group.Rank()].Kept.Have, l.id) {
+			if gone(offers, l.id) {
 				ended = append(ended, l)
 			}
 		}

@@ -262,13 +262,16 @@ func TestDecide(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	common, gone := choose([]keptOffer{
+	offers := []keptOffer{
 		{Have: []string{"a", "b", "c", "d"}},
 		{Have: []string{"d", "b"}, Busy: []string{"c"}},
-	})
-	assert.Equal(t, []string{"b", "d"}, common)
-	assert.True(t, gone["a"])
-	assert.False(t, gone["b"] || gone["c"] || gone["d"])
+		{Have: []string{"b", "d"}},
+	}
+	assert.Equal(t, []string{"b", "d"}, choose(offers))
+	assert.True(t, gone(offers, "a"), "two ranks have it no more")
+	assert.True(t, gone(offers, "e"), "this rank has found it to be bad, and nobody else has it")
+	assert.False(t, gone(offers, "b"))
+	assert.False(t, gone(offers, "c"), "the third has it no more, but the second cannot end it now")
 }
 
 // goesBad opens a sub-group, lets bad spoil it, closes it, and wants the next one to have communicators of its own, and the one after that
@@ -338,6 +341,15 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 		goesBad(t, m, 5*time.Second, func(ctx context.Context, b *Backend, _ *backend.Memory) error {
 			if b.group.Rank() == 0 {
 				return b.comm.Abort(ctx, errors.New("a fault"))
+			}
+			return nil
+		})
+	})
+	t.Run("used by the caller", func(t *testing.T) {
+		m := newMachine(2)
+		goesBad(t, m, 5*time.Second, func(_ context.Context, b *Backend, _ *backend.Memory) error {
+			if b.group.Rank() == 1 && b.Comm() == 0 {
+				return errors.New("no handle")
 			}
 			return nil
 		})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/backend"
@@ -106,7 +107,8 @@ type Backend struct {
 	link      *link  // what the communicators are kept as; nil for a group that is no sub-group
 	reused    bool   // they were kept
 	pending   []*link
-	castThen  string // noCast when the backend was opened
+	castThen  string      // noCast when the backend was opened
+	handed    atomic.Bool // the caller has the communicator's handle, and may leave on it what nobody knows
 
 	mu       sync.Mutex
 	windows  map[device.Ptr]*window // by the base of the allocation that is registered
@@ -315,6 +317,7 @@ func (b *Backend) Comm() uintptr {
 	if b.comm == nil {
 		return 0
 	}
+	b.handed.Store(true)
 	return uintptr(b.comm.Handle())
 }
 
@@ -461,6 +464,9 @@ func (b *Backend) reusable(failed error) error {
 		if err := red.given(); err != nil {
 			return err
 		}
+	}
+	if b.handed.Load() {
+		return errors.New("the caller has used it")
 	}
 	return nil
 }
