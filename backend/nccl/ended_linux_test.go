@@ -269,8 +269,8 @@ func TestSynchronizeMeanwhile(t *testing.T) {
 	})
 }
 
-// TestGivenUpMeanwhile: a run that is given up while it is being enqueued is told, whether it came onto the stream or not.
-func TestGivenUpMeanwhile(t *testing.T) {
+// TestToldBeforeItEnds: a stream that finds its run ended, because the communicator is being aborted, knows why already.
+func TestToldBeforeItEnds(t *testing.T) {
 	onOne(t, plainForm, func(ctx context.Context, m *machine, b *Backend, prepare func() (backend.PreparedAllReduce, error)) error {
 		s, closeAll, err := streamsOf(b.device, 1)
 		if err != nil {
@@ -280,12 +280,67 @@ func TestGivenUpMeanwhile(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		said := make(chan error, 1)
+		m.set(func() {
+			m.holds = true
+			m.afterAbort = func() { said <- tells(ctx, "the run", s[0], "ncclSystemError") }
+		})
+		if err := errors.Join(p.Enqueue(s[0]), reports(ctx, m, b.reducers[plainForm], nccl.SystemError)); err != nil {
+			return err
+		}
+		err = <-said
+		m.set(func() { m.afterAbort = nil })
+		return errors.Join(err, closeAll())
+	})
+}
+
+// TestClosedStream: a stream that was closed is not NCCL's default one.
+func TestClosedStream(t *testing.T) {
+	onOne(t, plainForm, func(ctx context.Context, m *machine, b *Backend, prepare func() (backend.PreparedAllReduce, error)) error {
+		s, closeAll, err := streamsOf(b.device, 1)
+		if err != nil {
+			return err
+		}
+		p, err := prepare()
+		if err := errors.Join(err, closeAll()); err != nil {
+			return err
+		}
+		if err := p.Enqueue(s[0]); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("on a closed stream: %w", err)
+		}
+		return nil
+	})
+}
+
+// TestGivenUpMeanwhile: a run that is given up while it is being enqueued is told, whether it came onto the stream or not, and also if it
+// is asked for before the call returns.
+func TestGivenUpMeanwhile(t *testing.T) {
+	onOne(t, plainForm, func(ctx context.Context, m *machine, b *Backend, prepare func() (backend.PreparedAllReduce, error)) error {
+		s, closeAll, err := streamsOf(b.device, 2)
+		if err != nil {
+			return err
+		}
+		p, err := prepare()
+		if err := errors.Join(err, p.Enqueue(s[1]), s[1].Synchronize(ctx)); err != nil {
+			return err
+		}
 		red := b.reducers[plainForm]
-		m.set(func() { m.inReduce = func() { red.tell(errors.New("a fault")) } })
+		var asked error
+		m.set(func() {
+			m.inReduce = func() {
+				red.tell(errors.New("a fault"))
+				done := make(chan error)
+				go func() { done <- s[0].Synchronize(ctx) }()
+				asked = <-done
+			}
+		})
 		if err := p.Enqueue(s[0]); err != nil {
 			return err
 		}
-		return errors.Join(tells(ctx, "the run", s[0], "a fault"), closeAll())
+		if asked == nil || !strings.Contains(asked.Error(), "a fault") {
+			return fmt.Errorf("asked meanwhile: %w", asked)
+		}
+		return errors.Join(tells(ctx, "the run", s[0], "a fault"), silent(ctx, "the run that had ended", s[1]), closeAll())
 	})
 }
 

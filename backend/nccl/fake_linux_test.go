@@ -39,6 +39,8 @@ type machine struct {
 	holds bool
 	// inReduce, unless nil, is called by each all-reduce that is not recorded, before it is on its stream.
 	inReduce func()
+	// afterAbort, unless nil, is called when a communicator's kernels were ended, before the call returns that did it.
+	afterAbort func()
 	// joint makes the end of a communicator wait until all of its ranks end it, as NCCL does with ranks in different processes.
 	joint bool
 	// shares says that NCCL was told to have several ranks on one GPU.
@@ -630,6 +632,12 @@ func (m *machine) finalize(h nccl.CommHandle) nccl.Result {
 func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
 	var w *world
 	defer func() {
+		m.Mu.Lock()
+		after := m.afterAbort
+		m.Mu.Unlock()
+		if abort && after != nil {
+			after()
+		}
 		for w != nil {
 			m.Mu.Lock()
 			all := !m.joint || w.ended == w.size

@@ -162,7 +162,9 @@ func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 						return fmt.Errorf("ranks %v: split is %t, kept %t", ranks, b.split, b.reused)
 					}
 					return errors.Join(backendtest.TryWindow(ctx, m, 1<<20), reduceBy(ctx, s, m, plainForm, 1000,
-						func(p backend.PreparedAllReduce, s device.Stream) error { return errors.Join(p.Enqueue(s), s.Synchronize(ctx)) }))
+						func(p backend.PreparedAllReduce, s device.Stream) error {
+							return errors.Join(p.Enqueue(s), s.Synchronize(ctx))
+						}))
 				})
 				return errors.Join(err, s.Close(ctx))
 			}

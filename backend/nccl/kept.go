@@ -350,9 +350,10 @@ func decide(ranks []int, all []leaving) (keep bool, ended []string) {
 	return true, ended
 }
 
-// keep keeps the communicators for the next group of the same ranks, if all ranks can, and reports whether they do. sound is nil if this
-// rank can. Collective, unless it is clear on all ranks that there is nothing to keep.
-func (b *Backend) keep(ctx context.Context, sound error) bool {
+// keep keeps the communicators for the next group of the same ranks, if all ranks can, and reports whether they do. failed is what has
+// gone wrong on this rank in taking from them what is the group's. Collective, unless it is clear on all ranks that there is nothing to
+// keep.
+func (b *Backend) keep(ctx context.Context, failed error) bool {
 	if b.link == nil || !b.keeps || !b.opened || b.group.Err() != nil {
 		return false
 	}
@@ -360,7 +361,10 @@ func (b *Backend) keep(ctx context.Context, sound error) bool {
 	defer cancel()
 	l, ranks := b.link, b.worldRanks()
 	l.forms = b.takeForms()
-	sound = cmp.Or(sound, l.sound(), b.shelf.open())
+	sound := cmp.Or(failed, l.sound(), b.shelf.open())
+	if sound == nil && b.handed.Load() {
+		sound = errors.New("the caller has used it")
+	}
 	mine := leaving{Sound: sound == nil, Full: !b.shelf.claim()}
 	if !mine.Full {
 		defer b.shelf.unclaim()

@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -226,6 +227,69 @@ func TestKeptAreBounded(t *testing.T) {
 			return errors.New("the oldest is there still")
 		}
 		return g.Barrier(ctx, "looked")
+	})
+}
+
+// TestKeptEndInOneOrder: ranks that kept their communicators in another order end them in one, and so do not wait for each other in a
+// circle.
+func TestKeptEndInOneOrder(t *testing.T) {
+	m := newMachine(3)
+	m.joint = true
+	onParents(t, m, 3, func(ctx context.Context, g *group.Group, parent *Backend) error {
+		for _, ranks := range [][]int{{0, 1}, {0, 2}, {1, 2}} {
+			if slices.Contains(ranks, g.Rank()) {
+				if err := inSub(ctx, g, ranks, m.child(parent), func(*Backend, *backend.Memory) error { return nil }); err != nil {
+					return err
+				}
+			}
+		}
+		if links := parent.shelf.links; g.Rank() == 1 {
+			slices.Reverse(links) // 0: 01, 02; 1: 12, 01; 2: 02, 12
+		}
+		return g.Barrier(ctx, "in another order")
+	})
+}
+
+// TestKeptFormFailsOnOneRank: a rank that cannot use the communicator of a form that was kept tells the others, and all can try again.
+func TestKeptFormFailsOnOneRank(t *testing.T) {
+	m := newMachine(2)
+	var failing atomic.Bool
+	m.Call = func(name string, gpu int) cuda.Result {
+		if name == "cuMemHostAlloc" && gpu == 1 && failing.CompareAndSwap(true, false) {
+			return cuda.OutOfMemory
+		}
+		return cuda.Success
+	}
+	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
+		for i := range 2 {
+			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+					in := w.Allocation().Ptr()
+					prepare := func() error {
+						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
+						return err
+					}
+					if i == 1 {
+						if g.Rank() == 1 {
+							failing.Store(true)
+						}
+						if err := g.Barrier(ctx, "failing"); err != nil {
+							return err
+						}
+						if err := prepare(); err == nil {
+							return errors.New("no error")
+						}
+					}
+					return prepare()
+				})
+			}); err != nil {
+				return err
+			}
+		}
+		if n, err := made(ctx, m, g); err != nil || n != 2+2*2 {
+			return fmt.Errorf("%d communicators: %w", n, err)
+		}
+		return nil
 	})
 }
 

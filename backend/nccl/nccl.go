@@ -107,7 +107,6 @@ type Backend struct {
 	link      *link  // what the communicators are kept as; nil for a group that is no sub-group
 	reused    bool   // they were kept
 	pending   []*link
-	castThen  string      // noCast when the backend was opened
 	handed    atomic.Bool // the caller has the communicator's handle, and may leave on it what nobody knows
 
 	mu       sync.Mutex
@@ -146,7 +145,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	if err = b.meet(ctx, &o, err); err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 	}
-	b.opened, b.castThen = true, b.noCast
+	b.opened = true
 	b.log.Info("NCCL communicator ready", "version", b.lib.Version().String(), "library", b.lib.Path(), "communicator", b.handle(),
 		"device", b.device.UUID(), "split", b.split, "kept", b.reused, "took", time.Since(began), "capabilities", b.Capabilities().String())
 	return b, nil
@@ -404,7 +403,7 @@ func (b *Backend) closeWork(ctx context.Context) error {
 		for _, d := range b.takeDevComms() {
 			err = errors.Join(err, d.comm.Close(ctx))
 		}
-		kept = b.keep(ctx, b.reusable(err))
+		kept = b.keep(ctx, err)
 	}
 	err = errors.Join(err, b.closeReducers(ctx))
 	if b.stream != nil {
@@ -447,28 +446,6 @@ func (b *Backend) closeWindows(ctx context.Context) error {
 		err = errors.Join(err, b.deregister(ctx, w))
 	}
 	return err
-}
-
-// reusable is an error if this rank's communicators must not be used by another group; failed is what has gone wrong in closing.
-func (b *Backend) reusable(failed error) error {
-	if failed != nil {
-		return failed
-	}
-	if why := b.whyNoMulticast(); why != b.castThen {
-		return errors.New("multicast has failed: " + why)
-	}
-	if idle, err := b.stream.Query(); err != nil || !idle {
-		return cmp.Or(err, errors.New("the device still works"))
-	}
-	for _, red := range b.allReducers() {
-		if err := red.given(); err != nil {
-			return err
-		}
-	}
-	if b.handed.Load() {
-		return errors.New("the caller has used it")
-	}
-	return nil
 }
 
 // awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last
