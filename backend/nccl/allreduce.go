@@ -47,32 +47,44 @@ type reducer struct {
 	form    string
 	comm    *nccl.Comm
 	windows map[device.Ptr]*nccl.Window // symmetric windows by the base of their allocation; none for the plain form
-	used    atomic.Bool                 // a run was enqueued
-}
 
-// outcome is how the device is told that NCCL's kernels were ended: they report nothing, and leave results that are none.
-type outcome struct {
+	// NCCL's kernels report nothing when they are ended, and leave results that are none. So every stream with a run watches a word,
+	// which is written when the communicator is given up.
 	fault *cuda.FaultWord
-	cause atomic.Pointer[error]
+	used  atomic.Bool           // some stream watches it
+	cause atomic.Pointer[error] // why it was given up; nil while it was not
 }
 
-// newOutcome gives one for this rank's device.
-func (b *Backend) newOutcome() (*outcome, error) {
-	o := &outcome{}
+// newReducer gives one for this rank's device.
+func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
+	red := &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
 	fault, err := b.device.NewFaultWord(func(uint64) error {
-		return fmt.Errorf("NCCL's all-reduce was ended: %w", *o.cause.Load())
+		return fmt.Errorf("NCCL's all-reduce was ended: %w", *red.cause.Load())
 	})
 	if err != nil {
 		return nil, err
 	}
-	o.fault = fault.(*cuda.FaultWord)
-	return o, nil
+	red.fault = fault.(*cuda.FaultWord)
+	b.mu.Lock()
+	b.words = append(b.words, red.fault)
+	b.mu.Unlock()
+	return red, nil
 }
 
-// tell makes the next Synchronize of a stream of the device return the cause.
-func (o *outcome) tell(cause error) {
-	o.cause.CompareAndSwap(nil, &cause)
-	o.fault.Store(1)
+// given is an error if the communicator was given up.
+func (red *reducer) given() error {
+	if cause := red.cause.Load(); cause != nil {
+		return fmt.Errorf("the communicator of %s was given up, so that it is %w: %w", red.form, errs.ErrClosed, *cause)
+	}
+	return nil
+}
+
+// tell makes every stream with a run that it was not synchronized behind say that the communicator was given up.
+func (red *reducer) tell(cause error) {
+	// A word that nobody watches would be told by streams that have nothing to do with it.
+	if red.cause.CompareAndSwap(nil, &cause) && red.used.Load() {
+		red.fault.Store(1)
+	}
 }
 
 // reduction is an all-reduce that was prepared.
@@ -204,52 +216,77 @@ func alike(places []place) error {
 // live reports whether this rank has a communicator of the form that was not given up.
 func (b *Backend) live(form string) bool {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	red := b.reducers[form]
-	return red != nil && red.comm.Handle() != 0
+	red, spare := b.reducers[form], b.spare[form]
+	b.mu.Unlock()
+	if red != nil {
+		return red.comm.Handle() != 0 && red.given() == nil
+	}
+	return spare != nil && spare.Sound() == nil
 }
 
 // reducer gives the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
 // Collective.
 func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer, error) {
 	b.mu.Lock()
-	red := b.reducers[form]
+	red, comm := b.reducers[form], b.spare[form]
 	if !live {
 		delete(b.reducers, form)
+		delete(b.spare, form)
 	}
 	b.mu.Unlock()
-	if live {
+	if live && red != nil {
 		return red, nil
 	}
-	if red != nil && red.comm.Handle() != 0 {
-		within, cancel := b.bounded(context.WithoutCancel(ctx))
-		defer cancel()
-		if err := red.comm.Abort(within, errors.New("another rank has given it up")); err != nil {
-			b.log.Warn("aborting an NCCL communicator failed", "form", form, "error", err)
-		}
+	if !live {
+		b.giveUpOld(ctx, red, comm)
+		comm = nil
 	}
 	began := time.Now()
 	within, cancel := b.bounded(ctx)
 	defer cancel()
 	defer b.lib.Log()
-	comm, err := b.comm.Split(within, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
-	if err == nil && b.outcome == nil {
-		b.outcome, err = b.newOutcome()
+	kept := comm != nil // from a group before, on all ranks
+	var err error
+	if !kept {
+		comm, err = b.comm.Split(within, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
+	}
+	if err == nil {
+		red, err = b.newReducer(form, comm)
 	}
 	if err := b.group.Vote(ctx, "the communicator of "+form, b.explain(err)); err != nil {
-		if comm != nil {
+		if comm != nil && !kept {
 			err = errors.Join(err, comm.Abort(context.WithoutCancel(ctx), err))
 		}
 		return nil, err
 	}
-	red = &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
 	b.mu.Lock()
+	delete(b.spare, form)
 	b.reducers[form] = red
 	b.mu.Unlock()
 	b.watch()
 	b.log.Info("NCCL communicator ready", "for", form, "communicator", fmt.Sprintf("%#x", uintptr(comm.Handle())), "split", true,
-		"took", time.Since(began))
+		"kept", kept, "took", time.Since(began))
 	return red, nil
+}
+
+// giveUpOld gives up what this rank has of a form that some rank has given up: a reducer, or a communicator that was kept, or neither.
+func (b *Backend) giveUpOld(ctx context.Context, red *reducer, kept *nccl.Comm) {
+	within, cancel := b.bounded(context.WithoutCancel(ctx))
+	defer cancel()
+	cause := errors.New("another rank has given it up")
+	var err error
+	switch {
+	case red != nil:
+		red.tell(cause)
+		if red.comm.Handle() != 0 {
+			err = red.comm.Abort(within, cause)
+		}
+	case kept != nil && kept.Handle() != 0:
+		err = kept.Abort(within, cause)
+	}
+	if err != nil && !errors.Is(err, errs.ErrClosed) {
+		b.log.Warn("aborting an NCCL communicator failed", "error", err)
+	}
 }
 
 // registerSymmetric makes the allocation a symmetric window of the reducer's communicator, unless it is one. Collective.
@@ -328,7 +365,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	}
 	if err != nil {
 		// The kernels of some ranks wait for those of others: they are ended. If that does not work, the memory goes with the device.
-		err = errors.Join(b.explain(err), b.abortReducers(context.WithoutCancel(ctx), err))
+		err = errors.Join(b.explain(err), b.giveUp(context.WithoutCancel(ctx), p.of, err))
 		if !b.idle() {
 			return err
 		}
@@ -346,10 +383,24 @@ func (p *reduction) Enqueue(s device.Stream) error {
 		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()),
 			"a stream of "+p.backend.device.Name())
 	}
+	handle := stream.Handle()
+	if handle == 0 {
+		return fmt.Errorf("Enqueue: the stream is %w", errs.ErrClosed)
+	}
+	if err := p.of.given(); err != nil {
+		return fmt.Errorf("Enqueue: %w", err)
+	}
+	// Before the run, so that the stream watches when it may be given up, and once more behind it, because a Synchronize that came in
+	// between may have found the stream idle and nothing to tell.
+	p.of.fault.Watch(stream)
 	p.of.used.Store(true)
+	if err := p.of.given(); err != nil { // else whoever gives it up now finds that it is used
+		return fmt.Errorf("Enqueue: %w", err)
+	}
 	x := p.runs.Get().(*run)
-	x.stream = uintptr(stream.Handle())
+	x.stream = uintptr(handle)
 	err := p.backend.device.WithContext(x.call)
+	p.of.fault.Watch(stream)
 	p.runs.Put(x)
 	return err
 }
@@ -372,48 +423,50 @@ func (b *Backend) allReducers() []*reducer {
 	return all
 }
 
-// closeReducers gives back the communicators of all forms.
+// closeReducers ends the communicators of all forms that were not kept; nothing is a window of theirs any more.
 func (b *Backend) closeReducers(ctx context.Context) error {
 	var err error
-	for _, red := range b.allReducers() {
-		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
-		for _, w := range red.windows {
-			err = errors.Join(err, w.Deregister(within))
-		}
-		cancel()
-		err = errors.Join(err, b.endComm(ctx, red.comm))
+	forms := b.takeForms()
+	for _, form := range slices.Sorted(maps.Keys(forms)) {
+		err = errors.Join(err, b.endComm(ctx, forms[form]))
 	}
 	b.mu.Lock()
-	clear(b.reducers)
+	words := b.words
+	b.words = nil
 	b.mu.Unlock()
-	if b.outcome != nil {
-		err = errors.Join(err, b.outcome.fault.Close())
-		b.outcome = nil
+	for _, word := range words {
+		err = errors.Join(err, word.Close())
 	}
 	return err
 }
 
-// abortReducers ends the communicators of all forms, and the kernels that run on them.
-func (b *Backend) abortReducers(ctx context.Context, cause error) error {
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
+// giveUpAll gives up the communicators of all forms.
+func (b *Backend) giveUpAll(ctx context.Context, cause error) error {
 	var err error
 	for _, red := range b.allReducers() {
-		if red.comm.Handle() == 0 {
-			continue
-		}
-		if red.used.Load() && !b.idle() {
-			b.outcome.tell(cause)
-			if red.form == symmetricForm && b.lib.Version() < endableKernels {
-				b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process, and use NCCL 2.29.7 or newer", "form", red.form)
-				continue
-			}
-		}
-		if abortErr := red.comm.Abort(ctx, cause); abortErr != nil && !errors.Is(abortErr, errs.ErrClosed) {
-			err = errors.Join(err, abortErr)
-		}
+		err = errors.Join(err, b.giveUp(ctx, red, cause))
 	}
 	return err
+}
+
+// giveUp ends a communicator and the kernels that run on it. Every stream with a run that it was not synchronized behind says so, and no
+// other run is taken.
+func (b *Backend) giveUp(ctx context.Context, red *reducer, cause error) error {
+	if red.given() != nil {
+		return nil
+	}
+	// Before any kernel can end by it: a stream that finds its work ended then finds this.
+	red.tell(cause)
+	if red.form == symmetricForm && b.lib.Version() < endableKernels && !b.idle() {
+		b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process, and use NCCL 2.29.7 or newer", "form", red.form)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	if err := red.comm.Abort(ctx, cause); err != nil && !errors.Is(err, errs.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // idle reports whether the device ends its work within a short time.
@@ -444,16 +497,19 @@ func (b *Backend) watch() {
 			case <-ended:
 				return
 			case <-b.group.Lost():
-				if err := b.abortReducers(context.Background(), b.group.Err()); err != nil {
+				if err := b.giveUpAll(context.Background(), b.group.Err()); err != nil {
 					b.log.Warn("aborting NCCL's communicators failed", "error", err)
 				}
 				return
 			case <-tick.C:
 				for _, red := range b.allReducers() {
+					if red.given() != nil {
+						continue
+					}
 					if err := red.comm.Err(); err != nil && !errors.Is(err, errs.ErrClosed) {
 						b.log.Warn("NCCL reports an error and its communicator is aborted", "form", red.form, "error", err)
-						if err := b.abortReducers(context.Background(), err); err != nil {
-							b.log.Warn("aborting NCCL's communicators failed", "error", err)
+						if err := b.giveUp(context.Background(), red, err); err != nil {
+							b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
 						}
 					}
 				}

@@ -9,6 +9,13 @@
 // sub-group that has all of its parent's ranks splits the parent's communicator, any other makes one of its own. A communicator
 // that the caller made (Options.Comm) is used and never ended.
 //
+// NCCL does not give back all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
+// communicators to the next one of the same ranks, those of NCCL's own all-reduce among them, with no window. The ranks agree before one is
+// kept, used again or ended; it must be sound on all of them: nothing has failed on it, nobody has aborted it, no rank is lost, NCCL
+// reports no error, and the caller has not taken its handle (Backend.Comm). If its trial fails all the same, another one is made. A rank
+// keeps those of at most 8 groups, with the memory, threads and descriptors that NCCL has for each. For one more the oldest is destroyed
+// whose ranks all take part in the closing; if there is none, the new one is. All end with the backend that has no parent.
+//
 // # Memory
 //
 // Allocate takes memory from ncclMemAlloc and fills it with zeros; Register adopts memory that was created by cuMemCreate. A
@@ -36,8 +43,9 @@
 // split from the first when it is first asked for. They differ in what NCCL knows of the memory: on the second, the tensors'
 // allocations are registered again, as symmetric windows. On one communicator both could not be had, because NCCL takes its
 // symmetric kernels whenever it can, also where they are slower; and these two block, because NCCL starts a thread for each
-// collective of one that does not. When a member of the group is lost, they are aborted, so that their kernels end. NCCL's
-// symmetric kernels ask nobody before 2.29.7 and go on waiting: what is on the GPU then ends with the process.
+// collective of one that does not. When a member of the group is lost, or NCCL reports an error, they are aborted, so that their kernels
+// end. Then every stream with a run on such a communicator that it was not synchronized behind says why, once, and so does each that a
+// graph with one is launched on. The next plan makes another communicator, if all ranks are there. NCCL's symmetric kernels ask nobody before 2.29.7 and go on waiting: what is on the GPU then ends with the process.
 //
 // # Devices
 //

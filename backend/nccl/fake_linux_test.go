@@ -35,6 +35,14 @@ type machine struct {
 	absent func(call string, rank int) bool
 	// hangs makes all GPUs busy until a communicator is aborted.
 	hangs bool
+	// holds makes all-reduces stay on their streams until their communicator is aborted.
+	holds bool
+	// inReduce, unless nil, is called by each all-reduce that is not recorded, before it is on its stream.
+	inReduce func()
+	// afterAbort, unless nil, is called when a communicator's kernels were ended, before the call returns that did it.
+	afterAbort func()
+	// joint makes the end of a communicator wait until all of its ranks end it, as NCCL does with ranks in different processes.
+	joint bool
 	// shares says that NCCL was told to have several ranks on one GPU.
 	shares bool
 	// nvls says that the GPUs have multicast.
@@ -53,6 +61,12 @@ type machine struct {
 	split    int
 	objects  int     // multicast objects that were made
 	modes    []int32 // nvlsHostMode of each communicator that was made
+
+	held      map[cuda.StreamHandle][]*fakeComm // what all-reduces hold the streams up
+	marks     map[cuda.EventHandle][]*fakeComm  // and the events
+	recording map[cuda.StreamHandle]*[]*fakeComm
+	graphs    map[cuda.GraphHandle]*[]*fakeComm
+	execs     map[cuda.GraphExecHandle]*[]*fakeComm
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -71,6 +85,7 @@ type world struct {
 	flat  uint64 // the next address in the range of windows
 	cast  bool   // it has its multicast object
 	gpus  map[int]bool
+	ended int // ranks that have ended it
 }
 
 // step is something that takes all ranks.
@@ -99,6 +114,9 @@ func newMachine(gpus int) *machine {
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
 		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
 		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
+		held: map[cuda.StreamHandle][]*fakeComm{}, marks: map[cuda.EventHandle][]*fakeComm{},
+		recording: map[cuda.StreamHandle]*[]*fakeComm{}, graphs: map[cuda.GraphHandle]*[]*fakeComm{},
+		execs: map[cuda.GraphExecHandle]*[]*fakeComm{},
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -130,7 +148,7 @@ func (m *machine) requireClean(t *testing.T) {
 	defer m.Mu.Unlock()
 	for _, what := range m.GPUs.Left(map[string]int{
 		"handles": len(m.handles), "pieces of memory": len(m.memory), "communicators": len(m.comms),
-		"threads and sockets that wait for ranks": len(m.roots),
+		"threads and sockets that wait for ranks": len(m.roots), "graphs": len(m.graphs) + len(m.execs),
 	}) {
 		t.Errorf("left: %s", what)
 	}
@@ -197,14 +215,36 @@ func (m *machine) free(p device.Ptr) bool {
 	return true
 }
 
-// idle is what streams and events answer: that all is done, unless a kernel of NCCL's is to seem stuck.
-func (m *machine) idle() cuda.Result {
+// idle is what a stream or an event answers that work of these communicators was enqueued on or recorded behind: that all is done, unless
+// a kernel of NCCL's is to seem stuck.
+func (m *machine) idle(held func() []*fakeComm) cuda.Result {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.hangs && m.aborted == 0 {
 		return cuda.NotReady
 	}
+	for _, c := range held() {
+		select {
+		case <-c.aborted:
+		default:
+			return cuda.NotReady
+		}
+	}
 	return cuda.Success
+}
+
+// made is how many communicators were made, one for each rank of each.
+func (m *machine) made() int {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	return len(m.modes)
+}
+
+// set changes the machine.
+func (m *machine) set(change func()) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	change()
 }
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
@@ -213,7 +253,45 @@ func (m *machine) driver() *cuda.Driver {
 	m.basics(d)
 	m.pointers(d)
 	m.work(d)
+	m.recordings(d)
 	return d
+}
+
+// recordings are graphs of all-reduces.
+func (m *machine) recordings(d *cuda.Driver) {
+	d.StreamBeginCapture = func(s cuda.StreamHandle, _ int32) cuda.Result {
+		return m.Do("cuStreamBeginCapture", func(int) cuda.Result { m.recording[s] = new([]*fakeComm); return cuda.Success })
+	}
+	d.StreamEndCapture = func(s cuda.StreamHandle, g *cuda.GraphHandle) cuda.Result {
+		return m.Do("cuStreamEndCapture", func(int) cuda.Result {
+			*g = cuda.GraphHandle(m.number(0))
+			m.graphs[*g] = m.recording[s]
+			delete(m.recording, s)
+			return cuda.Success
+		})
+	}
+	d.GraphInstantiateWithFlags = func(x *cuda.GraphExecHandle, g cuda.GraphHandle, _ uint64) cuda.Result {
+		return m.Do("cuGraphInstantiate", func(int) cuda.Result {
+			*x = cuda.GraphExecHandle(m.number(0))
+			m.execs[*x] = m.graphs[g]
+			return cuda.Success
+		})
+	}
+	d.GraphUpload = nil
+	d.GraphLaunch = func(x cuda.GraphExecHandle, s cuda.StreamHandle) cuda.Result {
+		return m.Do("cuGraphLaunch", func(int) cuda.Result {
+			if m.holds {
+				m.held[s] = append(m.held[s], *m.execs[x]...)
+			}
+			return cuda.Success
+		})
+	}
+	d.GraphExecDestroy = func(x cuda.GraphExecHandle) cuda.Result {
+		return m.Do("cuGraphExecDestroy", func(int) cuda.Result { delete(m.execs, x); return cuda.Success })
+	}
+	d.GraphDestroy = func(g cuda.GraphHandle) cuda.Result {
+		return m.Do("cuGraphDestroy", func(int) cuda.Result { delete(m.graphs, g); return cuda.Success })
+	}
 }
 
 func (m *machine) basics(d *cuda.Driver) {
@@ -272,8 +350,14 @@ func (m *machine) pointers(d *cuda.Driver) {
 }
 
 func (m *machine) work(d *cuda.Driver) {
-	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return m.idle() }
-	d.EventQuery = func(cuda.EventHandle) cuda.Result { return m.idle() }
+	d.StreamQuery = func(s cuda.StreamHandle) cuda.Result { return m.idle(func() []*fakeComm { return m.held[s] }) }
+	d.EventQuery = func(e cuda.EventHandle) cuda.Result { return m.idle(func() []*fakeComm { return m.marks[e] }) }
+	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result {
+		return m.Do("cuEventCreate", func(int) cuda.Result { *e = cuda.EventHandle(m.number(0)); return cuda.Success })
+	}
+	d.EventRecord = func(e cuda.EventHandle, s cuda.StreamHandle) cuda.Result {
+		return m.Do("cuEventRecord", func(int) cuda.Result { m.marks[e] = slices.Clone(m.held[s]); return cuda.Success })
+	}
 	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
 		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
 			copy(m.span(dst, n), unsafe.Slice((*byte)(src), n))
@@ -546,7 +630,27 @@ func (m *machine) finalize(h nccl.CommHandle) nccl.Result {
 }
 
 func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
+	var w *world
+	defer func() {
+		m.Mu.Lock()
+		after := m.afterAbort
+		m.Mu.Unlock()
+		if abort && after != nil {
+			after()
+		}
+		for w != nil {
+			m.Mu.Lock()
+			all := !m.joint || w.ended == w.size
+			m.Mu.Unlock()
+			if all {
+				return
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+	}()
 	return m.comm(h, func(c *fakeComm) nccl.Result {
+		w = c.world
+		w.ended++
 		if abort {
 			m.aborted++
 			close(c.aborted)
@@ -742,6 +846,22 @@ func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, o
 		m.Violation("an all-reduce on no stream")
 	}
 	mine := slices.Clone(m.span(device.Ptr(send), bytes))
+	c, recording, inReduce := m.comms[h], m.recording[cuda.StreamHandle(stream)], m.inReduce
+	if c != nil && recording != nil {
+		*recording = append(*recording, c)
+		m.Mu.Unlock()
+		return nccl.Success
+	}
+	m.Mu.Unlock()
+	if inReduce != nil {
+		inReduce()
+	}
+	m.Mu.Lock()
+	if c != nil && m.holds {
+		m.held[cuda.StreamHandle(stream)] = append(m.held[cuda.StreamHandle(stream)], c)
+		m.Mu.Unlock()
+		return nccl.Success
+	}
 	m.Mu.Unlock()
 	return m.together(h, "ncclAllReduce", reduced{mine, count, t, op}, func(s *step) {
 		if t != nccl.Float32 || op != nccl.Sum {

@@ -142,15 +142,15 @@ func TestRoundsOnGPU(t *testing.T) {
 	}))
 }
 
-// TestSubGroupsLeaveNothingOnGPU: a sub-group that is closed takes its communicators with it. Descriptors and threads are counted, and
-// the memory of the process is bounded: what NCCL keeps of one round must not be kept of each.
+// TestSubGroupsLeaveNothingOnGPU: a sub-group that is closed leaves its communicators to the next one of the same ranks, and nothing else.
+// Descriptors and threads are counted, and the memory of the process is bounded: what NCCL keeps of one round must not be kept of each.
 func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
 	const warm, rounds = 4, 16
 	const mostMemory = 64 << 20 // of all rounds together
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, onGPU(g.Rank()), func(parent *Backend, m *backend.Memory) error {
-			round := func(ranks []int) error {
+			round := func(ranks []int, again bool) error {
 				s, err := g.Sub(ctx, ranks)
 				if err != nil {
 					return err
@@ -158,10 +158,13 @@ func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 				o := onGPU(g.Rank())
 				o.Opened, o.Parent, o.Library = parent.device, parent, parent.lib.Path()
 				err = withMemory(ctx, s, o, func(b *Backend, m *backend.Memory) error {
-					if split := len(ranks) == size; b.split != split {
-						return fmt.Errorf("ranks %v: split is %t", ranks, b.split)
+					if split := len(ranks) == size; b.split != split || b.reused != again {
+						return fmt.Errorf("ranks %v: split is %t, kept %t", ranks, b.split, b.reused)
 					}
-					return backendtest.TryWindow(ctx, m, 1<<20)
+					return errors.Join(backendtest.TryWindow(ctx, m, 1<<20), reduceBy(ctx, s, m, plainForm, 1000,
+						func(p backend.PreparedAllReduce, s device.Stream) error {
+							return errors.Join(p.Enqueue(s), s.Synchronize(ctx))
+						}))
 				})
 				return errors.Join(err, s.Close(ctx))
 			}
@@ -182,7 +185,7 @@ func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 							return err
 						}
 					}
-					if err := round(kinds[name]); err != nil {
+					if err := round(kinds[name], i > 0); err != nil {
 						return fmt.Errorf("a communicator %s, round %d: %w", name, i, err)
 					}
 				}

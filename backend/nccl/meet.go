@@ -24,6 +24,7 @@ type member struct {
 	Split    bool   // it could split its parent's communicator
 	NoCast   string // why it may not use multicast; "" if it may
 	MustCast bool   // it wants multicast or an error
+	Kept     keptOffer
 }
 
 // opening names the agreement in errors.
@@ -36,16 +37,29 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		mine = b.member(o)
 	}
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
-	if err != nil {
-		return err
-	}
 	// What follows is decided alike on every rank, since all know the same.
-	shared, err := agree(peers, b.group.Members())
+	var shared bool
+	if err == nil {
+		shared, err = agree(peers, b.group.Members())
+	}
+	if err == nil {
+		err = b.agreeMulticast(peers, shared)
+	}
+	kept := b.takeKept(ctx, peers, err)
 	if err != nil {
 		return err
 	}
-	if err := b.agreeMulticast(peers, shared); err != nil {
-		return err
+	if kept != nil {
+		b.use(kept)
+		err := b.try(ctx)
+		if _, all := errors.AsType[*group.VoteError](err); !all {
+			return err
+		}
+		// All ranks know, and end it.
+		b.log.Warn("an NCCL communicator that was kept does not work any more, and another one is made", "error", err)
+		b.link, b.comm, b.split, b.reused, b.reach = nil, nil, false, false, reach{}
+		kept.forms, b.spare = b.spare, nil
+		b.endLinks(ctx, []*link{kept})
 	}
 	split := !slices.ContainsFunc(peers, func(m member) bool { return !m.Split })
 	var id nccl.UniqueID
@@ -57,6 +71,10 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	err = b.connect(ctx, o, split, id)
 	if err := b.group.Vote(ctx, opening+": the communicator", err); err != nil {
 		return err
+	}
+	if b.keeps {
+		b.link = &link{id: peers[0].Kept.NewID, ranks: b.worldRanks(), comm: b.comm, split: b.split, noCast: b.noCast != ""}
+		b.shelf.add(b.link)
 	}
 	return b.try(ctx)
 }
@@ -74,6 +92,7 @@ func (b *Backend) member(o *Options) member {
 		}
 		b.multicast = cast
 	}
+	m.Kept = b.offerKept(o)
 	return m
 }
 

@@ -307,7 +307,7 @@ func TestLossEndsSymmetricKernels(t *testing.T) {
 						return err
 					}
 					m.setHangs(true)
-					err := b.abortReducers(ctx, errors.New("rank 7 is lost"))
+					err := b.giveUpAll(ctx, errors.New("rank 7 is lost"))
 					m.setHangs(false)
 					m.Mu.Lock()
 					aborted := m.aborted

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/backend"
@@ -99,11 +100,20 @@ type Backend struct {
 	multicast *nccl.Multicast // nil unless noCast is ""
 	stream    device.Stream   // fills new memory with zeros, and tries the library's collectives
 	reach     reach           // what the trial window has shown
-	outcome   *outcome        // of the library's all-reduces; nil before the first
+
+	shelf     *shelf // of the backend without a parent that this one comes from
+	inherited bool   // the shelf is another's
+	keeps     bool   // all ranks can keep the communicators
+	link      *link  // what the communicators are kept as; nil for a group that is no sub-group
+	reused    bool   // they were kept
+	pending   []*link
+	handed    atomic.Bool // the caller has the communicator's handle, and may leave on it what nobody knows
 
 	mu       sync.Mutex
 	windows  map[device.Ptr]*window // by the base of the allocation that is registered
 	reducers map[string]*reducer    // by algorithm
+	spare    map[string]*nccl.Comm  // communicators that were kept with the first, by algorithm, that are no reducers yet
+	words    []*cuda.FaultWord      // of all reducers that there ever were
 	kept     []*allocation          // memory that the GPU still worked on when it was to be given back
 	devComms []*DevComm
 
@@ -137,7 +147,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	}
 	b.opened = true
 	b.log.Info("NCCL communicator ready", "version", b.lib.Version().String(), "library", b.lib.Path(), "communicator", b.handle(),
-		"device", b.device.UUID(), "split", b.split, "took", time.Since(began), "capabilities", b.Capabilities().String())
+		"device", b.device.UUID(), "split", b.split, "kept", b.reused, "took", time.Since(began), "capabilities", b.Capabilities().String())
 	return b, nil
 }
 
@@ -187,6 +197,10 @@ func (b *Backend) open(o *Options) error {
 	var total uint64
 	if b.drv.DeviceTotalMem != nil && b.drv.DeviceTotalMem(&total, b.device.Ordinal()) == cuda.Success {
 		b.total = int64(total)
+	}
+	b.shelf, b.inherited = &shelf{device: b.device}, o.Parent != nil
+	if b.inherited {
+		b.shelf = o.Parent.shelf
 	}
 	b.stream, err = b.device.NewStream()
 	return err
@@ -298,7 +312,13 @@ func (b *Backend) Device() device.Device { return b.device }
 
 // Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not
 // be ended, nor used while a collective call of this backend is under way.
-func (b *Backend) Comm() uintptr { return uintptr(b.comm.Handle()) }
+func (b *Backend) Comm() uintptr {
+	if b.comm == nil {
+		return 0
+	}
+	b.handed.Store(true)
+	return uintptr(b.comm.Handle())
+}
 
 // Library is the file of the library, and its version.
 func (b *Backend) Library() (path, version string) { return b.lib.Path(), b.lib.Version().String() }
@@ -377,7 +397,15 @@ func (b *Backend) Close(ctx context.Context) error {
 // closeWork gives back everything but the device.
 func (b *Backend) closeWork(ctx context.Context) error {
 	b.stopWatching()
-	err := b.closeReducers(ctx)
+	err := b.closeWindows(ctx)
+	var kept bool
+	if b.comm != nil {
+		for _, d := range b.takeDevComms() {
+			err = errors.Join(err, d.comm.Close(ctx))
+		}
+		kept = b.keep(ctx, err)
+	}
+	err = errors.Join(err, b.closeReducers(ctx))
 	if b.stream != nil {
 		streamErr := b.stream.Close()
 		if streamErr == nil { // else the GPU may still work on what was kept
@@ -386,16 +414,38 @@ func (b *Backend) closeWork(ctx context.Context) error {
 		err = errors.Join(err, streamErr)
 		b.stream = nil
 	}
-	if b.comm == nil {
-		return err
-	}
-	for _, d := range b.takeDevComms() {
-		err = errors.Join(err, d.comm.Close(ctx))
-	}
+	err = errors.Join(err, b.endKept(ctx))
 	comm := b.comm
 	b.comm = nil
+	if comm == nil || kept {
+		return err
+	}
+	if b.link != nil {
+		b.shelf.remove(b.link)
+		b.link = nil
+	}
 	err = errors.Join(err, b.endComm(ctx, comm))
 	return errors.Join(err, b.awaitProcess(ctx))
+}
+
+// closeWindows deregisters what is a window still.
+func (b *Backend) closeWindows(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
+	defer cancel()
+	var err error
+	for _, red := range b.allReducers() {
+		for _, w := range red.windows {
+			err = errors.Join(err, w.Deregister(ctx))
+		}
+	}
+	b.mu.Lock()
+	windows := b.windows
+	b.windows = map[device.Ptr]*window{}
+	b.mu.Unlock()
+	for _, w := range windows {
+		err = errors.Join(err, b.deregister(ctx, w))
+	}
+	return err
 }
 
 // awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last

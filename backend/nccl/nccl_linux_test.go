@@ -805,7 +805,7 @@ func TestLossIsTheOutcome(t *testing.T) {
 				m.Mu.Lock()
 				m.hangs = true
 				m.Mu.Unlock()
-				if err := b.abortReducers(ctx, fmt.Errorf("rank 7: %w", errs.ErrPeerLost)); err != nil {
+				if err := b.giveUpAll(ctx, fmt.Errorf("rank 7: %w", errs.ErrPeerLost)); err != nil {
 					return err
 				}
 				if err := s.Synchronize(ctx); !errors.Is(err, errs.ErrPeerLost) || !strings.Contains(err.Error(), "rank 7") {
@@ -832,7 +832,10 @@ func TestAsyncErrors(t *testing.T) {
 						if !errors.Is(err, errs.ErrClosed) || !strings.Contains(err.Error(), "ncclSystemError") {
 							return fmt.Errorf("after it was reported: %w", err)
 						}
-						return nil
+						if err := s.Synchronize(ctx); err == nil || !strings.Contains(err.Error(), "ncclSystemError") {
+							return fmt.Errorf("the stream with the runs: %w", err)
+						}
+						return s.Synchronize(ctx) // it is told once
 					}
 					time.Sleep(10 * time.Millisecond)
 				}
@@ -854,7 +857,7 @@ func TestGivenUpByOne(t *testing.T) {
 					return err
 				}
 				if g.Rank() == 1 {
-					if err := b.abortReducers(ctx, errors.New("a fault")); err != nil {
+					if err := b.giveUpAll(ctx, errors.New("a fault")); err != nil {
 						return err
 					}
 				}

@@ -27,6 +27,7 @@ type Comm struct {
 	state     sync.Mutex
 	cause     error // why it was aborted, or cannot go on
 	stuck     bool  // a call has not ended, so that there can be no other
+	failed    error // the first failure of a call, or of what NCCL does by itself
 }
 
 // CommOptions says what communicator to make.
@@ -140,7 +141,7 @@ func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
 		return c.lib.call.CommSplit(h, 0, int32(c.rank), handle, layout)
 	})
 	if err == nil && *handle == 0 {
-		err = errors.New("NCCL has split the communicator and given none")
+		err = c.note(errors.New("NCCL has split the communicator and given none"))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("splitting the communicator: %w", err)
@@ -178,7 +179,7 @@ func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataT
 		if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
 			return c.gone("AllReduce")
 		}
-		return fmt.Errorf("AllReduce of %d %v, %v: %w", count, t, op, c.lib.check("ncclAllReduce", r))
+		return c.note(fmt.Errorf("AllReduce of %d %v, %v: %w", count, t, op, c.lib.check("ncclAllReduce", r)))
 	}
 	return nil
 }
@@ -195,12 +196,39 @@ func (c *Comm) Err() error {
 		return c.gone("Err")
 	}
 	var state Result
-	return c.scope(func() error {
+	return c.note(c.scope(func() error {
 		if err := c.lib.check("ncclCommGetAsyncError", c.lib.call.CommAsyncError(handle, &state)); err != nil || state == InProgress {
 			return err
 		}
 		return c.lib.check("ncclCommGetAsyncError", state)
-	})
+	}))
+}
+
+// Sound is nil if the communicator is there, none of its calls has ever failed or was given up on this rank, and NCCL reports no error.
+// It says nothing of the other ranks. It does not wait.
+func (c *Comm) Sound() error {
+	c.state.Lock()
+	failed := c.failed
+	c.state.Unlock()
+	if failed != nil {
+		return fmt.Errorf("a call of the communicator has failed: %w", failed)
+	}
+	if c.stuckNow() {
+		return c.gone("Sound")
+	}
+	return c.Err()
+}
+
+// note keeps the first failure, and gives err.
+func (c *Comm) note(err error) error {
+	if err != nil {
+		c.state.Lock()
+		defer c.state.Unlock()
+		if c.failed == nil {
+			c.failed = err
+		}
+	}
+	return err
 }
 
 // Destroy gives the communicator back. All ranks should call it, with no work left on their streams, all windows deregistered
@@ -306,6 +334,10 @@ const (
 // do makes a call and waits until what it began is done, at most until ctx ends. Then the communicator is stuck: there can be
 // no other call but Abort. keep is what NCCL may still write.
 func (c *Comm) do(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
+	return c.note(c.doOne(ctx, what, call, keep, fn))
+}
+
+func (c *Comm) doOne(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
 	select {
 	case c.operation <- struct{}{}:
 	case <-ctx.Done():
@@ -390,7 +422,7 @@ func (c *Comm) quick(call string, fn func(h CommHandle) Result) error {
 	if handle == 0 {
 		return c.gone(call)
 	}
-	return c.scope(func() error { return c.lib.check(call, fn(handle)) })
+	return c.note(c.scope(func() error { return c.lib.check(call, fn(handle)) }))
 }
 
 // abandoned holds the places that NCCL may write at any time.

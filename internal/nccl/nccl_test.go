@@ -306,6 +306,70 @@ func TestWindowsOfAnAbortedCommunicator(t *testing.T) {
 	require.ErrorIs(t, c.Err(), errs.ErrPeerLost)
 }
 
+// TestSound: a communicator is sound until one of its calls fails, whichever, NCCL reports an error, or it is given up.
+func TestSound(t *testing.T) {
+	ctx := t.Context()
+	for name, spoil := range map[string]func(f *Functions) (use func(c *Comm)){
+		"collective": func(f *Functions) func(c *Comm) {
+			f.CommWindowRegister = func(CommHandle, uint64, uintptr, *WindowHandle, WindowFlags) Result { return SystemError }
+			return func(c *Comm) { _, _ = c.Register(ctx, 4096, 4096, 0) }
+		},
+		"local": func(f *Functions) func(c *Comm) {
+			f.CommCuDevice = func(CommHandle, *int32) Result { return InternalError }
+			return func(c *Comm) { _, _ = c.Device() }
+		},
+		"all-reduce": func(f *Functions) func(c *Comm) {
+			f.AllReduce = func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ CommHandle, _ uintptr) Result { return InvalidUsage }
+			return func(c *Comm) { _ = c.AllReduce(1, 1, 1, 1, Float32, Sum) }
+		},
+		"split into none": func(f *Functions) func(c *Comm) {
+			f.CommSplit = func(CommHandle, int32, int32, *CommHandle, *ConfigLayout) Result { return Success }
+			return func(c *Comm) { _, _ = c.Split(ctx, nil) }
+		},
+		"reported": func(f *Functions) func(c *Comm) {
+			var once atomic.Bool
+			f.CommAsyncError = func(_ CommHandle, r *Result) Result {
+				if *r = Success; once.CompareAndSwap(true, false) {
+					*r = RemoteError
+				}
+				return Success
+			}
+			return func(c *Comm) { once.Store(true); _ = c.Err() }
+		},
+		"given up": func(f *Functions) func(c *Comm) {
+			f.CommWindowRegister = func(CommHandle, uint64, uintptr, *WindowHandle, WindowFlags) Result { return InProgress }
+			var begun atomic.Bool
+			f.CommAsyncError = func(_ CommHandle, r *Result) Result {
+				if *r = Success; begun.Load() {
+					*r = InProgress
+				}
+				return Success
+			}
+			return func(c *Comm) {
+				begun.Store(true)
+				ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+				defer cancel()
+				_, _ = c.Register(ctx, 4096, 4096, 0)
+				begun.Store(false)
+			}
+		},
+		"aborted": func(*Functions) func(c *Comm) {
+			return func(c *Comm) { _ = c.Abort(ctx, errors.New("a fault")) }
+		},
+	} {
+		f := table()
+		use := spoil(&f)
+		c, err := library(t, f).NewComm(ctx, options(true))
+		require.NoError(t, err, name)
+		_, err = c.Register(ctx, 0, 0, 0) // the caller's fault, of which NCCL hears nothing
+		require.ErrorIs(t, err, errs.ErrInvalid, name)
+		require.NoError(t, c.Sound(), name)
+		use(c)
+		require.Error(t, c.Sound(), name)
+		require.Error(t, c.Sound(), name)
+	}
+}
+
 func TestAdopted(t *testing.T) {
 	f := table()
 	f.CommDestroy = func(CommHandle) Result { t.Error("destroyed"); return Success }
