@@ -11,7 +11,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -44,7 +44,7 @@ type machine struct {
 	used     []int64
 	next     uint64
 	memory   map[device.Ptr]*piece
-	handles  map[cuda.MemHandle]*piece
+	handles  map[cu.MemHandle]*piece
 	roots    map[nccl.UniqueID]int // for each id, a thread with a socket until its ranks have come: how many have
 	worlds   map[nccl.UniqueID]*world
 	comms    map[nccl.CommHandle]*fakeComm
@@ -60,7 +60,7 @@ type piece struct {
 	gpu     int
 	bytes   []byte
 	virtual bool
-	prop    cuda.MemAllocationProp
+	prop    cu.MemAllocationProp
 	alias   bool
 }
 
@@ -97,7 +97,7 @@ type fakeComm struct {
 func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
-		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
+		memory: map[device.Ptr]*piece{}, handles: map[cu.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
 		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
@@ -177,8 +177,8 @@ func (m *machine) allocate(gpu int, bytes int64, virtual bool) (device.Ptr, bool
 		return 0, false
 	}
 	m.used[gpu] += bytes
-	x := &piece{gpu: gpu, bytes: make([]byte, bytes), virtual: virtual, prop: cuda.MemAllocationProp{Type: cuda.AllocationPinned,
-		RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
+	x := &piece{gpu: gpu, bytes: make([]byte, bytes), virtual: virtual, prop: cu.MemAllocationProp{Type: cu.AllocationPinned,
+		RequestedHandleTypes: cu.HandleFD, Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(gpu)}}}
 	for i := 0; i < len(x.bytes); i += 1021 {
 		x.bytes[i] = 0xa5
 	}
@@ -198,17 +198,17 @@ func (m *machine) free(p device.Ptr) bool {
 }
 
 // idle is what streams and events answer: that all is done, unless a kernel of NCCL's is to seem stuck.
-func (m *machine) idle() cuda.Result {
+func (m *machine) idle() cu.Result {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.hangs && m.aborted == 0 {
-		return cuda.NotReady
+		return cu.NotReady
 	}
-	return cuda.Success
+	return cu.Success
 }
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
-func (m *machine) driver() *cuda.Driver {
+func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
 	m.pointers(d)
@@ -216,82 +216,82 @@ func (m *machine) driver() *cuda.Driver {
 	return d
 }
 
-func (m *machine) basics(d *cuda.Driver) {
-	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+func (m *machine) basics(d *cu.Driver) {
+	d.MemGetInfo = func(free, total *uint64) cu.Result {
+		return m.Do("cuMemGetInfo", func(gpu int) cu.Result {
 			*free, *total = uint64(fakecuda.TotalMemory-m.used[max(gpu, 0)]), fakecuda.TotalMemory
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) pointers(d *cuda.Driver) {
-	d.MemRelease = func(h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemRelease", func(int) cuda.Result {
+func (m *machine) pointers(d *cu.Driver) {
+	d.MemRelease = func(h cu.MemHandle) cu.Result {
+		return m.Do("cuMemRelease", func(int) cu.Result {
 			if m.handles[h] == nil {
 				m.Violation("cuMemRelease of no handle")
 			}
 			delete(m.handles, h)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
+	d.MemRetainAllocationHandle = func(h *cu.MemHandle, p device.Ptr) cu.Result {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cu.Result {
 			_, x := m.at(p)
 			if x == nil || !x.virtual {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
-			*h = cuda.MemHandle(m.number(0))
+			*h = cu.MemHandle(m.number(0))
 			m.handles[*h] = x
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cu.MemAllocationProp, h cu.MemHandle) cu.Result {
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cu.Result {
 			*prop = m.handles[h].prop
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cu.Result {
 			var ok bool
 			if *p, ok = m.allocate(gpu, int64(bytes), false); !ok {
-				return cuda.OutOfMemory
+				return cu.OutOfMemory
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.Do("cuMemFree", func(int) cuda.Result {
+	d.MemFree = func(p device.Ptr) cu.Result {
+		return m.Do("cuMemFree", func(int) cu.Result {
 			if !m.free(p) {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) work(d *cuda.Driver) {
-	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return m.idle() }
-	d.EventQuery = func(cuda.EventHandle) cuda.Result { return m.idle() }
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+func (m *machine) work(d *cu.Driver) {
+	d.StreamQuery = func(cu.StreamHandle) cu.Result { return m.idle() }
+	d.EventQuery = func(cu.EventHandle) cu.Result { return m.idle() }
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyHtoDAsync", func(int) cu.Result {
 			copy(m.span(dst, n), unsafe.Slice((*byte)(src), n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyDtoHAsync", func(int) cu.Result {
 			copy(unsafe.Slice((*byte)(dst), n), m.span(src, n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemsetD8Async", func(int) cu.Result {
 			for b := m.span(p, n); len(b) > 0; b = b[1:] {
 				b[0] = value
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
@@ -738,7 +738,7 @@ func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, o
 	stream uintptr) nccl.Result {
 	bytes := uint64(int64(count) * t.Bytes())
 	m.Mu.Lock()
-	if _, ok := m.Streams[cuda.StreamHandle(stream)]; !ok {
+	if _, ok := m.Streams[cu.StreamHandle(stream)]; !ok {
 		m.Violation("an all-reduce on no stream")
 	}
 	mine := slices.Clone(m.span(device.Ptr(send), bytes))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -25,7 +26,7 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	}
 	err := d.drv.Check("cuMemAlloc", d.drv.MemAlloc(&p, uint64(bytes)))
 	var free, total uint64
-	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == Success {
+	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == cu.Success {
 		err = fmt.Errorf("%w (%d of %d bytes are free)", err, free, total)
 	}
 	d.pop()

@@ -8,29 +8,26 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // The sizes and offsets are what a C compiler gave for cuda.h.
 func TestLayouts(t *testing.T) {
 	var (
-		prop   cuda.MemAllocationProp
-		access cuda.MemAccessDesc
-		multi  cuda.MulticastObjectProp
-		config cuda.LaunchConfig
-		attr   cuda.LaunchAttribute
-		memOp  cuda.BatchMemOp
-		inst   cuda.GraphInstantiateParams
-		copies cuda.MemcpyAttributes
-		edge   cuda.GraphEdgeData
+		prop   cu.MemAllocationProp
+		access cu.MemAccessDesc
+		multi  cu.MulticastObjectProp
+		config cu.LaunchConfig
+		attr   cu.LaunchAttribute
+		memOp  cu.BatchMemOp
+		edge   cu.GraphEdgeData
 	)
 	for what, c := range map[string]struct{ got, want uintptr }{
-		"UUID":           {unsafe.Sizeof(cuda.UUID{}), 16},
-		"FabricHandle":   {unsafe.Sizeof(cuda.FabricHandle{}), 64},
-		"IPCMemHandle":   {unsafe.Sizeof(cuda.IPCMemHandle{}), 64},
-		"IPCEventHandle": {unsafe.Sizeof(cuda.IPCEventHandle{}), 64},
-		"MemHandle":      {unsafe.Sizeof(cuda.MemHandle(0)), 8},
-		"Result":         {unsafe.Sizeof(cuda.Result(0)), 4},
+		"UUID":         {unsafe.Sizeof(cu.UUID{}), 16},
+		"FabricHandle": {unsafe.Sizeof(cu.FabricHandle{}), 64},
+		"IPCMemHandle": {unsafe.Sizeof(cu.IPCMemHandle{}), 64},
+		"MemHandle":    {unsafe.Sizeof(cu.MemHandle(0)), 8},
+		"Result":       {unsafe.Sizeof(cu.Result(0)), 4},
 
 		"MemLocation": {unsafe.Sizeof(prop.Location), 8},
 
@@ -44,7 +41,7 @@ func TestLayouts(t *testing.T) {
 		"prop.usage":                {unsafe.Offsetof(prop.Usage), 26},
 
 		"MemAccessDesc":      {unsafe.Sizeof(access), 12},
-		"MemAccessDesc[2]":   {unsafe.Sizeof([2]cuda.MemAccessDesc{}), 24},
+		"MemAccessDesc[2]":   {unsafe.Sizeof([2]cu.MemAccessDesc{}), 24},
 		"access.location.id": {unsafe.Offsetof(access.Location) + unsafe.Offsetof(access.Location.ID), 4},
 		"access.flags":       {unsafe.Offsetof(access.Flags), 8},
 
@@ -61,23 +58,15 @@ func TestLayouts(t *testing.T) {
 		"config.numAttrs":     {unsafe.Offsetof(config.NumAttrs), 48},
 		"LaunchAttribute":     {unsafe.Sizeof(attr), 72},
 		"attr.value":          {unsafe.Offsetof(attr.Value), 8},
-		"LaunchAttribute[2]":  {unsafe.Sizeof([2]cuda.LaunchAttribute{}), 144},
+		"LaunchAttribute[2]":  {unsafe.Sizeof([2]cu.LaunchAttribute{}), 144},
 		"BatchMemOp":          {unsafe.Sizeof(memOp), 48},
 		"memOp.address":       {unsafe.Offsetof(memOp.Address), 8},
 		"memOp.value":         {unsafe.Offsetof(memOp.Value), 16},
 		"memOp.flags":         {unsafe.Offsetof(memOp.Flags), 24},
 		"memOp.alias":         {unsafe.Offsetof(memOp.Alias), 32},
-		"GraphInstantiate":    {unsafe.Sizeof(inst), 32},
-		"inst.hUploadStream":  {unsafe.Offsetof(inst.UploadStream), 8},
-		"inst.hErrNode_out":   {unsafe.Offsetof(inst.ErrNode), 16},
-		"inst.result_out":     {unsafe.Offsetof(inst.Result), 24},
-		"MemcpyAttributes":    {unsafe.Sizeof(copies), 24},
-		"copies.srcLocHint":   {unsafe.Offsetof(copies.SrcHint), 4},
-		"copies.dstLocHint":   {unsafe.Offsetof(copies.DstHint), 12},
-		"copies.flags":        {unsafe.Offsetof(copies.Flags), 20},
 		"GraphEdgeData":       {unsafe.Sizeof(edge), 8},
 		"edge.type":           {unsafe.Offsetof(edge.Type), 2},
-		"IPCMemHandle.align4": {unsafe.Sizeof(cuda.IPCMemHandle{}) % 8, 0},
+		"IPCMemHandle.align4": {unsafe.Sizeof(cu.IPCMemHandle{}) % 8, 0},
 	} {
 		assert.Equal(t, c.want, c.got, what)
 	}
@@ -87,7 +76,7 @@ func TestLayouts(t *testing.T) {
 func TestTableIsWellFormed(t *testing.T) {
 	symbol := regexp.MustCompile(`^cu[A-Z][A-Za-z0-9]*(_v[2-9])?$`)
 	seen := map[string]string{}
-	for _, table := range []any{cuda.Driver{}, cuda.Multicast{}} {
+	for _, table := range []any{cu.Driver{}, cu.Multicast{}} {
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(table)) {
 			if field.Type.Kind() != reflect.Func || field.Name == "MulticastSource" {
 				continue
@@ -108,7 +97,7 @@ func TestTableIsWellFormed(t *testing.T) {
 				assert.Contains(t, []string{"MemExportFabric", "MemImportFabric"}, field.Name, "%s is bound to %s twice", name, other)
 			}
 			seen[name] = field.Name
-			require := reflect.TypeFor[cuda.Result]()
+			require := reflect.TypeFor[cu.Result]()
 			if assert.Equal(t, 1, field.Type.NumOut(), field.Name) {
 				assert.Equal(t, require, field.Type.Out(0), field.Name)
 			}
