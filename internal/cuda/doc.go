@@ -13,6 +13,13 @@
 // result, a [*dl.Error] with the call, its code and the driver's name and text for it. It says what to do next, and is the
 // condition that the code stands for (ErrNoMemory, ErrUnavailable, [ErrContextLost]).
 //
+// # Where the numbers come from
+//
+// No number is here because somebody has copied it. Each constant is followed by the name that cuda.h has for it, each field of a
+// struct by a tag with the field's, and each function by a tag with its symbol; TestHeader reads cuda.h of several versions of
+// CUDA and compares all of them: values, sizes, offsets, the version in the symbol's name, and the number and width of arguments.
+// A constant without a name fails the test. CI runs it (.ci/run headers).
+//
 // # What it may know
 //
 // This package knows the loader of native libraries and the addresses and conditions of package device. It knows no device.

@@ -20,7 +20,7 @@ type (
 	MemHandle       uint64 // CUmemGenericAllocationHandle, for multicast objects too
 )
 
-// The structs of this file have the layout of cuda.h 12.4 to 13.0 for 64-bit systems; all of it is the same in these versions.
+// The numbers and structs of this file are those of cuda.h, for 64-bit systems, in all versions that TestHeader compares them with.
 
 // UUID is a CUuuid, 16 bytes.
 type UUID [16]byte
@@ -120,8 +120,8 @@ const IPCLazyEnablePeerAccess uint32 = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 // LaunchConfig is a CUlaunchConfig, 56 bytes.
 type LaunchConfig struct {
 	_           structs.HostLayout
-	Grid        [3]uint32        `c:"gridDimX"`
-	Block       [3]uint32        `c:"blockDimX"`
+	Grid        [3]uint32        `c:"gridDimX,gridDimY,gridDimZ"`
+	Block       [3]uint32        `c:"blockDimX,blockDimY,blockDimZ"`
 	SharedBytes uint32           `c:"sharedMemBytes"`
 	Stream      StreamHandle     `c:"hStream"`
 	Attrs       *LaunchAttribute `c:"attrs"`
