@@ -2,18 +2,22 @@
 """Puts NVIDIA's headers into a folder, for the tests that compare the bindings with them. `.ci/run headers` runs it.
 
 The headers come out of Python packages, pinned by version and hash; of a package nothing else is kept, and what is in the folder
-already is not fetched again. It needs Python 3.9 with pip. The packages without the libraries are 77 MB together: CUDA's headers,
-NVSHMEM's, and what NVIDIA's package nccl4py has of NCCL's. With the libraries they are 1.7 GB more.
+already is not fetched again. It needs Python 3.9 with pip. The small packages are 74 MB together: CUDA's headers, NVSHMEM's, and
+what NVIDIA's package nccl4py has of NCCL's. The others are 1.8 GB. NIXL's Python packages lack the header of its C interface, which
+is in its crate: for that --all needs cargo.
 
   get.py FOLDER        the small ones
-  get.py --all FOLDER  the large ones too: NCCL's own, and other versions
+  get.py --all FOLDER  the large ones too: NCCL's own, other versions, and NIXL's
 """
 
 import argparse
+import hashlib
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
@@ -51,6 +55,12 @@ LARGE = [
      "81a4d1f666543e6d34df6d2ff940c7da1435e34e186aab6f3c2b48861b64ef38", "nvidia/nvshmem/include/", ""),
 ]
 
+# The same of crates: the folder, the version of nixl-sys, the hash.
+CRATES = [
+    ("nixl-1.0.0", "1.0.0", "e4f28c4892e39d6f5d8bcd551e7001c03a04b16e5669a9a7d67b23f9720ecaae"),
+    ("nixl-1.5.1", "1.5.1", "91946d10f2f32f9b08a690a0033e408962e35a72ea8a68dd11fcdbebda130301"),
+]
+
 # The wheels for one system on any: the headers are the same.
 PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_18_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64"]
@@ -86,6 +96,30 @@ def get(root, folder, package, digest, inside, only):
     complete.touch()
 
 
+def get_crate(root, folder, version, digest):
+    """Puts the header of NIXL's C interface into the folder, once."""
+    complete = root / folder / f"nixl-sys=={version}.complete"
+    if complete.exists():
+        return
+    print(f"{folder}: the header of crate nixl-sys {version}", flush=True)
+    with tempfile.TemporaryDirectory(dir=root) as tmp:
+        tmp = pathlib.Path(tmp)
+        (tmp / "src").mkdir()
+        (tmp / "src" / "lib.rs").touch()
+        (tmp / "Cargo.toml").write_text(
+            f'[package]\nname = "headers"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\nnixl-sys = "={version}"\n')
+        subprocess.run(["cargo", "fetch", "--quiet"], cwd=tmp, env=os.environ | {"CARGO_HOME": str(tmp.resolve() / "home")}, check=True)
+        [crate] = tmp.glob(f"home/registry/cache/*/nixl-sys-{version}.crate")
+        found = hashlib.sha256(crate.read_bytes()).hexdigest()
+        if found != digest:
+            sys.exit(f"{crate.name} has the hash {found}, and {digest} is expected")
+        (root / folder).mkdir(exist_ok=True)
+        with tarfile.open(crate) as archive:
+            header = archive.extractfile(f"nixl-sys-{version}/wrapper.h")
+            (root / folder / "wrapper.h").write_bytes(header.read())
+    complete.touch()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="the large packages too")
@@ -94,6 +128,8 @@ def main():
     args.folder.mkdir(parents=True, exist_ok=True)
     for one in SMALL + (LARGE if args.all else []):
         get(args.folder, *one)
+    for one in CRATES if args.all else []:
+        get_crate(args.folder, *one)
 
 
 if __name__ == "__main__":
