@@ -9,12 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // gpus counts the GPUs that this process sees; 0 without a driver.
 func gpus(t *testing.T) int {
-	drv, err := cuda.Load(nil)
+	drv, err := cu.Load(nil)
 	if err != nil {
 		return 0
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -28,10 +28,10 @@ type allocation struct {
 	bytes   int64
 	rounded int64 // what of it is taken, as RoundedBytes says
 
-	handle cuda.MemHandle // of virtual memory; kept, so that each rendezvous can export it
-	offset int64          // of ptr in what is exported
-	span   int64          // bytes that are mapped of virtual memory, beginning offset bytes before ptr
-	fabric bool           // whether it can be exported to other hosts
+	handle cu.MemHandle // of virtual memory; kept, so that each rendezvous can export it
+	offset int64        // of ptr in what is exported
+	span   int64        // bytes that are mapped of virtual memory, beginning offset bytes before ptr
+	fabric bool         // whether it can be exported to other hosts
 	undo   undo
 }
 
@@ -53,7 +53,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	}
 	rounded := roundUp(bytes, b.granularity)
 	a := &allocation{backend: b, kind: virtual, bytes: bytes, rounded: rounded, span: rounded,
-		fabric: b.found.prop.RequestedHandleTypes&cuda.HandleFabric != 0}
+		fabric: b.found.prop.RequestedHandleTypes&cu.HandleFabric != 0}
 	if err := b.device.WithContext(a.make); err != nil {
 		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", rounded, b.device.Name(), b.device.UUID(), err)
 	}

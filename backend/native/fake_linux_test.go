@@ -10,7 +10,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 const granule = 2 << 20
@@ -25,12 +25,12 @@ type machine struct {
 	objects     int // the most multicast objects that the switches have; 0 is no limit
 	noPeers     func(dev, peer int) bool
 	// fail, unless nil, is asked at each call, with the GPU whose context is current and how often the call was made on it.
-	fail func(call string, gpu, n int) cuda.Result
+	fail func(call string, gpu, n int) cu.Result
 
 	counts   map[string]int
 	used     []uint64
 	next     uint64
-	handles  map[cuda.MemHandle]*physical
+	handles  map[cu.MemHandle]*physical
 	reserved map[device.Ptr]uint64
 	mapped   map[device.Ptr]*fakeMapping
 	peers    map[[2]int]bool
@@ -47,7 +47,7 @@ type physical struct {
 	mem    []byte // made at first need
 	dirty  bool   // mem is to begin with something else than zeros
 	refs   int    // handles and mappings
-	prop   cuda.MemAllocationProp
+	prop   cu.MemAllocationProp
 	legacy bool
 
 	cast  bool
@@ -65,7 +65,7 @@ type fakeMapping struct {
 func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), counts: map[string]int{}, used: make([]uint64, gpus), next: 1 << 40,
-		handles: map[cuda.MemHandle]*physical{}, reserved: map[device.Ptr]uint64{}, mapped: map[device.Ptr]*fakeMapping{},
+		handles: map[cu.MemHandle]*physical{}, reserved: map[device.Ptr]uint64{}, mapped: map[device.Ptr]*fakeMapping{},
 		peers: map[[2]int]bool{},
 	}
 	m.Call = m.called
@@ -80,15 +80,15 @@ func newMachine(gpus int) *machine {
 }
 
 // failing makes the nth call of that name on the GPU return r; n of 0 is every call.
-func (m *machine) failing(call string, gpu, nth int, r cuda.Result) {
+func (m *machine) failing(call string, gpu, nth int, r cu.Result) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	m.counts = map[string]int{}
-	m.fail = func(c string, g, n int) cuda.Result {
+	m.fail = func(c string, g, n int) cu.Result {
 		if c == call && g == gpu && (nth == 0 || n == nth) {
 			return r
 		}
-		return cuda.Success
+		return cu.Success
 	}
 }
 
@@ -114,13 +114,13 @@ func (m *machine) left() string {
 }
 
 // called counts the calls, and gives what the call is to fail with.
-func (m *machine) called(name string, gpu int) cuda.Result {
+func (m *machine) called(name string, gpu int) cu.Result {
 	key := fmt.Sprint(name, gpu)
 	m.counts[key]++
 	if m.fail != nil {
 		return m.fail(name, gpu, m.counts[key])
 	}
-	return cuda.Success
+	return cu.Success
 }
 
 // number gives a new address or handle, with room behind it.
@@ -135,8 +135,8 @@ func (m *machine) newPhysical(gpu int, bytes uint64) *physical {
 	return &physical{id: m.number(), gpu: gpu, bytes: bytes, dirty: true}
 }
 
-func (m *machine) handle(p *physical) cuda.MemHandle {
-	h := cuda.MemHandle(m.number())
+func (m *machine) handle(p *physical) cu.MemHandle {
+	h := cu.MemHandle(m.number())
 	p.refs++
 	m.handles[h] = p
 	return h
@@ -179,7 +179,7 @@ func (m *machine) at(p device.Ptr) (device.Ptr, *fakeMapping) {
 }
 
 // bytes gives what the GPU finds at p, piece by piece, as pieces lie in neighbouring mappings.
-func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, off, n uint64)) cuda.Result {
+func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, off, n uint64)) cu.Result {
 	for n > 0 {
 		base, x := m.at(p)
 		if x == nil || !x.access[gpu] && !(x.of.legacy && (x.of.gpu == gpu || m.peers[[2]int{gpu, x.of.gpu}])) || x.of.cast {
@@ -190,11 +190,11 @@ func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, of
 		f(x.of, off, k)
 		p, n = p.Add(int64(k)), n-k
 	}
-	return cuda.Success
+	return cu.Success
 }
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
-func (m *machine) driver() *cuda.Driver {
+func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
 	m.memory(d)
@@ -204,85 +204,85 @@ func (m *machine) driver() *cuda.Driver {
 	return d
 }
 
-func (m *machine) basics(d *cuda.Driver) {
-	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
-		return m.Do(fmt.Sprint("attribute", a), func(int) cuda.Result {
+func (m *machine) basics(d *cu.Driver) {
+	d.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, _ cu.DeviceOrdinal) cu.Result {
+		return m.Do(fmt.Sprint("attribute", a), func(int) cu.Result {
 			switch *v = fakecuda.Attribute(a); a {
-			case cuda.AttrMulticast:
+			case cu.AttrMulticast:
 				*v = int32(m.multicast)
-			case cuda.AttrHandleFabric:
+			case cu.AttrHandleFabric:
 				*v = int32(m.fabric)
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.DeviceCanAccessPeer = func(can *int32, dev, peer cuda.DeviceOrdinal) cuda.Result {
+	d.DeviceCanAccessPeer = func(can *int32, dev, peer cu.DeviceOrdinal) cu.Result {
 		*can = 1
 		if m.noPeers != nil && m.noPeers(int(dev), int(peer)) {
 			*can = 0
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.CtxEnablePeerAccess = func(c cuda.ContextHandle, _ uint32) cuda.Result {
-		return m.Do("cuCtxEnablePeerAccess", func(gpu int) cuda.Result {
+	d.CtxEnablePeerAccess = func(c cu.ContextHandle, _ uint32) cu.Result {
+		return m.Do("cuCtxEnablePeerAccess", func(gpu int) cu.Result {
 			pair := [2]int{gpu, int(c) - 1}
 			if m.peers[pair] {
-				return cuda.PeerAccessAlreadyEnabled
+				return cu.PeerAccessAlreadyEnabled
 			}
 			m.peers[pair] = true
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+	d.MemGetInfo = func(free, total *uint64) cu.Result {
+		return m.Do("cuMemGetInfo", func(gpu int) cu.Result {
 			*free, *total = fakecuda.TotalMemory-m.used[max(gpu, 0)], fakecuda.TotalMemory
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) memory(d *cuda.Driver) {
-	d.MemGetAllocationGranularity = func(n *uint64, _ *cuda.MemAllocationProp, _ cuda.Granularity) cuda.Result {
-		return m.Do("cuMemGetAllocationGranularity", func(int) cuda.Result { *n = granule; return cuda.Success })
+func (m *machine) memory(d *cu.Driver) {
+	d.MemGetAllocationGranularity = func(n *uint64, _ *cu.MemAllocationProp, _ cu.Granularity) cu.Result {
+		return m.Do("cuMemGetAllocationGranularity", func(int) cu.Result { *n = granule; return cu.Success })
 	}
-	d.MemCreate = func(h *cuda.MemHandle, bytes uint64, prop *cuda.MemAllocationProp, _ uint64) cuda.Result {
-		return m.Do("cuMemCreate", func(gpu int) cuda.Result {
+	d.MemCreate = func(h *cu.MemHandle, bytes uint64, prop *cu.MemAllocationProp, _ uint64) cu.Result {
+		return m.Do("cuMemCreate", func(gpu int) cu.Result {
 			switch {
 			case bytes == 0 || bytes%granule != 0:
 				return m.Violation("cuMemCreate of %d bytes", bytes)
-			case prop.RequestedHandleTypes&cuda.HandleFabric != 0 && !m.fabricWorks:
-				return cuda.NotPermitted
+			case prop.RequestedHandleTypes&cu.HandleFabric != 0 && !m.fabricWorks:
+				return cu.NotPermitted
 			case m.used[prop.Location.ID]+bytes > fakecuda.TotalMemory:
-				return cuda.OutOfMemory
+				return cu.OutOfMemory
 			}
 			p := m.newPhysical(int(prop.Location.ID), bytes)
 			p.prop = *prop
 			*h = m.handle(p)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemRelease = func(h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemRelease", func(int) cuda.Result {
+	d.MemRelease = func(h cu.MemHandle) cu.Result {
+		return m.Do("cuMemRelease", func(int) cu.Result {
 			p := m.handles[h]
 			if p == nil {
 				return m.Violation("cuMemRelease of no handle")
 			}
 			delete(m.handles, h)
 			m.drop(p)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemAddressReserve = func(p *device.Ptr, bytes, _ uint64, _ device.Ptr, _ uint64) cuda.Result {
-		return m.Do("cuMemAddressReserve", func(int) cuda.Result {
+	d.MemAddressReserve = func(p *device.Ptr, bytes, _ uint64, _ device.Ptr, _ uint64) cu.Result {
+		return m.Do("cuMemAddressReserve", func(int) cu.Result {
 			m.next = (m.next + granule - 1) / granule * granule
 			*p = device.Ptr(m.next)
 			m.next += bytes + granule
 			m.reserved[*p] = bytes
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemAddressFree = func(p device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemAddressFree", func(int) cuda.Result {
+	d.MemAddressFree = func(p device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemAddressFree", func(int) cu.Result {
 			if m.reserved[p] != bytes {
 				return m.Violation("cuMemAddressFree of %d bytes at %s", bytes, p)
 			}
@@ -292,36 +292,36 @@ func (m *machine) memory(d *cuda.Driver) {
 				}
 			}
 			delete(m.reserved, p)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemMap = func(p device.Ptr, bytes, offset uint64, h cuda.MemHandle, _ uint64) cuda.Result {
-		return m.Do("cuMemMap", func(int) cuda.Result {
+	d.MemMap = func(p device.Ptr, bytes, offset uint64, h cu.MemHandle, _ uint64) cu.Result {
+		return m.Do("cuMemMap", func(int) cu.Result {
 			of := m.handles[h]
 			if of == nil || offset != 0 || bytes > of.bytes || bytes%granule != 0 || p%granule != 0 {
 				return m.Violation("cuMemMap of %d bytes at %s", bytes, p)
 			}
 			if bytes != of.bytes {
-				return cuda.NotSupported // the driver maps whole allocations only
+				return cu.NotSupported // the driver maps whole allocations only
 			}
 			of.refs++
 			m.mapped[p] = &fakeMapping{of: of, bytes: bytes, access: map[int]bool{}}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemUnmap = func(p device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemUnmap", func(int) cuda.Result {
+	d.MemUnmap = func(p device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemUnmap", func(int) cu.Result {
 			x := m.mapped[p]
 			if x == nil || x.bytes != bytes {
 				return m.Violation("cuMemUnmap of %d bytes at %s", bytes, p)
 			}
 			delete(m.mapped, p)
 			m.drop(x.of)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemSetAccess = func(p device.Ptr, bytes uint64, desc *cuda.MemAccessDesc, _ uint64) cuda.Result {
-		return m.Do("cuMemSetAccess", func(int) cuda.Result {
+	d.MemSetAccess = func(p device.Ptr, bytes uint64, desc *cu.MemAccessDesc, _ uint64) cu.Result {
+		return m.Do("cuMemSetAccess", func(int) cu.Result {
 			// Of whole mappings, one or several side by side.
 			for at, end := p, p.Add(int64(bytes)); at != end; {
 				x := m.mapped[at]
@@ -331,124 +331,124 @@ func (m *machine) memory(d *cuda.Driver) {
 				x.access[int(desc.Location.ID)] = true
 				at = at.Add(int64(x.bytes))
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
+	d.MemRetainAllocationHandle = func(h *cu.MemHandle, p device.Ptr) cu.Result {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cu.Result {
 			if _, x := m.at(p); x != nil && !x.of.legacy {
 				*h = m.handle(x.of)
-				return cuda.Success
+				return cu.Success
 			}
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		})
 	}
-	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cu.MemAllocationProp, h cu.MemHandle) cu.Result {
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cu.Result {
 			*prop = m.handles[h].prop
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cu.Result {
 			of := m.newPhysical(gpu, bytes)
 			of.legacy, of.refs = true, 1
 			*p = device.Ptr(m.number())
 			m.mapped[*p] = &fakeMapping{of: of, bytes: bytes}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.Do("cuMemFree", func(int) cuda.Result {
+	d.MemFree = func(p device.Ptr) cu.Result {
+		return m.Do("cuMemFree", func(int) cu.Result {
 			x := m.mapped[p]
 			if x == nil || !x.of.legacy {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
 			delete(m.mapped, p)
 			m.drop(x.of)
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) sharing(d *cuda.Driver) {
-	d.MemExportFD = func(fd *int32, h cuda.MemHandle, _ cuda.HandleType, _ uint64) cuda.Result {
-		return m.Do("cuMemExportToShareableHandle", func(int) cuda.Result {
+func (m *machine) sharing(d *cu.Driver) {
+	d.MemExportFD = func(fd *int32, h cu.MemHandle, _ cu.HandleType, _ uint64) cu.Result {
+		return m.Do("cuMemExportToShareableHandle", func(int) cu.Result {
 			p := m.handles[h]
 			if p == nil {
 				return m.Violation("export of no handle")
 			}
 			n, err := unix.MemfdCreate("fake GPU memory", unix.MFD_CLOEXEC)
 			if err != nil {
-				return cuda.OperatingSystem
+				return cu.OperatingSystem
 			}
 			if _, err := unix.Pwrite(n, binary.LittleEndian.AppendUint64(nil, p.id), 0); err != nil {
-				return cuda.OperatingSystem
+				return cu.OperatingSystem
 			}
 			*fd = int32(n)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	byID := func(id uint64, h *cuda.MemHandle) cuda.Result {
+	byID := func(id uint64, h *cu.MemHandle) cu.Result {
 		for _, p := range m.handles {
 			if p.id == id {
 				*h = m.handle(p)
-				return cuda.Success
+				return cu.Success
 			}
 		}
 		return m.Violation("import of memory that nobody holds")
 	}
-	d.MemImportFD = func(h *cuda.MemHandle, fd uintptr, _ cuda.HandleType) cuda.Result {
-		return m.Do("cuMemImportFromShareableHandle", func(int) cuda.Result {
+	d.MemImportFD = func(h *cu.MemHandle, fd uintptr, _ cu.HandleType) cu.Result {
+		return m.Do("cuMemImportFromShareableHandle", func(int) cu.Result {
 			var id [8]byte
 			if n, err := unix.Pread(int(fd), id[:], 0); err != nil || n != 8 {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
 			return byID(binary.LittleEndian.Uint64(id[:]), h)
 		})
 	}
-	d.MemExportFabric = func(f *cuda.FabricHandle, h cuda.MemHandle, _ cuda.HandleType, _ uint64) cuda.Result {
-		return m.Do("cuMemExportToShareableHandle", func(int) cuda.Result {
+	d.MemExportFabric = func(f *cu.FabricHandle, h cu.MemHandle, _ cu.HandleType, _ uint64) cu.Result {
+		return m.Do("cuMemExportToShareableHandle", func(int) cu.Result {
 			binary.LittleEndian.PutUint64(f[:], m.handles[h].id)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemImportFabric = func(h *cuda.MemHandle, f *cuda.FabricHandle, _ cuda.HandleType) cuda.Result {
-		return m.Do("cuMemImportFromShareableHandle", func(int) cuda.Result { return byID(binary.LittleEndian.Uint64(f[:]), h) })
+	d.MemImportFabric = func(h *cu.MemHandle, f *cu.FabricHandle, _ cu.HandleType) cu.Result {
+		return m.Do("cuMemImportFromShareableHandle", func(int) cu.Result { return byID(binary.LittleEndian.Uint64(f[:]), h) })
 	}
-	d.IPCGetMemHandle = func(h *cuda.IPCMemHandle, p device.Ptr) cuda.Result {
-		return m.Do("cuIpcGetMemHandle", func(int) cuda.Result {
+	d.IPCGetMemHandle = func(h *cu.IPCMemHandle, p device.Ptr) cu.Result {
+		return m.Do("cuIpcGetMemHandle", func(int) cu.Result {
 			base, x := m.at(p)
 			if x == nil || !x.of.legacy {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
 			h.Reserved[0] = uint64(base)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.IPCOpenMemHandle = func(p *device.Ptr, h cuda.IPCMemHandle, _ uint32) cuda.Result {
-		return m.Do("cuIpcOpenMemHandle", func(int) cuda.Result { return cuda.InvalidContext }) // the fake has one process
+	d.IPCOpenMemHandle = func(p *device.Ptr, h cu.IPCMemHandle, _ uint32) cu.Result {
+		return m.Do("cuIpcOpenMemHandle", func(int) cu.Result { return cu.InvalidContext }) // the fake has one process
 	}
-	d.IPCCloseMemHandle = func(device.Ptr) cuda.Result { return cuda.InvalidContext }
+	d.IPCCloseMemHandle = func(device.Ptr) cu.Result { return cu.InvalidContext }
 }
 
-func (m *machine) work(d *cuda.Driver) {
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+func (m *machine) work(d *cu.Driver) {
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyHtoDAsync", func(int) cu.Result {
 			from := unsafe.Slice((*byte)(src), n)
 			return m.bytes(m.Streams[s], dst, n, func(of *physical, off, n uint64) { from = from[copy(of.data()[off:off+n], from):] })
 		})
 	}
-	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyDtoHAsync", func(int) cu.Result {
 			to := unsafe.Slice((*byte)(dst), n)
 			return m.bytes(m.Streams[s], src, n, func(of *physical, off, n uint64) { to = to[copy(to, of.data()[off:off+n]):] })
 		})
 	}
-	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemsetD8Async", func(int) cu.Result {
 			if value != 0 {
-				return cuda.NotSupported
+				return cu.NotSupported
 			}
 			return m.bytes(m.Streams[s], p, n, func(of *physical, off, n uint64) {
 				if n == of.bytes {
@@ -462,41 +462,41 @@ func (m *machine) work(d *cuda.Driver) {
 }
 
 // resolve gives the multicast functions.
-func (m *machine) resolve() (*cuda.Multicast, error) {
+func (m *machine) resolve() (*cu.Multicast, error) {
 	m.Mu.Lock()
 	m.resolved++
 	m.Mu.Unlock()
-	object := func(h cuda.MemHandle) *physical {
+	object := func(h cu.MemHandle) *physical {
 		if p := m.handles[h]; p != nil && p.cast {
 			return p
 		}
 		return nil
 	}
-	return &cuda.Multicast{
-		Create: func(h *cuda.MemHandle, prop *cuda.MulticastObjectProp) cuda.Result {
-			return m.Do("cuMulticastCreate", func(int) cuda.Result {
+	return &cu.Multicast{
+		Create: func(h *cu.MemHandle, prop *cu.MulticastObjectProp) cu.Result {
+			return m.Do("cuMulticastCreate", func(int) cu.Result {
 				if m.objects > 0 && m.live == m.objects {
-					return cuda.OutOfMemory
+					return cu.OutOfMemory
 				}
 				m.created++
 				m.live++
 				*h = m.handle(&physical{id: m.number(), bytes: prop.Size, cast: true, ranks: int(prop.NumDevices),
 					added: map[int]bool{}, bound: map[int]bool{}})
-				return cuda.Success
+				return cu.Success
 			})
 		},
-		AddDevice: func(h cuda.MemHandle, dev cuda.DeviceOrdinal) cuda.Result {
-			return m.Do("cuMulticastAddDevice", func(int) cuda.Result {
+		AddDevice: func(h cu.MemHandle, dev cu.DeviceOrdinal) cu.Result {
+			return m.Do("cuMulticastAddDevice", func(int) cu.Result {
 				o := object(h)
 				if o == nil || o.added[int(dev)] {
 					return m.Violation("cuMulticastAddDevice of GPU %d", dev)
 				}
 				o.added[int(dev)] = true
-				return cuda.Success
+				return cu.Success
 			})
 		},
-		BindMem: func(h cuda.MemHandle, offset uint64, mem cuda.MemHandle, memOffset, bytes, _ uint64) cuda.Result {
-			return m.Do("cuMulticastBindMem", func(gpu int) cuda.Result {
+		BindMem: func(h cu.MemHandle, offset uint64, mem cu.MemHandle, memOffset, bytes, _ uint64) cu.Result {
+			return m.Do("cuMulticastBindMem", func(gpu int) cu.Result {
 				o, p := object(h), m.handles[mem]
 				switch {
 				case o == nil || p == nil || offset != 0 || memOffset != 0 || bytes > o.bytes || bytes > p.bytes:
@@ -505,11 +505,11 @@ func (m *machine) resolve() (*cuda.Multicast, error) {
 					return m.Violation("cuMulticastBindMem would block: %d of %d devices were added", len(o.added), o.ranks)
 				}
 				o.bound[gpu] = true
-				return cuda.Success
+				return cu.Success
 			})
 		},
-		Unbind: func(h cuda.MemHandle, dev cuda.DeviceOrdinal, _, _ uint64) cuda.Result {
-			return m.Do("cuMulticastUnbind", func(int) cuda.Result {
+		Unbind: func(h cu.MemHandle, dev cu.DeviceOrdinal, _, _ uint64) cu.Result {
+			return m.Do("cuMulticastUnbind", func(int) cu.Result {
 				o := object(h)
 				if o == nil || !o.bound[int(dev)] {
 					return m.Violation("cuMulticastUnbind of what is not bound")
@@ -520,11 +520,11 @@ func (m *machine) resolve() (*cuda.Multicast, error) {
 					}
 				}
 				delete(o.bound, int(dev))
-				return cuda.Success
+				return cu.Success
 			})
 		},
-		GetGranularity: func(n *uint64, _ *cuda.MulticastObjectProp, _ cuda.Granularity) cuda.Result {
-			return m.Do("cuMulticastGetGranularity", func(int) cuda.Result { *n = 2 * granule; return cuda.Success })
+		GetGranularity: func(n *uint64, _ *cu.MulticastObjectProp, _ cu.Granularity) cu.Result {
+			return m.Do("cuMulticastGetGranularity", func(int) cu.Result { *n = 2 * granule; return cu.Success })
 		},
 	}, nil
 }

@@ -6,19 +6,20 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 )
 
 // finding is what was found out about a GPU by trying.
 type finding struct {
-	prop        cuda.MemAllocationProp // what memory is created with
-	granularity int64                  // in bytes
-	total       int64                  // memory of the GPU in bytes; 0 if not known
-	noFabric    string                 // why memory cannot be passed between hosts; "" if it can
-	noRegister  string                 // why memory cannot be adopted; "" if it can
-	noMulticast string                 // why this GPU has no multicast here; "" if it has
-	multicast   *cuda.Multicast        // nil without multicast, and when no group was given
+	prop        cu.MemAllocationProp // what memory is created with
+	granularity int64                // in bytes
+	total       int64                // memory of the GPU in bytes; 0 if not known
+	noFabric    string               // why memory cannot be passed between hosts; "" if it can
+	noRegister  string               // why memory cannot be adopted; "" if it can
+	noMulticast string               // why this GPU has no multicast here; "" if it has
+	multicast   *cu.Multicast        // nil without multicast, and when no group was given
 }
 
 // The driver functions that the backend stands on, and those that adopting memory needs besides.
@@ -45,13 +46,13 @@ func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 		f.noRegister = err.Error()
 	}
 	for _, a := range []struct {
-		attr cuda.DeviceAttribute
+		attr cu.DeviceAttribute
 		what string
 	}{
-		{cuda.AttrVMM, "virtual memory management"},
-		{cuda.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
+		{cu.AttrVMM, "virtual memory management"},
+		{cu.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
 	} {
-		if have, err := d.Attribute(a.attr); err != nil {
+		if have, err := d.Attribute(int(a.attr)); err != nil {
 			return nil, err
 		} else if have == 0 {
 			return nil, fmt.Errorf("%s (%s) has no %s: use backend nccl or host: %w", d.Name(), d.UUID(), a.what, errs.ErrUnsupported)
@@ -59,7 +60,7 @@ func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 	}
 	err := d.WithContext(func() error {
 		var total uint64
-		if drv.DeviceTotalMem != nil && drv.DeviceTotalMem(&total, d.Ordinal()) == cuda.Success {
+		if drv.DeviceTotalMem != nil && drv.DeviceTotalMem(&total, d.Ordinal()) == cu.Success {
 			f.total = int64(total)
 		}
 		return f.try(d)
@@ -73,30 +74,30 @@ func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 
 // try finds the properties that memory can be created with: best with all kinds of handles and for network cards too.
 func (f *finding) try(d *cuda.Device) error {
-	rdma, fabric := attribute(d, cuda.AttrGPUDirectRDMAWithVMM), attribute(d, cuda.AttrHandleFabric)
+	rdma, fabric := attribute(d, cu.AttrGPUDirectRDMAWithVMM), attribute(d, cu.AttrHandleFabric)
 	f.noFabric = "the GPU or its driver has no fabric handles"
 	var err error
 	for _, c := range []struct {
-		handles  cuda.HandleType
+		handles  cu.HandleType
 		rdma     uint8
 		possible bool
 	}{
-		{cuda.HandleFD | cuda.HandleFabric, 1, rdma && fabric},
-		{cuda.HandleFD | cuda.HandleFabric, 0, fabric},
-		{cuda.HandleFD, 1, rdma},
-		{cuda.HandleFD, 0, true},
+		{cu.HandleFD | cu.HandleFabric, 1, rdma && fabric},
+		{cu.HandleFD | cu.HandleFabric, 0, fabric},
+		{cu.HandleFD, 1, rdma},
+		{cu.HandleFD, 0, true},
 	} {
 		if !c.possible {
 			continue
 		}
-		f.prop = cuda.MemAllocationProp{
-			Type:                 cuda.AllocationPinned,
+		f.prop = cu.MemAllocationProp{
+			Type:                 cu.AllocationPinned,
 			RequestedHandleTypes: c.handles,
-			Location:             cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(d.Ordinal())},
+			Location:             cu.MemLocation{Type: cu.LocationDevice, ID: int32(d.Ordinal())},
 			GPUDirectRDMACapable: c.rdma,
 		}
 		if err = f.tryProp(d); err == nil {
-			if c.handles&cuda.HandleFabric != 0 {
+			if c.handles&cu.HandleFabric != 0 {
 				f.noFabric = ""
 			}
 			return nil
@@ -104,7 +105,7 @@ func (f *finding) try(d *cuda.Device) error {
 		if errors.Is(err, errs.ErrNoMemory) || errors.Is(err, cuda.ErrContextLost) {
 			return err
 		}
-		if c.handles&cuda.HandleFabric != 0 {
+		if c.handles&cu.HandleFabric != 0 {
 			f.noFabric = "memory with fabric handles cannot be made here, mostly because no IMEX channel is set up: " + err.Error()
 		}
 	}
@@ -115,7 +116,7 @@ func (f *finding) try(d *cuda.Device) error {
 func (f *finding) tryProp(d *cuda.Device) (err error) {
 	drv := d.Driver()
 	var granularity uint64
-	r := drv.MemGetAllocationGranularity(&granularity, &f.prop, cuda.GranularityRecommended)
+	r := drv.MemGetAllocationGranularity(&granularity, &f.prop, cu.GranularityRecommended)
 	if err := drv.Check("cuMemGetAllocationGranularity", r); err != nil {
 		return err
 	}
@@ -136,11 +137,11 @@ func (f *finding) tryProp(d *cuda.Device) (err error) {
 	if err := file.Close(); err != nil {
 		return fmt.Errorf("closing an exported file: %w", err)
 	}
-	if f.prop.RequestedHandleTypes&cuda.HandleFabric == 0 {
+	if f.prop.RequestedHandleTypes&cu.HandleFabric == 0 {
 		return nil
 	}
-	var fabric cuda.FabricHandle
-	return drv.Check("cuMemExportToShareableHandle", drv.MemExportFabric(&fabric, h, cuda.HandleFabric, 0))
+	var fabric cu.FabricHandle
+	return drv.Check("cuMemExportToShareableHandle", drv.MemExportFabric(&fabric, h, cu.HandleFabric, 0))
 }
 
 // findMulticast finds out whether the GPU has multicast, as far as the policy allows it.
@@ -148,7 +149,7 @@ func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) {
 	switch {
 	case p.Forbidden != "":
 		f.noMulticast = p.Forbidden
-	case !attribute(d, cuda.AttrMulticast):
+	case !attribute(d, cu.AttrMulticast):
 		f.noMulticast = "the GPU or its driver has no multicast"
 	case size == 1:
 		f.noMulticast = "the group has only one rank"
@@ -168,7 +169,7 @@ func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 	prop := multicastProp(size, f.granularity)
 	var granularity uint64
 	err = d.WithContext(func() error {
-		return d.Driver().Check("cuMulticastGetGranularity", m.GetGranularity(&granularity, prop, cuda.GranularityMinimum))
+		return d.Driver().Check("cuMulticastGetGranularity", m.GetGranularity(&granularity, prop, cu.GranularityMinimum))
 	})
 	if err != nil {
 		return err
@@ -181,8 +182,8 @@ func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 }
 
 // attribute reports whether the GPU has what the attribute says. One that the driver does not know it has not.
-func attribute(d *cuda.Device, a cuda.DeviceAttribute) bool {
-	value, err := d.Attribute(a)
+func attribute(d *cuda.Device, a cu.DeviceAttribute) bool {
+	value, err := d.Attribute(int(a))
 	return err == nil && value != 0
 }
 

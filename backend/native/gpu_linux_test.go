@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // onGPU are the options of a rank of a real machine. Multicast is never tried.
@@ -199,7 +200,7 @@ func TestRegisterErrorsOnGPU(t *testing.T) {
 			err := b.device.WithContext(func() error {
 				base, err := reserve(b.drv, 2*granule, granule, &u)
 				for i := int64(0); i < 2 && err == nil; i++ {
-					var h cuda.MemHandle
+					var h cu.MemHandle
 					if h, err = create(b.drv, granule, &b.found.prop, &u); err == nil {
 						if err = mapAt(b.drv, base.Add(i*granule), granule, h, &u); err == nil {
 							err = allow(b.device, base.Add(i*granule), granule)

@@ -8,6 +8,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // driverName is what the one library that this backend stands on is called.
@@ -17,7 +18,7 @@ var _ backend.Libraries = factory{}
 
 // Libraries tells of the driver, which is all that the backend stands on. It loads and initialises it, and makes no context.
 func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library {
-	drv, err := cuda.Load(&cuda.LoadOptions{Logger: env.Logger})
+	drv, err := cu.Load(&cu.LoadOptions{Logger: env.Logger})
 	if err != nil {
 		return []backend.Library{survey.Failed(driverName, err, "install the NVIDIA driver, series 550 or newer")}
 	}
@@ -25,9 +26,9 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 }
 
 // driverLibrary tells of a driver that was loaded.
-func driverLibrary(drv *cuda.Driver) backend.Library {
+func driverLibrary(drv *cu.Driver) backend.Library {
 	l := backend.Library{Name: driverName, State: backend.LibraryUsable}
-	gpus, err := drv.Survey()
+	gpus, err := cuda.Survey(&cuda.Options{Driver: drv})
 	if err != nil {
 		l = survey.Failed(driverName, err, "install the NVIDIA driver, series 550 or newer, and see that nvidia-smi lists the GPUs")
 	}

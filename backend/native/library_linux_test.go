@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // TestLibraries: the driver is usable, not usable for a reason, or missing.
@@ -23,7 +24,7 @@ func TestLibraries(t *testing.T) {
 	m := newMachine(2)
 	drv := m.driver()
 	drv.Path = "/usr/lib/libcuda.so.1"
-	drv.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
+	drv.DriverGetVersion = func(v *int32) cu.Result { *v = 13000; return cu.Success }
 	l := driverLibrary(drv)
 	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
 	assert.Equal(t, "CUDA driver", l.Name)
@@ -33,7 +34,7 @@ func TestLibraries(t *testing.T) {
 	assert.NotEmpty(t, named(l, "functions that it lacks"), "the fake lacks some")
 	assert.Empty(t, m.left(), "a context was made")
 
-	drv.DriverGetVersion = func(v *int32) cuda.Result { *v = 12020; return cuda.Success }
+	drv.DriverGetVersion = func(v *int32) cu.Result { *v = 12020; return cu.Success }
 	l = driverLibrary(drv)
 	assert.Equal(t, backend.LibraryUnusable, l.State)
 	assert.Equal(t, "CUDA 12.2", l.Version)
@@ -46,7 +47,7 @@ func TestLibraries(t *testing.T) {
 	assert.Contains(t, l.Reason, "the driver sees no GPU")
 
 	m = newMachine(1)
-	m.failing("cuInit", -1, 0, cuda.StubLibrary)
+	m.failing("cuInit", -1, 0, cu.StubLibrary)
 	l = driverLibrary(m.driver())
 	assert.Equal(t, backend.LibraryUnusable, l.State)
 	assert.Contains(t, l.Reason, "cuInit returned 34")

@@ -14,8 +14,8 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
@@ -26,7 +26,7 @@ func TestSignalsLoadNothing(t *testing.T) {
 	m.signalKernels()
 	var sealed atomic.Bool
 	var loads []string // of calls that wait for the GPU, under Mu
-	m.Call = func(name string, gpu int) cuda.Result {
+	m.Call = func(name string, gpu int) cu.Result {
 		if sealed.Load() && (strings.HasPrefix(name, "cuModule") || name == "cuFuncLoad" || name == "cuMemHostAlloc") {
 			loads = append(loads, name)
 		}

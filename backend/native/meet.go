@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -135,7 +135,7 @@ func (b *Backend) unreachablePairs() ([]string, error) {
 			continue
 		}
 		var can int32
-		call := b.drv.DeviceCanAccessPeer(&can, b.device.Ordinal(), cuda.DeviceOrdinal(ordinal))
+		call := b.drv.DeviceCanAccessPeer(&can, b.device.Ordinal(), cu.DeviceOrdinal(ordinal))
 		if err := b.drv.Check("cuDeviceCanAccessPeer", call); err != nil {
 			return nil, err
 		}

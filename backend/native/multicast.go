@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -20,8 +21,8 @@ import (
 const creator = 0
 
 // multicastProp describes a multicast object.
-func multicastProp(ranks int, bytes int64) *cuda.MulticastObjectProp {
-	return &cuda.MulticastObjectProp{NumDevices: uint32(ranks), Size: uint64(bytes), HandleTypes: uint64(cuda.HandleFD)}
+func multicastProp(ranks int, bytes int64) *cu.MulticastObjectProp {
+	return &cu.MulticastObjectProp{NumDevices: uint32(ranks), Size: uint64(bytes), HandleTypes: uint64(cu.HandleFD)}
 }
 
 // notAlike says why the memory of these offers cannot be bound to one multicast object; "" if it can.
@@ -99,9 +100,9 @@ func (b *Backend) judge(ctx context.Context, vote *group.VoteError, undone error
 	var files *group.FileLimitError
 	switch local := vote.Local; {
 	case local == nil:
-	case errors.As(local, &failed) && cuda.Result(failed.Code) == cuda.SystemNotReady:
+	case errors.As(local, &failed) && cu.Result(failed.Code) == cu.SystemNotReady:
 		mine = notReady
-	case errors.Is(local, errs.ErrNoMemory), errors.As(local, &files), failed != nil && cuda.Result(failed.Code) == cuda.OperatingSystem:
+	case errors.Is(local, errs.ErrNoMemory), errors.As(local, &files), failed != nil && cu.Result(failed.Code) == cu.OperatingSystem:
 		mine = exhausted
 	default:
 		mine = refused
@@ -142,7 +143,7 @@ func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
 	if err != nil {
 		return errors.Join(err, closeFile(file))
 	}
-	var h cuda.MemHandle
+	var h cu.MemHandle
 	err = b.device.WithContext(func() error {
 		var err error
 		h, err = c.join(file)
@@ -167,7 +168,7 @@ func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
 // create makes the object and exports it.
 func (c *cast) create() error {
 	b := c.backend
-	var h cuda.MemHandle
+	var h cu.MemHandle
 	r := b.multicast.Create(&h, multicastProp(b.group.Size(), c.mapping.alloc.span))
 	if err := b.drv.Check("cuMulticastCreate", r); err != nil {
 		return err
@@ -180,7 +181,7 @@ func (c *cast) create() error {
 
 // join imports the object and adds this rank's device. The creator imports it too: its own handle would make the driver run
 // multicast copies on the engines that serve the host.
-func (c *cast) join(file *os.File) (cuda.MemHandle, error) {
+func (c *cast) join(file *os.File) (cu.MemHandle, error) {
 	b := c.backend
 	h, err := importFile(b.drv, file)
 	if err != nil {
@@ -191,7 +192,7 @@ func (c *cast) join(file *os.File) (cuda.MemHandle, error) {
 }
 
 // bind binds this rank's memory to the object and maps the object.
-func (c *cast) bind(h cuda.MemHandle) error {
+func (c *cast) bind(h cu.MemHandle) error {
 	b, a := c.backend, c.mapping.alloc
 	bytes := a.span
 	r := b.multicast.BindMem(h, 0, a.handle, 0, uint64(bytes), 0)

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 )
@@ -32,7 +33,7 @@ type Options struct {
 	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
-	Driver *cuda.Driver
+	Driver *cu.Driver
 	// ShareDevice allows several ranks on one GPU. All ranks of the GPU must allow it. A local rank beyond the last GPU then
 	// counts on from the first.
 	ShareDevice bool
@@ -52,7 +53,7 @@ const defaultTimeout = 2 * time.Minute
 // Backend is one rank's side of the native backend.
 type Backend struct {
 	device  *cuda.Device
-	drv     *cuda.Driver
+	drv     *cu.Driver
 	owned   bool
 	group   *group.Group
 	log     *slog.Logger
@@ -62,7 +63,7 @@ type Backend struct {
 	granularity int64            // of all ranks' memory, in bytes
 	peers       []member         // by rank
 	unreachable string           // which pairs of ranks cannot reach each other; "" if all can
-	multicast   *cuda.Multicast  // nil unless all ranks agreed to use it
+	multicast   *cu.Multicast    // nil unless all ranks agreed to use it
 	mustCast    bool             // the policy of some rank is "on"
 	stream      device.Stream    // fills new memory with zeros
 	cudaDevices map[string]int32 // the ordinals of the GPUs that this process sees, by UUID
@@ -129,15 +130,15 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 	}
 	if c.Driver == nil {
 		var err error
-		if c.Driver, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+		if c.Driver, err = cu.Load(&cu.LoadOptions{Logger: o.Logger}); err != nil {
 			return nil, fmt.Errorf("opening the CUDA device: %w", err)
 		}
 	}
 	if o.ShareDevice && c.Device == "" {
 		// More ranks than GPUs are wanted, so that the GPUs are dealt out in turn. What is wrong with them, Open says better.
 		var count int32
-		if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cuda.Success &&
-			c.Driver.DeviceGetCount(&count) == cuda.Success && count > 0 && c.LocalRank > 0 {
+		if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cu.Success &&
+			c.Driver.DeviceGetCount(&count) == cu.Success && count > 0 && c.LocalRank > 0 {
 			c.LocalRank %= int(count)
 		}
 	}
@@ -145,15 +146,15 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 }
 
 // visible gives the ordinals of the GPUs that this process sees, by UUID.
-func visible(drv *cuda.Driver) (map[string]int32, error) {
+func visible(drv *cu.Driver) (map[string]int32, error) {
 	var count int32
 	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {
 		return nil, err
 	}
 	ordinals := make(map[string]int32, count)
 	for i := range count {
-		var dev cuda.DeviceOrdinal
-		var id cuda.UUID
+		var dev cu.DeviceOrdinal
+		var id cu.UUID
 		if err := drv.Check("cuDeviceGet", drv.DeviceGet(&dev, i)); err != nil {
 			return nil, err
 		}

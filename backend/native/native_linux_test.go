@@ -20,6 +20,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 func TestMain(m *testing.M) {
@@ -143,7 +144,7 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 			}
 			made.Done()
 			made.Wait()
-			once.Do(func() { m.failing(call, victim, nth, cuda.Result(999)) })
+			once.Do(func() { m.failing(call, victim, nth, cu.Result(999)) })
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
 			}
@@ -237,30 +238,30 @@ func TestOpeningFails(t *testing.T) {
 		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
 		"bad policy":     {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid, "auto, on or off"},
 		"no GPU": {func(m *machine, o *Options) {
-			o.Driver.DeviceGetCount = func(n *int32) cuda.Result { *n = 0; return 0 }
+			o.Driver.DeviceGetCount = func(n *int32) cu.Result { *n = 0; return 0 }
 		}, backend.ErrUnavailable, "no GPU"},
 		"old driver": {func(m *machine, o *Options) {
-			o.Driver.DriverGetVersion = func(v *int32) cuda.Result { *v = 11080; return 0 }
+			o.Driver.DriverGetVersion = func(v *int32) cu.Result { *v = 11080; return 0 }
 		}, backend.ErrUnavailable, "12.4"},
 		"no VMM functions": {func(m *machine, o *Options) { o.Driver.MemMap = nil }, backend.ErrUnsupported, "cuMemMap"},
 		"no VMM": {func(m *machine, o *Options) {
 			own := o.Driver.DeviceGetAttribute
-			o.Driver.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, d cuda.DeviceOrdinal) cuda.Result {
+			o.Driver.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, d cu.DeviceOrdinal) cu.Result {
 				r := own(v, a, d)
-				if a == cuda.AttrVMM {
+				if a == cu.AttrVMM {
 					*v = 0
 				}
 				return r
 			}
 		}, backend.ErrUnsupported, "virtual memory management"},
 		"nothing can be created": {func(m *machine, o *Options) {
-			o.Driver.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.NotSupported }
+			o.Driver.MemCreate = func(*cu.MemHandle, uint64, *cu.MemAllocationProp, uint64) cu.Result { return cu.NotSupported }
 		}, backend.ErrUnsupported, "cuMemCreate"},
 		"no memory left": {func(m *machine, o *Options) {
-			o.Driver.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.OutOfMemory }
+			o.Driver.MemCreate = func(*cu.MemHandle, uint64, *cu.MemAllocationProp, uint64) cu.Result { return cu.OutOfMemory }
 		}, backend.ErrNoMemory, "bytes are free"},
 		"export fails": {func(m *machine, o *Options) {
-			o.Driver.MemExportFD = func(*int32, cuda.MemHandle, cuda.HandleType, uint64) cuda.Result { return cuda.OperatingSystem }
+			o.Driver.MemExportFD = func(*int32, cu.MemHandle, cu.HandleType, uint64) cu.Result { return cu.OperatingSystem }
 		}, nil, "cuMemExportToShareableHandle"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -314,7 +315,7 @@ func TestAccessRefused(t *testing.T) {
 				return err
 			}
 			if g.Rank() == 0 {
-				m.failing("cuMemSetAccess", 1, 0, cuda.InvalidDevice)
+				m.failing("cuMemSetAccess", 1, 0, cu.InvalidDevice)
 			}
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
@@ -381,7 +382,7 @@ func TestOutOfMemory(t *testing.T) {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 			}
-			m.failing("cuMemMap", 0, 0, cuda.OutOfMemory)
+			m.failing("cuMemMap", 0, 0, cu.OutOfMemory)
 			_, err := mem.Allocate(ctx, 100, "")
 			m.working("", 0, 0)
 			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "bytes are free") {
@@ -399,11 +400,11 @@ func TestBusyGPU(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
 			m.Mu.Lock()
-			m.fail = func(call string, _, _ int) cuda.Result {
+			m.fail = func(call string, _, _ int) cu.Result {
 				if call == "cuEventQuery" || call == "cuStreamQuery" {
-					return cuda.NotReady
+					return cu.NotReady
 				}
-				return cuda.Success
+				return cu.Success
 			}
 			m.Mu.Unlock()
 			for range 2 {
@@ -579,11 +580,11 @@ func TestMulticastNotReady(t *testing.T) {
 				withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
 					return backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
 						m.Mu.Lock()
-						m.fail = func(c string, at, n int) cuda.Result {
+						m.fail = func(c string, at, n int) cu.Result {
 							if c == call && at == gpu && n <= refusals {
-								return cuda.SystemNotReady
+								return cu.SystemNotReady
 							}
-							return cuda.Success
+							return cu.Success
 						}
 						m.Mu.Unlock()
 						if err := g.Barrier(ctx, "not ready"); err != nil {
@@ -637,11 +638,11 @@ func TestMulticastRefused(t *testing.T) {
 		withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
 			return backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
 				m.Mu.Lock()
-				m.fail = func(c string, gpu, _ int) cuda.Result {
+				m.fail = func(c string, gpu, _ int) cu.Result {
 					if c == call && gpu == 0 {
-						return cuda.NotSupported
+						return cu.NotSupported
 					}
-					return cuda.Success
+					return cu.Success
 				}
 				m.Mu.Unlock()
 				if err := g.Barrier(ctx, "refusing"); err != nil {
@@ -794,7 +795,7 @@ func TestRegisterErrors(t *testing.T) {
 				return err
 			}
 			var odd []undo
-			create := func(change func(p *cuda.MemAllocationProp)) (device.Ptr, error) {
+			create := func(change func(p *cu.MemAllocationProp)) (device.Ptr, error) {
 				prop := b.found.prop
 				change(&prop)
 				twin := &Backend{device: b.device, drv: b.drv, granularity: b.granularity, found: &finding{prop: prop}}
@@ -803,11 +804,11 @@ func TestRegisterErrors(t *testing.T) {
 				odd = append(odd, a.undo)
 				return a.ptr, err
 			}
-			private, err := create(func(p *cuda.MemAllocationProp) { p.RequestedHandleTypes = 0 })
+			private, err := create(func(p *cu.MemAllocationProp) { p.RequestedHandleTypes = 0 })
 			if err != nil {
 				return err
 			}
-			loose, err := create(func(p *cuda.MemAllocationProp) { p.Type = 0 })
+			loose, err := create(func(p *cu.MemAllocationProp) { p.Type = 0 })
 			if err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -53,7 +54,7 @@ func (a *allocation) adopt() error {
 		a.adoptLegacy(at.Base, bad)
 	default:
 		a.undo.add(func() error { return release(b.drv, at.Handle) })
-		a.kind, a.handle, a.fabric, a.offset = virtual, at.Handle, at.Prop.RequestedHandleTypes&cuda.HandleFabric != 0, at.Offset
+		a.kind, a.handle, a.fabric, a.offset = virtual, at.Handle, at.Prop.RequestedHandleTypes&cu.HandleFabric != 0, at.Offset
 		a.span = at.Bytes // the driver maps whole allocations only
 		at.NoteVirtual(bad)
 	}
@@ -70,7 +71,7 @@ func (a *allocation) adoptLegacy(base device.Ptr, bad *MemoryError) {
 	if !b.otherProcess() {
 		return
 	}
-	var h cuda.IPCMemHandle
+	var h cu.IPCMemHandle
 	if err := b.drv.Check("cuIpcGetMemHandle", b.drv.IPCGetMemHandle(&h, base)); err != nil {
 		bad.Note("it has no handle for other processes, as managed memory and memory of pools have not (%v); "+
 			"allocate it by cuMemCreate, cuMemAlloc or cudaMalloc, or let this library allocate it", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -125,7 +126,7 @@ func (a *allocation) offer() (o offer, f *os.File, err error) {
 	switch {
 	case a.kind == legacy && b.otherProcess():
 		// A handle is always one of the beginning of the allocation.
-		var h cuda.IPCMemHandle
+		var h cu.IPCMemHandle
 		r := b.drv.IPCGetMemHandle(&h, a.ptr.Add(-a.offset))
 		if err := b.drv.Check("cuIpcGetMemHandle", r); err != nil {
 			return o, nil, fmt.Errorf("exporting the adopted memory at %s (was it freed?): %w", a.ptr, err)
@@ -143,8 +144,8 @@ func (a *allocation) offer() (o offer, f *os.File, err error) {
 			return o, nil, fmt.Errorf("the adopted memory at %s was not created with CU_MEM_HANDLE_TYPE_FABRIC, so that it cannot be "+
 				"passed to other hosts: %w", a.ptr, errs.ErrNotReachable)
 		}
-		var h cuda.FabricHandle
-		r := b.drv.MemExportFabric(&h, a.handle, cuda.HandleFabric, 0)
+		var h cu.FabricHandle
+		r := b.drv.MemExportFabric(&h, a.handle, cu.HandleFabric, 0)
 		if err := b.drv.Check("cuMemExportToShareableHandle", r); err != nil {
 			return o, nil, fmt.Errorf("exporting %d bytes of memory as a fabric handle: %w", a.span, err)
 		}
@@ -262,13 +263,13 @@ func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os
 }
 
 // importFabric gives the memory behind a fabric handle.
-func importFabric(drv *cuda.Driver, bytes []byte) (cuda.MemHandle, error) {
-	var fabric cuda.FabricHandle
+func importFabric(drv *cu.Driver, bytes []byte) (cu.MemHandle, error) {
+	var fabric cu.FabricHandle
 	if copy(fabric[:], bytes) != len(fabric) {
 		return 0, fmt.Errorf("a fabric handle of %d bytes came: %w", len(bytes), errs.ErrMismatch)
 	}
-	var h cuda.MemHandle
-	return h, drv.Check("cuMemImportFromShareableHandle", drv.MemImportFabric(&h, &fabric, cuda.HandleFabric))
+	var h cu.MemHandle
+	return h, drv.Check("cuMemImportFromShareableHandle", drv.MemImportFabric(&h, &fabric, cu.HandleFabric))
 }
 
 // explain makes ErrNotReachable of the driver's refusals to reach rank r's memory.
@@ -277,9 +278,9 @@ func (b *Backend) explain(r int, err error) error {
 	if !errors.As(err, &failed) || b.peers[r].UUID == b.device.UUID() {
 		return err
 	}
-	switch cuda.Result(failed.Code) {
-	case cuda.InvalidValue, cuda.InvalidHandle, cuda.InvalidDevice, cuda.NotSupported, cuda.NotPermitted, cuda.PeerAccessUnsupported,
-		cuda.MapFailed:
+	switch cu.Result(failed.Code) {
+	case cu.InvalidValue, cu.InvalidHandle, cu.InvalidDevice, cu.NotSupported, cu.NotPermitted, cu.PeerAccessUnsupported,
+		cu.MapFailed:
 	default:
 		return err
 	}
@@ -316,13 +317,13 @@ func (m *mapping) openLegacy(a *allocation, offers []offer) error {
 // openIPC opens memory of another process. The driver counts how often one allocation is opened.
 func (m *mapping) openIPC(o offer) (device.Ptr, error) {
 	drv := m.backend.drv
-	var h cuda.IPCMemHandle
+	var h cu.IPCMemHandle
 	into := unsafe.Slice((*byte)(unsafe.Pointer(&h.Reserved)), unsafe.Sizeof(h.Reserved))
 	if copy(into, o.IPC) != len(into) {
 		return 0, fmt.Errorf("an IPC handle of %d bytes came: %w", len(o.IPC), errs.ErrMismatch)
 	}
 	var p device.Ptr
-	if err := drv.Check("cuIpcOpenMemHandle", drv.IPCOpenMemHandle(&p, h, cuda.IPCLazyEnablePeerAccess)); err != nil {
+	if err := drv.Check("cuIpcOpenMemHandle", drv.IPCOpenMemHandle(&p, h, cu.IPCLazyEnablePeerAccess)); err != nil {
 		return 0, err
 	}
 	m.undo.add(func() error { return drv.Check("cuIpcCloseMemHandle", drv.IPCCloseMemHandle(p)) })
@@ -339,16 +340,16 @@ func (b *Backend) enablePeer(r int) error {
 	if !seen {
 		return fmt.Errorf("GPU %s of rank %d is not visible: %w", b.peers[r].UUID, r, errs.ErrNotReachable)
 	}
-	var peer cuda.ContextHandle
+	var peer cu.ContextHandle
 	// The rank holds its context already, so that this creates none.
-	err := b.drv.Check("cuDevicePrimaryCtxRetain", b.drv.PrimaryCtxRetain(&peer, cuda.DeviceOrdinal(ordinal)))
+	err := b.drv.Check("cuDevicePrimaryCtxRetain", b.drv.PrimaryCtxRetain(&peer, cu.DeviceOrdinal(ordinal)))
 	if err != nil {
 		return err
 	}
-	if r := b.drv.CtxEnablePeerAccess(peer, 0); r != cuda.PeerAccessAlreadyEnabled {
+	if r := b.drv.CtxEnablePeerAccess(peer, 0); r != cu.PeerAccessAlreadyEnabled {
 		err = b.drv.Check("cuCtxEnablePeerAccess", r)
 	}
-	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cuda.DeviceOrdinal(ordinal))))
+	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cu.DeviceOrdinal(ordinal))))
 }
 
 // Peer is the place of rank's memory in the range, and for the own rank the allocation itself.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -14,8 +15,8 @@ import (
 // is current all the same.
 
 // create creates physical memory.
-func create(drv *cuda.Driver, bytes int64, prop *cuda.MemAllocationProp, u *undo) (cuda.MemHandle, error) {
-	var h cuda.MemHandle
+func create(drv *cu.Driver, bytes int64, prop *cu.MemAllocationProp, u *undo) (cu.MemHandle, error) {
+	var h cu.MemHandle
 	if err := drv.Check("cuMemCreate", drv.MemCreate(&h, uint64(bytes), prop, 0)); err != nil {
 		return 0, withFree(drv, err)
 	}
@@ -24,12 +25,12 @@ func create(drv *cuda.Driver, bytes int64, prop *cuda.MemAllocationProp, u *undo
 }
 
 // release lets go of a handle. The memory stays as long as it is mapped somewhere.
-func release(drv *cuda.Driver, h cuda.MemHandle) error {
+func release(drv *cu.Driver, h cu.MemHandle) error {
 	return drv.Check("cuMemRelease", drv.MemRelease(h))
 }
 
 // reserve takes a range of addresses.
-func reserve(drv *cuda.Driver, bytes, alignment int64, u *undo) (device.Ptr, error) {
+func reserve(drv *cu.Driver, bytes, alignment int64, u *undo) (device.Ptr, error) {
 	var p device.Ptr
 	r := drv.MemAddressReserve(&p, uint64(bytes), uint64(alignment), 0, 0)
 	if err := drv.Check("cuMemAddressReserve", r); err != nil {
@@ -40,7 +41,7 @@ func reserve(drv *cuda.Driver, bytes, alignment int64, u *undo) (device.Ptr, err
 }
 
 // mapAt maps the first bytes of the memory at p.
-func mapAt(drv *cuda.Driver, p device.Ptr, bytes int64, h cuda.MemHandle, u *undo) error {
+func mapAt(drv *cu.Driver, p device.Ptr, bytes int64, h cu.MemHandle, u *undo) error {
 	if err := drv.Check("cuMemMap", drv.MemMap(p, uint64(bytes), 0, h, 0)); err != nil {
 		return withFree(drv, err)
 	}
@@ -51,19 +52,19 @@ func mapAt(drv *cuda.Driver, p device.Ptr, bytes int64, h cuda.MemHandle, u *und
 // allow lets the device read and write what is mapped at p.
 func allow(d *cuda.Device, p device.Ptr, bytes int64) error {
 	drv := d.Driver()
-	access := cuda.MemAccessDesc{
-		Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(d.Ordinal())},
-		Flags:    cuda.AccessReadWrite,
+	access := cu.MemAccessDesc{
+		Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(d.Ordinal())},
+		Flags:    cu.AccessReadWrite,
 	}
 	return withFree(drv, drv.Check("cuMemSetAccess", drv.MemSetAccess(p, uint64(bytes), &access, 1)))
 }
 
 // exportFile gives memory as a new file, which the caller closes.
-func exportFile(drv *cuda.Driver, h cuda.MemHandle) (*os.File, error) {
+func exportFile(drv *cu.Driver, h cu.MemHandle) (*os.File, error) {
 	fd := int32(-1)
-	r := drv.MemExportFD(&fd, h, cuda.HandleFD, 0)
+	r := drv.MemExportFD(&fd, h, cu.HandleFD, 0)
 	if err := drv.Check("cuMemExportToShareableHandle", r); err != nil {
-		if r == cuda.OperatingSystem || r == cuda.OutOfMemory {
+		if r == cu.OperatingSystem || r == cu.OutOfMemory {
 			err = fmt.Errorf("%w; perhaps no file descriptor is left: raise the limit (ulimit -n) or free tensors", err)
 		}
 		return nil, err
@@ -72,23 +73,23 @@ func exportFile(drv *cuda.Driver, h cuda.MemHandle) (*os.File, error) {
 }
 
 // importFile gives the memory behind a file that a rank exported. The file stays the caller's.
-func importFile(drv *cuda.Driver, f *os.File) (cuda.MemHandle, error) {
+func importFile(drv *cu.Driver, f *os.File) (cu.MemHandle, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	var h cuda.MemHandle
+	var h cu.MemHandle
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		failed = drv.Check("cuMemImportFromShareableHandle", drv.MemImportFD(&h, fd, cuda.HandleFD))
+		failed = drv.Check("cuMemImportFromShareableHandle", drv.MemImportFD(&h, fd, cu.HandleFD))
 	})
 	return h, errors.Join(err, failed)
 }
 
 // withFree adds to an error of memory that ran out how much is left.
-func withFree(drv *cuda.Driver, err error) error {
+func withFree(drv *cu.Driver, err error) error {
 	var free, total uint64
-	if errors.Is(err, errs.ErrNoMemory) && drv.MemGetInfo != nil && drv.MemGetInfo(&free, &total) == cuda.Success {
+	if errors.Is(err, errs.ErrNoMemory) && drv.MemGetInfo != nil && drv.MemGetInfo(&free, &total) == cu.Success {
 		return fmt.Errorf("%w (%d of %d bytes are free)", err, free, total)
 	}
 	return err

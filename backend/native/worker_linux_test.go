@@ -25,6 +25,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // workerReport is what one rank's process prints at its end.
@@ -266,7 +267,7 @@ func runWorkers(t *testing.T, role string, size int, env func(rank int) []string
 // gpus counts the GPUs of the machine. Without any, the test is skipped, unless they are required.
 func gpus(t *testing.T) int {
 	t.Helper()
-	drv, err := cuda.Load(nil)
+	drv, err := cu.Load(nil)
 	if err == nil {
 		var d *cuda.Device
 		if d, err = cuda.Open(&cuda.Options{Driver: drv}); err == nil {
@@ -278,7 +279,7 @@ func gpus(t *testing.T) int {
 	}
 	require.NoError(t, err)
 	var count int32
-	require.Equal(t, cuda.Success, drv.DeviceGetCount(&count))
+	require.Equal(t, cu.Success, drv.DeviceGetCount(&count))
 	return int(count)
 }
 

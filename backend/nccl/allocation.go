@@ -8,6 +8,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -83,7 +84,7 @@ func (a *allocation) make() error {
 // outOfMemory makes ErrNoMemory of NCCL's unhandled CUDA error, if there is too little left.
 func (b *Backend) outOfMemory(bytes int64, err error) error {
 	var free, total uint64
-	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cuda.Success && uint64(bytes) > free {
+	if b.drv.MemGetInfo != nil && b.drv.MemGetInfo(&free, &total) == cu.Success && uint64(bytes) > free {
 		return fmt.Errorf("%w: %w (%d of %d bytes are free)", errs.ErrNoMemory, err, free, total)
 	}
 	return err

@@ -11,7 +11,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -52,7 +52,7 @@ type machine struct {
 	used     []int64
 	next     uint64
 	memory   map[device.Ptr]*piece
-	handles  map[cuda.MemHandle]*piece
+	handles  map[cu.MemHandle]*piece
 	roots    map[nccl.UniqueID]int // for each id, a thread with a socket until its ranks have come: how many have
 	worlds   map[nccl.UniqueID]*world
 	comms    map[nccl.CommHandle]*fakeComm
@@ -62,11 +62,11 @@ type machine struct {
 	objects  int     // multicast objects that were made
 	modes    []int32 // nvlsHostMode of each communicator that was made
 
-	held      map[cuda.StreamHandle][]*fakeComm // what all-reduces hold the streams up
-	marks     map[cuda.EventHandle][]*fakeComm  // and the events
-	recording map[cuda.StreamHandle]*[]*fakeComm
-	graphs    map[cuda.GraphHandle]*[]*fakeComm
-	execs     map[cuda.GraphExecHandle]*[]*fakeComm
+	held      map[cu.StreamHandle][]*fakeComm // what all-reduces hold the streams up
+	marks     map[cu.EventHandle][]*fakeComm  // and the events
+	recording map[cu.StreamHandle]*[]*fakeComm
+	graphs    map[cu.GraphHandle]*[]*fakeComm
+	execs     map[cu.GraphExecHandle]*[]*fakeComm
 }
 
 // piece is memory at an address: an allocation, or NCCL's second address of one.
@@ -74,7 +74,7 @@ type piece struct {
 	gpu     int
 	bytes   []byte
 	virtual bool
-	prop    cuda.MemAllocationProp
+	prop    cu.MemAllocationProp
 	alias   bool
 }
 
@@ -112,11 +112,11 @@ type fakeComm struct {
 func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
-		memory: map[device.Ptr]*piece{}, handles: map[cuda.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
+		memory: map[device.Ptr]*piece{}, handles: map[cu.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
 		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
-		held: map[cuda.StreamHandle][]*fakeComm{}, marks: map[cuda.EventHandle][]*fakeComm{},
-		recording: map[cuda.StreamHandle]*[]*fakeComm{}, graphs: map[cuda.GraphHandle]*[]*fakeComm{},
-		execs: map[cuda.GraphExecHandle]*[]*fakeComm{},
+		held: map[cu.StreamHandle][]*fakeComm{}, marks: map[cu.EventHandle][]*fakeComm{},
+		recording: map[cu.StreamHandle]*[]*fakeComm{}, graphs: map[cu.GraphHandle]*[]*fakeComm{},
+		execs: map[cu.GraphExecHandle]*[]*fakeComm{},
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -195,8 +195,8 @@ func (m *machine) allocate(gpu int, bytes int64, virtual bool) (device.Ptr, bool
 		return 0, false
 	}
 	m.used[gpu] += bytes
-	x := &piece{gpu: gpu, bytes: make([]byte, bytes), virtual: virtual, prop: cuda.MemAllocationProp{Type: cuda.AllocationPinned,
-		RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
+	x := &piece{gpu: gpu, bytes: make([]byte, bytes), virtual: virtual, prop: cu.MemAllocationProp{Type: cu.AllocationPinned,
+		RequestedHandleTypes: cu.HandleFD, Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(gpu)}}}
 	for i := 0; i < len(x.bytes); i += 1021 {
 		x.bytes[i] = 0xa5
 	}
@@ -217,20 +217,20 @@ func (m *machine) free(p device.Ptr) bool {
 
 // idle is what a stream or an event answers that work of these communicators was enqueued on or recorded behind: that all is done, unless
 // a kernel of NCCL's is to seem stuck.
-func (m *machine) idle(held func() []*fakeComm) cuda.Result {
+func (m *machine) idle(held func() []*fakeComm) cu.Result {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.hangs && m.aborted == 0 {
-		return cuda.NotReady
+		return cu.NotReady
 	}
 	for _, c := range held() {
 		select {
 		case <-c.aborted:
 		default:
-			return cuda.NotReady
+			return cu.NotReady
 		}
 	}
-	return cuda.Success
+	return cu.Success
 }
 
 // made is how many communicators were made, one for each rank of each.
@@ -248,7 +248,7 @@ func (m *machine) set(change func()) {
 }
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
-func (m *machine) driver() *cuda.Driver {
+func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
 	m.pointers(d)
@@ -258,124 +258,124 @@ func (m *machine) driver() *cuda.Driver {
 }
 
 // recordings are graphs of all-reduces.
-func (m *machine) recordings(d *cuda.Driver) {
-	d.StreamBeginCapture = func(s cuda.StreamHandle, _ int32) cuda.Result {
-		return m.Do("cuStreamBeginCapture", func(int) cuda.Result { m.recording[s] = new([]*fakeComm); return cuda.Success })
+func (m *machine) recordings(d *cu.Driver) {
+	d.StreamBeginCapture = func(s cu.StreamHandle, _ int32) cu.Result {
+		return m.Do("cuStreamBeginCapture", func(int) cu.Result { m.recording[s] = new([]*fakeComm); return cu.Success })
 	}
-	d.StreamEndCapture = func(s cuda.StreamHandle, g *cuda.GraphHandle) cuda.Result {
-		return m.Do("cuStreamEndCapture", func(int) cuda.Result {
-			*g = cuda.GraphHandle(m.number(0))
+	d.StreamEndCapture = func(s cu.StreamHandle, g *cu.GraphHandle) cu.Result {
+		return m.Do("cuStreamEndCapture", func(int) cu.Result {
+			*g = cu.GraphHandle(m.number(0))
 			m.graphs[*g] = m.recording[s]
 			delete(m.recording, s)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.GraphInstantiateWithFlags = func(x *cuda.GraphExecHandle, g cuda.GraphHandle, _ uint64) cuda.Result {
-		return m.Do("cuGraphInstantiate", func(int) cuda.Result {
-			*x = cuda.GraphExecHandle(m.number(0))
+	d.GraphInstantiateWithFlags = func(x *cu.GraphExecHandle, g cu.GraphHandle, _ uint64) cu.Result {
+		return m.Do("cuGraphInstantiate", func(int) cu.Result {
+			*x = cu.GraphExecHandle(m.number(0))
 			m.execs[*x] = m.graphs[g]
-			return cuda.Success
+			return cu.Success
 		})
 	}
 	d.GraphUpload = nil
-	d.GraphLaunch = func(x cuda.GraphExecHandle, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuGraphLaunch", func(int) cuda.Result {
+	d.GraphLaunch = func(x cu.GraphExecHandle, s cu.StreamHandle) cu.Result {
+		return m.Do("cuGraphLaunch", func(int) cu.Result {
 			if m.holds {
 				m.held[s] = append(m.held[s], *m.execs[x]...)
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.GraphExecDestroy = func(x cuda.GraphExecHandle) cuda.Result {
-		return m.Do("cuGraphExecDestroy", func(int) cuda.Result { delete(m.execs, x); return cuda.Success })
+	d.GraphExecDestroy = func(x cu.GraphExecHandle) cu.Result {
+		return m.Do("cuGraphExecDestroy", func(int) cu.Result { delete(m.execs, x); return cu.Success })
 	}
-	d.GraphDestroy = func(g cuda.GraphHandle) cuda.Result {
-		return m.Do("cuGraphDestroy", func(int) cuda.Result { delete(m.graphs, g); return cuda.Success })
+	d.GraphDestroy = func(g cu.GraphHandle) cu.Result {
+		return m.Do("cuGraphDestroy", func(int) cu.Result { delete(m.graphs, g); return cu.Success })
 	}
 }
 
-func (m *machine) basics(d *cuda.Driver) {
-	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+func (m *machine) basics(d *cu.Driver) {
+	d.MemGetInfo = func(free, total *uint64) cu.Result {
+		return m.Do("cuMemGetInfo", func(gpu int) cu.Result {
 			*free, *total = uint64(fakecuda.TotalMemory-m.used[max(gpu, 0)]), fakecuda.TotalMemory
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) pointers(d *cuda.Driver) {
-	d.MemRelease = func(h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemRelease", func(int) cuda.Result {
+func (m *machine) pointers(d *cu.Driver) {
+	d.MemRelease = func(h cu.MemHandle) cu.Result {
+		return m.Do("cuMemRelease", func(int) cu.Result {
 			if m.handles[h] == nil {
 				m.Violation("cuMemRelease of no handle")
 			}
 			delete(m.handles, h)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
+	d.MemRetainAllocationHandle = func(h *cu.MemHandle, p device.Ptr) cu.Result {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cu.Result {
 			_, x := m.at(p)
 			if x == nil || !x.virtual {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
-			*h = cuda.MemHandle(m.number(0))
+			*h = cu.MemHandle(m.number(0))
 			m.handles[*h] = x
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cu.MemAllocationProp, h cu.MemHandle) cu.Result {
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cu.Result {
 			*prop = m.handles[h].prop
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cu.Result {
 			var ok bool
 			if *p, ok = m.allocate(gpu, int64(bytes), false); !ok {
-				return cuda.OutOfMemory
+				return cu.OutOfMemory
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.Do("cuMemFree", func(int) cuda.Result {
+	d.MemFree = func(p device.Ptr) cu.Result {
+		return m.Do("cuMemFree", func(int) cu.Result {
 			if !m.free(p) {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (m *machine) work(d *cuda.Driver) {
-	d.StreamQuery = func(s cuda.StreamHandle) cuda.Result { return m.idle(func() []*fakeComm { return m.held[s] }) }
-	d.EventQuery = func(e cuda.EventHandle) cuda.Result { return m.idle(func() []*fakeComm { return m.marks[e] }) }
-	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result {
-		return m.Do("cuEventCreate", func(int) cuda.Result { *e = cuda.EventHandle(m.number(0)); return cuda.Success })
+func (m *machine) work(d *cu.Driver) {
+	d.StreamQuery = func(s cu.StreamHandle) cu.Result { return m.idle(func() []*fakeComm { return m.held[s] }) }
+	d.EventQuery = func(e cu.EventHandle) cu.Result { return m.idle(func() []*fakeComm { return m.marks[e] }) }
+	d.EventCreate = func(e *cu.EventHandle, _ uint32) cu.Result {
+		return m.Do("cuEventCreate", func(int) cu.Result { *e = cu.EventHandle(m.number(0)); return cu.Success })
 	}
-	d.EventRecord = func(e cuda.EventHandle, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuEventRecord", func(int) cuda.Result { m.marks[e] = slices.Clone(m.held[s]); return cuda.Success })
+	d.EventRecord = func(e cu.EventHandle, s cu.StreamHandle) cu.Result {
+		return m.Do("cuEventRecord", func(int) cu.Result { m.marks[e] = slices.Clone(m.held[s]); return cu.Success })
 	}
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyHtoDAsync", func(int) cu.Result {
 			copy(m.span(dst, n), unsafe.Slice((*byte)(src), n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyDtoHAsync", func(int) cu.Result {
 			copy(unsafe.Slice((*byte)(dst), n), m.span(src, n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cu.StreamHandle) cu.Result {
+		return m.Do("cuMemsetD8Async", func(int) cu.Result {
 			for b := m.span(p, n); len(b) > 0; b = b[1:] {
 				b[0] = value
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
@@ -842,11 +842,11 @@ func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, o
 	stream uintptr) nccl.Result {
 	bytes := uint64(int64(count) * t.Bytes())
 	m.Mu.Lock()
-	if _, ok := m.Streams[cuda.StreamHandle(stream)]; !ok {
+	if _, ok := m.Streams[cu.StreamHandle(stream)]; !ok {
 		m.Violation("an all-reduce on no stream")
 	}
 	mine := slices.Clone(m.span(device.Ptr(send), bytes))
-	c, recording, inReduce := m.comms[h], m.recording[cuda.StreamHandle(stream)], m.inReduce
+	c, recording, inReduce := m.comms[h], m.recording[cu.StreamHandle(stream)], m.inReduce
 	if c != nil && recording != nil {
 		*recording = append(*recording, c)
 		m.Mu.Unlock()
@@ -858,7 +858,7 @@ func (m *machine) allReduce(send, recv uint64, count uintptr, t nccl.DataType, o
 	}
 	m.Mu.Lock()
 	if c != nil && m.holds {
-		m.held[cuda.StreamHandle(stream)] = append(m.held[cuda.StreamHandle(stream)], c)
+		m.held[cu.StreamHandle(stream)] = append(m.held[cu.StreamHandle(stream)], c)
 		m.Mu.Unlock()
 		return nccl.Success
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -37,11 +37,11 @@ func gpus(t *testing.T) int {
 	}
 	require.NoError(t, err)
 	require.True(t, c.PeerPointers)
-	drv, err := cuda.Load(nil)
+	drv, err := cu.Load(nil)
 	require.NoError(t, err)
-	require.Equal(t, cuda.Success, drv.Init(0))
+	require.Equal(t, cu.Success, drv.Init(0))
 	var count int32
-	require.Equal(t, cuda.Success, drv.DeviceGetCount(&count))
+	require.Equal(t, cu.Success, drv.DeviceGetCount(&count))
 	return int(count)
 }
 

@@ -254,11 +254,11 @@ func TestKeptEndInOneOrder(t *testing.T) {
 func TestKeptFormFailsOnOneRank(t *testing.T) {
 	m := newMachine(2)
 	var failing atomic.Bool
-	m.Call = func(name string, gpu int) cuda.Result {
+	m.Call = func(name string, gpu int) cu.Result {
 		if name == "cuMemHostAlloc" && gpu == 1 && failing.CompareAndSwap(true, false) {
 			return cuda.OutOfMemory
 		}
-		return cuda.Success
+		return cu.Success
 	}
 	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for i := range 2 {

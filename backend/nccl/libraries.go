@@ -8,8 +8,8 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/internal/survey"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -114,7 +114,7 @@ func peerAccess(o *Options) ([]string, error) {
 	drv := o.Driver
 	if drv == nil {
 		var err error
-		if drv, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+		if drv, err = cu.Load(&cu.LoadOptions{Logger: o.Logger}); err != nil {
 			return nil, err
 		}
 	}
@@ -128,7 +128,7 @@ func peerAccess(o *Options) ([]string, error) {
 	var pairs []string
 	for i := range count {
 		for j := range count {
-			var a, b cuda.DeviceOrdinal
+			var a, b cu.DeviceOrdinal
 			var can int32
 			if err := errors.Join(drv.Check("cuDeviceGet", drv.DeviceGet(&a, i)), drv.Check("cuDeviceGet", drv.DeviceGet(&b,
 				j))); err != nil {

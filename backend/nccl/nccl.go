@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nccl"
@@ -49,7 +50,7 @@ type Options struct {
 	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
-	Driver *cuda.Driver
+	Driver *cu.Driver
 	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at LibraryEnv, then where the loader and Python's
 	// package managers keep it.
 	Library string
@@ -82,7 +83,7 @@ const defaultTimeout = 2 * time.Minute
 // Backend is one rank's side of the NCCL backend.
 type Backend struct {
 	device  *cuda.Device
-	drv     *cuda.Driver
+	drv     *cu.Driver
 	owned   bool // the device is closed with the backend
 	group   *group.Group
 	log     *slog.Logger
@@ -195,7 +196,7 @@ func (b *Backend) open(o *Options) error {
 		return err
 	}
 	var total uint64
-	if b.drv.DeviceTotalMem != nil && b.drv.DeviceTotalMem(&total, b.device.Ordinal()) == cuda.Success {
+	if b.drv.DeviceTotalMem != nil && b.drv.DeviceTotalMem(&total, b.device.Ordinal()) == cu.Success {
 		b.total = int64(total)
 	}
 	b.shelf, b.inherited = &shelf{device: b.device}, o.Parent != nil
@@ -250,14 +251,14 @@ func (o *Options) gpu() (*cuda.Options, error) {
 	}
 	if c.Driver == nil {
 		var err error
-		if c.Driver, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+		if c.Driver, err = cu.Load(&cu.LoadOptions{Logger: o.Logger}); err != nil {
 			return nil, err
 		}
 	}
 	// What is wrong with the GPUs, whoever opens one says better.
 	var count int32
-	if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cuda.Success &&
-		c.Driver.DeviceGetCount(&count) == cuda.Success && count > 0 {
+	if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cu.Success &&
+		c.Driver.DeviceGetCount(&count) == cu.Success && count > 0 {
 		c.LocalRank %= int(count)
 	}
 	return c, nil
@@ -270,16 +271,16 @@ var needed = []string{
 }
 
 // usable says why windows cannot be had on a GPU, as far as that can be known before they are tried. It needs no context.
-func usable(drv *cuda.Driver, gpu cuda.DeviceOrdinal, uuid string, getenv func(string) string) error {
+func usable(drv *cu.Driver, gpu cu.DeviceOrdinal, uuid string, getenv func(string) string) error {
 	if err := drv.Require(needed...); err != nil {
 		return err
 	}
 	for _, a := range []struct {
-		attr cuda.DeviceAttribute
+		attr cu.DeviceAttribute
 		what string
 	}{
-		{cuda.AttrVMM, "virtual memory management"},
-		{cuda.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
+		{cu.AttrVMM, "virtual memory management"},
+		{cu.AttrHandlePosixFD, "memory that can be passed to other processes as a file descriptor"},
 	} {
 		var have int32
 		if err := drv.Check("cuDeviceGetAttribute", drv.DeviceGetAttribute(&have, a.attr, gpu)); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
@@ -95,11 +96,11 @@ func TestOpeningFails(t *testing.T) {
 			o.Getenv = func(name string) string { return map[string]string{"NCCL_CUMEM_ENABLE": "0"}[name] }
 		}, backend.ErrUnsupported, "NCCL_CUMEM_ENABLE=0"},
 		"no virtual memory": {func(_ *machine, o *Options) {
-			o.Driver.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, d cuda.DeviceOrdinal) cuda.Result {
-				if *v = 1; a == cuda.AttrVMM {
+			o.Driver.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, d cu.DeviceOrdinal) cu.Result {
+				if *v = 1; a == cu.AttrVMM {
 					*v = 0
 				}
-				return cuda.Success
+				return cu.Success
 			}
 		}, backend.ErrUnsupported, "virtual memory management"},
 		"old driver": {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, backend.ErrUnsupported,
@@ -1019,7 +1020,7 @@ func TestLibraries(t *testing.T) {
 	assert.Contains(t, find(l, "peer access"), "between all")
 	assert.Contains(t, find(l, "functions that it lacks"), "ncclGetPeerDevicePointer")
 
-	o.Driver.DeviceCanAccessPeer = func(can *int32, a, b cuda.DeviceOrdinal) cuda.Result { *can = 0; return cuda.Success }
+	o.Driver.DeviceCanAccessPeer = func(can *int32, a, b cu.DeviceOrdinal) cu.Result { *can = 0; return cu.Success }
 	o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
 	l = examine(t.Context(), o)
 	assert.Equal(t, backend.LibraryUnusable, l.State)

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -67,9 +67,9 @@ func (b *Backend) guard(w *nccl.Window) error {
 	if w.Handle() == 0 {
 		return b.noWindows("it gave none")
 	}
-	var where cuda.MemoryType
-	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, device.Ptr(w.Handle()))
-	if r != cuda.Success || where != cuda.MemoryDevice {
+	var where cu.MemoryType
+	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, device.Ptr(w.Handle()))
+	if r != cu.Success || where != cu.MemoryDevice {
 		return b.noWindows("what it gave is none")
 	}
 	return nil
@@ -229,13 +229,13 @@ func (b *Backend) tryWindow(a *allocation, w *window) error {
 	b.reach.first, b.reach.ranks = me, 0
 	err = b.device.WithContext(func() error {
 		for r, p := range w.peers {
-			var where cuda.MemoryType
+			var where cu.MemoryType
 			if p.IsNil() {
 				missing = append(missing, fmt.Sprint(r))
 				continue
 			}
-			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType,
-				p); r != cuda.Success || where != cuda.MemoryDevice {
+			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType,
+				p); r != cu.Success || where != cu.MemoryDevice {
 				return fmt.Errorf("at %s, where rank %d's memory should be, the driver knows none: %w", p, r, errs.ErrUnsupported)
 			}
 			b.reach.first = min(b.reach.first, r)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -31,15 +32,15 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 	bad := func(what, allowed string) error {
 		return errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s, %s", bytes, p, what), allowed)
 	}
-	var where cuda.MemoryType
-	if drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p) != cuda.Success {
+	var where cu.MemoryType
+	if drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p) != cu.Success {
 		return bad("where no memory of a GPU is", "memory that cuMemAlloc or cuMemCreate of this process made and that was not freed")
 	}
-	if where != cuda.MemoryDevice {
+	if where != cu.MemoryDevice {
 		return bad("which is memory of the host", "memory of "+d.UUID())
 	}
 	var ordinal int32
-	r := drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)
+	r := drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cu.PointerDeviceOrdinal, p)
 	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
 		return err
 	}

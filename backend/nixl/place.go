@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	devhost "github.com/symmem/symmem/device/host"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 )
@@ -18,8 +19,8 @@ import (
 // place is whose memory the backend works on.
 type place struct {
 	kind   device.Kind
-	driver *cuda.Driver // of kind CUDA
-	cuda   int          // the major version of CUDA that the driver speaks; 0 without a driver
+	driver *cu.Driver // of kind CUDA
+	cuda   int        // the major version of CUDA that the driver speaks; 0 without a driver
 }
 
 // choosePlace decides it: by the open device if there is one, by name, or by whether there is a driver.
@@ -33,7 +34,7 @@ func choosePlace(o *Options) (*place, error) {
 		}
 	case o.Device == HostDevice:
 	default:
-		drv, err := cuda.Load(&cuda.LoadOptions{Logger: o.Logger})
+		drv, err := cu.Load(&cu.LoadOptions{Logger: o.Logger})
 		switch {
 		case err == nil && (o.Device != "" || count(drv) > 0):
 			p.kind, p.driver = device.CUDA, drv
@@ -56,9 +57,9 @@ func choosePlace(o *Options) (*place, error) {
 }
 
 // count is how many GPUs the process sees; 0 if the driver does not say.
-func count(drv *cuda.Driver) int {
+func count(drv *cu.Driver) int {
 	var n int32
-	if drv.Init == nil || drv.DeviceGetCount == nil || drv.Init(0) != cuda.Success || drv.DeviceGetCount(&n) != cuda.Success {
+	if drv.Init == nil || drv.DeviceGetCount == nil || drv.Init(0) != cu.Success || drv.DeviceGetCount(&n) != cu.Success {
 		return 0
 	}
 	return int(n)
@@ -187,7 +188,7 @@ func tryMemory(lib *nixl.Library, a *nixl.Agent, d device.Device) (err error) {
 // held are the GPUs whose primary context this process keeps to its end.
 var held struct {
 	sync.Mutex
-	gpus map[cuda.DeviceOrdinal]bool
+	gpus map[cu.DeviceOrdinal]bool
 }
 
 // holdContext keeps the primary context of a GPU from ending before the process does: UCX, once it is loaded, remembers what
@@ -202,12 +203,12 @@ func holdContext(d device.Device) error {
 	if held.gpus[g.Ordinal()] {
 		return nil
 	}
-	var c cuda.ContextHandle
+	var c cu.ContextHandle
 	if err := g.Driver().Check("cuDevicePrimaryCtxRetain", g.Driver().PrimaryCtxRetain(&c, g.Ordinal())); err != nil {
 		return err
 	}
 	if held.gpus == nil {
-		held.gpus = map[cuda.DeviceOrdinal]bool{}
+		held.gpus = map[cu.DeviceOrdinal]bool{}
 	}
 	held.gpus[g.Ordinal()] = true
 	return nil

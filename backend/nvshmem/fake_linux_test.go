@@ -8,7 +8,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
@@ -38,7 +38,7 @@ type foreignMem struct {
 	gpu    int
 	mem    []byte
 	vmm    bool
-	prop   cuda.MemAllocationProp
+	prop   cu.MemAllocationProp
 	access uint64
 }
 
@@ -294,7 +294,7 @@ func (l *fakeLib) Register(p uint64, bytes int64) (uint64, error) {
 	l.check("register")
 	j := &l.m.job
 	mem := l.m.foreign[device.Ptr(p)]
-	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes != int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cuda.HandleFD {
+	if mem == nil || !mem.vmm || bytes%granule != 0 || bytes != int64(len(mem.mem)) || mem.prop.RequestedHandleTypes != cu.HandleFD {
 		l.m.Violation("registering %d bytes at %#x: the heap would be gone", bytes, p)
 		return 0, nil
 	}
@@ -404,20 +404,20 @@ func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 }
 
 // heapRange gives the piece of physical memory of the heap that is mapped at p.
-func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
+func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Result {
 	off, begin := uint64(p)&(1<<36-1), uint64(0)
 	for _, end := range m.job.ends {
 		if off < end {
 			*base, *bytes = p-device.Ptr(off-begin), end-begin
-			return cuda.Success
+			return cu.Success
 		}
 		begin = end
 	}
-	return cuda.NotFound
+	return cu.NotFound
 }
 
 // driver is a table for the machine. Functions that nothing here calls are not supported.
-func (m *machine) driver() *cuda.Driver {
+func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
 	m.memory(d)
@@ -425,17 +425,17 @@ func (m *machine) driver() *cuda.Driver {
 	return d
 }
 
-func (m *machine) basics(d *cuda.Driver) {
-	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
-		if *v = 1; a == cuda.AttrComputeCapabilityMajor {
+func (m *machine) basics(d *cu.Driver) {
+	d.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, _ cu.DeviceOrdinal) cu.Result {
+		if *v = 1; a == cu.AttrComputeCapabilityMajor {
 			*v = 9
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.MemGetInfo = func(free, total *uint64) cuda.Result {
-		return m.Do("cuMemGetInfo", func(gpu int) cuda.Result {
+	d.MemGetInfo = func(free, total *uint64) cu.Result {
+		return m.Do("cuMemGetInfo", func(gpu int) cu.Result {
 			*free, *total = fakecuda.TotalMemory-m.taken[max(gpu, 0)]-m.job.brk, fakecuda.TotalMemory
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
@@ -450,44 +450,44 @@ func (m *machine) find(p device.Ptr) (device.Ptr, *foreignMem) {
 	return 0, nil
 }
 
-func (m *machine) memory(d *cuda.Driver) {
-	d.MemAlloc = func(p *device.Ptr, bytes uint64) cuda.Result {
-		return m.Do("cuMemAlloc", func(gpu int) cuda.Result {
+func (m *machine) memory(d *cu.Driver) {
+	d.MemAlloc = func(p *device.Ptr, bytes uint64) cu.Result {
+		return m.Do("cuMemAlloc", func(gpu int) cu.Result {
 			*p = m.newForeign(&foreignMem{gpu: gpu, mem: make([]byte, bytes)})
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemFree = func(p device.Ptr) cuda.Result {
-		return m.Do("cuMemFree", func(int) cuda.Result { delete(m.foreign, p); return cuda.Success })
+	d.MemFree = func(p device.Ptr) cu.Result {
+		return m.Do("cuMemFree", func(int) cu.Result { delete(m.foreign, p); return cu.Success })
 	}
-	d.MemRelease = func(cuda.MemHandle) cuda.Result { return cuda.Success }
-	d.MemRetainAllocationHandle = func(h *cuda.MemHandle, p device.Ptr) cuda.Result {
-		return m.Do("cuMemRetainAllocationHandle", func(int) cuda.Result {
+	d.MemRelease = func(cu.MemHandle) cu.Result { return cu.Success }
+	d.MemRetainAllocationHandle = func(h *cu.MemHandle, p device.Ptr) cu.Result {
+		return m.Do("cuMemRetainAllocationHandle", func(int) cu.Result {
 			if base, f := m.find(p); f != nil && f.vmm {
-				*h = cuda.MemHandle(base)
-				return cuda.Success
+				*h = cu.MemHandle(base)
+				return cu.Success
 			}
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		})
 	}
-	d.MemGetAllocationPropertiesFromHandle = func(prop *cuda.MemAllocationProp, h cuda.MemHandle) cuda.Result {
-		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cuda.Result {
+	d.MemGetAllocationPropertiesFromHandle = func(prop *cu.MemAllocationProp, h cu.MemHandle) cu.Result {
+		return m.Do("cuMemGetAllocationPropertiesFromHandle", func(int) cu.Result {
 			*prop = m.foreign[device.Ptr(h)].prop
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
-		return m.Do("cuMemGetAddressRange", func(int) cuda.Result {
+	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Result {
+		return m.Do("cuMemGetAddressRange", func(int) cu.Result {
 			at, f := m.find(p)
 			if f == nil {
 				return m.heapRange(base, bytes, p)
 			}
 			*base, *bytes = at, uint64(len(f.mem))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemGetAccess = func(flags *uint64, _ *cuda.MemLocation, p device.Ptr) cuda.Result {
-		return m.Do("cuMemGetAccess", func(int) cuda.Result { _, f := m.find(p); *flags = f.access; return cuda.Success })
+	d.MemGetAccess = func(flags *uint64, _ *cu.MemLocation, p device.Ptr) cu.Result {
+		return m.Do("cuMemGetAccess", func(int) cu.Result { _, f := m.find(p); *flags = f.access; return cu.Success })
 	}
 }
 
@@ -495,8 +495,8 @@ func (m *machine) memory(d *cuda.Driver) {
 func (m *machine) allocate(gpu int, bytes int64, f func(*foreignMem)) device.Ptr {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	x := &foreignMem{gpu: gpu, mem: make([]byte, bytes), vmm: true, access: uint64(cuda.AccessReadWrite), prop: cuda.MemAllocationProp{
-		Type: cuda.AllocationPinned, RequestedHandleTypes: cuda.HandleFD, Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(gpu)}}}
+	x := &foreignMem{gpu: gpu, mem: make([]byte, bytes), vmm: true, access: uint64(cu.AccessReadWrite), prop: cu.MemAllocationProp{
+		Type: cu.AllocationPinned, RequestedHandleTypes: cu.HandleFD, Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(gpu)}}}
 	if f != nil {
 		f(x)
 	}
@@ -517,25 +517,25 @@ func (m *machine) free(p device.Ptr) {
 	delete(m.foreign, p)
 }
 
-func (m *machine) work(d *cuda.Driver) {
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyHtoDAsync", func(int) cuda.Result {
+func (m *machine) work(d *cu.Driver) {
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyHtoDAsync", func(int) cu.Result {
 			copy(m.at(m.Streams[s], dst, n), unsafe.Slice((*byte)(src), n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemcpyDtoHAsync", func(int) cuda.Result {
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemcpyDtoHAsync", func(int) cu.Result {
 			copy(unsafe.Slice((*byte)(dst), n), m.at(m.Streams[s], src, n))
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cuda.StreamHandle) cuda.Result {
-		return m.Do("cuMemsetD8Async", func(int) cuda.Result {
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cu.StreamHandle) cu.Result {
+		return m.Do("cuMemsetD8Async", func(int) cu.Result {
 			if mem := m.at(m.Streams[s], p, n); value == 0 {
 				clear(mem)
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }

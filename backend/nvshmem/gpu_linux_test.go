@@ -23,6 +23,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -338,16 +339,16 @@ func registerOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 // virtual makes memory of cuMemCreate.
 func virtual(b *Backend, bytes int64) (p device.Ptr, free func() error, err error) {
 	drv := b.drv
-	prop := cuda.MemAllocationProp{Type: cuda.AllocationPinned, RequestedHandleTypes: cuda.HandleFD,
-		Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(b.device.Ordinal())}}
-	access := cuda.MemAccessDesc{Location: prop.Location, Flags: cuda.AccessReadWrite}
-	var h cuda.MemHandle
+	prop := cu.MemAllocationProp{Type: cu.AllocationPinned, RequestedHandleTypes: cu.HandleFD,
+		Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(b.device.Ordinal())}}
+	access := cu.MemAccessDesc{Location: prop.Location, Flags: cu.AccessReadWrite}
+	var h cu.MemHandle
 	err = b.device.WithContext(func() error {
-		for _, step := range []func() cuda.Result{
-			func() cuda.Result { return drv.MemCreate(&h, uint64(bytes), &prop, 0) },
-			func() cuda.Result { return drv.MemAddressReserve(&p, uint64(bytes), 0, 0, 0) },
-			func() cuda.Result { return drv.MemMap(p, uint64(bytes), 0, h, 0) },
-			func() cuda.Result { return drv.MemSetAccess(p, uint64(bytes), &access, 1) },
+		for _, step := range []func() cu.Result{
+			func() cu.Result { return drv.MemCreate(&h, uint64(bytes), &prop, 0) },
+			func() cu.Result { return drv.MemAddressReserve(&p, uint64(bytes), 0, 0, 0) },
+			func() cu.Result { return drv.MemMap(p, uint64(bytes), 0, h, 0) },
+			func() cu.Result { return drv.MemSetAccess(p, uint64(bytes), &access, 1) },
 		} {
 			if err := drv.Check("making virtual memory", step()); err != nil {
 				return err

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
@@ -145,7 +145,7 @@ func (w *world) grow(chunk int64) error {
 }
 
 // physicalEnd is where the physical memory that is mapped at p ends.
-func physicalEnd(drv *cuda.Driver, p device.Ptr) (int64, error) {
+func physicalEnd(drv *cu.Driver, p device.Ptr) (int64, error) {
 	var base device.Ptr
 	var size uint64
 	if err := drv.Check("cuMemGetAddressRange", drv.MemGetAddressRange(&base, &size, p)); err != nil {

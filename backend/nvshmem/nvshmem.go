@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -24,7 +25,7 @@ const closeTimeout = 20 * time.Second
 // Backend is one rank's side of the NVSHMEM backend.
 type Backend struct {
 	device  *cuda.Device
-	drv     *cuda.Driver
+	drv     *cu.Driver
 	owned   bool
 	group   *group.Group
 	log     *slog.Logger

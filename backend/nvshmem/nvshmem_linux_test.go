@@ -22,8 +22,8 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
@@ -679,9 +679,9 @@ func TestRegisterErrors(t *testing.T) {
 				{"host", 4096, 64, "memory of the host"},
 				{"plain", made(granule, func(f *foreignMem) { f.vmm = false }), 64, "cuMemCreate"},
 				{"not a multiple", made(granule+4096, nil), granule + 64, "allocate 4194304"},
-				{"other handles", made(granule, func(f *foreignMem) { f.prop.RequestedHandleTypes |= cuda.HandleFabric }), 64, "POSIX_FILE_DESCRIPTOR"},
+				{"other handles", made(granule, func(f *foreignMem) { f.prop.RequestedHandleTypes |= cu.HandleFabric }), 64, "POSIX_FILE_DESCRIPTOR"},
 				{"not pinned", made(granule, func(f *foreignMem) { f.prop.Type = 2 }), 64, "not pinned"},
-				{"on the host", made(granule, func(f *foreignMem) { f.prop.Location.Type = cuda.LocationHost }), 64, "not created on a GPU"},
+				{"on the host", made(granule, func(f *foreignMem) { f.prop.Location.Type = cu.LocationHost }), 64, "not created on a GPU"},
 				{"read only", made(granule, func(f *foreignMem) { f.access = 1 }), 64, "cuMemSetAccess"},
 				{"another GPU", made(granule, func(f *foreignMem) { f.gpu = 3 }), 64, "this rank's is"},
 			} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
@@ -36,7 +37,7 @@ type Options struct {
 	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened or Parent is set.
-	Driver *cuda.Driver
+	Driver *cu.Driver
 	// Parent, unless nil, is the open backend of a group that all ranks of this one are in.
 	Parent *Backend
 	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package

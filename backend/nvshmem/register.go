@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -37,7 +38,7 @@ func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
 func (e *MemoryError) Unwrap() error { return e.Err }
 
 // whyNoRegister says what the driver lacks to find out about memory; "" if nothing.
-func whyNoRegister(drv *cuda.Driver) string {
+func whyNoRegister(drv *cu.Driver) string {
 	err := drv.Require("cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2",
 		"cuPointerGetAttribute", "cuMemRelease", "cuMemGetAccess")
 	if err != nil {
@@ -80,8 +81,8 @@ func (a *allocation) adopt() error {
 		problem("it is memory of NVSHMEM's symmetric heap, which all ranks reach already; use the tensor that it is of")
 		return bad
 	}
-	var where cuda.MemoryType
-	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, p)
+	var where cu.MemoryType
+	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p)
 	if err := b.drv.Check("cuPointerGetAttribute", r); err != nil {
 		if errors.Is(err, cuda.ErrContextLost) {
 			return err
@@ -90,12 +91,12 @@ func (a *allocation) adopt() error {
 		problem("no memory of a GPU is there: it was freed, or never allocated by this process (%v)", err)
 		return bad
 	}
-	if where != cuda.MemoryDevice {
+	if where != cu.MemoryDevice {
 		problem("it is memory of the host; allocate it on %s", b.device.UUID())
 		return bad
 	}
 	var ordinal int32
-	r = b.drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cuda.PointerDeviceOrdinal, p)
+	r = b.drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cu.PointerDeviceOrdinal, p)
 	if err := b.drv.Check("cuPointerGetAttribute", r); err != nil {
 		return err
 	}
@@ -128,36 +129,36 @@ func (a *allocation) adopt() error {
 // look finds out what was allocated at base.
 func (a *allocation) look(base device.Ptr, problem func(string, ...any)) error {
 	drv := a.backend.drv
-	var h cuda.MemHandle
+	var h cu.MemHandle
 	switch r := drv.MemRetainAllocationHandle(&h, base); r {
-	case cuda.Success:
-	case cuda.InvalidValue, cuda.NotSupported, cuda.NotPermitted:
+	case cu.Success:
+	case cu.InvalidValue, cu.NotSupported, cu.NotPermitted:
 		problem("it is not memory of cuMemCreate, which alone NVSHMEM can register; allocate it so, or let this library allocate it")
 		return nil
 	default:
 		return drv.Check("cuMemRetainAllocationHandle", r)
 	}
-	var prop cuda.MemAllocationProp
+	var prop cu.MemAllocationProp
 	err := drv.Check("cuMemGetAllocationPropertiesFromHandle", drv.MemGetAllocationPropertiesFromHandle(&prop, h))
 	if err := errors.Join(err, drv.Check("cuMemRelease", drv.MemRelease(h))); err != nil {
 		return err
 	}
-	if prop.Type != cuda.AllocationPinned {
+	if prop.Type != cu.AllocationPinned {
 		problem("it is not pinned (type %d); create it as CU_MEM_ALLOCATION_TYPE_PINNED", prop.Type)
 	}
-	if prop.Location.Type != cuda.LocationDevice {
+	if prop.Location.Type != cu.LocationDevice {
 		problem("it was not created on a GPU (location type %d)", prop.Location.Type)
 	}
-	if prop.RequestedHandleTypes != cuda.HandleFD {
+	if prop.RequestedHandleTypes != cu.HandleFD {
 		problem("its handle types are %#x, and NVSHMEM registers only memory whose only one is CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%#x)",
-			prop.RequestedHandleTypes, cuda.HandleFD)
+			prop.RequestedHandleTypes, cu.HandleFD)
 	}
-	where := cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(a.backend.device.Ordinal())}
+	where := cu.MemLocation{Type: cu.LocationDevice, ID: int32(a.backend.device.Ordinal())}
 	var access uint64
 	if err := drv.Check("cuMemGetAccess", drv.MemGetAccess(&access, &where, base)); err != nil {
 		return err
 	}
-	if access != uint64(cuda.AccessReadWrite) {
+	if access != uint64(cu.AccessReadWrite) {
 		problem("this rank's GPU may not read and write it (access %d); allow it by cuMemSetAccess", access)
 	}
 	return nil

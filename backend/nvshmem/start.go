@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
@@ -157,7 +158,7 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 	}
 	if c.Driver == nil {
 		var err error
-		if c.Driver, err = cuda.Load(&cuda.LoadOptions{Logger: o.Logger}); err != nil {
+		if c.Driver, err = cu.Load(&cu.LoadOptions{Logger: o.Logger}); err != nil {
 			return nil, fmt.Errorf("opening the CUDA device: %w", err)
 		}
 	}

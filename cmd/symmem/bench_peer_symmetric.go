@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
@@ -133,10 +133,10 @@ func (w *peerWindow) register(ctx context.Context, comm *nccl.Comm) error {
 
 // guard is an error if NCCL has made no window of it.
 func (w *peerWindow) guard() error {
-	var where cuda.MemoryType
+	var where cu.MemoryType
 	return w.peer.device.WithContext(func() error {
-		r := w.peer.device.Driver().PointerGetAttribute(unsafe.Pointer(&where), cuda.PointerMemoryType, device.Ptr(w.window.Handle()))
-		if w.window.Handle() == 0 || r != cuda.Success || where != cuda.MemoryDevice {
+		r := w.peer.device.Driver().PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, device.Ptr(w.window.Handle()))
+		if w.window.Handle() == 0 || r != cu.Success || where != cu.MemoryDevice {
 			return errors.New("NCCL makes no symmetric windows here")
 		}
 		return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // batch is how many works a benchmark enqueues before it waits; the driver's queue holds a thousand or so.
@@ -64,16 +65,16 @@ func BenchmarkLaunchByDriver(b *testing.B) {
 	s := newStream(b, d)
 	require.NoError(b, d.WithContext(func() error {
 		image := append([]byte(ptx), 0)
-		var m cuda.ModuleHandle
+		var m cu.ModuleHandle
 		if err := drv.Check("load", drv.ModuleLoadDataEx(&m, unsafe.Pointer(&image[0]), 0, nil, nil)); err != nil {
 			return err
 		}
-		var f cuda.FunctionHandle
+		var f cu.FunctionHandle
 		if err := drv.Check("function", drv.ModuleGetFunction(&f, m, "kernel")); err != nil {
 			return err
 		}
 		arg := params(alloc(b, d, 4), 1)
-		config := &cuda.LaunchConfig{Grid: [3]uint32{1, 1, 1}, Block: [3]uint32{1, 1, 1}, Stream: s.Handle()}
+		config := &cu.LaunchConfig{Grid: [3]uint32{1, 1, 1}, Block: [3]uint32{1, 1, 1}, Stream: cu.StreamHandle(s.Handle())}
 		list := &[1]unsafe.Pointer{unsafe.Pointer(&arg[0])}
 		enqueueing(b, s, func() error { return drv.Check("launch", drv.LaunchKernelEx(config, f, &list[0], nil)) })
 		return drv.Check("unload", drv.ModuleUnload(m))
@@ -153,7 +154,7 @@ func BenchmarkRoundTripByDriver(b *testing.B) {
 			if err := l.Launch(s); err != nil {
 				return err
 			}
-			if err := d.Driver().Check("wait", d.Driver().StreamSynchronize(s.Handle())); err != nil {
+			if err := d.Driver().Check("wait", d.Driver().StreamSynchronize(cu.StreamHandle(s.Handle()))); err != nil {
 				return err
 			}
 		}

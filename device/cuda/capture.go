@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // capture is a graph in the making. The driver records the work; this is what the driver does not keep.
@@ -24,7 +25,7 @@ type capture struct {
 // child is a copy of a graph in a capture.
 type child struct {
 	graph *Graph
-	node  GraphNodeHandle
+	node  cu.GraphNodeHandle
 }
 
 // shares reports whether a graph is part of both, or one of the other.
@@ -38,10 +39,10 @@ func (c child) shares(g *Graph) bool {
 }
 
 // earlier gives the nodes of copies that must have ended before one of g begins.
-func (c *capture) earlier(g *Graph) []GraphNodeHandle {
+func (c *capture) earlier(g *Graph) []cu.GraphNodeHandle {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var nodes []GraphNodeHandle
+	var nodes []cu.GraphNodeHandle
 	for _, one := range c.children {
 		if one.shares(g) {
 			nodes = append(nodes, one.node)
@@ -95,7 +96,7 @@ func (c *capture) addWork(l *workLane) {
 }
 
 // addGraph notes that g is part of the graph now, as the node.
-func (c *capture) addGraph(g *Graph, node GraphNodeHandle) {
+func (c *capture) addGraph(g *Graph, node cu.GraphNodeHandle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.children = append(c.children, child{g, node})
@@ -132,11 +133,11 @@ func (s *Stream) BeginCapture() error {
 		s.before = m
 	}
 	// While it captures, nothing that is enqueued can tell when the work from before has ended.
-	if r := drv.EventRecord(s.before, s.handle); r != Success {
+	if r := drv.EventRecord(s.before, s.handle); r != cu.Success {
 		return s.dev.check(call, "cuEventRecord", r)
 	}
 	// Relaxed, because a goroutine does not stay on one thread, and the other modes belong to threads.
-	if r := drv.StreamBeginCapture(s.handle, CaptureRelaxed); r != Success {
+	if r := drv.StreamBeginCapture(s.handle, cu.CaptureRelaxed); r != cu.Success {
 		return s.dev.check(call, "cuStreamBeginCapture", r)
 	}
 	s.capture = &capture{origin: s, parts: new(graphParts)}
@@ -160,11 +161,11 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 	}
 	s.capture = nil
 	c.end()
-	var handle GraphHandle
-	if r := s.dev.drv.StreamEndCapture(s.handle, &handle); r != Success {
+	var handle cu.GraphHandle
+	if r := s.dev.drv.StreamEndCapture(s.handle, &handle); r != cu.Success {
 		c.parts.drop(s.dev)
 		reason := "the capture is discarded"
-		if r == CaptureUnjoined {
+		if r == cu.CaptureUnjoined {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
 				"behind the last work of each such stream, and wait for it in the stream that began"
 		}
@@ -190,7 +191,7 @@ func (s *Stream) abandon(c *capture) {
 		return
 	}
 	defer s.dev.pop()
-	var handle GraphHandle
+	var handle cu.GraphHandle
 	err := drv.Check("cuStreamEndCapture", drv.StreamEndCapture(s.handle, &handle))
 	if handle != 0 {
 		err = errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))

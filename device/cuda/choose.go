@@ -7,18 +7,19 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
 // gpu is one that this process sees.
 type gpu struct {
 	index   int
-	ordinal DeviceOrdinal
+	ordinal cu.DeviceOrdinal
 	uuid    string
 }
 
 // visible lists the GPUs that this process sees; none is an error.
-func visible(drv *Driver) ([]gpu, error) {
+func visible(drv *cu.Driver) ([]gpu, error) {
 	var count int32
 	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {
 		return nil, err
@@ -32,7 +33,7 @@ func visible(drv *Driver) ([]gpu, error) {
 		if err := drv.Check("cuDeviceGet", drv.DeviceGet(&g.ordinal, int32(i))); err != nil {
 			return nil, err
 		}
-		var id UUID
+		var id cu.UUID
 		if err := drv.Check("cuDeviceGetUuid", drv.DeviceGetUUID(&id, g.ordinal)); err != nil {
 			return nil, err
 		}
@@ -40,11 +41,6 @@ func visible(drv *Driver) ([]gpu, error) {
 		all[i] = g
 	}
 	return all, nil
-}
-
-// String is the form that nvidia-smi prints: "GPU-" and 32 hexadecimal digits in five groups.
-func (u UUID) String() string {
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
 // choose gives the GPU that want, or the local rank, means.
@@ -126,7 +122,7 @@ func (d *Device) PeerAtomics(uuid string) bool {
 	for _, g := range all {
 		if g.uuid == uuid {
 			var have int32
-			return d.drv.DeviceGetP2PAttribute(&have, P2PNativeAtomics, d.ordinal, g.ordinal) == Success && have != 0
+			return d.drv.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, d.ordinal, g.ordinal) == cu.Success && have != 0
 		}
 	}
 	return false

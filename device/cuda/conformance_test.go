@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/device/devicetest"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 func TestConformance(t *testing.T) {
@@ -63,7 +64,7 @@ func TestIdentity(t *testing.T) {
 		free, total, err := d.MemInfo()
 		require.NoError(t, err)
 		assert.LessOrEqual(t, free, total)
-		n, err := d.Attribute(cuda.AttrMultiprocessors)
+		n, err := d.Attribute(int(cu.AttrMultiprocessors))
 		require.NoError(t, err)
 		assert.Equal(t, d.Multiprocessors(), n)
 	})
@@ -151,7 +152,7 @@ func TestDeviceCloseEndsTheRest(t *testing.T) {
 		_, moduleErr := d.LoadModule([]byte(".version 7.0"))
 		_, faultErr := d.NewFaultWord(func(uint64) error { return nil })
 		_, _, infoErr := d.MemInfo()
-		_, attrErr := d.Attribute(cuda.AttrVMM)
+		_, attrErr := d.Attribute(int(cu.AttrVMM))
 		for i, err := range []error{
 			moduleErr, faultErr, infoErr, attrErr, w.Close(), d.WithContext(func() error { return nil }),
 		} {

@@ -2,6 +2,8 @@ package cuda
 
 import (
 	"runtime"
+
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // WithContext calls fn on a locked OS thread with the device's primary context current, and puts back what was current before.
@@ -48,7 +50,7 @@ func (d *Device) unuse() {
 // the current context, setting and restoring it would be three.
 func (d *Device) push() error {
 	runtime.LockOSThread()
-	if r := d.drv.CtxPushCurrent(d.ctx); r != Success {
+	if r := d.drv.CtxPushCurrent(d.ctx); r != cu.Success {
 		runtime.UnlockOSThread()
 		return d.drv.Check("cuCtxPushCurrent", r)
 	}
@@ -57,7 +59,7 @@ func (d *Device) push() error {
 
 // pop makes current what was before push.
 func (d *Device) pop() {
-	if r := d.drv.CtxPopCurrent(nil); r != Success {
+	if r := d.drv.CtxPopCurrent(nil); r != cu.Success {
 		// Nothing can be done about it, and the work of the call is done; but the thread's context is not what it was.
 		d.log.Warn("restoring the thread's CUDA context failed", "error", d.drv.Check("cuCtxPopCurrent", r))
 	}
@@ -85,19 +87,19 @@ func (d *Device) leave() {
 // try calls fn, which does nothing but enqueue work in a stream by one call of the driver. For such calls the driver takes the
 // context from the stream, and the detour over the current one would cost as much as some of them: so they are tried without.
 // A driver that refuses is asked again with the context current, and from then on no other way.
-func (d *Device) try(fn func() Result) (Result, error) {
+func (d *Device) try(fn func() cu.Result) (cu.Result, error) {
 	if !d.scoped.Load() {
 		// Another context may be current, with which a driver might not know the stream.
 		r := fn()
-		if r != InvalidContext && r != InvalidHandle {
+		if r != cu.InvalidContext && r != cu.InvalidHandle {
 			return r, nil
 		}
-		if r == InvalidContext {
+		if r == cu.InvalidContext {
 			d.scoped.Store(true)
 		}
 	}
 	if err := d.push(); err != nil {
-		return Success, err
+		return cu.Success, err
 	}
 	defer d.pop()
 	return fn(), nil

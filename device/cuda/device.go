@@ -6,23 +6,30 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
+
+// LibraryEnv names the environment variable with the driver library's path; without it the driver is looked for where the system
+// keeps libraries.
+const LibraryEnv = cu.LibraryEnv
+
+// MinVersion is the oldest driver API that a device can be opened with: CUDA 12.4, of the driver series 550.
+const MinVersion = cu.MinVersion
 
 // DefaultWaitTimeout is how long a WaitValue32 may last, and Close may wait for work, unless the options say otherwise.
 const DefaultWaitTimeout = 2 * time.Minute
 
 // Options is what a CUDA device can be told. Nil or zero values are the defaults.
 type Options struct {
-	// Driver is the table of driver functions; nil loads the driver.
-	Driver *Driver
+	// Driver is the table of driver functions, whose type is internal to this module; nil loads the driver.
+	Driver *cu.Driver
 	// Device says which GPU: an index among those this process sees ("2"), or a UUID ("GPU-5a1e..."; its beginning is enough
 	// if it fits only one). "" takes the GPU whose index is LocalRank, or the only one if no more are visible.
 	Device string
@@ -42,14 +49,14 @@ type Options struct {
 // methods may be called from several goroutines at once. Several devices may be opened on one GPU; they share its primary
 // context.
 type Device struct {
-	drv         *Driver
+	drv         *cu.Driver
 	log         *slog.Logger
-	ordinal     DeviceOrdinal
+	ordinal     cu.DeviceOrdinal
 	index       int
 	name        string
 	uuid        string
 	pci         string
-	ctx         ContextHandle
+	ctx         cu.ContextHandle
 	limits      limits
 	waitTimeout time.Duration
 	lost        func() error
@@ -86,8 +93,8 @@ type Device struct {
 	parts    map[*graphParts]struct{} // of graphs that have waits
 	pages    []unsafe.Pointer         // pinned memory of progress words
 	progress []*progress              // not in use at the moment
-	marks    []EventHandle            // events for waiting, not in use at the moment
-	kept     []EventHandle            // events that order graphs
+	marks    []cu.EventHandle         // events for waiting, not in use at the moment
+	kept     []cu.EventHandle         // events that order graphs
 	retired  []retired                // memory that was freed while streams had work
 	reaping  bool                     // a goroutine frees it when they have none
 }
@@ -140,12 +147,8 @@ func Open(opts *Options) (*Device, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.Driver == nil {
-		drv, err := Load(&LoadOptions{Logger: o.Logger})
-		if err != nil {
-			return nil, fmt.Errorf("opening the CUDA device: %w", err)
-		}
-		o.Driver = drv
+	if err := o.load("opening the CUDA device"); err != nil {
+		return nil, err
 	}
 	d, err := open(&o)
 	if err != nil {
@@ -195,9 +198,9 @@ func open(o *Options) (*Device, error) {
 
 // Found is a GPU that nobody has opened yet.
 type Found struct {
-	Driver  *Driver
+	Driver  *cu.Driver
 	Index   int
-	Ordinal DeviceOrdinal
+	Ordinal cu.DeviceOrdinal
 	UUID    string
 }
 
@@ -211,12 +214,8 @@ func Find(opts *Options) (*Found, error) {
 	if o.LocalRank < 0 {
 		return nil, errs.Invalid("cuda.Find", "LocalRank", o.LocalRank, "0 and more")
 	}
-	if o.Driver == nil {
-		drv, err := Load(&LoadOptions{Logger: o.Logger})
-		if err != nil {
-			return nil, fmt.Errorf("finding the CUDA device: %w", err)
-		}
-		o.Driver = drv
+	if err := o.load("finding the CUDA device"); err != nil {
+		return nil, err
 	}
 	g, err := find(&o)
 	if err != nil {
@@ -225,9 +224,22 @@ func Find(opts *Options) (*Found, error) {
 	return &Found{Driver: o.Driver, Index: g.index, Ordinal: g.ordinal, UUID: g.uuid}, nil
 }
 
+// load loads the driver, unless the options have one; what is what an error says was going on.
+func (o *Options) load(what string) error {
+	if o.Driver != nil {
+		return nil
+	}
+	drv, err := cu.Load(&cu.LoadOptions{Logger: o.Logger})
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	o.Driver = drv
+	return nil
+}
+
 // find initialises the driver and gives the GPU that the options mean.
 func find(o *Options) (gpu, error) {
-	if err := start(o.Driver); err != nil {
+	if err := o.Driver.Start(); err != nil {
 		return gpu{}, err
 	}
 	all, err := visible(o.Driver)
@@ -237,58 +249,35 @@ func find(o *Options) (gpu, error) {
 	return choose(all, o.Device, o.LocalRank)
 }
 
-// start initialises the driver and checks that it is new enough.
-func start(drv *Driver) error {
-	if lacking := missing(drv, true); len(lacking) > 0 {
-		return &unavailableError{drv.Require(lacking...)}
-	}
-	if err := drv.Check("cuInit", drv.Init(0)); err != nil {
-		var failed *Error
-		if value, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set && errors.As(err, &failed) && Result(failed.Code) == NoDevice {
-			failed.Hint = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q, which shows this process no GPU; unset it or list some", value)
-		}
-		return err
-	}
-	version, err := drv.Version()
-	if err != nil {
-		return err
-	}
-	if version < MinVersion {
-		return fmt.Errorf("the driver %s speaks CUDA %d.%d; %s: %w", drv.Path, version/1000, version%1000/10, needs,
-			device.ErrUnavailable)
-	}
-	return nil
-}
-
 // identify asks for what is known of the GPU without a context.
 func (d *Device) identify() error {
 	var name [256]byte
 	if err := d.drv.Check("cuDeviceGetName", d.drv.DeviceGetName(&name[0], int32(len(name)), d.ordinal)); err != nil {
 		return err
 	}
-	d.name = cString(&name[0], len(name))
+	d.name = cu.GoString(&name[0], len(name))
 	var pci [32]byte
 	if err := d.drv.Check("cuDeviceGetPCIBusId", d.drv.DeviceGetPCIBusID(&pci[0], int32(len(pci)), d.ordinal)); err != nil {
 		return err
 	}
-	d.pci = cString(&pci[0], len(pci))
+	d.pci = cu.GoString(&pci[0], len(pci))
 	major, minor := 0, 0
 	for _, a := range []struct {
 		value *int
-		attr  DeviceAttribute
+		attr  cu.DeviceAttribute
 	}{
-		{&d.limits.processors, AttrMultiprocessors},
-		{&major, AttrComputeCapabilityMajor},
-		{&minor, AttrComputeCapabilityMinor},
-		{&d.limits.maxThreads, AttrMaxThreadsPerBlock},
-		{&d.limits.maxBlock[0], AttrMaxBlockDimX},
-		{&d.limits.maxBlock[1], AttrMaxBlockDimY},
-		{&d.limits.maxBlock[2], AttrMaxBlockDimZ},
-		{&d.limits.maxGrid[0], AttrMaxGridDimX},
-		{&d.limits.maxGrid[1], AttrMaxGridDimY},
-		{&d.limits.maxGrid[2], AttrMaxGridDimZ},
-		{&d.limits.maxShared, AttrMaxSharedPerBlockOptin},
-		{&d.limits.plainShared, AttrMaxSharedPerBlock},
+		{&d.limits.processors, cu.AttrMultiprocessors},
+		{&major, cu.AttrComputeCapabilityMajor},
+		{&minor, cu.AttrComputeCapabilityMinor},
+		{&d.limits.maxThreads, cu.AttrMaxThreadsPerBlock},
+		{&d.limits.maxBlock[0], cu.AttrMaxBlockDimX},
+		{&d.limits.maxBlock[1], cu.AttrMaxBlockDimY},
+		{&d.limits.maxBlock[2], cu.AttrMaxBlockDimZ},
+		{&d.limits.maxGrid[0], cu.AttrMaxGridDimX},
+		{&d.limits.maxGrid[1], cu.AttrMaxGridDimY},
+		{&d.limits.maxGrid[2], cu.AttrMaxGridDimZ},
+		{&d.limits.maxShared, cu.AttrMaxSharedPerBlockOptin},
+		{&d.limits.plainShared, cu.AttrMaxSharedPerBlock},
 	} {
 		var value int32
 		if err := d.drv.Check("cuDeviceGetAttribute", d.drv.DeviceGetAttribute(&value, a.attr, d.ordinal)); err != nil {
@@ -315,14 +304,14 @@ func (d *Device) UUID() string { return d.uuid }
 // PCIBusID is where the GPU is: "0000:1B:00.0".
 func (d *Device) PCIBusID() string { return d.pci }
 
-// Driver is the table of driver functions that the device calls.
-func (d *Device) Driver() *Driver { return d.drv }
+// Driver is the table of driver functions that the device calls, for the backends of this module; its type is internal.
+func (d *Device) Driver() *cu.Driver { return d.drv }
 
 // Ordinal is the GPU for the driver.
-func (d *Device) Ordinal() DeviceOrdinal { return d.ordinal }
+func (d *Device) Ordinal() cu.DeviceOrdinal { return d.ordinal }
 
-// Context is the GPU's primary context, which the device holds until Close.
-func (d *Device) Context() ContextHandle { return d.ctx }
+// Context is the GPU's primary context, a CUcontext, which the device holds until Close.
+func (d *Device) Context() uintptr { return uintptr(d.ctx) }
 
 // ComputeCapability is ten times the major number plus the minor one: 90 for 9.0.
 func (d *Device) ComputeCapability() int { return d.limits.capability }
@@ -330,15 +319,15 @@ func (d *Device) ComputeCapability() int { return d.limits.capability }
 // Multiprocessors is how many the GPU has.
 func (d *Device) Multiprocessors() int { return d.limits.processors }
 
-// Attribute asks the driver for an attribute of the GPU. One that the driver does not know is an [*Error].
-func (d *Device) Attribute(attr DeviceAttribute) (int, error) {
+// Attribute asks the driver for an attribute of the GPU by its number, a CUdevice_attribute. One that the driver does not know is an [*Error].
+func (d *Device) Attribute(attr int) (int, error) {
 	const call = "Attribute"
 	if err := d.use(call); err != nil {
 		return 0, err
 	}
 	defer d.unuse()
 	var value int32
-	if err := d.drv.Check("cuDeviceGetAttribute", d.drv.DeviceGetAttribute(&value, attr, d.ordinal)); err != nil {
+	if err := d.drv.Check("cuDeviceGetAttribute", d.drv.DeviceGetAttribute(&value, cu.DeviceAttribute(attr), d.ordinal)); err != nil {
 		return 0, fmt.Errorf("asking for attribute %d: %w", attr, err)
 	}
 	return int(value), nil
@@ -452,7 +441,7 @@ func (d *Device) close() error {
 	var failed []error
 	note := func(err error) {
 		// A lost context fails every call; once is enough.
-		if err != nil && !(errors.Is(err, ErrContextLost) && errors.Is(errors.Join(failed...), ErrContextLost)) {
+		if err != nil && !(errors.Is(err, cu.ErrContextLost) && errors.Is(errors.Join(failed...), cu.ErrContextLost)) {
 			failed = append(failed, err)
 		}
 	}

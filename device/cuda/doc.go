@@ -1,12 +1,8 @@
 // Package cuda is the device of NVIDIA GPUs. It calls the driver, libcuda.so.1, which it finds and loads when a device is
 // opened: building needs no toolkit, no headers and no C compiler. Driver 550 (CUDA 12.4) or newer is needed.
 //
-// # The driver's table
-//
-// [Driver] is every driver function that this library uses, as one table of Go functions. [Load] fills it from the driver; a
-// test may put a simulator or a fault injector in their place. A function that the driver lacks is nil in the table: a
-// missing capability, which [Driver.Require] turns into an error. Multicast is not part of the table and not even looked up
-// before somebody calls [Driver.ResolveMulticast].
+// The driver's functions, structs and constants are in internal/cuda. Calls of a program's own to the driver, or to a library that
+// stands on it, take the numbers that [Device.Context], [Device.Ordinal] and [Stream.Handle] give.
 //
 // # Contexts and threads
 //
@@ -35,7 +31,7 @@
 //
 // # Errors
 //
-// A failed driver call is an [*Error] with the call, its code, name and text. Some failures of device work (an access to memory
+// A failed driver call is an [*Error] with the call, its code, name and text, however many layers have wrapped it. Some failures of device work (an access to memory
 // that is not mapped, say) end the context: then every later call of the process on that GPU fails, with errors that are
 // [ErrContextLost], until the process ends.
 //
@@ -51,5 +47,5 @@
 //
 // # What it may know
 //
-// This package knows the device interfaces and the loader of native libraries. It knows nothing of groups, ranks or backends.
+// This package knows the device interfaces, the driver, and the errors of native libraries. It knows nothing of groups, ranks or backends.
 package cuda

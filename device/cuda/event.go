@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -16,7 +17,7 @@ type Event struct {
 	dev *Device
 
 	mu       sync.Mutex // taken before that of a stream, and held during the driver's calls
-	handle   EventHandle
+	handle   cu.EventHandle
 	closed   bool
 	recorded bool
 	capture  *capture // where the latest record is, if it was made in a capture
@@ -30,7 +31,7 @@ func (d *Device) NewEvent() (device.Event, error) {
 	}
 	defer d.leave()
 	e := &Event{dev: d}
-	if err := d.drv.Check("cuEventCreate", d.drv.EventCreate(&e.handle, EventDefault)); err != nil {
+	if err := d.drv.Check("cuEventCreate", d.drv.EventCreate(&e.handle, cu.EventDefault)); err != nil {
 		return nil, fmt.Errorf("making an event: %w", err)
 	}
 	d.mu.Lock()
@@ -65,7 +66,7 @@ func (s *Stream) Record(ev device.Event) error {
 		return closed(call, "event")
 	}
 	var c *capture
-	err = s.enqueueMark(call, "cuEventRecord", func() Result {
+	err = s.enqueueMark(call, "cuEventRecord", func() cu.Result {
 		c = s.recording()
 		return s.dev.drv.EventRecord(e.handle, s.handle)
 	})
@@ -89,12 +90,12 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 		return closed(call, "event")
 	}
 	refused := ""
-	err = s.enqueue(call, "cuStreamWaitEvent", func() Result {
+	err = s.enqueue(call, "cuStreamWaitEvent", func() cu.Result {
 		if refused = e.refusal(s); refused != "" || !e.recorded {
-			return Success
+			return cu.Success
 		}
 		r := s.dev.drv.StreamWaitEvent(s.handle, e.handle, 0)
-		if r == Success && e.capture != nil {
+		if r == cu.Success && e.capture != nil {
 			s.capture = e.capture
 		}
 		return r
@@ -156,10 +157,10 @@ func (e *Event) Query() (bool, error) {
 	}
 	defer e.end()
 	r := e.dev.drv.EventQuery(e.handle)
-	if r == NotReady {
+	if r == cu.NotReady {
 		return false, nil
 	}
-	return r == Success, e.dev.check(call, "cuEventQuery", r)
+	return r == cu.Success, e.dev.check(call, "cuEventQuery", r)
 }
 
 // Synchronize waits until the latest record is complete, or for ctx; if it is recorded again meanwhile, that is the latest.
@@ -214,14 +215,14 @@ func (e *Event) Since(start device.Event) (time.Duration, error) {
 	}
 	defer second.end()
 	var ms float32
-	if r := e.dev.drv.EventElapsedTime(&ms, from.handle, e.handle); r != Success {
+	if r := e.dev.drv.EventElapsedTime(&ms, from.handle, e.handle); r != cu.Success {
 		return 0, e.dev.check(call, "cuEventElapsedTime", r)
 	}
 	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
 }
 
 // handleNow gives the handle, 0 if the event is closed.
-func (e *Event) handleNow() EventHandle {
+func (e *Event) handleNow() cu.EventHandle {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.handle

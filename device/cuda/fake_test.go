@@ -17,6 +17,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // fake is a driver for tests of what this package does itself. Its work runs when somebody asks whether it has ended.
@@ -27,7 +28,7 @@ type fake struct {
 	needsContext bool // for enqueueing work, too
 
 	mu     sync.Mutex
-	inject map[string]cuda.Result // what calls of these symbols return
+	inject map[string]cu.Result // what calls of these symbols return
 	calls  map[string]int
 	next   uint64
 	mem    map[device.Ptr][]byte // device memory and pinned memory
@@ -35,13 +36,13 @@ type fake struct {
 	pushed int
 	ctxs   int
 
-	streams map[cuda.StreamHandle]*fakeStream
-	events  map[cuda.EventHandle]*fakeEvent
-	graphs  map[cuda.GraphHandle]*fakeGraph
-	execs   map[cuda.GraphExecHandle]*fakeGraph
+	streams map[cu.StreamHandle]*fakeStream
+	events  map[cu.EventHandle]*fakeEvent
+	graphs  map[cu.GraphHandle]*fakeGraph
+	execs   map[cu.GraphExecHandle]*fakeGraph
 	modules int
-	names   map[cuda.FunctionHandle]string
-	objects map[cuda.UserObject]*fakeObject
+	names   map[cu.FunctionHandle]string
+	objects map[cu.UserObject]*fakeObject
 }
 
 type fakeStream struct {
@@ -74,16 +75,16 @@ type fakeObject struct {
 func newFake(gpus int) *fake {
 	return &fake{
 		gpus: gpus, version: 13000, next: 0x1000,
-		inject: map[string]cuda.Result{}, calls: map[string]int{},
+		inject: map[string]cu.Result{}, calls: map[string]int{},
 		mem: map[device.Ptr][]byte{}, pinned: map[device.Ptr]bool{},
-		streams: map[cuda.StreamHandle]*fakeStream{}, events: map[cuda.EventHandle]*fakeEvent{},
-		graphs: map[cuda.GraphHandle]*fakeGraph{}, execs: map[cuda.GraphExecHandle]*fakeGraph{},
-		objects: map[cuda.UserObject]*fakeObject{}, names: map[cuda.FunctionHandle]string{},
+		streams: map[cu.StreamHandle]*fakeStream{}, events: map[cu.EventHandle]*fakeEvent{},
+		graphs: map[cu.GraphHandle]*fakeGraph{}, execs: map[cu.GraphExecHandle]*fakeGraph{},
+		objects: map[cu.UserObject]*fakeObject{}, names: map[cu.FunctionHandle]string{},
 	}
 }
 
 // failing makes calls of the symbol return r, until it is Success again.
-func (f *fake) failing(symbol string, r cuda.Result) {
+func (f *fake) failing(symbol string, r cu.Result) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inject[symbol] = r
@@ -137,18 +138,18 @@ func (f *fake) progress() {
 }
 
 // enqueue puts work into a stream, or into its capture.
-func (f *fake) enqueue(h cuda.StreamHandle, work func() bool) cuda.Result {
+func (f *fake) enqueue(h cu.StreamHandle, work func() bool) cu.Result {
 	s := f.streams[h]
 	if s == nil {
-		return cuda.InvalidHandle
+		return cu.InvalidHandle
 	}
 	if s.graph != nil {
 		s.graph.work = append(s.graph.work, work)
 		s.graph.clocks[s][s]++
-		return cuda.Success
+		return cu.Success
 	}
 	s.queue = append(s.queue, work)
-	return cuda.Success
+	return cu.Success
 }
 
 // once makes work that always ends.
@@ -203,117 +204,117 @@ func putText(p *byte, size int32, text string) {
 }
 
 // driver gives the table.
-func (f *fake) driver() *cuda.Driver {
-	d := &cuda.Driver{Path: "fake"}
-	d.Init = func(uint32) cuda.Result { return cuda.Success }
-	d.DriverGetVersion = func(v *int32) cuda.Result { *v = f.version; return cuda.Success }
+func (f *fake) driver() *cu.Driver {
+	d := &cu.Driver{Path: "fake"}
+	d.Init = func(uint32) cu.Result { return cu.Success }
+	d.DriverGetVersion = func(v *int32) cu.Result { *v = f.version; return cu.Success }
 	name := []byte("CUDA_ERROR_FAKE\x00")
-	d.GetErrorName = func(r cuda.Result, p **byte) cuda.Result { *p = &name[0]; return cuda.Success }
-	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(f.gpus); return cuda.Success }
-	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
-	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result {
+	d.GetErrorName = func(r cu.Result, p **byte) cu.Result { *p = &name[0]; return cu.Success }
+	d.DeviceGetCount = func(n *int32) cu.Result { *n = int32(f.gpus); return cu.Success }
+	d.DeviceGet = func(dev *cu.DeviceOrdinal, i int32) cu.Result { *dev = cu.DeviceOrdinal(i); return cu.Success }
+	d.DeviceGetName = func(p *byte, n int32, _ cu.DeviceOrdinal) cu.Result {
 		putText(p, n, "Fake GPU")
-		return cuda.Success
+		return cu.Success
 	}
-	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
-		*u = cuda.UUID{0xab, 0xcd, byte(dev), 15: 1}
-		return cuda.Success
+	d.DeviceGetUUID = func(u *cu.UUID, dev cu.DeviceOrdinal) cu.Result {
+		*u = cu.UUID{0xab, 0xcd, byte(dev), 15: 1}
+		return cu.Success
 	}
-	d.DeviceGetPCIBusID = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result {
+	d.DeviceGetPCIBusID = func(p *byte, n int32, _ cu.DeviceOrdinal) cu.Result {
 		putText(p, n, "0000:1B:00.0")
-		return cuda.Success
+		return cu.Success
 	}
-	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
-		values := map[cuda.DeviceAttribute]int32{
-			cuda.AttrMultiprocessors: 132, cuda.AttrComputeCapabilityMajor: 9, cuda.AttrMaxThreadsPerBlock: 1024,
-			cuda.AttrMaxBlockDimX: 1024, cuda.AttrMaxBlockDimY: 1024, cuda.AttrMaxBlockDimZ: 64, cuda.AttrMaxGridDimX: 1<<31 - 1,
-			cuda.AttrMaxGridDimY: 65535, cuda.AttrMaxGridDimZ: 65535, cuda.AttrMaxSharedPerBlock: 48 << 10,
-			cuda.AttrMaxSharedPerBlockOptin: 227 << 10,
+	d.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, _ cu.DeviceOrdinal) cu.Result {
+		values := map[cu.DeviceAttribute]int32{
+			cu.AttrMultiprocessors: 132, cu.AttrComputeCapabilityMajor: 9, cu.AttrMaxThreadsPerBlock: 1024,
+			cu.AttrMaxBlockDimX: 1024, cu.AttrMaxBlockDimY: 1024, cu.AttrMaxBlockDimZ: 64, cu.AttrMaxGridDimX: 1<<31 - 1,
+			cu.AttrMaxGridDimY: 65535, cu.AttrMaxGridDimZ: 65535, cu.AttrMaxSharedPerBlock: 48 << 10,
+			cu.AttrMaxSharedPerBlockOptin: 227 << 10,
 		}
 		*v = values[a]
-		return cuda.Success
+		return cu.Success
 	}
-	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
-		*c = cuda.ContextHandle(dev) + 1
+	d.PrimaryCtxRetain = func(c *cu.ContextHandle, dev cu.DeviceOrdinal) cu.Result {
+		*c = cu.ContextHandle(dev) + 1
 		f.ctxs++
-		return cuda.Success
+		return cu.Success
 	}
-	d.PrimaryCtxRelease = func(cuda.DeviceOrdinal) cuda.Result { f.ctxs--; return cuda.Success }
-	d.CtxPushCurrent = func(cuda.ContextHandle) cuda.Result { f.pushed++; return cuda.Success }
-	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result { f.pushed--; return cuda.Success }
-	d.CtxGetStreamPriorityRange = func(least, greatest *int32) cuda.Result { *least, *greatest = 0, -5; return cuda.Success }
-	d.MemGetInfo = func(free, total *uint64) cuda.Result { *free, *total = 1<<30, 2<<30; return cuda.Success }
+	d.PrimaryCtxRelease = func(cu.DeviceOrdinal) cu.Result { f.ctxs--; return cu.Success }
+	d.CtxPushCurrent = func(cu.ContextHandle) cu.Result { f.pushed++; return cu.Success }
+	d.CtxPopCurrent = func(*cu.ContextHandle) cu.Result { f.pushed--; return cu.Success }
+	d.CtxGetStreamPriorityRange = func(least, greatest *int32) cu.Result { *least, *greatest = 0, -5; return cu.Success }
+	d.MemGetInfo = func(free, total *uint64) cu.Result { *free, *total = 1<<30, 2<<30; return cu.Success }
 
-	d.MemAlloc = func(p *device.Ptr, n uint64) cuda.Result {
+	d.MemAlloc = func(p *device.Ptr, n uint64) cu.Result {
 		if n > 1<<32 {
-			return cuda.OutOfMemory
+			return cu.OutOfMemory
 		}
 		f.next = (f.next + 1<<21) &^ (1<<21 - 1)
 		*p = device.Ptr(f.next)
 		f.next += (n + 1<<21) &^ (1<<21 - 1)
 		f.mem[*p] = bytes.Repeat([]byte{0xee}, int(n))
-		return cuda.Success
+		return cu.Success
 	}
-	free := func(p device.Ptr, pinned bool) cuda.Result {
+	free := func(p device.Ptr, pinned bool) cu.Result {
 		if _, ok := f.mem[p]; !ok || f.pinned[p] != pinned {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		delete(f.mem, p)
 		delete(f.pinned, p)
-		return cuda.Success
+		return cu.Success
 	}
-	d.MemFree = func(p device.Ptr) cuda.Result { return free(p, false) }
-	d.MemHostAlloc = func(p *unsafe.Pointer, n uint64, _ uint32) cuda.Result {
+	d.MemFree = func(p device.Ptr) cu.Result { return free(p, false) }
+	d.MemHostAlloc = func(p *unsafe.Pointer, n uint64, _ uint32) cu.Result {
 		words := make([]uint64, (n+7)/8)
 		*p = unsafe.Pointer(&words[0])
 		at := device.Ptr(uintptr(*p))
 		f.mem[at], f.pinned[at] = unsafe.Slice((*byte)(*p), n), true
-		return cuda.Success
+		return cu.Success
 	}
-	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result { return free(device.Ptr(uintptr(p)), true) }
-	d.MemHostGetDevicePointer = func(q *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
+	d.MemFreeHost = func(p unsafe.Pointer) cu.Result { return free(device.Ptr(uintptr(p)), true) }
+	d.MemHostGetDevicePointer = func(q *device.Ptr, p unsafe.Pointer, _ uint32) cu.Result {
 		*q = device.Ptr(uintptr(p))
-		return cuda.Success
+		return cu.Success
 	}
-	move := func(dst, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
+	move := func(dst, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
 		if f.find(dst, n) == nil || f.find(src, n) == nil {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		return f.enqueue(s, once(func() { copy(f.find(dst, n), f.find(src, n)) }))
 	}
 	d.MemcpyDtoDAsync = move
-	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cuda.StreamHandle) cuda.Result {
+	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, s cu.StreamHandle) cu.Result {
 		return move(dst, device.Ptr(uintptr(src)), n, s)
 	}
-	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cuda.StreamHandle) cuda.Result {
+	d.MemcpyDtoHAsync = func(dst unsafe.Pointer, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
 		return move(device.Ptr(uintptr(dst)), src, n, s)
 	}
-	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cuda.StreamHandle) cuda.Result {
+	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, s cu.StreamHandle) cu.Result {
 		if f.find(p, n) == nil {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		return f.enqueue(s, once(func() { f.memset(p, value, n) }))
 	}
 
-	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
-		*s = cuda.StreamHandle(f.handle())
+	d.StreamCreate = func(s *cu.StreamHandle, _ uint32) cu.Result {
+		*s = cu.StreamHandle(f.handle())
 		f.streams[*s] = &fakeStream{}
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamCreateWithPriority = func(s *cuda.StreamHandle, flags uint32, _ int32) cuda.Result {
-		*s = cuda.StreamHandle(f.handle())
+	d.StreamCreateWithPriority = func(s *cu.StreamHandle, flags uint32, _ int32) cu.Result {
+		*s = cu.StreamHandle(f.handle())
 		f.streams[*s] = &fakeStream{}
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result { delete(f.streams, s); return cuda.Success }
-	d.StreamQuery = func(s cuda.StreamHandle) cuda.Result {
+	d.StreamDestroy = func(s cu.StreamHandle) cu.Result { delete(f.streams, s); return cu.Success }
+	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
 		f.progress()
 		if len(f.streams[s].queue) > 0 {
-			return cuda.NotReady
+			return cu.NotReady
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamWaitEvent = func(h cuda.StreamHandle, e cuda.EventHandle, _ uint32) cuda.Result {
+	d.StreamWaitEvent = func(h cu.StreamHandle, e cu.EventHandle, _ uint32) cu.Result {
 		ev, s := f.events[e], f.streams[h]
 		if ev.graph != nil {
 			if s.graph == nil {
@@ -323,19 +324,19 @@ func (f *fake) driver() *cuda.Driver {
 			for t, n := range ev.clock {
 				s.graph.clocks[s][t] = max(s.graph.clocks[s][t], n)
 			}
-			return cuda.Success
+			return cu.Success
 		}
 		target := ev.pending
 		waited := ev
 		return f.enqueue(h, func() bool { return waited.pending == 0 || waited.pending > target })
 	}
-	d.StreamBeginCapture = func(h cuda.StreamHandle, mode int32) cuda.Result {
+	d.StreamBeginCapture = func(h cu.StreamHandle, mode int32) cu.Result {
 		s := f.streams[h]
 		s.graph = &fakeGraph{clocks: map[*fakeStream]map[*fakeStream]int{s: {s: 1}}}
 		s.origin = true
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamEndCapture = func(h cuda.StreamHandle, out *cuda.GraphHandle) cuda.Result {
+	d.StreamEndCapture = func(h cu.StreamHandle, out *cu.GraphHandle) cu.Result {
 		s := f.streams[h]
 		g := s.graph
 		joined := true
@@ -345,112 +346,112 @@ func (f *fake) driver() *cuda.Driver {
 		}
 		s.origin = false
 		if !joined {
-			return cuda.CaptureUnjoined
+			return cu.CaptureUnjoined
 		}
-		*out = cuda.GraphHandle(f.handle())
+		*out = cu.GraphHandle(f.handle())
 		f.graphs[*out] = g
-		return cuda.Success
+		return cu.Success
 	}
-	wait := func(s cuda.StreamHandle, p device.Ptr, value, _ uint32) cuda.Result {
+	wait := func(s cu.StreamHandle, p device.Ptr, value, _ uint32) cu.Result {
 		if f.find(p, 4) == nil {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		return f.enqueue(s, func() bool { return int32(atomic.LoadUint32((*uint32)(unsafe.Pointer(&f.word(p)[0])))-value) >= 0 })
 	}
-	write := func(s cuda.StreamHandle, p device.Ptr, value, _ uint32) cuda.Result {
+	write := func(s cu.StreamHandle, p device.Ptr, value, _ uint32) cu.Result {
 		if f.find(p, 4) == nil {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		return f.enqueue(s, once(func() { atomic.StoreUint32((*uint32)(unsafe.Pointer(&f.word(p)[0])), value) }))
 	}
-	d.StreamWaitValue32, d.StreamWriteValue32 = wait, write
-	d.StreamBatchMemOp = func(s cuda.StreamHandle, n uint32, ops *cuda.BatchMemOp, _ uint32) cuda.Result {
+	d.StreamWriteValue32 = write
+	d.StreamBatchMemOp = func(s cu.StreamHandle, n uint32, ops *cu.BatchMemOp, _ uint32) cu.Result {
 		all := slices.Clone(unsafe.Slice(ops, n))
 		for _, o := range all {
 			if f.find(device.Ptr(o.Address), 4) == nil || o.Flags != 0 {
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
 		}
 		for _, o := range all {
 			switch o.Op {
-			case cuda.MemOpWrite32:
+			case cu.MemOpWrite32:
 				write(s, device.Ptr(o.Address), uint32(o.Value), 0)
-			case cuda.MemOpWait32:
+			case cu.MemOpWait32:
 				wait(s, device.Ptr(o.Address), uint32(o.Value), 0)
 			default:
-				return cuda.NotSupported
+				return cu.NotSupported
 			}
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.LaunchHostFunc = func(s cuda.StreamHandle, _, data uintptr) cuda.Result {
+	d.LaunchHostFunc = func(s cu.StreamHandle, _, data uintptr) cu.Result {
 		return f.enqueue(s, once(func() { cuda.RunHostFunc(data) }))
 	}
 
-	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result {
-		*e = cuda.EventHandle(f.handle())
+	d.EventCreate = func(e *cu.EventHandle, _ uint32) cu.Result {
+		*e = cu.EventHandle(f.handle())
 		f.events[*e] = &fakeEvent{}
-		return cuda.Success
+		return cu.Success
 	}
-	d.EventDestroy = func(e cuda.EventHandle) cuda.Result { delete(f.events, e); return cuda.Success }
-	d.EventRecord = func(e cuda.EventHandle, h cuda.StreamHandle) cuda.Result {
+	d.EventDestroy = func(e cu.EventHandle) cu.Result { delete(f.events, e); return cu.Success }
+	d.EventRecord = func(e cu.EventHandle, h cu.StreamHandle) cu.Result {
 		s := f.streams[h]
 		if s == nil || f.events[e] == nil {
-			return cuda.InvalidHandle
+			return cu.InvalidHandle
 		}
 		ev := f.events[e]
 		if s.graph != nil {
 			ev.graph, ev.clock = s.graph, maps.Clone(s.graph.clocks[s])
-			return cuda.Success
+			return cu.Success
 		}
 		// What waits for an earlier record keeps the old event.
 		now := &fakeEvent{pending: 1}
 		f.events[e] = now
 		return f.enqueue(h, once(func() { now.pending, now.at = 0, time.Now() }))
 	}
-	d.EventQuery = func(e cuda.EventHandle) cuda.Result {
+	d.EventQuery = func(e cu.EventHandle) cu.Result {
 		f.progress()
 		if f.events[e].pending > 0 {
-			return cuda.NotReady
+			return cu.NotReady
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.EventElapsedTime = func(ms *float32, a, b cuda.EventHandle) cuda.Result {
+	d.EventElapsedTime = func(ms *float32, a, b cu.EventHandle) cu.Result {
 		*ms = float32(f.events[b].at.Sub(f.events[a].at).Seconds() * 1000)
-		return cuda.Success
+		return cu.Success
 	}
 
-	d.ModuleLoadDataEx = func(m *cuda.ModuleHandle, image unsafe.Pointer, _ uint32, options *cuda.JITOption, values *uintptr) cuda.Result {
+	d.ModuleLoadDataEx = func(m *cu.ModuleHandle, image unsafe.Pointer, _ uint32, options *cu.JITOption, values *uintptr) cu.Result {
 		f.modules++
-		*m = cuda.ModuleHandle(f.handle())
-		return cuda.Success
+		*m = cu.ModuleHandle(f.handle())
+		return cu.Success
 	}
-	d.ModuleUnload = func(cuda.ModuleHandle) cuda.Result { f.modules--; return cuda.Success }
-	d.ModuleGetFunction = func(h *cuda.FunctionHandle, _ cuda.ModuleHandle, name string) cuda.Result {
+	d.ModuleUnload = func(cu.ModuleHandle) cu.Result { f.modules--; return cu.Success }
+	d.ModuleGetFunction = func(h *cu.FunctionHandle, _ cu.ModuleHandle, name string) cu.Result {
 		if name != "kernel" && name != "giveup" {
-			return cuda.NotFound
+			return cu.NotFound
 		}
-		*h = cuda.FunctionHandle(f.handle())
+		*h = cu.FunctionHandle(f.handle())
 		f.names[*h] = name
-		return cuda.Success
+		return cu.Success
 	}
-	d.FuncGetAttribute = func(v *int32, a cuda.FuncAttribute, _ cuda.FunctionHandle) cuda.Result {
-		*v = map[cuda.FuncAttribute]int32{cuda.FuncMaxThreadsPerBlock: 512, cuda.FuncSharedBytes: 1024}[a]
-		return cuda.Success
+	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, _ cu.FunctionHandle) cu.Result {
+		*v = map[cu.FuncAttribute]int32{cu.FuncMaxThreadsPerBlock: 512, cu.FuncSharedBytes: 1024}[a]
+		return cu.Success
 	}
-	d.FuncSetAttribute = func(cuda.FunctionHandle, cuda.FuncAttribute, int32) cuda.Result { return cuda.Success }
-	d.FuncGetParamInfo = func(_ cuda.FunctionHandle, i uint64, offset, n *uint64) cuda.Result {
+	d.FuncSetAttribute = func(cu.FunctionHandle, cu.FuncAttribute, int32) cu.Result { return cu.Success }
+	d.FuncGetParamInfo = func(_ cu.FunctionHandle, i uint64, offset, n *uint64) cu.Result {
 		if i > 0 {
-			return cuda.InvalidValue
+			return cu.InvalidValue
 		}
 		*offset, *n = 0, 16
-		return cuda.Success
+		return cu.Success
 	}
-	d.OccupancyMaxActiveBlocks = func(n *int32, _ cuda.FunctionHandle, threads int32, _ uint64) cuda.Result {
+	d.OccupancyMaxActiveBlocks = func(n *int32, _ cu.FunctionHandle, threads int32, _ uint64) cu.Result {
 		*n = 2048 / threads
-		return cuda.Success
+		return cu.Success
 	}
-	d.LaunchKernelEx = func(c *cuda.LaunchConfig, h cuda.FunctionHandle, params, _ *unsafe.Pointer) cuda.Result {
+	d.LaunchKernelEx = func(c *cu.LaunchConfig, h cu.FunctionHandle, params, _ *unsafe.Pointer) cu.Result {
 		block := slices.Clone(unsafe.Slice((*byte)(*params), 16))
 		if f.names[h] == "giveup" {
 			return f.enqueue(c.Stream, once(func() {
@@ -472,35 +473,35 @@ func (f *fake) driver() *cuda.Driver {
 		}))
 	}
 
-	d.GraphInstantiateWithFlags = func(x *cuda.GraphExecHandle, h cuda.GraphHandle, _ uint64) cuda.Result {
+	d.GraphInstantiateWithFlags = func(x *cu.GraphExecHandle, h cu.GraphHandle, _ uint64) cu.Result {
 		g := f.graphs[h]
-		*x = cuda.GraphExecHandle(f.handle())
+		*x = cu.GraphExecHandle(f.handle())
 		f.execs[*x] = &fakeGraph{work: g.work, objects: g.objects}
 		for _, o := range g.objects {
 			o.refs++
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.GraphLaunch = func(x cuda.GraphExecHandle, s cuda.StreamHandle) cuda.Result {
+	d.GraphLaunch = func(x cu.GraphExecHandle, s cu.StreamHandle) cu.Result {
 		return f.enqueue(s, f.replay(f.execs[x]))
 	}
-	d.GraphExecDestroy = func(x cuda.GraphExecHandle) cuda.Result {
+	d.GraphExecDestroy = func(x cu.GraphExecHandle) cu.Result {
 		f.release(f.execs[x])
 		delete(f.execs, x)
-		return cuda.Success
+		return cu.Success
 	}
-	d.GraphDestroy = func(h cuda.GraphHandle) cuda.Result {
+	d.GraphDestroy = func(h cu.GraphHandle) cu.Result {
 		f.release(f.graphs[h])
 		delete(f.graphs, h)
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamGetCaptureInfo = func(s cuda.StreamHandle, status *int32, id *uint64, g *cuda.GraphHandle, _ **cuda.GraphNodeHandle, _ **cuda.GraphEdgeData, n *uint64) cuda.Result {
-		*status = cuda.CaptureStatusActive
-		*g = cuda.GraphHandle(s) // the graph has no handle yet; GraphAddChildGraphNode knows
-		return cuda.Success
+	d.StreamGetCaptureInfo = func(s cu.StreamHandle, status *int32, id *uint64, g *cu.GraphHandle, _ **cu.GraphNodeHandle, _ **cu.GraphEdgeData, n *uint64) cu.Result {
+		*status = cu.CaptureStatusActive
+		*g = cu.GraphHandle(s) // the graph has no handle yet; GraphAddChildGraphNode knows
+		return cu.Success
 	}
-	d.GraphAddChildGraphNode = func(_ *cuda.GraphNodeHandle, parent cuda.GraphHandle, _ *cuda.GraphNodeHandle, _ uint64, child cuda.GraphHandle) cuda.Result {
-		s := f.streams[cuda.StreamHandle(parent)]
+	d.GraphAddChildGraphNode = func(_ *cu.GraphNodeHandle, parent cu.GraphHandle, _ *cu.GraphNodeHandle, _ uint64, child cu.GraphHandle) cu.Result {
+		s := f.streams[cu.StreamHandle(parent)]
 		clone := &fakeGraph{work: f.graphs[child].work, objects: f.graphs[child].objects}
 		var run func() bool
 		s.graph.work = append(s.graph.work, func() bool {
@@ -518,23 +519,23 @@ func (f *fake) driver() *cuda.Driver {
 			o.refs++
 		}
 		s.graph.clocks[s][s]++
-		return cuda.Success
+		return cu.Success
 	}
-	d.StreamUpdateCaptureDependencies = func(cuda.StreamHandle, *cuda.GraphNodeHandle, uint64, uint32) cuda.Result { return cuda.Success }
-	d.UserObjectCreate = func(o *cuda.UserObject, data, _ uintptr, refs, _ uint32) cuda.Result {
-		*o = cuda.UserObject(f.handle())
+	d.StreamUpdateCaptureDependencies = func(cu.StreamHandle, *cu.GraphNodeHandle, uint64, uint32) cu.Result { return cu.Success }
+	d.UserObjectCreate = func(o *cu.UserObject, data, _ uintptr, refs, _ uint32) cu.Result {
+		*o = cu.UserObject(f.handle())
 		f.objects[*o] = &fakeObject{refs: int(refs), data: data}
-		return cuda.Success
+		return cu.Success
 	}
-	d.UserObjectRelease = func(o cuda.UserObject, n uint32) cuda.Result {
+	d.UserObjectRelease = func(o cu.UserObject, n uint32) cu.Result {
 		if f.objects[o].refs -= int(n); f.objects[o].refs == 0 {
 			cuda.RunHostFunc(f.objects[o].data)
 		}
-		return cuda.Success
+		return cu.Success
 	}
-	d.GraphRetainUserObject = func(g cuda.GraphHandle, o cuda.UserObject, n, flags uint32) cuda.Result {
+	d.GraphRetainUserObject = func(g cu.GraphHandle, o cu.UserObject, n, flags uint32) cu.Result {
 		f.graphs[g].objects = append(f.graphs[g].objects, f.objects[o])
-		return cuda.Success
+		return cu.Success
 	}
 	f.guard(d)
 	return d
@@ -545,7 +546,7 @@ var contextual = []string{"cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuStreamWr
 	"cuEventRecord", "cuStreamWaitEvent"}
 
 // guard wraps every function of the table: one call at a time, counted, and failing where a test says so.
-func (f *fake) guard(d *cuda.Driver) {
+func (f *fake) guard(d *cu.Driver) {
 	v := reflect.ValueOf(d).Elem()
 	for i := range v.NumField() {
 		tag, ok := v.Type().Field(i).Tag.Lookup("cuda")
@@ -560,9 +561,9 @@ func (f *fake) guard(d *cuda.Driver) {
 			defer f.mu.Unlock()
 			f.calls[symbol]++
 			if f.needsContext && f.pushed == 0 && slices.Contains(contextual, symbol) {
-				return []reflect.Value{reflect.ValueOf(cuda.InvalidContext)}
+				return []reflect.Value{reflect.ValueOf(cu.InvalidContext)}
 			}
-			if r := f.inject[symbol]; r != cuda.Success {
+			if r := f.inject[symbol]; r != cu.Success {
 				return []reflect.Value{reflect.ValueOf(r)}
 			}
 			return inner.Call(args)

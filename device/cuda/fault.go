@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -52,7 +53,7 @@ func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord,
 
 // pinned gives bytes of memory, a multiple of 8, that the host and the device reach. The first 8 are 0. The context is current.
 func (d *Device) pinned(bytes uint64) (mem unsafe.Pointer, at device.Ptr, err error) {
-	r := d.drv.MemHostAlloc(&mem, bytes, HostAllocPortable|HostAllocDeviceMap)
+	r := d.drv.MemHostAlloc(&mem, bytes, cu.HostAllocPortable|cu.HostAllocDeviceMap)
 	if err := d.drv.Check("cuMemHostAlloc", r); err != nil {
 		return nil, 0, err
 	}

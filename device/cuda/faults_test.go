@@ -11,6 +11,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // Each call of the driver fails in turn, while everything is done once. Whatever comes of it, nothing crashes, and when the
@@ -111,13 +112,13 @@ func TestEveryCallMayFail(t *testing.T) {
 
 	for symbol := range f.calls {
 		t.Run(symbol, func(t *testing.T) {
-			for _, r := range []cuda.Result{cuda.InvalidValue, cuda.OutOfMemory, cuda.IllegalAddress} {
+			for _, r := range []cu.Result{cu.InvalidValue, cu.OutOfMemory, cu.IllegalAddress} {
 				f := newFake(1)
 				d, err := cuda.Open(&cuda.Options{Driver: f.driver(), WaitTimeout: 200 * time.Millisecond})
 				require.NoError(t, err)
 				f.failing(symbol, r)
 				err = everything(d)
-				f.failing(symbol, cuda.Success)
+				f.failing(symbol, cu.Success)
 				switch symbol {
 				case "cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2",
 					"cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
@@ -127,7 +128,7 @@ func TestEveryCallMayFail(t *testing.T) {
 				default:
 					require.Error(t, err, "%v", r)
 				}
-				if r == cuda.IllegalAddress && err != nil && symbol != "cuGetErrorName" {
+				if r == cu.IllegalAddress && err != nil && symbol != "cuGetErrorName" {
 					assert.ErrorIs(t, err, cuda.ErrContextLost)
 				}
 				_ = d.Close() // may report what became of the streams
@@ -143,9 +144,9 @@ func TestErrorsNameTheCall(t *testing.T) {
 	d := openFake(t, f, nil)
 	s := newStream(t, d)
 	p := alloc(t, d, 8)
-	f.failing("cuMemsetD8Async", cuda.LaunchFailed)
+	f.failing("cuMemsetD8Async", cu.LaunchFailed)
 	err := s.Fill(p, 1, 8)
-	f.failing("cuMemsetD8Async", cuda.Success)
+	f.failing("cuMemsetD8Async", cu.Success)
 	require.ErrorIs(t, err, cuda.ErrContextLost)
 	var failed *cuda.Error
 	require.ErrorAs(t, err, &failed)
@@ -153,10 +154,10 @@ func TestErrorsNameTheCall(t *testing.T) {
 	assert.Equal(t, 719, failed.Code)
 	require.ErrorContains(t, err, "compute-sanitizer")
 
-	f.failing("cuEventQuery", cuda.IllegalAddress)
-	f.failing("cuStreamQuery", cuda.NotReady)
+	f.failing("cuEventQuery", cu.IllegalAddress)
+	f.failing("cuStreamQuery", cu.NotReady)
 	require.ErrorIs(t, s.Synchronize(bounded(t)), cuda.ErrContextLost)
 	require.ErrorIs(t, d.Synchronize(bounded(t)), cuda.ErrContextLost)
-	f.failing("cuEventQuery", cuda.Success)
-	f.failing("cuStreamQuery", cuda.Success)
+	f.failing("cuEventQuery", cu.Success)
+	f.failing("cuStreamQuery", cu.Success)
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -20,20 +21,20 @@ type Graph struct {
 
 	mu     sync.Mutex // taken before that of a stream, and held during the driver's calls
 	closed bool
-	handle GraphHandle     // what other graphs get a copy of
-	exec   GraphExecHandle // what is launched
+	handle cu.GraphHandle     // what other graphs get a copy of
+	exec   cu.GraphExecHandle // what is launched
 
 	// The driver lets launches of one graph follow each other. It does not know that a graph is part of others: for that
 	// their launches record tail and wait for it. These fields are under the device's launching.
-	tail EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none
-	last *Stream     // the stream of its latest launch, unless that recorded tail
-	past EventHandle // complete when the launches from before tail was there have ended; 0 is complete
+	tail cu.EventHandle // complete when the latest launch has ended; 0 for a graph that is part of none
+	last *Stream        // the stream of its latest launch, unless that recorded tail
+	past cu.EventHandle // complete when the launches from before tail was there have ended; 0 is complete
 
 	involved atomic.Bool // it is part of another graph, or has parts
 }
 
 // newGraph makes a graph of what c has recorded. The stream is locked and the context is current.
-func (s *Stream) newGraph(c *capture, handle GraphHandle) (*Graph, error) {
+func (s *Stream) newGraph(c *capture, handle cu.GraphHandle) (*Graph, error) {
 	d := s.dev
 	drv := d.drv
 	g := &Graph{dev: d, parts: c.parts, nested: c.nested, handle: handle}
@@ -48,15 +49,15 @@ func (s *Stream) newGraph(c *capture, handle GraphHandle) (*Graph, error) {
 			d.mu.Unlock()
 		}
 		// The driver tells by the object's end that neither the graph nor a copy nor a launch of it is left.
-		var object UserObject
+		var object cu.UserObject
 		id := callbacks.add(callback{dev: d, set: c.parts})
-		r := drv.UserObjectCreate(&object, id, hostFuncAddress(), 1, UserObjectNoDestructorSync)
+		r := drv.UserObjectCreate(&object, id, hostFuncAddress(), 1, cu.UserObjectNoDestructorSync)
 		if err := drv.Check("cuUserObjectCreate", r); err != nil {
 			callbacks.remove(id)
 			c.parts.drop(d)
 			return nil, discard(err)
 		}
-		if err := drv.Check("cuGraphRetainUserObject", drv.GraphRetainUserObject(handle, object, 1, GraphUserObjectMove)); err != nil {
+		if err := drv.Check("cuGraphRetainUserObject", drv.GraphRetainUserObject(handle, object, 1, cu.GraphUserObjectMove)); err != nil {
 			return nil, discard(errors.Join(err, drv.Check("cuUserObjectRelease", drv.UserObjectRelease(object, 1))))
 		}
 	}
@@ -110,13 +111,13 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 	}
 	expected := false
 	var refused error
-	err = st.enqueue(call, "cuGraphLaunch", func() Result {
+	err = st.enqueue(call, "cuGraphLaunch", func() cu.Result {
 		if again = st.recording() != nil || g.involved.Load(); again {
-			return Success
+			return cu.Success
 		}
 		if !expected { // this may be called twice
 			if refused = g.expect(st); refused != nil {
-				return Success
+				return cu.Success
 			}
 			expected = true
 		}
@@ -190,11 +191,11 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 		return g.include(call, c, st)
 	}
 	for _, one := range related {
-		for _, e := range [...]EventHandle{one.tail, one.past} {
+		for _, e := range [...]cu.EventHandle{one.tail, one.past} {
 			if e == 0 {
 				continue
 			}
-			if r := drv.StreamWaitEvent(st.handle, e, 0); r != Success {
+			if r := drv.StreamWaitEvent(st.handle, e, 0); r != cu.Success {
 				return g.dev.check(call, "cuStreamWaitEvent", r)
 			}
 		}
@@ -202,12 +203,12 @@ func (g *Graph) launchInvolved(call string, st *Stream) error {
 	if err := g.expect(st); err != nil {
 		return err
 	}
-	if r := drv.GraphLaunch(g.exec, st.handle); r != Success {
+	if r := drv.GraphLaunch(g.exec, st.handle); r != cu.Success {
 		g.unexpect()
 		return g.dev.check(call, "cuGraphLaunch", r)
 	}
 	for _, one := range related {
-		if r := drv.EventRecord(one.tail, st.handle); r != Success {
+		if r := drv.EventRecord(one.tail, st.handle); r != cu.Success {
 			return g.dev.check(call, "cuEventRecord", r)
 		}
 		one.past = 0
@@ -260,27 +261,27 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 	}
 	var status int32
 	var id, count uint64
-	var parent GraphHandle
-	var deps *GraphNodeHandle
-	var edges *GraphEdgeData
-	if r := drv.StreamGetCaptureInfo(st.handle, &status, &id, &parent, &deps, &edges, &count); r != Success {
+	var parent cu.GraphHandle
+	var deps *cu.GraphNodeHandle
+	var edges *cu.GraphEdgeData
+	if r := drv.StreamGetCaptureInfo(st.handle, &status, &id, &parent, &deps, &edges, &count); r != cu.Success {
 		return g.dev.check(call, "cuStreamGetCaptureInfo", r)
 	}
-	if status != CaptureStatusActive {
+	if status != cu.CaptureStatusActive {
 		return &CaptureError{Op: call, Reason: "the driver has invalidated the capture; call EndCapture and begin again"}
 	}
 	// Launches of a graph never overlap, and so do copies of it in one capture.
-	all := append([]GraphNodeHandle(nil), unsafe.Slice(deps, count)...)
+	all := append([]cu.GraphNodeHandle(nil), unsafe.Slice(deps, count)...)
 	for _, node := range c.earlier(g) {
 		if !slices.Contains(all, node) {
 			all = append(all, node)
 		}
 	}
-	var node GraphNodeHandle
-	if r := drv.GraphAddChildGraphNode(&node, parent, unsafe.SliceData(all), uint64(len(all)), g.handle); r != Success {
+	var node cu.GraphNodeHandle
+	if r := drv.GraphAddChildGraphNode(&node, parent, unsafe.SliceData(all), uint64(len(all)), g.handle); r != cu.Success {
 		return g.dev.check(call, "cuGraphAddChildGraphNode", r)
 	}
-	if r := drv.StreamUpdateCaptureDependencies(st.handle, &node, 1, CaptureSetDependencies); r != Success {
+	if r := drv.StreamUpdateCaptureDependencies(st.handle, &node, 1, cu.CaptureSetDependencies); r != cu.Success {
 		return g.dev.check(call, "cuStreamUpdateCaptureDependencies", r)
 	}
 	c.addGraph(g, node)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -204,7 +205,7 @@ func (s *Stream) HostFunc(fn func()) error {
 		entry.of = c.parts
 	}
 	id := callbacks.add(entry)
-	if r := s.dev.drv.LaunchHostFunc(s.handle, hostFuncAddress(), id); r != Success {
+	if r := s.dev.drv.LaunchHostFunc(s.handle, hostFuncAddress(), id); r != cu.Success {
 		callbacks.remove(id)
 		return s.dev.check(call, "cuLaunchHostFunc", r)
 	}

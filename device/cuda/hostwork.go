@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/futex"
 )
@@ -350,7 +351,7 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 	if behind == l {
 		// The CPU must not begin before the wait is enqueued, which may fail.
 		s.ops[0] = waitFor(done, l.last+1)
-		if r := s.batch(1); r != Success {
+		if r := s.batch(1); r != cu.Success {
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
 		l.push(w, true)
@@ -359,8 +360,8 @@ func (s *Stream) enqueueWork(call string, w device.HostWork, behind *workLane) e
 		// The CPU must know of it before the GPU comes to it: the driver may return from the call later than that.
 		l.push(w, false)
 		d.proxy.awake() // which may have looked in vain meanwhile
-		s.ops = [...]BatchMemOp{tell(l.words.at, l.last), waitFor(done, l.last), {}, {}}
-		if r := s.batch(2); r != Success {
+		s.ops = [...]cu.BatchMemOp{tell(l.words.at, l.last), waitFor(done, l.last), {}, {}}
+		if r := s.batch(2); r != cu.Success {
 			l.unpush()
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
@@ -374,7 +375,7 @@ func (s *Stream) recordWork(call string, c *capture, w device.HostWork, behind *
 	d := s.dev
 	if l := behind; l != nil && l.parts == c.parts {
 		s.ops[0] = waitFor(l.words.at+4, l.last+1)
-		if r := s.batch(1); r != Success {
+		if r := s.batch(1); r != cu.Success {
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
 		l.push(w, true)
@@ -387,8 +388,8 @@ func (s *Stream) recordWork(call string, c *capture, w device.HostWork, behind *
 	}
 	l := &workLane{dev: d, words: words, parts: c.parts}
 	l.push(w, false)
-	s.ops = [...]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(words.at+4, 1), {}}
-	if r := s.batch(3); r != Success {
+	s.ops = [...]cu.BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(words.at+4, 1), {}}
+	if r := s.batch(3); r != cu.Success {
 		d.dropProgress(words)
 		return d.check(call, "cuStreamBatchMemOp", r)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // endless is work that never ends.
@@ -377,9 +378,9 @@ func TestRefusedLaunchTakesNothingOver(t *testing.T) {
 	g, err := s.EndCapture()
 	require.NoError(t, err)
 	require.NoError(t, g.Launch(s))
-	f.failing("cuGraphLaunch", cuda.InvalidValue)
+	f.failing("cuGraphLaunch", cu.InvalidValue)
 	require.Error(t, g.Launch(other))
-	f.failing("cuGraphLaunch", cuda.Success)
+	f.failing("cuGraphLaunch", cu.Success)
 	require.NoError(t, other.Close())
 	require.ErrorIs(t, g.Launch(other), device.ErrClosed)
 	open.Store(true)

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // stageBytes is the size of one of the two buffers that copies between the host and the device go through.
@@ -21,7 +22,7 @@ type lane struct {
 	dev *Device
 
 	mu     sync.Mutex
-	stream StreamHandle
+	stream cu.StreamHandle
 	stages [2]stage
 	broken error // why it cannot be used any more
 }
@@ -29,8 +30,8 @@ type lane struct {
 // stage is one pinned buffer.
 type stage struct {
 	mem    unsafe.Pointer
-	ready  EventHandle // complete when the last copy from or to it has run
-	queued bool        // ready was recorded
+	ready  cu.EventHandle // complete when the last copy from or to it has run
+	queued bool           // ready was recorded
 }
 
 // bytes gives the first n bytes of the buffer.
@@ -60,19 +61,19 @@ func (l *lane) make() error {
 		if err := drv.Check("cuCtxGetStreamPriorityRange", drv.CtxGetStreamPriorityRange(&least, &greatest)); err != nil {
 			return err
 		}
-		r := drv.StreamCreateWithPriority(&l.stream, StreamNonBlocking, greatest)
+		r := drv.StreamCreateWithPriority(&l.stream, cu.StreamNonBlocking, greatest)
 		if err := drv.Check("cuStreamCreateWithPriority", r); err != nil {
 			return err
 		}
-	} else if err := drv.Check("cuStreamCreate", drv.StreamCreate(&l.stream, StreamNonBlocking)); err != nil {
+	} else if err := drv.Check("cuStreamCreate", drv.StreamCreate(&l.stream, cu.StreamNonBlocking)); err != nil {
 		return err
 	}
 	for i := range l.stages {
 		g := &l.stages[i]
-		if err := drv.Check("cuMemHostAlloc", drv.MemHostAlloc(&g.mem, stageBytes, HostAllocPortable)); err != nil {
+		if err := drv.Check("cuMemHostAlloc", drv.MemHostAlloc(&g.mem, stageBytes, cu.HostAllocPortable)); err != nil {
 			return err
 		}
-		if err := drv.Check("cuEventCreate", drv.EventCreate(&g.ready, EventDisableTiming)); err != nil {
+		if err := drv.Check("cuEventCreate", drv.EventCreate(&g.ready, cu.EventDisableTiming)); err != nil {
 			return err
 		}
 	}
@@ -105,7 +106,7 @@ func (l *lane) release() error {
 func (l *lane) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.broken != nil && !errors.Is(l.broken, ErrContextLost) {
+	if l.broken != nil && !errors.Is(l.broken, cu.ErrContextLost) {
 		return l.broken
 	}
 	return l.release()
@@ -221,7 +222,7 @@ func (l *lane) fill(p device.Ptr, value byte, n int64) error {
 // store writes the word at p as a stream does.
 func (l *lane) store(p device.Ptr, value uint32) error {
 	return l.do(func() error {
-		return l.dev.drv.Check("cuStreamWriteValue32", l.dev.drv.StreamWriteValue32(l.stream, p, value, WriteValueDefault))
+		return l.dev.drv.Check("cuStreamWriteValue32", l.dev.drv.StreamWriteValue32(l.stream, p, value, cu.WriteValueDefault))
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -15,7 +16,7 @@ import (
 type Function struct {
 	module     *Module
 	name       string
-	handle     FunctionHandle
+	handle     cu.FunctionHandle
 	maxThreads int // a block
 	shared     int // static shared memory, bytes a block
 	params     int // bytes of its parameter; -1 if the driver does not tell
@@ -32,8 +33,8 @@ func (f *Function) askParams() error {
 	for i := range sizes {
 		var offset uint64
 		switch r := drv.FuncGetParamInfo(f.handle, uint64(i), &offset, &sizes[i]); r {
-		case Success:
-		case InvalidValue: // there are no more
+		case cu.Success:
+		case cu.InvalidValue: // there are no more
 			sizes[i] = 0
 		default:
 			return drv.Check("cuFuncGetParamInfo", r)
@@ -66,7 +67,7 @@ func (f *Function) allowShared(sharedBytes int) error {
 	}
 	// All that there is, so that launches with different needs do not take it from each other.
 	most := int32(f.module.dev.limits.maxShared - f.shared)
-	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, FuncMaxDynamicSharedBytes, most))
+	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, cu.FuncMaxDynamicSharedBytes, most))
 }
 
 // ShareMultiprocessors makes the kernel leave the most of each multiprocessor's shared memory to others, and the least to its cache. It is for
@@ -79,7 +80,7 @@ func (f *Function) ShareMultiprocessors() error {
 	}
 	defer f.module.end()
 	drv := f.module.dev.drv
-	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, FuncSharedCarveout, 100))
+	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, cu.FuncSharedCarveout, 100))
 }
 
 // MaxBlocks is how many blocks of that many threads, each with sharedBytes of dynamic shared memory, the whole GPU runs at the
@@ -98,7 +99,7 @@ func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {
 	}
 	var blocks int32
 	r := f.module.dev.drv.OccupancyMaxActiveBlocks(&blocks, f.handle, int32(threads), uint64(sharedBytes))
-	if r != Success {
+	if r != cu.Success {
 		return 0, f.module.dev.check(call, "cuOccupancyMaxActiveBlocksPerMultiprocessor", r)
 	}
 	return int(blocks) * f.module.dev.limits.processors, nil
@@ -152,7 +153,7 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		function: f,
 		call:     "Launch of " + f.name,
 		block:    bytes.Clone(l.Params),
-		config:   LaunchConfig{Grid: l.Grid, Block: l.Block, SharedBytes: l.SharedBytes},
+		config:   cu.LaunchConfig{Grid: l.Grid, Block: l.Block, SharedBytes: l.SharedBytes},
 		fault:    fault,
 		cellOf:   cellOf,
 		cellAt:   cellAt,
@@ -166,7 +167,7 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		p.params[0] = unsafe.Pointer(&p.block[0])
 	}
 	if l.Overlap && d.limits.capability >= 90 {
-		p.attr = LaunchAttribute{ID: LaunchProgrammaticStreamSerialization}
+		p.attr = cu.LaunchAttribute{ID: cu.LaunchProgrammaticStreamSerialization}
 		p.attr.Value[0] = 1
 		p.config.Attrs, p.config.NumAttrs = &p.attr, 1
 	}
@@ -199,8 +200,8 @@ type PreparedLaunch struct {
 	mu     sync.Mutex // taken before that of a stream
 	closed bool
 	block  []byte
-	config LaunchConfig
-	attr   LaunchAttribute
+	config cu.LaunchConfig
+	attr   cu.LaunchAttribute
 	params [1]unsafe.Pointer
 }
 
@@ -226,10 +227,10 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 	}
 	noted := false
 	var refused error
-	err := st.enqueue(call, "cuLaunchKernelEx", func() Result {
+	err := st.enqueue(call, "cuLaunchKernelEx", func() cu.Result {
 		if !noted { // this may be called twice
 			if refused = p.note(st); refused != nil {
-				return Success
+				return cu.Success
 			}
 			noted = true
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -49,7 +50,7 @@ func (d *Device) allocate(bytes int64) (device.Ptr, error) {
 	var p device.Ptr
 	err := d.drv.Check("cuMemAlloc", d.drv.MemAlloc(&p, uint64(bytes)))
 	var free, total uint64
-	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == Success {
+	if errors.Is(err, device.ErrNoMemory) && d.drv.MemGetInfo != nil && d.drv.MemGetInfo(&free, &total) == cu.Success {
 		err = fmt.Errorf("%w (%d of %d bytes are free)", err, free, total)
 	}
 	return p, err

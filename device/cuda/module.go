@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -21,7 +22,7 @@ import (
 // may unloading.
 type image struct {
 	sum    [sha256.Size]byte
-	handle ModuleHandle
+	handle cu.ModuleHandle
 	users  int // modules; under the device's loading
 }
 
@@ -29,7 +30,7 @@ type image struct {
 type Module struct {
 	dev    *Device
 	image  *image
-	handle ModuleHandle
+	handle cu.ModuleHandle
 	closed atomic.Bool
 	mu     sync.RWMutex // held for reading during calls that use the handle
 }
@@ -67,19 +68,19 @@ func (d *Device) LoadModule(code []byte) (device.Module, error) {
 }
 
 // load loads an image that was checked. The context is current.
-func (d *Device) load(code []byte, text bool) (ModuleHandle, error) {
+func (d *Device) load(code []byte, text bool) (cu.ModuleHandle, error) {
 	if text {
 		code = append(bytes.Clone(code), 0)
 	}
 	const logBytes = 16 << 10
 	log := make([]byte, logBytes)
-	options := []JITOption{JITErrorLogBuffer, JITErrorLogBufferSize}
+	options := []cu.JITOption{cu.JITErrorLogBuffer, cu.JITErrorLogBufferSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), logBytes}
-	var handle ModuleHandle
+	var handle cu.ModuleHandle
 	r := d.drv.ModuleLoadDataEx(&handle, unsafe.Pointer(&code[0]), uint32(len(options)), &options[0], &values[0])
 	runtime.KeepAlive(log) // only its address, as a number, was passed
 	if err := d.drv.Check("cuModuleLoadDataEx", r); err != nil {
-		if said := strings.TrimSpace(cString(&log[0], logBytes)); said != "" {
+		if said := strings.TrimSpace(cu.GoString(&log[0], logBytes)); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
 		return 0, fmt.Errorf("loading kernels for %s: %w", d.name, err)
@@ -162,8 +163,8 @@ func (m *Module) Function(name string) (device.Function, error) {
 	f := &Function{module: m, name: name}
 	drv := m.dev.drv
 	switch r := drv.ModuleGetFunction(&f.handle, m.handle, name); r {
-	case Success:
-	case NotFound:
+	case cu.Success:
+	case cu.NotFound:
 		return nil, errs.Invalid(call, "name", fmt.Sprintf("%q", name),
 			"the name of a kernel that is in the image, as the compiler made it")
 	default:
@@ -176,8 +177,8 @@ func (m *Module) Function(name string) (device.Function, error) {
 	}
 	for _, a := range []struct {
 		value *int
-		attr  FuncAttribute
-	}{{&f.maxThreads, FuncMaxThreadsPerBlock}, {&f.shared, FuncSharedBytes}} {
+		attr  cu.FuncAttribute
+	}{{&f.maxThreads, cu.FuncMaxThreadsPerBlock}, {&f.shared, cu.FuncSharedBytes}} {
 		var value int32
 		if err := drv.Check("cuFuncGetAttribute", drv.FuncGetAttribute(&value, a.attr, f.handle)); err != nil {
 			return nil, fmt.Errorf("asking about the kernel %q: %w", name, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // ptx holds kernels that take a struct of an address, a 32-bit value and four bytes of nothing.
@@ -181,9 +182,9 @@ func TestDriversThatNeedAContext(t *testing.T) {
 	assert.EqualValues(t, 4, word(t, d, p.Add(128)))
 
 	// A stream that the driver does not know is asked for twice, and refused.
-	f.failing("cuMemsetD8Async", cuda.InvalidHandle)
+	f.failing("cuMemsetD8Async", cu.InvalidHandle)
 	require.ErrorIs(t, s.Fill(p, 1, 8), device.ErrInvalid)
-	f.failing("cuMemsetD8Async", cuda.Success)
+	f.failing("cuMemsetD8Async", cu.Success)
 }
 
 func TestLaunchAllocatesNothing(t *testing.T) {
@@ -335,10 +336,10 @@ func TestModulesShareTheirImage(t *testing.T) {
 	assert.Equal(t, 3, f.calls["cuModuleLoadDataEx"])
 
 	// One that cannot be loaded leaves nothing behind.
-	f.failing("cuModuleLoadDataEx", cuda.OutOfMemory)
+	f.failing("cuModuleLoadDataEx", cu.OutOfMemory)
 	_, err = d.LoadModule([]byte(ptx + "\n"))
 	require.ErrorIs(t, err, device.ErrNoMemory)
-	f.failing("cuModuleLoadDataEx", cuda.Success)
+	f.failing("cuModuleLoadDataEx", cu.Success)
 	_, err = d.LoadModule([]byte(ptx + "\n"))
 	require.NoError(t, err)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 func TestChoosingTheGPU(t *testing.T) {
@@ -67,7 +68,7 @@ func TestHiddenGPUsAreNamed(t *testing.T) {
 	_, err = cuda.Open(&cuda.Options{Driver: f.driver()})
 	require.ErrorIs(t, err, device.ErrUnavailable)
 	require.ErrorContains(t, err, `CUDA_VISIBLE_DEVICES is "5"`)
-	f.failing("cuInit", cuda.NoDevice)
+	f.failing("cuInit", cu.NoDevice)
 	_, err = cuda.Open(&cuda.Options{Driver: f.driver()})
 	require.ErrorIs(t, err, device.ErrUnavailable)
 	require.ErrorContains(t, err, `CUDA_VISIBLE_DEVICES is "5", which shows this process no GPU`)
@@ -75,16 +76,16 @@ func TestHiddenGPUsAreNamed(t *testing.T) {
 
 func TestDriversThatCannotBeUsed(t *testing.T) {
 	for name, c := range map[string]struct {
-		result cuda.Result
+		result cu.Result
 		text   string
 	}{
-		"stub":           {cuda.StubLibrary, "the toolkit's stub"},
-		"no device":      {cuda.NoDevice, "no GPU is visible"},
-		"fabric manager": {cuda.SystemNotReady, "nvidia-fabricmanager"},
-		"mismatch":       {cuda.SystemDriverMismatch, "different versions"},
-		"compatibility":  {cuda.CompatNotSupported, "forward compatibility"},
-		"exclusive":      {cuda.DeviceUnavailable, "exclusively"},
-		"unknown":        {cuda.Unknown, "dmesg"},
+		"stub":           {cu.StubLibrary, "the toolkit's stub"},
+		"no device":      {cu.NoDevice, "no GPU is visible"},
+		"fabric manager": {cu.SystemNotReady, "nvidia-fabricmanager"},
+		"mismatch":       {cu.SystemDriverMismatch, "different versions"},
+		"compatibility":  {cu.CompatNotSupported, "forward compatibility"},
+		"exclusive":      {cu.DeviceUnavailable, "exclusively"},
+		"unknown":        {cu.Unknown, "dmesg"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if value, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
@@ -116,7 +117,7 @@ func TestDriversThatCannotBeUsed(t *testing.T) {
 		_, err := cuda.Open(&cuda.Options{Driver: drv})
 		require.ErrorIs(t, err, device.ErrUnavailable)
 		require.ErrorContains(t, err, "cuLaunchKernelEx")
-		_, err = cuda.Open(&cuda.Options{Driver: &cuda.Driver{}})
+		_, err = cuda.Open(&cuda.Options{Driver: &cu.Driver{}})
 		require.ErrorIs(t, err, device.ErrUnavailable)
 	})
 }
@@ -126,7 +127,7 @@ func TestOpenFailsCleanly(t *testing.T) {
 	for _, call := range []string{"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2",
 		"cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain"} {
 		f := newFake(2)
-		f.failing(call, cuda.OutOfMemory)
+		f.failing(call, cu.OutOfMemory)
 		_, err := cuda.Open(&cuda.Options{Driver: f.driver()})
 		require.ErrorIs(t, err, device.ErrNoMemory, call)
 		f.assertEmpty(t)
@@ -160,7 +161,7 @@ func TestRequireAndMissing(t *testing.T) {
 	for _, name := range drv.Missing() {
 		assert.NotContains(t, name, "Multicast")
 	}
-	drv.MemCreate = func(*cuda.MemHandle, uint64, *cuda.MemAllocationProp, uint64) cuda.Result { return cuda.Success }
+	drv.MemCreate = func(*cu.MemHandle, uint64, *cu.MemAllocationProp, uint64) cu.Result { return cu.Success }
 	require.NoError(t, drv.Require("cuMemCreate"))
 }
 
@@ -169,9 +170,9 @@ func TestMulticastIsOnlyResolvedOnDemand(t *testing.T) {
 	_, err := drv.ResolveMulticast()
 	require.ErrorIs(t, err, device.ErrUnsupported)
 	asked := 0
-	drv.MulticastSource = func() (*cuda.Multicast, error) {
+	drv.MulticastSource = func() (*cu.Multicast, error) {
 		asked++
-		return &cuda.Multicast{}, nil
+		return &cu.Multicast{}, nil
 	}
 	d, err := cuda.Open(&cuda.Options{Driver: drv})
 	require.NoError(t, err)
@@ -182,7 +183,7 @@ func TestMulticastIsOnlyResolvedOnDemand(t *testing.T) {
 	require.ErrorContains(t, err, "cuMulticastCreate")
 	assert.Equal(t, 1, asked)
 	boom := errors.New("boom")
-	drv.MulticastSource = func() (*cuda.Multicast, error) { return nil, boom }
+	drv.MulticastSource = func() (*cu.Multicast, error) { return nil, boom }
 	_, err = drv.ResolveMulticast()
 	require.ErrorIs(t, err, boom)
 }
@@ -198,7 +199,7 @@ func TestNoDriver(t *testing.T) {
 }
 
 func TestLibraryThatIsNoDriver(t *testing.T) {
-	_, err := cuda.Load(&cuda.LoadOptions{Path: "libc.so.6"})
+	_, err := cu.Load(&cu.LoadOptions{Path: "libc.so.6"})
 	require.ErrorIs(t, err, device.ErrUnavailable)
 	if runtime.GOOS == "linux" {
 		require.ErrorContains(t, err, "cuInit")
@@ -210,18 +211,18 @@ func TestPeerAtomics(t *testing.T) {
 	f := newFake(3)
 	drv := f.driver()
 	asked := 0
-	drv.DeviceGetP2PAttribute = func(v *int32, a cuda.P2PAttribute, src, dst cuda.DeviceOrdinal) cuda.Result {
+	drv.DeviceGetP2PAttribute = func(v *int32, a cu.P2PAttribute, src, dst cu.DeviceOrdinal) cu.Result {
 		asked++
-		assert.Equal(t, cuda.P2PNativeAtomics, a)
+		assert.Equal(t, cu.P2PNativeAtomics, a)
 		assert.EqualValues(t, 1, src)
 		if *v = 0; dst == 0 {
 			*v = 1
 		}
-		return cuda.Success
+		return cu.Success
 	}
 	uuid := func(i int) string {
-		var u cuda.UUID
-		require.Equal(t, cuda.Success, drv.DeviceGetUUID(&u, cuda.DeviceOrdinal(i)))
+		var u cu.UUID
+		require.Equal(t, cu.Success, drv.DeviceGetUUID(&u, cu.DeviceOrdinal(i)))
 		return u.String()
 	}
 	d, err := cuda.Open(&cuda.Options{Driver: drv, Device: "1"})

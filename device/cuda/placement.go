@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -40,9 +41,9 @@ type Placement struct {
 	Bytes  int64      // of the allocation
 	Offset int64      // of the memory from Base
 	// Handle is of memory of cuMemCreate, and 0 of other memory. Whoever has asked for the placement releases it.
-	Handle MemHandle
+	Handle cu.MemHandle
 	// Prop is what it was created with, if there is a handle.
-	Prop MemAllocationProp
+	Prop cu.MemAllocationProp
 }
 
 // Place finds out what memory the bytes of bad are, for backends that adopt it. What makes it impossible for anybody to share
@@ -50,22 +51,22 @@ type Placement struct {
 // is current, and the driver has cuPointerGetAttribute, cuMemGetAddressRange and the functions of allocation handles.
 func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 	p, drv := bad.Ptr, d.drv
-	var where MemoryType
-	r := drv.PointerGetAttribute(unsafe.Pointer(&where), PointerMemoryType, p)
+	var where cu.MemoryType
+	r := drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p)
 	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
-		if errors.Is(err, ErrContextLost) {
+		if errors.Is(err, cu.ErrContextLost) {
 			return nil, err
 		}
 		bad.Err = err
 		bad.Note("no memory of a GPU is there: it was freed, or never allocated by this process (%v)", err)
 		return nil, nil
 	}
-	if where != MemoryDevice {
+	if where != cu.MemoryDevice {
 		bad.Note("it is memory of the host; allocate it on %s", d.UUID())
 		return nil, nil
 	}
 	var ordinal int32
-	r = drv.PointerGetAttribute(unsafe.Pointer(&ordinal), PointerDeviceOrdinal, p)
+	r = drv.PointerGetAttribute(unsafe.Pointer(&ordinal), cu.PointerDeviceOrdinal, p)
 	if err := drv.Check("cuPointerGetAttribute", r); err != nil {
 		return nil, err
 	}
@@ -84,8 +85,8 @@ func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 			size, at.Base)
 	}
 	switch r := drv.MemRetainAllocationHandle(&at.Handle, p); r {
-	case Success:
-	case InvalidValue, NotSupported, NotPermitted:
+	case cu.Success:
+	case cu.InvalidValue, cu.NotSupported, cu.NotPermitted:
 		at.Handle = 0
 		return &at, nil
 	default:
@@ -100,13 +101,13 @@ func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 
 // NoteVirtual notes what keeps memory with a handle from being passed to other ranks.
 func (p *Placement) NoteVirtual(bad *MemoryError) {
-	if p.Prop.Type != AllocationPinned {
+	if p.Prop.Type != cu.AllocationPinned {
 		bad.Note("it is not pinned (type %d); create it as CU_MEM_ALLOCATION_TYPE_PINNED", p.Prop.Type)
 	}
-	if p.Prop.Location.Type != LocationDevice {
+	if p.Prop.Location.Type != cu.LocationDevice {
 		bad.Note("it was not created on a GPU (location type %d)", p.Prop.Location.Type)
 	}
-	if p.Prop.RequestedHandleTypes&HandleFD == 0 {
+	if p.Prop.RequestedHandleTypes&cu.HandleFD == 0 {
 		bad.Note("it cannot be passed to other ranks (handle types %#x); create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR",
 			p.Prop.RequestedHandleTypes)
 	}

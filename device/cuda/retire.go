@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/futex"
 )
 
@@ -79,7 +80,7 @@ func (d *Device) whileIdle(f func() error) (busy bool, err error) {
 // idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have
 // work from before. One that was given back with work in it is never idle. A context that is lost has no work.
 func (s *Stream) idle() bool {
-	r := Success
+	r := cu.Success
 	switch {
 	case s.recording() != nil:
 		if s.before != 0 {
@@ -93,7 +94,7 @@ func (s *Stream) idle() bool {
 	default:
 		r = s.dev.drv.StreamQuery(s.handle)
 	}
-	return r != NotReady
+	return r != cu.NotReady
 }
 
 // reap gives retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // heldCopy is work of the CPU that copies by the driver's calls before it ends, as libraries do; not before it may.
@@ -137,7 +138,7 @@ func TestAllocWaitsForFreedMemory(t *testing.T) {
 	p := alloc(t, d, 100)
 	require.NoError(t, s.HostWork(work))
 	require.NoError(t, d.Free(p))
-	f.failing("cuMemAlloc_v2", cuda.OutOfMemory)
+	f.failing("cuMemAlloc_v2", cu.OutOfMemory)
 	got := make(chan error, 1)
 	go func() {
 		q, err := d.Alloc(100)
@@ -152,16 +153,16 @@ func TestAllocWaitsForFreedMemory(t *testing.T) {
 		require.FailNow(t, "the allocation did not wait", "%v", err)
 	default:
 	}
-	f.failing("cuMemAlloc_v2", cuda.Success)
+	f.failing("cuMemAlloc_v2", cu.Success)
 	work.may.Store(true)
 	require.NoError(t, <-got)
 
 	// With nothing to wait for it fails at once.
 	synchronize(t, s)
-	f.failing("cuMemAlloc_v2", cuda.OutOfMemory)
+	f.failing("cuMemAlloc_v2", cu.OutOfMemory)
 	_, err := d.Alloc(100)
 	require.ErrorIs(t, err, device.ErrNoMemory)
-	f.failing("cuMemAlloc_v2", cuda.Success)
+	f.failing("cuMemAlloc_v2", cu.Success)
 }
 
 // A device that is closed while it keeps such memory gives it back.

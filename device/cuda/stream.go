@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -20,15 +21,15 @@ type Stream struct {
 	debts    debts
 
 	mu      sync.Mutex // held during the driver's calls, so that the handle stays good
-	handle  StreamHandle
+	handle  cu.StreamHandle
 	closed  bool
-	capture *capture    // what the stream takes part in; it may have ended, see recording
-	before  EventHandle // recorded when its last capture began; 0 if none ever did
+	capture *capture       // what the stream takes part in; it may have ended, see recording
+	before  cu.EventHandle // recorded when its last capture began; 0 if none ever did
 	waits   waits
-	ops     [4]BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
-	work    *workLane     // for work of the CPU; nil until there is some
-	ends    *workLane     // that of the work of the CPU that was enqueued last, or nil if that was something else
-	handed  bool          // somebody has the handle, and may enqueue past this package
+	ops     [4]cu.BatchMemOp // what a wait passes to the driver; here, so that it allocates nothing
+	work    *workLane        // for work of the CPU; nil until there is some
+	ends    *workLane        // that of the work of the CPU that was enqueued last, or nil if that was something else
+	handed  bool             // somebody has the handle, and may enqueue past this package
 }
 
 // NewStream gives a new stream, which is not ordered against the NULL stream.
@@ -52,7 +53,7 @@ func (d *Device) NewStream() (device.Stream, error) {
 	}
 	d.making.Lock()
 	defer d.making.Unlock()
-	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, StreamNonBlocking)); err != nil {
+	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, cu.StreamNonBlocking)); err != nil {
 		return nil, fmt.Errorf("making a stream: %w", err)
 	}
 	d.mu.Lock()
@@ -66,15 +67,15 @@ func (s *Stream) Device() device.Device { return s.dev }
 
 // Handle is the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
 // the caller's to order. A closed stream has none, 0.
-func (s *Stream) Handle() StreamHandle {
+func (s *Stream) Handle() uintptr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.handed = true
-	return s.handle
+	return uintptr(s.handle)
 }
 
 // enqueue enqueues work by fn, which is one call of the driver named native.
-func (s *Stream) enqueue(call, native string, fn func() Result) error {
+func (s *Stream) enqueue(call, native string, fn func() cu.Result) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ends = nil
@@ -83,14 +84,14 @@ func (s *Stream) enqueue(call, native string, fn func() Result) error {
 
 // enqueueMark is enqueue for what only tells how far the stream has come: work of the CPU on both sides of it counts as work behind
 // work, since nothing can be told from when the second begins.
-func (s *Stream) enqueueMark(call, native string, fn func() Result) error {
+func (s *Stream) enqueueMark(call, native string, fn func() cu.Result) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.enqueueLocked(call, native, fn)
 }
 
 // enqueueLocked is enqueue; the stream is locked.
-func (s *Stream) enqueueLocked(call, native string, fn func() Result) error {
+func (s *Stream) enqueueLocked(call, native string, fn func() cu.Result) error {
 	if s.closed {
 		return closed(call, "stream")
 	}
@@ -138,8 +139,8 @@ func (s *Stream) unlock() {
 }
 
 // check makes an error of the result of a call of the driver, with the call of the caller before it.
-func (d *Device) check(call, native string, r Result) error {
-	if r == Success {
+func (d *Device) check(call, native string, r cu.Result) error {
+	if r == cu.Success {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", call, d.drv.Check(native, r))
@@ -163,7 +164,7 @@ func (s *Stream) Copy(dst, src device.Ptr, bytes int64) error {
 			"memory that does not overlap with the source")
 	}
 	// Not cuMemcpyAsync: that takes an address which it does not know for plain host memory, and reads it.
-	return s.enqueue(call, "cuMemcpyDtoDAsync", func() Result {
+	return s.enqueue(call, "cuMemcpyDtoDAsync", func() cu.Result {
 		return s.dev.drv.MemcpyDtoDAsync(dst, src, uint64(bytes), s.handle)
 	})
 }
@@ -177,7 +178,7 @@ func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
 	if bytes == 0 {
 		return s.usable(call)
 	}
-	return s.enqueue(call, "cuMemsetD8Async", func() Result {
+	return s.enqueue(call, "cuMemsetD8Async", func() cu.Result {
 		return s.dev.drv.MemsetD8Async(dst, value, uint64(bytes), s.handle)
 	})
 }
@@ -189,8 +190,8 @@ func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	if err := checkWord(call, p); err != nil {
 		return s.prefer(call, err)
 	}
-	return s.enqueue(call, "cuStreamWriteValue32", func() Result {
-		return s.dev.drv.StreamWriteValue32(s.handle, p, value, WriteValueDefault)
+	return s.enqueue(call, "cuStreamWriteValue32", func() cu.Result {
+		return s.dev.drv.StreamWriteValue32(s.handle, p, value, cu.WriteValueDefault)
 	})
 }
 
@@ -260,15 +261,15 @@ func (s *Stream) Query() (bool, error) {
 	}
 	defer s.dev.leave()
 	r := s.dev.drv.StreamQuery(s.handle)
-	if r == NotReady {
+	if r == cu.NotReady {
 		return false, nil
 	}
-	return r == Success, s.dev.check(call, "cuStreamQuery", r)
+	return r == cu.Success, s.dev.check(call, "cuStreamQuery", r)
 }
 
 // mark is an event that is complete when the work before it has ended. The zero mark is complete.
 type mark struct {
-	event    EventHandle
+	event    cu.EventHandle
 	borrowed bool // it is the stream's own, and not to be dropped
 }
 
@@ -297,9 +298,9 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 		return mark{event: s.before, borrowed: true}, nil
 	}
 	switch r := s.dev.drv.StreamQuery(s.handle); r {
-	case Success:
+	case cu.Success:
 		return mark{}, nil
-	case NotReady:
+	case cu.NotReady:
 		return s.recordMark()
 	default:
 		return mark{}, s.dev.drv.Check("cuStreamQuery", r)
@@ -323,7 +324,7 @@ func (s *Stream) recordMark() (mark, error) {
 	if err != nil {
 		return mark{}, err
 	}
-	if r := s.dev.drv.EventRecord(m, s.handle); r != Success {
+	if r := s.dev.drv.EventRecord(m, s.handle); r != cu.Success {
 		s.dev.dropMark(m)
 		return mark{}, s.dev.drv.Check("cuEventRecord", r)
 	}
@@ -415,7 +416,7 @@ func (s *Stream) beginClose(deadline time.Time, force bool) error {
 func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 	d := s.dev
 	err = s.drain(deadline)
-	done = err == nil || errors.Is(err, ErrContextLost)
+	done = err == nil || errors.Is(err, cu.ErrContextLost)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w after %v: %w", errWorkLeft, d.waitTimeout, err)
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // moduleFile is where Linux tells the version of the driver's kernel module.
@@ -36,9 +38,18 @@ type GPU struct {
 }
 
 // Survey initialises the driver, checks that it is new enough, and lists the GPUs that this process sees, without making a
-// context. What keeps [Open] from working is an error here too; it is ErrUnavailable and says what to do.
-func (d *Driver) Survey() ([]GPU, error) {
-	if err := start(d); err != nil {
+// context. What keeps [Open] from working is an error here too; it is ErrUnavailable and says what to do. Of the options it looks
+// at Driver and Logger.
+func Survey(opts *Options) ([]GPU, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if err := o.load("listing the GPUs"); err != nil {
+		return nil, err
+	}
+	d := o.Driver
+	if err := d.Start(); err != nil {
 		return nil, err
 	}
 	all, err := visible(d)
@@ -53,7 +64,7 @@ func (d *Driver) Survey() ([]GPU, error) {
 		}
 		gpus[i] = GPU{Index: g.index, Name: seen.name, UUID: g.uuid, ComputeCapability: seen.limits.capability}
 		var total uint64
-		if d.DeviceTotalMem != nil && d.DeviceTotalMem(&total, g.ordinal) == Success {
+		if d.DeviceTotalMem != nil && d.DeviceTotalMem(&total, g.ordinal) == cu.Success {
 			gpus[i].Memory = int64(total)
 		}
 	}

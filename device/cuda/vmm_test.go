@@ -16,6 +16,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // roleEnv makes the test binary a helper process: see helper.
@@ -57,14 +58,14 @@ func runHelper(t *testing.T, role string, files []*os.File, env ...string) {
 
 // shared is memory of the VMM functions, mapped for some devices.
 type shared struct {
-	drv    *cuda.Driver
-	handle cuda.MemHandle
+	drv    *cu.Driver
+	handle cu.MemHandle
 	ptr    device.Ptr
 	bytes  uint64
 }
 
 // mapShared maps the memory of the handle, which it takes over.
-func mapShared(drv *cuda.Driver, h cuda.MemHandle, bytes uint64, devices ...cuda.DeviceOrdinal) (*shared, error) {
+func mapShared(drv *cu.Driver, h cu.MemHandle, bytes uint64, devices ...cu.DeviceOrdinal) (*shared, error) {
 	m := &shared{drv: drv, handle: h, bytes: bytes}
 	if err := drv.Check("cuMemAddressReserve", drv.MemAddressReserve(&m.ptr, bytes, 0, 0, 0)); err != nil {
 		return nil, err
@@ -72,9 +73,9 @@ func mapShared(drv *cuda.Driver, h cuda.MemHandle, bytes uint64, devices ...cuda
 	if err := drv.Check("cuMemMap", drv.MemMap(m.ptr, bytes, 0, h, 0)); err != nil {
 		return nil, err
 	}
-	access := make([]cuda.MemAccessDesc, len(devices))
+	access := make([]cu.MemAccessDesc, len(devices))
 	for i, dev := range devices {
-		access[i] = cuda.MemAccessDesc{Location: cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(dev)}, Flags: cuda.AccessReadWrite}
+		access[i] = cu.MemAccessDesc{Location: cu.MemLocation{Type: cu.LocationDevice, ID: int32(dev)}, Flags: cu.AccessReadWrite}
 	}
 	return m, drv.Check("cuMemSetAccess", drv.MemSetAccess(m.ptr, bytes, &access[0], uint64(len(access))))
 }
@@ -88,23 +89,23 @@ func (m *shared) close() error {
 }
 
 // createShared makes memory on d that can be exported, mapped for the devices.
-func createShared(t *testing.T, d *cuda.Device, bytes uint64, devices ...cuda.DeviceOrdinal) *shared {
+func createShared(t *testing.T, d *cuda.Device, bytes uint64, devices ...cu.DeviceOrdinal) *shared {
 	t.Helper()
 	drv := d.Driver()
 	require.NoError(t, drv.Require("cuMemCreate", "cuMemGetAllocationGranularity", "cuMemExportToShareableHandle",
 		"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"))
-	prop := &cuda.MemAllocationProp{
-		Type:                 cuda.AllocationPinned,
-		RequestedHandleTypes: cuda.HandleFD,
-		Location:             cuda.MemLocation{Type: cuda.LocationDevice, ID: int32(d.Ordinal())},
+	prop := &cu.MemAllocationProp{
+		Type:                 cu.AllocationPinned,
+		RequestedHandleTypes: cu.HandleFD,
+		Location:             cu.MemLocation{Type: cu.LocationDevice, ID: int32(d.Ordinal())},
 	}
 	var granularity uint64
-	require.NoError(t, drv.Check("granularity", drv.MemGetAllocationGranularity(&granularity, prop, cuda.GranularityRecommended)))
+	require.NoError(t, drv.Check("granularity", drv.MemGetAllocationGranularity(&granularity, prop, cu.GranularityRecommended)))
 	require.Positive(t, granularity)
 	bytes = (bytes + granularity - 1) / granularity * granularity
-	var h cuda.MemHandle
+	var h cu.MemHandle
 	require.NoError(t, drv.Check("cuMemCreate", drv.MemCreate(&h, bytes, prop, 0)))
-	var back cuda.MemAllocationProp
+	var back cu.MemAllocationProp
 	require.NoError(t, drv.Check("properties", drv.MemGetAllocationPropertiesFromHandle(&back, h)))
 	assert.Equal(t, prop.Location, back.Location)
 	assert.Equal(t, prop.RequestedHandleTypes, back.RequestedHandleTypes)
@@ -124,8 +125,8 @@ func importMemory(ctx context.Context) error {
 		return err
 	}
 	drv := d.Driver()
-	var h cuda.MemHandle
-	if err := drv.Check("cuMemImportFromShareableHandle", drv.MemImportFD(&h, 3, cuda.HandleFD)); err != nil {
+	var h cu.MemHandle
+	if err := drv.Check("cuMemImportFromShareableHandle", drv.MemImportFD(&h, 3, cu.HandleFD)); err != nil {
 		return err
 	}
 	if err := os.NewFile(3, "memory").Close(); err != nil {
@@ -169,7 +170,7 @@ func TestMemoryIsSharedBetweenProcesses(t *testing.T) {
 	require.NoError(t, s.Fill(m.ptr, 0x5a, int64(m.bytes)))
 	synchronize(t, s)
 	var fd int32 = -1
-	require.NoError(t, drv.Check("export", drv.MemExportFD(&fd, m.handle, cuda.HandleFD, 0)))
+	require.NoError(t, drv.Check("export", drv.MemExportFD(&fd, m.handle, cu.HandleFD, 0)))
 	file := os.NewFile(uintptr(fd), "memory")
 	defer file.Close()
 	other := "0"
@@ -183,7 +184,7 @@ func TestMemoryIsSharedBetweenProcesses(t *testing.T) {
 	assert.Equal(t, half, bytes.Count(got[:half], []byte{0xa5}))
 	assert.Equal(t, []byte{7, 0, 0, 0, 0x5a}, got[half:half+5])
 
-	var retained cuda.MemHandle
+	var retained cu.MemHandle
 	require.NoError(t, drv.Check("retain", drv.MemRetainAllocationHandle(&retained, m.ptr.Add(100))))
 	require.NoError(t, drv.Check("release", drv.MemRelease(retained)))
 	require.NoError(t, d.WithContext(func() error {
@@ -276,12 +277,12 @@ func TestPeers(t *testing.T) {
 		if err := errors.Join(g.Launch(other), other.Synchronize(context.Background()), g.Close()); err != nil {
 			return err
 		}
-		var current cuda.ContextHandle
+		var current cu.ContextHandle
 		drv := a.Driver()
 		if err := drv.Check("current", drv.CtxGetCurrent(&current)); err != nil {
 			return err
 		}
-		assert.Equal(t, a.Context(), current)
+		assert.EqualValues(t, a.Context(), current)
 		return nil
 	}))
 	assert.EqualValues(t, before+10, word(t, b, m.ptr.Add(4)))

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"time"
 
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/futex"
 )
 
@@ -37,7 +38,7 @@ func pauseBetween(begin time.Time) {
 
 // await waits until e is complete (which no event, 0, is), for ctx, or until deadline unless that is zero
 // (os.ErrDeadlineExceeded). The caller has the device in use. It allocates nothing.
-func (d *Device) await(ctx context.Context, e EventHandle, deadline time.Time) error {
+func (d *Device) await(ctx context.Context, e cu.EventHandle, deadline time.Time) error {
 	if e == 0 {
 		return nil
 	}
@@ -57,16 +58,16 @@ func (d *Device) await(ctx context.Context, e EventHandle, deadline time.Time) e
 }
 
 // ask asks some times whether e is complete.
-func (d *Device) ask(e EventHandle) (bool, error) {
+func (d *Device) ask(e cu.EventHandle) (bool, error) {
 	if err := d.push(); err != nil {
 		return false, err
 	}
 	defer d.pop()
 	for range asksABatch {
 		switch r := d.drv.EventQuery(e); r {
-		case Success:
+		case cu.Success:
 			return true, nil
-		case NotReady:
+		case cu.NotReady:
 		default:
 			return false, d.drv.Check("cuEventQuery", r)
 		}
@@ -75,7 +76,7 @@ func (d *Device) ask(e EventHandle) (bool, error) {
 }
 
 // takeMark gives an event for waiting, which dropMark takes back. The context is current.
-func (d *Device) takeMark() (EventHandle, error) {
+func (d *Device) takeMark() (cu.EventHandle, error) {
 	d.mu.Lock()
 	if n := len(d.marks); n > 0 {
 		e := d.marks[n-1]
@@ -84,22 +85,22 @@ func (d *Device) takeMark() (EventHandle, error) {
 		return e, nil
 	}
 	d.mu.Unlock()
-	var e EventHandle
-	if err := d.drv.Check("cuEventCreate", d.drv.EventCreate(&e, EventDisableTiming)); err != nil {
+	var e cu.EventHandle
+	if err := d.drv.Check("cuEventCreate", d.drv.EventCreate(&e, cu.EventDisableTiming)); err != nil {
 		return 0, err
 	}
 	return e, nil
 }
 
 // dropMark keeps e, which nobody waits for any more, for the next wait. It need not be complete: recording it again is allowed.
-func (d *Device) dropMark(e EventHandle) {
+func (d *Device) dropMark(e cu.EventHandle) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.marks = append(d.marks, e)
 }
 
 // keepMark keeps e until the device is closed: it is not for other waits any more.
-func (d *Device) keepMark(e EventHandle) {
+func (d *Device) keepMark(e cu.EventHandle) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.kept = append(d.kept, e)

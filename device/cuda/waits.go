@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 const (
@@ -80,8 +81,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 		}
 		w := &graphWait{wait: wait{id: 1, p: p, value: value}, words: words}
 		// The words are the same at each replay, so that they must be made to differ first.
-		s.ops = [...]BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
-		if r := s.batch(4); r != Success {
+		s.ops = [...]cu.BatchMemOp{tell(words.at+4, 0), tell(words.at, 1), waitFor(p, value), tell(words.at+4, 1)}
+		if r := s.batch(4); r != cu.Success {
 			d.dropProgress(words)
 			return d.check(call, "cuStreamBatchMemOp", r)
 		}
@@ -108,8 +109,8 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 	w.trim()
 	w.queue = append(w.queue, wait{id: id, p: p, value: value})
 	w.mu.Unlock()
-	s.ops = [...]BatchMemOp{tell(words.at, id), waitFor(p, value), tell(words.at+4, id), {}}
-	if r := s.batch(3); r != Success {
+	s.ops = [...]cu.BatchMemOp{tell(words.at, id), waitFor(p, value), tell(words.at+4, id), {}}
+	if r := s.batch(3); r != cu.Success {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		// Nothing of it was enqueued, and nobody else can have added a wait: the stream is locked.
@@ -123,16 +124,18 @@ func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 }
 
 // batch enqueues the first n of the stream's operations, all or nothing.
-func (s *Stream) batch(n uint32) Result { return s.dev.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0) }
+func (s *Stream) batch(n uint32) cu.Result {
+	return s.dev.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0)
+}
 
 // tell is writing a progress word.
-func tell(at device.Ptr, value uint32) BatchMemOp {
-	return BatchMemOp{Op: MemOpWrite32, Address: uint64(at), Value: uint64(value), Flags: WriteValueDefault}
+func tell(at device.Ptr, value uint32) cu.BatchMemOp {
+	return cu.BatchMemOp{Op: cu.MemOpWrite32, Address: uint64(at), Value: uint64(value), Flags: cu.WriteValueDefault}
 }
 
 // waitFor is the wait itself.
-func waitFor(p device.Ptr, value uint32) BatchMemOp {
-	return BatchMemOp{Op: MemOpWait32, Address: uint64(p), Value: uint64(value), Flags: WaitValueGEQ}
+func waitFor(p device.Ptr, value uint32) cu.BatchMemOp {
+	return cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(p), Value: uint64(value), Flags: cu.WaitValueGEQ}
 }
 
 // trim takes the waits that have ended out of the queue. The lock is held.
@@ -226,7 +229,7 @@ func (d *Device) takeProgress() (*progress, error) {
 // growProgress makes more progress words.
 func (d *Device) growProgress() error {
 	var mem unsafe.Pointer
-	r := d.drv.MemHostAlloc(&mem, progressPage, HostAllocPortable|HostAllocDeviceMap)
+	r := d.drv.MemHostAlloc(&mem, progressPage, cu.HostAllocPortable|cu.HostAllocDeviceMap)
 	if err := d.drv.Check("cuMemHostAlloc", r); err != nil {
 		return err
 	}

@@ -14,36 +14,36 @@ type Config struct {
 	NoMulticast bool
 }
 
-// ConfigLayout is ncclConfig_t of NCCL 2.32 (nccl.h, 120 bytes). Each version has more fields at the end than the one before; NCCL
+// ConfigLayout is ncclConfig_t of NCCL 2.32 (nccl.h, 120 bytes); the tags are its names there. Each version has more fields at the end than the one before; NCCL
 // copies as many bytes as Size says, and no more than it knows. Older libraries are given the beginning, as NCCL 2.27 has it.
 type ConfigLayout struct {
-	Size           uintptr
-	Magic          uint32
-	Version        uint32
-	Blocking       int32
-	CgaClusterSize int32
-	MinCTAs        int32
-	MaxCTAs        int32
-	NetName        uintptr
-	SplitShare     int32
-	TrafficClass   int32
-	CommName       uintptr
-	CollnetEnable  int32
-	CTAPolicy      int32
-	ShrinkShare    int32
-	NvlsCTAs       int32
+	Size           uintptr `c:"size"`
+	Magic          uint32  `c:"magic"`
+	Version        uint32  `c:"version"`
+	Blocking       int32   `c:"blocking"`
+	CgaClusterSize int32   `c:"cgaClusterSize"`
+	MinCTAs        int32   `c:"minCTAs"`
+	MaxCTAs        int32   `c:"maxCTAs"`
+	NetName        uintptr `c:"netName"`
+	SplitShare     int32   `c:"splitShare"`
+	TrafficClass   int32   `c:"trafficClass"`
+	CommName       uintptr `c:"commName"`
+	CollnetEnable  int32   `c:"collnetEnable"`
+	CTAPolicy      int32   `c:"CTAPolicy"`
+	ShrinkShare    int32   `c:"shrinkShare"`
+	NvlsCTAs       int32   `c:"nvlsCTAs"`
 
-	NChannelsPerNetPeer int32 // from here on those that came after 2.27
-	NvlinkCentricSched  int32
-	GraphUsageMode      int32
-	NumRmaCtx           int32
-	MaxP2pPeers         int32
-	GraphStreamOrdering int32
-	LaunchOrderImplicit int32
-	NumRmaSig           int32
-	RmaEagerInit        int32
-	HostCftMode         int32
-	NvlsHostMode        int32
+	NChannelsPerNetPeer int32 `c:"nChannelsPerNetPeer"` // from here on those that came after 2.27
+	NvlinkCentricSched  int32 `c:"nvlinkCentricSched"`
+	GraphUsageMode      int32 `c:"graphUsageMode"`
+	NumRmaCtx           int32 `c:"numRmaCtx"`
+	MaxP2pPeers         int32 `c:"maxP2pPeers"`
+	GraphStreamOrdering int32 `c:"graphStreamOrdering"`
+	LaunchOrderImplicit int32 `c:"launchOrderImplicit"`
+	NumRmaSig           int32 `c:"numRmaSig"`
+	RmaEagerInit        int32 `c:"rmaEagerInit"`
+	HostCftMode         int32 `c:"hostCftMode"`
+	NvlsHostMode        int32 `c:"nvlsHostMode"`
 }
 
 const (

@@ -17,7 +17,11 @@ type CommHandle uintptr
 type WindowHandle uint64
 
 // Team is an ncclTeam_t: some of a communicator's ranks, Stride apart.
-type Team struct{ Ranks, Rank, Stride int32 }
+type Team struct {
+	Ranks  int32 `c:"nRanks"`
+	Rank   int32 `c:"rank"`
+	Stride int32 `c:"stride"`
+}
 
 // Functions is the part of NCCL that this module uses, one function for each symbol, which the tags name. Each has the type
 // that nccl.h declares, with addresses and handles as numbers. A nil function is one that the library lacks: a missing

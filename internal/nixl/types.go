@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// The values and layouts below are those of src/bindings/rust/wrapper.h of NIXL 0.10.1 to 1.5.1, in which they are the same,
-// and of src/api/c/nixl_capi.h that is to follow it.
+// The values and layouts below are those of src/bindings/rust/wrapper.h of NIXL 0.10.1 to 1.5.1, in which they are the same (TestHeader
+// compares them), and of src/api/c/nixl_capi.h that is to follow it.
 
 // Status is a nixl_capi_status_t.
 type Status int32

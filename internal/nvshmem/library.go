@@ -88,13 +88,14 @@ type functions struct {
 // reduction is one of the nvshmemx_<type>_<op>_reduce_on_stream.
 type reduction func(team Team, dst, src uint64, count, stream uintptr) result
 
-// bind fills the table, or says what the library lacks.
-func (f *functions) bind(lib *dl.Library, multicast bool) error {
-	lacking := &dl.SymbolError{Library: libraryName + " (" + lib.Path() + ")", Hint: needs}
-	type entry struct {
-		symbol string
-		fn     any
-	}
+// entry is a function of the library and the variable that calls it.
+type entry struct {
+	symbol string
+	fn     any
+}
+
+// table lists the symbols with their places.
+func (f *functions) table(multicast bool) []entry {
 	table := []entry{
 		{"nvshmemx_vendor_get_version_info", &f.getVersion},
 		{"nvshmemx_get_uniqueid", &f.getUniqueID},
@@ -116,7 +117,13 @@ func (f *functions) bind(lib *dl.Library, multicast bool) error {
 	if multicast {
 		table = append(table, entry{"nvshmemx_mc_ptr", &f.multicastPtr})
 	}
-	for _, one := range table {
+	return table
+}
+
+// bind fills the table, or says what the library lacks.
+func (f *functions) bind(lib *dl.Library, multicast bool) error {
+	lacking := &dl.SymbolError{Library: libraryName + " (" + lib.Path() + ")", Hint: needs}
+	for _, one := range f.table(multicast) {
 		err := lib.Bind(one.fn, one.symbol)
 		if _, ok := errors.AsType[*dl.SymbolError](err); ok {
 			lacking.Symbols = append(lacking.Symbols, one.symbol)

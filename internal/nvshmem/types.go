@@ -64,8 +64,8 @@ const UniqueIDBytes = 128
 // UniqueID is an nvshmemx_uniqueid_t: the place where the PEs of one start meet. PE 0 makes it and tells the others.
 type UniqueID struct {
 	_        structs.HostLayout
-	Version  int32
-	Internal [UniqueIDBytes - 4]byte
+	Version  int32                   `c:"version"`
+	Internal [UniqueIDBytes - 4]byte `c:"internal"`
 }
 
 // Bytes gives the id as it is sent to other processes.
@@ -99,26 +99,26 @@ const (
 // initAttr is an nvshmemx_init_attr_t, 144 bytes.
 type initAttr struct {
 	_       structs.HostLayout
-	version int32
-	mpiComm uintptr
-	args    initArgs
+	version int32    `c:"version"`
+	mpiComm uintptr  `c:"mpi_comm"`
+	args    initArgs `c:"args"`
 }
 
 // initArgs is an nvshmemx_init_args_t, 128 bytes.
 type initArgs struct {
 	_       structs.HostLayout
-	version int32
-	id      idArgs
-	content [96]byte
+	version int32    `c:"version"`
+	id      idArgs   `c:"uid_args"`
+	content [96]byte `c:"content"`
 }
 
 // idArgs is an nvshmemx_uniqueid_args_t, 24 bytes.
 type idArgs struct {
 	_       structs.HostLayout
-	version int32
-	id      *UniqueID
-	rank    int32
-	ranks   int32
+	version int32     `c:"version"`
+	id      *UniqueID `c:"id"`
+	rank    int32     `c:"myrank"`
+	ranks   int32     `c:"nranks"`
 }
 
 // newInitAttr is NVSHMEMX_INIT_ATTR_INITIALIZER, without a rank yet.

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // Driver is a new table over the GPUs, for the caller to add to. Their attributes are those of [Attribute], and each reaches all others.
 // Required functions that this package does not have answer that they are not supported.
-func (g *GPUs) Driver() *cuda.Driver {
-	d := &cuda.Driver{Path: "fake"}
+func (g *GPUs) Driver() *cu.Driver {
+	d := &cu.Driver{Path: "fake"}
 	g.devices(d)
 	g.contexts(d)
 	g.streams(d)
@@ -27,142 +27,142 @@ func (g *GPUs) Driver() *cuda.Driver {
 }
 
 // notSupported fills the gaps of the table that no real driver has.
-func notSupported(d *cuda.Driver) {
+func notSupported(d *cu.Driver) {
 	v := reflect.ValueOf(d).Elem()
 	for i := range v.NumField() {
 		f := v.Field(i)
 		if strings.HasSuffix(v.Type().Field(i).Tag.Get("cuda"), ",required") && f.IsNil() {
 			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value {
-				return []reflect.Value{reflect.ValueOf(cuda.NotSupported)}
+				return []reflect.Value{reflect.ValueOf(cu.NotSupported)}
 			}))
 		}
 	}
 }
 
-func (g *GPUs) devices(d *cuda.Driver) {
-	d.Init = func(uint32) cuda.Result { return g.Do("cuInit", done) }
-	d.DriverGetVersion = func(v *int32) cuda.Result { *v = 13000; return cuda.Success }
-	d.DeviceGetCount = func(n *int32) cuda.Result { *n = int32(g.Count); return cuda.Success }
-	d.DeviceGet = func(dev *cuda.DeviceOrdinal, i int32) cuda.Result { *dev = cuda.DeviceOrdinal(i); return cuda.Success }
-	d.DeviceGetName = func(p *byte, n int32, _ cuda.DeviceOrdinal) cuda.Result { return text(p, n, "Fake GPU") }
-	d.DeviceGetUUID = func(u *cuda.UUID, dev cuda.DeviceOrdinal) cuda.Result {
-		*u = cuda.UUID{0: 0xfa, 15: byte(dev)}
-		return cuda.Success
+func (g *GPUs) devices(d *cu.Driver) {
+	d.Init = func(uint32) cu.Result { return g.Do("cuInit", done) }
+	d.DriverGetVersion = func(v *int32) cu.Result { *v = 13000; return cu.Success }
+	d.DeviceGetCount = func(n *int32) cu.Result { *n = int32(g.Count); return cu.Success }
+	d.DeviceGet = func(dev *cu.DeviceOrdinal, i int32) cu.Result { *dev = cu.DeviceOrdinal(i); return cu.Success }
+	d.DeviceGetName = func(p *byte, n int32, _ cu.DeviceOrdinal) cu.Result { return text(p, n, "Fake GPU") }
+	d.DeviceGetUUID = func(u *cu.UUID, dev cu.DeviceOrdinal) cu.Result {
+		*u = cu.UUID{0: 0xfa, 15: byte(dev)}
+		return cu.Success
 	}
-	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cuda.DeviceOrdinal) cuda.Result {
+	d.DeviceGetPCIBusID = func(p *byte, n int32, dev cu.DeviceOrdinal) cu.Result {
 		return text(p, n, fmt.Sprintf("0000:%02X:00.0", dev))
 	}
-	d.DeviceGetAttribute = func(v *int32, a cuda.DeviceAttribute, _ cuda.DeviceOrdinal) cuda.Result {
+	d.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, _ cu.DeviceOrdinal) cu.Result {
 		*v = Attribute(a)
-		return cuda.Success
+		return cu.Success
 	}
-	d.DeviceTotalMem = func(n *uint64, _ cuda.DeviceOrdinal) cuda.Result { *n = TotalMemory; return cuda.Success }
-	d.DeviceCanAccessPeer = func(can *int32, _, _ cuda.DeviceOrdinal) cuda.Result { *can = 1; return cuda.Success }
+	d.DeviceTotalMem = func(n *uint64, _ cu.DeviceOrdinal) cu.Result { *n = TotalMemory; return cu.Success }
+	d.DeviceCanAccessPeer = func(can *int32, _, _ cu.DeviceOrdinal) cu.Result { *can = 1; return cu.Success }
 }
 
 // done is a call that has nothing to do.
-func done(int) cuda.Result { return cuda.Success }
+func done(int) cu.Result { return cu.Success }
 
 // text writes s as C does into size bytes at p.
-func text(p *byte, size int32, s string) cuda.Result {
+func text(p *byte, size int32, s string) cu.Result {
 	to := unsafe.Slice(p, size)
 	to[copy(to[:size-1], s)] = 0
-	return cuda.Success
+	return cu.Success
 }
 
 // contexts: a primary context's handle is its GPU's ordinal and one.
-func (g *GPUs) contexts(d *cuda.Driver) {
-	d.PrimaryCtxRetain = func(c *cuda.ContextHandle, dev cuda.DeviceOrdinal) cuda.Result {
-		return g.Do("cuDevicePrimaryCtxRetain", func(int) cuda.Result {
+func (g *GPUs) contexts(d *cu.Driver) {
+	d.PrimaryCtxRetain = func(c *cu.ContextHandle, dev cu.DeviceOrdinal) cu.Result {
+		return g.Do("cuDevicePrimaryCtxRetain", func(int) cu.Result {
 			g.Contexts[dev]++
-			*c = cuda.ContextHandle(dev) + 1
-			return cuda.Success
+			*c = cu.ContextHandle(dev) + 1
+			return cu.Success
 		})
 	}
-	d.PrimaryCtxRelease = func(dev cuda.DeviceOrdinal) cuda.Result {
-		return g.Do("cuDevicePrimaryCtxRelease", func(int) cuda.Result { g.Contexts[dev]--; return cuda.Success })
+	d.PrimaryCtxRelease = func(dev cu.DeviceOrdinal) cu.Result {
+		return g.Do("cuDevicePrimaryCtxRelease", func(int) cu.Result { g.Contexts[dev]--; return cu.Success })
 	}
-	d.CtxPushCurrent = func(c cuda.ContextHandle) cuda.Result {
-		return g.Do("cuCtxPushCurrent", func(int) cuda.Result {
+	d.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+		return g.Do("cuCtxPushCurrent", func(int) cu.Result {
 			g.stacks[unix.Gettid()] = append(g.stacks[unix.Gettid()], int(c)-1)
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.CtxPopCurrent = func(*cuda.ContextHandle) cuda.Result {
-		return g.Do("cuCtxPopCurrent", func(int) cuda.Result {
+	d.CtxPopCurrent = func(*cu.ContextHandle) cu.Result {
+		return g.Do("cuCtxPopCurrent", func(int) cu.Result {
 			s := g.stacks[unix.Gettid()]
 			g.stacks[unix.Gettid()] = s[:len(s)-1]
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }
 
-func (g *GPUs) streams(d *cuda.Driver) {
-	d.StreamCreate = func(s *cuda.StreamHandle, _ uint32) cuda.Result {
-		return g.Do("cuStreamCreate", func(gpu int) cuda.Result {
+func (g *GPUs) streams(d *cu.Driver) {
+	d.StreamCreate = func(s *cu.StreamHandle, _ uint32) cu.Result {
+		return g.Do("cuStreamCreate", func(gpu int) cu.Result {
 			g.latest++
 			*s = g.latest
 			g.Streams[*s] = gpu
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.StreamDestroy = func(s cuda.StreamHandle) cuda.Result {
-		return g.Do("cuStreamDestroy", func(int) cuda.Result { delete(g.Streams, s); return cuda.Success })
+	d.StreamDestroy = func(s cu.StreamHandle) cu.Result {
+		return g.Do("cuStreamDestroy", func(int) cu.Result { delete(g.Streams, s); return cu.Success })
 	}
-	d.StreamQuery = func(cuda.StreamHandle) cuda.Result { return g.Do("cuStreamQuery", done) }
-	d.EventCreate = func(e *cuda.EventHandle, _ uint32) cuda.Result { *e = 1; return cuda.Success }
-	d.EventDestroy = func(cuda.EventHandle) cuda.Result { return cuda.Success }
-	d.EventRecord = func(cuda.EventHandle, cuda.StreamHandle) cuda.Result { return cuda.Success }
-	d.EventQuery = func(cuda.EventHandle) cuda.Result { return g.Do("cuEventQuery", done) }
+	d.StreamQuery = func(cu.StreamHandle) cu.Result { return g.Do("cuStreamQuery", done) }
+	d.EventCreate = func(e *cu.EventHandle, _ uint32) cu.Result { *e = 1; return cu.Success }
+	d.EventDestroy = func(cu.EventHandle) cu.Result { return cu.Success }
+	d.EventRecord = func(cu.EventHandle, cu.StreamHandle) cu.Result { return cu.Success }
+	d.EventQuery = func(cu.EventHandle) cu.Result { return g.Do("cuEventQuery", done) }
 }
 
-func (g *GPUs) hostMemory(d *cuda.Driver) {
-	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cuda.Result {
-		return g.Do("cuMemHostAlloc", func(int) cuda.Result {
+func (g *GPUs) hostMemory(d *cu.Driver) {
+	d.MemHostAlloc = func(p *unsafe.Pointer, bytes uint64, _ uint32) cu.Result {
+		return g.Do("cuMemHostAlloc", func(int) cu.Result {
 			b := make([]byte, bytes)
 			*p = unsafe.Pointer(&b[0])
 			g.pinned[*p] = b
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cuda.Result {
-		return g.Do("cuMemHostGetDevicePointer", func(int) cuda.Result { *dev = device.Ptr(uintptr(p)); return cuda.Success })
+	d.MemHostGetDevicePointer = func(dev *device.Ptr, p unsafe.Pointer, _ uint32) cu.Result {
+		return g.Do("cuMemHostGetDevicePointer", func(int) cu.Result { *dev = device.Ptr(uintptr(p)); return cu.Success })
 	}
-	d.MemFreeHost = func(p unsafe.Pointer) cuda.Result {
-		return g.Do("cuMemFreeHost", func(int) cuda.Result { delete(g.pinned, p); return cuda.Success })
+	d.MemFreeHost = func(p unsafe.Pointer) cu.Result {
+		return g.Do("cuMemFreeHost", func(int) cu.Result { delete(g.pinned, p); return cu.Success })
 	}
 }
 
 // lowestMemory is where memory of GPUs begins at the lowest: what is below stands for pinned memory of the host.
 const lowestMemory = 1 << 20
 
-func (g *GPUs) pointers(d *cuda.Driver) {
-	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cuda.Result {
-		return g.Do("cuMemGetAddressRange", func(int) cuda.Result {
+func (g *GPUs) pointers(d *cu.Driver) {
+	d.MemGetAddressRange = func(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Result {
+		return g.Do("cuMemGetAddressRange", func(int) cu.Result {
 			m, ok := g.Find(p)
 			if !ok {
-				return cuda.NotFound
+				return cu.NotFound
 			}
 			*base, *bytes = m.Base, m.Bytes
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.PointerGetAttribute = func(v unsafe.Pointer, a cuda.PointerAttribute, p device.Ptr) cuda.Result {
-		return g.Do("cuPointerGetAttribute", func(int) cuda.Result {
+	d.PointerGetAttribute = func(v unsafe.Pointer, a cu.PointerAttribute, p device.Ptr) cu.Result {
+		return g.Do("cuPointerGetAttribute", func(int) cu.Result {
 			m, ok := g.Find(p)
 			switch {
 			case p < lowestMemory:
-				*(*cuda.MemoryType)(v) = cuda.MemoryHost
+				*(*cu.MemoryType)(v) = cu.MemoryHost
 			case !ok:
-				return cuda.InvalidValue
-			case a == cuda.PointerMemoryType:
-				*(*cuda.MemoryType)(v) = cuda.MemoryDevice
-			case a == cuda.PointerDeviceOrdinal:
+				return cu.InvalidValue
+			case a == cu.PointerMemoryType:
+				*(*cu.MemoryType)(v) = cu.MemoryDevice
+			case a == cu.PointerDeviceOrdinal:
 				*(*int32)(v) = int32(m.GPU)
 			default:
-				return cuda.InvalidValue
+				return cu.InvalidValue
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // TotalMemory is how many bytes of memory each GPU says it has.
@@ -20,7 +20,7 @@ type GPUs struct {
 	Count int
 	// Call, unless nil, is asked at the beginning of each call that goes through Do, with the driver's name for it and the GPU
 	// whose context is current, or -1. Unless it answers Success, the call does nothing but return that answer. Mu is held.
-	Call func(name string, gpu int) cuda.Result
+	Call func(name string, gpu int) cu.Result
 	// Find gives the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
 	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params is its parameter. Mu is not held.
@@ -32,14 +32,14 @@ type GPUs struct {
 	// Contexts are the references of the primary contexts, by GPU.
 	Contexts []int
 	// Streams are those that are open, with the GPU of each.
-	Streams map[cuda.StreamHandle]int
+	Streams map[cu.StreamHandle]int
 	// Modules is how many are loaded.
 	Modules int
 	// Sharing are the kernels that leave a multiprocessor's shared memory to others.
 	Sharing []string
 
 	stacks     map[int][]int // the GPUs of the contexts that were pushed, by the thread's id
-	latest     cuda.StreamHandle
+	latest     cu.StreamHandle
 	pinned     map[unsafe.Pointer][]byte
 	functions  []string // the names, by handle-1
 	violations []string
@@ -55,19 +55,19 @@ type Memory struct {
 // New gives count GPUs.
 func New(count int) *GPUs {
 	return &GPUs{
-		Count: count, Contexts: make([]int, count), Streams: map[cuda.StreamHandle]int{}, stacks: map[int][]int{},
+		Count: count, Contexts: make([]int, count), Streams: map[cu.StreamHandle]int{}, stacks: map[int][]int{},
 		latest: 0x100, // the first ones stand for streams that are always there
 		pinned: map[unsafe.Pointer][]byte{},
 	}
 }
 
 // Do is a call of the driver: it runs f with Mu held and the GPU whose context is current, or -1, unless Call lets it fail.
-func (g *GPUs) Do(name string, f func(gpu int) cuda.Result) cuda.Result {
+func (g *GPUs) Do(name string, f func(gpu int) cu.Result) cu.Result {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
 	gpu := g.Current()
 	if g.Call != nil {
-		if r := g.Call(name, gpu); r != cuda.Success {
+		if r := g.Call(name, gpu); r != cu.Success {
 			return r
 		}
 	}
@@ -83,9 +83,9 @@ func (g *GPUs) Current() int {
 }
 
 // Violation notes something that a real driver or library would not survive. Mu is held.
-func (g *GPUs) Violation(format string, args ...any) cuda.Result {
+func (g *GPUs) Violation(format string, args ...any) cu.Result {
 	g.violations = append(g.violations, fmt.Sprintf(format, args...))
-	return cuda.InvalidValue
+	return cu.InvalidValue
 }
 
 // Left says what was not given back, of the GPUs and of what the machine has besides, which is counted by name, and what

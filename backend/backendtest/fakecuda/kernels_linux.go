@@ -4,71 +4,71 @@ import (
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
+	cu "github.com/symmem/symmem/internal/cuda"
 )
 
 // Attribute is what each GPU says of an attribute: of the size of launches what real ones say, and else 1.
-func Attribute(a cuda.DeviceAttribute) int32 {
+func Attribute(a cu.DeviceAttribute) int32 {
 	switch a {
-	case cuda.AttrMaxThreadsPerBlock, cuda.AttrMaxBlockDimX, cuda.AttrMaxBlockDimY:
+	case cu.AttrMaxThreadsPerBlock, cu.AttrMaxBlockDimX, cu.AttrMaxBlockDimY:
 		return 1024
-	case cuda.AttrMaxBlockDimZ:
+	case cu.AttrMaxBlockDimZ:
 		return 64
-	case cuda.AttrMaxGridDimX, cuda.AttrMaxGridDimY, cuda.AttrMaxGridDimZ:
+	case cu.AttrMaxGridDimX, cu.AttrMaxGridDimY, cu.AttrMaxGridDimZ:
 		return 65535
-	case cuda.AttrMaxSharedPerBlock, cuda.AttrMaxSharedPerBlockOptin:
+	case cu.AttrMaxSharedPerBlock, cu.AttrMaxSharedPerBlockOptin:
 		return 48 << 10
 	}
 	return 1
 }
 
 // kernels: every module has whatever function it is asked for.
-func (g *GPUs) kernels(d *cuda.Driver) {
-	d.ModuleLoadDataEx = func(m *cuda.ModuleHandle, _ unsafe.Pointer, _ uint32, _ *cuda.JITOption, _ *uintptr) cuda.Result {
-		return g.Do("cuModuleLoadDataEx", func(int) cuda.Result {
+func (g *GPUs) kernels(d *cu.Driver) {
+	d.ModuleLoadDataEx = func(m *cu.ModuleHandle, _ unsafe.Pointer, _ uint32, _ *cu.JITOption, _ *uintptr) cu.Result {
+		return g.Do("cuModuleLoadDataEx", func(int) cu.Result {
 			g.Modules++
-			*m = cuda.ModuleHandle(g.Modules)
-			return cuda.Success
+			*m = cu.ModuleHandle(g.Modules)
+			return cu.Success
 		})
 	}
-	d.ModuleUnload = func(cuda.ModuleHandle) cuda.Result {
-		return g.Do("cuModuleUnload", func(int) cuda.Result { g.Modules--; return cuda.Success })
+	d.ModuleUnload = func(cu.ModuleHandle) cu.Result {
+		return g.Do("cuModuleUnload", func(int) cu.Result { g.Modules--; return cu.Success })
 	}
-	d.ModuleGetFunction = func(f *cuda.FunctionHandle, _ cuda.ModuleHandle, name string) cuda.Result {
-		return g.Do("cuModuleGetFunction", func(int) cuda.Result {
+	d.ModuleGetFunction = func(f *cu.FunctionHandle, _ cu.ModuleHandle, name string) cu.Result {
+		return g.Do("cuModuleGetFunction", func(int) cu.Result {
 			g.functions = append(g.functions, name)
-			*f = cuda.FunctionHandle(len(g.functions))
-			return cuda.Success
+			*f = cu.FunctionHandle(len(g.functions))
+			return cu.Success
 		})
 	}
-	d.FuncLoad = func(cuda.FunctionHandle) cuda.Result { return g.Do("cuFuncLoad", done) }
-	d.FuncGetAttribute = func(v *int32, a cuda.FuncAttribute, _ cuda.FunctionHandle) cuda.Result {
-		return g.Do("cuFuncGetAttribute", func(int) cuda.Result {
-			if *v = 0; a == cuda.FuncMaxThreadsPerBlock {
+	d.FuncLoad = func(cu.FunctionHandle) cu.Result { return g.Do("cuFuncLoad", done) }
+	d.FuncGetAttribute = func(v *int32, a cu.FuncAttribute, _ cu.FunctionHandle) cu.Result {
+		return g.Do("cuFuncGetAttribute", func(int) cu.Result {
+			if *v = 0; a == cu.FuncMaxThreadsPerBlock {
 				*v = 1024
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.FuncSetAttribute = func(f cuda.FunctionHandle, a cuda.FuncAttribute, value int32) cuda.Result {
-		return g.Do("cuFuncSetAttribute", func(int) cuda.Result {
-			if a == cuda.FuncSharedCarveout && value == 100 {
+	d.FuncSetAttribute = func(f cu.FunctionHandle, a cu.FuncAttribute, value int32) cu.Result {
+		return g.Do("cuFuncSetAttribute", func(int) cu.Result {
+			if a == cu.FuncSharedCarveout && value == 100 {
 				g.Sharing = append(g.Sharing, g.functions[f-1])
 			}
-			return cuda.Success
+			return cu.Success
 		})
 	}
-	d.LaunchKernelEx = func(c *cuda.LaunchConfig, f cuda.FunctionHandle, params, _ *unsafe.Pointer) cuda.Result {
+	d.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, _ *unsafe.Pointer) cu.Result {
 		var name string
 		var gpu int
-		r := g.Do("cuLaunchKernelEx", func(int) cuda.Result {
+		r := g.Do("cuLaunchKernelEx", func(int) cu.Result {
 			if g.Kernel == nil {
-				return cuda.NotSupported
+				return cu.NotSupported
 			}
 			name, gpu = g.functions[f-1], g.Streams[c.Stream]
-			return cuda.Success
+			return cu.Success
 		})
-		if r == cuda.Success {
+		if r == cu.Success {
 			g.Kernel(gpu, name, *params)
 		}
 		return r

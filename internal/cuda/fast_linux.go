@@ -33,14 +33,6 @@ func bindFast(lib *dl.Library, d *Driver) {
 			return call(p, 1, uintptr(unsafe.Pointer(ctx)), 0, 0, 0, 0, 0)
 		}
 	}
-	if p := address("cuCtxSetCurrent"); p != 0 {
-		d.CtxSetCurrent = func(ctx ContextHandle) Result { return call(p, 1, uintptr(ctx), 0, 0, 0, 0, 0) }
-	}
-	if p := address("cuCtxGetCurrent"); p != 0 {
-		d.CtxGetCurrent = func(ctx *ContextHandle) Result {
-			return call(p, 1, uintptr(unsafe.Pointer(ctx)), 0, 0, 0, 0, 0)
-		}
-	}
 	if p := address("cuStreamQuery"); p != 0 {
 		d.StreamQuery = func(s StreamHandle) Result { return call(p, 1, uintptr(s), 0, 0, 0, 0, 0) }
 	}
@@ -62,11 +54,6 @@ func bindFast(lib *dl.Library, d *Driver) {
 			return call(p, 4, uintptr(dst), uintptr(src), uintptr(bytes), uintptr(s), 0, 0)
 		}
 	}
-	if p := address("cuMemcpyAsync"); p != 0 {
-		d.MemcpyAsync = func(dst, src device.Ptr, bytes uint64, s StreamHandle) Result {
-			return call(p, 4, uintptr(dst), uintptr(src), uintptr(bytes), uintptr(s), 0, 0)
-		}
-	}
 	if p := address("cuMemcpyHtoDAsync_v2"); p != 0 {
 		d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, bytes uint64, s StreamHandle) Result {
 			return call(p, 4, uintptr(dst), uintptr(src), uintptr(bytes), uintptr(s), 0, 0)
@@ -80,16 +67,6 @@ func bindFast(lib *dl.Library, d *Driver) {
 	if p := address("cuMemsetD8Async"); p != 0 {
 		d.MemsetD8Async = func(q device.Ptr, value uint8, count uint64, s StreamHandle) Result {
 			return call(p, 4, uintptr(q), uintptr(value), uintptr(count), uintptr(s), 0, 0)
-		}
-	}
-	if p := address("cuMemsetD32Async"); p != 0 {
-		d.MemsetD32Async = func(q device.Ptr, value uint32, count uint64, s StreamHandle) Result {
-			return call(p, 4, uintptr(q), uintptr(value), uintptr(count), uintptr(s), 0, 0)
-		}
-	}
-	if p := address("cuStreamWaitValue32_v2"); p != 0 {
-		d.StreamWaitValue32 = func(s StreamHandle, q device.Ptr, value, flags uint32) Result {
-			return call(p, 4, uintptr(s), uintptr(q), uintptr(value), uintptr(flags), 0, 0)
 		}
 	}
 	if p := address("cuStreamWriteValue32_v2"); p != 0 {

@@ -14,69 +14,59 @@ type Result int32
 
 // The results that this library tells apart.
 const (
-	Success                  Result = 0
-	InvalidValue             Result = 1
-	OutOfMemory              Result = 2
-	NotInitialized           Result = 3
-	Deinitialized            Result = 4
-	StubLibrary              Result = 34
-	DeviceUnavailable        Result = 46
-	NoDevice                 Result = 100
-	InvalidDevice            Result = 101
-	InvalidImage             Result = 200
-	InvalidContext           Result = 201
-	MapFailed                Result = 205
-	NoBinaryForGPU           Result = 209
-	ECCUncorrectable         Result = 214
-	PeerAccessUnsupported    Result = 217
-	InvalidPTX               Result = 218
-	NVLinkUncorrectable      Result = 220
-	UnsupportedPTXVersion    Result = 222
-	Contained                Result = 226
-	OperatingSystem          Result = 304
-	InvalidHandle            Result = 400
-	NotFound                 Result = 500
-	NotReady                 Result = 600
-	IllegalAddress           Result = 700
-	LaunchOutOfResources     Result = 701
-	LaunchTimeout            Result = 702
-	PeerAccessAlreadyEnabled Result = 704
-	ContextIsDestroyed       Result = 709
-	Assert                   Result = 710
-	HardwareStackError       Result = 714
-	IllegalInstruction       Result = 715
-	MisalignedAddress        Result = 716
-	InvalidAddressSpace      Result = 717
-	InvalidPC                Result = 718
-	LaunchFailed             Result = 719
-	CooperativeTooLarge      Result = 720
-	NotPermitted             Result = 800
-	NotSupported             Result = 801
-	SystemNotReady           Result = 802
-	SystemDriverMismatch     Result = 803
-	CompatNotSupported       Result = 804
-	CaptureUnsupported       Result = 900
-	CaptureInvalidated       Result = 901
-	CaptureUnjoined          Result = 904
-	CaptureIsolation         Result = 905
-	CapturedEvent            Result = 907
-	Timeout                  Result = 909
-	ExternalDevice           Result = 911
-	Unknown                  Result = 999
+	Success                  Result = 0   // CUDA_SUCCESS
+	InvalidValue             Result = 1   // CUDA_ERROR_INVALID_VALUE
+	OutOfMemory              Result = 2   // CUDA_ERROR_OUT_OF_MEMORY
+	NotInitialized           Result = 3   // CUDA_ERROR_NOT_INITIALIZED
+	Deinitialized            Result = 4   // CUDA_ERROR_DEINITIALIZED
+	StubLibrary              Result = 34  // CUDA_ERROR_STUB_LIBRARY
+	DeviceUnavailable        Result = 46  // CUDA_ERROR_DEVICE_UNAVAILABLE
+	NoDevice                 Result = 100 // CUDA_ERROR_NO_DEVICE
+	InvalidDevice            Result = 101 // CUDA_ERROR_INVALID_DEVICE
+	InvalidImage             Result = 200 // CUDA_ERROR_INVALID_IMAGE
+	InvalidContext           Result = 201 // CUDA_ERROR_INVALID_CONTEXT
+	MapFailed                Result = 205 // CUDA_ERROR_MAP_FAILED
+	NoBinaryForGPU           Result = 209 // CUDA_ERROR_NO_BINARY_FOR_GPU
+	ECCUncorrectable         Result = 214 // CUDA_ERROR_ECC_UNCORRECTABLE
+	PeerAccessUnsupported    Result = 217 // CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+	InvalidPTX               Result = 218 // CUDA_ERROR_INVALID_PTX
+	NVLinkUncorrectable      Result = 220 // CUDA_ERROR_NVLINK_UNCORRECTABLE
+	UnsupportedPTXVersion    Result = 222 // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+	Contained                Result = 226 // CUDA_ERROR_CONTAINED
+	OperatingSystem          Result = 304 // CUDA_ERROR_OPERATING_SYSTEM
+	InvalidHandle            Result = 400 // CUDA_ERROR_INVALID_HANDLE
+	NotFound                 Result = 500 // CUDA_ERROR_NOT_FOUND
+	NotReady                 Result = 600 // CUDA_ERROR_NOT_READY
+	IllegalAddress           Result = 700 // CUDA_ERROR_ILLEGAL_ADDRESS
+	LaunchTimeout            Result = 702 // CUDA_ERROR_LAUNCH_TIMEOUT
+	PeerAccessAlreadyEnabled Result = 704 // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+	ContextIsDestroyed       Result = 709 // CUDA_ERROR_CONTEXT_IS_DESTROYED
+	Assert                   Result = 710 // CUDA_ERROR_ASSERT
+	HardwareStackError       Result = 714 // CUDA_ERROR_HARDWARE_STACK_ERROR
+	IllegalInstruction       Result = 715 // CUDA_ERROR_ILLEGAL_INSTRUCTION
+	MisalignedAddress        Result = 716 // CUDA_ERROR_MISALIGNED_ADDRESS
+	InvalidAddressSpace      Result = 717 // CUDA_ERROR_INVALID_ADDRESS_SPACE
+	InvalidPC                Result = 718 // CUDA_ERROR_INVALID_PC
+	LaunchFailed             Result = 719 // CUDA_ERROR_LAUNCH_FAILED
+	NotPermitted             Result = 800 // CUDA_ERROR_NOT_PERMITTED
+	NotSupported             Result = 801 // CUDA_ERROR_NOT_SUPPORTED
+	SystemNotReady           Result = 802 // CUDA_ERROR_SYSTEM_NOT_READY
+	SystemDriverMismatch     Result = 803 // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+	CompatNotSupported       Result = 804 // CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+	CaptureUnjoined          Result = 904 // CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+	ExternalDevice           Result = 911 // CUDA_ERROR_EXTERNAL_DEVICE
+	Unknown                  Result = 999 // CUDA_ERROR_UNKNOWN
 )
 
 // needs says which driver is needed.
 const needs = "CUDA 12.4 or newer is needed, which comes with the driver series 550"
 
-// Error is a driver call that failed: the call, its code, the driver's name and text for it, and what to do next.
-type Error = dl.Error
-
 // ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to
 // memory that is not mapped. The GPU is of no use to this process any more; others are not concerned.
 var ErrContextLost = errs.ErrContextLost
 
-// sticky reports whether a context that gave r gives nothing else any more.
-func (r Result) sticky() bool {
+// Sticky reports whether a context that gave r gives nothing else any more.
+func (r Result) Sticky() bool {
 	switch r {
 	case ECCUncorrectable, NVLinkUncorrectable, Contained, IllegalAddress, LaunchTimeout, ContextIsDestroyed, Assert,
 		HardwareStackError, IllegalInstruction, MisalignedAddress, InvalidAddressSpace, InvalidPC, LaunchFailed, ExternalDevice:
@@ -87,7 +77,7 @@ func (r Result) sticky() bool {
 
 // condition gives what to do next and the error that callers may look for; either may be nothing.
 func (r Result) condition() (hint string, is error) {
-	if r.sticky() {
+	if r.Sticky() {
 		return "device work has failed and ended the context, so that every later call fails; end the process, " +
 			"and run it under compute-sanitizer to find the work", ErrContextLost
 	}
@@ -124,13 +114,13 @@ func (r Result) condition() (hint string, is error) {
 	return "", nil
 }
 
-// Check makes an [*Error] of the result of a call, or nil of Success.
+// Check makes a [*dl.Error] of the result of a call, with the driver's name and text for the code, or nil of Success.
 func (d *Driver) Check(call string, r Result) error {
 	if r == Success {
 		return nil
 	}
 	hint, err := r.condition()
-	return &Error{
+	return &dl.Error{
 		Library: libraryName,
 		Call:    call,
 		Code:    int(r),
@@ -150,11 +140,11 @@ func (d *Driver) text(ask func(Result, **byte) Result, r Result) string {
 	if ask(r, &p) != Success || p == nil {
 		return ""
 	}
-	return cString(p, 256)
+	return GoString(p, 256)
 }
 
-// cString copies the text that p points to, up to its zero byte or at most limit bytes of it.
-func cString(p *byte, limit int) string {
+// GoString copies the text that p points to, up to its zero byte or at most limit bytes of it.
+func GoString(p *byte, limit int) string {
 	n := 0
 	for n < limit && *(*byte)(unsafe.Add(unsafe.Pointer(p), n)) != 0 {
 		n++
