@@ -20,6 +20,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/kernels/ptx"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
 	"github.com/symmem/symmem/tensor"
 )
 

@@ -17,6 +17,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
 
 // Name is the name that the backend is registered under.

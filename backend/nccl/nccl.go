@@ -20,6 +20,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nccl"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
 
 // Name is the name that the backend is registered under.

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
 
 // Name is the name that the backend is registered under.

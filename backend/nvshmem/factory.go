@@ -8,6 +8,7 @@ import (
 	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
 
 func init() { backend.Register(Name, factory{}) }

@@ -1,21 +1,28 @@
 package ptx
 
 import (
-	"embed"
 	"fmt"
 	"slices"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
-//go:embed *.ptx
-var files embed.FS
+// images finds the PTX of a file; nil until it is registered.
+var images atomic.Pointer[func(file string) ([]byte, error)]
 
-// Image is the PTX of a file that a [Kernel] names, to be given to the driver.
+// Register says where [Image] finds compiled kernels. Package kernels/ptx/images, which carries them, calls it when it is initialized.
+func Register(image func(file string) ([]byte, error)) { images.Store(&image) }
+
+// Image is the PTX of a file that a [Kernel] names, to be given to the driver. ErrUnsupported if the program carries no compiled
+// kernels; another error if there is no such file. Safe for concurrent use.
 func Image(file string) ([]byte, error) {
-	image, err := files.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("reading a compiled kernel: %w", err)
+	image := images.Load()
+	if image == nil {
+		return nil, fmt.Errorf(`this program carries no compiled kernels, such as %s: import _ "github.com/symmem/symmem/kernels/ptx/images", as backends with CUDA devices do: %w`,
+			file, errs.ErrUnsupported)
 	}
-	return image, nil
+	return (*image)(file)
 }
 
 // Form is how an all-reduce moves data.
@@ -67,7 +74,7 @@ const MaxThreads = 512
 
 // Kernel is one compiled kernel.
 type Kernel struct {
-	File string // for Image
+	File string // for Image: "signals.ptx"
 	Name string // of the function
 	// Overlap says that the kernel waits by itself for the work before it, so that it may be launched with programmatic
 	// stream serialization.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func header(t *testing.T) string {
@@ -66,54 +68,6 @@ func TestConstants(t *testing.T) {
 	}
 }
 
-// TestKernels looks up every kernel there can be, and finds in the files just these.
-func TestKernels(t *testing.T) {
-	entry := regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`)
-	unused := map[Kernel]bool{}
-	entries, err := files.ReadDir(".")
-	require.NoError(t, err)
-	for _, e := range entries {
-		image, err := Image(e.Name())
-		require.NoError(t, err)
-		text := string(image)
-		assert.Contains(t, text, "\n.version 8.4\n", e.Name())
-		target := "\n.target sm_80\n"
-		if strings.HasSuffix(e.Name(), "_sm90.ptx") || e.Name() == "multimem.ptx" {
-			target = "\n.target sm_90\n"
-		}
-		assert.Contains(t, text, target, e.Name())
-		for _, m := range entry.FindAllStringSubmatch(text, -1) {
-			unused[Kernel{File: e.Name(), Name: m[1]}] = true
-		}
-	}
-	exists := make(map[Kernel]bool, len(unused))
-	for k := range unused {
-		exists[k] = true
-	}
-	use := func(k Kernel) {
-		k.Overlap = false
-		assert.True(t, exists[k], "%+v", k)
-		delete(unused, k)
-	}
-	for _, form := range Forms() {
-		for _, dtype := range dtypes {
-			for op := Sum; op <= Avg; op++ {
-				for world := 1; world <= 16; world++ {
-					for _, hopper := range []bool{false, true} {
-						if k, ok := AllReduce(form, dtype, op, world, hopper); ok {
-							use(k)
-						}
-					}
-				}
-			}
-		}
-	}
-	for _, k := range []Kernel{Barrier, Signal, SignalAll, Wait, WaitAll} {
-		use(k)
-	}
-	assert.Empty(t, unused, "kernels that nothing finds")
-}
-
 func TestAllReduce(t *testing.T) {
 	k, ok := AllReduce(OneShotPush, "bf16", Sum, 4, true)
 	require.True(t, ok)
@@ -138,8 +92,14 @@ func TestAllReduce(t *testing.T) {
 		_, ok := AllReduce(c.form, c.dtype, c.op, c.world, true)
 		assert.False(t, ok, "%+v", c)
 	}
-	_, err := Image("nothing.ptx")
-	assert.Error(t, err)
+}
+
+// TestNoImages: without the package that carries them there are none, and the error says which it is.
+func TestNoImages(t *testing.T) {
+	_, err := Image(Barrier.File)
+	require.ErrorIs(t, err, errs.ErrUnsupported)
+	assert.ErrorContains(t, err, "kernels/ptx/images")
+	assert.ErrorContains(t, err, Barrier.File)
 }
 
 func TestLayout(t *testing.T) {

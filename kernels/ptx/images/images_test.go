@@ -1,0 +1,123 @@
+package images
+
+import (
+	"bytes"
+	"compress/zlib"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// TestSize: what the kernels add to a program.
+func TestSize(t *testing.T) {
+	assert.LessOrEqual(t, len(compressed), 400_000)
+}
+
+// TestKernels looks up every kernel there can be, and finds in the files just these.
+func TestKernels(t *testing.T) {
+	entry := regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`)
+	unused := map[ptx.Kernel]bool{}
+	files, err := Files()
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		image, err := ptx.Image(file)
+		require.NoError(t, err)
+		text := string(image)
+		assert.Contains(t, text, "\n.version 8.4\n", file)
+		target := "\n.target sm_80\n"
+		if strings.HasSuffix(file, "_sm90.ptx") || file == "multimem.ptx" {
+			target = "\n.target sm_90\n"
+		}
+		assert.Contains(t, text, target, file)
+		assert.NotRegexp(t, `[^\n -~]`, text, file)
+		for _, m := range entry.FindAllStringSubmatch(text, -1) {
+			unused[ptx.Kernel{File: file, Name: m[1]}] = true
+		}
+	}
+	exists := make(map[ptx.Kernel]bool, len(unused))
+	for k := range unused {
+		exists[k] = true
+	}
+	use := func(k ptx.Kernel) {
+		k.Overlap = false
+		assert.True(t, exists[k], "%+v", k)
+		delete(unused, k)
+	}
+	for _, form := range ptx.Forms() {
+		for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
+			for op := ptx.Sum; op <= ptx.Avg; op++ {
+				for world := 1; world <= 16; world++ {
+					for _, hopper := range []bool{false, true} {
+						if k, ok := ptx.AllReduce(form, dtype, op, world, hopper); ok {
+							use(k)
+						}
+					}
+				}
+			}
+		}
+	}
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+		use(k)
+	}
+	assert.Empty(t, unused, "kernels that nothing finds")
+	_, err = ptx.Image("nothing.ptx")
+	assert.ErrorContains(t, err, "nothing.ptx")
+}
+
+// TestDamaged: no byte of the archive can be another one unnoticed.
+func TestDamaged(t *testing.T) {
+	for at := 0; at < len(compressed); at += 97 {
+		damaged := bytes.Clone(compressed)
+		damaged[at] ^= 1 << (at % 8)
+		_, err := open(damaged)
+		assert.Error(t, err, "byte %d", at)
+	}
+	_, err := open(compressed[:len(compressed)-1])
+	assert.Error(t, err)
+}
+
+// FuzzArchive: what somebody wrote in place of the archive, checksum and all, is an error and no crash.
+func FuzzArchive(f *testing.F) {
+	f.Add([]byte("\x04\x01,\x01\n\x01\x01a\x00\x00\x00\x00\x01\x00\x01\x00\x00\x03\x00\x00\x00"))
+	f.Add([]byte("\x04\x07\x08,\n\x01\x01a\x00\x00\x00\x00\x01\x00\x01\x01k\x02\x06\x00\x01\x02\x00\x03\x01"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		var b bytes.Buffer
+		z := zlib.NewWriter(&b)
+		_, err := z.Write(content)
+		require.NoError(t, err)
+		require.NoError(t, z.Close())
+		a, err := open(b.Bytes())
+		if err != nil {
+			return
+		}
+		for file := range a.modules {
+			_, _ = a.image(file)
+		}
+	})
+}
+
+// BenchmarkOpen is what the first kernel of a process costs.
+func BenchmarkOpen(b *testing.B) {
+	for b.Loop() {
+		if _, err := open(compressed); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkImage is what each module costs besides, the largest one.
+func BenchmarkImage(b *testing.B) {
+	for b.Loop() {
+		image, err := Image("any_i8.ptx")
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(int64(len(image)))
+	}
+}
