@@ -8,13 +8,17 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 )
 
 // completions asks the command what may come next, as shells do.
 func completions(t *testing.T, args ...string) []string {
 	t.Helper()
 	r := call(t, "", environ(), append([]string{"__complete"}, args...)...)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	lines := strings.Split(strings.TrimSpace(r.out), "\n")
 	return lines[:len(lines)-1] // the last one is for the shell
 }
@@ -76,13 +80,13 @@ func TestSuggestions(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			r := call(t, "", environ(), strings.Fields(args)...)
-			assert.Equal(t, exitUsage, r.status)
+			assert.Equal(t, exit.Usage, r.status)
 			assert.Contains(t, r.err, "(did you mean "+meant+"?)")
 		})
 	}
 	for _, args := range []string{"dance", "verify --zzzz", "verify --backend abacus", "bench --op exclusive"} {
 		r := call(t, "", environ(), strings.Fields(args)...)
-		assert.Equal(t, exitUsage, r.status)
+		assert.Equal(t, exit.Usage, r.status)
 		assert.NotContains(t, r.err, "did you mean", args)
 	}
 }
@@ -90,7 +94,7 @@ func TestSuggestions(t *testing.T) {
 // TestFlagsAreAlike: --json is the same on every command that has results, -n on every one that starts ranks, and no command shows a
 // flag that it refuses.
 func TestFlagsAreAlike(t *testing.T) {
-	a := &app{}
+	a := app{&process.Process{}}
 	for _, cmd := range a.rootCommand().Commands() {
 		if cmd.Hidden {
 			continue
@@ -109,18 +113,18 @@ func TestFlagsAreAlike(t *testing.T) {
 			assert.Equal(t, "ranks", ranks.Name)
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if slices.Contains(placeKeys, f.Name) {
+			if slices.Contains(settings.PlaceKeys, f.Name) {
 				assert.True(t, f.Hidden, "%s refuses --%s", cmd.Name(), f.Name)
 			}
 		})
 	}
 	r := call(t, "", environ(), "verify", "--rank", "1")
-	assert.Equal(t, exitUsage, r.status)
+	assert.Equal(t, exit.Usage, r.status)
 	assert.Contains(t, r.err, "--rank is not for verify")
 }
 
 func TestVersionFlag(t *testing.T) {
 	flag, command := call(t, "", environ(), "--version"), call(t, "", environ(), "version")
-	require.Equal(t, exitOK, flag.status, flag.err)
+	require.Equal(t, exit.OK, flag.status, flag.err)
 	assert.Equal(t, command.out, flag.out)
 }
