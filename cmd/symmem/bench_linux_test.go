@@ -93,12 +93,14 @@ func TestBenchModes(t *testing.T) {
 }
 
 func TestBenchOfOneRank(t *testing.T) {
-	plotFile := filepath.Join(t.TempDir(), "one.png")
-	r := call(t, "", environ(), "bench", "--ranks", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
+	plotFile := filepath.Join(t.TempDir(), "one.svg")
+	r := call(t, "", environ(), "bench", "-n", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Contains(t, r.out, "all_reduce on host, 1 ranks")
 	assert.NotContains(t, r.out, "put on host")
-	assert.FileExists(t, plotFile)
+	picture, err := os.ReadFile(plotFile)
+	require.NoError(t, err)
+	assert.Contains(t, string(picture), "</svg>")
 }
 
 func TestBenchPictureOfNothing(t *testing.T) {

@@ -20,4 +20,3 @@ func TestPeerUsage(t *testing.T) {
 		assert.Contains(t, r.err, says)
 	}
 }
-

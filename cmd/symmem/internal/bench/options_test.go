@@ -41,4 +41,3 @@ func TestPeerFlags(t *testing.T) {
 		assert.Equal(t, tt.want, got, name)
 	}
 }
-

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/chart"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 )
 
@@ -114,4 +115,36 @@ func TestPeerInThePicture(t *testing.T) {
 	assert.Equal(t, []string{"native all_reduce one_shot, 4 ranks, graph", "native all_reduce two_shot, 4 ranks, graph",
 		"peer nccl all_reduce beside native, 4 ranks, graph", "native put, 4 ranks", "other all_reduce one_shot, 4 ranks, graph"},
 		report.lines())
+}
+
+// TestPicture: both charts have their units, sizes as people write them, and the points of every line.
+func TestPicture(t *testing.T) {
+	report := comparison()
+	report.Machine.CPU, report.Machine.Cores = "Abacus 9000", 12
+	page := report.page()
+	assert.Contains(t, page.Title, "Abacus 9000, 12 cores")
+	require.Len(t, page.Charts, 2)
+	times, rates := page.Charts[0], page.Charts[1]
+	assert.Contains(t, times.Y.Label, "µs")
+	assert.Contains(t, rates.Y.Label, "GB/s")
+	for bytes, want := range map[float64]string{1: "1 B", 1 << 10: "1 KiB", 1 << 19: "512 KiB", 4 << 20: "4 MiB", 1 << 30: "1 GiB"} {
+		assert.Equal(t, want, times.X.Format(bytes))
+	}
+	for value, want := range map[float64]string{0.1: "0.1", 20: "20", 10000: "10000"} {
+		assert.Equal(t, want, times.Y.Format(value))
+	}
+	require.Len(t, times.Lines, 5)
+	assert.Equal(t, []chart.Point{{X: 1024, Y: 4}, {X: 1 << 20, Y: 40}}, times.Lines[0].Points)
+	assert.Equal(t, report.Rows[1].Bus, rates.Lines[0].Points[0].Y, "of all_reduce the bus bandwidth")
+	assert.InDelta(t, 1, rates.Lines[3].Points[0].Y, 0, "of put the bandwidth")
+
+	for name, begin := range map[string]string{"x.png": "\x89PNG", "X.PNG": "\x89PNG", "x.svg": "<svg"} {
+		assert.True(t, drawable(name))
+		var out bytes.Buffer
+		require.NoError(t, report.writePlot(&out, name))
+		assert.True(t, strings.HasPrefix(out.String(), begin), name)
+	}
+	assert.False(t, drawable("x.pdf"))
+	report.Rows = report.Rows[:1] // rendezvous, which has one size
+	assert.ErrorContains(t, report.writePlot(&bytes.Buffer{}, "x.png"), "nothing with sizes")
 }

@@ -44,4 +44,3 @@ func TestByteText(t *testing.T) {
 		assert.Equal(t, want, Human(n))
 	}
 }
-

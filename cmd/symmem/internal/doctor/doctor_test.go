@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/symmem/symmem/backend"
-	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	_ "github.com/symmem/symmem/backend/all" // it judges the backends that are registered
+	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	"github.com/symmem/symmem/config"
 )
 
@@ -35,4 +35,3 @@ func TestJudgesLikeChoose(t *testing.T) {
 		})
 	}
 }
-

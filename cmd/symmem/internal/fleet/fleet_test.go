@@ -54,4 +54,3 @@ func TestDescribe(t *testing.T) {
 		})
 	}
 }
-

@@ -64,4 +64,3 @@ func TestLineWriterRemembersAFailure(t *testing.T) {
 	assert.Equal(t, 6, n)
 	assert.ErrorIs(t, w.err, errFull)
 }
-

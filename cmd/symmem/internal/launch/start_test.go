@@ -13,4 +13,3 @@ func TestRankEnviron(t *testing.T) {
 		[]string{"SYMMEM_RANK=0", "SYMMEM_BACKEND=b"})
 	assert.Equal(t, []string{"PATH=/bin", "SYMMEM_TIMEOUT=9s", "OMPI_COMM_WORLD_RANK=2", "SYMMEM_RANK=0", "SYMMEM_BACKEND=b"}, got)
 }
-

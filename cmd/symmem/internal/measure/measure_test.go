@@ -89,4 +89,3 @@ func TestWhyNoPeer(t *testing.T) {
 		assert.Equal(t, tt.stuck, stuck, name)
 	}
 }
-

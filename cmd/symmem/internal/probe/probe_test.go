@@ -31,4 +31,3 @@ func TestFixes(t *testing.T) {
 		})
 	}
 }
-

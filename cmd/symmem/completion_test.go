@@ -1,17 +1,13 @@
 package main
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
-	"github.com/symmem/symmem/cmd/symmem/internal/process"
-	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 )
 
 // completions asks the command what may come next, as shells do.
@@ -89,38 +85,6 @@ func TestSuggestions(t *testing.T) {
 		assert.Equal(t, exit.Usage, r.status)
 		assert.NotContains(t, r.err, "did you mean", args)
 	}
-}
-
-// TestFlagsAreAlike: --json is the same on every command that has results, -n on every one that starts ranks, and no command shows a
-// flag that it refuses.
-func TestFlagsAreAlike(t *testing.T) {
-	a := app{&process.Process{}}
-	for _, cmd := range a.rootCommand().Commands() {
-		if cmd.Hidden {
-			continue
-		}
-		if json := cmd.Flags().Lookup("json"); json != nil {
-			assert.Equal(t, "bool", json.Value.Type(), cmd.Name())
-			assert.Equal(t, jsonUsage, json.Usage, cmd.Name())
-		} else {
-			assert.NotContains(t, []string{"verify", "doctor", "bench", "version"}, cmd.Name())
-		}
-		if !slices.Contains([]string{"run", "verify", "bench"}, cmd.Name()) {
-			continue
-		}
-		ranks := cmd.Flags().ShorthandLookup("n")
-		if assert.NotNil(t, ranks, cmd.Name()) {
-			assert.Equal(t, "ranks", ranks.Name)
-		}
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if slices.Contains(settings.PlaceKeys, f.Name) {
-				assert.True(t, f.Hidden, "%s refuses --%s", cmd.Name(), f.Name)
-			}
-		})
-	}
-	r := call(t, "", environ(), "verify", "--rank", "1")
-	assert.Equal(t, exit.Usage, r.status)
-	assert.Contains(t, r.err, "--rank is not for verify")
 }
 
 func TestVersionFlag(t *testing.T) {
