@@ -15,8 +15,8 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -256,7 +256,7 @@ func TestKeptFormFailsOnOneRank(t *testing.T) {
 	var failing atomic.Bool
 	m.Call = func(name string, gpu int) cu.Result {
 		if name == "cuMemHostAlloc" && gpu == 1 && failing.CompareAndSwap(true, false) {
-			return cuda.OutOfMemory
+			return cu.OutOfMemory
 		}
 		return cu.Success
 	}

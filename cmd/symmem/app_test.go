@@ -8,6 +8,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 )
 
 func TestUsageErrors(t *testing.T) {
@@ -47,7 +50,7 @@ func TestUsageErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := call(t, "", environ(tt.env...), tt.args...)
-			assert.Equal(t, exitUsage, r.status)
+			assert.Equal(t, exit.Usage, r.status)
 			assert.Contains(t, r.err, tt.says)
 			assert.Empty(t, r.out)
 			lines := strings.Split(strings.TrimSpace(r.err), "\n")
@@ -60,7 +63,7 @@ func TestUsageErrors(t *testing.T) {
 func TestHelp(t *testing.T) {
 	for _, command := range []string{"run", "verify", "doctor", "bench", "version"} {
 		r := call(t, "", environ(), command, "--help")
-		assert.Equal(t, exitOK, r.status)
+		assert.Equal(t, exit.OK, r.status)
 		assert.Contains(t, r.out, "symmem "+command)
 		if command != "version" {
 			assert.Contains(t, r.out, "--kernel-timeout", "every setting is a flag of %s", command)
@@ -70,19 +73,13 @@ func TestHelp(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	r := call(t, "", environ(), "version")
-	require.Equal(t, exitOK, r.status)
+	require.Equal(t, exit.OK, r.status)
 	assert.Contains(t, r.out, runtime.Version())
 	assert.Equal(t, 1, strings.Count(r.out, "\n"))
 
 	r = call(t, "", environ(), "version", "--json")
-	require.Equal(t, exitOK, r.status)
-	var b buildInfo
+	require.Equal(t, exit.OK, r.status)
+	var b build.Info
 	require.NoError(t, json.Unmarshal([]byte(r.out), &b))
-	assert.Equal(t, readBuild(), b)
-}
-
-func TestGetenvTakesTheLast(t *testing.T) {
-	a := &app{environ: []string{"A=1", "B", "A=2=3", "AA=4"}}
-	assert.Equal(t, "2=3", a.getenv("A"))
-	assert.Empty(t, a.getenv("B"))
+	assert.Equal(t, build.Read(), b)
 }

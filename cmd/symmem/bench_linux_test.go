@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/cmd/symmem/internal/bench"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 )
@@ -22,7 +25,7 @@ func TestBench(t *testing.T) {
 	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.png")
 	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "256,5000", "--algorithm", "all", "--reps", "3",
 		"--token", "hunter2", "--output", jsonFile, "--plot", plotFile)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	for _, part := range []string{"all_reduce on host, 2 ranks, sum of f32, eager", "put on host", "get on host", "put_signal on host",
 		"rendezvous on host", "plan_run on host", "median us", "5000"} {
 		assert.Contains(t, r.out, part)
@@ -31,7 +34,7 @@ func TestBench(t *testing.T) {
 	text, err := os.ReadFile(jsonFile)
 	require.NoError(t, err)
 	assert.NotContains(t, string(text), "hunter2")
-	var report benchReport
+	var report bench.Report
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	require.NoError(t, d.Decode(&report))
@@ -45,7 +48,7 @@ func TestBench(t *testing.T) {
 		assert.Positive(t, row.Iterations)
 		assert.LessOrEqual(t, row.Min, row.Median)
 		assert.LessOrEqual(t, row.Median, row.Max)
-		if row.Kind == kindAllReduce {
+		if row.Kind == measure.AllReduce {
 			assert.Equal(t, row.Algorithm, row.Chosen)
 			assert.InDelta(t, float64(row.Bytes)/row.Median/1e3, row.Bandwidth, 1e-9)
 			assert.InDelta(t, row.Bandwidth, row.Bus, 1e-9, "2(W-1)/W of two ranks is 1")
@@ -55,8 +58,8 @@ func TestBench(t *testing.T) {
 		require.NoError(t, err)
 		assert.Contains(t, string(text), "\n    "+string(line))
 	}
-	assert.Equal(t, map[string]int{kindRendezvous: 2, kindAllReduce: 2 * len(kernels.Algorithms(device.Host)), kindPut: 2, kindGet: 2,
-		kindPutSignal: 2, kindPlanRun: 1}, count)
+	assert.Equal(t, map[string]int{measure.Rendezvous: 2, measure.AllReduce: 2 * len(kernels.Algorithms(device.Host)), measure.Put: 2, measure.Get: 2,
+		measure.PutSignal: 2, measure.PlanRun: 1}, count)
 
 	f, err := os.Open(plotFile)
 	require.NoError(t, err)
@@ -74,50 +77,52 @@ func TestBenchModes(t *testing.T) {
 				continue
 			}
 			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "100", "--dtype", dtype, "--op", op, "--mode", "graph",
-				"--kind", kindAllReduce, "--reps", "1", "--json")
-			require.Equal(t, exitOK, r.status, r.err)
-			var report benchReport
+				"--kind", measure.AllReduce, "--reps", "1", "--json")
+			require.Equal(t, exit.OK, r.status, r.err)
+			var report bench.Report
 			require.NoError(t, json.Unmarshal([]byte(r.out), &report), "only the document is printed")
 			require.Len(t, report.Rows, 1)
 			row := report.Rows[0]
 			assert.Equal(t, "graph", row.Mode)
 			assert.Equal(t, dtype, row.DType)
 			assert.Equal(t, op, row.Op)
-			assert.Zero(t, row.Iterations%graphRuns)
+			assert.Zero(t, row.Iterations%20, "in whole graphs")
 			assert.InDelta(t, row.Bandwidth*4/3, row.Bus, 1e-9)
 		}
 	}
 }
 
 func TestBenchOfOneRank(t *testing.T) {
-	plotFile := filepath.Join(t.TempDir(), "one.png")
-	r := call(t, "", environ(), "bench", "--ranks", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
-	require.Equal(t, exitOK, r.status, r.err)
+	plotFile := filepath.Join(t.TempDir(), "one.svg")
+	r := call(t, "", environ(), "bench", "-n", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Contains(t, r.out, "all_reduce on host, 1 ranks")
 	assert.NotContains(t, r.out, "put on host")
-	assert.FileExists(t, plotFile)
+	picture, err := os.ReadFile(plotFile)
+	require.NoError(t, err)
+	assert.Contains(t, string(picture), "</svg>")
 }
 
 func TestBenchPictureOfNothing(t *testing.T) {
 	plotFile := filepath.Join(t.TempDir(), "x.png")
-	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", kindRendezvous, "--reps", "1", "--plot", plotFile)
-	assert.Equal(t, exitFailure, r.status)
+	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.Rendezvous, "--reps", "1", "--plot", plotFile)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "nothing with sizes")
 }
 
 func TestBenchBackends(t *testing.T) {
-	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", kindPut, "--reps", "1"}
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1"}
 	r := call(t, "", environ(), append(small, "--backend", "all")...)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Contains(t, r.out, "skipped: absent: ")
 	assert.Contains(t, r.out, "put on host")
 
 	r = call(t, "", environ(), append(small, "--backend", "absent")...)
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "libabsent.so")
 
 	r = call(t, "", environ(brokenVar+"=1"), append(small, "--backend", "dies")...)
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "rank 1 (process")
 	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
 }
@@ -125,15 +130,15 @@ func TestBenchBackends(t *testing.T) {
 // TestBenchTellsWhatItHas: what was measured is reported though a later backend fails.
 func TestBenchTellsWhatItHas(t *testing.T) {
 	jsonFile := filepath.Join(t.TempDir(), "b.json")
-	r := call(t, "", environ(brokenVar+"=1"), "bench", "--ranks", "2", "--sizes", "64", "--kind", kindPut, "--reps", "1", "--backend",
+	r := call(t, "", environ(brokenVar+"=1"), "bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1", "--backend",
 		"host,dies", "--output", jsonFile)
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "rank 1 (process")
 	assert.Contains(t, r.out, "put on host")
 	assert.Contains(t, r.out, "incomplete: measuring backend dies: ")
 	text, err := os.ReadFile(jsonFile)
 	require.NoError(t, err)
-	var report benchReport
+	var report bench.Report
 	require.NoError(t, json.Unmarshal(text, &report))
 	assert.Len(t, report.Rows, 1)
 	assert.Contains(t, report.Incomplete, "rank 1 (process")
@@ -141,9 +146,9 @@ func TestBenchTellsWhatItHas(t *testing.T) {
 
 // TestBenchPeerThatCannotBe asks for NCCL beside a backend that does not work on GPUs.
 func TestBenchPeerThatCannotBe(t *testing.T) {
-	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", kindAllReduce + "," + kindRendezvous, "--reps", "1"}
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.AllReduce + "," + measure.Rendezvous, "--reps", "1"}
 	r := call(t, "", environ(), append(small, "--backend", "host", "--peer", "nccl")...)
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "the peer nccl cannot be measured beside backend host: NCCL works on CUDA devices")
 	assert.Contains(t, r.err, "--peer=none")
 	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
@@ -151,15 +156,15 @@ func TestBenchPeerThatCannotBe(t *testing.T) {
 	assert.Empty(t, r.out, "nothing was measured")
 
 	r = call(t, "", environ(), append(small, "--backend", "host", "--peer", "nvshmem")...)
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "the peer nvshmem cannot be measured beside backend host: NVSHMEM works on CUDA devices")
 	assert.Empty(t, r.out, "nothing was measured")
 
 	r = call(t, "", environ(), append(small, "--backend", "all", "--peer", "nccl")...)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Contains(t, r.out, "skipped: host: the peer nccl")
 
 	r = call(t, "", environ(), append(small, "--backend", "host")...)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.NotContains(t, r.out, "nccl", "nobody expects it there")
 }

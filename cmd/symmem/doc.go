@@ -6,21 +6,22 @@
 //	symmem bench --sizes 1K:64M       measure all-reduce, put and get
 //	symmem version                    which build this is
 //
-// Every setting of package config is a flag of each command but version: --timeout, --log-level and so on; not on commands that start
-// ranks are those that give a rank its place. --json prints results as JSON instead of text, whatever the command.
+// Every setting of package config is a flag of each command but version: --timeout, --log-level and so on. The settings that give a
+// rank its place are not flags of the commands that start ranks. --json prints results as JSON instead of text, whatever the command.
 //
 // # Exit status
 //
-// 0 is success and 1 failure; of doctor, that no backend that may be taken can be used. 2 is a mistake in the command line or the configuration. Run gives the status of the first rank
-// that failed, 128 and the number of the signal if one ended it, 126 if the program cannot be executed and 127 if it is not
-// there.
+// 0 is success and 1 is failure; doctor fails when no backend that may be taken can be used. 2 is a mistake in the command line or
+// the configuration. Run gives the status of the first rank that failed, 128 and the number of the signal if one ended it, 126 if
+// the program cannot be executed and 127 if it is not there.
 //
 // # How it is made
 //
-// main only calls run, which takes all that a process gets from outside as arguments, so that tests call it too. There is one
-// file for each sub-command; launch.go starts ranks for all of them, and keeper.go sees to it that run leaves nothing behind,
-// whatever ends it. Verify and bench start this same executable again, once
-// for each rank, with a hidden sub-command that reports through an inherited pipe.
+// main only calls run, which takes everything that a process gets from outside as arguments, so that tests call it too. There is one
+// file for each sub-command, with its flags. What a sub-command does is in a package under internal: verify, bench and doctor have
+// one each, and run is package launch, which starts ranks for all of them and sees to it that nothing is left behind, whatever ends
+// the command. Verify and bench start this same executable again, once for each rank, with a hidden sub-command that reports through
+// an inherited pipe (package fleet). Doctor does the same for each backend that it probes (package probe).
 //
-// This room may know everything; nothing imports it.
+// Nothing imports this package, and it may import everything.
 package main

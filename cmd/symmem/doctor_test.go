@@ -2,8 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,24 +11,27 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/doctor"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/probe"
+	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
-	"github.com/symmem/symmem/internal/dl"
-	"github.com/symmem/symmem/internal/errs"
 )
 
-func diagnosed(t *testing.T, status int, env []string, args ...string) diagnosis {
+func diagnosed(t *testing.T, status int, env []string, args ...string) doctor.Diagnosis {
 	t.Helper()
 	r := call(t, "", env, append([]string{"doctor", "--json"}, args...)...)
 	require.Equal(t, status, r.status, r.err)
 	d := json.NewDecoder(strings.NewReader(r.out))
 	d.DisallowUnknownFields()
-	var found diagnosis
+	var found doctor.Diagnosis
 	require.NoError(t, d.Decode(&found))
 	return found
 }
 
-func (d diagnosis) backend(name string) *backendFinding {
-	i := slices.IndexFunc(d.Backends, func(b backendFinding) bool { return b.Name == name })
+// findingOf gives the finding of a backend, nil if there is none.
+func findingOf(d doctor.Diagnosis, name string) *probe.Finding {
+	i := slices.IndexFunc(d.Backends, func(b probe.Finding) bool { return b.Name == name })
 	if i < 0 {
 		return nil
 	}
@@ -40,16 +41,16 @@ func (d diagnosis) backend(name string) *backendFinding {
 // healthyHere is doctor's status: the host backend is what works without devices.
 func healthyHere() int {
 	if runtime.GOOS == "linux" {
-		return exitOK
+		return exit.OK
 	}
-	return exitFailure
+	return exit.Failure
 }
 
 func TestDoctorJSON(t *testing.T) {
 	env := environ("SYMMEM_TIMEOUT=75s", "SYMMEM_TOKEN=hunter2", "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=1")
 	d := diagnosed(t, healthyHere(), env, "--channels", "9")
 	require.Len(t, d.Backends, len(backend.Names()), "every backend that is registered")
-	host := d.backend("host")
+	host := findingOf(d, "host")
 	require.NotNil(t, host)
 	if runtime.GOOS == "linux" {
 		assert.True(t, host.Available)
@@ -64,7 +65,7 @@ func TestDoctorJSON(t *testing.T) {
 		}
 		assert.Equal(t, []string{"memlock", "descriptors", "/dev/shm"}, names)
 	}
-	absent := d.backend("absent")
+	absent := findingOf(d, "absent")
 	require.NotNil(t, absent)
 	assert.False(t, absent.Available)
 	assert.Contains(t, absent.Reason, "libabsent.so")
@@ -83,14 +84,14 @@ func TestDoctorJSON(t *testing.T) {
 	assert.Equal(t, 1, chosen)
 
 	require.Len(t, d.Config.Settings, len(config.Keys()))
-	settings := map[string]settingFinding{}
+	settings := map[string]doctor.Setting{}
 	for _, s := range d.Config.Settings {
 		settings[s.Key] = s
 	}
-	assert.Equal(t, settingFinding{"timeout", "1m15s", "variable SYMMEM_TIMEOUT"}, settings["timeout"])
-	assert.Equal(t, settingFinding{"channels", "9", "flag --channels"}, settings["channels"])
-	assert.Equal(t, settingFinding{"token", "[redacted]", "variable SYMMEM_TOKEN"}, settings["token"])
-	assert.Equal(t, settingFinding{"multicast", "auto", "default"}, settings["multicast"])
+	assert.Equal(t, doctor.Setting{Key: "timeout", Value: "1m15s", Source: "variable SYMMEM_TIMEOUT"}, settings["timeout"])
+	assert.Equal(t, doctor.Setting{Key: "channels", Value: "9", Source: "flag --channels"}, settings["channels"])
+	assert.Equal(t, doctor.Setting{Key: "token", Value: "[redacted]", Source: "variable SYMMEM_TOKEN"}, settings["token"])
+	assert.Equal(t, doctor.Setting{Key: "multicast", Value: "auto", Source: "default"}, settings["multicast"])
 }
 
 // TestDoctorJSONNames holds the names that programs read.
@@ -158,97 +159,52 @@ func TestDoctorVerdict(t *testing.T) {
 		"a crash":                {[]string{brokenVar + "=1"}, []string{"--backend", "crashes"}, false, "", []string{"backend crashes cannot be used", "last words"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status := map[bool]int{true: exitOK, false: exitFailure}[tt.ok]
+			status := map[bool]int{true: exit.OK, false: exit.Failure}[tt.ok]
 			r := call(t, "", environ(tt.env...), append([]string{"doctor"}, tt.args...)...)
 			assert.Equal(t, status, r.status, r.err)
 			lines := strings.Split(strings.TrimSpace(r.out), "\n")
 			last := lines[len(lines)-1]
-			assert.True(t, strings.HasPrefix(last, mark(tt.ok)+" "), last)
+			assert.True(t, strings.HasPrefix(last, terminal.Mark(tt.ok)+" "), last)
 			for _, part := range tt.says {
 				assert.Contains(t, last, part)
 			}
 			d := diagnosed(t, status, environ(tt.env...), tt.args...)
-			assert.Equal(t, verdict{OK: tt.ok, Backend: tt.backend, Text: strings.TrimPrefix(last, mark(tt.ok)+" ")}, d.Verdict)
-		})
-	}
-}
-
-// TestDoctorJudgesLikeChoose holds doctor's verdict to what a program takes, the exception for the CPU's memory included.
-func TestDoctorJudgesLikeChoose(t *testing.T) {
-	at := func(onHost bool) backend.Capabilities { return backend.Capabilities{OnHost: onHost} }
-	for name, tt := range map[string]struct {
-		wanted []string
-		has    []backendFinding
-		want   string
-	}{
-		"a GPU before the CPU":         {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(false)}, {Name: "host", Available: true, Capabilities: at(true)}}, "nixl"},
-		"the CPU's own for its memory": {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host", Available: true, Capabilities: at(true)}}, "host"},
-		"unless it was named":          {[]string{"nixl", "auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host", Available: true, Capabilities: at(true)}}, "nixl"},
-		"or there is no other":         {[]string{"auto"}, []backendFinding{{Name: "nixl", Available: true, Capabilities: at(true)}, {Name: "host"}}, "nixl"},
-		"none":                         {[]string{"nixl"}, []backendFinding{{Name: "nixl"}, {Name: "host", Available: true, Capabilities: at(true)}}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cfg := config.Default()
-			cfg.Backend = tt.wanted
-			d := diagnosis{Backends: tt.has}
-			d.judge(cfg)
-			assert.Equal(t, tt.want, d.Verdict.Backend)
-			assert.Equal(t, tt.want != "", d.Verdict.OK)
-		})
-	}
-}
-
-// TestFindBackendFixes: the fix is for what is wrong, and the reason does not say it again.
-func TestFindBackendFixes(t *testing.T) {
-	for name, tt := range map[string]struct {
-		err         error
-		reason, fix string
-	}{
-		"a library of another backend": {fmt.Errorf("opening the CUDA device: %w", &dl.LoadError{Library: "the CUDA driver", Hint: "install the driver"}),
-			"opening the CUDA device: loading the CUDA driver: there is nowhere to look for it", "install the driver"},
-		"a setting": {errs.Invalid("New", "device", "7", "0 to 3"), "New: device is 7; allowed: 0 to 3", "correct device; allowed: 0 to 3"},
-		"says it itself": {fmt.Errorf("the fabric is off; switch it on: %w", backend.ErrUnsupported),
-			"the fabric is off; switch it on: unsupported", ""},
-		"nobody knows": {errors.New("strange"), "strange", fixProbe},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := findBackend("nvshmem", func() (backend.Capabilities, error) { return backend.Capabilities{}, tt.err })
-			assert.Equal(t, backendFinding{Name: "nvshmem", Reason: tt.reason, Fix: tt.fix}, b)
+			assert.Equal(t, doctor.Verdict{OK: tt.ok, Backend: tt.backend, Text: strings.TrimPrefix(last, terminal.Mark(tt.ok)+" ")}, d.Verdict)
 		})
 	}
 }
 
 // TestDoctorProbesWithTheSettings: what decides whether a backend can be used reaches the process that probes it.
 func TestDoctorProbesWithTheSettings(t *testing.T) {
-	d := diagnosed(t, exitFailure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "7")
-	assert.Contains(t, d.find("picky").Reason, "device 7 is not there")
-	d = diagnosed(t, exitOK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
+	d := diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "7")
+	assert.Contains(t, findingOf(d, "picky").Reason, "device 7 is not there")
+	d = diagnosed(t, exit.OK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
 	assert.Equal(t, "picky", d.Verdict.Backend)
 }
 
 func TestDoctorOfABadConfiguration(t *testing.T) {
-	d := diagnosed(t, exitFailure, environ("SYMMEM_TIMEOUT=soon", "SYMMEM_RANKS=3"))
+	d := diagnosed(t, exit.Failure, environ("SYMMEM_TIMEOUT=soon", "SYMMEM_RANKS=3"))
 	assert.Contains(t, d.Config.Error, "SYMMEM_TIMEOUT")
 	assert.Contains(t, d.Config.Error, "SYMMEM_RANKS")
 	assert.Empty(t, d.Config.Settings)
 	assert.NotEmpty(t, d.Backends, "the rest is shown all the same")
 
 	r := call(t, "", environ("SYMMEM_TIMEOUT=soon"), "doctor")
-	assert.Equal(t, exitFailure, r.status)
+	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.out, "not valid")
 }
 
 // TestDoctorSurvivesACrash has a library that ends the process when it is loaded.
 func TestDoctorSurvivesACrash(t *testing.T) {
 	d := diagnosed(t, healthyHere(), environ(brokenVar+"=1"))
-	b := d.backend("crashes")
+	b := findingOf(d, "crashes")
 	require.NotNil(t, b)
 	assert.False(t, b.Available)
 	assert.Contains(t, b.Reason, "exit status 9")
 	assert.Contains(t, b.Reason, "last words")
 	assert.NotEmpty(t, b.Fix)
 
-	b = d.backend("exits")
+	b = findingOf(d, "exits")
 	require.NotNil(t, b)
 	assert.False(t, b.Available, "it can be probed, but not started")
 	assert.Contains(t, b.Reason, "exit status 255")
@@ -259,9 +215,9 @@ func TestDoctorSurvivesACrash(t *testing.T) {
 func TestDoctorLibraries(t *testing.T) {
 	d := diagnosed(t, healthyHere(), environ())
 	for _, name := range []string{"host", "absent"} {
-		assert.Empty(t, d.backend(name).Libraries, name)
+		assert.Empty(t, findingOf(d, name).Libraries, name)
 	}
-	shelf := d.backend("shelved").Libraries
+	shelf := findingOf(d, "shelved").Libraries
 	require.Len(t, shelf, 3)
 	assert.Equal(t, backend.Library{Name: "Good", State: backend.LibraryUsable, Path: "/lib/libgood.so.1", Version: "1.2",
 		Details: []backend.Detail{{Name: "plugins", Value: "three"}}}, shelf[0])
@@ -278,7 +234,7 @@ func TestDoctorLibraries(t *testing.T) {
 		if l == "" {
 			break
 		}
-		told = append(told, oneLine(l))
+		told = append(told, terminal.OneLine(l))
 	}
 	text := strings.Join(told, "\n")
 	for _, want := range []string{
@@ -293,12 +249,12 @@ func TestDoctorLibraries(t *testing.T) {
 // TestDoctorSurvivesALibrary has one that ends the process when it is looked at.
 func TestDoctorSurvivesALibrary(t *testing.T) {
 	d := diagnosed(t, healthyHere(), environ(brokenVar+"=1"))
-	found := d.backend("shelfcrash").Libraries
+	found := findingOf(d, "shelfcrash").Libraries
 	require.Len(t, found, 1)
 	assert.Equal(t, backend.LibraryUnusable, found[0].State)
 	assert.Contains(t, found[0].Name, "shelfcrash")
 	assert.Contains(t, found[0].Reason, "exit status 9")
 	assert.Contains(t, found[0].Reason, "dropped from the shelf")
 	assert.NotEmpty(t, found[0].Fix)
-	assert.Len(t, d.backend("shelved").Libraries, 3)
+	assert.Len(t, findingOf(d, "shelved").Libraries, 3)
 }

@@ -5,9 +5,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 )
 
-func (a *app) runCommand() *cobra.Command {
+func (a app) runCommand() *cobra.Command {
 	var ranks int
 	var grace time.Duration
 	keeper := -1
@@ -24,66 +28,62 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 		Example: "  symmem run -n 4 -- ./train --epochs 3",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 || args[0] == "" {
-				return usagef("the program to start is missing")
+				return exit.Usagef("the program to start is missing")
 			}
 			return nil
 		},
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("ranks") {
-			return usagef("-n, the number of ranks, is missing")
+			return exit.Usagef("-n, the number of ranks, is missing")
 		}
 		if grace <= 0 {
-			return usagef("--grace is %v; more than 0 is allowed, like 10s", grace)
+			return exit.Usagef("--grace is %v; more than 0 is allowed, like 10s", grace)
 		}
-		cfg, err := a.load(cmd)
+		cfg, err := settings.Load(cmd.Flags(), a.Environ)
 		if err != nil {
 			return err
 		}
-		settings, err := settingsForRanks(cmd, cfg)
+		forRanks, err := settings.ForRanks(cmd.Name(), cmd.Flags(), cfg)
 		if err != nil {
 			return err
 		}
-		if ranks < 1 || ranks > maxRanks {
-			return usagef("-n is %d; 1 to %d are allowed", ranks, maxRanks)
+		if ranks < 1 || ranks > launch.MaxRanks {
+			return exit.Usagef("-n is %d; 1 to %d are allowed", ranks, launch.MaxRanks)
 		}
-		if keepsDescendants && keeper < 0 {
-			return a.keep(cmd.Context(), cmd.Name(), grace)
+		if launch.KeepsDescendants && keeper < 0 {
+			return launch.Keep(cmd.Context(), a.Process, cmd.Name(), grace)
 		}
-		var children *family
+		var children *launch.Family
 		if keeper >= 0 {
 			var release func()
-			if children, release, err = kept(keeper); err != nil {
+			if children, release, err = launch.Kept(keeper); err != nil {
 				return err
 			}
 			defer release()
 		}
-		l := &launcher{
-			children: children,
-			ranks:    ranks, program: args[0], args: func(int, int) []string { return args[1:] },
-			environ: a.environ, extra: settings.vars, job: settings.job, token: settings.token,
-			stdin: a.in, stdout: a.out, stderr: a.err, grace: grace, say: a.say,
+		job := &launch.Job{
+			Ranks: ranks, Program: args[0], Args: func(int, int) []string { return args[1:] },
+			Environ: a.Environ, Extra: forRanks.Vars, Name: forRanks.Job, Token: forRanks.Token,
+			Children: children, Stdin: a.In, Stdout: a.Out, Stderr: a.Err, Grace: grace, Say: a.Say,
 		}
-		signals, stop := catch()
+		signals, stop := launch.CatchSignals()
 		defer stop()
-		result, err := l.run(cmd.Context(), signals)
+		result, err := job.Run(cmd.Context(), signals)
 		if err != nil {
 			return err
 		}
-		if result.first != nil {
-			return &exitError{status: result.first.status()}
+		if result.First != nil {
+			return &exit.Error{Status: result.First.Status()}
 		}
 		return nil
 	})
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the program is the program's
-	flags.IntVarP(&ranks, "ranks", "n", 0, fmt.Sprintf("number of ranks, 1 to %d", maxRanks))
-	flags.DurationVar(&grace, "grace", defaultGrace, "how long ranks may take to end before they are killed")
-	flags.IntVar(&keeper, keeperFlag, keeper, "descriptor of the pipe that ends with the process that has started the launcher")
-	_ = flags.MarkHidden(keeperFlag) // it is there
-	addRankFlags(flags)
+	flags.IntVarP(&ranks, "ranks", "n", 0, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
+	flags.DurationVar(&grace, "grace", launch.DefaultGrace, "how long ranks may take to end before they are killed")
+	flags.IntVar(&keeper, launch.KeeperFlag, keeper, "descriptor of the pipe that ends with the process that has started the launcher")
+	_ = flags.MarkHidden(launch.KeeperFlag) // it is there
+	settings.AddForRanks(flags)
 	return cmd
 }
-
-// say tells the user what goes on.
-func (a *app) say(format string, args ...any) { fmt.Fprintf(a.err, "symmem: "+format+"\n", args...) }

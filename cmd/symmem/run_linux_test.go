@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -17,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 )
 
 // patience bounds every wait; a machine that does other things needs most of it.
@@ -60,7 +64,7 @@ func TestRunStatus(t *testing.T) {
 
 func TestRunPrefixesLines(t *testing.T) {
 	r := call(t, "", environ(), "run", "-n", "3", "sh", "-c", `echo "out $RANK"; echo "err $SYMMEM_RANK" >&2; printf "no end"`)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{"[0] no end", "[0] out 0", "[1] no end", "[1] out 1", "[2] no end", "[2] out 2"}, sortedLines(r.out))
 	assert.Equal(t, []string{"[0] err 0", "[1] err 1", "[2] err 2"}, sortedLines(r.err))
 }
@@ -68,7 +72,7 @@ func TestRunPrefixesLines(t *testing.T) {
 func TestRunKeepsWholeLines(t *testing.T) {
 	const write = `i=0; while [ $i -lt 500 ]; do echo "line $i of rank $RANK"; i=$((i+1)); done`
 	r := call(t, "", environ(), "run", "-n", "4", "sh", "-c", write)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	next := map[string]int{}
 	for _, line := range strings.Split(strings.TrimSuffix(r.out, "\n"), "\n") {
 		rank := line[1:2]
@@ -84,7 +88,7 @@ func TestRunGivesPlaces(t *testing.T) {
 		`token=${#SYMMEM_TOKEN} timeout=$SYMMEM_TIMEOUT backend=$SYMMEM_BACKEND job=$SYMMEM_JOB "$@"`
 	env := environ("SYMMEM_RANK=5", "SYMMEM_WORLD_SIZE=9", "MASTER_ADDR=far", "MASTER_PORT=1", "RANK=5", "SYMMEM_TIMEOUT=7s")
 	r := call(t, "", env, "run", "-n", "2", "--backend", "host,auto", "--job", "mine", "sh", "-c", show, "sh", "-n", "--bogus")
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{
 		"[0] 0/2 0/2 0/2 0/2 fd=3 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
 		"[1] 1/2 1/2 1/2 1/2 fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
@@ -93,7 +97,7 @@ func TestRunGivesPlaces(t *testing.T) {
 
 func TestRunGivesInputToRankZero(t *testing.T) {
 	r := call(t, "one\ntwo\n", environ(), "run", "-n", "2", "sh", "-c", "while read x; do echo got $x; done")
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{"[0] got one", "[0] got two"}, sortedLines(r.out))
 }
 
@@ -102,7 +106,7 @@ func TestRunOfRanksThatMeet(t *testing.T) {
 	path, err := os.Executable()
 	require.NoError(t, err)
 	r := call(t, "", environ(roleVar+"="), "run", "-n", "3", "env", roleVar+"=exit", path)
-	require.Equal(t, exitOK, r.status, r.err)
+	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, 3, strings.Count(r.out, "] ready 127.0.0.1:"))
 }
 
@@ -137,17 +141,21 @@ func TestRunEndsWhatARankLeavesBehind(t *testing.T) {
 	mark := marker()
 	began := time.Now()
 	r := call(t, "", environ(mark), "run", "-n", "2", "sh", "-c", "sleep 300 & echo started")
-	assert.Equal(t, exitOK, r.status, r.err)
+	assert.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, 2, strings.Count(r.out, "started"))
 	assert.Less(t, time.Since(began), 250*time.Second)
 	assertGone(t, mark)
 }
 
+// fullWriter takes nothing.
+type fullWriter struct{}
+
+func (fullWriter) Write([]byte) (int, error) { return 0, errors.New("full") }
+
 func TestRunWithoutAReader(t *testing.T) {
-	var out failingWriter
 	var errOut syncBuffer
-	status := run(t.Context(), []string{"run", "-n", "1", "echo", "hello"}, nil, &out, &errOut, environ())
-	assert.Equal(t, exitFailure, status)
+	status := run(t.Context(), []string{"run", "-n", "1", "echo", "hello"}, nil, fullWriter{}, &errOut, environ())
+	assert.Equal(t, exit.Failure, status)
 	assert.Contains(t, errOut.String(), "full")
 }
 
@@ -186,9 +194,10 @@ func (c *command) status(t *testing.T) int {
 	t.Helper()
 	select {
 	case err := <-c.ended:
-		code, sig := exitOf(c.cmd.ProcessState)
-		require.Nil(t, sig, "it was ended by a signal: %v", err)
-		return code
+		status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		require.True(t, ok)
+		require.True(t, status.Exited(), "it was ended by a signal: %v", err)
+		return status.ExitStatus()
 	case <-time.After(patience):
 		t.Fatalf("the command did not end:\n%s\n%s", c.out, c.err)
 		return -1
@@ -196,7 +205,7 @@ func (c *command) status(t *testing.T) int {
 }
 
 // marker makes an environment entry that no other process has.
-func marker() string { return "SYMMEM_TEST_MARK=" + randomHex(16) }
+func marker() string { return "SYMMEM_TEST_MARK=" + rand.Text() }
 
 // marked lists the processes that have inherited the mark.
 func marked(t *testing.T, mark string) []int {
@@ -289,11 +298,25 @@ func TestRanksDieWithTheLauncher(t *testing.T) {
 	<-c.ended
 }
 
+// processState reads the state and the parent of a process from its file in /proc. ok is false if it is gone.
+func processState(path string) (state string, parent int, ok bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", 0, false
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // behind the name of the program
+	if len(fields) < 2 {
+		return "", 0, false
+	}
+	parent, err = strconv.Atoi(fields[1])
+	return fields[0], parent, err == nil
+}
+
 // launcherOf gives the launcher that a command has started.
 func launcherOf(t *testing.T, c *command, mark string) int {
 	t.Helper()
 	for _, pid := range marked(t, mark) {
-		if _, parent, ok := readStat(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == c.cmd.Process.Pid {
+		if _, parent, ok := processState(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == c.cmd.Process.Pid {
 			return pid
 		}
 	}
@@ -339,9 +362,11 @@ func TestRunLeavesNoGrandchildren(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatalf("the command did not end: %s", c.err)
 			}
-			code, sig := exitOf(c.cmd.ProcessState)
-			if sig != nil {
-				code = 128 + signalNumber(sig)
+			status, isStatus := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+			require.True(t, isStatus)
+			code := status.ExitStatus()
+			if status.Signaled() {
+				code = 128 + int(status.Signal())
 			}
 			assert.Equal(t, tt.status, code, c.err)
 			assertGone(t, mark)
@@ -354,7 +379,7 @@ func stopAndKill(t *testing.T, c *command, launcher int) {
 	require.NoError(t, syscall.Kill(launcher, syscall.SIGSTOP))
 	require.NoError(t, c.cmd.Process.Kill())
 	require.Eventually(t, func() bool {
-		state, _, ok := readStat(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
+		state, _, ok := processState(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
 		return !ok || state == "Z"
 	}, patience, 5*time.Millisecond)
 	require.NoError(t, syscall.Kill(launcher, syscall.SIGCONT))
@@ -364,7 +389,7 @@ func stopAndKill(t *testing.T, c *command, launcher int) {
 func TestRunEndsSessionsThatARankLeaves(t *testing.T) {
 	mark := marker()
 	r := call(t, "", environ(mark), "run", "-n", "2", "sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo started")
-	assert.Equal(t, exitOK, r.status, r.err)
+	assert.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, 2, strings.Count(r.out, "started"))
 	assert.Empty(t, marked(t, mark))
 }
@@ -380,7 +405,7 @@ func TestLauncherCollectsOrphans(t *testing.T) {
 		paths, err := filepath.Glob("/proc/[0-9]*/stat")
 		require.NoError(t, err)
 		for _, path := range paths {
-			if state, parent, ok := readStat(path); ok && parent == launcher {
+			if state, parent, ok := processState(path); ok && parent == launcher {
 				all = append(all, state)
 			}
 		}
@@ -394,7 +419,7 @@ func TestLauncherCollectsOrphans(t *testing.T) {
 
 func TestKeeperFlagIsNotForUsers(t *testing.T) {
 	r := call(t, "", environ(), "run", "--keeper-fd", "1", "-n", "1", "true")
-	assert.Equal(t, exitUsage, r.status)
+	assert.Equal(t, exit.Usage, r.status)
 	assert.Contains(t, r.err, "for symmem itself")
 	assert.NotContains(t, call(t, "", environ(), "run", "--help").out, "keeper")
 }

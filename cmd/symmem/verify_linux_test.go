@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/verify"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tests/suite"
 )
@@ -18,24 +21,22 @@ import (
 // fewCases match some quick cases of two groups.
 const fewCases = "^(agreement/(size|dtype)$|all_reduce/one_shot/f16/)"
 
-func verified(t *testing.T, status int, env []string, args ...string) verification {
+func verified(t *testing.T, status int, env []string, args ...string) verify.Verification {
 	t.Helper()
 	r := call(t, "", env, append([]string{"verify", "--json", "--short", "--filter", fewCases, "--ranks", "2"}, args...)...)
 	require.Equal(t, status, r.status, "%s\n%s", r.out, r.err)
-	var v verification
+	var v verify.Verification
 	require.NoError(t, json.Unmarshal([]byte(r.out), &v))
 	return v
 }
 
 func TestVerify(t *testing.T) {
-	v := verified(t, exitOK, environ())
+	v := verified(t, exit.OK, environ())
 	require.Len(t, v.Backends, 1, "the best that works")
 	b := v.Backends[0]
 	assert.Equal(t, "host", b.Name)
 	assert.Equal(t, suite.Passed, b.Status)
-	opts, err := (&verifyOptions{filter: fewCases, short: true}).suiteOptions("host", device.Host, 2)
-	require.NoError(t, err)
-	cases := suite.Cases(opts)
+	cases := suite.Cases(&suite.Options{Backend: "host", Device: device.Host, World: 2, Short: true, Filter: regexp.MustCompile(fewCases)})
 	require.Len(t, b.Results, len(cases))
 	for i, r := range b.Results {
 		assert.Equal(t, cases[i].Name, r.Case)
@@ -48,7 +49,7 @@ func TestVerify(t *testing.T) {
 
 func TestVerifyForPeople(t *testing.T) {
 	r := call(t, "", environ(), "verify", "--short", "--filter", fewCases, "--ranks", "3", "--backend", "host", "--timeout", "45s")
-	require.Equal(t, exitOK, r.status, "%s\n%s", r.out, r.err)
+	require.Equal(t, exit.OK, r.status, "%s\n%s", r.out, r.err)
 	lines := strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
 	assert.Regexp(t, `^\d+ passed, 0 failed, \d+ skipped$`, lines[len(lines)-1])
 	assert.Regexp(t, `(?m)^host +agreement +2 +0 +0 `, r.out)
@@ -57,7 +58,7 @@ func TestVerifyForPeople(t *testing.T) {
 }
 
 func TestVerifyAllBackends(t *testing.T) {
-	v := verified(t, exitOK, environ(), "--backend", "all")
+	v := verified(t, exit.OK, environ(), "--backend", "all")
 	require.Len(t, v.Backends, len(backend.Names()))
 	skipped := 0
 	for _, b := range v.Backends {
@@ -78,7 +79,7 @@ func TestVerifyAllBackends(t *testing.T) {
 	assert.Zero(t, v.Summary.Failed)
 
 	r := call(t, "", environ(), "verify", "--short", "--filter", fewCases, "--ranks", "2", "--backend", "all")
-	require.Equal(t, exitOK, r.status, "%s\n%s", r.out, r.err)
+	require.Equal(t, exit.OK, r.status, "%s\n%s", r.out, r.err)
 	assert.Regexp(t, `(?m)^absent +none +0 +0 +1 .*libabsent.so`, r.out)
 }
 
@@ -90,7 +91,7 @@ func TestVerifyRequiredBackend(t *testing.T) {
 		"by its name":    {"--backend", "absent"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := verified(t, exitFailure, environ(), args...)
+			v := verified(t, exit.Failure, environ(), args...)
 			assert.Equal(t, 1, v.Summary.Failed)
 			last := ""
 			for _, b := range v.Backends {
@@ -103,13 +104,13 @@ func TestVerifyRequiredBackend(t *testing.T) {
 		})
 	}
 	t.Run("that is there", func(t *testing.T) {
-		v := verified(t, exitOK, environ(), "--require", "host")
+		v := verified(t, exit.OK, environ(), "--require", "host")
 		assert.Len(t, v.Backends, 1, "it is not run twice")
 	})
 }
 
 func TestVerifyARankDies(t *testing.T) {
-	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "dies")
+	v := verified(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "dies")
 	require.Len(t, v.Backends, 1)
 	assert.Contains(t, v.Backends[0].Reason, "rank 1 (process")
 	assert.Contains(t, v.Backends[0].Reason, "exited with status 9")
@@ -118,7 +119,7 @@ func TestVerifyARankDies(t *testing.T) {
 
 // TestVerifyTriesTheStartFirst: no rank is started over a library that ends the process.
 func TestVerifyTriesTheStartFirst(t *testing.T) {
-	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "exits")
+	v := verified(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "exits")
 	require.Len(t, v.Backends, 1)
 	assert.Equal(t, "exits", v.Backends[0].Name)
 	assert.Contains(t, v.Backends[0].Reason, "exit status 255")
@@ -126,7 +127,7 @@ func TestVerifyTriesTheStartFirst(t *testing.T) {
 }
 
 func TestVerifyARankHangs(t *testing.T) {
-	v := verified(t, exitFailure, environ(brokenVar+"=1"), "--backend", "hangs", "--timeout", "3s")
+	v := verified(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "hangs", "--timeout", "3s")
 	require.Len(t, v.Backends, 1)
 	assert.Regexp(t, `waiting for rank 1 of 2`, v.Backends[0].Reason)
 	assert.Equal(t, 1, v.Summary.Failed)

@@ -1,0 +1,189 @@
+// Package bench starts ranks that measure, and reports what they found: as a table, as JSON and as a picture.
+package bench
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/machine"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+	"github.com/symmem/symmem/config"
+)
+
+// RankCommand is the hidden sub-command of the ranks, which calls Rank. Its flag SpecFlag has what to measure, as JSON.
+const (
+	RankCommand = "bench-rank"
+	SpecFlag    = "spec"
+)
+
+// Run starts the ranks, measures on each backend that is to be measured and writes the results. flags are the settings of the
+// configuration that the command was given, and all others for the record; command is what they were given to. It blocks until all
+// ranks have ended. What was measured before something failed is written all the same, and the error says what failed.
+func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) (err error) {
+	spec, err := o.spec()
+	if err != nil {
+		return err
+	}
+	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
+	if err != nil {
+		return err
+	}
+	cfg, err := settings.Load(flags, p.Environ)
+	if err != nil {
+		return err
+	}
+	forRanks, err := settings.ForRanks("bench", flags, cfg)
+	if err != nil {
+		return err
+	}
+	if spec.Peer != nil {
+		spec.Peer.Multicast, spec.Peer.Timeout = cfg.Multicast == config.MulticastOn, cfg.Timeout
+	}
+	specText, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	// A file that cannot be written is better known before the measuring than after.
+	outputs, err := openOutputs(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, outputs.close()) }()
+
+	signals, stop := launch.CatchSignals()
+	defer stop()
+	f := &fleet.Fleet{
+		Process: p, Command: RankCommand, Args: []string{"--" + SpecFlag, string(specText)}, Ranks: o.Ranks, Settings: forRanks, Signals: signals,
+		Opening: fleet.OpeningTime(cfg),
+		Stall:   cfg.Timeout + 10*time.Minute, // one row takes a moment, but for very large messages on a slow machine
+	}
+	report := Report{Version: build.Read(), Date: time.Now().UTC().Truncate(time.Second), Machine: machine.Read(),
+		Command: cmdline(command, flags), Rows: []measure.Row{}}
+	show := terminal.NewProgress(p.Err)
+	for _, preferences := range choice.Runs {
+		show.Say("starting %d ranks", o.Ranks)
+		total, done, where := 0, 0, ""
+		end, err := f.Run(ctx, preferences, func(m fleet.Message) {
+			var found finding
+			if len(m.Work) > 0 {
+				_ = json.Unmarshal(m.Work, &found) // the same program has written it
+			}
+			where, total = cmp.Or(m.Opened, where), total+found.Rows
+			switch row := found.Row; {
+			case row == nil:
+				show.Show(where, done, total, "")
+			case row.Iterations == 0:
+				report.Skipped = append(report.Skipped, Skipped{Backend: row.Backend + " beside " + row.Beside,
+					Reason: terminal.OneLine(row.Note)})
+			default:
+				report.Rows = append(report.Rows, *row)
+				if row.Beside == "" {
+					done++
+				}
+				show.Show(where, done, total, fmt.Sprintf("%s of %s", row.Kind, bytesize.Text(row.Bytes)))
+			}
+		})
+		show.Clear()
+		switch {
+		case err != nil:
+		case end.Interrupted != nil:
+			err = &exit.Error{Status: launch.SignalStatus(end.Interrupted), Err: errors.New("interrupted")}
+		case end.Failure != "":
+			err = fmt.Errorf("measuring backend %s: %s", end.Backend, end.Failure)
+		case end.Refused != "" && choice.Required:
+			err = errors.New(end.Refused)
+		case end.Refused != "":
+			report.Skipped = append(report.Skipped, Skipped{Backend: end.Backend, Reason: terminal.OneLine(end.Refused)})
+		}
+		if err != nil {
+			if len(report.Rows) == 0 {
+				return err
+			}
+			// What took long to measure is not thrown away.
+			report.Incomplete = terminal.OneLine(err.Error())
+			return errors.Join(err, report.write(p.Out, o, outputs))
+		}
+	}
+	return report.write(p.Out, o, outputs)
+}
+
+// cmdline gives the flags that the command was called with. The token is not among them.
+func cmdline(command string, flags *pflag.FlagSet) []string {
+	args := strings.Fields(command)
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Name != "token" {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	return args
+}
+
+// outputFiles are the files that bench writes at its end.
+type outputFiles struct{ json, plot *os.File }
+
+func openOutputs(o Options) (outputFiles, error) {
+	var f outputFiles
+	var err error
+	if o.OutputFile != "" {
+		if f.json, err = os.Create(o.OutputFile); err != nil {
+			return f, exit.UsageError(fmt.Errorf("--output: %w", err))
+		}
+	}
+	if o.PlotFile != "" {
+		if f.plot, err = os.Create(o.PlotFile); err != nil {
+			return f, exit.UsageError(errors.Join(fmt.Errorf("--plot: %w", err), f.close()))
+		}
+	}
+	return f, nil
+}
+
+func (f outputFiles) close() error {
+	var err error
+	for _, file := range []*os.File{f.json, f.plot} {
+		if file != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}
+	return err
+}
+
+// finding is what rank 0 tells the parent, one or the other.
+type finding struct {
+	Rows int          `json:"rows,omitempty"` // how many rows there will be, those of peers apart
+	Row  *measure.Row `json:"row,omitempty"`
+}
+
+// teller tells the parent what is measured.
+type teller struct{ to *fleet.Reporter }
+
+func (t teller) Rows(n int) error           { return t.to.Work(finding{Rows: n}) }
+func (t teller) Row(row measure.Row) error  { return t.to.Work(finding{Row: &row}) }
+func (t teller) Refuse(reason string) error { return t.to.Refuse(reason) }
+
+// Rank is one rank of bench: it measures what spec, the value of SpecFlag, says, and reports on the descriptor fd.
+func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, spec string) error {
+	var s measure.Spec
+	if err := json.Unmarshal([]byte(spec), &s); err != nil {
+		return exit.Usagef("--%s: %w", SpecFlag, err)
+	}
+	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+		return measure.Run(ctx, r, s, teller{rep})
+	})
+}

@@ -1,0 +1,153 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// The values of --peer, beside measure.NCCL and measure.NVSHMEM, which must be there then.
+const (
+	PeerAuto = "auto" // NCCL if the backend works on CUDA devices and the library is there
+	PeerNone = "none"
+)
+
+// The values of flags that take only some.
+var (
+	Modes  = []string{"eager", "graph"}
+	Places = []string{"in", "out"}
+	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, PeerNone}
+)
+
+// DTypes gives the values of --dtype.
+func DTypes() []string { return texts(tensor.DTypes()) }
+
+// Ops gives the values of --op.
+func Ops() []string { return texts(kernels.Ops()) }
+
+// Algorithms gives the values of --algorithm: the forms of all-reduce on every device and backend, and all.
+func Algorithms() []string {
+	names := []string{measure.AllAlgorithms}
+	for a := kernels.Auto; ; a++ {
+		if _, err := kernels.ParseAlgorithm(a.String()); err != nil {
+			return names
+		}
+		names = append(names, a.String())
+	}
+}
+
+func texts[T fmt.Stringer](all []T) []string {
+	names := make([]string, len(all))
+	for i, a := range all {
+		names[i] = a.String()
+	}
+	return names
+}
+
+// Options are the flags of bench, but for the settings of the configuration.
+type Options struct {
+	Backends             string // names with commas between them, auto or all
+	Sizes                string // as bytesize.ParseList reads them
+	Kinds                string // of measure.Kinds, with commas between them
+	DType, Op, Algorithm string // of all-reduce
+	Mode, Place, Peer    string // of Modes, Places and Peers
+	PeerLibrary          string // file or folder; "" looks for it
+	OutputFile, PlotFile string // "" writes none
+	Ranks, Repetitions   int
+	JSON                 bool // print JSON instead of text
+}
+
+// spec checks the flags and says what to measure. An error lists every mistake.
+func (o *Options) spec() (measure.Spec, error) {
+	var all []error
+	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out"}
+	var err error
+	if s.Sizes, err = bytesize.ParseList(o.Sizes); err != nil {
+		all = append(all, fmt.Errorf("--sizes: %w", err))
+	}
+	for kind := range strings.SplitSeq(o.Kinds, ",") {
+		if !slices.Contains(measure.Kinds, kind) || slices.Contains(s.Kinds, kind) {
+			all = append(all, fmt.Errorf("--kind is %q; allowed are %s, each once%s", o.Kinds, strings.Join(measure.Kinds, ", "), suggest.DidYouMean(kind, measure.Kinds)))
+			break
+		}
+		s.Kinds = append(s.Kinds, kind)
+	}
+	if _, err := tensor.ParseDType(o.DType); err != nil {
+		all = append(all, fmt.Errorf("--dtype: %w%s", err, suggest.DidYouMean(o.DType, DTypes())))
+	}
+	if s.Peer, err = o.peerSpec(s.Kinds); err != nil {
+		all = append(all, err)
+	}
+	if _, err := kernels.ParseOp(o.Op); err != nil {
+		all = append(all, fmt.Errorf("--op: %w%s", err, suggest.DidYouMean(o.Op, Ops())))
+	}
+	if o.Algorithm == measure.AllAlgorithms {
+		s.Algorithms = []string{measure.AllAlgorithms}
+	} else if _, err := kernels.ParseAlgorithm(o.Algorithm); err != nil {
+		all = append(all, fmt.Errorf("--algorithm, which may be all too: %w%s", err, suggest.DidYouMean(o.Algorithm, Algorithms())))
+	} else {
+		s.Algorithms = []string{o.Algorithm}
+	}
+	if o.Place != "in" && o.Place != "out" {
+		all = append(all, fmt.Errorf("--place is %q; allowed are in and out%s", o.Place, suggest.DidYouMean(o.Place, Places)))
+	}
+	if o.Mode != "eager" && o.Mode != "graph" {
+		all = append(all, fmt.Errorf("--mode is %q; allowed are eager and graph%s", o.Mode, suggest.DidYouMean(o.Mode, Modes)))
+	}
+	if o.Repetitions < 1 || o.Repetitions > 10000 {
+		all = append(all, fmt.Errorf("--reps is %d; 1 to 10000 are allowed", o.Repetitions))
+	}
+	if o.Ranks < 1 || o.Ranks > launch.MaxRanks {
+		all = append(all, fmt.Errorf("--ranks is %d; 1 to %d are allowed", o.Ranks, launch.MaxRanks))
+	}
+	if o.PlotFile != "" && !drawable(o.PlotFile) {
+		all = append(all, fmt.Errorf("--plot is %q; a name that ends in .png or .svg is allowed", o.PlotFile))
+	}
+	return s, exit.UsageError(errors.Join(all...))
+}
+
+// peerSpec checks the flags of the peer and says what the ranks are to do, nil if nothing. Multicast and timeout are not among
+// them.
+func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
+	if o.Peer != PeerAuto && o.Peer != PeerNone && o.Peer != measure.NCCL && o.Peer != measure.NVSHMEM {
+		return nil, fmt.Errorf("--peer is %q; allowed are %s%s", o.Peer, strings.Join(Peers, ", "), suggest.DidYouMean(o.Peer, Peers))
+	}
+	if o.Peer == measure.NVSHMEM && slices.Contains(kinds, measure.AllReduce) {
+		return o.nvshmemSpec()
+	}
+	p := &measure.PeerSpec{Required: o.Peer == measure.NCCL || o.Peer == measure.NVSHMEM, Library: o.PeerLibrary}
+	dtype, err := tensor.ParseDType(o.DType)
+	if err == nil && !measure.NCCLHas(dtype) && o.Peer == measure.NCCL {
+		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
+	}
+	if measured := slices.Contains(kinds, measure.AllReduce); o.Peer == PeerNone || !measured {
+		if p.Required && len(kinds) > 0 {
+			return nil, fmt.Errorf("--peer is %s, which is measured with %s; add that to --kind", o.Peer, measure.AllReduce)
+		}
+		return nil, nil
+	}
+	return p, nil
+}
+
+// nvshmemSpec checks the flags of bench for the peer NVSHMEM.
+func (o *Options) nvshmemSpec() (*measure.PeerSpec, error) {
+	dtype, err := tensor.ParseDType(o.DType)
+	op, opErr := kernels.ParseOp(o.Op)
+	if err == nil && opErr == nil && !kernels.Supported(device.CUDA, kernels.NVSHMEM, dtype, op, 2) {
+		return nil, fmt.Errorf("--peer is %s, which has no %s of %s; choose another --op", o.Peer, op, dtype)
+	}
+	if o.PeerLibrary != "" {
+		return nil, fmt.Errorf("--peer-library is %q, and --peer is %s, whose library SYMMEM_NVSHMEM_LIBRARY names", o.PeerLibrary, o.Peer)
+	}
+	return &measure.PeerSpec{Required: true, NVSHMEM: true}, nil
+}

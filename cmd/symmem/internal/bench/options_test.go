@@ -1,0 +1,43 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+)
+
+func TestPeerFlags(t *testing.T) {
+	all := []string{measure.AllReduce, measure.Put}
+	for name, tt := range map[string]struct {
+		o     Options
+		kinds []string
+		want  *measure.PeerSpec
+		says  string // of the error
+	}{
+		"auto":             {Options{Peer: PeerAuto, DType: "f32"}, all, &measure.PeerSpec{}, ""},
+		"nccl":             {Options{Peer: measure.NCCL, DType: "bf16", PeerLibrary: "/l"}, all, &measure.PeerSpec{Required: true, Library: "/l"}, ""},
+		"none":             {Options{Peer: PeerNone, DType: "f32"}, all, nil, ""},
+		"auto, put only":   {Options{Peer: PeerAuto, DType: "f32"}, all[1:], nil, ""},
+		"auto, i16":        {Options{Peer: PeerAuto, DType: "i16"}, all, &measure.PeerSpec{}, ""}, // the ranks tell
+		"nccl, put only":   {Options{Peer: measure.NCCL, DType: "f32"}, all[1:], nil, "all_reduce"},
+		"nccl, i16":        {Options{Peer: measure.NCCL, DType: "i16"}, all, nil, "has no i16"},
+		"another":          {Options{Peer: "mpi", DType: "f32"}, all, nil, "auto, nccl, nvshmem, none"},
+		"nvshmem":          {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "max"}, all, &measure.PeerSpec{Required: true, NVSHMEM: true}, ""},
+		"nvshmem, avg":     {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "avg"}, all, nil, "no avg of f32"},
+		"nvshmem, library": {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "sum", PeerLibrary: "/l"}, all, nil, "SYMMEM_NVSHMEM_LIBRARY"},
+		"nvshmem, put":     {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "sum"}, all[1:], nil, "all_reduce"},
+		"none, bad dtype":  {Options{Peer: PeerNone, DType: "f8"}, all, nil, ""},
+		"nccl, no kind ok": {Options{Peer: measure.NCCL, DType: "f32"}, nil, nil, ""}, // that is an error of its own
+	} {
+		got, err := tt.o.peerSpec(tt.kinds)
+		if tt.says != "" {
+			require.ErrorContains(t, err, tt.says, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		assert.Equal(t, tt.want, got, name)
+	}
+}

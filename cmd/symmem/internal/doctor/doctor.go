@@ -1,0 +1,339 @@
+// Package doctor finds out what works on this machine, and says what to do about what does not.
+package doctor
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/cmd/symmem/internal/machine"
+	"github.com/symmem/symmem/cmd/symmem/internal/probe"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
+	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
+)
+
+// Diagnosis is what doctor finds out; its JSON form is what --json prints.
+type Diagnosis struct {
+	Version   build.Info      `json:"version"`
+	Machine   machine.Machine `json:"machine"`
+	Backends  []probe.Finding `json:"backends"`
+	Launchers []Launcher      `json:"launchers"`
+	Limits    []machine.Limit `json:"limits"`
+	Config    Config          `json:"config"`
+	Verdict   Verdict         `json:"verdict"`
+}
+
+// Verdict is whether a program could begin here with the configuration as it is.
+type Verdict struct {
+	OK      bool   `json:"ok"`
+	Backend string `json:"backend"` // that it would take; "" if there is none
+	Text    string `json:"text"`
+}
+
+// Launcher is one launcher that may have started this process.
+type Launcher struct {
+	Name      string   `json:"name"`
+	Variables []string `json:"variables"` // that are set, as NAME=value
+	Started   bool     `json:"started"`
+	Chosen    bool     `json:"chosen"`
+	Why       string   `json:"why"`
+}
+
+// Config is every setting and where it came from, or why there is no configuration.
+type Config struct {
+	Error    string    `json:"error"`
+	Settings []Setting `json:"settings"`
+}
+
+// Setting is one setting and where it came from.
+type Setting struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"`
+	Source string `json:"source"`
+}
+
+// Diagnose looks at everything: p is what the command was started with, and flags are its settings. A configuration that is not valid
+// is a finding too. It blocks for as long as the probes of backends do, for about a minute at most.
+func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Diagnosis {
+	d := Diagnosis{Version: build.Read(), Machine: machine.Read(), Limits: machine.Limits()}
+	cfg, cfgErr := settings.Load(flags, p.Environ)
+	probing := p
+	if cfgErr == nil {
+		probing = withProbeSettings(p, cfg)
+	}
+	names := backend.Names()
+	d.Backends = make([]probe.Finding, len(names))
+	var probes sync.WaitGroup
+	for i, name := range names {
+		probes.Go(func() {
+			b := probe.Apart(ctx, probing, name)
+			b.Libraries = probe.LibrariesApart(ctx, probing, name)
+			d.Backends[i] = b
+		})
+	}
+	probes.Wait()
+	for _, r := range group.Launchers(p.Getenv) {
+		d.Launchers = append(d.Launchers, Launcher{
+			Name: r.Launcher, Variables: append([]string{}, r.Found...), Started: r.Started, Chosen: r.Chosen, Why: r.Why,
+		})
+	}
+	d.Config.Settings = []Setting{}
+	if cfgErr != nil {
+		d.Config.Error = cfgErr.Error()
+	} else {
+		for _, key := range config.Keys() {
+			d.Config.Settings = append(d.Config.Settings, Setting{
+				Key: key.Name, Value: settings.Text(cfg.Value(key.Name)), Source: cfg.Source(key.Name).String(),
+			})
+		}
+	}
+	d.judge(cfg)
+	return d
+}
+
+// probeKeys are the settings that decide whether a backend can be used.
+var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
+
+// withProbeSettings is p with those of cfg's settings in its environment that probes read there.
+func withProbeSettings(p *process.Process, cfg config.Config) *process.Process {
+	with := *p
+	with.Environ = slices.Clone(p.Environ)
+	for _, key := range config.Keys() {
+		if slices.Contains(probeKeys, key.Name) {
+			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
+		}
+	}
+	return &with
+}
+
+// judge finds the backend that a program would take here, by the rules of backend.Choose.
+func (d *Diagnosis) judge(cfg config.Config) {
+	if d.Config.Error != "" {
+		d.Verdict.Text = "the configuration is not valid: " + terminal.OneLine(strings.ReplaceAll(d.Config.Error, "\n", "; "))
+		return
+	}
+	wanted, err := backend.Expand(cfg.Backend)
+	if err != nil {
+		d.Verdict.Text = terminal.OneLine(err.Error())
+		if name := unknownBackend(cfg.Backend); name != "" {
+			known := append(backend.Names(), config.BackendAuto)
+			d.Verdict.Text = fmt.Sprintf("there is no backend %s (%s); there are %s%s", name, cfg.Source("backend"),
+				strings.Join(known, ", "), suggest.DidYouMean(name, known))
+		}
+		return
+	}
+	spare := ""
+	for _, name := range wanted {
+		b := d.find(name)
+		switch {
+		case !b.Available:
+		case b.Capabilities.OnHost && name != "host" && slices.Contains(wanted, "host") && !slices.Contains(cfg.Backend, name):
+			spare = cmp.Or(spare, name) // the CPU's memory is better reached by the CPU's own backend
+		case d.Verdict.Backend == "":
+			d.Verdict.Backend = name
+		}
+	}
+	d.Verdict.Backend = cmp.Or(d.Verdict.Backend, spare)
+	d.Verdict.OK = d.Verdict.Backend != ""
+	asked := strings.Join(cfg.Backend, ",")
+	switch {
+	case d.Verdict.OK && asked == d.Verdict.Backend:
+		d.Verdict.Text = fmt.Sprintf("backend %s can be used", asked)
+	case d.Verdict.OK:
+		d.Verdict.Text = fmt.Sprintf("backend %s can be used, which %s takes here", d.Verdict.Backend, asked)
+	case len(wanted) == 1:
+		b := d.find(wanted[0])
+		d.Verdict.Text = fmt.Sprintf("backend %s cannot be used: %s", b.Name, terminal.OneLine(b.Reason))
+		if b.Fix != "" {
+			d.Verdict.Text += "; " + terminal.OneLine(b.Fix)
+		}
+	default:
+		d.Verdict.Text = fmt.Sprintf("none of the backends %s can be used", strings.Join(wanted, ", "))
+	}
+}
+
+// find gives the finding of a registered backend.
+func (d *Diagnosis) find(name string) *probe.Finding {
+	for i := range d.Backends {
+		if d.Backends[i].Name == name {
+			return &d.Backends[i]
+		}
+	}
+	return &probe.Finding{Name: name, Reason: "it was not probed"}
+}
+
+// unknownBackend gives the first of names that is no backend.
+func unknownBackend(names []string) string {
+	for _, name := range names {
+		if _, err := backend.Lookup(name); err != nil && name != config.BackendAuto {
+			return name
+		}
+	}
+	return ""
+}
+
+// Write prints the diagnosis for people: what works and what does not, then the details if they are wanted, then the verdict.
+func (d *Diagnosis) Write(w io.Writer, verbose bool, paint terminal.Painter) error {
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	m := d.Machine
+	fmt.Fprintln(t, d.Version)
+	fmt.Fprintf(t, "machine: %s, %d cores, %s of memory, %s %s\n", m.Processor(), m.Cores, bytesize.Human(m.Memory), m.OS, m.Kernel)
+	fmt.Fprintln(t, "\nBackends, the best first")
+	d.writeBackends(t, verbose)
+	d.writeLibraries(t, verbose)
+	d.writeLimits(t, verbose)
+	if verbose {
+		d.writeLaunchers(t)
+	}
+	d.writeSettings(t, verbose)
+	if !verbose {
+		fmt.Fprintln(t, "\nsymmem doctor --verbose shows capabilities, where libraries were looked for, launchers, limits and all settings")
+	}
+	fmt.Fprintf(t, "\n%s %s\n", terminal.Mark(d.Verdict.OK), d.Verdict.Text)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, paint.Marks(text.String()))
+	return err
+}
+
+// writeBackends prints whether each backend can be used, or why not and what to do about that.
+func (d *Diagnosis) writeBackends(t io.Writer, verbose bool) {
+	for _, b := range d.Backends {
+		what := terminal.OneLine(b.Reason)
+		if b.Available {
+			what = strings.ReplaceAll(b.Capabilities.String(), ",", ", ")
+		}
+		fmt.Fprintf(t, "%s %s\t%s\n", terminal.Mark(b.Available), b.Name, what)
+		if !b.Available && b.Fix != "" {
+			fmt.Fprintf(t, "  \tto do: %s\n", terminal.OneLine(b.Fix))
+		}
+		if !b.Available || !verbose {
+			continue
+		}
+		for _, c := range b.Capabilities.List() {
+			if c.Why != "" {
+				fmt.Fprintf(t, "  \tno %s: %s\n", c.Name, c.Why)
+			}
+		}
+	}
+}
+
+// writeLaunchers prints which launchers may have started this process.
+func (d *Diagnosis) writeLaunchers(t io.Writer) {
+	fmt.Fprintln(t, "\nLaunchers, in the order they are looked for")
+	for _, l := range d.Launchers {
+		state := "no"
+		switch {
+		case l.Chosen:
+			state = "chosen"
+		case l.Started:
+			state = "yes"
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, state, terminal.OneLine(l.Why))
+		for _, v := range l.Variables {
+			fmt.Fprintf(t, "  \t\t%s\n", terminal.OneLine(v))
+		}
+	}
+}
+
+// writeLimits prints the limits of the system: those that may be too low, or all.
+func (d *Diagnosis) writeLimits(t io.Writer, verbose bool) {
+	begun := false
+	for _, l := range d.Limits {
+		if l.Advice == "" && !verbose {
+			continue
+		}
+		if !begun {
+			begun = true
+			fmt.Fprintln(t, "\nLimits")
+		}
+		sign := terminal.MarkGood
+		if l.Advice != "" {
+			sign = terminal.MarkWarning
+		}
+		fmt.Fprintf(t, "%s %s\t%s\t%s\n", sign, l.Name, l.Value, l.Meaning)
+		if l.Advice != "" {
+			fmt.Fprintf(t, "  \t\tto do: %s\n", l.Advice)
+		}
+	}
+}
+
+// writeSettings prints the settings that somebody has made, or all, or why there are none.
+func (d *Diagnosis) writeSettings(t io.Writer, verbose bool) {
+	if d.Config.Error != "" {
+		fmt.Fprintf(t, "\nSettings\n%s not valid\t%s\n", terminal.MarkBad, strings.ReplaceAll(d.Config.Error, "\n", "\n  \t"))
+		return
+	}
+	begun := false
+	for _, s := range d.Config.Settings {
+		if !verbose && s.Source == sourceDefault {
+			continue
+		}
+		if !begun {
+			begun = true
+			fmt.Fprintln(t, "\nSettings")
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", s.Key, terminal.OneLine(s.Value), s.Source)
+	}
+}
+
+// sourceDefault is how the configuration names the source of what nobody has set.
+var sourceDefault = config.Source{Kind: config.SourceDefault}.String()
+
+// writeLibraries prints what was found of each native library, once for all backends that stand on it.
+func (d *Diagnosis) writeLibraries(t io.Writer, verbose bool) {
+	var shown []backend.Library
+	var advised []string // what was said to be done already
+	for _, b := range d.Backends {
+		advised = append(advised, b.Fix)
+	}
+	for _, b := range d.Backends {
+		for _, l := range b.Libraries {
+			if slices.ContainsFunc(shown, func(s backend.Library) bool { return reflect.DeepEqual(s, l) }) {
+				continue
+			}
+			if len(shown) == 0 {
+				fmt.Fprintln(t, "\nNative libraries")
+			}
+			shown = append(shown, l)
+			what := strings.TrimSpace(l.Version + "  " + l.Path)
+			if l.State == backend.LibraryMissing {
+				what = "not found"
+			}
+			if l.Reason != "" {
+				what += ": " + l.Reason
+			}
+			fmt.Fprintf(t, "%s %s\t%s\n", terminal.Mark(l.State == backend.LibraryUsable), l.Name, terminal.OneLine(what))
+			if l.Fix != "" && l.State != backend.LibraryUsable && (verbose || !slices.Contains(advised, l.Fix)) {
+				fmt.Fprintf(t, "  \tto do: %s\n", terminal.OneLine(l.Fix))
+			}
+			if !verbose {
+				continue
+			}
+			for _, place := range l.Tried {
+				fmt.Fprintf(t, "  \ttried %s\n", terminal.OneLine(place))
+			}
+			for _, x := range l.Details {
+				fmt.Fprintf(t, "  \t%s: %s\n", terminal.OneLine(x.Name), terminal.OneLine(x.Value))
+			}
+		}
+	}
+}

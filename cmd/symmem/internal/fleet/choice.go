@@ -1,0 +1,63 @@
+package fleet
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
+	"github.com/symmem/symmem/config"
+)
+
+// All stands, in the flag --backend of verify and bench, for every backend in turn.
+const All = "all"
+
+// Choice is what the flag --backend of verify and bench chooses.
+type Choice struct {
+	Runs     [][]string // the preferences of each run; nil leaves them to the configuration
+	Required bool       // each run must find its backend: all are, but those of "all"
+}
+
+// Choose reads the flag --backend; given is false where it was not used. An error is a mistake in the command line.
+func Choose(text string, given bool) (Choice, error) {
+	if !given {
+		return Choice{Runs: [][]string{nil}, Required: true}, nil
+	}
+	names, err := Names("--backend", text, config.BackendAuto, All)
+	if err != nil {
+		return Choice{}, err
+	}
+	if len(names) == 1 && names[0] == All {
+		var c Choice
+		for _, name := range backend.Names() {
+			c.Runs = append(c.Runs, []string{name})
+		}
+		return c, nil
+	}
+	c := Choice{Required: true}
+	for _, name := range names {
+		if name == All {
+			return c, exit.Usagef("--backend is %s; %s stands alone", text, All)
+		}
+		c.Runs = append(c.Runs, []string{name})
+	}
+	return c, nil
+}
+
+// Names splits the list of backends that a flag was given, and refuses names that are neither registered nor in also.
+func Names(flag, text string, also ...string) ([]string, error) {
+	var names []string
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		known := append(backend.Names(), also...)
+		switch {
+		case !slices.Contains(known, name):
+			return nil, exit.Usagef("%s is %q; allowed are %s%s", flag, text, strings.Join(known, ", "), suggest.DidYouMean(name, known))
+		case slices.Contains(names, name):
+			return nil, exit.Usagef("%s is %q, which has %s twice", flag, text, name)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}

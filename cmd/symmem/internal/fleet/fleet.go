@@ -1,0 +1,244 @@
+// Package fleet starts the ranks of verify and bench, which are this same executable, and hears what they report.
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/probe"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+)
+
+// rankGrace is how long a rank of verify or bench may take to end: there is nothing that it must bring to safety.
+const rankGrace = 3 * time.Second
+
+// Message is what a rank tells the parent, one line of JSON each.
+type Message struct {
+	Opened  string          `json:"opened,omitempty"`  // the backend that was chosen
+	Device  device.Kind     `json:"device,omitempty"`  // and the kind of its device
+	Refused string          `json:"refused,omitempty"` // why no backend of the list can be used
+	Work    json.RawMessage `json:"work,omitempty"`    // what the work reports: verify and bench know its form
+	Error   string          `json:"error,omitempty"`   // why the rank failed
+	Done    bool            `json:"done,omitempty"`
+}
+
+// Reporter writes messages to the parent. One goroutine uses it.
+type Reporter struct{ to *os.File }
+
+// openReporter takes over the descriptor that the parent has passed.
+func openReporter(fd int) (*Reporter, error) {
+	if fd < 3 {
+		return nil, exit.Usagef("--%s is %d; this command is started by symmem itself", ReportFlag, fd)
+	}
+	f := os.NewFile(uintptr(fd), "report pipe")
+	if f == nil {
+		return nil, exit.Usagef("--%s is %d, which is not open", ReportFlag, fd)
+	}
+	return &Reporter{to: f}, nil
+}
+
+// Work tells what the work has found, in a form that its command knows.
+func (r *Reporter) Work(found any) error {
+	text, err := json.Marshal(found)
+	if err != nil {
+		return err
+	}
+	return r.tell(Message{Work: text})
+}
+
+// Refuse tells why there is nothing to work with here. It is not a failure of the rank.
+func (r *Reporter) Refuse(reason string) error { return r.tell(Message{Refused: reason}) }
+
+func (r *Reporter) tell(m Message) error {
+	if err := json.NewEncoder(r.to).Encode(m); err != nil {
+		return fmt.Errorf("reporting to the parent: %w", err)
+	}
+	return nil
+}
+
+// ReportFlag is the flag of the hidden sub-commands of ranks that has the descriptor of the pipe to report to.
+const ReportFlag = "report-fd"
+
+// Rank is what a rank of verify or bench does around its work: it opens the backend that the environment of p and the flags name, and
+// tells the parent on the descriptor fd what becomes of it. It blocks until the work has ended. An error of the work reaches the
+// parent, which prints it; this process has nothing more to say then, and the *exit.Error has no text.
+func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, work func(ctx context.Context, r *symmem.Rank, rep *Reporter) error) error {
+	rep, err := openReporter(fd)
+	if err != nil {
+		return err
+	}
+	err = func() error {
+		cfg, err := settings.Load(flags, p.Environ)
+		if err != nil {
+			return err
+		}
+		r, err := symmem.Open(ctx, cfg, &symmem.Options{Environ: func() []string { return p.Environ }})
+		if err != nil {
+			if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !probe.Failed(ctx, p, refused) {
+				return rep.tell(Message{Refused: refused.Error(), Done: true})
+			}
+			return err
+		}
+		if r.Rank() == 0 {
+			if err := rep.tell(Message{Opened: r.Backend(), Device: r.Device().Kind()}); err != nil {
+				return errors.Join(err, r.Close(ctx))
+			}
+		}
+		// When the work failed the ranks may be at different places, and the process ends anyway.
+		if err := work(ctx, r, rep); err != nil {
+			return err
+		}
+		if err := r.Close(ctx); err != nil {
+			return err
+		}
+		return rep.tell(Message{Done: true})
+	}()
+	if err == nil {
+		return nil
+	}
+	// The parent prints it with the rank's number.
+	if tellErr := rep.tell(Message{Error: err.Error()}); tellErr != nil {
+		return errors.Join(err, tellErr)
+	}
+	return &exit.Error{Status: exit.Failure}
+}
+
+// Fleet starts the ranks of verify and bench on one backend after the other.
+type Fleet struct {
+	Process  *process.Process
+	Command  string   // the hidden sub-command of a rank, which calls Rank
+	Args     []string // of it
+	Ranks    int
+	Settings settings.Ranks
+	Opening  time.Duration // without any message for that long at the beginning, the ranks hang
+	Stall    time.Duration // and without one for that long later
+	Signals  <-chan os.Signal
+}
+
+// End is how the ranks ended on one backend.
+type End struct {
+	Backend     string    // that was chosen, or asked for if none was
+	Refused     string    // why the backend cannot be used, "" if it can
+	Failure     string    // what went wrong with the ranks themselves, "" if nothing
+	Interrupted os.Signal // that has ended the ranks, or nil
+}
+
+// Run starts the ranks on a list of preferred backends (nil leaves it to the configuration) and blocks until they have ended.
+// hear gets what rank 0 tells, one call at a time. An error means that the ranks could not be started; what goes wrong later is in
+// End.
+func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message)) (*End, error) {
+	path, err := process.Executable()
+	if err != nil {
+		return nil, err
+	}
+	extra := slices.Clone(f.Settings.Vars)
+	end := &End{Backend: config.BackendAuto}
+	if preferences != nil {
+		end.Backend = strings.Join(preferences, ",")
+		extra = append(extra, "SYMMEM_BACKEND="+end.Backend)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watch := time.AfterFunc(f.Opening, func() { cancel(launch.ErrStalled) })
+	defer watch.Stop()
+
+	var mu sync.Mutex // guards what follows, and serialises hear
+	texts := make([]string, f.Ranks)
+	done := make([]bool, f.Ranks)
+	job := &launch.Job{
+		Ranks: f.Ranks, Program: path, Environ: f.Process.Environ, Extra: extra, Name: f.Settings.Job, Token: f.Settings.Token,
+		Args: func(_, report int) []string {
+			return append([]string{f.Command, "--" + ReportFlag, strconv.Itoa(report)}, f.Args...)
+		},
+		Report: func(rank int, r io.Reader) {
+			d := json.NewDecoder(r)
+			for {
+				var m Message
+				if err := d.Decode(&m); err != nil {
+					return // the end; a rank that was cut off in a line has not told that it is done
+				}
+				watch.Reset(f.Stall)
+				mu.Lock()
+				texts[rank] += m.Error
+				done[rank] = done[rank] || m.Done
+				if rank == 0 {
+					if m.Opened != "" {
+						end.Backend = m.Opened
+					}
+					end.Refused += m.Refused
+					hear(m)
+				}
+				mu.Unlock()
+			}
+		},
+		Stdout: f.Process.Err, Stderr: f.Process.Err, Grace: rankGrace,
+	}
+	result, err := job.Run(ctx, f.Signals)
+	if err != nil {
+		return nil, err
+	}
+	end.Interrupted = result.Signal
+	end.Failure = describe(result, texts, done, errors.Is(context.Cause(ctx), launch.ErrStalled))
+	if end.Failure == "" && ctx.Err() != nil {
+		end.Failure = context.Cause(ctx).Error()
+	}
+	return end, nil
+}
+
+// OpeningTime bounds opening: joining, choosing and opening are one collective call each or a few, and between them native
+// libraries are loaded.
+func OpeningTime(cfg config.Config) time.Duration { return 4*cfg.Timeout + 15*time.Second }
+
+// describe says what went wrong with the ranks, or "" if nothing did: who died first, who hung, and what each said.
+func describe(result *launch.Outcome, texts []string, done []bool, stalled bool) string {
+	var parts []string
+	if stalled {
+		var hung []int
+		for rank := range result.Ranks {
+			if e := &result.Ranks[rank]; e.Asked && texts[rank] == "" && !done[rank] {
+				hung = append(hung, rank)
+			}
+		}
+		parts = append(parts, fmt.Sprintf("ranks %v hang: %v", hung, launch.ErrStalled))
+	}
+	// A rank that died makes the others fail: it comes first.
+	for rank := range result.Ranks {
+		e := &result.Ranks[rank]
+		if texts[rank] == "" && (e.Failed() && !e.Asked || e.Died() && !stalled) {
+			parts = append(parts, e.String())
+		}
+	}
+	for rank, text := range texts {
+		if text != "" {
+			parts = append(parts, fmt.Sprintf("rank %d: %s", rank, text))
+		}
+	}
+	for rank := range result.Ranks {
+		e := &result.Ranks[rank]
+		switch {
+		case e.Failed() && e.Asked && texts[rank] == "" && !stalled && len(parts) == 0:
+			parts = append(parts, e.String())
+		case !e.Failed() && !done[rank]:
+			parts = append(parts, fmt.Sprintf("rank %d ended without having finished", rank))
+		}
+	}
+	return strings.Join(parts, "; ")
+}

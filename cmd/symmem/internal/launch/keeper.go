@@ -1,0 +1,196 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+)
+
+// Two processes make up `symmem run` where the system can hand orphans on to an ancestor that asks for them (Linux): the one that
+// the user has started, and the launcher, which it starts, in a process group of its own. Each ends all that is left when the other
+// one is killed: the launcher is an ancestor of everything that the ranks start, and sees by a pipe when the first process is gone;
+// and the first process inherits what a launcher that was killed leaves behind.
+
+// sweepTime bounds the ending of what is left: only what the kernel cannot kill at the moment takes longer.
+const sweepTime = 10 * time.Second
+
+// KeeperFlag is the hidden flag that makes `symmem run` the launcher: the descriptor of the pipe that ends with the process that
+// the user has started.
+const KeeperFlag = "keeper-fd"
+
+// Keep runs the launcher as a process of its own: this executable with the arguments of p, in which name is the sub-command, and
+// KeeperFlag. It passes signals on to it and blocks until it has ended. An *exit.Error has its status. When ctx ends the launcher is
+// asked to end, and killed if it takes much longer than grace, in which it ends its ranks.
+func Keep(ctx context.Context, p *process.Process, name string, grace time.Duration) error {
+	path, err := process.Executable()
+	if err != nil {
+		return err
+	}
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
+	theirs, mine, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("making a pipe: %w", err)
+	}
+	defer func() { _ = mine.Close() }()
+	args := p.Args[slices.Index(p.Args, name)+1:]
+	cmd := exec.Command(path, append([]string{name, "--" + KeeperFlag + "=3"}, args...)...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = p.Environ, p.Out, p.Err
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = ownGroup()
+	cmd.WaitDelay = drainTime
+	feed, err := feedInput(cmd, p.In)
+	if err != nil {
+		return errors.Join(err, theirs.Close())
+	}
+	signals, stop := CatchSignals()
+	defer stop()
+	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
+		return fmt.Errorf("starting the launcher: %w", err)
+	}
+	feed()
+
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for done := ctx.Done(); ; {
+		select {
+		case sig := <-signals:
+			_ = cmd.Process.Signal(sig) // one that has ended needs none
+		case <-done:
+			done = nil
+			_ = cmd.Process.Signal(terminate)
+			// It ends its ranks within the grace, and then itself.
+			hangs := time.AfterFunc(grace+sweepTime+drainTime, func() { _ = cmd.Process.Kill() })
+			defer hangs.Stop()
+		case err := <-ended:
+			return launcherEnd(cmd, err)
+		}
+	}
+}
+
+// launcherEnd turns the end of the launcher into this command's. It has said itself what it had to say, unless it was killed.
+func launcherEnd(cmd *exec.Cmd, err error) error {
+	if cmd.ProcessState == nil {
+		return fmt.Errorf("waiting for the launcher: %w", err)
+	}
+	code, sig := exitOf(cmd.ProcessState)
+	_, isStatus := errors.AsType[*exec.ExitError](err)
+	switch {
+	case sig != nil:
+		sweep(nil)
+		return &exit.Error{Status: SignalStatus(sig),
+			Err: fmt.Errorf("the launcher (process %d) was ended by signal %d (%v); what it had started was ended", cmd.Process.Pid, signalNumber(sig), sig)}
+	case err != nil && !isStatus:
+		return fmt.Errorf("passing on what the launcher writes: %w", err)
+	case code != 0:
+		return &exit.Error{Status: code}
+	}
+	return nil
+}
+
+// Kept prepares this process, the launcher, to end everything that it has started when the process at the other end of the pipe is
+// gone. The family is for the launcher; release ends what is left of it. An error is
+// an *exit.Error where fd is no such pipe.
+func Kept(fd int) (children *Family, release func(), err error) {
+	pipe := os.NewFile(uintptr(fd), "keeper pipe")
+	if fd < 3 || pipe == nil {
+		return nil, nil, exit.Usagef("--%s is %d; this flag is for symmem itself", KeeperFlag, fd)
+	}
+	if err := errors.Join(closeOnExec(fd), adoptOrphans()); err != nil {
+		return nil, nil, err
+	}
+	children = &Family{own: map[int]bool{}}
+	ended := make(chan struct{})
+	go func() {
+		_, err := io.Copy(io.Discard, pipe)
+		select {
+		case <-ended: // closed from here
+			return
+		default:
+		}
+		if err != nil {
+			return // nobody can tell when that process goes; its own sweep is left
+		}
+		children.mu.Lock() // nothing is started any more
+		sweep(children)
+		os.Exit(exit.Failure) // the ranks are gone, and nobody waits for an answer
+	}()
+	stopReaping := children.reap()
+	return children, func() {
+		close(ended)
+		_ = pipe.Close()
+		stopReaping()
+		children.mu.Lock()
+		sweep(children)
+		children.mu.Unlock()
+	}, nil
+}
+
+// Family is the children of the launcher: those that it has started, whose ends package exec waits for, and orphans that it has
+// inherited from them. A nil Family keeps no account.
+type Family struct {
+	mu  sync.Mutex // held while one is started, so that no child is taken for an orphan in between
+	own map[int]bool
+}
+
+// start starts a process that somebody waits for.
+func (f *Family) start(cmd *exec.Cmd) error {
+	if f == nil {
+		return cmd.Start()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := cmd.Start()
+	if err == nil {
+		f.own[cmd.Process.Pid] = true
+	}
+	return err
+}
+
+// waited is told that a process has been waited for: its number may mean another now.
+func (f *Family) waited(pid int) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.own, pid)
+}
+
+// has reports whether a child is one that somebody waits for. The caller holds mu.
+func (f *Family) has(pid int) bool { return f != nil && f.own[pid] }
+
+// feedInput makes stdin the input of a command. What it gives is to be called once the command was started.
+func feedInput(cmd *exec.Cmd, stdin io.Reader) (started func(), err error) {
+	if stdin == nil {
+		return func() {}, nil
+	}
+	// A process group in the background that reads from the terminal is stopped: then this process reads for it.
+	if f, ok := stdin.(*os.File); ok && !terminal.Is(f) {
+		cmd.Stdin = f
+		return func() {}, nil
+	}
+	feed, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		go func() {
+			// It ends with the input, or when the command, at whose end Wait closes the pipe, takes no more. A read of a
+			// terminal that nobody types on stays behind until this process ends.
+			_, _ = io.Copy(feed, stdin)
+			_ = feed.Close()
+		}()
+	}, nil
+}

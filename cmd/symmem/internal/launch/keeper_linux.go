@@ -1,0 +1,150 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// KeepsDescendants says that orphans come to an ancestor that asks for them.
+const KeepsDescendants = true
+
+// adoptOrphans makes this process inherit the children of its descendants that end.
+func adoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("asking for the orphans of ranks: %w", err)
+	}
+	return nil
+}
+
+// ownGroup makes a child the leader of a process group, which a signal to this process's group does not reach.
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// closeOnExec keeps a descriptor from the ranks.
+func closeOnExec(fd int) error {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+		return fmt.Errorf("descriptor %d: %w", fd, err)
+	}
+	return nil
+}
+
+// child is a child of this process.
+type child struct {
+	pid    int
+	zombie bool // it has ended, and nobody has waited for it
+}
+
+// childProcesses lists the children of this process. What /proc does not show is left out.
+func childProcesses() []child {
+	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
+	var all []child
+	for _, path := range paths {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			continue
+		}
+		if state, parent, ok := readStat(path); ok && parent == os.Getpid() {
+			all = append(all, child{pid: pid, zombie: state == "Z" || state == "X"})
+		}
+	}
+	return all
+}
+
+// readStat reads the state and the parent of a process. ok is false if it is gone.
+func readStat(path string) (state string, parent int, ok bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", 0, false
+	}
+	// The name of the program, in brackets, may have anything in it.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) < 2 {
+		return "", 0, false
+	}
+	parent, err = strconv.Atoi(fields[1])
+	return fields[0], parent, err == nil
+}
+
+// sweep kills all children of this process, and theirs as they become its own, until none is left. It waits for all but those that
+// somebody else waits for. The caller holds the family's mutex.
+func sweep(of *Family) {
+	for deadline := time.Now().Add(sweepTime); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		left := 0
+		for _, c := range childProcesses() {
+			switch {
+			case !c.zombie:
+				left++
+				killChild(c.pid)
+			case !of.has(c.pid):
+				left++ // its own children, if it had any, are listed the next time
+				collect(c.pid)
+			}
+		}
+		if left == 0 {
+			return
+		}
+	}
+}
+
+// killChild kills a process that is still a child of this one: the handle, unlike the number, cannot mean another.
+func killChild(pid int) {
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return // it has ended
+	}
+	if _, parent, ok := readStat(fmt.Sprintf("/proc/%d/stat", pid)); ok && parent == os.Getpid() {
+		_ = p.Kill() // the next look tells whether it has ended
+	}
+	_ = p.Release()
+}
+
+// collect takes note of a child that has ended, so that its number is free.
+func collect(pid int) {
+	var status unix.WaitStatus
+	_, _ = unix.Wait4(pid, &status, unix.WNOHANG, nil)
+}
+
+// reapEvery bounds how often orphans that have ended are looked for.
+const reapEvery = time.Second
+
+// reap takes note of orphans that have ended, until stop is called.
+func (f *Family) reap() (stop func()) {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	done, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case <-ended:
+			case <-done:
+				return
+			}
+			f.mu.Lock()
+			for _, c := range childProcesses() {
+				if c.zombie && !f.has(c.pid) {
+					collect(c.pid)
+				}
+			}
+			f.mu.Unlock()
+			select {
+			case <-time.After(reapEvery):
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(ended)
+		close(done)
+		<-gone
+	}
+}

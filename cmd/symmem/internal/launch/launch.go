@@ -1,0 +1,208 @@
+// Package launch starts the ranks of a job as processes on this machine, passes signals and output on, and leaves nothing of them
+// behind.
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+)
+
+const (
+	// DefaultGrace is how long ranks that were asked to end may take before they are killed.
+	DefaultGrace = 10 * time.Second
+	// MaxRanks bounds the ranks of one machine: each costs a process, three pipes and its share of every exchange.
+	MaxRanks = 1024
+)
+
+// ErrStalled, as the cause of the context's end, says that the ranks hang. Run then has each print where its goroutines are.
+var ErrStalled = errors.New("nothing was heard from the ranks for too long")
+
+// Job is what is to be started: the ranks of one job on this machine. Each rank leads a process group of its own, so that a
+// terminal's Ctrl-C comes to the launcher alone, which passes it on.
+type Job struct {
+	Ranks   int
+	Program string   // path, or a name to look for in PATH
+	Environ []string // what the ranks inherit, but for the variables that another launcher has set
+	Extra   []string // NAME=value, over Environ
+	Name    string   // of the job; "" makes a random one
+	Token   string   // "" makes a random one
+
+	// Args gives the arguments of a rank. report is the descriptor of its report pipe, or -1 if there is none.
+	Args func(rank, report int) []string
+	// Report, unless nil, reads what a rank writes to its report pipe, to the end. It runs on a goroutine for each rank.
+	Report func(rank int, r io.Reader)
+
+	Children *Family // that the ranks are put into; nil is none
+
+	Stdin          io.Reader                        // of rank 0; nil is none
+	Stdout, Stderr io.Writer                        // take the ranks' lines, each with a prefix; they may be the same
+	Grace          time.Duration                    // from asking the ranks to end until they are killed
+	Say            func(format string, args ...any) // takes what the launcher has to tell, line by line; nil drops it
+}
+
+// RankEnd is how a rank ended.
+type RankEnd struct {
+	Rank, PID int
+	Code      int       // the exit status, if no signal ended it
+	Signal    os.Signal // that ended it, or nil
+	Asked     bool      // the launcher had asked it to end before
+	Err       error     // why nobody knows how it ended, or that its output could not be written
+}
+
+// Failed reports whether the rank did not end well.
+func (e *RankEnd) Failed() bool { return e.Code != 0 || e.Signal != nil || e.Err != nil }
+
+// Died reports whether the rank failed in a way of its own, even if it was asked to end at about that time.
+func (e *RankEnd) Died() bool {
+	switch {
+	case !e.Failed() || !e.Asked:
+		return e.Failed()
+	case e.Signal != nil:
+		return e.Signal != terminate && e.Signal != os.Kill
+	}
+	return e.Code != 0 && e.Code != exit.Failure
+}
+
+// Status is the exit status as a shell gives it.
+func (e *RankEnd) Status() int {
+	switch {
+	case e.Signal != nil:
+		return SignalStatus(e.Signal)
+	case e.Code == 0 && e.Err != nil:
+		return exit.Failure
+	}
+	return e.Code
+}
+
+// String says how the rank ended.
+func (e *RankEnd) String() string {
+	switch {
+	case e.Signal != nil:
+		return fmt.Sprintf("rank %d (process %d) was ended by signal %d (%v)", e.Rank, e.PID, signalNumber(e.Signal), e.Signal)
+	case e.Code == 0 && e.Err != nil:
+		return fmt.Sprintf("rank %d (process %d): %v", e.Rank, e.PID, e.Err)
+	}
+	return fmt.Sprintf("rank %d (process %d) exited with status %d", e.Rank, e.PID, e.Code)
+}
+
+// Outcome is how a job ended.
+type Outcome struct {
+	Ranks  []RankEnd // by rank
+	First  *RankEnd  // the first rank that failed, nil if none did
+	Signal os.Signal // the first signal that asked the launcher to end, or nil
+}
+
+// Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx ends, the others
+// are asked to end and, after the grace, killed. Signals are passed on to all ranks; one that asks to end starts the grace,
+// and the next one ends it. An error means that not all ranks could be started, and that none is left; it is
+// an *exit.Error where shells have a status for it.
+func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, error) {
+	if l.Ranks < 1 || l.Ranks > MaxRanks {
+		return nil, exit.Usagef("%d ranks were asked for; 1 to %d are allowed", l.Ranks, MaxRanks)
+	}
+	ends := make(chan RankEnd, l.Ranks)
+	ranks, release, err := l.start(ends)
+	defer release()
+	if err != nil {
+		for _, r := range ranks {
+			r.signal(os.Kill, true)
+		}
+		for range ranks {
+			<-ends
+		}
+		return nil, err
+	}
+	s := supervisor{job: l, ranks: ranks, ends: ends, signals: signals}
+	return s.wait(ctx), nil
+}
+
+func (l *Job) tell(format string, args ...any) {
+	if l.Say != nil {
+		l.Say(format, args...)
+	}
+}
+
+// supervisor waits for the ranks of a job.
+type supervisor struct {
+	job     *Job
+	ranks   []*rankProcess
+	ends    <-chan RankEnd
+	signals <-chan os.Signal
+
+	kill <-chan time.Time // ends the grace; nil as long as nobody was asked to end
+}
+
+func (s *supervisor) wait(ctx context.Context) *Outcome {
+	result := &Outcome{Ranks: make([]RankEnd, len(s.ranks))}
+	running := make(map[int]bool, len(s.ranks))
+	for rank := range s.ranks {
+		running[rank] = true
+	}
+	done := ctx.Done()
+	for len(running) > 0 {
+		select {
+		case e := <-s.ends:
+			delete(running, e.Rank)
+			result.Ranks[e.Rank] = e
+			if !e.Failed() || result.First != nil {
+				continue
+			}
+			result.First = &result.Ranks[e.Rank]
+			switch {
+			case s.kill != nil: // it was asked to
+			case len(running) > 0:
+				s.job.tell("%v; ending the other ranks", result.First)
+				s.end(terminate)
+			default:
+				s.job.tell("%v", result.First)
+			}
+		case sig := <-s.signals:
+			switch {
+			case !asksToEnd(sig):
+				for _, r := range s.ranks {
+					r.signal(sig, false)
+				}
+			case s.kill != nil:
+				s.end(os.Kill)
+			default:
+				s.end(sig)
+			}
+			if asksToEnd(sig) && result.Signal == nil {
+				result.Signal = sig
+			}
+		case <-done:
+			done = nil
+			if errors.Is(context.Cause(ctx), ErrStalled) {
+				s.end(dumpStacks)
+			} else {
+				s.end(terminate)
+			}
+		case <-s.kill:
+			var left []int
+			for rank := range s.ranks {
+				if running[rank] {
+					left = append(left, rank)
+				}
+			}
+			s.job.tell("ranks %v have not ended within %v; killing them", left, s.job.Grace)
+			s.end(os.Kill)
+		}
+	}
+	return result
+}
+
+// end sends sig to all ranks that still run, and begins the grace unless it has begun.
+func (s *supervisor) end(sig os.Signal) {
+	for _, r := range s.ranks {
+		r.signal(sig, true)
+	}
+	if s.kill == nil {
+		s.kill = time.After(s.job.Grace)
+	}
+}

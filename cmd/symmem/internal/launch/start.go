@@ -1,0 +1,314 @@
+package launch
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+)
+
+// drainTime is how long the output of a rank is still read after it has ended. Only a process that the rank has left behind,
+// in a session of its own, can hold the pipe open for longer.
+const drainTime = 2 * time.Second
+
+// rankProcess is a rank that was started.
+type rankProcess struct {
+	rank  int
+	cmd   *exec.Cmd
+	pipes []*os.File // this side of its output and report pipes
+	reads sync.WaitGroup
+	lines []*lineWriter
+
+	mu    sync.Mutex
+	ended bool // it was reaped: its number may mean another process now
+	asked bool
+}
+
+// signal sends sig to the process group of the rank, unless it has ended. end says that the rank is to end by it.
+func (r *rankProcess) signal(sig os.Signal, end bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return
+	}
+	r.asked = r.asked || end
+	signalGroup(r.cmd.Process, sig)
+}
+
+// start starts the ranks, each of which sends its end to ends, which has room for all. On an error it gives those that were
+// started nevertheless. release gives back what was needed, once all have ended.
+func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), err error) {
+	release = func() {}
+	if err := launchSupported(); err != nil {
+		return nil, release, err
+	}
+	path, err := exec.LookPath(l.Program)
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		return nil, release, fmt.Errorf("starting the ranks: %w", startError(err))
+	}
+	if err != nil {
+		path = l.Program // found in the working directory, which PATH names: shells run it too
+	}
+	place, err := newMeetingPlace(cmp.Or(l.Name, "run-"+randomHex(8)), cmp.Or(l.Token, randomHex(32)))
+	if err != nil {
+		return nil, release, err
+	}
+
+	// The kernel tells a child that its parent has died when the thread that started it ends. So one thread starts all
+	// ranks, and stays.
+	type started struct {
+		ranks []*rankProcess
+		err   error
+	}
+	result, hold := make(chan started), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var s started
+		var output sync.Mutex
+		for rank := range l.Ranks {
+			r, err := l.startRank(rank, path, place, &output)
+			if err != nil {
+				s.err = fmt.Errorf("starting rank %d: %w", rank, err)
+				break
+			}
+			s.ranks = append(s.ranks, r)
+		}
+		result <- s
+		<-hold
+	}()
+	s := <-result
+	// Only rank 0 must hold the socket: the others are refused then, not left waiting, when it is gone.
+	s.err = errors.Join(s.err, place.socket.Close())
+	for _, r := range s.ranks {
+		go func() { ends <- r.wait(l.Children) }()
+	}
+	return s.ranks, func() { close(hold) }, s.err
+}
+
+// startRank starts one rank and the readers of its output.
+func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync.Mutex) (*rankProcess, error) {
+	r := &rankProcess{rank: rank}
+	var theirs []*os.File
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close() // the child has its own, or there is none
+		}
+	}()
+	pipe := func() (mine, child *os.File, err error) {
+		mine, child, err = os.Pipe()
+		if err != nil {
+			return nil, nil, fmt.Errorf("making a pipe (with many ranks, raise ulimit -n): %w", err)
+		}
+		r.pipes = append(r.pipes, mine)
+		theirs = append(theirs, child)
+		return mine, child, nil
+	}
+	fail := func(err error) (*rankProcess, error) {
+		for _, f := range r.pipes {
+			err = errors.Join(err, f.Close())
+		}
+		return nil, err
+	}
+
+	outRead, outWrite, err := pipe()
+	if err != nil {
+		return fail(err)
+	}
+	errRead, errWrite, err := pipe()
+	if err != nil {
+		return fail(err)
+	}
+	cmd := &exec.Cmd{Path: path, Stdout: outWrite, Stderr: errWrite, SysProcAttr: groupLeader()}
+	if rank == 0 {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, place.socket)
+	}
+	var reportRead *os.File
+	report := -1
+	if l.Report != nil {
+		var reportWrite *os.File
+		if reportRead, reportWrite, err = pipe(); err != nil {
+			return fail(err)
+		}
+		report = 3 + len(cmd.ExtraFiles) // the descriptors of ExtraFiles begin at 3
+		cmd.ExtraFiles = append(cmd.ExtraFiles, reportWrite)
+	}
+	cmd.Args = append([]string{l.Program}, l.Args(rank, report)...)
+	cmd.Env = rankEnviron(l.Environ, append(slices.Clone(l.Extra), place.variables(rank, l.Ranks)...))
+
+	feed := func() {}
+	if rank == 0 {
+		if feed, err = feedInput(cmd, l.Stdin); err != nil {
+			return fail(err)
+		}
+	}
+	if err := l.Children.start(cmd); err != nil {
+		return fail(startError(err))
+	}
+	r.cmd = cmd
+	feed()
+	prefix := fmt.Sprintf("[%d] ", rank)
+	r.copyLines(outRead, &lineWriter{mu: output, to: l.Stdout, prefix: prefix})
+	r.copyLines(errRead, &lineWriter{mu: output, to: l.Stderr, prefix: prefix})
+	if reportRead != nil {
+		r.reads.Go(func() {
+			l.Report(rank, reportRead)
+			_, _ = io.Copy(io.Discard, reportRead) // so that the rank is never held up
+		})
+	}
+	return r, nil
+}
+
+// copyLines writes what comes from the pipe line by line.
+func (r *rankProcess) copyLines(from *os.File, to *lineWriter) {
+	r.lines = append(r.lines, to)
+	r.reads.Go(func() {
+		_, _ = io.Copy(to, from) // it ends with the pipe, or by the deadline that wait sets; writing never fails
+		to.flush()
+	})
+}
+
+// wait blocks until the rank has ended and its output is written, and says how it ended.
+func (r *rankProcess) wait(children *Family) RankEnd {
+	e := RankEnd{Rank: r.rank, PID: r.cmd.Process.Pid}
+	reaped := !awaitExit(e.PID)
+	var err error
+	if reaped {
+		err = r.cmd.Wait()
+	}
+	r.mu.Lock()
+	// What the rank has started and left behind goes with it. As long as the rank is not reaped, the number of its group
+	// cannot mean another.
+	signalGroup(r.cmd.Process, os.Kill)
+	if !reaped {
+		err = r.cmd.Wait()
+	}
+	r.ended = true
+	children.waited(e.PID)
+	e.Asked = r.asked
+	r.mu.Unlock()
+	if state := r.cmd.ProcessState; state != nil {
+		e.Code, e.Signal = exitOf(state)
+	}
+	if _, status := errors.AsType[*exec.ExitError](err); err != nil && !status {
+		e.Err = fmt.Errorf("waiting for it: %w", err)
+	}
+	for _, f := range r.pipes {
+		if err := f.SetReadDeadline(time.Now().Add(drainTime)); err != nil {
+			e.Err = errors.Join(e.Err, err)
+		}
+	}
+	r.reads.Wait()
+	for _, f := range r.pipes {
+		e.Err = errors.Join(e.Err, f.Close())
+	}
+	for _, w := range r.lines {
+		if w.err != nil {
+			e.Err = errors.Join(e.Err, fmt.Errorf("writing its output: %w", w.err))
+		}
+	}
+	return e
+}
+
+// startError is a program that could not be started, with the status that shells give.
+func startError(err error) error {
+	status := 126
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		status = 127
+	}
+	return &exit.Error{Status: status, Err: err}
+}
+
+// meetingPlace is what the ranks of one job have in common: the socket of the rendezvous service, which is open before any
+// rank runs, so that no other process can take the port, and the secrets.
+type meetingPlace struct {
+	socket     *os.File // listens; rank 0 inherits it as descriptor 3
+	addr       string
+	job, token string
+}
+
+func newMeetingPlace(job, token string) (*meetingPlace, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		var err6 error
+		if l, err6 = net.Listen("tcp", "[::1]:0"); err6 != nil {
+			return nil, fmt.Errorf("opening the socket of the rendezvous service: %w", errors.Join(err, err6))
+		}
+	}
+	tcp, ok := l.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("opening the socket of the rendezvous service: it is a %T", l), l.Close())
+	}
+	socket, err := tcp.File()
+	if err != nil {
+		return nil, fmt.Errorf("opening the socket of the rendezvous service: %w", errors.Join(err, l.Close()))
+	}
+	if err := l.Close(); err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	return &meetingPlace{socket: socket, addr: l.Addr().String(), job: job, token: token}, nil
+}
+
+// variables is what tells a rank its place. The names of torchrun go along, so that programs which know only those find their
+// rank too; all four together can only be read as counting processes. Not among them are MASTER_ADDR and MASTER_PORT: who reads
+// them expects a store of another protocol there.
+func (p *meetingPlace) variables(rank, ranks int) []string {
+	vars := []string{
+		"SYMMEM_LAUNCHER=none", // so that nothing of a launcher further out fills a gap
+		"SYMMEM_RENDEZVOUS_ADDR=" + p.addr,
+		"SYMMEM_JOB=" + p.job,
+		"SYMMEM_TOKEN=" + p.token,
+	}
+	for _, prefix := range []string{"SYMMEM_", ""} {
+		vars = append(vars,
+			prefix+"RANK="+strconv.Itoa(rank), prefix+"WORLD_SIZE="+strconv.Itoa(ranks),
+			prefix+"LOCAL_RANK="+strconv.Itoa(rank), prefix+"LOCAL_WORLD_SIZE="+strconv.Itoa(ranks))
+	}
+	if rank == 0 {
+		vars = append(vars, "SYMMEM_RENDEZVOUS_FD=3")
+	}
+	return vars
+}
+
+// outer are the variables by which a launcher further out tells a process its place: in a rank they would tell of another job.
+var outer = []string{"SYMMEM_RANK", "SYMMEM_WORLD_SIZE", "SYMMEM_LOCAL_RANK", "SYMMEM_LOCAL_WORLD_SIZE", "SYMMEM_LAUNCHER",
+	"SYMMEM_RENDEZVOUS_ADDR", "SYMMEM_RENDEZVOUS_FD", "SYMMEM_JOB", "SYMMEM_RESTART", "SYMMEM_TOKEN",
+	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+	"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
+
+// rankEnviron gives environ without the places of other jobs, and with set.
+func rankEnviron(environ, set []string) []string {
+	names := make(map[string]bool, len(set))
+	for _, entry := range set {
+		name, _, _ := strings.Cut(entry, "=")
+		names[name] = true
+	}
+	env := make([]string, 0, len(environ)+len(set))
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		if !names[name] && !slices.Contains(outer, name) && !strings.HasPrefix(name, "TORCHELASTIC_") {
+			env = append(env, entry)
+		}
+	}
+	return append(env, set...)
+}
+
+// randomHex gives n random bytes in hexadecimal.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // it never fails
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,497 @@
+package measure
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+const (
+	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations. A
+	// GPU gets more: its clocks and links need some milliseconds of work to come out of their rest.
+	bytesPerRepetition    = 1 << 28
+	gpuBytesPerRepetition = 1 << 34
+	minIterations         = 4
+	maxIterations         = 50000
+	// graphRuns is how many runs a captured graph has: enough to hide what its launch costs.
+	graphRuns = 20
+	// rendezvousBytes is the size that rendezvous is measured with.
+	rendezvousBytes = 64 << 20
+	// barrierChannel and signalChannel are the channels that bench uses.
+	barrierChannel, signalChannel = 0, 0
+)
+
+// Run measures what spec says on this rank, and blocks until it has. It is collective, and all ranks give the same spec. What it finds
+// goes to rep, on rank 0. After an error the ranks may be at different places: the process has to end.
+func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
+	b := &bencher{spec: spec, r: r, rep: rep}
+	return b.run(ctx)
+}
+
+// bencher measures on one rank. All of its methods are collective.
+type bencher struct {
+	spec Spec
+	r    *symmem.Rank
+	rep  Reporter
+	s    device.Stream
+	peer *ncclPeer // nil if none is measured
+
+	nvshmem *nvshmemPeer // the same
+}
+
+func (b *bencher) run(ctx context.Context) (err error) {
+	if b.s, err = b.r.NewStream(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.s.Close()) }()
+	// What has to be there is looked for before anything is measured.
+	lib, refused, err := b.loadPeer(ctx)
+	if err != nil || refused {
+		return err
+	}
+	if b.r.Rank() == 0 {
+		if err := b.rep.Rows(b.rows()); err != nil {
+			return err
+		}
+	}
+	for _, kind := range b.spec.Kinds {
+		if kind == Rendezvous { // before anything else: it also measures the first time
+			if err := b.rendezvous(ctx); err != nil {
+				return fmt.Errorf("measuring rendezvous: %w", err)
+			}
+		}
+	}
+	if lib != nil {
+		if refused, err := b.connectPeer(ctx, lib); err != nil || refused {
+			return err
+		}
+	}
+	for _, kind := range b.spec.Kinds {
+		switch kind {
+		case AllReduce:
+			for _, bytes := range b.spec.Sizes {
+				if err := b.allReduces(ctx, bytes); err != nil {
+					return err
+				}
+			}
+		case PlanRun:
+			if err := b.planRun(ctx); err != nil {
+				return fmt.Errorf("measuring Plan.Run: %w", err)
+			}
+		case Put, Get, PutSignal:
+			for _, bytes := range b.spec.Sizes {
+				if b.r.WorldSize() == 1 {
+					continue // there is nobody else
+				}
+				if err := b.transfer(ctx, kind, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
+				}
+			}
+		}
+	}
+	return errors.Join(b.closeNVSHMEM(ctx), b.closePeer(ctx))
+}
+
+// allReduces measures all forms of an all-reduce of bytes and, right after them, the peer's.
+func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
+	var row *Row
+	for _, alg := range b.algorithms() {
+		var err error
+		if row, err = b.allReduce(ctx, bytes, alg); err != nil {
+			return fmt.Errorf("measuring all-reduce of %s, %s: %w", bytesize.Text(bytes), alg, err)
+		}
+	}
+	if b.nvshmem != nil && row != nil {
+		if err := b.nvshmemAllReduce(ctx, *row); err != nil {
+			return fmt.Errorf("measuring NVSHMEM's all-reduce of %s: %w", bytesize.Text(bytes), err)
+		}
+	}
+	if b.peer == nil || row == nil {
+		return nil
+	}
+	if err := b.peerAllReduce(ctx, *row); err != nil {
+		return fmt.Errorf("measuring NCCL's all-reduce of %s: %w", bytesize.Text(bytes), err)
+	}
+	if err := b.symmetricAllReduce(ctx, *row); err != nil {
+		return fmt.Errorf("measuring NCCL's all-reduce of %s over symmetric windows: %w", bytesize.Text(bytes), err)
+	}
+	return nil
+}
+
+// rows is how many rows run reports, those of peers apart.
+func (b *bencher) rows() int {
+	n := 0
+	for _, kind := range b.spec.Kinds {
+		switch {
+		case kind == Rendezvous:
+			n += 2 // the first time, and later
+		case kind == PlanRun:
+			n++
+		case kind == AllReduce:
+			n += len(b.spec.Sizes) * len(b.algorithms())
+		case b.r.WorldSize() > 1:
+			n += len(b.spec.Sizes)
+		}
+	}
+	return n
+}
+
+// algorithms gives the forms to measure: AllAlgorithms is those that the device, or the library below the backend, has for the dtype and the
+// operation, multicast left out where the backend has none.
+func (b *bencher) algorithms() []string {
+	if !slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
+		return b.spec.Algorithms
+	}
+	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked both
+	op, _ := kernels.ParseOp(b.spec.Op)
+	var names []string
+	kind := b.r.Device().Kind()
+	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
+		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
+			names = append(names, alg.String())
+		}
+	}
+	return names
+}
+
+// iterations is how often a message of bytes is sent in one repetition. Where peers have no pointers the CPU has to do with each, and
+// a small one takes a hundred times as long.
+func iterations(kind device.Kind, pointers bool, bytes int64) int {
+	total, most := int64(bytesPerRepetition), int64(maxIterations)
+	if kind == device.CUDA {
+		total = gpuBytesPerRepetition
+	}
+	if !pointers {
+		most /= 100
+	}
+	return int(min(max(total/bytes, minIterations), most))
+}
+
+// iterations is iterations over this rank's backend.
+func (b *bencher) iterations(bytes int64) int {
+	return iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
+}
+
+// timings are one rank's times per iteration, in microseconds, by repetition.
+type timings struct{ total, host []float64 }
+
+// measure runs the repetitions of n iterations each, after one that does not count: launches calls of enqueue, each good for
+// several iterations, then waiting for the stream.
+func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
+	var t timings
+	launches := n / each
+	repeat := func(launches int) (host, total time.Duration, err error) {
+		if err := b.r.Memory().Barrier(b.s, barrierChannel); err != nil {
+			return 0, 0, err
+		}
+		if err := b.s.Synchronize(ctx); err != nil {
+			return 0, 0, err
+		}
+		began := time.Now()
+		for range launches {
+			if err := enqueue(); err != nil {
+				return 0, 0, err
+			}
+		}
+		host = time.Since(began)
+		err = b.s.Synchronize(ctx)
+		return host, time.Since(began), err
+	}
+	runtime.GC() // what came before must not be collected within a measurement
+	if _, _, err := repeat(launches); err != nil {
+		return t, err
+	}
+	for range b.spec.Repetitions {
+		host, total, err := repeat(launches)
+		if err != nil {
+			return t, err
+		}
+		perIteration := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(launches*each) }
+		t.host, t.total = append(t.host, perIteration(host)), append(t.total, perIteration(total))
+	}
+	return t, nil
+}
+
+// report completes a row with the slowest rank's times of each repetition, and rank 0 tells it.
+func (b *bencher) report(ctx context.Context, row Row, times []float64) error {
+	slowest, err := b.slowest(ctx, times)
+	if err != nil {
+		return err
+	}
+	return b.tellRow(row, slowest)
+}
+
+// slowest gives every rank the slowest rank's time of each repetition, sorted.
+func (b *bencher) slowest(ctx context.Context, times []float64) ([]float64, error) {
+	mine, err := json.Marshal(times)
+	if err != nil {
+		return nil, err
+	}
+	all, err := b.r.Group().AllGather(ctx, "measurement", mine)
+	if err != nil {
+		return nil, err
+	}
+	slowest := make([]float64, len(times))
+	for rank, text := range all {
+		var theirs []float64
+		if err := json.Unmarshal(text, &theirs); err != nil || len(theirs) != len(times) {
+			return nil, fmt.Errorf("reading the times of rank %d: %d of %d: %w", rank, len(theirs), len(times), err)
+		}
+		for i, t := range theirs {
+			slowest[i] = max(slowest[i], t)
+		}
+	}
+	slices.Sort(slowest)
+	return slowest, nil
+}
+
+// tellRow completes a row with the sorted times of the slowest rank, and rank 0 tells it.
+func (b *bencher) tellRow(row Row, slowest []float64) error {
+	if b.r.Rank() != 0 {
+		return nil
+	}
+	if row.Backend == "" {
+		row.Backend = b.r.Backend()
+	}
+	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
+	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
+	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous {
+		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
+	}
+	if row.Kind == AllReduce {
+		w := float64(row.Ranks)
+		row.Bus = row.Bandwidth * 2 * (w - 1) / w
+	}
+	return b.rep.Row(row)
+}
+
+// median of sorted values.
+func median(sorted []float64) float64 {
+	n := len(sorted)
+	if n == 0 {
+		return math.NaN()
+	}
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// tensorOf makes a tensor of at least bytes with its rendezvous behind it.
+func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
+	t, err := b.r.Empty(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return nil, errors.Join(err, t.Close(ctx))
+	}
+	return t, nil
+}
+
+// plan makes the tensors and the plan of an all-reduce of bytes, checks a first result and leaves zeros, on which all-reduces
+// can be repeated without end. closeAll closes what it made.
+func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *kernels.Plan, closeAll func(context.Context) error, err error) {
+	dtype, err := tensor.ParseDType(b.spec.DType)
+	if err != nil {
+		return nil, nil, err
+	}
+	op, err := kernels.ParseOp(b.spec.Op)
+	if err != nil {
+		return nil, nil, err
+	}
+	alg, err := kernels.ParseAlgorithm(algorithm)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err := b.tensorOf(ctx, dtype, bytes)
+	if err != nil {
+		return nil, nil, err
+	}
+	opts := &kernels.AllReduceOptions{Algorithm: alg}
+	out := t
+	if b.spec.OutOfPlace {
+		if out, err = b.tensorOf(ctx, dtype, bytes); err != nil {
+			return nil, nil, errors.Join(err, t.Close(ctx))
+		}
+		opts.Out = out
+	}
+	closeTensors := func(ctx context.Context) error {
+		if out != t {
+			return errors.Join(out.Close(ctx), t.Close(ctx))
+		}
+		return t.Close(ctx)
+	}
+	p, err = kernels.NewAllReduce(ctx, t, op, opts)
+	if err != nil {
+		return nil, nil, errors.Join(err, closeTensors(ctx))
+	}
+	closeAll = func(ctx context.Context) error { return errors.Join(p.Close(ctx), closeTensors(ctx)) }
+	return p, closeAll, b.checkResult(ctx, reduction{name: p.String(), dtype: dtype, elements: t.NumElements(), op: op,
+		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }})
+}
+
+// allReduce measures one form of an all-reduce of bytes, and gives its row as far as it does not depend on the times.
+func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) (*Row, error) {
+	p, closeAll, err := b.plan(ctx, bytes, algorithm)
+	if err != nil {
+		return nil, err
+	}
+	n, each := b.iterations(p.Bytes()), 1
+	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
+		Chosen: p.Algorithm().String(), Mode: "eager"}
+	if b.spec.OutOfPlace {
+		row.Place = "out of place"
+	}
+	enqueue := func() error { return p.Run(b.s) }
+	if p.Algorithm() == kernels.NVSHMEM {
+		if n, err = b.affordable(ctx, n, enqueue); err != nil {
+			return nil, err
+		}
+	}
+	var graph device.Graph
+	if b.spec.Graph {
+		row.Mode, each = "graph", min(graphRuns, n)
+		n -= n % each
+		if graph, err = b.capture(repeated(each, enqueue)); err != nil {
+			return nil, err
+		}
+		enqueue = func() error { return graph.Launch(b.s) }
+	}
+	row.Iterations = n
+	times, err := b.measure(ctx, n, each, enqueue)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.report(ctx, row, times.total); err != nil {
+		return nil, err
+	}
+	if graph != nil {
+		if err := graph.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return &row, closeAll(ctx)
+}
+
+// capture records what work enqueues.
+func (b *bencher) capture(work func() error) (device.Graph, error) {
+	if err := b.s.BeginCapture(); err != nil {
+		return nil, err
+	}
+	err := work()
+	graph, endErr := b.s.EndCapture()
+	if err := errors.Join(err, endErr); err != nil {
+		return nil, err
+	}
+	return graph, nil
+}
+
+// repeated is n calls of enqueue in one.
+func repeated(n int, enqueue func() error) func() error {
+	return func() error {
+		for range n {
+			if err := enqueue(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// planRun measures what one Run costs its caller, the work itself not counted.
+func (b *bencher) planRun(ctx context.Context) error {
+	bytes := b.spec.Sizes[0]
+	p, closeAll, err := b.plan(ctx, bytes, b.algorithms()[0])
+	if err != nil {
+		return err
+	}
+	n := b.iterations(p.Bytes())
+	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
+	if err != nil {
+		return err
+	}
+	row := Row{Kind: PlanRun, Bytes: p.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.algorithms()[0],
+		Chosen: p.Algorithm().String(), Iterations: n}
+	if err := b.report(ctx, row, times.host); err != nil {
+		return err
+	}
+	return closeAll(ctx)
+}
+
+// transfer measures put, get, or put and signal.
+func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error {
+	remote, err := b.tensorOf(ctx, tensor.Uint8, bytes)
+	if err != nil {
+		return err
+	}
+	local, err := b.tensorOf(ctx, tensor.Uint8, bytes)
+	if err != nil {
+		return err
+	}
+	w := b.r.WorldSize()
+	next, before := (b.r.Rank()+1)%w, (b.r.Rank()+w-1)%w
+	enqueue := func() error { return remote.Put(b.s, next, local) }
+	switch kind {
+	case Get:
+		enqueue = func() error { return remote.Get(b.s, next, local) }
+	case PutSignal:
+		enqueue = func() error {
+			if err := remote.PutSignal(b.s, next, local, signalChannel); err != nil {
+				return err
+			}
+			return remote.Wait(b.s, before, signalChannel)
+		}
+	}
+	n := b.iterations(bytes)
+	times, err := b.measure(ctx, n, 1, enqueue)
+	if err != nil {
+		return err
+	}
+	if err := b.report(ctx, Row{Kind: kind, Bytes: bytes, Iterations: n}, times.total); err != nil {
+		return err
+	}
+	return errors.Join(local.Close(ctx), remote.Close(ctx))
+}
+
+// rendezvous measures allocating and making reachable, the first time and later.
+func (b *bencher) rendezvous(ctx context.Context) error {
+	once := func() (float64, error) {
+		if err := b.r.Barrier(ctx); err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		t, err := b.tensorOf(ctx, tensor.Uint8, rendezvousBytes)
+		took := time.Since(began)
+		if err != nil {
+			return 0, err
+		}
+		return float64(took.Nanoseconds()) / 1e3, t.Close(ctx)
+	}
+	first, err := once()
+	if err != nil {
+		return err
+	}
+	row := Row{Kind: Rendezvous, Bytes: rendezvousBytes, Note: "first", Iterations: 1}
+	if err := b.report(ctx, row, []float64{first}); err != nil {
+		return err
+	}
+	var later []float64
+	for range b.spec.Repetitions {
+		took, err := once()
+		if err != nil {
+			return err
+		}
+		later = append(later, took)
+	}
+	row.Note = "later"
+	return b.report(ctx, row, later)
+}

@@ -1,0 +1,91 @@
+package measure
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+func TestMedian(t *testing.T) {
+	assert.InDelta(t, 2, median([]float64{1, 2, 9}), 0)
+	assert.InDelta(t, 2.5, median([]float64{1, 2, 3, 9}), 0)
+	assert.True(t, math.IsNaN(median(nil)))
+}
+
+func TestIterationsAreBounded(t *testing.T) {
+	assert.Equal(t, maxIterations, iterations(device.Host, true, 1))
+	assert.Equal(t, 256, iterations(device.Host, true, 1<<20))
+	assert.Equal(t, maxIterations/100, iterations(device.Host, false, 1))
+	assert.Equal(t, minIterations, iterations(device.Host, true, 1<<40))
+}
+
+// TestCheckValuesFit holds that what bench checks with is exact in the smallest dtypes at any number of ranks.
+func TestCheckValuesFit(t *testing.T) {
+	for _, op := range kernels.Ops() {
+		for _, ranks := range []int{1, 2, 3, 7, 8, 12, 13, 60, 61, 127, 128, 500, 1024} {
+			for i := range int64(2) {
+				sum, product := float32(0), float32(1)
+				for rank := range ranks {
+					sum += checkValue(op, ranks, rank, i)
+					product *= checkValue(op, ranks, rank, i)
+				}
+				want := checkWant(op, ranks, i)
+				assert.LessOrEqual(t, want, float32(127), "%v of %d ranks", op, ranks)
+				assert.Equal(t, float32(int(want)), want, "%v of %d ranks", op, ranks)
+				switch op {
+				case kernels.Sum:
+					assert.Equal(t, sum, want)
+				case kernels.Avg:
+					assert.Equal(t, sum/float32(ranks), want)
+				case kernels.Prod:
+					assert.Equal(t, product, want)
+				}
+			}
+		}
+	}
+}
+
+func TestChecksOfTheEnds(t *testing.T) {
+	r := reduction{elements: 25}
+	assert.Equal(t, []int64{0, 10, 20}, r.starts(10))
+	r.ends = true
+	assert.Equal(t, []int64{0, 15}, r.starts(10))
+	r.elements = 20
+	assert.Equal(t, []int64{0, 10}, r.starts(10))
+}
+
+func TestPeerHasTheSameTypesAndOperations(t *testing.T) {
+	for _, op := range kernels.Ops() {
+		assert.Equal(t, "nccl"+op.String(), strings.ToLower(ncclOps[op].String()))
+	}
+	short := strings.NewReplacer("ncclInt", "i", "ncclUint", "u", "ncclFloat", "f", "ncclBfloat", "bf")
+	for dtype, theirs := range ncclTypes {
+		assert.Equal(t, dtype.String(), short.Replace(theirs.String()))
+	}
+	assert.NotContains(t, ncclTypes, tensor.Int16)
+	assert.NotContains(t, ncclTypes, tensor.Uint16)
+}
+
+func TestWhyNoPeer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		all   []peerFailure
+		want  string
+		stuck bool
+	}{
+		"all have it":      {all: []peerFailure{{}, {}}},
+		"alike":            {all: []peerFailure{{Text: "gone"}, {Text: "gone"}}, want: "gone"},
+		"one":              {all: []peerFailure{{}, {Text: "gone"}}, want: "rank 1: gone"},
+		"different":        {all: []peerFailure{{Text: "old"}, {Text: "gone"}}, want: "rank 0: old"},
+		"one of them hung": {all: []peerFailure{{Text: "bad"}, {Text: "late", Stuck: true}}, want: "rank 0: bad", stuck: true},
+	} {
+		reason, stuck := whyNoPeer(tt.all)
+		assert.Equal(t, tt.want, reason, name)
+		assert.Equal(t, tt.stuck, stuck, name)
+	}
+}

@@ -1,0 +1,313 @@
+package measure
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// ncclTypes are the dtypes that NCCL has, too.
+var ncclTypes = map[tensor.DType]nccl.DataType{
+	tensor.Float16: nccl.Float16, tensor.BFloat16: nccl.BFloat16, tensor.Float32: nccl.Float32, tensor.Float64: nccl.Float64,
+	tensor.Int8: nccl.Int8, tensor.Int32: nccl.Int32, tensor.Int64: nccl.Int64,
+	tensor.Uint8: nccl.Uint8, tensor.Uint32: nccl.Uint32, tensor.Uint64: nccl.Uint64,
+}
+
+// NCCLHas reports whether NCCL has a dtype.
+func NCCLHas(dtype tensor.DType) bool {
+	_, known := ncclTypes[dtype]
+	return known
+}
+
+// ncclOps are the operations in NCCL's numbers.
+var ncclOps = map[kernels.Op]nccl.Op{
+	kernels.Sum: nccl.Sum, kernels.Prod: nccl.Prod, kernels.Min: nccl.Min, kernels.Max: nccl.Max, kernels.Avg: nccl.Avg,
+}
+
+// averageTolerance is for NCCL's averages, which multiply each input by a rounded 1/W before they add.
+const averageTolerance = 1.0 / 16
+
+// ncclPeer is NCCL in a rank of bench, to measure it in the same run and on the same stream. Its buffers are plain device
+// memory and not the tensors: that is what a program without symmetric memory has, and NCCL treats memory that it could map on
+// its peers in other ways.
+type ncclPeer struct {
+	lib       *nccl.Library
+	comm      *nccl.Comm
+	device    *cuda.Device
+	about     string          // the library and how it is used, for the rows
+	symmetric []symmetricComm // for symmetric windows; none if there are none
+}
+
+// peerFailure is one rank's reason for not having the peer.
+type peerFailure struct {
+	Text  string `json:"text,omitempty"`  // "" if it has it
+	Stuck bool   `json:"stuck,omitempty"` // a thread hangs in the library: the process cannot end in good order
+}
+
+// agree tells every rank why the ranks cannot use the peer, "" if all can. An error is one that must end the bench. Collective.
+func (b *bencher) agree(ctx context.Context, op string, failure error) (reason string, err error) {
+	var mine peerFailure
+	if failure != nil {
+		mine.Text = failure.Error()
+		_, mine.Stuck = errors.AsType[*nccl.StuckError](failure)
+	}
+	data, err := json.Marshal(mine)
+	if err != nil {
+		return "", err
+	}
+	all, err := b.r.Group().AllGather(ctx, op, data)
+	if err != nil {
+		return "", errors.Join(failure, err)
+	}
+	theirs := make([]peerFailure, len(all))
+	for rank, text := range all {
+		if err := json.Unmarshal(text, &theirs[rank]); err != nil {
+			return "", fmt.Errorf("%s: reading what rank %d says: %w", op, rank, err)
+		}
+	}
+	reason, stuck := whyNoPeer(theirs)
+	if stuck {
+		return "", errors.New(reason)
+	}
+	return reason, nil
+}
+
+// whyNoPeer makes one reason of those of all ranks: the first, with its rank unless all have the same. It is "" if there is
+// none.
+func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
+	same := true
+	for rank, f := range all {
+		same = same && f.Text == all[0].Text
+		stuck = stuck || f.Stuck
+		if reason == "" && f.Text != "" {
+			reason = fmt.Sprintf("rank %d: %s", rank, f.Text)
+		}
+	}
+	if same {
+		return all[0].Text, stuck
+	}
+	return reason, stuck
+}
+
+// refusePeer is what becomes of the bench without the peer, for a reason that all ranks know: a peer that must be there ends
+// it, which is refused; otherwise rank 0 tells the reason.
+func (b *bencher) refusePeer(reason string) (refused bool, err error) {
+	refused = b.spec.Peer.Required
+	if b.r.Rank() != 0 {
+		return refused, nil
+	}
+	if refused {
+		return true, b.rep.Refuse(fmt.Sprintf("the peer %s cannot be measured beside backend %s: %s; "+
+			"put that right, or leave it out by --peer=none", b.spec.Peer.name(), b.r.Backend(), reason))
+	}
+	return false, b.rep.Row(Row{Kind: AllReduce, Backend: NCCL, Beside: b.r.Backend(), Note: reason})
+}
+
+// loadPeer loads the peer's library on all ranks. The library is nil if the peer is not to be measured; refused ends the bench,
+// with nothing left to do. Collective.
+func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool, err error) {
+	spec := b.spec.Peer
+	if spec == nil {
+		return nil, false, nil
+	}
+	if spec.NVSHMEM {
+		refused, err = b.openNVSHMEM(ctx)
+		return nil, refused, err
+	}
+	if kind := b.r.Device().Kind(); kind != device.CUDA {
+		if !spec.Required {
+			return nil, false, nil // nobody expects it there
+		}
+		refused, err = b.refusePeer(fmt.Sprintf("NCCL works on CUDA devices, and this backend is on a %s device", kind))
+		return nil, refused, err
+	}
+	lib, failure := b.loadNCCL()
+	reason, err := b.agree(ctx, "loading the peer", failure)
+	if err != nil || reason == "" {
+		return lib, false, err
+	}
+	refused, err = b.refusePeer(reason)
+	return nil, refused, err
+}
+
+// loadNCCL loads the library on this rank.
+func (b *bencher) loadNCCL() (*nccl.Library, error) {
+	dtype, err := tensor.ParseDType(b.spec.DType)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := ncclTypes[dtype]; !ok {
+		return nil, fmt.Errorf("NCCL has no %s", dtype)
+	}
+	if _, ok := b.r.Device().(*cuda.Device); !ok {
+		return nil, fmt.Errorf("the device is a %T, whose context cannot be shared with NCCL", b.r.Device())
+	}
+	return nccl.Load(&nccl.Options{Path: b.spec.Peer.Library, Multicast: b.spec.Peer.Multicast})
+}
+
+// connectPeer makes the peer's communicator. Collective.
+func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused bool, err error) {
+	d := b.r.Device().(*cuda.Device) // loadNCCL has made sure
+	// Half of the time, so that ranks that came are still there to be told that another did not.
+	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout/2)
+	defer cancel()
+	var id []byte
+	var failure error
+	if b.r.Rank() == 0 {
+		id, failure = bounded(within, d, "making a unique id", func() ([]byte, error) {
+			id, err := lib.NewUniqueID()
+			return id[:], err
+		})
+		if failure != nil {
+			id = nil
+		}
+	}
+	if id, err = b.r.Group().Broadcast(ctx, "the peer's unique id", 0, id); err != nil {
+		return false, errors.Join(failure, err)
+	}
+	var comm *nccl.Comm
+	switch {
+	case failure != nil:
+	case len(id) != nccl.UniqueIDBytes:
+		failure = errors.New("rank 0 has made no unique id")
+	default:
+		comm, failure = lib.NewComm(within, &nccl.CommOptions{
+			Ranks: b.r.WorldSize(), Rank: b.r.Rank(), ID: nccl.UniqueID(id), Scope: d.WithContext,
+			Config: &nccl.Config{NoMulticast: !b.spec.Peer.Multicast},
+		})
+	}
+	reason, err := b.agree(ctx, "connecting the peer", failure)
+	if err != nil {
+		return false, err
+	}
+	if reason != "" {
+		if comm != nil {
+			if err := comm.Abort(ctx, errors.New(reason)); err != nil {
+				return false, err
+			}
+		}
+		return b.refusePeer(reason)
+	}
+	b.peer = &ncclPeer{lib: lib, comm: comm, device: d, about: aboutNCCL(lib, b.spec.Peer.Multicast)}
+	return false, b.connectSymmetric(ctx)
+}
+
+// aboutNCCL says what is measured, for people who compare.
+func aboutNCCL(lib *nccl.Library, multicast bool) string {
+	text := fmt.Sprintf("NCCL %s (%s), plain device memory", lib.Version(), lib.Path())
+	if !multicast {
+		text += ", NCCL_NVLS_ENABLE=0"
+	}
+	return text
+}
+
+// bounded makes a call of NCCL's with the device's context current, and waits no longer than ctx.
+func bounded[T any](ctx context.Context, d *cuda.Device, what string, call func() (T, error)) (T, error) {
+	return nccl.Bound(ctx, what, func() (value T, err error) {
+		err = d.WithContext(func() error {
+			var err error
+			value, err = call()
+			return err
+		})
+		return value, err
+	})
+}
+
+// closePeer destroys the communicator, if there is one. Collective.
+func (b *bencher) closePeer(ctx context.Context) error {
+	if b.peer == nil {
+		return nil
+	}
+	if err := b.r.Barrier(ctx); err != nil {
+		return err
+	}
+	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout)
+	defer cancel()
+	err := errors.Join(b.closeSymmetric(within), b.peer.comm.Destroy(within))
+	b.peer = nil
+	return err
+}
+
+// peerAllReduce measures NCCL's all-reduce of the bytes, dtype, operation, mode, place and iterations of the row like, on the
+// same stream. Collective.
+func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
+	d := b.peer.device
+	in, err := d.Alloc(like.Bytes)
+	if err != nil {
+		return err
+	}
+	out := in
+	if b.spec.OutOfPlace {
+		if out, err = d.Alloc(like.Bytes); err != nil {
+			return err
+		}
+	}
+	times, err := b.measureNCCL(ctx, like, b.peer.comm, in, out)
+	if err != nil {
+		return err
+	}
+	row := like
+	row.Backend, row.Beside, row.Algorithm, row.Chosen, row.Note = NCCL, b.r.Backend(), "", "", b.peer.about
+	if err := b.report(ctx, row, times); err != nil {
+		return err
+	}
+	if out != in {
+		err = d.Free(out)
+	}
+	return errors.Join(err, d.Free(in))
+}
+
+// measureNCCL checks a result of NCCL's all-reduce, measures it and gives this rank's times. Collective.
+func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
+	dtype, err := tensor.ParseDType(like.DType)
+	if err != nil {
+		return nil, err
+	}
+	op, err := kernels.ParseOp(like.Op)
+	if err != nil {
+		return nil, err
+	}
+	stream, ok := b.s.(*cuda.Stream)
+	if !ok {
+		return nil, fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
+	}
+	count, handle := like.Bytes/dtype.Bytes(), uintptr(stream.Handle())
+	once := func() error {
+		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[dtype], ncclOps[op])
+	}
+	// All runs of a repetition share one section with the context, which is not NCCL's to pay for again and again.
+	several := func(n int) func() error {
+		return func() error { return b.peer.device.WithContext(repeated(n, once)) }
+	}
+	check := reduction{name: "ncclAllReduce", dtype: dtype, elements: count, op: op, in: in, out: out, enqueue: several(1),
+		ends: true}
+	if op == kernels.Avg {
+		check.tolerance = averageTolerance
+	}
+	// This also makes the connections that NCCL makes at first need, outside of any capture.
+	if err := b.checkResult(ctx, check); err != nil {
+		return nil, err
+	}
+	each := like.Iterations
+	enqueue := several(each)
+	var graph device.Graph
+	if b.spec.Graph {
+		each = min(graphRuns, like.Iterations)
+		if graph, err = b.capture(several(each)); err != nil {
+			return nil, err
+		}
+		enqueue = func() error { return graph.Launch(b.s) }
+	}
+	times, err := b.measure(ctx, like.Iterations, each, enqueue)
+	if graph != nil { // before the communicator, which waits for it
+		err = errors.Join(err, graph.Close())
+	}
+	return times.total, err
+}

@@ -1,0 +1,101 @@
+// Package measure takes the measurements of bench on the ranks of a job, beside those of libraries that do the same.
+package measure
+
+import (
+	"time"
+)
+
+// The kinds of measurements.
+const (
+	AllReduce  = "all_reduce"
+	Put        = "put"        // every rank puts to the next, all at once
+	Get        = "get"        // every rank gets from the next, all at once
+	PutSignal  = "put_signal" // put and signal to the next, wait for the one before: one hop
+	Rendezvous = "rendezvous" // allocate and make reachable
+	PlanRun    = "plan_run"   // what enqueuing one run costs the host
+)
+
+// Kinds are all kinds of measurements.
+var Kinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
+
+// AllAlgorithms, as the only one of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
+const AllAlgorithms = "all"
+
+// The peers. NCCL and NVSHMEM are also the backends of their rows.
+const (
+	NCCL          = "nccl"
+	NCCLSymmetric = "nccl_symmetric" // the backend of the rows of NCCL's all-reduce over symmetric windows, for which it has kernels of their own
+	NVSHMEM       = "nvshmem"
+)
+
+// Spec is what the ranks are to measure, alike on each.
+type Spec struct {
+	Kinds       []string `json:"kinds"`
+	Sizes       []int64  `json:"sizes"` // in bytes
+	DType       string   `json:"dtype"`
+	Op          string   `json:"op"`
+	Algorithms  []string `json:"algorithms"` // or AllAlgorithms
+	Graph       bool     `json:"graph"`      // replay a captured graph instead of running each time
+	OutOfPlace  bool     `json:"out_of_place"`
+	Repetitions int      `json:"repetitions"` // of each measurement
+
+	Peer *PeerSpec `json:"peer,omitempty"` // nil measures none
+}
+
+// Row is one measurement. A time is that of the slowest rank.
+//
+// A row that names a backend in Beside is a measurement of a peer. If it has no iterations the peer was not measured, and the note
+// says why.
+type Row struct {
+	Kind        string  `json:"kind"`
+	Backend     string  `json:"backend"`          // or the peer
+	Beside      string  `json:"beside,omitempty"` // of a peer: the backend that it is compared with
+	Ranks       int     `json:"ranks"`
+	Bytes       int64   `json:"bytes"` // of one rank's message
+	DType       string  `json:"dtype,omitempty"`
+	Op          string  `json:"op,omitempty"`
+	Algorithm   string  `json:"algorithm,omitempty"` // that was asked for
+	Chosen      string  `json:"chosen,omitempty"`    // the form that auto took
+	Mode        string  `json:"mode,omitempty"`      // eager or graph
+	Place       string  `json:"place,omitempty"`     // in place or out of place
+	Note        string  `json:"note,omitempty"`      // first or later, of rendezvous; what was measured, of a peer
+	Iterations  int     `json:"iterations"`          // back to back, in one repetition
+	Repetitions int     `json:"repetitions"`
+	Median      float64 `json:"median_us"` // of the repetitions, per iteration
+	Min         float64 `json:"min_us"`
+	Max         float64 `json:"max_us"`
+	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
+	Bus         float64 `json:"bus_gb_per_s,omitempty"` // all-reduce: the same times 2(W-1)/W
+
+	// What the peer took for the same, if it was measured.
+	PeerMedian float64 `json:"peer_us,omitempty"`
+	PeerBus    float64 `json:"peer_bus_gb_per_s,omitempty"`
+	PeerRatio  float64 `json:"peer_ratio,omitempty"` // peer_us by median_us: above 1 the peer is slower
+}
+
+// PeerSpec is what the ranks are to do about the peer, alike on each.
+type PeerSpec struct {
+	Required  bool          `json:"required"`
+	Library   string        `json:"library,omitempty"` // its file or folder; "" looks for it
+	Multicast bool          `json:"multicast"`         // leave it to NCCL whether multicast is used
+	Timeout   time.Duration `json:"timeout_ns"`        // of coming together
+	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
+}
+
+// Reporter takes what rank 0 finds, one call at a time. An error of it ends the measuring.
+type Reporter interface {
+	// Rows tells how many rows there will be, those of peers apart, before the first.
+	Rows(n int) error
+	// Row tells one measurement, or why a peer was not measured.
+	Row(row Row) error
+	// Refuse tells why nothing is measured. It is no failure.
+	Refuse(reason string) error
+}
+
+// name is what the peer is called.
+func (p *PeerSpec) name() string {
+	if p.NVSHMEM {
+		return NVSHMEM
+	}
+	return NCCL
+}
