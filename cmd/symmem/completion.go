@@ -15,7 +15,7 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// backendValues gives what the flag --backend of a command may have in its list.
+// backendValues returns what the flag --backend of a command may have in its list.
 func backendValues(command string) []string {
 	names := append(backend.Names(), config.BackendAuto)
 	if command == "verify" || command == "bench" {

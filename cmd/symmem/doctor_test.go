@@ -29,7 +29,7 @@ func diagnosed(t *testing.T, status int, env []string, args ...string) doctor.Di
 	return found
 }
 
-// findingOf gives the finding of a backend, nil if there is none.
+// findingOf returns the finding of a backend, nil if there is none.
 func findingOf(d doctor.Diagnosis, name string) *probe.Finding {
 	i := slices.IndexFunc(d.Backends, func(b probe.Finding) bool { return b.Name == name })
 	if i < 0 {

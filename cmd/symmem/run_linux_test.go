@@ -312,7 +312,7 @@ func processState(path string) (state string, parent int, ok bool) {
 	return fields[0], parent, err == nil
 }
 
-// launcherOf gives the launcher that a command has started.
+// launcherOf returns the launcher that a command has started.
 func launcherOf(t *testing.T, c *command, mark string) int {
 	t.Helper()
 	for _, pid := range marked(t, mark) {

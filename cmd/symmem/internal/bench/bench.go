@@ -27,15 +27,16 @@ import (
 	"github.com/symmem/symmem/config"
 )
 
-// RankCommand is the hidden sub-command of the ranks, which calls Rank. Its flag SpecFlag has what to measure, as JSON.
+// RankCommand is the hidden sub-command of the ranks, which calls Rank. The value of its flag SpecFlag is a measure.Spec in
+// JSON.
 const (
 	RankCommand = "bench-rank"
 	SpecFlag    = "spec"
 )
 
-// Run starts the ranks, measures on each backend that is to be measured and writes the results. flags are the settings of the
-// configuration that the command was given, and all others for the record; command is what they were given to. It blocks until all
-// ranks have ended. What was measured before something failed is written all the same, and the error says what failed.
+// Run starts the ranks, measures each backend in turn and writes the results. flags are all flags of the command, the settings of the
+// configuration among them; the report records those that were used, after command. Run blocks until all ranks have ended. If something
+// fails, what was measured before is still written, and the error says what failed.
 func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) (err error) {
 	spec, err := o.spec()
 	if err != nil {
@@ -60,7 +61,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	// A file that cannot be written is better known before the measuring than after.
+	// If a file cannot be written, the time to say so is before measuring.
 	outputs, err := openOutputs(o)
 	if err != nil {
 		return err
@@ -116,7 +117,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 			if len(report.Rows) == 0 {
 				return err
 			}
-			// What took long to measure is not thrown away.
+			// What was measured took long, and is not thrown away.
 			report.Incomplete = terminal.OneLine(err.Error())
 			return errors.Join(err, report.write(p.Out, o, outputs))
 		}
@@ -124,7 +125,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	return report.write(p.Out, o, outputs)
 }
 
-// cmdline gives the flags that the command was called with. The token is not among them.
+// cmdline returns the command with the flags that were used, without the token.
 func cmdline(command string, flags *pflag.FlagSet) []string {
 	args := strings.Fields(command)
 	flags.Visit(func(f *pflag.Flag) {
@@ -135,7 +136,7 @@ func cmdline(command string, flags *pflag.FlagSet) []string {
 	return args
 }
 
-// outputFiles are the files that bench writes at its end.
+// outputFiles are the files that bench writes at the end.
 type outputFiles struct{ json, plot *os.File }
 
 func openOutputs(o Options) (outputFiles, error) {
@@ -164,20 +165,21 @@ func (f outputFiles) close() error {
 	return err
 }
 
-// finding is what rank 0 tells the parent, one or the other.
+// finding is what rank 0 reports to the parent: one or the other.
 type finding struct {
 	Rows int          `json:"rows,omitempty"` // how many rows there will be, those of peers apart
 	Row  *measure.Row `json:"row,omitempty"`
 }
 
-// teller tells the parent what is measured.
+// teller reports to the parent. It is a measure.Reporter.
 type teller struct{ to *fleet.Reporter }
 
 func (t teller) Rows(n int) error           { return t.to.Work(finding{Rows: n}) }
 func (t teller) Row(row measure.Row) error  { return t.to.Work(finding{Row: &row}) }
 func (t teller) Refuse(reason string) error { return t.to.Refuse(reason) }
 
-// Rank is one rank of bench: it measures what spec, the value of SpecFlag, says, and reports on the descriptor fd.
+// Rank is one rank of bench. spec, the value of SpecFlag, is what it measures. It reports on the descriptor fd, and blocks until it has
+// finished.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, spec string) error {
 	var s measure.Spec
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {

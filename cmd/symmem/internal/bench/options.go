@@ -16,26 +16,26 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// The values of --peer, beside measure.NCCL and measure.NVSHMEM, which must be there then.
+// The values of --peer that are not the name of a peer. A peer that is named, measure.NCCL or measure.NVSHMEM, is required.
 const (
 	PeerAuto = "auto" // NCCL if the backend works on CUDA devices and the library is there
 	PeerNone = "none"
 )
 
-// The values of flags that take only some.
+// The values of the flags --mode, --place and --peer.
 var (
 	Modes  = []string{"eager", "graph"}
 	Places = []string{"in", "out"}
 	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, PeerNone}
 )
 
-// DTypes gives the values of --dtype.
+// DTypes returns the values of --dtype.
 func DTypes() []string { return texts(tensor.DTypes()) }
 
-// Ops gives the values of --op.
+// Ops returns the values of --op.
 func Ops() []string { return texts(kernels.Ops()) }
 
-// Algorithms gives the values of --algorithm: the forms of all-reduce on every device and backend, and all.
+// Algorithms returns the values of --algorithm: the forms of all-reduce on every device and backend, and all.
 func Algorithms() []string {
 	names := []string{measure.AllAlgorithms}
 	for a := kernels.Auto; ; a++ {
@@ -54,7 +54,7 @@ func texts[T fmt.Stringer](all []T) []string {
 	return names
 }
 
-// Options are the flags of bench, but for the settings of the configuration.
+// Options are the flags of bench, except for the settings of the configuration.
 type Options struct {
 	Backends             string // names with commas between them, auto or all
 	Sizes                string // as bytesize.ParseList reads them
@@ -116,8 +116,8 @@ func (o *Options) spec() (measure.Spec, error) {
 	return s, exit.UsageError(errors.Join(all...))
 }
 
-// peerSpec checks the flags of the peer and says what the ranks are to do, nil if nothing. Multicast and timeout are not among
-// them.
+// peerSpec checks the flags of the peer and returns what the ranks do about it, nil if nothing. It does not set multicast and timeout,
+// which the configuration decides.
 func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 	if o.Peer != PeerAuto && o.Peer != PeerNone && o.Peer != measure.NCCL && o.Peer != measure.NVSHMEM {
 		return nil, fmt.Errorf("--peer is %q; allowed are %s%s", o.Peer, strings.Join(Peers, ", "), suggest.DidYouMean(o.Peer, Peers))

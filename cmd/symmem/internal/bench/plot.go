@@ -12,18 +12,18 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 )
 
-// The endings of the files that a picture can be written to.
+// The endings of the files that a picture is written to.
 const (
 	endingPNG = ".png"
 	endingSVG = ".svg"
 )
 
-// drawable reports whether a file of that name can have a picture.
+// drawable reports whether the name of a file says that it is a picture.
 func drawable(name string) bool { return hasEnding(name, endingPNG) || hasEnding(name, endingSVG) }
 
 func hasEnding(name, ending string) bool { return strings.HasSuffix(strings.ToLower(name), ending) }
 
-// writePlot draws time and bandwidth by size, both axes logarithmic, in the format that the ending of the name says.
+// writePlot draws time and bandwidth by size, in the format that the ending of the name says.
 func (r *Report) writePlot(w io.Writer, name string) error {
 	page := r.page()
 	write := page.WritePNG
@@ -71,7 +71,7 @@ func (r *Report) page() *chart.Page {
 	}
 }
 
-// line is the name of the line that a row belongs to, "" if it is no point of one.
+// line returns the name of the line that a row belongs to, "" if it belongs to none.
 func line(r *measure.Row) string {
 	switch r.Kind {
 	case measure.AllReduce:

@@ -49,7 +49,7 @@ func (r *Report) write(out io.Writer, o Options, to outputFiles) error {
 	return err
 }
 
-// writeJSON writes the document with each row on a line of its own, which people can read and line tools too.
+// writeJSON writes the document with each row on a line of its own, for people and for tools that work on lines.
 func (r *Report) writeJSON(w io.Writer) error {
 	head := *r
 	head.Rows = nil
@@ -78,7 +78,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 	return err
 }
 
-// compare writes into each row of ours what the fastest peer took for the same, in the same run.
+// compare sets in each of our rows what the fastest peer took for the same in the same run.
 func (r *Report) compare() {
 	for i := range r.Rows {
 		row := &r.Rows[i]
@@ -106,7 +106,7 @@ func (r *Report) peers(row *measure.Row) []string {
 	return names
 }
 
-// peerOf gives the named peer's row beside one of ours, or nil.
+// peerOf returns the named peer's row beside one of ours, or nil.
 func (r *Report) peerOf(row *measure.Row, name string) *measure.Row {
 	for i := range r.Rows {
 		p := &r.Rows[i]
@@ -119,7 +119,7 @@ func (r *Report) peerOf(row *measure.Row, name string) *measure.Row {
 	return nil
 }
 
-// abouts lists what the peers' rows say about the peers, each once, after the name of the peer.
+// abouts lists what the rows of the peers say about them, each once, after the name of the peer.
 func (r *Report) abouts() []string {
 	var all []string
 	for _, row := range r.Rows {

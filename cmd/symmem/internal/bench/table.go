@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 )
 
-// writeTable prints the rows for people: a table for each backend and thing measured. What a peer took stands in the row that it
-// was measured beside.
+// writeTable prints the rows for people, in a table for each backend and kind. What a peer took is in the row that it was measured
+// beside.
 func (r *Report) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	m := r.Machine
@@ -85,7 +85,7 @@ func (r *Report) compared(row *measure.Row) bool {
 	return false
 }
 
-// figure gives a time in microseconds, or a rate, with about three digits.
+// figure formats a time in microseconds, or a rate, with about three digits.
 func figure(x float64) string {
 	switch {
 	case x < 10:
@@ -96,7 +96,7 @@ func figure(x float64) string {
 	return fmt.Sprintf("%.0f", x)
 }
 
-// rate gives a rate, or nothing where there is none.
+// rate formats a rate, as "" if there is none.
 func rate(x float64) string {
 	if x == 0 {
 		return ""

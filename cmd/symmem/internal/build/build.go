@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 )
 
-// Info is the build that runs.
+// Info describes the build that runs.
 type Info struct {
 	Version  string `json:"version"`            // of the module: "v0.1.0", or "(devel)" from a checkout
 	Revision string `json:"revision,omitempty"` // of the checkout
@@ -17,7 +17,7 @@ type Info struct {
 	Arch     string `json:"arch"`
 }
 
-// Read reads what the linker has left in this executable.
+// Read reads the information that the linker left in this executable.
 func Read() Info {
 	b := Info{Version: "(devel)", Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
@@ -38,7 +38,7 @@ func Read() Info {
 	return b
 }
 
-// String is the one line that version prints.
+// String returns the line that version prints.
 func (b Info) String() string {
 	text := fmt.Sprintf("symmem %s", b.Version)
 	if b.Revision != "" {

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Max bounds a size that is read, in bytes.
-const Max = 1 << 40
+// maxSize is the largest size that is accepted, in bytes.
+const maxSize = 1 << 40
 
-// Parse reads a number of bytes with an optional K, M or G (powers of 1024): "64K".
-func Parse(text string) (int64, error) {
+// parse reads a number of bytes with an optional K, M or G (powers of 1024): "64K".
+func parse(text string) (int64, error) {
 	digits, unit := strings.TrimSpace(text), int64(1)
 	upper := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(digits), "B"), "I")
 	for shift, letter := range "KMG" {
@@ -23,8 +23,8 @@ func Parse(text string) (int64, error) {
 		}
 	}
 	n, err := strconv.ParseInt(upper, 10, 64)
-	if err != nil || n < 1 || n > math.MaxInt64/unit || n*unit > Max {
-		return 0, fmt.Errorf("%q is no size; allowed are 1 to %d bytes, written like 4096, 64K or 1M", text, int64(Max))
+	if err != nil || n < 1 || n > math.MaxInt64/unit || n*unit > maxSize {
+		return 0, fmt.Errorf("%q is no size; allowed are 1 to %d bytes, written like 4096, 64K or 1M", text, int64(maxSize))
 	}
 	return n * unit, nil
 }
@@ -35,13 +35,13 @@ func ParseList(text string) ([]int64, error) {
 	var sizes []int64
 	for part := range strings.SplitSeq(text, ",") {
 		low, high, isRange := strings.Cut(part, ":")
-		from, err := Parse(low)
+		from, err := parse(low)
 		if err != nil {
 			return nil, err
 		}
 		to := from
 		if isRange {
-			if to, err = Parse(high); err != nil {
+			if to, err = parse(high); err != nil {
 				return nil, err
 			}
 			if to < from {
@@ -56,7 +56,7 @@ func ParseList(text string) ([]int64, error) {
 	return slices.Compact(sizes), nil
 }
 
-// Text gives a size as Parse reads it.
+// Text formats a size exactly, as ParseList reads it: "64K".
 func Text(n int64) string {
 	for i, letter := range []string{"G", "M", "K"} {
 		if unit := int64(1) << (10 * (3 - i)); n >= unit && n%unit == 0 {
@@ -66,7 +66,7 @@ func Text(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// Human gives a number of bytes for people, rounded: "1.5 MiB".
+// Human formats a number of bytes for people, rounded: "1.5 MiB".
 func Human(n int64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {

@@ -32,7 +32,7 @@ func TestParseSizes(t *testing.T) {
 func TestSizeText(t *testing.T) {
 	for n, want := range map[int64]string{1: "1", 1023: "1023", 1 << 10: "1K", 1536: "1536", 3 << 20: "3M", 1 << 30: "1G"} {
 		assert.Equal(t, want, Text(n))
-		back, err := Parse(want)
+		back, err := parse(want)
 		require.NoError(t, err)
 		assert.Equal(t, n, back)
 	}

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// Page is one picture: charts below each other, with one legend for all. Lines of the same name look alike in every chart.
+// Page is one picture: charts below each other, with one legend. Lines with the same name look the same in every chart.
 type Page struct {
 	Title  string
 	Charts []Chart
@@ -21,7 +21,7 @@ type Chart struct {
 	Lines []Line
 }
 
-// Axis is a logarithmic axis, which is as long as the points need.
+// Axis is a logarithmic axis. It is as long as the points need.
 type Axis struct {
 	Label  string // what is shown and its unit
 	Base   int    // 2 marks powers of two, 10 marks powers of ten and, on short axes, 2 and 5 between them
@@ -34,13 +34,13 @@ type Line struct {
 	Points []Point
 }
 
-// Point is a point of a line. One that is not above 0 and finite on both axes has no place on them, and is left out.
+// Point is a point of a line. It is left out unless both values are finite and above 0, because logarithmic axes have no other place.
 type Point struct{ X, Y float64 }
 
-// ErrEmpty says that there is no point to draw.
+// ErrEmpty is returned if there is no point to draw.
 var ErrEmpty = errors.New("there is nothing to draw")
 
-// WritePNG draws the page as a PNG, 1200 pixels wide. It is ErrEmpty if no chart has a point.
+// WritePNG writes the page as a PNG, 1200 pixels wide. It returns ErrEmpty if no chart has a point, or the error of w.
 func (p *Page) WritePNG(w io.Writer) error {
 	l, err := p.layout()
 	if err != nil {
@@ -51,7 +51,7 @@ func (p *Page) WritePNG(w io.Writer) error {
 	return c.write(w)
 }
 
-// WriteSVG draws the page as an SVG, 1200 units wide. It is ErrEmpty if no chart has a point.
+// WriteSVG writes the page as an SVG, 1200 units wide. It returns ErrEmpty if no chart has a point, or the error of w.
 func (p *Page) WriteSVG(w io.Writer) error {
 	l, err := p.layout()
 	if err != nil {
@@ -79,13 +79,13 @@ var (
 	grid  = color.RGBA{0xd0, 0xd0, 0xd0, 0xff}
 	faint = color.RGBA{0xec, 0xec, 0xec, 0xff}
 
-	// colours can be told apart by people who do not see all colours (Okabe and Ito's, without the yellow).
+	// colours are those of Okabe and Ito, without the yellow. People with colour blindness can tell them apart.
 	colours = []color.RGBA{
 		{0x00, 0x72, 0xb2, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xcc, 0x79, 0xa7, 0xff},
 		{0xe6, 0x9f, 0x00, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff},
 	}
-	// corners of the marks at points. Their number and that of the colours have no divisor in common, so that many lines are told
-	// apart. One of many corners is a circle.
+	// corners are those of the marks at points; a mark with many corners is a circle. Their number and that of the colours have no
+	// divisor in common, so that many lines can be told apart.
 	corners = []int{24, 4, 3, 5}
 )
 
@@ -93,7 +93,7 @@ var (
 type canvas interface {
 	stroke(points []Point, width float64, c color.RGBA)
 	fill(corners []Point, c color.RGBA)
-	// text writes one line that begins, has its middle or ends at x, with its baseline at y.
+	// text writes one line of text with its baseline at at.Y, which begins, is centred or ends at at.X.
 	text(at Point, s string, size float64, anchor anchor)
 }
 
@@ -105,7 +105,7 @@ const (
 	ends
 )
 
-// layout is a page of which everything has its place.
+// layout is where everything is on a page.
 type layout struct {
 	page   *Page
 	names  []string // of all lines, in the order of their colours
@@ -140,7 +140,7 @@ func (p *Page) layout() (*layout, error) {
 	}
 	at := Point{margin, margin + titleSize + tickGap + lineHeight}
 	for _, name := range l.names {
-		width := sampleWidth + tickGap + textWidth(name, textSize) + margin
+		width := sampleWidth + tickGap + otherFonts*textWidth(name, textSize) + margin
 		if at.X > margin && at.X+width > pageWidth {
 			at = Point{margin, at.Y + lineHeight}
 		}
@@ -152,7 +152,10 @@ func (p *Page) layout() (*layout, error) {
 	return l, nil
 }
 
-// chartHeight is that of a chart with its labels: one above, and the values and one below.
+// otherFonts is how much wider a text may be where an SVG is drawn with another font and without regard to the width that is asked for.
+const otherFonts = 1.12
+
+// chartHeight is the height of a chart with a label above, and the values and a label below.
 const chartHeight = lineHeight + plotHeight + 3*lineHeight
 
 func (l *layout) draw(c canvas) {
@@ -209,7 +212,7 @@ func (l *layout) chart(c canvas, chart Chart, scales [2]scale, y float64) {
 	}
 }
 
-// look is how a line is told from others.
+// look is how a line looks.
 type look struct {
 	colour  color.RGBA
 	corners int
@@ -219,7 +222,7 @@ func lookOf(number int) look {
 	return look{colours[number%len(colours)], corners[number%len(corners)]}
 }
 
-// mark gives the corners of the mark at a point.
+// mark returns the corners of the mark at a point.
 func (l look) mark(at Point) []Point {
 	const radius = 5
 	all := make([]Point, l.corners)
@@ -230,7 +233,7 @@ func (l look) mark(at Point) []Point {
 	return all
 }
 
-// placed gives the points that have a place on logarithmic axes.
+// placed returns the points that have a place on logarithmic axes.
 func placed(all []Point) []Point {
 	var points []Point
 	for _, p := range all {

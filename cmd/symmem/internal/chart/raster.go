@@ -19,7 +19,7 @@ import (
 // goFont is the font of all text, which is compiled in.
 var goFont = sync.OnceValues(func() (*opentype.Font, error) { return opentype.Parse(goregular.TTF) })
 
-// face gives the font in a size. A face is not for several goroutines at once, so each call makes one.
+// face returns the font in a size. One goroutine at a time may use a face, so each call makes one.
 func face(size float64) font.Face {
 	f, err := goFont()
 	if err != nil {
@@ -32,7 +32,7 @@ func face(size float64) font.Face {
 	return face
 }
 
-// textWidth is how many pixels wide a text is.
+// textWidth returns the width of a text in pixels.
 func textWidth(s string, size float64) float64 {
 	return float64(font.MeasureString(face(size), s)) / 64
 }
@@ -64,7 +64,7 @@ func (r *raster) stroke(points []Point, width float64, c color.RGBA) {
 	r.shapes(shapes, c)
 }
 
-// sharp moves a point so that the edges of a line through it are those of pixels.
+// sharp moves a point so that the edges of a line through it are on the edges of pixels.
 func sharp(p Point, width float64) Point {
 	half := math.Mod(math.Round(width), 2) / 2
 	return Point{math.Floor(p.X) + half, math.Floor(p.Y) + half}
@@ -72,7 +72,7 @@ func sharp(p Point, width float64) Point {
 
 func (r *raster) fill(corners []Point, c color.RGBA) { r.shapes([][]Point{corners}, c) }
 
-// shapes fills shapes that all go round the same way: where they overlap they do not blend.
+// shapes fills shapes whose corners all go round the same way. They are filled as one, so that overlaps do not show.
 func (r *raster) shapes(all [][]Point, c color.RGBA) {
 	box := image.Rectangle{}
 	for _, shape := range all {

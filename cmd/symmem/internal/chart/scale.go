@@ -5,17 +5,18 @@ import (
 	"slices"
 )
 
-// mostLabels is how many values of an axis of powers of two have room beside each other.
+// mostLabels is how many values have room beside each other on an axis of powers of two.
 const mostLabels = 12
 
-// scale is where values are on a logarithmic axis, from low to high. Both are marks.
+// scale maps values to places on a logarithmic axis from low to high, which are both marks.
 type scale struct {
 	low, high float64
 	labels    []float64 // marks with their values
 	minor     []float64 // and without
 }
 
-// newScale gives the shortest scale between two marks that all values, which are above 0, are on. Without any it is from 1 to the base.
+// newScale returns the shortest scale between two marks that has room for all values, which are above 0. Without values it goes from 1
+// to the base.
 func newScale(base int, values []float64) scale {
 	if len(values) == 0 {
 		values = []float64{1, float64(base)}
@@ -53,8 +54,8 @@ func newScale(base int, values []float64) scale {
 	return s
 }
 
-// between gives the scale whose marks are those of the ascending sequence mark from the last one that is not above low to the first
-// one that is not below high, and at least two.
+// between returns the scale from low to high with the marks of an ascending sequence: from the last one that is not above low to the
+// first one that is not below high, and at least two.
 func between(low, high float64, mark func(i int) float64) scale {
 	const close = 1 + 1e-9 // powers are rounded
 	first := 0
@@ -74,5 +75,5 @@ func between(low, high float64, mark func(i int) float64) scale {
 	}
 }
 
-// at gives where a value is, from 0 at low to 1 at high.
+// at returns the place of a value, from 0 at low to 1 at high.
 func (s scale) at(value float64) float64 { return math.Log(value/s.low) / math.Log(s.high/s.low) }

@@ -39,7 +39,7 @@ type Diagnosis struct {
 	Verdict   Verdict         `json:"verdict"`
 }
 
-// Verdict is whether a program could begin here with the configuration as it is.
+// Verdict is whether a program could start here with this configuration.
 type Verdict struct {
 	OK      bool   `json:"ok"`
 	Backend string `json:"backend"` // that it would take; "" if there is none
@@ -68,8 +68,8 @@ type Setting struct {
 	Source string `json:"source"`
 }
 
-// Diagnose looks at everything: p is what the command was started with, and flags are its settings. A configuration that is not valid
-// is a finding too. It blocks for as long as the probes of backends do, for about a minute at most.
+// Diagnose looks at everything. flags are the settings that the command p was given. An invalid configuration is a finding too. It
+// blocks until all backends have been probed, for about a minute at most.
 func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Diagnosis {
 	d := Diagnosis{Version: build.Read(), Machine: machine.Read(), Limits: machine.Limits()}
 	cfg, cfgErr := settings.Load(flags, p.Environ)
@@ -110,7 +110,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 // probeKeys are the settings that decide whether a backend can be used.
 var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
 
-// withProbeSettings is p with those of cfg's settings in its environment that probes read there.
+// withProbeSettings returns p with the settings of cfg that probes need in its environment.
 func withProbeSettings(p *process.Process, cfg config.Config) *process.Process {
 	with := *p
 	with.Environ = slices.Clone(p.Environ)
@@ -168,7 +168,7 @@ func (d *Diagnosis) judge(cfg config.Config) {
 	}
 }
 
-// find gives the finding of a registered backend.
+// find returns the finding of a registered backend.
 func (d *Diagnosis) find(name string) *probe.Finding {
 	for i := range d.Backends {
 		if d.Backends[i].Name == name {
@@ -178,7 +178,7 @@ func (d *Diagnosis) find(name string) *probe.Finding {
 	return &probe.Finding{Name: name, Reason: "it was not probed"}
 }
 
-// unknownBackend gives the first of names that is no backend.
+// unknownBackend returns the first of names that is not a backend.
 func unknownBackend(names []string) string {
 	for _, name := range names {
 		if _, err := backend.Lookup(name); err != nil && name != config.BackendAuto {
@@ -188,7 +188,7 @@ func unknownBackend(names []string) string {
 	return ""
 }
 
-// Write prints the diagnosis for people: what works and what does not, then the details if they are wanted, then the verdict.
+// Write prints the diagnosis for people: what works and what does not, all details if verbose, and the verdict last.
 func (d *Diagnosis) Write(w io.Writer, verbose bool, paint terminal.Painter) error {
 	var text bytes.Buffer
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -214,7 +214,7 @@ func (d *Diagnosis) Write(w io.Writer, verbose bool, paint terminal.Painter) err
 	return err
 }
 
-// writeBackends prints whether each backend can be used, or why not and what to do about that.
+// writeBackends prints whether each backend can be used, or why it cannot and what to do about that.
 func (d *Diagnosis) writeBackends(t io.Writer, verbose bool) {
 	for _, b := range d.Backends {
 		what := terminal.OneLine(b.Reason)
@@ -276,7 +276,7 @@ func (d *Diagnosis) writeLimits(t io.Writer, verbose bool) {
 	}
 }
 
-// writeSettings prints the settings that somebody has made, or all, or why there are none.
+// writeSettings prints the settings that differ from the defaults, or all, or why there are none.
 func (d *Diagnosis) writeSettings(t io.Writer, verbose bool) {
 	if d.Config.Error != "" {
 		fmt.Fprintf(t, "\nSettings\n%s not valid\t%s\n", terminal.MarkBad, strings.ReplaceAll(d.Config.Error, "\n", "\n  \t"))
@@ -295,10 +295,10 @@ func (d *Diagnosis) writeSettings(t io.Writer, verbose bool) {
 	}
 }
 
-// sourceDefault is how the configuration names the source of what nobody has set.
+// sourceDefault is the name of the source of a setting that nobody has set.
 var sourceDefault = config.Source{Kind: config.SourceDefault}.String()
 
-// writeLibraries prints what was found of each native library, once for all backends that stand on it.
+// writeLibraries prints what was found of each native library, once for all backends that need it.
 func (d *Diagnosis) writeLibraries(t io.Writer, verbose bool) {
 	var shown []backend.Library
 	var advised []string // what was said to be done already

@@ -1,4 +1,4 @@
-// Package exit has the exit statuses of the command, and errors that carry one.
+// Package exit has the exit statuses of the command, and an error that carries one.
 package exit
 
 import "fmt"
@@ -10,13 +10,13 @@ const (
 	Usage   = 2 // a mistake in the command line or the configuration
 )
 
-// Error is an error with the status that it ends the command with. Err may be nil: then everything was said before.
+// Error is an error with the status that it ends the command with. If Err is nil, everything has been said before.
 type Error struct {
 	Status int
 	Err    error
 }
 
-// Error is the text of Err, or the status if there is none.
+// Error returns the text of Err, or names the status if Err is nil.
 func (e *Error) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("exit status %d", e.Status)
@@ -24,10 +24,10 @@ func (e *Error) Error() string {
 	return e.Err.Error()
 }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// UsageError marks err as a mistake in the command line or the configuration. It is nil if err is.
+// UsageError marks err as a mistake in the command line or the configuration. It returns nil if err is nil.
 func UsageError(err error) error {
 	if err == nil {
 		return nil
@@ -35,5 +35,5 @@ func UsageError(err error) error {
 	return &Error{Status: Usage, Err: err}
 }
 
-// Usagef is UsageError of a text, which fmt.Errorf formats.
+// Usagef is like UsageError with an error from fmt.Errorf.
 func Usagef(format string, args ...any) error { return UsageError(fmt.Errorf(format, args...)) }

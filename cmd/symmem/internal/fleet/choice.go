@@ -13,13 +13,14 @@ import (
 // All stands, in the flag --backend of verify and bench, for every backend in turn.
 const All = "all"
 
-// Choice is what the flag --backend of verify and bench chooses.
+// Choice is the meaning of the flag --backend of verify and bench.
 type Choice struct {
 	Runs     [][]string // the preferences of each run; nil leaves them to the configuration
 	Required bool       // each run must find its backend: all are, but those of "all"
 }
 
-// Choose reads the flag --backend; given is false where it was not used. An error is a mistake in the command line.
+// Choose parses the value of the flag --backend; given is false if the flag was not used. An error is an *exit.Error that says what is
+// allowed.
 func Choose(text string, given bool) (Choice, error) {
 	if !given {
 		return Choice{Runs: [][]string{nil}, Required: true}, nil
@@ -45,7 +46,8 @@ func Choose(text string, given bool) (Choice, error) {
 	return c, nil
 }
 
-// Names splits the list of backends that a flag was given, and refuses names that are neither registered nor in also.
+// Names splits a list of backends, the value of flag. Names that are neither registered nor in also are refused with an *exit.Error,
+// and so are names that occur twice.
 func Names(flag, text string, also ...string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {

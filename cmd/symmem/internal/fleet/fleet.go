@@ -1,4 +1,4 @@
-// Package fleet starts the ranks of verify and bench, which are this same executable, and hears what they report.
+// Package fleet starts the ranks of verify and bench, which are this same executable, and receives what they report.
 package fleet
 
 import (
@@ -27,10 +27,10 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
-// rankGrace is how long a rank of verify or bench may take to end: there is nothing that it must bring to safety.
+// rankGrace is how long a rank of verify or bench may take to end. It has nothing to save.
 const rankGrace = 3 * time.Second
 
-// Message is what a rank tells the parent, one line of JSON each.
+// Message is what a rank reports to the parent, as one line of JSON.
 type Message struct {
 	Opened  string          `json:"opened,omitempty"`  // the backend that was chosen
 	Device  device.Kind     `json:"device,omitempty"`  // and the kind of its device
@@ -43,7 +43,7 @@ type Message struct {
 // Reporter writes messages to the parent. One goroutine uses it.
 type Reporter struct{ to *os.File }
 
-// openReporter takes over the descriptor that the parent has passed.
+// openReporter takes over the descriptor that the parent passed.
 func openReporter(fd int) (*Reporter, error) {
 	if fd < 3 {
 		return nil, exit.Usagef("--%s is %d; this command is started by symmem itself", ReportFlag, fd)
@@ -55,7 +55,7 @@ func openReporter(fd int) (*Reporter, error) {
 	return &Reporter{to: f}, nil
 }
 
-// Work tells what the work has found, in a form that its command knows.
+// Work reports what the work has found. It arrives as Message.Work, in JSON.
 func (r *Reporter) Work(found any) error {
 	text, err := json.Marshal(found)
 	if err != nil {
@@ -64,7 +64,7 @@ func (r *Reporter) Work(found any) error {
 	return r.tell(Message{Work: text})
 }
 
-// Refuse tells why there is nothing to work with here. It is not a failure of the rank.
+// Refuse reports why the backend cannot be used. This does not make the rank fail.
 func (r *Reporter) Refuse(reason string) error { return r.tell(Message{Refused: reason}) }
 
 func (r *Reporter) tell(m Message) error {
@@ -74,12 +74,12 @@ func (r *Reporter) tell(m Message) error {
 	return nil
 }
 
-// ReportFlag is the flag of the hidden sub-commands of ranks that has the descriptor of the pipe to report to.
+// ReportFlag is the flag of the hidden sub-commands of ranks whose value is the descriptor of the report pipe.
 const ReportFlag = "report-fd"
 
-// Rank is what a rank of verify or bench does around its work: it opens the backend that the environment of p and the flags name, and
-// tells the parent on the descriptor fd what becomes of it. It blocks until the work has ended. An error of the work reaches the
-// parent, which prints it; this process has nothing more to say then, and the *exit.Error has no text.
+// Rank is the main function of a rank of verify or bench. It opens the backend that the flags and the environment of p name, calls work,
+// closes the backend, and reports all of that to the parent on the descriptor fd. It blocks until work has returned. An error goes to
+// the parent, which prints it; the one that Rank returns is then an *exit.Error without text.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, work func(ctx context.Context, r *symmem.Rank, rep *Reporter) error) error {
 	rep, err := openReporter(fd)
 	if err != nil {
@@ -102,7 +102,7 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 				return errors.Join(err, r.Close(ctx))
 			}
 		}
-		// When the work failed the ranks may be at different places, and the process ends anyway.
+		// After a failure the ranks may be at different places, so nothing is closed: the process ends anyway.
 		if err := work(ctx, r, rep); err != nil {
 			return err
 		}
@@ -114,7 +114,7 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 	if err == nil {
 		return nil
 	}
-	// The parent prints it with the rank's number.
+	// The parent prints the error with the number of the rank.
 	if tellErr := rep.tell(Message{Error: err.Error()}); tellErr != nil {
 		return errors.Join(err, tellErr)
 	}
@@ -128,8 +128,8 @@ type Fleet struct {
 	Args     []string // of it
 	Ranks    int
 	Settings settings.Ranks
-	Opening  time.Duration // without any message for that long at the beginning, the ranks hang
-	Stall    time.Duration // and without one for that long later
+	Opening  time.Duration // how long the first message may take before the ranks count as hung
+	Stall    time.Duration // and every later one
 	Signals  <-chan os.Signal
 }
 
@@ -138,12 +138,12 @@ type End struct {
 	Backend     string    // that was chosen, or asked for if none was
 	Refused     string    // why the backend cannot be used, "" if it can
 	Failure     string    // what went wrong with the ranks themselves, "" if nothing
-	Interrupted os.Signal // that has ended the ranks, or nil
+	Interrupted os.Signal // the signal that ended the ranks, or nil
 }
 
-// Run starts the ranks on a list of preferred backends (nil leaves it to the configuration) and blocks until they have ended.
-// hear gets what rank 0 tells, one call at a time. An error means that the ranks could not be started; what goes wrong later is in
-// End.
+// Run starts the ranks on the first of the preferred backends that can be used, and blocks until they have ended. Without preferences
+// the configuration decides. hear is called with what rank 0 reports, one call at a time. An error means that the ranks could not be
+// started; what goes wrong later is in End.
 func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message)) (*End, error) {
 	path, err := process.Executable()
 	if err != nil {
@@ -203,11 +203,11 @@ func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message
 	return end, nil
 }
 
-// OpeningTime bounds opening: joining, choosing and opening are one collective call each or a few, and between them native
-// libraries are loaded.
+// OpeningTime returns how long the ranks may take to open a backend. Joining, choosing and opening are a few collective calls each, and
+// native libraries are loaded between them.
 func OpeningTime(cfg config.Config) time.Duration { return 4*cfg.Timeout + 15*time.Second }
 
-// describe says what went wrong with the ranks, or "" if nothing did: who died first, who hung, and what each said.
+// describe returns what went wrong with the ranks: which died first, which hung, and what each reported. It is "" if nothing did.
 func describe(result *launch.Outcome, texts []string, done []bool, stalled bool) string {
 	var parts []string
 	if stalled {

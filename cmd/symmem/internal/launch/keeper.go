@@ -16,21 +16,22 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 )
 
-// Two processes make up `symmem run` where the system can hand orphans on to an ancestor that asks for them (Linux): the one that
-// the user has started, and the launcher, which it starts, in a process group of its own. Each ends all that is left when the other
-// one is killed: the launcher is an ancestor of everything that the ranks start, and sees by a pipe when the first process is gone;
-// and the first process inherits what a launcher that was killed leaves behind.
+// On Linux, where orphans can be handed to an ancestor that asks for them, `symmem run` is two processes: the one that the user
+// started, and the launcher, which it starts in a process group of its own. When one is killed, the other ends everything that is
+// left. The launcher is an ancestor of everything that the ranks start, and a pipe tells it when the first process is gone. The first
+// process inherits what a killed launcher leaves behind.
 
-// sweepTime bounds the ending of what is left: only what the kernel cannot kill at the moment takes longer.
+// sweepTime bounds killing what is left. Only a process that the kernel cannot kill at the moment takes longer.
 const sweepTime = 10 * time.Second
 
-// KeeperFlag is the hidden flag that makes `symmem run` the launcher: the descriptor of the pipe that ends with the process that
-// the user has started.
+// KeeperFlag is the hidden flag that makes `symmem run` the launcher. Its value is the descriptor of a pipe that is closed when the
+// process that the user started ends.
 const KeeperFlag = "keeper-fd"
 
-// Keep runs the launcher as a process of its own: this executable with the arguments of p, in which name is the sub-command, and
-// KeeperFlag. It passes signals on to it and blocks until it has ended. An *exit.Error has its status. When ctx ends the launcher is
-// asked to end, and killed if it takes much longer than grace, in which it ends its ranks.
+// Keep runs the launcher as a process of its own: this executable with KeeperFlag and the arguments of p, in which name is the
+// sub-command. It passes signals on to the launcher and blocks until it has ended. If it failed, the error is an *exit.Error with its
+// status. When ctx is done, the launcher is asked to end, and is killed if that takes much longer than grace, the time that its ranks
+// have.
 func Keep(ctx context.Context, p *process.Process, name string, grace time.Duration) error {
 	path, err := process.Executable()
 	if err != nil {
@@ -79,7 +80,7 @@ func Keep(ctx context.Context, p *process.Process, name string, grace time.Durat
 	}
 }
 
-// launcherEnd turns the end of the launcher into this command's. It has said itself what it had to say, unless it was killed.
+// launcherEnd turns the end of the launcher into that of this command. The launcher has reported its own errors, unless it was killed.
 func launcherEnd(cmd *exec.Cmd, err error) error {
 	if cmd.ProcessState == nil {
 		return fmt.Errorf("waiting for the launcher: %w", err)
@@ -99,9 +100,8 @@ func launcherEnd(cmd *exec.Cmd, err error) error {
 	return nil
 }
 
-// Kept prepares this process, the launcher, to end everything that it has started when the process at the other end of the pipe is
-// gone. The family is for the launcher; release ends what is left of it. An error is
-// an *exit.Error where fd is no such pipe.
+// Kept prepares this process, the launcher, to end everything that it has started when the process at the other end of the pipe fd is
+// gone. Children is for the job; release ends what is left of it. The error is an *exit.Error if fd is not such a pipe.
 func Kept(fd int) (children *Family, release func(), err error) {
 	pipe := os.NewFile(uintptr(fd), "keeper pipe")
 	if fd < 3 || pipe == nil {
@@ -137,14 +137,14 @@ func Kept(fd int) (children *Family, release func(), err error) {
 	}, nil
 }
 
-// Family is the children of the launcher: those that it has started, whose ends package exec waits for, and orphans that it has
-// inherited from them. A nil Family keeps no account.
+// Family holds the children of the launcher: those that it started, which package exec waits for, and the orphans that it inherited
+// from them. A nil Family tracks nothing.
 type Family struct {
 	mu  sync.Mutex // held while one is started, so that no child is taken for an orphan in between
 	own map[int]bool
 }
 
-// start starts a process that somebody waits for.
+// start starts a process that the caller waits for.
 func (f *Family) start(cmd *exec.Cmd) error {
 	if f == nil {
 		return cmd.Start()
@@ -158,7 +158,7 @@ func (f *Family) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// waited is told that a process has been waited for: its number may mean another now.
+// waited notes that a process has been waited for. Its number may now belong to another.
 func (f *Family) waited(pid int) {
 	if f == nil {
 		return
@@ -168,15 +168,15 @@ func (f *Family) waited(pid int) {
 	delete(f.own, pid)
 }
 
-// has reports whether a child is one that somebody waits for. The caller holds mu.
+// has reports whether the child was started here, so that its starter waits for it. The caller holds mu.
 func (f *Family) has(pid int) bool { return f != nil && f.own[pid] }
 
-// feedInput makes stdin the input of a command. What it gives is to be called once the command was started.
+// feedInput makes stdin the input of a command. The caller calls started once the command has been started.
 func feedInput(cmd *exec.Cmd, stdin io.Reader) (started func(), err error) {
 	if stdin == nil {
 		return func() {}, nil
 	}
-	// A process group in the background that reads from the terminal is stopped: then this process reads for it.
+	// A background process group that reads from the terminal is stopped, so this process reads for it.
 	if f, ok := stdin.(*os.File); ok && !terminal.Is(f) {
 		cmd.Stdin = f
 		return func() {}, nil
@@ -187,8 +187,8 @@ func feedInput(cmd *exec.Cmd, stdin io.Reader) (started func(), err error) {
 	}
 	return func() {
 		go func() {
-			// It ends with the input, or when the command, at whose end Wait closes the pipe, takes no more. A read of a
-			// terminal that nobody types on stays behind until this process ends.
+			// This ends with the input, or when the command ends and Wait closes the pipe. A read from a terminal on which
+			// nobody types blocks until this process ends.
 			_, _ = io.Copy(feed, stdin)
 			_ = feed.Close()
 		}()

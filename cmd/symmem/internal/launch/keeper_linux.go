@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepsDescendants says that orphans come to an ancestor that asks for them.
+// KeepsDescendants reports whether orphans can be handed to an ancestor that asks for them.
 const KeepsDescendants = true
 
-// adoptOrphans makes this process inherit the children of its descendants that end.
+// adoptOrphans makes this process the parent of orphans among its descendants.
 func adoptOrphans() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("asking for the orphans of ranks: %w", err)
@@ -25,10 +25,10 @@ func adoptOrphans() error {
 	return nil
 }
 
-// ownGroup makes a child the leader of a process group, which a signal to this process's group does not reach.
+// ownGroup makes a child the leader of a process group of its own, which signals to this process's group do not reach.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// closeOnExec keeps a descriptor from the ranks.
+// closeOnExec keeps the ranks from inheriting a descriptor.
 func closeOnExec(fd int) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return fmt.Errorf("descriptor %d: %w", fd, err)
@@ -42,7 +42,7 @@ type child struct {
 	zombie bool // it has ended, and nobody has waited for it
 }
 
-// childProcesses lists the children of this process. What /proc does not show is left out.
+// childProcesses lists the children of this process that /proc shows.
 func childProcesses() []child {
 	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
 	var all []child
@@ -58,13 +58,13 @@ func childProcesses() []child {
 	return all
 }
 
-// readStat reads the state and the parent of a process. ok is false if it is gone.
+// readStat reads the state and the parent of a process. ok is false if the process is gone.
 func readStat(path string) (state string, parent int, ok bool) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", 0, false
 	}
-	// The name of the program, in brackets, may have anything in it.
+	// The name of the program, in parentheses, may contain anything.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 2 {
 		return "", 0, false
@@ -73,8 +73,8 @@ func readStat(path string) (state string, parent int, ok bool) {
 	return fields[0], parent, err == nil
 }
 
-// sweep kills all children of this process, and theirs as they become its own, until none is left. It waits for all but those that
-// somebody else waits for. The caller holds the family's mutex.
+// sweep kills all children of this process, and their children as it inherits them, until none is left. It reaps those that nobody
+// else waits for. The caller holds the family's mutex.
 func sweep(of *Family) {
 	for deadline := time.Now().Add(sweepTime); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		left := 0
@@ -94,7 +94,7 @@ func sweep(of *Family) {
 	}
 }
 
-// killChild kills a process that is still a child of this one: the handle, unlike the number, cannot mean another.
+// killChild kills a process if it is still a child of this one. It goes by a handle, which unlike a number is never reused.
 func killChild(pid int) {
 	p, err := os.FindProcess(pid)
 	if err != nil {
@@ -106,16 +106,16 @@ func killChild(pid int) {
 	_ = p.Release()
 }
 
-// collect takes note of a child that has ended, so that its number is free.
+// collect reaps a child that has ended.
 func collect(pid int) {
 	var status unix.WaitStatus
 	_, _ = unix.Wait4(pid, &status, unix.WNOHANG, nil)
 }
 
-// reapEvery bounds how often orphans that have ended are looked for.
+// reapEvery is the least time between two searches for orphans that have ended.
 const reapEvery = time.Second
 
-// reap takes note of orphans that have ended, until stop is called.
+// reap reaps orphans that have ended, until stop is called.
 func (f *Family) reap() (stop func()) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)

@@ -4,7 +4,8 @@ package launch
 
 import "syscall"
 
-// KeepsDescendants is false: on these systems orphans go to the system's first process, and only a rank's process group is ended.
+// KeepsDescendants is false: on these systems orphans go to the first process of the system, and only the process group of a rank is
+// ended.
 const KeepsDescendants = false
 
 func adoptOrphans() error { return nil }

@@ -1,5 +1,4 @@
-// Package launch starts the ranks of a job as processes on this machine, passes signals and output on, and leaves nothing of them
-// behind.
+// Package launch starts the ranks of a job as processes on this machine, passes signals and output on, and leaves nothing behind.
 package launch
 
 import (
@@ -14,36 +13,36 @@ import (
 )
 
 const (
-	// DefaultGrace is how long ranks that were asked to end may take before they are killed.
+	// DefaultGrace is how long ranks have to end, once asked, before they are killed.
 	DefaultGrace = 10 * time.Second
-	// MaxRanks bounds the ranks of one machine: each costs a process, three pipes and its share of every exchange.
+	// MaxRanks bounds the ranks of one machine. Each costs a process, three pipes and a share of every exchange.
 	MaxRanks = 1024
 )
 
-// ErrStalled, as the cause of the context's end, says that the ranks hang. Run then has each print where its goroutines are.
+// ErrStalled, as the cause of a canceled context, means that the ranks hang. Run then makes each rank print its stacks.
 var ErrStalled = errors.New("nothing was heard from the ranks for too long")
 
-// Job is what is to be started: the ranks of one job on this machine. Each rank leads a process group of its own, so that a
-// terminal's Ctrl-C comes to the launcher alone, which passes it on.
+// Job describes the ranks to start on this machine. Each rank leads a process group of its own, so that Ctrl-C on a terminal reaches
+// the launcher alone, which passes it on.
 type Job struct {
 	Ranks   int
 	Program string   // path, or a name to look for in PATH
-	Environ []string // what the ranks inherit, but for the variables that another launcher has set
-	Extra   []string // NAME=value, over Environ
+	Environ []string // what the ranks inherit, except for variables that another launcher has set
+	Extra   []string // NAME=value; takes precedence over Environ
 	Name    string   // of the job; "" makes a random one
 	Token   string   // "" makes a random one
 
-	// Args gives the arguments of a rank. report is the descriptor of its report pipe, or -1 if there is none.
+	// Args returns the arguments of a rank. report is the descriptor of its report pipe, or -1 if there is none.
 	Args func(rank, report int) []string
-	// Report, unless nil, reads what a rank writes to its report pipe, to the end. It runs on a goroutine for each rank.
+	// Report, if not nil, reads from the report pipe of a rank until its end. It is called on one goroutine for each rank.
 	Report func(rank int, r io.Reader)
 
-	Children *Family // that the ranks are put into; nil is none
+	Children *Family // tracks the ranks; may be nil
 
-	Stdin          io.Reader                        // of rank 0; nil is none
-	Stdout, Stderr io.Writer                        // take the ranks' lines, each with a prefix; they may be the same
+	Stdin          io.Reader                        // of rank 0; may be nil
+	Stdout, Stderr io.Writer                        // receive the ranks' lines, each with a prefix; may be the same
 	Grace          time.Duration                    // from asking the ranks to end until they are killed
-	Say            func(format string, args ...any) // takes what the launcher has to tell, line by line; nil drops it
+	Say            func(format string, args ...any) // reports what the launcher does, line by line; may be nil
 }
 
 // RankEnd is how a rank ended.
@@ -55,10 +54,10 @@ type RankEnd struct {
 	Err       error     // why nobody knows how it ended, or that its output could not be written
 }
 
-// Failed reports whether the rank did not end well.
+// Failed reports whether the rank ended other than with status 0.
 func (e *RankEnd) Failed() bool { return e.Code != 0 || e.Signal != nil || e.Err != nil }
 
-// Died reports whether the rank failed in a way of its own, even if it was asked to end at about that time.
+// Died reports whether the rank failed by itself, even if it was asked to end at about the same time.
 func (e *RankEnd) Died() bool {
 	switch {
 	case !e.Failed() || !e.Asked:
@@ -69,7 +68,7 @@ func (e *RankEnd) Died() bool {
 	return e.Code != 0 && e.Code != exit.Failure
 }
 
-// Status is the exit status as a shell gives it.
+// Status returns the exit status as shells define it.
 func (e *RankEnd) Status() int {
 	switch {
 	case e.Signal != nil:
@@ -80,7 +79,7 @@ func (e *RankEnd) Status() int {
 	return e.Code
 }
 
-// String says how the rank ended.
+// String describes how the rank ended.
 func (e *RankEnd) String() string {
 	switch {
 	case e.Signal != nil:
@@ -98,10 +97,10 @@ type Outcome struct {
 	Signal os.Signal // the first signal that asked the launcher to end, or nil
 }
 
-// Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx ends, the others
-// are asked to end and, after the grace, killed. Signals are passed on to all ranks; one that asks to end starts the grace,
-// and the next one ends it. An error means that not all ranks could be started, and that none is left; it is
-// an *exit.Error where shells have a status for it.
+// Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx is done, the others
+// are asked to end, and are killed after the grace. Signals are passed on to all ranks. The first one that asks to end starts the
+// grace, and the second one cuts it short. An error means that not all ranks could be started, and that none is left; it is an
+// *exit.Error if shells define a status for it.
 func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, error) {
 	if l.Ranks < 1 || l.Ranks > MaxRanks {
 		return nil, exit.Usagef("%d ranks were asked for; 1 to %d are allowed", l.Ranks, MaxRanks)
@@ -197,7 +196,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 	return result
 }
 
-// end sends sig to all ranks that still run, and begins the grace unless it has begun.
+// end sends sig to all ranks that still run, and starts the grace if it has not started.
 func (s *supervisor) end(sig os.Signal) {
 	for _, r := range s.ranks {
 		r.signal(sig, true)

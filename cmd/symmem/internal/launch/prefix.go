@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// maxLine is the most of a line that is held back, in bytes; what is longer is written in several lines.
+// maxLine is how much of a line is held back, in bytes. A longer line is broken.
 const maxLine = 1 << 20
 
 // lineWriter writes whole lines, each with a prefix, to a writer that it shares with others under one lock. One goroutine
@@ -15,11 +15,11 @@ type lineWriter struct {
 	mu     *sync.Mutex // of to
 	to     io.Writer
 	prefix string
-	held   []byte // the begin of a line that has not ended yet
+	held   []byte // the beginning of an unfinished line
 	err    error  // the first failure of to
 }
 
-// Write never fails: a rank must not be stopped by a reader that is gone. The failure is in err.
+// Write never fails, because a reader that is gone must not stop a rank. The failure is kept in err.
 func (w *lineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for {
@@ -41,7 +41,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// flush writes the begin of a line that will not be ended any more.
+// flush writes a last line that has no newline.
 func (w *lineWriter) flush() {
 	if len(w.held) > 0 {
 		w.line()

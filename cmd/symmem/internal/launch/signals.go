@@ -5,12 +5,12 @@ import (
 	"os/signal"
 )
 
-// CatchSignals gives the signals that a launcher passes on, instead of letting them end this process, until stop is called.
+// CatchSignals delivers the signals that a launcher passes on, which then do not end this process, until stop is called.
 func CatchSignals() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, forwarded...)
 	return c, func() { signal.Stop(c) }
 }
 
-// SignalStatus is the exit status that shells give to what a signal has ended.
+// SignalStatus returns the exit status that shells define for a process that was ended by sig.
 func SignalStatus(sig os.Signal) int { return 128 + signalNumber(sig) }

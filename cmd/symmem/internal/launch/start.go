@@ -20,8 +20,8 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 )
 
-// drainTime is how long the output of a rank is still read after it has ended. Only a process that the rank has left behind,
-// in a session of its own, can hold the pipe open for longer.
+// drainTime is how long the output of a rank is read after it has ended. Only a process that the rank left behind in a session of its
+// own can keep the pipe open for longer.
 const drainTime = 2 * time.Second
 
 // rankProcess is a rank that was started.
@@ -37,7 +37,7 @@ type rankProcess struct {
 	asked bool
 }
 
-// signal sends sig to the process group of the rank, unless it has ended. end says that the rank is to end by it.
+// signal sends sig to the process group of the rank, unless the rank has ended. end means that the rank is asked to end.
 func (r *rankProcess) signal(sig os.Signal, end bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,8 +48,8 @@ func (r *rankProcess) signal(sig os.Signal, end bool) {
 	signalGroup(r.cmd.Process, sig)
 }
 
-// start starts the ranks, each of which sends its end to ends, which has room for all. On an error it gives those that were
-// started nevertheless. release gives back what was needed, once all have ended.
+// start starts the ranks. How each ends is sent to ends, which has room for all. Even with an error it returns the ranks that were
+// started. The caller calls release once all of them have ended.
 func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), err error) {
 	release = func() {}
 	if err := launchSupported(); err != nil {
@@ -67,8 +67,8 @@ func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), 
 		return nil, release, err
 	}
 
-	// The kernel tells a child that its parent has died when the thread that started it ends. So one thread starts all
-	// ranks, and stays.
+	// For the kernel, a child's parent has died when the thread that started the child ends. So one thread starts all ranks, and
+	// stays.
 	type started struct {
 		ranks []*rankProcess
 		err   error
@@ -91,7 +91,7 @@ func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), 
 		<-hold
 	}()
 	s := <-result
-	// Only rank 0 must hold the socket: the others are refused then, not left waiting, when it is gone.
+	// Only rank 0 may hold the socket, so that the others are refused, and do not wait, once it is gone.
 	s.err = errors.Join(s.err, place.socket.Close())
 	for _, r := range s.ranks {
 		go func() { ends <- r.wait(l.Children) }()
@@ -172,7 +172,7 @@ func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync
 	return r, nil
 }
 
-// copyLines writes what comes from the pipe line by line.
+// copyLines copies the pipe line by line.
 func (r *rankProcess) copyLines(from *os.File, to *lineWriter) {
 	r.lines = append(r.lines, to)
 	r.reads.Go(func() {
@@ -190,8 +190,8 @@ func (r *rankProcess) wait(children *Family) RankEnd {
 		err = r.cmd.Wait()
 	}
 	r.mu.Lock()
-	// What the rank has started and left behind goes with it. As long as the rank is not reaped, the number of its group
-	// cannot mean another.
+	// What the rank started and left behind is killed. Until the rank is reaped, the number of its group cannot belong to
+	// another.
 	signalGroup(r.cmd.Process, os.Kill)
 	if !reaped {
 		err = r.cmd.Wait()
@@ -223,7 +223,7 @@ func (r *rankProcess) wait(children *Family) RankEnd {
 	return e
 }
 
-// startError is a program that could not be started, with the status that shells give.
+// startError wraps the error of a program that could not be started, with the status that shells define for it.
 func startError(err error) error {
 	status := 126
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
@@ -232,8 +232,8 @@ func startError(err error) error {
 	return &exit.Error{Status: status, Err: err}
 }
 
-// meetingPlace is what the ranks of one job have in common: the socket of the rendezvous service, which is open before any
-// rank runs, so that no other process can take the port, and the secrets.
+// meetingPlace is what the ranks of a job share: the secrets, and the socket of the rendezvous service, which is open before any rank
+// runs, so that no other process can take the port.
 type meetingPlace struct {
 	socket     *os.File // listens; rank 0 inherits it as descriptor 3
 	addr       string
@@ -262,9 +262,9 @@ func newMeetingPlace(job, token string) (*meetingPlace, error) {
 	return &meetingPlace{socket: socket, addr: l.Addr().String(), job: job, token: token}, nil
 }
 
-// variables is what tells a rank its place. The names of torchrun go along, so that programs which know only those find their
-// rank too; all four together can only be read as counting processes. Not among them are MASTER_ADDR and MASTER_PORT: who reads
-// them expects a store of another protocol there.
+// variables returns the variables that tell a rank its place. torchrun's names are among them, for programs that know only those; all
+// four of them together can only be read as counting processes. MASTER_ADDR and MASTER_PORT are not, because a program that reads them
+// expects a store with another protocol there.
 func (p *meetingPlace) variables(rank, ranks int) []string {
 	vars := []string{
 		"SYMMEM_LAUNCHER=none", // so that nothing of a launcher further out fills a gap
@@ -283,13 +283,13 @@ func (p *meetingPlace) variables(rank, ranks int) []string {
 	return vars
 }
 
-// outer are the variables by which a launcher further out tells a process its place: in a rank they would tell of another job.
+// outer are the variables with which an outer launcher tells a process its place. In a rank they would describe another job.
 var outer = []string{"SYMMEM_RANK", "SYMMEM_WORLD_SIZE", "SYMMEM_LOCAL_RANK", "SYMMEM_LOCAL_WORLD_SIZE", "SYMMEM_LAUNCHER",
 	"SYMMEM_RENDEZVOUS_ADDR", "SYMMEM_RENDEZVOUS_FD", "SYMMEM_JOB", "SYMMEM_RESTART", "SYMMEM_TOKEN",
 	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 	"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 
-// rankEnviron gives environ without the places of other jobs, and with set.
+// rankEnviron returns environ without the variables that describe other jobs, and with set.
 func rankEnviron(environ, set []string) []string {
 	names := make(map[string]bool, len(set))
 	for _, entry := range set {
@@ -306,7 +306,7 @@ func rankEnviron(environ, set []string) []string {
 	return append(env, set...)
 }
 
-// randomHex gives n random bytes in hexadecimal.
+// randomHex returns n random bytes in hexadecimal.
 func randomHex(n int) string {
 	b := make([]byte, n)
 	rand.Read(b) // it never fails

@@ -9,5 +9,5 @@ type Limit struct {
 	Advice  string `json:"advice,omitempty"` // what to do, where it may be too low
 }
 
-// unlimited is the Number of a limit that is none.
+// unlimited is the Number of something that has no limit.
 const unlimited = -1

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 )
 
-// Limits asks the system for its limits.
+// Limits returns the limits of the system. If one cannot be read, its value is the error.
 func Limits() []Limit {
 	var all []Limit
 	resource := func(which int, name, meaning, advice string, enough int64, text func(int64) string) {

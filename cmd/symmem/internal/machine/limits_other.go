@@ -2,5 +2,5 @@
 
 package machine
 
-// Limits knows no limits of this system.
+// Limits returns none: those of this system are not known.
 func Limits() []Limit { return nil }

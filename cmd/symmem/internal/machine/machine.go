@@ -3,7 +3,7 @@ package machine
 
 import "runtime"
 
-// Machine is where something was found out or measured.
+// Machine describes the machine on which something was found out or measured.
 type Machine struct {
 	CPU    string `json:"cpu"`          // model of the processor, "" if not known
 	Cores  int    `json:"cores"`        // that this process may use
@@ -14,7 +14,7 @@ type Machine struct {
 	Go     string `json:"go"`           // version that compiled the command
 }
 
-// Processor is the model of the processor for people.
+// Processor returns the model of the processor for people.
 func (m Machine) Processor() string {
 	if m.CPU == "" {
 		return "unknown processor"
@@ -22,7 +22,7 @@ func (m Machine) Processor() string {
 	return m.CPU
 }
 
-// Read asks the system. It needs no device.
+// Read asks the system what machine this is. It needs no device. What is not known stays empty.
 func Read() Machine {
 	m := Machine{Cores: runtime.NumCPU(), OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version()}
 	m.fill()

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fill adds what only the system knows; what it does not tell stays empty.
+// fill adds what only the system knows.
 func (m *Machine) fill() {
 	m.CPU = cpuModel()
 	var info unix.Sysinfo_t
@@ -20,7 +20,7 @@ func (m *Machine) fill() {
 	}
 }
 
-// cpuModel is the name of the first processor: what x86 calls "model name", or what other processors call themselves.
+// cpuModel returns the name of the first processor: "model name" on x86, other keys elsewhere.
 func cpuModel() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

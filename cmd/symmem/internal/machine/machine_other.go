@@ -2,5 +2,5 @@
 
 package machine
 
-// fill adds what only the system knows; here nobody asks it.
+// fill adds nothing on this system.
 func (m *Machine) fill() {}

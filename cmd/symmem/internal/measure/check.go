@@ -15,7 +15,8 @@ import (
 // checkChunk is how many elements are written or read at a time.
 const checkChunk = 1 << 20
 
-// reduction is an all-reduce whose result can be checked: of elements at in, with the result at out, which may be the same.
+// reduction is an all-reduce whose result can be checked. It reads the elements at in and writes the result to out, which may be the
+// same.
 type reduction struct {
 	name     string // as errors call it
 	dtype    tensor.DType
@@ -23,13 +24,13 @@ type reduction struct {
 	op       kernels.Op
 	in, out  device.Ptr
 	enqueue  func() error // one run, on the stream of the bencher
-	// tolerance is how far from right, in proportion, a result may be: 0 unless it is known to be rounded.
+	// tolerance is the relative error that a result may have: 0 unless it is known to be rounded.
 	tolerance float64
-	// ends checks the first and the last chunk only, where the input is known to hold zeros.
+	// ends checks only the first and the last chunk. The input is known to hold zeros elsewhere.
 	ends bool
 }
 
-// starts gives the first element of each chunk of n elements that is filled and compared.
+// starts returns where the chunks of n elements begin that are filled and compared.
 func (r *reduction) starts(n int64) []int64 {
 	if r.ends && r.elements > 2*n {
 		return []int64{0, r.elements - n}
@@ -44,8 +45,8 @@ func (r *reduction) starts(n int64) []int64 {
 // checker is checkResult for the dtype of the reduction.
 type checker func(ctx context.Context, r reduction) error
 
-// checkResult runs the reduction once on small whole numbers, which every dtype holds exactly, compares the result and
-// fills the input with zeros. A wrong result is not measured. It is collective.
+// checkResult runs the reduction once on small integers, which every dtype holds exactly, compares the result, and fills the input with
+// zeros. What gives wrong results is not measured. Collective.
 func (b *bencher) checkResult(ctx context.Context, r reduction) error {
 	var check checker
 	switch r.dtype {
@@ -79,7 +80,7 @@ func (b *bencher) checkResult(ctx context.Context, r reduction) error {
 	return check(ctx, r)
 }
 
-// number is an element that Go computes with.
+// number is an element type that Go has arithmetic for.
 type number interface {
 	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }
@@ -88,14 +89,14 @@ func checkNumber[T number](b *bencher) checker {
 	return checkOf(b, func(x float32) T { return T(x) }, func(x T) float32 { return float32(x) })
 }
 
-// checkOf gives the check for elements that are made from and turned into float32.
+// checkOf returns the check for elements that are converted from and to float32.
 func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) float32) checker {
 	return func(ctx context.Context, r reduction) error {
 		n, w := r.elements, b.r.WorldSize()
 		most := min(n, checkChunk)
 		size := r.dtype.Bytes()
 		starts := r.starts(most)
-		// Values depend on whether the number of the element is odd only, so that one chunk does for all.
+		// A value depends only on whether the index is odd, so one chunk does for all.
 		chunkOf := func(value func(i int64) float32) func(at int64) []T {
 			even, odd := from(value(0)), from(value(1))
 			all := make([]T, most+1)
@@ -142,7 +143,7 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 				}
 			}
 		}
-		// Nobody may begin the next run on what another has not read yet.
+		// No rank may begin the next run before all others have read this result.
 		if err := fill(func(int64) float32 { return 0 }); err != nil {
 			return err
 		}
@@ -150,13 +151,13 @@ func checkOf[T tensor.Element](b *bencher, from func(float32) T, to func(T) floa
 	}
 }
 
-// bytesOf gives the memory of the elements, in the byte order of the machine, which is that of its devices.
+// bytesOf returns the memory of the elements. Devices have the byte order of the machine.
 func bytesOf[T tensor.Element](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(*new(T)))
 }
 
-// checkValue is element i of rank's input: 1 or 2, or the same everywhere where sums or products of many ranks would leave the
-// range of small integers, and for averages, which would be rounded.
+// checkValue returns element i of the input of a rank: 1 or 2. It is the same everywhere for averages, which would be rounded, and
+// where the sums or products of many ranks would leave the range of small integers.
 func checkValue(op kernels.Op, ranks, rank int, i int64) float32 {
 	const manyFactors, manyTerms = 12, 60
 	switch {
@@ -168,7 +169,7 @@ func checkValue(op kernels.Op, ranks, rank int, i int64) float32 {
 	return float32(1 + (i+int64(rank))%2)
 }
 
-// checkWant is element i of the result.
+// checkWant returns element i of the right result.
 func checkWant(op kernels.Op, ranks int, i int64) float32 {
 	result := checkValue(op, ranks, 0, i)
 	for rank := 1; rank < ranks; rank++ {

@@ -19,21 +19,21 @@ import (
 
 const (
 	// A repetition moves about this many bytes on each rank, in at least minIterations and at most maxIterations iterations. A
-	// GPU gets more: its clocks and links need some milliseconds of work to come out of their rest.
+	// GPU moves more, because its clocks and links need some milliseconds of work to leave their idle states.
 	bytesPerRepetition    = 1 << 28
 	gpuBytesPerRepetition = 1 << 34
 	minIterations         = 4
 	maxIterations         = 50000
-	// graphRuns is how many runs a captured graph has: enough to hide what its launch costs.
+	// graphRuns is the number of runs in a captured graph: enough to hide the cost of its launch.
 	graphRuns = 20
-	// rendezvousBytes is the size that rendezvous is measured with.
+	// rendezvousBytes is the size of the memory that rendezvous is measured with.
 	rendezvousBytes = 64 << 20
 	// barrierChannel and signalChannel are the channels that bench uses.
 	barrierChannel, signalChannel = 0, 0
 )
 
-// Run measures what spec says on this rank, and blocks until it has. It is collective, and all ranks give the same spec. What it finds
-// goes to rep, on rank 0. After an error the ranks may be at different places: the process has to end.
+// Run takes the measurements of spec on this rank and blocks until they are done. It is collective, and all ranks give the same spec.
+// Rank 0 reports the results to rep. After an error the ranks may be at different places, and the process has to end.
 func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
 	b := &bencher{spec: spec, r: r, rep: rep}
 	return b.run(ctx)
@@ -55,7 +55,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.s.Close()) }()
-	// What has to be there is looked for before anything is measured.
+	// Nothing is measured if a required peer is missing.
 	lib, refused, err := b.loadPeer(ctx)
 	if err != nil || refused {
 		return err
@@ -103,7 +103,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 	return errors.Join(b.closeNVSHMEM(ctx), b.closePeer(ctx))
 }
 
-// allReduces measures all forms of an all-reduce of bytes and, right after them, the peer's.
+// allReduces measures all forms of an all-reduce of bytes and, right after them, that of the peer.
 func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	var row *Row
 	for _, alg := range b.algorithms() {
@@ -129,7 +129,7 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// rows is how many rows run reports, those of peers apart.
+// rows returns how many rows run reports, not counting those of peers.
 func (b *bencher) rows() int {
 	n := 0
 	for _, kind := range b.spec.Kinds {
@@ -147,8 +147,8 @@ func (b *bencher) rows() int {
 	return n
 }
 
-// algorithms gives the forms to measure: AllAlgorithms is those that the device, or the library below the backend, has for the dtype and the
-// operation, multicast left out where the backend has none.
+// algorithms returns the forms to measure. AllAlgorithms stands for those that the device, or the library below the backend, has for the
+// dtype and the operation, without multicast where the backend has none.
 func (b *bencher) algorithms() []string {
 	if !slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return b.spec.Algorithms
@@ -165,8 +165,8 @@ func (b *bencher) algorithms() []string {
 	return names
 }
 
-// iterations is how often a message of bytes is sent in one repetition. Where peers have no pointers the CPU has to do with each, and
-// a small one takes a hundred times as long.
+// iterations returns how often a message of bytes is sent in one repetition. Without peer pointers the CPU takes part in each message,
+// and a small one takes a hundred times as long.
 func iterations(kind device.Kind, pointers bool, bytes int64) int {
 	total, most := int64(bytesPerRepetition), int64(maxIterations)
 	if kind == device.CUDA {
@@ -178,16 +178,16 @@ func iterations(kind device.Kind, pointers bool, bytes int64) int {
 	return int(min(max(total/bytes, minIterations), most))
 }
 
-// iterations is iterations over this rank's backend.
+// iterations calls iterations for the backend of this rank.
 func (b *bencher) iterations(bytes int64) int {
 	return iterations(b.r.Device().Kind(), b.r.Capabilities().PeerPointers, bytes)
 }
 
-// timings are one rank's times per iteration, in microseconds, by repetition.
+// timings holds the times per iteration on one rank, in microseconds, by repetition.
 type timings struct{ total, host []float64 }
 
-// measure runs the repetitions of n iterations each, after one that does not count: launches calls of enqueue, each good for
-// several iterations, then waiting for the stream.
+// measure runs the repetitions, of n iterations each, after one that does not count. A call of enqueue is worth each iterations, and a
+// repetition ends when the stream has.
 func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
 	var t timings
 	launches := n / each
@@ -223,7 +223,7 @@ func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error
 	return t, nil
 }
 
-// report completes a row with the slowest rank's times of each repetition, and rank 0 tells it.
+// report completes a row with the times of the slowest rank in each repetition, and rank 0 reports it.
 func (b *bencher) report(ctx context.Context, row Row, times []float64) error {
 	slowest, err := b.slowest(ctx, times)
 	if err != nil {
@@ -232,7 +232,7 @@ func (b *bencher) report(ctx context.Context, row Row, times []float64) error {
 	return b.tellRow(row, slowest)
 }
 
-// slowest gives every rank the slowest rank's time of each repetition, sorted.
+// slowest returns, on every rank, the time of the slowest rank in each repetition, sorted.
 func (b *bencher) slowest(ctx context.Context, times []float64) ([]float64, error) {
 	mine, err := json.Marshal(times)
 	if err != nil {
@@ -256,7 +256,7 @@ func (b *bencher) slowest(ctx context.Context, times []float64) ([]float64, erro
 	return slowest, nil
 }
 
-// tellRow completes a row with the sorted times of the slowest rank, and rank 0 tells it.
+// tellRow completes a row with the sorted times of the slowest rank, and rank 0 reports it.
 func (b *bencher) tellRow(row Row, slowest []float64) error {
 	if b.r.Rank() != 0 {
 		return nil
@@ -276,7 +276,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	return b.rep.Row(row)
 }
 
-// median of sorted values.
+// median returns the median of sorted values, NaN if there are none.
 func median(sorted []float64) float64 {
 	n := len(sorted)
 	if n == 0 {
@@ -285,7 +285,7 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// tensorOf makes a tensor of at least bytes with its rendezvous behind it.
+// tensorOf makes a tensor of at least bytes and calls its rendezvous.
 func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
 	t, err := b.r.Empty(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
 	if err != nil {
@@ -297,8 +297,8 @@ func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64)
 	return t, nil
 }
 
-// plan makes the tensors and the plan of an all-reduce of bytes, checks a first result and leaves zeros, on which all-reduces
-// can be repeated without end. closeAll closes what it made.
+// plan makes the tensors and the plan of an all-reduce of bytes and checks a first result. It leaves zeros, which can be reduced again
+// and again. closeAll closes what it made.
 func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *kernels.Plan, closeAll func(context.Context) error, err error) {
 	dtype, err := tensor.ParseDType(b.spec.DType)
 	if err != nil {
@@ -339,7 +339,7 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }})
 }
 
-// allReduce measures one form of an all-reduce of bytes, and gives its row as far as it does not depend on the times.
+// allReduce measures one form of an all-reduce of bytes, and returns its row without the times.
 func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) (*Row, error) {
 	p, closeAll, err := b.plan(ctx, bytes, algorithm)
 	if err != nil {
@@ -395,7 +395,7 @@ func (b *bencher) capture(work func() error) (device.Graph, error) {
 	return graph, nil
 }
 
-// repeated is n calls of enqueue in one.
+// repeated returns a function that calls enqueue n times.
 func repeated(n int, enqueue func() error) func() error {
 	return func() error {
 		for range n {
@@ -407,7 +407,7 @@ func repeated(n int, enqueue func() error) func() error {
 	}
 }
 
-// planRun measures what one Run costs its caller, the work itself not counted.
+// planRun measures what one Run costs its caller, without the work itself.
 func (b *bencher) planRun(ctx context.Context) error {
 	bytes := b.spec.Sizes[0]
 	p, closeAll, err := b.plan(ctx, bytes, b.algorithms()[0])
@@ -462,7 +462,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 	return errors.Join(local.Close(ctx), remote.Close(ctx))
 }
 
-// rendezvous measures allocating and making reachable, the first time and later.
+// rendezvous measures allocating memory and making it reachable, the first time and later.
 func (b *bencher) rendezvous(ctx context.Context) error {
 	once := func() (float64, error) {
 		if err := b.r.Barrier(ctx); err != nil {

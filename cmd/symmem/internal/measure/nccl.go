@@ -13,14 +13,14 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// ncclTypes are the dtypes that NCCL has, too.
+// ncclTypes are the dtypes that NCCL has.
 var ncclTypes = map[tensor.DType]nccl.DataType{
 	tensor.Float16: nccl.Float16, tensor.BFloat16: nccl.BFloat16, tensor.Float32: nccl.Float32, tensor.Float64: nccl.Float64,
 	tensor.Int8: nccl.Int8, tensor.Int32: nccl.Int32, tensor.Int64: nccl.Int64,
 	tensor.Uint8: nccl.Uint8, tensor.Uint32: nccl.Uint32, tensor.Uint64: nccl.Uint64,
 }
 
-// NCCLHas reports whether NCCL has a dtype.
+// NCCLHas reports whether NCCL can reduce a dtype.
 func NCCLHas(dtype tensor.DType) bool {
 	_, known := ncclTypes[dtype]
 	return known
@@ -34,9 +34,8 @@ var ncclOps = map[kernels.Op]nccl.Op{
 // averageTolerance is for NCCL's averages, which multiply each input by a rounded 1/W before they add.
 const averageTolerance = 1.0 / 16
 
-// ncclPeer is NCCL in a rank of bench, to measure it in the same run and on the same stream. Its buffers are plain device
-// memory and not the tensors: that is what a program without symmetric memory has, and NCCL treats memory that it could map on
-// its peers in other ways.
+// ncclPeer is NCCL in a rank of bench, measured in the same run and on the same stream. Its buffers are plain device memory, not the
+// tensors. That is what a program without symmetric memory has, and NCCL treats memory that it could map on its peers differently.
 type ncclPeer struct {
 	lib       *nccl.Library
 	comm      *nccl.Comm
@@ -45,13 +44,13 @@ type ncclPeer struct {
 	symmetric []symmetricComm // for symmetric windows; none if there are none
 }
 
-// peerFailure is one rank's reason for not having the peer.
+// peerFailure is the reason why one rank does not have the peer.
 type peerFailure struct {
 	Text  string `json:"text,omitempty"`  // "" if it has it
 	Stuck bool   `json:"stuck,omitempty"` // a thread hangs in the library: the process cannot end in good order
 }
 
-// agree tells every rank why the ranks cannot use the peer, "" if all can. An error is one that must end the bench. Collective.
+// agree returns on every rank the reason why the ranks cannot use the peer, "" if all can. An error must end the bench. Collective.
 func (b *bencher) agree(ctx context.Context, op string, failure error) (reason string, err error) {
 	var mine peerFailure
 	if failure != nil {
@@ -79,8 +78,8 @@ func (b *bencher) agree(ctx context.Context, op string, failure error) (reason s
 	return reason, nil
 }
 
-// whyNoPeer makes one reason of those of all ranks: the first, with its rank unless all have the same. It is "" if there is
-// none.
+// whyNoPeer makes one reason of those of all ranks: the first one, with the number of its rank unless all are the same. It is "" if
+// there is none.
 func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
 	same := true
 	for rank, f := range all {
@@ -96,8 +95,8 @@ func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
 	return reason, stuck
 }
 
-// refusePeer is what becomes of the bench without the peer, for a reason that all ranks know: a peer that must be there ends
-// it, which is refused; otherwise rank 0 tells the reason.
+// refusePeer goes on without the peer, for a reason that all ranks know. If the peer is required, refused is true and the bench ends.
+// Rank 0 reports the reason.
 func (b *bencher) refusePeer(reason string) (refused bool, err error) {
 	refused = b.spec.Peer.Required
 	if b.r.Rank() != 0 {
@@ -110,8 +109,8 @@ func (b *bencher) refusePeer(reason string) (refused bool, err error) {
 	return false, b.rep.Row(Row{Kind: AllReduce, Backend: NCCL, Beside: b.r.Backend(), Note: reason})
 }
 
-// loadPeer loads the peer's library on all ranks. The library is nil if the peer is not to be measured; refused ends the bench,
-// with nothing left to do. Collective.
+// loadPeer loads the library of the peer on all ranks. It is nil if the peer is not to be measured. If refused is true the bench ends,
+// and nothing is left to do. Collective.
 func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool, err error) {
 	spec := b.spec.Peer
 	if spec == nil {
@@ -155,7 +154,7 @@ func (b *bencher) loadNCCL() (*nccl.Library, error) {
 // connectPeer makes the peer's communicator. Collective.
 func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused bool, err error) {
 	d := b.r.Device().(*cuda.Device) // loadNCCL has made sure
-	// Half of the time, so that ranks that came are still there to be told that another did not.
+	// Half of the time, so that the ranks that came are still there when it turns out that another did not.
 	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout/2)
 	defer cancel()
 	var id []byte
@@ -199,7 +198,7 @@ func (b *bencher) connectPeer(ctx context.Context, lib *nccl.Library) (refused b
 	return false, b.connectSymmetric(ctx)
 }
 
-// aboutNCCL says what is measured, for people who compare.
+// aboutNCCL describes what is measured, for people who compare.
 func aboutNCCL(lib *nccl.Library, multicast bool) string {
 	text := fmt.Sprintf("NCCL %s (%s), plain device memory", lib.Version(), lib.Path())
 	if !multicast {
@@ -208,7 +207,7 @@ func aboutNCCL(lib *nccl.Library, multicast bool) string {
 	return text
 }
 
-// bounded makes a call of NCCL's with the device's context current, and waits no longer than ctx.
+// bounded calls NCCL with the context of the device current, and waits no longer than ctx.
 func bounded[T any](ctx context.Context, d *cuda.Device, what string, call func() (T, error)) (T, error) {
 	return nccl.Bound(ctx, what, func() (value T, err error) {
 		err = d.WithContext(func() error {
@@ -264,7 +263,7 @@ func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
 	return errors.Join(err, d.Free(in))
 }
 
-// measureNCCL checks a result of NCCL's all-reduce, measures it and gives this rank's times. Collective.
+// measureNCCL checks a result of NCCL's all-reduce, measures it and returns the times of this rank. Collective.
 func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
 	dtype, err := tensor.ParseDType(like.DType)
 	if err != nil {
@@ -282,7 +281,7 @@ func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in
 	once := func() error {
 		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[dtype], ncclOps[op])
 	}
-	// All runs of a repetition share one section with the context, which is not NCCL's to pay for again and again.
+	// The context is made current once for all runs of a repetition, so that NCCL does not pay for it each time.
 	several := func(n int) func() error {
 		return func() error { return b.peer.device.WithContext(repeated(n, once)) }
 	}
@@ -291,7 +290,7 @@ func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in
 	if op == kernels.Avg {
 		check.tolerance = averageTolerance
 	}
-	// This also makes the connections that NCCL makes at first need, outside of any capture.
+	// This also makes the connections that NCCL makes on first use, outside of any capture.
 	if err := b.checkResult(ctx, check); err != nil {
 		return nil, err
 	}

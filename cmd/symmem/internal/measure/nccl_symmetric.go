@@ -14,8 +14,8 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// symmetricBlocks are the numbers of blocks that NCCL's symmetric kernels are tried with, 0 for its own choice: it is far from
-// the best at many sizes, and the peer is to be at its best.
+// symmetricBlocks are the numbers of blocks that NCCL's symmetric kernels are tried with, so that the peer is at its best. 0 is NCCL's
+// own choice, which is far from the best at many sizes.
 var symmetricBlocks = []int{0, 16, 32, 64}
 
 // symmetricComm is a communicator whose kernels have a number of blocks.
@@ -24,7 +24,7 @@ type symmetricComm struct {
 	comm   *nccl.Comm
 }
 
-// name says how many blocks the kernels have.
+// name describes how many blocks the kernels have.
 func (c symmetricComm) name() string {
 	if c.blocks == 0 {
 		return "NCCL's own number of blocks"
@@ -32,8 +32,8 @@ func (c symmetricComm) name() string {
 	return fmt.Sprintf("%d blocks", c.blocks)
 }
 
-// connectSymmetric makes a communicator for each number of blocks. Without them the peer is measured on plain memory alone, and
-// rank 0 tells why, unless NCCL has no such kernels for what is measured. Collective.
+// connectSymmetric makes a communicator for each number of blocks. If that fails the peer is measured on plain memory alone, and rank 0
+// reports why, unless NCCL has no such kernels for what is measured. Collective.
 func (b *bencher) connectSymmetric(ctx context.Context) error {
 	dtype, err := tensor.ParseDType(b.spec.DType)
 	if err != nil {
@@ -79,8 +79,8 @@ func (b *bencher) closeSymmetric(ctx context.Context) error {
 	return err
 }
 
-// trySymmetric makes a window and looks whether it is one: NCCL says success where it cannot make any. It gives the reason why
-// the ranks cannot, "" if they can. Collective.
+// trySymmetric makes a window and looks whether it is one, because NCCL reports success even where it can make none. It returns the
+// reason why the ranks cannot, "" if they can. Collective.
 func (b *bencher) trySymmetric(ctx context.Context, comm *nccl.Comm) (reason string, err error) {
 	w, failure := b.newWindow(ctx, 1)
 	if reason, err = b.agree(ctx, "memory for the peer's symmetric windows", failure); err == nil && reason == "" {
@@ -121,14 +121,14 @@ func (b *bencher) newWindow(ctx context.Context, bytes int64) (*peerWindow, erro
 	return w, nil
 }
 
-// register makes it a window of comm. Collective.
+// register makes the memory a window of comm. Collective.
 func (w *peerWindow) register(ctx context.Context, comm *nccl.Comm) error {
 	var err error
 	w.window, err = comm.Register(ctx, uint64(w.ptr), w.bytes, nccl.WindowSymmetric)
 	return err
 }
 
-// guard is an error if NCCL has made no window of it.
+// guard returns an error if NCCL has made no window of the memory.
 func (w *peerWindow) guard() error {
 	var where cu.MemoryType
 	return w.peer.device.WithContext(func() error {
@@ -146,8 +146,8 @@ func (w *peerWindow) free() error {
 	return w.peer.device.WithContext(func() error { return w.peer.lib.MemFree(uint64(w.ptr)) })
 }
 
-// symmetricAllReduce measures NCCL's all-reduce of the row like over symmetric windows with each number of blocks, and tells
-// the fastest. Collective.
+// symmetricAllReduce measures NCCL's all-reduce of the row like over symmetric windows with each number of blocks, and reports the
+// fastest. Collective.
 func (b *bencher) symmetricAllReduce(ctx context.Context, like Row) error {
 	if len(b.peer.symmetric) == 0 {
 		return nil
@@ -182,7 +182,7 @@ func (b *bencher) symmetricAllReduce(ctx context.Context, like Row) error {
 		if err != nil {
 			return err
 		}
-		// Every rank sees the same times, so that all choose alike.
+		// All ranks see the same times, so they choose the same.
 		if best == nil || median(slowest) < median(best) {
 			best, chosen = slowest, c.name()
 		}

@@ -15,8 +15,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// nvshmemPeer is NVSHMEM in a rank of bench: memory of its heap, beside that of the backend that is measured, on the same
-// device.
+// nvshmemPeer is NVSHMEM in a rank of bench: memory on its heap, on the same device as that of the backend that is measured.
 type nvshmemPeer struct {
 	memory *backend.Memory
 	group  *group.Group // of a memory that was opened for this; nil if the backend is nvshmem itself
@@ -137,8 +136,8 @@ func (b *bencher) nvshmemAllReduce(ctx context.Context, like Row) error {
 	return errors.Join(err, in.Close(ctx))
 }
 
-// affordable is how many of n iterations fit into a quarter of a second on the slowest rank, in whole graphs: without
-// multicast NVSHMEM reduces in one block of threads, whatever the size. Collective.
+// affordable returns how many of n iterations fit into a quarter of a second on the slowest rank, in whole graphs. Without multicast
+// NVSHMEM reduces in one block of threads, whatever the size. Collective.
 func (b *bencher) affordable(ctx context.Context, n int, once func() error) (int, error) {
 	const tries, repetition = 4, 250 * time.Millisecond
 	began := time.Now()

@@ -1,4 +1,4 @@
-// Package measure takes the measurements of bench on the ranks of a job, beside those of libraries that do the same.
+// Package measure takes the measurements of bench on the ranks of a job, and the same ones of other libraries beside them.
 package measure
 
 import (
@@ -18,17 +18,18 @@ const (
 // Kinds are all kinds of measurements.
 var Kinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
 
-// AllAlgorithms, as the only one of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
+// AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
 const AllAlgorithms = "all"
 
-// The peers. NCCL and NVSHMEM are also the backends of their rows.
+// The peers, by the names that their rows have as backends. NCCLSymmetric is NCCL's all-reduce over symmetric windows, for which it
+// has kernels of its own.
 const (
 	NCCL          = "nccl"
-	NCCLSymmetric = "nccl_symmetric" // the backend of the rows of NCCL's all-reduce over symmetric windows, for which it has kernels of their own
+	NCCLSymmetric = "nccl_symmetric"
 	NVSHMEM       = "nvshmem"
 )
 
-// Spec is what the ranks are to measure, alike on each.
+// Spec is what the ranks measure. It is the same on all of them.
 type Spec struct {
 	Kinds       []string `json:"kinds"`
 	Sizes       []int64  `json:"sizes"` // in bytes
@@ -42,10 +43,9 @@ type Spec struct {
 	Peer *PeerSpec `json:"peer,omitempty"` // nil measures none
 }
 
-// Row is one measurement. A time is that of the slowest rank.
+// Row is one measurement. Times are those of the slowest rank.
 //
-// A row that names a backend in Beside is a measurement of a peer. If it has no iterations the peer was not measured, and the note
-// says why.
+// A row with Beside is a measurement of a peer. If it has no iterations the peer was not measured, and Note says why.
 type Row struct {
 	Kind        string  `json:"kind"`
 	Backend     string  `json:"backend"`          // or the peer
@@ -67,13 +67,13 @@ type Row struct {
 	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
 	Bus         float64 `json:"bus_gb_per_s,omitempty"` // all-reduce: the same times 2(W-1)/W
 
-	// What the peer took for the same, if it was measured.
+	// The same of the peer, if it was measured.
 	PeerMedian float64 `json:"peer_us,omitempty"`
 	PeerBus    float64 `json:"peer_bus_gb_per_s,omitempty"`
 	PeerRatio  float64 `json:"peer_ratio,omitempty"` // peer_us by median_us: above 1 the peer is slower
 }
 
-// PeerSpec is what the ranks are to do about the peer, alike on each.
+// PeerSpec is what the ranks do about the peer. It is the same on all of them.
 type PeerSpec struct {
 	Required  bool          `json:"required"`
 	Library   string        `json:"library,omitempty"` // its file or folder; "" looks for it
@@ -82,17 +82,17 @@ type PeerSpec struct {
 	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
 }
 
-// Reporter takes what rank 0 finds, one call at a time. An error of it ends the measuring.
+// Reporter receives what rank 0 finds, one call at a time. An error ends the measuring.
 type Reporter interface {
-	// Rows tells how many rows there will be, those of peers apart, before the first.
+	// Rows is called before the first row, with how many there will be, not counting those of peers.
 	Rows(n int) error
-	// Row tells one measurement, or why a peer was not measured.
+	// Row is called with each measurement, or with the reason why a peer was not measured.
 	Row(row Row) error
-	// Refuse tells why nothing is measured. It is no failure.
+	// Refuse is called with the reason why nothing is measured. That is not a failure.
 	Refuse(reason string) error
 }
 
-// name is what the peer is called.
+// name returns the name of the peer.
 func (p *PeerSpec) name() string {
 	if p.NVSHMEM {
 		return NVSHMEM

@@ -20,10 +20,10 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 )
 
-// timeout bounds the probe of one backend: native libraries may take seconds to load, and a broken one for ever.
+// timeout bounds the probe of one backend. A native library may take seconds to load, and a broken one may never return.
 const timeout = 30 * time.Second
 
-// Finding is what was found out about one backend: it works, or why not and what to do.
+// Finding is the result of probing one backend: that it works, or why it does not and what to do about that.
 type Finding struct {
 	Name         string               `json:"name"`
 	Available    bool                 `json:"available"`
@@ -33,15 +33,15 @@ type Finding struct {
 	Libraries    []backend.Library    `json:"libraries"` // that it stands on
 }
 
-// Command is the hidden sub-command that a process of its own is started with; it prints what it finds as a line of JSON. With
-// LibrariesFlag that is what LibrariesHere gives, and without it what Here gives.
+// Command is the hidden sub-command of the processes in which backends are probed. It prints the result of Here as a line of JSON, or
+// that of LibrariesHere if it has LibrariesFlag.
 const (
 	Command       = "probe"
 	LibrariesFlag = "libraries"
 )
 
-// Apart probes a backend in a process of its own, with the environment of p. It blocks for at most half a minute. A probe that
-// crashes or hangs is a finding too.
+// Apart probes a backend in a process of its own, with the environment of p. It blocks for at most half a minute. If the probe crashes or
+// hangs, that is the finding.
 func Apart(ctx context.Context, p *process.Process, name string) Finding {
 	var b Finding
 	if err := apart(ctx, p, &b, Command, name); err != nil {
@@ -50,8 +50,8 @@ func Apart(ctx context.Context, p *process.Process, name string) Finding {
 	return b
 }
 
-// LibrariesApart asks a backend for its libraries in a process of its own. That is another one than the probe's, whose answer stands
-// whatever a library does when it is looked at. It blocks for at most half a minute.
+// LibrariesApart asks a backend for its native libraries in a process of its own. It is not the process of the probe, so that the
+// finding stands whatever a library does when it is looked at. It blocks for at most half a minute.
 func LibrariesApart(ctx context.Context, p *process.Process, name string) []backend.Library {
 	libraries := []backend.Library{}
 	if f, err := backend.Lookup(name); err != nil {
@@ -67,8 +67,8 @@ func LibrariesApart(ctx context.Context, p *process.Process, name string) []back
 	return libraries
 }
 
-// apart runs this program with args in a process of its own, so that a native library that crashes, exits or hangs is a finding and
-// not the end of doctor. found is what it prints as a line of JSON; an error says how it ended otherwise.
+// apart runs this program with args in a process of its own, so that a native library that crashes, exits or hangs is a finding and not
+// the end of this process. The last line of its output is decoded into found; an error says how it ended otherwise.
 func apart(ctx context.Context, p *process.Process, found any, args ...string) error {
 	path, err := process.Executable()
 	if err != nil {
@@ -85,7 +85,7 @@ func apart(ctx context.Context, p *process.Process, found any, args ...string) e
 	if ctx.Err() != nil {
 		return fmt.Errorf("did not end: %w", context.Cause(ctx))
 	}
-	// A library may print to the standard output as well; the finding is the last line.
+	// A library may print to the standard output too.
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err == nil {
 		err = json.Unmarshal([]byte(lines[len(lines)-1]), found)
@@ -129,8 +129,8 @@ func LibrariesHere(ctx context.Context, p *process.Process, name string) ([]back
 	return found, nil
 }
 
-// Failed reports whether one of the refused backends was refused because its probe failed here, and not because something is
-// missing: that is a failure.
+// Failed reports whether a backend was refused because its probe failed, and not because something is missing. It probes the refused
+// backends again.
 func Failed(ctx context.Context, p *process.Process, refused *backend.RefusedError) bool {
 	return slices.ContainsFunc(refused.Tried, func(name string) bool {
 		f, err := backend.Lookup(name)
@@ -142,7 +142,7 @@ func Failed(ctx context.Context, p *process.Process, refused *backend.RefusedErr
 	})
 }
 
-// environment is what a backend is probed with outside of a job: the settings as they are, if they are valid.
+// environment returns what a backend is probed with outside of a job: the settings, or the defaults if the settings are not valid.
 func environment(p *process.Process) *backend.Env {
 	cfg, err := config.Load(&config.LoadOptions{Environ: func() []string { return p.Environ }})
 	if err != nil {
@@ -154,10 +154,10 @@ func environment(p *process.Process) *backend.Env {
 	}
 }
 
-// fixProbe is for a probe that failed otherwise than by finding that something is missing.
+// fixProbe is the advice for a probe that failed, other than by finding that something is missing.
 const fixProbe = "the probe itself failed: see whether the installed library is the right one and whole, and report this text"
 
-// find turns a probe into a finding. Where the error keeps apart what to do, that is the fix; else its text says it, or nobody
+// find turns a probe into a finding. If the error says separately what to do, that is the fix. Otherwise its text says it, or nobody
 // knows.
 func find(name string, probe func() (backend.Capabilities, error)) Finding {
 	c, err := probe()

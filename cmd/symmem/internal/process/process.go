@@ -1,4 +1,4 @@
-// Package process holds what a process gets from outside, in one value, so that tests can make one too.
+// Package process holds what a process is started with, in one value that tests can make too.
 package process
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Process is what the command was started with. Nobody changes it.
+// Process is what the command was started with. It is read-only.
 type Process struct {
 	Args     []string // without the name of the program; the first is the sub-command
 	In       io.Reader
@@ -17,7 +17,7 @@ type Process struct {
 	Environ  []string // NAME=value; of several with one name the last counts
 }
 
-// Getenv reads a variable of the environment. It is "" if there is none.
+// Getenv returns a variable of the environment, "" if it is not set.
 func (p *Process) Getenv(name string) string {
 	value := ""
 	for _, entry := range p.Environ {
@@ -28,7 +28,7 @@ func (p *Process) Getenv(name string) string {
 	return value
 }
 
-// Say tells the user what goes on, as one line on the standard error.
+// Say prints a line for the user on the standard error.
 func (p *Process) Say(format string, args ...any) {
 	fmt.Fprintf(p.Err, "symmem: "+format+"\n", args...)
 }
@@ -41,7 +41,7 @@ func (p *Process) PrintJSON(v any) error {
 	return e.Encode(v)
 }
 
-// Executable is the path of this executable, to start ranks and probes from.
+// Executable returns the path of this executable, which ranks and probes are started from.
 func Executable() (string, error) {
 	path, err := os.Executable()
 	if err != nil {

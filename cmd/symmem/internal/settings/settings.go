@@ -14,8 +14,8 @@ import (
 	"github.com/symmem/symmem/config"
 )
 
-// Load reads the configuration that the flags of a command, the environment and the file give. An error is a mistake of the user's,
-// with a suggestion where a flag's value is like one that is allowed.
+// Load reads the configuration from the flags of a command, the environment and the file. An error is an *exit.Error with status 2. It
+// has a suggestion if the value of a flag is like one that is allowed.
 func Load(flags *pflag.FlagSet, environ []string) (config.Config, error) {
 	cfg, err := config.Load(&config.LoadOptions{Flags: flags, Environ: func() []string { return environ }})
 	if err != nil {
@@ -28,18 +28,18 @@ func Load(flags *pflag.FlagSet, environ []string) (config.Config, error) {
 	return cfg, exit.UsageError(err)
 }
 
-// The values of settings that take only some.
+// The values of the settings multicast and log-level.
 var (
 	Multicasts = []string{config.MulticastAuto, config.MulticastOn, config.MulticastOff}
 	LogLevels  = []string{"debug", "info", "warn", "error"}
 )
 
-// PlaceKeys are the settings that the launcher gives each rank itself.
+// PlaceKeys are the settings that tell a rank its place. The launcher gives them to each rank.
 var PlaceKeys = []string{"rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd",
 	"restart"}
 
-// AddForRanks adds the settings that a launching command takes for its ranks to its flags. Those that it refuses are known, for the
-// sake of a better error, and not shown.
+// AddForRanks adds the settings to the flags of a command that starts ranks. PlaceKeys are hidden among them: the command refuses them,
+// with a better error than that of an unknown flag.
 func AddForRanks(flags *pflag.FlagSet) {
 	config.AddFlags(flags)
 	for _, name := range PlaceKeys {
@@ -47,14 +47,14 @@ func AddForRanks(flags *pflag.FlagSet) {
 	}
 }
 
-// Ranks is what the configuration of a launching command means for its ranks.
+// Ranks is what the configuration of a command means for the ranks that it starts.
 type Ranks struct {
 	Job, Token string   // "" lets the launcher make them
-	Vars       []string // the settings that were given as flags, as NAME=value: ranks know no flags, but they read variables
+	Vars       []string // the settings that were given as flags, as NAME=value: ranks read variables, not flags
 }
 
-// ForRanks turns the flags of a launching command and the configuration that Load gave into what its ranks are given. What the environment and the file say,
-// the ranks read for themselves. An error is a mistake in the command line: --rank and the like are not for a launching command.
+// ForRanks returns what the ranks of a command are given, from its flags and the configuration that Load returned. What the environment
+// and the file say, the ranks read for themselves. If one of PlaceKeys was given as a flag, the error is an *exit.Error with status 2.
 func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, error) {
 	var s Ranks
 	for _, key := range config.Keys() {
@@ -78,7 +78,7 @@ func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, e
 	return s, nil
 }
 
-// Text gives a value as the configuration reads it.
+// Text returns the value of a setting in the form in which the configuration reads it.
 func Text(value any) string {
 	switch v := value.(type) {
 	case []string:

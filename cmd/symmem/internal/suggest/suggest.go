@@ -1,4 +1,4 @@
-// Package suggest finds what somebody who mistyped most likely meant.
+// Package suggest finds what was most likely meant by a mistyped flag or value.
 package suggest
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// MaxTypos is how many letters may be wrong in a text for which another one is suggested.
+// MaxTypos is how many letters may be wrong for a suggestion to be made.
 const MaxTypos = 2
 
-// nearest gives the allowed text that value was most likely meant to be, or "" if it is like none.
+// nearest returns the allowed text that value was most likely meant to be, or "" if value is like none of them.
 func nearest(value string, allowed []string) string {
 	value = strings.ToLower(value)
 	best, fewest := "", MaxTypos+1
@@ -38,7 +38,8 @@ func nearest(value string, allowed []string) string {
 	return ""
 }
 
-// DidYouMean gives the end of an error that refuses value: " (did you mean host?)", or "" if value is like none of those allowed.
+// DidYouMean returns what to append to an error that refuses value: " (did you mean host?)", or "" if value is like nothing that is
+// allowed.
 func DidYouMean(value string, allowed []string) string {
 	if meant := nearest(value, allowed); meant != "" && meant != value {
 		return fmt.Sprintf(" (did you mean %s?)", meant)
@@ -46,7 +47,7 @@ func DidYouMean(value string, allowed []string) string {
 	return ""
 }
 
-// Flag adds to the error of a flag that does not exist the one that was most likely meant. Any other error comes back as it is.
+// Flag adds a suggestion to the error of an unknown flag. It returns any other error unchanged.
 func Flag(cmd *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {

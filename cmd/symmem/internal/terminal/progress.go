@@ -9,8 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Progress is one line on a terminal that is written over: how much of how much is done, how long the rest may take, and what is being
-// done. Elsewhere it is silent.
+// Progress is one line on a terminal, which is overwritten again and again: how much of how much is done, how long the rest may take,
+// and what is being done. It is never wider than the terminal. On anything but a terminal it is silent. One goroutine uses it at a time.
 type Progress struct {
 	to    io.Writer
 	on    bool
@@ -18,13 +18,13 @@ type Progress struct {
 	bar   *pb.ProgressBar
 }
 
-// lineTemplate has first what a narrow terminal must still show; the bar takes what is left.
+// lineTemplate begins with what a narrow terminal must still show. The bar takes what is left.
 const lineTemplate = `{{string . "where"}} {{counters . "%s of %s"}} {{rtime . "%s left" "" ""}} {{string . "what"}} {{bar . "[" "=" ">" " " "]"}}`
 
-// defaultWidth is that of a terminal that does not tell its own.
+// defaultWidth is the width of a terminal that does not report its own.
 const defaultWidth = 80
 
-// NewProgress shows progress on w, if that is a terminal.
+// NewProgress returns a line of progress on w. It is silent unless w is a terminal.
 func NewProgress(w io.Writer) *Progress {
 	fd, on := descriptor(w)
 	return &Progress{to: w, on: on, width: func() int {
@@ -36,7 +36,7 @@ func NewProgress(w io.Writer) *Progress {
 	}}
 }
 
-// Say shows a text before it is known how much there is to do.
+// Say shows a text instead, before it is known how much there is to do.
 func (p *Progress) Say(format string, args ...any) {
 	p.Clear()
 	if p.on {

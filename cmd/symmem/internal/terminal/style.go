@@ -1,4 +1,4 @@
-// Package terminal prints for people: marks, colours where a terminal knows them, and a line of progress.
+// Package terminal prints for people: marks, colours on terminals that have them, and a line of progress.
 package terminal
 
 import (
@@ -17,7 +17,7 @@ const (
 	MarkWarning = "!"
 )
 
-// Mark is the mark of something that is well, or is not.
+// Mark returns MarkGood or MarkBad.
 func Mark(good bool) string {
 	if good {
 		return MarkGood
@@ -25,7 +25,7 @@ func Mark(good bool) string {
 	return MarkBad
 }
 
-// descriptor gives the descriptor of w if it is a terminal.
+// descriptor returns the descriptor of w if it is a terminal.
 func descriptor(w any) (fd int, ok bool) {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -44,7 +44,7 @@ func Is(w any) bool {
 // Painter colours text. The zero value leaves it as it is.
 type Painter struct{ on bool }
 
-// PainterFor gives a painter for w. It colours what goes to a terminal that knows colours, unless NO_COLOR says otherwise
+// PainterFor returns a painter for text that goes to w. It colours if w is a terminal that has colours, unless NO_COLOR is set
 // (https://no-color.org). getenv reads the environment.
 func PainterFor(w io.Writer, getenv func(string) string) Painter {
 	return Painter{on: getenv("NO_COLOR") == "" && getenv("TERM") != "dumb" && Is(w)}
@@ -59,16 +59,16 @@ func (p Painter) paint(text string, as color.Attribute) string {
 	return c.Sprint(text)
 }
 
-// Good colours what is well.
+// Good returns text in the colour of what works.
 func (p Painter) Good(text string) string { return p.paint(text, color.FgGreen) }
 
-// Bad colours what is not.
+// Bad returns text in the colour of what does not.
 func (p Painter) Bad(text string) string { return p.paint(text, color.FgRed) }
 
-// Warning colours what may not be well.
-func (p Painter) Warning(text string) string { return p.paint(text, color.FgYellow) }
+// warning returns text in the colour of what may not work.
+func (p Painter) warning(text string) string { return p.paint(text, color.FgYellow) }
 
-// Marks colours the mark that each line of a laid-out text begins with, if it begins with one.
+// Marks colours the mark at the beginning of each line, if there is one. Tables are laid out before, without colours.
 func (p Painter) Marks(text string) string {
 	if !p.on {
 		return text
@@ -81,12 +81,12 @@ func (p Painter) Marks(text string) string {
 		case strings.HasPrefix(line, MarkBad):
 			line = p.Bad(MarkBad) + line[len(MarkBad):]
 		case strings.HasPrefix(line, MarkWarning):
-			line = p.Warning(MarkWarning) + line[len(MarkWarning):]
+			line = p.warning(MarkWarning) + line[len(MarkWarning):]
 		}
 		b.WriteString(line)
 	}
 	return b.String()
 }
 
-// OneLine makes one line of a text, so that it does not break a table.
+// OneLine returns a text on one line with single spaces, so that it does not break a table.
 func OneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

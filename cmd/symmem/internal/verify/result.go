@@ -14,7 +14,7 @@ import (
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// fail notes that the run itself failed, as one failed case more.
+// fail records that the run itself failed, as one more failed case.
 func (b *BackendResult) fail(reason string) {
 	b.Status, b.Reason = suite.Failed, reason
 	b.Results = append(b.Results, suite.Result{Case: runFailure, Status: suite.Failed, Reason: reason})
@@ -34,8 +34,8 @@ func (v *Verification) count() {
 	v.Summary = Summary{Passed: sum.Passed, Failed: sum.Failed, Skipped: sum.Skipped}
 }
 
-// Write prints a row for each backend and group of cases, with why some were skipped, then what failed, then the line with the sums.
-func (v *Verification) Write(w io.Writer, paint terminal.Painter) error {
+// write prints a row for each backend and group of cases, with why some were skipped, then what failed, then the line with the sums.
+func (v *Verification) write(w io.Writer, paint terminal.Painter) error {
 	var table bytes.Buffer
 	t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "backend\tcases\tpassed\tfailed\tskipped\ttime\twhy skipped")
@@ -88,7 +88,7 @@ func (v *Verification) Write(w io.Writer, paint terminal.Painter) error {
 	return err
 }
 
-// groupResult is what became of the cases of one group.
+// groupResult sums up the cases of one group.
 type groupResult struct {
 	name    string
 	sum     suite.Summary
@@ -96,7 +96,7 @@ type groupResult struct {
 	skipped map[string]int // by reason
 }
 
-// groups gives the groups in the order in which they were run.
+// groups returns the groups in the order in which they were run.
 func (b *BackendResult) groups() []*groupResult {
 	var all []*groupResult
 	for _, r := range b.Results {
@@ -114,7 +114,7 @@ func (b *BackendResult) groups() []*groupResult {
 	return all
 }
 
-// reasons says why cases were skipped, the reason of most first, and of how many, unless it is that of all.
+// reasons returns why cases were skipped, the most frequent reason first. If there are several, each has its number of cases.
 func (g *groupResult) reasons() []string {
 	reasons := slices.Sorted(maps.Keys(g.skipped))
 	slices.SortStableFunc(reasons, func(a, b string) int { return g.skipped[b] - g.skipped[a] })

@@ -30,7 +30,7 @@ func TestTable(t *testing.T) {
 	v.count()
 	assert.Equal(t, Summary{Passed: 2, Failed: 1, Skipped: 6}, v.Summary)
 	var out strings.Builder
-	require.NoError(t, v.Write(&out, terminal.Painter{}))
+	require.NoError(t, v.write(&out, terminal.Painter{}))
 	var lines []string
 	for line := range strings.Lines(out.String()) {
 		lines = append(lines, terminal.OneLine(line))

@@ -1,4 +1,4 @@
-// Package verify runs the correctness suite on ranks of this machine and sums up what became of each case.
+// Package verify runs the correctness suite on ranks of this machine and sums up the results.
 package verify
 
 import (
@@ -28,7 +28,7 @@ import (
 // RankCommand is the hidden sub-command of the ranks, which calls Rank.
 const RankCommand = "verify-rank"
 
-// Options are the flags of verify, but for the settings of the configuration. A rank has Filter and Short.
+// Options are the flags of verify, except for the settings of the configuration. A rank has only Filter and Short.
 type Options struct {
 	Backends string // names with commas between them, auto or all
 	Filter   string // regular expression for the names of cases; "" is all
@@ -52,7 +52,7 @@ type Summary struct {
 	Skipped int `json:"skipped"`
 }
 
-// BackendResult is the suite on one backend.
+// BackendResult is the result of the suite on one backend.
 type BackendResult struct {
 	Name    string         `json:"name"`
 	Status  suite.Status   `json:"status"`           // skipped: the backend cannot be used here
@@ -63,9 +63,9 @@ type BackendResult struct {
 // runFailure is the name under which a run that could not go on counts as a failed case.
 const runFailure = "run"
 
-// Run starts the ranks, runs the suite on each backend that is to be verified and prints the result. flags are the settings of the
-// configuration that the command was given, and --backend. It blocks until all ranks have ended. An *exit.Error says how the command
-// ends: with 1 if a case failed, with 2 after a mistake in the command line, and as shells do after a signal.
+// Run starts the ranks, runs the suite on each backend in turn and prints the results. flags are all flags of the command, the settings
+// of the configuration among them. Run blocks until all ranks have ended. The error is an *exit.Error with status 1 if a case failed, 2
+// after a mistake in the command line, and that of a shell after a signal.
 func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Options) error {
 	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
 	if err != nil {
@@ -77,7 +77,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			return err
 		}
 	}
-	// Which device a backend has is known once it is open; a filter that matches on none is refused now.
+	// The device of a backend is known once the backend is open, but a filter that matches on no device is refused now.
 	if _, err := chooseCases(o, "", device.Host, o.Ranks); err != nil {
 		if _, onGPU := chooseCases(o, "", device.CUDA, o.Ranks); onGPU != nil {
 			return err
@@ -115,7 +115,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			b.fail("a required backend cannot be used: " + b.Reason)
 		}
 		v.Backends = append(v.Backends, b)
-		// What is required and was not run yet, because auto took another, is run by name.
+		// A required backend that was not run, because auto took another, is run by name.
 		if i == len(choice.Runs)-1 {
 			for _, name := range required {
 				if !slices.ContainsFunc(v.Backends, func(b BackendResult) bool { return b.Name == name }) {
@@ -128,7 +128,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 	if o.JSON {
 		err = p.PrintJSON(v)
 	} else {
-		err = v.Write(p.Out, terminal.PainterFor(p.Out, p.Getenv))
+		err = v.write(p.Out, terminal.PainterFor(p.Out, p.Getenv))
 	}
 	switch {
 	case err != nil:
@@ -141,7 +141,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 	return nil
 }
 
-// chooseCases gives the cases for a backend, its kind of device and a world size, the same that each rank finds.
+// chooseCases returns the cases for a backend, a kind of device and a world size. Every rank finds the same.
 func chooseCases(o Options, name string, kind device.Kind, ranks int) ([]suite.Case, error) {
 	opts, err := o.suiteOptions(name, kind, ranks)
 	if err != nil {
@@ -221,8 +221,8 @@ func verifyBackend(
 	return b, end.Interrupted, nil
 }
 
-// preflight tries a backend whose library may end the process that it is started in, in a process of its own, before ranks are started
-// over it. It says why the backend cannot be used, or "".
+// preflight tries a backend whose library may end its process, in a process of its own, before ranks are started. It returns why the
+// backend cannot be used, or "".
 func preflight(ctx context.Context, p *process.Process, preferences []string) string {
 	if len(preferences) != 1 {
 		return ""
@@ -237,7 +237,8 @@ func preflight(ctx context.Context, p *process.Process, preferences []string) st
 	return ""
 }
 
-// Rank is one rank of verify: it runs the cases that all ranks choose alike, and rank 0 reports each result on the descriptor fd.
+// Rank is one rank of verify. All ranks run the same cases, and rank 0 reports each result on the descriptor fd. It blocks until all
+// cases have been run.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, o Options) error {
 	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
 		cases, err := chooseCases(o, r.Backend(), r.Device().Kind(), r.WorldSize())
