@@ -283,18 +283,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/signal_plan.go", why: "a wait in vain does not end the plan", tests: with(inPlans, backendTests),
-		old: "\terr := u.Failed(e)\n\tu.dead.Store(true)\n",
-		new: "\terr := u.Failed(e)\n",
+		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
+		new: "\tu.keep(err)\n\treturn err\n",
 	},
 	{
 		file: "backend/signal_plan.go", why: "a put that failed does not end the plan", tests: with(inPlans, backendTests),
-		old: "\tu.keep(err)\n\tu.dead.Store(true)\n",
-		new: "\tu.keep(err)\n",
+		old: "\tu.keep(err)\n\tu.dead.Store(true)\n}\n",
+		new: "\tu.keep(err)\n}\n",
 	},
 	{
-		file: "backend/signal_plan.go", why: "what failed is told again and again", tests: with(inPlans, backendTests),
-		old: "u.untold.Swap(nil)",
-		new: "u.untold.Load()",
+		file: "backend/signal_plan.go", why: "what failed is not told to later waits", tests: with(inPlans, backendTests),
+		old: "\t\treturn *why\n",
+		new: "\t\treturn nil\n",
+	},
+	{
+		file: "backend/signal_plan.go", why: "a graph of a closed plan is not told", tests: with(inPlans, backendTests),
+		old: "\tif u.closed.Load() {\n",
+		new: "\tif false {\n",
 	},
 	{
 		file: "backend/signal_plan.go", why: "more channels may be granted than there are", tests: with(inPlans, backendTests),
@@ -362,11 +367,6 @@ var mutants = []mutant{
 		new: "!",
 	},
 	{
-		file: "backend/signal_device.go", why: "signals on GPUs go on after a fault", tests: onFakes,
-		old: "\tif word := d.fault.Load(); word != 0 {\n\t\treturn d.decode(word)\n\t}\n",
-		new: "",
-	},
-	{
 		file: "backend/memory.go", why: "ranks do not vote whether all have mapped", tests: inSuite,
 		old: "\t\tif err := m.group.Vote(ctx, \"mapping\", mapErr); err != nil {",
 		new: "\t\tif err := mapErr; err != nil {",
@@ -393,8 +393,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/memory.go", why: "freeing does not wait for the device", tests: inSuite,
-		old: "\tbusy = m.device.Synchronize(ctx)\n",
-		new: "",
+		old: "\tif err := m.device.Synchronize(ctx); err != nil {\n\t\treturn err\n\t}\n\tif q,",
+		new: "\tif q,",
 	},
 	{
 		file: "backend/memory.go", why: "freeing does not wait for the other ranks", tests: inSuite,
@@ -403,7 +403,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/memory.go", why: "freeing does not wait for the library", tests: inSuite,
-		old: "\t\tbusy = q.Quiesce(ctx)\n",
+		old: "\t\treturn q.Quiesce(ctx)\n",
 		new: "\t\t_ = q\n",
 	},
 	{
@@ -413,12 +413,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/memory.go", why: "memory that was kept is forgotten", tests: inSuite,
-		old: "\t\t\te.left = true\n\t\t\tm.add(e)\n",
-		new: "\t\t\te.left = true\n",
+		old: "\t\te.closing.Store(false)\n\t\tm.add(e)\n",
+		new: "\t\te.closing.Store(false)\n",
 	},
 	{
 		file: "backend/memory.go", why: "a rank that frees again votes again", tests: inSuite,
-		old: "\t\t\te.left = true\n",
+		old: "\t\te.left = busy != nil\n",
 		new: "",
 	},
 	{
@@ -428,8 +428,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/memory.go", why: "prepared copies outlive their memory", tests: inSuite,
-		old: "\t\terr = m.copies.forget(e.window, a.Ptr(), a.Ptr().Add(a.Bytes()), false)\n",
-		new: "",
+		old: "\terr := m.copies.forget(e)\n",
+		new: "\tvar err error\n",
 	},
 	{
 		file: "backend/memory.go", why: "-1 bytes are allocated", tests: inSuite,
@@ -438,8 +438,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/memory.go", why: "Find takes the byte behind an allocation", tests: inSuite,
-		old: "off < e.alloc.Bytes() {",
-		new: "off <= e.alloc.Bytes() {",
+		old: "uint64(off) < uint64(e.alloc.Bytes()) {",
+		new: "uint64(off) <= uint64(e.alloc.Bytes()) {",
 	},
 	{
 		file: "backend/memory.go", why: "Find knows first bytes only", tests: inSuite,
@@ -513,8 +513,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/window.go", why: "peer pointers without the offset", tests: inSuite,
-		old: "\treturn p.Add(offset), nil\n}\n\n// Multicast",
-		new: "\treturn p, nil\n}\n\n// Multicast",
+		old: "\treturn p.Add(offset), nil\n",
+		new: "\treturn p, nil\n",
 	},
 	{
 		file: "backend/window.go", why: "the contiguous view without the offset", tests: inSuite,
@@ -537,9 +537,9 @@ var mutants = []mutant{
 		new: "b.Offset < 0",
 	},
 	{
-		file: "backend/transfer.go", why: "blocks beyond their local allocation", tests: inSuite,
-		old: "\t\tif b.Bytes > a.Bytes()-offset {",
-		new: "\t\tif b.Bytes > a.Bytes() {",
+		file: "backend/memory.go", why: "blocks beyond their local allocation", tests: inSuite,
+		old: "\tif left := e.alloc.Bytes() - off; bytes > left {",
+		new: "\tif left := e.alloc.Bytes(); bytes-0*off > left {",
 	},
 	{
 		file: "backend/transfer.go", why: "windows of another group", tests: inSuite,
@@ -613,7 +613,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/copies.go", why: "prepared copies are mistaken for others", tests: inSuite,
-		old: "\t\tif p.key == key {",
+		old: "\t\tif p.key == key && p.local == local {",
 		new: "\t\tif p.key.bytes == key.bytes && p.key.op == key.op {",
 	},
 	{
@@ -628,8 +628,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/send.go", why: "a send does not signal", tests: inPlans,
-		old: "\treturn p.signals.SignalAll(s, p.channel)\n",
-		new: "\treturn nil\n",
+		old: "\n\treturn p.signals.SignalAll(s, p.channel)\n",
+		new: "\n\treturn nil\n",
+	},
+	{
+		file: "backend/send.go", why: "a recorded send does not signal", tests: inPlans,
+		old: "\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
+		new: "\n\t\treturn nil\n",
 	},
 	{
 		file: "backend/send.go", why: "a send signals before it puts", tests: inPlans,
@@ -718,13 +723,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "tensor/tensor.go", why: "slices outlive their tensor", tests: inTensor,
-		old: "\tif t.closed.Load() || t.storage.freed.Load() {",
-		new: "\tif t.closed.Load() {",
+		old: "\tif t.closed.Load() || t.storage.freed.Load() {\n\t\treturn fmt",
+		new: "\tif t.closed.Load() {\n\t\treturn fmt",
 	},
 	{
 		file: "tensor/tensor.go", why: "a closed slice can be used", tests: inTensor,
-		old: "\tif t.closed.Load() || t.storage.freed.Load() {",
-		new: "\tif t.storage.freed.Load() {",
+		old: "\tif t.closed.Load() || t.storage.freed.Load() {\n\t\treturn fmt",
+		new: "\tif t.storage.freed.Load() {\n\t\treturn fmt",
 	},
 	{
 		file: "tensor/tensor.go", why: "ranks do not compare the place of a slice", tests: inTensor,
@@ -749,17 +754,17 @@ var mutants = []mutant{
 	{
 		file: "tensor/tensor.go", why: "contiguous views without their stride", tests: inTensor,
 		old: "\tv.strides[0] = stride / t.dtype.Bytes()\n",
-		new: "",
+		new: "\t_ = stride\n",
 	},
 	{
 		file: "tensor/tensor.go", why: "multicast pointers of slices begin at the allocation", tests: with(inTensor, nativeTests),
-		old: "\treturn w.Multicast(t.offset)",
-		new: "\treturn w.Multicast(0)",
+		old: "\tp, err := w.Multicast(t.offset)\n",
+		new: "\tp, err := w.Multicast(0)\n",
 	},
 	{
 		file: "tensor/tensor.go", why: "peer tables of slices begin at the allocation", tests: inTensor,
-		old: "\t\tp, err := w.Peer(r, t.offset)\n\t\tif err != nil {\n\t\t\treturn 0, err\n\t\t}\n\t\twords",
-		new: "\t\tp, err := w.Peer(r, 0)\n\t\tif err != nil {\n\t\t\treturn 0, err\n\t\t}\n\t\twords",
+		old: "\t\tp, err := w.Peer(r, t.offset)\n",
+		new: "\t\tp, err := w.Peer(r, 0)\n",
 	},
 	{
 		file: "tensor/tensor.go", why: "peer tables are made again and again", tests: inTensor,
@@ -938,8 +943,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/host_work.go", why: "a plan that has failed runs on", tests: with(inPlans, kills),
-		old: "\tif w.plan.failed.Load() != nil {\n\t\treturn nil // told once, by the run that failed\n\t}\n",
-		new: "",
+		old: "\tif err := w.plan.Err(); err != nil {\n\t\treturn err // whichever",
+		new: "\tif err := error(nil); err != nil {\n\t\treturn err // whichever",
 	},
 	{
 		file: "kernels/host_work.go", why: "a run that fails does not end the plan", tests: with(inPlans, kills),
@@ -952,9 +957,24 @@ var mutants = []mutant{
 		new: "\tif err != nil {",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not compare whether a plan is in place, and its first epoch", tests: inPlans,
-		old: "in place %t, first epoch %d\", p.name, inPlace, firstEpoch)",
-		new: "in place %t, first epoch %d\", p.name, false, 0)",
+		file: "kernels/plan.go", why: "ranks do not compare a plan's first epoch", tests: inPlans,
+		old: "opts.FirstEpoch, form.purpose()",
+		new: "0, form.purpose()",
+	},
+	{
+		file: "kernels/plan.go", why: "ranks do not compare where a plan reads", tests: inPlans,
+		old: "place(t), place(out), opts",
+		new: "place(out), place(out), opts",
+	},
+	{
+		file: "kernels/plan.go", why: "ranks do not compare where a plan writes", tests: inPlans,
+		old: "place(t), place(out), opts",
+		new: "place(t), place(t), opts",
+	},
+	{
+		file: "kernels/plan.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
+		old: "opts.MaxBlocks, opts.FirstEpoch",
+		new: "0, opts.FirstEpoch",
 	},
 	{
 		file: "kernels/plan.go", why: "outputs may overlap inputs", tests: inPlans,
@@ -1108,8 +1128,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/cuda_allreduce.go", why: "a plan may have more blocks than run at once", tests: onFakes,
-		old: "\tif resident < f.layout.Blocks {",
-		new: "\tif false {",
+		old: "if n := sharing(offers, r); g.blocks*n > d.Resident[size] {",
+		new: "if n := sharing(offers, r); g.blocks*n > 1000*d.Resident[size] {",
 	},
 	{
 		file: "kernels/cuda_allreduce.go", why: "one-shot pull in place is not staged", tests: onFakes,
@@ -1152,8 +1172,8 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "backend/host/memory_linux.go", why: "memory that the host has not is allocated", tests: []stage{hostTests, worldOfTwo},
-		old: "\tif available, ok := memAvailable(); ok && rounded > available {",
-		new: "\tif available, ok := memAvailable(); ok && rounded < 0*available {",
+		file: "backend/host/limits_linux.go", why: "memory that the host has not is allocated", tests: []stage{hostTests, worldOfTwo},
+		old: "ok && bytes > left {",
+		new: "ok && bytes > 1000*left {",
 	},
 }

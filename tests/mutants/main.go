@@ -189,4 +189,4 @@ func (s stage) run(dir, binary string) (string, error) {
 }
 
 // failure is a line of a test binary that tells of one: a test's end, a case of the suite, a panic.
-var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|matrix_test\.go:\d+: [a-z_]+/.*|panic: .*|fatal error: .*)`)
+var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|\w+\.go:\d+: [a-z_]+/.*|panic: .*|fatal error: .*)`)
