@@ -17,7 +17,8 @@ var (
 	kills        = stage{"tests", "TestKill/backend=(host|far)", long}
 
 	inSuite  = []stage{backendTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
-	inPlans  = []stage{hostTests, kernelTests, worldOfTwo, worldOfThree}
+	inPlans  = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
+	inSends  = []stage{backendTests, hostTests, kernelTests, worldOfTwo, worldOfThree}
 	inTensor = []stage{tensorTests, worldOfTwo, worldOfThree}
 	onFakes  = []stage{backendTests, nativeTests, kernelTests}
 )
@@ -157,17 +158,17 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "backend/signal_host.go", why: "a plan that has failed goes on signalling", tests: with(inPlans, backendTests),
+		file: "backend/signal_host.go", why: "a plan that has failed goes on signalling", tests: inSends,
 		old: "\tif k.user.failedBefore() {\n\t\treturn nil // what the peer waits for may not be there\n\t}\n\tk.word.Add(1)",
 		new: "\tk.word.Add(1)",
 	},
 	{
-		file: "backend/signal_host.go", why: "a plan that has failed goes on waiting", tests: with(inPlans, backendTests),
+		file: "backend/signal_host.go", why: "a plan that has failed goes on waiting", tests: inSends,
 		old: "\tif k.user.failedBefore() {\n\t\treturn k.user.tell()\n\t}\n\twant",
 		new: "\twant",
 	},
 	{
-		file: "backend/signal_host.go", why: "what fails beside a plan's stream is never told", tests: with(inPlans, backendTests),
+		file: "backend/signal_host.go", why: "what fails beside a plan's stream is never told", tests: inSends,
 		old: "\t\t\t\tk.beside.keep(err)\n\t\t\t\treturn nil",
 		new: "\t\t\t\treturn nil",
 	},
@@ -267,12 +268,12 @@ var mutants = []mutant{
 		new: "\tfor k := 2; k < f.size; k++ {\n\t\trun, err := start(",
 	},
 	{
-		file: "backend/signal_flags.go", why: "what a plan waits for beside its stream fails untold", tests: with(inPlans, backendTests),
+		file: "backend/signal_flags.go", why: "what a plan waits for beside its stream fails untold", tests: inSends,
 		old: "\t\tb.user.keep(err)\n\t\treturn true, nil",
 		new: "\t\treturn true, nil",
 	},
 	{
-		file: "backend/signal_flags.go", why: "a plan's signal that fails is not told", tests: with(inPlans, backendTests),
+		file: "backend/signal_flags.go", why: "a plan's signal that fails is not told", tests: inSends,
 		old: "\t\t\tu.failLater(err)\n\t\t\treturn true, nil",
 		new: "\t\t\treturn true, nil",
 	},
@@ -282,37 +283,37 @@ var mutants = []mutant{
 		new: "\tif channel > u.Channels-u.Granted {",
 	},
 	{
-		file: "backend/signal_plan.go", why: "a wait in vain does not end the plan", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "a wait in vain does not end the plan", tests: inSends,
 		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
 		new: "\tu.keep(err)\n\treturn err\n",
 	},
 	{
-		file: "backend/signal_plan.go", why: "a put that failed does not end the plan", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "a put that failed does not end the plan", tests: inSends,
 		old: "\tu.keep(err)\n\tu.dead.Store(true)\n}\n",
 		new: "\tu.keep(err)\n}\n",
 	},
 	{
-		file: "backend/signal_plan.go", why: "what failed is not told to later waits", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "what failed is not told to later waits", tests: inSends,
 		old: "\t\treturn *why\n",
 		new: "\t\treturn nil\n",
 	},
 	{
-		file: "backend/signal_plan.go", why: "a graph of a closed plan is not told", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "a graph of a closed plan is not told", tests: inSends,
 		old: "\tif u.closed.Load() {\n",
 		new: "\tif false {\n",
 	},
 	{
-		file: "backend/signal_plan.go", why: "more channels may be granted than there are", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "more channels may be granted than there are", tests: inSends,
 		old: "o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels",
 		new: "o.Channels < 1",
 	},
 	{
-		file: "backend/signal_plan.go", why: "signals may lie beyond their channel", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "signals may lie beyond their channel", tests: inSends,
 		old: "offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels)",
 		new: "offset < 0",
 	},
 	{
-		file: "backend/signal_plan.go", why: "ranks do not vote whether all have a plan's signals", tests: with(inPlans, backendTests),
+		file: "backend/signal_plan.go", why: "ranks do not vote whether all have a plan's signals", tests: inSends,
 		old: "\tif vote := m.group.Vote(ctx, \"signals\", err); vote != nil {\n\t\tif err == nil {",
 		new: "\tif vote := err; vote != nil {\n\t\tif err == nil {",
 	},
@@ -652,57 +653,57 @@ var mutants = []mutant{
 		new: "w = p.channel.block.window",
 	},
 	{
-		file: "backend/send.go", why: "a plan that has failed goes on sending", tests: with(inPlans, backendTests),
+		file: "backend/send.go", why: "a plan that has failed goes on sending", tests: inSends,
 		old: "\tif w.user.dead.Load() {\n\t\treturn nothing{}, nil\n\t}\n",
 		new: "",
 	},
 	{
-		file: "backend/send.go", why: "two puts to one peer", tests: with(inPlans, backendTests),
+		file: "backend/send.go", why: "two puts to one peer", tests: inSends,
 		old: "\t\tif taken[put.Peer] {",
 		new: "\t\tif false {",
 	},
 	{
-		file: "backend/workspace.go", why: "channels overlap", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "channels overlap", tests: inSends,
 		old: "\t\t\tb.free[i] = span{s.start + bytes, s.bytes - bytes}\n",
 		new: "\t\t\tb.free[i] = span{s.start, s.bytes - bytes}\n",
 	},
 	{
-		file: "backend/workspace.go", why: "free workspace is not joined with what is behind it", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "free workspace is not joined with what is behind it", tests: inSends,
 		old: "b.free[i].start+b.free[i].bytes == b.free[i+1].start",
 		new: "false",
 	},
 	{
-		file: "backend/workspace.go", why: "channels are not cleared", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "channels are not cleared", tests: inSends,
 		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)\n",
 		new: "\t\t_ = p\n",
 	},
 	{
-		file: "backend/workspace.go", why: "ranks do not vote whether a channel is clear", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "ranks do not vote whether a channel is clear", tests: inSends,
 		old: "\tif err := m.group.Vote(ctx, \"clearing a channel\", err); err != nil {",
 		new: "\tif err != nil {",
 	},
 	{
-		file: "backend/workspace.go", why: "a channel is closed while peers use it", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "a channel is closed while peers use it", tests: inSends,
 		old: "\tbusy, err := m.quiesce(ctx, \"closing a channel\", false)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
-		file: "backend/workspace.go", why: "channels are not aligned", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "channels are not aligned", tests: inSends,
 		old: "\tneed := (bytes + channelAlign - 1) / channelAlign * channelAlign\n",
 		new: "\tneed := bytes\n",
 	},
 	{
-		file: "backend/workspace.go", why: "workspace in use is given back", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "workspace in use is given back", tests: inSends,
 		old: "len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}",
 		new: "len(b.free) == 1",
 	},
 	{
-		file: "backend/workspace.go", why: "all channels begin where the workspace does", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "all channels begin where the workspace does", tests: inSends,
 		old: "\treturn c.block.window.Peer(rank, c.span.start)\n}",
 		new: "\treturn c.block.window.Peer(rank, 0)\n}",
 	},
 	{
-		file: "backend/workspace.go", why: "ranks do not vote whether all have workspace", tests: with(inPlans, backendTests),
+		file: "backend/workspace.go", why: "ranks do not vote whether all have workspace", tests: inSends,
 		old: "\tif voteErr := m.group.Vote(ctx, \"workspace\", err); voteErr != nil {",
 		new: "\tif voteErr := err; voteErr != nil {",
 	},
