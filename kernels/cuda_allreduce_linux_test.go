@@ -175,3 +175,27 @@ func TestCUDAPlanAfterFault(t *testing.T) {
 		return errors.Join(s.Close(), p.Close(ctx))
 	})
 }
+
+// TestOneShotInPlaceIsStaged: a rank whose result goes where its peers still read has its input copied aside first; a result that goes
+// elsewhere costs no copy.
+func TestOneShotInPlaceIsStaged(t *testing.T) {
+	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+		for _, alg := range []Algorithm{OneShotPull, OneShotMultimem} {
+			for _, to := range []*tensor.Tensor{in, out} {
+				p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: alg, Out: to})
+				if err != nil {
+					return err
+				}
+				w := p.work.(*cudaWork)
+				staged := w.launch.(*simLaunch).p.Flags&ptx.Staged != 0
+				if room := w.layout.ChannelBytes()-w.layout.ControlBytes() >= in.Bytes(); staged != (to == in) || room != staged {
+					return fmt.Errorf("%s, in place %t: staged %t, with room for that %t", alg, to == in, staged, room)
+				}
+				if err := p.Close(ctx); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}

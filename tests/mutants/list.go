@@ -1130,7 +1130,12 @@ var mutants = []mutant{
 	{
 		file: "kernels/cuda_allreduce.go", why: "a plan may have more blocks than run at once", tests: onFakes,
 		old: "if n := sharing(offers, r); g.blocks*n > d.Resident[size] {",
-		new: "if n := sharing(offers, r); g.blocks*n > 1000*d.Resident[size] {",
+		new: "if n := sharing(offers, r); n < 0 {",
+	},
+	{
+		file: "kernels/cuda_allreduce.go", why: "ranks that share a device may have more blocks than run at once", tests: onFakes,
+		old: "if n := sharing(offers, r); g.blocks*n > d.Resident[size] {",
+		new: "if n := sharing(offers, r); n*0+g.blocks > d.Resident[size] {",
 	},
 	{
 		file: "kernels/cuda_allreduce.go", why: "one-shot pull in place is not staged", tests: onFakes,
