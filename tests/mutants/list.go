@@ -445,7 +445,7 @@ var mutants = []mutant{
 	{
 		file: "backend/memory.go", why: "Find knows first bytes only", tests: inSuite,
 		old: "\tif !exact {\n\t\ti--\n\t}\n\tif i >= 0 && !p.IsNil()",
-		new: "\tif i >= 0 && i < len(m.entries) && !p.IsNil()",
+		new: "\tif i >= 0 && i < len(m.entries) && (exact || true) && !p.IsNil()",
 	},
 	{
 		file: "backend/memory.go", why: "memory of others is taken to a rendezvous", tests: inSuite,
