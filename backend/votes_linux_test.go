@@ -541,7 +541,7 @@ func copies(ctx context.Context, m *backend.Memory, b *sickly) error {
 			return err
 		}
 		for range 2 {
-			if err := errors.Join(g.Launch(s), put(), s.Synchronize(ctx)); err != nil {
+			if err := errors.Join(g.Launch(s), s.Synchronize(ctx), put(), s.Synchronize(ctx)); err != nil {
 				return err
 			}
 		}

@@ -418,3 +418,53 @@ func sendAfterFailure(ctx context.Context, m *backend.Memory, l *link, put, reco
 	}
 	return errors.Join(err, stream.Close(), send.Close(), c.Close(ctx), s.Close())
 }
+
+// TestGraphOfClosedPlan: a wait that a graph has kept until its plan was closed is ErrClosed in the graph's stream, each time, and its
+// signals are nothing.
+func TestGraphOfClosedPlan(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				var b backend.Backend = near
+				if far {
+					b = backendtest.Far(near, g, nil)
+				}
+				m := backend.NewMemory(b, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
+				c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
+				if err != nil {
+					return err
+				}
+				s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+				if err != nil {
+					return err
+				}
+				stream, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(stream.BeginCapture(), s.SignalAll(stream, 0), s.WaitAll(stream, 0)); err != nil {
+					return err
+				}
+				graph, err := stream.EndCapture()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(graph.Launch(stream), stream.Synchronize(ctx), c.Close(ctx), s.Close()); err != nil {
+					return err
+				}
+				for range 2 {
+					if err = errors.Join(graph.Launch(stream), stream.Synchronize(ctx)); !errors.Is(err, backend.ErrClosed) {
+						err = fmt.Errorf("a graph of a closed plan: %w", err)
+						break
+					}
+					err = nil
+				}
+				return errors.Join(err, graph.Close(), stream.Close(), m.Close(ctx))
+			}))
+		})
+	}
+}

@@ -1000,7 +1000,7 @@ var mutants = []mutant{
 	{
 		file: "kernels/plan.go", why: "a plan runs on two streams", tests: inPlans,
 		old: "\t\tif !settled {",
-		new: "\t\tif false {",
+		new: "\t\tif !settled && false {",
 	},
 	{
 		file: "kernels/plan.go", why: "a plan runs on another device's stream", tests: inPlans,
