@@ -87,3 +87,28 @@ func reduceBetween(ctx context.Context, m *backend.Memory, b *reducing, in, out 
 	}
 	return m.Free(ctx, unmapped)
 }
+
+// TestTransferOfAnotherMemory: the window of a transfer is one of the memory that prepares it.
+func TestTransferOfAnotherMemory(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		var memories [2]*backend.Memory
+		for i := range memories {
+			b, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			memories[i] = backend.NewMemory(b, g, nil)
+		}
+		m, other := memories[0], memories[1]
+		err := backendtest.WithWindow(ctx, m, 64, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, other, 64, func(theirs *backend.Window) error {
+				block := backend.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
+				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []backend.TransferBlock{block}); !errors.Is(err, backend.ErrInvalid) {
+					return fmt.Errorf("a transfer into another memory's window: %w", err)
+				}
+				return nil
+			})
+		})
+		return errors.Join(err, m.Close(ctx), other.Close(ctx))
+	}))
+}
