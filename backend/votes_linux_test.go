@@ -26,6 +26,7 @@ type ailing struct {
 	collective              bool // Allocate is
 	noAllocation, noMapping bool
 	allocations, mappings   atomic.Int32 // that were not given back
+	asked                   atomic.Int32 // for allocations
 	closed                  atomic.Int32
 }
 
@@ -69,6 +70,7 @@ func (b *ailing) Capabilities() backend.Capabilities {
 }
 
 func (b *ailing) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	b.asked.Add(1)
 	if b.noAllocation {
 		return nil, errBroken
 	}
@@ -126,7 +128,10 @@ func onAiling(t *testing.T, f func(ctx context.Context, b *ailing, m *backend.Me
 			return err
 		}
 		m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
-		err = errors.Join(f(ctx, b, m, g.Rank() == g.Size()-1), m.Close(ctx))
+		if err = f(ctx, b, m, g.Rank() == g.Size()-1); err != nil {
+			g.Abort("the test has failed") // the other ranks may be waiting
+		}
+		err = errors.Join(err, m.Close(ctx))
 		if a, n := b.allocations.Load(), b.mappings.Load(); err == nil && (a != 0 || n != 0 || b.closed.Load() != 1) {
 			err = fmt.Errorf("after closing there are %d allocations and %d mappings, and the backend was closed %d times", a, n, b.closed.Load())
 		}
@@ -213,6 +218,92 @@ func TestOneRankCannotAllocate(t *testing.T) {
 			return fmt.Errorf("%d allocations are left", have)
 		}
 		return backendtest.TryWindow(ctx, m, 100)
+	})
+}
+
+// TestRanksBringOtherMemory: all ranks are told where one brings memory that is mapped and the others some that is not, or one brings what
+// was freed or is another memory's; they go on from there.
+func TestRanksBringOtherMemory(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+		allocate := func() (a, next backend.Allocation, err error) {
+			if a, err = m.Allocate(ctx, 100, ""); err != nil {
+				return nil, nil, err
+			}
+			next, err = m.Allocate(ctx, 100, "")
+			return a, next, err
+		}
+		a, next, err := allocate()
+		if err != nil {
+			return err
+		}
+		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			return err
+		}
+		mine := a
+		if fails {
+			mine = next
+		}
+		if _, err := m.Rendezvous(ctx, mine, backend.Record{}); !errors.Is(err, backend.ErrMismatch) {
+			return fmt.Errorf("one rank has not mapped what it brings: %w", err)
+		}
+		freed, foreign, err := allocate()
+		if err != nil {
+			return err
+		}
+		if err := m.Free(ctx, freed); err != nil {
+			return err
+		}
+		near := foreign.(*ailingAllocation).Allocation
+		for i, wrong := range []backend.Allocation{nil, freed, near} {
+			mine := foreign
+			if fails {
+				mine = wrong
+			}
+			_, err := m.Rendezvous(ctx, mine, backend.Record{})
+			told := errors.Is(err, backend.ErrNotSymmetric)
+			if !fails {
+				vote, ok := errors.AsType[*group.VoteError](err)
+				told = ok && len(vote.Failures) == 1 && vote.Failures[0].Rank == 2
+			}
+			if !told {
+				return fmt.Errorf("rank 2 brings %s: %w", [...]string{"nothing", "what was freed", "what the memory never gave"}[i], err)
+			}
+		}
+		for _, a := range []backend.Allocation{next, foreign} {
+			w, err := m.Rendezvous(ctx, a, backend.Record{})
+			if err != nil {
+				return fmt.Errorf("the next rendezvous: %w", err)
+			}
+			if err := errors.Join(backendtest.ExchangeBytes(ctx, m, w), m.Free(ctx, a)); err != nil {
+				return err
+			}
+		}
+		return m.Free(ctx, a)
+	})
+}
+
+// TestAllocateAsksForBytes: a backend is asked for memory of 1 byte and more, whatever its users ask for, and whether its allocation is
+// collective or not.
+func TestAllocateAsksForBytes(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, _ bool) error {
+		for _, b.collective = range []bool{false, true} {
+			for _, bytes := range []int64{-1, -2, -1 << 63} {
+				if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, backend.ErrInvalid) {
+					return fmt.Errorf("%d bytes: %w", bytes, err)
+				}
+			}
+			a, err := m.Allocate(ctx, 0, "")
+			if err != nil {
+				return err
+			}
+			if n := b.asked.Load(); n != 0 {
+				return fmt.Errorf("the backend was asked %d times", n)
+			}
+			if err := m.Free(ctx, a); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -450,7 +541,7 @@ func copies(ctx context.Context, m *backend.Memory, b *sickly) error {
 			return err
 		}
 		for range 2 {
-			if err := errors.Join(g.Launch(s), put(), s.Synchronize(ctx)); err != nil {
+			if err := errors.Join(g.Launch(s), s.Synchronize(ctx), put(), s.Synchronize(ctx)); err != nil {
 				return err
 			}
 		}

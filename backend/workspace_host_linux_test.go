@@ -41,9 +41,16 @@ func TestTrimWorkspace(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			if err := errors.Join(m.TrimWorkspace(ctx), count(3), one.Close(ctx)); err != nil {
+				return err
+			}
+			part, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "part of what one had", Bytes: large / 2})
+			if err != nil {
+				return err
+			}
 			err = errors.Join(
-				m.TrimWorkspace(ctx), count(3),
-				one.Close(ctx), m.TrimWorkspace(ctx), count(2),
+				m.TrimWorkspace(ctx), count(3), reachable(m, part),
+				part.Close(ctx), m.TrimWorkspace(ctx), count(2),
 				small.Close(ctx), m.TrimWorkspace(ctx), count(2),
 				two.Close(ctx), count(2), m.TrimWorkspace(ctx), count(1),
 			)
@@ -53,4 +60,18 @@ func TestTrimWorkspace(t *testing.T) {
 		}
 		return errors.Join(m.Close(ctx), m.TrimWorkspace(ctx))
 	}))
+}
+
+// reachable fails if some rank's part of a channel has no memory.
+func reachable(m *backend.Memory, c *backend.Channel) error {
+	for r := range m.Group().Size() {
+		p, err := c.Peer(r)
+		if err == nil {
+			err = m.Device().CopyToHost(make([]byte, 1), p)
+		}
+		if err != nil {
+			return fmt.Errorf("a channel in use, on rank %d: %w", r, err)
+		}
+	}
+	return nil
 }

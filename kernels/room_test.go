@@ -109,7 +109,7 @@ func TestAgree(t *testing.T) {
 		}
 		return all
 	}
-	of := map[rune]cudaOffer{'a': large, 'b': large, 's': small, 'n': {Processors: 132}}
+	of := map[rune]cudaOffer{'a': large, 'b': large, 's': small, 'n': {Processors: 132}, 't': {Processors: 1, Resident: [...]int{2, 1}}}
 	for _, c := range []struct {
 		devices      string
 		bytes        int64
@@ -135,6 +135,9 @@ func TestAgree(t *testing.T) {
 	_, _, err := agreeLaunch(TwoShotFlow, 64<<20, 0, offers("an", of))
 	require.ErrorIs(t, err, ErrInvalid)
 	assert.Contains(t, err.Error(), "rank 1")
+	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, offers("att", of))
+	require.ErrorIs(t, err, ErrInvalid, "one block of each of two ranks where one runs at a time")
+	assert.Contains(t, err.Error(), "which 2 ranks share")
 	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, []tensor.ChannelOffer{{Device: "a", Offer: []byte("{")}, {}})
 	require.ErrorContains(t, err, "rank 0")
 }

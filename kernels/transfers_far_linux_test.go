@@ -123,3 +123,47 @@ func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want 
 	}
 	return nil
 }
+
+// TestFailedRunReducesNothing: a run that waits for its peer in vain leaves its output as it was, and so do those behind it: what would be
+// reduced is not what the peer has sent.
+func TestFailedRunReducesNothing(t *testing.T) {
+	for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
+		for _, graph := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d/graph=%t", elements, graph), func(t *testing.T) {
+				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					var whole atomic.Bool
+					return onFarPlan(ctx, g, elements, &whole, func(p *Plan, s device.Stream) error {
+						x := p.in.Local()
+						want := make([]float32, elements)
+						for i := range want {
+							want[i] = float32(i%1000 + 1)
+						}
+						// What the first run sends is still in the workspace when the second one waits.
+						if err := errors.Join(tensor.Write(x, want, 0), p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
+							return err
+						}
+						if g.Rank() == 1 {
+							return nil // it does not run again
+						}
+						if err := tensor.Write(x, want, 0); err != nil {
+							return err
+						}
+						if err := failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded); err != nil {
+							return err
+						}
+						got, err := tensor.ReadAll[float32](x)
+						if err != nil {
+							return err
+						}
+						for i, v := range got {
+							if v != want[i] {
+								return fmt.Errorf("element %d is %v after a run that failed, and was %v", i, v, want[i])
+							}
+						}
+						return nil
+					})
+				}))
+			})
+		}
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +20,7 @@ func TestTwoHosts(t *testing.T) {
 	const name = "nixl"
 	requireBackend(t, name)
 	if deviceKind(t, name) != device.Host {
-		require.NotContains(t, required(), "netns", "backend nixl works on GPUs here")
-		t.Skip("backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
 	}
 	onProcessesAt(t, twoHosts(t), name, 2)
 }
@@ -39,11 +37,8 @@ func twoHosts(t *testing.T) *hosts {
 		if err == nil {
 			return
 		}
-		err = fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
-		if slices.Contains(required(), "netns") {
-			require.NoError(t, err, "SYMMEM_TEST_REQUIRE names netns")
-		}
-		t.Skipf("network namespaces cannot be made here, for which one must be root and have the program ip: %v", err)
+		skipWithout(t, "netns", "network namespaces cannot be made here, for which one must be root and have the program ip: ip %s: %v: %s",
+			strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	for i := range names {
 		names[i] = fmt.Sprintf("symmem-%d-%d", os.Getpid(), i)

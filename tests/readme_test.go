@@ -25,7 +25,7 @@ import (
 func TestReadmeProgram(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("this is not run in a checkout: the README and its program are not here")
+		skipWithout(t, "checkout", "this is not run in a checkout: the README and its program are not here")
 	}
 	require.NoError(t, err)
 	shown := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
@@ -103,7 +103,7 @@ func runReadmeProgram(t *testing.T, path, name string) (outs [2]string) {
 func TestReadmeDefaults(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("this is not run in a checkout: the README is not here")
+		skipWithout(t, "checkout", "this is not run in a checkout: the README is not here")
 	}
 	require.NoError(t, err)
 	keys := map[string]config.Key{}

@@ -2,10 +2,18 @@ package tests
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -49,6 +57,14 @@ func requireCapability(t *testing.T, name string, world int, capability string) 
 	if slices.Contains(required(), name) && !excused(name, capability, world, policy) {
 		t.Errorf("SYMMEM_TEST_REQUIRE names backend %s, which has no %s on this machine", name, capability)
 	}
+}
+
+// skipWithout skips the test and says why; under SYMMEM_TEST_REQUIRE with name among its names that is a failure.
+func skipWithout(t *testing.T, name, format string, args ...any) {
+	t.Helper()
+	why := fmt.Sprintf(format, args...)
+	require.NotContains(t, required(), name, why)
+	t.Skip(why)
 }
 
 // checker turns the results of a run of the suite into the test's.
@@ -124,4 +140,104 @@ func TestExcused(t *testing.T) {
 			assert.True(t, known[c], "%s lacks %q, which is no capability", name, c)
 		}
 	}
+}
+
+// TestSkipWithout: a test of what is not here says so and is skipped, and fails where it was required.
+func TestSkipWithout(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for must, fails := range map[string]bool{"": false, "host,netns": false, "host,checkout": true} {
+		c := exec.CommandContext(t.Context(), self, "-test.v", "-test.run", "^TestReadme(Program|Defaults)$")
+		c.Dir = t.TempDir() // which is no checkout
+		c.Env = append(os.Environ(), "SYMMEM_TEST_REQUIRE="+must)
+		out, err := c.CombinedOutput()
+		result := "SKIP"
+		if fails {
+			result = "FAIL"
+		}
+		assert.Equal(t, fails, err != nil, "SYMMEM_TEST_REQUIRE=%s: %s", must, out)
+		for _, test := range []string{"TestReadmeProgram", "TestReadmeDefaults"} {
+			assert.Contains(t, string(out), "--- "+result+": "+test, "SYMMEM_TEST_REQUIRE=%s", must)
+		}
+		assert.Contains(t, string(out), "not run in a checkout", "SYMMEM_TEST_REQUIRE=%s", must)
+	}
+}
+
+// skipping lists the functions that may skip whatever is required, since nothing is missing where they do.
+var skipping = map[string]string{
+	"backend/workspace_test.go TestWorkspaceBlock":            "it draws again",
+	"device/devicetest/memory.go hostMemory":                  "what the device under test is not",
+	"device/devicetest/streams.go enqueueingAllocatesNothing": "what the device under test does not promise",
+}
+
+// TestSkipsCanBeForbidden: every function of the module that skips a test looks at SYMMEM_TEST_REQUIRE first.
+func TestSkipsCanBeForbidden(t *testing.T) {
+	const root = ".."
+	if _, err := os.Stat(root + "/go.mod"); errors.Is(err, fs.ErrNotExist) {
+		skipWithout(t, "checkout", "this is not run in a checkout: the tests are not here")
+	}
+	found, excused := 0, map[string]bool{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch name := d.Name(); {
+		case err != nil:
+			return err
+		case d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "testdata"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(name, ".go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		within, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		for _, decl := range file.Decls {
+			skips, looks := skipsOf(decl)
+			if skips == 0 {
+				continue
+			}
+			found += skips
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok {
+				t.Errorf("%s skips tests outside of a function", within)
+				continue
+			}
+			name := filepath.ToSlash(within) + " " + f.Name.Name
+			if _, ok := skipping[name]; ok {
+				excused[name] = true
+			} else if !looks {
+				t.Errorf("%s skips a test and does not look at SYMMEM_TEST_REQUIRE", name)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	assert.Greater(t, found, 20, "skips in the module")
+	for name := range skipping {
+		assert.True(t, excused[name], "%s skips nothing", name)
+	}
+}
+
+// skipsOf counts the calls in decl that skip a test, and says whether something there looks at SYMMEM_TEST_REQUIRE.
+func skipsOf(decl ast.Decl) (skips int, looks bool) {
+	ast.Inspect(decl, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BasicLit:
+			looks = looks || n.Value == `"SYMMEM_TEST_REQUIRE"`
+		case *ast.CallExpr:
+			switch f := n.Fun.(type) {
+			case *ast.Ident:
+				looks = looks || f.Name == "required" || f.Name == "requireCapability"
+			case *ast.SelectorExpr:
+				if _, of := f.X.(*ast.Ident); of && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, f.Sel.Name) {
+					skips++
+				}
+			}
+		}
+		return true
+	})
+	return skips, looks
 }

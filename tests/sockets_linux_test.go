@@ -199,7 +199,7 @@ func TestSocketsOnOneHost(t *testing.T) {
 func TestSocketsBetweenHosts(t *testing.T) {
 	requireBackend(t, "nixl")
 	if deviceKind(t, "nixl") != device.Host {
-		t.Skip("backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
 	}
 	on := twoHosts(t)
 	rendezvous := netip.MustParseAddrPort(on.addr)

@@ -32,8 +32,7 @@ type figure struct {
 func TestTransferSpeed(t *testing.T) {
 	const name, size = "nixl", 2
 	if testing.Short() {
-		require.NotContains(t, required(), "speed", "-short leaves measuring out")
-		t.Skip("it measures, which -short leaves out")
+		skipWithout(t, "speed", "it measures, which -short leaves out")
 	}
 	requireBackend(t, name)
 	requireGPUs(t, name, size)

@@ -319,3 +319,152 @@ func TestPlanPutFails(t *testing.T) {
 		return errors.Join(lane.Close(), stream.Close(), send.Close(), c.Close(ctx), s.Close(), m.Close(ctx))
 	}))
 }
+
+// TestFailedPlanSendsNothing: once a plan has failed its sends write nothing any more, over a link that was mended too: a peer that goes
+// on may be reading what came before. So it is with sends of a graph.
+func TestFailedPlanSendsNothing(t *testing.T) {
+	for _, how := range []string{"a put that failed", "a wait in vain"} {
+		for _, recorded := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/recorded=%t", how, recorded), func(t *testing.T) {
+				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					near, err := host.New(g, nil)
+					if err != nil {
+						return err
+					}
+					var l link
+					far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
+					m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
+					if err = sendAfterFailure(ctx, m, &l, how == "a put that failed", recorded); err != nil {
+						g.Abort("the test has failed") // the other rank may be waiting
+					}
+					return errors.Join(err, m.Close(ctx))
+				}))
+			})
+		}
+	}
+}
+
+// sendAfterFailure lets rank 0's plan fail, by a put or by a wait in vain, and sends then.
+func sendAfterFailure(ctx context.Context, m *backend.Memory, l *link, put, recorded bool) error {
+	g := m.Group()
+	c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
+	if err != nil {
+		return err
+	}
+	s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+	if err != nil {
+		return err
+	}
+	own, err := c.Peer(g.Rank())
+	if err != nil {
+		return err
+	}
+	const from, to, bytes = 0, 64, 8
+	send, err := s.PrepareSend(0, backend.SendPut{Peer: 1 - g.Rank(), Offset: to, Local: own.Add(from), Bytes: bytes})
+	if err != nil {
+		return err
+	}
+	stream, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	run := func() error { return send.Enqueue(stream) }
+	var graph device.Graph
+	if recorded {
+		err := errors.Join(stream.BeginCapture(), send.Enqueue(stream))
+		if err != nil {
+			return err
+		}
+		if graph, err = stream.EndCapture(); err != nil {
+			return err
+		}
+		run = func() error { return graph.Launch(stream) }
+	}
+	if err := m.Device().CopyFromHost(own.Add(from), []byte("new data")); err != nil {
+		return err
+	}
+	if g.Rank() == 0 {
+		if l.broken.Store(put); put {
+			if err := errors.Join(run(), stream.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("the send's stream was told: %w", err)
+			}
+		}
+		want := os.ErrDeadlineExceeded
+		if put {
+			want = errLink
+		}
+		if err := errors.Join(s.WaitAll(stream, 0), stream.Synchronize(ctx)); !errors.Is(err, want) {
+			return fmt.Errorf("the plan has failed: %w, expected %w", err, want)
+		}
+		l.broken.Store(false)
+		if err := errors.Join(run(), run(), stream.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("sends of a plan that has failed: %w", err)
+		}
+	}
+	if err := g.Barrier(ctx, "sent"); err != nil {
+		return err
+	}
+	if g.Rank() == 1 {
+		got := make([]byte, bytes)
+		if err := m.Device().CopyToHost(got, own.Add(to)); err != nil {
+			return err
+		}
+		if string(got) != string(make([]byte, bytes)) {
+			return fmt.Errorf("%q was sent after the failure", got)
+		}
+	}
+	if graph != nil {
+		err = graph.Close()
+	}
+	return errors.Join(err, stream.Close(), send.Close(), c.Close(ctx), s.Close())
+}
+
+// TestGraphOfClosedPlan: a wait that a graph has kept until its plan was closed is ErrClosed in the graph's stream, each time, and its
+// signals are nothing.
+func TestGraphOfClosedPlan(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				var b backend.Backend = near
+				if far {
+					b = backendtest.Far(near, g, nil)
+				}
+				m := backend.NewMemory(b, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
+				c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
+				if err != nil {
+					return err
+				}
+				s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+				if err != nil {
+					return err
+				}
+				stream, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(stream.BeginCapture(), s.SignalAll(stream, 0), s.WaitAll(stream, 0)); err != nil {
+					return err
+				}
+				graph, err := stream.EndCapture()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(graph.Launch(stream), stream.Synchronize(ctx), c.Close(ctx), s.Close()); err != nil {
+					return err
+				}
+				for range 2 {
+					if err = errors.Join(graph.Launch(stream), stream.Synchronize(ctx)); !errors.Is(err, backend.ErrClosed) {
+						err = fmt.Errorf("a graph of a closed plan: %w", err)
+						break
+					}
+					err = nil
+				}
+				return errors.Join(err, graph.Close(), stream.Close(), m.Close(ctx))
+			}))
+		})
+	}
+}

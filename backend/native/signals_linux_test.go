@@ -3,6 +3,7 @@ package native
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tests/suite"
 )
@@ -131,4 +133,88 @@ func TestWaitsInVain(t *testing.T) {
 		}))
 		assert.Empty(t, m.left())
 	}
+}
+
+// TestSignalsByTheLinks: signals are atomic operations on the ranks whose GPUs have links to all others that carry them, and counts that
+// are stored on the ranks whose GPUs have one that does not; both arrive.
+func TestSignalsByTheLinks(t *testing.T) {
+	const size, rounds = 3, 5
+	for _, atomics := range []func(a, b int) bool{
+		func(int, int) bool { return true },
+		func(a, b int) bool { return a == 0 || b == 0 }, // GPUs 1 and 2 have none between them
+		nil, // the driver cannot be asked
+	} {
+		m := newMachine(size)
+		m.signalKernels()
+		run := m.Kernel
+		var used, other [size]atomic.Int32 // launches of signals with atomics, and without, by GPU
+		m.Kernel = func(gpu int, name string, params unsafe.Pointer) {
+			if name == ptx.Signal.Name {
+				if (*ptx.Params)(params).Flags&ptx.Atomics != 0 {
+					used[gpu].Add(1)
+				} else {
+					other[gpu].Add(1)
+				}
+			}
+			run(gpu, name, params)
+		}
+		backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.plain(g.Rank())
+			if atomics != nil {
+				o.Driver.DeviceGetP2PAttribute = func(v *int32, a cu.P2PAttribute, src, dst cu.DeviceOrdinal) cu.Result {
+					if a != cu.P2PNativeAtomics {
+						return cu.InvalidValue
+					}
+					if *v = 0; atomics(int(src), int(dst)) {
+						*v = 1
+					}
+					return cu.Success
+				}
+			}
+			b, err := New(ctx, g, o)
+			if err != nil {
+				return err
+			}
+			mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: 20 * time.Second})
+			return errors.Join(signalAround(ctx, mem, rounds), g.Barrier(ctx, "end"), mem.Close(ctx))
+		}))
+		assert.Empty(t, m.left())
+		for gpu := range size {
+			all := atomics != nil
+			for peer := range size {
+				all = all && (peer == gpu || atomics(gpu, peer))
+			}
+			want, not := &used[gpu], &other[gpu]
+			if !all {
+				want, not = not, want
+			}
+			assert.EqualValues(t, rounds*(size-1), want.Load(), "GPU %d, atomics to all others: %t", gpu, all)
+			assert.Zero(t, not.Load(), "GPU %d, atomics to all others: %t", gpu, all)
+		}
+	}
+}
+
+// signalAround signals all others some times on one channel, and waits for as many signals of each of them.
+func signalAround(ctx context.Context, mem *backend.Memory, rounds int) error {
+	if err := backendtest.WithWindow(ctx, mem, 4096, nil); err != nil { // the first makes the signal pads
+		return err
+	}
+	s, err := mem.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	peers := func(enqueue func(device.Stream, int, int) error) error {
+		for peer := range mem.Group().Size() {
+			if peer == mem.Group().Rank() {
+				continue
+			}
+			for range rounds {
+				if err := enqueue(s, peer, 1); err != nil {
+					return fmt.Errorf("with rank %d: %w", peer, err)
+				}
+			}
+		}
+		return nil
+	}
+	return errors.Join(peers(mem.Signal), peers(mem.Wait), s.Synchronize(ctx), s.Close())
 }

@@ -132,10 +132,13 @@ func (m mutant) try(dir, temp string) (string, error) {
 	if out, err := goCommand(dir, "build", "-overlay", overlay, "./"+filepath.ToSlash(filepath.Dir(m.file))); err != nil {
 		return "", fmt.Errorf("it does not compile: %s", bytes.TrimSpace(out))
 	}
+	binary, built := filepath.Join(temp, "tests.exe"), ""
 	for _, s := range m.tests {
-		binary := filepath.Join(temp, "tests.exe")
-		if out, err := goCommand(dir, "test", "-overlay", overlay, "-vet=off", "-c", "-o", binary, "./"+s.dir); err != nil {
-			return "", fmt.Errorf("the tests in %s do not compile: %s", s.dir, bytes.TrimSpace(out))
+		if s.dir != built {
+			if out, err := goCommand(dir, "test", "-overlay", overlay, "-vet=off", "-c", "-o", binary, "./"+s.dir); err != nil {
+				return "", fmt.Errorf("the tests in %s do not compile: %s", s.dir, bytes.TrimSpace(out))
+			}
+			built = s.dir
 		}
 		by, err := s.run(dir, binary)
 		if by != "" || err != nil {
@@ -189,4 +192,4 @@ func (s stage) run(dir, binary string) (string, error) {
 }
 
 // failure is a line of a test binary that tells of one: a test's end, a case of the suite, a panic.
-var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|matrix_test\.go:\d+: [a-z_]+/.*|panic: .*|fatal error: .*)`)
+var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|\w+\.go:\d+: [a-z_]+/.*|panic: .*|fatal error: .*)`)

@@ -1,0 +1,114 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// reducing is a backend whose library has an all-reduce, which notes what it is asked for.
+type reducing struct {
+	backend.Backend
+	asked []backend.AllReduce
+}
+
+func (b *reducing) PrepareAllReduce(_ context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	b.asked = append(b.asked, *r)
+	return nil, nil
+}
+
+// TestPrepareAllReduce: the library is told of the windows and of the places in them, and of nothing that is not inside of them.
+func TestPrepareAllReduce(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		b := &reducing{Backend: near}
+		m := backend.NewMemory(b, g, nil)
+		err = backendtest.WithWindow(ctx, m, 4096, func(in *backend.Window) error {
+			return backendtest.WithWindow(ctx, m, 2048, func(out *backend.Window) error { return reduceBetween(ctx, m, b, in, out) })
+		})
+		return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
+	}))
+}
+
+func reduceBetween(ctx context.Context, m *backend.Memory, b *reducing, in, out *backend.Window) error {
+	mapped := func(w *backend.Window) device.Ptr { return w.Allocation().Ptr() }
+	unmapped, err := m.Allocate(ctx, 4096, "")
+	if err != nil {
+		return err
+	}
+	prepare := func(from, to device.Ptr, bytes int64) error {
+		_, err := m.PrepareAllReduce(ctx, "theirs", from, to, bytes/4, bytes, "f32", "sum")
+		return err
+	}
+	for _, c := range []struct {
+		name     string
+		from, to device.Ptr
+		bytes    int64
+		want     error
+	}{
+		{"whole", mapped(in), mapped(in), 4096, nil},
+		{"up to the last byte", mapped(in).Add(3072), mapped(out).Add(1024), 1024, nil},
+		{"beyond the input", mapped(in).Add(3072), mapped(out), 1028, backend.ErrInvalid},
+		{"beyond the output", mapped(in), mapped(out).Add(1024), 1028, backend.ErrInvalid},
+		{"larger than the output", mapped(in), mapped(out), 2052, backend.ErrInvalid},
+		{"from elsewhere", 64, mapped(out), 4, backend.ErrNotSymmetric},
+		{"to elsewhere", mapped(in), 64, 4, backend.ErrNotSymmetric},
+		{"from what has no window", unmapped.Ptr(), mapped(out), 4, backend.ErrNoRendezvous},
+		{"to what has no window", mapped(in), unmapped.Ptr(), 4, backend.ErrNoRendezvous},
+	} {
+		had := len(b.asked)
+		if err := prepare(c.from, c.to, c.bytes); !errors.Is(err, c.want) {
+			return fmt.Errorf("%s: error %w, expected %w", c.name, err, c.want)
+		}
+		if asked := len(b.asked) - had; asked != 0 && c.want != nil {
+			return fmt.Errorf("%s: the library was asked all the same", c.name)
+		}
+	}
+	if len(b.asked) != 2 {
+		return fmt.Errorf("the library was asked %d times", len(b.asked))
+	}
+	for i, want := range []backend.AllReduce{
+		{Name: "theirs", In: in.Allocation(), Out: in.Allocation(), Count: 1024, DType: "f32", Op: "sum"},
+		{Name: "theirs", In: in.Allocation(), Out: out.Allocation(), InOffset: 3072, OutOffset: 1024, Count: 256, DType: "f32", Op: "sum"},
+	} {
+		if b.asked[i] != want {
+			return fmt.Errorf("the library was asked for %+v, expected %+v", b.asked[i], want)
+		}
+	}
+	return m.Free(ctx, unmapped)
+}
+
+// TestTransferOfAnotherMemory: the window of a transfer is one of the memory that prepares it.
+func TestTransferOfAnotherMemory(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		var memories [2]*backend.Memory
+		for i := range memories {
+			b, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			memories[i] = backend.NewMemory(b, g, nil)
+		}
+		m, other := memories[0], memories[1]
+		err := backendtest.WithWindow(ctx, m, 64, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, other, 64, func(theirs *backend.Window) error {
+				block := backend.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
+				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []backend.TransferBlock{block}); !errors.Is(err, backend.ErrInvalid) {
+					return fmt.Errorf("a transfer into another memory's window: %w", err)
+				}
+				return nil
+			})
+		})
+		return errors.Join(err, m.Close(ctx), other.Close(ctx))
+	}))
+}

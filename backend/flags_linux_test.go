@@ -1,0 +1,185 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+)
+
+// unplugged is a backend without peer pointers, whose writes of flags fail where it is told to.
+type unplugged struct {
+	backend.Backend
+	backend.Transferrer
+	backend.Flagger
+	backend.Quiescer
+	noPost, noPoll atomic.Bool
+}
+
+func (b *unplugged) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
+	f, err := b.Flagger.NewFlags(ctx, count)
+	return unpluggedFlags{f, b}, err
+}
+
+type unpluggedFlags struct {
+	backend.Flags
+	backend *unplugged
+}
+
+func (f unpluggedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
+	s, err := f.Flags.PrepareStore(peer, index)
+	return unpluggedStore{s, f.backend}, err
+}
+
+type unpluggedStore struct {
+	backend.FlagStore
+	backend *unplugged
+}
+
+func (s unpluggedStore) Post(value uint64) error {
+	if s.backend.noPost.Load() {
+		return errBroken
+	}
+	return s.FlagStore.Post(value)
+}
+
+func (s unpluggedStore) Poll() (bool, error) {
+	if s.backend.noPoll.Load() {
+		return false, errBroken
+	}
+	return s.FlagStore.Poll()
+}
+
+// onUnplugged runs f on two ranks for each way in which rank 0's writes of flags can fail, which they do while broken is set.
+func onUnplugged(t *testing.T, f func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error) {
+	for _, way := range []string{"Post", "Poll"} {
+		t.Run(way, func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				far := backendtest.Far(near, g, nil)
+				b := &unplugged{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
+				broken := &b.noPost
+				if way == "Poll" {
+					broken = &b.noPoll
+				}
+				m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: 300 * time.Millisecond})
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				err = f(ctx, m, s, broken)
+				if err != nil {
+					g.Abort("the test has failed") // the other rank may be waiting
+				}
+				return errors.Join(err, g.Barrier(ctx, "end"), s.Close(), m.Close(ctx))
+			}))
+		})
+	}
+}
+
+// TestBrokenSignals: a signal that cannot be written is an error of its stream, which says whose it was, and so is a barrier; the next
+// signal brings the count of both.
+func TestBrokenSignals(t *testing.T) {
+	onUnplugged(t, func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error {
+		if err := backendtest.WithWindow(ctx, m, 100, nil); err != nil { // the first makes the signal pads
+			return err
+		}
+		g := m.Group()
+		if g.Rank() == 0 {
+			broken.Store(true)
+			if err := toldOf(ctx, s, "signal", m.Signal(s, 1, 1)); err != nil {
+				return err
+			}
+			if err := toldOf(ctx, s, "barrier", m.Barrier(s, 1)); err != nil {
+				return err
+			}
+			broken.Store(false)
+			if err := errors.Join(m.Signal(s, 1, 1), s.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("a signal over a link that was mended: %w", err)
+			}
+		}
+		if err := g.Barrier(ctx, "signalled"); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			if err := errors.Join(m.Wait(s, 0, 1), m.Wait(s, 0, 1), s.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("waiting for both signals: %w", err)
+			}
+			if err := errors.Join(m.Wait(s, 0, 1), s.Synchronize(ctx)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				return fmt.Errorf("waiting for a third signal: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
+// toldOf fails unless the stream tells of a broken link to rank 1 on channel 1, in work called op that was enqueued with that error.
+func toldOf(ctx context.Context, s device.Stream, op string, enqueued error) error {
+	if enqueued != nil {
+		return enqueued
+	}
+	err := s.Synchronize(ctx)
+	wait, ok := errors.AsType[*device.WaitError](err)
+	if !ok || !errors.Is(err, errBroken) || wait.Op != op || wait.Peer != 1 || wait.Channel != 1 {
+		return fmt.Errorf("a %s over a broken link: %w", op, err)
+	}
+	return nil
+}
+
+// TestBrokenSignalsOfPlans: a plan's signal that cannot be written is told by its next wait, although what that waits for has come, and no
+// signal follows it.
+func TestBrokenSignalsOfPlans(t *testing.T) {
+	onUnplugged(t, func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error {
+		g := m.Group()
+		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
+		if err != nil {
+			return err
+		}
+		var failed atomic.Int32
+		signals, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error {
+			failed.Add(1)
+			return err
+		}})
+		if err != nil {
+			return err
+		}
+		broken.Store(g.Rank() == 0)
+		if err := errors.Join(signals.SignalAll(s, 0), s.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("the stream of a plan's signal, which may not be its user's, was told: %w", err)
+		}
+		broken.Store(false)
+		if err := g.Barrier(ctx, "signalled"); err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			if err := errors.Join(signals.SignalAll(s, 0), s.Synchronize(ctx)); err != nil {
+				return err
+			}
+		}
+		want := os.ErrDeadlineExceeded // rank 1's, which gets no signal
+		if g.Rank() == 0 {
+			want = errBroken
+		}
+		for range 2 {
+			if err := errors.Join(signals.WaitAll(s, 0), s.Synchronize(ctx)); !errors.Is(err, want) {
+				return fmt.Errorf("the plan's wait: %w, expected %w", err, want)
+			}
+		}
+		if n := failed.Load(); n != 1 {
+			return fmt.Errorf("%d failures", n)
+		}
+		return errors.Join(c.Close(ctx), signals.Close())
+	})
+}
