@@ -32,8 +32,8 @@
 //   - group.PeerLostError: a rank is gone; group.MissingRanksError, group.AbandonedError: ranks did not come in time
 //   - group.ConnectError, group.RefusedError: there is no rendezvous service, or it will not have this rank
 //   - group.QuotaError, group.FileLimitError: more was asked for than the service keeps, or than files that may be open
-//   - config.ArgumentError, group.ArgumentError, device.ArgumentError, backend.ArgumentError: one type, a refused argument or setting
-//   - backend.RefusedError: no backend can be used; backend.LoadError, backend.SymbolError, backend.CallError, backend.StuckError: what
+//   - errs.ArgumentError, errs.ArgumentError, device.ArgumentError, errs.ArgumentError: one type, a refused argument or setting
+//   - backend.RefusedError: no backend can be used; errs.LoadError, errs.SymbolError, errs.CallError, errs.StuckError: what
 //     a native library lacks, has answered, or has not done in time
 //   - backend.WorkspaceError, tensor.WorkspaceError: one type, there is no memory for what a plan needs; kernels.RoomError: there is
 //     no room on the device for a plan

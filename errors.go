@@ -22,3 +22,12 @@ var (
 	ErrNoRoom       = errs.ErrNoRoom       // the device has no room for a plan beside those on other streams
 	ErrContextLost  = errs.ErrContextLost  // device work has ended the process's CUDA context
 )
+
+// The types of errors that every package of the module may give, for errors.As.
+type (
+	ArgumentError = errs.ArgumentError // a refused argument or setting: what was asked, the value, what was allowed. It is ErrInvalid
+	LoadError     = errs.LoadError     // a library that could not be loaded, with the places where it was looked for. It is ErrUnavailable
+	SymbolError   = errs.SymbolError   // a function that a library does not have. It is ErrUnsupported
+	CallError     = errs.CallError     // a call of a library that failed, with its code
+	StuckError    = errs.StuckError    // what a library had not done when the context ended. It is the context's error
+)

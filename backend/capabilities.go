@@ -3,6 +3,8 @@ package backend
 import (
 	"fmt"
 	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Capabilities says what a backend can do here. The bits are separate and found by trying: none follows from another.
@@ -66,7 +68,7 @@ func (c Capabilities) String() string {
 // Missing is the ErrUnsupported for the named bit, with the reason if the backend gave one.
 func (c Capabilities) Missing(backend, name string) error {
 	if why := c.Why[name]; why != "" {
-		return fmt.Errorf("backend %s has no %s: %s: %w", backend, name, why, ErrUnsupported)
+		return fmt.Errorf("backend %s has no %s: %s: %w", backend, name, why, errs.ErrUnsupported)
 	}
-	return fmt.Errorf("backend %s has no %s: %w", backend, name, ErrUnsupported)
+	return fmt.Errorf("backend %s has no %s: %w", backend, name, errs.ErrUnsupported)
 }

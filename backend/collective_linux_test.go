@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // reducing is a backend whose library has an all-reduce, which notes what it is asked for.
@@ -58,13 +59,13 @@ func reduceBetween(ctx context.Context, m *backend.Memory, b *reducing, in, out 
 	}{
 		{"whole", mapped(in), mapped(in), 4096, nil},
 		{"up to the last byte", mapped(in).Add(3072), mapped(out).Add(1024), 1024, nil},
-		{"beyond the input", mapped(in).Add(3072), mapped(out), 1028, backend.ErrInvalid},
-		{"beyond the output", mapped(in), mapped(out).Add(1024), 1028, backend.ErrInvalid},
-		{"larger than the output", mapped(in), mapped(out), 2052, backend.ErrInvalid},
-		{"from elsewhere", 64, mapped(out), 4, backend.ErrNotSymmetric},
-		{"to elsewhere", mapped(in), 64, 4, backend.ErrNotSymmetric},
-		{"from what has no window", unmapped.Ptr(), mapped(out), 4, backend.ErrNoRendezvous},
-		{"to what has no window", mapped(in), unmapped.Ptr(), 4, backend.ErrNoRendezvous},
+		{"beyond the input", mapped(in).Add(3072), mapped(out), 1028, errs.ErrInvalid},
+		{"beyond the output", mapped(in), mapped(out).Add(1024), 1028, errs.ErrInvalid},
+		{"larger than the output", mapped(in), mapped(out), 2052, errs.ErrInvalid},
+		{"from elsewhere", 64, mapped(out), 4, errs.ErrNotSymmetric},
+		{"to elsewhere", mapped(in), 64, 4, errs.ErrNotSymmetric},
+		{"from what has no window", unmapped.Ptr(), mapped(out), 4, errs.ErrNoRendezvous},
+		{"to what has no window", mapped(in), unmapped.Ptr(), 4, errs.ErrNoRendezvous},
 	} {
 		had := len(b.asked)
 		if err := prepare(c.from, c.to, c.bytes); !errors.Is(err, c.want) {
@@ -103,7 +104,7 @@ func TestTransferOfAnotherMemory(t *testing.T) {
 		err := backendtest.WithWindow(ctx, m, 64, func(w *backend.Window) error {
 			return backendtest.WithWindow(ctx, other, 64, func(theirs *backend.Window) error {
 				block := backend.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
-				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []backend.TransferBlock{block}); !errors.Is(err, backend.ErrInvalid) {
+				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []backend.TransferBlock{block}); !errors.Is(err, errs.ErrInvalid) {
 					return fmt.Errorf("a transfer into another memory's window: %w", err)
 				}
 				return nil

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // idleCopies is how many prepared copies are kept for the next one like them. Preparing takes some microseconds, and a program
@@ -149,7 +150,7 @@ func (p *preparedCopy) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.freed() {
-		return fmt.Errorf("memory of a copy that was recorded was freed: %w", ErrClosed)
+		return fmt.Errorf("memory of a copy that was recorded was freed: %w", errs.ErrClosed)
 	}
 	run, err := p.work.Start()
 	if err != nil {

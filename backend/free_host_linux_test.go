@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestFreeWhileCopying: one goroutine copies and posts transfers again and again while another frees the local side. What was enqueued
@@ -79,7 +80,7 @@ func freeWhileCopying(ctx context.Context, m *backend.Memory, w *backend.Window,
 		return err
 	}
 	for range 2 {
-		if err := <-refused; !errors.Is(err, backend.ErrClosed) && !errors.Is(err, backend.ErrNotSymmetric) {
+		if err := <-refused; !errors.Is(err, errs.ErrClosed) && !errors.Is(err, errs.ErrNotSymmetric) {
 			return fmt.Errorf("memory that is freed is refused with %w", err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
@@ -25,7 +26,7 @@ type compiled struct {
 func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 	loader, ok := m.device.(device.KernelLoader)
 	if !ok {
-		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
 	}
 	c := &m.compiled
 	c.mu.Lock()
@@ -71,7 +72,7 @@ type sharer interface{ ShareMultiprocessors() error }
 func (m *Memory) StopWord() (device.Ptr, error) {
 	faults, ok := m.device.(device.FaultReporter)
 	if !ok {
-		return 0, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+		return 0, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
 	}
 	c := &m.compiled
 	c.mu.Lock()

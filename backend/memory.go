@@ -81,7 +81,7 @@ func (e *entry) use() error {
 	e.uses.Add(1)
 	if e.closing.Load() {
 		e.uses.Add(-1)
-		return ErrClosed
+		return errs.ErrClosed
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (m *Memory) Err() error {
 // Closed is ErrClosed once Close was called, and nil before, whatever has become of the group. It is cheap.
 func (m *Memory) Closed() error {
 	if m.closed.Load() {
-		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), ErrClosed)
+		return fmt.Errorf("symmetric memory of rank %d: %w", m.group.Rank(), errs.ErrClosed)
 	}
 	return nil
 }
@@ -293,7 +293,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	switch {
 	case failure != nil:
 	case a == nil || e == nil:
-		failure = fmt.Errorf("the allocation is not of this memory, or was freed: %w", ErrNotSymmetric)
+		failure = fmt.Errorf("the allocation is not of this memory, or was freed: %w", errs.ErrNotSymmetric)
 	default:
 		what.Bytes, what.RoundedBytes, what.Mapped = a.Bytes(), a.RoundedBytes(), e.window != nil
 		if what.Name == "" {
@@ -301,7 +301,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 		}
 	}
 	mine := m.record("bytes", what.Name, &what)
-	records, err := exchange(ctx, m.group, mine, failure)
+	_, err := exchange(ctx, m.group, mine, failure)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 	}
@@ -311,7 +311,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	}
 	w := &Window{memory: m, alloc: a, entry: e, number: m.operations}
 	if a.Bytes() > 0 {
-		x := &Agreement{Group: m.group, Records: records}
+		x := &Agreement{Group: m.group}
 		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
 			if mapErr == nil {
@@ -353,7 +353,7 @@ func (m *Memory) Free(ctx context.Context, a Allocation) error {
 func (m *Memory) free(ctx context.Context, a Allocation) error {
 	e := m.remove(a, false)
 	if e == nil {
-		return fmt.Errorf("freeing symmetric memory: %w", ErrClosed)
+		return fmt.Errorf("freeing symmetric memory: %w", errs.ErrClosed)
 	}
 	return m.freeEntry(ctx, e)
 }
@@ -449,7 +449,7 @@ func (m *Memory) Close(ctx context.Context) error {
 	m.mu.Lock()
 	if m.closed.Load() && !m.left {
 		m.mu.Unlock()
-		return fmt.Errorf("closing symmetric memory: %w", ErrClosed)
+		return fmt.Errorf("closing symmetric memory: %w", errs.ErrClosed)
 	}
 	m.closed.Store(true)
 	going := slices.Clone(m.entries)
@@ -502,7 +502,7 @@ func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err 
 	if e, off := m.at(p); e != nil {
 		return e.alloc, e.window, off, nil
 	}
-	return nil, nil, 0, fmt.Errorf("address %s: %w", p, ErrNotSymmetric)
+	return nil, nil, 0, fmt.Errorf("address %s: %w", p, errs.ErrNotSymmetric)
 }
 
 // at gives the entry that the address is in, nil if it is in none, and the offset in it. The caller holds m.mu.
@@ -526,7 +526,7 @@ func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error
 	e, off := m.at(p)
 	m.mu.Unlock()
 	if e == nil {
-		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, ErrNotSymmetric)
+		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, errs.ErrNotSymmetric)
 	}
 	if left := e.alloc.Bytes() - off; bytes > left {
 		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))

@@ -35,7 +35,7 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 		failure = errs.Invalid("EnableMulticast", "w", "nil", "a window")
 	case w == nil:
 	case w.memory != m:
-		failure = fmt.Errorf("the window is of another memory: %w", ErrNotSymmetric)
+		failure = fmt.Errorf("the window is of another memory: %w", errs.ErrNotSymmetric)
 	default:
 		purpose = fmt.Sprintf("multicast of window %d", w.number)
 		if !w.castAddress().IsNil() {
@@ -45,7 +45,7 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 			failure = w.Err()
 		}
 	}
-	records, err := exchange(ctx, m.group, m.record("bytes", purpose, &Record{}), failure)
+	_, err := exchange(ctx, m.group, m.record("bytes", purpose, &Record{}), failure)
 	if err != nil {
 		return err
 	}
@@ -61,9 +61,9 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 	}
 	mc, ok := w.mapping.(Multicaster)
 	if !ok {
-		return fmt.Errorf("backend %s has no multicast for this window: %w", m.backend.Name(), ErrUnsupported)
+		return fmt.Errorf("backend %s has no multicast for this window: %w", m.backend.Name(), errs.ErrUnsupported)
 	}
-	p, err := mc.EnableMulticast(ctx, &Agreement{Group: m.group, Records: records})
+	p, err := mc.EnableMulticast(ctx, &Agreement{Group: m.group})
 	if err != nil {
 		w.noMulticast.Store(&err)
 		return err
@@ -93,5 +93,5 @@ func (w *Window) Multicast(offset int64) (device.Ptr, error) {
 	if err := w.noMulticast.Load(); err != nil {
 		return 0, fmt.Errorf("multicast address: %w", *err)
 	}
-	return 0, fmt.Errorf("multicast address: %w", ErrNoMulticast)
+	return 0, fmt.Errorf("multicast address: %w", errs.ErrNoMulticast)
 }

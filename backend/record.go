@@ -99,15 +99,3 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 	}
 	return records, nil
 }
-
-// Agreement is what the ranks agreed on before a backend maps: everybody's record, and the means to agree on more.
-type Agreement struct {
-	Group   *group.Group
-	Records []Record // by rank
-}
-
-// Vote tells every rank whether this one has failed at the step; if any has, every rank gets an error that names it.
-// Collective.
-func (x *Agreement) Vote(ctx context.Context, step string, failure error) error {
-	return x.Group.Vote(ctx, step, failure)
-}

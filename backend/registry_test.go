@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,7 +51,7 @@ func TestRegister(t *testing.T) {
 	require.Panics(t, func() { Register(Auto, fake{}) })
 	require.Panics(t, func() { Register("x", nil) })
 	_, err := Lookup("nvlink")
-	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	for _, part := range []string{"nvlink", "native, other, host, auto", "backend/all"} {
 		require.ErrorContains(t, err, part)
 	}
@@ -71,7 +72,7 @@ func TestUnprotectedRefused(t *testing.T) {
 				usable = append(usable, r.Name)
 				continue
 			}
-			require.ErrorIs(t, r.Err, ErrUnsupported)
+			require.ErrorIs(t, r.Err, errs.ErrUnsupported)
 			require.ErrorContains(t, r.Err, "its library listens without authentication")
 			require.ErrorContains(t, r.Err, "SYMMEM_UNPROTECTED_NETWORK")
 		}
@@ -93,69 +94,69 @@ func TestExpand(t *testing.T) {
 		require.Equal(t, want, strings.Join(got, " "), list)
 	}
 	_, err := Expand([]string{"nccl", "gpu"})
-	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	withRegistry(t, map[string]Factory{})
 	_, err = Expand(nil)
-	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, errs.ErrUnavailable)
 }
 
 // choose runs Choose on every rank with that rank's list, and gives each rank's answer.
-func choose(t *testing.T, lists ...[]string) (names []string, errs []error) {
+func choose(t *testing.T, lists ...[]string) (names []string, failures []error) {
 	groups, err := group.Local(len(lists), nil)
 	require.NoError(t, err)
-	names, errs = make([]string, len(lists)), make([]error, len(lists))
+	names, failures = make([]string, len(lists)), make([]error, len(lists))
 	var wg sync.WaitGroup
 	for r, g := range groups {
 		wg.Go(func() {
-			names[r], _, errs[r] = Choose(t.Context(), g, lists[r], &Env{})
+			names[r], _, failures[r] = Choose(t.Context(), g, lists[r], &Env{})
 			if err := g.Close(t.Context()); err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}
 		})
 	}
 	wg.Wait()
-	return names, errs
+	return names, failures
 }
 
 func TestChoose(t *testing.T) {
-	missing := fmt.Errorf("no driver; install one: %w", ErrUnavailable)
-	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{missing}, "nccl": fake{fmt.Errorf("odd: %w", ErrUnsupported)}})
+	missing := fmt.Errorf("no driver; install one: %w", errs.ErrUnavailable)
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{missing}, "nccl": fake{fmt.Errorf("odd: %w", errs.ErrUnsupported)}})
 
-	names, errs := choose(t, nil, nil, nil)
+	names, failures := choose(t, nil, nil, nil)
 	for r := range names {
-		require.NoError(t, errs[r])
+		require.NoError(t, failures[r])
 		require.Equal(t, "host", names[r], "auto takes the first that works")
 	}
 	// One name alone never falls back, and says why and what to do.
-	_, errs = choose(t, []string{"native"}, []string{"native"})
-	for _, err := range errs {
-		require.ErrorIs(t, err, ErrUnavailable)
+	_, failures = choose(t, []string{"native"}, []string{"native"})
+	for _, err := range failures {
+		require.ErrorIs(t, err, errs.ErrUnavailable)
 		require.ErrorContains(t, err, "install one")
 		require.EqualError(t, err, "backend native cannot be used: ranks 0, 1: no driver; install one: unavailable")
 	}
 	// A list is tried in order, and every refusal is told.
-	_, errs = choose(t, []string{"native", "nccl"}, []string{"native", "nccl"})
-	for _, err := range errs {
-		require.ErrorIs(t, err, ErrUnavailable)
+	_, failures = choose(t, []string{"native", "nccl"}, []string{"native", "nccl"})
+	for _, err := range failures {
+		require.ErrorIs(t, err, errs.ErrUnavailable)
 		require.ErrorContains(t, err, "no driver")
 		require.ErrorContains(t, err, "odd")
 	}
-	names, errs = choose(t, []string{"nccl", "host"})
-	require.NoError(t, errs[0])
+	names, failures = choose(t, []string{"nccl", "host"})
+	require.NoError(t, failures[0])
 	require.Equal(t, "host", names[0])
 
 	// Ranks that ask for different backends are told what each asked for.
-	_, errs = choose(t, []string{"host"}, []string{"native"})
-	for _, err := range errs {
-		require.ErrorIs(t, err, ErrMismatch)
+	_, failures = choose(t, []string{"host"}, []string{"native"})
+	for _, err := range failures {
+		require.ErrorIs(t, err, errs.ErrMismatch)
 		require.ErrorContains(t, err, "host")
 		require.ErrorContains(t, err, "native")
 	}
 	// An unknown name on one rank is an error on all.
-	_, errs = choose(t, []string{"host"}, []string{"gpu"})
-	for _, err := range errs {
-		require.ErrorIs(t, err, ErrInvalid)
-		require.NotErrorIs(t, err, ErrMismatch)
+	_, failures = choose(t, []string{"host"}, []string{"gpu"})
+	for _, err := range failures {
+		require.ErrorIs(t, err, errs.ErrInvalid)
+		require.NotErrorIs(t, err, errs.ErrMismatch)
 		require.ErrorContains(t, err, `rank 1: backend: name is "gpu"`)
 	}
 }
@@ -182,18 +183,18 @@ func TestChooseOnTheCPU(t *testing.T) {
 		preferences []string
 		want        string
 	}{{nil, "host"}, {[]string{"auto"}, "host"}, {[]string{"nixl"}, "nixl"}, {[]string{"nixl", "auto"}, "nixl"}, {[]string{"nixl", "host"}, "nixl"}} {
-		names, errs := choose(t, c.preferences, c.preferences)
-		require.NoError(t, errs[0])
+		names, failures := choose(t, c.preferences, c.preferences)
+		require.NoError(t, failures[0])
 		require.Equal(t, c.want, names[0], "%v", c.preferences)
 	}
-	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{fmt.Errorf("two hosts: %w", ErrUnsupported)}})
-	names, errs := choose(t, nil, nil)
-	require.NoError(t, errs[0])
+	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{fmt.Errorf("two hosts: %w", errs.ErrUnsupported)}})
+	names, failures := choose(t, nil, nil)
+	require.NoError(t, failures[0])
 	require.Equal(t, "nixl", names[0])
 
 	withRegistry(t, map[string]Factory{"nixl": fake{}, "host": untried{t: t}})
-	names, errs = choose(t, nil, nil)
-	require.NoError(t, errs[0])
+	names, failures = choose(t, nil, nil)
+	require.NoError(t, failures[0])
 	require.Equal(t, "nixl", names[0])
 }
 
@@ -211,21 +212,21 @@ func (u untried) Probe(context.Context, *Env) (Capabilities, error) {
 // TestChooseByPlace: a backend that cannot serve ranks where they are is passed over, and says why when it is named.
 func TestChooseByPlace(t *testing.T) {
 	withRegistry(t, map[string]Factory{"native": alone{}, "host": fake{}})
-	names, errs := choose(t, nil, nil)
-	require.NoError(t, errs[0])
+	names, failures := choose(t, nil, nil)
+	require.NoError(t, failures[0])
 	require.Equal(t, "host", names[0])
-	_, errs = choose(t, []string{"native"}, []string{"native"})
-	require.ErrorIs(t, errs[0], ErrUnavailable)
-	require.ErrorContains(t, errs[0], "2 ranks are in 1 processes: its library keeps one rank's state")
-	names, errs = choose(t, []string{"native"})
-	require.NoError(t, errs[0], "a rank alone is served")
+	_, failures = choose(t, []string{"native"}, []string{"native"})
+	require.ErrorIs(t, failures[0], errs.ErrUnavailable)
+	require.ErrorContains(t, failures[0], "2 ranks are in 1 processes: its library keeps one rank's state")
+	names, failures = choose(t, []string{"native"})
+	require.NoError(t, failures[0], "a rank alone is served")
 	require.Equal(t, "native", names[0])
 
 	groups, err := group.Local(2, &group.LocalOptions{BootIDs: []string{"one", "other"}})
 	require.NoError(t, err)
 	for _, g := range groups {
 		err := fits(Capabilities{RanksInOneProcess: true}, g.Members())
-		require.ErrorIs(t, err, ErrUnsupported)
+		require.ErrorIs(t, err, errs.ErrUnsupported)
 		require.ErrorContains(t, err, "2 hosts")
 		require.NoError(t, fits(Capabilities{RanksInOneProcess: true, SeveralHosts: true}, g.Members()))
 	}
@@ -250,7 +251,7 @@ func TestOpenFails(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{ErrUnavailable}, "odd": fake{errors.New("crashed")}})
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{errs.ErrUnavailable}, "odd": fake{errors.New("crashed")}})
 	reports := Probe(t.Context(), &Env{})
 	require.Len(t, reports, 3)
 	require.False(t, reports[0].Usable())

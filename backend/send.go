@@ -53,7 +53,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		w, offset := put.Window, put.Offset
 		if w == nil {
 			if p.channel.closed.Load() {
-				return nil, fmt.Errorf("channel: %w", ErrClosed)
+				return nil, fmt.Errorf("channel: %w", errs.ErrClosed)
 			}
 			w, offset = p.channel.block.window, p.channel.span.start+offset
 		}
@@ -76,7 +76,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	if f, ok := p.signals.(*flagSignals); ok {
 		send.work, err = newSendWork(f, channel, moves)
 	} else if slices.ContainsFunc(moves, func(m PreparedTransfer) bool { return m != nil }) {
-		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", ErrUnsupported)
+		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", errs.ErrUnsupported)
 	}
 	if err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func newSendWork(f *flagSignals, channel int, moves []PreparedTransfer) (*sendWo
 // Start begins a run.
 func (w *sendWork) Start() (device.HostProgress, error) {
 	if !w.ended() { // a run that was cut off
-		w.user.failLater(ErrInProgress)
+		w.user.failLater(errs.ErrInProgress)
 	}
 	if w.user.dead.Load() {
 		return nothing{}, nil

@@ -50,7 +50,7 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 func (m *Memory) padFailure() error {
 	_, host := m.device.(device.HostMemory)
 	if _, ok := m.device.(device.FaultReporter); !host && !ok {
-		return fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+		return fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (sign
 	}
 	sig := m.signals.Load()
 	if sig == nil {
-		return nil, fmt.Errorf("%s: signal pads are made by the first rendezvous of the group: %w", op, ErrNoRendezvous)
+		return nil, fmt.Errorf("%s: signal pads are made by the first rendezvous of the group: %w", op, errs.ErrNoRendezvous)
 	}
 	return *sig, nil
 }

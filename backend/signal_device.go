@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
@@ -56,7 +57,7 @@ var signalKernels = [launchKinds]ptx.Kernel{
 func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user *signalUser) (_ *deviceSignals, err error) {
 	faults, ok := m.device.(device.FaultReporter)
 	if !ok {
-		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), ErrUnsupported)
+		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
 	}
 	size := m.group.Size()
 	d := &deviceSignals{
@@ -213,7 +214,7 @@ func (m *Memory) waitReason(f ptx.Fault) error {
 		if err := m.group.Err(); err != nil {
 			return err
 		}
-		return ErrClosed
+		return errs.ErrClosed
 	}
 	return fmt.Errorf("it did not come in %v: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
 }

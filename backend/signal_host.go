@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/futex"
 )
 
@@ -128,7 +129,7 @@ func (h *hostSignals) close() error { return nil }
 func launch(s device.Stream, k device.HostKernel) error {
 	l, ok := s.(device.HostLauncher)
 	if !ok {
-		return fmt.Errorf("stream of %s cannot run kernels of the host: %w", s.Device().Name(), ErrUnsupported)
+		return fmt.Errorf("stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
 	}
 	return l.Launch(k)
 }

@@ -56,7 +56,7 @@ func (u *signalUser) failedBefore() bool { return u != nil && u.dead.Load() }
 // tell gives the error of a plan that has failed, to every wait that comes to it: what the plan was to do there is not done.
 func (u *signalUser) tell() error {
 	if u.closed.Load() {
-		return fmt.Errorf("%s: %w", u.Op, ErrClosed)
+		return fmt.Errorf("%s: %w", u.Op, errs.ErrClosed)
 	}
 	if why := u.why.Load(); why != nil {
 		return *why
@@ -100,7 +100,7 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 	var err error
 	switch {
 	case c.closed.Load():
-		err = fmt.Errorf("channel: %w", ErrClosed)
+		err = fmt.Errorf("channel: %w", errs.ErrClosed)
 	case o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
 		err = errs.Invalid(name, "Channels", fmt.Sprintf("%d, of which %d granted", o.Channels, o.Granted), "1 or more, and no more granted than there are")
 	case offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels):

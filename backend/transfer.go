@@ -11,26 +11,6 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// TransferOp is the direction of a transfer, seen from the rank that posts it.
-type TransferOp int
-
-// The directions.
-const (
-	Read  TransferOp = iota + 1 // from the peer's memory into this rank's
-	Write                       // from this rank's memory into the peer's
-)
-
-// String gives "read" or "write".
-func (op TransferOp) String() string {
-	switch op {
-	case Read:
-		return "read"
-	case Write:
-		return "write"
-	}
-	return fmt.Sprintf("TransferOp(%d)", int(op))
-}
-
 // TransferBlock is one piece of a transfer: Bytes at Local on this rank and at Offset of the peer's copy of Window. A block of
 // 0 bytes is nothing, and needs neither.
 type TransferBlock struct {
@@ -61,31 +41,6 @@ func (s TransferState) String() string {
 		return "done"
 	}
 	return fmt.Sprintf("TransferState(%d)", int(s))
-}
-
-// Transferrer is a Backend that moves blocks in its own way, because its mappings give no peer pointers. For the others Memory
-// copies.
-type Transferrer interface {
-	// PrepareTransfer makes what moving the blocks takes. They were checked: none is empty, and each is inside symmetric memory on
-	// both sides, of which the remote one is that of another rank. Local.
-	PrepareTransfer(op TransferOp, peer int, blocks []Block) (PreparedTransfer, error)
-}
-
-// Block is one piece of a transfer as a backend gets it: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
-type Block struct {
-	Local  device.Ptr
-	Remote Mapping
-	Offset int64
-	Bytes  int64
-}
-
-// PreparedTransfer is a transfer as a backend knows it: work that the CPU does for a stream. A run has ended when the data is
-// where it goes to, on the peer too; it bounds itself, and ends with ErrPeerLost when the peer is lost. A Start while a run is
-// under way is ErrInProgress.
-type PreparedTransfer interface {
-	device.HostWork
-	// Close gives everything back; no run is under way.
-	Close() error
 }
 
 // Transfer is a one-sided transfer that was prepared once and may be posted many times. The peer does nothing for it. It is
@@ -128,7 +83,7 @@ func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock
 		case b.Window == nil && b.Bytes == 0:
 			continue
 		case b.Window == nil:
-			return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, ErrNoRendezvous)
+			return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, errs.ErrNoRendezvous)
 		case b.Window.memory != m:
 			return nil, errs.Invalid(name, arg+".Window", "a window of another group", "a window of the memory that prepares the transfer")
 		case b.Window.Err() != nil:
@@ -173,7 +128,7 @@ func (t *Transfer) Post(s device.Stream) error {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
 	if t.refresh(); t.state == TransferInProgress {
-		return fmt.Errorf("posting a transfer: wait for its last post first: %w", ErrInProgress)
+		return fmt.Errorf("posting a transfer: wait for its last post first: %w", errs.ErrInProgress)
 	}
 	if err := useSides(t.sides); err != nil {
 		return fmt.Errorf("posting a transfer: %w", err)
@@ -207,7 +162,7 @@ func (t *Transfer) Status() (TransferState, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return 0, fmt.Errorf("transfer: %w", ErrClosed)
+		return 0, fmt.Errorf("transfer: %w", errs.ErrClosed)
 	}
 	t.refresh()
 	return t.state, t.err
@@ -222,7 +177,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	t.mu.Lock()
 	err := t.posted()
 	if err == nil && t.captured {
-		err = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", ErrNotPosted)
+		err = fmt.Errorf("the last post was recorded in a graph; synchronize the stream that launches it: %w", errs.ErrNotPosted)
 	}
 	t.mu.Unlock()
 	if err != nil {
@@ -242,10 +197,10 @@ func (t *Transfer) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return fmt.Errorf("closing a transfer: %w", ErrClosed)
+		return fmt.Errorf("closing a transfer: %w", errs.ErrClosed)
 	}
 	if t.refresh(); t.state == TransferInProgress {
-		return fmt.Errorf("closing a transfer: wait for it first: %w", ErrInProgress)
+		return fmt.Errorf("closing a transfer: wait for it first: %w", errs.ErrInProgress)
 	}
 	t.closed = true
 	return t.prepared.Close()
@@ -254,7 +209,7 @@ func (t *Transfer) Close() error {
 // usable says why the transfer cannot be posted, whatever its state.
 func (t *Transfer) usable() error {
 	if t.closed {
-		return ErrClosed
+		return errs.ErrClosed
 	}
 	return t.memory.Err()
 }
@@ -262,9 +217,9 @@ func (t *Transfer) usable() error {
 func (t *Transfer) posted() error {
 	switch {
 	case t.closed:
-		return ErrClosed
+		return errs.ErrClosed
 	case t.state == TransferPrepared && !t.captured:
-		return ErrNotPosted
+		return errs.ErrNotPosted
 	}
 	return nil
 }
@@ -302,7 +257,7 @@ func addSide(sides []side, e *entry, arg, what string) []side {
 
 // freed is the error of a side that was freed.
 func (s side) freed() error {
-	return fmt.Errorf("the %s side of %s was freed: %w", s.what, s.arg, ErrClosed)
+	return fmt.Errorf("the %s side of %s was freed: %w", s.what, s.arg, errs.ErrClosed)
 }
 
 // useSides begins enqueueing work on all sides, or on none if one is being freed. unuseSides ends it.
@@ -441,7 +396,7 @@ func (t *workTransfer) Start() (device.HostProgress, error) {
 // start begins a run, unless there is nothing left to move; t.mu is held.
 func (t *workTransfer) start() (device.HostProgress, error) {
 	if t.closed {
-		return nil, fmt.Errorf("transfer: %w", ErrClosed)
+		return nil, fmt.Errorf("transfer: %w", errs.ErrClosed)
 	}
 	for _, s := range t.sides {
 		if s.gone.Load() {
@@ -488,7 +443,7 @@ func (t *workTransfer) Done() (bool, error) {
 func hostWork(s device.Stream, w device.HostWork) error {
 	h, ok := s.(device.HostWorker)
 	if !ok {
-		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), ErrUnsupported)
+		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), errs.ErrUnsupported)
 	}
 	return h.HostWork(w)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 var errBroken = errors.New("it is broken")
@@ -243,7 +244,7 @@ func TestRanksBringOtherMemory(t *testing.T) {
 		if fails {
 			mine = next
 		}
-		if _, err := m.Rendezvous(ctx, mine, backend.Record{}); !errors.Is(err, backend.ErrMismatch) {
+		if _, err := m.Rendezvous(ctx, mine, backend.Record{}); !errors.Is(err, errs.ErrMismatch) {
 			return fmt.Errorf("one rank has not mapped what it brings: %w", err)
 		}
 		freed, foreign, err := allocate()
@@ -260,7 +261,7 @@ func TestRanksBringOtherMemory(t *testing.T) {
 				mine = wrong
 			}
 			_, err := m.Rendezvous(ctx, mine, backend.Record{})
-			told := errors.Is(err, backend.ErrNotSymmetric)
+			told := errors.Is(err, errs.ErrNotSymmetric)
 			if !fails {
 				vote, ok := errors.AsType[*group.VoteError](err)
 				told = ok && len(vote.Failures) == 1 && vote.Failures[0].Rank == 2
@@ -288,7 +289,7 @@ func TestAllocateAsksForBytes(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, _ bool) error {
 		for _, b.collective = range []bool{false, true} {
 			for _, bytes := range []int64{-1, -2, -1 << 63} {
-				if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, backend.ErrInvalid) {
+				if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, errs.ErrInvalid) {
 					return fmt.Errorf("%d bytes: %w", bytes, err)
 				}
 			}

@@ -32,7 +32,7 @@ func (w *Window) Bytes() int64 { return w.alloc.Bytes() }
 // Err is ErrClosed once the allocation was freed.
 func (w *Window) Err() error {
 	if w.closed.Load() {
-		return fmt.Errorf("window: %w", ErrClosed)
+		return fmt.Errorf("window: %w", errs.ErrClosed)
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (w *Window) Handle(offset int64) (handle uint64, at int64, err error) {
 	}
 	h, ok := w.mapping.(WindowHandler)
 	if !ok {
-		return 0, 0, fmt.Errorf("backend %s has no window handles: %w", w.memory.backend.Name(), ErrUnsupported)
+		return 0, 0, fmt.Errorf("backend %s has no window handles: %w", w.memory.backend.Name(), errs.ErrUnsupported)
 	}
 	if handle, at, err = h.WindowHandle(); err != nil {
 		return 0, 0, err

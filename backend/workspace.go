@@ -220,7 +220,7 @@ func (c *Channel) Bytes() int64 { return c.span.bytes }
 // Peer is the address in this process of the first byte of rank's part of the channel, 4096-byte aligned.
 func (c *Channel) Peer(rank int) (device.Ptr, error) {
 	if c.closed.Load() {
-		return 0, fmt.Errorf("channel: %w", ErrClosed)
+		return 0, fmt.Errorf("channel: %w", errs.ErrClosed)
 	}
 	return c.block.window.Peer(rank, c.span.start)
 }
@@ -229,7 +229,7 @@ func (c *Channel) Peer(rank int) (device.Ptr, error) {
 // asks when it runs.
 func (c *Channel) Err() error {
 	if c.given.Load() {
-		return fmt.Errorf("channel: %w", ErrClosed)
+		return fmt.Errorf("channel: %w", errs.ErrClosed)
 	}
 	return c.block.window.Err()
 }
@@ -244,7 +244,7 @@ func (c *Channel) Close(ctx context.Context) error {
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	if c.closed.Swap(true) {
-		return fmt.Errorf("closing a channel: %w", ErrClosed)
+		return fmt.Errorf("closing a channel: %w", errs.ErrClosed)
 	}
 	if m.closed.Load() {
 		return nil // it went with the memory
@@ -274,3 +274,18 @@ func zero(ctx context.Context, d device.Device, p device.Ptr, bytes int64) error
 	}
 	return errors.Join(s.Fill(p, 0, bytes), s.Synchronize(ctx), s.Close())
 }
+
+// WorkspaceError says that there cannot be that much more workspace, because some rank has not the memory, or cannot make it reachable.
+// Every rank of the call gets it, so that all may go on with something that takes less; the group goes on working.
+type WorkspaceError struct {
+	Bytes int64 // of workspace on each rank
+	Err   error // names the ranks; on those it wraps the reason, such as ErrNoMemory
+}
+
+// Error says how much was asked for, and why there is none.
+func (e *WorkspaceError) Error() string {
+	return fmt.Sprintf("making %d bytes of workspace: %v", e.Bytes, e.Err)
+}
+
+// Unwrap gives the vote's error.
+func (e *WorkspaceError) Unwrap() error { return e.Err }

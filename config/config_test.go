@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // environ gives a fixed environment, so that the one the tests run in does not matter.
@@ -44,14 +45,14 @@ func parsed(t *testing.T, args ...string) *pflag.FlagSet {
 }
 
 // refusals collects the refused arguments in err by name.
-func refusals(t *testing.T, err error) map[string]*config.ArgumentError {
+func refusals(t *testing.T, err error) map[string]*errs.ArgumentError {
 	t.Helper()
 	require.Error(t, err)
-	found := map[string]*config.ArgumentError{}
+	found := map[string]*errs.ArgumentError{}
 	var walk func(error)
 	walk = func(err error) {
 		switch e := err.(type) { //nolint:errorlint // the whole tree is walked
-		case *config.ArgumentError:
+		case *errs.ArgumentError:
 			found[e.Arg] = e
 		case interface{ Unwrap() []error }:
 			for _, err := range e.Unwrap() {

@@ -19,9 +19,6 @@ var (
 	ErrUnavailable = errs.ErrUnavailable // the rendezvous service could not be reached or served
 )
 
-// ArgumentError is a refused argument: what was asked, the value and what was allowed. It is ErrInvalid.
-type ArgumentError = errs.ArgumentError
-
 // PeerLostError says that a rank is gone, so that collective calls of the group can never complete again. It is ErrPeerLost.
 type PeerLostError struct {
 	Group  string // the name of the group that Rank counts in

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // exchangePipes gives every rank the writing end of every other rank's pipe, writes through all of them and reads its own.
@@ -63,7 +64,7 @@ func TestExchangeFile(t *testing.T) {
 			require.ErrorAs(t, err, &vote)
 			require.Equal(t, 1, vote.Failures[0].Rank)
 			require.ErrorIs(t, err, ErrInvalid)
-			require.Equal(t, rank == 1, errors.As(err, new(*ArgumentError)))
+			require.Equal(t, rank == 1, errors.As(err, new(*errs.ArgumentError)))
 		}
 		for rank, err := range onAll(groups, func(g *Group) error {
 			f, err := os.Open(os.DevNull)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // listenLoopback gives a listening socket on a port that the system picks.
@@ -150,7 +151,7 @@ func TestJoinBadOptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Join(testContext(t), o)
-			var argument *ArgumentError
+			var argument *errs.ArgumentError
 			require.ErrorAs(t, err, &argument)
 			require.ErrorIs(t, err, ErrInvalid)
 		})
@@ -393,7 +394,7 @@ func TestLargeBlobs(t *testing.T) {
 		require.Len(t, vote.Failures, 1)
 		require.Equal(t, 1, vote.Failures[0].Rank)
 		require.ErrorIs(t, err, ErrInvalid)
-		require.Equal(t, rank == 1, errors.As(err, new(*ArgumentError)))
+		require.Equal(t, rank == 1, errors.As(err, new(*errs.ArgumentError)))
 	}
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "after") }))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // launchFile gives a recorded environment, with more variables laid over it.
@@ -129,7 +130,7 @@ func TestDetectLaunchRefuses(t *testing.T) {
 			for _, words := range test.says {
 				assert.ErrorContains(t, err, words)
 			}
-			argument, ok := errors.AsType[*ArgumentError](err)
+			argument, ok := errors.AsType[*errs.ArgumentError](err)
 			require.True(t, ok)
 			assert.NotEmpty(t, argument.Allowed)
 		})

@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
 	"github.com/symmem/symmem/tensor"
@@ -195,7 +196,7 @@ func (b *simBackend) Device() device.Device { return b.dev }
 
 func (b *simBackend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if left := b.left.Add(-bytes); left < 0 {
-		return nil, fmt.Errorf("%d bytes, %d too many: %w", bytes, -left, backend.ErrNoMemory)
+		return nil, fmt.Errorf("%d bytes, %d too many: %w", bytes, -left, errs.ErrNoMemory)
 	}
 	return b.Backend.Allocate(ctx, bytes)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -28,7 +29,7 @@ func TestTransfersFail(t *testing.T) {
 		peer func(g *group.Group) // what rank 1 does in place of it; nil if it is rank 0's link that breaks
 	}{
 		{"late", os.ErrDeadlineExceeded, func(*group.Group) {}},
-		{"lost", backend.ErrPeerLost, func(g *group.Group) { g.Abort("test") }},
+		{"lost", errs.ErrPeerLost, func(g *group.Group) { g.Abort("test") }},
 		{"broken", errBroken, nil},
 	} {
 		for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
@@ -71,7 +72,7 @@ func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atom
 	}})
 	m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
 	closing := func(close func() error) {
-		if closed := close(); !errors.Is(closed, backend.ErrPeerLost) { // which is what closing tells then
+		if closed := close(); !errors.Is(closed, errs.ErrPeerLost) { // which is what closing tells then
 			err = errors.Join(err, closed)
 		}
 	}

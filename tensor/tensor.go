@@ -18,14 +18,14 @@ import (
 
 // The errors of this package, for errors.Is.
 var (
-	ErrUnsupported  = errs.ErrUnsupported     // this backend or device cannot do it
-	ErrNotReachable = errs.ErrNotReachable    // the peer's memory has no address in this process
-	ErrMismatch     = errs.ErrMismatch        // the ranks did not ask for the same thing
-	ErrPeerLost     = errs.ErrPeerLost        // another rank has died or left
-	ErrClosed       = errs.ErrClosed          // the tensor was closed before
-	ErrInvalid      = errs.ErrInvalid         // an argument outside of what is allowed
-	ErrNoRendezvous = backend.ErrNoRendezvous // what was asked for needs a rendezvous before
-	ErrNoMulticast  = backend.ErrNoMulticast  // the multicast address was asked for before EnableMulticast
+	ErrUnsupported  = errs.ErrUnsupported  // this backend or device cannot do it
+	ErrNotReachable = errs.ErrNotReachable // the peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
+	ErrClosed       = errs.ErrClosed       // the tensor was closed before
+	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
+	ErrNoRendezvous = errs.ErrNoRendezvous // what was asked for needs a rendezvous before
+	ErrNoMulticast  = errs.ErrNoMulticast  // the multicast address was asked for before EnableMulticast
 )
 
 // SymmetricTensor is a tensor that every rank of a group has, alike: what kernels and programs are written against. [Tensor]
@@ -392,7 +392,7 @@ func pair(op, arg string, other, remote SymmetricTensor) error {
 	case err != nil:
 		return fmt.Errorf("%s: %s: %w", op, arg, err)
 	case other.Memory() != remote.Memory():
-		return fmt.Errorf("%s: %s is memory of another group or device: %w", op, arg, backend.ErrNotSymmetric)
+		return fmt.Errorf("%s: %s is memory of another group or device: %w", op, arg, errs.ErrNotSymmetric)
 	case other.DType() != remote.DType():
 		return errs.Invalid(op, arg+".DType", other.DType(), remote.DType().String()+", the dtype of the remote side")
 	case other.Bytes() != remote.Bytes():
@@ -588,7 +588,7 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 			m = p.Remote.Memory()
 		}
 		if m != p.Remote.Memory() {
-			return nil, fmt.Errorf("preparing a transfer: %s is memory of another group or device than pairs[0]: %w", arg, backend.ErrNotSymmetric)
+			return nil, fmt.Errorf("preparing a transfer: %s is memory of another group or device than pairs[0]: %w", arg, errs.ErrNotSymmetric)
 		}
 		if p.Remote.Bytes() == 0 {
 			continue

@@ -22,6 +22,7 @@ import (
 	_ "github.com/symmem/symmem/backend/all"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -60,7 +61,7 @@ func requireBackend(t *testing.T, name string) {
 		if r.Name != name || r.Usable() {
 			continue
 		}
-		if !errors.Is(r.Err, backend.ErrUnavailable) && !errors.Is(r.Err, backend.ErrUnsupported) {
+		if !errors.Is(r.Err, errs.ErrUnavailable) && !errors.Is(r.Err, errs.ErrUnsupported) {
 			require.NoError(t, r.Err)
 		}
 		if slices.Contains(required(), name) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Harness opens the backend under test.
@@ -81,14 +82,7 @@ func onBackends(t *testing.T, h Harness, size int, f func(ctx context.Context, r
 
 // agreement is what Memory would have agreed on before it calls Rendezvous.
 func (r *rank) agreement(a backend.Allocation) *backend.Agreement {
-	x := &backend.Agreement{Group: r.group}
-	for _, m := range r.group.Members() {
-		x.Records = append(x.Records, backend.Record{
-			Version: backend.RecordVersion, Backend: r.Name(), Bytes: a.Bytes(), RoundedBytes: a.RoundedBytes(),
-			DeviceUUID: r.Device().UUID(), BootID: m.BootID, PID: m.PID,
-		})
-	}
-	return x
+	return &backend.Agreement{Group: r.group}
 }
 
 func (r *rank) mapped(ctx context.Context, bytes int64) (backend.Allocation, backend.Mapping, error) {
@@ -155,11 +149,11 @@ func allocateErrors(ctx context.Context, _ Harness, r *rank) error {
 	for _, n := range []int64{0, -1, 1<<63 - 1} {
 		if a, err := r.Allocate(ctx, n); err == nil {
 			return errors.Join(fmt.Errorf("%d bytes were allocated", n), a.Release(ctx))
-		} else if !errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrNoMemory) {
+		} else if !errors.Is(err, errs.ErrInvalid) && !errors.Is(err, errs.ErrNoMemory) {
 			return fmt.Errorf("%d bytes: %w", n, err)
 		}
 	}
-	if a, err := r.Allocate(ctx, 1<<52); !errors.Is(err, backend.ErrNoMemory) {
+	if a, err := r.Allocate(ctx, 1<<52); !errors.Is(err, errs.ErrNoMemory) {
 		if err == nil {
 			err = a.Release(ctx)
 		}
@@ -173,7 +167,7 @@ func register(ctx context.Context, _ Harness, r *rank) error {
 		return nil // what can be adopted differs; the backend's own tests say
 	}
 	_, err := r.Register(ctx, 4096, 64)
-	if !errors.Is(err, backend.ErrUnsupported) {
+	if !errors.Is(err, errs.ErrUnsupported) {
 		return fmt.Errorf("registering without the capability: %w", err)
 	}
 	return nil
@@ -193,7 +187,7 @@ func rendezvous(ctx context.Context, h Harness, r *rank) error {
 	for peer := range r.group.Size() {
 		p, err := m.Peer(peer)
 		if peer != me && h.Unreachable {
-			if !errors.Is(err, backend.ErrNotReachable) {
+			if !errors.Is(err, errs.ErrNotReachable) {
 				return fmt.Errorf("Peer(%d): %w", peer, err)
 			}
 			continue
@@ -295,7 +289,7 @@ func multicast(ctx context.Context, _ Harness, r *rank) error {
 			return fmt.Errorf("the multicast address is %s: %w", p, err)
 		}
 	} else if ok {
-		if _, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); !errors.Is(err, errs.ErrUnsupported) {
 			return fmt.Errorf("multicast without the capability: %w", err)
 		}
 	}

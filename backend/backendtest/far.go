@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // FarOptions sets how far away the peers are. Nil and zero values mean as near as can be.
@@ -91,7 +92,7 @@ type farMapping struct {
 
 func (m *farMapping) Peer(rank int) (device.Ptr, error) {
 	if rank != m.rank {
-		return 0, fmt.Errorf("rank %d is far: %w", rank, backend.ErrNotReachable)
+		return 0, fmt.Errorf("rank %d is far: %w", rank, errs.ErrNotReachable)
 	}
 	return m.near.Peer(rank)
 }
@@ -116,7 +117,7 @@ func (f *far) PrepareTransfer(
 	for _, b := range blocks {
 		m, ok := b.Remote.(*farMapping)
 		if !ok {
-			return nil, fmt.Errorf("a window of another backend: %w", backend.ErrInvalid)
+			return nil, fmt.Errorf("a window of another backend: %w", errs.ErrInvalid)
 		}
 		remote, err := m.near.Peer(peer)
 		if err != nil {
@@ -152,7 +153,7 @@ func (t *farMove) Start() (device.HostProgress, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.end.IsZero() {
-		return nil, fmt.Errorf("starting a transfer: %w", backend.ErrInProgress)
+		return nil, fmt.Errorf("starting a transfer: %w", errs.ErrInProgress)
 	}
 	t.end = time.Now().Add(t.far.delay)
 	t.far.moves.Add(1)
@@ -200,11 +201,7 @@ func (f *far) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 		}
 		return nil, voted
 	}
-	x := &backend.Agreement{Group: f.group, Records: make([]backend.Record, f.group.Size())}
-	for r, m := range f.group.Members() {
-		x.Records[r].BootID = m.BootID
-	}
-	mapping, err := f.Backend.Rendezvous(ctx, a, x)
+	mapping, err := f.Backend.Rendezvous(ctx, a, &backend.Agreement{Group: f.group})
 	if voted := f.group.Vote(ctx, "mapping flags", err); voted != nil {
 		if err == nil {
 			voted = errors.Join(voted, mapping.Unmap(ctx))

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,7 +56,7 @@ func onMemories(t *testing.T, size int, opts *group.LocalOptions, f func(ctx con
 func TestDeviceThatCannotBeOpened(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		m, err := backend.Open(ctx, host.Name, &backend.Env{Group: g, KernelTimeout: -1}, nil)
-		if !errors.Is(err, backend.ErrInvalid) || m != nil {
+		if !errors.Is(err, errs.ErrInvalid) || m != nil {
 			return fmt.Errorf("opened %v: %w", m, err)
 		}
 		return nil
@@ -71,7 +72,7 @@ func TestTwoHosts(t *testing.T) {
 			return err
 		}
 		_, err = m.Rendezvous(ctx, a, backend.Record{})
-		if !errors.Is(err, backend.ErrNotReachable) {
+		if !errors.Is(err, errs.ErrNotReachable) {
 			return fmt.Errorf("a rendezvous between two hosts: %w", err)
 		}
 		return m.Free(ctx, a)

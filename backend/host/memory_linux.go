@@ -93,9 +93,10 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *back
 	if !ok || a.backend != b {
 		return nil, x.Vote(ctx, "exporting", fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid))
 	}
-	for r, rec := range x.Records {
-		if rec.BootID != x.Records[0].BootID {
-			// Every rank sees the same records, so every rank stops here.
+	members := b.group.Members()
+	for r, m := range members {
+		if m.BootID != members[0].BootID {
+			// Every rank sees the same members, so every rank stops here.
 			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl or nccl: %w",
 				r, errs.ErrNotReachable)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // onPlans runs f on ranks that have a channel with signals of a plan at its beginning, over a backend with peer pointers and over
@@ -255,11 +256,11 @@ func TestPlanSignalsRefused(t *testing.T) {
 			"beyond the window":             {{Peer: peer, Offset: 1 << 40, Local: own, Bytes: 8}},
 			"from elsewhere":                {{Peer: peer, Offset: p.data, Local: 64, Bytes: 8}},
 		} {
-			if _, err := p.signals.PrepareSend(0, puts...); !errors.Is(err, backend.ErrInvalid) && !errors.Is(err, backend.ErrNotSymmetric) {
+			if _, err := p.signals.PrepareSend(0, puts...); !errors.Is(err, errs.ErrInvalid) && !errors.Is(err, errs.ErrNotSymmetric) {
 				return fmt.Errorf("a put %s: %w", name, err)
 			}
 		}
-		if _, err := p.signals.PrepareSend(1, right); !errors.Is(err, backend.ErrInvalid) {
+		if _, err := p.signals.PrepareSend(1, right); !errors.Is(err, errs.ErrInvalid) {
 			return fmt.Errorf("a channel that does not exist: %w", err)
 		}
 		return nil
@@ -457,7 +458,7 @@ func TestGraphOfClosedPlan(t *testing.T) {
 					return err
 				}
 				for range 2 {
-					if err = errors.Join(graph.Launch(stream), stream.Synchronize(ctx)); !errors.Is(err, backend.ErrClosed) {
+					if err = errors.Join(graph.Launch(stream), stream.Synchronize(ctx)); !errors.Is(err, errs.ErrClosed) {
 						err = fmt.Errorf("a graph of a closed plan: %w", err)
 						break
 					}

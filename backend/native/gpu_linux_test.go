@@ -20,6 +20,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // onGPU are the options of a rank of a real machine. Multicast is never tried.
@@ -46,7 +47,7 @@ func TestProbe(t *testing.T) {
 	assert.True(t, c.PeerPointers && c.Contiguous && c.Register && c.RanksInOneProcess)
 	assert.False(t, c.Multicast)
 	_, err = factory{}.Probe(t.Context(), &backend.Env{Multicast: "off", Device: "99"})
-	assert.ErrorIs(t, err, backend.ErrInvalid)
+	assert.ErrorIs(t, err, errs.ErrInvalid)
 }
 
 // virtualSize is how many bytes of addresses this process has.
@@ -137,7 +138,7 @@ func TestOutOfMemoryOnGPU(t *testing.T) {
 			}
 			for _, n := range []int64{1 << 50, total + 1, total - 1} {
 				_, err := m.Allocate(ctx, n, "")
-				if !errors.Is(err, backend.ErrNoMemory) {
+				if !errors.Is(err, errs.ErrNoMemory) {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 				t.Log(err)
@@ -146,7 +147,7 @@ func TestOutOfMemoryOnGPU(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if _, err := m.Allocate(ctx, 2<<30, ""); !errors.Is(err, backend.ErrNoMemory) {
+			if _, err := m.Allocate(ctx, 2<<30, ""); !errors.Is(err, errs.ErrNoMemory) {
 				return fmt.Errorf("more than is left: %w", err)
 			}
 			if err := backendtest.TryWindow(ctx, m, 64<<20); err != nil {
@@ -312,7 +313,7 @@ func TestSharedGPU(t *testing.T) {
 		o.Device, o.ShareDevice = "0", false
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
 	}) {
-		require.ErrorIs(t, err, backend.ErrInvalid)
+		require.ErrorIs(t, err, errs.ErrInvalid)
 		assert.ErrorContains(t, err, "on rank 0 and on rank 1")
 	}
 }

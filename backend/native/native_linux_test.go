@@ -21,6 +21,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestMain(m *testing.M) {
@@ -115,7 +116,7 @@ func TestEveryStepFails(t *testing.T) {
 // enable gives w a multicast address, or an error that is ErrUnsupported, ErrNoMemory or ErrUnavailable on every rank.
 func enable(ctx context.Context, mem *backend.Memory, w *backend.Window) error {
 	err := mem.EnableMulticast(ctx, w, nil)
-	if err != nil && !errors.Is(err, backend.ErrUnsupported) && !errors.Is(err, backend.ErrNoMemory) && !errors.Is(err, backend.ErrUnavailable) {
+	if err != nil && !errors.Is(err, errs.ErrUnsupported) && !errors.Is(err, errs.ErrNoMemory) && !errors.Is(err, errs.ErrUnavailable) {
 		err = fmt.Errorf("an error of no condition: %w", err)
 	}
 	return err
@@ -208,7 +209,7 @@ func TestTwoRanksOnOneDevice(t *testing.T) {
 				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
 			})
 			for _, err := range failed {
-				require.ErrorIs(t, err, backend.ErrInvalid)
+				require.ErrorIs(t, err, errs.ErrInvalid)
 				assert.ErrorContains(t, err, "rank 0 and on rank 2")
 				assert.ErrorContains(t, err, "share-device")
 			}
@@ -235,15 +236,15 @@ func TestOpeningFails(t *testing.T) {
 		is     error
 		text   string
 	}{
-		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
-		"bad policy":     {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid, "auto, on or off"},
+		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, errs.ErrInvalid, "0 to 1"},
+		"bad policy":     {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, errs.ErrInvalid, "auto, on or off"},
 		"no GPU": {func(m *machine, o *Options) {
 			o.Driver.DeviceGetCount = func(n *int32) cu.Result { *n = 0; return 0 }
-		}, backend.ErrUnavailable, "no GPU"},
+		}, errs.ErrUnavailable, "no GPU"},
 		"old driver": {func(m *machine, o *Options) {
 			o.Driver.DriverGetVersion = func(v *int32) cu.Result { *v = 11080; return 0 }
-		}, backend.ErrUnavailable, "12.4"},
-		"no VMM functions": {func(m *machine, o *Options) { o.Driver.MemMap = nil }, backend.ErrUnsupported, "cuMemMap"},
+		}, errs.ErrUnavailable, "12.4"},
+		"no VMM functions": {func(m *machine, o *Options) { o.Driver.MemMap = nil }, errs.ErrUnsupported, "cuMemMap"},
 		"no VMM": {func(m *machine, o *Options) {
 			own := o.Driver.DeviceGetAttribute
 			o.Driver.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, d cu.DeviceOrdinal) cu.Result {
@@ -253,13 +254,13 @@ func TestOpeningFails(t *testing.T) {
 				}
 				return r
 			}
-		}, backend.ErrUnsupported, "virtual memory management"},
+		}, errs.ErrUnsupported, "virtual memory management"},
 		"nothing can be created": {func(m *machine, o *Options) {
 			o.Driver.MemCreate = func(*cu.MemHandle, uint64, *cu.MemAllocationProp, uint64) cu.Result { return cu.NotSupported }
-		}, backend.ErrUnsupported, "cuMemCreate"},
+		}, errs.ErrUnsupported, "cuMemCreate"},
 		"no memory left": {func(m *machine, o *Options) {
 			o.Driver.MemCreate = func(*cu.MemHandle, uint64, *cu.MemAllocationProp, uint64) cu.Result { return cu.OutOfMemory }
-		}, backend.ErrNoMemory, "bytes are free"},
+		}, errs.ErrNoMemory, "bytes are free"},
 		"export fails": {func(m *machine, o *Options) {
 			o.Driver.MemExportFD = func(*int32, cu.MemHandle, cu.HandleType, uint64) cu.Result { return cu.OperatingSystem }
 		}, nil, "cuMemExportToShareableHandle"},
@@ -298,7 +299,7 @@ func TestNoPeerAccess(t *testing.T) {
 		})
 	})
 	for _, err := range failed {
-		require.ErrorIs(t, err, backend.ErrNotReachable)
+		require.ErrorIs(t, err, errs.ErrNotReachable)
 		assert.ErrorContains(t, err, "(rank 0) has no peer access to")
 		assert.ErrorContains(t, err, "(rank 2)")
 	}
@@ -329,7 +330,7 @@ func TestAccessRefused(t *testing.T) {
 			return errors.Join(err, mem.Free(ctx, a))
 		})
 	})
-	require.ErrorIs(t, failed[1], backend.ErrNotReachable)
+	require.ErrorIs(t, failed[1], errs.ErrNotReachable)
 	for _, err := range failed {
 		assert.ErrorContains(t, err, "bytes of rank 0 (GPU GPU-fa")
 		assert.ErrorContains(t, err, "no peer access")
@@ -355,7 +356,7 @@ func TestTwoHosts(t *testing.T) {
 				if works {
 					require.NoError(t, err)
 				} else {
-					require.ErrorIs(t, err, backend.ErrNotReachable)
+					require.ErrorIs(t, err, errs.ErrNotReachable)
 					assert.ErrorContains(t, err, "rank 0 is on")
 				}
 			}
@@ -378,14 +379,14 @@ func TestOutOfMemory(t *testing.T) {
 					defer held.Release(ctx)
 				}
 				_, err := mem.Allocate(ctx, n, "")
-				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(fakecuda.TotalMemory)) {
+				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(fakecuda.TotalMemory)) {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 			}
 			m.failing("cuMemMap", 0, 0, cu.OutOfMemory)
 			_, err := mem.Allocate(ctx, 100, "")
 			m.working("", 0, 0)
-			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "bytes are free") {
+			if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "bytes are free") {
 				return fmt.Errorf("mapping: %w", err)
 			}
 			return backendtest.WithWindow(ctx, mem, 100, nil)
@@ -476,11 +477,11 @@ func TestPolicy(t *testing.T) {
 					}
 				}
 				return backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
-					if err := mem.EnableMulticast(ctx, w, nil); tt.may != (err == nil) || !tt.may && !errors.Is(err, backend.ErrUnsupported) {
+					if err := mem.EnableMulticast(ctx, w, nil); tt.may != (err == nil) || !tt.may && !errors.Is(err, errs.ErrUnsupported) {
 						return fmt.Errorf("enabling multicast: %w", err)
 					}
 					p, err := w.Multicast(16)
-					if tt.may && (err != nil || p%16 != 0) || !tt.may && !errors.Is(err, backend.ErrUnsupported) {
+					if tt.may && (err != nil || p%16 != 0) || !tt.may && !errors.Is(err, errs.ErrUnsupported) {
 						return fmt.Errorf("multicast pointer %s: %w", p, err)
 					}
 					return nil
@@ -541,7 +542,7 @@ func TestEnableMulticast(t *testing.T) {
 	m := newMachine(3)
 	withMulticast(t, m, 3, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
 		err := backendtest.WithWindow(ctx, mem, 3*granule, func(w *backend.Window) error {
-			if _, err := w.Multicast(0); !errors.Is(err, backend.ErrNoMulticast) {
+			if _, err := w.Multicast(0); !errors.Is(err, errs.ErrNoMulticast) {
 				return fmt.Errorf("before: %w", err)
 			}
 			var first device.Ptr
@@ -594,10 +595,10 @@ func TestMulticastNotReady(t *testing.T) {
 						if refusals <= 3 {
 							return err
 						}
-						if !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(err.Error(), "not ready at 4 attempts") || !strings.Contains(err.Error(), call) {
+						if !errors.Is(err, errs.ErrUnavailable) || !strings.Contains(err.Error(), "not ready at 4 attempts") || !strings.Contains(err.Error(), call) {
 							return fmt.Errorf("%s refused %d times: %w", call, refusals, err)
 						}
-						if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnavailable) {
+						if _, err := w.Multicast(0); !errors.Is(err, errs.ErrUnavailable) {
 							return fmt.Errorf("the address: %w", err)
 						}
 						if c := b.Capabilities(); !c.Multicast {
@@ -621,7 +622,7 @@ func TestMulticastExhausted(t *testing.T) {
 				if err := mem.EnableMulticast(ctx, first, nil); err != nil {
 					return err
 				}
-				if err := mem.EnableMulticast(ctx, second, nil); !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "rank 0") {
+				if err := mem.EnableMulticast(ctx, second, nil); !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "rank 0") {
 					return fmt.Errorf("a second object: %w", err)
 				}
 				return nil
@@ -650,7 +651,7 @@ func TestMulticastRefused(t *testing.T) {
 				}
 				for range 2 {
 					err := mem.EnableMulticast(ctx, w, nil)
-					if _, e := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(e, backend.ErrUnsupported) ||
+					if _, e := w.Multicast(0); !errors.Is(err, errs.ErrUnsupported) || !errors.Is(e, errs.ErrUnsupported) ||
 						!strings.Contains(err.Error(), call) || !strings.Contains(e.Error(), call) {
 						return fmt.Errorf("%w, and the address: %w", err, e)
 					}
@@ -693,7 +694,7 @@ func TestMulticastDegrades(t *testing.T) {
 							err := backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
 								_, err := w.Multicast(0)
 								for _, err := range []error{mem.EnableMulticast(ctx, w, nil), err} {
-									if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), b.Capabilities().Why["multicast"]) {
+									if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), b.Capabilities().Why["multicast"]) {
 										return fmt.Errorf("multicast: %w", err)
 									}
 								}
@@ -714,7 +715,7 @@ func TestMulticastDegrades(t *testing.T) {
 						require.NoError(t, err)
 					} else {
 						require.ErrorContains(t, err, "set it to auto or off")
-						require.ErrorIs(t, err, backend.ErrUnsupported)
+						require.ErrorIs(t, err, errs.ErrUnsupported)
 					}
 				}
 				assert.Empty(t, m.left())
@@ -772,7 +773,7 @@ func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int
 	}
 	w, err := m.Rendezvous(ctx, a, backend.Record{})
 	if err == nil {
-		if _, _, viewErr := w.Contiguous(0); contiguous != (viewErr == nil) || viewErr != nil && !errors.Is(viewErr, backend.ErrUnsupported) {
+		if _, _, viewErr := w.Contiguous(0); contiguous != (viewErr == nil) || viewErr != nil && !errors.Is(viewErr, errs.ErrUnsupported) {
 			err = fmt.Errorf("contiguous view: %w", viewErr)
 		}
 		err = errors.Join(err, backendtest.ExchangeBytes(ctx, m, w))
@@ -833,7 +834,7 @@ func TestRegisterErrors(t *testing.T) {
 			} {
 				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
 				var bad *MemoryError
-				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) || len(bad.Problems) != len(tt.texts) {
+				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) || len(bad.Problems) != len(tt.texts) {
 					return fmt.Errorf("%d bytes at %s: %w", tt.bytes, tt.p, err)
 				}
 				for _, text := range tt.texts {
@@ -843,7 +844,7 @@ func TestRegisterErrors(t *testing.T) {
 				}
 			}
 			for _, n := range []int64{0, -1, 1<<63 - 1} {
-				if _, err := b.Register(ctx, 1<<63+1<<62, n); !errors.Is(err, backend.ErrInvalid) {
+				if _, err := b.Register(ctx, 1<<63+1<<62, n); !errors.Is(err, errs.ErrInvalid) {
 					return fmt.Errorf("%d bytes: %w", n, err)
 				}
 			}
@@ -901,7 +902,7 @@ func TestDifferentKinds(t *testing.T) {
 		})
 	})
 	for _, err := range failed {
-		require.ErrorIs(t, err, backend.ErrMismatch)
+		require.ErrorIs(t, err, errs.ErrMismatch)
 		assert.ErrorContains(t, err, "cuMemAlloc")
 	}
 	assert.Empty(t, m.left())
@@ -928,7 +929,7 @@ func TestPeerLost(t *testing.T) {
 		})
 	})
 	for _, err := range failed {
-		require.ErrorIs(t, err, backend.ErrPeerLost)
+		require.ErrorIs(t, err, errs.ErrPeerLost)
 	}
 	assert.Empty(t, m.left())
 }

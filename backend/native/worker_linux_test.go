@@ -26,6 +26,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // workerReport is what one rank's process prints at its end.
@@ -208,7 +209,7 @@ func loseOne(ctx context.Context, m *backend.Memory, victim int) error {
 		return ctx.Err()
 	}
 	for _, a := range all {
-		if err := m.Free(ctx, a); !errors.Is(err, backend.ErrPeerLost) {
+		if err := m.Free(ctx, a); !errors.Is(err, errs.ErrPeerLost) {
 			return fmt.Errorf("freeing after the loss: %w", err)
 		}
 	}
@@ -274,7 +275,7 @@ func gpus(t *testing.T) int {
 			require.NoError(t, d.Close())
 		}
 	}
-	if errors.Is(err, backend.ErrUnavailable) && !strings.Contains(os.Getenv("SYMMEM_TEST_REQUIRE"), Name) {
+	if errors.Is(err, errs.ErrUnavailable) && !strings.Contains(os.Getenv("SYMMEM_TEST_REQUIRE"), Name) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)

@@ -385,14 +385,14 @@ func TestEveryStreamTellsOfALoss(t *testing.T) {
 					}
 					return errors.Join(err, graph.Close(), closeAll())
 				})
-				if e := mem.Close(ctx); e != nil && !errors.Is(e, backend.ErrPeerLost) {
+				if e := mem.Close(ctx); e != nil && !errors.Is(e, errs.ErrPeerLost) {
 					err = errors.Join(err, e)
 				}
 				return err
 			})
 			for r, err := range failed {
 				if err != nil { // freeing the window among the others, who are told of the loss
-					require.ErrorIs(t, err, backend.ErrPeerLost, "rank %d", r)
+					require.ErrorIs(t, err, errs.ErrPeerLost, "rank %d", r)
 				}
 				require.NotContains(t, fmt.Sprint(err), "stream ", "rank %d", r)
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -31,7 +32,7 @@ import (
 func gpus(t *testing.T) int {
 	t.Helper()
 	c, err := factory{}.Probe(t.Context(), &backend.Env{Multicast: "off"})
-	if (errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnsupported)) &&
+	if (errors.Is(err, errs.ErrUnavailable) || errors.Is(err, errs.ErrUnsupported)) &&
 		!slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
 		t.Skip(err)
 	}
@@ -355,7 +356,7 @@ func TestDevCommOnGPU(t *testing.T) {
 			if err := d.Close(ctx); err != nil {
 				return err
 			}
-			if err := d.Close(ctx); !errors.Is(err, backend.ErrClosed) {
+			if err := d.Close(ctx); !errors.Is(err, errs.ErrClosed) {
 				return fmt.Errorf("closing twice: %w", err)
 			}
 			_, err = b.NewDevComm(ctx, 1) // the backend closes it
@@ -372,7 +373,7 @@ func TestSharedGPU(t *testing.T) {
 		o.Device = "0"
 		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
 	}) {
-		require.ErrorIs(t, err, backend.ErrInvalid)
+		require.ErrorIs(t, err, errs.ErrInvalid)
 		assert.ErrorContains(t, err, "on rank 0 and on rank 1")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
@@ -58,7 +59,7 @@ func TestMulticastIsMadeWhenAskedFor(t *testing.T) {
 							return err
 						}
 						err := backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
-							if _, err := w.Multicast(0); !errors.Is(err, backend.ErrNoMulticast) {
+							if _, err := w.Multicast(0); !errors.Is(err, errs.ErrNoMulticast) {
 								return fmt.Errorf("before: %w", err)
 							}
 							if err := errors.Join(mem.EnableMulticast(ctx, w, nil), mem.EnableMulticast(ctx, w, nil)); err != nil {
@@ -94,7 +95,7 @@ func TestMulticastThatNCCLLacks(t *testing.T) {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
 				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
-					if err := mem.EnableMulticast(ctx, w, nil); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), why) {
+					if err := mem.EnableMulticast(ctx, w, nil); !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), why) {
 						return fmt.Errorf("enabling: %w", err)
 					}
 					return nil
@@ -104,7 +105,7 @@ func TestMulticastThatNCCLLacks(t *testing.T) {
 		for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(*Backend, *backend.Memory) error { return nil })
 		}) {
-			require.ErrorIs(t, err, backend.ErrUnsupported)
+			require.ErrorIs(t, err, errs.ErrUnsupported)
 			assert.ErrorContains(t, err, "multicast is on")
 			assert.ErrorContains(t, err, why)
 		}
@@ -130,7 +131,7 @@ func TestMulticastFailsInNCCL(t *testing.T) {
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
 				err := mem.EnableMulticast(ctx, w, nil)
-				if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), "UnhandledCudaError") {
+				if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), "UnhandledCudaError") {
 					return fmt.Errorf("enabling: %w", err)
 				}
 				if c := b.Capabilities(); c.Multicast || !strings.Contains(c.Why["multicast"], "rank 1") {
@@ -156,7 +157,7 @@ func TestMulticastWithoutCommunicator(t *testing.T) {
 					}
 				}
 				err := mem.EnableMulticast(ctx, w, nil)
-				if err == nil || !strings.Contains(err.Error(), "rank 1") || g.Rank() == 1 && !errors.Is(err, backend.ErrClosed) {
+				if err == nil || !strings.Contains(err.Error(), "rank 1") || g.Rank() == 1 && !errors.Is(err, errs.ErrClosed) {
 					return fmt.Errorf("enabling: %w", err)
 				}
 				return nil
@@ -195,7 +196,7 @@ func TestMulticastOfDifferentOffsets(t *testing.T) {
 				return at, errors.Join(err, mem.Free(ctx, a))
 			}
 			at, err := enable(4096 * int64(1+g.Rank()))
-			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "4096 on rank 0, 8192 on rank 1") {
+			if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "4096 on rank 0, 8192 on rank 1") {
 				return fmt.Errorf("memory at different offsets has %s: %w", at, err)
 			}
 			if c := b.Capabilities(); !c.Multicast {
@@ -284,9 +285,9 @@ func TestSharedDevice(t *testing.T) {
 				}
 				require.ErrorContains(t, err, tt.text)
 				if tt.setting == "on" {
-					require.ErrorIs(t, err, backend.ErrUnsupported)
+					require.ErrorIs(t, err, errs.ErrUnsupported)
 				} else {
-					require.ErrorIs(t, err, backend.ErrInvalid)
+					require.ErrorIs(t, err, errs.ErrInvalid)
 					require.ErrorContains(t, err, "on rank 0 and on rank 2")
 				}
 			}

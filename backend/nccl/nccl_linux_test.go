@@ -78,23 +78,23 @@ func TestOpeningFails(t *testing.T) {
 	}{
 		"no library": {func(_ *machine, o *Options) {
 			o.load = load(nil, &dl.LoadError{Library: "NCCL", Attempts: []dl.Attempt{{Path: "/nowhere"}}, Hint: "install NCCL"})
-		}, backend.ErrUnavailable, "install NCCL"},
+		}, errs.ErrUnavailable, "install NCCL"},
 		"another library": {func(_ *machine, o *Options) {
 			o.load = load(nil, &dl.SymbolError{Library: "NCCL (/lib/other.so)", Symbols: []string{"ncclGetVersion"},
 				Hint: "NCCL 2.23.4"})
-		}, backend.ErrUnsupported, "ncclGetVersion"},
-		"windows without addresses": {func(_ *machine, o *Options) { o.load = load(oldLibrary, nil) }, backend.ErrUnsupported,
+		}, errs.ErrUnsupported, "ncclGetVersion"},
+		"windows without addresses": {func(_ *machine, o *Options) { o.load = load(oldLibrary, nil) }, errs.ErrUnsupported,
 			"2.28.3 or newer"},
-		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, backend.ErrInvalid, "0 to 1"},
-		"bad policy": {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, backend.ErrInvalid,
+		"no such device": {func(_ *machine, o *Options) { o.Device = "7" }, errs.ErrInvalid, "0 to 1"},
+		"bad policy": {func(_ *machine, o *Options) { o.Multicast = "perhaps" }, errs.ErrInvalid,
 			"auto, on or off"},
-		"bad kind of window": {func(_ *machine, o *Options) { o.Window = "round" }, backend.ErrInvalid, "plain or symmetric"},
+		"bad kind of window": {func(_ *machine, o *Options) { o.Window = "round" }, errs.ErrInvalid, "plain or symmetric"},
 		"windows switched off": {func(_ *machine, o *Options) {
 			o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
-		}, backend.ErrUnsupported, "NCCL_WIN_ENABLE=0"},
+		}, errs.ErrUnsupported, "NCCL_WIN_ENABLE=0"},
 		"virtual memory switched off": {func(_ *machine, o *Options) {
 			o.Getenv = func(name string) string { return map[string]string{"NCCL_CUMEM_ENABLE": "0"}[name] }
-		}, backend.ErrUnsupported, "NCCL_CUMEM_ENABLE=0"},
+		}, errs.ErrUnsupported, "NCCL_CUMEM_ENABLE=0"},
 		"no virtual memory": {func(_ *machine, o *Options) {
 			o.Driver.DeviceGetAttribute = func(v *int32, a cu.DeviceAttribute, d cu.DeviceOrdinal) cu.Result {
 				if *v = 1; a == cu.AttrVMM {
@@ -102,10 +102,10 @@ func TestOpeningFails(t *testing.T) {
 				}
 				return cu.Success
 			}
-		}, backend.ErrUnsupported, "virtual memory management"},
-		"old driver": {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, backend.ErrUnsupported,
+		}, errs.ErrUnsupported, "virtual memory management"},
+		"old driver": {func(_ *machine, o *Options) { o.Driver.MemRetainAllocationHandle = nil }, errs.ErrUnsupported,
 			"cuMemRetainAllocationHandle"},
-		"multicast on": {func(_ *machine, o *Options) { o.Multicast = "on" }, backend.ErrUnsupported, "multicast is on"},
+		"multicast on": {func(_ *machine, o *Options) { o.Multicast = "on" }, errs.ErrUnsupported, "multicast is on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(2)
@@ -128,9 +128,9 @@ func TestOpeningFails(t *testing.T) {
 
 func TestRanksMustFit(t *testing.T) {
 	m := newMachine(3)
-	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, backend.ErrInvalid, "on rank 0 and on rank 2",
+	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, errs.ErrInvalid, "on rank 0 and on rank 2",
 		"share-device")
-	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, backend.ErrMismatch,
+	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, errs.ErrMismatch,
 		WindowEnv, "symmetric")
 	fails(t, m, 2, func(rank int, o *Options) {
 		f := m.library()
@@ -139,12 +139,12 @@ func TestRanksMustFit(t *testing.T) {
 		}
 		lib, err := nccl.New("/lib", f)
 		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
-	}, backend.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
+	}, errs.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
 	for _, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
 		g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
 	}) {
-		require.ErrorIs(t, err, backend.ErrUnsupported)
+		require.ErrorIs(t, err, errs.ErrUnsupported)
 		assert.ErrorContains(t, err, "end at the host")
 	}
 	m.requireClean(t)
@@ -159,7 +159,7 @@ func TestSilence(t *testing.T) {
 			m.silent = &handle
 			fails(t, m, 2, func(_ int, o *Options) {
 				o.Getenv = func(name string) string { return map[string]string{"NCCL_P2P_DISABLE": "1"}[name] }
-			}, backend.ErrUnsupported, "no symmetric windows here", "NCCL_P2P_DISABLE=1", "NCCL_WIN_ENABLE is not set", "NCCL_CUMEM_ENABLE")
+			}, errs.ErrUnsupported, "no symmetric windows here", "NCCL_P2P_DISABLE=1", "NCCL_WIN_ENABLE is not set", "NCCL_CUMEM_ENABLE")
 		})
 	}
 }
@@ -298,7 +298,7 @@ func TestLossEndsWaiting(t *testing.T) {
 		}
 		return errors.Join(err, b.Close(ctx), a.Release(ctx))
 	})
-	require.ErrorIs(t, failed[0], backend.ErrPeerLost)
+	require.ErrorIs(t, failed[0], errs.ErrPeerLost)
 	assert.ErrorContains(t, failed[0], "rank 1")
 	require.NoError(t, failed[1])
 	assert.Less(t, time.Since(began), 20*time.Second)
@@ -343,7 +343,7 @@ func TestRegister(t *testing.T) {
 				return err
 			}
 			err = errors.Join(backendtest.ExchangeBytes(ctx, mem, w1), backendtest.ExchangeBytes(ctx, mem, w2))
-			if _, _, e := w1.Contiguous(0); !errors.Is(e, backend.ErrUnsupported) || !strings.Contains(e.Error(),
+			if _, _, e := w1.Contiguous(0); !errors.Is(e, errs.ErrUnsupported) || !strings.Contains(e.Error(),
 				"4096 on rank 0, 8192 on rank 1") {
 				err = errors.Join(err, fmt.Errorf("contiguous view of different offsets: %w", e))
 			}
@@ -389,7 +389,7 @@ func TestRegisterErrors(t *testing.T) {
 			want := func(p device.Ptr, bytes int64, texts ...string) {
 				_, err := b.Register(ctx, p, bytes)
 				var bad *MemoryError
-				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) {
+				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) {
 					failed = errors.Join(failed, fmt.Errorf("%s: not refused: %w", texts, err))
 					return
 				}
@@ -406,7 +406,7 @@ func TestRegisterErrors(t *testing.T) {
 			want(0x8000, 64, "memory of the host")
 			want(1<<60, 64, "POSIX_FILE_DESCRIPTOR")
 			for _, n := range []int64{0, -1} {
-				if _, err := b.Register(ctx, virtual, n); !errors.Is(err, backend.ErrInvalid) {
+				if _, err := b.Register(ctx, virtual, n); !errors.Is(err, errs.ErrInvalid) {
 					failed = errors.Join(failed, fmt.Errorf("%d bytes: %w", n, err))
 				}
 			}
@@ -431,7 +431,7 @@ func TestRegistrationsMustFit(t *testing.T) {
 			return errors.Join(err, mem.Free(ctx, a))
 		})
 	}) {
-		require.ErrorIs(t, err, backend.ErrMismatch)
+		require.ErrorIs(t, err, errs.ErrMismatch)
 		assert.ErrorContains(t, err, "size in bytes of the allocation")
 		assert.ErrorContains(t, err, fmt.Sprint(2*granule))
 	}
@@ -673,15 +673,15 @@ func TestAllReduceErrors(t *testing.T) {
 						failed = errors.Join(failed, fmt.Errorf("%+v: %w", r, err))
 					}
 				}
-				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "i16", Op: "sum"}, backend.ErrUnsupported, "no i16")
-				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "f32", Op: "xor"}, backend.ErrUnsupported, "no operation xor")
-				want(backend.AllReduce{Name: "ring", Count: 1, DType: "f32", Op: "sum"}, backend.ErrUnsupported, "nccl_symmetric")
-				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "i32", Op: "sum"}, backend.ErrUnsupported, "use nccl")
-				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "max"}, backend.ErrUnsupported, "use nccl")
-				want(backend.AllReduce{Name: plainForm, Count: 0, DType: "f32", Op: "sum"}, backend.ErrInvalid, "count")
+				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "i16", Op: "sum"}, errs.ErrUnsupported, "no i16")
+				want(backend.AllReduce{Name: plainForm, Count: 1, DType: "f32", Op: "xor"}, errs.ErrUnsupported, "no operation xor")
+				want(backend.AllReduce{Name: "ring", Count: 1, DType: "f32", Op: "sum"}, errs.ErrUnsupported, "nccl_symmetric")
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "i32", Op: "sum"}, errs.ErrUnsupported, "use nccl")
+				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "max"}, errs.ErrUnsupported, "use nccl")
+				want(backend.AllReduce{Name: plainForm, Count: 0, DType: "f32", Op: "sum"}, errs.ErrInvalid, "count")
 				// Places that differ are refused on both ranks by the form that cannot do with that.
 				want(backend.AllReduce{Name: symmetricForm, Count: 1, DType: "f32", Op: "sum", OutOffset: int64(64 * g.Rank())},
-					backend.ErrMismatch, "use algorithm nccl")
+					errs.ErrMismatch, "use algorithm nccl")
 				p, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: plainForm, In: w.Allocation(), Out: w.Allocation(), OutOffset: int64(64 * g.Rank()),
 					Count: 1, DType: "f32", Op: "sum"})
 				if err != nil {
@@ -695,7 +695,7 @@ func TestAllReduceErrors(t *testing.T) {
 				if err != nil {
 					return errors.Join(failed, err)
 				}
-				if err := p.Enqueue(s); !errors.Is(err, backend.ErrInvalid) {
+				if err := p.Enqueue(s); !errors.Is(err, errs.ErrInvalid) {
 					failed = errors.Join(failed, fmt.Errorf("another device's stream: %w", err))
 				}
 				return errors.Join(failed, s.Close(), other.Close(), p.Close())
@@ -719,7 +719,7 @@ func TestOddPlaces(t *testing.T) {
 							_, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: form, In: w.Allocation(), InOffset: at, Out: w.Allocation(), OutOffset: at, Count: 8,
 								DType: "f16", Op: "sum"})
 							if refused && form == symmetricForm {
-								if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "2.30.3") {
+								if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "2.30.3") {
 									return fmt.Errorf("%s at %d: %w", form, at, err)
 								}
 							} else if err != nil {
@@ -748,7 +748,7 @@ func TestOneRankNeedsNoWindow(t *testing.T) {
 				return err
 			}
 			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
-				if _, _, err := w.Handle(0); !errors.Is(err, backend.ErrUnsupported) {
+				if _, _, err := w.Handle(0); !errors.Is(err, errs.ErrUnsupported) {
 					return fmt.Errorf("the handle of no window: %w", err)
 				}
 				return backendtest.ExchangeBytes(ctx, mem, w)
@@ -783,12 +783,12 @@ func TestLossEndsAllReduce(t *testing.T) {
 			inside.Done()
 			return p.Enqueue(s)
 		})
-		if e := mem.Close(ctx); e != nil && !errors.Is(e, backend.ErrPeerLost) {
+		if e := mem.Close(ctx); e != nil && !errors.Is(e, errs.ErrPeerLost) {
 			err = errors.Join(err, e)
 		}
 		return err
 	})
-	require.ErrorIs(t, failed[0], backend.ErrPeerLost)
+	require.ErrorIs(t, failed[0], errs.ErrPeerLost)
 	assert.ErrorContains(t, failed[0], "rank 1")
 	assert.Empty(t, m.comms)
 }
@@ -954,10 +954,10 @@ func TestDeviceCommunicator(t *testing.T) {
 			if err := d.Close(ctx); err != nil {
 				return err
 			}
-			if err := d.Close(ctx); !errors.Is(err, backend.ErrClosed) {
+			if err := d.Close(ctx); !errors.Is(err, errs.ErrClosed) {
 				return fmt.Errorf("closing twice: %w", err)
 			}
-			if _, err := b.NewDevComm(ctx, -1); !errors.Is(err, backend.ErrInvalid) {
+			if _, err := b.NewDevComm(ctx, -1); !errors.Is(err, errs.ErrInvalid) {
 				return fmt.Errorf("-1 barriers: %w", err)
 			}
 			_, err = b.NewDevComm(ctx, 1) // which is left to the backend
@@ -988,7 +988,7 @@ func TestMulticastIsNotLookedUp(t *testing.T) {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
 				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
-					if _, err := w.Multicast(0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "off") {
+					if _, err := w.Multicast(0); !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "off") {
 						return fmt.Errorf("multicast: %w", err)
 					}
 					return nil
@@ -1055,6 +1055,6 @@ func TestProbe(t *testing.T) {
 	assert.NotEmpty(t, c.Why["several_hosts"])
 	m.version = 22304
 	_, err = probe(o)
-	require.ErrorIs(t, err, backend.ErrUnsupported)
+	require.ErrorIs(t, err, errs.ErrUnsupported)
 	m.requireClean(t)
 }

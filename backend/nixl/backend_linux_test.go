@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/device"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestConformanceOfFakes: what every backend promises, over engines that keep the library's rules: as on the CPU, where memory is
@@ -199,7 +200,7 @@ func TestTransferThatHangs(t *testing.T) {
 		ready.Wait()
 		hang.Store(true)
 		began := time.Now()
-		if err := errors.Join(x.Post(s), x.Post(s)); !errors.Is(err, backend.ErrInProgress) {
+		if err := errors.Join(x.Post(s), x.Post(s)); !errors.Is(err, errs.ErrInProgress) {
 			t.Errorf("posted twice: %v", err)
 		}
 		if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) || !strings.Contains(err.Error(), "50ms") {
@@ -308,7 +309,7 @@ func TestPeerIsLost(t *testing.T) {
 		} else {
 			time.Sleep(20 * time.Millisecond)
 			began := time.Now()
-			if err := errors.Join(x.Post(s), s.Synchronize(ctx)); !errors.Is(err, backend.ErrPeerLost) {
+			if err := errors.Join(x.Post(s), s.Synchronize(ctx)); !errors.Is(err, errs.ErrPeerLost) {
 				t.Errorf("a transfer to a rank that has died: %v", err)
 			}
 			if took := time.Since(began); took > 2*time.Second {
@@ -316,7 +317,7 @@ func TestPeerIsLost(t *testing.T) {
 			}
 		}
 		err = errors.Join(x.Close(), m.Free(ctx, a), s.Close())
-		if err != nil && !errors.Is(err, backend.ErrPeerLost) {
+		if err != nil && !errors.Is(err, errs.ErrPeerLost) {
 			return err
 		}
 		return nil
@@ -411,11 +412,11 @@ func TestSubGroup(t *testing.T) {
 func TestRegister(t *testing.T) {
 	onFakes(t, &network{}, 1, Options{}, func(ctx context.Context, m *backend.Memory) error {
 		_, err := m.Register(ctx, 0x1000, 64, "")
-		require.ErrorIs(t, err, backend.ErrInvalid)
+		require.ErrorIs(t, err, errs.ErrInvalid)
 		p, err := m.Device().Alloc(64)
 		require.NoError(t, err)
 		_, err = m.Register(ctx, p, 65, "")
-		require.ErrorIs(t, err, backend.ErrInvalid)
+		require.ErrorIs(t, err, errs.ErrInvalid)
 		a, err := m.Register(ctx, p, 64, "")
 		require.NoError(t, err)
 		_, err = m.Rendezvous(ctx, a, backend.Record{})
@@ -428,7 +429,7 @@ func TestRegister(t *testing.T) {
 // TestKindsDiffer: ranks must agree on whose memory it is.
 func TestKindsDiffer(t *testing.T) {
 	b := &Backend{peers: []member{{Kind: "host"}, {Kind: "cuda"}}}
-	require.ErrorIs(t, b.agree(), backend.ErrMismatch)
+	require.ErrorIs(t, b.agree(), errs.ErrMismatch)
 }
 
 func TestCapabilitiesSayWhy(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 )
 
@@ -283,7 +284,7 @@ func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx cont
 			m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: opts.KernelTimeout})
 			err = f(ctx, m)
 			left := errors.Join(m.Close(ctx), g.Close(ctx))
-			if errors.Is(left, backend.ErrPeerLost) {
+			if errors.Is(left, errs.ErrPeerLost) {
 				left = nil
 			}
 			if err := errors.Join(err, left, d.Close()); err != nil {

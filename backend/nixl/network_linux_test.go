@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // withoutUserNetwork unsets the variables by which users choose.
@@ -70,18 +70,18 @@ func TestChooseRoute(t *testing.T) {
 	assert.Equal(t, "lo", got.devices)
 
 	_, err = choose(t.Context(), &Options{NetDevices: []string{"no-such"}}, two[0], []location{alone, elsewhere})
-	require.ErrorIs(t, err, backend.ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	require.ErrorContains(t, err, "no-such")
 	require.ErrorContains(t, err, "lo")
 
 	elsewhere.Addr = ""
 	_, err = choose(t.Context(), &Options{}, two[0], []location{alone, elsewhere})
-	require.ErrorIs(t, err, backend.ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	require.ErrorContains(t, err, "SYMMEM_NET_DEVICES")
 
 	alone.Addr, elsewhere.Addr = "192.0.2.200", "198.51.100.77" // for documentation: no interface has them
 	_, err = choose(t.Context(), &Options{}, two[0], []location{alone, elsewhere})
-	require.ErrorIs(t, err, backend.ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	require.ErrorContains(t, err, "192.0.2.200")
 
 	t.Setenv("UCX_TLS", "tcp")
@@ -126,7 +126,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, on := range []route{{reach: reachLoopback, devices: "lo"}, {reach: reachHosts, devices: "eth0"}, {reach: reachUser}} {
 		_, err := judge(UnprotectedRefuse, on)
-		require.ErrorIs(t, err, backend.ErrUnsupported)
+		require.ErrorIs(t, err, errs.ErrUnsupported)
 	}
 	log, err := judge(UnprotectedRefuse, route{})
 	require.NoError(t, err)

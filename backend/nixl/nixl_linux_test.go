@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/nixl"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,7 +61,7 @@ func TestGPU(t *testing.T) {
 	require.NoError(t, err)
 	began := time.Now()
 	if _, err := f.Probe(t.Context(), &backend.Env{Device: "0", Getenv: os.Getenv}); err != nil {
-		missing := errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnsupported)
+		missing := errors.Is(err, errs.ErrUnavailable) || errors.Is(err, errs.ErrUnsupported)
 		if !missing || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "cuda") {
 			require.NoError(t, err)
 		}

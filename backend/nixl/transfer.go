@@ -85,7 +85,7 @@ func (t *transfer) Start() (device.HostProgress, error) {
 // start posts the request; t.mu is held.
 func (t *transfer) start() error {
 	if t.running {
-		return fmt.Errorf("starting a transfer: %w", backend.ErrInProgress)
+		return fmt.Errorf("starting a transfer: %w", errs.ErrInProgress)
 	}
 	t.running, t.ended, t.began, t.failure = true, false, time.Now(), nil
 	if err := t.prepare(); err != nil {

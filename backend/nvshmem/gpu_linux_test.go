@@ -24,6 +24,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -46,7 +47,7 @@ func TestMain(m *testing.M) {
 // took.
 func TestOnGPUs(t *testing.T) {
 	if _, err := (factory{}).Probe(t.Context(), &backend.Env{Multicast: "off", Getenv: os.Getenv}); err != nil {
-		if !errors.Is(err, backend.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
+		if !errors.Is(err, errs.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
 			require.NoError(t, err)
 		}
 		t.Skip(err)
@@ -144,7 +145,7 @@ func tooLargeOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 		return err
 	}
 	for _, n := range []int64{total + 1, total - 1, free} {
-		if _, err := m.Allocate(ctx, n, ""); !errors.Is(err, backend.ErrNoMemory) {
+		if _, err := m.Allocate(ctx, n, ""); !errors.Is(err, errs.ErrNoMemory) {
 			return fmt.Errorf("%d bytes: %w", n, err)
 		}
 	}

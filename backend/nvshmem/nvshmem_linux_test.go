@@ -25,6 +25,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
@@ -187,7 +188,7 @@ func TestArenaIsExhausted(t *testing.T) {
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
 			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *backend.Memory) error {
 				_, err := mem.Allocate(ctx, 17<<20, "")
-				if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
+				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
 					return fmt.Errorf("more than the arena: %w", err)
 				}
 				return backendtest.TryWindow(ctx, mem, 1<<20)
@@ -228,11 +229,11 @@ func TestSizesDiffer(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			_, err := mem.Allocate(ctx, int64(4096*(1+g.Rank())), "")
-			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "8192") {
+			if !errors.Is(err, errs.ErrMismatch) || !strings.Contains(err.Error(), "8192") {
 				return fmt.Errorf("other sizes: %w", err)
 			}
 			_, err = b.Allocate(ctx, int64(4096*(1+g.Rank())))
-			if !errors.Is(err, backend.ErrMismatch) {
+			if !errors.Is(err, errs.ErrMismatch) {
 				return fmt.Errorf("other sizes, past Memory: %w", err)
 			}
 			return backendtest.TryWindow(ctx, mem, 100)
@@ -249,7 +250,7 @@ func TestHeapIsFull(t *testing.T) {
 		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
 			before := m.called("align")
 			_, err := mem.Allocate(ctx, 150<<20, "")
-			if !errors.Is(err, backend.ErrNoMemory) {
+			if !errors.Is(err, errs.ErrNoMemory) {
 				return fmt.Errorf("more than the other GPU has: %w", err)
 			}
 			if err := g.Barrier(ctx, "asked"); err != nil {
@@ -289,14 +290,14 @@ func TestHeapIsTornDown(t *testing.T) {
 				return err
 			}
 			_, err = mem.Allocate(ctx, 50<<20, "")
-			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "torn the heap down") {
+			if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "torn the heap down") {
 				return fmt.Errorf("the refused allocation: %w", err)
 			}
 			_, err = mem.Allocate(ctx, 100, "")
-			if !errors.Is(err, backend.ErrNoMemory) || !strings.Contains(err.Error(), "given up") {
+			if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "given up") {
 				return fmt.Errorf("a later one: %w", err)
 			}
-			if _, err := w.Peer(0, 0); !errors.Is(err, backend.ErrNoMemory) {
+			if _, err := w.Peer(0, 0); !errors.Is(err, errs.ErrNoMemory) {
 				return fmt.Errorf("an address in what is gone: %w", err)
 			}
 			return mem.Free(ctx, a)
@@ -327,7 +328,7 @@ func TestOpenAgain(t *testing.T) {
 			o := m.options(g.Rank())
 			if g.Rank() == 1 {
 				o.load = func(*nvshmem.Options) (library, error) {
-					return nil, fmt.Errorf("not here: %w", backend.ErrUnavailable)
+					return nil, fmt.Errorf("not here: %w", errs.ErrUnavailable)
 				}
 			}
 			_, err := New(ctx, g, o)
@@ -428,7 +429,7 @@ func TestRankDies(t *testing.T) {
 		<-died
 		<-g.Lost()
 		calls := m.called("")
-		if _, err := mem.Allocate(ctx, 100, ""); !errors.Is(err, backend.ErrPeerLost) {
+		if _, err := mem.Allocate(ctx, 100, ""); !errors.Is(err, errs.ErrPeerLost) {
 			return fmt.Errorf("allocating: %w", err)
 		}
 		err = sub(ctx, b, []int{0, 2}, o, func(_ *Backend, mem *backend.Memory) error {
@@ -442,7 +443,7 @@ func TestRankDies(t *testing.T) {
 		if err != nil {
 			return fmt.Errorf("the survivors: %w", err)
 		}
-		if err := mem.Close(ctx); !errors.Is(err, backend.ErrPeerLost) {
+		if err := mem.Close(ctx); !errors.Is(err, errs.ErrPeerLost) {
 			return fmt.Errorf("closing: %w", err)
 		}
 		if now := m.called(""); now != calls {
@@ -474,7 +475,7 @@ func TestRankDiesInACall(t *testing.T) {
 		began := time.Now()
 		_, err = b.Allocate(ctx, 50<<20)
 		var stuck *nvshmem.StuckError
-		if !errors.Is(err, backend.ErrPeerLost) || !errors.As(err, &stuck) {
+		if !errors.Is(err, errs.ErrPeerLost) || !errors.As(err, &stuck) {
 			return fmt.Errorf("the call: %w", err)
 		}
 		if took := time.Since(began); took > 4*time.Second {
@@ -538,21 +539,21 @@ func TestRefusals(t *testing.T) {
 		text    string
 		options func(m *machine, rank int) *Options
 	}{
-		{"one process", 2, backend.ErrUnsupported, "one state for a process", with(func(o *Options, _ int) {
+		{"one process", 2, errs.ErrUnsupported, "one state for a process", with(func(o *Options, _ int) {
 			o.home = nil
 			o.load = func(*nvshmem.Options) (library, error) { panic("the library is touched") }
 		})},
-		{"one GPU", 2, backend.ErrInvalid, "on rank 0 and on rank 1", with(func(o *Options, _ int) { o.Device = "0" })},
+		{"one GPU", 2, errs.ErrInvalid, "on rank 0 and on rank 1", with(func(o *Options, _ int) { o.Device = "0" })},
 		{"no such GPU", 2, nil, "rank 1", with(func(o *Options, rank int) { o.LocalRank = 7 * rank })},
-		{"arenas differ", 2, backend.ErrMismatch, ArenaEnv, with(func(o *Options, rank int) { o.Arena = int64(1+rank) << 20 })},
-		{"a huge arena", 1, backend.ErrInvalid, "Arena", with(func(o *Options, _ int) { o.Arena = 1 << 50 })},
-		{"chunk", 1, backend.ErrInvalid, "Chunk", with(func(o *Options, _ int) { o.Chunk = -1 })},
-		{"multicast on", 2, backend.ErrUnsupported, "NVSHMEM_DISABLE_NVLS", with(func(o *Options, rank int) {
+		{"arenas differ", 2, errs.ErrMismatch, ArenaEnv, with(func(o *Options, rank int) { o.Arena = int64(1+rank) << 20 })},
+		{"a huge arena", 1, errs.ErrInvalid, "Arena", with(func(o *Options, _ int) { o.Arena = 1 << 50 })},
+		{"chunk", 1, errs.ErrInvalid, "Chunk", with(func(o *Options, _ int) { o.Chunk = -1 })},
+		{"multicast on", 2, errs.ErrUnsupported, "NVSHMEM_DISABLE_NVLS", with(func(o *Options, rank int) {
 			if o.Multicast = "on"; rank == 1 {
 				o.Multicast, o.Getenv = "auto", func(name string) string { return map[string]string{"NVSHMEM_DISABLE_NVLS": "1"}[name] }
 			}
 		})},
-		{"multicast what", 1, backend.ErrInvalid, "maybe", with(func(o *Options, _ int) { o.Multicast = "maybe" })},
+		{"multicast what", 1, errs.ErrInvalid, "maybe", with(func(o *Options, _ int) { o.Multicast = "maybe" })},
 		{"preflight", 2, nil, "rank 1: the preflight of NVSHMEM failed: exit status 255", with(func(o *Options, rank int) {
 			o.Preflight = func(context.Context) error {
 				if rank == 1 {
@@ -561,7 +562,7 @@ func TestRefusals(t *testing.T) {
 				return nil
 			}
 		})},
-		{"granularity", 1, backend.ErrInvalid, nvshmem.GranularityEnv, func(m *machine, rank int) *Options {
+		{"granularity", 1, errs.ErrInvalid, nvshmem.GranularityEnv, func(m *machine, rank int) *Options {
 			m.libs[rank].granule = "3M"
 			return m.options(rank)
 		}},
@@ -569,7 +570,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for r, err := range refused(tt.size, tt.options) {
 				require.ErrorContains(t, err, tt.text, "rank %d", r)
-				if tt.is != nil && (r == tt.size-1 || tt.is != backend.ErrInvalid) {
+				if tt.is != nil && (r == tt.size-1 || tt.is != errs.ErrInvalid) {
 					assert.ErrorIs(t, err, tt.is, "rank %d", r)
 				}
 			}
@@ -587,7 +588,7 @@ func TestSecondGroup(t *testing.T) {
 				return err
 			}
 			_, err = New(ctx, other, m.options(g.Rank()))
-			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "group world has it open") {
+			if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "group world has it open") {
 				return fmt.Errorf("a second group: %w", err)
 			}
 			return other.Close(ctx)
@@ -687,7 +688,7 @@ func TestRegisterErrors(t *testing.T) {
 			} {
 				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
 				var bad *MemoryError
-				if !errors.As(err, &bad) || !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), tt.text) {
+				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.text) {
 					return fmt.Errorf("%s: %w", tt.name, err)
 				}
 			}
@@ -782,7 +783,7 @@ func TestKindsDiffer(t *testing.T) {
 					return err
 				}
 			}
-			if _, err := b.Rendezvous(ctx, brought, nil); !errors.Is(err, backend.ErrMismatch) {
+			if _, err := b.Rendezvous(ctx, brought, nil); !errors.Is(err, errs.ErrMismatch) {
 				return fmt.Errorf("different kinds: %w", err)
 			}
 			m.free(base)
@@ -825,16 +826,16 @@ func TestReduce(t *testing.T) {
 				}
 			}
 			_, err = mem.PrepareAllReduce(ctx, "nccl", a.Ptr(), a.Ptr(), 4, 16, "f32", "max")
-			if !errors.Is(err, backend.ErrUnsupported) {
+			if !errors.Is(err, errs.ErrUnsupported) {
 				return fmt.Errorf("another library's: %w", err)
 			}
 			_, err = mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr(), 4, 16, "f32", "avg")
-			if !errors.Is(err, backend.ErrUnsupported) {
+			if !errors.Is(err, errs.ErrUnsupported) {
 				return fmt.Errorf("an average: %w", err)
 			}
 			err = sub(ctx, b, []int{g.Rank()}, o, func(s *Backend, _ *backend.Memory) error {
 				_, err := s.PrepareAllReduce(ctx, &backend.AllReduce{Name: Name})
-				if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "team") {
+				if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "team") {
 					return fmt.Errorf("in a part: %w", err)
 				}
 				return nil
@@ -863,17 +864,17 @@ func TestMulticast(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if _, err := w.Multicast(16); !errors.Is(err, backend.ErrNoMulticast) {
+				if _, err := w.Multicast(16); !errors.Is(err, errs.ErrNoMulticast) {
 					return fmt.Errorf("multicast before it was enabled: %w", err)
 				}
-				if err := mem.EnableMulticast(ctx, w, nil); exists != (err == nil) || !exists && !errors.Is(err, backend.ErrUnsupported) {
+				if err := mem.EnableMulticast(ctx, w, nil); exists != (err == nil) || !exists && !errors.Is(err, errs.ErrUnsupported) {
 					return fmt.Errorf("enabling multicast: %w", err)
 				}
 				if c := b.Capabilities(); c.Multicast != exists {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
 				p, err := w.Multicast(16)
-				if exists && (err != nil || p != a.Ptr().Add(16)|1<<60) || !exists && !errors.Is(err, backend.ErrUnsupported) {
+				if exists && (err != nil || p != a.Ptr().Add(16)|1<<60) || !exists && !errors.Is(err, errs.ErrUnsupported) {
 					return fmt.Errorf("multicast at %s: %w", p, err)
 				}
 				return mem.Free(ctx, a)
@@ -886,7 +887,7 @@ func TestMulticast(t *testing.T) {
 		o.Multicast, o.Getenv = "on", func(string) string { return "" }
 		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return backendtest.TryWindow(ctx, mem, 4096) })
 	}) {
-		require.ErrorIs(t, err, backend.ErrUnsupported, "multicast is on, and there is none")
+		require.ErrorIs(t, err, errs.ErrUnsupported, "multicast is on, and there is none")
 	}
 }
 
@@ -911,12 +912,12 @@ func TestStaleSockets(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(mine, nil, 0o600))
 	err = removeStale()
-	require.ErrorIs(t, err, backend.ErrUnavailable)
+	require.ErrorIs(t, err, errs.ErrUnavailable)
 	assert.ErrorContains(t, err, mine)
 	require.NoError(t, os.Remove(mine))
 
 	socketFolder = filepath.Join(socketFolder, "missing")
-	require.ErrorIs(t, removeStale(), backend.ErrUnavailable)
+	require.ErrorIs(t, removeStale(), errs.ErrUnavailable)
 }
 
 func TestPreflightStartsAndEnds(t *testing.T) {
@@ -939,7 +940,7 @@ func TestFromEnv(t *testing.T) {
 		assert.Equal(t, want, o.Arena, text)
 	}
 	_, err := fromEnv(env("much"))
-	require.ErrorIs(t, err, backend.ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	assert.ErrorContains(t, err, ArenaEnv)
 }
 

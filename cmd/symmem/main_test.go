@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -58,14 +59,14 @@ type broken struct{ open, hang, crash bool }
 
 func (b broken) Probe(context.Context, *backend.Env) (backend.Capabilities, error) {
 	if os.Getenv(brokenVar) == "" {
-		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", errs.ErrUnavailable)
 	}
 	if b.crash {
 		fmt.Fprintln(os.Stderr, "last words")
 		os.Exit(9)
 	}
 	if !b.open {
-		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", errs.ErrUnavailable)
 	}
 	return backend.Capabilities{PeerPointers: true}, nil
 }
@@ -97,7 +98,7 @@ func (b broken) Open(ctx context.Context, env *backend.Env) (backend.Backend, er
 		}
 		select {} //nolint:staticcheck // it hangs, whatever its context says
 	}
-	return nil, fmt.Errorf("nothing to open: %w", backend.ErrUnsupported)
+	return nil, fmt.Errorf("nothing to open: %w", errs.ErrUnsupported)
 }
 
 // picky is a backend that has the devices 0 to 3.
@@ -106,9 +107,9 @@ type picky struct{ broken }
 func (picky) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	switch {
 	case os.Getenv(brokenVar) == "":
-		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", backend.ErrUnavailable)
+		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", errs.ErrUnavailable)
 	case env.Device > "3":
-		return backend.Capabilities{}, fmt.Errorf("device %s is not there: %w", env.Device, backend.ErrUnavailable)
+		return backend.Capabilities{}, fmt.Errorf("device %s is not there: %w", env.Device, errs.ErrUnavailable)
 	}
 	return backend.Capabilities{PeerPointers: true}, nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -32,7 +33,7 @@ var conditions = []struct {
 	is   error
 }{
 	{"unavailable", symmem.ErrUnavailable}, {"unsupported", symmem.ErrUnsupported}, {"mismatch", symmem.ErrMismatch},
-	{"peer lost", symmem.ErrPeerLost}, {"no memory", backend.ErrNoMemory}, {"closed", symmem.ErrClosed}, {"invalid", symmem.ErrInvalid},
+	{"peer lost", symmem.ErrPeerLost}, {"no memory", errs.ErrNoMemory}, {"closed", symmem.ErrClosed}, {"invalid", symmem.ErrInvalid},
 	{"deadline", context.DeadlineExceeded},
 }
 

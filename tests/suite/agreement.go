@@ -9,6 +9,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -38,7 +39,7 @@ func agreementCases() []Case {
 		mk("bytes", func(ctx context.Context, e *Env) error {
 			a, err := e.R.Memory().Allocate(ctx, pick(e, 1000, 1001), "")
 			if err != nil {
-				return wantError("sizes that differ", err, backend.ErrMismatch, "1000", "1001")
+				return wantError("sizes that differ", err, errs.ErrMismatch, "1000", "1001")
 			}
 			_, err = e.R.Memory().Rendezvous(ctx, a, backend.Record{})
 			if err := namesAll(e, err, "size in bytes", "1000", "1001"); err != nil {
@@ -211,7 +212,7 @@ func mismatched(ctx context.Context, e *Env, dtype tensor.DType, shape []int64, 
 	t, err := e.R.Empty(ctx, dtype, shape...)
 	if err != nil {
 		if e.R.Capabilities().CollectiveAllocate {
-			return wantError("tensors that differ", err, backend.ErrMismatch)
+			return wantError("tensors that differ", err, errs.ErrMismatch)
 		}
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -217,7 +218,7 @@ func namesCase(ctx context.Context, e *Env) error {
 	view := slice.Local()
 	want := func(what string, err, is error) error { return wantError(what, err, is, strconv.Quote(name)) }
 	checks := []error{
-		want("Remote before rendezvous", first(t.Remote(0)), backend.ErrNoRendezvous), want("Put before rendezvous", slice.Put(e.S, me, slice), backend.ErrNoRendezvous),
+		want("Remote before rendezvous", first(t.Remote(0)), errs.ErrNoRendezvous), want("Put before rendezvous", slice.Put(e.S, me, slice), errs.ErrNoRendezvous),
 	}
 	if err := errors.Join(t.Rendezvous(ctx), slice.Rendezvous(ctx)); err != nil {
 		return err
@@ -242,7 +243,7 @@ func namesCase(ctx context.Context, e *Env) error {
 	checks = append(checks, want("Err", t.Err(), symmem.ErrClosed), want("Err of a slice", slice.Err(), symmem.ErrClosed), want("Close", t.Close(ctx), symmem.ErrClosed),
 		want("Read after Close", tensor.Read(view, make([]float32, 1), 0), symmem.ErrClosed))
 	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, 1<<52)
-	checks = append(checks, want("4 PiB", err, backend.ErrNoMemory))
+	checks = append(checks, want("4 PiB", err, errs.ErrNoMemory))
 	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, -1)
 	return errors.Join(append(checks, want("a negative shape", err, symmem.ErrInvalid))...)
 }
@@ -258,7 +259,7 @@ func beforeRendezvousCase(ctx context.Context, e *Env) error {
 		"EnableMulticast": t.EnableMulticast(ctx),
 		"Put":             t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0), "Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0),
 	} {
-		if err := wantError(what, err, backend.ErrNoRendezvous); err != nil {
+		if err := wantError(what, err, errs.ErrNoRendezvous); err != nil {
 			return err
 		}
 	}
@@ -313,7 +314,7 @@ func tooLargeCase(ctx context.Context, e *Env) error {
 	if err == nil {
 		return errors.Join(errors.New("4 PiB were allocated"), t.Close(ctx))
 	}
-	if err := wantError("4 PiB", err, backend.ErrNoMemory); err != nil {
+	if err := wantError("4 PiB", err, errs.ErrNoMemory); err != nil {
 		return err
 	}
 	return worksAfterwards(ctx, e)

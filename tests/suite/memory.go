@@ -8,8 +8,8 @@ import (
 	"math"
 
 	"github.com/symmem/symmem"
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -108,7 +108,7 @@ func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
 	}
 	for peer := range e.R.WorldSize() {
 		v, err := t.Remote(peer)
-		if err != nil && !errors.Is(err, backend.ErrNotReachable) {
+		if err != nil && !errors.Is(err, errs.ErrNotReachable) {
 			return err
 		}
 		if err != nil {
@@ -166,7 +166,7 @@ func remoteCase(ctx context.Context, e *Env) error {
 	if !e.R.Capabilities().PeerPointers {
 		_, err := t.Remote((e.R.Rank() + 1) % e.R.WorldSize())
 		if e.R.WorldSize() > 1 {
-			if err := wantError("Remote without peer pointers", err, backend.ErrNotReachable); err != nil {
+			if err := wantError("Remote without peer pointers", err, errs.ErrNotReachable); err != nil {
 				return err
 			}
 		}
@@ -319,7 +319,7 @@ func sliceRendezvousCase(ctx context.Context, e *Env) error {
 	if err := s.Rendezvous(ctx); err != nil {
 		return err
 	}
-	if _, err := t.Remote(0); !errors.Is(err, backend.ErrNoRendezvous) {
+	if _, err := t.Remote(0); !errors.Is(err, errs.ErrNoRendezvous) {
 		return fmt.Errorf("the tensor can be used though only its slice has had a rendezvous: %v", err)
 	}
 	if err := t.Rendezvous(ctx); err != nil {
@@ -530,19 +530,19 @@ func findCase(ctx context.Context, e *Env) error {
 		return fmt.Errorf("an address before rendezvous is found at offset %d, window %v (%v)", off, w, err)
 	}
 	_, _, _, err = m.Find(a.Ptr().Add(1000))
-	if err := wantError("an address just behind", err, backend.ErrNotSymmetric); err != nil {
+	if err := wantError("an address just behind", err, errs.ErrNotSymmetric); err != nil {
 		return err
 	}
 	// Whatever lies beyond the last allocation, or before the first.
 	first, last := min(a.Ptr(), b.Ptr()), max(a.Ptr(), b.Ptr())
 	for _, p := range []device.Ptr{last.Add(1 << 46), last + 1<<63, last + 1<<63 - 1, math.MaxUint64, first - 1, 1} {
 		_, _, off, err := m.Find(p)
-		if err := wantError(fmt.Sprintf("the address %s, with a tensor at %s, found at offset %d", p, last, off), err, backend.ErrNotSymmetric); err != nil {
+		if err := wantError(fmt.Sprintf("the address %s, with a tensor at %s, found at offset %d", p, last, off), err, errs.ErrNotSymmetric); err != nil {
 			return err
 		}
 	}
 	_, _, _, err = m.Find(0)
-	if err := wantError("the nil address", err, backend.ErrNotSymmetric); err != nil {
+	if err := wantError("the nil address", err, errs.ErrNotSymmetric); err != nil {
 		return err
 	}
 	was := b.Ptr()
@@ -550,7 +550,7 @@ func findCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	_, _, _, err = m.Find(was)
-	return wantError("an address of a closed tensor", err, backend.ErrNotSymmetric)
+	return wantError("an address of a closed tensor", err, errs.ErrNotSymmetric)
 }
 
 // rendezvousTwiceCase: the window is made once for an allocation.
@@ -560,7 +560,7 @@ func rendezvousTwiceCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	_, err = t.Remote(0)
-	if err := wantError("Remote before rendezvous", err, backend.ErrNoRendezvous); err != nil {
+	if err := wantError("Remote before rendezvous", err, errs.ErrNoRendezvous); err != nil {
 		return err
 	}
 	for range 3 {

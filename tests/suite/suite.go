@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/symmem/symmem"
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // CaseTimeout bounds each case.
@@ -299,7 +299,7 @@ func wantArgument(what string, err error, parts ...string) error {
 	if err := wantError(what, err, symmem.ErrInvalid, parts...); err != nil {
 		return err
 	}
-	arg, ok := errors.AsType[*backend.ArgumentError](err)
+	arg, ok := errors.AsType[*errs.ArgumentError](err)
 	if !ok || arg.Allowed == "" {
 		return fmt.Errorf("%s: error %q does not say what is allowed", what, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -336,7 +337,7 @@ func preparedGraphCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if err := wantError("Wait for a captured post", x.Wait(ctx), backend.ErrNotPosted); err != nil {
+	if err := wantError("Wait for a captured post", x.Wait(ctx), errs.ErrNotPosted); err != nil {
 		return err
 	}
 	for round := range 100 {
@@ -377,10 +378,10 @@ func transferStatesCase(ctx context.Context, e *Env) error {
 	if st, err := x.Status(); st != backend.TransferPrepared || err != nil {
 		return fmt.Errorf("a new transfer is %v (%v)", st, err)
 	}
-	if err := wantError("Wait before Post", x.Wait(ctx), backend.ErrNotPosted); err != nil {
+	if err := wantError("Wait before Post", x.Wait(ctx), errs.ErrNotPosted); err != nil {
 		return err
 	}
-	if err := wantError("WaitOn before Post", x.WaitOn(e.S), backend.ErrNotPosted); err != nil {
+	if err := wantError("WaitOn before Post", x.WaitOn(e.S), errs.ErrNotPosted); err != nil {
 		return err
 	}
 	gate := make(chan struct{})
@@ -399,7 +400,7 @@ func transferStatesCase(ctx context.Context, e *Env) error {
 		return fmt.Errorf("a posted transfer behind other work is %v (%v)", st, statusErr)
 	}
 	for what, err := range map[string]error{"a second Post": again, "Close": closing} {
-		if err := wantError(what+" in progress", err, backend.ErrInProgress); err != nil {
+		if err := wantError(what+" in progress", err, errs.ErrInProgress); err != nil {
 			return err
 		}
 	}
@@ -466,13 +467,13 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		wantArgument("sizes that differ", prepare(backend.Write, 0, pair(longer, t)), "101", "100"),
 		wantArgument("no local side", prepare(backend.Write, 0, pair(nil, t))),
 		wantArgument("no remote side", prepare(backend.Write, 0, pair(t, nil))),
-		wantError("no rendezvous", prepare(backend.Write, 0, pair(t, alone)), backend.ErrNoRendezvous),
+		wantError("no rendezvous", prepare(backend.Write, 0, pair(t, alone)), errs.ErrNoRendezvous),
 		wantError("a closed local side", prepare(backend.Write, 0, pair(gone, t)), symmem.ErrClosed),
 		wantError("a closed remote side", prepare(backend.Write, 0, pair(t, gone)), symmem.ErrClosed),
 		wantArgument("Put of another dtype", t.Put(e.S, 0, other), "i32", "f32"),
 		wantArgument("Get of another size", t.Get(e.S, 0, longer), "101", "100"),
 		wantArgument("Put to a rank that does not exist", t.Put(e.S, e.R.WorldSize(), t)),
-		wantError("Put before rendezvous", alone.Put(e.S, 0, t), backend.ErrNoRendezvous),
+		wantError("Put before rendezvous", alone.Put(e.S, 0, t), errs.ErrNoRendezvous),
 	}
 	p, free, err := private(e, 400)
 	if err != nil {
@@ -489,7 +490,7 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	}
 	_, err = m.PrepareTransfer(backend.Write, 0, []backend.TransferBlock{{Local: p, Window: w, Bytes: 400}})
 	checks = append(checks,
-		wantError("memory that is not registered", err, backend.ErrNotSymmetric),
+		wantError("memory that is not registered", err, errs.ErrNotSymmetric),
 		wantArgument("a negative size", block(0, -1, 0), "-1"),
 		wantArgument("a size beyond the window", block(0, 401, 0), "401"),
 		wantArgument("a negative offset", block(0, 8, -8), "-8"),
@@ -506,8 +507,8 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	checks = append(checks,
-		wantError("a tensor of another group", prepare(backend.Write, 0, pair(foreign, t)), backend.ErrNotSymmetric),
-		wantError("Put of a tensor of another group", t.Put(e.S, 0, foreign), backend.ErrNotSymmetric),
+		wantError("a tensor of another group", prepare(backend.Write, 0, pair(foreign, t)), errs.ErrNotSymmetric),
+		wantError("Put of a tensor of another group", t.Put(e.S, 0, foreign), errs.ErrNotSymmetric),
 		foreign.Close(ctx), sub.Close(ctx))
 	if err := errors.Join(checks...); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/dl"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // timeout bounds the probe of one backend. A native library may take seconds to load, and a broken one may never return.
@@ -138,7 +139,7 @@ func Failed(ctx context.Context, p *process.Process, refused *backend.RefusedErr
 			return true
 		}
 		_, err = f.Probe(ctx, environment(p))
-		return err != nil && !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnsupported)
+		return err != nil && !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported)
 	})
 }
 
@@ -166,12 +167,12 @@ func find(name string, probe func() (backend.Capabilities, error)) Finding {
 	}
 	b := Finding{Name: name}
 	b.Reason, b.Fix = dl.Advice(err)
-	if wrong, ok := errors.AsType[*backend.ArgumentError](err); ok {
+	if wrong, ok := errors.AsType[*errs.ArgumentError](err); ok {
 		b.Fix = fmt.Sprintf("correct %s; allowed: %s", wrong.Arg, wrong.Allowed)
 		if wrong.Advice != "" {
 			b.Fix += "; " + wrong.Advice
 		}
-	} else if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnsupported) && b.Fix == "" {
+	} else if !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported) && b.Fix == "" {
 		b.Fix = fixProbe
 	}
 	return b

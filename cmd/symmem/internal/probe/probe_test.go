@@ -21,7 +21,7 @@ func TestFixes(t *testing.T) {
 		"a library of another backend": {fmt.Errorf("opening the CUDA device: %w", &dl.LoadError{Library: "the CUDA driver", Hint: "install the driver"}),
 			"opening the CUDA device: loading the CUDA driver: there is nowhere to look for it", "install the driver"},
 		"a setting": {errs.Invalid("New", "device", "7", "0 to 3"), "New: device is 7; allowed: 0 to 3", "correct device; allowed: 0 to 3"},
-		"says it itself": {fmt.Errorf("the fabric is off; switch it on: %w", backend.ErrUnsupported),
+		"says it itself": {fmt.Errorf("the fabric is off; switch it on: %w", errs.ErrUnsupported),
 			"the fabric is off; switch it on: unsupported", ""},
 		"nobody knows": {errors.New("strange"), "strange", fixProbe},
 	} {

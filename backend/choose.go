@@ -1,0 +1,235 @@
+package backend
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// refuseUnprotected is the value of Env.UnprotectedNetwork that keeps backends from opening what is not protected.
+const refuseUnprotected = "refuse"
+
+// Expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
+func Expand(preferences []string) ([]string, error) {
+	if len(preferences) == 0 {
+		preferences = []string{Auto}
+	}
+	var names []string
+	for _, p := range preferences {
+		candidates := []string{p}
+		if p == Auto {
+			candidates = Names()
+		} else if _, err := Lookup(p); err != nil {
+			return nil, err
+		}
+		for _, c := range candidates {
+			if !slices.Contains(names, c) {
+				names = append(names, c)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("no backend is registered; import _ %q: %w",
+			"github.com/symmem/symmem/backend/all", errs.ErrUnavailable)
+	}
+	return names, nil
+}
+
+// Refusal says why a backend was not chosen.
+type Refusal struct {
+	Name string // the backend
+	Rank int    // the rank that cannot use it
+	Err  string // its reason
+	// Conditions are the errors of this module, such as ErrUnsupported, that the reason is.
+	Conditions []error
+}
+
+// RefusedError is what Choose returns when no backend of the list can be used by all ranks. It is ErrUnavailable.
+type RefusedError struct {
+	Tried    []string // in order
+	Refusals []Refusal
+}
+
+// Error gives each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
+func (e *RefusedError) Error() string {
+	head := "none of the backends " + strings.Join(e.Tried, ", ") + " can be used"
+	if len(e.Tried) == 1 {
+		head = "backend " + e.Tried[0] + " cannot be used"
+	}
+	var reasons errs.Reasons
+	for _, r := range e.Refusals {
+		of := ""
+		if len(e.Tried) > 1 {
+			of = r.Name + " on "
+		}
+		reasons.Add(of, r.Rank, r.Err)
+	}
+	return reasons.Text(head)
+}
+
+// Is reports that a RefusedError is ErrUnavailable, and what any of the refusals is.
+func (e *RefusedError) Is(target error) bool {
+	return target == errs.ErrUnavailable || slices.ContainsFunc(e.Refusals, func(r Refusal) bool { return slices.Contains(r.Conditions, target) })
+}
+
+// offer is what one rank tells the others about one backend that it has tried.
+type offer struct {
+	Refused    string   // "" if it is usable, else the reason
+	Conditions []uint32 // what the reason is, in the codes of package errs
+	OnHost     bool     // it would work on the CPU's memory
+}
+
+// Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
+// were passed over. One that moves the CPU's memory because there is no GPU comes after the CPU's own backend, unless it was named.
+// Backends behind the chosen one are not tried. Collective: a rank whose list is wrong or differs from the others' makes every
+// rank fail.
+func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env) (name string, refusals []Refusal, err error) {
+	names, err := agreeOnNames(ctx, g, preferences)
+	if err != nil {
+		return "", nil, err
+	}
+	spare := "" // usable, but better not
+	for _, n := range names {
+		offers, err := tryOne(ctx, g, n, env)
+		if err != nil {
+			return "", nil, err
+		}
+		usable, onHost := true, false
+		for r, o := range offers {
+			onHost = onHost || o.OnHost
+			if o.Refused != "" {
+				usable = false
+				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused, Conditions: errs.Conditions(o.Conditions)})
+			}
+		}
+		switch {
+		case usable && onHost && n != cpuBackend && slices.Contains(names, cpuBackend) && !slices.Contains(preferences, n):
+			spare = cmp.Or(spare, n)
+		case usable:
+			return n, refusals, nil
+		}
+	}
+	if spare != "" {
+		return spare, refusals, nil
+	}
+	return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
+}
+
+// cpuBackend is the backend for memory of the CPU of one host.
+const cpuBackend = "host"
+
+// agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
+func agreeOnNames(ctx context.Context, g *group.Group, preferences []string) ([]string, error) {
+	names, err := Expand(preferences)
+	wishes, err := Tell(ctx, g, "choosing a backend", names, err)
+	if err != nil {
+		return nil, err
+	}
+	lists := make([]string, len(wishes))
+	for r, w := range wishes {
+		lists[r] = strings.Join(w, ",")
+	}
+	for _, l := range lists {
+		if l != lists[0] {
+			return nil, &group.MismatchError{What: "list of backends", Values: lists}
+		}
+	}
+	return names, nil
+}
+
+// tryOne tries one backend on every rank, and gives what each found. Collective.
+func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer, error) {
+	c, err := probe(ctx, name, env)
+	if err == nil {
+		err = fits(c, g.Members())
+	}
+	mine := offer{OnHost: c.OnHost}
+	if err != nil {
+		mine.Refused, mine.Conditions = errs.Text(err), errs.Codes(err)
+	}
+	return Tell(ctx, g, "trying backend "+name, mine, nil)
+}
+
+// fits says why a backend that can be used on this machine cannot serve this group, whose ranks are where they are.
+func fits(c Capabilities, members []group.Member) error {
+	hosts, processes := map[string]bool{}, map[string]bool{}
+	for _, m := range members {
+		hosts[m.BootID], processes[m.Process] = true, true
+	}
+	if len(hosts) > 1 && !c.SeveralHosts {
+		return fmt.Errorf("the ranks are on %d hosts: %s: %w", len(hosts), cmp.Or(c.Why["several_hosts"], "it serves one"), errs.ErrUnsupported)
+	}
+	if len(processes) < len(members) && !c.RanksInOneProcess {
+		return fmt.Errorf("%d ranks are in %d processes: %s: %w", len(members), len(processes),
+			cmp.Or(c.Why["ranks_in_one_process"], "it serves one rank in each"), errs.ErrUnsupported)
+	}
+	return nil
+}
+
+// Report is what Probe found out about one backend.
+type Report struct {
+	Name         string
+	Capabilities Capabilities
+	Err          error // nil if it can be used; ErrUnavailable or ErrUnsupported if not; anything else: the probe itself failed
+}
+
+// Usable reports whether the backend can be used here.
+func (r Report) Usable() bool { return r.Err == nil }
+
+// Probe asks every registered backend whether it can be used on this machine. Local.
+func Probe(ctx context.Context, env *Env) []Report {
+	var reports []Report
+	for _, n := range Names() {
+		c, err := probe(ctx, n, env)
+		reports = append(reports, Report{Name: n, Capabilities: c, Err: err})
+	}
+	return reports
+}
+
+func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
+	f, err := Lookup(name)
+	if err != nil {
+		return Capabilities{}, err
+	}
+	e := *env
+	if e.Logger == nil {
+		e.Logger = slog.New(slog.DiscardHandler)
+	}
+	e.Group = nil
+	if n, ok := f.(Networked); ok && e.UnprotectedNetwork == refuseUnprotected {
+		return Capabilities{}, fmt.Errorf("%s, and unprotected-network is refuse; allow it (SYMMEM_UNPROTECTED_NETWORK) or take another backend: %w",
+			n.Unprotected(), errs.ErrUnsupported)
+	}
+	c, err := f.Probe(ctx, &e)
+	if err != nil && !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported) {
+		err = fmt.Errorf("probing backend %s: %w", name, err)
+	}
+	return c, err
+}
+
+// Open opens the named backend for this rank of env.Group and gives the rank's memory over it. Collective.
+func Open(ctx context.Context, name string, env *Env, opts *MemoryOptions) (*Memory, error) {
+	e := *env
+	if e.Logger == nil {
+		e.Logger = slog.New(slog.DiscardHandler)
+	}
+	f, openErr := Lookup(name)
+	var b Backend
+	if openErr == nil {
+		b, openErr = f.Open(ctx, &e)
+	}
+	if err := e.Group.Vote(ctx, "opening backend "+name, openErr); err != nil {
+		if b != nil {
+			err = errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+		}
+		return nil, fmt.Errorf("opening backend %s: %w", name, err)
+	}
+	return NewMemory(b, e.Group, opts), nil
+}

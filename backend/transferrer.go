@@ -1,0 +1,52 @@
+package backend
+
+import (
+	"fmt"
+
+	"github.com/symmem/symmem/device"
+)
+
+// TransferOp is the direction of a transfer, seen from the rank that posts it.
+type TransferOp int
+
+// The directions.
+const (
+	Read  TransferOp = iota + 1 // from the peer's memory into this rank's
+	Write                       // from this rank's memory into the peer's
+)
+
+// String gives "read" or "write".
+func (op TransferOp) String() string {
+	switch op {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	}
+	return fmt.Sprintf("TransferOp(%d)", int(op))
+}
+
+// Transferrer is a Backend that moves blocks in its own way, because its mappings give no peer pointers. For the others Memory
+// copies.
+type Transferrer interface {
+	// PrepareTransfer makes what moving the blocks takes. They were checked: none is empty, and each is inside symmetric memory on
+	// both sides, of which the remote one is that of another rank. Local.
+	PrepareTransfer(op TransferOp, peer int, blocks []Block) (PreparedTransfer, error)
+}
+
+// Block is one piece of a transfer as a backend gets it: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
+type Block struct {
+	Local  device.Ptr
+	Remote Mapping
+	Offset int64
+	Bytes  int64
+}
+
+// PreparedTransfer is a transfer as a backend knows it: work that the CPU does for a stream. A run has ended when the data is
+// where it goes to, on the peer too; it bounds itself, and ends with ErrPeerLost when the peer is lost. A Start while a run is
+// under way is ErrInProgress.
+type PreparedTransfer interface {
+	device.HostWork
+	// Close gives everything back; no run is under way.
+	Close() error
+}
