@@ -41,22 +41,20 @@ func (c *Config) takeMeeting(environ func() []string) error {
 	for _, s := range specs {
 		sources[s.name] = c.Source(s.name)
 	}
-	var bad error
+	vars := map[string]string{}
 	for _, entry := range environ() {
 		name, value, _ := strings.Cut(entry, "=")
-		if value = strings.TrimSpace(value); value == "" {
-			continue
-		}
-		switch {
-		case name == lookup("token").env() && c.Token.IsZero():
-			c.Token, sources["token"] = NewSecret(value), Source{SourceEnv, name}
-		case name == lookup("rendezvous-fd").env() && c.RendezvousFD == -1:
-			fd, err := wholeNumber(value)
-			if err != nil {
-				bad = fmt.Errorf("%s: %w", Source{SourceEnv, name}, errs.Invalid(op, "rendezvous-fd", value, allowedForm(err)))
-				continue
-			}
+		vars[name] = strings.TrimSpace(value)
+	}
+	var bad error
+	if name := lookup("token").env(); c.Token.IsZero() && vars[name] != "" {
+		c.Token, sources["token"] = NewSecret(vars[name]), Source{SourceEnv, name}
+	}
+	if name := lookup("rendezvous-fd").env(); c.RendezvousFD == -1 && vars[name] != "" {
+		if fd, err := wholeNumber(vars[name]); err == nil {
 			c.RendezvousFD, sources["rendezvous-fd"] = fd, Source{SourceEnv, name}
+		} else {
+			bad = fmt.Errorf("%s: %w", Source{SourceEnv, name}, errs.Invalid(op, "rendezvous-fd", vars[name], allowedForm(err)))
 		}
 	}
 	c.remember(sources)

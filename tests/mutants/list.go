@@ -4,17 +4,19 @@ import "slices"
 
 // The tests of packages, and the suite in one process on the backends that need nothing, with peer pointers and without.
 var (
-	backendTests = stage{"backend", ".", usual}
-	tensorTests  = stage{"tensor", ".", usual}
-	kernelTests  = stage{"kernels", ".", usual}
-	hostTests    = stage{"backend/host", ".", usual}
-	nativeTests  = stage{"backend/native", ".", usual}
-	worldOfTwo   = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
-	worldOfThree = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
-	worldOfFive  = stage{"tests", "TestMatrix/backend=(host|far)/world=5/goroutines", usual}
-	ncclTests    = stage{"backend/nccl", ".", long}
-	nixlTests    = stage{"backend/nixl", ".", usual}
-	kills        = stage{"tests", "TestKill/backend=(host|far)", long}
+	backendTests   = stage{"backend", ".", usual}
+	tensorTests    = stage{"tensor", ".", usual}
+	kernelTests    = stage{"kernels", ".", usual}
+	hostTests      = stage{"backend/host", ".", usual}
+	nativeTests    = stage{"backend/native", ".", usual}
+	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
+	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	worldOfFive    = stage{"tests", "TestMatrix/backend=(host|far)/world=5/goroutines", usual}
+	ncclTests      = stage{"backend/nccl", ".", long}
+	nixlTests      = stage{"backend/nixl", ".", usual}
+	conditionTests = stage{"group", "Conditions", usual}
+	openTests      = stage{".", "Open|InheritedSocket|Example", long}
+	kills          = stage{"tests", "TestKill/backend=(host|far)", long}
 
 	inSuite  = []stage{backendTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
 	inPlans  = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
@@ -499,13 +501,63 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/record.go", why: "a rank that fails does not tell the others", tests: inSuite,
-		old: "\tif failure != nil {\n\t\tmine.Failure = failure.Error()\n\t}\n",
+		old: "\t\tmine.Failure, mine.Conditions = errs.Text(failure), errs.Codes(failure)\n",
 		new: "",
 	},
 	{
+		file: "backend/record.go", why: "a rank that fails does not tell of the condition", tests: with(inSuite, backendTests),
+		old: "mine.Failure, mine.Conditions = errs.Text(failure), errs.Codes(failure)",
+		new: "mine.Failure = errs.Text(failure)",
+	},
+	{
+		file: "backend/tell.go", why: "a rank that fails does not tell of the condition", tests: []stage{backendTests},
+		old: ", Conditions: errs.Codes(failure)}",
+		new: "}",
+	},
+	{
+		file: "group/group.go", why: "a vote does not tell of the condition", tests: []stage{conditionTests},
+		old: "errs.Codes(local), nil",
+		new: "nil, nil",
+	},
+	{
+		file: "group/group.go", why: "an excuse does not tell of the condition", tests: []stage{conditionTests},
+		old: "errs.Codes(excuse)",
+		new: "nil",
+	},
+	{
+		file: "group/hub.go", why: "an old excuse is told as the condition of a vote", tests: []stage{conditionTests},
+		old: "rankFailure{rank, a.refusal, a.conditions}",
+		new: "rankFailure{rank, a.refusal, append(a.conditions, a.excuseConditions...)}",
+	},
+	{
+		file: "group/remote.go", why: "conditions of excuses do not travel", tests: []stage{conditionTests},
+		old: "Conditions: a.conditions, ExcuseConditions: a.excuseConditions,",
+		new: "Conditions: a.conditions,",
+	},
+	{
+		file: "group/frames.go", why: "conditions are not told over the network", tests: []stage{conditionTests},
+		old: ", Conditions: one.conditions}",
+		new: "}",
+	},
+	{
+		file: "internal/errs/codes.go", why: "two conditions change places with an unknown one", tests: []stage{conditionTests},
+		old: "if code > 0 && uint64(code) < uint64(len(conditions)) {",
+		new: "if code > 0 {\n\t\t\tcode %= uint32(len(conditions))",
+	},
+	{
+		file: "config/resolve.go", why: "the zero Config is the default", tests: []stage{openTests},
+		old: "return Load(&LoadOptions{Environ: environ})",
+		new: "return Default(), nil",
+	},
+	{
+		file: "config/resolve.go", why: "the launcher's socket is not taken", tests: []stage{openTests},
+		old: "c.RendezvousFD, sources[\"rendezvous-fd\"] = fd, Source{SourceEnv, name}",
+		new: "_ = fd",
+	},
+	{
 		file: "backend/record.go", why: "what a failed rank brought is held for a mismatch", tests: inSuite,
-		old: "differ && len(vote.Failures) == 0",
-		new: "differ",
+		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n\tfor",
+		new: "\tfor",
 	},
 	{
 		file: "backend/window.go", why: "offsets beyond a window", tests: inSuite,
