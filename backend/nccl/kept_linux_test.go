@@ -154,7 +154,7 @@ func TestSideBySideInAnyOrder(t *testing.T) {
 			return g.Barrier(ctx, "all closed")
 		}
 		for range 5 {
-			const groups = 4
+			const groups = 6
 			var subs [groups]*group.Group
 			for i := range subs {
 				var err error
@@ -356,6 +356,9 @@ func goesBad(t *testing.T, m *machine, timeout time.Duration, bad func(ctx conte
 				return do(ctx, b, mem)
 			}); err != nil && (i != 1 || errors.Is(err, group.ErrPeerLost)) {
 				return fmt.Errorf("group %d: %w", i, err)
+			}
+			if n := len(parent.shelf.links); (n == 0) != (i == 1) {
+				return fmt.Errorf("group %d: %d are kept", i, n)
 			}
 		}
 		return nil
