@@ -293,6 +293,18 @@ func TestKeptFormFailsOnOneRank(t *testing.T) {
 	})
 }
 
+// TestOneCallAtATime: what one call decides about, no other does, until it is given back.
+func TestOneCallAtATime(t *testing.T) {
+	var s shelf
+	l, all := &link{ranks: []int{1}}, func(*link) bool { return true }
+	require.True(t, s.keep(l))
+	require.Equal(t, []*link{l}, s.pend(all))
+	require.Empty(t, s.pend(all))
+	require.Len(t, s.busy([]int{1}, nil), 1)
+	require.True(t, s.give(l))
+	require.Len(t, s.pend(all), 1)
+}
+
 func TestDecide(t *testing.T) {
 	notes := func(lists ...[]int) (all []note) {
 		for _, ranks := range lists {
