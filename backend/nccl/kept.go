@@ -152,6 +152,14 @@ func (s *shelf) claim() bool {
 	return true
 }
 
+// trade takes the place of a link that is to be ended, before anybody else does.
+func (s *shelf) trade(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.links = slices.DeleteFunc(s.links, func(o *link) bool { return o == l })
+	s.claimed++
+}
+
 // unclaim gives the place back.
 func (s *shelf) unclaim() {
 	s.mu.Lock()
@@ -350,10 +358,9 @@ func decide(ranks []int, all []leaving) (keep bool, ended []string) {
 	return true, ended
 }
 
-// keep keeps the communicators for the next group of the same ranks, if all ranks can, and reports whether they do. failed is what has
-// gone wrong on this rank in taking from them what is the group's. Collective, unless it is clear on all ranks that there is nothing to
-// keep.
-func (b *Backend) keep(ctx context.Context, failed error) bool {
+// keep keeps the communicators for the next group of the same ranks, if all ranks can, and reports whether they do. Nothing is
+// registered with them any more. Collective, unless it is clear on all ranks that there is nothing to keep.
+func (b *Backend) keep(ctx context.Context) bool {
 	if b.link == nil || !b.keeps || !b.opened || b.group.Err() != nil {
 		return false
 	}
@@ -361,7 +368,7 @@ func (b *Backend) keep(ctx context.Context, failed error) bool {
 	defer cancel()
 	l, ranks := b.link, b.worldRanks()
 	l.forms = b.takeForms()
-	sound := cmp.Or(failed, l.sound(), b.shelf.open())
+	sound := cmp.Or(l.sound(), b.shelf.open())
 	if sound == nil && b.handed.Load() {
 		sound = errors.New("the caller has used it")
 	}
@@ -387,6 +394,10 @@ func (b *Backend) keep(ctx context.Context, failed error) bool {
 		if slices.Contains(ids, o.id) || !b.shelf.give(o) {
 			ended = append(ended, o)
 		}
+	}
+	if mine.Full && kept { // and so one of its own is among those that are ended
+		b.shelf.trade(ended[0])
+		defer b.shelf.unclaim()
 	}
 	b.endLinks(ctx, ended)
 	if kept && b.shelf.keep(l) {

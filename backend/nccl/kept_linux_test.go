@@ -154,7 +154,7 @@ func TestSideBySideInAnyOrder(t *testing.T) {
 			return g.Barrier(ctx, "all closed")
 		}
 		for range 5 {
-			const groups = 4
+			const groups = 6
 			var subs [groups]*group.Group
 			for i := range subs {
 				var err error
@@ -293,6 +293,18 @@ func TestKeptFormFailsOnOneRank(t *testing.T) {
 	})
 }
 
+// TestOneCallAtATime: what one call decides about, no other does, until it is given back.
+func TestOneCallAtATime(t *testing.T) {
+	var s shelf
+	l, all := &link{ranks: []int{1}}, func(*link) bool { return true }
+	require.True(t, s.keep(l))
+	require.Equal(t, []*link{l}, s.pend(all))
+	require.Empty(t, s.pend(all))
+	require.Len(t, s.busy([]int{1}, nil), 1)
+	require.True(t, s.give(l))
+	require.Len(t, s.pend(all), 1)
+}
+
 func TestDecide(t *testing.T) {
 	notes := func(lists ...[]int) (all []note) {
 		for _, ranks := range lists {
@@ -356,6 +368,9 @@ func goesBad(t *testing.T, m *machine, timeout time.Duration, bad func(ctx conte
 				return do(ctx, b, mem)
 			}); err != nil && (i != 1 || errors.Is(err, group.ErrPeerLost)) {
 				return fmt.Errorf("group %d: %w", i, err)
+			}
+			if n := len(parent.shelf.links); (n == 0) != (i == 1) {
+				return fmt.Errorf("group %d: %d are kept", i, n)
 			}
 		}
 		return nil

@@ -405,7 +405,7 @@ func (b *Backend) closeWork(ctx context.Context) error {
 		for _, d := range b.takeDevComms() {
 			err = errors.Join(err, d.comm.Close(ctx))
 		}
-		kept = b.keep(ctx, err)
+		kept = b.keep(ctx)
 	}
 	err = errors.Join(err, b.closeReducers(ctx))
 	if b.stream != nil {
