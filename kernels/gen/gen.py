@@ -116,14 +116,14 @@ class Compiler:
         self.must(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
         return buffer.value.decode()
 
-    def compile(self, source, arch, options, headers="*.cuh"):
+    def compile(self, source, arch, options, headers="*.cuh", more=b""):
         headers = sorted(SOURCES.glob(headers))
         names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
         bodies = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
         options = [f"--gpu-architecture=compute_{arch}"] + options
         values = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
         program = ctypes.c_void_p()
-        body = (SOURCES / source).read_bytes()
+        body = (SOURCES / source).read_bytes() + more
         self.must(self.lib.nvrtcCreateProgram(ctypes.byref(program), body, source.encode(), len(headers), bodies, names))
         try:
             result = self.lib.nvrtcCompileProgram(program, len(options), values)
@@ -154,9 +154,10 @@ def build(module):
 
 
 def example(arch):
-    """A kernel that is not this module's, compiled with the public header and no other."""
+    """A kernel that is not this module's, compiled with the public header and no other, and all of that header, used or not."""
     source = "example_rmsnorm.cu"
-    return f"{source}.{arch}", Compiler().compile(source, arch, ["--std=c++17"], "symmem.cuh")
+    all_of_it = b"template struct symmem::Ranks<>; template struct symmem::Ranks<8>;"
+    return f"{source}.{arch}", Compiler().compile(source, arch, ["--std=c++17"], "symmem.cuh", all_of_it)
 
 
 def assemble(job):
