@@ -102,7 +102,7 @@ func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user 
 		}
 		p = p.Add(offset)
 		if r < ptx.Inline {
-			d.params.Channel[r] = uint64(p)
+			d.params.Workspace[r] = uint64(p)
 		}
 		table = binary.LittleEndian.AppendUint64(table, uint64(p))
 	}

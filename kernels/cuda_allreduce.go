@@ -279,7 +279,7 @@ func (f cudaForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch uint32
 func (w *cudaWork) address(params *ptx.Params) error {
 	p := w.plan
 	var words []byte
-	for kind, slot := range []*[ptx.Inline]uint64{&params.In, &params.Out, &params.Channel} {
+	for kind, slot := range []*[ptx.Inline]uint64{&params.In, &params.Out, &params.Workspace} {
 		for r := range p.in.WorldSize() {
 			var at device.Ptr
 			var err error

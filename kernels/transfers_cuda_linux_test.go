@@ -109,7 +109,7 @@ func (l *simLaunch) Close() error { return nil }
 // pointer is a rank's address in row 0, 1 or 2: of the inputs, the outputs, the channels.
 func (l *simLaunch) pointer(row, rank int) uint64 {
 	if int(l.p.World) <= ptx.Inline {
-		return [...]*[ptx.Inline]uint64{&l.p.In, &l.p.Out, &l.p.Channel}[row][rank]
+		return [...]*[ptx.Inline]uint64{&l.p.In, &l.p.Out, &l.p.Workspace}[row][rank]
 	}
 	at := l.p.Table + uint64(row*int(l.p.World)+rank)*8
 	return uint64(l.dev.at(at).Load()) | uint64(l.dev.at(at+4).Load())<<32

@@ -57,13 +57,13 @@ func (k *signalKernel) pinned(p uint64) unsafe.Pointer {
 
 // counter is where writer counts on owner's pad: signals in row 0, barriers in row 1.
 func (k *signalKernel) counter(owner, row, writer uint32) *atomic.Uint32 {
-	return k.word(k.p.Channel[owner] + uint64((k.p.Index*2+row)*k.p.World+writer)*128)
+	return k.word(k.p.Workspace[owner] + uint64((k.p.Index*2+row)*k.p.World+writer)*128)
 }
 
 // state is the word at that offset of the channel's own state.
 func (k *signalKernel) state(at uint32) *atomic.Uint32 {
 	size := (32 + 12*k.p.World + 127) / 128 * 128
-	return k.word(k.p.Channel[k.p.Rank] + uint64(k.p.Channels*2*k.p.World*128+k.p.Index*size+at))
+	return k.word(k.p.Workspace[k.p.Rank] + uint64(k.p.Channels*2*k.p.World*128+k.p.Index*size+at))
 }
 
 // await waits until the counter has come to want.

@@ -1,119 +1,31 @@
-// What every kernel that waits for peers needs: the peers' addresses, bounded waiting, and where the elements lie.
+// What every all-reduce kernel needs beyond symmem.cuh: inputs and outputs, where the elements lie, and lines that say whether they have come.
 #pragma once
 #include "numbers.cuh"
 
-// Pollers look at the clock and the dead word once in so many polls, about a quarter of a millisecond, and at the stop word,
-// which may be across a slow bus and has very many readers, a good deal less often.
-enum : u32 { kPollsPerCheck = 256, kPollsPerStop = 4096 };
+// Frame is one thread's view of a launch. What it has besides Ranks is in functions, not in a derived struct: that makes the compiler keep
+// other registers in twoshot_flow.
+template <int W> using Frame = Ranks<W, Params>;
 
-// keepWaiting is the rare part of waiting, and gives the time since when it waits, or 0 to give up. Who sets the dead word
-// writes the fault word, too: so it is written once, without atomics on memory of the host, which few links have. fault is
-// the word but for why. The function takes values only, so that its callers keep everything in registers.
-static __device__ __noinline__ u64 keepWaiting(u64 since, u64 timeout, u64 stop, u64 dead, u64 at, u64 fault) {
-  const u64 now = globalTimer();
-  if (loadRelaxed(dead) != 0) return 0;
-  u64 why = 0;
-  if (since == 0) since = now;
-  if (now - since >= timeout) why = kFaultTimeout;
-  if (stop != 0 && loadRelaxed(stop) != 0) why = kFaultStopped;
-  if (why == 0) return since;
-  u32 before;
-  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(dead) : "memory");
-  if (before == 0) asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(fault | why << 56) : "memory");
-  return 0;
+// start waits for the work before this launch. With kEarly the launch after it may take its place on the device at once, beside
+// this one's; else only when this one leaves.
+static SYMMEM_DEVICE void start(const Params &p) {
+  awaitPrevious();
+  if (p.flags & kEarly) startNext();
 }
 
-// Frame is one thread's view of a launch. W is the world size if that is known when compiling, else 0.
-template <int W> struct Frame {
-  const Params &p;
-  u32 kind;
-  u64 record = 0;  // of this block, on this rank
-  u32 polls = 0;   // of this thread
-  u64 since = 0;   // when this thread first looked at the clock
-  bool ok = true;  // false: this thread has given up
+// input and output are where rank r's are.
+template <int W> static SYMMEM_DEVICE u64 input(const Ranks<W, Params> &f, u32 r) { return f.address(f.comm.in, 0, r); }
+template <int W> static SYMMEM_DEVICE u64 output(const Ranks<W, Params> &f, u32 r) { return f.address(f.comm.out, 1, r); }
 
-  SYMMEM_DEVICE Frame(const Params &params, u32 k) : p(params), kind(k) {}
-
-  SYMMEM_DEVICE u32 world() const { return W != 0 ? (u32)W : p.world; }
-  SYMMEM_DEVICE u64 pointer(const u64 (&inlined)[kInline], u32 row, u32 r) const {
-    if (W != 0 || p.world <= kInline) return inlined[r];
-    u64 x, at = p.table + ((u64)row * p.world + r) * 8;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(at));
-    return x;
-  }
-  SYMMEM_DEVICE u64 in(u32 r) const { return pointer(p.in, 0, r); }
-  SYMMEM_DEVICE u64 out(u32 r) const { return pointer(p.out, 1, r); }
-  SYMMEM_DEVICE u64 channel(u32 r) const { return pointer(p.channel, 2, r); }
-  SYMMEM_DEVICE u64 buffers(u32 r) const { return channel(r) + (u64)gridDim.x * recordBytes(world()); }
-
-  // peer is the k-th rank after this one, so that not all ranks turn to the same one first.
-  SYMMEM_DEVICE u32 peer(u32 k) const {
-    u32 r = p.rank + k;
-    return r >= world() ? r - world() : r;
-  }
-
-  // slot is which slot of a buffer to load from for rank r: its own, or this rank's for one beyond the last. This rank's holds
-  // nothing and may be read.
-  SYMMEM_DEVICE u32 slot(u32 r) const { return W != 0 || r < world() ? r : p.rank; }
-  // other says whether r is another rank.
-  SYMMEM_DEVICE bool other(u32 r) const { return r != p.rank && (W != 0 || r < world()); }
-
-  // start waits for the work before this launch. With kEarly the launch after it may take its place on the device at once, beside
-  // this one's; else only when this one leaves.
-  SYMMEM_DEVICE void start() const {
-    awaitPrevious();
-    if (p.flags & kEarly) startNext();
-  }
-
-  // alive says whether to run at all.
-  SYMMEM_DEVICE bool alive() const { return loadRelaxed(p.dead) == 0; }
-  // open finds the record and gives the number of this launch.
-  SYMMEM_DEVICE u32 open() {
-    record = channel(p.rank) + (u64)blockIdx.x * recordBytes(world());
-    return loadRelaxed(record) + 1;
-  }
-  // close keeps the number of this launch for the next. Every thread of the block comes here, if it has not given up.
-  SYMMEM_DEVICE void close(u32 epoch) {
-    if (__syncthreads_and(ok) && threadIdx.x == 0) storeRelaxed(record, epoch);
-  }
-
-  // again is called after a poll that found nothing: it says whether to poll again.
-  SYMMEM_DEVICE bool again(u32 peer) {
-    if (!ok) return false;
-    if (++polls % kPollsPerCheck == 0) {
-      const u64 fault = (u64)kind << 48 | (u64)(peer & 0xffff) << 32 | (u64)(p.index & 0xffff) << 16 | (blockIdx.x & 0xffff);
-      since = keepWaiting(since, p.timeout, polls % kPollsPerStop == 0 ? p.stop : 0, p.dead, p.fault, fault);
-      ok = since != 0;
-    }
-    return ok;
-  }
-
-  // flag is where writer tells reader's block of the same number.
-  SYMMEM_DEVICE u64 flag(u32 reader, u32 which, u32 writer) const {
-    return channel(reader) + (u64)blockIdx.x * recordBytes(world()) + kStateBytes + (which * writers(world()) + writer) * 4;
-  }
-  // await waits until writer's flag here has come to value.
-  SYMMEM_DEVICE void await(u32 which, u32 writer, u32 value) {
-    u64 at = flag(p.rank, which, writer);
-    while (late(loadAcquire(at), value))
-      if (!again(writer)) return;
-  }
-  // exchange is a barrier of the blocks of this number on all ranks; it says whether all came. With release, what the
-  // block wrote before is visible to all after. What earlier launches wrote is visible in any case.
-  template <bool release> SYMMEM_DEVICE bool exchange(u32 which, u32 epoch) {
-    if (release) __syncthreads();
-    for (u32 r = threadIdx.x; r < world(); r += blockDim.x) {
-      if (r == p.rank) continue;
-      if (release)
-        storeRelease(flag(r, which, p.rank), epoch);
-      else
-        storeRelaxed(flag(r, which, p.rank), epoch);
-    }
-    for (u32 r = threadIdx.x; r < world(); r += blockDim.x)
-      if (r != p.rank) await(which, r, epoch);
-    return __syncthreads_and(ok);
-  }
-};
+// slot is which slot of a buffer to load from for rank r: its own, or this rank's for one beyond the last. This rank's holds
+// nothing and may be read.
+template <int W> static SYMMEM_DEVICE u32 slot(const Ranks<W, Params> &f, u32 r) {
+  return W != 0 || r < f.world() ? r : f.comm.rank;
+}
+// other says whether r is another rank.
+template <int W> static SYMMEM_DEVICE bool other(const Ranks<W, Params> &f, u32 r) {
+  return r != f.comm.rank && (W != 0 || r < f.world());
+}
 
 // loadPart and storePart are the rare vectors that are not whole or not aligned: elements from i on, those below count only.
 template <class T, int N> static __device__ __noinline__ Words<N> loadPart(u64 base, u64 i, u64 count) {
@@ -211,19 +123,19 @@ SYMMEM_DEVICE bool come(const Words<4> &x) { return x.w[0] != 0 && x.w[1] != 0 &
 // this rank, own. Each word says by itself whether it has come. A line is emptied by a strong store, which the writer's next
 // one, two launches later, comes after: between the two are this rank's lines of the launch between and the ends of launches.
 template <class T, int W, u32 B>
-SYMMEM_DEVICE void fetchSealed(Frame<W> &f, u64 at, u32 first, const Words<4> &own, Words<4> (&x)[B]) {
+SYMMEM_DEVICE void fetchSealed(Ranks<W, Params> &f, u64 at, u32 first, const Words<4> &own, Words<4> (&x)[B]) {
   u32 missing;
   do {
 #pragma unroll
-    for (u32 j = 0; j < B; j++) x[j] = loadStrong(at + f.slot(first + j) * f.p.span, Words<4>());
-    missing = f.p.rank;
+    for (u32 j = 0; j < B; j++) x[j] = loadStrong(at + slot(f, first + j) * f.comm.span, Words<4>());
+    missing = f.comm.rank;
 #pragma unroll
     for (u32 j = 0; j < B; j++)
-      if (f.other(first + j) && !come(x[j])) missing = first + j;
-  } while (missing != f.p.rank && f.again(missing));
+      if (other(f, first + j) && !come(x[j])) missing = first + j;
+  } while (missing != f.comm.rank && f.again(missing));
 #pragma unroll
   for (u32 j = 0; j < B; j++) {
-    storeStrong(at + f.slot(first + j) * f.p.span, Words<4>{});
-    x[j] = first + j == f.p.rank ? own : unseal(x[j]);
+    storeStrong(at + slot(f, first + j) * f.comm.span, Words<4>{});
+    x[j] = first + j == f.comm.rank ? own : unseal(x[j]);
   }
 }

@@ -40,19 +40,19 @@ SYMMEM_DEVICE void fenceAlias() { asm volatile("fence.proxy.alias;" ::: "memory"
 template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p, u32 kind) {
   constexpr int U = 8;
   Frame<0> f(p, kind);
-  f.start();
+  start(p);
   if (!f.alive()) return;
   const u32 epoch = f.open();
-  const u64 out = f.out(p.rank);
-  const Span<T, 4> s(f.in(p.rank), out, p.count);
+  const u64 out = output(f, p.rank);
+  const Span<T, 4> s(input(f, p.rank), out, p.count);
   const u64 low = everywhere ? p.rank * p.shard : 0, end = everywhere ? low + p.shard : s.vectors;
   const u64 high = end < s.vectors ? end : s.vectors;
   const u64 begin = low + blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
   const bool staged = !everywhere && (p.flags & kStaged);
-  const u64 stage = f.buffers(p.rank);
+  const u64 stage = f.data(p.rank);
   // keep stores a whole vector of this rank's output.
   auto keep = [&](u64 v, const Words<4> &x) { storeWeak(staged ? stage + v * 16 : s.at(out, v), x); };
-  if (!f.template exchange<false>(kFlagStart, epoch)) return;
+  if (!f.template barrier<false>(kFlagStart, epoch)) return;
   fenceAlias();
   for (u64 v = begin; v < high; v += U * step) {
     if (v + (U - 1) * step < high && s.whole(v) && s.whole(v + (U - 1) * step) && s.alike) {
@@ -82,20 +82,20 @@ template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p,
       }
       Accumulator<T, SumOp, 4> a;
       const SumOp op{kSum};
-      a.first(s.template load<true>(f.in(0), i));
+      a.first(s.template load<true>(input(f, 0), i));
 #pragma unroll 1
-      for (u32 r = 1; r < p.world; r++) a.add(op, s.template load<true>(f.in(r), i));
+      for (u32 r = 1; r < p.world; r++) a.add(op, s.template load<true>(input(f, r), i));
       const Words<4> sum = a.result(op, p.world);
       if (staged) {
         storeWeak(stage + i * 16, sum);
         continue;
       }
 #pragma unroll 1
-      for (u32 k = 0; k < (everywhere ? p.world : 1); k++) s.store(f.out(f.peer(k)), i, sum);
+      for (u32 k = 0; k < (everywhere ? p.world : 1); k++) s.store(output(f, f.peer(k)), i, sum);
     }
   }
   if (everywhere) fenceAlias();
-  if (!f.template exchange<true>(kFlagEnd, epoch)) return;
+  if (!f.template barrier<true>(kFlagEnd, epoch)) return;
   // Each thread moves what it has stored itself.
   if (staged)
     for (u64 v = begin; v < high; v += step) s.store(out, v, loadWeak(stage + v * 16, Words<4>()));

@@ -9,8 +9,8 @@
 // The flag is an odd number made from the launch's, never 0, so memory that begins with zeros holds no flag.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p) {
   Frame<W> f(p, kKindOneshotLL);
-  f.start();
-  const u64 in = f.in(p.rank), out = f.out(p.rank);
+  start(p);
+  const u64 in = input(f, p.rank), out = output(f, p.rank);
   const Span<T, 2> s(in, out, p.count);
   const Op op{p.op};
   const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
@@ -19,12 +19,12 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
   const bool alive = f.alive();
   const u32 epoch = f.open(), flag = epoch << 1 | 1;
   if (!alive) return;
-  const u64 buffer = (epoch & 1) * f.world() * p.span, mine = f.buffers(p.rank) + buffer;
+  const u64 buffer = (epoch & 1) * f.world() * p.span, mine = f.data(p.rank) + buffer;
   for (u64 v = begin; v < s.vectors; v += step) {
     if (v != begin) own = s.template load<false>(in, v);
     const Halves line = {{(u64)flag << 32 | own.w[0], (u64)flag << 32 | own.w[1]}};
 #pragma unroll
-    for (u32 k = 1; k < f.world(); k++) storeHalves(f.buffers(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
+    for (u32 k = 1; k < f.world(); k++) storeHalves(f.data(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
   }
   for (u64 v = begin; v < s.vectors; v += step) {
     own = s.template load<false>(in, v);
@@ -34,11 +34,11 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
       u32 missing;
       do {
 #pragma unroll
-        for (u32 j = 0; j < B; j++) line[j] = loadHalves(mine + f.slot(first + j) * p.span + v * 16);
+        for (u32 j = 0; j < B; j++) line[j] = loadHalves(mine + slot(f, first + j) * p.span + v * 16);
         missing = p.rank;
 #pragma unroll
         for (u32 j = 0; j < B; j++)
-          if (f.other(first + j) && ((u32)(line[j].h[0] >> 32) != flag || (u32)(line[j].h[1] >> 32) != flag)) missing = first + j;
+          if (other(f, first + j) && ((u32)(line[j].h[0] >> 32) != flag || (u32)(line[j].h[1] >> 32) != flag)) missing = first + j;
       } while (missing != p.rank && f.again(missing));
 #pragma unroll
       for (u32 j = 0; j < B; j++) x[j] = first + j == p.rank ? own : Words<2>{{(u32)line[j].h[0], (u32)line[j].h[1]}};
@@ -52,8 +52,8 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
 // a peer comes to write it again only after a launch whose lines this rank has sent after this one.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params &p) {
   Frame<W> f(p, kKindOneshotPush);
-  f.start();
-  const u64 in = f.in(p.rank), out = f.out(p.rank);
+  start(p);
+  const u64 in = input(f, p.rank), out = output(f, p.rank);
   const Span<T, 4> s(in, out, p.count);
   const Op op{p.op};
   const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
@@ -62,12 +62,12 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params 
   const bool alive = f.alive();
   const u32 epoch = f.open();
   if (!alive) return;
-  const u64 buffer = (epoch & 1) * f.world() * p.span, mine = f.buffers(p.rank) + buffer;
+  const u64 buffer = (epoch & 1) * f.world() * p.span, mine = f.data(p.rank) + buffer;
   for (u64 v = begin; v < s.vectors; v += step) {
     if (v != begin) own = s.template load<false>(in, v);
     const Words<4> line = seal(own);
 #pragma unroll
-    for (u32 k = 1; k < f.world(); k++) storeStrong(f.buffers(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
+    for (u32 k = 1; k < f.world(); k++) storeStrong(f.data(f.peer(k)) + buffer + p.rank * p.span + v * 16, line);
   }
   for (u64 v = begin; v < s.vectors; v += step) {
     own = s.template load<false>(in, v);
@@ -84,10 +84,10 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params 
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPull(const Params &p) {
   constexpr int U = W == 0 ? 1 : W <= 2 ? 4 : W <= 4 ? 2 : 1;
   Frame<W> f(p, kKindOneshotPull);
-  f.start();
+  start(p);
   if (!f.alive()) return;
   const bool staged = p.flags & kStaged, barrier = !(p.flags & kNoBarrier);
-  const u64 in = f.in(p.rank), out = f.out(p.rank);
+  const u64 in = input(f, p.rank), out = output(f, p.rank);
   const Span<T, 4> s(in, out, p.count);
   const Op op{p.op};
   const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
@@ -96,9 +96,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPull(const Params 
   if (barrier) epoch = f.open();
   if (barrier && staged) {
     copies = (epoch & 1) * p.span;
-    for (u64 v = begin; v < s.vectors; v += step) storeWeak(f.buffers(p.rank) + copies + v * 16, s.template load<false>(in, v));
-    if (!f.template exchange<true>(kFlagStart, epoch)) return;
-  } else if (barrier && !f.template exchange<false>(kFlagStart, epoch)) {
+    for (u64 v = begin; v < s.vectors; v += step) storeWeak(f.data(p.rank) + copies + v * 16, s.template load<false>(in, v));
+    if (!f.template barrier<true>(kFlagStart, epoch)) return;
+  } else if (barrier && !f.template barrier<false>(kFlagStart, epoch)) {
     return;
   }
   const Words<4> none = {};
@@ -114,13 +114,13 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPull(const Params 
           u32 r = first + j;
           x[j] = none;
           if (r >= f.world()) continue;
-          x[j] = staged ? loadStrong(f.buffers(r) + copies + i * 16, none) : s.template load<true>(f.in(r), i);
+          x[j] = staged ? loadStrong(f.data(r) + copies + i * 16, none) : s.template load<true>(input(f, r), i);
         }
       });
       s.store(out, i, sum);
     }
   }
   if (!barrier) return;
-  if (!staged && !f.template exchange<true>(kFlagEnd, epoch)) return;
+  if (!staged && !f.template barrier<true>(kFlagEnd, epoch)) return;
   f.close(epoch);
 }

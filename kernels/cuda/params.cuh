@@ -13,14 +13,13 @@
 // For f32, f16 and bf16 there are kernels for each world size 2..8 with op "sum", which do Avg too (Params::op says which).
 // For every dtype there are kernels "any_wn": each op, each world size, both taken from Params.
 #pragma once
+#include "symmem.cuh"
 
+using namespace symmem;
 typedef unsigned char u8;
 typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 typedef signed char s8;
 typedef short s16;
-typedef int s32;
 typedef long long s64;
 
 // Params::op. The values are those of kernels.Op.
@@ -42,27 +41,13 @@ enum : u32 {
   kKindSignal = 18,
 };
 
-// Why a kernel left.
-enum : u32 {
-  kFaultTimeout = 1, // a peer did not come in Params::timeout nanoseconds
-  kFaultStopped = 2, // the host set the stop word
-};
-
-// A fault word says what went wrong first:
-//
-//   bits 56-63  why          48-55  which kernel     32-47  the peer waited for
-//   bits 16-31  Params::index               0-15  the block
-//
-// A kernel that gives up sets the dead word, and later launches with the same dead word return at once. Who sets it writes the
-// fault word, so a fault word belongs to one dead word. (Signals report as signals.cu says.)
-
-enum : u32 { kInline = 8 }; // peers whose pointers travel in Params
-
+// Params is the parameter of every kernel, by value. It stands for a Comm (see Ranks), with the inputs and outputs beside the workspaces.
 struct Params {
+  enum : u32 { kTableRow = 2 };
   u64 in[kInline];      // every rank's input, by rank; aligned to its elements, alike on all ranks modulo 16
   u64 out[kInline];     // every rank's output, by rank; likewise. May equal in
-  u64 channel[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
-  u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and channel
+  u64 workspace[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
+  u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and workspace
   u64 count;            // elements
   u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals: the launch's cell, see signals.cu
   u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0 for none
@@ -80,51 +65,31 @@ struct Params {
   u32 reserved;
 };
 
-static_assert(sizeof(u64) == 8 && sizeof(u32) == 4, "widths");
-#ifdef __CUDACC_RTC__ // has no offsetof
-#define SYMMEM_AT(field, offset) static_assert(__INTADDR__(&((Params *)0)->field) == offset, #field)
-#else
-#define SYMMEM_AT(field, offset) static_assert(__builtin_offsetof(Params, field) == offset, #field)
-#endif
-SYMMEM_AT(in, 0);
-SYMMEM_AT(out, 64);
-SYMMEM_AT(channel, 128);
-SYMMEM_AT(table, 192);
-SYMMEM_AT(count, 200);
-SYMMEM_AT(fault, 208);
-SYMMEM_AT(dead, 216);
-SYMMEM_AT(stop, 224);
-SYMMEM_AT(timeout, 232);
-SYMMEM_AT(shard, 240);
-SYMMEM_AT(span, 248);
-SYMMEM_AT(multicastIn, 256);
-SYMMEM_AT(multicastOut, 264);
-SYMMEM_AT(rank, 272);
-SYMMEM_AT(world, 276);
-SYMMEM_AT(op, 280);
-SYMMEM_AT(flags, 284);
-SYMMEM_AT(index, 288);
-SYMMEM_AT(peer, 292);
-SYMMEM_AT(channels, 296);
-SYMMEM_AT(reserved, 300);
+SYMMEM_AT(Params, in, 0);
+SYMMEM_AT(Params, out, 64);
+SYMMEM_AT(Params, workspace, 128);
+SYMMEM_AT(Params, table, 192);
+SYMMEM_AT(Params, count, 200);
+SYMMEM_AT(Params, fault, 208);
+SYMMEM_AT(Params, dead, 216);
+SYMMEM_AT(Params, stop, 224);
+SYMMEM_AT(Params, timeout, 232);
+SYMMEM_AT(Params, shard, 240);
+SYMMEM_AT(Params, span, 248);
+SYMMEM_AT(Params, multicastIn, 256);
+SYMMEM_AT(Params, multicastOut, 264);
+SYMMEM_AT(Params, rank, 272);
+SYMMEM_AT(Params, world, 276);
+SYMMEM_AT(Params, op, 280);
+SYMMEM_AT(Params, flags, 284);
+SYMMEM_AT(Params, index, 288);
+SYMMEM_AT(Params, peer, 292);
+SYMMEM_AT(Params, channels, 296);
+SYMMEM_AT(Params, reserved, 300);
 static_assert(sizeof(Params) == 304, "Params");
-#undef SYMMEM_AT
 
-// Layout of an all-reduce channel, alike on every rank:
-//
-//   records  [block] of recordBytes(world) each
-//   buffers  by form, from blocks * recordBytes(world) on
-//
-// A record holds what one block of the launch keeps between launches (32 bytes, local), and for each kind of flag one word a
-// writer, set by that rank:
-//
-//   u32 epoch   launches so far that have ended
-//   u32 laps    laps so far (twoshot_flow)
-//   u32 unused[6]
-//   u32 flag[kFlagKinds][writers]      writers = world rounded up to 8
-//
-// Every word of the records begins with the first epoch; all else begins with 0. Counters wrap around. The buffers need
-// nothing between launches. vectors = ceil((count * width + 15) / 16) covers the message wherever it begins;
+// Layout of an all-reduce channel: a workspace as symmem.cuh says, with laps so far (twoshot_flow) in the first word of state. The buffers
+// in its data need nothing between launches. vectors = ceil((count * width + 15) / 16) covers the message wherever it begins;
 // shard = ceil(vectors / world) rounded up to a multiple of 8:
 //
 //   oneshot_ll    [2][world] slots of span = round128(2 * 8 * ceil((count * width + 7) / 8)) bytes
@@ -134,18 +99,10 @@ static_assert(sizeof(Params) == 304, "Params");
 //   twoshot_push  [2][2][world] slots of span = 16 * shard bytes: by parity, inputs or results, writer
 //   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
 //   others        nothing
-enum : u32 { kStateBytes = 32 };
-enum : u32 { kFlagKinds = 3 };
 enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };
 
 enum : u32 { kFlowSlots = 4 }; // laps that a rank may be ahead of an owner; a power of two
 enum : u32 { kFlowDelay = 2 }; // laps between pushing and reducing; less than kFlowSlots
-
-__host__ __device__ constexpr u32 writers(u32 world) { return (world + 7) / 8 * 8; }
-__host__ __device__ constexpr u32 recordBytes(u32 world) {
-  return (kStateBytes + kFlagKinds * writers(world) * 4 + 127) / 128 * 128;
-}
-static_assert(recordBytes(8) == 128 && recordBytes(9) == 256, "records");
 
 // Layout of a signal pad, alike on every rank, all zeros at first:
 //

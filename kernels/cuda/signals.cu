@@ -1,16 +1,11 @@
 // Barrier, signal and wait, with the counting of the host's: counters only grow and wrap around, signals may be several
-// under way, what a waiter has consumed is its own. Params::channel is every rank's signal pad, Params::index the channel in
-// it. Each is one block.
+// under way, what a waiter has consumed is its own. Params::workspace is every rank's signal pad, Params::index the channel in it.
+// Each is one block.
 #include "frame.cuh"
 
 struct Pad {
   const Params &p;
-  SYMMEM_DEVICE u64 base(u32 r) const {
-    if (p.world <= kInline) return p.channel[r];
-    u64 x, at = p.table + (2ull * p.world + r) * 8;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(at));
-    return x;
-  }
+  SYMMEM_DEVICE u64 base(u32 r) const { return Ranks<0, Params>(p, 0).workspace(r); }
   // counter is where writer counts on owner's pad.
   SYMMEM_DEVICE u64 counter(u32 owner, u32 which, u32 writer) const {
     return base(owner) + (((u64)p.index * kPadKinds + which) * p.world + writer) * kPadStride;
@@ -22,12 +17,6 @@ struct Pad {
   SYMMEM_DEVICE u64 consumed(u32 peer) const { return state() + 32 + (p.world + peer) * 4; }
   SYMMEM_DEVICE u64 stored(u32 peer) const { return state() + 32 + (2 * p.world + peer) * 4; }
 };
-
-SYMMEM_DEVICE u32 addRelaxed(u64 at, u32 x) {
-  u32 old;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(x) : "memory");
-  return old;
-}
 
 // A launch tells that it gave up in its cell (Params::fault), which is in host memory and which no other launch writes at the same
 // time:
@@ -99,10 +88,10 @@ SYMMEM_DEVICE void signal(Waiting &w, u32 peer) {
   Pad pad{p};
   u64 at = pad.counter(peer, kPadSignal, p.rank);
   if (p.flags & kAtomics) {
-    asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+    countRelease(at);
     return;
   }
-  const u32 before = addRelaxed(pad.sent(peer), 1);
+  const u32 before = countDevice(pad.sent(peer), 1);
   while (loadAcquire(pad.stored(peer)) != before) {
     if (w.again(peer)) continue;
     if (p.dead != 0) return; // what the peer waits for may not be there
@@ -136,7 +125,7 @@ extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
   if (threadIdx.x != 0) return;
   if (w.alive()) {
     Pad pad{p};
-    const u32 want = addRelaxed(pad.consumed(p.peer), 1) + 1;
+    const u32 want = countDevice(pad.consumed(p.peer), 1) + 1;
     const u64 at = pad.counter(p.rank, kPadSignal, p.peer);
     while (late(loadAcquire(at), want))
       if (!w.again(p.peer)) break;
@@ -152,7 +141,7 @@ extern "C" __global__ void symmem_wait_all(const __grid_constant__ Params p) {
     Pad pad{p};
     for (u32 r = threadIdx.x; r < p.world; r += blockDim.x) {
       if (r == p.rank) continue;
-      const u32 want = addRelaxed(pad.consumed(r), 1) + 1;
+      const u32 want = countDevice(pad.consumed(r), 1) + 1;
       const u64 at = pad.counter(p.rank, kPadSignal, r);
       while (late(loadAcquire(at), want))
         if (!w.again(r)) break;

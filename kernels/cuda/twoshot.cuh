@@ -7,12 +7,12 @@
 // has them: no barrier, and each half of it is under way as soon as a line has come.
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params &p) {
   Frame<W> f(p, kKindTwoshotPush);
-  f.start();
+  start(p);
   if (!f.alive()) return;
   const u32 epoch = f.open(), world = f.world();
-  const u64 in = f.in(p.rank), out = f.out(p.rank);
+  const u64 in = input(f, p.rank), out = output(f, p.rank);
   const u64 inputs = (epoch & 1) * 2 * world * p.span, results = inputs + world * p.span;
-  const u64 mine = f.buffers(p.rank);
+  const u64 mine = f.data(p.rank);
   const Span<T, 4> s(in, out, p.count);
   const Op op{p.op};
   const u64 begin = blockIdx.x * (u64)blockDim.x + threadIdx.x, step = gridDim.x * (u64)blockDim.x;
@@ -26,7 +26,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params 
 #pragma unroll
     for (u32 k = 1; k < W; k++) {
       const u32 q = f.peer(k);
-      if (q * p.shard + i < s.vectors) storeStrong(f.buffers(q) + inputs + p.rank * p.span + i * 16, seal(x[k]));
+      if (q * p.shard + i < s.vectors) storeStrong(f.data(q) + inputs + p.rank * p.span + i * 16, seal(x[k]));
     }
   }
   for (u64 i = begin; i < p.shard; i += step) {
@@ -38,7 +38,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params 
     if (!f.ok) break;
     const Words<4> line = seal(sum);
 #pragma unroll
-    for (u32 k = 1; k < W; k++) storeStrong(f.buffers(f.peer(k)) + results + p.rank * p.span + i * 16, line);
+    for (u32 k = 1; k < W; k++) storeStrong(f.data(f.peer(k)) + results + p.rank * p.span + i * 16, line);
     s.store(out, v, unseal(line));
   }
   for (u64 i = begin; i < p.shard; i += step) {
@@ -87,14 +87,14 @@ template <int W, int U> SYMMEM_DEVICE void turn(Words<4> (&x)[W][U], u32 by) {
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params &p) {
   constexpr int U = W == 0 ? 2 : W <= 2 ? 8 : W <= 4 ? 4 : 2;
   Frame<W> f(p, kKindTwoshotPull);
-  f.start();
+  start(p);
   if (!f.alive()) return;
   const u32 epoch = f.open(), world = f.world();
-  const Span<T, 4> s(f.in(p.rank), f.out(p.rank), p.count);
+  const Span<T, 4> s(input(f, p.rank), output(f, p.rank), p.count);
   const Op op{p.op};
   const u64 low = p.rank * p.shard, high = low + p.shard < s.vectors ? low + p.shard : s.vectors;
   const u64 step = gridDim.x * (u64)blockDim.x;
-  if (!f.template exchange<false>(kFlagStart, epoch)) return;
+  if (!f.template barrier<false>(kFlagStart, epoch)) return;
   for (u64 v = low + blockIdx.x * (u64)blockDim.x + threadIdx.x; v < high; v += U * step) {
     if (v + (U - 1) * step < high && s.whole(v) && s.whole(v + (U - 1) * step) && s.alike) {
       Accumulator<T, Op, 4> a[U];
@@ -103,7 +103,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
         // Peers in turn from the next rank on, so that not all ranks load from the same one; then into rank order.
 #pragma unroll
         for (u32 k = 0; k < W; k++) {
-          const u64 from = s.at(f.in(f.peer(k)), v);
+          const u64 from = s.at(input(f, f.peer(k)), v);
 #pragma unroll
           for (int u = 0; u < U; u++) x[k][u] = loadStrong(from + u * step * 16, Words<4>());
         }
@@ -118,7 +118,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
 #pragma unroll 1
         for (u32 r = 0; r < world; r++) {
           Words<4> x[U];
-          const u64 from = s.at(f.in(r), v);
+          const u64 from = s.at(input(f, r), v);
 #pragma unroll
           for (int u = 0; u < U; u++) x[u] = loadStrong(from + u * step * 16, Words<4>());
 #pragma unroll
@@ -135,7 +135,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
       for (int u = 0; u < U; u++) sum[u] = a[u].result(op, world);
 #pragma unroll
       for (u32 k = 0; k < world; k++) {
-        const u64 to = s.at(f.out(f.peer(k)), v);
+        const u64 to = s.at(output(f, f.peer(k)), v);
 #pragma unroll
         for (int u = 0; u < U; u++) storeWeak(to + u * step * 16, sum[u]);
       }
@@ -148,7 +148,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
       Accumulator<T, Op, 4> a;
 #pragma unroll 1
       for (u32 r = 0; r < world; r++) {
-        const Words<4> x = s.template load<true>(f.in(r), i);
+        const Words<4> x = s.template load<true>(input(f, r), i);
         if (r == 0)
           a.first(x);
         else
@@ -156,10 +156,10 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
       }
       const Words<4> sum = a.result(op, world);
 #pragma unroll 1
-      for (u32 k = 0; k < world; k++) s.store(f.out(f.peer(k)), i, sum);
+      for (u32 k = 0; k < world; k++) s.store(output(f, f.peer(k)), i, sum);
     }
   }
-  if (f.template exchange<true>(kFlagEnd, epoch)) f.close(epoch);
+  if (f.template barrier<true>(kFlagEnd, epoch)) f.close(epoch);
 }
 
 // twoshotFlow sends shards to their owners' buffers in laps, and the owners store results to every output: only stores cross
@@ -171,13 +171,13 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   constexpr u32 U = W == 2 ? 4 : W == 3 ? 2 : 1; // vectors to send at a time
   constexpr u32 V = W == 0 || W > 4 ? 1 : 2; // vectors to reduce at a time
   Frame<W> f(p, kKindTwoshotFlow);
-  f.start();
+  start(p);
   if (!f.alive()) return;
   const u32 epoch = f.open();
   const u32 world = f.world(), tid = threadIdx.x, threads = blockDim.x, blocks = gridDim.x;
   const u32 base = loadRelaxed(f.record + 4);
-  const u64 in = f.in(p.rank), mine = f.buffers(p.rank);
-  const Span<T, 4> s(in, f.out(p.rank), p.count);
+  const u64 in = input(f, p.rank), mine = f.data(p.rank);
+  const Span<T, 4> s(in, output(f, p.rank), p.count);
   const Op op{p.op};
   const u32 lap = (u32)(p.span / 16); // vectors
   const u64 chunks = (p.shard + lap - 1) / lap;
@@ -216,7 +216,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
           for (u32 b = 0; b < B; b++) {
             if (k + b >= world) break;
             const u32 q = f.peer(k + b);
-            const u64 v = q * p.shard + first + j, to = f.buffers(q) + slot + j * 16;
+            const u64 v = q * p.shard + first + j, to = f.data(q) + slot + j * 16;
 #pragma unroll
             for (u32 u = 0; u < U; u++)
               if (j + u * threads < n && v + u * threads < s.vectors) storeWeak(to + u * threads * 16, x[b][u]);
@@ -239,7 +239,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
             constexpr u32 R = sizeof(x) / sizeof(x[0]);
 #pragma unroll
             for (u32 b = 0; b < R; b++) {
-              const u32 r = f.slot(from + b);
+              const u32 r = slot(f, from + b);
               x[b] = loadStrong(r == p.rank && whole ? s.at(in, v + i) : mine + place(r, base + m) + i * 16, Words<4>());
             }
             if (whole) return;
@@ -249,7 +249,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
               x[b] = from + b == p.rank ? own : x[b];
           });
 #pragma unroll
-          for (u32 k = 0; k < world; k++) s.store(f.out(f.peer(k)), v + i, sum);
+          for (u32 k = 0; k < world; k++) s.store(output(f, f.peer(k)), v + i, sum);
         }
       }
     }

@@ -6,7 +6,7 @@ version and hash, into .cache/ of the repository. The output depends on nothing 
 
   gen.py              writes the archive, if that is not what it would write, and prints which functions have changed and how
   gen.py signals      compiles signals only; likewise the others, one or several. The rest of the archive stays
-  gen.py --check      also assembles each file for every architecture that it is meant for
+  gen.py --check      also assembles each file for every architecture that it is meant for, and an example that has symmem.cuh only
   gen.py --diff       writes nothing, and fails if the archive is not what it would write
 
 `archive.py kernels/ptx/images/kernels.z signals.ptx` prints a file of the archive.
@@ -116,14 +116,14 @@ class Compiler:
         self.must(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
         return buffer.value.decode()
 
-    def compile(self, source, arch, macros):
-        headers = sorted(SOURCES.glob("*.cuh"))
+    def compile(self, source, arch, options, headers="*.cuh", more=b""):
+        headers = sorted(SOURCES.glob(headers))
         names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
         bodies = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
-        options = [f"--gpu-architecture=compute_{arch}"] + OPTIONS + macros
+        options = [f"--gpu-architecture=compute_{arch}"] + options
         values = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
         program = ctypes.c_void_p()
-        body = (SOURCES / source).read_bytes()
+        body = (SOURCES / source).read_bytes() + more
         self.must(self.lib.nvrtcCreateProgram(ctypes.byref(program), body, source.encode(), len(headers), bodies, names))
         try:
             result = self.lib.nvrtcCompileProgram(program, len(options), values)
@@ -150,7 +150,14 @@ def tidy(ptx, source):
 
 def build(module):
     name, source, arch, macros = module
-    return f"{name}.ptx", tidy(Compiler().compile(source, arch, macros), source)
+    return f"{name}.ptx", tidy(Compiler().compile(source, arch, OPTIONS + macros), source)
+
+
+def example(arch):
+    """A kernel that is not this module's, compiled with the public header and no other, and all of that header, used or not."""
+    source = "example_rmsnorm.cu"
+    all_of_it = b"template struct symmem::Ranks<>; template struct symmem::Ranks<8>;"
+    return f"{source}.{arch}", Compiler().compile(source, arch, ["--std=c++17"], "symmem.cuh", all_of_it)
 
 
 def assemble(job):
@@ -186,18 +193,36 @@ def read():
 DIFF_LINES = 40  # of one function
 
 
+def difference(old, new):
+    """How two functions differ, as lines of a unified diff, and how many of these are changes. The numbers of registers and labels are not
+    compared: one more at the top of a function gives other numbers to all below it."""
+
+    def plain(lines):
+        return [archive.NAMED.sub(lambda m: m.group(1) or m.group(3), line) for line in lines]
+
+    out, changes = [], 0
+    for group in difflib.SequenceMatcher(None, plain(old), plain(new)).get_grouped_opcodes(2):
+        out.append(f"@@ -{group[0][1] + 1},{group[-1][2] - group[0][1]} +{group[0][3] + 1},{group[-1][4] - group[0][3]} @@")
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                out += [" " + line for line in new[j1:j2]]
+            else:
+                out += ["-" + line for line in old[i1:i2]] + ["+" + line for line in new[j1:j2]]
+                changes += i2 - i1 + j2 - j1
+    return out, changes
+
+
 def compare(before, after):
     """Says what is different between two sets of files, function by function."""
     for name in sorted(before.keys() | after.keys()):
         old, new = functions(before.get(name, "")), functions(after.get(name, ""))
         for function in itertools.chain(new, (f for f in old if f not in new)):
-            diff = difflib.unified_diff(old.get(function, []), new.get(function, []), lineterm="", n=2)
-            lines = list(diff)[2:]
-            if not lines:
+            if old.get(function) == new.get(function):
                 continue
+            lines, changes = difference(old.get(function, []), new.get(function, []))
             what = "is new" if function not in old else "has gone" if function not in new else "has changed"
-            print(f"{name}: {function} {what}: {sum(l[0] in '+-' for l in lines)} lines")
-            print("\n".join("    " + line for line in lines[:DIFF_LINES]))
+            print(f"{name}: {function} {what}: {changes} lines" + ("" if changes else ", but for the numbers of registers and labels"))
+            print("".join(f"    {line}\n" for line in lines[:DIFF_LINES]), end="")
             if len(lines) > DIFF_LINES:
                 print(f"    ... and {len(lines) - DIFF_LINES} lines more")
 
@@ -233,9 +258,11 @@ def main():
             print(f"{OUTPUT.name}: {OUTPUT.stat().st_size} bytes")
         if args.check:
             with tempfile.TemporaryDirectory() as tmp:
-                for name, text in made.items():
+                examples = dict(pool.map(example, (80, 90)))
+                for name, text in (made | examples).items():
                     (pathlib.Path(tmp) / name).write_text(text)
                 jobs = [(pathlib.Path(tmp) / f"{m[0]}.ptx", arch) for m in todo for arch in (80, 90, 100) if arch >= m[2]]
+                jobs += [(pathlib.Path(tmp) / name, arch) for name in examples for arch in (80, 90, 100) if arch >= int(name.split(".")[-1])]
                 wrong = [w for w in pool.map(assemble, jobs) if w]
             print(f"{len(jobs)} assembled, {len(wrong)} with complaints")
             if wrong:

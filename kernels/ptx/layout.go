@@ -6,8 +6,40 @@ import (
 	"unsafe"
 )
 
-// Inline is how many ranks' pointers travel in Params; with more, they are in a table in device memory.
+// Inline is how many ranks' pointers travel in Params and Comm; with more, they are in a table in device memory.
 const Inline = 8
+
+// CommVersion is Comm.Version: of the layout of Comm and of workspaces, which kernels/cuda/symmem.cuh says.
+const CommVersion = 1
+
+// Comm is symmem::Comm of kernels/cuda/symmem.cuh, which kernels take that are not this module's. Addresses are of the device.
+type Comm struct {
+	_ structs.HostLayout
+
+	Version   uint32 // CommVersion
+	Index     uint32 // its low 16 bits are Fault.Index
+	Rank      uint32
+	World     uint32
+	Timeout   uint64 // ns that a thread may wait
+	Stop      uint64 // 32-bit word that ends all waiting when it is not 0; or 0 for none
+	Dead      uint64 // 32-bit word in this device's memory, 0 as long as all is well
+	Fault     uint64 // 64-bit fault word, for one dead word
+	Table     uint64 // World > Inline: [World]uint64 in this device's memory, in place of Workspace
+	_         uint64
+	Workspace [Inline]uint64 // every rank's workspace, by rank; 128-byte aligned
+}
+
+// Bytes is a copy of c as a kernel takes it.
+func (c *Comm) Bytes() []byte {
+	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(c)), unsafe.Sizeof(*c))...)
+}
+
+// ControlBytes is the size of the records at the front of a workspace, for a grid of so many blocks: every 32-bit word of them begins
+// with the first epoch. The kernel's own data begins behind them, with zeros.
+func ControlBytes(blocks, world int) int64 {
+	writers := roundUp(int64(world), 8)
+	return int64(blocks) * roundUp(stateBytes+flagKinds*writers*4, 128)
+}
 
 // The flags of Params.
 const (
@@ -23,8 +55,8 @@ type Params struct {
 
 	In           [Inline]uint64 // every rank's input, by rank; aligned to its elements and alike on all ranks modulo 16
 	Out          [Inline]uint64 // every rank's output, by rank; likewise. May equal In
-	Channel      [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
-	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Channel
+	Workspace    [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
+	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Workspace
 	Count        uint64         // elements
 	Fault        uint64         // 64-bit fault word, for one dead word; signals: a fault cell, of 16 bytes
 	Dead         uint64         // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0
@@ -56,12 +88,13 @@ func (p *Params) Bytes() []byte {
 const (
 	FaultTimeout = 1 // a peer did not come in time
 	FaultStopped = 2 // the stop word was set
+	FaultVersion = 3 // Comm.Version is not the one that the kernel was compiled for
 )
 
 // Fault is what a fault word says.
 type Fault struct {
-	Why    uint8  // FaultTimeout or FaultStopped
-	Kernel uint8  // kKind… of params.cuh; for an all-reduce, its Form
+	Why    uint8  // FaultTimeout, FaultStopped or FaultVersion
+	Kernel uint8  // kKind… of params.cuh; for an all-reduce, its Form; from FaultUser on, a kernel that is not this module's
 	Peer   uint16 // the rank that was waited for
 	Index  uint16 // Params.Index
 	Block  uint16
@@ -74,11 +107,12 @@ func DecodeFault(word uint64) Fault {
 	}
 }
 
-// FaultBarrier, FaultWait and FaultSignal are the kernels of a Fault that are no all-reduce.
+// FaultBarrier, FaultWait and FaultSignal are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
 const (
 	FaultBarrier = 16
 	FaultWait    = 17
 	FaultSignal  = 18
+	FaultUser    = 64
 )
 
 const (
@@ -125,10 +159,7 @@ func (l Layout) Span() int64 {
 }
 
 // ControlBytes is the size of the part of the channel that holds flags and counters.
-func (l Layout) ControlBytes() int64 {
-	writers := roundUp(int64(l.World), 8)
-	return int64(l.Blocks) * roundUp(stateBytes+flagKinds*writers*4, 128)
-}
+func (l Layout) ControlBytes() int64 { return ControlBytes(l.Blocks, l.World) }
 
 // ChannelBytes is the size of the channel.
 func (l Layout) ChannelBytes() int64 {

@@ -16,40 +16,87 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-func header(t *testing.T) string {
+func header(t *testing.T, file string) string {
 	t.Helper()
-	b, err := os.ReadFile("../cuda/params.cuh")
+	b, err := os.ReadFile("../cuda/" + file)
 	require.NoError(t, err)
 	return string(b)
 }
 
-// TestParams compares Params with the struct that the kernels take.
-func TestParams(t *testing.T) {
-	text := header(t)
-	offsets := regexp.MustCompile(`(?m)^SYMMEM_AT\((\w+), (\d+)\);`).FindAllStringSubmatch(text, -1)
-	typ := reflect.TypeFor[Params]()
+// sameLayout compares a struct with the offsets and the size that a header asserts.
+func sameLayout(t *testing.T, text, name string, typ reflect.Type) {
+	t.Helper()
+	offsets := regexp.MustCompile(`(?m)^SYMMEM_AT\(`+name+`, (\w+), (\d+)\);`).FindAllStringSubmatch(text, -1)
 	require.Equal(t, typ.NumField()-1, len(offsets), "fields")
 	for i, o := range offsets {
 		f := typ.Field(i + 1)
 		if f.Name != "_" {
 			assert.Equal(t, strings.ToLower(o[1]), strings.ToLower(f.Name))
+		} else {
+			assert.Equal(t, "reserved", o[1])
 		}
-		assert.Equal(t, o[2], fmt.Sprint(f.Offset), f.Name)
+		assert.Equal(t, o[2], fmt.Sprint(f.Offset), o[1])
 	}
-	size := regexp.MustCompile(`sizeof\(Params\) == (\d+)`).FindStringSubmatch(text)
+	size := regexp.MustCompile(`sizeof\(` + name + `\) == (\d+)`).FindStringSubmatch(text)
 	require.NotNil(t, size)
 	assert.Equal(t, size[1], fmt.Sprint(typ.Size()))
+	assert.Zero(t, typ.Size()%8)
+}
 
+// TestParams compares Params with the struct that the kernels take.
+func TestParams(t *testing.T) {
+	sameLayout(t, header(t, "params.cuh"), "Params", reflect.TypeFor[Params]())
 	p := Params{Count: 5, Channels: 7}
 	b := p.Bytes()
-	require.Len(t, b, int(typ.Size()))
+	require.Len(t, b, 304)
 	assert.Equal(t, byte(5), b[200])
 	assert.Equal(t, byte(7), b[296])
 }
 
+// TestComm compares Comm with the struct of the public header. Kernels that others have compiled rely on every number here: where one
+// changes, so does CommVersion.
+func TestComm(t *testing.T) {
+	text := header(t, "symmem.cuh")
+	sameLayout(t, text, "Comm", reflect.TypeFor[Comm]())
+	assert.Contains(t, text, fmt.Sprintf("kVersion = %d ", CommVersion))
+	c := Comm{
+		Version: 1, Index: 2, Rank: 3, World: 4, Timeout: 5, Stop: 6, Dead: 7, Fault: 8, Table: 9,
+		Workspace: [Inline]uint64{11, 12, 13, 14, 15, 16, 17, 18},
+	}
+	var want []byte
+	for _, word := range []uint32{1, 2, 3, 4} {
+		want = binary.LittleEndian.AppendUint32(want, word)
+	}
+	for _, word := range []uint64{5, 6, 7, 8, 9, 0, 11, 12, 13, 14, 15, 16, 17, 18} {
+		want = binary.LittleEndian.AppendUint64(want, word)
+	}
+	assert.Equal(t, want, c.Bytes())
+	assert.Equal(t, int64(3*128), ControlBytes(3, 8))
+	assert.Equal(t, int64(3*256), ControlBytes(3, 9))
+}
+
+// TestHeaderAlone: the public header needs no other, and every function of it is said what it does.
+func TestHeaderAlone(t *testing.T) {
+	text := header(t, "symmem.cuh")
+	assert.NotContains(t, text, "#include \"")
+	assert.NotRegexp(t, `(?m)^#include <`, text)
+	lines := strings.Split(text, "\n")
+	functions := 0
+	for i, line := range lines {
+		name := regexp.MustCompile(`^ *(?:template <[^>]*> )?(?:static )?SYMMEM_DEVICE (?:[\w<>]+ )?(\w+)\(`).FindStringSubmatch(line)
+		if name == nil {
+			continue
+		}
+		functions++
+		// Its comment is above it, or above the functions that stand together with it.
+		assert.Regexp(t, `// .*\b`+name[1]+`\b`, strings.Join(lines[max(i-20, 0):i], "\n"), name[1])
+	}
+	assert.Greater(t, functions, 25)
+}
+
 // TestConstants compares the numbers that both sides know.
 func TestConstants(t *testing.T) {
-	text := header(t)
+	text := header(t, "params.cuh") + header(t, "symmem.cuh")
 	for name, want := range map[string]int{
 		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
 		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics, "kEarly": Early,
@@ -57,6 +104,7 @@ func TestConstants(t *testing.T) {
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
 		"kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kKindSignal": FaultSignal, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
+		"kFaultVersion": FaultVersion, "kKindUser": FaultUser, "kVersion": CommVersion,
 		"kStateBytes": stateBytes, "kFlagKinds": flagKinds, "kFlowSlots": flowSlots, "kPadStride": padStride, "kPadKinds": padKinds,
 	} {
 		m := regexp.MustCompile(`\b` + name + ` = (\d+)`).FindStringSubmatch(text)
