@@ -241,15 +241,6 @@ func TestChooseByPlace(t *testing.T) {
 	wg.Wait()
 }
 
-func TestOpenFails(t *testing.T) {
-	withRegistry(t, map[string]Factory{"host": fake{}})
-	groups, err := group.Local(1, nil)
-	require.NoError(t, err)
-	_, err = Open(t.Context(), "host", &Env{Group: groups[0]}, nil)
-	require.ErrorContains(t, err, "opening fails")
-	require.NoError(t, groups[0].Close(t.Context()))
-}
-
 func TestProbe(t *testing.T) {
 	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{errs.ErrUnavailable}, "odd": fake{errors.New("crashed")}})
 	reports := Probe(t.Context(), &Env{})
