@@ -32,18 +32,17 @@
 //   - group.PeerLostError: a rank is gone; group.MissingRanksError, group.AbandonedError: ranks did not come in time
 //   - group.ConnectError, group.RefusedError: there is no rendezvous service, or it will not have this rank
 //   - group.QuotaError, group.FileLimitError: more was asked for than the service keeps, or than files that may be open
-//   - errs.ArgumentError, errs.ArgumentError, device.ArgumentError, errs.ArgumentError: one type, a refused argument or setting
-//   - backend.RefusedError: no backend can be used; errs.LoadError, errs.SymbolError, errs.CallError, errs.StuckError: what
+//   - symmem.ArgumentError: a refused argument or setting
+//   - backend.RefusedError: no backend can be used; symmem.LoadError, symmem.SymbolError, symmem.CallError, symmem.StuckError: what
 //     a native library lacks, has answered, or has not done in time
-//   - backend.WorkspaceError, tensor.WorkspaceError: one type, there is no memory for what a plan needs; kernels.RoomError: there is
-//     no room on the device for a plan
+//   - memory.WorkspaceError: there is no memory for what a plan needs; kernels.RoomError: there is no room on the device for a plan
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
 //     panicked, and calls that do not go with a capture
-//   - cuda.Error, cuda.MemoryError, native.MemoryError, nccl.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a
+//   - cuda.Error, cuda.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a
 //     backend cannot adopt
 //
 // # Rooms
 //
-// Package tensor has the tensors, kernels the collectives on them, backend what a backend is, device what a device is, group
+// Package tensor has the tensors, kernels the collectives on them, memory what is below both, backend what a backend is, device what a device is, group
 // the ranks and how they agree, and config the settings. docs/architecture.md describes how they work together.
 package symmem

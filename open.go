@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // Options are what Open takes besides settings. Nil or zero values mean the defaults.
@@ -179,11 +180,11 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
 		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Getenv: opts.getenv(), Logger: log,
 	}
-	memOpts := backend.MemoryOptions{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
+	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
-	var m *backend.Memory
+	var m *memory.Memory
 	if err == nil {
-		m, err = backend.Open(ctx, name, &env, &memOpts)
+		m, err = memory.Open(ctx, name, &env, &memOpts)
 	}
 	if err != nil {
 		err = because(ctx, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -20,11 +21,11 @@ import (
 // goroutines; collective ones must come in the same order on every rank.
 type Rank struct {
 	group    *group.Group
-	memory   *backend.Memory
+	memory   *memory.Memory
 	name     string // of the backend
 	refusals []backend.Refusal
 	env      backend.Env
-	memOpts  backend.MemoryOptions
+	memOpts  memory.Options
 	log      *slog.Logger
 	timeout  time.Duration // of Close, when its context has no deadline
 
@@ -47,7 +48,7 @@ func (r *Rank) Group() *group.Group { return r.group }
 func (r *Rank) Device() device.Device { return r.memory.Device() }
 
 // Memory is the rank's symmetric memory, below the tensors.
-func (r *Rank) Memory() *backend.Memory { return r.memory }
+func (r *Rank) Memory() *memory.Memory { return r.memory }
 
 // Backend is the name of the backend that was chosen.
 func (r *Rank) Backend() string { return r.name }
@@ -95,7 +96,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	}
 	env := r.env
 	env.Group, env.Opened, env.Parent = g, r.Device(), r.memory.Backend()
-	m, err := backend.Open(ctx, r.name, &env, &r.memOpts)
+	m, err := memory.Open(ctx, r.name, &env, &r.memOpts)
 	if err != nil {
 		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, r.timeout)

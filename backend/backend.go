@@ -28,8 +28,8 @@ type Backend interface {
 	Register(ctx context.Context, p device.Ptr, bytes int64) (Allocation, error)
 	// Rendezvous maps a on every rank. Collective: all ranks of the group come with allocations that agree. It either
 	// returns a mapping that is complete on this rank or undoes all it did. A rank that fails while others may wait for it
-	// tells them with x.Vote.
-	Rendezvous(ctx context.Context, a Allocation, x *Agreement) (Mapping, error)
+	// tells them with a vote of the group that the backend was opened for.
+	Rendezvous(ctx context.Context, a Allocation) (Mapping, error)
 	// Close gives everything back. All mappings and allocations were released before.
 	Close(ctx context.Context) error
 }
@@ -61,7 +61,7 @@ type Multicaster interface {
 	// Collective: all ranks come with their mappings of one window, which has no such address yet. It succeeds on all ranks, or
 	// undoes on all what it did and is the same condition on each: ErrUnsupported if there can be none, and the capability goes if
 	// that is so for every window; ErrNoMemory or ErrUnavailable if there may be one later.
-	EnableMulticast(ctx context.Context, x *Agreement) (device.Ptr, error)
+	EnableMulticast(ctx context.Context) (device.Ptr, error)
 }
 
 // ContiguousViewer is a Mapping that lies in one address range, rank after rank.

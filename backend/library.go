@@ -9,22 +9,13 @@ type Libraries interface {
 	Libraries(ctx context.Context, env *Env) []Library
 }
 
-// LibraryState is how far a native library can be used.
-type LibraryState string
-
-// The states of a library.
-const (
-	LibraryUsable   LibraryState = "usable"   // found, and the right one
-	LibraryUnusable LibraryState = "unusable" // found, but too old, for another CUDA, broken: Reason says it
-	LibraryMissing  LibraryState = "missing"  // not found where it was looked for, which Tried lists
-)
-
 // Library is what is known of one native library on this machine.
 type Library struct {
 	// Name is what its makers call it: "NCCL".
 	Name string `json:"name"`
-	// State is how far it can be used.
-	State LibraryState `json:"state"`
+	// State is how far it can be used: "usable" if it was found and is the right one; "unusable" if it was found, but is too old, for
+	// another CUDA, or broken, which Reason says; "missing" if it was not found where it was looked for, which Tried lists.
+	State string `json:"state"`
 	// Path is the file that was found, and Version what the library says of itself.
 	Path    string `json:"path,omitempty"`
 	Version string `json:"version,omitempty"`

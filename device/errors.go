@@ -15,9 +15,6 @@ var (
 	ErrInvalid     = errs.ErrInvalid     // an argument outside of what is allowed
 )
 
-// ArgumentError is a refused argument: what was asked, the value and what was allowed. It is ErrInvalid.
-type ArgumentError = errs.ArgumentError
-
 // WaitError is device work that waited in vain: the peer is lost (ErrPeerLost) or did not come within the kernel timeout
 // (os.ErrDeadlineExceeded).
 type WaitError struct {

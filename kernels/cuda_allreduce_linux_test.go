@@ -8,9 +8,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -68,7 +68,7 @@ func (r *cudaRuns) end(lo, hi int) error {
 func TestCUDAPlanMoves(t *testing.T) {
 	for _, first := range []uint32{0, 7, 1<<32 - 3} {
 		t.Run(fmt.Sprintf("first=%d", first), func(t *testing.T) {
-			onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+			onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
 				p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotPull, Out: out, FirstEpoch: first})
 				if err != nil {
 					return err
@@ -130,7 +130,7 @@ func (f *faulted) Load() uint64 { return f.word }
 // TestCUDAPlanAfterFault: once a kernel of a plan has given up none is launched any more, also before anybody has synchronized and been
 // told; the run is, and the plan has failed.
 func TestCUDAPlanAfterFault(t *testing.T) {
-	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
 		p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotPull, Out: out})
 		if err != nil {
 			return err
@@ -179,7 +179,7 @@ func TestCUDAPlanAfterFault(t *testing.T) {
 // TestOneShotInPlaceIsStaged: a rank whose result goes where its peers still read has its input copied aside first; a result that goes
 // elsewhere costs no copy.
 func TestOneShotInPlaceIsStaged(t *testing.T) {
-	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
 		for _, alg := range []Algorithm{OneShotPull, OneShotMultimem} {
 			for _, to := range []*tensor.Tensor{in, out} {
 				p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: alg, Out: to})

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -26,14 +26,14 @@ func TestFailedRunIsTheLast(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				m := backend.NewMemory(b, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
+				m := memory.New(b, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
 				return errors.Join(failingFirst(ctx, m, graph), g.Barrier(ctx, "end"), m.Close(ctx))
 			}))
 		})
 	}
 }
 
-func failingFirst(ctx context.Context, m *backend.Memory, graph bool) error {
+func failingFirst(ctx context.Context, m *memory.Memory, graph bool) error {
 	t, err := tensor.Empty(ctx, m, tensor.Float32, 100)
 	if err != nil {
 		return err
@@ -93,12 +93,12 @@ func TestOneShotIsNotOverrun(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		m := backend.NewMemory(b, g, nil)
+		m := memory.New(b, g, nil)
 		return errors.Join(slowReduction(ctx, m), g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
 }
 
-func slowReduction(ctx context.Context, m *backend.Memory) error {
+func slowReduction(ctx context.Context, m *memory.Memory) error {
 	const n, runs = 100, 4
 	t, err := tensor.Empty(ctx, m, tensor.Float32, n)
 	if err != nil {

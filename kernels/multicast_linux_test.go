@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -33,8 +34,8 @@ func (b *castBackend) Capabilities() backend.Capabilities {
 	return c
 }
 
-func (b *castBackend) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
-	m, err := b.simBackend.Rendezvous(ctx, a, x)
+func (b *castBackend) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Mapping, error) {
+	m, err := b.simBackend.Rendezvous(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ type castMapping struct {
 
 const castAt device.Ptr = 1 << 60
 
-func (m *castMapping) EnableMulticast(context.Context, *backend.Agreement) (device.Ptr, error) {
+func (m *castMapping) EnableMulticast(context.Context) (device.Ptr, error) {
 	m.backend.enabled.Add(1)
 	return castAt | m.alloc.Ptr(), nil
 }
@@ -57,7 +58,7 @@ func (m *castMapping) EnableMulticast(context.Context, *backend.Agreement) (devi
 // TestPlansAskForMulticast: a plan of a form that needs multicast addresses makes the ranks have them, once for each tensor; no other plan
 // does, and the workspace has none.
 func TestPlansAskForMulticast(t *testing.T) {
-	onCastRanks(t, "", func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+	onCastRanks(t, "", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
 		plan := func(alg Algorithm, to *tensor.Tensor, want int64) error {
 			p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: alg, Out: to})
 			if err != nil {
@@ -85,7 +86,7 @@ func TestPlansAskForMulticast(t *testing.T) {
 
 // TestPlanWithoutMulticast: where there can be none, every rank is told why, and the ranks go on.
 func TestPlanWithoutMulticast(t *testing.T) {
-	onCastRanks(t, "the switch is out of order", func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error {
+	onCastRanks(t, "the switch is out of order", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
 		if _, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotMultimem}); !errors.Is(err, ErrUnsupported) {
 			return fmt.Errorf("a plan without multicast: %w", err)
 		} else if why := "the switch is out of order"; !strings.Contains(err.Error(), why) {
@@ -100,7 +101,7 @@ func TestPlanWithoutMulticast(t *testing.T) {
 }
 
 // onCastRanks runs f on two ranks with a tensor for the input and one for the output.
-func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBackend, m *backend.Memory, in, out *tensor.Tensor) error) {
+func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error) {
 	t.Helper()
 	groups, err := group.Local(2, nil)
 	require.NoError(t, err)
@@ -116,7 +117,7 @@ func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBa
 			b := &castBackend{why: why, simBackend: &simBackend{Backend: near,
 				dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}}
 			b.left.Store(math.MaxInt64)
-			m := backend.NewMemory(b, g, nil)
+			m := memory.New(b, g, nil)
 			in, err := tensor.Empty(ctx, m, tensor.Float32, 4096)
 			if err != nil {
 				return err

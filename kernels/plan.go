@@ -8,20 +8,21 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
 // The errors of this package, for errors.Is.
 var (
-	ErrUnsupported  = errs.ErrUnsupported    // this device cannot do it
-	ErrNotReachable = errs.ErrNotReachable   // a peer's memory has no address in this process
-	ErrMismatch     = errs.ErrMismatch       // the ranks did not ask for the same thing
-	ErrPeerLost     = errs.ErrPeerLost       // another rank has died or left
-	ErrClosed       = errs.ErrClosed         // the plan or its tensor was closed before
-	ErrInvalid      = errs.ErrInvalid        // an argument outside of what is allowed
-	ErrNoRendezvous = tensor.ErrNoRendezvous // a tensor has had no rendezvous yet
-	ErrTwoStreams   = errs.ErrTwoStreams     // a plan runs on one stream at a time
-	ErrNoRoom       = errs.ErrNoRoom         // see RoomError
+	ErrUnsupported  = errs.ErrUnsupported  // this device cannot do it
+	ErrNotReachable = errs.ErrNotReachable // a peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
+	ErrClosed       = errs.ErrClosed       // the plan or its tensor was closed before
+	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
+	ErrNoRendezvous = errs.ErrNoRendezvous // a tensor has had no rendezvous yet
+	ErrTwoStreams   = errs.ErrTwoStreams   // a plan runs on one stream at a time
+	ErrNoRoom       = errs.ErrNoRoom       // see RoomError
 )
 
 // Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to
@@ -33,7 +34,7 @@ type Plan struct {
 	algorithm Algorithm
 	device    device.Device
 	in, out   tensor.SymmetricTensor
-	channel   *tensor.Channel
+	channel   *memory.Channel
 	work      work
 	lives     []life // that a recorded run asks for when it runs
 
@@ -71,7 +72,7 @@ type negotiated interface {
 	// offer says what this rank can do. It is local.
 	offer() ([]byte, error)
 	// agree gives the form for what all ranks offer, the same on every rank.
-	agree(p *Plan, offers []tensor.ChannelOffer) (form, error)
+	agree(p *Plan, offers []memory.ChannelOffer) (form, error)
 }
 
 // newForm gives the form of a plan whose request was checked, or some form if it is wrong.
@@ -136,7 +137,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	}
 	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
 		p, err := newAllReduce(ctx, Transfers, t, out, op, opts)
-		if _, large := errors.AsType[*tensor.WorkspaceError](err); !large {
+		if _, large := errors.AsType[*memory.WorkspaceError](err); !large {
 			return p, err
 		}
 		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
@@ -153,7 +154,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 
 	failure := checkAllReduce(p, op, inPlace, opts)
 	form := newForm(p, op, inPlace, opts.MaxBlocks)
-	request := tensor.ChannelRequest{
+	request := memory.ChannelRequest{
 		Purpose: fmt.Sprintf("%s, from %s to %s, at most %d blocks, first epoch %d%s", p.name, place(t), place(out), opts.MaxBlocks, opts.FirstEpoch, form.purpose()),
 	}
 	n, negotiate := form.(negotiated)
@@ -161,7 +162,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 		request.Offer, failure = n.offer()
 	}
 	request.Failure = failure
-	request.Size = func(offers []tensor.ChannelOffer) (_ int64, err error) {
+	request.Size = func(offers []memory.ChannelOffer) (_ int64, err error) {
 		if negotiate {
 			if form, err = n.agree(p, offers); err != nil {
 				return 0, err

@@ -13,11 +13,12 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
 // onHostRanks runs f on ranks with two tensors of 100 f32 that have had their rendezvous, over host memory.
-func onHostRanks(t *testing.T, size int, f func(ctx context.Context, b *holding, m *backend.Memory, x, y *tensor.Tensor) error) {
+func onHostRanks(t *testing.T, size int, f func(ctx context.Context, b *holding, m *memory.Memory, x, y *tensor.Tensor) error) {
 	t.Helper()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		b, m, err := newHolding(g)
@@ -48,13 +49,13 @@ type holding struct {
 	bytes atomic.Int64
 }
 
-func newHolding(g *group.Group) (*holding, *backend.Memory, error) {
+func newHolding(g *group.Group) (*holding, *memory.Memory, error) {
 	near, err := host.New(g, nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	b := &holding{Backend: near}
-	return b, backend.NewMemory(b, g, &backend.MemoryOptions{KernelTimeout: 5 * time.Second}), nil
+	return b, memory.New(b, g, &memory.Options{KernelTimeout: 5 * time.Second}), nil
 }
 
 func (b *holding) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
@@ -66,8 +67,8 @@ func (b *holding) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	return &heldAllocation{a, b}, nil
 }
 
-func (b *holding) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
-	return b.Backend.Rendezvous(ctx, a.(*heldAllocation).Allocation, x)
+func (b *holding) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Mapping, error) {
+	return b.Backend.Rendezvous(ctx, a.(*heldAllocation).Allocation)
 }
 
 type heldAllocation struct {
@@ -82,7 +83,7 @@ func (a *heldAllocation) Release(ctx context.Context) error {
 
 // TestRanksMakeOnePlan: where ranks do not make the same plan, all of them are told.
 func TestRanksMakeOnePlan(t *testing.T) {
-	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *backend.Memory, x, y *tensor.Tensor) error {
+	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, y *tensor.Tensor) error {
 		z, err := tensor.Empty(ctx, m, tensor.Float32, 100)
 		if err != nil {
 			return err
@@ -114,7 +115,7 @@ func TestRanksMakeOnePlan(t *testing.T) {
 
 // TestPlanIntoAnotherGroup: the result goes into memory of the group that the input is of.
 func TestPlanIntoAnotherGroup(t *testing.T) {
-	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *backend.Memory, x, _ *tensor.Tensor) error {
+	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, _ *tensor.Tensor) error {
 		_, other, err := newHolding(m.Group())
 		if err != nil {
 			return err
@@ -150,7 +151,7 @@ func (w *workWatched) close() error {
 // TestBusyPlanKeepsItsWork: what the kernels of a plan use is not given back while the device still works, although the context of Close has
 // ended.
 func TestBusyPlanKeepsItsWork(t *testing.T) {
-	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *backend.Memory, x, _ *tensor.Tensor) error {
+	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, _ *tensor.Tensor) error {
 		p, err := NewAllReduce(ctx, x, Sum, nil)
 		if err != nil {
 			return err
@@ -179,14 +180,14 @@ func TestBusyPlanKeepsItsWork(t *testing.T) {
 
 // TestPlanGivesLargeWorkspaceBack: closing a plan gives back what large workspace nobody uses any more.
 func TestPlanGivesLargeWorkspaceBack(t *testing.T) {
-	onHostRanks(t, 1, func(ctx context.Context, b *holding, m *backend.Memory, x, _ *tensor.Tensor) error {
+	onHostRanks(t, 1, func(ctx context.Context, b *holding, m *memory.Memory, x, _ *tensor.Tensor) error {
 		const large = 257 << 20
 		had := b.bytes.Load()
 		p, err := NewAllReduce(ctx, x, Sum, nil)
 		if err != nil {
 			return err
 		}
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "a large plan", Bytes: large})
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "a large plan", Bytes: large})
 		if err != nil {
 			return err
 		}
@@ -208,7 +209,7 @@ func TestPlanGivesLargeWorkspaceBack(t *testing.T) {
 
 // TestGraphsOnTwoStreams: a graph of a plan that is launched while another graph runs it on another stream is an error of its stream.
 func TestGraphsOnTwoStreams(t *testing.T) {
-	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *backend.Memory, x, _ *tensor.Tensor) error {
+	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, _ *tensor.Tensor) error {
 		p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: OneShot})
 		if err != nil {
 			return err
@@ -268,7 +269,7 @@ func (refusing) enqueue(device.Stream, int) error { return errBroken }
 
 // TestRunInPart: a run of which only the beginning could be enqueued is the plan's last, since its peers do the whole run.
 func TestRunInPart(t *testing.T) {
-	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *backend.Memory, x, _ *tensor.Tensor) error {
+	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, _ *tensor.Tensor) error {
 		p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Transfers})
 		if err != nil {
 			return err

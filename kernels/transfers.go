@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/tensor"
+	"github.com/symmem/symmem/memory"
 )
 
 // Transfers is an all-reduce that never follows a pointer to a peer: data and results travel by prepared puts, which every
@@ -103,7 +103,7 @@ func (f transferForm) piece(owner, lap int) (lo, hi int64) {
 // transferWork is a plan's work by transfers.
 type transferWork struct {
 	plan    *Plan
-	signals *tensor.Signals
+	signals *memory.Signals
 	reduce  transferReduce
 	steps   []transferStep
 
@@ -128,7 +128,7 @@ type transferStep struct {
 	kind   transferKind
 	lap    int // stepSend, stepReduce
 	signal int // the channel
-	send   *tensor.PreparedSend
+	send   *memory.PreparedSend
 }
 
 // transferKind tells steps apart.
@@ -188,7 +188,7 @@ func (f transferForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch ui
 			err = errors.Join(err, w.close())
 		}
 	}()
-	o := tensor.SignalsOptions{Channels: transferSignals, First: firstEpoch, Op: p.name, Failed: p.fail}
+	o := memory.SignalsOptions{Channels: transferSignals, First: firstEpoch, Op: p.name, Failed: p.fail}
 	if f.small {
 		o.Granted = 1 // the peers have room for the first run
 	}
@@ -243,10 +243,10 @@ func (w *transferWork) prepareSends(f transferForm) error {
 		if step.kind != stepSend {
 			continue
 		}
-		var puts []tensor.SendPut
+		var puts []memory.SendPut
 		for k := 1; k < f.size; k++ {
 			peer := (f.rank + k) % f.size
-			put := tensor.SendPut{Peer: peer}
+			put := memory.SendPut{Peer: peer}
 			if step.signal == signalResults {
 				lo, hi := f.piece(f.rank, step.lap)
 				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo

@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -258,7 +259,7 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), atomics: atomics}
 	b := &simBackend{Backend: near, dev: dev}
 	b.left.Store(math.MaxInt64)
-	m := backend.NewMemory(b, g, nil)
+	m := memory.New(b, g, nil)
 	whole, err := tensor.Empty(ctx, m, dtype, n+offset+3)
 	if err != nil {
 		return err
@@ -397,7 +398,7 @@ func chosenOnSimulated(g *group.Group, bytes, left int64, want Algorithm) error 
 	dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}
 	b := &simBackend{Backend: near, dev: dev}
 	b.left.Store(left)
-	m := backend.NewMemory(b, g, nil)
+	m := memory.New(b, g, nil)
 	x, err := tensor.Empty(ctx, m, tensor.Float32, bytes/4)
 	if err != nil {
 		return err

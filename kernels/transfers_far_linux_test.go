@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -70,7 +70,7 @@ func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atom
 		}
 		return nil
 	}})
-	m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
+	m := memory.New(far, g, &memory.Options{KernelTimeout: 300 * time.Millisecond})
 	closing := func(close func() error) {
 		if closed := close(); !errors.Is(closed, errs.ErrPeerLost) { // which is what closing tells then
 			err = errors.Join(err, closed)

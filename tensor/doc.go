@@ -11,5 +11,5 @@
 // What runs on a device is enqueued on a stream and returns at once; what says it is collective must be called by all ranks
 // in the same order, and blocks until they have come.
 //
-// This room knows backend and device, and nothing of kernels.
+// This package knows memory and device, and nothing of kernels.
 package tensor

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // The errors of this package, for errors.Is.
@@ -45,7 +46,7 @@ type SymmetricTensor interface {
 	// Device is the device that holds this rank's copy.
 	Device() device.Device
 	// Memory is the symmetric memory that the tensor lies in.
-	Memory() *backend.Memory
+	Memory() *memory.Memory
 
 	// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
 	Err() error
@@ -97,7 +98,7 @@ type Tensor struct {
 	shape   Shape
 	owner   bool // its Close frees the storage
 
-	window atomic.Pointer[backend.Window] // nil before this tensor's rendezvous
+	window atomic.Pointer[memory.Window] // nil before this tensor's rendezvous
 	closed atomic.Bool
 
 	mu    sync.Mutex // serialises Rendezvous and PeerTable
@@ -108,7 +109,7 @@ var _ SymmetricTensor = (*Tensor)(nil)
 
 // storage is the allocation that a tensor and its slices share.
 type storage struct {
-	memory *backend.Memory
+	memory *memory.Memory
 	alloc  backend.Allocation
 	freed  atomic.Bool
 
@@ -119,12 +120,12 @@ type storage struct {
 // Empty allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
 // must allocate collectively (see [backend.Capabilities]). No dimension is a scalar; a dimension of 0 is an empty tensor,
 // valid without memory. Close it.
-func Empty(ctx context.Context, m *backend.Memory, dtype DType, shape ...int64) (*Tensor, error) {
+func Empty(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
 	return EmptyNamed(ctx, m, "", dtype, shape...)
 }
 
 // EmptyNamed is Empty with a name that the ranks compare at rendezvous and that errors and logs show.
-func EmptyNamed(ctx context.Context, m *backend.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
+func EmptyNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
 	if err := given("Empty", ctx, m); err != nil {
 		return nil, named(name, err)
 	}
@@ -141,7 +142,7 @@ func EmptyNamed(ctx context.Context, m *backend.Memory, name string, dtype DType
 
 // FromPtr makes a symmetric tensor of memory that the caller owns, at p on the memory's device; the caller keeps it until the
 // tensor is closed. Local. ErrUnsupported where the backend cannot adopt memory.
-func FromPtr(ctx context.Context, m *backend.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
+func FromPtr(ctx context.Context, m *memory.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
 	if err := given("FromPtr", ctx, m); err != nil {
 		return nil, err
 	}
@@ -162,7 +163,7 @@ func FromPtr(ctx context.Context, m *backend.Memory, p device.Ptr, dtype DType, 
 }
 
 // given checks what every tensor is made with.
-func given(op string, ctx context.Context, m *backend.Memory) error {
+func given(op string, ctx context.Context, m *memory.Memory) error {
 	return errors.Join(errs.Given(op, "ctx", ctx, "a context"), errs.Given(op, "memory", m, "the symmetric memory of a rank"))
 }
 
@@ -174,7 +175,7 @@ func named(name string, err error) error {
 	return fmt.Errorf("tensor %q: %w", name, err)
 }
 
-func newOwner(m *backend.Memory, a backend.Allocation, name string, bytes int64, dtype DType, shape Shape) *Tensor {
+func newOwner(m *memory.Memory, a backend.Allocation, name string, bytes int64, dtype DType, shape Shape) *Tensor {
 	st := &storage{memory: m, alloc: a}
 	t := &Tensor{storage: st, name: name, bytes: bytes, dtype: dtype, shape: slices.Clone(shape), owner: true}
 	// Symmetric memory is freed by all ranks together, so the garbage collector of one must not: it only tells of the leak.
@@ -209,7 +210,7 @@ func (t *Tensor) WorldSize() int { return t.storage.memory.Group().Size() }
 func (t *Tensor) Device() device.Device { return t.storage.memory.Device() }
 
 // Memory is the symmetric memory that the tensor lies in.
-func (t *Tensor) Memory() *backend.Memory { return t.storage.memory }
+func (t *Tensor) Memory() *memory.Memory { return t.storage.memory }
 
 // Offset is how many bytes into its allocation the tensor begins; 0 unless it is a slice.
 func (t *Tensor) Offset() int64 { return t.offset }
@@ -237,7 +238,7 @@ func (t *Tensor) Err() error {
 }
 
 // mapped gives the window, or says why there is none.
-func (t *Tensor) mapped() (*backend.Window, error) {
+func (t *Tensor) mapped() (*memory.Window, error) {
 	if err := t.Err(); err != nil {
 		return nil, err
 	}
@@ -280,7 +281,7 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if t.closed.Load() || t.storage.freed.Load() {
 		alloc = nil // the others may be waiting: come, and tell them
 	}
-	w, err := m.Rendezvous(ctx, alloc, backend.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+	w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
 	if closed := t.Err(); closed != nil {
 		return closed
 	}
@@ -309,7 +310,7 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 
 // EnableMulticast gives the memory of t, its slices' too, an address that reaches all ranks' copies at once. Collective, after the
 // rendezvous: every rank comes, in the same order. Again, and for a slice of memory that has it, it is nothing. It blocks until all ranks
-// have come or ctx has ended. See [backend.Memory.EnableMulticast] for the errors and for what it takes.
+// have come or ctx has ended. See [memory.Memory.EnableMulticast] for the errors and for what it takes.
 func (t *Tensor) EnableMulticast(ctx context.Context) error {
 	w, err := t.mapped()
 	// A rank that cannot comes all the same: the others may be waiting.
@@ -435,7 +436,7 @@ func (t *Tensor) Get(s device.Stream, peer int, dst SymmetricTensor) error {
 	return named(t.name, t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, dst.Local().Ptr(), t.bytes))
 }
 
-// Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [backend.Memory.Signal].
+// Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [memory.Memory.Signal].
 func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -443,7 +444,7 @@ func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
 	return named(t.name, t.storage.memory.Signal(s, peer, channel))
 }
 
-// Wait enqueues waiting for one signal of peer on channel. See [backend.Memory.Wait].
+// Wait enqueues waiting for one signal of peer on channel. See [memory.Memory.Wait].
 func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -451,7 +452,7 @@ func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
 	return named(t.name, t.storage.memory.Wait(s, peer, channel))
 }
 
-// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [backend.Memory.Barrier].
+// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [memory.Memory.Barrier].
 func (t *Tensor) Barrier(s device.Stream, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -566,13 +567,13 @@ type Pair struct {
 }
 
 // PrepareTransfer prepares moving the pairs between this rank and peer, once, to be posted many times. See
-// [backend.Memory.PrepareTransfer]. Local.
-func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.Transfer, error) {
+// [memory.Memory.PrepareTransfer]. Local.
+func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*memory.Transfer, error) {
 	if len(pairs) == 0 {
 		return nil, errs.Invalid("PrepareTransfer", "pairs", "an empty list", "at least one pair")
 	}
-	var m *backend.Memory
-	blocks := make([]backend.TransferBlock, len(pairs))
+	var m *memory.Memory
+	blocks := make([]memory.TransferBlock, len(pairs))
 	for i, p := range pairs {
 		arg := fmt.Sprintf("pairs[%d]", i)
 		if err := errs.Given("PrepareTransfer", arg+".Remote", p.Remote, "a symmetric tensor"); err != nil {
@@ -597,31 +598,7 @@ func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*backend.T
 		if err != nil {
 			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
 		}
-		blocks[i] = backend.TransferBlock{Local: p.Local.Local().Ptr(), Window: w, Offset: offset, Bytes: p.Remote.Bytes()}
+		blocks[i] = memory.TransferBlock{Local: p.Local.Local().Ptr(), Window: w, Offset: offset, Bytes: p.Remote.Bytes()}
 	}
 	return m.PrepareTransfer(op, peer, blocks)
 }
-
-// WorkspaceError says that there cannot be that much workspace. See [backend.WorkspaceError].
-type WorkspaceError = backend.WorkspaceError
-
-// Channel is a piece of symmetric workspace for one plan's flags and message buffers. See [backend.Memory.NewChannel].
-type Channel = backend.Channel
-
-// ChannelRequest and ChannelOffer are what a rank brings to the taking of a channel.
-type (
-	ChannelRequest = backend.ChannelRequest
-	ChannelOffer   = backend.ChannelOffer
-)
-
-// Signals is signal and wait between the ranks of one plan. See [backend.Channel.Signals].
-type Signals = backend.Signals
-
-// SignalsOptions says what a plan's signals are like.
-type SignalsOptions = backend.SignalsOptions
-
-// PreparedSend is puts to peers with a signal behind each, prepared once for a plan. See [backend.Signals.PrepareSend].
-type PreparedSend = backend.PreparedSend
-
-// SendPut is one write of a [PreparedSend].
-type SendPut = backend.SendPut

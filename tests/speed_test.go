@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -97,7 +98,7 @@ func speedJob(ctx context.Context, cfg config.Config, plain string, say func(any
 	if err != nil {
 		return err
 	}
-	near, err := backend.Open(ctx, plain, &backend.Env{
+	near, err := memory.Open(ctx, plain, &backend.Env{
 		Group: g, LocalRank: r.Rank(), Opened: r.Device(), Multicast: "off", KernelTimeout: cfg.KernelTimeout, Getenv: os.Getenv,
 	}, nil)
 	if err != nil {
@@ -128,7 +129,7 @@ func speedPieces(kind device.Kind, n int64) int64 {
 }
 
 // speedOf measures prepared writes of n bytes, in GB/s, the best of some.
-func speedOf(ctx context.Context, r *symmem.Rank, m *backend.Memory, what string, n int64, s device.Stream,
+func speedOf(ctx context.Context, r *symmem.Rank, m *memory.Memory, what string, n int64, s device.Stream,
 	say func(any)) error {
 	pieces := speedPieces(r.Device().Kind(), n)
 	t, err := tensor.Empty(ctx, m, tensor.Uint8, n*pieces)
@@ -141,7 +142,7 @@ func speedOf(ctx context.Context, r *symmem.Rank, m *backend.Memory, what string
 	if err := errors.Join(s.Fill(t.Ptr(), 1, t.Bytes()), s.Synchronize(ctx), r.Barrier(ctx)); err != nil {
 		return err
 	}
-	var puts []*backend.Transfer
+	var puts []*memory.Transfer
 	for i := range pieces {
 		piece, err := t.Slice(i*n, (i+1)*n)
 		if err != nil {

@@ -80,17 +80,12 @@ func onBackends(t *testing.T, h Harness, size int, f func(ctx context.Context, r
 	}
 }
 
-// agreement is what Memory would have agreed on before it calls Rendezvous.
-func (r *rank) agreement(a backend.Allocation) *backend.Agreement {
-	return &backend.Agreement{Group: r.group}
-}
-
 func (r *rank) mapped(ctx context.Context, bytes int64) (backend.Allocation, backend.Mapping, error) {
 	a, err := r.Allocate(ctx, bytes)
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := r.Rendezvous(ctx, a, r.agreement(a))
+	m, err := r.Rendezvous(ctx, a)
 	if err != nil {
 		return nil, nil, errors.Join(err, a.Release(ctx))
 	}
@@ -232,7 +227,7 @@ func rendezvousAgain(ctx context.Context, _ Harness, r *rank) error {
 		if err := m.Unmap(ctx); err != nil {
 			return err
 		}
-		if m, err = r.Rendezvous(ctx, a, r.agreement(a)); err != nil {
+		if m, err = r.Rendezvous(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -285,11 +280,11 @@ func multicast(ctx context.Context, _ Harness, r *rank) error {
 		if !ok {
 			return errors.New("the capability says multicast, and the mapping has none")
 		}
-		if p, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); err != nil || p.IsNil() {
+		if p, err := mc.EnableMulticast(ctx); err != nil || p.IsNil() {
 			return fmt.Errorf("the multicast address is %s: %w", p, err)
 		}
 	} else if ok {
-		if _, err := mc.EnableMulticast(ctx, &backend.Agreement{Group: r.group}); !errors.Is(err, errs.ErrUnsupported) {
+		if _, err := mc.EnableMulticast(ctx); !errors.Is(err, errs.ErrUnsupported) {
 			return fmt.Errorf("multicast without the capability: %w", err)
 		}
 	}
@@ -302,7 +297,7 @@ func foreignAllocation(ctx context.Context, _ Harness, r *rank) error {
 	if err != nil {
 		return err
 	}
-	if _, err := r.Rendezvous(ctx, foreign{a}, r.agreement(a)); err == nil {
+	if _, err := r.Rendezvous(ctx, foreign{a}); err == nil {
 		return errors.New("an allocation of another backend was mapped")
 	}
 	return a.Release(ctx)

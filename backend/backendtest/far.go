@@ -64,8 +64,8 @@ func FarCapabilities(near backend.Capabilities) backend.Capabilities {
 	return c
 }
 
-func (f *far) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
-	near, err := f.Backend.Rendezvous(ctx, a, x)
+func (f *far) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Mapping, error) {
+	near, err := f.Backend.Rendezvous(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +201,7 @@ func (f *far) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 		}
 		return nil, voted
 	}
-	mapping, err := f.Backend.Rendezvous(ctx, a, &backend.Agreement{Group: f.group})
+	mapping, err := f.Backend.Rendezvous(ctx, a)
 	if voted := f.group.Vote(ctx, "mapping flags", err); voted != nil {
 		if err == nil {
 			voted = errors.Join(voted, mapping.Unmap(ctx))

@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 )
 
 // ranksTimeout bounds what OnRanks runs, so that ranks that wait for each other end with an error instead of the test binary.
@@ -56,18 +57,18 @@ func RequireAll(t *testing.T, failed []error) {
 
 // WithMemory makes symmetric memory over b, runs f on it, waits until all ranks have come so far, and closes the memory, which
 // closes b. Collective. A rank whose f fails still comes to the end, so that the others do not wait for it.
-func WithMemory(ctx context.Context, g *group.Group, b backend.Backend, f func(m *backend.Memory) error) error {
-	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+func WithMemory(ctx context.Context, g *group.Group, b backend.Backend, f func(m *memory.Memory) error) error {
+	m := memory.New(b, g, &memory.Options{Channels: 2})
 	err := f(m)
 	return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
 }
 
 // WithWindow allocates, maps, runs f on the window unless it is nil, and frees. Collective: every rank comes to every step,
 // whatever has failed before, but f is not run on a rank that has no window.
-func WithWindow(ctx context.Context, m *backend.Memory, bytes int64, f func(w *backend.Window) error) error {
+func WithWindow(ctx context.Context, m *memory.Memory, bytes int64, f func(w *memory.Window) error) error {
 	a, err := m.Allocate(ctx, bytes, "")
 	// Whoever has no memory brings a nil allocation, so that the others are told.
-	w, mapErr := m.Rendezvous(ctx, a, backend.Record{})
+	w, mapErr := m.Rendezvous(ctx, a, memory.Record{})
 	if err = errors.Join(err, mapErr); err == nil && f != nil {
 		err = f(w)
 	}
@@ -78,14 +79,14 @@ func WithWindow(ctx context.Context, m *backend.Memory, bytes int64, f func(w *b
 }
 
 // TryWindow is WithWindow with ExchangeBytes: memory is allocated, every rank reaches it on all others, and it is freed.
-func TryWindow(ctx context.Context, m *backend.Memory, bytes int64) error {
-	return WithWindow(ctx, m, bytes, func(w *backend.Window) error { return ExchangeBytes(ctx, m, w) })
+func TryWindow(ctx context.Context, m *memory.Memory, bytes int64) error {
+	return WithWindow(ctx, m, bytes, func(w *memory.Window) error { return ExchangeBytes(ctx, m, w) })
 }
 
 // ExchangeBytes writes a byte of this rank's to several places of every rank's copy, the last bytes among them, and reads what
 // all ranks wrote, through every address that there is: the peers' and, where the window has one, the contiguous view. Of a
 // window with fewer bytes than there are ranks nothing is touched. Collective.
-func ExchangeBytes(ctx context.Context, m *backend.Memory, w *backend.Window) error {
+func ExchangeBytes(ctx context.Context, m *memory.Memory, w *memory.Window) error {
 	g := m.Group()
 	me, ranks := int64(g.Rank()), int64(g.Size())
 	// Each place has a byte for every rank, and the places do not overlap.

@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,21 +42,21 @@ func TestFar(t *testing.T) {
 }
 
 // onMemories runs f on the symmetric memory of each of size ranks of this process.
-func onMemories(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, m *backend.Memory) error) {
+func onMemories(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, opts, func(ctx context.Context, g *group.Group) error {
 		b, err := host.New(g, nil)
 		if err != nil {
 			return err
 		}
-		return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(ctx, m) })
+		return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return f(ctx, m) })
 	}))
 }
 
 // TestDeviceThatCannotBeOpened: it is an error of the backend, and not a backend without a value.
 func TestDeviceThatCannotBeOpened(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		m, err := backend.Open(ctx, host.Name, &backend.Env{Group: g, KernelTimeout: -1}, nil)
+		m, err := memory.Open(ctx, host.Name, &backend.Env{Group: g, KernelTimeout: -1}, nil)
 		if !errors.Is(err, errs.ErrInvalid) || m != nil {
 			return fmt.Errorf("opened %v: %w", m, err)
 		}
@@ -66,12 +67,12 @@ func TestDeviceThatCannotBeOpened(t *testing.T) {
 // TestTwoHosts: ranks on two hosts get an error that says so, on every rank.
 func TestTwoHosts(t *testing.T) {
 	hosts := &group.LocalOptions{BootIDs: []string{"", "", "another host"}}
-	onMemories(t, 3, hosts, func(ctx context.Context, m *backend.Memory) error {
+	onMemories(t, 3, hosts, func(ctx context.Context, m *memory.Memory) error {
 		a, err := m.Allocate(ctx, 64, "")
 		if err != nil {
 			return err
 		}
-		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		_, err = m.Rendezvous(ctx, a, memory.Record{})
 		if !errors.Is(err, errs.ErrNotReachable) {
 			return fmt.Errorf("a rendezvous between two hosts: %w", err)
 		}
@@ -81,7 +82,7 @@ func TestTwoHosts(t *testing.T) {
 
 // TestSealed: a peer can neither shrink nor grow the memory.
 func TestSealed(t *testing.T) {
-	onMemories(t, 1, nil, func(ctx context.Context, m *backend.Memory) error {
+	onMemories(t, 1, nil, func(ctx context.Context, m *memory.Memory) error {
 		a, err := m.Allocate(ctx, 10000, "")
 		if err != nil {
 			return err
@@ -118,7 +119,7 @@ func TestSealed(t *testing.T) {
 
 // TestNoDescriptorsLeft: the limit of open files is an error that says what to do, and afterwards everything works.
 func TestNoDescriptorsLeft(t *testing.T) {
-	onMemories(t, 1, nil, func(ctx context.Context, m *backend.Memory) error {
+	onMemories(t, 1, nil, func(ctx context.Context, m *memory.Memory) error {
 		var held []*os.File
 		defer func() {
 			for _, f := range held {

@@ -88,10 +88,10 @@ type mapping struct {
 }
 
 // Rendezvous passes the descriptors around and maps them.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	if !ok || a.backend != b {
-		return nil, x.Vote(ctx, "exporting", fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid))
+		return nil, b.group.Vote(ctx, "exporting", fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid))
 	}
 	members := b.group.Members()
 	for r, m := range members {

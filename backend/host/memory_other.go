@@ -27,6 +27,6 @@ func (b *Backend) Register(context.Context, device.Ptr, int64) (backend.Allocati
 }
 
 // Rendezvous is ErrUnsupported on this system.
-func (b *Backend) Rendezvous(context.Context, backend.Allocation, *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(context.Context, backend.Allocation) (backend.Mapping, error) {
 	return nil, supported()
 }

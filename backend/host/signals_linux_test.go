@@ -18,11 +18,12 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // onPlans runs f on ranks that have a channel with signals of a plan at its beginning, over a backend with peer pointers and over
 // one without.
-func onPlans(t *testing.T, size int, timeout time.Duration, o backend.SignalsOptions, f func(ctx context.Context, p *plan) error) {
+func onPlans(t *testing.T, size int, timeout time.Duration, o memory.SignalsOptions, f func(ctx context.Context, p *plan) error) {
 	for _, far := range []bool{false, true} {
 		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
 			backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
@@ -34,15 +35,15 @@ func onPlans(t *testing.T, size int, timeout time.Duration, o backend.SignalsOpt
 
 // plan is what a plan has.
 type plan struct {
-	memory  *backend.Memory
-	channel *backend.Channel
+	memory  *memory.Memory
+	channel *memory.Channel
 	data    int64 // where its buffers begin
-	signals *backend.Signals
+	signals *memory.Signals
 	stream  device.Stream
 	failed  atomic.Int32
 }
 
-func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration, o backend.SignalsOptions, f func(ctx context.Context, p *plan) error) error {
+func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration, o memory.SignalsOptions, f func(ctx context.Context, p *plan) error) error {
 	b, err := host.New(g, nil)
 	if err != nil {
 		return err
@@ -51,13 +52,13 @@ func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration
 	if far {
 		opened = backendtest.Far(b, g, &backendtest.FarOptions{Delay: 50 * time.Microsecond})
 	}
-	p := &plan{memory: backend.NewMemory(opened, g, &backend.MemoryOptions{KernelTimeout: timeout})}
+	p := &plan{memory: memory.New(opened, g, &memory.Options{KernelTimeout: timeout})}
 	o.Failed = func(err error) error {
 		p.failed.Add(1)
 		return err
 	}
 	p.data = p.memory.SignalsBytes(o.Channels)
-	if p.channel, err = p.memory.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: p.data + 4096}); err != nil {
+	if p.channel, err = p.memory.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: p.data + 4096}); err != nil {
 		return err
 	}
 	if p.signals, err = p.channel.Signals(ctx, 0, &o); err != nil {
@@ -71,7 +72,7 @@ func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration
 
 // TestPlanSignals: signals to all and from all are counted across the end of the numbers, and those that were granted are there.
 func TestPlanSignals(t *testing.T) {
-	o := backend.SignalsOptions{Channels: 2, Granted: 1, First: math.MaxUint32 - 3, Op: "test"}
+	o := memory.SignalsOptions{Channels: 2, Granted: 1, First: math.MaxUint32 - 3, Op: "test"}
 	onPlans(t, 3, time.Minute, o, func(ctx context.Context, p *plan) error {
 		if err := p.signals.WaitAll(p.stream, 1); err != nil { // granted
 			return err
@@ -95,7 +96,7 @@ func TestPlanSignals(t *testing.T) {
 
 // TestPlanPuts: what was put before a signal is there after it, again and again without a wait of the host.
 func TestPlanPuts(t *testing.T) {
-	o := backend.SignalsOptions{Channels: 2, Granted: 1, Op: "test"}
+	o := memory.SignalsOptions{Channels: 2, Granted: 1, Op: "test"}
 	onPlans(t, 3, time.Minute, o, func(ctx context.Context, p *plan) error {
 		const rounds = 200
 		g := p.memory.Group()
@@ -105,9 +106,9 @@ func TestPlanPuts(t *testing.T) {
 		}
 		// Word 0 is what this rank sends; word 1+r is where rank r's comes.
 		at := func(word int) device.Ptr { return own.Add(p.data + int64(64*word)) }
-		var puts []backend.SendPut
+		var puts []memory.SendPut
 		for k := 1; k < g.Size(); k++ {
-			puts = append(puts, backend.SendPut{Peer: (g.Rank() + k) % g.Size(), Offset: p.data + int64(64*(1+g.Rank())), Local: at(0), Bytes: 8})
+			puts = append(puts, memory.SendPut{Peer: (g.Rank() + k) % g.Size(), Offset: p.data + int64(64*(1+g.Rank())), Local: at(0), Bytes: 8})
 		}
 		send, err := p.signals.PrepareSend(0, puts...)
 		if err != nil {
@@ -156,7 +157,7 @@ func TestPlanPuts(t *testing.T) {
 // TestPlanWaitsInVain: the first wait in vain is told, once and with the plan's name, and then nobody waits any more.
 func TestPlanWaitsInVain(t *testing.T) {
 	const timeout = 150 * time.Millisecond
-	onPlans(t, 2, timeout, backend.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+	onPlans(t, 2, timeout, memory.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
 		if p.memory.Group().Rank() == 1 {
 			return nil // it never signals
 		}
@@ -187,7 +188,7 @@ func TestPlanWaitsInVain(t *testing.T) {
 
 // TestPlanWaitsInVainBeside: a wait in vain on a stream beside the user's is no error there, and the user's next wait tells it, once.
 func TestPlanWaitsInVainBeside(t *testing.T) {
-	onPlans(t, 2, 150*time.Millisecond, backend.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+	onPlans(t, 2, 150*time.Millisecond, memory.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
 		if p.memory.Group().Rank() == 1 {
 			return nil // it never signals
 		}
@@ -221,8 +222,8 @@ func TestPlanWaitsInVainBeside(t *testing.T) {
 
 // TestPlanSignalsRefused: wrong arguments are refused on every rank, even if only one has them.
 func TestPlanSignalsRefused(t *testing.T) {
-	onPlans(t, 2, time.Minute, backend.SignalsOptions{Channels: 1, Op: "test"}, func(ctx context.Context, p *plan) error {
-		refuse := func(offset int64, o backend.SignalsOptions) error {
+	onPlans(t, 2, time.Minute, memory.SignalsOptions{Channels: 1, Op: "test"}, func(ctx context.Context, p *plan) error {
+		refuse := func(offset int64, o memory.SignalsOptions) error {
 			o.Op, o.Failed = "test", func(err error) error { return err }
 			if p.memory.Group().Rank() == 1 {
 				offset, o.Channels, o.Granted = 0, 1, 0
@@ -234,11 +235,11 @@ func TestPlanSignalsRefused(t *testing.T) {
 			return nil
 		}
 		err := errors.Join(
-			refuse(0, backend.SignalsOptions{}),
-			refuse(0, backend.SignalsOptions{Channels: 1, Granted: 2}),
-			refuse(64, backend.SignalsOptions{Channels: 1}),
-			refuse(-128, backend.SignalsOptions{Channels: 1}),
-			refuse(1<<30, backend.SignalsOptions{Channels: 1}),
+			refuse(0, memory.SignalsOptions{}),
+			refuse(0, memory.SignalsOptions{Channels: 1, Granted: 2}),
+			refuse(64, memory.SignalsOptions{Channels: 1}),
+			refuse(-128, memory.SignalsOptions{Channels: 1}),
+			refuse(1<<30, memory.SignalsOptions{Channels: 1}),
 		)
 		if err != nil {
 			return err
@@ -248,8 +249,8 @@ func TestPlanSignalsRefused(t *testing.T) {
 			return err
 		}
 		peer := 1 - p.memory.Group().Rank()
-		right := backend.SendPut{Peer: peer, Offset: p.data, Local: own, Bytes: 8}
-		for name, puts := range map[string][]backend.SendPut{
+		right := memory.SendPut{Peer: peer, Offset: p.data, Local: own, Bytes: 8}
+		for name, puts := range map[string][]memory.SendPut{
 			"to a rank that does not exist": {{Peer: 2, Offset: p.data, Local: own, Bytes: 8}},
 			"to itself":                     {{Peer: 1 - peer, Offset: p.data, Local: own, Bytes: 8}},
 			"twice to a peer":               {right, right},
@@ -288,18 +289,18 @@ func TestPlanPutFails(t *testing.T) {
 		}
 		var l link
 		far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
-		m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 300 * time.Millisecond})
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
+		m := memory.New(far, g, &memory.Options{KernelTimeout: 300 * time.Millisecond})
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
 			return err
 		}
-		s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		s, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
 		if err != nil {
 			return err
 		}
 		own, err := c.Peer(g.Rank())
 		assert.NoError(t, err)
-		send, err := s.PrepareSend(0, backend.SendPut{Peer: 1 - g.Rank(), Offset: 64, Local: own, Bytes: 8})
+		send, err := s.PrepareSend(0, memory.SendPut{Peer: 1 - g.Rank(), Offset: 64, Local: own, Bytes: 8})
 		assert.NoError(t, err)
 		lane, err := m.Device().NewStream()
 		assert.NoError(t, err)
@@ -334,7 +335,7 @@ func TestFailedPlanSendsNothing(t *testing.T) {
 					}
 					var l link
 					far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
-					m := backend.NewMemory(far, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
+					m := memory.New(far, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
 					if err = sendAfterFailure(ctx, m, &l, how == "a put that failed", recorded); err != nil {
 						g.Abort("the test has failed") // the other rank may be waiting
 					}
@@ -346,13 +347,13 @@ func TestFailedPlanSendsNothing(t *testing.T) {
 }
 
 // sendAfterFailure lets rank 0's plan fail, by a put or by a wait in vain, and sends then.
-func sendAfterFailure(ctx context.Context, m *backend.Memory, l *link, put, recorded bool) error {
+func sendAfterFailure(ctx context.Context, m *memory.Memory, l *link, put, recorded bool) error {
 	g := m.Group()
-	c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
+	c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
 	if err != nil {
 		return err
 	}
-	s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+	s, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
 	if err != nil {
 		return err
 	}
@@ -361,7 +362,7 @@ func sendAfterFailure(ctx context.Context, m *backend.Memory, l *link, put, reco
 		return err
 	}
 	const from, to, bytes = 0, 64, 8
-	send, err := s.PrepareSend(0, backend.SendPut{Peer: 1 - g.Rank(), Offset: to, Local: own.Add(from), Bytes: bytes})
+	send, err := s.PrepareSend(0, memory.SendPut{Peer: 1 - g.Rank(), Offset: to, Local: own.Add(from), Bytes: bytes})
 	if err != nil {
 		return err
 	}
@@ -434,12 +435,12 @@ func TestGraphOfClosedPlan(t *testing.T) {
 				if far {
 					b = backendtest.Far(near, g, nil)
 				}
-				m := backend.NewMemory(b, g, &backend.MemoryOptions{KernelTimeout: 100 * time.Millisecond})
-				c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
+				m := memory.New(b, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
+				c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
 				if err != nil {
 					return err
 				}
-				s, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+				s, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
 				if err != nil {
 					return err
 				}

@@ -14,12 +14,13 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestPlanWaitHolds: a plan's wait holds its stream up until the signals have come, at the end of the numbers too.
 func TestPlanWaitHolds(t *testing.T) {
 	for _, first := range []uint32{0, math.MaxUint32 - 1, math.MaxUint32} {
-		o := backend.SignalsOptions{Channels: 1, First: first, Op: "test"}
+		o := memory.SignalsOptions{Channels: 1, First: first, Op: "test"}
 		onPlans(t, 2, time.Minute, o, func(ctx context.Context, p *plan) error {
 			other, err := p.memory.Device().NewStream()
 			if err != nil {
@@ -63,7 +64,7 @@ func TestBarrierNamesTheLate(t *testing.T) {
 					if far {
 						b = backendtest.Far(near, g, nil)
 					}
-					m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1, KernelTimeout: 100 * time.Millisecond})
+					m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 100 * time.Millisecond})
 					return errors.Join(waitInVain(ctx, m, late), g.Barrier(ctx, "end"), m.Close(ctx))
 				}))
 			})
@@ -72,8 +73,8 @@ func TestBarrierNamesTheLate(t *testing.T) {
 }
 
 // waitInVain comes to a barrier to which one rank does not come.
-func waitInVain(ctx context.Context, m *backend.Memory, late int) error {
-	return backendtest.WithWindow(ctx, m, 64, func(*backend.Window) error {
+func waitInVain(ctx context.Context, m *memory.Memory, late int) error {
+	return backendtest.WithWindow(ctx, m, 64, func(*memory.Window) error {
 		if m.Group().Rank() == late {
 			return nil
 		}
@@ -98,7 +99,7 @@ func waitInVain(ctx context.Context, m *backend.Memory, late int) error {
 // TestFailedPlanIsSilent: a rank that has waited in vain signals nobody any more, so that its peer, which may take what was not sent,
 // waits in vain too.
 func TestFailedPlanIsSilent(t *testing.T) {
-	onPlans(t, 2, 100*time.Millisecond, backend.SignalsOptions{Channels: 2, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+	onPlans(t, 2, 100*time.Millisecond, memory.SignalsOptions{Channels: 2, Op: "the plan"}, func(ctx context.Context, p *plan) error {
 		if p.memory.Group().Rank() == 0 {
 			err := errors.Join(p.signals.WaitAll(p.stream, 0), p.signals.SignalAll(p.stream, 1))
 			if err := errors.Join(err, p.stream.Synchronize(ctx)); !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -7,11 +7,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestErrorsKeepTheCode: what the driver has said of a call can be asked of the error that a rank gets at the end, through the backend,
@@ -28,7 +28,7 @@ func TestErrorsKeepTheCode(t *testing.T) {
 				o := m.plain(g.Rank())
 				o.Driver.GetErrorName = func(_ cu.Result, p **byte) cu.Result { *p = &name[0]; return cu.Success }
 				o.Driver.GetErrorString = func(_ cu.Result, p **byte) cu.Result { *p = &text[0]; return cu.Success }
-				return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 					if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 						return err
 					}

@@ -21,6 +21,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // onGPU are the options of a rank of a real machine. Multicast is never tried.
@@ -76,7 +77,7 @@ func TestThousandRoundsOnGPU(t *testing.T) {
 	}
 	states := make([][2]state, size)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			rounds := func(n int) error {
 				for i := range n {
 					if err := backendtest.WithWindow(ctx, m, int64(1+i%7)*granule, nil); err != nil {
@@ -131,7 +132,7 @@ func TestThousandRoundsOnGPU(t *testing.T) {
 func TestOutOfMemoryOnGPU(t *testing.T) {
 	gpus(t)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *memory.Memory) error {
 			free, total, err := b.device.MemInfo()
 			if err != nil {
 				return err
@@ -161,7 +162,7 @@ func TestOutOfMemoryOnGPU(t *testing.T) {
 func TestRegisterOnGPU(t *testing.T) {
 	count := gpus(t)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, max(2, min(count, 4)), nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			for _, kind := range []string{"virtual", "legacy"} {
 				if err := adoptAll(ctx, b, m, kind); err != nil {
 					return err
@@ -175,10 +176,10 @@ func TestRegisterOnGPU(t *testing.T) {
 func TestRegisterErrorsOnGPU(t *testing.T) {
 	count := gpus(t)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *memory.Memory) error {
 			want := func(what string, p device.Ptr, bytes int64, text string) error {
 				_, err := b.Register(ctx, p, bytes)
-				var bad *MemoryError
+				var bad *cuda.MemoryError
 				if !errors.As(err, &bad) || !strings.Contains(err.Error(), text) {
 					return fmt.Errorf("%s: %w", what, err)
 				}
@@ -255,7 +256,7 @@ func adoptOnly(ctx context.Context, b *Backend, p device.Ptr, bytes int64) error
 func TestEnqueueingDoesNotWaitOnGPU(t *testing.T) {
 	size := max(2, min(gpus(t), 4))
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, _ *backend.Memory) (err error) {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, _ *memory.Memory) (err error) {
 			all := make([]int, size)
 			for i := range all {
 				all[i] = i
@@ -266,18 +267,18 @@ func TestEnqueueingDoesNotWaitOnGPU(t *testing.T) {
 			}
 			defer func() { err = errors.Join(err, sub.Close(ctx)) }()
 			env := &backend.Env{Group: sub, Opened: b.Device(), Parent: b, ShareDevice: true, Multicast: "off", Getenv: os.Getenv}
-			m, err := backend.Open(ctx, Name, env, &backend.MemoryOptions{Channels: 2, KernelTimeout: 30 * time.Second})
+			m, err := memory.Open(ctx, Name, env, &memory.Options{Channels: 2, KernelTimeout: 30 * time.Second})
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, m.Close(ctx)) }()
-			return backendtest.WithWindow(ctx, m, 4096, func(*backend.Window) error { return enqueueBehind(ctx, m) })
+			return backendtest.WithWindow(ctx, m, 4096, func(*memory.Window) error { return enqueueBehind(ctx, m) })
 		})
 	}))
 }
 
 // enqueueBehind enqueues everything behind a host function that ends when all of it was enqueued.
-func enqueueBehind(ctx context.Context, m *backend.Memory) (err error) {
+func enqueueBehind(ctx context.Context, m *memory.Memory) (err error) {
 	s, err := m.Device().NewStream()
 	if err != nil {
 		return err
@@ -311,7 +312,7 @@ func TestSharedGPU(t *testing.T) {
 	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Device, o.ShareDevice = "0", false
-		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+		return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 	}) {
 		require.ErrorIs(t, err, errs.ErrInvalid)
 		assert.ErrorContains(t, err, "on rank 0 and on rank 1")

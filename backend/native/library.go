@@ -27,7 +27,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 
 // driverLibrary tells of a driver that was loaded.
 func driverLibrary(drv *cu.Driver) backend.Library {
-	l := backend.Library{Name: driverName, State: backend.LibraryUsable}
+	l := backend.Library{Name: driverName, State: "usable"}
 	gpus, err := cuda.Survey(&cuda.Options{Driver: drv})
 	if err != nil {
 		l = survey.Failed(driverName, err, "install the NVIDIA driver, series 550 or newer, and see that nvidia-smi lists the GPUs")

@@ -26,7 +26,7 @@ func TestLibraries(t *testing.T) {
 	drv.Path = "/usr/lib/libcuda.so.1"
 	drv.DriverGetVersion = func(v *int32) cu.Result { *v = 13000; return cu.Success }
 	l := driverLibrary(drv)
-	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
+	assert.Equal(t, "usable", l.State, l.Reason)
 	assert.Equal(t, "CUDA driver", l.Name)
 	assert.Equal(t, "CUDA 13.0", l.Version)
 	assert.Equal(t, "/usr/lib/libcuda.so.1", l.Path)
@@ -36,20 +36,20 @@ func TestLibraries(t *testing.T) {
 
 	drv.DriverGetVersion = func(v *int32) cu.Result { *v = 12020; return cu.Success }
 	l = driverLibrary(drv)
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Equal(t, "CUDA 12.2", l.Version)
 	assert.Contains(t, l.Reason, "speaks CUDA 12.2; CUDA 12.4 or newer is needed")
 	assert.NotEmpty(t, l.Fix)
 
 	drv = newMachine(0).driver()
 	l = driverLibrary(drv)
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Contains(t, l.Reason, "the driver sees no GPU")
 
 	m = newMachine(1)
 	m.failing("cuInit", -1, 0, cu.StubLibrary)
 	l = driverLibrary(m.driver())
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Contains(t, l.Reason, "cuInit returned 34")
 	assert.NotContains(t, l.Reason, "LD_LIBRARY_PATH")
 	assert.Contains(t, l.Fix, "the toolkit's stub")
@@ -59,7 +59,7 @@ func TestLibrariesOfNoDriver(t *testing.T) {
 	t.Setenv(cuda.LibraryEnv, t.TempDir()+"/libcuda.so.1")
 	found := factory{}.Libraries(t.Context(), &backend.Env{})
 	require.Len(t, found, 1)
-	assert.Equal(t, backend.LibraryMissing, found[0].State)
+	assert.Equal(t, "missing", found[0].State)
 	require.Len(t, found[0].Tried, 1)
 	assert.Contains(t, found[0].Tried[0], "libcuda.so.1")
 	assert.Contains(t, found[0].Fix, "install the NVIDIA driver")

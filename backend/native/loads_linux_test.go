@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestSignalsLoadNothing: what signals, waits and barriers need is loaded by the first rendezvous, and for further groups not again:
@@ -33,7 +34,7 @@ func TestSignalsLoadNothing(t *testing.T) {
 		return m.called(name, gpu)
 	}
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			var streams [4]device.Stream
 			for i := range streams {
 				s, err := b.Device().NewStream()
@@ -92,7 +93,7 @@ func TestKernelsAreLoadedOnce(t *testing.T) {
 	m := newMachine(1)
 	m.signalKernels()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			if err := backendtest.WithWindow(ctx, mem, 4096, nil); err != nil {
 				return err
 			}
@@ -101,11 +102,11 @@ func TestKernelsAreLoadedOnce(t *testing.T) {
 				return err
 			}
 			env := &backend.Env{Group: sub, Opened: b.Device(), Parent: b, Multicast: "off", Getenv: noEnv}
-			second, err := backend.Open(ctx, Name, env, &backend.MemoryOptions{Channels: 2})
+			second, err := memory.Open(ctx, Name, env, &memory.Options{Channels: 2})
 			if err != nil {
 				return err
 			}
-			err = backendtest.WithWindow(ctx, second, 4096, func(*backend.Window) error {
+			err = backendtest.WithWindow(ctx, second, 4096, func(*memory.Window) error {
 				s, err := b.Device().NewStream()
 				if err != nil {
 					return err

@@ -41,14 +41,14 @@ func (b *Backend) notAlike(offers []offer) string {
 var notReadyPauses = []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, 400 * time.Millisecond, time.Second}
 
 // EnableMulticast makes a multicast object, binds all ranks' memory to it and maps it. Collective.
-func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
+func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	b := m.backend
 	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
 		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
 	}
 	for attempt := 0; ; attempt++ {
 		c := &cast{backend: b, mapping: m}
-		err := c.make(ctx, x)
+		err := c.make(ctx)
 		if err == nil {
 			m.undo = append(m.undo, c.undo...)
 			return c.at, nil
@@ -128,7 +128,7 @@ type cast struct {
 // make goes through the steps, with a vote before each that would block or break if a rank had failed the step before. The object
 // vanishes when nobody holds it, and whoever imports it after that waits for an empty one in vain: so the creator holds it until the
 // last vote.
-func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
+func (c *cast) make(ctx context.Context) error {
 	b := c.backend
 	var failure error
 	if c.mapping.rank == creator {
@@ -151,11 +151,11 @@ func (c *cast) make(ctx context.Context, x *backend.Agreement) error {
 	})
 	err = errors.Join(err, closeFile(file))
 	// Binding blocks until every device was added.
-	if err := x.Vote(ctx, "adding devices to the multicast object", err); err != nil {
+	if err := b.group.Vote(ctx, "adding devices to the multicast object", err); err != nil {
 		return err
 	}
 	err = b.device.WithContext(func() error { return c.bind(h) })
-	if err := x.Vote(ctx, "binding memory to the multicast object", err); err != nil {
+	if err := b.group.Vote(ctx, "binding memory to the multicast object", err); err != nil {
 		return err
 	}
 	if err := b.device.WithContext(c.creation.run); err != nil {

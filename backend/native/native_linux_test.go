@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 func TestMain(m *testing.M) {
@@ -40,12 +41,12 @@ func (m *machine) plain(rank int) *Options {
 }
 
 // withMemory opens the backend, runs f over its memory, and closes it.
-func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *memory.Memory) error) error {
 	b, err := New(ctx, g, o)
 	if err != nil {
 		return err
 	}
-	return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(b, m) })
+	return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return f(b, m) })
 }
 
 func TestConformanceOnFakeDriver(t *testing.T) {
@@ -114,7 +115,7 @@ func TestEveryStepFails(t *testing.T) {
 }
 
 // enable gives w a multicast address, or an error that is ErrUnsupported, ErrNoMemory or ErrUnavailable on every rank.
-func enable(ctx context.Context, mem *backend.Memory, w *backend.Window) error {
+func enable(ctx context.Context, mem *memory.Memory, w *memory.Window) error {
 	err := mem.EnableMulticast(ctx, w, nil)
 	if err != nil && !errors.Is(err, errs.ErrUnsupported) && !errors.Is(err, errs.ErrNoMemory) && !errors.Is(err, errs.ErrUnavailable) {
 		err = fmt.Errorf("an error of no condition: %w", err)
@@ -138,7 +139,7 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.Multicast = multicast
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			// The workspace is there before, so that the calls are those of one allocation.
 			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
@@ -149,7 +150,7 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
 			}
-			outcomes[g.Rank()] = backendtest.WithWindow(ctx, mem, 3*granule, func(w *backend.Window) error {
+			outcomes[g.Rank()] = backendtest.WithWindow(ctx, mem, 3*granule, func(w *memory.Window) error {
 				if multicast == "off" {
 					return nil
 				}
@@ -164,7 +165,7 @@ func failOnce(t *testing.T, multicast, call string, victim, nth int) bool {
 			if err := g.Barrier(ctx, "working"); err != nil {
 				return err
 			}
-			return backendtest.WithWindow(ctx, mem, 3*granule, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 3*granule, func(w *memory.Window) error {
 				if b.Capabilities().Multicast {
 					if err := enable(ctx, mem, w); err != nil {
 						return err
@@ -206,7 +207,7 @@ func TestTwoRanksOnOneDevice(t *testing.T) {
 				o := m.plain(0)
 				o.Device = []string{"0", "1", "0"}[g.Rank()]
 				o.ShareDevice = share[g.Rank()]
-				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+				return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 			})
 			for _, err := range failed {
 				require.ErrorIs(t, err, errs.ErrInvalid)
@@ -219,7 +220,7 @@ func TestTwoRanksOnOneDevice(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 5, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.ShareDevice = true
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			if b.device.Index() != g.Rank()%2 {
 				return fmt.Errorf("rank %d has device %d", g.Rank(), b.device.Index())
 			}
@@ -272,7 +273,7 @@ func TestOpeningFails(t *testing.T) {
 				if g.Rank() == 1 {
 					tt.change(m, o)
 				}
-				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+				return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 			})
 			for r, err := range failed {
 				require.Error(t, err, "rank %d", r)
@@ -291,7 +292,7 @@ func TestNoPeerAccess(t *testing.T) {
 	m := newMachine(3)
 	m.noPeers = func(dev, peer int) bool { return dev == 0 && peer == 2 }
 	failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			if c := b.Capabilities(); c.PeerPointers || c.Why["peer_pointers"] == "" {
 				return fmt.Errorf("capabilities: %+v", c)
 			}
@@ -310,7 +311,7 @@ func TestNoPeerAccess(t *testing.T) {
 func TestAccessRefused(t *testing.T) {
 	m := newMachine(2)
 	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			a, err := mem.Allocate(ctx, 100, "")
 			if err := g.Vote(ctx, "allocated", err); err != nil {
 				return err
@@ -321,8 +322,7 @@ func TestAccessRefused(t *testing.T) {
 			if err := g.Barrier(ctx, "failing"); err != nil {
 				return err
 			}
-			x := &backend.Agreement{Group: g}
-			mapped, err := b.Rendezvous(ctx, a, x)
+			mapped, err := b.Rendezvous(ctx, a)
 			err = g.Vote(ctx, "mapping", err)
 			if mapped != nil {
 				err = errors.Join(err, mapped.Unmap(ctx))
@@ -345,7 +345,7 @@ func TestTwoHosts(t *testing.T) {
 			m.fabric, m.fabricWorks = 1, works
 			hosts := &group.LocalOptions{BootIDs: []string{"", "", "another"}}
 			failed := backendtest.OnRanks(t, 3, hosts, func(ctx context.Context, g *group.Group) error {
-				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 					if c := b.Capabilities(); c.SeveralHosts != works || !works && !strings.Contains(c.Why["several_hosts"], "IMEX") {
 						return fmt.Errorf("capabilities: %+v", c)
 					}
@@ -369,7 +369,7 @@ func TestTwoHosts(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			for _, n := range []int64{1 << 50, 1<<63 - 1, fakecuda.TotalMemory + 1, fakecuda.TotalMemory - granule} {
 				if n == fakecuda.TotalMemory-granule { // there is so much, but not free
 					held, err := b.Allocate(ctx, 2*granule)
@@ -399,7 +399,7 @@ func TestOutOfMemory(t *testing.T) {
 func TestBusyGPU(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			m.Mu.Lock()
 			m.fail = func(call string, _, _ int) cu.Result {
 				if call == "cuEventQuery" || call == "cuStreamQuery" {
@@ -466,7 +466,7 @@ func TestPolicy(t *testing.T) {
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.Multicast, o.Getenv = tt.setting, func(name string) string { return tt.env[name] }
-			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				c := b.Capabilities()
 				if c.Multicast != tt.may {
 					return fmt.Errorf("capabilities: %+v", c)
@@ -476,7 +476,7 @@ func TestPolicy(t *testing.T) {
 						return fmt.Errorf("why: %s", why)
 					}
 				}
-				return backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 100, func(w *memory.Window) error {
 					if err := mem.EnableMulticast(ctx, w, nil); tt.may != (err == nil) || !tt.may && !errors.Is(err, errs.ErrUnsupported) {
 						return fmt.Errorf("enabling multicast: %w", err)
 					}
@@ -502,7 +502,7 @@ func TestMulticastIsMadeWhenAskedFor(t *testing.T) {
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.Multicast = setting
-			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				return backendtest.TryWindow(ctx, mem, 3*granule)
 			})
 		}))
@@ -512,13 +512,13 @@ func TestMulticastIsMadeWhenAskedFor(t *testing.T) {
 }
 
 // withMulticast runs f on ranks of a machine with multicast, each with a GPU of its own, and sees that nothing is left.
-func withMulticast(t *testing.T, m *machine, ranks int, f func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error) {
+func withMulticast(t *testing.T, m *machine, ranks int, f func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error) {
 	t.Helper()
 	m.multicast = 1
 	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.Multicast = "auto"
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return f(ctx, g, b, mem) })
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error { return f(ctx, g, b, mem) })
 	}))
 	assert.Empty(t, m.left())
 	assert.Zero(t, m.live, "multicast objects")
@@ -540,8 +540,8 @@ func lives(ctx context.Context, g *group.Group, m *machine, want int) error {
 
 func TestEnableMulticast(t *testing.T) {
 	m := newMachine(3)
-	withMulticast(t, m, 3, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
-		err := backendtest.WithWindow(ctx, mem, 3*granule, func(w *backend.Window) error {
+	withMulticast(t, m, 3, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+		err := backendtest.WithWindow(ctx, mem, 3*granule, func(w *memory.Window) error {
 			if _, err := w.Multicast(0); !errors.Is(err, errs.ErrNoMulticast) {
 				return fmt.Errorf("before: %w", err)
 			}
@@ -578,8 +578,8 @@ func TestMulticastNotReady(t *testing.T) {
 					continue
 				}
 				m := newMachine(2)
-				withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
-					return backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
+				withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+					return backendtest.WithWindow(ctx, mem, granule, func(w *memory.Window) error {
 						m.Mu.Lock()
 						m.fail = func(c string, at, n int) cu.Result {
 							if c == call && at == gpu && n <= refusals {
@@ -616,9 +616,9 @@ func TestMulticastNotReady(t *testing.T) {
 func TestMulticastExhausted(t *testing.T) {
 	m := newMachine(2)
 	m.objects = 1
-	withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
-		return backendtest.WithWindow(ctx, mem, granule, func(second *backend.Window) error {
-			err := backendtest.WithWindow(ctx, mem, granule, func(first *backend.Window) error {
+	withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+		return backendtest.WithWindow(ctx, mem, granule, func(second *memory.Window) error {
+			err := backendtest.WithWindow(ctx, mem, granule, func(first *memory.Window) error {
 				if err := mem.EnableMulticast(ctx, first, nil); err != nil {
 					return err
 				}
@@ -636,8 +636,8 @@ func TestMulticastExhausted(t *testing.T) {
 func TestMulticastRefused(t *testing.T) {
 	for _, call := range castSteps {
 		m := newMachine(2)
-		withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
+		withMulticast(t, m, 2, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, granule, func(w *memory.Window) error {
 				m.Mu.Lock()
 				m.fail = func(c string, gpu, _ int) cu.Result {
 					if c == call && gpu == 0 {
@@ -689,9 +689,9 @@ func TestMulticastDegrades(t *testing.T) {
 					o := m.plain(g.Rank())
 					o.Multicast = policy
 					prepare(m, g.Rank(), o)
-					return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+					return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 						for range 2 {
-							err := backendtest.WithWindow(ctx, mem, 100, func(w *backend.Window) error {
+							err := backendtest.WithWindow(ctx, mem, 100, func(w *memory.Window) error {
 								_, err := w.Multicast(0)
 								for _, err := range []error{mem.EnableMulticast(ctx, w, nil), err} {
 									if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), b.Capabilities().Why["multicast"]) {
@@ -731,7 +731,7 @@ func TestRegister(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/same=%t", kind, same), func(t *testing.T) {
 				m := newMachine(3)
 				backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-					return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+					return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 						offset := int64(4096)
 						if !same {
 							offset = int64(g.Rank()) * (granule + 16)
@@ -766,12 +766,12 @@ func foreignMemory(b *Backend, kind string, bytes int64) (p device.Ptr, free fun
 }
 
 // adoptAndUse registers memory, maps it, and writes and reads it through every peer pointer.
-func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int64, contiguous bool) error {
+func adoptAndUse(ctx context.Context, m *memory.Memory, p device.Ptr, bytes int64, contiguous bool) error {
 	a, err := m.Register(ctx, p, bytes, "adopted")
 	if err != nil {
 		return err
 	}
-	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	w, err := m.Rendezvous(ctx, a, memory.Record{})
 	if err == nil {
 		if _, _, viewErr := w.Contiguous(0); contiguous != (viewErr == nil) || viewErr != nil && !errors.Is(viewErr, errs.ErrUnsupported) {
 			err = fmt.Errorf("contiguous view: %w", viewErr)
@@ -785,7 +785,7 @@ func adoptAndUse(ctx context.Context, m *backend.Memory, p device.Ptr, bytes int
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			other, err := cuda.Open(&cuda.Options{Driver: b.drv, Device: fmt.Sprint(1 - g.Rank())})
 			if err != nil {
 				return err
@@ -833,7 +833,7 @@ func TestRegisterErrors(t *testing.T) {
 				{4096, 64, []string{"memory of the host"}},
 			} {
 				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
-				var bad *MemoryError
+				var bad *cuda.MemoryError
 				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) || len(bad.Problems) != len(tt.texts) {
 					return fmt.Errorf("%d bytes at %s: %w", tt.bytes, tt.p, err)
 				}
@@ -864,7 +864,7 @@ func TestRegisterErrors(t *testing.T) {
 func TestFreedBeforeRendezvous(t *testing.T) {
 	m := newMachine(2)
 	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			p, free, err := foreignMemory(b, "legacy", granule)
 			if err != nil {
 				return err
@@ -876,7 +876,7 @@ func TestFreedBeforeRendezvous(t *testing.T) {
 			if g.Rank() == 1 {
 				err = free()
 			}
-			_, failed := mem.Rendezvous(ctx, a, backend.Record{})
+			_, failed := mem.Rendezvous(ctx, a, memory.Record{})
 			if g.Rank() == 0 {
 				err = errors.Join(err, free())
 			}
@@ -893,7 +893,7 @@ func TestFreedBeforeRendezvous(t *testing.T) {
 func TestDifferentKinds(t *testing.T) {
 	m := newMachine(2)
 	failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			p, free, err := foreignMemory(b, []string{"virtual", "legacy"}[g.Rank()], granule)
 			if err != nil {
 				return err
@@ -912,19 +912,19 @@ func TestDifferentKinds(t *testing.T) {
 func TestPeerLost(t *testing.T) {
 	m := newMachine(3)
 	failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			a, err := mem.Allocate(ctx, 100, "")
 			if err != nil {
 				return err
 			}
-			if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			if _, err := mem.Rendezvous(ctx, a, memory.Record{}); err != nil {
 				return err
 			}
 			if g.Rank() == 1 {
 				g.Abort("test")
 			}
 			<-g.Lost()
-			_, err = mem.Rendezvous(ctx, a, backend.Record{})
+			_, err = mem.Rendezvous(ctx, a, memory.Record{})
 			return errors.Join(err, mem.Free(ctx, a))
 		})
 	})

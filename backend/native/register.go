@@ -15,12 +15,9 @@ import (
 // adoptAlign is what adopted memory must be aligned to, in bytes: kernels move it in words of this size.
 const adoptAlign = 16
 
-// MemoryError is memory that cannot be adopted, with everything that is wrong with it. It is ErrInvalid.
-type MemoryError = cuda.MemoryError
-
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, which must
 // be pinned and have been made with the handle type of POSIX file descriptors, or of cuMemAlloc or cudaMalloc. It must be aligned to
-// 16 bytes and lie in one allocation, anywhere, of which peers map the whole. Everything that is wrong is in the [*MemoryError].
+// 16 bytes and lie in one allocation, anywhere, of which peers map the whole. Everything that is wrong is in the [*cuda.MemoryError].
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.found.noRegister != "" {
 		return nil, b.Capabilities().Missing(Name, "register")
@@ -39,7 +36,7 @@ func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backen
 // adopt finds out what the memory is and whether it can be shared; the context is current.
 func (a *allocation) adopt() error {
 	b := a.backend
-	bad := &MemoryError{Ptr: a.ptr, Bytes: a.bytes}
+	bad := &cuda.MemoryError{Ptr: a.ptr, Bytes: a.bytes}
 	if a.ptr%adoptAlign != 0 {
 		bad.Note("the address is not a multiple of %d", adoptAlign)
 	}
@@ -65,7 +62,7 @@ func (a *allocation) adopt() error {
 }
 
 // adoptLegacy takes memory of cuMemAlloc whose allocation begins at base.
-func (a *allocation) adoptLegacy(base device.Ptr, bad *MemoryError) {
+func (a *allocation) adoptLegacy(base device.Ptr, bad *cuda.MemoryError) {
 	b := a.backend
 	a.kind = legacy
 	if !b.otherProcess() {

@@ -48,7 +48,7 @@ var (
 )
 
 // Rendezvous exports the memory, passes it around and maps all ranks' memory.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	if b.unreachable != "" {
 		// Every rank knows it, so every rank stops here.
 		return nil, fmt.Errorf("%s: %w", b.unreachable, errs.ErrNotReachable)

@@ -11,12 +11,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -124,7 +124,7 @@ func TestWaitsInVain(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 3, KernelTimeout: 400 * time.Millisecond})
+			mem := memory.New(b, g, &memory.Options{Channels: 3, KernelTimeout: 400 * time.Millisecond})
 			err = backendtest.WithWindow(ctx, mem, 4096, nil) // the first makes the signal pads
 			if err == nil {
 				err = suite.WaitsInVain(ctx, mem)
@@ -175,7 +175,7 @@ func TestSignalsByTheLinks(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: 20 * time.Second})
+			mem := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: 20 * time.Second})
 			return errors.Join(signalAround(ctx, mem, rounds), g.Barrier(ctx, "end"), mem.Close(ctx))
 		}))
 		assert.Empty(t, m.left())
@@ -195,7 +195,7 @@ func TestSignalsByTheLinks(t *testing.T) {
 }
 
 // signalAround signals all others some times on one channel, and waits for as many signals of each of them.
-func signalAround(ctx context.Context, mem *backend.Memory, rounds int) error {
+func signalAround(ctx context.Context, mem *memory.Memory, rounds int) error {
 	if err := backendtest.WithWindow(ctx, mem, 4096, nil); err != nil { // the first makes the signal pads
 		return err
 	}

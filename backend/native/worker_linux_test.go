@@ -27,6 +27,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // workerReport is what one rank's process prints at its end.
@@ -86,7 +87,7 @@ func work(ctx context.Context, role string) error {
 	if err != nil {
 		return err
 	}
-	m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, Logger: logger})
+	m := memory.New(b, g, &memory.Options{Channels: 2, Logger: logger})
 	switch role {
 	case "times":
 		err = report.measure(ctx, m)
@@ -138,7 +139,7 @@ func lessFree(ctx context.Context, b *Backend, before int64) (int64, error) {
 const stillHeld = 32 << 20
 
 // measure times allocations and rendezvous of some sizes.
-func (r *workerReport) measure(ctx context.Context, m *backend.Memory) error {
+func (r *workerReport) measure(ctx context.Context, m *memory.Memory) error {
 	for _, bytes := range []int64{1 << 20, 64 << 20, 1 << 30} {
 		key := fmt.Sprintf("%d MiB", bytes>>20)
 		for range 10 {
@@ -152,7 +153,7 @@ func (r *workerReport) measure(ctx context.Context, m *backend.Memory) error {
 				return err
 			}
 			began = time.Now()
-			w, err := m.Rendezvous(ctx, a, backend.Record{})
+			w, err := m.Rendezvous(ctx, a, memory.Record{})
 			if err != nil {
 				return err
 			}
@@ -166,7 +167,7 @@ func (r *workerReport) measure(ctx context.Context, m *backend.Memory) error {
 }
 
 // adoptAll adopts memory of one kind in pieces of several sizes, at different and at equal offsets.
-func adoptAll(ctx context.Context, b *Backend, m *backend.Memory, kind string) error {
+func adoptAll(ctx context.Context, b *Backend, m *memory.Memory, kind string) error {
 	for _, bytes := range []int64{64 << 10, 1 << 20, 32 << 20} {
 		for _, step := range []int64{0, 1024, 3 << 20} {
 			size := bytes + 64<<10 + int64(b.group.Size())*step
@@ -188,7 +189,7 @@ func adoptAll(ctx context.Context, b *Backend, m *backend.Memory, kind string) e
 }
 
 // loseOne maps memory, loses a rank, and unwinds.
-func loseOne(ctx context.Context, m *backend.Memory, victim int) error {
+func loseOne(ctx context.Context, m *memory.Memory, victim int) error {
 	var all []backend.Allocation
 	for range 3 {
 		a, err := m.Allocate(ctx, 64<<20, "")
@@ -196,7 +197,7 @@ func loseOne(ctx context.Context, m *backend.Memory, victim int) error {
 			return err
 		}
 		all = append(all, a)
-		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return err
 		}
 	}

@@ -156,12 +156,9 @@ func (a *allocation) Release(context.Context) error {
 	return nil
 }
 
-// MemoryError is memory that cannot be adopted, with everything that is wrong with it. It is ErrInvalid.
-type MemoryError = cuda.MemoryError
-
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate
 // (ncclMemAlloc among it), pinned, made with the handle type of POSIX file descriptors. Its place in its allocation must be a
-// multiple of 4096 bytes, and it must lie in one. Everything that is wrong is in the [*MemoryError]. The window is one of the
+// multiple of 4096 bytes, and it must lie in one. Everything that is wrong is in the [*cuda.MemoryError]. The window is one of the
 // whole allocation, whose size must be the same on all ranks.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
@@ -178,7 +175,7 @@ func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backen
 // adopt finds out what the memory is and whether it can become a window; the context is current.
 func (a *allocation) adopt() error {
 	b := a.backend
-	bad := &MemoryError{Ptr: a.ptr, Bytes: a.bytes}
+	bad := &cuda.MemoryError{Ptr: a.ptr, Bytes: a.bytes}
 	at, err := b.device.Place(bad)
 	if err != nil {
 		return err

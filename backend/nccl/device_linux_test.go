@@ -17,12 +17,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 //go:embed testdata/lsa_all_reduce.cu
@@ -89,7 +89,7 @@ func TestDeviceSideOnGPU(t *testing.T) {
 
 	const blocks, count = 8, 100_001
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			module, err := b.device.LoadModule(image)
 			if err != nil {
 				return err
@@ -106,7 +106,7 @@ func TestDeviceSideOnGPU(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(backendtest.WithWindow(ctx, m, 4*count+64, func(w *backend.Window) error {
+			return errors.Join(backendtest.WithWindow(ctx, m, 4*count+64, func(w *memory.Window) error {
 				handle, at, err := w.Handle(64)
 				if err != nil {
 					return err

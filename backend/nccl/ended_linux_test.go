@@ -16,6 +16,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // streamsOf gives n streams, and what closes them.
@@ -72,8 +73,8 @@ func onOne(t *testing.T, form string, f func(ctx context.Context, m *machine, b 
 	m := newMachine(1)
 	m.version = endableKernels
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 				in := w.Allocation().Ptr()
 				return f(ctx, m, b, func() (backend.PreparedAllReduce, error) {
 					return mem.PrepareAllReduce(ctx, form, in, in, 10, 40, "f32", "sum")
@@ -192,8 +193,8 @@ func TestOnlyThisForm(t *testing.T) {
 	m := newMachine(1)
 	m.version = endableKernels
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 				in := w.Allocation().Ptr()
 				plain, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
 				if err != nil {
@@ -358,8 +359,8 @@ func TestEveryStreamTellsOfALoss(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
-				err = backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+				mem := memory.New(b, g, &memory.Options{Channels: 2})
+				err = backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					in := w.Allocation().Ptr()
 					p, err := mem.PrepareAllReduce(ctx, form, in, in, 10, 40, "f32", "sum")
 					if err := g.Vote(ctx, "plan", err); err != nil {

@@ -21,10 +21,12 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // gpus counts the GPUs, and skips the test without one or without the library. Under SYMMEM_TEST_REQUIRE with nccl among its
@@ -76,10 +78,10 @@ func TestConformanceOnGPU(t *testing.T) {
 func TestWindowsOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			for i := range 6 {
 				began := time.Now()
-				if err := backendtest.WithWindow(ctx, m, 64<<20, func(w *backend.Window) error {
+				if err := backendtest.WithWindow(ctx, m, 64<<20, func(w *memory.Window) error {
 					took := time.Since(began)
 					base, stride, err := w.Contiguous(0)
 					if err != nil {
@@ -106,7 +108,7 @@ func TestWindowsOnGPU(t *testing.T) {
 func TestRoundsOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			rounds := func(n int) error {
 				for i := range n {
 					if err := backendtest.WithWindow(ctx, m, int64(1+i%7)<<21, nil); err != nil {
@@ -150,7 +152,7 @@ func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 	const warm, rounds = 4, 16
 	const mostMemory = 64 << 20 // of all rounds together
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(parent *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(parent *Backend, m *memory.Memory) error {
 			round := func(ranks []int, again bool) error {
 				s, err := g.Sub(ctx, ranks)
 				if err != nil {
@@ -158,7 +160,7 @@ func TestSubGroupsLeaveNothingOnGPU(t *testing.T) {
 				}
 				o := onGPU(g.Rank())
 				o.Opened, o.Parent, o.Library = parent.device, parent, parent.lib.Path()
-				err = withMemory(ctx, s, o, func(b *Backend, m *backend.Memory) error {
+				err = withMemory(ctx, s, o, func(b *Backend, m *memory.Memory) error {
 					if split := len(ranks) == size; b.split != split || b.reused != again {
 						return fmt.Errorf("ranks %v: split is %t, kept %t", ranks, b.split, b.reused)
 					}
@@ -256,7 +258,7 @@ func foreign(b *Backend, virtual bool, bytes int64) (p device.Ptr, free func() e
 func TestRegisterOnGPU(t *testing.T) {
 	size := min(gpus(t), 4)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			p, free, err := foreign(b, true, 8<<20)
 			if err != nil {
 				return err
@@ -269,7 +271,7 @@ func TestRegisterOnGPU(t *testing.T) {
 					return err
 				}
 				parts = append(parts, a)
-				w, err := m.Rendezvous(ctx, a, backend.Record{})
+				w, err := m.Rendezvous(ctx, a, memory.Record{})
 				if err != nil {
 					return err
 				}
@@ -291,10 +293,10 @@ func TestRegisterOnGPU(t *testing.T) {
 func TestRegisterErrorsOnGPU(t *testing.T) {
 	gpus(t)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(0), func(b *Backend, m *memory.Memory) error {
 			want := func(what string, p device.Ptr, bytes int64, text string) error {
 				_, err := b.Register(ctx, p, bytes)
-				var bad *MemoryError
+				var bad *cuda.MemoryError
 				if !errors.As(err, &bad) || !strings.Contains(err.Error(), text) {
 					return fmt.Errorf("%s: %w", what, err)
 				}
@@ -320,7 +322,7 @@ func TestRegisterErrorsOnGPU(t *testing.T) {
 func TestGivenCommunicatorOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(first *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(first *Backend, m *memory.Memory) error {
 			for _, config := range []*nccl.Config{nil, {NonBlocking: true}} {
 				comm, err := first.comm.Split(ctx, config)
 				if err := g.Vote(ctx, "split", err); err != nil {
@@ -328,7 +330,7 @@ func TestGivenCommunicatorOnGPU(t *testing.T) {
 				}
 				o := onGPU(g.Rank())
 				o.Comm, o.Opened = uintptr(comm.Handle()), first.device
-				if err := withMemory(ctx, g, o, func(b *Backend, m *backend.Memory) error {
+				if err := withMemory(ctx, g, o, func(b *Backend, m *memory.Memory) error {
 					return backendtest.TryWindow(ctx, m, 1<<20)
 				}); err != nil {
 					return fmt.Errorf("config %+v: %w", config, err)
@@ -345,7 +347,7 @@ func TestGivenCommunicatorOnGPU(t *testing.T) {
 func TestDevCommOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			d, err := b.NewDevComm(ctx, 4)
 			if err != nil {
 				return err
@@ -371,7 +373,7 @@ func TestSharedGPU(t *testing.T) {
 	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Device = "0"
-		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+		return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 	}) {
 		require.ErrorIs(t, err, errs.ErrInvalid)
 		assert.ErrorContains(t, err, "on rank 0 and on rank 1")
@@ -439,7 +441,7 @@ func TestRankStaysAwayOnGPU(t *testing.T) {
 	require.NoError(t, failed[1])
 	// Afterwards all works.
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *backend.Memory) error {
+		return withMemory(ctx, g, onGPU(g.Rank()), func(b *Backend, m *memory.Memory) error {
 			return backendtest.TryWindow(ctx, m, 1<<20)
 		})
 	}))
@@ -464,7 +466,7 @@ func TestLogOnGPU(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(0)
 		o.Logger = log
-		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+		return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 	}))
 	assert.Contains(t, said.String(), "window registered")
 	assert.Contains(t, said.String(), "library=NCCL")

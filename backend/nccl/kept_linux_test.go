@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // child are the options of a sub-group of the parent's.
@@ -28,7 +29,7 @@ func (m *machine) child(parent *Backend) *Options {
 }
 
 // inSub runs f in a sub-group of g's ranks over the parent's backend, and closes it.
-func inSub(ctx context.Context, g *group.Group, ranks []int, o *Options, f func(b *Backend, mem *backend.Memory) error) error {
+func inSub(ctx context.Context, g *group.Group, ranks []int, o *Options, f func(b *Backend, mem *memory.Memory) error) error {
 	s, err := g.Sub(ctx, ranks)
 	if err != nil {
 		return err
@@ -40,13 +41,13 @@ func inSub(ctx context.Context, g *group.Group, ranks []int, o *Options, f func(
 func onParents(t *testing.T, m *machine, size int, f func(ctx context.Context, g *group.Group, parent *Backend) error) {
 	t.Helper()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, _ *backend.Memory) error { return f(ctx, g, parent) })
+		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, _ *memory.Memory) error { return f(ctx, g, parent) })
 	}))
 	m.requireClean(t)
 }
 
 // tryAll uses the group's communicators: that of the windows, and those of both forms of all-reduce.
-func tryAll(ctx context.Context, mem *backend.Memory, g *group.Group) error {
+func tryAll(ctx context.Context, mem *memory.Memory, g *group.Group) error {
 	err := backendtest.TryWindow(ctx, mem, 4096)
 	for _, form := range []string{plainForm, symmetricForm} {
 		if err == nil {
@@ -78,7 +79,7 @@ func TestSubGroupsUseCommunicatorsAgain(t *testing.T) {
 						if !slices.Contains(ranks, g.Rank()) {
 							continue
 						}
-						if err := inSub(ctx, g, ranks, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+						if err := inSub(ctx, g, ranks, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 							if split := len(ranks) == 3; b.split != split || b.reused != (i > 0) {
 								return fmt.Errorf("ranks %v, round %d: split is %t, kept %t", ranks, i, b.split, b.reused)
 							}
@@ -104,11 +105,11 @@ func TestSubGroupsOfSubGroups(t *testing.T) {
 	m.joint = true
 	onParents(t, m, 3, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for range 4 {
-			if err := inSub(ctx, g, []int{0, 1, 2}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+			if err := inSub(ctx, g, []int{0, 1, 2}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 				if g.Rank() == 0 {
 					return nil
 				}
-				return inSub(ctx, b.group, []int{1, 2}, m.child(b), func(_ *Backend, mem *backend.Memory) error {
+				return inSub(ctx, b.group, []int{1, 2}, m.child(b), func(_ *Backend, mem *memory.Memory) error {
 					return backendtest.TryWindow(ctx, mem, 4096)
 				})
 			}); err != nil {
@@ -128,8 +129,8 @@ func TestSideBySide(t *testing.T) {
 	m.joint = true
 	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for range 4 {
-			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(one *Backend, mem *backend.Memory) error {
-				return inSub(ctx, g, []int{0, 1}, m.child(parent), func(two *Backend, other *backend.Memory) error {
+			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(one *Backend, mem *memory.Memory) error {
+				return inSub(ctx, g, []int{0, 1}, m.child(parent), func(two *Backend, other *memory.Memory) error {
 					if one.comm.Handle() == two.comm.Handle() {
 						return errors.New("both have one communicator")
 					}
@@ -165,7 +166,7 @@ func TestSideBySideInAnyOrder(t *testing.T) {
 			failed := make(chan error, groups)
 			for _, s := range subs {
 				go func() {
-					failed <- errors.Join(withMemory(ctx, s, m.child(parent), func(_ *Backend, mem *backend.Memory) error {
+					failed <- errors.Join(withMemory(ctx, s, m.child(parent), func(_ *Backend, mem *memory.Memory) error {
 						return backendtest.TryWindow(ctx, mem, 4096)
 					}), s.Close(ctx))
 				}()
@@ -209,7 +210,7 @@ func TestKeptAreBounded(t *testing.T) {
 				}
 			}
 			if slices.Contains(ranks, g.Rank()) {
-				if err := inSub(ctx, g, ranks, m.child(parent), func(_ *Backend, mem *backend.Memory) error {
+				if err := inSub(ctx, g, ranks, m.child(parent), func(_ *Backend, mem *memory.Memory) error {
 					return backendtest.TryWindow(ctx, mem, 64)
 				}); err != nil {
 					return err
@@ -238,7 +239,7 @@ func TestKeptEndInOneOrder(t *testing.T) {
 	onParents(t, m, 3, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for _, ranks := range [][]int{{0, 1}, {0, 2}, {1, 2}} {
 			if slices.Contains(ranks, g.Rank()) {
-				if err := inSub(ctx, g, ranks, m.child(parent), func(*Backend, *backend.Memory) error { return nil }); err != nil {
+				if err := inSub(ctx, g, ranks, m.child(parent), func(*Backend, *memory.Memory) error { return nil }); err != nil {
 					return err
 				}
 			}
@@ -262,8 +263,8 @@ func TestKeptFormFailsOnOneRank(t *testing.T) {
 	}
 	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
 		for i := range 2 {
-			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
-				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					in := w.Allocation().Ptr()
 					prepare := func() error {
 						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
@@ -352,13 +353,13 @@ func TestChoose(t *testing.T) {
 
 // goesBad opens a sub-group, lets bad spoil it, closes it, and wants the next one to have communicators of its own, and the one after that
 // to have the same.
-func goesBad(t *testing.T, m *machine, timeout time.Duration, bad func(ctx context.Context, b *Backend, mem *backend.Memory) error) {
+func goesBad(t *testing.T, m *machine, timeout time.Duration, bad func(ctx context.Context, b *Backend, mem *memory.Memory) error) {
 	t.Helper()
 	onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
-		for i, do := range []func(ctx context.Context, b *Backend, mem *backend.Memory) error{nil, bad, nil, nil} {
+		for i, do := range []func(ctx context.Context, b *Backend, mem *memory.Memory) error{nil, bad, nil, nil} {
 			o := m.child(parent)
 			o.KernelTimeout = timeout
-			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *backend.Memory) error {
+			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *memory.Memory) error {
 				if reused := i == 1 || i == 3; b.reused != reused {
 					return fmt.Errorf("group %d: kept is %t", i, b.reused)
 				}
@@ -381,7 +382,7 @@ func goesBad(t *testing.T, m *machine, timeout time.Duration, bad func(ctx conte
 func TestBadCommunicatorsAreNotKept(t *testing.T) {
 	t.Run("asynchronous error", func(t *testing.T) {
 		m := newMachine(2)
-		goesBad(t, m, 5*time.Second, func(_ context.Context, b *Backend, _ *backend.Memory) error {
+		goesBad(t, m, 5*time.Second, func(_ context.Context, b *Backend, _ *memory.Memory) error {
 			if b.group.Rank() == 1 {
 				m.set(func() { m.comms[b.comm.Handle()].result = nccl.SystemError })
 			}
@@ -397,7 +398,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 			}
 			return nccl.Success
 		}
-		goesBad(t, m, 300*time.Millisecond, func(ctx context.Context, b *Backend, mem *backend.Memory) error {
+		goesBad(t, m, 300*time.Millisecond, func(ctx context.Context, b *Backend, mem *memory.Memory) error {
 			failing.Store(true)
 			if err := tryAll(ctx, mem, b.group); err == nil {
 				return errors.New("no error")
@@ -407,7 +408,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 	})
 	t.Run("communicator of a form given up", func(t *testing.T) {
 		m := newMachine(2)
-		goesBad(t, m, 5*time.Second, func(ctx context.Context, b *Backend, mem *backend.Memory) error {
+		goesBad(t, m, 5*time.Second, func(ctx context.Context, b *Backend, mem *memory.Memory) error {
 			err := tryAll(ctx, mem, b.group)
 			if b.group.Rank() == 1 {
 				err = errors.Join(err, b.giveUp(ctx, b.reducers[plainForm], errors.New("a fault")))
@@ -417,7 +418,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 	})
 	t.Run("aborted", func(t *testing.T) {
 		m := newMachine(2)
-		goesBad(t, m, 5*time.Second, func(ctx context.Context, b *Backend, _ *backend.Memory) error {
+		goesBad(t, m, 5*time.Second, func(ctx context.Context, b *Backend, _ *memory.Memory) error {
 			if b.group.Rank() == 0 {
 				return b.comm.Abort(ctx, errors.New("a fault"))
 			}
@@ -426,7 +427,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 	})
 	t.Run("used by the caller", func(t *testing.T) {
 		m := newMachine(2)
-		goesBad(t, m, 5*time.Second, func(_ context.Context, b *Backend, _ *backend.Memory) error {
+		goesBad(t, m, 5*time.Second, func(_ context.Context, b *Backend, _ *memory.Memory) error {
 			if b.group.Rank() == 1 && b.Comm() == 0 {
 				return errors.New("no handle")
 			}
@@ -444,8 +445,8 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 		}
 		var second atomic.Int64
 		failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, _ *backend.Memory) error {
-				first := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, _ *memory.Memory) error {
+				first := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 					err := backendtest.TryWindow(ctx, mem, 64)
 					failing.Store(true)
 					return err
@@ -453,7 +454,7 @@ func TestBadCommunicatorsAreNotKept(t *testing.T) {
 				if g.Rank() == 1 && first == nil {
 					return errors.New("no error")
 				}
-				return inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+				return inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 					if !b.reused {
 						second.Add(1)
 					}
@@ -489,7 +490,7 @@ func TestWindowsLeftAtClose(t *testing.T) {
 			if err != nil || left != 0 {
 				return fmt.Errorf("round %d: %d windows from before: %w", i, left, err)
 			}
-			if _, err := b.Rendezvous(ctx, a, &backend.Agreement{Group: s}); err != nil {
+			if _, err := b.Rendezvous(ctx, a); err != nil {
 				return err
 			}
 			if err := errors.Join(b.Close(ctx), a.Release(ctx), s.Close(ctx)); err != nil {
@@ -508,7 +509,7 @@ func TestBadWhileKept(t *testing.T) {
 		m.joint = true
 		onParents(t, m, 2, func(ctx context.Context, g *group.Group, parent *Backend) error {
 			for i := range 4 {
-				if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+				if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 					if reused := i == 1 || i == 3; b.reused != reused {
 						return fmt.Errorf("group %d: kept is %t", i, b.reused)
 					}
@@ -539,7 +540,7 @@ func TestOneRankHasItNoMore(t *testing.T) {
 		m.joint = true
 		onParents(t, m, 3, func(ctx context.Context, g *group.Group, parent *Backend) error {
 			use := func(reused bool) error {
-				return inSub(ctx, g, []int{0, 1, 2}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+				return inSub(ctx, g, []int{0, 1, 2}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 					if b.reused != reused {
 						return fmt.Errorf("kept is %t", b.reused)
 					}
@@ -595,7 +596,7 @@ func TestKeptDoesNotWork(t *testing.T) {
 			if err := g.Barrier(ctx, "set"); err != nil {
 				return err
 			}
-			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *backend.Memory) error {
+			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *memory.Memory) error {
 				if reused := i == 1 || i == 3; b.reused != reused {
 					return fmt.Errorf("group %d: kept is %t", i, b.reused)
 				}
@@ -639,7 +640,7 @@ func TestCloseThatTimedOut(t *testing.T) {
 		if e := g.Barrier(ctx, "closed"); e != nil {
 			return e
 		}
-		return inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+		return inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 			if b.reused {
 				return errors.New("it was kept")
 			}
@@ -660,7 +661,7 @@ func TestKeptAfterALoss(t *testing.T) {
 			if !slices.Contains(ranks, g.Rank()) {
 				return nil
 			}
-			return inSub(ctx, g, ranks, m.child(parent), func(b *Backend, mem *backend.Memory) error {
+			return inSub(ctx, g, ranks, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 				if b.reused != reused {
 					return fmt.Errorf("ranks %v: kept is %t", ranks, b.reused)
 				}
@@ -690,7 +691,7 @@ func TestKeptByMulticast(t *testing.T) {
 		for i := range 6 {
 			o := m.child(parent)
 			o.Multicast = []string{"off", "auto"}[i%2]
-			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *backend.Memory) error {
+			if err := inSub(ctx, g, []int{0, 1}, o, func(b *Backend, mem *memory.Memory) error {
 				if b.reused != (i > 1) || b.Capabilities().Multicast != (i%2 == 1) {
 					return fmt.Errorf("group %d: kept is %t, capabilities %+v", i, b.reused, b.Capabilities())
 				}

@@ -20,7 +20,7 @@ var _ backend.Libraries = factory{}
 func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Library {
 	o, err := options(env)
 	if err != nil {
-		return []backend.Library{{Name: libraryName, State: backend.LibraryUnusable, Reason: err.Error()}}
+		return []backend.Library{{Name: libraryName, State: "unusable", Reason: err.Error()}}
 	}
 	o.fill()
 	return []backend.Library{examine(ctx, o)}
@@ -33,7 +33,7 @@ const (
 
 // examine finds out all there is to know of the library. Multicast stays off.
 func examine(ctx context.Context, o *Options) backend.Library {
-	l := backend.Library{Name: libraryName, State: backend.LibraryUnusable}
+	l := backend.Library{Name: libraryName, State: "unusable"}
 	lib, err := o.load(&nccl.Options{Path: o.Library, Logger: o.Logger})
 	if err != nil {
 		return survey.Failed(libraryName, err, install)
@@ -86,7 +86,7 @@ func examine(ctx context.Context, o *Options) backend.Library {
 	default:
 		detail("symmetric windows", "yes, tried on one GPU")
 	}
-	l.State = backend.LibraryUsable
+	l.State = "usable"
 	return l
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // withCast are plain options with a setting of multicast.
@@ -35,7 +36,7 @@ func TestMulticastIsMadeWhenAskedFor(t *testing.T) {
 			m := newMachine(2)
 			m.version, m.nvls = version, true
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				return withMemory(ctx, g, m.withCast(g.Rank(), setting), func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, m.withCast(g.Rank(), setting), func(b *Backend, mem *memory.Memory) error {
 					if c := b.Capabilities(); !c.Multicast {
 						return fmt.Errorf("capabilities: %+v", c)
 					}
@@ -58,7 +59,7 @@ func TestMulticastIsMadeWhenAskedFor(t *testing.T) {
 						if err := objects(i); err != nil {
 							return err
 						}
-						err := backendtest.WithWindow(ctx, mem, granule, func(w *backend.Window) error {
+						err := backendtest.WithWindow(ctx, mem, granule, func(w *memory.Window) error {
 							if _, err := w.Multicast(0); !errors.Is(err, errs.ErrNoMulticast) {
 								return fmt.Errorf("before: %w", err)
 							}
@@ -90,11 +91,11 @@ func TestMulticastThatNCCLLacks(t *testing.T) {
 		m := newMachine(2)
 		m.version = version
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.withCast(g.Rank(), "auto"), func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.withCast(g.Rank(), "auto"), func(b *Backend, mem *memory.Memory) error {
 				if c := b.Capabilities(); c.Multicast || !strings.Contains(c.Why["multicast"], why) {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
-				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					if err := mem.EnableMulticast(ctx, w, nil); !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), why) {
 						return fmt.Errorf("enabling: %w", err)
 					}
@@ -103,7 +104,7 @@ func TestMulticastThatNCCLLacks(t *testing.T) {
 			})
 		}))
 		for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(*Backend, *backend.Memory) error { return nil })
+			return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(*Backend, *memory.Memory) error { return nil })
 		}) {
 			require.ErrorIs(t, err, errs.ErrUnsupported)
 			assert.ErrorContains(t, err, "multicast is on")
@@ -128,8 +129,8 @@ func TestMulticastFailsInNCCL(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.withCast(g.Rank(), "auto")
 		o.KernelTimeout = 300 * time.Millisecond
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 				err := mem.EnableMulticast(ctx, w, nil)
 				if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), "UnhandledCudaError") {
 					return fmt.Errorf("enabling: %w", err)
@@ -149,8 +150,8 @@ func TestMulticastWithoutCommunicator(t *testing.T) {
 	m := newMachine(2)
 	m.version, m.nvls = 22902, true
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.withCast(g.Rank(), "auto"), func(b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+		return withMemory(ctx, g, m.withCast(g.Rank(), "auto"), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 				if g.Rank() == 1 {
 					if err := b.comm.Abort(ctx, errors.New("it was enough")); err != nil {
 						return err
@@ -176,7 +177,7 @@ func TestMulticastOfDifferentOffsets(t *testing.T) {
 	m := newMachine(2)
 	m.version, m.nvls = 23007, true
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.withCast(g.Rank(), "on"), func(b *Backend, mem *memory.Memory) error {
 			p := m.memoryOf(g.Rank(), 4*granule, true)
 			defer m.drop(p)
 			enable := func(offset int64) (device.Ptr, error) {
@@ -184,7 +185,7 @@ func TestMulticastOfDifferentOffsets(t *testing.T) {
 				if err != nil {
 					return 0, err
 				}
-				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				w, err := mem.Rendezvous(ctx, a, memory.Record{})
 				if err != nil {
 					return 0, err
 				}
@@ -230,7 +231,7 @@ func TestCommunicatorsAreTold(t *testing.T) {
 			m := newMachine(2)
 			m.version, m.nvls = version, true
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				return withMemory(ctx, g, m.withCast(g.Rank(), setting), func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, m.withCast(g.Rank(), setting), func(b *Backend, mem *memory.Memory) error {
 					return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) })
 				})
 			}))
@@ -266,7 +267,7 @@ func TestSharedDevice(t *testing.T) {
 					o.Device = "0" // there is no third one
 				}
 				o.Getenv = func(name string) string { return map[string]string{nccl.ShareGPUEnv: tt.env}[name] }
-				return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 					if b.device.Index() != g.Rank()%2 {
 						return fmt.Errorf("rank %d has GPU %d", g.Rank(), b.device.Index())
 					}
@@ -302,7 +303,7 @@ func TestLossEndsSymmetricKernels(t *testing.T) {
 		m := newMachine(1)
 		m.version = version
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 				return reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 					if err := p.Enqueue(s); err != nil {
 						return err

@@ -25,6 +25,7 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 func TestConformance(t *testing.T) {
@@ -49,7 +50,7 @@ func fails(t *testing.T, m *machine, size int, change func(rank int, o *Options)
 	for r, err := range backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		change(g.Rank(), o)
-		return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+		return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 	}) {
 		require.Error(t, err, "rank %d", r)
 		if is != nil {
@@ -114,7 +115,7 @@ func TestOpeningFails(t *testing.T) {
 				if g.Rank() == 1 {
 					tt.change(m, o)
 				}
-				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+				return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 			})
 			for r, err := range failed {
 				require.Error(t, err, "rank %d", r)
@@ -142,7 +143,7 @@ func TestRanksMustFit(t *testing.T) {
 	}, errs.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
 	for _, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
 		g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
+		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *memory.Memory) error { return nil })
 	}) {
 		require.ErrorIs(t, err, errs.ErrUnsupported)
 		assert.ErrorContains(t, err, "end at the host")
@@ -195,7 +196,7 @@ func TestAnotherStructure(t *testing.T) {
 			binary.LittleEndian.PutUint32(b[24:], 0x7fff) // rank 1 then is where nothing is
 		}
 		failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *backend.Memory) error { return nil })
+			return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *memory.Memory) error { return nil })
 		})
 		for _, err := range failed {
 			require.ErrorContains(t, err, "does not show the memory that was registered")
@@ -230,7 +231,7 @@ func TestInitCanBeRepeated(t *testing.T) {
 						return e
 					}
 					failing.Store(false)
-					return errors.Join(withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *backend.Memory) error {
+					return errors.Join(withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *memory.Memory) error {
 						return backendtest.TryWindow(ctx, mem, 4096)
 					}), fmt.Errorf("first: %w", err))
 				}) {
@@ -257,7 +258,7 @@ func TestRankStaysAway(t *testing.T) {
 			for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 				o := m.plain(g.Rank())
 				o.KernelTimeout = 200 * time.Millisecond
-				return withMemory(ctx, g, o, func(*Backend, *backend.Memory) error { return nil })
+				return withMemory(ctx, g, o, func(*Backend, *memory.Memory) error { return nil })
 			}) {
 				require.Error(t, err, "rank %d", r)
 				assert.ErrorIs(t, err, context.DeadlineExceeded, "rank %d", r)
@@ -293,7 +294,7 @@ func TestLossEndsWaiting(t *testing.T) {
 		if !b.comm.Stuck() {
 			err = errors.Join(err, errors.New("the communicator is not stuck"))
 		}
-		if _, e := b.Rendezvous(ctx, a, &backend.Agreement{Group: g}); e == nil {
+		if _, e := b.Rendezvous(ctx, a); e == nil {
 			err = errors.Join(err, errors.New("a rendezvous after the loss"))
 		}
 		return errors.Join(err, b.Close(ctx), a.Release(ctx))
@@ -322,7 +323,7 @@ func (m *machine) drop(p device.Ptr) {
 func TestRegister(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			p := m.memoryOf(g.Rank(), 4*granule, true)
 			defer m.drop(p)
 			// Each rank has its part elsewhere; the two parts share the window.
@@ -334,11 +335,11 @@ func TestRegister(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			w1, err := mem.Rendezvous(ctx, first, backend.Record{})
+			w1, err := mem.Rendezvous(ctx, first, memory.Record{})
 			if err != nil {
 				return err
 			}
-			w2, err := mem.Rendezvous(ctx, second, backend.Record{})
+			w2, err := mem.Rendezvous(ctx, second, memory.Record{})
 			if err != nil {
 				return err
 			}
@@ -370,7 +371,7 @@ func TestRegister(t *testing.T) {
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			virtual, plain, other := m.memoryOf(0, granule, true), m.memoryOf(0, granule, false), m.memoryOf(1, granule, true)
 			defer m.drop(virtual)
 			defer m.drop(plain)
@@ -388,7 +389,7 @@ func TestRegisterErrors(t *testing.T) {
 			var failed error
 			want := func(p device.Ptr, bytes int64, texts ...string) {
 				_, err := b.Register(ctx, p, bytes)
-				var bad *MemoryError
+				var bad *cuda.MemoryError
 				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) {
 					failed = errors.Join(failed, fmt.Errorf("%s: not refused: %w", texts, err))
 					return
@@ -420,14 +421,14 @@ func TestRegisterErrors(t *testing.T) {
 func TestRegistrationsMustFit(t *testing.T) {
 	m := newMachine(2)
 	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			p := m.memoryOf(g.Rank(), granule*int64(1+g.Rank()), true)
 			defer m.drop(p)
 			a, err := mem.Register(ctx, p, 4096, "")
 			if err != nil {
 				return err
 			}
-			_, err = mem.Rendezvous(ctx, a, backend.Record{})
+			_, err = mem.Rendezvous(ctx, a, memory.Record{})
 			return errors.Join(err, mem.Free(ctx, a))
 		})
 	}) {
@@ -451,7 +452,7 @@ func TestEveryWindowFails(t *testing.T) {
 			return nccl.Success
 		}
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 				if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil { // the workspace is there
 					return err
 				}
@@ -488,7 +489,7 @@ func TestFailedRegistration(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(g.Rank())
 		o.KernelTimeout = 200 * time.Millisecond
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
 			}
@@ -512,7 +513,7 @@ func TestFailedRegistration(t *testing.T) {
 func TestSubGroups(t *testing.T) {
 	m := newMachine(3)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(parent *Backend, mem *memory.Memory) error {
 			sub := func(ranks []int, split bool) error {
 				s, err := g.Sub(ctx, ranks)
 				if err != nil {
@@ -525,7 +526,7 @@ func TestSubGroups(t *testing.T) {
 					return err
 				}
 				o.load = func(*nccl.Options) (*nccl.Library, error) { return parent.lib, nil }
-				err = withMemory(ctx, s, o, func(b *Backend, mem *backend.Memory) error {
+				err = withMemory(ctx, s, o, func(b *Backend, mem *memory.Memory) error {
 					if b.split != split || o.Library != "/fake/libnccl.so.2" {
 						return fmt.Errorf("%v: split is %t, library %s", ranks, b.split, o.Library)
 					}
@@ -566,7 +567,7 @@ func TestGivenCommunicator(t *testing.T) {
 			}
 			o := m.plain(g.Rank())
 			o.Comm, o.Opened = uintptr(comm.Handle()), d
-			if err := withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			if err := withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				if b.Comm() != uintptr(comm.Handle()) {
 					return errors.New("another communicator")
 				}
@@ -604,9 +605,9 @@ func TestGivenCommunicator(t *testing.T) {
 }
 
 // reduceBy prepares the library's all-reduce of n f32 and runs it.
-func reduceBy(ctx context.Context, g *group.Group, mem *backend.Memory, form string, n int64,
+func reduceBy(ctx context.Context, g *group.Group, mem *memory.Memory, form string, n int64,
 	run func(p backend.PreparedAllReduce, s device.Stream) error) error {
-	return backendtest.WithWindow(ctx, mem, 4*n, func(w *backend.Window) error {
+	return backendtest.WithWindow(ctx, mem, 4*n, func(w *memory.Window) error {
 		in := w.Allocation().Ptr()
 		p, err := mem.PrepareAllReduce(ctx, form, in, in, n, 4*n, "f32", "sum")
 		if err := g.Vote(ctx, "plan", err); err != nil {
@@ -625,7 +626,7 @@ func TestAllReduce(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			m := newMachine(3)
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 					for range 2 { // the second time, all is there already
 						if err := reduceBy(ctx, g, mem, form, 1000, func(p backend.PreparedAllReduce, s device.Stream) error {
 							at := p.(*reduction).in
@@ -663,8 +664,8 @@ func TestAllReduce(t *testing.T) {
 func TestAllReduceErrors(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
 				var failed error
 				want := func(r backend.AllReduce, is error, text string) {
 					r.In, r.Out = w.Allocation(), w.Allocation()
@@ -711,8 +712,8 @@ func TestOddPlaces(t *testing.T) {
 		m := newMachine(2)
 		m.version = version
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
-				return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+				return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
 					for _, at := range []int64{0, 2} {
 						refused := at == 2 && version < 23003
 						for _, form := range []string{plainForm, symmetricForm} {
@@ -740,14 +741,14 @@ func TestOneRankNeedsNoWindow(t *testing.T) {
 	m := newMachine(1)
 	m.version = 22803
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			if err := reduceBy(ctx, g, mem, symmetricForm, 10, func(p backend.PreparedAllReduce,
 				s device.Stream) error {
 				return p.Enqueue(s)
 			}); err != nil {
 				return err
 			}
-			return backendtest.WithWindow(ctx, mem, 4096, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
 				if _, _, err := w.Handle(0); !errors.Is(err, errs.ErrUnsupported) {
 					return fmt.Errorf("the handle of no window: %w", err)
 				}
@@ -758,7 +759,7 @@ func TestOneRankNeedsNoWindow(t *testing.T) {
 	o := m.plain(0)
 	o.fill()
 	l := examine(t.Context(), o)
-	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
+	assert.Equal(t, "usable", l.State, l.Reason)
 	m.requireClean(t)
 }
 
@@ -772,7 +773,7 @@ func TestLossEndsAllReduce(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+		mem := memory.New(b, g, &memory.Options{Channels: 2})
 		err = reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 			if g.Rank() == 1 {
 				inside.Wait()
@@ -798,7 +799,7 @@ func TestLossEndsAllReduce(t *testing.T) {
 func TestLossIsTheOutcome(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 				if err := p.Enqueue(s); err != nil {
 					return err
@@ -823,7 +824,7 @@ func TestLossIsTheOutcome(t *testing.T) {
 func TestAsyncErrors(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
 				m.Mu.Lock()
 				m.comms[b.reducers[plainForm].comm.Handle()].result = nccl.SystemError
@@ -852,7 +853,7 @@ func TestGivenUpByOne(t *testing.T) {
 	for _, form := range []string{plainForm, symmetricForm} {
 		m := newMachine(2)
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 				run := func(p backend.PreparedAllReduce, s device.Stream) error { return p.Enqueue(s) }
 				if err := reduceBy(ctx, g, mem, form, 10, run); err != nil {
 					return err
@@ -884,8 +885,8 @@ func TestWarmUpFails(t *testing.T) {
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.plain(g.Rank())
 			o.KernelTimeout = 500 * time.Millisecond
-			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					prepare := func() error {
 						in := w.Allocation().Ptr()
 						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
@@ -921,12 +922,12 @@ func TestEvents(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.plain(0)
 		o.Logger = slog.New(slog.NewTextHandler(&said, nil))
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			if err := backendtest.WithWindow(ctx, mem, 64, nil); err != nil {
 				return err
 			}
 			said.Reset()
-			return backendtest.WithWindow(ctx, mem, 4*granule, func(w *backend.Window) error {
+			return backendtest.WithWindow(ctx, mem, 4*granule, func(w *memory.Window) error {
 				for _, part := range []string{`msg="window registered"`, "communicator=" + b.handle(),
 					"address=" + w.Allocation().Ptr().String(),
 					fmt.Sprintf("bytes=%d", 4*granule), "milliseconds=", "backend=nccl", "rank=0"} {
@@ -943,7 +944,7 @@ func TestEvents(t *testing.T) {
 func TestDeviceCommunicator(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			d, err := b.NewDevComm(ctx, 4)
 			if err != nil {
 				return err
@@ -983,11 +984,11 @@ func TestMulticastIsNotLookedUp(t *testing.T) {
 				}
 				return load(lo)
 			}
-			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				if c := b.Capabilities(); c.Multicast || c.Why["multicast"] == "" {
 					return fmt.Errorf("capabilities: %+v", c)
 				}
-				return backendtest.WithWindow(ctx, mem, 64, func(w *backend.Window) error {
+				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					if _, err := w.Multicast(0); !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "off") {
 						return fmt.Errorf("multicast: %w", err)
 					}
@@ -1013,7 +1014,7 @@ func TestLibraries(t *testing.T) {
 	o := m.plain(0)
 	o.fill()
 	l := examine(t.Context(), o)
-	assert.Equal(t, backend.LibraryUsable, l.State, l.Reason)
+	assert.Equal(t, "usable", l.State, l.Reason)
 	assert.Equal(t, "2.28.9", l.Version)
 	assert.Equal(t, "/fake/libnccl.so.2", l.Path)
 	assert.Contains(t, find(l, "symmetric windows"), "yes")
@@ -1023,7 +1024,7 @@ func TestLibraries(t *testing.T) {
 	o.Driver.DeviceCanAccessPeer = func(can *int32, a, b cu.DeviceOrdinal) cu.Result { *can = 0; return cu.Success }
 	o.Getenv = func(name string) string { return map[string]string{"NCCL_WIN_ENABLE": "0"}[name] }
 	l = examine(t.Context(), o)
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Contains(t, l.Reason, "NCCL_WIN_ENABLE=0")
 	assert.Equal(t, "0", find(l, "NCCL_WIN_ENABLE"))
 	assert.Contains(t, find(l, "peer access"), "0 and 1")
@@ -1031,14 +1032,14 @@ func TestLibraries(t *testing.T) {
 
 	m.version = 22707
 	l = examine(t.Context(), o)
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Contains(t, l.Reason, "2.28.3")
 
 	o.load = func(*nccl.Options) (*nccl.Library, error) {
 		return nil, &dl.LoadError{Library: "NCCL", Attempts: []dl.Attempt{{Path: "libnccl.so.2"}, {Path: "/a/libnccl.so.2"}}}
 	}
 	l = examine(t.Context(), o)
-	assert.Equal(t, backend.LibraryMissing, l.State)
+	assert.Equal(t, "missing", l.State)
 	assert.Equal(t, []string{"libnccl.so.2", "/a/libnccl.so.2"}, l.Tried)
 	assert.NotEmpty(t, l.Fix)
 	m.requireClean(t)

@@ -42,7 +42,7 @@ var (
 )
 
 // Rendezvous registers the allocation that the memory is in, unless it has its window, and finds the ranks' addresses in it.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	var mine offer
 	var failure error
@@ -183,13 +183,13 @@ func (b *Backend) whyNoMulticast() string {
 
 // EnableMulticast asks NCCL for the window's multicast address. NCCL makes one multicast object for all windows of the communicator, when
 // it is first asked. If a rank gets no address, no window has one on any rank.
-func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
+func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	b := m.backend
 	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
 		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
 	}
 	// A rank that cannot ask must not leave the others waiting inside of NCCL.
-	if err := x.Vote(ctx, "asking for multicast", b.ready()); err != nil {
+	if err := b.group.Vote(ctx, "asking for multicast", b.ready()); err != nil {
 		return 0, err
 	}
 	within, cancel := b.bounded(ctx)
@@ -199,7 +199,7 @@ func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (de
 	if err == nil && p == 0 {
 		err = fmt.Errorf("NCCL %s gives no multicast address: %w", b.lib.Version(), errs.ErrUnsupported)
 	}
-	err = x.Vote(ctx, "multicast address", b.explain(err))
+	err = b.group.Vote(ctx, "multicast address", b.explain(err))
 	if err == nil {
 		return device.Ptr(p), nil
 	}

@@ -19,6 +19,7 @@ import (
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestConformanceOfFakes: what every backend promises, over engines that keep the library's rules: as on the CPU, where memory is
@@ -62,7 +63,7 @@ func TestConformanceOfFakes(t *testing.T) {
 // TestDriver: agents without a thread of the library's are driven on until they are closed, whoever waits or not.
 func TestDriver(t *testing.T) {
 	net := &network{}
-	onFakes(t, net, 2, Options{drive: true}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 2, Options{drive: true}, func(ctx context.Context, m *memory.Memory) error {
 		began := time.Now()
 		for {
 			net.mu.Lock()
@@ -113,7 +114,7 @@ func TestFirstMoveFails(t *testing.T) {
 		}
 		return nil
 	}}
-	onFakes(t, net, 3, Options{pads: true}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 3, Options{pads: true}, func(ctx context.Context, m *memory.Memory) error {
 		a, w, err := mapped(ctx, m, 8)
 		if err != nil {
 			return err
@@ -126,14 +127,14 @@ func TestFirstMoveFails(t *testing.T) {
 		if err := m.Group().Barrier(ctx, "failing"); err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err == nil || !strings.Contains(err.Error(), "rank 1") {
+		if _, err := m.Rendezvous(ctx, other, memory.Record{}); err == nil || !strings.Contains(err.Error(), "rank 1") {
 			t.Errorf("rank %d: %v", m.Group().Rank(), err)
 		}
 		failing.Store(false)
 		if err := m.Group().Barrier(ctx, "working"); err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, other, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, other, memory.Record{}); err != nil {
 			return err
 		}
 		// Adopted memory has no pad, and is only read.
@@ -148,7 +149,7 @@ func TestFirstMoveFails(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, adopted, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, adopted, memory.Record{}); err != nil {
 			return err
 		}
 		var got [16]byte
@@ -160,19 +161,19 @@ func TestFirstMoveFails(t *testing.T) {
 }
 
 // mapped is a window of n bytes.
-func mapped(ctx context.Context, m *backend.Memory, n int64) (backend.Allocation, *backend.Window, error) {
+func mapped(ctx context.Context, m *memory.Memory, n int64) (backend.Allocation, *memory.Window, error) {
 	a, err := m.Allocate(ctx, n, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	w, err := m.Rendezvous(ctx, a, memory.Record{})
 	return a, w, err
 }
 
 // prepare prepares a write of all of a to the next rank.
-func prepare(m *backend.Memory, a backend.Allocation, w *backend.Window) (*backend.Transfer, error) {
+func prepare(m *memory.Memory, a backend.Allocation, w *memory.Window) (*memory.Transfer, error) {
 	next := (m.Group().Rank() + 1) % m.Group().Size()
-	return m.PrepareTransfer(backend.Write, next, []backend.TransferBlock{{Local: a.Ptr(), Window: w, Bytes: a.Bytes()}})
+	return m.PrepareTransfer(backend.Write, next, []memory.TransferBlock{{Local: a.Ptr(), Window: w, Bytes: a.Bytes()}})
 }
 
 // TestTransferThatHangs: the watchdog ends it, the memory is kept as long as the library works on it, and the transfer can be
@@ -183,7 +184,7 @@ func TestTransferThatHangs(t *testing.T) {
 	var ready, closing sync.WaitGroup
 	ready.Add(2)
 	closing.Add(2)
-	onFakes(t, net, 2, Options{KernelTimeout: 50 * time.Millisecond}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 2, Options{KernelTimeout: 50 * time.Millisecond}, func(ctx context.Context, m *memory.Memory) error {
 		a, w, err := mapped(ctx, m, 100)
 		if err != nil {
 			return err
@@ -209,7 +210,7 @@ func TestTransferThatHangs(t *testing.T) {
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("the watchdog took %v", took)
 		}
-		if st, err := x.Status(); st != backend.TransferDone || !errors.Is(err, os.ErrDeadlineExceeded) {
+		if st, err := x.Status(); st != memory.TransferDone || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%v: %v", st, err)
 		}
 		b := m.Backend().(*Backend)
@@ -244,10 +245,10 @@ func TestTransferThatFails(t *testing.T) {
 		}
 		return nil
 	}}
-	onFakes(t, net, 1, Options{}, func(ctx context.Context, m *backend.Memory) error { return nil })
+	onFakes(t, net, 1, Options{}, func(ctx context.Context, m *memory.Memory) error { return nil })
 	var ready sync.WaitGroup
 	ready.Add(2)
-	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *memory.Memory) error {
 		a, w, err := mapped(ctx, m, 100)
 		if err != nil {
 			return err
@@ -286,7 +287,7 @@ func TestPeerIsLost(t *testing.T) {
 		}
 		return nil
 	}}
-	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 2, Options{}, func(ctx context.Context, m *memory.Memory) error {
 		a, w, err := mapped(ctx, m, 100)
 		if err != nil {
 			return err
@@ -368,7 +369,7 @@ func TestOpenFails(t *testing.T) {
 // TestSubGroup: a sub-group uses its parent's agent.
 func TestSubGroup(t *testing.T) {
 	net := &network{}
-	onFakes(t, net, 3, Options{}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, net, 3, Options{}, func(ctx context.Context, m *memory.Memory) error {
 		if m.Group().Rank() == 1 {
 			return nil
 		}
@@ -376,7 +377,7 @@ func TestSubGroup(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		sub, err := backend.Open(ctx, Name, &backend.Env{Group: g, Opened: m.Device(), Parent: m.Backend()}, nil)
+		sub, err := memory.Open(ctx, Name, &backend.Env{Group: g, Opened: m.Device(), Parent: m.Backend()}, nil)
 		if err != nil {
 			return err
 		}
@@ -410,7 +411,7 @@ func TestSubGroup(t *testing.T) {
 
 // TestRegister: memory that is not the device's is refused, and adopted memory stays the caller's.
 func TestRegister(t *testing.T) {
-	onFakes(t, &network{}, 1, Options{}, func(ctx context.Context, m *backend.Memory) error {
+	onFakes(t, &network{}, 1, Options{}, func(ctx context.Context, m *memory.Memory) error {
 		_, err := m.Register(ctx, 0x1000, 64, "")
 		require.ErrorIs(t, err, errs.ErrInvalid)
 		p, err := m.Device().Alloc(64)
@@ -419,7 +420,7 @@ func TestRegister(t *testing.T) {
 		require.ErrorIs(t, err, errs.ErrInvalid)
 		a, err := m.Register(ctx, p, 64, "")
 		require.NoError(t, err)
-		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		_, err = m.Rendezvous(ctx, a, memory.Record{})
 		require.NoError(t, err)
 		require.NoError(t, m.Free(ctx, a))
 		return m.Device().Free(p)

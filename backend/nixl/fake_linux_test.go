@@ -12,12 +12,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/symmem/symmem/backend"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
+	"github.com/symmem/symmem/memory"
 )
 
 // network is what fake engines of one process reach each other by.
@@ -260,7 +260,7 @@ func bytesAt(b nixl.Block) []byte {
 }
 
 // onFakes runs f on size ranks over fake engines.
-func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx context.Context, m *backend.Memory) error) {
+func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -281,7 +281,7 @@ func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx cont
 				t.Errorf("rank %d: %v", g.Rank(), err)
 				return
 			}
-			m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: opts.KernelTimeout})
+			m := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: opts.KernelTimeout})
 			err = f(ctx, m)
 			left := errors.Join(m.Close(ctx), g.Close(ctx))
 			if errors.Is(left, errs.ErrPeerLost) {

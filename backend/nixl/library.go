@@ -17,7 +17,7 @@ var _ backend.Libraries = factory{}
 
 // Libraries looks for NIXL, starts an engine, and tries whether it reaches the memory of the GPU, if there is one.
 func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Library {
-	answer := backend.Library{Name: "NIXL", State: backend.LibraryUnusable}
+	answer := backend.Library{Name: "NIXL", State: "unusable"}
 	o, err := options(env)
 	var p *place
 	if err == nil {
@@ -79,7 +79,7 @@ func look(ctx context.Context, answer backend.Library, lib *nixl.Library, p *pla
 	}[on.reach])
 	detail("memory of the CPU", "reached")
 	detail("memory of the GPU", gpuMemory(ctx, lib, p, o))
-	answer.State = backend.LibraryUsable
+	answer.State = "usable"
 	return answer
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend/nixl"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,7 +40,7 @@ func TestLibraries(t *testing.T) {
 	require.Len(t, answers, 1)
 	a := answers[0]
 	require.Equal(t, "NIXL", a.Name)
-	if a.State != backend.LibraryUsable {
+	if a.State != "usable" {
 		require.NotEmpty(t, a.Tried)
 		require.Contains(t, a.Fix, "pip install")
 		nixl.RequireLibrary(t)
@@ -76,10 +77,10 @@ func TestGPU(t *testing.T) {
 		b, err := nixl.New(ctx, groups[0], &nixl.Options{Device: "0"})
 		require.NoError(t, err)
 		t.Logf("round %d: opened after %v", round, time.Since(began))
-		m := backend.NewMemory(b, groups[0], &backend.MemoryOptions{Channels: 1})
+		m := memory.New(b, groups[0], &memory.Options{Channels: 1})
 		a, err := m.Allocate(ctx, 1<<20, "")
 		require.NoError(t, err)
-		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		w, err := m.Rendezvous(ctx, a, memory.Record{})
 		require.NoError(t, err)
 		s, err := m.Device().NewStream()
 		require.NoError(t, err)

@@ -25,7 +25,7 @@ type mapping struct {
 }
 
 // Rendezvous exchanges what reaching the memory takes.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	var mine offer
 	var failure error
 	a, ok := ba.(*allocation)

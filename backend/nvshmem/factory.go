@@ -97,10 +97,10 @@ func (factory) Preflight(ctx context.Context, env *backend.Env) error {
 // Libraries tells of NVSHMEM and of the plugin by which its processes meet.
 func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library {
 	o, err := probing(env)
-	found := backend.Library{Name: "NVSHMEM", State: backend.LibraryUsable}
-	plugin := backend.Library{Name: "NVSHMEM's bootstrap plugin", State: backend.LibraryUsable}
+	found := backend.Library{Name: "NVSHMEM", State: "usable"}
+	plugin := backend.Library{Name: "NVSHMEM's bootstrap plugin", State: "usable"}
 	if err != nil {
-		found.State, found.Reason = backend.LibraryUnusable, err.Error()
+		found.State, found.Reason = "unusable", err.Error()
 		return []backend.Library{found}
 	}
 	policy, err := multicast.NewPolicy("nvshmem.New", o.Multicast, o.Getenv)
@@ -112,7 +112,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 	case l == nil:
 		return []backend.Library{survey.Failed(found.Name, err, "install NVSHMEM 3.4.5 or newer, of major version 3")}
 	case err != nil:
-		plugin.State, plugin.Reason = backend.LibraryMissing, err.Error()
+		plugin.State, plugin.Reason = "missing", err.Error()
 		plugin.Fix = "install the whole of NVSHMEM: the plugin is in the library's folder"
 	}
 	found.Path, found.Version, plugin.Path = l.Path(), l.Version().String(), l.Bootstrap()

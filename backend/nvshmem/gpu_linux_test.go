@@ -26,6 +26,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
+	"github.com/symmem/symmem/memory"
 )
 
 const workerVariable = "SYMMEM_TEST_NVSHMEM_WORKER"
@@ -107,10 +108,10 @@ func worker(ctx context.Context) error {
 			return err
 		}
 		fmt.Printf("start %d took %v\n", round, time.Since(began).Round(time.Millisecond))
-		m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+		m := memory.New(b, g, &memory.Options{Channels: 2})
 		for _, step := range []struct {
 			name string
-			run  func(ctx context.Context, b *Backend, m *backend.Memory) error
+			run  func(ctx context.Context, b *Backend, m *memory.Memory) error
 		}{
 			{"layout", layoutOnGPU}, {"too large", tooLargeOnGPU}, {"times", timesOnGPU}, {"put", putOnGPU}, {"register", registerOnGPU},
 			{"reduce", reduceOnGPU}, {"barrier", barrierOnGPU}, {"arena", arenaOnGPU},
@@ -130,7 +131,7 @@ func worker(ctx context.Context) error {
 }
 
 // layoutOnGPU shows where the heaps are.
-func layoutOnGPU(_ context.Context, b *Backend, _ *backend.Memory) error {
+func layoutOnGPU(_ context.Context, b *Backend, _ *memory.Memory) error {
 	fmt.Printf("heaps at %v; regions", b.world.peers)
 	for _, r := range b.world.heap.regions {
 		fmt.Printf(" %#x+%d", r.start, r.bytes)
@@ -139,7 +140,7 @@ func layoutOnGPU(_ context.Context, b *Backend, _ *backend.Memory) error {
 	return nil
 }
 
-func tooLargeOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
+func tooLargeOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 	free, total, err := b.device.MemInfo()
 	if err != nil {
 		return err
@@ -153,7 +154,7 @@ func tooLargeOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 }
 
 // timesOnGPU times allocation and rendezvous together.
-func timesOnGPU(ctx context.Context, _ *Backend, m *backend.Memory) error {
+func timesOnGPU(ctx context.Context, _ *Backend, m *memory.Memory) error {
 	for _, n := range []int64{64 << 20, 600 << 20, 3 << 30} {
 		var took []time.Duration
 		for range 8 {
@@ -165,7 +166,7 @@ func timesOnGPU(ctx context.Context, _ *Backend, m *backend.Memory) error {
 			if err != nil {
 				return err
 			}
-			w, err := m.Rendezvous(ctx, a, backend.Record{})
+			w, err := m.Rendezvous(ctx, a, memory.Record{})
 			if err != nil {
 				return err
 			}
@@ -182,7 +183,7 @@ func timesOnGPU(ctx context.Context, _ *Backend, m *backend.Memory) error {
 }
 
 // copyAll copies the peer's whole memory onto itself: the driver refuses what lies across two pieces.
-func copyAll(ctx context.Context, m *backend.Memory, w *backend.Window, n int64) error {
+func copyAll(ctx context.Context, m *memory.Memory, w *memory.Window, n int64) error {
 	s, err := m.Device().NewStream()
 	if err != nil {
 		return err
@@ -217,7 +218,7 @@ func timed(ctx context.Context, s device.Stream, n int, enqueue func() error) (f
 }
 
 // putOnGPU compares copies to a peer: of plain memory, of the heap's, and by NVSHMEM; and records NVSHMEM's in a graph.
-func putOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
+func putOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 	const n = 256 << 20
 	src, err := m.Allocate(ctx, n, "")
 	if err != nil {
@@ -227,7 +228,7 @@ func putOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 	if err != nil {
 		return err
 	}
-	w, err := m.Rendezvous(ctx, dst, backend.Record{})
+	w, err := m.Rendezvous(ctx, dst, memory.Record{})
 	if err != nil {
 		return err
 	}
@@ -299,7 +300,7 @@ func putOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 }
 
 // registerOnGPU registers memory of cuMemCreate at different offsets.
-func registerOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
+func registerOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 	const n = 6 << 20
 	p, free, err := virtual(b, n)
 	if err != nil {
@@ -312,7 +313,7 @@ func registerOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 		if err != nil {
 			return err
 		}
-		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		w, err := m.Rendezvous(ctx, a, memory.Record{})
 		if err != nil {
 			return err
 		}
@@ -366,7 +367,7 @@ func virtual(b *Backend, bytes int64) (p device.Ptr, free func() error, err erro
 }
 
 // reduceOnGPU adds up by NVSHMEM, on a stream and in a graph, with two reductions on two streams at once.
-func reduceOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
+func reduceOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 	const count = 1 << 18
 	var streams [2]device.Stream
 	var allocs [2]backend.Allocation
@@ -379,7 +380,7 @@ func reduceOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 		if allocs[i], err = m.Allocate(ctx, 2*4*count, ""); err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, allocs[i], backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, allocs[i], memory.Record{}); err != nil {
 			return err
 		}
 		mine := make([]byte, 4*count)
@@ -442,7 +443,7 @@ func reduceOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 }
 
 // barrierOnGPU compares NVSHMEM's barrier on a stream with this module's.
-func barrierOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
+func barrierOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 	s, err := b.device.NewStream()
 	if err != nil {
 		return err
@@ -464,10 +465,10 @@ func barrierOnGPU(ctx context.Context, b *Backend, m *backend.Memory) error {
 }
 
 // arenaOnGPU uses groups of one rank, in which only the arena is.
-func arenaOnGPU(ctx context.Context, b *Backend, _ *backend.Memory) error {
+func arenaOnGPU(ctx context.Context, b *Backend, _ *memory.Memory) error {
 	o := &Options{Multicast: "off"}
 	for range 5 {
-		err := sub(ctx, b, []int{b.group.Rank()}, o, func(_ *Backend, m *backend.Memory) error {
+		err := sub(ctx, b, []int{b.group.Rank()}, o, func(_ *Backend, m *memory.Memory) error {
 			return backendtest.TryWindow(ctx, m, 1<<20)
 		})
 		if err != nil {

@@ -27,19 +27,20 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nvshmem"
+	"github.com/symmem/symmem/memory"
 )
 
 // withMemory opens the backend and a memory over it, and closes it after f.
-func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+func withMemory(ctx context.Context, g *group.Group, o *Options, f func(b *Backend, m *memory.Memory) error) error {
 	b, err := New(ctx, g, o)
 	if err != nil {
 		return err
 	}
-	return backendtest.WithMemory(ctx, g, b, func(m *backend.Memory) error { return f(b, m) })
+	return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return f(b, m) })
 }
 
 // sub makes a sub-group and a memory over it, and closes both after f.
-func sub(ctx context.Context, b *Backend, ranks []int, o *Options, f func(b *Backend, m *backend.Memory) error) error {
+func sub(ctx context.Context, b *Backend, ranks []int, o *Options, f func(b *Backend, m *memory.Memory) error) error {
 	g, err := b.group.Sub(ctx, ranks)
 	if err != nil {
 		return err
@@ -67,7 +68,7 @@ func TestConformance(t *testing.T) {
 func TestMemory(t *testing.T) {
 	m := newMachine(3)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			for _, n := range []int64{1, 4096, 5000, 1 << 20, 40 << 20} {
 				if err := backendtest.TryWindow(ctx, mem, n); err != nil {
 					return fmt.Errorf("%d bytes: %w", n, err)
@@ -83,7 +84,7 @@ func TestMemory(t *testing.T) {
 func TestHeapIsReused(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			if err := backendtest.TryWindow(ctx, mem, 1000); err != nil {
 				return err
 			}
@@ -112,7 +113,7 @@ func (m *machine) brk() uint64 {
 func TestReleaseOnOneRankOnly(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			a, err := mem.Allocate(ctx, 4096, "")
 			if err != nil {
 				return err
@@ -140,13 +141,13 @@ func TestSubGroups(t *testing.T) {
 	m := newMachine(3)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			for _, ranks := range [][]int{{0, 1, 2}, {0, 2}, {1, 2}, {g.Rank()}} {
 				if !contains(ranks, g.Rank()) {
 					continue
 				}
 				for range 3 {
-					err := sub(ctx, b, ranks, o, func(s *Backend, mem *backend.Memory) error {
+					err := sub(ctx, b, ranks, o, func(s *Backend, mem *memory.Memory) error {
 						if s.all != (len(ranks) == 3) {
 							return fmt.Errorf("the group of %v is of all PEs: %t", ranks, s.all)
 						}
@@ -185,8 +186,8 @@ func TestArenaIsExhausted(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *memory.Memory) error {
 				_, err := mem.Allocate(ctx, 17<<20, "")
 				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
 					return fmt.Errorf("more than the arena: %w", err)
@@ -203,11 +204,11 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 	m := newMachine(3)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
-			return sub(ctx, b, []int{0, 1, 2}, o, func(_ *Backend, other *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return sub(ctx, b, []int{0, 1, 2}, o, func(_ *Backend, other *memory.Memory) error {
 				failed := make([]error, 2)
 				var wg sync.WaitGroup
-				for i, m := range []*backend.Memory{mem, other} {
+				for i, m := range []*memory.Memory{mem, other} {
 					wg.Go(func() {
 						for n := range 30 {
 							if failed[i] == nil {
@@ -227,7 +228,7 @@ func TestTwoGroupsAtOnce(t *testing.T) {
 func TestSizesDiffer(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			_, err := mem.Allocate(ctx, int64(4096*(1+g.Rank())), "")
 			if !errors.Is(err, errs.ErrMismatch) || !strings.Contains(err.Error(), "8192") {
 				return fmt.Errorf("other sizes: %w", err)
@@ -247,7 +248,7 @@ func TestHeapIsFull(t *testing.T) {
 	m := newMachine(2)
 	m.taken[1] = fakecuda.TotalMemory - 200<<20
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			before := m.called("align")
 			_, err := mem.Allocate(ctx, 150<<20, "")
 			if !errors.Is(err, errs.ErrNoMemory) {
@@ -269,7 +270,7 @@ func TestHeapIsFull(t *testing.T) {
 func TestHeapIsTornDown(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		err := withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		err := withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			if err := errors.Join(backendtest.TryWindow(ctx, mem, 100), g.Barrier(ctx, "1")); err != nil {
 				return err
 			}
@@ -282,7 +283,7 @@ func TestHeapIsTornDown(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			w, err := mem.Rendezvous(ctx, a, backend.Record{})
+			w, err := mem.Rendezvous(ctx, a, memory.Record{})
 			if err != nil {
 				return err
 			}
@@ -320,7 +321,7 @@ func TestOpenAgain(t *testing.T) {
 	m := newMachine(2)
 	for range 3 {
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			return withMemory(ctx, g, m.options(g.Rank()), func(_ *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, m.options(g.Rank()), func(_ *Backend, mem *memory.Memory) error {
 				return backendtest.TryWindow(ctx, mem, 100)
 			})
 		}))
@@ -410,12 +411,12 @@ func TestRankDies(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		mem := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 1})
+		mem := memory.New(b, g, &memory.Options{Channels: 1})
 		a, err := mem.Allocate(ctx, 1000, "")
 		if err != nil {
 			return err
 		}
-		if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+		if _, err := mem.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return err
 		}
 		if g.Rank() == 1 {
@@ -432,7 +433,7 @@ func TestRankDies(t *testing.T) {
 		if _, err := mem.Allocate(ctx, 100, ""); !errors.Is(err, errs.ErrPeerLost) {
 			return fmt.Errorf("allocating: %w", err)
 		}
-		err = sub(ctx, b, []int{0, 2}, o, func(_ *Backend, mem *backend.Memory) error {
+		err = sub(ctx, b, []int{0, 2}, o, func(_ *Backend, mem *memory.Memory) error {
 			for range 5 {
 				if err := backendtest.TryWindow(ctx, mem, 100_000); err != nil {
 					return err
@@ -582,7 +583,7 @@ func TestRefusals(t *testing.T) {
 func TestSecondGroup(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(*Backend, *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(*Backend, *memory.Memory) error {
 			other, err := g.Sub(ctx, []int{0, 1})
 			if err != nil {
 				return err
@@ -612,7 +613,7 @@ func TestNoPeerAccess(t *testing.T) {
 func TestRegister(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			base := m.allocate(g.Rank(), 4*granule, nil)
 			p := base.Add(int64(1+g.Rank()) * 4096) // at another place on each rank
 			for range 3 {
@@ -620,7 +621,7 @@ func TestRegister(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				w, err := mem.Rendezvous(ctx, a, memory.Record{})
 				if err != nil {
 					return err
 				}
@@ -660,7 +661,7 @@ func TestRegister(t *testing.T) {
 func TestRegisterErrors(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *memory.Memory) error {
 			made := func(bytes int64, f func(*foreignMem)) device.Ptr { return m.allocate(0, bytes, f) }
 			good := made(4*granule, nil)
 			a, err := b.Allocate(ctx, granule)
@@ -706,7 +707,7 @@ func TestRegisterErrors(t *testing.T) {
 func TestRegisterParts(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			base := m.allocate(g.Rank(), 10*granule, nil)
 			other := m.allocate(g.Rank(), 10*granule, nil)
 			part := func(p device.Ptr, bytes int64) (backend.Allocation, error) {
@@ -714,7 +715,7 @@ func TestRegisterParts(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				w, err := mem.Rendezvous(ctx, a, memory.Record{})
 				if err != nil {
 					return nil, err
 				}
@@ -771,7 +772,7 @@ func TestRegisterParts(t *testing.T) {
 func TestKindsDiffer(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			a, err := b.Allocate(ctx, granule)
 			if err != nil {
 				return err
@@ -783,7 +784,7 @@ func TestKindsDiffer(t *testing.T) {
 					return err
 				}
 			}
-			if _, err := b.Rendezvous(ctx, brought, nil); !errors.Is(err, errs.ErrMismatch) {
+			if _, err := b.Rendezvous(ctx, brought); !errors.Is(err, errs.ErrMismatch) {
 				return fmt.Errorf("different kinds: %w", err)
 			}
 			m.free(base)
@@ -797,12 +798,12 @@ func TestReduce(t *testing.T) {
 	m := newMachine(2)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			a, err := mem.Allocate(ctx, 4096, "")
 			if err != nil {
 				return err
 			}
-			if _, err := mem.Rendezvous(ctx, a, backend.Record{}); err != nil {
+			if _, err := mem.Rendezvous(ctx, a, memory.Record{}); err != nil {
 				return err
 			}
 			s, err := b.device.NewStream()
@@ -833,7 +834,7 @@ func TestReduce(t *testing.T) {
 			if !errors.Is(err, errs.ErrUnsupported) {
 				return fmt.Errorf("an average: %w", err)
 			}
-			err = sub(ctx, b, []int{g.Rank()}, o, func(s *Backend, _ *backend.Memory) error {
+			err = sub(ctx, b, []int{g.Rank()}, o, func(s *Backend, _ *memory.Memory) error {
 				_, err := s.PrepareAllReduce(ctx, &backend.AllReduce{Name: Name})
 				if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "team") {
 					return fmt.Errorf("in a part: %w", err)
@@ -855,12 +856,12 @@ func TestMulticast(t *testing.T) {
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.options(g.Rank())
 			o.Multicast, o.Getenv = "auto", func(string) string { return "" }
-			return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error {
+			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				a, err := mem.Allocate(ctx, 4096, "")
 				if err != nil {
 					return err
 				}
-				w, err := mem.Rendezvous(ctx, a, backend.Record{})
+				w, err := mem.Rendezvous(ctx, a, memory.Record{})
 				if err != nil {
 					return err
 				}
@@ -885,7 +886,7 @@ func TestMulticast(t *testing.T) {
 	for _, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		o := m.options(g.Rank())
 		o.Multicast, o.Getenv = "on", func(string) string { return "" }
-		return withMemory(ctx, g, o, func(b *Backend, mem *backend.Memory) error { return backendtest.TryWindow(ctx, mem, 4096) })
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error { return backendtest.TryWindow(ctx, mem, 4096) })
 	}) {
 		require.ErrorIs(t, err, errs.ErrUnsupported, "multicast is on, and there is none")
 	}
@@ -967,7 +968,7 @@ func TestSpans(t *testing.T) {
 func TestNothingLiesAcrossPieces(t *testing.T) {
 	m := newMachine(1)
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
-		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *backend.Memory) error {
+		return withMemory(ctx, g, m.options(0), func(b *Backend, mem *memory.Memory) error {
 			var all []backend.Allocation
 			for _, n := range []int64{10 << 20, 30 << 20, 5000, 40 << 20, 31 << 20, 33 << 20, 9 << 20, 1} {
 				a, err := mem.Allocate(ctx, n, "")
@@ -1004,7 +1005,7 @@ func TestLibraries(t *testing.T) {
 	t.Setenv(nvshmem.LibraryEnv, dir)
 	found := factory{}.Libraries(t.Context(), env)
 	require.Len(t, found, 1)
-	assert.Equal(t, backend.LibraryMissing, found[0].State)
+	assert.Equal(t, "missing", found[0].State)
 	assert.Contains(t, found[0].Tried[0], filepath.Join(dir, "libnvshmem_host.so.3"))
 	assert.Contains(t, found[0].Fix, nvshmem.LibraryEnv)
 
@@ -1021,7 +1022,7 @@ func TestLibraries(t *testing.T) {
 	t.Setenv(nvshmem.LibraryEnv, path)
 	found = factory{}.Libraries(t.Context(), env)
 	require.Len(t, found, 1)
-	assert.Equal(t, backend.LibraryUnusable, found[0].State)
+	assert.Equal(t, "unusable", found[0].State)
 	assert.Contains(t, found[0].Reason, "nvshmemx_hostlib_init_attr")
 
 	env.Getenv = func(string) string { return "much" }
@@ -1034,14 +1035,14 @@ func TestLibraries(t *testing.T) {
 func TestLibrariesThatAreThere(t *testing.T) {
 	env := &backend.Env{Multicast: "off", Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)}
 	found := factory{}.Libraries(t.Context(), env)
-	if found[0].State == backend.LibraryMissing {
+	if found[0].State == "missing" {
 		require.NotContains(t, strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name)
 		t.Skip(found[0].Reason)
 	}
 	require.Len(t, found, 2)
-	assert.Equal(t, backend.LibraryUsable, found[0].State, found[0].Reason)
+	assert.Equal(t, "usable", found[0].State, found[0].Reason)
 	assert.Regexp(t, `^3\.\d+\.\d+$`, found[0].Version)
-	assert.Equal(t, backend.LibraryUsable, found[1].State, found[1].Reason)
+	assert.Equal(t, "usable", found[1].State, found[1].Reason)
 	assert.FileExists(t, found[1].Path)
 	var names []string
 	for _, d := range found[0].Details {

@@ -25,7 +25,7 @@ type mapping struct {
 var _ backend.Multicaster = (*mapping)(nil)
 
 // Rendezvous tells the ranks where in the heap each has its memory; memory of the caller's is registered with NVSHMEM first.
-func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation, _ *backend.Agreement) (backend.Mapping, error) {
+func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	m := &mapping{backend: b, noMulticast: b.whyNoMulticast()}
 	a, ok := ba.(*allocation)
 	var failure error
@@ -126,12 +126,12 @@ func (m *mapping) findMulticast(offset int64, all []ask) error {
 }
 
 // EnableMulticast gives the address that NVSHMEM has for the memory, if all ranks have one.
-func (m *mapping) EnableMulticast(ctx context.Context, x *backend.Agreement) (device.Ptr, error) {
+func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	var failure error
 	if m.multicast.IsNil() {
 		failure = fmt.Errorf("%s: %w", m.noMulticast, errs.ErrUnsupported)
 	}
-	if err := x.Vote(ctx, "multicast address", failure); err != nil {
+	if err := m.backend.group.Vote(ctx, "multicast address", failure); err != nil {
 		return 0, m.refuseMulticast(err)
 	}
 	return m.multicast, nil

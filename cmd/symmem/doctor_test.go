@@ -222,9 +222,9 @@ func TestDoctorLibraries(t *testing.T) {
 	}
 	shelf := findingOf(d, "shelved").Libraries
 	require.Len(t, shelf, 3)
-	assert.Equal(t, backend.Library{Name: "Good", State: backend.LibraryUsable, Path: "/lib/libgood.so.1", Version: "1.2",
+	assert.Equal(t, backend.Library{Name: "Good", State: "usable", Path: "/lib/libgood.so.1", Version: "1.2",
 		Details: []backend.Detail{{Name: "plugins", Value: "three"}}}, shelf[0])
-	assert.Equal(t, backend.LibraryUnusable, shelf[1].State)
+	assert.Equal(t, "unusable", shelf[1].State)
 	assert.Equal(t, []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}, shelf[2].Tried)
 
 	r := call(t, "", environ(), "doctor", "--verbose")
@@ -254,7 +254,7 @@ func TestDoctorSurvivesALibrary(t *testing.T) {
 	d := diagnosed(t, healthyHere(), environ(brokenVar+"=1"))
 	found := findingOf(d, "shelfcrash").Libraries
 	require.Len(t, found, 1)
-	assert.Equal(t, backend.LibraryUnusable, found[0].State)
+	assert.Equal(t, "unusable", found[0].State)
 	assert.Contains(t, found[0].Name, "shelfcrash")
 	assert.Contains(t, found[0].Reason, "exit status 9")
 	assert.Contains(t, found[0].Reason, "dropped from the shelf")

@@ -84,9 +84,9 @@ func (s shelved) Libraries(context.Context, *backend.Env) []backend.Library {
 	}
 	fmt.Println("a library that talks")
 	return []backend.Library{
-		{Name: "Good", State: backend.LibraryUsable, Path: "/lib/libgood.so.1", Version: "1.2", Details: []backend.Detail{{Name: "plugins", Value: "three"}}},
-		{Name: "Old", State: backend.LibraryUnusable, Path: "/lib/libold.so.1", Version: "0.1", Reason: "it is for CUDA 11", Fix: "install a newer one"},
-		{Name: "Gone", State: backend.LibraryMissing, Fix: "install gone", Tried: []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}},
+		{Name: "Good", State: "usable", Path: "/lib/libgood.so.1", Version: "1.2", Details: []backend.Detail{{Name: "plugins", Value: "three"}}},
+		{Name: "Old", State: "unusable", Path: "/lib/libold.so.1", Version: "0.1", Reason: "it is for CUDA 11", Fix: "install a newer one"},
+		{Name: "Gone", State: "missing", Fix: "install gone", Tried: []string{"/lib/libgone.so (no such file)", "libgone.so (not found)"}},
 	}
 }
 

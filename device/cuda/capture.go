@@ -122,7 +122,7 @@ func (s *Stream) BeginCapture() error {
 	}
 	defer s.unlock()
 	if s.recording() != nil {
-		return &CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
+		return &device.CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
 	}
 	drv := s.dev.drv
 	if s.before == 0 {
@@ -154,10 +154,10 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 	defer s.unlock()
 	c := s.recording()
 	if c == nil {
-		return nil, &CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
+		return nil, &device.CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
 	}
 	if c.origin != s {
-		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
+		return nil, &device.CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture = nil
 	c.end()
@@ -169,7 +169,7 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
 				"behind the last work of each such stream, and wait for it in the stream that began"
 		}
-		return nil, &CaptureError{Op: call, Reason: reason, Err: s.dev.drv.Check("cuStreamEndCapture", r)}
+		return nil, &device.CaptureError{Op: call, Reason: reason, Err: s.dev.drv.Check("cuStreamEndCapture", r)}
 	}
 	g, err := s.newGraph(c, handle)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/device/devicetest"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestConformance(t *testing.T) {
@@ -142,7 +143,7 @@ func TestClosedStreamHasNoHandle(t *testing.T) {
 func TestDeviceCloseEndsTheRest(t *testing.T) {
 	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
 		_, nilErr := d.NewFaultWord(nil)
-		var arg *device.ArgumentError
+		var arg *errs.ArgumentError
 		require.ErrorAs(t, nilErr, &arg)
 		w, err := d.NewFaultWord(func(uint64) error { return errors.New("boom") })
 		require.NoError(t, err)

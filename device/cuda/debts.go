@@ -292,7 +292,7 @@ func (g *graphParts) paid(s *Stream) {
 }
 
 // fail keeps the error of work in the graph for the streams that it was launched on and that were not synchronized since.
-func (g *graphParts) fail(d *Device, e *WorkError) {
+func (g *graphParts) fail(d *Device, e *device.WorkError) {
 	d.faultMu.Lock()
 	debtors := slices.Clone(g.debtors)
 	d.faultMu.Unlock()

@@ -22,7 +22,7 @@
 // word of pinned memory which wait it is in, and a goroutine, which runs only while there are waits, looks at that fifty times
 // a second. When a wait lasts longer than WaitTimeout, when Options.Err reports a lost peer, or when the stream is being closed
 // and WaitTimeout has passed, the device writes the awaited value itself, so that the stream goes on, and the stream's
-// Synchronize returns the reason as a [*WorkError].
+// Synchronize returns the reason as a [*device.WorkError].
 //
 // Work of the CPU ([Stream.HostWork]) is two words of pinned memory and a wait of that kind: the GPU writes one word when it has
 // come to the work, a goroutine that watches these words runs the work, and writes the other one, for which the GPU waits.
@@ -41,7 +41,7 @@
 // # Graphs
 //
 // A capture spreads to the streams that wait for its events. Captures are relaxed, in the driver's word: calls of other
-// threads, memory among them, do not disturb them. Calls that cannot be recorded return a [*CaptureError] before the driver
+// threads, memory among them, do not disturb them. Calls that cannot be recorded return a [*device.CaptureError] before the driver
 // hears of them, and the capture goes on. A graph launched inside of a capture becomes part of the new graph, and their
 // launches do not overlap whichever is launched.
 //

@@ -27,13 +27,6 @@ var (
 	errWorkLeft  = errors.New("the GPU has not ended the work; what the work may use is not given back")
 )
 
-// The errors of work that runs later and of captures, which all devices share.
-type (
-	WorkError    = device.WorkError
-	PanicError   = device.PanicError
-	CaptureError = device.CaptureError
-)
-
 // closed is the error of using something that was closed: "stream", "event", "graph" or "device".
 func closed(op, what string) error {
 	return fmt.Errorf("%s: the CUDA %s is %w", op, what, device.ErrClosed)
@@ -41,5 +34,5 @@ func closed(op, what string) error {
 
 // capturing is the error of a call that a capturing stream cannot do.
 func capturing(op string) error {
-	return &CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
+	return &device.CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
 }

@@ -101,7 +101,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 		return r
 	})
 	if refused != "" {
-		return &CaptureError{Op: call, Reason: refused}
+		return &device.CaptureError{Op: call, Reason: refused}
 	}
 	return err
 }
@@ -133,7 +133,7 @@ func (e *Event) begin(call string) error {
 	case e.closed:
 		err = closed(call, "event")
 	case e.capture != nil:
-		err = &CaptureError{Op: call, Reason: "the event was last recorded in a capture, which runs nothing; record it again outside"}
+		err = &device.CaptureError{Op: call, Reason: "the event was last recorded in a capture, which runs nothing; record it again outside"}
 	default:
 		err = e.dev.enter(call)
 	}

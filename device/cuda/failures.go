@@ -3,6 +3,8 @@ package cuda
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
 )
 
 // failures are the failed works of a stream that were not returned yet: the first, and how many more.
@@ -10,11 +12,11 @@ type failures struct {
 	some atomic.Bool // whether there are any; asked without the lock
 
 	mu    sync.Mutex
-	first *WorkError
+	first *device.WorkError
 }
 
 // add keeps err if it is the first, and else counts it.
-func (f *failures) add(err *WorkError) {
+func (f *failures) add(err *device.WorkError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.first != nil {

@@ -268,7 +268,7 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 		return g.dev.check(call, "cuStreamGetCaptureInfo", r)
 	}
 	if status != cu.CaptureStatusActive {
-		return &CaptureError{Op: call, Reason: "the driver has invalidated the capture; call EndCapture and begin again"}
+		return &device.CaptureError{Op: call, Reason: "the driver has invalidated the capture; call EndCapture and begin again"}
 	}
 	// Launches of a graph never overlap, and so do copies of it in one capture.
 	all := append([]cu.GraphNodeHandle(nil), unsafe.Slice(deps, count)...)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/symmem/symmem/device"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -173,9 +174,9 @@ func (c callback) run(ended chan<- struct{}) {
 		if returned {
 			return
 		}
-		failed := &WorkError{Op: "HostFunc", Err: errGoexit}
+		failed := &device.WorkError{Op: "HostFunc", Err: errGoexit}
 		if v := recover(); v != nil {
-			failed.Err = &PanicError{Value: v, Stack: string(debug.Stack())}
+			failed.Err = &device.PanicError{Value: v, Stack: string(debug.Stack())}
 		}
 		if c.of != nil {
 			c.of.fail(c.dev, failed)

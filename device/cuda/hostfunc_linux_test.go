@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/dl"
 )
 
@@ -55,7 +56,7 @@ func TestCallbacksFromForeignThreads(t *testing.T) {
 		require.Zero(t, join(id, nil))
 	}
 	assert.Equal(t, threads-2, ran)
-	var work *WorkError
+	var work *device.WorkError
 	require.ErrorAs(t, s.failures.take(), &work)
 	assert.Equal(t, 1, work.More)
 	assert.Zero(t, callbacks.count(d))

@@ -221,7 +221,7 @@ func (l *workLane) fail(job workJob, err error) {
 	if named, ok := job.work.(fmt.Stringer); ok {
 		name = named.String()
 	}
-	failed := &WorkError{Op: "HostWork(" + name + ")", Err: err}
+	failed := &device.WorkError{Op: "HostWork(" + name + ")", Err: err}
 	if l.parts != nil {
 		l.parts.fail(l.dev, failed)
 	} else {
@@ -258,7 +258,7 @@ func (l *workLane) poll() (ended bool, err error) {
 // catch makes a panic of the work its end, which the next look finds.
 func (l *workLane) catch() {
 	if v := recover(); v != nil {
-		l.run = atOnce{&PanicError{Value: v, Stack: string(debug.Stack())}}
+		l.run = atOnce{&device.PanicError{Value: v, Stack: string(debug.Stack())}}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // ptx holds kernels that take a struct of an address, a 32-bit value and four bytes of nothing.
@@ -259,7 +260,7 @@ func TestBadLaunches(t *testing.T) {
 			{Params: p, SharedBytes: 1<<32 - 1},
 		} {
 			_, err := f.Prepare(l)
-			var arg *device.ArgumentError
+			var arg *errs.ArgumentError
 			require.ErrorAs(t, err, &arg, "launch %d", i)
 		}
 		l, err := f.Prepare(device.Launch{Params: p})

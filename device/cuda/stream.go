@@ -332,7 +332,7 @@ func (s *Stream) recordMark() (mark, error) {
 }
 
 // Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure of host
-// functions and waits that was not returned yet, as a [*WorkError], and what the stream's kernels have reported by fault words and
+// functions and waits that was not returned yet, as a [*device.WorkError], and what the stream's kernels have reported by fault words and
 // cells and was not returned yet. What a graph does is work of the stream that it was launched on. When ctx ends first, its error is
 // returned and the work goes on.
 func (s *Stream) Synchronize(ctx context.Context) error {

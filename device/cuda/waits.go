@@ -395,7 +395,7 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 	}
 	if why != nil {
 		// The failure goes first: whoever finds the stream at its end must find it, too.
-		failed := &WorkError{Op: "WaitValue32", Addr: current.p, Err: why}
+		failed := &device.WorkError{Op: "WaitValue32", Addr: current.p, Err: why}
 		if parts != nil {
 			parts.fail(d, failed)
 		} else {
@@ -412,7 +412,7 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 }
 
 // fail keeps the error of work for the next Synchronize.
-func (s *Stream) fail(e *WorkError) {
+func (s *Stream) fail(e *device.WorkError) {
 	s.dev.log.Debug("work failed", "op", e.Op, "address", e.Addr, "error", e.Err)
 	s.failures.add(e)
 }

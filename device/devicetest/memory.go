@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func identity(t *testing.T, h Harness) {
@@ -43,7 +44,7 @@ func allocIsZeroed(t *testing.T, h Harness) {
 	assert.Equal(t, Held{}, h.Held(d))
 	for _, n := range []int64{0, -1, math.MinInt64} {
 		_, err := d.Alloc(n)
-		var arg *device.ArgumentError
+		var arg *errs.ArgumentError
 		require.ErrorAs(t, err, &arg, "%d bytes", n)
 		assert.Equal(t, n, arg.Value)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func streamRunsInOrder(t *testing.T, h Harness) {
@@ -222,7 +223,7 @@ func badArguments(t *testing.T, h Harness) {
 		refused = append(refused, l.Launch(nil))
 	}
 	for i, err := range refused {
-		var arg *device.ArgumentError
+		var arg *errs.ArgumentError
 		assert.ErrorAs(t, err, &arg, "call %d", i)
 	}
 	require.NoError(t, other.Close())

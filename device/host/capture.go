@@ -148,7 +148,7 @@ func (c *capture) end() (branches []branch, lines []*line, err error) {
 	if unjoined > 0 {
 		reason := fmt.Sprintf("%d stream(s) that joined the capture were not joined back, so it is discarded; before EndCapture "+
 			"record an event behind the last work of each, and wait for it in the stream that began", unjoined)
-		return nil, nil, &CaptureError{Op: "EndCapture", Reason: reason}
+		return nil, nil, &device.CaptureError{Op: "EndCapture", Reason: reason}
 	}
 	return branches, lines, nil
 }
@@ -162,7 +162,7 @@ func (s *Stream) BeginCapture() error {
 		return closed(call, "stream")
 	}
 	if s.recording() != nil {
-		return &CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
+		return &device.CaptureError{Op: call, Reason: "the stream is capturing already; call EndCapture first"}
 	}
 	s.capture.Store(newCapture(s))
 	return nil
@@ -180,11 +180,11 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 	c := s.recording()
 	if c == nil {
 		s.mu.Unlock()
-		return nil, &CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
+		return nil, &device.CaptureError{Op: call, Reason: "the stream is not capturing; call BeginCapture first"}
 	}
 	if c.origin != s {
 		s.mu.Unlock()
-		return nil, &CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
+		return nil, &device.CaptureError{Op: call, Reason: "the stream joined a capture that another stream began; call EndCapture there"}
 	}
 	s.capture.Store(nil)
 	branches, lines, err := c.end()

@@ -13,7 +13,7 @@
 // tens of nanoseconds and, apart from the growth of the queue and from HostFunc closures that the caller makes, allocates
 // nothing. An idle stream looks for new work for a few microseconds before its goroutine parks.
 //
-// Work that fails, panics, touches memory that is not there, or ends its goroutine becomes a [*WorkError] that the next
+// Work that fails, panics, touches memory that is not there, or ends its goroutine becomes a [*device.WorkError] that the next
 // Synchronize or the Close of the stream returns. What was enqueued behind it still runs.
 //
 // # Waits
@@ -31,7 +31,7 @@
 // never overlap, whichever of the two is launched.
 //
 // Calls that cannot be recorded (Query, Synchronize and Close of a capturing stream or of an event recorded in it, a wait for
-// an event from outside) return a [*CaptureError]; the capture goes on. Moving memory with the methods of Device is not part of
+// an event from outside) return a [*device.CaptureError]; the capture goes on. Moving memory with the methods of Device is not part of
 // any stream and stays allowed.
 //
 // # What it may know

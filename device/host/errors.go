@@ -14,13 +14,6 @@ var (
 	errGoexit   = errors.New("it called runtime.Goexit (testing's FailNow does) instead of returning")
 )
 
-// The errors of work that runs later and of captures, which all devices share.
-type (
-	WorkError    = device.WorkError
-	PanicError   = device.PanicError
-	CaptureError = device.CaptureError
-)
-
 // closed is the error of using something that was closed: "stream", "event", "graph" or "device".
 func closed(op, what string) error {
 	return fmt.Errorf("%s: the host %s is %w", op, what, device.ErrClosed)
@@ -28,5 +21,5 @@ func closed(op, what string) error {
 
 // capturing is the error of a call that a capturing stream cannot do.
 func capturing(op string) error {
-	return &CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
+	return &device.CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
 }

@@ -127,7 +127,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	}
 	s.mu.Unlock()
 	if refused != "" {
-		return &CaptureError{Op: call, Reason: refused}
+		return &device.CaptureError{Op: call, Reason: refused}
 	}
 	return nil
 }
@@ -141,7 +141,7 @@ func (e *Event) latest(call string) (*Stream, uint64, error) {
 	}
 	if e.capture != nil {
 		const reason = "the event was last recorded in a capture, which runs nothing; record it again outside"
-		return nil, 0, &CaptureError{Op: call, Reason: reason}
+		return nil, 0, &device.CaptureError{Op: call, Reason: reason}
 	}
 	return e.stream, e.seq, nil
 }

@@ -3,6 +3,8 @@ package host
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
 )
 
 // mostFailures bounds how many failures a stream keeps that nobody asked for.
@@ -19,11 +21,11 @@ type failures struct {
 // failure is one of them, and the number of its work in the stream.
 type failure struct {
 	seq uint64
-	err *WorkError
+	err *device.WorkError
 }
 
 // add keeps err; when there are too many, it is only counted with the last that is kept.
-func (f *failures) add(seq uint64, err *WorkError) {
+func (f *failures) add(seq uint64, err *device.WorkError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := len(f.list); n >= mostFailures {

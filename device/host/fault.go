@@ -3,6 +3,8 @@ package host
 import (
 	"fmt"
 	"runtime/debug"
+
+	"github.com/symmem/symmem/device"
 )
 
 // faultsAsErrors lets accesses of this goroutine to memory that is not there panic instead of ending the process, and returns
@@ -12,7 +14,7 @@ func faultsAsErrors(op string, err *error) func() {
 	return func() {
 		debug.SetPanicOnFault(before)
 		if v := recover(); v != nil {
-			*err = fmt.Errorf("%s: %w", op, &PanicError{Value: v, Stack: string(debug.Stack())})
+			*err = fmt.Errorf("%s: %w", op, &device.PanicError{Value: v, Stack: string(debug.Stack())})
 		}
 	}
 }

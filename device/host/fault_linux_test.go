@@ -5,9 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/symmem/symmem/device"
 	"golang.org/x/sys/unix"
-
-	"github.com/symmem/symmem/device/host"
 )
 
 // Memory that a file no longer backs faults when it is touched: that is an error of the work, not the end of the process.
@@ -29,7 +28,7 @@ func TestMemoryThatIsNotThere(t *testing.T) {
 	require.NoError(t, d.CopyFromHost(p, []byte{1, 2, 3}))
 	require.NoError(t, unix.Ftruncate(fd, 0))
 
-	var fault *host.PanicError
+	var fault *device.PanicError
 	require.ErrorAs(t, d.CopyFromHost(p, []byte{1, 2, 3}), &fault)
 	require.ErrorAs(t, d.CopyToHost(make([]byte, 8), p), &fault)
 	for name, enqueue := range map[string]func() error{
@@ -44,7 +43,7 @@ func TestMemoryThatIsNotThere(t *testing.T) {
 		require.NoError(t, enqueue(), name)
 		err := s.Synchronize(bounded(t))
 		require.ErrorAs(t, err, &fault, name)
-		var work *host.WorkError
+		var work *device.WorkError
 		require.ErrorAs(t, err, &work)
 		assert.Equal(t, name, work.Op)
 	}

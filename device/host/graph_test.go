@@ -86,7 +86,7 @@ func TestFailuresOfBranches(t *testing.T) {
 		require.NoError(t, g.Launch(other))
 		err := other.Synchronize(bounded(t))
 		require.ErrorIs(t, err, boom)
-		var work *host.WorkError
+		var work *device.WorkError
 		require.ErrorAs(t, err, &work)
 		assert.Equal(t, 3, work.More)
 		assert.EqualValues(t, 2*(i+1), c.runs.Load())
@@ -156,7 +156,7 @@ func TestUnjoinedForkIsCounted(t *testing.T) {
 			require.NoError(t, fork.WaitEvent(e))
 			require.NoError(t, body(origin, fork, e))
 			_, err := origin.EndCapture()
-			var refused *host.CaptureError
+			var refused *device.CaptureError
 			require.ErrorAs(t, err, &refused)
 			require.ErrorIs(t, err, device.ErrInvalid)
 			assert.Contains(t, err.Error(), "1 stream(s)")
@@ -189,7 +189,7 @@ func TestGraphOfFreedMemory(t *testing.T) {
 	require.NoError(t, d.Free(q))
 	require.NoError(t, g.Launch(s))
 	err := s.Synchronize(bounded(t))
-	var work *host.WorkError
+	var work *device.WorkError
 	require.ErrorAs(t, err, &work)
 	assert.Equal(t, 1, work.More, "the copy out of freed memory")
 	assert.EqualValues(t, 2, c.runs.Load())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -124,7 +125,7 @@ func TestIdentity(t *testing.T) {
 func TestNewRefusesBadOptions(t *testing.T) {
 	for _, o := range []host.Options{{Index: -1}, {WaitTimeout: -time.Second}} {
 		_, err := host.New(&o)
-		var arg *device.ArgumentError
+		var arg *errs.ArgumentError
 		require.ErrorAs(t, err, &arg)
 		assert.ErrorIs(t, err, device.ErrInvalid)
 	}

@@ -12,13 +12,14 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/host"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 func TestAllocRefusesHugeSizes(t *testing.T) {
 	d := open(t, nil)
 	for _, n := range []int64{math.MaxInt64, math.MaxInt64 - 4096} {
 		_, err := d.Alloc(n)
-		var arg *device.ArgumentError
+		var arg *errs.ArgumentError
 		require.ErrorAs(t, err, &arg, "%d bytes", n)
 		assert.Equal(t, n, arg.Value)
 	}
@@ -173,7 +174,7 @@ func TestUnmapEndsAWait(t *testing.T) {
 		require.FailNow(t, "Unmap does not end the wait")
 	}
 	err = s.Synchronize(bounded(t))
-	var work *host.WorkError
+	var work *device.WorkError
 	require.ErrorAs(t, err, &work)
 	assert.Equal(t, "WaitValue32", work.Op)
 	assert.Equal(t, p, work.Addr)

@@ -208,7 +208,7 @@ func (s *Stream) Query() (bool, error) {
 }
 
 // Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure among that
-// work which was not returned yet, as a [*WorkError]; that counts the other failures among it, which are not returned
+// work which was not returned yet, as a [*device.WorkError]; that counts the other failures among it, which are not returned
 // again. When ctx ends first, its error is returned and the work goes on.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"

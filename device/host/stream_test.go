@@ -44,7 +44,7 @@ func TestCloseGivesAllWaitsOneTimeout(t *testing.T) {
 		require.NoError(t, s.WaitValue32(p, 1))
 	}
 	err := s.Close()
-	var work *host.WorkError
+	var work *device.WorkError
 	require.ErrorAs(t, err, &work)
 	assert.Equal(t, 9, work.More)
 	assert.Zero(t, d.Stats().Streams)

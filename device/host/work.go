@@ -261,7 +261,7 @@ func (s *Stream) perform(o *op) {
 			return
 		}
 		if v := recover(); v != nil {
-			s.fail(o, &PanicError{Value: v, Stack: string(debug.Stack())})
+			s.fail(o, &device.PanicError{Value: v, Stack: string(debug.Stack())})
 		} else {
 			s.fail(o, errGoexit)
 		}
@@ -409,7 +409,7 @@ func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 
 // fail keeps the error of o for the next Synchronize.
 func (s *Stream) fail(o *op, err error) {
-	e := &WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
+	e := &device.WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
 	if o.kind == opKernel {
 		if w, ok := o.kernel.(workKernel); ok {
 			e.Op = fmt.Sprintf("HostWork(%v)", w)

@@ -7,10 +7,10 @@ import (
 	"strconv"
 
 	"github.com/symmem/symmem"
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -41,7 +41,7 @@ func agreementCases() []Case {
 			if err != nil {
 				return wantError("sizes that differ", err, errs.ErrMismatch, "1000", "1001")
 			}
-			_, err = e.R.Memory().Rendezvous(ctx, a, backend.Record{})
+			_, err = e.R.Memory().Rendezvous(ctx, a, memory.Record{})
 			if err := namesAll(e, err, "size in bytes", "1000", "1001"); err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -90,7 +91,7 @@ type exchange struct {
 
 	other    device.Stream  // of onTwoStreams
 	events   []device.Event // of onTwoStreams
-	prepared []*backend.Transfer
+	prepared []*memory.Transfer
 }
 
 func newExchange(ctx context.Context, e *Env) (*exchange, error) {

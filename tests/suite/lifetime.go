@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/symmem/symmem"
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -62,13 +62,13 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 func largeWorkspaceCase(ctx context.Context, e *Env) error {
 	const bytes = 257 << 20
 	m := e.R.Memory()
-	small, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "suite: small", Bytes: 4096})
+	small, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite: small", Bytes: 4096})
 	if err != nil {
 		return err
 	}
 	for range 2 {
-		large, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "suite: large", Bytes: bytes})
-		if none, ok := errors.AsType[*backend.WorkspaceError](err); ok && none.Bytes >= bytes {
+		large, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite: large", Bytes: bytes})
+		if none, ok := errors.AsType[*memory.WorkspaceError](err); ok && none.Bytes >= bytes {
 			return errors.Join(dirty(e, small, 0), small.Close(ctx))
 		}
 		if err != nil {
@@ -86,7 +86,7 @@ func largeWorkspaceCase(ctx context.Context, e *Env) error {
 }
 
 // dirty looks for 64 zeros in this rank's part of a channel, and leaves something else.
-func dirty(e *Env, c *backend.Channel, at int64) error {
+func dirty(e *Env, c *memory.Channel, at int64) error {
 	p, err := c.Peer(e.R.Rank())
 	if err != nil {
 		return err

@@ -136,7 +136,7 @@ func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
 			return fmt.Errorf("the contiguous view has %d elements", v.NumElements())
 		}
 	}
-	if _, err := t.Multicast(); err != nil && !errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, tensor.ErrNoMulticast) {
+	if _, err := t.Multicast(); err != nil && !errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, errs.ErrNoMulticast) {
 		return err
 	}
 	peer := (e.R.Rank() + 1) % e.R.WorldSize()
@@ -432,17 +432,17 @@ func multicastCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	_, err = t.Multicast()
-	if err := wantError("Multicast before rendezvous", err, tensor.ErrNoRendezvous); err != nil {
+	if err := wantError("Multicast before rendezvous", err, errs.ErrNoRendezvous); err != nil {
 		return err
 	}
-	if err := wantError("EnableMulticast before rendezvous", t.EnableMulticast(ctx), tensor.ErrNoRendezvous); err != nil {
+	if err := wantError("EnableMulticast before rendezvous", t.EnableMulticast(ctx), errs.ErrNoRendezvous); err != nil {
 		return err
 	}
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
 	if _, err = t.Multicast(); e.R.Capabilities().Multicast {
-		if err := wantError("Multicast before EnableMulticast", err, tensor.ErrNoMulticast); err != nil {
+		if err := wantError("Multicast before EnableMulticast", err, errs.ErrNoMulticast); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -240,7 +241,7 @@ func twoStreamsCase(ctx context.Context, e *Env) error {
 }
 
 // inVainCase runs f on memory of its own, whose waits are short.
-func inVainCase(ctx context.Context, e *Env, f func(context.Context, *backend.Memory) error) (err error) {
+func inVainCase(ctx context.Context, e *Env, f func(context.Context, *memory.Memory) error) (err error) {
 	all := make([]int, e.R.WorldSize())
 	for i := range all {
 		all[i] = i
@@ -253,7 +254,7 @@ func inVainCase(ctx context.Context, e *Env, f func(context.Context, *backend.Me
 	env := &backend.Env{
 		Group: g, Opened: e.R.Device(), Parent: e.R.Memory().Backend(), ShareDevice: true, Multicast: "off", Getenv: os.Getenv,
 	}
-	m, err := backend.Open(ctx, e.R.Backend(), env, &backend.MemoryOptions{Channels: 3, KernelTimeout: 400 * time.Millisecond})
+	m, err := memory.Open(ctx, e.R.Backend(), env, &memory.Options{Channels: 3, KernelTimeout: 400 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -262,7 +263,7 @@ func inVainCase(ctx context.Context, e *Env, f func(context.Context, *backend.Me
 	if err != nil {
 		return err
 	}
-	_, err = m.Rendezvous(ctx, a, backend.Record{}) // the first makes the signal pads
+	_, err = m.Rendezvous(ctx, a, memory.Record{}) // the first makes the signal pads
 	if err == nil {
 		err = f(ctx, m)
 	}
@@ -272,7 +273,7 @@ func inVainCase(ctx context.Context, e *Env, f func(context.Context, *backend.Me
 // WaitsInVain lets every rank wait in vain on several streams, for as long as the memory's kernel timeout: each of them tells of its own
 // wait or barrier, once and whichever is asked first, and a stream with none tells nothing. Then signals and barriers go on. Collective,
 // for 2 ranks and more; the memory has had its first rendezvous, and 3 channels or more that were not used yet.
-func WaitsInVain(ctx context.Context, m *backend.Memory) (err error) {
+func WaitsInVain(ctx context.Context, m *memory.Memory) (err error) {
 	g := m.Group()
 	me := g.Rank()
 	next, prev := (me+1)%g.Size(), (me+g.Size()-1)%g.Size()
@@ -324,7 +325,7 @@ func WaitsInVain(ctx context.Context, m *backend.Memory) (err error) {
 }
 
 // graphWaitsInVain is WaitsInVain for what one stream has recorded and another one runs.
-func graphWaitsInVain(ctx context.Context, m *backend.Memory) (err error) {
+func graphWaitsInVain(ctx context.Context, m *memory.Memory) (err error) {
 	g := m.Group()
 	next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
 	var s [3]device.Stream

@@ -10,6 +10,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -281,7 +282,7 @@ func preparedCase(ctx context.Context, e *Env, op backend.TransferOp) error {
 		if err := e.S.Synchronize(ctx); err != nil {
 			return err
 		}
-		if st, err := x.Status(); st != backend.TransferDone || err != nil {
+		if st, err := x.Status(); st != memory.TransferDone || err != nil {
 			return fmt.Errorf("after waiting, the transfer is %v (%v)", st, err)
 		}
 		got, err := readBytes(to.Local())
@@ -375,7 +376,7 @@ func transferStatesCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if st, err := x.Status(); st != backend.TransferPrepared || err != nil {
+	if st, err := x.Status(); st != memory.TransferPrepared || err != nil {
 		return fmt.Errorf("a new transfer is %v (%v)", st, err)
 	}
 	if err := wantError("Wait before Post", x.Wait(ctx), errs.ErrNotPosted); err != nil {
@@ -396,7 +397,7 @@ func transferStatesCase(ctx context.Context, e *Env) error {
 	defer cancel()
 	waited := x.Wait(short)
 	close(gate)
-	if st != backend.TransferInProgress || statusErr != nil {
+	if st != memory.TransferInProgress || statusErr != nil {
 		return fmt.Errorf("a posted transfer behind other work is %v (%v)", st, statusErr)
 	}
 	for what, err := range map[string]error{"a second Post": again, "Close": closing} {
@@ -484,11 +485,11 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	block := func(local, bytes, offset int64) error {
-		b := backend.TransferBlock{Local: t.Ptr().Add(local), Window: w, Offset: offset, Bytes: bytes}
-		_, err := m.PrepareTransfer(backend.Write, 0, []backend.TransferBlock{b})
+		b := memory.TransferBlock{Local: t.Ptr().Add(local), Window: w, Offset: offset, Bytes: bytes}
+		_, err := m.PrepareTransfer(backend.Write, 0, []memory.TransferBlock{b})
 		return err
 	}
-	_, err = m.PrepareTransfer(backend.Write, 0, []backend.TransferBlock{{Local: p, Window: w, Bytes: 400}})
+	_, err = m.PrepareTransfer(backend.Write, 0, []memory.TransferBlock{{Local: p, Window: w, Bytes: 400}})
 	checks = append(checks,
 		wantError("memory that is not registered", err, errs.ErrNotSymmetric),
 		wantArgument("a negative size", block(0, -1, 0), "-1"),

@@ -10,6 +10,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -25,13 +26,13 @@ func windowCases() []Case {
 }
 
 // window is memory after its rendezvous.
-func (e *Env) window(ctx context.Context, bytes int64) (backend.Allocation, *backend.Window, error) {
+func (e *Env) window(ctx context.Context, bytes int64) (backend.Allocation, *memory.Window, error) {
 	m := e.R.Memory()
 	a, err := m.Allocate(ctx, bytes, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	w, err := m.Rendezvous(ctx, a, backend.Record{})
+	w, err := m.Rendezvous(ctx, a, memory.Record{})
 	return a, w, err
 }
 
@@ -43,7 +44,7 @@ func windowArgumentsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if again, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil || again != w {
+	if again, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil || again != w {
 		return fmt.Errorf("a second rendezvous does not give the window of the first: %w", err)
 	}
 	first := func(_ any, err error) error { return err }
@@ -91,7 +92,7 @@ func freedWindowCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	peer := (me + 1) % e.R.WorldSize()
-	block := []backend.TransferBlock{{Local: src.Ptr(), Window: w, Bytes: 8}}
+	block := []memory.TransferBlock{{Local: src.Ptr(), Window: w, Bytes: 8}}
 	x, err := m.PrepareTransfer(backend.Write, peer, block)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/internal/dl"
 )
 
@@ -21,7 +20,7 @@ func TestFailedToLoad(t *testing.T) {
 	_, err := dl.Open(search)
 	require.Error(t, err)
 	l := Failed("L", err, "other")
-	assert.Equal(t, backend.LibraryMissing, l.State)
+	assert.Equal(t, "missing", l.State)
 	assert.Equal(t, "install it", l.Fix)
 	assert.Empty(t, l.Reason)
 	require.Len(t, l.Tried, 3)
@@ -33,7 +32,7 @@ func TestFailedToLoad(t *testing.T) {
 	_, err = dl.Open(search)
 	require.Error(t, err)
 	l = Failed("L", err, "other")
-	assert.Equal(t, backend.LibraryUnusable, l.State)
+	assert.Equal(t, "unusable", l.State)
 	assert.Equal(t, file, l.Path)
 	assert.Contains(t, l.Reason, "invalid ELF header")
 	assert.Equal(t, "replace or remove "+file+", which cannot be loaded, or install it", l.Fix)

@@ -315,14 +315,14 @@ func (d *Diagnosis) writeLibraries(t io.Writer, verbose bool) {
 			}
 			shown = append(shown, l)
 			what := strings.TrimSpace(l.Version + "  " + l.Path)
-			if l.State == backend.LibraryMissing {
+			if l.State == "missing" {
 				what = "not found"
 			}
 			if l.Reason != "" {
 				what += ": " + l.Reason
 			}
-			fmt.Fprintf(t, "%s %s\t%s\n", terminal.Mark(l.State == backend.LibraryUsable), l.Name, terminal.OneLine(what))
-			if l.Fix != "" && l.State != backend.LibraryUsable && (verbose || !slices.Contains(advised, l.Fix)) {
+			fmt.Fprintf(t, "%s %s\t%s\n", terminal.Mark(l.State == "usable"), l.Name, terminal.OneLine(what))
+			if l.Fix != "" && l.State != "usable" && (verbose || !slices.Contains(advised, l.Fix)) {
 				fmt.Fprintf(t, "  \tto do: %s\n", terminal.OneLine(l.Fix))
 			}
 			if !verbose {

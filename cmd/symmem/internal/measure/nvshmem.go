@@ -12,12 +12,13 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
 // nvshmemPeer is NVSHMEM in a rank of bench: memory on its heap, on the same device as that of the backend that is measured.
 type nvshmemPeer struct {
-	memory *backend.Memory
+	memory *memory.Memory
 	group  *group.Group // of a memory that was opened for this; nil if the backend is nvshmem itself
 }
 
@@ -45,7 +46,7 @@ func (b *bencher) openNVSHMEM(ctx context.Context) (refused bool, err error) {
 	if b.spec.Peer.Multicast {
 		env.Multicast = "on"
 	}
-	m, err := backend.Open(ctx, NVSHMEM, &env, &backend.MemoryOptions{Channels: 1, KernelTimeout: env.KernelTimeout, Logger: env.Logger})
+	m, err := memory.Open(ctx, NVSHMEM, &env, &memory.Options{Channels: 1, KernelTimeout: env.KernelTimeout, Logger: env.Logger})
 	if err != nil {
 		// Opening fails on all ranks or on none.
 		refused, refuseErr := b.refusePeer(err.Error())

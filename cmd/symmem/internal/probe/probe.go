@@ -62,7 +62,7 @@ func LibrariesApart(ctx context.Context, p *process.Process, name string) []back
 	}
 	if err := apart(ctx, p, &libraries, Command, "--"+LibrariesFlag, name); err != nil {
 		return []backend.Library{{
-			Name: "libraries of backend " + name, State: backend.LibraryUnusable, Reason: fmt.Sprintf("looking at them %v", err), Fix: fixProbe,
+			Name: "libraries of backend " + name, State: "unusable", Reason: fmt.Sprintf("looking at them %v", err), Fix: fixProbe,
 		}}
 	}
 	return libraries

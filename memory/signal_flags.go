@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 )
 
@@ -21,7 +22,7 @@ type flagSignals struct {
 	memory   *Memory
 	user     *signalUser // of a plan; nil for the memory's own
 	size     int
-	flags    Flags
+	flags    backend.Flags
 	words    []atomic.Uint64
 	consumed []atomic.Uint32 // by pad index: what this rank has waited for
 	epochs   []atomic.Uint32 // by channel: the barriers that this rank has come to
@@ -31,7 +32,7 @@ type flagSignals struct {
 }
 
 // newFlagSignals makes the pad. Collective; the caller holds m.collective.
-func newFlagSignals(ctx context.Context, m *Memory, f Flagger, channels int, user *signalUser) (*flagSignals, error) {
+func newFlagSignals(ctx context.Context, m *Memory, f backend.Flagger, channels int, user *signalUser) (*flagSignals, error) {
 	size := m.group.Size()
 	n := channels * padKinds * size
 	flags, err := f.NewFlags(ctx, n)
@@ -161,7 +162,7 @@ type flagLane struct {
 	signals       *flagSignals
 	channel, peer int
 	own           *atomic.Uint64 // the counter itself, when the peer is this rank
-	store         FlagStore
+	store         backend.FlagStore
 
 	mu        sync.Mutex
 	sent      uint32 // how often the counter was to be advanced

@@ -1,9 +1,10 @@
-package backend
+package memory
 
 import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -12,10 +13,10 @@ import (
 // and safe for concurrent use; after the allocation was freed they return ErrClosed.
 type Window struct {
 	memory  *Memory
-	alloc   Allocation
-	entry   *entry  // of the allocation
-	mapping Mapping // nil for an empty allocation
-	number  uint64  // of its rendezvous, the same on every rank
+	alloc   backend.Allocation
+	entry   *entry          // of the allocation
+	mapping backend.Mapping // nil for an empty allocation
+	number  uint64          // of its rendezvous, the same on every rank
 	closed  atomic.Bool
 
 	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
@@ -38,7 +39,7 @@ func (w *Window) Err() error {
 }
 
 // Mapping is the backend's view of the window, for the backend itself; nil for an empty window.
-func (w *Window) Mapping() Mapping { return w.mapping }
+func (w *Window) Mapping() backend.Mapping { return w.mapping }
 
 // Peer is the address, in this process, of the byte at offset in rank's copy; for the own rank, in this rank's. The address
 // of an empty window is nil. ErrNotReachable where the peer's memory has no address here; ErrInvalid for a rank or an offset
@@ -70,7 +71,7 @@ func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
 	if w.mapping == nil {
 		return 0, 0, nil
 	}
-	view, ok := w.mapping.(ContiguousViewer)
+	view, ok := w.mapping.(backend.ContiguousViewer)
 	if !ok {
 		return 0, 0, w.memory.backend.Capabilities().Missing(w.memory.backend.Name(), "contiguous")
 	}
@@ -82,7 +83,7 @@ func (w *Window) Contiguous(offset int64) (device.Ptr, int64, error) {
 }
 
 // Allocation is the memory that the window was made of, for backends.
-func (w *Window) Allocation() Allocation { return w.alloc }
+func (w *Window) Allocation() backend.Allocation { return w.alloc }
 
 // Handle is the name that the library below the backend has for the window, as a kernel argument for its device interface
 // (ncclWindow_t), and where in it the byte at offset is, in bytes; ErrUnsupported where there is no such name. For an empty
@@ -94,7 +95,7 @@ func (w *Window) Handle(offset int64) (handle uint64, at int64, err error) {
 	if w.mapping == nil {
 		return 0, 0, nil
 	}
-	h, ok := w.mapping.(WindowHandler)
+	h, ok := w.mapping.(backend.WindowHandler)
 	if !ok {
 		return 0, 0, fmt.Errorf("backend %s has no window handles: %w", w.memory.backend.Name(), errs.ErrUnsupported)
 	}

@@ -1,10 +1,11 @@
-package backend
+package memory
 
 import (
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -45,7 +46,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		}
 	}()
 	size := p.memory.group.Size()
-	taken, moves := make([]bool, size), make([]PreparedTransfer, size) // by peer
+	taken, moves := make([]bool, size), make([]backend.PreparedTransfer, size) // by peer
 	for _, put := range puts {
 		if put.Peer == p.memory.group.Rank() {
 			return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
@@ -57,7 +58,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 			}
 			w, offset = p.channel.block.window, p.channel.span.start+offset
 		}
-		t, err := p.memory.PrepareTransfer(Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+		t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +76,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	}
 	if f, ok := p.signals.(*flagSignals); ok {
 		send.work, err = newSendWork(f, channel, moves)
-	} else if slices.ContainsFunc(moves, func(m PreparedTransfer) bool { return m != nil }) {
+	} else if slices.ContainsFunc(moves, func(m backend.PreparedTransfer) bool { return m != nil }) {
 		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", errs.ErrUnsupported)
 	}
 	if err != nil {
@@ -157,13 +158,13 @@ type sendWork struct {
 
 // sendPart is what goes to one peer.
 type sendPart struct {
-	put  PreparedTransfer // nil without one
+	put  backend.PreparedTransfer // nil without one
 	lane *flagLane
 	run  device.HostProgress // the put or the signal under way; nil when the part has ended
 	sent bool                // the run is the signal
 }
 
-func newSendWork(f *flagSignals, channel int, moves []PreparedTransfer) (*sendWork, error) {
+func newSendWork(f *flagSignals, channel int, moves []backend.PreparedTransfer) (*sendWork, error) {
 	w := &sendWork{user: f.user}
 	for k := 1; k < f.size; k++ {
 		peer := (f.memory.group.Rank() + k) % f.size

@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -24,7 +25,7 @@ type copies struct {
 
 // copyKey is what a copy moves.
 type copyKey struct {
-	op     TransferOp
+	op     backend.TransferOp
 	peer   int
 	window *Window
 	offset int64
@@ -41,16 +42,16 @@ type preparedCopy struct {
 
 	mu     sync.Mutex
 	closed bool // a graph may start it all the same
-	work   PreparedTransfer
+	work   backend.PreparedTransfer
 	run    device.HostProgress
 }
 
 // enqueue enqueues the copy that the key says, whose arguments were checked.
-func (c *copies) enqueue(s device.Stream, b Transferrer, local *entry, key copyKey) error {
+func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, key copyKey) error {
 	p := c.take(local, key)
 	if p == nil {
-		block := Block{Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
-		work, err := b.PrepareTransfer(key.op, key.peer, []Block{block})
+		block := backend.Block{Local: key.local, Remote: key.window.mapping, Offset: key.offset, Bytes: key.bytes}
+		work, err := b.PrepareTransfer(key.op, key.peer, []backend.Block{block})
 		if err != nil {
 			return fmt.Errorf("%s of rank %d: %w", key.op, key.peer, err)
 		}

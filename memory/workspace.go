@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -34,7 +35,7 @@ type workspace struct {
 }
 
 type workspaceBlk struct {
-	alloc  Allocation
+	alloc  backend.Allocation
 	window *Window
 	free   []span // sorted, never adjacent
 }

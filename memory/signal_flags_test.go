@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"sync/atomic"

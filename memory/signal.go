@@ -1,10 +1,11 @@
-package backend
+package memory
 
 import (
 	"context"
 	"errors"
 	"fmt"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
@@ -57,7 +58,7 @@ func (m *Memory) padFailure() error {
 
 // padBytes is the size of a signal pad in symmetric memory; 0 where signals go another way.
 func (m *Memory) padBytes(channels int) int64 {
-	if _, ok := m.backend.(Flagger); ok {
+	if _, ok := m.backend.(backend.Flagger); ok {
 		return 0
 	}
 	if _, ok := m.device.(device.HostMemory); ok {
@@ -69,7 +70,7 @@ func (m *Memory) padBytes(channels int) int64 {
 // signalsOn makes signals on the pad at offset of a channel, for user or, if that is nil, for the memory itself. Collective; the
 // caller holds m.collective and tells the others of a failure.
 func (m *Memory) signalsOn(ctx context.Context, pad *Channel, offset int64, channels int, user *signalUser) (signals, error) {
-	if f, ok := m.backend.(Flagger); ok {
+	if f, ok := m.backend.(backend.Flagger); ok {
 		return newFlagSignals(ctx, m, f, channels, user)
 	}
 	if hm, ok := m.device.(device.HostMemory); ok {

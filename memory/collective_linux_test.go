@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // reducing is a backend whose library has an all-reduce, which notes what it is asked for.
@@ -33,16 +34,16 @@ func TestPrepareAllReduce(t *testing.T) {
 			return err
 		}
 		b := &reducing{Backend: near}
-		m := backend.NewMemory(b, g, nil)
-		err = backendtest.WithWindow(ctx, m, 4096, func(in *backend.Window) error {
-			return backendtest.WithWindow(ctx, m, 2048, func(out *backend.Window) error { return reduceBetween(ctx, m, b, in, out) })
+		m := memory.New(b, g, nil)
+		err = backendtest.WithWindow(ctx, m, 4096, func(in *memory.Window) error {
+			return backendtest.WithWindow(ctx, m, 2048, func(out *memory.Window) error { return reduceBetween(ctx, m, b, in, out) })
 		})
 		return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
 }
 
-func reduceBetween(ctx context.Context, m *backend.Memory, b *reducing, in, out *backend.Window) error {
-	mapped := func(w *backend.Window) device.Ptr { return w.Allocation().Ptr() }
+func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out *memory.Window) error {
+	mapped := func(w *memory.Window) device.Ptr { return w.Allocation().Ptr() }
 	unmapped, err := m.Allocate(ctx, 4096, "")
 	if err != nil {
 		return err
@@ -92,19 +93,19 @@ func reduceBetween(ctx context.Context, m *backend.Memory, b *reducing, in, out 
 // TestTransferOfAnotherMemory: the window of a transfer is one of the memory that prepares it.
 func TestTransferOfAnotherMemory(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		var memories [2]*backend.Memory
+		var memories [2]*memory.Memory
 		for i := range memories {
 			b, err := host.New(g, nil)
 			if err != nil {
 				return err
 			}
-			memories[i] = backend.NewMemory(b, g, nil)
+			memories[i] = memory.New(b, g, nil)
 		}
 		m, other := memories[0], memories[1]
-		err := backendtest.WithWindow(ctx, m, 64, func(w *backend.Window) error {
-			return backendtest.WithWindow(ctx, other, 64, func(theirs *backend.Window) error {
-				block := backend.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
-				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []backend.TransferBlock{block}); !errors.Is(err, errs.ErrInvalid) {
+		err := backendtest.WithWindow(ctx, m, 64, func(w *memory.Window) error {
+			return backendtest.WithWindow(ctx, other, 64, func(theirs *memory.Window) error {
+				block := memory.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
+				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []memory.TransferBlock{block}); !errors.Is(err, errs.ErrInvalid) {
 					return fmt.Errorf("a transfer into another memory's window: %w", err)
 				}
 				return nil

@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // onEach calls f on each rank of a group in this process and gives the errors by rank.
@@ -53,7 +54,7 @@ func TestConditionsAreTold(t *testing.T) {
 			return err
 		}), c, other)
 		requireConditions(t, onEach(t, 3, func(ctx context.Context, g *group.Group) error {
-			_, err := backend.Exchange(ctx, g, &backend.Record{Backend: "b"}, mine[g.Rank()])
+			_, err := memory.Exchange(ctx, g, &memory.Record{Backend: "b"}, mine[g.Rank()])
 			return err
 		}), c, other)
 	}

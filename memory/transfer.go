@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -47,7 +48,7 @@ func (s TransferState) String() string {
 // safe for use by several goroutines.
 type Transfer struct {
 	memory   *Memory
-	op       TransferOp
+	op       backend.TransferOp
 	peer     int
 	sides    []side // whose memory must still be there
 	prepared mover
@@ -62,12 +63,12 @@ type Transfer struct {
 // PrepareTransfer prepares moving blocks between this rank and peer. Local. Each block's local side must be inside one
 // allocation of this memory (ErrNotSymmetric) and its remote side inside its window; an empty list, a negative size or
 // another memory's window is ErrInvalid.
-func (m *Memory) PrepareTransfer(op TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
+func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
 	const name = "PrepareTransfer"
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("preparing a transfer: %w", err)
 	}
-	if op != Read && op != Write {
+	if op != backend.Read && op != backend.Write {
 		return nil, errs.Invalid(name, "op", op, "Read or Write")
 	}
 	if err := m.checkRank(name, peer); err != nil {
@@ -236,8 +237,8 @@ func (t *Transfer) refresh() {
 
 // transferrer gives the backend's own way to move blocks to and from peer. There is none where addresses do: this rank's own
 // memory, always.
-func (m *Memory) transferrer(peer int) (Transferrer, bool) {
-	own, ok := m.backend.(Transferrer)
+func (m *Memory) transferrer(peer int) (backend.Transferrer, bool) {
+	own, ok := m.backend.(backend.Transferrer)
 	return own, ok && peer != m.group.Rank()
 }
 
@@ -302,7 +303,7 @@ type copyBlock struct {
 	bytes    int64
 }
 
-func newCopyTransfer(d device.Device, op TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
+func newCopyTransfer(d device.Device, op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
 	c := &copyTransfer{}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
@@ -314,7 +315,7 @@ func newCopyTransfer(d device.Device, op TransferOp, peer int, blocks []Transfer
 		}
 		switch {
 		case remote == b.Local: // already there
-		case op == Write:
+		case op == backend.Write:
 			c.copies = append(c.copies, copyBlock{dst: remote, src: b.Local, bytes: b.Bytes})
 		default:
 			c.copies = append(c.copies, copyBlock{dst: b.Local, src: remote, bytes: b.Bytes})
@@ -345,7 +346,7 @@ func (c *copyTransfer) Close() error                   { return c.ended.Close() 
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.
 type workTransfer struct {
-	work  PreparedTransfer
+	work  backend.PreparedTransfer
 	name  string
 	sides []side
 	ended device.Event
@@ -356,11 +357,11 @@ type workTransfer struct {
 	err    error               // of the latest run
 }
 
-func newWorkTransfer(m *Memory, b Transferrer, op TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
-	var pieces []Block
+func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, peer int, blocks []TransferBlock, sides []side) (mover, error) {
+	var pieces []backend.Block
 	for _, x := range blocks {
 		if x.Bytes > 0 {
-			pieces = append(pieces, Block{Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
+			pieces = append(pieces, backend.Block{Local: x.Local, Remote: x.Window.mapping, Offset: x.Offset, Bytes: x.Bytes})
 		}
 	}
 	if len(pieces) == 0 {
@@ -451,7 +452,7 @@ func hostWork(s device.Stream, w device.HostWork) error {
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
-func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
 	if err := m.checkStream(op.String(), s); err != nil {
 		return err
 	}
@@ -493,7 +494,7 @@ func (m *Memory) Copy(s device.Stream, op TransferOp, peer int, w *Window, offse
 	if remote == local {
 		return nil
 	}
-	if op == Write {
+	if op == backend.Write {
 		return s.Copy(remote, local, bytes)
 	}
 	return s.Copy(local, remote, bytes)

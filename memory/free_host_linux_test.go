@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestFreeWhileCopying: one goroutine copies and posts transfers again and again while another frees the local side. What was enqueued
@@ -29,8 +30,8 @@ func TestFreeWhileCopying(t *testing.T) {
 				if far {
 					opened = backendtest.Far(b, g, nil)
 				}
-				return backendtest.WithMemory(ctx, g, opened, func(m *backend.Memory) error {
-					return backendtest.WithWindow(ctx, m, 1<<16, func(w *backend.Window) error {
+				return backendtest.WithMemory(ctx, g, opened, func(m *memory.Memory) error {
+					return backendtest.WithWindow(ctx, m, 1<<16, func(w *memory.Window) error {
 						s, err := m.Device().NewStream()
 						if err != nil {
 							return err
@@ -48,13 +49,13 @@ func TestFreeWhileCopying(t *testing.T) {
 	}
 }
 
-func freeWhileCopying(ctx context.Context, m *backend.Memory, w *backend.Window, s device.Stream) error {
+func freeWhileCopying(ctx context.Context, m *memory.Memory, w *memory.Window, s device.Stream) error {
 	peer := 1 - m.Group().Rank()
 	src, err := m.Allocate(ctx, 4096, "")
 	if err != nil {
 		return err
 	}
-	x, err := m.PrepareTransfer(backend.Write, peer, []backend.TransferBlock{{Local: src.Ptr(), Window: w, Bytes: src.Bytes()}})
+	x, err := m.PrepareTransfer(backend.Write, peer, []memory.TransferBlock{{Local: src.Ptr(), Window: w, Bytes: src.Bytes()}})
 	if err != nil {
 		return err
 	}

@@ -1,9 +1,10 @@
-package backend
+package memory
 
 import (
 	"context"
 	"fmt"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -59,11 +60,11 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 	if w.mapping == nil {
 		return nil // an empty window needs none
 	}
-	mc, ok := w.mapping.(Multicaster)
+	mc, ok := w.mapping.(backend.Multicaster)
 	if !ok {
 		return fmt.Errorf("backend %s has no multicast for this window: %w", m.backend.Name(), errs.ErrUnsupported)
 	}
-	p, err := mc.EnableMulticast(ctx, &Agreement{Group: m.group})
+	p, err := mc.EnableMulticast(ctx)
 	if err != nil {
 		w.noMulticast.Store(&err)
 		return err

@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 )
 
 var errBroken = errors.New("it is broken")
@@ -93,8 +94,8 @@ func (a *ailingAllocation) Release(ctx context.Context) error {
 	return a.Allocation.Release(ctx)
 }
 
-func (b *ailing) Rendezvous(ctx context.Context, a backend.Allocation, x *backend.Agreement) (backend.Mapping, error) {
-	m, err := b.Backend.Rendezvous(ctx, a.(*ailingAllocation).Allocation, x)
+func (b *ailing) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Mapping, error) {
+	m, err := b.Backend.Rendezvous(ctx, a.(*ailingAllocation).Allocation)
 	if err != nil {
 		return nil, err
 	}
@@ -121,14 +122,14 @@ func (b *ailing) Close(ctx context.Context) error {
 }
 
 // onAiling runs f on three ranks, of which the last is to be the one that fails, closes the memory, and looks at what is left.
-func onAiling(t *testing.T, f func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error) {
+func onAiling(t *testing.T, f func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error) {
 	t.Helper()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		b, err := newAiling(g)
 		if err != nil {
 			return err
 		}
-		m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2})
+		m := memory.New(b, g, &memory.Options{Channels: 2})
 		if err = f(ctx, b, m, g.Rank() == g.Size()-1); err != nil {
 			g.Abort("the test has failed") // the other ranks may be waiting
 		}
@@ -154,7 +155,7 @@ func wantVote(err error, fails bool) error {
 
 // TestOneRankCannotMap: what cannot be mapped on one rank is unmapped on all, and can be tried again.
 func TestOneRankCannotMap(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		if err := backendtest.TryWindow(ctx, m, 100); err != nil { // the workspace is there
 			return err
 		}
@@ -164,7 +165,7 @@ func TestOneRankCannotMap(t *testing.T) {
 		}
 		had := b.mappings.Load()
 		b.noMapping = fails
-		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		_, err = m.Rendezvous(ctx, a, memory.Record{})
 		if err := wantVote(err, fails); err != nil {
 			return err
 		}
@@ -172,7 +173,7 @@ func TestOneRankCannotMap(t *testing.T) {
 			return fmt.Errorf("%d mappings where %d were", have, had)
 		}
 		b.noMapping = false
-		w, err := m.Rendezvous(ctx, a, backend.Record{})
+		w, err := m.Rendezvous(ctx, a, memory.Record{})
 		if err != nil {
 			return err
 		}
@@ -182,14 +183,14 @@ func TestOneRankCannotMap(t *testing.T) {
 
 // TestOneRankHasNoWorkspace: where one rank cannot have workspace, no rank has it, and it can be asked for again.
 func TestOneRankHasNoWorkspace(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		for _, broken := range []*bool{&b.noAllocation, &b.noMapping} {
 			*broken = fails
-			_, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+			_, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
 			if err := wantVote(err, fails); err != nil {
 				return err
 			}
-			if _, ok := errors.AsType[*backend.WorkspaceError](err); !ok {
+			if _, ok := errors.AsType[*memory.WorkspaceError](err); !ok {
 				return fmt.Errorf("no workspace: %w", err)
 			}
 			*broken = false
@@ -197,7 +198,7 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 				return fmt.Errorf("%d allocations and %d mappings are left", a, n)
 			}
 		}
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -207,7 +208,7 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 
 // TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none.
 func TestOneRankCannotAllocate(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		b.collective = true
 		b.noAllocation = fails
 		_, err := m.Allocate(ctx, 100, "")
@@ -225,7 +226,7 @@ func TestOneRankCannotAllocate(t *testing.T) {
 // TestRanksBringOtherMemory: all ranks are told where one brings memory that is mapped and the others some that is not, or one brings what
 // was freed or is another memory's; they go on from there.
 func TestRanksBringOtherMemory(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		allocate := func() (a, next backend.Allocation, err error) {
 			if a, err = m.Allocate(ctx, 100, ""); err != nil {
 				return nil, nil, err
@@ -237,14 +238,14 @@ func TestRanksBringOtherMemory(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return err
 		}
 		mine := a
 		if fails {
 			mine = next
 		}
-		if _, err := m.Rendezvous(ctx, mine, backend.Record{}); !errors.Is(err, errs.ErrMismatch) {
+		if _, err := m.Rendezvous(ctx, mine, memory.Record{}); !errors.Is(err, errs.ErrMismatch) {
 			return fmt.Errorf("one rank has not mapped what it brings: %w", err)
 		}
 		freed, foreign, err := allocate()
@@ -260,7 +261,7 @@ func TestRanksBringOtherMemory(t *testing.T) {
 			if fails {
 				mine = wrong
 			}
-			_, err := m.Rendezvous(ctx, mine, backend.Record{})
+			_, err := m.Rendezvous(ctx, mine, memory.Record{})
 			told := errors.Is(err, errs.ErrNotSymmetric)
 			if !fails {
 				vote, ok := errors.AsType[*group.VoteError](err)
@@ -271,7 +272,7 @@ func TestRanksBringOtherMemory(t *testing.T) {
 			}
 		}
 		for _, a := range []backend.Allocation{next, foreign} {
-			w, err := m.Rendezvous(ctx, a, backend.Record{})
+			w, err := m.Rendezvous(ctx, a, memory.Record{})
 			if err != nil {
 				return fmt.Errorf("the next rendezvous: %w", err)
 			}
@@ -286,7 +287,7 @@ func TestRanksBringOtherMemory(t *testing.T) {
 // TestAllocateAsksForBytes: a backend is asked for memory of 1 byte and more, whatever its users ask for, and whether its allocation is
 // collective or not.
 func TestAllocateAsksForBytes(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, _ bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
 		for _, b.collective = range []bool{false, true} {
 			for _, bytes := range []int64{-1, -2, -1 << 63} {
 				if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, errs.ErrInvalid) {
@@ -310,8 +311,8 @@ func TestAllocateAsksForBytes(t *testing.T) {
 
 // TestOneRankCannotClear: a channel that one rank could not clear is not handed out again, on any rank.
 func TestOneRankCannotClear(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -325,7 +326,7 @@ func TestOneRankCannotClear(t *testing.T) {
 		if err := wantVote(err, fails); err != nil {
 			return err
 		}
-		next, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 100})
+		next, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -342,25 +343,25 @@ func TestOneRankCannotClear(t *testing.T) {
 
 // TestOneRankHasNoSignals: signals of the memory and of plans are there on all ranks or on none.
 func TestOneRankHasNoSignals(t *testing.T) {
-	onAiling(t, func(ctx context.Context, b *ailing, m *backend.Memory, fails bool) error {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		a, err := m.Allocate(ctx, 100, "")
 		if err != nil {
 			return err
 		}
 		b.device.noBytes.Store(fails)
-		_, err = m.Rendezvous(ctx, a, backend.Record{})
+		_, err = m.Rendezvous(ctx, a, memory.Record{})
 		b.device.noBytes.Store(false)
 		if err := wantVote(err, fails); err != nil {
 			return fmt.Errorf("the memory's signals: %w", err)
 		}
-		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return fmt.Errorf("the second time: %w", err)
 		}
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1)})
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1)})
 		if err != nil {
 			return err
 		}
-		o := backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }}
+		o := memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }}
 		b.device.noBytes.Store(fails)
 		_, err = c.Signals(ctx, 0, &o)
 		b.device.noBytes.Store(false)
@@ -443,7 +444,7 @@ func TestCopiesAreGivenBack(t *testing.T) {
 		}
 		far := backendtest.Far(near, g, nil)
 		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
-		m := backend.NewMemory(b, g, nil)
+		m := memory.New(b, g, nil)
 		return errors.Join(copies(ctx, m, b), g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
 }
@@ -457,12 +458,12 @@ func TestFreeWaitsForTheLibrary(t *testing.T) {
 		}
 		far := backendtest.Far(near, g, nil)
 		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
-		m := backend.NewMemory(b, g, nil)
+		m := memory.New(b, g, nil)
 		a, err := m.Allocate(ctx, 100, "")
 		if err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, a, backend.Record{}); err != nil {
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return err
 		}
 		b.moving.Store(g.Rank() == 1)
@@ -477,12 +478,12 @@ func TestFreeWaitsForTheLibrary(t *testing.T) {
 	}))
 }
 
-func copies(ctx context.Context, m *backend.Memory, b *sickly) error {
+func copies(ctx context.Context, m *memory.Memory, b *sickly) error {
 	s, err := m.Device().NewStream()
 	if err != nil {
 		return err
 	}
-	err = backendtest.WithWindow(ctx, m, 4096, func(w *backend.Window) error {
+	err = backendtest.WithWindow(ctx, m, 4096, func(w *memory.Window) error {
 		own, err := w.Peer(m.Group().Rank(), 0)
 		if err != nil {
 			return err

@@ -1,20 +1,22 @@
-package backend
+package memory
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+
+	"github.com/symmem/symmem/backend"
 )
 
 // Open opens the named backend for this rank of env.Group and gives the rank's memory over it. Collective.
-func Open(ctx context.Context, name string, env *Env, opts *MemoryOptions) (*Memory, error) {
+func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*Memory, error) {
 	e := *env
 	if e.Logger == nil {
 		e.Logger = slog.New(slog.DiscardHandler)
 	}
-	f, openErr := Lookup(name)
-	var b Backend
+	f, openErr := backend.Lookup(name)
+	var b backend.Backend
 	if openErr == nil {
 		b, openErr = f.Open(ctx, &e)
 	}
@@ -24,5 +26,5 @@ func Open(ctx context.Context, name string, env *Env, opts *MemoryOptions) (*Mem
 		}
 		return nil, fmt.Errorf("opening backend %s: %w", name, err)
 	}
-	return NewMemory(b, e.Group, opts), nil
+	return New(b, e.Group, opts), nil
 }

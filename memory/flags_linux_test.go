@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 )
 
 // unplugged is a backend without peer pointers, whose writes of flags fail where it is told to.
@@ -60,7 +61,7 @@ func (s unpluggedStore) Poll() (bool, error) {
 }
 
 // onUnplugged runs f on two ranks for each way in which rank 0's writes of flags can fail, which they do while broken is set.
-func onUnplugged(t *testing.T, f func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error) {
+func onUnplugged(t *testing.T, f func(ctx context.Context, m *memory.Memory, s device.Stream, broken *atomic.Bool) error) {
 	for _, way := range []string{"Post", "Poll"} {
 		t.Run(way, func(t *testing.T) {
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
@@ -74,7 +75,7 @@ func onUnplugged(t *testing.T, f func(ctx context.Context, m *backend.Memory, s 
 				if way == "Poll" {
 					broken = &b.noPoll
 				}
-				m := backend.NewMemory(b, g, &backend.MemoryOptions{Channels: 2, KernelTimeout: 300 * time.Millisecond})
+				m := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: 300 * time.Millisecond})
 				s, err := m.Device().NewStream()
 				if err != nil {
 					return err
@@ -92,7 +93,7 @@ func onUnplugged(t *testing.T, f func(ctx context.Context, m *backend.Memory, s 
 // TestBrokenSignals: a signal that cannot be written is an error of its stream, which says whose it was, and so is a barrier; the next
 // signal brings the count of both.
 func TestBrokenSignals(t *testing.T) {
-	onUnplugged(t, func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error {
+	onUnplugged(t, func(ctx context.Context, m *memory.Memory, s device.Stream, broken *atomic.Bool) error {
 		if err := backendtest.WithWindow(ctx, m, 100, nil); err != nil { // the first makes the signal pads
 			return err
 		}
@@ -141,14 +142,14 @@ func toldOf(ctx context.Context, s device.Stream, op string, enqueued error) err
 // TestBrokenSignalsOfPlans: a plan's signal that cannot be written is told by its next wait, although what that waits for has come, and no
 // signal follows it.
 func TestBrokenSignalsOfPlans(t *testing.T) {
-	onUnplugged(t, func(ctx context.Context, m *backend.Memory, s device.Stream, broken *atomic.Bool) error {
+	onUnplugged(t, func(ctx context.Context, m *memory.Memory, s device.Stream, broken *atomic.Bool) error {
 		g := m.Group()
-		c, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "test", Bytes: 4096})
+		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
 			return err
 		}
 		var failed atomic.Int32
-		signals, err := c.Signals(ctx, 0, &backend.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error {
+		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error {
 			failed.Add(1)
 			return err
 		}})

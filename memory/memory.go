@@ -1,4 +1,4 @@
-package backend
+package memory
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -21,11 +22,11 @@ import (
 // Memory is one rank's symmetric memory: a backend, the group it serves, and every allocation made through it. It is safe
 // for use by several goroutines; collective calls must still come in the same order on every rank.
 type Memory struct {
-	backend Backend
+	backend backend.Backend
 	group   *group.Group
 	device  device.Device
 	log     *slog.Logger
-	opts    MemoryOptions
+	opts    Options
 
 	oversubscribed bool
 	peerErr        func() error // the group's Err, kept because a method value allocates
@@ -51,8 +52,8 @@ type Memory struct {
 	entries []*entry // sorted by address, empty allocations first
 }
 
-// MemoryOptions sets what a Memory keeps for its users. Zero values mean the defaults.
-type MemoryOptions struct {
+// Options sets what a Memory keeps for its users. Zero values mean the defaults.
+type Options struct {
 	// Channels is the number of channels for Signal, Wait and Barrier: 1 to 1024, default 64.
 	Channels int
 	// KernelTimeout bounds every wait of device work; default 2 minutes.
@@ -63,7 +64,7 @@ type MemoryOptions struct {
 
 // entry is what a Memory knows about one allocation.
 type entry struct {
-	alloc  Allocation
+	alloc  backend.Allocation
 	name   string
 	window *Window // nil before rendezvous
 	place  string  // where it was allocated, for leak reports
@@ -101,8 +102,8 @@ func (e *entry) seal(ctx context.Context) error {
 	return nil
 }
 
-// NewMemory gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
-func NewMemory(b Backend, g *group.Group, opts *MemoryOptions) *Memory {
+// New gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
+func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	m := &Memory{backend: b, group: g, device: b.Device(), peerErr: g.Err}
 	if opts != nil {
 		m.opts = *opts
@@ -132,7 +133,7 @@ func oversubscribed(g *group.Group) bool {
 }
 
 // Backend is the backend below.
-func (m *Memory) Backend() Backend { return m.backend }
+func (m *Memory) Backend() backend.Backend { return m.backend }
 
 // Group is the group whose ranks share the memory.
 func (m *Memory) Group() *group.Group { return m.group }
@@ -177,14 +178,14 @@ func (m *Memory) kept() error {
 // Allocate gives bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name
 // takes part in the agreement of the rendezvous and may be empty. It is local, except over a backend whose capabilities say
 // CollectiveAllocate: then the sizes are compared first, and a difference is ErrMismatch on every rank.
-func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (Allocation, error) {
+func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (backend.Allocation, error) {
 	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
 	return m.allocate(ctx, bytes, name, callerPlace())
 }
 
-func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) (Allocation, error) {
+func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) (backend.Allocation, error) {
 	began := time.Now()
 	var invalid error
 	if bytes < 0 {
@@ -203,7 +204,7 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 		}
 	}
-	var a Allocation
+	var a backend.Allocation
 	var err error
 	if bytes == 0 {
 		a = &emptyAllocation{}
@@ -230,7 +231,7 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 }
 
 // Register adopts memory that the caller owns and keeps until Free. Local.
-func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (Allocation, error) {
+func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (backend.Allocation, error) {
 	if err := errs.Given("Register", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -270,7 +271,7 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 // Rendezvous makes a reachable by every rank and gives its window. Collective. The fields Name, DType, Shape and Offset of
 // what say what the caller uses the memory for; they, the sizes and the order must be the same on every rank. The window is
 // made once: a later rendezvous of the same allocation agrees again and gives the same window.
-func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
@@ -283,7 +284,7 @@ func (m *Memory) Rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 }
 
 // rendezvous is Rendezvous for callers that hold m.collective.
-func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Window, error) {
+func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
 	began := time.Now()
 	e := m.meet(a)
 	if e != nil {
@@ -311,8 +312,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 	}
 	w := &Window{memory: m, alloc: a, entry: e, number: m.operations}
 	if a.Bytes() > 0 {
-		x := &Agreement{Group: m.group}
-		mapping, mapErr := m.backend.Rendezvous(ctx, a, x)
+		mapping, mapErr := m.backend.Rendezvous(ctx, a)
 		if err := m.group.Vote(ctx, "mapping", mapErr); err != nil {
 			if mapErr == nil {
 				err = errors.Join(err, mapping.Unmap(context.WithoutCancel(ctx)))
@@ -333,7 +333,7 @@ func (m *Memory) rendezvous(ctx context.Context, a Allocation, what Record) (*Wi
 // for all ranks too, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
 // the device still works, the memory is kept on this rank: free it again. If a peer is lost, this rank's memory is released all the
 // same and the error says what happened. Freeing twice is ErrClosed.
-func (m *Memory) Free(ctx context.Context, a Allocation) error {
+func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
 		return err
 	}
@@ -350,7 +350,7 @@ func (m *Memory) Free(ctx context.Context, a Allocation) error {
 }
 
 // free is Free for callers that hold m.collective.
-func (m *Memory) free(ctx context.Context, a Allocation) error {
+func (m *Memory) free(ctx context.Context, a backend.Allocation) error {
 	e := m.remove(a, false)
 	if e == nil {
 		return fmt.Errorf("freeing symmetric memory: %w", errs.ErrClosed)
@@ -393,7 +393,7 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	if err := m.device.Synchronize(ctx); err != nil {
 		return err
 	}
-	if q, ok := m.backend.(Quiescer); ok {
+	if q, ok := m.backend.(backend.Quiescer); ok {
 		return q.Quiesce(ctx)
 	}
 	return nil
@@ -405,7 +405,7 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 // and all vote again.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
 	busy = m.idle(ctx, going...)
-	_, behind := m.backend.(Quiescer)
+	_, behind := m.backend.(backend.Quiescer)
 	if left && !behind {
 		return busy, nil
 	}
@@ -496,7 +496,7 @@ func (m *Memory) Busy() bool {
 // Find gives the allocation that the address is in and the offset from its first byte, whichever address inside it is:
 // what the caller of a kernel needs to name the same place on other ranks. The window is nil before rendezvous.
 // ErrNotSymmetric if it is in none.
-func (m *Memory) Find(p device.Ptr) (a Allocation, w *Window, offset int64, err error) {
+func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e, off := m.at(p); e != nil {
@@ -547,10 +547,10 @@ func (m *Memory) checkStream(op string, s device.Stream) error {
 }
 
 // Holds reports whether a is an allocation of this memory that is not freed yet.
-func (m *Memory) Holds(a Allocation) bool { return m.find(a) != nil }
+func (m *Memory) Holds(a backend.Allocation) bool { return m.find(a) != nil }
 
 // Place is the place in the program, file:line, that allocated a.
-func (m *Memory) Place(a Allocation) string {
+func (m *Memory) Place(a backend.Allocation) string {
 	if e := m.find(a); e != nil {
 		return e.place
 	}
@@ -580,7 +580,7 @@ func (m *Memory) add(e *entry) {
 	m.entries = slices.Insert(m.entries, i, e)
 }
 
-func (m *Memory) find(a Allocation) *entry {
+func (m *Memory) find(a backend.Allocation) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
@@ -592,7 +592,7 @@ func (m *Memory) find(a Allocation) *entry {
 }
 
 // meet finds the entry of a for a rendezvous, until the end of which it is not freed.
-func (m *Memory) meet(a Allocation) *entry {
+func (m *Memory) meet(a backend.Allocation) *entry {
 	e := m.find(a)
 	if e == nil {
 		return nil
@@ -614,7 +614,7 @@ func (m *Memory) met(e *entry) {
 }
 
 // remove takes the entry of a out of the list; with local, only if this rank alone knows of it.
-func (m *Memory) remove(a Allocation, local bool) *entry {
+func (m *Memory) remove(a backend.Allocation, local bool) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, e := range m.entries {

@@ -1,4 +1,4 @@
-package backend_test
+package memory_test
 
 import (
 	"context"
@@ -6,22 +6,22 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestTrimWorkspace: a large block goes when its last channel is closed, on all ranks, and small ones stay; then there is room for more.
 func TestTrimWorkspace(t *testing.T) {
 	const large = 24 << 20
-	t.Cleanup(backend.KeepWorkspace(16 << 20))
+	t.Cleanup(memory.KeepWorkspace(16 << 20))
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		b, err := host.New(g, nil)
 		if err != nil {
 			return err
 		}
-		m := backend.NewMemory(b, g, nil)
+		m := memory.New(b, g, nil)
 		count := func(want int) error {
 			if have := m.Entries(); have != want {
 				return fmt.Errorf("%d allocations in place of %d", have, want)
@@ -29,22 +29,22 @@ func TestTrimWorkspace(t *testing.T) {
 			return nil
 		}
 		for range 3 {
-			small, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "small", Bytes: 4096})
+			small, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "small", Bytes: 4096})
 			if err != nil {
 				return err
 			}
-			one, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "one", Bytes: large})
+			one, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "one", Bytes: large})
 			if err != nil {
 				return err
 			}
-			two, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "two", Bytes: large})
+			two, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "two", Bytes: large})
 			if err != nil {
 				return err
 			}
 			if err := errors.Join(m.TrimWorkspace(ctx), count(3), one.Close(ctx)); err != nil {
 				return err
 			}
-			part, err := m.NewChannel(ctx, backend.ChannelRequest{Purpose: "part of what one had", Bytes: large / 2})
+			part, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "part of what one had", Bytes: large / 2})
 			if err != nil {
 				return err
 			}
@@ -63,7 +63,7 @@ func TestTrimWorkspace(t *testing.T) {
 }
 
 // reachable fails if some rank's part of a channel has no memory.
-func reachable(m *backend.Memory, c *backend.Channel) error {
+func reachable(m *memory.Memory, c *memory.Channel) error {
 	for r := range m.Group().Size() {
 		p, err := c.Peer(r)
 		if err == nil {

@@ -1,0 +1,24 @@
+// Package memory is symmetric memory as programs and collectives use it, on any backend.
+//
+// A [Memory] is one rank's. It allocates ([Memory.Allocate]) or adopts ([Memory.Register]) memory of the rank's device, and a
+// collective [Memory.Rendezvous] makes a [Window] of it: memory that has an address for every rank that can be reached by load and
+// store. Where there are no such addresses, a [Transfer] moves data all the same. [Memory.Signal], [Memory.Wait] and
+// [Memory.Barrier] order what ranks do. A [Channel] is workspace: a zeroed piece at the same place on every rank, for one plan's
+// flags and buffers, with [Signals] of its own if it wants some. Package tensor gives all this a shape and a dtype.
+//
+// # How ranks agree
+//
+// What differs between backends is behind package backend; what must not differ is here, once for all of them. A rendezvous begins
+// with one exchange of a [Record] that says what each rank brought. Any difference that matters is a [group.MismatchError] on every
+// rank, with everybody's value, and nothing was mapped. Then the backend maps, and a vote follows: if one rank failed, every rank gets
+// an error that names it and unmaps what it had. The window of an allocation is kept, so that any address inside finds it again.
+//
+// # What blocks
+//
+// Calls that are collective block until every rank has come, or the context ends; ranks make them in the same order. What runs on a
+// device is enqueued on a stream and returns at once.
+//
+// # Errors
+//
+// The conditions are those of the module's root package. Every rank of a collective call gets the same ones.
+package memory
