@@ -187,7 +187,7 @@ func TestPlanGivesLargeWorkspaceBack(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "a large plan", Bytes: large})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "a large plan", Bytes: large})
 		if err != nil {
 			return err
 		}
