@@ -225,7 +225,7 @@ func groupAgainCase(ctx context.Context, e *Env) error {
 		if err := wantError("closing a closed group", sub.Close(ctx), symmem.ErrClosed); err != nil {
 			return err
 		}
-		if _, err := sub.Empty(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
+		if _, err := sub.Zeros(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
 			return fmt.Errorf("a tensor of a closed group: %v", err)
 		}
 	}
@@ -247,7 +247,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	alone, err := sub.Empty(ctx, tensor.Float32, 100)
+	alone, err := sub.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func busyCloseCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	src, err := e.R.Empty(ctx, tensor.Int64, 1000)
+	src, err := e.R.Zeros(ctx, tensor.Int64, 1000)
 	if err != nil {
 		return err
 	}
@@ -225,11 +225,11 @@ func busyCloseAloneCase(ctx context.Context, e *Env) error {
 		}
 		return nil
 	}
-	t, err := e.R.Empty(ctx, tensor.Uint8, n)
+	t, err := e.R.Zeros(ctx, tensor.Uint8, n)
 	if err != nil {
 		return err
 	}
-	other, err := e.R.Empty(ctx, tensor.Uint8, n)
+	other, err := e.R.Zeros(ctx, tensor.Uint8, n)
 	if err != nil {
 		return err
 	}
