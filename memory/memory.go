@@ -34,8 +34,8 @@ type Memory struct {
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
 	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
-	workspace  workspace               // guarded by collective
-	devices    []string                // every rank's device, by rank, once a channel was taken; guarded by collective
+	workspace  pool                    // guarded by collective
+	devices    []string                // every rank's device, by rank, once a workspace was taken; guarded by collective
 	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
 	compiled   compiled

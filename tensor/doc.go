@@ -1,6 +1,6 @@
 // Package tensor gives symmetric memory a shape and a dtype.
 //
-// A [Tensor] is one rank's part of a symmetric tensor: every rank makes one of the same shape and dtype with [Empty], and a
+// A [Tensor] is one rank's part of a symmetric tensor: every rank makes one of the same shape and dtype with [Zeros], and a
 // collective [Tensor.Rendezvous] makes each rank's copy reachable by all. Then [Tensor.Remote] views another rank's copy,
 // [Tensor.Put] and [Tensor.Get] move data, [Tensor.Signal] and [Tensor.Wait] order it, and package kernels reduces over all
 // copies. [SymmetricTensor] is the interface of it that kernels and programs are written against.

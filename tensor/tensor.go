@@ -117,19 +117,19 @@ type storage struct {
 	tables []device.Ptr // peer tables of the tensor and its slices
 }
 
-// Empty allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
+// Zeros allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
 // must allocate collectively (see [backend.Capabilities]). No dimension is a scalar; a dimension of 0 is an empty tensor,
 // valid without memory. Close it.
-func Empty(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
-	return EmptyNamed(ctx, m, "", dtype, shape...)
+func Zeros(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
+	return ZerosNamed(ctx, m, "", dtype, shape...)
 }
 
-// EmptyNamed is Empty with a name that the ranks compare at rendezvous and that errors and logs show.
-func EmptyNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
-	if err := given("Empty", ctx, m); err != nil {
+// ZerosNamed is Zeros with a name that the ranks compare at rendezvous and that errors and logs show.
+func ZerosNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
+	if err := given("Zeros", ctx, m); err != nil {
 		return nil, named(name, err)
 	}
-	bytes, err := checkShape("Empty", dtype, shape)
+	bytes, err := checkShape("Zeros", dtype, shape)
 	if err != nil {
 		return nil, named(name, err)
 	}

@@ -134,7 +134,7 @@ func idleRank() error {
 	if err != nil {
 		return err
 	}
-	t, err := r.Empty(ctx, tensor.Float32, 1<<20)
+	t, err := r.Zeros(ctx, tensor.Float32, 1<<20)
 	if err != nil {
 		return err
 	}

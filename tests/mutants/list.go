@@ -310,8 +310,8 @@ var mutants = []mutant{
 		new: "o.Channels < 1",
 	},
 	{
-		file: "memory/signal_plan.go", why: "signals may lie beyond their channel", tests: inSends,
-		old: "offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels)",
+		file: "memory/signal_plan.go", why: "signals may lie beyond their workspace", tests: inSends,
+		old: "offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels)",
 		new: "offset < 0",
 	},
 	{
@@ -340,7 +340,7 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "memory/signal_device.go", why: "a plan's pads on GPUs are at the beginning of its channel", tests: onFakes,
+		file: "memory/signal_device.go", why: "a plan's pads on GPUs are at the beginning of its workspace", tests: onFakes,
 		old: "\t\tp = p.Add(offset)\n",
 		new: "",
 	},
@@ -697,9 +697,9 @@ var mutants = []mutant{
 		new: "\t\tw.signal(part)\n\t\tif part.put != nil {\n\t\t\t_, _ = part.put.Start()\n\t\t}",
 	},
 	{
-		file: "memory/send.go", why: "sends into a channel go to the beginning of the workspace", tests: inPlans,
-		old: "w, offset = p.channel.block.window, p.channel.span.start+offset",
-		new: "w = p.channel.block.window",
+		file: "memory/send.go", why: "sends into a workspace go to the beginning of its block", tests: inPlans,
+		old: "w, offset = p.workspace.block.window, p.workspace.span.start+offset",
+		new: "w = p.workspace.block.window",
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
@@ -722,23 +722,23 @@ var mutants = []mutant{
 		new: "false",
 	},
 	{
-		file: "memory/workspace.go", why: "channels are not cleared", tests: inSends,
-		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)\n",
+		file: "memory/workspace.go", why: "workspaces are not cleared", tests: inSends,
+		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, w.span.bytes)\n",
 		new: "\t\t_ = p\n",
 	},
 	{
-		file: "memory/workspace.go", why: "ranks do not vote whether a channel is clear", tests: inSends,
-		old: "\tif err := m.group.Vote(ctx, \"clearing a channel\", err); err != nil {",
+		file: "memory/workspace.go", why: "ranks do not vote whether a workspace is clear", tests: inSends,
+		old: "\tif err := m.group.Vote(ctx, \"clearing a workspace\", err); err != nil {",
 		new: "\tif err != nil {",
 	},
 	{
-		file: "memory/workspace.go", why: "a channel is closed while peers use it", tests: inSends,
-		old: "\tbusy, err := m.quiesce(ctx, \"closing a channel\", false)\n",
+		file: "memory/workspace.go", why: "a workspace is closed while peers use it", tests: inSends,
+		old: "\tbusy, err := m.quiesce(ctx, \"closing a workspace\", false)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
-		file: "memory/workspace.go", why: "channels are not aligned", tests: inSends,
-		old: "\tneed := (bytes + channelAlign - 1) / channelAlign * channelAlign\n",
+		file: "memory/workspace.go", why: "workspaces are not aligned", tests: inSends,
+		old: "\tneed := (bytes + workspaceAlign - 1) / workspaceAlign * workspaceAlign\n",
 		new: "\tneed := bytes\n",
 	},
 	{
@@ -747,9 +747,9 @@ var mutants = []mutant{
 		new: "len(b.free) == 1",
 	},
 	{
-		file: "memory/workspace.go", why: "all channels begin where the workspace does", tests: inSends,
-		old: "\treturn c.block.window.Peer(rank, c.span.start)\n}",
-		new: "\treturn c.block.window.Peer(rank, 0)\n}",
+		file: "memory/workspace.go", why: "all workspaces begin where their block does", tests: inSends,
+		old: "\treturn w.block.window.Peer(rank, w.span.start)\n}",
+		new: "\treturn w.block.window.Peer(rank, 0)\n}",
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not vote whether all have workspace", tests: inSends,

@@ -37,7 +37,7 @@ func badShapesCase(ctx context.Context, e *Env) error {
 		return nil
 	}
 	try := func(dtype tensor.DType, shape ...int64) error {
-		t, err := e.R.Empty(ctx, dtype, shape...)
+		t, err := e.R.Zeros(ctx, dtype, shape...)
 		if err == nil {
 			err = errors.Join(errors.New("no error"), t.Close(ctx))
 		}
@@ -58,7 +58,7 @@ func badArgumentsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	scalar, err := e.R.Empty(ctx, tensor.Float32)
+	scalar, err := e.R.Zeros(ctx, tensor.Float32)
 	if err != nil {
 		return err
 	}
@@ -138,14 +138,14 @@ func nilCase(ctx context.Context, e *Env) error {
 	}
 	add("Copy without window", m.Copy(e.S, backend.Write, me, nil, 0, t.Ptr(), 4), "window")
 	add("Free of nothing", m.Free(ctx, nil), "allocation")
-	add("Empty without memory", made(tensor.Empty(ctx, nil, tensor.Float32, 1)), "memory")
-	add("EmptyNamed without memory", made(tensor.EmptyNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")
+	add("Zeros without memory", made(tensor.Zeros(ctx, nil, tensor.Float32, 1)), "memory")
+	add("ZerosNamed without memory", made(tensor.ZerosNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")
 	add("FromPtr without memory", made(tensor.FromPtr(ctx, nil, t.Ptr(), tensor.Float32, 1)), "memory")
 	add("Read without view", tensor.Read(nil, make([]float32, 1), 0), "view")
 	add("Write without view", tensor.Write(nil, make([]float32, 1), 0), "view")
 	add("ReadAll without view", first(tensor.ReadAll[float32](nil)), "view")
 	var none context.Context
-	add("Empty without context", made(e.R.Empty(none, tensor.Float32, 1)), "ctx")
+	add("Zeros without context", made(e.R.Zeros(none, tensor.Float32, 1)), "ctx")
 	add("FromPtr without context", made(e.R.FromPtr(none, t.Ptr(), tensor.Float32, 1)), "ctx")
 	add("Rendezvous without context", t.Rendezvous(none), "ctx")
 	add("Close of a tensor without context", t.Close(none), "ctx")
@@ -207,7 +207,7 @@ func namesCase(ctx context.Context, e *Env) error {
 	const name = "suite: ledger"
 	first := func(_ any, err error) error { return err }
 	m, me, size := e.R.Memory(), e.R.Rank(), e.R.WorldSize()
-	t, err := tensor.EmptyNamed(ctx, m, name, tensor.Float32, 10)
+	t, err := tensor.ZerosNamed(ctx, m, name, tensor.Float32, 10)
 	if err != nil {
 		return err
 	}
@@ -242,14 +242,14 @@ func namesCase(ctx context.Context, e *Env) error {
 	}
 	checks = append(checks, want("Err", t.Err(), symmem.ErrClosed), want("Err of a slice", slice.Err(), symmem.ErrClosed), want("Close", t.Close(ctx), symmem.ErrClosed),
 		want("Read after Close", tensor.Read(view, make([]float32, 1), 0), symmem.ErrClosed))
-	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, 1<<52)
+	_, err = tensor.ZerosNamed(ctx, m, name, tensor.Uint8, 1<<52)
 	checks = append(checks, want("4 PiB", err, errs.ErrNoMemory))
-	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, -1)
+	_, err = tensor.ZerosNamed(ctx, m, name, tensor.Uint8, -1)
 	return errors.Join(append(checks, want("a negative shape", err, symmem.ErrInvalid))...)
 }
 
 func beforeRendezvousCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 10)
+	t, err := e.R.Zeros(ctx, tensor.Float32, 10)
 	if err != nil {
 		return err
 	}
@@ -271,7 +271,7 @@ func beforeRendezvousCase(ctx context.Context, e *Env) error {
 
 func afterCloseCase(ctx context.Context, e *Env) error {
 	for _, rendezvous := range []bool{false, true} {
-		t, err := e.R.Empty(ctx, tensor.Float32, 10)
+		t, err := e.R.Zeros(ctx, tensor.Float32, 10)
 		if err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func badRegisterCase(ctx context.Context, e *Env) error {
 
 // tooLargeCase asks for more memory than any machine has: an error, and then a smaller allocation works.
 func tooLargeCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Uint8, 1<<52)
+	t, err := e.R.Zeros(ctx, tensor.Uint8, 1<<52)
 	if err == nil {
 		return errors.Join(errors.New("4 PiB were allocated"), t.Close(ctx))
 	}

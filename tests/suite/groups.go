@@ -225,7 +225,7 @@ func groupAgainCase(ctx context.Context, e *Env) error {
 		if err := wantError("closing a closed group", sub.Close(ctx), symmem.ErrClosed); err != nil {
 			return err
 		}
-		if _, err := sub.Empty(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
+		if _, err := sub.Zeros(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
 			return fmt.Errorf("a tensor of a closed group: %v", err)
 		}
 	}
@@ -247,7 +247,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	alone, err := sub.Empty(ctx, tensor.Float32, 100)
+	alone, err := sub.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -296,7 +296,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 		{"Run", plan.Run(e.S)}, {"Post", x.Post(e.S)},
 		{"NewAllReduce", first(kernels.NewAllReduce(ctx, t, kernels.Sum, nil))}, {"Rendezvous", alone.Rendezvous(ctx)},
 		{"PrepareTransfer", first(tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: alone, Remote: t}))},
-		{"Allocate", allocated(m.Allocate(ctx, 64, ""))}, {"NewChannel", first(m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite", Bytes: 64}))},
+		{"Allocate", allocated(m.Allocate(ctx, 64, ""))}, {"NewWorkspace", first(m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "suite", Bytes: 64}))},
 		{"Close of a tensor", t.Close(ctx)}, {"Close of one without rendezvous", alone.Close(ctx)}, {"Close of a slice", slice.Close(ctx)},
 	} {
 		if err := wantError(c.what+" after the group was closed", c.err, symmem.ErrClosed); err != nil {

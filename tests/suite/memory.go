@@ -62,7 +62,7 @@ func allocateCase(ctx context.Context, e *Env, dtype tensor.DType) error {
 	}
 	g /= dtype.Bytes()
 	for _, n := range []int64{0, 1, 15, 16, 17, g - 1, g, g + 1} {
-		t, err := e.R.Empty(ctx, dtype, n)
+		t, err := e.R.Zeros(ctx, dtype, n)
 		if err != nil {
 			return fmt.Errorf("%d elements: %w", n, err)
 		}
@@ -155,7 +155,7 @@ func shapeCase(ctx context.Context, e *Env, shape tensor.Shape) error {
 
 func remoteCase(ctx context.Context, e *Env) error {
 	const n = 4097
-	t, err := e.R.Empty(ctx, tensor.Uint32, n)
+	t, err := e.R.Zeros(ctx, tensor.Uint32, n)
 	if err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func slicesCase(ctx context.Context, e *Env) error {
 
 // sliceRendezvousCase makes the rendezvous of a slice before that of the tensor.
 func sliceRendezvousCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, 100)
+	t, err := e.R.Zeros(ctx, tensor.Int64, 100)
 	if err != nil {
 		return err
 	}
@@ -427,7 +427,7 @@ func contiguousCase(ctx context.Context, e *Env) error {
 }
 
 func multicastCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 64)
+	t, err := e.R.Zeros(ctx, tensor.Float32, 64)
 	if err != nil {
 		return err
 	}
@@ -512,7 +512,7 @@ func multicastAgreementCase(ctx context.Context, e *Env) error {
 
 func findCase(ctx context.Context, e *Env) error {
 	m := e.R.Memory()
-	a, err := e.R.Empty(ctx, tensor.Uint8, 1000)
+	a, err := e.R.Zeros(ctx, tensor.Uint8, 1000)
 	if err != nil {
 		return err
 	}
@@ -555,7 +555,7 @@ func findCase(ctx context.Context, e *Env) error {
 
 // rendezvousTwiceCase: the window is made once for an allocation.
 func rendezvousTwiceCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, 32)
+	t, err := e.R.Zeros(ctx, tensor.Int64, 32)
 	if err != nil {
 		return err
 	}
@@ -594,7 +594,7 @@ func rendezvousTwiceCase(ctx context.Context, e *Env) error {
 func manyTensorsCase(ctx context.Context, e *Env) error {
 	var all []*tensor.Tensor
 	for i := range 40 {
-		t, err := e.R.Empty(ctx, tensor.Int64, int64(1+i*37))
+		t, err := e.R.Zeros(ctx, tensor.Int64, int64(1+i*37))
 		if err != nil {
 			return err
 		}
@@ -641,7 +641,7 @@ func adoptable(ctx context.Context, e *Env, bytes int64) (device.Ptr, func() err
 	if err != nil {
 		return 0, nil, err
 	}
-	t, err := alone.Empty(ctx, tensor.Uint8, bytes)
+	t, err := alone.Zeros(ctx, tensor.Uint8, bytes)
 	if err != nil {
 		return 0, nil, errors.Join(err, alone.Close(ctx))
 	}

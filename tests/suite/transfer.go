@@ -440,11 +440,11 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	alone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	alone, err := e.R.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
-	gone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	gone, err := e.R.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -503,7 +503,7 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	foreign, err := sub.Empty(ctx, tensor.Float32, 100)
+	foreign, err := sub.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -529,8 +529,8 @@ func sourceClosedCase(ctx context.Context, e *Env) error {
 		}
 		first, err1 := box.Slice(0, n)
 		second, err2 := box.Slice(n, 2*n)
-		put, err3 := e.R.Empty(ctx, tensor.Uint8, n)
-		posted, err4 := e.R.Empty(ctx, tensor.Uint8, n)
+		put, err3 := e.R.Zeros(ctx, tensor.Uint8, n)
+		posted, err4 := e.R.Zeros(ctx, tensor.Uint8, n)
 		if err := errors.Join(err1, err2, err3, err4); err != nil {
 			return err
 		}
@@ -579,7 +579,7 @@ func closedSidesCase(ctx context.Context, e *Env) error {
 			if err != nil {
 				return err
 			}
-			alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+			alone, err := e.R.Zeros(ctx, tensor.Uint8, 100)
 			if err != nil {
 				return err
 			}
@@ -627,7 +627,7 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	for _, what := range []string{"put", "transfer", "closed transfer"} {
-		alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+		alone, err := e.R.Zeros(ctx, tensor.Uint8, 100)
 		if err != nil {
 			return err
 		}
