@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -345,4 +346,78 @@ func anchors(t *testing.T, page string) (names []string) {
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
+}
+
+// TestArchitecture: the packages that the page and its drawing name are there, every package is on the page, and arrows lead downwards.
+func TestArchitecture(t *testing.T) {
+	documents(t)
+	page, err := os.ReadFile("../docs/architecture.md")
+	require.NoError(t, err)
+	drawing, err := os.ReadFile("../docs/architecture.svg")
+	require.NoError(t, err)
+
+	drawn := 0
+	for _, m := range regexp.MustCompile(`font-weight="bold">([^<]*)<`).FindAllStringSubmatch(string(drawing), -1) {
+		names := []string{m[1]}
+		if before, list, ok := strings.Cut(strings.TrimSuffix(m[1], "}"), "{"); ok {
+			names = nil
+			for name := range strings.SplitSeq(list, ", ") {
+				names = append(names, before+name)
+			}
+		} else if strings.HasSuffix(m[1], " (the root)") {
+			names = []string{"."}
+		} else {
+			names = strings.Split(m[1], ", ")
+		}
+		for _, name := range names {
+			assert.DirExists(t, filepath.Join("..", filepath.FromSlash(name)), m[1])
+			drawn++
+		}
+	}
+	assert.Greater(t, drawn, 20)
+	arrows := regexp.MustCompile(`<line x1="\d+" y1="(\d+)" x2="\d+" y2="(\d+)"`).FindAllStringSubmatch(string(drawing), -1)
+	require.Greater(t, len(arrows), 15)
+	for _, a := range arrows {
+		from, err := strconv.Atoi(a[1])
+		require.NoError(t, err)
+		to, err := strconv.Atoi(a[2])
+		require.NoError(t, err)
+		assert.Greater(t, to, from, a[0])
+	}
+
+	// Names in the first column that are not whole paths stand behind the folder of the first one.
+	listed := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| ([^|]*`[^|]*) \\|").FindAllStringSubmatch(string(page), -1) {
+		first := ""
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(m[1], -1) {
+			path := name[1]
+			if first == "" {
+				first = path
+			} else if !strings.Contains(path, "/") {
+				path = first[:strings.LastIndex(first, "/")+1] + path
+			}
+			listed[path] = true
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(listed)) {
+		if path != "symmem" { // the root
+			assert.DirExists(t, filepath.Join("..", filepath.FromSlash(path)), "docs/architecture.md lists it")
+		}
+	}
+	require.NoError(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if name := filepath.Base(path); err == nil && path != ".." && (strings.HasPrefix(name, ".") || name == "testdata") {
+				return filepath.SkipDir
+			}
+			return err
+		}
+		within, err := filepath.Rel("..", filepath.Dir(path))
+		within = filepath.ToSlash(within)
+		if err != nil || !strings.HasSuffix(path, ".go") || within == "." || strings.HasPrefix(within, "examples/") || strings.HasPrefix(within, "group/internal/") {
+			return err
+		}
+		assert.True(t, listed[within], "%s is not in the table of docs/architecture.md", within)
+		listed[within] = true
+		return nil
+	}))
 }
