@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/device"
@@ -13,6 +15,18 @@ import (
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
+
+// dimensions writes a shape so that it can be part of a case's name: "2x3x5".
+func dimensions(shape tensor.Shape) string {
+	if len(shape) == 0 {
+		return "scalar"
+	}
+	text := make([]string, len(shape))
+	for i, n := range shape {
+		text[i] = strconv.FormatInt(n, 10)
+	}
+	return strings.Join(text, "x")
+}
 
 // memoryCases are about allocating, rendezvous and addresses.
 func memoryCases(short bool) []Case {
@@ -36,7 +50,7 @@ func memoryCases(short bool) []Case {
 		}})
 	}
 	for _, shape := range []tensor.Shape{{}, {0}, {1}, {3, 0, 2}, {2, 3, 5}} {
-		cases = append(cases, Case{Name: "memory/shape/" + shape.String(), Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: "memory/shape/" + dimensions(shape), Run: func(ctx context.Context, e *Env) error {
 			return shapeCase(ctx, e, shape)
 		}})
 	}
