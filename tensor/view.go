@@ -69,14 +69,18 @@ func (v *View) Index(i int64) (*View, error) {
 	return &part, nil
 }
 
+// gaps reports whether there is anything between the elements of v. Only the first dimension can have gaps.
+func (v *View) gaps() bool {
+	return len(v.shape) > 0 && v.shape[0] > 1 && v.strides[0]*v.shape[0] != v.NumElements()
+}
+
 // rows calls f for each run of elements without a gap, in order: first element, number of elements, address.
 func (v *View) rows(f func(first, n int64, p device.Ptr) error) error {
 	total := v.NumElements()
 	if total == 0 {
 		return nil
 	}
-	// Only the first dimension of a view can have gaps.
-	if len(v.shape) == 0 || v.strides[0]*v.shape[0] == total {
+	if !v.gaps() {
 		return f(0, total, v.ptr)
 	}
 	row := total / v.shape[0]
@@ -125,6 +129,9 @@ func ReadAll[T Element](v *View) ([]T, error) {
 func (v *View) check(op string, dtype DType, offset, n int64) error {
 	if err := errs.Given(op, "view", v, "a view of a tensor"); err != nil {
 		return err
+	}
+	if v.alive == nil {
+		return errs.Invalid(op, "view", "the zero View", "a view of a tensor")
 	}
 	if err := v.alive(); err != nil {
 		return fmt.Errorf("%s: %w", op, err)

@@ -64,6 +64,7 @@ func Cases(opts *Options) []Case {
 		memoryCases(opts.Short),
 		agreementCases(),
 		transferCases(opts.Short),
+		sliceCases(),
 		signalCases(opts.Short),
 		graphCases(kind, world),
 		windowCases(),
