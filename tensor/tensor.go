@@ -47,14 +47,15 @@ type storage struct {
 	tables []device.Ptr // peer tables of the tensor and its slices
 }
 
-// Zeros allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
-// must allocate collectively (see [backend.Capabilities]). No dimension is a scalar; a dimension of 0 is an empty tensor,
-// valid without memory. Close it.
+// Zeros allocates a symmetric tensor, filled with zeros, on the memory's device. Every rank does the same, and then Rendezvous. It is local,
+// except over a backend that must allocate collectively (see [backend.Capabilities]): there it blocks until all ranks have come, and sizes
+// that differ are ErrMismatch. No dimension is a scalar; a dimension of 0 is an empty tensor, valid without memory. ErrInvalid for an unknown
+// dtype, a negative dimension or a size that overflows; ErrNoMemory; ErrClosed; ErrPeerLost. Close the tensor.
 func Zeros(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
 	return ZerosNamed(ctx, m, "", dtype, shape...)
 }
 
-// ZerosNamed is Zeros with a name that the ranks compare at rendezvous and that errors and logs show.
+// ZerosNamed is Zeros with a name that the ranks compare at rendezvous (ErrMismatch) and that errors and logs show.
 func ZerosNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
 	if err := given("Zeros", ctx, m); err != nil {
 		return nil, named(name, err)
@@ -71,7 +72,8 @@ func ZerosNamed(ctx context.Context, m *memory.Memory, name string, dtype DType,
 }
 
 // FromPtr makes a symmetric tensor of memory that the caller owns, at p on the memory's device; the caller keeps it until the
-// tensor is closed. Local. ErrUnsupported where the backend cannot adopt memory.
+// tensor is closed. Its elements stay as they are. Local. ErrUnsupported where the backend cannot adopt memory; ErrInvalid for memory that it
+// cannot adopt, for a p that is no multiple of an element's size, and for what Zeros refuses. Close the tensor: the memory is the caller's again.
 func FromPtr(ctx context.Context, m *memory.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
 	if err := given("FromPtr", ctx, m); err != nil {
 		return nil, err
@@ -161,7 +163,8 @@ func (t *Tensor) String() string {
 	return fmt.Sprintf("%s%v on rank %d of %d", t.dtype, t.shape, t.Rank(), t.WorldSize())
 }
 
-// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed. It is cheap.
+// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed. It is cheap. That a
+// peer was lost is the group's to tell: see [memory.Memory.Err].
 func (t *Tensor) Err() error {
 	if t.storage == nil {
 		return errs.Invalid("using a tensor", "tensor", "the zero Tensor", "one that Zeros, ZerosNamed, FromPtr, Slice or Sub gave")
@@ -219,12 +222,13 @@ func (t *Tensor) Ptr() device.Ptr {
 	return t.storage.alloc.Ptr().Add(t.offset)
 }
 
-// Local is the view on this rank's copy.
+// Local is the view on this rank's copy. It needs no rendezvous.
 func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
 
-// Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same dtype, shape and
+// Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
-// rendezvous, or a slice of one, returns at once. It blocks until all ranks have come or ctx has ended.
+// rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
+// have come or ctx has ended. A rank whose tensor is closed comes too, and is ErrClosed; the others are told.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
@@ -260,7 +264,8 @@ func (t *Tensor) Window() (w *memory.Window, offset int64, err error) {
 	return w, t.offset, nil
 }
 
-// Remote is the view on rank's copy; for the own rank it is Local.
+// Remote is the view on rank's copy; for the own rank it is Local. Local. ErrNoRendezvous before the rendezvous, ErrNotReachable where the
+// peer's memory has no address here, ErrInvalid for a rank that does not exist.
 func (t *Tensor) Remote(rank int) (*View, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -291,8 +296,8 @@ func (t *Tensor) EnableMulticast(ctx context.Context) error {
 	return nil
 }
 
-// Multicast is the address that reaches all ranks' copies at once; nil for an empty tensor. ErrNoMulticast before EnableMulticast, and
-// ErrUnsupported, with the reason, where there can be none. Local.
+// Multicast is the address that reaches all ranks' copies at once; nil for an empty tensor. Local. ErrNoRendezvous before the rendezvous,
+// ErrNoMulticast before EnableMulticast, and ErrUnsupported, with the reason, where there can be none.
 func (t *Tensor) Multicast() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -305,7 +310,9 @@ func (t *Tensor) Multicast() (device.Ptr, error) {
 	return p, named(t.name, err)
 }
 
-// Contiguous is the view on all ranks' copies: their shape with the world size in front.
+// Contiguous is the view on all ranks' copies: their shape with the world size in front. Between one rank's copy and the next one's there
+// may be a gap, which the view's strides tell. Local. ErrNoRendezvous before the rendezvous, ErrUnsupported where the backend does not lay
+// the copies side by side.
 func (t *Tensor) Contiguous() (*View, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -324,7 +331,9 @@ func (t *Tensor) Contiguous() (*View, error) {
 }
 
 // PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words,
-// nil for an empty tensor. It is made once and lives as long as the tensor. Local; it may block while memory is found.
+// nil for an empty tensor. It is made once and lives until the memory is given back. Local; it may block while memory is found.
+// ErrNoRendezvous before the rendezvous, ErrNotReachable where a peer's memory has no address here, ErrNoMemory where the device has no
+// room for the table.
 func (t *Tensor) PeerTable() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -365,7 +374,8 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 }
 
 // Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory. It needs no
-// rendezvous of its own if t has had one. Local.
+// rendezvous of its own once t has had one, before or after. It ends with t. Local. ErrInvalid for a scalar, or a range outside of the
+// dimension.
 func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
 	part, err := t.slice(start, end)
 	if err != nil {
@@ -390,7 +400,8 @@ func (t *Tensor) slice(start, end int64) (*Tensor, error) {
 	return t.sub("Slice", start*row, shape)
 }
 
-// Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Local.
+// Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Otherwise it is as Slice. ErrInvalid
+// where it does not lie inside of t.
 func (t *Tensor) Sub(offset int64, shape ...int64) (SymmetricTensor, error) {
 	part, err := t.sub("Sub", offset, shape)
 	if err != nil {
@@ -416,9 +427,10 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 	return &Tensor{storage: t.storage, whole: t, name: t.name, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}, nil
 }
 
-// Close gives the memory back when this rank's device has nothing left to do. After a rendezvous it is collective: it waits for
-// all ranks too, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device
-// still works, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
+// Close gives the memory back when this rank's device has nothing left to do, until when it blocks. After a rendezvous, of a slice too, it
+// is collective: it waits for all ranks, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's
+// device still works, nothing is given back: close again. If a peer is lost (ErrPeerLost) this rank's memory is given back all the same. A
+// slice's Close ends the slice and slices of it, locally, and gives nothing back. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)

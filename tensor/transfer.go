@@ -30,7 +30,8 @@ func pair(op, arg string, other, remote SymmetricTensor) error {
 // Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at once, and later
 // work of s runs after it; the peer does nothing for it, and knows that it has come only by a signal behind it (see PutSignal). src needs no
 // rendezvous, and may be t: its copy on this rank. ErrNoRendezvous before the rendezvous of t; ErrClosed for either side; ErrNotSymmetric for
-// a src of another group; ErrInvalid for what is nil, a dtype or size that differs, a peer that does not exist, or a stream of another device.
+// a src of another group; ErrInvalid for what is nil, a dtype or size that differs, a peer that does not exist, or a stream of another device;
+// ErrPeerLost once a rank is lost.
 func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
 	w, local, err := t.move("Put", "src", src)
 	if err != nil {
@@ -70,7 +71,9 @@ func (t *Tensor) move(op, arg string, other SymmetricTensor) (*memory.Window, de
 	return w, other.Ptr(), nil
 }
 
-// Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [memory.Memory.Signal].
+// Signal enqueues telling peer, on channel, that all earlier work of s has ended. It returns at once. The channels are those of the memory,
+// which all its tensors share. ErrNoRendezvous before the rendezvous, ErrInvalid for a peer or channel that does not exist or a stream of
+// another device, ErrPeerLost once a rank is lost. See [memory.Memory.Signal].
 func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -78,7 +81,8 @@ func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
 	return named(t.name, t.storage.memory.Signal(s, peer, channel))
 }
 
-// Wait enqueues waiting for one signal of peer on channel. See [memory.Memory.Wait].
+// Wait enqueues waiting for one signal of peer on channel. It returns at once; the later work of s is held up for at most the kernel timeout,
+// and then, or when peer is lost, the stream has an error. Refusals are those of Signal. See [memory.Memory.Wait].
 func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -86,7 +90,8 @@ func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
 	return named(t.name, t.storage.memory.Wait(s, peer, channel))
 }
 
-// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [memory.Memory.Barrier].
+// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. It is bounded as Wait is, and refusals are those of
+// Signal. See [memory.Memory.Barrier].
 func (t *Tensor) Barrier(s device.Stream, channel int) error {
 	if _, err := t.mapped(); err != nil {
 		return err
@@ -94,8 +99,8 @@ func (t *Tensor) Barrier(s device.Stream, channel int) error {
 	return named(t.name, t.storage.memory.Barrier(s, channel))
 }
 
-// Pair is one piece of a transfer: this rank's copy of Local, and the peer's copy of Remote, of the same dtype and number of
-// elements.
+// Pair is one piece of a transfer: this rank's copy of Local, which needs no rendezvous, and the peer's copy of Remote, of the same dtype
+// and number of elements. Either may be a slice.
 type Pair struct {
 	Local, Remote SymmetricTensor
 }
