@@ -493,9 +493,9 @@ func (m *Memory) Busy() bool {
 	return m.left
 }
 
-// Find gives the allocation that the address is in and the offset from its first byte, whichever address inside it is:
-// what the caller of a kernel needs to name the same place on other ranks. The window is nil before rendezvous.
-// ErrNotSymmetric if it is in none.
+// Find gives the allocation that the address is in and the offset from its first byte, whichever address inside it is, for those who have
+// only an address: of memory that was adopted by Register, or that a library gives back. (Who has a tensor asks it for its window.) The
+// window is nil before rendezvous. Local; ErrNotSymmetric if the address is in no allocation that is not freed.
 func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

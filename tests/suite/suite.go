@@ -65,6 +65,7 @@ func Cases(opts *Options) []Case {
 		memoryCases(opts.Short),
 		agreementCases(),
 		transferCases(opts.Short),
+		sliceCases(),
 		signalCases(opts.Short),
 		graphCases(kind, world),
 		windowCases(),
