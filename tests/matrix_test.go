@@ -58,18 +58,18 @@ const kernelTimeout = 45 * time.Second
 // SYMMEM_TEST_REQUIRE, a comma list of names, that is a failure.
 func requireBackend(t *testing.T, name string) {
 	t.Helper()
-	for _, r := range backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}) {
-		if r.Name != name || r.Usable() {
-			continue
-		}
-		if !errors.Is(r.Err, errs.ErrUnavailable) && !errors.Is(r.Err, errs.ErrUnsupported) {
-			require.NoError(t, r.Err)
-		}
-		if slices.Contains(required(), name) {
-			require.NoErrorf(t, r.Err, "SYMMEM_TEST_REQUIRE names backend %s", name)
-		}
-		t.Skipf("backend %s: %v", name, r.Err)
+	f, err := backend.Lookup(name)
+	require.NoError(t, err)
+	if _, err = f.Probe(t.Context(), &backend.Env{Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)}); err == nil {
+		return
 	}
+	if !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported) {
+		require.NoError(t, err)
+	}
+	if slices.Contains(required(), name) {
+		require.NoErrorf(t, err, "SYMMEM_TEST_REQUIRE names backend %s", name)
+	}
+	t.Skipf("backend %s: %v", name, err)
 }
 
 // capabilities are what the backend says of itself on this machine.
