@@ -192,8 +192,8 @@ func place(t tensor.SymmetricTensor) string {
 	if t.Bytes() == 0 {
 		return "nothing"
 	}
-	_, w, offset, err := t.Memory().Find(t.Local().Ptr())
-	if err != nil || w == nil {
+	w, offset, err := t.Window()
+	if err != nil {
 		return "memory without a window" // which is a failure of this rank's
 	}
 	return fmt.Sprintf("byte %d of window %d", offset, w.Number())
