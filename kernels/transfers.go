@@ -249,7 +249,7 @@ func (w *transferWork) prepareSends(f transferForm) error {
 			put := memory.SendPut{Peer: peer}
 			if step.signal == signalResults {
 				lo, hi := f.piece(f.rank, step.lap)
-				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
+				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, p.out.Ptr().Add(lo), hi-lo
 			} else {
 				lo, hi := f.piece(peer, step.lap)
 				put.Offset, put.Local, put.Bytes = f.slot(peer, f.rank, step.lap), in.Add(lo), hi-lo
