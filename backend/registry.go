@@ -80,16 +80,16 @@ func register(name string, f Factory) error {
 	case errs.IsNil(f):
 		return errs.Invalid(op, "factory of "+name, "nil", "a Factory")
 	case taken:
-		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "each name once; there are "+strings.Join(names(), ", "))
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "any but "+strings.Join(names(), ", "))
 	}
+	var list []options.Option
 	if c, ok := f.(Configurable); ok {
-		var list []options.Option
 		for _, o := range c.Options() {
 			list = append(list, options.Option(o))
 		}
-		if err := options.Declare(name, list); err != nil {
-			return err
-		}
+	}
+	if err := options.Declare(name, list); err != nil {
+		return err
 	}
 	registry.factories[name] = f
 	return nil

@@ -319,7 +319,7 @@ func TestRegisterRefuses(t *testing.T) {
 		"a long name":                 {strings.Repeat("a", 33), fake{}, strings.Repeat("a", 33), "at most 31"},
 		"no factory":                  {"toy", nil, "nil", "a Factory"},
 		"a nil factory":               {"toy", (*settable)(nil), "nil", "a Factory"},
-		"twice":                       {"settable", fake{}, `"settable"`, "each name once; there are settable"},
+		"twice":                       {"settable", fake{}, `"settable"`, "any but settable"},
 		"an option without a name":    {"toy", with(Option{}), `""`, "small letter"},
 		"an option with a bad name":   {"toy", with(Option{Name: "a_b"}), `"a_b"`, "hyphens"},
 		"an option twice":             {"toy", with(Option{Name: "size"}, Option{Name: "size"}), `"size"`, "SYMMEM_TOY_SIZE"},

@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/backend/nccl"
 	"github.com/symmem/symmem/backend/nixl"
 	"github.com/symmem/symmem/backend/nvshmem"
+	"github.com/symmem/symmem/config"
 )
 
 // TestOrder: what auto prefers, of this module's backends: direct load and store first, the library that needs least around it before the
@@ -59,5 +60,29 @@ func TestTakes(t *testing.T) {
 			require.Equal(t, of == name, c.Takes(v), "%s and %T", name, v)
 		}
 		require.False(t, c.Takes(nil))
+	}
+}
+
+// TestVariables: the variables of these backends are what they were before backends could declare them, and come by way of the configuration.
+func TestVariables(t *testing.T) {
+	vars := []string{"SYMMEM_CUDA_LIBRARY=/c", "SYMMEM_NCCL_LIBRARY=/a", "SYMMEM_NCCL_WINDOW=symmetric", "SYMMEM_NIXL_LIBRARY=/b", "SYMMEM_NVSHMEM_ARENA=1G"}
+	cfg, err := config.Load(&config.LoadOptions{Environ: func() []string { return vars }})
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"nccl-library": "/a", "nccl-window": "symmetric", "nixl-library": "/b", "nvshmem-arena": "1G"}, cfg.BackendOptions)
+	require.Equal(t, "variable SYMMEM_NCCL_WINDOW", cfg.Source("nccl-window").String())
+	require.Equal(t, []string{"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NIXL_LIBRARY", "SYMMEM_NVSHMEM_LIBRARY"}, config.LibraryVariables())
+	var defaults []string
+	for _, k := range config.Keys() {
+		if k.Backend != "" {
+			defaults = append(defaults, k.Name+"="+k.Default)
+		}
+	}
+	require.Equal(t, []string{"nccl-library=", "nccl-window=plain", "nixl-library=", "nvshmem-arena=64M", "nvshmem-library="}, defaults)
+
+	for name, value := range map[string]string{"NCCL_WINDOW": "round", "NVSHMEM_ARENA": "much", "NVSHMEM_ARNA": "1", "HOST_SIZE": "1"} {
+		_, err := config.Load(&config.LoadOptions{Environ: func() []string { return []string{"SYMMEM_" + name + "=" + value} }})
+		require.ErrorIs(t, err, config.ErrInvalid)
+		require.ErrorContains(t, err, "SYMMEM_"+name)
+		require.NotContains(t, err.Error(), "import")
 	}
 }

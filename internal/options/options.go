@@ -72,7 +72,8 @@ func (d *Declared) Problem(op, arg, value string) error {
 
 var declared struct {
 	sync.RWMutex
-	all []*Declared // by key
+	all      []*Declared // by key
+	backends []string    // those that have declared something, if only that they have no options
 }
 
 // Reserved are the keys of package config, and what has the form of one in the environment: no option is called like these. A test of
@@ -122,7 +123,21 @@ func Declare(backend string, list []Option) error {
 	}
 	slices.SortFunc(all, func(a, b *Declared) int { return strings.Compare(a.Key(), b.Key()) })
 	declared.all = all
+	declared.backends = append(slices.Clone(declared.backends), backend)
 	return nil
+}
+
+// Owner gives the backend whose option a key would be by its beginning, or "" if that is no registered backend.
+func Owner(key string) string {
+	declared.RLock()
+	defer declared.RUnlock()
+	owner := ""
+	for _, b := range declared.backends {
+		if strings.HasPrefix(key, b+"-") && len(b) > len(owner) {
+			owner = b
+		}
+	}
+	return owner
 }
 
 // All lists the options of all backends by key. They are only read.
@@ -152,4 +167,5 @@ func Forget(backend string) {
 	declared.Lock()
 	defer declared.Unlock()
 	declared.all = slices.DeleteFunc(slices.Clone(declared.all), func(d *Declared) bool { return d.Backend == backend })
+	declared.backends = slices.DeleteFunc(slices.Clone(declared.backends), func(b string) bool { return b == backend })
 }

@@ -106,7 +106,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 	return d
 }
 
-// probeKeys are the settings that decide whether a backend can be used.
+// probeKeys are the settings that decide whether a backend can be used, besides backends' own options.
 var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
 
 // withProbeSettings returns p with the settings of cfg that probes need in its environment.
@@ -114,7 +114,7 @@ func withProbeSettings(p *process.Process, cfg config.Config) *process.Process {
 	with := *p
 	with.Environ = slices.Clone(p.Environ)
 	for _, key := range config.Keys() {
-		if slices.Contains(probeKeys, key.Name) {
+		if key.Backend != "" || slices.Contains(probeKeys, key.Name) {
 			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
 		}
 	}
