@@ -228,6 +228,14 @@ func deviceNumber(d device.Device, registration uint64) uint64 {
 	return registration<<16 | uint64(d.Index())&0xffff
 }
 
+// between calls f with the GPU's context current, where there is one, at a moment when no stream waits for the CPU, if there is one soon.
+func between(d device.Device, f func() error) error {
+	if g, ok := d.(*cuda.Device); ok {
+		return g.BetweenWork(betweenWork, f)
+	}
+	return f()
+}
+
 // within calls f with the GPU's context current, where there is one.
 func within(d device.Device, f func() error) error {
 	if g, ok := d.(*cuda.Device); ok {

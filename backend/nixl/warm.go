@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/futex"
@@ -14,13 +15,17 @@ import (
 // mapping waits for all work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory:
 // the GPU would wait for the CPU, and the CPU for the GPU. So at rendezvous, when no stream waits for a transfer of the new
 // memory, every rank moves some bytes to or from every other one's: into a pad behind the memory, which nobody else uses, or,
-// where the caller owns the memory and there is no pad, out of it.
+// where the caller owns the memory and there is no pad, out of it. Streams may wait for transfers of other memory, of another group say: so
+// that is done when none does, and none begins meanwhile.
 
 const (
 	// padBytes is the size of the pad.
 	padBytes = 256
 	// warmBytes is how much is moved.
 	warmBytes = 8
+	// betweenWork is how long the ranks wait for a moment at which no stream waits for a transfer. There may be none: what the streams wait for
+	// may come only when a peer has returned from this rendezvous. Then the bytes are moved all the same, for most often nothing has to be unmapped.
+	betweenWork = time.Second
 )
 
 // scratch is the own side of these transfers: memory of the device that holds nothing.
@@ -63,6 +68,11 @@ func (b *Backend) warm(ctx context.Context, offers []offer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
+	return between(b.device, func() error { return b.warmEach(ctx, offers) })
+}
+
+// warmEach moves the bytes.
+func (b *Backend) warmEach(ctx context.Context, offers []offer) error {
 	for peer, o := range offers {
 		if peer == b.group.Rank() {
 			continue
@@ -77,7 +87,7 @@ func (b *Backend) warm(ctx context.Context, offers []offer) error {
 		mine := b.node.scratch.region
 		mine.Bytes = there.Bytes
 		t.local, t.remote = []nixl.Block{mine}, []nixl.Block{there}
-		if err := within(b.device, func() error { return t.wait(ctx) }); err != nil {
+		if err := t.wait(ctx); err != nil {
 			return fmt.Errorf("moving the first bytes to or from memory of rank %d: %w", peer, err)
 		}
 	}

@@ -280,6 +280,13 @@ func (l *workLane) push(w device.HostWork, follows bool) {
 	l.jobs = append(l.jobs, workJob{id: l.last, follows: follows, work: w})
 }
 
+// ended reports whether a stream's lane has no job that has not ended.
+func (l *workLane) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.jobs) == 0
+}
+
 // unpush takes the latest work back, which was not enqueued, unless it has begun. Its number is not used again.
 func (l *workLane) unpush() {
 	l.mu.Lock()

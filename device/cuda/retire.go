@@ -53,8 +53,39 @@ func (d *Device) give(r retired) error {
 	return d.drv.Check("cuMemFree", d.drv.MemFree(r.ptr))
 }
 
+// BetweenWork calls f, with the context current, when no stream has work of the CPU that has not ended, and lets no stream get any work
+// until f returns. It is for calls that wait inside of the driver for what the GPU has under way, and would hold up the work of the CPU that the GPU
+// waits for. f must not use the device's streams. If there is no such moment within the time, f is called all the same. ErrClosed after
+// Close, and what f returns.
+func (d *Device) BetweenWork(within time.Duration, f func() error) error {
+	const call = "BetweenWork"
+	if err := d.enter(call); err != nil {
+		return err
+	}
+	defer d.leave()
+	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
+		if busy, err := d.whileAll((*Stream).withoutWork, f); !busy {
+			return err
+		}
+	}
+	return f()
+}
+
+// withoutWork reports whether the stream has no work of the CPU that has not ended, by itself or in graphs; mu is held.
+func (s *Stream) withoutWork() bool {
+	if s.dev.proxy.pending.Load() > 0 {
+		return false
+	}
+	return s.work == nil || s.work.ended()
+}
+
 // whileIdle calls f if no stream has work, and sees to it that none gets any meanwhile; else busy is true. The context is current.
 func (d *Device) whileIdle(f func() error) (busy bool, err error) {
+	return d.whileAll((*Stream).idle, f)
+}
+
+// whileAll calls f if every stream is as it says, and sees to it that none gets work meanwhile; else busy is true. The context is current.
+func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err error) {
 	if !d.making.TryLock() {
 		return true, nil
 	}
@@ -70,7 +101,7 @@ func (d *Device) whileIdle(f func() error) (busy bool, err error) {
 			return true, nil
 		}
 		locked = append(locked, s)
-		if !s.idle() {
+		if !is(s) {
 			return true, nil
 		}
 	}

@@ -180,3 +180,58 @@ func TestCloseGivesFreedMemoryBack(t *testing.T) {
 		_ = d.Close() // the copy may find the device closed
 	})
 }
+
+// What must not happen while a stream waits for the CPU is done when none does, or when the time for that is over; and meanwhile no stream gets
+// work.
+func TestBetweenWork(t *testing.T) {
+	for _, graph := range []bool{false, true} {
+		onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+			s, other := newStream(t, d), newStream(t, d)
+			require.NoError(t, d.BetweenWork(0, func() error { return nil }), "without any work")
+			require.ErrorIs(t, d.BetweenWork(time.Minute, func() error { return errGaveUp }), errGaveUp)
+
+			work := &heldCopy{d: d, to: alloc(t, d, 64)}
+			if graph {
+				require.NoError(t, s.BeginCapture())
+			}
+			require.NoError(t, s.HostWork(work))
+			if graph {
+				g, err := s.EndCapture()
+				require.NoError(t, err)
+				require.NoError(t, g.Launch(s))
+			}
+			called := false
+			require.NoError(t, d.BetweenWork(20*time.Millisecond, func() error { called = true; return nil }))
+			require.True(t, called, "after its time")
+
+			var ended atomic.Bool
+			inside, returned := make(chan struct{}), make(chan error, 1)
+			go func() {
+				returned <- d.BetweenWork(patience, func() error {
+					if !ended.Load() {
+						return errGaveUp
+					}
+					close(inside)
+					time.Sleep(30 * time.Millisecond)
+					ended.Store(false)
+					return nil
+				})
+			}()
+			time.Sleep(20 * time.Millisecond)
+			ended.Store(true)
+			work.may.Store(true)
+			synchronized := make(chan error, 1)
+			go func() { synchronized <- s.Synchronize(bounded(t)) }() // the simulated driver goes on when it is asked
+			<-inside
+			// It waits until the call has returned.
+			require.NoError(t, other.HostFunc(func() {}))
+			require.False(t, ended.Load(), "a stream got work meanwhile")
+			require.NoError(t, <-returned)
+			require.NoError(t, <-synchronized)
+			synchronize(t, other)
+		})
+	}
+	d := openFake(t, newFake(1), nil)
+	require.NoError(t, d.Close())
+	require.ErrorIs(t, d.BetweenWork(0, func() error { return nil }), device.ErrClosed)
+}
