@@ -86,3 +86,34 @@ func TestSlicesOfMulticastMemory(t *testing.T) {
 	require.True(t, p.IsNil(), "what has no elements has no address")
 	require.NoError(t, errors.Join(x.Close(ctx), m.Close(ctx), groups[0].Close(ctx)))
 }
+
+// TestPeerTablesAreGivenBack: those of a tensor and of its slices are there until the tensor is closed, whichever slices were.
+func TestPeerTablesAreGivenBack(t *testing.T) {
+	ctx := t.Context()
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	b, err := host.New(groups[0], nil)
+	require.NoError(t, err)
+	m := memory.New(b, groups[0], nil)
+	x, err := tensor.Zeros(ctx, m, tensor.Float64, 10)
+	require.NoError(t, err)
+	require.NoError(t, x.Rendezvous(ctx))
+	s, err := x.Slice(3, 5)
+	require.NoError(t, err)
+	var tables []device.Ptr
+	for _, of := range []tensor.SymmetricTensor{x, s} {
+		table, err := of.PeerTable()
+		require.NoError(t, err)
+		tables = append(tables, table)
+	}
+	require.NoError(t, s.Close(ctx))
+	word := make([]byte, 8)
+	for _, table := range tables {
+		require.NoError(t, m.Device().CopyToHost(word, table))
+	}
+	require.NoError(t, x.Close(ctx))
+	for _, table := range tables {
+		require.ErrorIs(t, m.Device().CopyToHost(word, table), errs.ErrInvalid, "a peer table was not given back")
+	}
+	require.NoError(t, errors.Join(m.Close(ctx), groups[0].Close(ctx)))
+}
