@@ -2,6 +2,7 @@ package tensor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -40,4 +41,36 @@ func Example() {
 	all, err := tensor.ReadAll[float32](copyOfRank0)
 	fmt.Println(copyOfRank0.Shape(), all, err)
 	// Output: [2 3] [0 0 0 4 5 6] <nil>
+}
+
+// On the host device, and wherever else the CPU can address the memory, a tensor is a Go slice.
+func ExampleHostSlice() {
+	ctx := context.Background()
+	r, err := symmem.Open(ctx, config.Default(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Close(ctx)
+	t, err := r.Zeros(ctx, tensor.Float32, 2, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer t.Close(ctx)
+	row, err := t.Slice(1, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	elements, err := tensor.HostSlice[float32](row.Local())
+	if errors.Is(err, symmem.ErrUnsupported) { // a GPU's: copy with tensor.Read and tensor.Write
+		return
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range elements {
+		elements[i] = float32(i) + 0.5
+	}
+	all, err := tensor.ReadAll[float32](t.Local())
+	fmt.Println(all, err)
+	// Output: [0 0 0 0.5 1.5 2.5] <nil>
 }

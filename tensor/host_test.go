@@ -1,6 +1,7 @@
 package tensor
 
 import (
+	"reflect"
 	"testing"
 	"unsafe"
 
@@ -116,4 +117,20 @@ func TestZeroValues(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	_, err = PrepareTransfer(1, 0, Pair{new(Tensor), new(Tensor)})
 	require.ErrorIs(t, err, errs.ErrInvalid)
+}
+
+// TestInterfaceHasEveryMethod: a slice is a SymmetricTensor, and has all that a Tensor has; other packages make none.
+func TestInterfaceHasEveryMethod(t *testing.T) {
+	symmetric, whole := reflect.TypeFor[SymmetricTensor](), reflect.TypeFor[*Tensor]()
+	for i := range whole.NumMethod() {
+		_, has := symmetric.MethodByName(whole.Method(i).Name)
+		require.True(t, has, "SymmetricTensor has no %s", whole.Method(i).Name)
+	}
+	sealed := 0
+	for i := range symmetric.NumMethod() {
+		if !symmetric.Method(i).IsExported() {
+			sealed++
+		}
+	}
+	require.Equal(t, 1, sealed, "other packages may implement SymmetricTensor, so it cannot grow")
 }

@@ -61,8 +61,8 @@ func run(ctx context.Context, r *symmem.Rank) error {
 		if err := tensor.Write(outbox.Local(), []int64{token}, 0); err != nil {
 			return err
 		}
-		// First the put, then the signal: whoever has waited for the signal sees the token.
-		return errors.Join(inbox.Put(stream, next, outbox), inbox.Signal(stream, next, channel), stream.Synchronize(ctx))
+		// The signal goes behind the put: whoever has waited for it sees the token.
+		return errors.Join(inbox.PutSignal(stream, next, outbox, channel), stream.Synchronize(ctx))
 	}
 	receive := func() (int64, error) {
 		if err := errors.Join(inbox.Wait(stream, prev, channel), stream.Synchronize(ctx)); err != nil {

@@ -914,7 +914,7 @@ var mutants = []mutant{
 	{
 		file: "tensor/tensor.go", why: "peer tables are not given back", tests: inTensor,
 		old: "\t\terr = errors.Join(err, st.memory.Device().Free(p))\n",
-		new: "",
+		new: "\t\t_ = p\n",
 	},
 	{
 		file: "tensor/tensor.go", why: "a rank with a closed tensor stays away", tests: inTensor,
@@ -969,7 +969,7 @@ var mutants = []mutant{
 	{
 		file: "tensor/shape.go", why: "sizes that overflow", tests: inTensor,
 		old: "over != 0 || product > math.MaxInt64",
-		new: "product > math.MaxInt64",
+		new: "over == 0 && product > math.MaxInt64",
 	},
 	{
 		file: "tensor/shape.go", why: "a negative dimension", tests: inTensor,

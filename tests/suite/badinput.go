@@ -44,7 +44,8 @@ func badShapesCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	return errors.Join(
-		wantArgument("a negative dimension", try(tensor.Float32, 3, -1), "-1", "shape[1]"),
+		wantArgument("a negative dimension", try(tensor.Float32, 3, -1), "-1", "shape[1]", "0 or more"),
+		wantArgument("a negative dimension of what has no elements", try(tensor.Float32, 0, -1), "-1", "shape[1]", "0 or more"),
 		wantArgument("a product that overflows", try(tensor.Float32, math.MaxInt64/2, 3)),
 		wantArgument("bytes that overflow", try(tensor.Float64, math.MaxInt64/4)),
 		wantArgument("many large dimensions", try(tensor.Int8, 1<<31, 1<<31, 1<<31)),
