@@ -96,7 +96,7 @@ type Config struct {
 	loaded *origins
 }
 
-// Default gives the settings of a program that says nothing. It reads neither the environment nor a file: that is [Load].
+// Default returns the settings of a program that says nothing. It reads neither the environment nor a file: that is [Load].
 func Default() Config {
 	return Config{
 		Backend:            []string{BackendAuto},
@@ -112,7 +112,7 @@ func Default() Config {
 	}
 }
 
-// Value gives the value of a key ("world-size"), of the type that its field has, or nil for a key that does not exist.
+// Value returns the value of a key ("world-size"), of the type that its field has, or nil for a key that does not exist.
 func (c Config) Value(key string) any {
 	s := lookup(key)
 	if s == nil {
@@ -121,7 +121,7 @@ func (c Config) Value(key string) any {
 	return s.value(&c)
 }
 
-// Level gives LogLevel as log/slog has it. ok is false when nothing is to be logged.
+// Level returns LogLevel as log/slog has it. ok is false when nothing is to be logged.
 func (c Config) Level() (level slog.Level, ok bool) {
 	switch c.LogLevel {
 	case "debug":
@@ -136,7 +136,7 @@ func (c Config) Level() (level slog.Level, ok bool) {
 	return 0, false
 }
 
-// String gives all keys and values in one line, without the token.
+// String returns all keys and values in one line, without the token.
 func (c Config) String() string {
 	var b strings.Builder
 	for i, s := range specs {
@@ -148,7 +148,7 @@ func (c Config) String() string {
 	return b.String()
 }
 
-// LogValue gives log/slog a group of all keys and values, without the token.
+// LogValue returns a group of all keys and values for log/slog, without the token.
 func (c Config) LogValue() slog.Value {
 	attrs := make([]slog.Attr, 0, len(specs))
 	for _, s := range specs {

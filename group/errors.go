@@ -67,7 +67,7 @@ func (e *MissingRanksError) Error() string {
 	return fmt.Sprintf("%s: waiting for %s of %d after %v: %v", e.Op, errs.Ranks(e.Missing), e.Size, waited, e.Err)
 }
 
-// Unwrap gives the context's error.
+// Unwrap returns the context's error.
 func (e *MissingRanksError) Unwrap() error { return e.Err }
 
 // AbandonedError says that another rank gave up waiting in a collective call, so that the call failed on every rank. The group
@@ -92,7 +92,7 @@ func (e *AbandonedError) Error() string {
 	return text + ": " + e.Reason
 }
 
-// Unwrap gives this rank's own context's error, or nil.
+// Unwrap returns this rank's own context's error, or nil.
 func (e *AbandonedError) Unwrap() error { return e.Err }
 
 // MismatchError says that the ranks of a group did not ask for the same thing. It is ErrMismatch.
@@ -131,7 +131,7 @@ type VoteError struct {
 	Local    error         // this rank's own error, nil if it did not fail
 }
 
-// Error gives each reason once, with the ranks that had it: in one line if there is one, else each in a line of its own.
+// Error returns each reason once, with the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *VoteError) Error() string {
 	var reasons errs.Reasons
 	for _, f := range e.Failures {
@@ -145,7 +145,7 @@ func (e *VoteError) Is(target error) bool {
 	return slices.ContainsFunc(e.Failures, func(f RankFailure) bool { return slices.Contains(f.Conditions, target) })
 }
 
-// Unwrap gives this rank's own error, or nil.
+// Unwrap returns this rank's own error, or nil.
 func (e *VoteError) Unwrap() error { return e.Local }
 
 // FileLimitError says that a process may not open another file.
@@ -168,5 +168,5 @@ func (e *FileLimitError) Error() string {
 	return text
 }
 
-// Unwrap gives what the operating system said.
+// Unwrap returns what the operating system said.
 func (e *FileLimitError) Unwrap() error { return e.Err }

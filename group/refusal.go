@@ -23,7 +23,7 @@ const (
 	RefusedProtocol                            // the first message was not the expected one
 )
 
-// String gives the reason in a word or two.
+// String returns the reason in a word or two.
 func (r RefusalReason) String() string {
 	switch r {
 	case RefusedNotService:
@@ -97,5 +97,5 @@ func (e *ConnectError) Error() string {
 // Is reports that a ConnectError is ErrUnavailable.
 func (e *ConnectError) Is(target error) bool { return target == ErrUnavailable }
 
-// Unwrap gives the context's error and the last attempt's.
+// Unwrap returns the context's error and the last attempt's.
 func (e *ConnectError) Unwrap() []error { return []error{e.Err, e.Last} }

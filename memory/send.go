@@ -105,7 +105,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 	return p.signals.SignalAll(s, p.channel)
 }
 
-// Close gives it back; nothing of it is queued any more.
+// Close releases it; nothing of it is queued any more.
 func (p *PreparedSend) Close() error {
 	var err error
 	for _, t := range p.transfers {

@@ -73,8 +73,9 @@ type ChannelOffer struct {
 	Offer  []byte
 }
 
-// NewChannel takes a channel. Collective: it blocks until all ranks have come. Workspace stays with the memory for the channels to come, see
-// [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
+// NewChannel returns a channel. Collective: it blocks until all ranks have come. A rank that brings a Failure fails the call on every rank.
+// If the memory's workspace has not enough left and cannot grow, every rank gets a [*WorkspaceError]. Workspace stays with the memory for
+// later channels; see [Memory.TrimWorkspace].
 func (m *Memory) NewChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
 	if err := errs.Given("NewChannel", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -192,9 +193,9 @@ func (b *workspaceBlk) unused() bool {
 	return len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}
 }
 
-// TrimWorkspace gives back what large plans have left: blocks of more than 256 MiB of which no channel is left. Collective; without such a
-// block it is nothing, and ranks need not wait for each other. Call it when nothing that used the channels is there any more. An error is
-// one of freeing: the block is no longer used on any rank, and is released when the memory is closed.
+// TrimWorkspace releases what large plans have left: blocks of more than 256 MiB that have no channel any more. Collective; without such a
+// block it does nothing, and ranks do not wait for each other. Call it when nothing that used the channels is left. Its errors are
+// those of [Memory.Free]; after one, no rank uses the block any more, and it is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
 		return err
@@ -226,8 +227,8 @@ func (c *Channel) Peer(rank int) (device.Ptr, error) {
 	return c.block.window.Peer(rank, c.span.start)
 }
 
-// Err is ErrClosed once the channel was given back, alone or with the memory, and nothing may work on it any more: what a graph has kept
-// asks when it runs.
+// Err is ErrClosed once the channel was closed, alone or with the memory, and nothing may work on it any more. Work that a graph has kept
+// checks it when it runs.
 func (c *Channel) Err() error {
 	if c.given.Load() {
 		return fmt.Errorf("channel: %w", errs.ErrClosed)
@@ -235,7 +236,7 @@ func (c *Channel) Err() error {
 	return c.block.window.Err()
 }
 
-// Close gives the channel back. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
+// Close releases the channel. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (c *Channel) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
@@ -276,8 +277,8 @@ func zero(ctx context.Context, d device.Device, p device.Ptr, bytes int64) error
 	return errors.Join(s.Fill(p, 0, bytes), s.Synchronize(ctx), s.Close())
 }
 
-// WorkspaceError says that there cannot be that much more workspace, because some rank has not the memory, or cannot make it reachable.
-// Every rank of the call gets it, so that all may go on with something that takes less; the group goes on working.
+// WorkspaceError says that the workspace cannot grow, because some rank lacks the memory or cannot make it reachable. Every rank of the call
+// gets it, so that all can go on with something that takes less. The group goes on working.
 type WorkspaceError struct {
 	Bytes int64 // of workspace on each rank
 	Err   error // names the ranks; on those it wraps the reason, such as ErrNoMemory
@@ -288,5 +289,5 @@ func (e *WorkspaceError) Error() string {
 	return fmt.Sprintf("making %d bytes of workspace: %v", e.Bytes, e.Err)
 }
 
-// Unwrap gives the vote's error.
+// Unwrap returns the vote's error.
 func (e *WorkspaceError) Unwrap() error { return e.Err }

@@ -218,7 +218,7 @@ func capabilities(kind device.Kind) backend.Capabilities {
 	return c
 }
 
-// Close gives the agent back, and closes the device unless it was given by the caller or the parent.
+// Close releases the agent, and closes the device unless it was given by the caller or the parent.
 func (b *Backend) Close(ctx context.Context) error {
 	var err error
 	if b.ownsNode {

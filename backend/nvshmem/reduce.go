@@ -115,7 +115,7 @@ func (p *reduce) enqueue(s device.Stream, in, out device.Ptr, count int64) error
 	})
 }
 
-// Close gives the team back, for another reduction.
+// Close releases the team, for another reduction.
 func (p *reduce) Close() error {
 	if !p.released {
 		p.released = true

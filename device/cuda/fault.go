@@ -25,7 +25,7 @@ type FaultWord struct {
 	reported bool
 }
 
-// NewFaultWord gives a word that is 0. When it is not any more, the streams whose launches name it, or for which Watch was called, tell
+// NewFaultWord returns a word that is 0. When it is not any more, the streams whose launches name it, or for which Watch was called, tell
 // decode's error for its value; without any, the next Synchronize of any stream of the device does, once. decode must not call anything
 // of the device, and may be called by Close.
 func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord, error) {
@@ -134,7 +134,7 @@ func (f *FaultWord) Store(word uint64) {
 	}
 }
 
-// Close gives the word back; no kernel that may write it is queued. Streams still tell what they were not asked for yet. Twice is
+// Close releases the word; no kernel that may write it is queued. Streams still tell what they were not asked for yet. Twice is
 // ErrClosed.
 func (f *FaultWord) Close() error {
 	const call = "Close"

@@ -270,7 +270,7 @@ func (p *PreparedLaunch) note(s *Stream) error {
 	return nil
 }
 
-// Close gives the launch back. Launches already enqueued still run. Twice is ErrClosed.
+// Close releases the launch. Launches already enqueued still run. Twice is ErrClosed.
 func (p *PreparedLaunch) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -232,7 +232,7 @@ func newMapping(mem, full []byte) *mapping {
 	return m
 }
 
-// Alloc gives bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
+// Alloc returns bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
 // own. Free gives it back.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	const op = "Alloc"
@@ -258,7 +258,7 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	return m.base, nil
 }
 
-// Free gives back memory that Alloc gave, after the copies that are under way in it. Queued work that still uses it will
+// Free releases memory that Alloc gave, after the copies that are under way in it. Queued work that still uses it will
 // fail.
 func (d *Device) Free(p device.Ptr) error {
 	m, err := d.space.take("Free", p, true)
@@ -298,7 +298,7 @@ func (d *Device) Unmap(p device.Ptr) error {
 	return err
 }
 
-// Bytes gives the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one mapping. The
+// Bytes returns the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one mapping. The
 // slice must not be used after that memory is freed or unmapped.
 func (d *Device) Bytes(p device.Ptr, n int64) ([]byte, error) {
 	if d.closed.Load() {
