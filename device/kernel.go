@@ -90,8 +90,8 @@ type FaultWord interface {
 	Ptr() Ptr
 	// Load reads the word, cheaply and without waiting for any stream.
 	Load() uint64
-	// Close releases the word; no kernel that may write it is queued. What streams were not told yet they are still told. Twice is
-	// ErrClosed.
+	// Close releases the word; no kernel that may write it is queued. Streams still return errors of it that they have not returned. Twice
+	// is ErrClosed.
 	Close() error
 }
 

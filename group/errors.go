@@ -44,8 +44,8 @@ func (e *PeerLostError) Error() string {
 // Is reports that a PeerLostError is ErrPeerLost.
 func (e *PeerLostError) Is(target error) bool { return target == ErrPeerLost }
 
-// MissingRanksError is what a rank gets that gave up waiting: which ranks had not come. It unwraps to the error of the context
-// that ended, context.DeadlineExceeded or context.Canceled.
+// MissingRanksError is the error of a rank that gave up waiting. It names the ranks that had not come. It unwraps to the error of the
+// context that ended, context.DeadlineExceeded or context.Canceled.
 type MissingRanksError struct {
 	Op      string        // the call: `all-gather "rendezvous 3"`
 	Missing []int         // the ranks that had not come, ascending; nil if the service could not be asked
@@ -121,10 +121,9 @@ type RankFailure struct {
 	Conditions []error
 }
 
-// VoteError says which ranks failed in a step that all ranks had to pass. It is what the failure of any of them is, as far as that
-// is a condition of this module: errors.Is(err, ErrUnavailable) is the same on every rank, on those that failed and on those that
-// were told. On a rank that failed itself it also unwraps to that rank's own error; the errors of contexts, of the operating
-// system and of the program are found there alone.
+// VoteError says which ranks failed in a step that all ranks had to pass. errors.Is finds in it the conditions of this module that the
+// failures are, with the same answer on every rank, on those that failed and on those that were told. On a rank that failed itself it
+// also unwraps to that rank's own error. The errors of contexts, of the operating system and of the program are found only there.
 type VoteError struct {
 	Op       string        // the call: `vote "mapping"`
 	Failures []RankFailure // every rank that failed, ascending

@@ -417,10 +417,9 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, no longer than WaitTimeout, and gives back streams, events, graphs, modules and
-// memory, and the primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on
-// after WaitTimeout is not given back, and that is an error. It must not be called inside of WithContext. Closing twice is
-// ErrClosed.
+// Close waits for the work of all streams, no longer than WaitTimeout, and releases streams, events, graphs, modules and memory, and the
+// primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on after WaitTimeout is not
+// released, and that is an error. It must not be called inside of WithContext. Closing twice is ErrClosed.
 func (d *Device) Close() error {
 	if d.closing.Swap(true) {
 		return closed("Close", "device")

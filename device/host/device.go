@@ -201,7 +201,7 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, as long as the package's comment says, and gives back streams, events, graphs
+// Close waits for the work of all streams, as long as the package's comment says, and releases streams, events, graphs
 // and memory. Memory of Map stays the caller's. It returns the errors of work that no Synchronize has returned. Closing twice
 // is ErrClosed.
 func (d *Device) Close() error {

@@ -233,7 +233,7 @@ func newMapping(mem, full []byte) *mapping {
 }
 
 // Alloc returns bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
-// own. Free gives it back.
+// own. Free releases it.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	const op = "Alloc"
 	if d.closed.Load() {
@@ -271,10 +271,9 @@ func (d *Device) Free(p device.Ptr) error {
 	return nil
 }
 
-// Map makes memory of the caller known to the device, which from then on may copy and wait in all of b, and gives its
-// address. b is mostly memory that the caller mapped; it must stay where it is, readable and writable, until Unmap has
-// returned or the device is closed. It must not overlap with memory that the device knows. Map copies nothing, and the memory
-// remains the caller's, to be unmapped from the process by the caller.
+// Map makes memory of the caller known to the device, which may then copy and wait in all of b, and returns its address. b is mostly memory
+// that the caller mapped. It must stay where it is, readable and writable, until Unmap has returned or the device is closed. Map copies
+// nothing, and the memory remains the caller's. ErrInvalid if b is empty or overlaps with memory that the device knows.
 func (d *Device) Map(b []byte) (device.Ptr, error) {
 	const op = "Map"
 	if d.closed.Load() {
