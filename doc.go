@@ -5,7 +5,7 @@
 // machine without any GPU, over shared memory, and on GPUs:
 //
 //	r, err := symmem.Open(ctx, config.Config{}, nil)               // collective: group, device, backend; settings as config.Load finds them
-//	t, err := r.Empty(ctx, tensor.BFloat16, 4096, 1024)            // allocate
+//	t, err := r.Zeros(ctx, tensor.BFloat16, 4096, 1024)            // allocate
 //	err = t.Rendezvous(ctx)                                        // collective: every rank can now reach every other's copy
 //	p, err := t.Remote(3)                                          // a view on rank 3's memory
 //	plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)    // collective, once

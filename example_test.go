@@ -23,7 +23,7 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	t, err := r.Empty(ctx, tensor.Float32, 3)
+	t, err := r.Zeros(ctx, tensor.Float32, 3)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func ExampleOpenLocal() {
 	var g errgroup.Group
 	for i, r := range ranks {
 		g.Go(func() error {
-			t, err := r.Empty(ctx, tensor.Float32, 3)
+			t, err := r.Zeros(ctx, tensor.Float32, 3)
 			if err != nil {
 				return err
 			}

@@ -26,8 +26,16 @@ type Options struct {
 	// logged, unless the configuration has a log level; then they go to the standard error as text.
 	Logger *slog.Logger
 	// Environ gives the environment as "NAME=value", the last of two of one name: the variables of the launcher, of the settings where
-	// the Config is zero, and of native libraries. Default: os.Environ.
+	// the Config is zero, of backends' options, and of native libraries. Default: os.Environ.
 	Environ func() []string
+	// Backend, unless nil, are options of one backend in that backend's own type, for what no setting can say:
+	//
+	//	&nccl.Options{Comm: comm} // a communicator of the program's own
+	//
+	// Only the backend that takes the type can be opened then; if the setting backend leaves it out that is ErrUnavailable, and if no backend of
+	// the program takes the type it is ErrInvalid. What is set in them goes before the settings. A sub-group uses them too, but not for the device
+	// and not for what belongs to the whole group, such as a communicator.
+	Backend any
 	// BootID pretends that this rank is on another machine, for tests of what cannot be shared between hosts.
 	BootID string
 }
@@ -64,7 +72,8 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // The zero Config stands for all that the user of the program has set: the SYMMEM_* variables, then symmem.yaml or the file that
 // SYMMEM_CONFIG names, then the defaults, as [config.Load] finds them. Load them yourself to add flags or values of the program.
 // With any other Config, which comes from config.Load, config.FromViper or config.Default, each setting is what cfg says, and
-// neither a variable nor a file is read for it. A Config of which only some fields were set is refused.
+// neither a variable nor a file is read for it. A Config of which only some fields were set is refused. An option of a backend that is not in
+// Config.BackendOptions comes from its variable even so, as the file of a native library always did.
 //
 // # The place of this process
 //
@@ -178,7 +187,8 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options, rendezvous string, log *slog.Logger) (*Rank, error) {
 	env := backend.Env{
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
-		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Getenv: opts.getenv(), Logger: log,
+		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Options: cfg.BackendOptions, Given: opts.Backend,
+		Getenv: opts.getenv(), Logger: log,
 	}
 	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)

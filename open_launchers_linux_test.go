@@ -104,7 +104,7 @@ func TestExampleRefuses(t *testing.T) {
 		file string
 		says []string
 	}{
-		"a backend that is not there": {func(int) variables { return variables{"SYMMEM_BACKEND": "nccl"} }, "", []string{`name is "nccl"`, "host, auto"}},
+		"a backend that is not there": {func(int) variables { return variables{"SYMMEM_BACKEND": "nccl"} }, "", []string{`name is "nccl"`, "host, witness, auto"}},
 		"a wrong token on one rank": {func(rank int) variables {
 			return variables{"SYMMEM_TOKEN": token + strconv.Itoa(rank), "SYMMEM_TIMEOUT": "2s"}
 		}, "", []string{"opening symmetric memory: joining the group"}},

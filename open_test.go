@@ -169,7 +169,7 @@ func TestTwoHosts(t *testing.T) {
 func TestFullTemporaryFolder(t *testing.T) {
 	t.Setenv("TMPDIR", "/nowhere/at/all")
 	require.NoError(t, onLocal(t, 2, func(ctx context.Context, r *symmem.Rank) error {
-		x, err := r.Empty(ctx, tensor.Float32, 100)
+		x, err := r.Zeros(ctx, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
@@ -201,7 +201,7 @@ func TestAllocationThatFails(t *testing.T) {
 		if r.Rank() == 1 {
 			elements = 1 << 58
 		}
-		x, err := r.Empty(ctx, tensor.Int32, elements)
+		x, err := r.Zeros(ctx, tensor.Int32, elements)
 		if r.Rank() == 1 {
 			if err == nil {
 				return errors.New("it was allocated")
@@ -242,7 +242,7 @@ func TestForgottenSubGroups(t *testing.T) {
 				return err
 			}
 		}
-		x, err := all.Empty(ctx, tensor.Float32, 100)
+		x, err := all.Zeros(ctx, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
@@ -260,7 +260,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 		t.Run(alg.String(), func(t *testing.T) {
 			r, err := symmem.Open(t.Context(), config.Default(), nobody)
 			require.NoError(t, err)
-			x, err := r.Empty(t.Context(), tensor.BFloat16, 1000)
+			x, err := r.Zeros(t.Context(), tensor.BFloat16, 1000)
 			require.NoError(t, err)
 			require.NoError(t, x.Rendezvous(t.Context()))
 			p, err := kernels.NewAllReduce(t.Context(), x, kernels.Sum, &kernels.AllReduceOptions{Algorithm: alg})
@@ -299,7 +299,7 @@ func TestTransfersAllocateNothing(t *testing.T) {
 				return g.Wait()
 			}
 			require.NoError(t, each(func(r *symmem.Rank) error {
-				x, err := r.Empty(ctx, tensor.Float32, n)
+				x, err := r.Zeros(ctx, tensor.Float32, n)
 				if err != nil {
 					return err
 				}

@@ -59,9 +59,9 @@ func (r *Rank) Refusals() []backend.Refusal { return slices.Clone(r.refusals) }
 // Capabilities says what the backend can do here.
 func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Backend().Capabilities() }
 
-// Empty allocates a symmetric tensor, filled with zeros: every rank does the same, then Rendezvous. See [tensor.Empty].
-func (r *Rank) Empty(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
-	return tensor.Empty(ctx, r.memory, dtype, shape...)
+// Zeros allocates a symmetric tensor, filled with zeros: every rank does the same, then Rendezvous. See [tensor.Zeros].
+func (r *Rank) Zeros(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
+	return tensor.Zeros(ctx, r.memory, dtype, shape...)
 }
 
 // FromPtr makes a symmetric tensor of device memory that the caller owns. See [tensor.FromPtr].

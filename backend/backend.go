@@ -111,6 +111,11 @@ type Env struct {
 	Rendezvous string
 	// KernelTimeout bounds every wait of device work.
 	KernelTimeout time.Duration
+	// Options are the backends' own options that were set, by key: "nccl-window". [Env.Option] reads them.
+	Options map[string]string
+	// Given, unless nil, is what the program gives the backend itself, of a type that it [Configurable.Takes]. What is set in it goes
+	// before what the other fields say, but for Group, Opened and Parent.
+	Given any
 	// Getenv reads the environment that native libraries see.
 	Getenv func(string) string
 	// Logger takes events; never nil when a Factory sees it.

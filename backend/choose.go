@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 
@@ -16,8 +17,20 @@ import (
 // refuseUnprotected is the value of Env.UnprotectedNetwork that keeps backends from opening what is not protected.
 const refuseUnprotected = "refuse"
 
-// Expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
-func Expand(preferences []string) ([]string, error) {
+// Pick chooses a backend by the rules of [Choose], but for this process alone: try says whether the named backend can be used and, if so,
+// whether it would work on the CPU's memory. candidates are the backends that the preferences stand for, in order; try is not asked about
+// those behind the chosen one. name is "" if none can be used. An error is that of try, ErrInvalid for a name that is not known, or
+// ErrUnavailable if no backend is registered.
+func Pick(preferences []string, try func(name string) (usable, onHost bool, err error)) (name string, candidates []string, err error) {
+	if candidates, err = expand(preferences); err != nil {
+		return "", nil, err
+	}
+	name, err = pick(candidates, preferences, try)
+	return name, candidates, err
+}
+
+// expand turns a list of preferences into names that are registered: Auto becomes the backends not named before it.
+func expand(preferences []string) ([]string, error) {
 	if len(preferences) == 0 {
 		preferences = []string{Auto}
 	}
@@ -40,6 +53,41 @@ func Expand(preferences []string) ([]string, error) {
 			"github.com/symmem/symmem/backend/all", errs.ErrUnavailable)
 	}
 	return names, nil
+}
+
+// pick tries candidates in order until one can be used. One that would work on the CPU's memory gives way to a later one that is preferred
+// to it for that, unless it was named.
+func pick(candidates, preferences []string, try func(name string) (usable, onHost bool, err error)) (string, error) {
+	forCPU := func(name string) int {
+		f, err := Lookup(name)
+		if err != nil {
+			return math.MinInt
+		}
+		return preference(f, true)
+	}
+	spare := "" // usable, but another is better for it
+	for i, n := range candidates {
+		usable, onHost, err := try(n)
+		if err != nil {
+			return "", err
+		}
+		if !usable {
+			continue
+		}
+		better := func(later string) bool { return forCPU(later) > forCPU(n) }
+		gives := onHost && !slices.Contains(preferences, n) && slices.ContainsFunc(candidates[i+1:], better)
+		switch {
+		case spare != "" && onHost && forCPU(spare) >= forCPU(n):
+			if !gives {
+				return spare, nil
+			}
+		case gives:
+			spare = n
+		default:
+			return n, nil
+		}
+	}
+	return spare, nil
 }
 
 // Refusal says why a backend was not chosen.
@@ -87,21 +135,20 @@ type offer struct {
 }
 
 // Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
-// were passed over. One that moves the CPU's memory because there is no GPU comes after the CPU's own backend, unless it was named.
-// Backends behind the chosen one are not tried. Collective: a rank whose list is wrong or differs from the others' makes every
-// rank fail.
+// were passed over. One that would work on the CPU's memory, because there is no GPU, gives way to a later one that is preferred to it for
+// that ([Preferred]), unless it was named. Backends behind the chosen one are not tried. Where env.Given is set only a backend that takes
+// it can be used. Collective: a rank whose list is wrong or differs from the others' makes every rank fail.
 func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env) (name string, refusals []Refusal, err error) {
-	names, err := agreeOnNames(ctx, g, preferences)
+	names, err := agreeOnNames(ctx, g, preferences, env)
 	if err != nil {
 		return "", nil, err
 	}
-	spare := "" // usable, but better not
-	for _, n := range names {
+	name, err = pick(names, preferences, func(n string) (usable, onHost bool, err error) {
 		offers, err := tryOne(ctx, g, n, env)
 		if err != nil {
-			return "", nil, err
+			return false, false, err
 		}
-		usable, onHost := true, false
+		usable = true
 		for r, o := range offers {
 			onHost = onHost || o.OnHost
 			if o.Refused != "" {
@@ -109,25 +156,24 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 				refusals = append(refusals, Refusal{Name: n, Rank: r, Err: o.Refused, Conditions: errs.Conditions(o.Conditions)})
 			}
 		}
-		switch {
-		case usable && onHost && n != cpuBackend && slices.Contains(names, cpuBackend) && !slices.Contains(preferences, n):
-			spare = cmp.Or(spare, n)
-		case usable:
-			return n, refusals, nil
-		}
+		return usable, onHost, nil
+	})
+	switch {
+	case err != nil:
+		return "", nil, err
+	case name == "":
+		return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
 	}
-	if spare != "" {
-		return spare, refusals, nil
-	}
-	return "", refusals, &RefusedError{Tried: names, Refusals: refusals}
+	return name, refusals, nil
 }
 
-// cpuBackend is the backend for memory of the CPU of one host.
-const cpuBackend = "host"
-
 // agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
-func agreeOnNames(ctx context.Context, g *group.Group, preferences []string) ([]string, error) {
-	names, err := Expand(preferences)
+func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env *Env) ([]string, error) {
+	names, err := expand(preferences)
+	if err == nil && env.Given != nil && len(takers(env.Given)) == 0 {
+		err = errs.Advised("choosing a backend", "options of a backend", fmt.Sprintf("of type %T", env.Given), "those that a registered backend takes, as *nccl.Options",
+			"import the package of the backend that they are for, and give a pointer to its Options")
+	}
 	wishes, err := Tell(ctx, g, "choosing a backend", names, err)
 	if err != nil {
 		return nil, err
@@ -173,26 +219,7 @@ func fits(c Capabilities, members []group.Member) error {
 	return nil
 }
 
-// Report is what Probe found out about one backend.
-type Report struct {
-	Name         string
-	Capabilities Capabilities
-	Err          error // nil if it can be used; ErrUnavailable or ErrUnsupported if not; anything else: the probe itself failed
-}
-
-// Usable reports whether the backend can be used here.
-func (r Report) Usable() bool { return r.Err == nil }
-
-// Probe asks every registered backend whether it can be used on this machine. Local.
-func Probe(ctx context.Context, env *Env) []Report {
-	var reports []Report
-	for _, n := range Names() {
-		c, err := probe(ctx, n, env)
-		reports = append(reports, Report{Name: n, Capabilities: c, Err: err})
-	}
-	return reports
-}
-
+// probe asks one backend whether it can be used on this machine. Local.
 func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
 	f, err := Lookup(name)
 	if err != nil {
@@ -206,6 +233,10 @@ func probe(ctx context.Context, name string, env *Env) (Capabilities, error) {
 	if n, ok := f.(Networked); ok && e.UnprotectedNetwork == refuseUnprotected {
 		return Capabilities{}, fmt.Errorf("%s, and unprotected-network is refuse; allow it (SYMMEM_UNPROTECTED_NETWORK) or take another backend: %w",
 			n.Unprotected(), errs.ErrUnsupported)
+	}
+	if e.Given != nil && !takes(f, e.Given) {
+		return Capabilities{}, fmt.Errorf("the program gives options that are for backend %s (%T); choose that, or give none: %w",
+			strings.Join(takers(e.Given), ", "), e.Given, errs.ErrUnsupported)
 	}
 	c, err := f.Probe(ctx, &e)
 	if err != nil && !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported) {

@@ -1,21 +1,20 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 )
 
 // Auto is the name that stands for every registered backend, best first.
 const Auto = "auto"
-
-// autoOrder is the order in which Auto tries: direct load and store first, the library that needs least around it before the
-// others, the CPU last. A backend that is not named here comes just before the CPU.
-var autoOrder = []string{"native", "nccl", "nvshmem", "nixl", "host"}
 
 // Factory opens a backend. Both methods may be called at any time and from several goroutines.
 type Factory interface {
@@ -32,46 +31,82 @@ type Networked interface {
 	Unprotected() string
 }
 
+// Preferred is a Factory that says where its backend stands when the choice is left to this module.
+type Preferred interface {
+	// Preference is how much [Auto] prefers the backend to others: it tries those with more first, and of equals the one whose name comes
+	// first. onHost asks how much where the backend would work on the CPU's memory, because there is no GPU or no other is wanted. It is always
+	// the same. This module's backends have 500 (native), 400 (nccl), 300 (nvshmem), 200 (nixl; -100 for the CPU's memory) and 0 (host). One
+	// that does not say has 100, and -100 for the CPU's memory.
+	Preference(onHost bool) int
+}
+
+// preference is how much Auto prefers a backend.
+func preference(f Factory, onHost bool) int {
+	if p, ok := f.(Preferred); ok {
+		return p.Preference(onHost)
+	}
+	if onHost {
+		return -100
+	}
+	return 100
+}
+
 var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
 }{factories: map[string]Factory{}}
 
-// Register makes a backend known under name. It is meant for the init of the backend's package, and panics if name is
-// empty or taken, or f is nil: that is a mistake in the program, not of its user.
+// Register makes a backend known under name, with its options if it is [Configurable]. It is meant for the init of the backend's package.
+// A mistake in that is one of the program and not of its user, so that Register panics: with an ErrInvalid, the *ArgumentError of package
+// symmem, that has the value and what is allowed. It is one if f is nil; if name is taken, is "auto" or "test", or is anything else than
+// small letters, digits and single hyphens with a letter first, 32 at the most; and if an option has no such name, has a default that it
+// does not allow, or has the key or the variable of a setting of symmem or of another backend's option. Nothing is registered then.
 func Register(name string, f Factory) {
+	if err := register(name, f); err != nil {
+		panic(err)
+	}
+}
+
+func register(name string, f Factory) error {
+	const op = "backend.Register"
 	registry.Lock()
 	defer registry.Unlock()
-	if name == "" || name == Auto || f == nil {
-		panic(fmt.Sprintf("backend: Register(%q, %v)", name, f))
+	_, taken := registry.factories[name]
+	switch {
+	case !options.GoodName(name):
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), options.NameForm)
+	case name == Auto || name == "test": // SYMMEM_TEST_ begins the variables of tests
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "a name that does not stand for something else")
+	case errs.IsNil(f):
+		return errs.Invalid(op, "factory of "+name, "nil", "a Factory")
+	case taken:
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "any but "+strings.Join(names(), ", "))
 	}
-	if _, taken := registry.factories[name]; taken {
-		panic("backend: Register called twice for " + name)
+	var list []options.Option
+	if c, ok := f.(Configurable); ok {
+		for _, o := range c.Options() {
+			list = append(list, options.Option(o))
+		}
+	}
+	if err := options.Declare(name, list); err != nil {
+		return err
 	}
 	registry.factories[name] = f
+	return nil
 }
 
 // Names lists the registered backends in the order in which Auto tries them.
 func Names() []string {
 	registry.RLock()
 	defer registry.RUnlock()
-	names := make([]string, 0, len(registry.factories))
-	for name := range registry.factories {
-		names = append(names, name)
-	}
-	place := func(name string) int {
-		if i := slices.Index(autoOrder, name); i >= 0 {
-			return 2 * i
-		}
-		return 2*len(autoOrder) - 3 // between nixl and host
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		if d := place(a) - place(b); d != 0 {
-			return d
-		}
-		return strings.Compare(a, b)
+	return names()
+}
+
+// names is Names for who holds the lock.
+func names() []string {
+	return slices.SortedFunc(maps.Keys(registry.factories), func(a, b string) int {
+		return cmp.Or(cmp.Compare(preference(registry.factories[b], false), preference(registry.factories[a], false)), strings.Compare(a, b))
 	})
-	return names
 }
 
 // Lookup gives the backend registered under name, or an error that lists the known names.

@@ -8,17 +8,42 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a backend that can be probed, by rank of the group given to Choose.
-type fake struct{ refuse error }
+type fake struct {
+	refuse error
+	place  *place // nil says nothing about it
+}
+
+// place is how much a fake is preferred.
+type place struct{ gpu, cpu int }
+
+var (
+	asHost   = &place{0, 0}
+	asNative = &place{500, 500}
+	asNCCL   = &place{400, 400}
+	asNIXL   = &place{200, -100}
+)
+
+func (f fake) Preference(onHost bool) int {
+	switch {
+	case f.place == nil:
+		return preference(nil, onHost)
+	case onHost:
+		return f.place.cpu
+	}
+	return f.place.gpu
+}
 
 func (f fake) Probe(context.Context, *Env) (Capabilities, error) {
 	return Capabilities{RanksInOneProcess: true}, f.refuse
@@ -42,17 +67,14 @@ func withRegistry(t *testing.T, backends map[string]Factory) {
 
 func TestRegister(t *testing.T) {
 	withRegistry(t, map[string]Factory{})
-	Register("host", fake{})
+	Register("host", fake{place: asHost})
 	Register("other", fake{})
-	Register("native", fake{})
-	require.Equal(t, []string{"native", "other", "host"}, Names())
-	require.Panics(t, func() { Register("host", fake{}) })
-	require.Panics(t, func() { Register("", fake{}) })
-	require.Panics(t, func() { Register(Auto, fake{}) })
-	require.Panics(t, func() { Register("x", nil) })
+	Register("another", fake{})
+	Register("native", fake{place: asNative})
+	require.Equal(t, []string{"native", "another", "other", "host"}, Names())
 	_, err := Lookup("nvlink")
 	require.ErrorIs(t, err, errs.ErrInvalid)
-	for _, part := range []string{"nvlink", "native, other, host, auto", "backend/all"} {
+	for _, part := range []string{"nvlink", "native, another, other, host, auto", "backend/all"} {
 		require.ErrorContains(t, err, part)
 	}
 }
@@ -64,24 +86,25 @@ func (networked) Unprotected() string { return "its library listens without auth
 
 // TestUnprotectedRefused: a backend that opens what its library does not protect is passed over where that is refused.
 func TestUnprotectedRefused(t *testing.T) {
-	withRegistry(t, map[string]Factory{"nccl": networked{}, "host": fake{}})
+	withRegistry(t, map[string]Factory{"nccl": networked{fake{place: asNCCL}}, "host": fake{place: asHost}})
 	for setting, want := range map[string]string{"": "nccl host", "warn": "nccl host", "allow": "nccl host", "refuse": "host"} {
 		var usable []string
-		for _, r := range Probe(t.Context(), &Env{UnprotectedNetwork: setting}) {
-			if r.Usable() {
-				usable = append(usable, r.Name)
+		for _, name := range Names() {
+			_, err := probe(t.Context(), name, &Env{UnprotectedNetwork: setting})
+			if err == nil {
+				usable = append(usable, name)
 				continue
 			}
-			require.ErrorIs(t, r.Err, errs.ErrUnsupported)
-			require.ErrorContains(t, r.Err, "its library listens without authentication")
-			require.ErrorContains(t, r.Err, "SYMMEM_UNPROTECTED_NETWORK")
+			require.ErrorIs(t, err, errs.ErrUnsupported)
+			require.ErrorContains(t, err, "its library listens without authentication")
+			require.ErrorContains(t, err, "SYMMEM_UNPROTECTED_NETWORK")
 		}
 		require.Equal(t, want, strings.Join(usable, " "), setting)
 	}
 }
 
 func TestExpand(t *testing.T) {
-	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{}, "nccl": fake{}})
+	withRegistry(t, map[string]Factory{"host": fake{place: asHost}, "native": fake{place: asNative}, "nccl": fake{place: asNCCL}})
 	for list, want := range map[string]string{
 		"": "native nccl host", "auto": "native nccl host", "host": "host", "nccl,auto": "nccl native host", "nccl,nccl": "nccl",
 	} {
@@ -89,14 +112,14 @@ func TestExpand(t *testing.T) {
 		if list != "" {
 			preferences = strings.Split(list, ",")
 		}
-		got, err := Expand(preferences)
+		got, err := expand(preferences)
 		require.NoError(t, err)
 		require.Equal(t, want, strings.Join(got, " "), list)
 	}
-	_, err := Expand([]string{"nccl", "gpu"})
+	_, err := expand([]string{"nccl", "gpu"})
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	withRegistry(t, map[string]Factory{})
-	_, err = Expand(nil)
+	_, err = expand(nil)
 	require.ErrorIs(t, err, errs.ErrUnavailable)
 }
 
@@ -120,7 +143,7 @@ func choose(t *testing.T, lists ...[]string) (names []string, failures []error) 
 
 func TestChoose(t *testing.T) {
 	missing := fmt.Errorf("no driver; install one: %w", errs.ErrUnavailable)
-	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{missing}, "nccl": fake{fmt.Errorf("odd: %w", errs.ErrUnsupported)}})
+	withRegistry(t, map[string]Factory{"host": fake{place: asHost}, "native": fake{missing, asNative}, "nccl": fake{fmt.Errorf("odd: %w", errs.ErrUnsupported), asNCCL}})
 
 	names, failures := choose(t, nil, nil, nil)
 	for r := range names {
@@ -178,7 +201,7 @@ func (m onCPU) Probe(context.Context, *Env) (Capabilities, error) {
 // TestChooseOnTheCPU: of two backends for the CPU's memory, auto takes the one that maps it, and another only by its name or in need.
 // What stands behind the chosen one is not tried.
 func TestChooseOnTheCPU(t *testing.T) {
-	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{}})
+	withRegistry(t, map[string]Factory{"nixl": onCPU{fake{place: asNIXL}}, "host": fake{place: asHost}})
 	for _, c := range []struct {
 		preferences []string
 		want        string
@@ -187,12 +210,12 @@ func TestChooseOnTheCPU(t *testing.T) {
 		require.NoError(t, failures[0])
 		require.Equal(t, c.want, names[0], "%v", c.preferences)
 	}
-	withRegistry(t, map[string]Factory{"nixl": onCPU{}, "host": fake{fmt.Errorf("two hosts: %w", errs.ErrUnsupported)}})
+	withRegistry(t, map[string]Factory{"nixl": onCPU{fake{place: asNIXL}}, "host": fake{fmt.Errorf("two hosts: %w", errs.ErrUnsupported), asHost}})
 	names, failures := choose(t, nil, nil)
 	require.NoError(t, failures[0])
 	require.Equal(t, "nixl", names[0])
 
-	withRegistry(t, map[string]Factory{"nixl": fake{}, "host": untried{t: t}})
+	withRegistry(t, map[string]Factory{"nixl": fake{place: asNIXL}, "host": untried{fake{place: asHost}, t}})
 	names, failures = choose(t, nil, nil)
 	require.NoError(t, failures[0])
 	require.Equal(t, "nixl", names[0])
@@ -211,7 +234,7 @@ func (u untried) Probe(context.Context, *Env) (Capabilities, error) {
 
 // TestChooseByPlace: a backend that cannot serve ranks where they are is passed over, and says why when it is named.
 func TestChooseByPlace(t *testing.T) {
-	withRegistry(t, map[string]Factory{"native": alone{}, "host": fake{}})
+	withRegistry(t, map[string]Factory{"native": alone{fake{place: asNative}}, "host": fake{place: asHost}})
 	names, failures := choose(t, nil, nil)
 	require.NoError(t, failures[0])
 	require.Equal(t, "host", names[0])
@@ -242,10 +265,171 @@ func TestChooseByPlace(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{errs.ErrUnavailable}, "odd": fake{errors.New("crashed")}})
-	reports := Probe(t.Context(), &Env{})
-	require.Len(t, reports, 3)
-	require.False(t, reports[0].Usable())
-	require.ErrorContains(t, reports[1].Err, "probing backend odd: crashed")
-	require.True(t, reports[2].Usable())
+	withRegistry(t, map[string]Factory{"host": fake{}, "native": fake{refuse: errs.ErrUnavailable}, "odd": fake{refuse: errors.New("crashed")}})
+	_, err := probe(t.Context(), "native", &Env{})
+	require.Equal(t, errs.ErrUnavailable, err)
+	_, err = probe(t.Context(), "odd", &Env{})
+	require.ErrorContains(t, err, "probing backend odd: crashed")
+	_, err = probe(t.Context(), "host", &Env{})
+	require.NoError(t, err)
+}
+
+// refusal is what f panics with, which is an ErrInvalid.
+func refusal(t *testing.T, f func()) (refused *errs.ArgumentError) {
+	t.Helper()
+	defer func() {
+		t.Helper()
+		err, ok := recover().(error)
+		require.True(t, ok, "no panic with an error")
+		require.ErrorIs(t, err, errs.ErrInvalid)
+		require.ErrorAs(t, err, &refused)
+	}()
+	f()
+	return nil
+}
+
+// settable is a backend with options.
+type settable struct {
+	fake
+	list []Option
+}
+
+func (s settable) Options() []Option { return s.list }
+func (settable) Takes(v any) bool    { _, ok := v.(*settable); return ok }
+
+// TestRegisterRefuses: each mistake has its own error, with the value and what is allowed, and leaves nothing behind.
+func TestRegisterRefuses(t *testing.T) {
+	withRegistry(t, map[string]Factory{})
+	t.Cleanup(func() { options.Forget("settable"); options.Forget("settable-too") })
+	Register("settable", settable{list: []Option{{Name: "too-many", Values: []string{"no", "yes"}, Default: "no"}}})
+	with := func(o ...Option) Factory { return settable{list: o} }
+	for what, tt := range map[string]struct {
+		name  string
+		f     Factory
+		value string
+		says  string
+	}{
+		"no name":                     {"", fake{}, `""`, "small letter"},
+		"auto":                        {Auto, fake{}, `"auto"`, "stand for something else"},
+		"test":                        {"test", fake{}, `"test"`, "stand for something else"},
+		"capitals":                    {"Toy", fake{}, `"Toy"`, "small letter"},
+		"a comma":                     {"a,b", fake{}, `"a,b"`, "small letter"},
+		"an underscore":               {"my_toy", fake{}, `"my_toy"`, "hyphens"},
+		"a hyphen last":               {"toy-", fake{}, `"toy-"`, "hyphen"},
+		"a long name":                 {strings.Repeat("a", 33), fake{}, strings.Repeat("a", 33), "at most 31"},
+		"no factory":                  {"toy", nil, "nil", "a Factory"},
+		"a nil factory":               {"toy", (*settable)(nil), "nil", "a Factory"},
+		"twice":                       {"settable", fake{}, `"settable"`, "any but settable"},
+		"an option without a name":    {"toy", with(Option{}), `""`, "small letter"},
+		"an option with a bad name":   {"toy", with(Option{Name: "a_b"}), `"a_b"`, "hyphens"},
+		"an option twice":             {"toy", with(Option{Name: "size"}, Option{Name: "size"}), `"size"`, "SYMMEM_TOY_SIZE"},
+		"a setting of symmem":         {"net", with(Option{Name: "devices"}), `"devices"`, "net-devices, which is a setting of symmem"},
+		"the driver's library":        {"cuda", with(Option{Name: "library"}), `"library"`, "cuda-library"},
+		"another's key":               {"settable-too", with(Option{Name: "many"}), `"many"`, "SYMMEM_SETTABLE_TOO_MANY, which is that of option \"too-many\" of backend settable"},
+		"a default that is no value":  {"toy", with(Option{Name: "mode", Values: []string{"slow", "fast"}, Default: "quick"}), `"quick"`, "slow, fast"},
+		"a default that is not right": {"toy", with(Option{Name: "size", Form: "a number", Check: func(v string) bool { return v == "1" }, Default: "x"}), `"x"`, "a number"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			err := refusal(t, func() { Register(tt.name, tt.f) })
+			require.Equal(t, "backend.Register", err.Op)
+			require.Contains(t, fmt.Sprint(err.Value), tt.value)
+			require.Contains(t, err.Allowed, tt.says)
+			require.Equal(t, []string{"settable"}, Names())
+			require.Len(t, options.All(), 1)
+		})
+	}
+}
+
+// TestOption: a value is that of Env.Options, else of the variable, else the default; each is judged.
+func TestOption(t *testing.T) {
+	withRegistry(t, map[string]Factory{})
+	t.Cleanup(func() { options.Forget("settable") })
+	Register("settable", settable{list: []Option{
+		{Name: "mode", Values: []string{"slow", "fast"}, Default: "slow"},
+		{Name: "size", Form: "a number of one digit", Check: func(v string) bool { return len(v) == 1 }},
+	}})
+	env := &Env{Getenv: func(name string) string {
+		return map[string]string{"SYMMEM_SETTABLE_MODE": " fast ", "SYMMEM_SETTABLE_SIZE": "77"}[name]
+	}}
+	for _, tt := range []struct {
+		env        *Env
+		name, want string
+		problem    string
+	}{
+		{&Env{Getenv: func(string) string { return "" }}, "mode", "slow", ""},
+		{&Env{Getenv: func(string) string { return "" }}, "size", "", ""},
+		{env, "mode", "fast", ""},
+		{env, "size", "", `environment variable SYMMEM_SETTABLE_SIZE is "77"; allowed: a number of one digit`},
+		{&Env{Options: map[string]string{"settable-size": "7"}, Getenv: env.Getenv}, "size", "7", ""},
+		{&Env{Options: map[string]string{"settable-mode": "Fast"}, Getenv: env.Getenv}, "mode", "", `settable-mode is "Fast"; allowed: slow, fast`},
+		{env, "colour", "", `option of backend settable is "colour"; allowed: what it has declared: mode, size`},
+	} {
+		got, err := tt.env.Option("settable", tt.name)
+		if tt.problem != "" {
+			require.ErrorIs(t, err, errs.ErrInvalid)
+			require.ErrorContains(t, err, tt.problem)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, tt.want, got, tt.name)
+	}
+}
+
+// TestGiven: options that a program gives are for the backend that takes their type, and no other is chosen; on all ranks alike.
+func TestGiven(t *testing.T) {
+	withRegistry(t, map[string]Factory{"native": fake{place: asNative}, "settable": settable{}, "host": fake{place: asHost}})
+	groups, err := group.Local(2, nil)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() {
+			name, refusals, err := Choose(t.Context(), g, nil, &Env{Given: &settable{}})
+			assert.NoError(t, err)
+			assert.Equal(t, "settable", name)
+			if assert.Len(t, refusals, 2) {
+				assert.Contains(t, refusals[0].Err, "options that are for backend settable (*backend.settable)")
+			}
+			_, _, err = Choose(t.Context(), g, []string{"host"}, &Env{Given: &settable{}})
+			assert.ErrorIs(t, err, errs.ErrUnavailable)
+			assert.ErrorIs(t, err, errs.ErrUnsupported)
+			_, _, err = Choose(t.Context(), g, nil, &Env{Given: map[int]any{1: t}[r]})
+			assert.ErrorIs(t, err, errs.ErrInvalid)
+			assert.ErrorContains(t, err, "of type *testing.T; allowed: those that a registered backend takes")
+			assert.NoError(t, g.Close(t.Context()))
+		})
+	}
+	wg.Wait()
+}
+
+// TestPick: of backends for the CPU's memory the one that is preferred for that is taken, wherever it stands, unless another was named.
+func TestPick(t *testing.T) {
+	first, second := &place{9, 2}, &place{8, 3}
+	withRegistry(t, map[string]Factory{"first": fake{place: first}, "second": fake{place: second}, "third": fake{place: &place{7, 1}}})
+	for _, tt := range []struct {
+		preferences, usable, onHost, want string
+		tried                             int
+	}{
+		{"auto", "first second third", "", "first", 1},
+		{"auto", "first second third", "first second third", "second", 2},
+		{"auto", "first third", "first third", "first", 3}, // nothing is better for it
+		{"auto", "first third", "first", "third", 3},       // the third has a GPU
+		{"first,auto", "first second", "first second", "first", 1},
+		{"third,auto", "first second third", "first second third", "third", 1},
+		{"auto", "", "", "", 3},
+	} {
+		tried := 0
+		name, candidates, err := Pick(strings.Split(tt.preferences, ","), func(name string) (usable, onHost bool, err error) {
+			tried++
+			return strings.Contains(tt.usable, name), strings.Contains(tt.onHost, name), nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, tt.want, name, tt)
+		require.Equal(t, tt.tried, tried, tt)
+		require.Len(t, candidates, 3)
+	}
+	failed := errors.New("lost")
+	_, _, err := Pick(nil, func(string) (bool, bool, error) { return false, false, failed })
+	require.Equal(t, failed, err)
+	_, _, err = Pick([]string{"fourth"}, nil)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 }

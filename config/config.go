@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/symmem/symmem/internal/options"
 )
 
 // The values of Config.Multicast.
@@ -92,6 +94,10 @@ type Config struct {
 	// LogLevel is debug, info, warn or error; "" logs nothing.
 	LogLevel string `mapstructure:"log-level"`
 
+	// BackendOptions are the options of single backends that were set, by key: "nccl-window". A backend declares its options when it is
+	// registered, that is when its package is imported; Keys lists them with the settings. A copy of the Config shares the map.
+	BackendOptions map[string]string `mapstructure:"-"`
+
 	// loaded remembers what Load found, for Source. It is never written after that, so copies may share it.
 	loaded *origins
 }
@@ -112,13 +118,16 @@ func Default() Config {
 	}
 }
 
-// Value returns the value of a key ("world-size"), of the type that its field has, or nil for a key that does not exist.
+// Value returns the value of a key ("world-size"), of the type that its field has; for an option of a backend ("nccl-window") a string; nil for
+// a key that does not exist.
 func (c Config) Value(key string) any {
-	s := lookup(key)
-	if s == nil {
-		return nil
+	if s := lookup(key); s != nil {
+		return s.value(&c)
 	}
-	return s.value(&c)
+	if d := options.Lookup(key); d != nil {
+		return c.option(d)
+	}
+	return nil
 }
 
 // Level returns LogLevel as log/slog has it. ok is false when nothing is to be logged.
@@ -145,6 +154,9 @@ func (c Config) String() string {
 		}
 		fmt.Fprintf(&b, "%s=%s", s.name, text(s.value(&c)))
 	}
+	for _, d := range options.All() {
+		fmt.Fprintf(&b, " %s=%s", d.Key(), c.option(d))
+	}
 	return b.String()
 }
 
@@ -159,6 +171,9 @@ func (c Config) LogValue() slog.Value {
 		default:
 			attrs = append(attrs, slog.Any(s.name, v))
 		}
+	}
+	for _, d := range options.All() {
+		attrs = append(attrs, slog.String(d.Key(), c.option(d)))
 	}
 	return slog.GroupValue(attrs...)
 }

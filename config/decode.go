@@ -18,11 +18,12 @@ import (
 // op is the operation that refused values name.
 const op = "configuration"
 
-// decode makes a Config of what v holds, checks it and notes the sources. v holds known keys only, each with a value.
-func decode(v *viper.Viper, sources map[string]Source) (Config, error) {
+// decode makes a Config of what v holds, checks it and notes the sources. v holds the keys of settings only, each with a value; take adds the
+// options of backends.
+func decode(v *viper.Viper, sources map[string]Source, take func(*Config) []error) (Config, error) {
 	var c Config
+	bad := take(&c)
 	err := v.UnmarshalExact(&c, viper.DecodeHook(hook), func(d *mapstructure.DecoderConfig) { d.WeaklyTypedInput = false })
-	var bad []error
 	if err != nil {
 		// A value of the wrong form is reported once, as that; in its place the default stands for the other checks.
 		defaults := Default()
@@ -36,7 +37,7 @@ func decode(v *viper.Viper, sources map[string]Source) (Config, error) {
 				return Config{}, fmt.Errorf("reading the configuration: %w", err)
 			}
 			reflect.ValueOf(s.field(&c)).Elem().Set(reflect.ValueOf(s.value(&defaults)))
-			value := shown(s, v.Get(s.name))
+			value := shown(s.secret(), v.Get(s.name))
 			bad = append(bad, fmt.Errorf("%s: %w", sources[s.name], errs.Invalid(op, s.name, value, allowedForm(failure))))
 		}
 	}
@@ -49,8 +50,8 @@ func decode(v *viper.Viper, sources map[string]Source) (Config, error) {
 }
 
 // shown gives a value for an error: no secret, and nothing that may hold one, as keys and values do that were indented too far.
-func shown(s *spec, value any) any {
-	if s.secret() {
+func shown(secret bool, value any) any {
+	if secret {
 		return redacted
 	}
 	switch reflect.ValueOf(value).Kind() {

@@ -18,10 +18,15 @@
 //
 // An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is
 // an error that names the nearest right one, so that a typing error never goes by in silence. These are no keys and legal:
-// SYMMEM_CONFIG (the path of the configuration file), SYMMEM_CUDA_LIBRARY, SYMMEM_NCCL_LIBRARY, SYMMEM_NIXL_LIBRARY and
-// SYMMEM_NVSHMEM_LIBRARY (files of native libraries), SYMMEM_NCCL_WINDOW (how the backend nccl registers memory: plain or
-// symmetric), SYMMEM_NVSHMEM_ARENA (a setting of the backend nvshmem), all that begin with SYMMEM_TEST_, and the variables that Kubernetes
-// makes for a service called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
+// SYMMEM_CONFIG (the path of the configuration file), SYMMEM_CUDA_LIBRARY (the file of the CUDA driver), all that begin with SYMMEM_TEST_,
+// and the variables that Kubernetes makes for a service called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
+//
+// # Options of backends
+//
+// What only one backend knows is an option of that backend, which declares it when its package is imported. Its key has the backend's name
+// before its own: nccl-window in the file, --nccl-window as a flag, SYMMEM_NCCL_WINDOW as a variable. [Keys] lists it with the
+// settings, and [Config].BackendOptions has those that were set. A value is text, which the backend has said how to judge; an empty one counts
+// as not given. An option of a backend that is not in the program is an error that says to import its package.
 //
 // # The file
 //

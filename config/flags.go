@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem/internal/options"
 )
 
 // flagMark annotates the flags that AddFlags made, so that Load never takes a program's own flag of the same name for one.
@@ -12,7 +14,7 @@ const flagMark = "symmem-key"
 // configFlag names the flag that gives the path of the configuration file.
 const configFlag = "config"
 
-// AddFlags adds a flag for each key (--backend, --world-size and so on) and --config for the path of the configuration file.
+// AddFlags adds a flag for each of [Keys] (--backend, --world-size and so on) and --config for the path of the configuration file.
 // Give the same set to [Load] after it was parsed. A name that fs already has is left alone: it stays the program's own flag
 // and sets nothing here.
 func AddFlags(fs *pflag.FlagSet) {
@@ -36,6 +38,12 @@ func AddFlags(fs *pflag.FlagSet) {
 			fs.String(s.name, "", s.usage)
 		}
 		mark(fs, s.name)
+	}
+	for _, d := range options.All() {
+		if fs.Lookup(d.Key()) == nil {
+			fs.String(d.Key(), d.Default, optionKey(d).Usage)
+			mark(fs, d.Key())
+		}
 	}
 	if fs.Lookup(configFlag) == nil {
 		fs.String(configFlag, "", "path of the configuration file; empty takes "+defaultFile+" if it is there")

@@ -3,13 +3,14 @@ package config
 import (
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/agnivade/levenshtein"
+
+	"github.com/symmem/symmem/internal/options"
 )
 
 // envPrefix begins every variable of this library.
-const envPrefix = "SYMMEM_"
+const envPrefix = options.Prefix
 
 // Key describes one setting.
 type Key struct {
@@ -17,14 +18,18 @@ type Key struct {
 	Env     string // the environment variable: "SYMMEM_WORLD_SIZE"
 	Default string // the default as a user would write it; "" if it is empty
 	Usage   string // what it is, in one phrase
+	Backend string // the backend whose option it is; "" for a setting of symmem
 }
 
-// Keys lists every key, in the order of the fields of [Config].
+// Keys lists every key: the settings in the order of the fields of [Config], then the options of the backends that are in this program.
 func Keys() []Key {
 	defaults := Default()
 	keys := make([]Key, len(specs))
 	for i, s := range specs {
 		keys[i] = Key{Name: s.name, Env: s.env(), Default: text(s.value(&defaults)), Usage: s.usage}
+	}
+	for _, d := range options.All() {
+		keys = append(keys, optionKey(d))
 	}
 	return keys
 }
@@ -53,7 +58,7 @@ func (s *spec) secret() bool {
 
 // env gives the name of the key's environment variable.
 func (s *spec) env() string {
-	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.name, "-", "_"))
+	return options.Env(s.name)
 }
 
 // specs holds every key, in the order of Config's fields.

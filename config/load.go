@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 )
 
 const (
@@ -39,6 +40,9 @@ type LoadOptions struct {
 	// Explicit holds values that win over all others, by key. A value has the type of its field or any form that a file
 	// may have; nil counts as not given.
 	Explicit map[string]any
+	// Foreign lets variables and keys of the file that may be options of backends that are not in this program pass, unread: they are for
+	// the programs that this one starts.
+	Foreign bool
 }
 
 // Load puts the settings together from all sources, as the package comment says, and validates them. Nil options are the zero
@@ -49,7 +53,7 @@ func Load(opts *LoadOptions) (Config, error) {
 	if opts == nil {
 		opts = &LoadOptions{}
 	}
-	env, envErr := environment(opts.Environ)
+	env, envErr := environment(opts.Environ, opts.Foreign)
 	path, file, fileErr := configFile(opts, env)
 
 	// Viper's own reading of the environment knows only the process's; the variables are laid over the file instead, which
@@ -81,8 +85,19 @@ func Load(opts *LoadOptions) (Config, error) {
 		return Config{}, fmt.Errorf("putting the configuration together: %w", err)
 	}
 
-	c, err := decode(v, sources)
-	if err := errors.Join(envErr, fileErr, unknownKeys("the program", opts.Explicit), err); err != nil {
+	c, err := decode(v, sources, func(c *Config) (bad []error) {
+		for _, d := range options.All() {
+			key := d.Key()
+			flagged := givenOption{source: Source{SourceFlag, "--" + key}}
+			if flag := setFlag(opts.Flags, key); flag != nil {
+				flagged.value = flag.Value.String()
+			}
+			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Kind: SourceExplicit}, opts.Explicit[key]}, flagged,
+				givenOption{Source{SourceEnv, d.Env()}, env[d.Env()]}, givenOption{Source{SourceFile, path}, file[key]}))
+		}
+		return bad
+	})
+	if err := errors.Join(envErr, fileErr, unknownKeys("the program", opts.Explicit, false), err); err != nil {
 		return Config{}, err
 	}
 	return c, nil
@@ -118,8 +133,13 @@ func FromViper(v *viper.Viper) (Config, error) {
 		}
 		delete(given, configFlag)
 	}
-	c, err := decode(own, sources)
-	if err := errors.Join(unknownKeys("the program", given), err); err != nil {
+	c, err := decode(own, sources, func(c *Config) (bad []error) {
+		for _, d := range options.All() {
+			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Kind: SourceExplicit}, v.Get(d.Key())}))
+		}
+		return bad
+	})
+	if err := errors.Join(unknownKeys("the program", given, false), err); err != nil {
 		return Config{}, err
 	}
 	return c, nil
@@ -138,20 +158,24 @@ func plain(s *spec, value any) any {
 	return value
 }
 
-// libraryEnvs name the files of native libraries, and settings of single backends. The packages that use them read them; they
-// are no keys.
-var libraryEnvs = []string{
-	"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NCCL_WINDOW", "SYMMEM_NIXL_LIBRARY", "SYMMEM_NVSHMEM_LIBRARY", "SYMMEM_NVSHMEM_ARENA",
-}
+// cudaLibraryEnv names the file of the CUDA driver. Whoever loads it reads it; it is no key, for it belongs to no single backend.
+const cudaLibraryEnv = envPrefix + "CUDA_LIBRARY"
 
-// LibraryVariables returns the names of the environment variables that name the files, or the folders, of native libraries. The
-// packages that load them read them; they are no settings.
+// LibraryVariables returns the names of the environment variables that name the files, or the folders, of native libraries: of the CUDA
+// driver, and of those that the backends in this program stand on.
 func LibraryVariables() []string {
-	return slices.DeleteFunc(slices.Clone(libraryEnvs), func(name string) bool { return !strings.HasSuffix(name, "_LIBRARY") })
+	names := []string{cudaLibraryEnv}
+	for _, d := range options.All() {
+		if d.Name == "library" {
+			names = append(names, d.Env())
+		}
+	}
+	return names
 }
 
-// environment gives the variables of this library that are not empty, and an error for those that nobody knows.
-func environment(environ func() []string) (map[string]string, error) {
+// environment gives the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
+// they may pass.
+func environment(environ func() []string, foreign bool) (map[string]string, error) {
 	if environ == nil {
 		environ = os.Environ
 	}
@@ -166,9 +190,9 @@ func environment(environ func() []string) (map[string]string, error) {
 			vars[name] = value
 		}
 	}
-	known := append([]string{fileEnv}, libraryEnvs...)
-	for _, s := range specs {
-		known = append(known, s.env())
+	known := []string{fileEnv, cudaLibraryEnv}
+	for _, k := range Keys() {
+		known = append(known, k.Env)
 	}
 	var unknown []string
 	for name, value := range vars {
@@ -176,6 +200,7 @@ func environment(environ func() []string) (map[string]string, error) {
 		case value == "":
 			delete(vars, name)
 		case slices.Contains(known, name), strings.HasPrefix(name, testPrefix), inPod && serviceLink.MatchString(name):
+		case foreign && absent(name) != "":
 		default:
 			unknown = append(unknown, name)
 		}
@@ -184,7 +209,9 @@ func environment(environ func() []string) (map[string]string, error) {
 	var all []error
 	for _, name := range unknown {
 		all = append(all, errs.Advised(op, "environment variable", name,
-			"the names of keys behind "+envPrefix, fmt.Sprintf("%s is the nearest that is known: correct it or unset it", nearest(name, known))))
+			"the names of keys behind "+envPrefix, advice(name, known, func(near string) string {
+				return near + " is the nearest that is known: correct it or unset it"
+			})))
 	}
 	return vars, errors.Join(all...)
 }
@@ -218,7 +245,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 	if err != nil {
 		return path, nil, fmt.Errorf("reading the configuration file %s: %w", path, err)
 	}
-	return path, settings, unknownKeys("file "+path, settings)
+	return path, settings, unknownKeys("file "+path, settings, opts.Foreign)
 }
 
 // parseFile gives the keys, in lower case, and values of a YAML document.
@@ -258,6 +285,10 @@ func parseFile(data []byte) (map[string]any, error) {
 		if _, twice := settings[key]; twice {
 			return nil, errs.Invalid(op, "key", fmt.Sprintf("%s again in line %d", withoutSecret(key), pair[0].Line),
 				"each key once, whatever its case")
+		}
+		if options.Lookup(key) != nil && node.Kind == yaml.ScalarNode && node.Tag != "!!null" {
+			settings[key] = node.Value // as it was written: 010 is not 8
+			continue
 		}
 		var value any
 		if err := node.Decode(&value); err != nil {
@@ -334,15 +365,15 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// unknownKeys gives an error for each key of given that does not exist.
-func unknownKeys(where string, given map[string]any) error {
-	known := make([]string, len(specs))
-	for i, s := range specs {
-		known[i] = s.name
+// unknownKeys gives an error for each key of given that does not exist, foreign options aside if they may pass.
+func unknownKeys(where string, given map[string]any, foreign bool) error {
+	var known []string
+	for _, k := range Keys() {
+		known = append(known, k.Name)
 	}
 	var unknown []string
 	for key := range given {
-		if !slices.Contains(known, key) {
+		if !slices.Contains(known, key) && !(foreign && absent(key) != "") {
 			unknown = append(unknown, key)
 		}
 	}
@@ -350,7 +381,7 @@ func unknownKeys(where string, given map[string]any) error {
 	var all []error
 	for _, key := range unknown {
 		all = append(all, fmt.Errorf("%s: %w", where, errs.Advised(op, "key", withoutSecret(key),
-			"the names of keys", fmt.Sprintf("%s is the nearest that is known", nearest(key, known)))))
+			"the names of keys", advice(key, known, func(near string) string { return near + " is the nearest that is known" }))))
 	}
 	return errors.Join(all...)
 }

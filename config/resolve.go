@@ -38,8 +38,8 @@ func (c *Config) takeMeeting(environ func() []string) error {
 		environ = os.Environ
 	}
 	sources := make(map[string]Source, len(specs))
-	for _, s := range specs {
-		sources[s.name] = c.Source(s.name)
+	for _, k := range Keys() {
+		sources[k.Name] = c.Source(k.Name)
 	}
 	vars := map[string]string{}
 	for _, entry := range environ() {

@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"reflect"
+
+	"github.com/symmem/symmem/internal/options"
 )
 
 // SourceKind is the kind of place that a value came from.
@@ -58,18 +60,16 @@ func (s Source) String() string {
 // Source says where the value of a key ("world-size") came from. A value that was changed after loading came from the program.
 // A key that does not exist has SourceDefault.
 func (c Config) Source(key string) Source {
-	s := lookup(key)
-	if s == nil {
+	value, defaults := c.Value(key), Default()
+	if value == nil {
 		return Source{}
 	}
-	value := s.value(&c)
 	if c.loaded != nil {
-		if from, ok := c.loaded.of[s.name]; ok && reflect.DeepEqual(value, from.value) {
+		if from, ok := c.loaded.of[key]; ok && reflect.DeepEqual(value, from.value) {
 			return from.source
 		}
 	}
-	defaults := Default()
-	if reflect.DeepEqual(value, s.value(&defaults)) {
+	if reflect.DeepEqual(value, defaults.Value(key)) {
 		return Source{}
 	}
 	return Source{Kind: SourceExplicit}
@@ -90,5 +90,8 @@ func (c *Config) remember(sources map[string]Source) {
 	c.loaded = &origins{of: make(map[string]origin, len(specs))}
 	for _, s := range specs {
 		c.loaded.of[s.name] = origin{source: sources[s.name], value: s.value(c)}
+	}
+	for _, d := range options.All() {
+		c.loaded.of[d.Key()] = origin{source: sources[d.Key()], value: c.option(d)}
 	}
 }

@@ -117,7 +117,7 @@ func (c Config) problems() []error {
 	if _, ok := c.Level(); !ok && c.LogLevel != "" {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")
 	}
-	return all
+	return append(all, c.optionProblems()...)
 }
 
 // netDeviceForm is the name of a network interface (eth0), or of another network device with its port (mlx5_0:1).

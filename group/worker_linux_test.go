@@ -142,6 +142,9 @@ func startWorkers(t *testing.T, role string, size, victim int) []*worker {
 		cmd := exec.CommandContext(testContext(t), os.Args[0])
 		cmd.Env = append(os.Environ(), "SYMMEM_TEST_GROUP_WORKER="+role, "SYMMEM_TEST_RANK="+strconv.Itoa(rank),
 			"SYMMEM_TEST_SIZE="+strconv.Itoa(size), "SYMMEM_TEST_ADDR="+l.Addr().String(), "SYMMEM_TEST_VICTIM="+strconv.Itoa(victim))
+		// Each is in a process group of its own, so that none is stopped in the tests' group: that would send SIGHUP to all of it when
+		// the shell that started the tests in its background ends.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		if rank == 0 {
 			cmd.ExtraFiles = []*os.File{f}
 		}

@@ -87,7 +87,7 @@ func (f cudaForm) offer() ([]byte, error) {
 }
 
 // agree settles how the kernel is launched.
-func (f cudaForm) agree(p *Plan, offers []memory.ChannelOffer) (form, error) {
+func (f cudaForm) agree(p *Plan, offers []memory.WorkspaceOffer) (form, error) {
 	if f.layout.World == 1 || p.in.Bytes() == 0 { // it waits for nobody
 		var own cudaOffer
 		if err := json.Unmarshal(offers[0].Offer, &own); err != nil {
@@ -115,7 +115,7 @@ func (f *cudaForm) setLaunch(g launchGeometry) {
 // agreeLaunch says how a kernel is launched: alike on all ranks, since the blocks of one wait for those of the others, and so that it
 // leaves room on every device. early says that the launch after it may take its place before this one leaves; that is only
 // where it costs no blocks.
-func agreeLaunch(a Algorithm, bytes int64, maxBlocks int, offers []memory.ChannelOffer) (g launchGeometry, early bool, err error) {
+func agreeLaunch(a Algorithm, bytes int64, maxBlocks int, offers []memory.WorkspaceOffer) (g launchGeometry, early bool, err error) {
 	devices := make([]cudaOffer, len(offers))
 	processors := math.MaxInt
 	for r, o := range offers {
@@ -146,7 +146,7 @@ func agreeLaunch(a Algorithm, bytes int64, maxBlocks int, offers []memory.Channe
 }
 
 // sharing counts the ranks on the device of rank.
-func sharing(offers []memory.ChannelOffer, rank int) int {
+func sharing(offers []memory.WorkspaceOffer, rank int) int {
 	n := 0
 	for _, o := range offers {
 		if o.Device == offers[rank].Device {
@@ -158,7 +158,7 @@ func sharing(offers []memory.ChannelOffer, rank int) int {
 
 // newTenant says what the plan takes of this rank's device. Ranks of other processes on it cannot be counted, and so are taken to
 // do as those of this one.
-func (f cudaForm) newTenant(offers []memory.ChannelOffer, early bool) (*tenant, error) {
+func (f cudaForm) newTenant(offers []memory.WorkspaceOffer, early bool) (*tenant, error) {
 	rank, members := f.plan.in.Rank(), f.plan.in.Memory().Group().Members()
 	var own cudaOffer
 	if err := json.Unmarshal(offers[rank].Offer, &own); err != nil {

@@ -35,11 +35,11 @@ func ExampleNewAllReduce_graph() {
 }
 
 func maxima(ctx context.Context, r *symmem.Rank) error {
-	in, err := r.Empty(ctx, tensor.Int32, 2)
+	in, err := r.Zeros(ctx, tensor.Int32, 2)
 	if err != nil {
 		return err
 	}
-	out, err := r.Empty(ctx, tensor.Int32, 2)
+	out, err := r.Zeros(ctx, tensor.Int32, 2)
 	if err != nil {
 		return err
 	}

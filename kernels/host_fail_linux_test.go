@@ -34,7 +34,7 @@ func TestFailedRunIsTheLast(t *testing.T) {
 }
 
 func failingFirst(ctx context.Context, m *memory.Memory, graph bool) error {
-	t, err := tensor.Empty(ctx, m, tensor.Float32, 100)
+	t, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func TestOneShotIsNotOverrun(t *testing.T) {
 
 func slowReduction(ctx context.Context, m *memory.Memory) error {
 	const n, runs = 100, 4
-	t, err := tensor.Empty(ctx, m, tensor.Float32, n)
+	t, err := tensor.Zeros(ctx, m, tensor.Float32, n)
 	if err != nil {
 		return err
 	}
@@ -120,11 +120,11 @@ func slowReduction(ctx context.Context, m *memory.Memory) error {
 		}
 	}
 	// What goes in and what came out, run by run.
-	in, err := tensor.Empty(ctx, m, tensor.Float32, runs, n)
+	in, err := tensor.Zeros(ctx, m, tensor.Float32, runs, n)
 	if err != nil {
 		return err
 	}
-	out, err := tensor.Empty(ctx, m, tensor.Float32, runs, n)
+	out, err := tensor.Zeros(ctx, m, tensor.Float32, runs, n)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ func (p *Plan) livesOn() []life {
 		if t.Bytes() == 0 {
 			continue
 		}
-		if _, w, _, err := t.Memory().Find(t.Local().Ptr()); err == nil && w != nil {
+		if w, _, err := t.Window(); err == nil {
 			lives = append(lives, w)
 		}
 	}

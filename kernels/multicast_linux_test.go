@@ -118,11 +118,11 @@ func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBa
 				dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}}
 			b.left.Store(math.MaxInt64)
 			m := memory.New(b, g, nil)
-			in, err := tensor.Empty(ctx, m, tensor.Float32, 4096)
+			in, err := tensor.Zeros(ctx, m, tensor.Float32, 4096)
 			if err != nil {
 				return err
 			}
-			out, err := tensor.Empty(ctx, m, tensor.Float32, 4096)
+			out, err := tensor.Zeros(ctx, m, tensor.Float32, 4096)
 			if err != nil {
 				return err
 			}

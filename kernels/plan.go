@@ -34,7 +34,7 @@ type Plan struct {
 	algorithm Algorithm
 	device    device.Device
 	in, out   tensor.SymmetricTensor
-	channel   *memory.Channel
+	channel   *memory.Workspace
 	work      work
 	lives     []life // that a recorded run asks for when it runs
 
@@ -72,7 +72,7 @@ type negotiated interface {
 	// offer says what this rank can do. It is local.
 	offer() ([]byte, error)
 	// agree gives the form for what all ranks offer, the same on every rank.
-	agree(p *Plan, offers []memory.ChannelOffer) (form, error)
+	agree(p *Plan, offers []memory.WorkspaceOffer) (form, error)
 }
 
 // newForm gives the form of a plan whose request was checked, or some form if it is wrong.
@@ -154,7 +154,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 
 	failure := checkAllReduce(p, op, inPlace, opts)
 	form := newForm(p, op, inPlace, opts.MaxBlocks)
-	request := memory.ChannelRequest{
+	request := memory.WorkspaceRequest{
 		Purpose: fmt.Sprintf("%s, from %s to %s, at most %d blocks, first epoch %d%s", p.name, place(t), place(out), opts.MaxBlocks, opts.FirstEpoch, form.purpose()),
 	}
 	n, negotiate := form.(negotiated)
@@ -162,7 +162,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 		request.Offer, failure = n.offer()
 	}
 	request.Failure = failure
-	request.Size = func(offers []memory.ChannelOffer) (_ int64, err error) {
+	request.Size = func(offers []memory.WorkspaceOffer) (_ int64, err error) {
 		if negotiate {
 			if form, err = n.agree(p, offers); err != nil {
 				return 0, err
@@ -170,7 +170,7 @@ func newAllReduce(ctx context.Context, chosen Algorithm, t, out tensor.Symmetric
 		}
 		return form.channelBytes(), nil
 	}
-	ch, err := t.Memory().NewChannel(ctx, request)
+	ch, err := t.Memory().NewWorkspace(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
@@ -192,8 +192,8 @@ func place(t tensor.SymmetricTensor) string {
 	if t.Bytes() == 0 {
 		return "nothing"
 	}
-	_, w, offset, err := t.Memory().Find(t.Local().Ptr())
-	if err != nil || w == nil {
+	w, offset, err := t.Window()
+	if err != nil {
 		return "memory without a window" // which is a failure of this rank's
 	}
 	return fmt.Sprintf("byte %d of window %d", offset, w.Number())

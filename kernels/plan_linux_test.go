@@ -25,11 +25,11 @@ func onHostRanks(t *testing.T, size int, f func(ctx context.Context, b *holding,
 		if err != nil {
 			return err
 		}
-		x, err := tensor.Empty(ctx, m, tensor.Float32, 100)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
-		y, err := tensor.Empty(ctx, m, tensor.Float32, 100)
+		y, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (a *heldAllocation) Release(ctx context.Context) error {
 // TestRanksMakeOnePlan: where ranks do not make the same plan, all of them are told.
 func TestRanksMakeOnePlan(t *testing.T) {
 	onHostRanks(t, 2, func(ctx context.Context, _ *holding, m *memory.Memory, x, y *tensor.Tensor) error {
-		z, err := tensor.Empty(ctx, m, tensor.Float32, 100)
+		z, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func TestPlanIntoAnotherGroup(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		out, err := tensor.Empty(ctx, other, tensor.Float32, 100)
+		out, err := tensor.Zeros(ctx, other, tensor.Float32, 100)
 		if err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func TestPlanGivesLargeWorkspaceBack(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "a large plan", Bytes: large})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "a large plan", Bytes: large})
 		if err != nil {
 			return err
 		}

@@ -100,12 +100,12 @@ func TestTenants(t *testing.T) {
 func TestAgree(t *testing.T) {
 	large := cudaOffer{Processors: 132, Resident: [...]int{1056, 528}}
 	small := cudaOffer{Processors: 16, Resident: [...]int{128, 64}}
-	offers := func(devices string, of map[rune]cudaOffer) []memory.ChannelOffer {
-		var all []memory.ChannelOffer
+	offers := func(devices string, of map[rune]cudaOffer) []memory.WorkspaceOffer {
+		var all []memory.WorkspaceOffer
 		for _, d := range devices {
 			blob, err := json.Marshal(of[d])
 			require.NoError(t, err)
-			all = append(all, memory.ChannelOffer{Device: string(d), Offer: blob})
+			all = append(all, memory.WorkspaceOffer{Device: string(d), Offer: blob})
 		}
 		return all
 	}
@@ -138,6 +138,6 @@ func TestAgree(t *testing.T) {
 	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, offers("att", of))
 	require.ErrorIs(t, err, ErrInvalid, "one block of each of two ranks where one runs at a time")
 	assert.Contains(t, err.Error(), "which 2 ranks share")
-	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, []memory.ChannelOffer{{Device: "a", Offer: []byte("{")}, {}})
+	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, []memory.WorkspaceOffer{{Device: "a", Offer: []byte("{")}, {}})
 	require.ErrorContains(t, err, "rank 0")
 }

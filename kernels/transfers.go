@@ -232,8 +232,8 @@ func (w *transferWork) makeLane(f transferForm) (err error) {
 // prepareSends makes the steps, and prepares every send: of a lap of every peer's shard to its owner, or of results to every output.
 func (w *transferWork) prepareSends(f transferForm) error {
 	p := w.plan
-	in, out := p.in.Local().Ptr(), p.out.Local().Ptr()
-	_, window, offset, err := p.in.Memory().Find(out)
+	in := p.in.Ptr()
+	window, offset, err := p.out.Window()
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (w *transferWork) prepareSends(f transferForm) error {
 			put := memory.SendPut{Peer: peer}
 			if step.signal == signalResults {
 				lo, hi := f.piece(f.rank, step.lap)
-				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, out.Add(lo), hi-lo
+				put.Window, put.Offset, put.Local, put.Bytes = window, offset+lo, p.out.Ptr().Add(lo), hi-lo
 			} else {
 				lo, hi := f.piece(peer, step.lap)
 				put.Offset, put.Local, put.Bytes = f.slot(peer, f.rank, step.lap), in.Add(lo), hi-lo

@@ -260,11 +260,11 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	b := &simBackend{Backend: near, dev: dev}
 	b.left.Store(math.MaxInt64)
 	m := memory.New(b, g, nil)
-	whole, err := tensor.Empty(ctx, m, dtype, n+offset+3)
+	whole, err := tensor.Zeros(ctx, m, dtype, n+offset+3)
 	if err != nil {
 		return err
 	}
-	outs, err := tensor.Empty(ctx, m, dtype, n+offset+3)
+	outs, err := tensor.Zeros(ctx, m, dtype, n+offset+3)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 	if err != nil {
 		return err
 	}
-	more, err := tensor.Empty(ctx, m, dtype, n)
+	more, err := tensor.Zeros(ctx, m, dtype, n)
 	if err != nil {
 		return err
 	}
@@ -399,7 +399,7 @@ func chosenOnSimulated(g *group.Group, bytes, left int64, want Algorithm) error 
 	b := &simBackend{Backend: near, dev: dev}
 	b.left.Store(left)
 	m := memory.New(b, g, nil)
-	x, err := tensor.Empty(ctx, m, tensor.Float32, bytes/4)
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, bytes/4)
 	if err != nil {
 		return err
 	}

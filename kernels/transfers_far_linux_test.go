@@ -77,7 +77,7 @@ func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atom
 		}
 	}
 	defer closing(func() error { return m.Close(ctx) })
-	x, err := tensor.Empty(ctx, m, tensor.Float32, elements)
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, elements)
 	if err != nil {
 		return err
 	}

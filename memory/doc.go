@@ -3,7 +3,7 @@
 // A [Memory] is one rank's. It allocates ([Memory.Allocate]) or adopts ([Memory.Register]) memory of the rank's device, and a
 // collective [Memory.Rendezvous] makes a [Window] of it: memory that has an address for every rank that can be reached by load and
 // store. Where there are no such addresses, a [Transfer] moves data all the same. [Memory.Signal], [Memory.Wait] and
-// [Memory.Barrier] order what ranks do. A [Channel] is workspace: a zeroed piece at the same place on every rank, for one plan's
+// [Memory.Barrier] order what ranks do. A [Workspace] is a zeroed piece of memory at the same place on every rank, for one plan's
 // flags and buffers, with [Signals] of its own if it wants some. Package tensor gives all this a shape and a dtype.
 //
 // # How ranks agree

@@ -144,7 +144,7 @@ func toldOf(ctx context.Context, s device.Stream, op string, enqueued error) err
 func TestBrokenSignalsOfPlans(t *testing.T) {
 	onUnplugged(t, func(ctx context.Context, m *memory.Memory, s device.Stream, broken *atomic.Bool) error {
 		g := m.Group()
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
 			return err
 		}

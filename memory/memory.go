@@ -34,8 +34,8 @@ type Memory struct {
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
 	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
-	workspace  workspace               // guarded by collective
-	devices    []string                // every rank's device, by rank, once a channel was taken; guarded by collective
+	workspace  pool                    // guarded by collective
+	devices    []string                // every rank's device, by rank, once a workspace was taken; guarded by collective
 	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
 	compiled   compiled
@@ -503,8 +503,9 @@ func (m *Memory) Busy() bool {
 	return m.left
 }
 
-// Find returns the allocation that p is in, its window, and the offset of p from its first byte. With them the caller of a kernel names the
-// same place on other ranks. The window is nil before the rendezvous. ErrNotSymmetric if p is in no allocation.
+// Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
+// memory that Register adopted, or that a library returned. (A tensor knows its window.) The window is nil before the rendezvous.
+// Local. ErrNotSymmetric if p is in no allocation that is not freed.
 func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

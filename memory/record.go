@@ -33,7 +33,7 @@ type Record struct {
 	BootID     string `json:"boot"`
 	PID        int    `json:"pid"`
 	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
-	Offer      []byte `json:"offer,omitempty"`   // of a ChannelRequest
+	Offer      []byte `json:"offer,omitempty"`   // of a WorkspaceRequest
 
 	Conditions []uint32 `json:"conditions,omitempty"` // what the failure is, in the codes of package errs
 }

@@ -14,7 +14,7 @@ import (
 // copy of Window.
 type SendPut struct {
 	Peer   int
-	Window *Window // nil is that of the channel that the signals are in, whose places count from its beginning
+	Window *Window // nil is that of the workspace that the signals are in, whose places count from its beginning
 	Offset int64   // bytes
 	Local  device.Ptr
 	Bytes  int64 // 0 writes nothing
@@ -54,10 +54,10 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		}
 		w, offset := put.Window, put.Offset
 		if w == nil {
-			if p.channel.closed.Load() {
-				return nil, fmt.Errorf("channel: %w", errs.ErrClosed)
+			if p.workspace.closed.Load() {
+				return nil, fmt.Errorf("workspace: %w", errs.ErrClosed)
 			}
-			w, offset = p.channel.block.window, p.channel.span.start+offset
+			w, offset = p.workspace.block.window, p.workspace.span.start+offset
 		}
 		t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
 		if err != nil {

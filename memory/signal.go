@@ -23,15 +23,15 @@ type signals interface {
 	close() error
 }
 
-// makeSignals makes the workspace and the signal pads if they do not exist yet. Collective; the caller holds m.collective.
+// makeSignals makes the signal pads, and a workspace for them, if they do not exist yet. Collective; the caller holds m.collective.
 func (m *Memory) makeSignals(ctx context.Context) error {
 	if m.signals.Load() != nil {
 		return nil
 	}
-	var pad *Channel
+	var pad *Workspace
 	var err error
 	if bytes := m.padBytes(m.opts.Channels); bytes > 0 {
-		if pad, err = m.newChannel(ctx, ChannelRequest{Purpose: "signal pads", Bytes: bytes, Failure: m.padFailure()}); err != nil {
+		if pad, err = m.newWorkspace(ctx, WorkspaceRequest{Purpose: "signal pads", Bytes: bytes, Failure: m.padFailure()}); err != nil {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
 	}
@@ -67,9 +67,9 @@ func (m *Memory) padBytes(channels int) int64 {
 	return ptx.PadBytes(m.group.Size(), channels)
 }
 
-// signalsOn makes signals on the pad at offset of a channel, for user or, if that is nil, for the memory itself. Collective; the
+// signalsOn makes signals on the pad at offset of a workspace, for user or, if that is nil, for the memory itself. Collective; the
 // caller holds m.collective and tells the others of a failure.
-func (m *Memory) signalsOn(ctx context.Context, pad *Channel, offset int64, channels int, user *signalUser) (signals, error) {
+func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, channels int, user *signalUser) (signals, error) {
 	if f, ok := m.backend.(backend.Flagger); ok {
 		return newFlagSignals(ctx, m, f, channels, user)
 	}

@@ -53,8 +53,8 @@ var signalKernels = [launchKinds]ptx.Kernel{
 	launchWaitBeside: ptx.WaitAll,
 }
 
-// newDeviceSignals makes signals on the pad at offset of a channel. Local.
-func newDeviceSignals(m *Memory, pad *Channel, offset int64, channels int, user *signalUser) (_ *deviceSignals, err error) {
+// newDeviceSignals makes signals on the pad at offset of a workspace. Local.
+func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, user *signalUser) (_ *deviceSignals, err error) {
 	faults, ok := m.device.(device.FaultReporter)
 	if !ok {
 		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
@@ -129,7 +129,7 @@ func peerAtomics(d device.Device, uuids []string) bool {
 }
 
 // begin makes the own part of a plan's pad what its user begins with.
-func (d *deviceSignals) begin(pad *Channel, offset int64) error {
+func (d *deviceSignals) begin(pad *Workspace, offset int64) error {
 	own, err := pad.Peer(d.memory.group.Rank())
 	if err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 // writers apart on processors that fetch lines in pairs.
 const padStride = 128
 
-// hostSignals is signal, wait and barrier for devices whose memory this process can address. Its pad is a channel of the
-// workspace that holds, for each user channel and each rank that may write, one counter of signals and one of barriers:
+// hostSignals is signal, wait and barrier for devices whose memory this process can address. Its pad is a
+// workspace that holds, for each channel and each rank that may write, one counter of signals and one of barriers:
 //
 //	pad[(channel*2 + kind)*worldSize + writer]
 //
@@ -43,8 +43,8 @@ const (
 // hostPadBytes is the size of a pad.
 func hostPadBytes(size, channels int) int64 { return int64(channels * padKinds * size * padStride) }
 
-// newHostSignals makes signals on the pad at offset of a channel. Local.
-func newHostSignals(m *Memory, hm device.HostMemory, pad *Channel, offset int64, channels int, user *signalUser) (*hostSignals, error) {
+// newHostSignals makes signals on the pad at offset of a workspace. Local.
+func newHostSignals(m *Memory, hm device.HostMemory, pad *Workspace, offset int64, channels int, user *signalUser) (*hostSignals, error) {
 	size := m.group.Size()
 	s := &hostSignals{
 		user:     user,

@@ -15,10 +15,10 @@ import (
 // that timed out, or a put that failed, nothing waits or signals any more: the plan has failed, and its peers must not use what it
 // may not have sent.
 type Signals struct {
-	memory  *Memory
-	channel *Channel
-	user    *signalUser
-	signals signals
+	memory    *Memory
+	workspace *Workspace
+	user      *signalUser
+	signals   signals
 }
 
 // SignalsOptions says what a plan's signals are like, alike on all ranks.
@@ -88,23 +88,23 @@ func (u *signalUser) failLater(err error) {
 // keep keeps the first error of a plan that has failed.
 func (u *signalUser) keep(err error) { u.why.CompareAndSwap(nil, &err) }
 
-// SignalsBytes is how much of a channel [Channel.Signals] takes, alike on all ranks.
+// SignalsBytes is how much of a workspace [Workspace.Signals] takes, alike on all ranks.
 func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) }
 
-// Signals makes a plan's signals on the SignalsBytes from offset, a multiple of 128, of the channel. Collective; it fails on all
-// ranks or on none. Close them after the channel.
-func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
+// Signals makes a plan's signals on the SignalsBytes from offset, a multiple of 128, of the workspace. Collective; it fails on all
+// ranks or on none. Close them after the workspace.
+func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
 	const name = "Signals"
-	m := c.memory
+	m := w.memory
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	var err error
 	switch {
-	case c.closed.Load():
-		err = fmt.Errorf("channel: %w", errs.ErrClosed)
+	case w.closed.Load():
+		err = fmt.Errorf("workspace: %w", errs.ErrClosed)
 	case o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
 		err = errs.Invalid(name, "Channels", fmt.Sprintf("%d, of which %d granted", o.Channels, o.Granted), "1 or more, and no more granted than there are")
-	case offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels):
+	case offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels):
 		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
 	}
 	if _, ok := m.backend.(backend.Flagger); ok { // making flags is collective
@@ -115,7 +115,7 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 	user := &signalUser{SignalsOptions: *o}
 	var made signals
 	if err == nil {
-		made, err = m.signalsOn(ctx, c, offset, o.Channels, user)
+		made, err = m.signalsOn(ctx, w, offset, o.Channels, user)
 	}
 	if vote := m.group.Vote(ctx, "signals", err); vote != nil {
 		if err == nil {
@@ -123,7 +123,7 @@ func (c *Channel) Signals(ctx context.Context, offset int64, o *SignalsOptions) 
 		}
 		return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
 	}
-	return &Signals{memory: m, channel: c, user: user, signals: made}, nil
+	return &Signals{memory: m, workspace: w, user: user, signals: made}, nil
 }
 
 // SignalAll enqueues a signal to every peer on channel, as [Memory.Signal] does.

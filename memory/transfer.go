@@ -448,6 +448,19 @@ func hostWork(s device.Stream, w device.HostWork) error {
 	return h.HostWork(w)
 }
 
+// PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it
+// refuses, and enqueues nothing then.
+func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, local device.Ptr, bytes int64, channel int) error {
+	sig, err := m.signalsFor("PutSignal", s, peer, channel)
+	if err != nil {
+		return err
+	}
+	if err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {
+		return err
+	}
+	return sig.signal(s, peer, channel)
+}
+
 // Copy enqueues one transfer of bytes between local, an address of symmetric memory of this rank, and the place at offset
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.

@@ -186,7 +186,7 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		for _, broken := range []*bool{&b.noAllocation, &b.noMapping} {
 			*broken = fails
-			_, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
+			_, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 100})
 			if err := wantVote(err, fails); err != nil {
 				return err
 			}
@@ -198,7 +198,7 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 				return fmt.Errorf("%d allocations and %d mappings are left", a, n)
 			}
 		}
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -309,10 +309,10 @@ func TestAllocateAsksForBytes(t *testing.T) {
 	})
 }
 
-// TestOneRankCannotClear: a channel that one rank could not clear is not handed out again, on any rank.
+// TestOneRankCannotClear: a workspace that one rank could not clear is not handed out again, on any rank.
 func TestOneRankCannotClear(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -326,7 +326,7 @@ func TestOneRankCannotClear(t *testing.T) {
 		if err := wantVote(err, fails); err != nil {
 			return err
 		}
-		next, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 100})
+		next, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 100})
 		if err != nil {
 			return err
 		}
@@ -335,7 +335,7 @@ func TestOneRankCannotClear(t *testing.T) {
 			return err
 		}
 		if p == own {
-			return errors.New("the channel that could not be cleared was handed out again")
+			return errors.New("the workspace that could not be cleared was handed out again")
 		}
 		return next.Close(ctx)
 	})
@@ -357,7 +357,7 @@ func TestOneRankHasNoSignals(t *testing.T) {
 		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return fmt.Errorf("the second time: %w", err)
 		}
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1)})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(1)})
 		if err != nil {
 			return err
 		}

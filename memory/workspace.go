@@ -17,20 +17,20 @@ const (
 	// workspaceName is the name of the allocations that a Memory makes for itself.
 	workspaceName = "workspace"
 	// workspaceBlock is the least size of one, in bytes. A backend whose granularity is 2 MiB loses little by it, and a
-	// rendezvous is needed only once in many channels.
+	// rendezvous is needed only once in many workspaces.
 	workspaceBlock = 8 << 20
-	// channelAlign keeps channels on pages of their own.
-	channelAlign = 4096
-	// maxChannelBytes is far above what any plan needs; beyond it the caller has made a mistake.
-	maxChannelBytes = 1 << 40
+	// workspaceAlign keeps workspaces on pages of their own.
+	workspaceAlign = 4096
+	// maxWorkspaceBytes is far above what any plan needs; beyond it the caller has made a mistake.
+	maxWorkspaceBytes = 1 << 40
 )
 
-// keptWorkspace is the size of a block above which it is not kept for channels to come when nothing of it is used.
+// keptWorkspace is the size of a block above which it is not kept for workspaces to come when nothing of it is used.
 var keptWorkspace = int64(256 << 20)
 
-// workspace is symmetric memory that plans share: blocks, each one allocation, cut into channels. Every rank cuts alike,
-// because channels are taken and given back collectively.
-type workspace struct {
+// pool is symmetric memory that plans share: blocks, each one allocation, cut into workspaces. Every rank cuts alike,
+// because workspaces are taken and given back collectively.
+type pool struct {
 	blocks []*workspaceBlk
 }
 
@@ -42,9 +42,9 @@ type workspaceBlk struct {
 
 type span struct{ start, bytes int64 }
 
-// Channel is a piece of workspace at the same place on every rank, filled with zeros when it is handed out: for one plan's
+// Workspace is a piece of symmetric memory at the same place on every rank, filled with zeros when it is handed out: for one plan's
 // flags and message buffers, so that two plans never disturb each other.
-type Channel struct {
+type Workspace struct {
 	memory *Memory
 	block  *workspaceBlk
 	span   span
@@ -52,47 +52,47 @@ type Channel struct {
 	given  atomic.Bool // nothing works on it any more
 }
 
-// ChannelRequest is what a rank brings to [Memory.NewChannel].
-type ChannelRequest struct {
-	// Purpose says what the channel is for, and Bytes is its size, more than 0. Both must be the same on all ranks, or all get
+// WorkspaceRequest is what a rank brings to [Memory.NewWorkspace].
+type WorkspaceRequest struct {
+	// Purpose says what the workspace is for, and Bytes is its size, more than 0. Both must be the same on all ranks, or all get
 	// ErrMismatch with everybody's.
 	Purpose string
 	Bytes   int64
 	// Size, if it is not nil, gives the size in place of Bytes, from what all ranks offer. It must give the same on every rank; its
 	// error is every rank's.
-	Size func(offers []ChannelOffer) (int64, error)
+	Size func(offers []WorkspaceOffer) (int64, error)
 	// Offer is what the other ranks' Size is to know of this rank. It is not compared.
 	Offer []byte
-	// Failure is why this rank already knows that it cannot use the channel. Every rank gets an error that names it.
+	// Failure is why this rank already knows that it cannot use the workspace. Every rank gets an error that names it.
 	Failure error
 }
 
-// ChannelOffer is what one rank has said in its [ChannelRequest].
-type ChannelOffer struct {
+// WorkspaceOffer is what one rank has said in its [WorkspaceRequest].
+type WorkspaceOffer struct {
 	Device string // UUID of the rank's device: ranks that share one have the same
 	Offer  []byte
 }
 
-// NewChannel returns a channel. Collective: it blocks until all ranks have come. A rank that brings a Failure fails the call on every rank.
-// If the memory's workspace has not enough left and cannot grow, every rank gets a [*WorkspaceError]. Workspace stays with the memory for
-// later channels; see [Memory.TrimWorkspace].
-func (m *Memory) NewChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
-	if err := errs.Given("NewChannel", "ctx", ctx, "a context"); err != nil {
+// NewWorkspace returns a workspace. Collective: it blocks until all ranks have come. A rank that brings a Failure fails the call on every
+// rank. If the memory has not enough for it and cannot get more, every rank gets a [*WorkspaceError]. What is closed stays with the memory
+// for later workspaces; see [Memory.TrimWorkspace].
+func (m *Memory) NewWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspace, error) {
+	if err := errs.Given("NewWorkspace", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
-	return m.newChannel(ctx, r)
+	return m.newWorkspace(ctx, r)
 }
 
-func (m *Memory) newChannel(ctx context.Context, r ChannelRequest) (*Channel, error) {
+func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspace, error) {
 	failure := r.Failure
 	if failure == nil {
 		failure = m.Err()
 	}
-	records, err := exchange(ctx, m.group, m.record("channel", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
+	records, err := exchange(ctx, m.group, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
 	if err != nil {
-		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
+		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}
 	if m.devices == nil {
 		for _, r := range records {
@@ -101,30 +101,30 @@ func (m *Memory) newChannel(ctx context.Context, r ChannelRequest) (*Channel, er
 	}
 	bytes := r.Bytes
 	if r.Size != nil {
-		offers := make([]ChannelOffer, len(records))
+		offers := make([]WorkspaceOffer, len(records))
 		for rank, r := range records {
-			offers[rank] = ChannelOffer{r.DeviceUUID, r.Offer}
+			offers[rank] = WorkspaceOffer{r.DeviceUUID, r.Offer}
 		}
 		bytes, err = r.Size(offers)
 	}
-	if err == nil && (bytes <= 0 || bytes > maxChannelBytes) {
-		err = errs.Invalid("NewChannel", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxChannelBytes)))
+	if err == nil && (bytes <= 0 || bytes > maxWorkspaceBytes) {
+		err = errs.Invalid("NewWorkspace", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxWorkspaceBytes)))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
+		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}
-	need := (bytes + channelAlign - 1) / channelAlign * channelAlign
+	need := (bytes + workspaceAlign - 1) / workspaceAlign * workspaceAlign
 	for _, b := range m.workspace.blocks {
 		if s, ok := b.take(need); ok {
-			return &Channel{memory: m, block: b, span: s}, nil
+			return &Workspace{memory: m, block: b, span: s}, nil
 		}
 	}
 	b, err := m.growWorkspace(ctx, max(need, workspaceBlock))
 	if err != nil {
-		return nil, fmt.Errorf("taking a channel for %s: %w", r.Purpose, err)
+		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}
 	s, _ := b.take(need)
-	return &Channel{memory: m, block: b, span: s}, nil
+	return &Workspace{memory: m, block: b, span: s}, nil
 }
 
 // growWorkspace adds a block. Collective; the caller holds m.collective.
@@ -188,13 +188,13 @@ func (b *workspaceBlk) give(s span) {
 	}
 }
 
-// unused reports whether no channel has anything of the block.
+// unused reports whether no workspace has anything of the block.
 func (b *workspaceBlk) unused() bool {
 	return len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}
 }
 
-// TrimWorkspace releases what large plans have left: blocks of more than 256 MiB that have no channel any more. Collective; without such a
-// block it does nothing, and ranks do not wait for each other. Call it when nothing that used the channels is left. Its errors are
+// TrimWorkspace releases what large plans have left: blocks of more than 256 MiB that have no workspace any more. Collective; without such
+// a block it does nothing, and ranks do not wait for each other. Call it when nothing that used the workspaces is left. Its errors are
 // those of [Memory.Free]; after one, no rank uses the block any more, and it is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
@@ -216,55 +216,55 @@ func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	return err
 }
 
-// Bytes is the size of the channel, at least what was asked for.
-func (c *Channel) Bytes() int64 { return c.span.bytes }
+// Bytes is the size of the workspace, at least what was asked for.
+func (w *Workspace) Bytes() int64 { return w.span.bytes }
 
-// Peer is the address in this process of the first byte of rank's part of the channel, 4096-byte aligned.
-func (c *Channel) Peer(rank int) (device.Ptr, error) {
-	if c.closed.Load() {
-		return 0, fmt.Errorf("channel: %w", errs.ErrClosed)
+// Peer is the address in this process of the first byte of rank's part of the workspace, 4096-byte aligned.
+func (w *Workspace) Peer(rank int) (device.Ptr, error) {
+	if w.closed.Load() {
+		return 0, fmt.Errorf("workspace: %w", errs.ErrClosed)
 	}
-	return c.block.window.Peer(rank, c.span.start)
+	return w.block.window.Peer(rank, w.span.start)
 }
 
-// Err is ErrClosed once the channel was closed, alone or with the memory, and nothing may work on it any more. Work that a graph has kept
+// Err is ErrClosed once the workspace was closed, alone or with the memory, and nothing may work on it any more. Work that a graph has kept
 // checks it when it runs.
-func (c *Channel) Err() error {
-	if c.given.Load() {
-		return fmt.Errorf("channel: %w", errs.ErrClosed)
+func (w *Workspace) Err() error {
+	if w.given.Load() {
+		return fmt.Errorf("workspace: %w", errs.ErrClosed)
 	}
-	return c.block.window.Err()
+	return w.block.window.Err()
 }
 
-// Close releases the channel. Collective: it waits for this rank's device and for all ranks. A channel that a peer may
+// Close releases the workspace. Collective: it waits for this rank's device and for all ranks. A workspace that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
-func (c *Channel) Close(ctx context.Context) error {
+func (w *Workspace) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	m := c.memory
+	m := w.memory
 	m.collective.Lock()
 	defer m.collective.Unlock()
-	if c.closed.Swap(true) {
-		return fmt.Errorf("closing a channel: %w", errs.ErrClosed)
+	if w.closed.Swap(true) {
+		return fmt.Errorf("closing a workspace: %w", errs.ErrClosed)
 	}
 	if m.closed.Load() {
 		return nil // it went with the memory
 	}
-	busy, err := m.quiesce(ctx, "closing a channel", false)
-	c.given.Store(busy == nil)
+	busy, err := m.quiesce(ctx, "closing a workspace", false)
+	w.given.Store(busy == nil)
 	if err := errors.Join(busy, err); err != nil {
-		return fmt.Errorf("closing a channel: %w", err)
+		return fmt.Errorf("closing a workspace: %w", err)
 	}
-	p, err := c.block.window.Peer(m.group.Rank(), c.span.start)
+	p, err := w.block.window.Peer(m.group.Rank(), w.span.start)
 	if err == nil {
-		err = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)
+		err = zero(context.WithoutCancel(ctx), m.device, p, w.span.bytes)
 	}
 	// The next to take it needs zeros on every rank, so a rank that could not clear its part withholds it everywhere.
-	if err := m.group.Vote(ctx, "clearing a channel", err); err != nil {
-		return fmt.Errorf("closing a channel: %w", err)
+	if err := m.group.Vote(ctx, "clearing a workspace", err); err != nil {
+		return fmt.Errorf("closing a workspace: %w", err)
 	}
-	c.block.give(c.span)
+	w.block.give(w.span)
 	return nil
 }
 

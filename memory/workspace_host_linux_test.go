@@ -12,7 +12,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// TestTrimWorkspace: a large block goes when its last channel is closed, on all ranks, and small ones stay; then there is room for more.
+// TestTrimWorkspace: a large block goes when its last workspace is closed, on all ranks, and small ones stay; then there is room for more.
 func TestTrimWorkspace(t *testing.T) {
 	const large = 24 << 20
 	t.Cleanup(memory.KeepWorkspace(16 << 20))
@@ -29,22 +29,22 @@ func TestTrimWorkspace(t *testing.T) {
 			return nil
 		}
 		for range 3 {
-			small, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "small", Bytes: 4096})
+			small, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "small", Bytes: 4096})
 			if err != nil {
 				return err
 			}
-			one, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "one", Bytes: large})
+			one, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "one", Bytes: large})
 			if err != nil {
 				return err
 			}
-			two, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "two", Bytes: large})
+			two, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "two", Bytes: large})
 			if err != nil {
 				return err
 			}
 			if err := errors.Join(m.TrimWorkspace(ctx), count(3), one.Close(ctx)); err != nil {
 				return err
 			}
-			part, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "part of what one had", Bytes: large / 2})
+			part, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "part of what one had", Bytes: large / 2})
 			if err != nil {
 				return err
 			}
@@ -62,15 +62,15 @@ func TestTrimWorkspace(t *testing.T) {
 	}))
 }
 
-// reachable fails if some rank's part of a channel has no memory.
-func reachable(m *memory.Memory, c *memory.Channel) error {
+// reachable fails if some rank's part of a workspace has no memory.
+func reachable(m *memory.Memory, c *memory.Workspace) error {
 	for r := range m.Group().Size() {
 		p, err := c.Peer(r)
 		if err == nil {
 			err = m.Device().CopyToHost(make([]byte, 1), p)
 		}
 		if err != nil {
-			return fmt.Errorf("a channel in use, on rank %d: %w", r, err)
+			return fmt.Errorf("a workspace in use, on rank %d: %w", r, err)
 		}
 	}
 	return nil

@@ -15,13 +15,13 @@ func TestWorkspaceBlock(t *testing.T) {
 		var held []span
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
-				n := rapid.Int64Range(1, 8).Draw(t, "pages") * channelAlign
+				n := rapid.Int64Range(1, 8).Draw(t, "pages") * workspaceAlign
 				s, ok := b.take(n)
 				if !ok {
 					return
 				}
 				require.Equal(t, n, s.bytes)
-				require.Zero(t, s.start%channelAlign)
+				require.Zero(t, s.start%workspaceAlign)
 				for _, h := range held {
 					require.True(t, s.start >= h.start+h.bytes || h.start >= s.start+s.bytes, "%v overlaps %v", s, h)
 				}

@@ -35,7 +35,7 @@ var dtypes = [...]struct {
 	Uint8: {"u8", 1}, Uint16: {"u16", 2}, Uint32: {"u32", 4}, Uint64: {"u64", 8},
 }
 
-// DTypes lists all dtypes.
+// DTypes lists all dtypes, in a slice of the caller's own.
 func DTypes() []DType {
 	all := make([]DType, 0, len(dtypes)-1)
 	for d := Float16; d <= Uint64; d++ {
@@ -47,7 +47,7 @@ func DTypes() []DType {
 // Valid reports whether d is one of the dtypes.
 func (d DType) Valid() bool { return d >= Float16 && d <= Uint64 }
 
-// Bytes is the size of one element; 0 for an unknown dtype.
+// Bytes is the size of one element in bytes; 0 for an unknown dtype.
 func (d DType) Bytes() int64 {
 	if !d.Valid() {
 		return 0
@@ -58,7 +58,7 @@ func (d DType) Bytes() int64 {
 // IsFloat reports whether d is a floating-point type.
 func (d DType) IsFloat() bool { return d >= Float16 && d <= Float64 }
 
-// String gives the short name: "bf16".
+// String gives the short name, as "bf16", and "DType(99)" for an unknown dtype.
 func (d DType) String() string {
 	if !d.Valid() {
 		return fmt.Sprintf("DType(%d)", int(d))
@@ -66,7 +66,7 @@ func (d DType) String() string {
 	return dtypes[d].name
 }
 
-// ParseDType gives the dtype of a short name.
+// ParseDType gives the dtype of a short name, such as "bf16". ErrInvalid, with all names, for any other.
 func ParseDType(name string) (DType, error) {
 	var names []string
 	for _, d := range DTypes() {
@@ -78,7 +78,8 @@ func ParseDType(name string) (DType, error) {
 	return 0, errs.Invalid("ParseDType", "name", fmt.Sprintf("%q", name), strings.Join(names, ", "))
 }
 
-// Element is a Go type that holds one element of a tensor.
+// Element is a Go type that holds one element of a tensor, each of one dtype: see [DTypeOf]. 16-bit floats have types of their own, which
+// hold their bits.
 type Element interface {
 	F16 | BF16 | float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }

@@ -18,7 +18,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer r.Close(ctx)
-	t, err := r.Empty(ctx, tensor.Float32, 2, 3)
+	t, err := r.Zeros(ctx, tensor.Float32, 2, 3)
 	if err != nil {
 		log.Fatal(err)
 	}

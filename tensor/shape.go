@@ -13,7 +13,7 @@ import (
 // Shape is the size of each dimension, the slowest first. An empty shape is a scalar: one element.
 type Shape []int64
 
-// NumElements is the product of the dimensions; the shape was checked before.
+// NumElements is the product of the dimensions: 1 for a scalar, 0 if one of them is. Shapes of tensors were checked; in others it may overflow.
 func (s Shape) NumElements() int64 {
 	n := int64(1)
 	for _, d := range s {

@@ -23,7 +23,7 @@ func TestCheckShape(t *testing.T) {
 			negative = negative || d < 0
 			want.Mul(want, big.NewInt(d))
 		}
-		bytes, err := checkShape("Empty", dtype, shape)
+		bytes, err := checkShape("Zeros", dtype, shape)
 		if negative || !want.IsInt64() {
 			require.ErrorIs(t, err, errs.ErrInvalid)
 			return

@@ -17,88 +17,18 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// The errors of this package, for errors.Is.
-var (
-	ErrUnsupported  = errs.ErrUnsupported  // this backend or device cannot do it
-	ErrNotReachable = errs.ErrNotReachable // the peer's memory has no address in this process
-	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
-	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
-	ErrClosed       = errs.ErrClosed       // the tensor was closed before
-	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
-	ErrNoRendezvous = errs.ErrNoRendezvous // what was asked for needs a rendezvous before
-	ErrNoMulticast  = errs.ErrNoMulticast  // the multicast address was asked for before EnableMulticast
-)
-
-// SymmetricTensor is a tensor that every rank of a group has, alike: what kernels and programs are written against. [Tensor]
-// implements it over every backend. Methods may be called from several goroutines at once.
-type SymmetricTensor interface {
-	// DType is the type of the elements.
-	DType() DType
-	// Shape is the size of each dimension. It must not be changed.
-	Shape() Shape
-	// NumElements is the number of elements of one rank's copy.
-	NumElements() int64
-	// Bytes is the size of one rank's copy.
-	Bytes() int64
-	// Rank is this rank, and WorldSize the number of ranks that have the tensor.
-	Rank() int
-	WorldSize() int
-	// Device is the device that holds this rank's copy.
-	Device() device.Device
-	// Memory is the symmetric memory that the tensor lies in.
-	Memory() *memory.Memory
-
-	// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
-	Err() error
-	// Local is the view on this rank's copy.
-	Local() *View
-	// Rendezvous makes every rank's copy reachable by all. Collective, once; again it is nothing.
-	Rendezvous(ctx context.Context) error
-	// Remote is the view on rank's copy; for the own rank it is Local. ErrNotReachable where the peer has no address here.
-	Remote(rank int) (*View, error)
-	// EnableMulticast gives the tensor's memory an address that reaches all ranks' copies at once, for Multicast. Collective, once;
-	// again it is nothing. ErrUnsupported, with the reason, where there can be none.
-	EnableMulticast(ctx context.Context) error
-	// Multicast is that address; ErrNoMulticast before EnableMulticast, ErrUnsupported, with the reason, where there can be none.
-	Multicast() (device.Ptr, error)
-	// Contiguous is the view on all ranks' copies: their shape with the world size in front. ErrUnsupported where the
-	// backend does not lay them side by side.
-	Contiguous() (*View, error)
-	// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words.
-	PeerTable() (device.Ptr, error)
-
-	// Put enqueues copying this rank's copy of src to peer's copy of the tensor.
-	Put(s device.Stream, peer int, src SymmetricTensor) error
-	// Get enqueues copying peer's copy of the tensor to this rank's copy of dst.
-	Get(s device.Stream, peer int, dst SymmetricTensor) error
-	// Signal enqueues telling peer, on channel, that all earlier work of s has ended.
-	Signal(s device.Stream, peer, channel int) error
-	// Wait enqueues waiting for one signal of peer on channel.
-	Wait(s device.Stream, peer, channel int) error
-	// Barrier enqueues waiting until every rank's stream has come to its barrier on channel.
-	Barrier(s device.Stream, channel int) error
-
-	// Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory.
-	Slice(start, end int64) (SymmetricTensor, error)
-	// Sub is a tensor of the given shape on the same memory, beginning offset elements after this one's first.
-	Sub(offset int64, shape ...int64) (SymmetricTensor, error)
-
-	// Close gives the tensor's memory back when this rank's device has nothing left to do. Collective after a rendezvous. A slice's Close
-	// ends only the slice.
-	Close(ctx context.Context) error
-}
-
-// Tensor is one rank's part of a symmetric tensor.
+// Tensor is one rank's part of a symmetric tensor, which [Zeros], [ZerosNamed] and [FromPtr] make, or a slice of one. See [SymmetricTensor] for
+// what its methods have in common.
 type Tensor struct {
 	storage *storage
-	name    string // "" if it has none
-	offset  int64  // of the first element in the allocation, in bytes
+	whole   *Tensor // what it is a slice of; nil for one whose Close frees the storage
+	name    string  // "" if it has none
+	offset  int64   // of the first element in the allocation, in bytes
 	bytes   int64
 	dtype   DType
 	shape   Shape
-	owner   bool // its Close frees the storage
 
-	window atomic.Pointer[memory.Window] // nil before this tensor's rendezvous
+	window atomic.Pointer[memory.Window] // nil before a rendezvous of this very tensor
 	closed atomic.Bool
 
 	mu    sync.Mutex // serialises Rendezvous and PeerTable
@@ -117,19 +47,20 @@ type storage struct {
 	tables []device.Ptr // peer tables of the tensor and its slices
 }
 
-// Empty allocates a symmetric tensor, filled with zeros. Every rank does the same; it is local, except over a backend that
-// must allocate collectively (see [backend.Capabilities]). No dimension is a scalar; a dimension of 0 is an empty tensor,
-// valid without memory. Close it.
-func Empty(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
-	return EmptyNamed(ctx, m, "", dtype, shape...)
+// Zeros allocates a symmetric tensor, filled with zeros, on the memory's device. Every rank does the same, and then Rendezvous. It is local,
+// except over a backend that must allocate collectively (see [backend.Capabilities]): there it blocks until all ranks have come, and sizes
+// that differ are ErrMismatch. No dimension is a scalar; a dimension of 0 is an empty tensor, valid without memory. ErrInvalid for an unknown
+// dtype, a negative dimension or a size that overflows; ErrNoMemory; ErrClosed; ErrPeerLost. Close the tensor.
+func Zeros(ctx context.Context, m *memory.Memory, dtype DType, shape ...int64) (*Tensor, error) {
+	return ZerosNamed(ctx, m, "", dtype, shape...)
 }
 
-// EmptyNamed is Empty with a name that the ranks compare at rendezvous and that errors and logs show.
-func EmptyNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
-	if err := given("Empty", ctx, m); err != nil {
+// ZerosNamed is Zeros with a name that the ranks compare at rendezvous (ErrMismatch) and that errors and logs show.
+func ZerosNamed(ctx context.Context, m *memory.Memory, name string, dtype DType, shape ...int64) (*Tensor, error) {
+	if err := given("Zeros", ctx, m); err != nil {
 		return nil, named(name, err)
 	}
-	bytes, err := checkShape("Empty", dtype, shape)
+	bytes, err := checkShape("Zeros", dtype, shape)
 	if err != nil {
 		return nil, named(name, err)
 	}
@@ -141,7 +72,8 @@ func EmptyNamed(ctx context.Context, m *memory.Memory, name string, dtype DType,
 }
 
 // FromPtr makes a symmetric tensor of memory that the caller owns, at p on the memory's device; the caller keeps it until the
-// tensor is closed. Local. ErrUnsupported where the backend cannot adopt memory.
+// tensor is closed. Its elements stay as they are. Local. ErrUnsupported where the backend cannot adopt memory; ErrInvalid for memory that it
+// cannot adopt, for a p that is no multiple of an element's size, and for what Zeros refuses. Close the tensor: the memory is the caller's again.
 func FromPtr(ctx context.Context, m *memory.Memory, p device.Ptr, dtype DType, shape ...int64) (*Tensor, error) {
 	if err := given("FromPtr", ctx, m); err != nil {
 		return nil, err
@@ -151,9 +83,12 @@ func FromPtr(ctx context.Context, m *memory.Memory, p device.Ptr, dtype DType, s
 		return nil, err
 	}
 	var a backend.Allocation
-	if bytes == 0 {
+	switch size := dtype.Bytes(); {
+	case bytes == 0:
 		a, err = m.Allocate(ctx, 0, "")
-	} else {
+	case uint64(p)%uint64(size) != 0:
+		err = errs.Invalid("FromPtr", "p", p, fmt.Sprintf("a multiple of %d bytes, the size of an element", size))
+	default:
 		a, err = m.Register(ctx, p, bytes, "")
 	}
 	if err != nil {
@@ -177,7 +112,7 @@ func named(name string, err error) error {
 
 func newOwner(m *memory.Memory, a backend.Allocation, name string, bytes int64, dtype DType, shape Shape) *Tensor {
 	st := &storage{memory: m, alloc: a}
-	t := &Tensor{storage: st, name: name, bytes: bytes, dtype: dtype, shape: slices.Clone(shape), owner: true}
+	t := &Tensor{storage: st, name: name, bytes: bytes, dtype: dtype, shape: slices.Clone(shape)}
 	// Symmetric memory is freed by all ranks together, so the garbage collector of one must not: it only tells of the leak.
 	runtime.AddCleanup(t, func(st *storage) {
 		if !st.freed.Load() && st.memory.Err() == nil {
@@ -187,6 +122,8 @@ func newOwner(m *memory.Memory, a backend.Allocation, name string, bytes int64, 
 	}, st)
 	return t
 }
+
+func (t *Tensor) tensor() *Tensor { return t }
 
 // DType is the type of the elements.
 func (t *Tensor) DType() DType { return t.dtype }
@@ -226,13 +163,37 @@ func (t *Tensor) String() string {
 	return fmt.Sprintf("%s%v on rank %d of %d", t.dtype, t.shape, t.Rank(), t.WorldSize())
 }
 
-// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed.
+// Err is nil as long as the tensor can be used, and ErrClosed once it, what it is a slice of, or its group was closed. It is cheap. That a
+// peer was lost is the group's to tell: see [memory.Memory.Err].
 func (t *Tensor) Err() error {
-	if t.closed.Load() || t.storage.freed.Load() {
-		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+	if t.storage == nil {
+		return errs.Invalid("using a tensor", "tensor", "the zero Tensor", "one that Zeros, ZerosNamed, FromPtr, Slice or Sub gave")
+	}
+	if t.ended() {
+		return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed)
 	}
 	if err := t.storage.memory.Closed(); err != nil {
 		return fmt.Errorf("tensor %s: %w", t, err)
+	}
+	return nil
+}
+
+// ended reports whether the tensor, or what it is a slice of, was closed.
+func (t *Tensor) ended() bool {
+	for part := t; part != nil; part = part.whole {
+		if part.closed.Load() {
+			return true
+		}
+	}
+	return false
+}
+
+// met gives the window, from the tensor's own rendezvous or that of what it is a slice of; nil before.
+func (t *Tensor) met() *memory.Window {
+	for part := t; part != nil; part = part.whole {
+		if w := part.window.Load(); w != nil {
+			return w
+		}
 	}
 	return nil
 }
@@ -242,9 +203,9 @@ func (t *Tensor) mapped() (*memory.Window, error) {
 	if err := t.Err(); err != nil {
 		return nil, err
 	}
-	w := t.window.Load()
+	w := t.met()
 	if w == nil {
-		return nil, fmt.Errorf("tensor %s: %w", t, ErrNoRendezvous)
+		return nil, fmt.Errorf("tensor %s: %w", t, errs.ErrNoRendezvous)
 	}
 	return w, nil
 }
@@ -261,24 +222,25 @@ func (t *Tensor) Ptr() device.Ptr {
 	return t.storage.alloc.Ptr().Add(t.offset)
 }
 
-// Local is the view on this rank's copy.
+// Local is the view on this rank's copy. It needs no rendezvous.
 func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
 
-// Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same dtype, shape and
+// Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
-// rendezvous, or a slice of one, returns at once. It blocks until all ranks have come or ctx has ended.
+// rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
+// have come or ctx has ended. A rank whose tensor is closed comes too, and is ErrClosed; the others are told.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.window.Load() != nil && t.Err() == nil {
+	if t.met() != nil && t.Err() == nil {
 		return nil
 	}
 	m := t.storage.memory
 	alloc := t.storage.alloc
-	if t.closed.Load() || t.storage.freed.Load() {
+	if t.ended() {
 		alloc = nil // the others may be waiting: come, and tell them
 	}
 	w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
@@ -292,7 +254,18 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	return nil
 }
 
-// Remote is the view on rank's copy; for the own rank it is Local.
+// Window is the window that the tensor's memory belongs to, and the tensor's first byte in it. The window is that of the whole allocation
+// and the same object for all tensors in it; [memory.Window.Number] names it alike on every rank, and [memory.Window.Peer],
+// [memory.Window.Multicast] and [memory.Window.Handle] take the offset. Local. ErrNoRendezvous before the rendezvous.
+func (t *Tensor) Window() (w *memory.Window, offset int64, err error) {
+	if w, err = t.mapped(); err != nil {
+		return nil, 0, err
+	}
+	return w, t.offset, nil
+}
+
+// Remote is the view on rank's copy; for the own rank it is Local. Local. ErrNoRendezvous before the rendezvous, ErrNotReachable where the
+// peer's memory has no address here, ErrInvalid for a rank that does not exist.
 func (t *Tensor) Remote(rank int) (*View, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -312,6 +285,9 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 // rendezvous: every rank comes, in the same order. Again, and for a slice of memory that has it, it is nothing. It blocks until all ranks
 // have come or ctx has ended. See [memory.Memory.EnableMulticast] for the errors and for what it takes.
 func (t *Tensor) EnableMulticast(ctx context.Context) error {
+	if err := errs.Given("EnableMulticast", "ctx", ctx, "a context"); err != nil {
+		return named(t.name, err)
+	}
 	w, err := t.mapped()
 	// A rank that cannot comes all the same: the others may be waiting.
 	if err := t.storage.memory.EnableMulticast(ctx, w, err); err != nil {
@@ -320,18 +296,23 @@ func (t *Tensor) EnableMulticast(ctx context.Context) error {
 	return nil
 }
 
-// Multicast is the address that reaches all ranks' copies at once; nil for an empty tensor. ErrNoMulticast before EnableMulticast, and
-// ErrUnsupported, with the reason, where there can be none. Local.
+// Multicast is the address that reaches all ranks' copies at once; nil for an empty tensor. Local. ErrNoRendezvous before the rendezvous,
+// ErrNoMulticast before EnableMulticast, and ErrUnsupported, with the reason, where there can be none.
 func (t *Tensor) Multicast() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {
 		return 0, err
 	}
 	p, err := w.Multicast(t.offset)
+	if t.bytes == 0 {
+		p = 0
+	}
 	return p, named(t.name, err)
 }
 
-// Contiguous is the view on all ranks' copies: their shape with the world size in front.
+// Contiguous is the view on all ranks' copies: their shape with the world size in front. Between one rank's copy and the next one's there
+// may be a gap, which the view's strides tell. Local. ErrNoRendezvous before the rendezvous, ErrUnsupported where the backend does not lay
+// the copies side by side.
 func (t *Tensor) Contiguous() (*View, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -341,13 +322,18 @@ func (t *Tensor) Contiguous() (*View, error) {
 	if err != nil {
 		return nil, named(t.name, err)
 	}
+	if t.bytes == 0 {
+		p = 0
+	}
 	v := t.view(p, append(Shape{int64(t.WorldSize())}, t.shape...))
 	v.strides[0] = stride / t.dtype.Bytes()
 	return v, nil
 }
 
 // PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words,
-// nil for an empty tensor. It is made once and lives as long as the tensor. Local; it may block while memory is found.
+// nil for an empty tensor. It is made once and lives until the memory is given back. Local; it may block while memory is found.
+// ErrNoRendezvous before the rendezvous, ErrNotReachable where a peer's memory has no address here, ErrNoMemory where the device has no
+// room for the table.
 func (t *Tensor) PeerTable() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -363,6 +349,9 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 		p, err := w.Peer(r, t.offset)
 		if err != nil {
 			return 0, named(t.name, err)
+		}
+		if t.bytes == 0 {
+			p = 0
 		}
 		words = binary.LittleEndian.AppendUint64(words, uint64(p))
 	}
@@ -384,84 +373,9 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	return table, nil
 }
 
-// pair checks that other can be the local side of a transfer to or from remote.
-func pair(op, arg string, other, remote SymmetricTensor) error {
-	if err := errs.Given(op, arg, other, "a symmetric tensor"); err != nil {
-		return err
-	}
-	switch err := other.Err(); {
-	case err != nil:
-		return fmt.Errorf("%s: %s: %w", op, arg, err)
-	case other.Memory() != remote.Memory():
-		return fmt.Errorf("%s: %s is memory of another group or device: %w", op, arg, errs.ErrNotSymmetric)
-	case other.DType() != remote.DType():
-		return errs.Invalid(op, arg+".DType", other.DType(), remote.DType().String()+", the dtype of the remote side")
-	case other.Bytes() != remote.Bytes():
-		return errs.Invalid(op, arg+".NumElements", other.NumElements(), fmt.Sprintf("%d, the size of the remote side", remote.NumElements()))
-	}
-	return nil
-}
-
-// Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of t. It returns at
-// once; the peer does nothing for it, and knows that it has come only by a signal sent after it (see Signal).
-func (t *Tensor) Put(s device.Stream, peer int, src SymmetricTensor) error {
-	w, err := t.mapped()
-	if err != nil {
-		return err
-	}
-	if err := pair("Put", "src", src, t); err != nil {
-		return named(t.name, err)
-	}
-	return named(t.name, t.storage.memory.Copy(s, backend.Write, peer, w, t.offset, src.Local().Ptr(), t.bytes))
-}
-
-// PutSignal is Put followed by Signal: the peer that has waited for the signal sees the data.
-func (t *Tensor) PutSignal(s device.Stream, peer int, src SymmetricTensor, channel int) error {
-	if err := t.Put(s, peer, src); err != nil {
-		return err
-	}
-	return t.Signal(s, peer, channel)
-}
-
-// Get enqueues copying peer's copy of t to this rank's copy of dst, of the same dtype and number of elements. It returns at
-// once; the peer does nothing for it.
-func (t *Tensor) Get(s device.Stream, peer int, dst SymmetricTensor) error {
-	w, err := t.mapped()
-	if err != nil {
-		return err
-	}
-	if err := pair("Get", "dst", dst, t); err != nil {
-		return named(t.name, err)
-	}
-	return named(t.name, t.storage.memory.Copy(s, backend.Read, peer, w, t.offset, dst.Local().Ptr(), t.bytes))
-}
-
-// Signal enqueues telling peer, on channel, that all earlier work of s has ended. See [memory.Memory.Signal].
-func (t *Tensor) Signal(s device.Stream, peer, channel int) error {
-	if _, err := t.mapped(); err != nil {
-		return err
-	}
-	return named(t.name, t.storage.memory.Signal(s, peer, channel))
-}
-
-// Wait enqueues waiting for one signal of peer on channel. See [memory.Memory.Wait].
-func (t *Tensor) Wait(s device.Stream, peer, channel int) error {
-	if _, err := t.mapped(); err != nil {
-		return err
-	}
-	return named(t.name, t.storage.memory.Wait(s, peer, channel))
-}
-
-// Barrier enqueues waiting until every rank's stream has come to its barrier on channel. See [memory.Memory.Barrier].
-func (t *Tensor) Barrier(s device.Stream, channel int) error {
-	if _, err := t.mapped(); err != nil {
-		return err
-	}
-	return named(t.name, t.storage.memory.Barrier(s, channel))
-}
-
 // Slice is the part from start (included) to end (excluded) along the first dimension, on the same memory. It needs no
-// rendezvous of its own if t has had one. Local.
+// rendezvous of its own once t has had one, before or after. It ends with t. Local. ErrInvalid for a scalar, or a range outside of the
+// dimension.
 func (t *Tensor) Slice(start, end int64) (SymmetricTensor, error) {
 	part, err := t.slice(start, end)
 	if err != nil {
@@ -486,7 +400,8 @@ func (t *Tensor) slice(start, end int64) (*Tensor, error) {
 	return t.sub("Slice", start*row, shape)
 }
 
-// Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Local.
+// Sub is a tensor of the given shape on the same memory, beginning offset elements after t's first. Otherwise it is as Slice. ErrInvalid
+// where it does not lie inside of t.
 func (t *Tensor) Sub(offset int64, shape ...int64) (SymmetricTensor, error) {
 	part, err := t.sub("Sub", offset, shape)
 	if err != nil {
@@ -509,19 +424,18 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 	if left := t.bytes - offset*t.dtype.Bytes(); bytes > left {
 		return nil, errs.Invalid(op, "shape", Shape(shape), fmt.Sprintf("at most %d elements after offset %d", left/t.dtype.Bytes(), offset))
 	}
-	sub := &Tensor{storage: t.storage, name: t.name, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}
-	sub.window.Store(t.window.Load())
-	return sub, nil
+	return &Tensor{storage: t.storage, whole: t, name: t.name, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}, nil
 }
 
-// Close gives the memory back when this rank's device has nothing left to do. After a rendezvous it is collective: it waits for
-// all ranks too, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's device
-// still works, nothing is given back: close again. A slice's Close ends only the slice, locally. Closing twice is ErrClosed.
+// Close gives the memory back when this rank's device has nothing left to do, until when it blocks. After a rendezvous, of a slice too, it
+// is collective: it waits for all ranks, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's
+// device still works, nothing is given back: close again. If a peer is lost (ErrPeerLost) this rank's memory is given back all the same. A
+// slice's Close ends the slice and slices of it, locally, and gives nothing back. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}
-	if !t.owner {
+	if t.whole != nil {
 		if err := t.Err(); err != nil {
 			return err
 		}
@@ -530,7 +444,7 @@ func (t *Tensor) Close(ctx context.Context) error {
 	}
 	st := t.storage
 	if t.closed.Swap(true) {
-		return fmt.Errorf("tensor %s: %w", t, ErrClosed)
+		return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed)
 	}
 	if err := st.memory.Free(ctx, st.alloc); err != nil {
 		if st.memory.Holds(st.alloc) {
@@ -554,51 +468,8 @@ func (st *storage) freeTables() error {
 		err = errors.Join(err, st.memory.Device().Free(p))
 	}
 	st.tables = nil
-	if errors.Is(err, ErrClosed) {
+	if errors.Is(err, errs.ErrClosed) {
 		return nil // the device has gone, and its memory with it
 	}
 	return err
-}
-
-// Pair is one piece of a transfer: this rank's copy of Local, and the peer's copy of Remote, of the same dtype and number of
-// elements.
-type Pair struct {
-	Local, Remote SymmetricTensor
-}
-
-// PrepareTransfer prepares moving the pairs between this rank and peer, once, to be posted many times. See
-// [memory.Memory.PrepareTransfer]. Local.
-func PrepareTransfer(op backend.TransferOp, peer int, pairs ...Pair) (*memory.Transfer, error) {
-	if len(pairs) == 0 {
-		return nil, errs.Invalid("PrepareTransfer", "pairs", "an empty list", "at least one pair")
-	}
-	var m *memory.Memory
-	blocks := make([]memory.TransferBlock, len(pairs))
-	for i, p := range pairs {
-		arg := fmt.Sprintf("pairs[%d]", i)
-		if err := errs.Given("PrepareTransfer", arg+".Remote", p.Remote, "a symmetric tensor"); err != nil {
-			return nil, err
-		}
-		if _, err := p.Remote.Remote(p.Remote.Rank()); err != nil { // closed, or no rendezvous yet
-			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
-		}
-		if err := pair("PrepareTransfer", arg+".Local", p.Local, p.Remote); err != nil {
-			return nil, err
-		}
-		if m == nil {
-			m = p.Remote.Memory()
-		}
-		if m != p.Remote.Memory() {
-			return nil, fmt.Errorf("preparing a transfer: %s is memory of another group or device than pairs[0]: %w", arg, errs.ErrNotSymmetric)
-		}
-		if p.Remote.Bytes() == 0 {
-			continue
-		}
-		_, w, offset, err := m.Find(p.Remote.Local().Ptr())
-		if err != nil {
-			return nil, fmt.Errorf("preparing a transfer: %s.Remote: %w", arg, err)
-		}
-		blocks[i] = memory.TransferBlock{Local: p.Local.Local().Ptr(), Window: w, Offset: offset, Bytes: p.Remote.Bytes()}
-	}
-	return m.PrepareTransfer(op, peer, blocks)
 }

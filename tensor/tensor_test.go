@@ -45,7 +45,7 @@ func TestDroppedTensorIsLogged(t *testing.T) {
 	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Environ: func() []string { return nil }})
 	require.NoError(t, err)
 	func() {
-		_, err := r.Empty(ctx, tensor.Float32, 123)
+		_, err := r.Zeros(ctx, tensor.Float32, 123)
 		require.NoError(t, err)
 	}()
 	require.Eventually(t, func() bool {
@@ -64,7 +64,7 @@ func TestEventsProveRegistration(t *testing.T) {
 	var log locked
 	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Environ: func() []string { return nil }})
 	require.NoError(t, err)
-	x, err := tensor.EmptyNamed(ctx, r.Memory(), "weights", tensor.Float32, 256)
+	x, err := tensor.ZerosNamed(ctx, r.Memory(), "weights", tensor.Float32, 256)
 	require.NoError(t, err)
 	require.NoError(t, x.Rendezvous(ctx))
 	address := x.Ptr().String()
@@ -84,7 +84,7 @@ func TestStrings(t *testing.T) {
 	ctx := context.Background()
 	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Environ: func() []string { return nil }})
 	require.NoError(t, err)
-	x, err := r.Empty(ctx, tensor.BFloat16, 4, 5)
+	x, err := r.Zeros(ctx, tensor.BFloat16, 4, 5)
 	require.NoError(t, err)
 	require.Equal(t, "bf16[4 5] on rank 0 of 1", x.String())
 	require.NoError(t, x.Close(ctx))

@@ -9,8 +9,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// View is elements in memory that this process can address: this rank's copy of a tensor, another's, or all of them. It owns
-// nothing; it must not be used after the tensor it came from was closed.
+// View is elements at an address of this rank's device: this rank's copy of a tensor, another rank's, or all of them. It owns nothing and
+// never changes, so several goroutines may use it. After the tensor it came from was closed its address must not be used any more, and what
+// moves elements is ErrClosed.
 type View struct {
 	device  device.Device
 	ptr     device.Ptr
@@ -47,13 +48,13 @@ func (v *View) Strides() []int64 { return v.strides }
 // NumElements is the number of elements.
 func (v *View) NumElements() int64 { return v.shape.NumElements() }
 
-// Bytes is the size of the elements, gaps between them not counted.
+// Bytes is the size of all elements together, gaps between them not counted.
 func (v *View) Bytes() int64 { return v.NumElements() * v.dtype.Bytes() }
 
-// Device is the device whose address the view has.
+// Device is the device that the view's address is one of: this rank's, for other ranks' copies too.
 func (v *View) Device() device.Device { return v.device }
 
-// Index gives the view of the i-th part along the first dimension.
+// Index gives the view of the i-th part along the first dimension, from 0. ErrInvalid for a scalar, and for an i that does not exist.
 func (v *View) Index(i int64) (*View, error) {
 	if len(v.shape) == 0 {
 		return nil, named(v.name, errs.Invalid("Index", "view", "a scalar", "a view of at least one dimension"))
@@ -69,14 +70,18 @@ func (v *View) Index(i int64) (*View, error) {
 	return &part, nil
 }
 
+// gaps reports whether there is anything between the elements of v. Only the first dimension can have gaps.
+func (v *View) gaps() bool {
+	return len(v.shape) > 0 && v.shape[0] > 1 && v.strides[0]*v.shape[0] != v.NumElements()
+}
+
 // rows calls f for each run of elements without a gap, in order: first element, number of elements, address.
 func (v *View) rows(f func(first, n int64, p device.Ptr) error) error {
 	total := v.NumElements()
 	if total == 0 {
 		return nil
 	}
-	// Only the first dimension of a view can have gaps.
-	if len(v.shape) == 0 || v.strides[0]*v.shape[0] == total {
+	if !v.gaps() {
 		return f(0, total, v.ptr)
 	}
 	row := total / v.shape[0]
@@ -88,8 +93,9 @@ func (v *View) rows(f func(first, n int64, p device.Ptr) error) error {
 	return nil
 }
 
-// Read copies len(dst) elements, from the one at offset on in row-major order, to dst, and returns when they are there. It is
-// ordered with no stream: synchronize first. T must be the Go type of the dtype.
+// Read copies len(dst) elements, from the one at offset on in row-major order, to dst, on any device, and blocks until they are there. It is
+// ordered with no stream: synchronize first. T must be the Go type of the dtype. ErrInvalid where it is not, for no view, and for a range
+// outside of it; ErrClosed once the tensor was closed; the device's error otherwise.
 func Read[T Element](v *View, dst []T, offset int64) error {
 	if err := v.check("Read", DTypeOf[T](), offset, int64(len(dst))); err != nil {
 		return err
@@ -99,8 +105,8 @@ func Read[T Element](v *View, dst []T, offset int64) error {
 	})
 }
 
-// Write copies src to the elements from offset on in row-major order, and returns when they are there. It is ordered with no
-// stream: synchronize first. T must be the Go type of the dtype.
+// Write copies src to the elements from offset on in row-major order, on any device, and blocks until they are there. It is ordered with no
+// stream: synchronize first. T must be the Go type of the dtype. Its errors are those of [Read].
 func Write[T Element](v *View, src []T, offset int64) error {
 	if err := v.check("Write", DTypeOf[T](), offset, int64(len(src))); err != nil {
 		return err
@@ -110,7 +116,7 @@ func Write[T Element](v *View, src []T, offset int64) error {
 	})
 }
 
-// ReadAll gives all elements in row-major order. See [Read].
+// ReadAll gives a copy of all elements in row-major order. See [Read].
 func ReadAll[T Element](v *View) ([]T, error) {
 	if err := errs.Given("ReadAll", "view", v, "a view of a tensor"); err != nil {
 		return nil, err
@@ -125,6 +131,9 @@ func ReadAll[T Element](v *View) ([]T, error) {
 func (v *View) check(op string, dtype DType, offset, n int64) error {
 	if err := errs.Given(op, "view", v, "a view of a tensor"); err != nil {
 		return err
+	}
+	if v.alive == nil {
+		return errs.Invalid(op, "view", "the zero View", "a view of a tensor")
 	}
 	if err := v.alive(); err != nil {
 		return fmt.Errorf("%s: %w", op, err)

@@ -147,7 +147,7 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 		if err := enter("allocate"); err != nil {
 			return err
 		}
-		t, err := r.Empty(ctx, tensor.Float32, 100_000)
+		t, err := r.Zeros(ctx, tensor.Float32, 100_000)
 		if err != nil {
 			return err
 		}
@@ -298,7 +298,7 @@ func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
 	if err != nil {
 		return err
 	}
-	t, err := sub.Empty(ctx, tensor.Float32, 1000)
+	t, err := sub.Zeros(ctx, tensor.Float32, 1000)
 	if err != nil {
 		return err
 	}

@@ -8,8 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,18 +58,18 @@ const kernelTimeout = 45 * time.Second
 // SYMMEM_TEST_REQUIRE, a comma list of names, that is a failure.
 func requireBackend(t *testing.T, name string) {
 	t.Helper()
-	for _, r := range backend.Probe(t.Context(), &backend.Env{Getenv: os.Getenv}) {
-		if r.Name != name || r.Usable() {
-			continue
-		}
-		if !errors.Is(r.Err, errs.ErrUnavailable) && !errors.Is(r.Err, errs.ErrUnsupported) {
-			require.NoError(t, r.Err)
-		}
-		if slices.Contains(required(), name) {
-			require.NoErrorf(t, r.Err, "SYMMEM_TEST_REQUIRE names backend %s", name)
-		}
-		t.Skipf("backend %s: %v", name, r.Err)
+	f, err := backend.Lookup(name)
+	require.NoError(t, err)
+	if _, err = f.Probe(t.Context(), &backend.Env{Getenv: os.Getenv, Logger: slog.New(slog.DiscardHandler)}); err == nil {
+		return
 	}
+	if !errors.Is(err, errs.ErrUnavailable) && !errors.Is(err, errs.ErrUnsupported) {
+		require.NoError(t, err)
+	}
+	if slices.Contains(required(), name) {
+		require.NoErrorf(t, err, "SYMMEM_TEST_REQUIRE names backend %s", name)
+	}
+	t.Skipf("backend %s: %v", name, err)
 }
 
 // capabilities are what the backend says of itself on this machine.
@@ -83,7 +84,7 @@ func capabilities(t *testing.T, name string) backend.Capabilities {
 
 // options are the suite's for a backend and world size.
 func options(t *testing.T, name string, size int) *suite.Options {
-	return &suite.Options{Device: deviceKind(t, name), Backend: name, World: size, Short: size != fullWorld || !wholeMatrix(t) || testing.Short(), Filter: filter()}
+	return &suite.Options{Device: deviceKind(t, name), Backend: name, World: size, Short: size != fullWorld || !wholeMatrix(t) || testing.Short()}
 }
 
 // kinds remembers what deviceKind has found out, by backend.
@@ -104,28 +105,33 @@ func deviceKind(t *testing.T, name string) device.Kind {
 	return kinds[name]
 }
 
-// filter keeps the cases that SYMMEM_TEST_FILTER, a regular expression, matches: nil, all of them, if it is not set.
-func filter() *regexp.Regexp {
-	if f := os.Getenv("SYMMEM_TEST_FILTER"); f != "" {
-		return regexp.MustCompile(f)
-	}
-	return nil
-}
-
-// TestMatrix runs the suite on every backend at every world size, with goroutines and with processes.
+// TestMatrix runs the suite on every backend at every world size, with goroutines and with processes. Each case is a sub-test, which
+// -run and -skip can choose: a world runs those of its cases that are chosen, one after the other.
 func TestMatrix(t *testing.T) {
 	for _, name := range backend.Names() {
 		t.Run("backend="+name, func(t *testing.T) {
 			requireBackend(t, name)
+			whole := wholeMatrix(t)
+			// Worlds of a CPU run side by side: their ranks wait more than they work. A GPU is one world's alone.
+			aside := func(*testing.T) {}
+			if deviceKind(t, name) == device.Host {
+				aside = (*testing.T).Parallel
+			}
 			for _, size := range worlds {
 				t.Run(fmt.Sprintf("world=%d", size), func(t *testing.T) {
 					requireGPUs(t, name, size)
-					whole := wholeMatrix(t)
+					aside(t)
 					if whole || size != fullWorld {
-						t.Run("goroutines", func(t *testing.T) { onGoroutines(t, name, size) })
+						t.Run("goroutines", func(t *testing.T) {
+							aside(t)
+							onGoroutines(t, name, size)
+						})
 					}
 					if whole || slices.Contains(shortProcesses, size) {
-						t.Run("processes", func(t *testing.T) { onProcesses(t, name, size) })
+						t.Run("processes", func(t *testing.T) {
+							aside(t)
+							onProcesses(t, name, size)
+						})
 					}
 				})
 			}
@@ -133,87 +139,172 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
+// onGoroutines runs the suite on ranks that share a process. It is not this one: cases look at what their process holds.
 func onGoroutines(t *testing.T, name string, size int) {
-	ctx, cancel := context.WithTimeout(t.Context(), worldTimeout)
-	defer cancel()
-	cfg := config.Default()
-	cfg.Backend = []string{name}
-	cfg.KernelTimeout = kernelTimeout
-	cfg.Multicast = multicastSetting()
-	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
 	if c := capabilities(t, name); size > 1 && !c.RanksInOneProcess {
+		_, err := symmem.OpenLocal(t.Context(), size, goroutinesConfig(name, kernelTimeout), nil)
 		require.ErrorIs(t, err, symmem.ErrUnavailable, "a backend that has one rank in a process refuses more")
 		require.ErrorContains(t, err, c.Why["ranks_in_one_process"])
 		requireCapability(t, name, size, "ranks_in_one_process")
 		return
 	}
-	require.NoError(t, err)
-	opts := options(t, name, size)
-	cases := suite.Cases(opts)
-	seen := checker{t: t, backend: name, world: size}
-	var sums = make([]suite.Summary, size)
-	var wg sync.WaitGroup
-	for _, r := range ranks {
-		wg.Go(func() {
-			var report func(suite.Result)
-			if r.Rank() == 0 {
-				report = seen.check
-			}
-			var err error
-			sums[r.Rank()], err = suite.Run(ctx, r, cases, opts, report)
-			if err := errors.Join(err, r.Close(ctx)); err != nil {
-				t.Errorf("rank %d: %v", r.Rank(), err)
-			}
-		})
-	}
-	wg.Wait()
-	for _, sum := range sums {
-		assert.Equal(t, sums[0], sum, "ranks count alike")
-	}
-	seen.log(sums[0])
+	runSuite(t, nil, name, size, 1, fmt.Sprintf("goroutines:%d", size))
 }
 
+// onProcesses runs the suite on ranks that are processes.
 func onProcesses(t *testing.T, name string, size int) { onProcessesAt(t, nil, name, size) }
 
 // onProcessesAt runs the suite on processes at other places; nil is here.
 func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
-	job := "suite"
+	runSuite(t, on, name, size, size, "suite")
+}
+
+// runSuite runs the job of a world of some ranks on some processes, and each case, if it is chosen, as a sub-test. The processes are told
+// the name of a case when its turn comes.
+func runSuite(t *testing.T, on *hosts, name string, size, processes int, job string) {
 	opts := options(t, name, size)
 	if opts.Short {
-		job = "suite:short"
+		job += ":short"
 	}
-	world := runWorldOn(t, on, size, job, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
-	var sum suite.Summary
-	seen := checker{t: t, backend: name, world: size}
-	for _, line := range world[0].lines {
+	results := make(chan suite.Result, 1)
+	w := startWorld(t, on, processes, job, func(rank int, line json.RawMessage) {
 		var res suite.Result
-		require.NoError(t, json.Unmarshal(line, &res))
-		sum.Add(res)
-		seen.check(res)
+		if err := json.Unmarshal(line, &res); err != nil {
+			res = suite.Result{Status: suite.Failed, Reason: fmt.Sprintf("rank %d said %q: %v", rank, line, err)}
+		}
+		select {
+		case results <- res:
+		default:
+			t.Errorf("rank %d said more than the result of a case: %s", rank, line)
+		}
+	}, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
+	var sum suite.Summary
+	for _, c := range suite.Cases(opts) {
+		alive := true
+		t.Run(c.Name, func(t *testing.T) {
+			require.Truef(t, strings.HasSuffix(t.Name(), "/"+c.Name), "case %q cannot be chosen by its name", c.Name)
+			for _, p := range w.processes {
+				_, _ = fmt.Fprintln(p.stdin, c.Name) // one that has ended is seen below
+			}
+			var res suite.Result
+			select {
+			case res = <-results:
+			case <-w.ended:
+				select {
+				case res = <-results: // its last
+				default:
+					alive = false
+					w.showNews(t)
+					t.Fatal("the ranks have ended without a result")
+				}
+			}
+			w.showNews(t)
+			sum.Add(res)
+			check(t, name, size, c.Name, res)
+		})
+		if !alive {
+			break
+		}
 	}
-	for _, p := range world {
+	w.wait(t)
+	for _, p := range w.processes {
 		assert.NoErrorf(t, p.err, "rank %d", p.rank)
 		assert.Truef(t, p.end.Done, "rank %d did not come to its end", p.rank)
 		assert.Emptyf(t, p.end.Error, "rank %d", p.rank)
 	}
-	assert.Equal(t, len(suite.Cases(opts)), sum.Passed+sum.Failed+sum.Skipped)
-	seen.log(sum)
+	t.Log(sum)
 }
 
 // bootVariable pretends that a worker is on another machine: its value is that machine's boot id.
 const bootVariable = "SYMMEM_TEST_BOOT_ID"
 
-// suiteJob is one rank of the suite.
+// suiteJob is one rank of the suite, which runs the cases whose names it reads.
 func suiteJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
 	r, err := symmem.Open(ctx, cfg, &symmem.Options{BootID: os.Getenv(bootVariable)})
 	if err != nil {
 		return err
 	}
-	opts := &suite.Options{Device: r.Device().Kind(), Backend: r.Backend(), World: r.WorldSize(), Short: arg == "short", Filter: filter()}
+	opts := &suite.Options{Device: r.Device().Kind(), Backend: r.Backend(), World: r.WorldSize(), Short: arg == "short"}
 	var report func(suite.Result)
 	if r.Rank() == 0 {
 		report = func(res suite.Result) { say(res) }
 	}
-	_, err = suite.Run(ctx, r, suite.Cases(opts), opts, report)
-	return errors.Join(err, r.Close(ctx))
+	chosen := chosenCases(opts)
+	_, err = suite.Run(ctx, r, chosen.all(), opts, report)
+	return errors.Join(err, chosen.err, r.Close(ctx))
+}
+
+// goroutinesConfig is the configuration of ranks that share a process.
+func goroutinesConfig(backend string, kernelTimeout time.Duration) config.Config {
+	cfg := config.Default()
+	cfg.Backend = []string{backend}
+	cfg.KernelTimeout = kernelTimeout
+	cfg.Multicast = multicastSetting()
+	return cfg
+}
+
+// goroutinesJob is all ranks of the suite, as many as arg says: "3" or "3:short".
+func goroutinesJob(ctx context.Context, own config.Config, arg string, say func(any)) error {
+	count, short, _ := strings.Cut(arg, ":")
+	size, err := strconv.Atoi(count)
+	if err != nil {
+		return err
+	}
+	cfg := goroutinesConfig(own.Backend[0], own.KernelTimeout)
+	cfg.Multicast = own.Multicast
+	ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
+	if err != nil {
+		return err
+	}
+	opts := &suite.Options{Device: ranks[0].Device().Kind(), Backend: ranks[0].Backend(), World: size, Short: short == "short"}
+	// One goroutine reads, and each rank gets the cases from it.
+	each := make([]chan suite.Case, size)
+	for i := range each {
+		each[i] = make(chan suite.Case, 1)
+	}
+	sums, failed := make([]suite.Summary, size), make([]error, size)
+	ended, stop := context.WithCancel(ctx)
+	defer stop()
+	var wg sync.WaitGroup
+	for _, r := range ranks {
+		wg.Go(func() {
+			defer stop() // a rank that cannot go on must not leave the reader waiting
+			var report func(suite.Result)
+			if r.Rank() == 0 {
+				report = func(res suite.Result) { say(res) }
+			}
+			i := r.Rank()
+			sums[i], failed[i] = suite.Run(ctx, r, received(each[i]), opts, report)
+			failed[i] = errors.Join(failed[i], r.Close(ctx))
+		})
+	}
+	read := make(chan error, 1)
+	go func() {
+		chosen := chosenCases(opts)
+		for c := range chosen.all() {
+			for _, to := range each {
+				select {
+				case to <- c:
+				case <-ended.Done():
+				}
+			}
+		}
+		read <- chosen.err
+		for _, to := range each {
+			close(to)
+		}
+	}()
+	wg.Wait()
+	for rank, err := range failed {
+		if err != nil {
+			failed[rank] = fmt.Errorf("rank %d: %w", rank, err)
+		} else if sums[rank] != sums[0] {
+			failed[rank] = fmt.Errorf("rank %d counts %v, and rank 0 %v", rank, sums[rank], sums[0])
+		}
+	}
+	select {
+	case err = <-read:
+	default: // it still waits for a line, and the ranks have failed
+	}
+	return errors.Join(append(failed, err)...)
 }

@@ -66,7 +66,7 @@ func ringOnce(ctx context.Context, cfg config.Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close(ctx)) }()
-	t, err := r.Empty(ctx, tensor.Int32, 1<<16)
+	t, err := r.Zeros(ctx, tensor.Int32, 1<<16)
 	if err != nil {
 		return err
 	}

@@ -132,7 +132,7 @@ func speedPieces(kind device.Kind, n int64) int64 {
 func speedOf(ctx context.Context, r *symmem.Rank, m *memory.Memory, what string, n int64, s device.Stream,
 	say func(any)) error {
 	pieces := speedPieces(r.Device().Kind(), n)
-	t, err := tensor.Empty(ctx, m, tensor.Uint8, n*pieces)
+	t, err := tensor.Zeros(ctx, m, tensor.Uint8, n*pieces)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func measure(what string, n int64, pieces int, say func(any), move func() error)
 
 // latencies measures what small transfers take.
 func latencies(ctx context.Context, r *symmem.Rank, s device.Stream, say func(any)) error {
-	t, err := r.Empty(ctx, tensor.Uint8, 4096)
+	t, err := r.Zeros(ctx, tensor.Uint8, 4096)
 	if err != nil {
 		return err
 	}

@@ -2,14 +2,17 @@ package tests
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -28,9 +32,10 @@ const workerVariable = "SYMMEM_TEST_WORKER"
 
 // jobs are what worker processes run, by name; the rest of the job's name after a colon is the argument.
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
-	"suite": suiteJob,
-	"kill":  killJob,
-	"speed": speedJob,
+	"suite":      suiteJob,
+	"goroutines": goroutinesJob,
+	"kill":       killJob,
+	"speed":      speedJob,
 }
 
 func TestMain(m *testing.M) {
@@ -78,10 +83,38 @@ const worldTimeout = 8 * time.Minute
 type process struct {
 	rank  int
 	cmd   *exec.Cmd
-	lines []json.RawMessage // what it said, its last line apart
+	stdin *os.File          // its other end is the worker's standard input
+	lines []json.RawMessage // what it said, its last line apart, unless somebody listens
 	end   ended
-	noise bytes.Buffer // standard output and error
-	err   error        // of Wait
+	noise *os.File // standard output and error
+	told  int64    // how many bytes of noise the test has shown
+	err   error    // of Wait
+}
+
+// news is what the worker has written to its standard output and error since it was last asked.
+func (p *process) news() (string, error) {
+	text, err := io.ReadAll(io.NewSectionReader(p.noise, p.told, math.MaxInt64-p.told))
+	p.told += int64(len(text))
+	return strings.TrimSpace(string(text)), err
+}
+
+// world is a job on worker processes.
+type world struct {
+	processes []*process
+	ended     chan struct{} // closed when all have ended
+}
+
+// showNews shows in the log of t what the workers have written since they were last asked. A file has all that a worker wrote before it
+// said something, which a pipe might still be on the way with.
+func (w *world) showNews(t *testing.T) {
+	t.Helper()
+	for _, p := range w.processes {
+		text, err := p.news()
+		assert.NoError(t, err)
+		if text != "" {
+			t.Logf("rank %d: %s", p.rank, text)
+		}
+	}
 }
 
 // hosts are places other than this one for the ranks of a world.
@@ -112,8 +145,16 @@ func runWorld(t *testing.T, size int, job string, extra ...string) []*process {
 // runWorldOn is runWorld on other hosts; nil is here.
 func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) []*process {
 	t.Helper()
+	w := startWorld(t, on, size, job, nil, extra...)
+	w.wait(t)
+	return w.processes
+}
+
+// startWorld starts a job on size worker processes, which the end of t kills; nil hosts are here. What a worker says goes to hear, at the
+// same time as what others say, or to its lines if that is nil.
+func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank int, line json.RawMessage), extra ...string) *world {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), worldTimeout)
-	defer cancel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	socket, err := listener.(*net.TCPListener).File()
@@ -125,13 +166,25 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 	env := append(ownEnviron(), workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
 		"SYMMEM_MULTICAST="+multicastSetting(), "SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
-	world := make([]*process, size)
+	w := &world{processes: make([]*process, size), ended: make(chan struct{})}
 	var wg sync.WaitGroup
-	for rank := range world {
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	noise := t.TempDir()
+	for rank := range w.processes {
 		p := &process{rank: rank}
-		world[rank] = p
+		w.processes[rank] = p
 		read, write, err := os.Pipe()
 		require.NoError(t, err)
+		stdin, feed, err := os.Pipe()
+		require.NoError(t, err)
+		p.stdin = feed
+		t.Cleanup(func() { _ = feed.Close() })
+		p.noise, err = os.OpenFile(filepath.Join(noise, strconv.Itoa(rank)), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.noise.Close() })
 		p.cmd = exec.CommandContext(ctx, os.Args[0], "-test.run=^$")
 		p.cmd.Env = append(slices.Clone(env), fmt.Sprintf("SYMMEM_RANK=%d", rank), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank))
 		p.cmd.ExtraFiles = []*os.File{write}
@@ -145,11 +198,11 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 			p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, socket)
 			p.cmd.Env = append(p.cmd.Env, "SYMMEM_RENDEZVOUS_FD=4")
 		}
-		p.cmd.Stdout, p.cmd.Stderr = &p.noise, &p.noise
+		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = stdin, p.noise, p.noise
 		p.cmd.WaitDelay = 5 * time.Second
 		endWithParent(p.cmd)
 		require.NoError(t, p.cmd.Start())
-		require.NoError(t, write.Close())
+		require.NoError(t, errors.Join(write.Close(), stdin.Close()))
 		wg.Go(func() {
 			lines := bufio.NewScanner(read)
 			lines.Buffer(nil, 16<<20)
@@ -158,9 +211,11 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 				var end ended
 				if json.Unmarshal(line, &end) == nil && end.Done {
 					p.end = end
-					continue
+				} else if hear != nil {
+					hear(rank, line)
+				} else {
+					p.lines = append(p.lines, line)
 				}
-				p.lines = append(p.lines, line)
 			}
 			p.err = p.cmd.Wait()
 			_ = read.Close()
@@ -168,11 +223,19 @@ func runWorldOn(t *testing.T, on *hosts, size int, job string, extra ...string) 
 	}
 	require.NoError(t, socket.Close())
 	require.NoError(t, listener.Close())
-	wg.Wait()
-	for _, p := range world {
-		if noise := strings.TrimSpace(p.noise.String()); noise != "" {
-			t.Logf("rank %d: %s", p.rank, noise)
-		}
+	go func() {
+		wg.Wait()
+		close(w.ended)
+	}()
+	return w
+}
+
+// wait closes what the workers read, waits until all have ended, and shows what they wrote.
+func (w *world) wait(t *testing.T) {
+	t.Helper()
+	for _, p := range w.processes {
+		_ = p.stdin.Close()
 	}
-	return world
+	<-w.ended
+	w.showNews(t)
 }

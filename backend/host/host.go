@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -95,8 +96,24 @@ func (factory) Probe(context.Context, *backend.Env) (backend.Capabilities, error
 	return capabilities, nil
 }
 
+// Preference puts the backend last, but before others that move the CPU's memory.
+func (factory) Preference(bool) int { return 0 }
+
+// Options are none.
+func (factory) Options() []backend.Option { return nil }
+
+// Takes reports whether v is a *Options.
+func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
+
 func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error) {
-	opts := &Options{KernelTimeout: env.KernelTimeout, Logger: env.Logger}
+	opts := &Options{}
+	if given, ok := env.Given.(*Options); ok && given != nil {
+		*opts = *given
+	}
+	opts.KernelTimeout = cmp.Or(opts.KernelTimeout, env.KernelTimeout)
+	if opts.Logger == nil {
+		opts.Logger = env.Logger
+	}
 	if env.Opened != nil {
 		d, ok := env.Opened.(*devhost.Device)
 		if !ok {

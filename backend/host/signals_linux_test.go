@@ -21,7 +21,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// onPlans runs f on ranks that have a channel with signals of a plan at its beginning, over a backend with peer pointers and over
+// onPlans runs f on ranks that have a workspace with signals of a plan at its beginning, over a backend with peer pointers and over
 // one without.
 func onPlans(t *testing.T, size int, timeout time.Duration, o memory.SignalsOptions, f func(ctx context.Context, p *plan) error) {
 	for _, far := range []bool{false, true} {
@@ -35,12 +35,12 @@ func onPlans(t *testing.T, size int, timeout time.Duration, o memory.SignalsOpti
 
 // plan is what a plan has.
 type plan struct {
-	memory  *memory.Memory
-	channel *memory.Channel
-	data    int64 // where its buffers begin
-	signals *memory.Signals
-	stream  device.Stream
-	failed  atomic.Int32
+	memory    *memory.Memory
+	workspace *memory.Workspace
+	data      int64 // where its buffers begin
+	signals   *memory.Signals
+	stream    device.Stream
+	failed    atomic.Int32
 }
 
 func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration, o memory.SignalsOptions, f func(ctx context.Context, p *plan) error) error {
@@ -58,16 +58,16 @@ func onPlan(ctx context.Context, g *group.Group, far bool, timeout time.Duration
 		return err
 	}
 	p.data = p.memory.SignalsBytes(o.Channels)
-	if p.channel, err = p.memory.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: p.data + 4096}); err != nil {
+	if p.workspace, err = p.memory.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: p.data + 4096}); err != nil {
 		return err
 	}
-	if p.signals, err = p.channel.Signals(ctx, 0, &o); err != nil {
+	if p.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
 		return err
 	}
 	if p.stream, err = p.memory.Device().NewStream(); err != nil {
 		return err
 	}
-	return errors.Join(f(ctx, p), p.stream.Close(), p.channel.Close(ctx), p.signals.Close(), p.memory.Close(ctx))
+	return errors.Join(f(ctx, p), p.stream.Close(), p.workspace.Close(ctx), p.signals.Close(), p.memory.Close(ctx))
 }
 
 // TestPlanSignals: signals to all and from all are counted across the end of the numbers, and those that were granted are there.
@@ -100,7 +100,7 @@ func TestPlanPuts(t *testing.T) {
 	onPlans(t, 3, time.Minute, o, func(ctx context.Context, p *plan) error {
 		const rounds = 200
 		g := p.memory.Group()
-		own, err := p.channel.Peer(g.Rank())
+		own, err := p.workspace.Peer(g.Rank())
 		if err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func TestPlanSignalsRefused(t *testing.T) {
 			if p.memory.Group().Rank() == 1 {
 				offset, o.Channels, o.Granted = 0, 1, 0
 			}
-			s, err := p.channel.Signals(ctx, offset, &o)
+			s, err := p.workspace.Signals(ctx, offset, &o)
 			if err == nil {
 				return errors.Join(errors.New("it was not refused"), s.Close())
 			}
@@ -244,7 +244,7 @@ func TestPlanSignalsRefused(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		own, err := p.channel.Peer(p.memory.Group().Rank())
+		own, err := p.workspace.Peer(p.memory.Group().Rank())
 		if err != nil {
 			return err
 		}
@@ -262,7 +262,7 @@ func TestPlanSignalsRefused(t *testing.T) {
 			}
 		}
 		if _, err := p.signals.PrepareSend(1, right); !errors.Is(err, errs.ErrInvalid) {
-			return fmt.Errorf("a channel that does not exist: %w", err)
+			return fmt.Errorf("a signal channel that does not exist: %w", err)
 		}
 		return nil
 	})
@@ -290,7 +290,7 @@ func TestPlanPutFails(t *testing.T) {
 		var l link
 		far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
 		m := memory.New(far, g, &memory.Options{KernelTimeout: 300 * time.Millisecond})
-		c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
 			return err
 		}
@@ -349,7 +349,7 @@ func TestFailedPlanSendsNothing(t *testing.T) {
 // sendAfterFailure lets rank 0's plan fail, by a put or by a wait in vain, and sends then.
 func sendAfterFailure(ctx context.Context, m *memory.Memory, l *link, put, recorded bool) error {
 	g := m.Group()
-	c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: 4096})
+	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
 	if err != nil {
 		return err
 	}
@@ -436,7 +436,7 @@ func TestGraphOfClosedPlan(t *testing.T) {
 					b = backendtest.Far(near, g, nil)
 				}
 				m := memory.New(b, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
-				c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
+				c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
 				if err != nil {
 					return err
 				}

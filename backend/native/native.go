@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
-	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
@@ -261,21 +261,14 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	return b, nil
 }
 
+// Preference puts the backend first: it needs no library but the driver.
+func (factory) Preference(bool) int { return 500 }
+
+// Options are none: all that users may set is a setting of symmem.
+func (factory) Options() []backend.Option { return nil }
+
+// Takes reports whether v is a *Options.
+func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
+
 // options are what env says.
-func options(env *backend.Env) (*Options, error) {
-	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, ShareDevice: env.ShareDevice, Multicast: env.Multicast,
-		KernelTimeout: env.KernelTimeout, Getenv: env.Getenv, Logger: env.Logger,
-	}
-	if o.Getenv == nil {
-		o.Getenv = os.Getenv
-	}
-	if env.Opened != nil {
-		d, ok := env.Opened.(*cuda.Device)
-		if !ok {
-			return nil, errs.Invalid("native.New", "device", env.Opened.Name(), "a CUDA device")
-		}
-		o.Opened = d
-	}
-	return o, nil
-}
+func options(env *backend.Env) (*Options, error) { return fromenv.Options[Options](Name, env) }

@@ -2,11 +2,11 @@ package nccl
 
 import (
 	"context"
-	"os"
+	"errors"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/device/cuda"
-	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/multicast"
 )
 
@@ -74,25 +74,31 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	return b, nil
 }
 
+// Preference puts the backend behind native, which needs less around it.
+func (factory) Preference(bool) int { return 400 }
+
+// Options are the library and the kind of window.
+func (factory) Options() []backend.Option {
+	return []backend.Option{
+		fromenv.Library("libnccl.so.2"),
+		{
+			Name: "window", Default: PlainWindow, Values: []string{PlainWindow, SymmetricWindow},
+			Usage: "kind of window: " + PlainWindow + ", or " + SymmetricWindow + ", which lets NCCL take its symmetric kernels; the same on all ranks",
+		},
+	}
+}
+
+// Takes reports whether v is a *Options.
+func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
+
 // options are what env says.
 func options(env *backend.Env) (*Options, error) {
-	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, ShareDevice: env.ShareDevice, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
-		Logger: env.Logger,
+	o, err := fromenv.Options[Options](Name, env)
+	if err != nil {
+		return nil, err
 	}
-	if o.Getenv == nil {
-		o.Getenv = os.Getenv
+	if o.Parent != nil {
+		o.Library, o.Comm = o.Parent.lib.Path(), 0 // the communicator that the program gave is that of the whole group
 	}
-	if env.Opened != nil {
-		d, ok := env.Opened.(*cuda.Device)
-		if !ok {
-			return nil, errs.Invalid("nccl.New", "device", env.Opened.Name(), "a CUDA device")
-		}
-		o.Opened = d
-	}
-	if parent, ok := env.Parent.(*Backend); ok {
-		o.Parent = parent
-		o.Library = parent.lib.Path()
-	}
-	return o, nil
+	return o, errors.Join(fromenv.Text(&o.Library, Name, env, "library"), fromenv.Text(&o.Window, Name, env, "window"))
 }

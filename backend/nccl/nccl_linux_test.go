@@ -549,6 +549,23 @@ func TestSubGroups(t *testing.T) {
 	m.requireClean(t)
 }
 
+func TestOptionsOfEnv(t *testing.T) {
+	vars := map[string]string{LibraryEnv: "/a", WindowEnv: SymmetricWindow}
+	env := &backend.Env{Getenv: func(name string) string { return vars[name] }, Device: "2"}
+	o, err := options(env)
+	require.NoError(t, err)
+	require.Equal(t, []string{"/a", SymmetricWindow, "2"}, []string{o.Library, o.Window, o.Device})
+	env.Options = map[string]string{"nccl-library": "/b"}
+	env.Given = &Options{Window: PlainWindow, Comm: 5}
+	o, err = options(env)
+	require.NoError(t, err)
+	require.Equal(t, []any{"/b", PlainWindow, "2", uintptr(5)}, []any{o.Library, o.Window, o.Device, o.Comm})
+	env.Given, vars[WindowEnv] = nil, "round"
+	_, err = options(env)
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	require.ErrorContains(t, err, `environment variable SYMMEM_NCCL_WINDOW is "round"; allowed: plain, symmetric`)
+}
+
 func TestGivenCommunicator(t *testing.T) {
 	m := newMachine(2)
 	lib, err := nccl.New("/fake/libnccl.so.2", m.library())
@@ -567,12 +584,40 @@ func TestGivenCommunicator(t *testing.T) {
 			}
 			o := m.plain(g.Rank())
 			o.Comm, o.Opened = uintptr(comm.Handle()), d
-			if err := withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			use := func(b *Backend, mem *memory.Memory) error {
 				if b.Comm() != uintptr(comm.Handle()) {
 					return errors.New("another communicator")
 				}
 				return backendtest.TryWindow(ctx, mem, 4096)
-			}); err != nil {
+			}
+			if err := withMemory(ctx, g, o, use); err != nil {
+				return err
+			}
+			// By the backend's name: what the program gives comes to the factory, and a sub-group has a communicator of its own.
+			env := &backend.Env{Group: g, Given: o, LocalRank: 7, Multicast: "on", Logger: slog.New(slog.DiscardHandler), Getenv: func(string) string { return "" }}
+			opened, err := factory{}.Open(ctx, env)
+			if err != nil {
+				return err
+			}
+			b := opened.(*Backend)
+			err = backendtest.WithMemory(ctx, g, b, func(mem *memory.Memory) error {
+				inner := *env
+				inner.Opened, inner.Parent = b.Device(), b
+				s, err := g.Sub(ctx, []int{0, 1})
+				if err != nil {
+					return err
+				}
+				inner.Group = s
+				sub, err := factory{}.Open(ctx, &inner)
+				if err != nil {
+					return errors.Join(err, s.Close(ctx))
+				}
+				if sub.(*Backend).Comm() == uintptr(comm.Handle()) {
+					err = errors.New("the sub-group has the communicator of the whole group")
+				}
+				return errors.Join(err, use(b, mem), sub.Close(ctx), s.Close(ctx))
+			})
+			if err != nil {
 				return err
 			}
 			if err := comm.Destroy(ctx); err != nil {

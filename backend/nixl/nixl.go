@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
-	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
@@ -293,22 +293,27 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	return b, nil
 }
 
+// Preference puts the backend behind those that map memory, and behind host for the memory of the CPU.
+func (factory) Preference(onHost bool) int {
+	if onHost {
+		return -100
+	}
+	return 200
+}
+
+// Options is the library.
+func (factory) Options() []backend.Option {
+	return []backend.Option{fromenv.Library("libnixl_capi.so")}
+}
+
+// Takes reports whether v is a *Options.
+func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
+
 // options are what env says.
 func options(env *backend.Env) (*Options, error) {
-	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, Opened: env.Opened, ShareDevice: env.ShareDevice,
-		NetDevices: env.NetDevices, UnprotectedNetwork: env.UnprotectedNetwork, Rendezvous: env.Rendezvous,
-		KernelTimeout: env.KernelTimeout, Getenv: env.Getenv, Logger: env.Logger,
+	o, err := fromenv.Options[Options](Name, env)
+	if err != nil {
+		return nil, err
 	}
-	if o.Getenv == nil {
-		o.Getenv = os.Getenv
-	}
-	if env.Parent != nil {
-		parent, ok := env.Parent.(*Backend)
-		if !ok {
-			return nil, errs.Invalid("nixl.New", "parent", env.Parent.Name(), "a backend "+Name)
-		}
-		o.Parent = parent
-	}
-	return o, nil
+	return o, fromenv.Text(&o.Library, Name, env, "library")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/backend/internal/survey"
 	"github.com/symmem/symmem/internal/multicast"
 	"github.com/symmem/symmem/internal/nvshmem"
@@ -25,6 +26,17 @@ var (
 func (factory) Unprotected() string {
 	return "NVSHMEM's bootstrap listens on ports of the loopback interface (NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME) without authentication"
 }
+
+// Preference puts the backend behind native and nccl, which need less around them.
+func (factory) Preference(bool) int { return 300 }
+
+// Options are the library and the arena.
+func (factory) Options() []backend.Option {
+	return []backend.Option{fromenv.Library("libnvshmem_host.so.3"), arenaOption}
+}
+
+// Takes reports whether v is a *Options.
+func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
 // Probe opens the GPU and closes it again, and loads the library, which it does not start, and whose environment it leaves
 // alone.
@@ -64,7 +76,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 
 // probing are the options of a probe.
 func probing(env *backend.Env) (Options, error) {
-	o, err := fromEnv(env)
+	o, err := options(env)
 	if err != nil {
 		return Options{}, err
 	}
@@ -72,7 +84,7 @@ func probing(env *backend.Env) (Options, error) {
 }
 
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
-	o, err := fromEnv(env)
+	o, err := options(env)
 	if err != nil {
 		// The others are in New already, or will come to it: they must be told.
 		_, err = backend.Tell(ctx, env.Group, "opening backend nvshmem", member{}, err)
@@ -87,7 +99,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 
 // Preflight starts the library in this process as the only PE, uses it and finalizes it.
 func (factory) Preflight(ctx context.Context, env *backend.Env) error {
-	o, err := fromEnv(env)
+	o, err := options(env)
 	if err != nil {
 		return err
 	}

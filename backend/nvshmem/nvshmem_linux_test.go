@@ -931,16 +931,16 @@ func TestPreflightStartsAndEnds(t *testing.T) {
 	require.ErrorContains(t, Preflight(t.Context(), m.options(0)), "bootstrapped only")
 }
 
-func TestFromEnv(t *testing.T) {
+func TestOptions(t *testing.T) {
 	env := func(arena string) *backend.Env {
 		return &backend.Env{Getenv: func(name string) string { return map[string]string{ArenaEnv: arena}[name] }}
 	}
-	for text, want := range map[string]int64{"": 0, "128M": 128 << 20, "0": -1, "4096": 4096} {
-		o, err := fromEnv(env(text))
+	for text, want := range map[string]int64{"": DefaultArena, "128M": 128 << 20, "0": -1, "4096": 4096} {
+		o, err := options(env(text))
 		require.NoError(t, err)
 		assert.Equal(t, want, o.Arena, text)
 	}
-	_, err := fromEnv(env("much"))
+	_, err := options(env("much"))
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	assert.ErrorContains(t, err, ArenaEnv)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
@@ -26,6 +27,8 @@ const (
 	DefaultChunk = 512 << 20
 	// defaultTimeout is the KernelTimeout unless the options say otherwise.
 	defaultTimeout = 2 * time.Minute
+	// maxBytes is the most that Arena and Chunk may be.
+	maxBytes = 1 << 40
 )
 
 // Options sets what New makes. Nil or zero values mean the defaults.
@@ -84,12 +87,12 @@ func (o *Options) withDefaults() (Options, error) {
 	if all.load == nil {
 		all.load = loadLibrary
 	}
-	const op, most = "nvshmem.New", 1 << 40
-	if all.Arena > most {
-		return all, errs.Invalid(op, "Arena", all.Arena, fmt.Sprintf("at most %d bytes", int64(most)))
+	const op = "nvshmem.New"
+	if all.Arena > maxBytes {
+		return all, errs.Invalid(op, "Arena", all.Arena, fmt.Sprintf("at most %d bytes", int64(maxBytes)))
 	}
-	if all.Chunk < 1 || all.Chunk > most {
-		return all, errs.Invalid(op, "Chunk", all.Chunk, fmt.Sprintf("1 to %d bytes", int64(most)))
+	if all.Chunk < 1 || all.Chunk > maxBytes {
+		return all, errs.Invalid(op, "Chunk", all.Chunk, fmt.Sprintf("1 to %d bytes", int64(maxBytes)))
 	}
 	all.Arena = max(all.Arena, 0)
 	return all, nil
@@ -104,37 +107,33 @@ func loadLibrary(o *nvshmem.Options) (library, error) {
 	return l, nil
 }
 
-// fromEnv are what env says.
-func fromEnv(env *backend.Env) (*Options, error) {
-	o := &Options{
-		Device: env.Device, LocalRank: env.LocalRank, Multicast: env.Multicast, KernelTimeout: env.KernelTimeout, Getenv: env.Getenv,
-		Logger: env.Logger,
+// options are what env says.
+func options(env *backend.Env) (*Options, error) {
+	o, err := fromenv.Options[Options](Name, env)
+	if err != nil {
+		return nil, err
 	}
-	if o.Getenv == nil {
-		o.Getenv = os.Getenv
+	if err := fromenv.Text(&o.Library, Name, env, "library"); err != nil {
+		return nil, err
 	}
-	if text := o.Getenv(ArenaEnv); text != "" {
-		bytes, ok := nvshmem.ParseSize(text)
-		if !ok {
-			return nil, errs.Invalid("nvshmem.New", "environment variable "+ArenaEnv, text, "a number of bytes, as 64M")
-		}
+	if o.Arena != 0 {
+		return o, nil
+	}
+	text, err := env.Option(Name, "arena")
+	if err != nil {
+		return nil, err
+	}
+	if bytes, ok := nvshmem.ParseSize(text); ok {
 		if o.Arena = bytes; bytes == 0 {
 			o.Arena = -1
 		}
 	}
-	if env.Parent != nil {
-		p, ok := env.Parent.(*Backend)
-		if !ok {
-			return nil, errs.Invalid("nvshmem.New", "parent", env.Parent.Name(), "a backend nvshmem")
-		}
-		o.Parent = p
-	}
-	if env.Opened != nil {
-		d, ok := env.Opened.(*cuda.Device)
-		if !ok {
-			return nil, errs.Invalid("nvshmem.New", "device", env.Opened.Name(), "a CUDA device")
-		}
-		o.Opened = d
-	}
 	return o, nil
+}
+
+// arenaOption is the option of that name.
+var arenaOption = backend.Option{
+	Name: "arena", Default: fmt.Sprintf("%dM", DefaultArena>>20), Form: fmt.Sprintf("a number of bytes, as 64M, at most %dG", maxBytes>>30),
+	Check: func(value string) bool { bytes, ok := nvshmem.ParseSize(value); return ok && bytes <= maxBytes },
+	Usage: "memory for groups of only some of the ranks, in bytes; 0 is none",
 }

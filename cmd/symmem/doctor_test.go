@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -183,6 +184,32 @@ func TestDoctorProbesWithTheSettings(t *testing.T) {
 	assert.Contains(t, findingOf(d, "picky").Reason, "device 7 is not there")
 	d = diagnosed(t, exit.OK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "3")
 	assert.Equal(t, "picky", d.Verdict.Backend)
+}
+
+// TestDoctorKnowsBackendsOptions: a backend's own option is a flag, is shown with its source, reaches the probe, and is judged.
+func TestDoctorKnowsBackendsOptions(t *testing.T) {
+	d := diagnosed(t, exit.Failure, environ(brokenVar+"=1"), "--backend", "picky", "--device", "4")
+	assert.Contains(t, d.Config.Settings, doctor.Setting{Key: "picky-last-device", Value: "3", Source: "default"})
+	d = diagnosed(t, exit.OK, environ(brokenVar+"=1"), "--backend", "picky", "--device", "4", "--picky-last-device", "5")
+	assert.Equal(t, "picky", d.Verdict.Backend)
+	assert.Contains(t, d.Config.Settings, doctor.Setting{Key: "picky-last-device", Value: "5", Source: "flag --picky-last-device"})
+	d = diagnosed(t, exit.OK, environ(brokenVar+"=1", "SYMMEM_PICKY_LAST_DEVICE=4"), "--backend", "picky", "--device", "4")
+	assert.Equal(t, "picky", d.Verdict.Backend)
+
+	// The file's reaches the probe too.
+	file := filepath.Join(t.TempDir(), "settings.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("picky-last-device: 4\n"), 0o600))
+	r := call(t, "", environ(brokenVar+"=1"), "doctor", "--backend", "picky", "--device", "4", "--config", file)
+	assert.Equal(t, exit.OK, r.status, r.out)
+	assert.Regexp(t, `picky-last-device +4 +file `, r.out)
+
+	d = diagnosed(t, exit.Failure, environ("SYMMEM_PICKY_LAST_DEVICE=9", "SYMMEM_PICKY_FIRST_DEVICE=0", "SYMMEM_TOY_SIZE=1"))
+	for _, part := range []string{`picky-last-device is "9"; allowed: 3, 4, 5`, "SYMMEM_PICKY_FIRST_DEVICE; allowed", "SYMMEM_PICKY_LAST_DEVICE is the nearest",
+		"there is no backend toy in this program"} {
+		assert.Contains(t, d.Config.Error, part)
+	}
+	r = call(t, "", environ(), "doctor", "--help")
+	assert.Regexp(t, `--picky-last-device string +backend picky: last device that there is`, r.out)
 }
 
 func TestDoctorOfABadConfiguration(t *testing.T) {

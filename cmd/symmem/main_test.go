@@ -101,14 +101,24 @@ func (b broken) Open(ctx context.Context, env *backend.Env) (backend.Backend, er
 	return nil, fmt.Errorf("nothing to open: %w", errs.ErrUnsupported)
 }
 
-// picky is a backend that has the devices 0 to 3.
+// picky is a backend that has the devices 0 to 3, or up to another one that its option names.
 type picky struct{ broken }
 
+func (picky) Options() []backend.Option {
+	return []backend.Option{{Name: "last-device", Default: "3", Values: []string{"3", "4", "5"}, Usage: "last device that there is"}}
+}
+
+func (picky) Takes(any) bool { return false }
+
 func (picky) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
+	last, err := env.Option("picky", "last-device")
+	if err != nil {
+		return backend.Capabilities{}, err
+	}
 	switch {
 	case os.Getenv(brokenVar) == "":
 		return backend.Capabilities{}, fmt.Errorf("libabsent.so is not there; install it: %w", errs.ErrUnavailable)
-	case env.Device > "3":
+	case env.Device > last:
 		return backend.Capabilities{}, fmt.Errorf("device %s is not there: %w", env.Device, errs.ErrUnavailable)
 	}
 	return backend.Capabilities{PeerPointers: true}, nil
@@ -134,7 +144,7 @@ func idleRank() error {
 	if err != nil {
 		return err
 	}
-	t, err := r.Empty(ctx, tensor.Float32, 1<<20)
+	t, err := r.Zeros(ctx, tensor.Float32, 1<<20)
 	if err != nil {
 		return err
 	}

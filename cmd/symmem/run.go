@@ -40,7 +40,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 		if grace <= 0 {
 			return exit.Usagef("--grace is %v; more than 0 is allowed, like 10s", grace)
 		}
-		cfg, err := settings.Load(cmd.Flags(), a.Environ)
+		cfg, err := settings.LoadForProgram(cmd.Flags(), a.Environ)
 		if err != nil {
 			return err
 		}

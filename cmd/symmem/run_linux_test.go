@@ -62,6 +62,20 @@ func TestRunStatus(t *testing.T) {
 	}
 }
 
+// TestRunPassesBackendsOptions: a backend's option that is given as a flag reaches the ranks as its variable, and that of a backend that only
+// the program may have is none of run's business; a typing error is.
+func TestRunPassesBackendsOptions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "settings.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("toy-colour: red\n"), 0o600))
+	r := call(t, "", environ("SYMMEM_TOY_SIZE=7", "SYMMEM_CONFIG="+file), "run", "-n", "1", "--picky-last-device", "4", "sh", "-c",
+		`echo "$SYMMEM_PICKY_LAST_DEVICE $SYMMEM_TOY_SIZE"`)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Equal(t, "[0] 4 7\n", r.out)
+	r = call(t, "", environ("SYMMEM_PICKY_LAST_DEVISE=7"), "run", "-n", "1", "true")
+	assert.Equal(t, exit.Usage, r.status)
+	assert.Contains(t, r.err, "SYMMEM_PICKY_LAST_DEVICE is the nearest")
+}
+
 func TestRunPrefixesLines(t *testing.T) {
 	r := call(t, "", environ(), "run", "-n", "3", "sh", "-c", `echo "out $RANK"; echo "err $SYMMEM_RANK" >&2; printf "no end"`)
 	require.Equal(t, exit.OK, r.status, r.err)

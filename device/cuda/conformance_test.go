@@ -43,6 +43,17 @@ func TestConformance(t *testing.T) {
 		h.Allocates = []string{"all"} // the fake itself does
 		devicetest.Run(t, h)
 	})
+	// Host functions are work of the CPU once there was some.
+	t.Run("fake with work of the CPU", func(t *testing.T) {
+		h := h
+		h.Open = func(t testing.TB, o devicetest.Options) device.Device {
+			f := newFake(1)
+			t.Cleanup(func() { f.assertEmpty(t) })
+			return served(t, openFake(t, f, &cuda.Options{WaitTimeout: o.WaitTimeout, Err: o.Err}))
+		}
+		h.Allocates = []string{"all"}
+		devicetest.Run(t, h)
+	})
 	t.Run("gpu", func(t *testing.T) {
 		open(t, nil) // or the test ends here; and while it is open the context stays
 		h := h
@@ -51,6 +62,55 @@ func TestConformance(t *testing.T) {
 		}
 		h.Allocates = []string{"HostFunc", "WaitValue32", "nested Graph.Launch"}
 		devicetest.Run(t, h)
+	})
+	t.Run("gpu with work of the CPU", func(t *testing.T) {
+		open(t, nil)
+		h := h
+		h.Open = func(t testing.TB, o devicetest.Options) device.Device {
+			return served(t, open(t, &cuda.Options{WaitTimeout: o.WaitTimeout, Err: o.Err}))
+		}
+		h.Allocates = []string{"HostFunc", "WaitValue32", "nested Graph.Launch"}
+		devicetest.Run(t, h)
+	})
+}
+
+// served gives the device after it has done work of the CPU.
+func served(t testing.TB, d *cuda.Device) *cuda.Device {
+	s := newStream(t, d)
+	work := &heldCopy{d: d, to: alloc(t, d, 64)}
+	work.may.Store(true)
+	require.NoError(t, s.HostWork(work))
+	synchronize(t, s)
+	require.NoError(t, s.Close())
+	require.NoError(t, d.Free(work.to))
+	return d
+}
+
+// Many host functions that have yet to run hold up neither the caller nor copies to other places of the device that work of the CPU makes.
+func TestManyHostFuncsBehindWork(t *testing.T) {
+	onEach(t, &cuda.Options{WaitTimeout: 20 * time.Second}, func(t *testing.T, d *cuda.Device) {
+		served(t, d)
+		s := newStream(t, d)
+		work := &heldCopy{d: d, to: alloc(t, d, 64)}
+		var ran atomic.Int32
+		require.NoError(t, s.HostWork(work))
+		enqueued := make(chan error, 1)
+		go func() {
+			var err error
+			for range 400 {
+				err = errors.Join(err, s.HostFunc(func() { ran.Add(1) }))
+			}
+			enqueued <- err
+		}()
+		select {
+		case err := <-enqueued:
+			require.NoError(t, err)
+		case <-time.After(10 * time.Second):
+			require.Fail(t, "enqueueing host functions waits for those before")
+		}
+		work.may.Store(true)
+		synchronize(t, s)
+		require.EqualValues(t, 400, ran.Load())
 	})
 }
 

@@ -169,23 +169,61 @@ func RunHostFunc(data uintptr) {
 // run runs the function and keeps its failure.
 func (c callback) run(ended chan<- struct{}) {
 	defer close(ended)
-	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		failed := &device.WorkError{Op: "HostFunc", Err: errGoexit}
-		if v := recover(); v != nil {
-			failed.Err = &device.PanicError{Value: v, Stack: string(debug.Stack())}
-		}
+	runFunc(c.fn, func(err error) {
+		failed := &device.WorkError{Op: opHostFunc, Err: err}
 		if c.of != nil {
 			c.of.fail(c.dev, failed)
 			return
 		}
 		c.stream.fail(failed)
+	})
+}
+
+// opHostFunc is the name of host functions in errors.
+const opHostFunc = "HostFunc"
+
+// runFunc runs fn, and calls failed if it does not return, while the goroutine is still there.
+func runFunc(fn func(), failed func(error)) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if v := recover(); v != nil {
+			failed(&device.PanicError{Value: v, Stack: string(debug.Stack())})
+			return
+		}
+		failed(errGoexit)
 	}()
-	c.fn()
+	fn()
 	returned = true
+}
+
+// hostCall is a host function as work of the CPU, which it is as soon as the device has a proxy. The driver carries out few host functions
+// at a time: the call that enqueues one too many waits until another has run, and holds a lock meanwhile that copies between GPUs need.
+// Such a copy may be what the stream, and so the other function, waits for (seen with NIXL on 2 H200, driver 580).
+type hostCall func()
+
+// Start runs the function on a goroutine of its own.
+func (f hostCall) Start() (device.HostProgress, error) {
+	run := make(hostCallRun, 1)
+	go func() {
+		defer close(run)
+		runFunc(f, func(err error) { run <- err })
+	}()
+	return run, nil
+}
+
+// hostCallRun gives the failure, if there is one, and is closed when the function has ended.
+type hostCallRun chan error
+
+func (r hostCallRun) Poll() (ended bool, err error) {
+	select {
+	case err := <-r:
+		return true, err
+	default:
+		return false, nil
+	}
 }
 
 // HostFunc enqueues a call of fn on some goroutine; the stream goes on when it has returned. fn must not call anything of this
@@ -196,10 +234,14 @@ func (s *Stream) HostFunc(fn func()) error {
 	if fn == nil {
 		return errs.Invalid(call, "fn", nil, "a function")
 	}
-	if err := s.lock(call); err != nil {
+	behind, err := s.lockBehind(call)
+	if err != nil {
 		return err
 	}
 	defer s.unlock()
+	if s.dev.proxy.serves.Load() {
+		return s.addWork(call, hostCall(fn), behind)
+	}
 	entry := callback{dev: s.dev, fn: fn, stream: s}
 	c := s.recording()
 	if c != nil {

@@ -69,6 +69,12 @@ type workJob struct {
 	work    device.HostWork
 }
 
+// call reports whether the work is a host function.
+func (j workJob) call() bool {
+	_, call := j.work.(hostCall)
+	return call
+}
+
 // laneState is what a look at a lane has found.
 type laneState int
 
@@ -161,6 +167,7 @@ func (l *workLane) watch(now time.Time) bool {
 	var why error
 	switch {
 	case l.began.IsZero() || l.cut:
+	case l.jobs[l.next].call(): // it lasts as long as it lasts
 	case closing:
 		why = errClosing
 	case now.Sub(l.began) >= l.dev.waitTimeout:
@@ -222,6 +229,9 @@ func (l *workLane) fail(job workJob, err error) {
 		name = named.String()
 	}
 	failed := &device.WorkError{Op: "HostWork(" + name + ")", Err: err}
+	if job.call() {
+		failed.Op = opHostFunc
+	}
 	if l.parts != nil {
 		l.parts.fail(l.dev, failed)
 	} else {
@@ -326,6 +336,11 @@ func (s *Stream) HostWork(w device.HostWork) error {
 		return err
 	}
 	defer s.unlock()
+	return s.addWork(call, w, behind)
+}
+
+// addWork enqueues work or records it; the stream is locked.
+func (s *Stream) addWork(call string, w device.HostWork, behind *workLane) error {
 	if c := s.recording(); c != nil {
 		return s.recordWork(call, c, w, behind)
 	}
@@ -403,6 +418,7 @@ type proxy struct {
 
 	pending atomic.Int64  // launches of graphs, once for each of their lanes, whose runs have not ended
 	changes atomic.Uint64 // of lanes
+	serves  atomic.Bool   // there was work: the goroutine runs, or ran
 
 	left []device.HostProgress // runs that were cut off; only the goroutine touches them
 
@@ -437,6 +453,7 @@ func (p *proxy) watch(lanes ...*workLane) error {
 	}
 	if p.wake == nil {
 		p.wake, p.ended = make(chan struct{}, 1), make(chan struct{})
+		p.serves.Store(true)
 		go p.run()
 	}
 	p.awake()

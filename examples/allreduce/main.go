@@ -67,7 +67,7 @@ func start(ctx context.Context) error {
 // run is the program of one rank.
 func run(ctx context.Context, r *symmem.Rank) error {
 	// Every rank allocates alike. After the rendezvous each can reach every other's copy.
-	t, err := r.Empty(ctx, tensor.Float32, 4096, 1024)
+	t, err := r.Zeros(ctx, tensor.Float32, 4096, 1024)
 	if err != nil {
 		return err
 	}

@@ -42,11 +42,11 @@ func start(ctx context.Context, cfg config.Config) error {
 func run(ctx context.Context, r *symmem.Rank) error {
 	const channel = 0
 	next, prev := (r.Rank()+1)%r.WorldSize(), (r.Rank()+r.WorldSize()-1)%r.WorldSize()
-	inbox, err := r.Empty(ctx, tensor.Int64, 1) // where the token arrives
+	inbox, err := r.Zeros(ctx, tensor.Int64, 1) // where the token arrives
 	if err != nil {
 		return err
 	}
-	outbox, err := r.Empty(ctx, tensor.Int64, 1) // where it is sent from
+	outbox, err := r.Zeros(ctx, tensor.Int64, 1) // where it is sent from
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func main() {
 	check(err)
 	defer r.Close(ctx)
 
-	t, err := r.Empty(ctx, tensor.BFloat16, 4096, 1024) // every rank allocates alike
+	t, err := r.Zeros(ctx, tensor.BFloat16, 4096, 1024) // every rank allocates alike
 	check(err)
 	defer t.Close(ctx)
 	check(t.Rendezvous(ctx)) // collective: now every rank reaches every other's copy

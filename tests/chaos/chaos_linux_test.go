@@ -35,6 +35,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// The kinds of attacks, which the random numbers depend on.
+const (
+	failures uint64 = 1 + iota
+	limits
+	kills
+	pauses
+)
+
 // worldSize is the number of ranks: some that were attacked, some that look on.
 const worldSize = 3
 
@@ -50,33 +58,32 @@ func requireTraps(t *testing.T) {
 // TestSystemCalls lets system calls fail.
 func TestSystemCalls(t *testing.T) {
 	requireTraps(t)
-	attack(t, 1, failingCall)
+	attack(t, failures, failingCall)
 }
 
 // TestFewFiles limits the open files to 8 to 200.
-func TestFewFiles(t *testing.T) { attack(t, 2, fewFiles) }
+func TestFewFiles(t *testing.T) { attack(t, limits, fewFiles) }
 
 // TestKills kills a rank.
 func TestKills(t *testing.T) {
 	requireTraps(t)
-	attack(t, 3, killed)
+	attack(t, kills, killed)
 }
 
 // TestPauses stops a rank for 0.5 to 4 s, after which all goes on.
 func TestPauses(t *testing.T) {
 	requireTraps(t)
-	attack(t, 4, stopped)
+	attack(t, pauses, stopped)
 }
 
 // attack makes faults and lets them happen, until the test's share of the time is over, at least one.
 func attack(t *testing.T, kind uint64, make func(r *rand.Rand, size int) *fault) {
-	const kinds = 4
 	t.Logf("-chaos.seed=%d", *seed)
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	began := time.Now()
-	for i := 1; time.Since(began) < *budget/kinds || i == 1 || i <= *only; i++ {
-		f := make(rand.New(rand.NewPCG(*seed, kind<<32|uint64(i))), worldSize)
+	for i := 1; time.Since(began) < *budget/time.Duration(pauses) || i == 1 || i <= *only; i++ {
+		f := make(attackRand(*seed, kind, i), worldSize)
 		if *only > 0 && i != *only {
 			continue
 		}

@@ -226,7 +226,7 @@ func job(ctx context.Context, cfg config.Config, stage func(string) error) (err 
 				return err
 			}
 		}
-		t, err := r.Empty(ctx, tensor.Float32, jobElements)
+		t, err := r.Zeros(ctx, tensor.Float32, jobElements)
 		if err != nil {
 			return err
 		}
@@ -362,7 +362,7 @@ func inSubGroup(ctx context.Context, r *symmem.Rank, s device.Stream) (err error
 	}()
 	var pair [2]*tensor.Tensor
 	for i := range pair {
-		if pair[i], err = sub.Empty(ctx, tensor.Float32, 10); err != nil {
+		if pair[i], err = sub.Zeros(ctx, tensor.Float32, 10); err != nil {
 			return err
 		}
 		if err = pair[i].Rendezvous(ctx); err != nil {

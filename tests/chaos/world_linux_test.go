@@ -82,7 +82,9 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 			w.cmd.Env = append(w.cmd.Env, f.environ()...)
 		}
 		w.cmd.Stdout, w.cmd.Stderr = &w.noise, &w.noise
-		w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		// Each is in a process group of its own. When the shell that started the tests in its background ends while one that it has stopped
+		// is in the tests' group, the kernel sends SIGHUP to all of that group: the tests would end without a word.
+		w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		// One that hangs says where.
 		w.cmd.Cancel = func() error { return w.cmd.Process.Signal(syscall.SIGQUIT) }
 		w.cmd.WaitDelay = 5 * time.Second

@@ -310,8 +310,8 @@ var mutants = []mutant{
 		new: "o.Channels < 1",
 	},
 	{
-		file: "memory/signal_plan.go", why: "signals may lie beyond their channel", tests: inSends,
-		old: "offset < 0 || offset%padStride != 0 || offset > c.Bytes()-m.padBytes(o.Channels)",
+		file: "memory/signal_plan.go", why: "signals may lie beyond their workspace", tests: inSends,
+		old: "offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels)",
 		new: "offset < 0",
 	},
 	{
@@ -340,7 +340,7 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "memory/signal_device.go", why: "a plan's pads on GPUs are at the beginning of its channel", tests: onFakes,
+		file: "memory/signal_device.go", why: "a plan's pads on GPUs are at the beginning of its workspace", tests: onFakes,
 		old: "\t\tp = p.Add(offset)\n",
 		new: "",
 	},
@@ -697,9 +697,9 @@ var mutants = []mutant{
 		new: "\t\tw.signal(part)\n\t\tif part.put != nil {\n\t\t\t_, _ = part.put.Start()\n\t\t}",
 	},
 	{
-		file: "memory/send.go", why: "sends into a channel go to the beginning of the workspace", tests: inPlans,
-		old: "w, offset = p.channel.block.window, p.channel.span.start+offset",
-		new: "w = p.channel.block.window",
+		file: "memory/send.go", why: "sends into a workspace go to the beginning of its block", tests: inPlans,
+		old: "w, offset = p.workspace.block.window, p.workspace.span.start+offset",
+		new: "w = p.workspace.block.window",
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
@@ -722,23 +722,23 @@ var mutants = []mutant{
 		new: "false",
 	},
 	{
-		file: "memory/workspace.go", why: "channels are not cleared", tests: inSends,
-		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, c.span.bytes)\n",
+		file: "memory/workspace.go", why: "workspaces are not cleared", tests: inSends,
+		old: "\t\terr = zero(context.WithoutCancel(ctx), m.device, p, w.span.bytes)\n",
 		new: "\t\t_ = p\n",
 	},
 	{
-		file: "memory/workspace.go", why: "ranks do not vote whether a channel is clear", tests: inSends,
-		old: "\tif err := m.group.Vote(ctx, \"clearing a channel\", err); err != nil {",
+		file: "memory/workspace.go", why: "ranks do not vote whether a workspace is clear", tests: inSends,
+		old: "\tif err := m.group.Vote(ctx, \"clearing a workspace\", err); err != nil {",
 		new: "\tif err != nil {",
 	},
 	{
-		file: "memory/workspace.go", why: "a channel is closed while peers use it", tests: inSends,
-		old: "\tbusy, err := m.quiesce(ctx, \"closing a channel\", false)\n",
+		file: "memory/workspace.go", why: "a workspace is closed while peers use it", tests: inSends,
+		old: "\tbusy, err := m.quiesce(ctx, \"closing a workspace\", false)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
-		file: "memory/workspace.go", why: "channels are not aligned", tests: inSends,
-		old: "\tneed := (bytes + channelAlign - 1) / channelAlign * channelAlign\n",
+		file: "memory/workspace.go", why: "workspaces are not aligned", tests: inSends,
+		old: "\tneed := (bytes + workspaceAlign - 1) / workspaceAlign * workspaceAlign\n",
 		new: "\tneed := bytes\n",
 	},
 	{
@@ -747,9 +747,9 @@ var mutants = []mutant{
 		new: "len(b.free) == 1",
 	},
 	{
-		file: "memory/workspace.go", why: "all channels begin where the workspace does", tests: inSends,
-		old: "\treturn c.block.window.Peer(rank, c.span.start)\n}",
-		new: "\treturn c.block.window.Peer(rank, 0)\n}",
+		file: "memory/workspace.go", why: "all workspaces begin where their block does", tests: inSends,
+		old: "\treturn w.block.window.Peer(rank, w.span.start)\n}",
+		new: "\treturn w.block.window.Peer(rank, 0)\n}",
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not vote whether all have workspace", tests: inSends,
@@ -772,14 +772,14 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "tensor/tensor.go", why: "slices outlive their tensor", tests: inTensor,
-		old: "\tif t.closed.Load() || t.storage.freed.Load() {\n\t\treturn fmt",
-		new: "\tif t.closed.Load() {\n\t\treturn fmt",
+		file: "tensor/tensor.go", why: "slices outlive what they are slices of", tests: inTensor,
+		old: "; part = part.whole {\n\t\tif part.closed.Load() {",
+		new: "; part = nil {\n\t\tif part.closed.Load() {",
 	},
 	{
 		file: "tensor/tensor.go", why: "a closed slice can be used", tests: inTensor,
-		old: "\tif t.closed.Load() || t.storage.freed.Load() {\n\t\treturn fmt",
-		new: "\tif t.storage.freed.Load() {\n\t\treturn fmt",
+		old: "\t\tif part.closed.Load() {",
+		new: "\t\tif part.whole == nil && part.closed.Load() {",
 	},
 	{
 		file: "tensor/tensor.go", why: "ranks do not compare the place of a slice", tests: inTensor,
@@ -822,34 +822,49 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "tensor/tensor.go", why: "puts to slices go to the allocation's beginning", tests: inTensor,
-		old: "backend.Write, peer, w, t.offset, src",
-		new: "backend.Write, peer, w, 0, src",
+		file: "tensor/transfer.go", why: "puts to slices go to the allocation's beginning", tests: inTensor,
+		old: "backend.Write, peer, w, t.offset, local",
+		new: "backend.Write, peer, w, 0, local",
 	},
 	{
-		file: "tensor/tensor.go", why: "gets from slices come from the allocation's beginning", tests: inTensor,
-		old: "backend.Read, peer, w, t.offset, dst",
-		new: "backend.Read, peer, w, 0, dst",
+		file: "tensor/transfer.go", why: "gets from slices come from the allocation's beginning", tests: inTensor,
+		old: "backend.Read, peer, w, t.offset, local",
+		new: "backend.Read, peer, w, 0, local",
 	},
 	{
-		file: "tensor/tensor.go", why: "transfers between dtypes", tests: inTensor,
+		file: "tensor/transfer.go", why: "transfers between dtypes", tests: inTensor,
 		old: "\tcase other.DType() != remote.DType():",
 		new: "\tcase false:",
 	},
 	{
-		file: "tensor/tensor.go", why: "transfers between sizes", tests: inTensor,
+		file: "tensor/transfer.go", why: "transfers between sizes", tests: inTensor,
 		old: "\tcase other.Bytes() != remote.Bytes():",
 		new: "\tcase false:",
 	},
 	{
-		file: "tensor/tensor.go", why: "transfers between groups", tests: inTensor,
+		file: "tensor/transfer.go", why: "transfers between groups", tests: inTensor,
 		old: "\tcase other.Memory() != remote.Memory():",
 		new: "\tcase false:",
 	},
 	{
-		file: "tensor/tensor.go", why: "PutSignal does not signal", tests: inTensor,
-		old: "\treturn t.Signal(s, peer, channel)\n}\n\n// Get",
-		new: "\treturn nil\n}\n\n// Get",
+		file: "memory/transfer.go", why: "PutSignal does not signal", tests: inTensor,
+		old: "\treturn sig.signal(s, peer, channel)\n",
+		new: "\t_ = sig\n\treturn nil\n",
+	},
+	{
+		file: "memory/transfer.go", why: "a put whose signal is refused is put all the same", tests: inTensor,
+		old: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n",
+		new: "\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n",
+	},
+	{
+		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
+		old: "\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n\treturn sig.signal(s, peer, channel)\n",
+		new: "\tif err := sig.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\treturn m.Copy(s, backend.Write, peer, w, offset, local, bytes)\n",
+	},
+	{
+		file: "tensor/transfer.go", why: "puts with a signal go to the beginning of the allocation", tests: inTensor,
+		old: "PutSignal(s, peer, w, t.offset, local",
+		new: "PutSignal(s, peer, w, 0, local",
 	},
 	{
 		file: "tensor/tensor.go", why: "slices longer than what is left", tests: inTensor,
@@ -863,8 +878,33 @@ var mutants = []mutant{
 	},
 	{
 		file: "tensor/tensor.go", why: "slices have no rendezvous", tests: inTensor,
-		old: "\tsub.window.Store(t.window.Load())\n",
-		new: "",
+		old: "; part = part.whole {\n\t\tif w := part",
+		new: "; part = nil {\n\t\tif w := part",
+	},
+	{
+		file: "tensor/tensor.go", why: "a rendezvous of a slice is its tensor's too", tests: inTensor,
+		old: "\tt.window.Store(w)\n",
+		new: "\tfor part := t; part != nil; part = part.whole {\n\t\tpart.window.Store(w)\n\t}\n",
+	},
+	{
+		file: "tensor/tensor.go", why: "slices say that they begin where their window does", tests: inTensor,
+		old: "\treturn w, t.offset, nil\n",
+		new: "\treturn w, 0, nil\n",
+	},
+	{
+		file: "tensor/tensor.go", why: "peer tables of slices without elements have addresses", tests: inTensor,
+		old: "\t\tif t.bytes == 0 {\n\t\t\tp = 0\n\t\t}\n\t\twords",
+		new: "\t\twords",
+	},
+	{
+		file: "tensor/tensor.go", why: "contiguous views without elements have an address", tests: inTensor,
+		old: "\tif t.bytes == 0 {\n\t\tp = 0\n\t}\n\tv := ",
+		new: "\tv := ",
+	},
+	{
+		file: "tensor/tensor.go", why: "adopted memory at odd addresses", tests: inTensor,
+		old: "\tcase uint64(p)%uint64(size) != 0:",
+		new: "\tcase false && uint64(p)%uint64(size) != 0:",
 	},
 	{
 		file: "tensor/tensor.go", why: "a tensor whose close was refused cannot be used", tests: inTensor,
@@ -882,9 +922,29 @@ var mutants = []mutant{
 		new: "\t\treturn t.Err()\n",
 	},
 	{
-		file: "tensor/tensor.go", why: "prepared transfers go to the allocation's beginning", tests: inTensor,
+		file: "tensor/transfer.go", why: "prepared transfers go to the allocation's beginning", tests: inTensor,
 		old: "Window: w, Offset: offset, Bytes: p.Remote.Bytes()}",
-		new: "Window: w, Bytes: p.Remote.Bytes()}",
+		new: "Window: w, Bytes: p.Remote.Bytes() + 0*offset}",
+	},
+	{
+		file: "tensor/transfer.go", why: "the name of a tensor is not in the errors of transfers of it", tests: inTensor,
+		old: "\treturn x, named(pairs[0].Remote.Name(), err)\n",
+		new: "\treturn x, err\n",
+	},
+	{
+		file: "tensor/host.go", why: "a Go slice of a view with gaps", tests: inTensor,
+		old: "\tif v.gaps() {",
+		new: "\tif false {",
+	},
+	{
+		file: "tensor/host.go", why: "a Go slice at an odd address", tests: inTensor,
+		old: "uint64(v.ptr)%uint64(size) != 0",
+		new: "false",
+	},
+	{
+		file: "tensor/view.go", why: "one row has a gap behind it", tests: inTensor,
+		old: "v.shape[0] > 1 && ",
+		new: "",
 	},
 	{
 		file: "tensor/view.go", why: "reads beyond a view", tests: inTensor,

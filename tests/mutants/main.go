@@ -191,5 +191,5 @@ func (s stage) run(dir, binary string) (string, error) {
 	return string(said[:min(len(said), 140)]), nil
 }
 
-// failure is a line of a test binary that tells of one: a test's end, a case of the suite, a panic.
-var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|\w+\.go:\d+: [a-z_]+/.*|panic: .*|fatal error: .*)`)
+// failure is a line of a test binary that tells of one: a test's end, a panic.
+var failure = regexp.MustCompile(`^\s*(--- FAIL: \S+|panic: .*|fatal error: .*)`)

@@ -68,7 +68,7 @@ func agreementCases() []Case {
 			if e.R.Capabilities().CollectiveAllocate {
 				return nil
 			}
-			t, err := e.R.Empty(ctx, tensor.Int64, 100)
+			t, err := e.R.Zeros(ctx, tensor.Int64, 100)
 			if err != nil {
 				return err
 			}
@@ -82,11 +82,11 @@ func agreementCases() []Case {
 			return t.Close(ctx)
 		}),
 		mk("order", func(ctx context.Context, e *Env) error {
-			a, err := tensor.EmptyNamed(ctx, e.R.Memory(), "weights", tensor.Float32, 64)
+			a, err := tensor.ZerosNamed(ctx, e.R.Memory(), "weights", tensor.Float32, 64)
 			if err != nil {
 				return err
 			}
-			b, err := tensor.EmptyNamed(ctx, e.R.Memory(), "biases", tensor.Float32, 64)
+			b, err := tensor.ZerosNamed(ctx, e.R.Memory(), "biases", tensor.Float32, 64)
 			if err != nil {
 				return err
 			}
@@ -100,7 +100,7 @@ func agreementCases() []Case {
 			return closeAll(ctx, a, b)
 		}),
 		mk("another_call", func(ctx context.Context, e *Env) error {
-			t, err := e.R.Empty(ctx, tensor.Float32, 64)
+			t, err := e.R.Zeros(ctx, tensor.Float32, 64)
 			if err != nil {
 				return err
 			}
@@ -115,7 +115,7 @@ func agreementCases() []Case {
 			return t.Close(ctx)
 		}),
 		mk("one_rank_fails", func(ctx context.Context, e *Env) error {
-			t, err := e.R.Empty(ctx, tensor.Float32, 64)
+			t, err := e.R.Zeros(ctx, tensor.Float32, 64)
 			if err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func agreementCases() []Case {
 			return t.Close(ctx)
 		}),
 		mk("one_rank_gives_up", func(ctx context.Context, e *Env) error {
-			t, err := e.R.Empty(ctx, tensor.Float32, 64)
+			t, err := e.R.Zeros(ctx, tensor.Float32, 64)
 			if err != nil {
 				return err
 			}
@@ -209,7 +209,7 @@ func agreementCases() []Case {
 // mismatched allocates a tensor whose shape or dtype is not the same on all ranks, and expects the error at the collective
 // call that compares them.
 func mismatched(ctx context.Context, e *Env, dtype tensor.DType, shape []int64, values ...string) error {
-	t, err := e.R.Empty(ctx, dtype, shape...)
+	t, err := e.R.Zeros(ctx, dtype, shape...)
 	if err != nil {
 		if e.R.Capabilities().CollectiveAllocate {
 			return wantError("tensors that differ", err, errs.ErrMismatch)
@@ -236,7 +236,7 @@ func namesAll(e *Env, err error, values ...string) error {
 
 // worksAfterwards is a rendezvous and an exchange of data, to show that the group still works.
 func worksAfterwards(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Int64, 8)
+	t, err := e.R.Zeros(ctx, tensor.Int64, 8)
 	if err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
@@ -245,7 +245,7 @@ func worksAfterwards(ctx context.Context, e *Env) error {
 	}
 	next := (e.R.Rank() + 1) % e.R.WorldSize()
 	prev := (e.R.Rank() + e.R.WorldSize() - 1) % e.R.WorldSize()
-	src, err := e.R.Empty(ctx, tensor.Int64, 8)
+	src, err := e.R.Zeros(ctx, tensor.Int64, 8)
 	if err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}

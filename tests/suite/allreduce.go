@@ -758,7 +758,7 @@ func choiceCase(ctx context.Context, e *Env) error {
 
 // planErrorsCase: what a plan refuses.
 func planErrorsCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 100)
+	t, err := e.R.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -768,11 +768,11 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 	if err := t.Rendezvous(ctx); err != nil {
 		return err
 	}
-	longer, err := e.R.Empty(ctx, tensor.Float32, 101)
+	longer, err := e.R.Zeros(ctx, tensor.Float32, 101)
 	if err != nil {
 		return err
 	}
-	ints, err := e.R.Empty(ctx, tensor.Int32, 100)
+	ints, err := e.R.Zeros(ctx, tensor.Int32, 100)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ func badShapesCase(ctx context.Context, e *Env) error {
 		return nil
 	}
 	try := func(dtype tensor.DType, shape ...int64) error {
-		t, err := e.R.Empty(ctx, dtype, shape...)
+		t, err := e.R.Zeros(ctx, dtype, shape...)
 		if err == nil {
 			err = errors.Join(errors.New("no error"), t.Close(ctx))
 		}
@@ -58,7 +58,7 @@ func badArgumentsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	scalar, err := e.R.Empty(ctx, tensor.Float32)
+	scalar, err := e.R.Zeros(ctx, tensor.Float32)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func nilCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	m, me := e.R.Memory(), e.R.Rank()
-	_, w, _, err := m.Find(t.Ptr())
+	w, _, err := t.Window()
 	if err != nil {
 		return err
 	}
@@ -131,23 +131,26 @@ func nilCase(ctx context.Context, e *Env) error {
 	}
 	for what, none := range map[string]tensor.SymmetricTensor{"nothing": nil, "a nil tensor": (*tensor.Tensor)(nil)} {
 		add("Put of "+what, t.Put(e.S, me, none), "src")
+		add("PutSignal of "+what, t.PutSignal(e.S, me, none, 0), "src")
 		add("Get to "+what, t.Get(e.S, me, none), "dst")
 		add("a transfer from "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: none, Remote: t})), "pairs[0].Local")
 		add("a transfer to "+what, first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: t, Remote: none})), "pairs[0].Remote")
 		add("an all-reduce of "+what, first(kernels.NewAllReduce(ctx, none, kernels.Sum, nil)), "t")
 	}
 	add("Copy without window", m.Copy(e.S, backend.Write, me, nil, 0, t.Ptr(), 4), "window")
+	add("PutSignal of memory without window", m.PutSignal(e.S, me, nil, 0, t.Ptr(), 4, 0), "window")
 	add("Free of nothing", m.Free(ctx, nil), "allocation")
-	add("Empty without memory", made(tensor.Empty(ctx, nil, tensor.Float32, 1)), "memory")
-	add("EmptyNamed without memory", made(tensor.EmptyNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")
+	add("Zeros without memory", made(tensor.Zeros(ctx, nil, tensor.Float32, 1)), "memory")
+	add("ZerosNamed without memory", made(tensor.ZerosNamed(ctx, nil, "x", tensor.Float32, 1)), "memory")
 	add("FromPtr without memory", made(tensor.FromPtr(ctx, nil, t.Ptr(), tensor.Float32, 1)), "memory")
 	add("Read without view", tensor.Read(nil, make([]float32, 1), 0), "view")
 	add("Write without view", tensor.Write(nil, make([]float32, 1), 0), "view")
 	add("ReadAll without view", first(tensor.ReadAll[float32](nil)), "view")
 	var none context.Context
-	add("Empty without context", made(e.R.Empty(none, tensor.Float32, 1)), "ctx")
+	add("Zeros without context", made(e.R.Zeros(none, tensor.Float32, 1)), "ctx")
 	add("FromPtr without context", made(e.R.FromPtr(none, t.Ptr(), tensor.Float32, 1)), "ctx")
 	add("Rendezvous without context", t.Rendezvous(none), "ctx")
+	add("EnableMulticast without context", t.EnableMulticast(none), "ctx")
 	add("Close of a tensor without context", t.Close(none), "ctx")
 	add("Close of a plan without context", plan.Close(none), "ctx")
 	add("an all-reduce without context", first(kernels.NewAllReduce(none, t, kernels.Sum, nil)), "ctx")
@@ -207,7 +210,7 @@ func namesCase(ctx context.Context, e *Env) error {
 	const name = "suite: ledger"
 	first := func(_ any, err error) error { return err }
 	m, me, size := e.R.Memory(), e.R.Rank(), e.R.WorldSize()
-	t, err := tensor.EmptyNamed(ctx, m, name, tensor.Float32, 10)
+	t, err := tensor.ZerosNamed(ctx, m, name, tensor.Float32, 10)
 	if err != nil {
 		return err
 	}
@@ -227,6 +230,10 @@ func namesCase(ctx context.Context, e *Env) error {
 		want("Remote", first(t.Remote(size)), symmem.ErrInvalid), want("Remote of a slice", first(slice.Remote(-1)), symmem.ErrInvalid),
 		want("Slice", first(t.Slice(3, 11)), symmem.ErrInvalid), want("Sub", first(slice.Sub(7, 1)), symmem.ErrInvalid),
 		want("Put of another size", t.Put(e.S, me, slice), symmem.ErrInvalid), want("Put of nothing", t.Put(e.S, me, nil), symmem.ErrInvalid),
+		want("PutSignal of another size", slice.PutSignal(e.S, me, t, 0), symmem.ErrInvalid), want("PutSignal on no channel", slice.PutSignal(e.S, me, slice, -1), symmem.ErrInvalid),
+		want("PrepareTransfer of another size", first(tensor.PrepareTransfer(backend.Write, me, tensor.Pair{Local: t, Remote: slice})), symmem.ErrInvalid),
+		want("PrepareTransfer to a rank that does not exist", first(tensor.PrepareTransfer(backend.Write, size, tensor.Pair{Local: slice, Remote: slice})), symmem.ErrInvalid),
+		want("HostSlice", first(tensor.HostSlice[int8](view)), symmem.ErrInvalid),
 		want("Get from a rank that does not exist", t.Get(e.S, size, t), symmem.ErrInvalid),
 		want("Signal", t.Signal(e.S, size, 0), symmem.ErrInvalid), want("Wait", slice.Wait(e.S, 0, -1), symmem.ErrInvalid), want("Barrier", t.Barrier(e.S, -1), symmem.ErrInvalid),
 		want("Read", tensor.Read(view, make([]float32, 7), 0), symmem.ErrInvalid), want("Write", tensor.Write(view, []int8{1}, 0), symmem.ErrInvalid),
@@ -242,25 +249,28 @@ func namesCase(ctx context.Context, e *Env) error {
 	}
 	checks = append(checks, want("Err", t.Err(), symmem.ErrClosed), want("Err of a slice", slice.Err(), symmem.ErrClosed), want("Close", t.Close(ctx), symmem.ErrClosed),
 		want("Read after Close", tensor.Read(view, make([]float32, 1), 0), symmem.ErrClosed))
-	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, 1<<52)
+	_, err = tensor.ZerosNamed(ctx, m, name, tensor.Uint8, 1<<52)
 	checks = append(checks, want("4 PiB", err, errs.ErrNoMemory))
-	_, err = tensor.EmptyNamed(ctx, m, name, tensor.Uint8, -1)
+	_, err = tensor.ZerosNamed(ctx, m, name, tensor.Uint8, -1)
 	return errors.Join(append(checks, want("a negative shape", err, symmem.ErrInvalid))...)
 }
 
 func beforeRendezvousCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Float32, 10)
+	t, err := e.R.Zeros(ctx, tensor.Float32, 10)
 	if err != nil {
 		return err
 	}
-	first := func(_ any, err error) error { return err }
-	for what, err := range map[string]error{
-		"Remote": first(t.Remote(0)), "Multicast": first(t.Multicast()), "Contiguous": first(t.Contiguous()), "PeerTable": first(t.PeerTable()),
-		"EnableMulticast": t.EnableMulticast(ctx),
-		"Put":             t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0), "Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0),
-	} {
-		if err := wantError(what, err, errs.ErrNoRendezvous); err != nil {
-			return err
+	slice, err := t.Slice(2, 8)
+	if err != nil {
+		return err
+	}
+	for _, x := range []tensor.SymmetricTensor{t, slice} {
+		refusals := everyRefusal(ctx, e, x)
+		refusals["EnableMulticast"] = x.EnableMulticast(ctx)
+		for what, err := range refusals {
+			if err := wantError(fmt.Sprintf("%s of %s", what, x), err, errs.ErrNoRendezvous); err != nil {
+				return err
+			}
 		}
 	}
 	if err := tensor.Write(t.Local(), []float32{1, 2}, 3); err != nil {
@@ -271,7 +281,7 @@ func beforeRendezvousCase(ctx context.Context, e *Env) error {
 
 func afterCloseCase(ctx context.Context, e *Env) error {
 	for _, rendezvous := range []bool{false, true} {
-		t, err := e.R.Empty(ctx, tensor.Float32, 10)
+		t, err := e.R.Zeros(ctx, tensor.Float32, 10)
 		if err != nil {
 			return err
 		}
@@ -280,19 +290,28 @@ func afterCloseCase(ctx context.Context, e *Env) error {
 				return err
 			}
 		}
-		local := t.Local()
+		slice, err := t.Slice(2, 8)
+		if err != nil {
+			return err
+		}
+		views := []*tensor.View{t.Local(), slice.Local()}
 		if err := t.Close(ctx); err != nil {
 			return err
 		}
 		first := func(_ any, err error) error { return err }
-		for what, err := range map[string]error{
-			"Err": t.Err(), "Remote": first(t.Remote(0)), "Multicast": first(t.Multicast()), "EnableMulticast": t.EnableMulticast(ctx), "Contiguous": first(t.Contiguous()),
-			"PeerTable": first(t.PeerTable()), "Put": t.Put(e.S, 0, t), "Get": t.Get(e.S, 0, t), "Signal": t.Signal(e.S, 0, 0),
-			"Wait": t.Wait(e.S, 0, 0), "Barrier": t.Barrier(e.S, 0), "Slice": first(t.Slice(0, 1)), "Sub": first(t.Sub(0, 1)),
-			"Read": tensor.Read(local, make([]float32, 1), 0), "Write": tensor.Write(local, make([]float32, 1), 0), "Close": t.Close(ctx),
-		} {
-			if err := wantError(what+" after Close", err, symmem.ErrClosed); err != nil {
-				return err
+		for i, x := range []tensor.SymmetricTensor{t, slice} {
+			refusals := everyRefusal(ctx, e, x)
+			for what, err := range map[string]error{
+				"Err": x.Err(), "EnableMulticast": x.EnableMulticast(ctx), "Slice": first(x.Slice(0, 1)), "Sub": first(x.Sub(0, 1)),
+				"Read": tensor.Read(views[i], make([]float32, 1), 0), "Write": tensor.Write(views[i], make([]float32, 1), 0),
+				"HostSlice": first(tensor.HostSlice[float32](views[i])), "Close": x.Close(ctx),
+			} {
+				refusals[what] = err
+			}
+			for what, err := range refusals {
+				if err := wantError(fmt.Sprintf("%s of %s after Close", what, x), err, symmem.ErrClosed); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -302,15 +321,17 @@ func afterCloseCase(ctx context.Context, e *Env) error {
 func badRegisterCase(ctx context.Context, e *Env) error {
 	if !e.R.Capabilities().Register {
 		_, err := e.R.FromPtr(ctx, device.Ptr(4096), tensor.Float32, 4)
-		return wantError("FromPtr", err, symmem.ErrUnsupported, e.R.Capabilities().Why["register"])
+		_, odd := e.R.FromPtr(ctx, device.Ptr(4097), tensor.Float32, 4)
+		return errors.Join(wantError("FromPtr", err, symmem.ErrUnsupported, e.R.Capabilities().Why["register"]), wantArgument("FromPtr of an odd address", odd, "0x1001", "4 bytes"))
 	}
 	_, err := e.R.FromPtr(ctx, 0, tensor.Float32, 4)
-	return wantArgument("FromPtr(nil)", err)
+	_, odd := e.R.FromPtr(ctx, device.Ptr(4098), tensor.Float32, 4)
+	return errors.Join(wantArgument("FromPtr(nil)", err), wantArgument("FromPtr of an odd address", odd, "0x1002", "4 bytes"))
 }
 
 // tooLargeCase asks for more memory than any machine has: an error, and then a smaller allocation works.
 func tooLargeCase(ctx context.Context, e *Env) error {
-	t, err := e.R.Empty(ctx, tensor.Uint8, 1<<52)
+	t, err := e.R.Zeros(ctx, tensor.Uint8, 1<<52)
 	if err == nil {
 		return errors.Join(errors.New("4 PiB were allocated"), t.Close(ctx))
 	}

@@ -129,7 +129,7 @@ func newGuarded(ctx context.Context, e *Env, dtype tensor.DType, n int64) (*guar
 
 // newGuardedAt is newGuarded with another number of elements in front and behind.
 func newGuardedAt(ctx context.Context, e *Env, dtype tensor.DType, n, band int64) (*guarded, error) {
-	whole, err := e.R.Empty(ctx, dtype, n+2*band)
+	whole, err := e.R.Zeros(ctx, dtype, n+2*band)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +217,7 @@ func sameEverywhere(ctx context.Context, e *Env, b []byte) error {
 
 // mapped is a tensor after its rendezvous.
 func (e *Env) mapped(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
-	t, err := e.R.Empty(ctx, dtype, shape...)
+	t, err := e.R.Zeros(ctx, dtype, shape...)
 	if err != nil {
 		return nil, err
 	}

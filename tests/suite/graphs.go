@@ -106,7 +106,7 @@ func newExchange(ctx context.Context, e *Env) (*exchange, error) {
 		t     **tensor.Tensor
 		shape []int64
 	}{{&x.sent, []int64{n}}, {&x.spoiled, []int64{n}}, {&x.kept, []int64{world, n}}} {
-		if *own.t, err = e.R.Empty(ctx, tensor.Int64, own.shape...); err != nil {
+		if *own.t, err = e.R.Zeros(ctx, tensor.Int64, own.shape...); err != nil {
 			return nil, err
 		}
 	}

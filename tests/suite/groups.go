@@ -225,7 +225,7 @@ func groupAgainCase(ctx context.Context, e *Env) error {
 		if err := wantError("closing a closed group", sub.Close(ctx), symmem.ErrClosed); err != nil {
 			return err
 		}
-		if _, err := sub.Empty(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
+		if _, err := sub.Zeros(ctx, tensor.Float32, 4); !errors.Is(err, symmem.ErrClosed) {
 			return fmt.Errorf("a tensor of a closed group: %v", err)
 		}
 	}
@@ -247,7 +247,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	alone, err := sub.Empty(ctx, tensor.Float32, 100)
+	alone, err := sub.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	m, view, part := sub.Memory(), t.Local(), slice.Local()
-	_, w, _, err := m.Find(t.Ptr())
+	w, _, err := t.Window()
 	if err != nil {
 		return err
 	}
@@ -281,6 +281,7 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 	}
 	first := func(_ any, err error) error { return err }
 	allocated := func(_ backend.Allocation, err error) error { return err }
+	window := func(_ *memory.Window, _ int64, err error) error { return err }
 	for _, c := range []struct {
 		what string
 		err  error
@@ -289,14 +290,15 @@ func groupAfterCloseCase(ctx context.Context, e *Env) error {
 		{"Err of a window", w.Err()}, {"Peer", first(w.Peer(0, 0))}, {"Remote", first(t.Remote(0))}, {"Remote of a slice", first(slice.Remote(next))},
 		{"Multicast", first(t.Multicast())}, {"Contiguous", first(t.Contiguous())}, {"PeerTable", first(t.PeerTable())},
 		{"Slice", first(t.Slice(0, 1))}, {"Sub", first(slice.Sub(0, 1))},
-		{"Read", tensor.Read(view, make([]float32, 1), 0)}, {"Write", tensor.Write(part, make([]float32, 1), 0)},
+		{"Window", window(t.Window())}, {"Window of a slice", window(slice.Window())}, {"PutSignal of a slice", slice.PutSignal(e.S, next, slice, 0)},
+		{"HostSlice", first(tensor.HostSlice[float32](part))}, {"Read", tensor.Read(view, make([]float32, 1), 0)}, {"Write", tensor.Write(part, make([]float32, 1), 0)},
 		{"ReadAll", first(tensor.ReadAll[float32](alone.Local()))},
 		{"Put", t.Put(e.S, next, alone)}, {"Get", t.Get(e.S, next, alone)}, {"PutSignal", t.PutSignal(e.S, next, alone, 0)},
 		{"Signal", t.Signal(e.S, next, 0)}, {"Wait", slice.Wait(e.S, next, 0)}, {"Barrier", t.Barrier(e.S, 0)},
 		{"Run", plan.Run(e.S)}, {"Post", x.Post(e.S)},
 		{"NewAllReduce", first(kernels.NewAllReduce(ctx, t, kernels.Sum, nil))}, {"Rendezvous", alone.Rendezvous(ctx)},
 		{"PrepareTransfer", first(tensor.PrepareTransfer(backend.Write, next, tensor.Pair{Local: alone, Remote: t}))},
-		{"Allocate", allocated(m.Allocate(ctx, 64, ""))}, {"NewChannel", first(m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite", Bytes: 64}))},
+		{"Allocate", allocated(m.Allocate(ctx, 64, ""))}, {"NewWorkspace", first(m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "suite", Bytes: 64}))},
 		{"Close of a tensor", t.Close(ctx)}, {"Close of one without rendezvous", alone.Close(ctx)}, {"Close of a slice", slice.Close(ctx)},
 	} {
 		if err := wantError(c.what+" after the group was closed", c.err, symmem.ErrClosed); err != nil {

@@ -62,12 +62,12 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 func largeWorkspaceCase(ctx context.Context, e *Env) error {
 	const bytes = 257 << 20
 	m := e.R.Memory()
-	small, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite: small", Bytes: 4096})
+	small, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "suite: small", Bytes: 4096})
 	if err != nil {
 		return err
 	}
 	for range 2 {
-		large, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "suite: large", Bytes: bytes})
+		large, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "suite: large", Bytes: bytes})
 		if none, ok := errors.AsType[*memory.WorkspaceError](err); ok && none.Bytes >= bytes {
 			return errors.Join(dirty(e, small, 0), small.Close(ctx))
 		}
@@ -85,8 +85,8 @@ func largeWorkspaceCase(ctx context.Context, e *Env) error {
 	return errors.Join(dirty(e, small, 0), small.Close(ctx), m.TrimWorkspace(ctx))
 }
 
-// dirty looks for 64 zeros in this rank's part of a channel, and leaves something else.
-func dirty(e *Env, c *memory.Channel, at int64) error {
+// dirty looks for 64 zeros in this rank's part of a workspace, and leaves something else.
+func dirty(e *Env, c *memory.Workspace, at int64) error {
 	p, err := c.Peer(e.R.Rank())
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func dirty(e *Env, c *memory.Channel, at int64) error {
 		return err
 	}
 	if have := slices.IndexFunc(b, func(v byte) bool { return v != 0 }); have >= 0 {
-		return fmt.Errorf("byte %d of a new channel is %d", at+int64(have), b[have])
+		return fmt.Errorf("byte %d of a new workspace is %d", at+int64(have), b[have])
 	}
 	for i := range b {
 		b[i] = byte(i) + 1
@@ -183,7 +183,7 @@ func busyCloseCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	src, err := e.R.Empty(ctx, tensor.Int64, 1000)
+	src, err := e.R.Zeros(ctx, tensor.Int64, 1000)
 	if err != nil {
 		return err
 	}
@@ -225,11 +225,11 @@ func busyCloseAloneCase(ctx context.Context, e *Env) error {
 		}
 		return nil
 	}
-	t, err := e.R.Empty(ctx, tensor.Uint8, n)
+	t, err := e.R.Zeros(ctx, tensor.Uint8, n)
 	if err != nil {
 		return err
 	}
-	other, err := e.R.Empty(ctx, tensor.Uint8, n)
+	other, err := e.R.Zeros(ctx, tensor.Uint8, n)
 	if err != nil {
 		return err
 	}

@@ -149,7 +149,7 @@ func barrierCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	src, err := e.R.Empty(ctx, tensor.Int64, 1)
+	src, err := e.R.Zeros(ctx, tensor.Int64, 1)
 	if err != nil {
 		return err
 	}

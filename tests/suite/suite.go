@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"regexp"
 	"runtime/debug"
@@ -24,7 +25,7 @@ const CaseTimeout = 60 * time.Second
 
 // Case is one thing that every backend must do alike.
 type Case struct {
-	// Name is a path: "all_reduce/two_shot/bf16/1048577/delayed".
+	// Name is a path of lower-case letters, digits and underscores: "all_reduce/two_shot/bf16/1048577/delayed".
 	Name string
 	// Needs lists the capabilities, by their JSON names, without which the case is skipped.
 	Needs []string
@@ -64,6 +65,7 @@ func Cases(opts *Options) []Case {
 		memoryCases(opts.Short),
 		agreementCases(),
 		transferCases(opts.Short),
+		sliceCases(),
 		signalCases(opts.Short),
 		graphCases(kind, world),
 		windowCases(),
@@ -145,8 +147,9 @@ func (e *Env) Skew() {
 }
 
 // Run runs the cases in order on every rank of r's group and agrees on each result; report, which may be nil, is called
-// with each. Collective. The error is not about a case: the run could not go on, as when a rank has died.
-func Run(ctx context.Context, r *symmem.Rank, cases []Case, opts *Options, report func(Result)) (Summary, error) {
+// with each. Collective: every rank comes with the same cases, but each is asked for only when the one before it has been reported, so
+// that they may be chosen while others run. The error is not about a case: the run could not go on, as when a rank has died.
+func Run(ctx context.Context, r *symmem.Rank, cases iter.Seq[Case], opts *Options, report func(Result)) (Summary, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -168,7 +171,7 @@ func Run(ctx context.Context, r *symmem.Rank, cases []Case, opts *Options, repor
 		env = nil
 		return err
 	}
-	for _, c := range cases {
+	for c := range cases {
 		began := time.Now()
 		res := Result{Case: c.Name}
 		if what, why := missing(r, c); what != "" {

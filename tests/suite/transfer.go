@@ -440,11 +440,11 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	alone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	alone, err := e.R.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
-	gone, err := e.R.Empty(ctx, tensor.Float32, 100)
+	gone, err := e.R.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
 		return err
 	}
@@ -480,7 +480,7 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	_, w, _, err := m.Find(t.Ptr())
+	w, _, err := t.Window()
 	if err != nil {
 		return err
 	}
@@ -503,13 +503,25 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	foreign, err := sub.Empty(ctx, tensor.Float32, 100)
+	foreign, err := sub.Zeros(ctx, tensor.Float32, 100)
 	if err != nil {
+		return err
+	}
+	foreignHalf, err1 := foreign.Slice(50, 100)
+	half, err2 := t.Slice(50, 100)
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
 	checks = append(checks,
 		wantError("a tensor of another group", prepare(backend.Write, 0, pair(foreign, t)), errs.ErrNotSymmetric),
 		wantError("Put of a tensor of another group", t.Put(e.S, 0, foreign), errs.ErrNotSymmetric),
+		wantError("Put of a slice of another group", half.Put(e.S, 0, foreignHalf), errs.ErrNotSymmetric),
+		wantError("PutSignal of a slice of another group", half.PutSignal(e.S, 0, foreignHalf, 0), errs.ErrNotSymmetric),
+		wantError("Get to a slice of another group", half.Get(e.S, 0, foreignHalf), errs.ErrNotSymmetric),
+		wantError("a slice of another group", prepare(backend.Read, 0, pair(foreignHalf, half)), errs.ErrNotSymmetric),
+		wantError("PutSignal before rendezvous", alone.PutSignal(e.S, 0, t, 0), errs.ErrNoRendezvous),
+		wantArgument("PutSignal of another dtype", t.PutSignal(e.S, 0, other, 0), "i32", "f32"),
+		wantError("PutSignal of a closed tensor", t.PutSignal(e.S, 0, gone, 0), symmem.ErrClosed),
 		foreign.Close(ctx), sub.Close(ctx))
 	if err := errors.Join(checks...); err != nil {
 		return err
@@ -529,8 +541,8 @@ func sourceClosedCase(ctx context.Context, e *Env) error {
 		}
 		first, err1 := box.Slice(0, n)
 		second, err2 := box.Slice(n, 2*n)
-		put, err3 := e.R.Empty(ctx, tensor.Uint8, n)
-		posted, err4 := e.R.Empty(ctx, tensor.Uint8, n)
+		put, err3 := e.R.Zeros(ctx, tensor.Uint8, n)
+		posted, err4 := e.R.Zeros(ctx, tensor.Uint8, n)
 		if err := errors.Join(err1, err2, err3, err4); err != nil {
 			return err
 		}
@@ -579,7 +591,7 @@ func closedSidesCase(ctx context.Context, e *Env) error {
 			if err != nil {
 				return err
 			}
-			alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+			alone, err := e.R.Zeros(ctx, tensor.Uint8, 100)
 			if err != nil {
 				return err
 			}
@@ -627,7 +639,7 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	for _, what := range []string{"put", "transfer", "closed transfer"} {
-		alone, err := e.R.Empty(ctx, tensor.Uint8, 100)
+		alone, err := e.R.Zeros(ctx, tensor.Uint8, 100)
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package doctor
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -107,7 +106,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 	return d
 }
 
-// probeKeys are the settings that decide whether a backend can be used.
+// probeKeys are the settings that decide whether a backend can be used, besides backends' own options.
 var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
 
 // withProbeSettings returns p with the settings of cfg that probes need in its environment.
@@ -115,7 +114,7 @@ func withProbeSettings(p *process.Process, cfg config.Config) *process.Process {
 	with := *p
 	with.Environ = slices.Clone(p.Environ)
 	for _, key := range config.Keys() {
-		if slices.Contains(probeKeys, key.Name) {
+		if key.Backend != "" || slices.Contains(probeKeys, key.Name) {
 			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
 		}
 	}
@@ -128,7 +127,10 @@ func (d *Diagnosis) judge(cfg config.Config) {
 		d.Verdict.Text = "the configuration is not valid: " + terminal.OneLine(strings.ReplaceAll(d.Config.Error, "\n", "; "))
 		return
 	}
-	wanted, err := backend.Expand(cfg.Backend)
+	chosen, wanted, err := backend.Pick(cfg.Backend, func(name string) (usable, onHost bool, err error) {
+		b := d.find(name)
+		return b.Available, b.Capabilities.OnHost, nil
+	})
 	if err != nil {
 		d.Verdict.Text = terminal.OneLine(err.Error())
 		if name := unknownBackend(cfg.Backend); name != "" {
@@ -138,18 +140,7 @@ func (d *Diagnosis) judge(cfg config.Config) {
 		}
 		return
 	}
-	spare := ""
-	for _, name := range wanted {
-		b := d.find(name)
-		switch {
-		case !b.Available:
-		case b.Capabilities.OnHost && name != "host" && slices.Contains(wanted, "host") && !slices.Contains(cfg.Backend, name):
-			spare = cmp.Or(spare, name) // the CPU's memory is better reached by the CPU's own backend
-		case d.Verdict.Backend == "":
-			d.Verdict.Backend = name
-		}
-	}
-	d.Verdict.Backend = cmp.Or(d.Verdict.Backend, spare)
+	d.Verdict.Backend = chosen
 	d.Verdict.OK = d.Verdict.Backend != ""
 	asked := strings.Join(cfg.Backend, ",")
 	switch {

@@ -287,7 +287,7 @@ func median(sorted []float64) float64 {
 
 // tensorOf makes a tensor of at least bytes and calls its rendezvous.
 func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
-	t, err := b.r.Empty(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
+	t, err := b.r.Zeros(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
 	if err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func (b *bencher) nvshmemAllReduce(ctx context.Context, like Row) error {
 		return err
 	}
 	mapped := func() (*tensor.Tensor, error) {
-		t, err := tensor.Empty(ctx, b.nvshmem.memory, dtype, like.Bytes/dtype.Bytes())
+		t, err := tensor.Zeros(ctx, b.nvshmem.memory, dtype, like.Bytes/dtype.Bytes())
 		if err != nil {
 			return nil, err
 		}

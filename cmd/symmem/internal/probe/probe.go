@@ -151,7 +151,7 @@ func environment(p *process.Process) *backend.Env {
 	}
 	return &backend.Env{
 		Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast, KernelTimeout: cfg.KernelTimeout,
-		Getenv: p.Getenv, Logger: slog.New(slog.DiscardHandler),
+		Options: cfg.BackendOptions, Getenv: p.Getenv, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 

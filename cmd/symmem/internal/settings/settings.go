@@ -17,7 +17,18 @@ import (
 // Load reads the configuration from the flags of a command, the environment and the file. An error is an *exit.Error with status 2. It
 // has a suggestion if the value of a flag is like one that is allowed.
 func Load(flags *pflag.FlagSet, environ []string) (config.Config, error) {
-	cfg, err := config.Load(&config.LoadOptions{Flags: flags, Environ: func() []string { return environ }})
+	return load(&config.LoadOptions{Flags: flags, Environ: func() []string { return environ }})
+}
+
+// LoadForProgram is Load for a command that starts a program of the user's: options of backends that are not in the command, but may be in
+// the program, are left to it.
+func LoadForProgram(flags *pflag.FlagSet, environ []string) (config.Config, error) {
+	return load(&config.LoadOptions{Flags: flags, Environ: func() []string { return environ }, Foreign: true})
+}
+
+func load(opts *config.LoadOptions) (config.Config, error) {
+	flags := opts.Flags
+	cfg, err := config.Load(opts)
 	if err != nil {
 		for name, values := range map[string][]string{"multicast": Multicasts, "log-level": LogLevels} {
 			if f := flags.Lookup(name); f != nil && f.Changed {

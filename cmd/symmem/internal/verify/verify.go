@@ -246,7 +246,7 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 			return err
 		}
 		var lost error
-		_, err = suite.Run(ctx, r, cases, &suite.Options{Short: o.Short}, func(res suite.Result) {
+		_, err = suite.Run(ctx, r, slices.Values(cases), &suite.Options{Short: o.Short}, func(res suite.Result) {
 			if r.Rank() == 0 && lost == nil {
 				lost = rep.Work(res)
 			}
