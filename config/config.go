@@ -102,7 +102,7 @@ type Config struct {
 	loaded *origins
 }
 
-// Default gives the settings of a program that says nothing. It reads neither the environment nor a file: that is [Load].
+// Default returns the settings of a program that says nothing. It reads neither the environment nor a file: that is [Load].
 func Default() Config {
 	return Config{
 		Backend:            []string{BackendAuto},
@@ -118,8 +118,8 @@ func Default() Config {
 	}
 }
 
-// Value gives the value of a key ("world-size"), of the type that its field has, a string for an option of a backend ("nccl-window"), or nil
-// for a key that does not exist.
+// Value returns the value of a key ("world-size"), of the type that its field has; for an option of a backend ("nccl-window") a string; nil for
+// a key that does not exist.
 func (c Config) Value(key string) any {
 	if s := lookup(key); s != nil {
 		return s.value(&c)
@@ -130,7 +130,7 @@ func (c Config) Value(key string) any {
 	return nil
 }
 
-// Level gives LogLevel as log/slog has it. ok is false when nothing is to be logged.
+// Level returns LogLevel as log/slog has it. ok is false when nothing is to be logged.
 func (c Config) Level() (level slog.Level, ok bool) {
 	switch c.LogLevel {
 	case "debug":
@@ -145,7 +145,7 @@ func (c Config) Level() (level slog.Level, ok bool) {
 	return 0, false
 }
 
-// String gives all keys and values in one line, without the token.
+// String returns all keys and values in one line, without the token.
 func (c Config) String() string {
 	var b strings.Builder
 	for i, s := range specs {
@@ -160,7 +160,7 @@ func (c Config) String() string {
 	return b.String()
 }
 
-// LogValue gives log/slog a group of all keys and values, without the token.
+// LogValue returns a group of all keys and values for log/slog, without the token.
 func (c Config) LogValue() slog.Value {
 	attrs := make([]slog.Attr, 0, len(specs))
 	for _, s := range specs {

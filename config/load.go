@@ -35,7 +35,7 @@ type LoadOptions struct {
 	File string
 	// Flags is a parsed set of flags that AddFlags has extended; nil has none.
 	Flags *pflag.FlagSet
-	// Environ gives the environment as "NAME=value"; nil is os.Environ.
+	// Environ returns the environment as "NAME=value"; nil is os.Environ.
 	Environ func() []string
 	// Explicit holds values that win over all others, by key. A value has the type of its field or any form that a file
 	// may have; nil counts as not given.
@@ -45,9 +45,10 @@ type LoadOptions struct {
 	Foreign bool
 }
 
-// Load puts the settings together from all sources, as the package comment says, and validates them. nil options are the zero
+// Load puts the settings together from all sources, as the package comment says, and validates them. Nil options are the zero
 // LoadOptions. It reads the environment and at most one file, and keeps neither. All that is wrong is in one error, as in
-// [Config.Validate]; names that are not known are in it too.
+// [Config.Validate]; unknown names are in it too, and are ErrInvalid. A file that cannot be read is the error of the operating system,
+// os.ErrNotExist if one was named that is not there.
 func Load(opts *LoadOptions) (Config, error) {
 	if opts == nil {
 		opts = &LoadOptions{}
@@ -103,8 +104,8 @@ func Load(opts *LoadOptions) (Config, error) {
 }
 
 // FromViper takes the settings from a viper that the program has filled itself, or from a part of it: v.Sub("symmem"). Keys
-// that it lacks have their defaults; nil lacks all. A key that is not known is an error. Every value that v gives counts as
-// given by the program. v is only read, and not kept.
+// that it lacks have their defaults; nil lacks all. Every value of v counts as given by the program. v is only read, and not kept. Its
+// errors are those of [Config.Validate]; an unknown key is ErrInvalid too.
 func FromViper(v *viper.Viper) (Config, error) {
 	if v == nil {
 		v = viper.New()
@@ -160,8 +161,8 @@ func plain(s *spec, value any) any {
 // cudaLibraryEnv names the file of the CUDA driver. Whoever loads it reads it; it is no key, for it belongs to no single backend.
 const cudaLibraryEnv = envPrefix + "CUDA_LIBRARY"
 
-// LibraryVariables gives the names of the environment variables that name the files, or the folders, of native libraries: of the CUDA driver,
-// and of those that the backends in this program stand on.
+// LibraryVariables returns the names of the environment variables that name the files, or the folders, of native libraries: of the CUDA
+// driver, and of those that the backends in this program stand on.
 func LibraryVariables() []string {
 	names := []string{cudaLibraryEnv}
 	for _, d := range options.All() {

@@ -10,7 +10,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Resolve gives the settings that c stands for, and validates them. It is what opening symmetric memory begins with.
+// Resolve returns the settings that c stands for, and validates them. It is what opening symmetric memory begins with.
 //
 //   - The zero Config stands for what [Load] finds without options, in the environment, the file and the defaults.
 //   - Any other Config stands for itself: it must be valid, and no variable and no file changes a setting. A Config that leaves the place to

@@ -26,7 +26,7 @@ func NewSecret(text string) Secret {
 	return Secret{text: &text}
 }
 
-// Reveal gives the text itself.
+// Reveal returns the text itself.
 func (s Secret) Reveal() string {
 	if s.text == nil {
 		return ""
@@ -42,7 +42,7 @@ func (s Secret) Equal(other Secret) bool {
 	return subtle.ConstantTimeCompare([]byte(s.Reveal()), []byte(other.Reveal())) == 1
 }
 
-// String gives "[redacted]", or "" for an empty secret.
+// String returns "[redacted]", or "" for an empty secret.
 func (s Secret) String() string {
 	if s.IsZero() {
 		return ""
@@ -50,7 +50,7 @@ func (s Secret) String() string {
 	return redacted
 }
 
-// GoString gives the form of %#v, without the text.
+// GoString returns the form of %#v, without the text.
 func (s Secret) GoString() string { return fmt.Sprintf("config.Secret(%q)", s.String()) }
 
 // Format prints the form of String or, for %q and %#v, a quoted form of it, whatever the verb.
@@ -66,13 +66,13 @@ func (s Secret) Format(f fmt.State, verb rune) {
 	_, _ = f.Write([]byte(text))
 }
 
-// LogValue gives log/slog the form of String.
+// LogValue returns the form of String for log/slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// MarshalText gives encoders (JSON among them) the form of String.
+// MarshalText returns the form of String for encoders, JSON among them.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText takes the text from a decoder.
+// UnmarshalText sets the secret to the text that a decoder has. It never fails.
 func (s *Secret) UnmarshalText(text []byte) error {
 	*s = NewSecret(string(text))
 	return nil

@@ -19,7 +19,7 @@ const (
 	SourceExplicit                   // the program itself
 )
 
-// String gives the name of the kind in one word.
+// String returns the name of the kind in one word.
 func (k SourceKind) String() string {
 	switch k {
 	case SourceDefault:

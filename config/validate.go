@@ -15,11 +15,11 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Validate checks every value and how they go together. It gives all that is wrong in one error: errors.Is ErrInvalid holds,
-// and each wrong value is an *ArgumentError with the key, the value and what is allowed, behind the place it came from.
+// Validate checks every value and how they go together. It returns all that is wrong in one error, which is ErrInvalid. Each wrong value is
+// an *ArgumentError in it, with the key, the value and what is allowed, after the place that it came from.
 func (c Config) Validate() error { return errors.Join(c.problems()...) }
 
-// deviceForm is an index or what vendors make of a UUID (GPU-5a1e..., MIG-...). The device room knows which exist.
+// deviceForm is an index or what vendors make of a UUID (GPU-5a1e..., MIG-...). Package device/cuda knows which exist.
 var deviceForm = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._:/-]{0,127}$`)
 
 // The bounds of texts that travel between ranks, in bytes.

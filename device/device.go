@@ -14,7 +14,7 @@ const (
 	CUDA                 // an NVIDIA GPU
 )
 
-// String gives the name that logs and tables print.
+// String returns the name that logs and tables print.
 func (k Kind) String() string {
 	switch k {
 	case Host:
@@ -36,35 +36,36 @@ type Device interface {
 	// UUID identifies the device among all devices of all hosts.
 	UUID() string
 
-	// Alloc gives bytes (> 0) of memory that only this rank uses, filled with zeros and aligned to 256 bytes.
-	// It may block for as long as the system takes to find the memory. Free gives it back.
+	// Alloc returns bytes (> 0) of memory that only this rank uses, filled with zeros and aligned to 256 bytes. It may block for as long as
+	// the system takes to find the memory. Free releases it. ErrInvalid if bytes is not positive, ErrNoMemory if there is not that much.
 	Alloc(bytes int64) (Ptr, error)
-	// Free gives back memory that Alloc gave. The caller has seen to it that no queued work still uses it.
+	// Free releases memory that Alloc returned; any other address is ErrInvalid. No queued work may still use it.
 	Free(p Ptr) error
 
-	// CopyFromHost copies src to dst and returns when dst holds it. It is ordered with no stream: synchronize first.
+	// CopyFromHost copies src to dst and returns when dst holds it. It is ordered with no stream: synchronize first. ErrInvalid if the
+	// device knows that the memory is not there.
 	CopyFromHost(dst Ptr, src []byte) error
 	// CopyToHost copies len(dst) bytes at src to dst and returns when they are there. It is ordered with no stream:
 	// synchronize first.
 	CopyToHost(dst []byte, src Ptr) error
 
-	// NewStream gives a new stream. Close it when it is no longer needed.
+	// NewStream returns a new stream. Close it when it is no longer needed.
 	NewStream() (Stream, error)
-	// NewEvent gives a new event, not yet recorded.
+	// NewEvent returns a new event, not yet recorded.
 	NewEvent() (Event, error)
 
 	// Synchronize waits until the work that was enqueued on all streams of the device before the call has ended, or for ctx.
 	// Errors of that work stay with their streams.
 	Synchronize(ctx context.Context) error
 
-	// Close synchronizes and gives back all that the device holds: streams, events and memory that were not closed or
-	// freed. A closed device answers every call with ErrClosed.
+	// Close synchronizes, for a bounded time, and releases all that the device holds: streams, events and memory that were not closed or
+	// freed. It returns errors of work that no Synchronize has returned. A closed device answers every call with ErrClosed.
 	Close() error
 }
 
 // HostMemory is implemented by devices whose memory this process can address.
 type HostMemory interface {
-	// Bytes gives the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one
+	// Bytes returns the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one
 	// mapping that the device knows. The slice must not be used after that memory is freed or unmapped.
 	Bytes(p Ptr, n int64) ([]byte, error)
 }

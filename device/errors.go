@@ -32,5 +32,5 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("%s on channel %d: waiting for rank %d: %v", e.Op, e.Channel, e.Peer, e.Err)
 }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *WaitError) Unwrap() error { return e.Err }

@@ -10,23 +10,23 @@ type HostWork interface {
 
 // HostProgress is one run of a HostWork.
 type HostProgress interface {
-	// Poll drives the run on and reports whether it has ended. It is called again and again, by one goroutine at a time, until
-	// it has; an error ends the run too and becomes the stream's. It does not block, and it bounds the run: not every device does, and
-	// one that lets the stream go on without the run asks on until the run has ended.
+	// Poll drives the run on and reports whether it has ended. It is called until it has, by one goroutine at a time. An error ends the run
+	// too, and becomes the stream's. Poll does not block. It must bound the run, as not every device does; a device that lets the stream go
+	// on without the run goes on polling until the run has ended.
 	Poll() (ended bool, err error)
 }
 
-// HostWorkFailer is implemented by HostWork whose user must know of what its stream is told, which may be nobody's who looks for
-// errors: that a run was let go because it lasted too long, or that it panicked.
+// HostWorkFailer is implemented by HostWork that must learn of failures which are otherwise only its stream's: that a run was cut off
+// because it lasted too long, or that it panicked. Nobody may look for errors of that stream.
 type HostWorkFailer interface {
-	// Failed is told of the error of a run before the stream goes on. It is quick and calls nothing of the device; a run that was let go
-	// may be polled meanwhile.
+	// Failed is called with the error of a run before the stream goes on. It must be quick and call nothing of the device. A run that was
+	// cut off may be polled at the same time.
 	Failed(err error)
 }
 
 // HostWorker is implemented by streams that can wait for work of the CPU.
 type HostWorker interface {
-	// HostWork enqueues w, or records it, and returns at once. The same work may be enqueued many times; its runs overlap only if
-	// it is enqueued on several streams, or if its stream had to go on without the last one.
+	// HostWork enqueues w, or records it, and returns at once. The same work may be enqueued many times. Its runs overlap only if it is
+	// enqueued on several streams, or if its stream had to go on without the run before.
 	HostWork(w HostWork) error
 }

@@ -62,7 +62,7 @@ type FaultCell struct {
 type PreparedLaunch interface {
 	// Launch enqueues the kernel on s, or records it, and returns at once. It allocates nothing.
 	Launch(s Stream) error
-	// Close gives it back. Twice is ErrClosed.
+	// Close releases it. Twice is ErrClosed.
 	Close() error
 }
 
@@ -76,11 +76,11 @@ type PeerAtomics interface {
 // FaultReporter is implemented by devices whose kernels report failures by writing a word of memory, since they cannot
 // return an error.
 type FaultReporter interface {
-	// NewFaultWord gives a 64-bit word, 0, that kernels of the device can write and that the host reads. When it is not 0, the
+	// NewFaultWord returns a 64-bit word, 0, that kernels of the device can write and that the host reads. When it is not 0, the
 	// streams whose launches name it tell decode's error for its value, as [Launch] says. If no launch ever named it, the next
 	// Synchronize of any stream of the device does, once. decode must not call anything of the device, and may be called by Close.
 	NewFaultWord(decode func(word uint64) error) (FaultWord, error)
-	// NewStopWord gives a 32-bit word, 0, that kernels of the device read while they wait.
+	// NewStopWord returns a 32-bit word, 0, that kernels of the device read while they wait.
 	NewStopWord() (StopWord, error)
 }
 
@@ -90,8 +90,8 @@ type FaultWord interface {
 	Ptr() Ptr
 	// Load reads the word, cheaply and without waiting for any stream.
 	Load() uint64
-	// Close gives the word back; no kernel that may write it is queued. What streams were not told yet they are still told. Twice is
-	// ErrClosed.
+	// Close releases the word; no kernel that may write it is queued. Streams still return errors of it that they have not returned. Twice
+	// is ErrClosed.
 	Close() error
 }
 
@@ -101,6 +101,6 @@ type StopWord interface {
 	Ptr() Ptr
 	// Stop makes the word not 0, now and for ever. It does not wait for any stream, and may be called several times.
 	Stop()
-	// Close gives the word back; no kernel that may read it is queued. Twice is ErrClosed.
+	// Close releases the word; no kernel that may read it is queued. Twice is ErrClosed.
 	Close() error
 }

@@ -11,5 +11,5 @@ func (p Ptr) Add(n int64) Ptr { return p + Ptr(n) }
 // IsNil reports whether p is no address.
 func (p Ptr) IsNil() bool { return p == 0 }
 
-// String gives the address in hexadecimal, as debuggers print it.
+// String returns the address in hexadecimal, as debuggers print it.
 func (p Ptr) String() string { return "0x" + strconv.FormatUint(uint64(p), 16) }

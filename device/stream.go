@@ -15,26 +15,28 @@ type Stream interface {
 	Copy(dst, src Ptr, bytes int64) error
 	// Fill enqueues setting bytes at dst to value.
 	Fill(dst Ptr, value byte, bytes int64) error
-	// HostFunc enqueues a call of fn on some goroutine. fn must not call anything of this device.
+	// HostFunc enqueues a call of fn, on a goroutine of the device. fn must not call any method of this device or of its streams.
 	HostFunc(fn func()) error
 
 	// WriteValue32 enqueues writing value to the aligned 32-bit word at p; all earlier writes of the stream are visible to
 	// whoever sees it, on every device and in every process.
 	WriteValue32(p Ptr, value uint32) error
-	// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, counting in a circle:
-	// int32(word-value) >= 0.
+	// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, modulo 2^32:
+	// int32(word-value) >= 0. The wait is bounded: when it lasts too long, or a peer is lost, the stream has an error.
 	WaitValue32(p Ptr, value uint32) error
 
-	// Record enqueues e: it is complete when all work enqueued before it has ended.
+	// Record enqueues e, an event of the same device. It is complete when all work enqueued before it has ended.
 	Record(e Event) error
 	// WaitEvent holds the stream's later work up until the latest Record of e so far is complete. An event that was never
 	// recorded holds nothing up.
 	WaitEvent(e Event) error
 
 	// BeginCapture makes the stream record what is enqueued instead of running it. Another stream that waits for an event
-	// recorded in a capturing stream joins the capture, and must have been joined back by an event before EndCapture.
+	// recorded in a capturing stream joins the capture. It must be joined back by an event before EndCapture. A stream that is capturing
+	// already returns a [*CaptureError].
 	BeginCapture() error
-	// EndCapture ends recording and gives the graph, ready to be launched.
+	// EndCapture ends recording and returns the graph, ready to be launched. It is a [*CaptureError] on a stream that did not begin the
+	// capture, and when a stream that joined it was not joined back.
 	EndCapture() (Graph, error)
 	// Capturing reports whether the stream is recording.
 	Capturing() bool
@@ -45,7 +47,8 @@ type Stream interface {
 	// work that was not returned yet. When ctx ends first, the work goes on.
 	Synchronize(ctx context.Context) error
 
-	// Close waits for the work and gives the stream back. Closing twice is ErrClosed.
+	// Close waits for the work, for a bounded time, and releases the stream. It returns the first error of the work that Synchronize has not
+	// returned. Closing twice is ErrClosed.
 	Close() error
 }
 
@@ -68,10 +71,10 @@ type Event interface {
 	Query() (bool, error)
 	// Synchronize waits until the latest record is complete, or for ctx.
 	Synchronize(ctx context.Context) error
-	// Since gives the time from when start was complete to when this event was; both must be recorded and complete, on
+	// Since returns the time from when start was complete to when this event was; both must be recorded and complete, on
 	// streams of the same device.
 	Since(start Event) (time.Duration, error)
-	// Close gives the event back. Closing twice is ErrClosed.
+	// Close releases the event. Closing twice is ErrClosed.
 	Close() error
 }
 
@@ -79,6 +82,6 @@ type Event interface {
 type Graph interface {
 	// Launch enqueues all of the recorded work on s, in the recorded order.
 	Launch(s Stream) error
-	// Close gives the graph back. Launches already enqueued still run.
+	// Close releases the graph. Launches already enqueued still run.
 	Close() error
 }

@@ -27,7 +27,7 @@ func (e *WorkError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *WorkError) Unwrap() error { return e.Err }
 
 // PanicError is the reason of work in Go that panicked, which on the host device includes touching memory that is not mapped.
@@ -36,10 +36,10 @@ type PanicError struct {
 	Stack string // the stack of the goroutine at the panic
 }
 
-// Error gives the panic's value; the stack is in the field.
+// Error returns the panic's value; the stack is in the field.
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
-// Unwrap gives the panic's value if that is an error.
+// Unwrap returns the panic's value if that is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
@@ -64,5 +64,5 @@ func (e *CaptureError) Error() string {
 // Is reports that a CaptureError is an ErrInvalid.
 func (e *CaptureError) Is(target error) bool { return target == ErrInvalid }
 
-// Unwrap gives the driver's error, or nil.
+// Unwrap returns the driver's error, or nil.
 func (e *CaptureError) Unwrap() error { return e.Err }

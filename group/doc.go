@@ -1,5 +1,5 @@
 // Package group says who takes part in a job: every rank's number, where it runs, the small exchanges by which ranks agree,
-// the passing of open files between ranks of one host, and the news that a rank has died.
+// the passing of open files between ranks of one host, and the detection of ranks that have died.
 //
 // A [Group] is one rank's membership. [Join] makes the world group of a job whose ranks are processes on one or many hosts;
 // rank 0 serves the rendezvous for all of them over gRPC. [Local] makes n ranks inside this process, without a network. Both
@@ -13,10 +13,21 @@
 // call at the same time; the order in which their calls begin is the order in which they are matched, and to keep that order
 // alike on all ranks is the caller's duty.
 //
-// Every collective call blocks until all ranks have come, and ends by its context's deadline or after [Options].Timeout,
-// whichever is first. The rank that gives up gets a [*MissingRanksError] that names who had not come; the ranks that waited
+// Every collective call blocks until all ranks have come, and ends at its context's deadline or after [Options].Timeout,
+// whichever is first. The rank that gives up gets a [*MissingRanksError] that names the ranks that had not come. The ranks that waited
 // with it, and those that come later, get an [*AbandonedError] that names the rank that gave up. The group goes on working:
 // the next call is matched with the next call.
+//
+// # Errors of collective calls
+//
+// Besides what its own comment names, every collective call may return
+//
+//   - a [*MismatchError] if the ranks' calls differ
+//   - a [*MissingRanksError] or an [*AbandonedError] if a rank did not come in time
+//   - a [*PeerLostError] if a rank is lost, or has left the group
+//   - a [*VoteError] if a rank came and could not take part
+//   - a [*QuotaError] if this rank has too many calls, or too many bytes, under way
+//   - ErrClosed after Close
 //
 // # Loss
 //
@@ -24,7 +35,7 @@
 // in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Rank 0 hosts the rendezvous
 // service, so when it is lost every group of the job is.
 //
-// # What it may know
+// # Imports
 //
 // This package knows nothing of devices, memory or backends: it carries bytes and open files. It reads the environment only
 // through the function given to the launcher detection, and starts nothing when it is imported.

@@ -44,8 +44,8 @@ func (e *PeerLostError) Error() string {
 // Is reports that a PeerLostError is ErrPeerLost.
 func (e *PeerLostError) Is(target error) bool { return target == ErrPeerLost }
 
-// MissingRanksError is what a rank gets that gave up waiting: which ranks had not come. It unwraps to the error of the context
-// that ended, context.DeadlineExceeded or context.Canceled.
+// MissingRanksError is the error of a rank that gave up waiting. It names the ranks that had not come. It unwraps to the error of the
+// context that ended, context.DeadlineExceeded or context.Canceled.
 type MissingRanksError struct {
 	Op      string        // the call: `all-gather "rendezvous 3"`
 	Missing []int         // the ranks that had not come, ascending; nil if the service could not be asked
@@ -67,7 +67,7 @@ func (e *MissingRanksError) Error() string {
 	return fmt.Sprintf("%s: waiting for %s of %d after %v: %v", e.Op, errs.Ranks(e.Missing), e.Size, waited, e.Err)
 }
 
-// Unwrap gives the context's error.
+// Unwrap returns the context's error.
 func (e *MissingRanksError) Unwrap() error { return e.Err }
 
 // AbandonedError says that another rank gave up waiting in a collective call, so that the call failed on every rank. The group
@@ -92,7 +92,7 @@ func (e *AbandonedError) Error() string {
 	return text + ": " + e.Reason
 }
 
-// Unwrap gives this rank's own context's error, or nil.
+// Unwrap returns this rank's own context's error, or nil.
 func (e *AbandonedError) Unwrap() error { return e.Err }
 
 // MismatchError says that the ranks of a group did not ask for the same thing. It is ErrMismatch.
@@ -121,17 +121,16 @@ type RankFailure struct {
 	Conditions []error
 }
 
-// VoteError says which ranks failed in a step that all ranks had to pass. It is what the failure of any of them is, as far as that
-// is a condition of this module: errors.Is(err, ErrUnavailable) is the same on every rank, on those that failed and on those that
-// were told. On a rank that failed itself it also unwraps to that rank's own error; the errors of contexts, of the operating
-// system and of the program are found there alone.
+// VoteError says which ranks failed in a step that all ranks had to pass. errors.Is finds in it the conditions of this module that the
+// failures are, with the same answer on every rank, on those that failed and on those that were told. On a rank that failed itself it
+// also unwraps to that rank's own error. The errors of contexts, of the operating system and of the program are found only there.
 type VoteError struct {
 	Op       string        // the call: `vote "mapping"`
 	Failures []RankFailure // every rank that failed, ascending
 	Local    error         // this rank's own error, nil if it did not fail
 }
 
-// Error gives each reason once, with the ranks that had it: in one line if there is one, else each in a line of its own.
+// Error returns each reason once, with the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *VoteError) Error() string {
 	var reasons errs.Reasons
 	for _, f := range e.Failures {
@@ -145,7 +144,7 @@ func (e *VoteError) Is(target error) bool {
 	return slices.ContainsFunc(e.Failures, func(f RankFailure) bool { return slices.Contains(f.Conditions, target) })
 }
 
-// Unwrap gives this rank's own error, or nil.
+// Unwrap returns this rank's own error, or nil.
 func (e *VoteError) Unwrap() error { return e.Local }
 
 // FileLimitError says that a process may not open another file.
@@ -168,5 +167,5 @@ func (e *FileLimitError) Error() string {
 	return text
 }
 
-// Unwrap gives what the operating system said.
+// Unwrap returns what the operating system said.
 func (e *FileLimitError) Unwrap() error { return e.Err }

@@ -43,10 +43,12 @@ type exchange interface {
 	end()
 }
 
-// ExchangeFile gives every rank an open file of every other: rank i's result at index j is a new descriptor of the file that
-// rank j brought; its own place is nil. The caller closes them, and its own file, which may be closed when the call returns. If
-// it fails on any rank it fails on all, with a [*VoteError] naming those, and no file stays open. All ranks must run on one
-// machine, else it is ErrUnsupported; so it is on other systems than Linux. It is collective and blocks.
+// ExchangeFile sends f to every other rank and returns the files that they sent: index j of the result is a new descriptor of rank j's
+// file, and the own place is nil. The caller closes them, and f, which may be closed when the call returns. It is collective and blocks
+// until all ranks have come.
+//
+// If it fails on any rank, it fails on all, with a [*VoteError] that names those, and no file stays open. It is ErrUnsupported if the
+// ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.File, error) {
 	var refusal error
 	if f == nil {
@@ -59,11 +61,13 @@ func (g *Group) ExchangeFile(ctx context.Context, op string, f *os.File) ([]*os.
 	return g.passFiles(ctx, "exchange-file", op, senders, f, refusal)
 }
 
-// BroadcastFile gives every rank but root a new descriptor of the file that root brought; root's result is nil. A root that has
-// no file to send brings the reason as refusal instead, and every rank gets a [*VoteError] naming root with its text. Other
-// ranks' f and refusal are ignored. The caller closes the result, and root its own file, which may be closed when the call
-// returns. If it fails on any rank it fails on all, and no file stays open. All ranks must run on one machine, else it is
-// ErrUnsupported; so it is on other systems than Linux. It is collective and blocks.
+// BroadcastFile sends root's file to every other rank, and returns a new descriptor of it; on root it returns nil. A root that has no file
+// to send passes the reason as refusal, and every rank gets a [*VoteError] that names root with its text. Other ranks' f and refusal
+// are ignored. The caller closes the result, and root its own file, which may be closed when the call returns. It is collective and blocks
+// until all ranks have come.
+//
+// If it fails on any rank, it fails on all, and no file stays open. It is ErrUnsupported if the ranks do not all run on one machine, and
+// on other systems than Linux. Its other errors are those of collective calls.
 func (g *Group) BroadcastFile(ctx context.Context, op string, root int, f *os.File, refusal error) (*os.File, error) {
 	what := fmt.Sprintf("BroadcastFile %q", clip(op))
 	switch {

@@ -36,7 +36,7 @@ type frameCodec struct{ encoding.CodecV2 }
 
 func newFrameCodec() frameCodec { return frameCodec{encoding.GetCodecV2("proto")} }
 
-// Marshal gives the wire form of a raw frame or a protobuf message.
+// Marshal returns the wire form of a raw frame or a protobuf message.
 func (c frameCodec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(rawFrame); ok {
 		return mem.BufferSlice{mem.SliceBuffer(f)}, nil

@@ -62,24 +62,24 @@ func newGroup(s *session, name string, rank int, members []Member, world []int) 
 	}
 }
 
-// Rank gives this rank's number in the group, from 0.
+// Rank returns this rank's number in the group, from 0.
 func (g *Group) Rank() int { return g.rank }
 
-// Size gives the number of ranks in the group.
+// Size returns the number of ranks in the group.
 func (g *Group) Size() int { return len(g.world) }
 
-// Name gives the group's name, the same on every rank and unique in the job: "world", or its parent's name, the ranks it was
+// Name returns the group's name, the same on every rank and unique in the job: "world", or its parent's name, the ranks it was
 // made of and how often, as in "world/0,2,5#1".
 func (g *Group) Name() string { return g.name }
 
-// Members gives a copy of what is known of each rank, by rank.
+// Members returns a copy of what is known of each rank, by rank.
 func (g *Group) Members() []Member { return slices.Clone(g.members) }
 
-// Lost gives a channel that is closed when a member of the group is lost, or the service that the group depends on. It is not
-// closed by Close, nor when a member leaves.
+// Lost returns a channel that is closed when a member of the group is lost, or the service that the group depends on. Neither Close nor a
+// member that leaves closes it.
 func (g *Group) Lost() <-chan struct{} { return g.lost }
 
-// Err gives nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one
+// Err returns nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one
 // atomic load, so that a kernel that spins may ask it again and again.
 func (g *Group) Err() error {
 	if s := g.state.Load(); s != nil {
@@ -123,11 +123,13 @@ func (g *Group) isEnded() bool {
 	return g.ended
 }
 
-// Close leaves the group. Calls that are under way on this rank end with ErrClosed; calls of other ranks that need this one
-// fail, but this rank does not count as lost. Closing the world group leaves the job and closes every group of the rank; on
-// rank 0, which serves the rendezvous for all, it blocks until every other rank has left or is lost, or until ctx ends: then it
-// ends the service for those that remain and returns a [*MissingRanksError] naming them. It is not collective. A second Close
-// is ErrClosed.
+// Close leaves the group. Calls that are under way on this rank end with ErrClosed. Calls of other ranks that need this one end with a
+// [*PeerLostError] that says that it has left; it does not count as lost for Lost and Err. Close is not collective. A second Close is
+// ErrClosed.
+//
+// Closing the world group leaves the job and closes every group of the rank. On rank 0, which serves the rendezvous for all, it then blocks
+// until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
+// [*MissingRanksError] that names them.
 func (g *Group) Close(ctx context.Context) error {
 	if !g.end() {
 		return fmt.Errorf("closing group %s: %w", g.name, ErrClosed)
@@ -149,9 +151,9 @@ func (g *Group) Close(ctx context.Context) error {
 	return nil
 }
 
-// Abort declares this rank lost, at once: pending and later collective calls in all of its groups end with a [*PeerLostError]
-// that carries reason, on this rank too. It is for a rank that has failed in a way that its peers must not wait for. The groups
-// must still be closed. It is not collective and does not block.
+// Abort declares this rank lost at once. Pending and later collective calls in all of its groups end with a [*PeerLostError] that carries
+// reason, on this rank too. It is for a rank whose peers must not wait for it. The groups must still be closed. Abort is not collective
+// and does not block.
 func (g *Group) Abort(reason string) {
 	s := g.session
 	s.mu.Lock()
@@ -168,9 +170,10 @@ func (g *Group) Abort(reason string) {
 	}
 }
 
-// AllGather brings data to every rank and gives every rank's data, by rank, this rank's own included. The ranks may bring
+// AllGather sends data to every rank and returns every rank's data, by rank, this rank's own included. The ranks may bring
 // different sizes, up to [MaxBlob] bytes each. The result is the caller's. op names the call in errors and must be the same on
-// every rank. It is collective and blocks.
+// every rank. It is collective and blocks until all ranks have come. Its errors are those of collective calls; more than MaxBlob bytes
+// are ErrInvalid, which every rank gets in a [*VoteError].
 func (g *Group) AllGather(ctx context.Context, op string, data []byte) ([][]byte, error) {
 	a := &arrival{kind: kindAllGather, op: clip(op)}
 	err := g.setData(a, data)
@@ -181,8 +184,9 @@ func (g *Group) AllGather(ctx context.Context, op string, data []byte) ([][]byte
 	return o.copyBlobs(), nil
 }
 
-// Broadcast gives root's data to every rank, root included; other ranks' data is ignored. The result is the caller's. op and
-// root must be the same on every rank. It is collective and blocks until all ranks have come.
+// Broadcast sends root's data to every rank and returns it, on root too. Other ranks' data is ignored. The result is the caller's. op and
+// root must be the same on every rank. It is collective and blocks until all ranks have come. Its errors are those of collective calls; a
+// root outside of the group, or more than [MaxBlob] bytes of root's, are ErrInvalid, which every rank gets in a [*VoteError].
 func (g *Group) Broadcast(ctx context.Context, op string, root int, data []byte) ([]byte, error) {
 	if root < 0 || root >= g.Size() {
 		// The call is matched as any other, so that ranks that ask for a root inside the group learn of the mismatch.
@@ -202,23 +206,24 @@ func (g *Group) Broadcast(ctx context.Context, op string, root int, data []byte)
 	return o.copyBlobs()[0], nil
 }
 
-// Barrier returns when every rank has called it. It is collective and blocks.
+// Barrier returns when every rank has called it with the same op. It is collective and blocks. Its errors are those of collective calls.
 func (g *Group) Barrier(ctx context.Context, op string) error {
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindBarrier, op: clip(op)}, nil)
 	return err
 }
 
-// Vote tells every rank whether all came through: it returns nil if every rank brought nil, else a [*VoteError] that names each
-// rank that failed with the text of its failure, and is on every rank what any of the failures is. On a rank that failed, errors.Is
-// and errors.As reach its own failure too. It is collective and blocks until all ranks have come.
+// Vote tells every rank whether all have succeeded. It returns nil if every rank brought nil. Otherwise it returns, on every rank, a
+// [*VoteError] that names each rank that failed, with the text of its failure; errors.Is finds the conditions of all failures in it. On a
+// rank that failed, errors.Is and errors.As reach its own failure too. It is collective and blocks until all ranks have come. Its other
+// errors are those of collective calls.
 func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
 	return err
 }
 
-// Excuse notes that this rank has failed in something that is no collective call, for which the others may be waiting in the
-// next one. If then the calls of the ranks do not match, they get the failure, in a [*VoteError], in place of a [*MismatchError].
-// It is forgotten when a call succeeds; a later failure takes its place. It does not block.
+// Excuse notes that this rank has failed outside of any collective call, while the others may be waiting in the next one. If the ranks'
+// calls then do not match, they get the failure, in a [*VoteError], instead of a [*MismatchError]. The note is dropped when a call
+// succeeds, and replaced by a later one. Excuse does not block.
 func (g *Group) Excuse(failure error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -231,10 +236,14 @@ func (g *Group) excuse() error {
 	return g.failed
 }
 
-// Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks,
-// which are ranks of this group, ascending, without repetition, and contain the caller. A rank's number in the new group is its
-// index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. It blocks until all of them have
-// come. Close the group when it is no longer needed.
+// Sub makes a group of some of this group's ranks. It is collective over those ranks only: each calls it with the same ranks, and it
+// blocks until all of them have come. ranks are ranks of this group, ascending, without repetition, and contain the caller. A rank's
+// number in the new group is its index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. Close the group
+// when it is no longer needed.
+//
+// Other ranks than allowed, or a name that becomes too long by nesting groups, are ErrInvalid on the rank that asks, which does not wait.
+// Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective
+// calls.
 func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	rank := -1
 	for i, r := range ranks {

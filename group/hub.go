@@ -20,7 +20,7 @@ const (
 	kindSub                       // the barrier that opens a sub-group
 )
 
-// String gives the word that errors use.
+// String returns the word that errors use.
 func (k kind) String() string {
 	switch k {
 	case kindBarrier:

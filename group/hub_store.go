@@ -19,7 +19,7 @@ const (
 	verbDelete
 )
 
-// String gives the word that errors use.
+// String returns the word that errors use.
 func (v verb) String() string {
 	switch v {
 	case verbSet:

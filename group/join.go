@@ -14,12 +14,13 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Join makes this process a rank of a job and gives its world group. It is collective: it blocks until every rank of the world
-// has joined, or until ctx or [Options].Timeout ends, and then returns a [*MissingRanksError] naming the ranks that had not come
-// or, when the service itself was not reached, a [*ConnectError]. A rank that the job will not have gets a [*RefusedError] at
-// once, and disturbs nobody.
+// Join makes this process a rank of a job and returns its world group. It is collective: it blocks until every rank of the world has
+// joined, or until ctx or [Options].Timeout ends. Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close].
 //
-// Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close].
+// Its errors are ErrInvalid for options that are not allowed, or that do not go together; a [*ConnectError] if the service was not
+// reached in time; a [*RefusedError] if the job will not have this rank, which disturbs no other; ErrUnavailable if rank 0 cannot
+// listen; a [*FileLimitError] if rank 0 may open no more files; and those of collective calls, among them a [*MissingRanksError] that
+// names the ranks that had not come.
 func Join(ctx context.Context, opts *Options) (*Group, error) {
 	o, err := opts.checked()
 	if err != nil {

@@ -26,7 +26,7 @@ type Launch struct {
 	Source         string // who said so: "torchrun", "explicit", "explicit+slurm", "none"
 }
 
-// NoLaunch gives a Launch that says nothing: start from it to fill [LaunchOptions].Explicit.
+// NoLaunch returns a Launch that says nothing: start from it to fill [LaunchOptions].Explicit.
 func NoLaunch() Launch { return Launch{Rank: -1, LocalRank: -1, NodeRank: -1} }
 
 // LaunchOptions changes what [DetectLaunch] finds.

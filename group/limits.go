@@ -67,7 +67,7 @@ const (
 	quotaQueueBytes = "bytes of one rank that wait to be sent to the rendezvous service; wait for earlier requests first"
 )
 
-// QuotaError says that a rank asked for more of the rendezvous service than it keeps for one rank or for one job.
+// QuotaError says that a rank asked the rendezvous service to keep more than it keeps for one rank or for one job.
 type QuotaError struct {
 	Op    string // the call: `set "k" in the store of group world`
 	What  string // what is limited, and what to do: "keys in the stores of a job; delete those that are no longer needed"

@@ -79,7 +79,7 @@ func newBoundedListener(l net.Listener, lim *limits, logger *slog.Logger) *bound
 	return b
 }
 
-// Accept gives the next connection. It fails only when the listener is closed: too many open files, or whatever else a system
+// Accept returns the next connection. It fails only when the listener is closed: too many open files, or whatever else a system
 // may say here, passes.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	const shortest, longest = 10 * time.Millisecond, time.Second

@@ -16,8 +16,9 @@ type LocalOptions struct {
 	Logger *slog.Logger
 }
 
-// Local makes a world of n ranks inside this process, without a network and without goroutines of its own. The groups are given
-// by rank; use each from its own goroutine. It does not block. Close each of them.
+// Local makes a world of n ranks inside this process, without a network and without goroutines of its own. It returns their groups, by
+// rank; use each from its own goroutine, and close each. It does not block. It is ErrInvalid if n is not 1 to [MaxWorldSize], or if
+// BootIDs has another length.
 func Local(n int, opts *LocalOptions) ([]*Group, error) {
 	if n < 1 || n > MaxWorldSize {
 		return nil, invalid("Local", "n", n, fmt.Sprintf("1 to %d ranks", MaxWorldSize))

@@ -32,8 +32,8 @@ type Options struct {
 	Restart int
 	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one, or
 	// with one of fewer than MinToken bytes, the service listens and is looked for on loopback addresses only; without one any
-	// user of the host can join there. Make it at random: someone who answers at Addr in place of the service cannot use the
-	// proof that he gets, but he can guess tokens and try them against it for as long as he likes.
+	// user of the host can join there. Make it at random: someone who answers at Addr in place of the service cannot use the proof that
+	// comes, but can try guessed tokens against it for any time.
 	Token string
 	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
 	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.

@@ -23,7 +23,7 @@ const (
 	RefusedProtocol                            // the first message was not the expected one
 )
 
-// String gives the reason in a word or two.
+// String returns the reason in a word or two.
 func (r RefusalReason) String() string {
 	switch r {
 	case RefusedNotService:
@@ -52,8 +52,8 @@ func (r RefusalReason) String() string {
 	return fmt.Sprintf("RefusalReason(%d)", int(r))
 }
 
-// RefusedError says that the service, or what answers in its place, will not have this rank. Asking again does not help. The
-// ranks that are in the job are not disturbed.
+// RefusedError says that the service, or what answers in its place, has refused this rank. Joining again does not help. The ranks that are in
+// the job are not disturbed.
 type RefusedError struct {
 	Addr   string        // where the service was looked for
 	Reason RefusalReason // why, for programs
@@ -97,5 +97,5 @@ func (e *ConnectError) Error() string {
 // Is reports that a ConnectError is ErrUnavailable.
 func (e *ConnectError) Is(target error) bool { return target == ErrUnavailable }
 
-// Unwrap gives the context's error and the last attempt's.
+// Unwrap returns the context's error and the last attempt's.
 func (e *ConnectError) Unwrap() []error { return []error{e.Err, e.Last} }

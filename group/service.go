@@ -186,7 +186,7 @@ func (g *gate) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: protocolMagic}
 }
 
-// Clone gives g itself, which never changes.
+// Clone returns g itself, which never changes.
 func (g *gate) Clone() credentials.TransportCredentials { return g }
 
 // OverrideServerName is for clients.

@@ -6,22 +6,25 @@ import (
 	"time"
 )
 
-// Store is a group's map from keys to values, shared by its ranks. Every group has its own; it is gone when all ranks have
-// closed the group. Keys are 1 to 4096 bytes, values at most [MaxBlob] bytes. Every call is atomic, blocks for one exchange
-// with the rendezvous service, and is bounded by its context and by [Options].Timeout. None is collective. After a member was
-// lost the store still answers, except that a Get that would have to wait ends with a [*PeerLostError].
+// Store is a group's map from keys to values, shared by its ranks. Every group has its own, which is gone when all ranks have closed the
+// group. Keys are 1 to 4096 bytes, values at most [MaxBlob] bytes. Every call is atomic, blocks for one exchange with the rendezvous
+// service, and is bounded by its context and by [Options].Timeout. None is collective. A Store is safe for use by several goroutines.
+//
+// Every call may fail with ErrInvalid (the size of a key or value), ErrClosed (the group was closed), a [*QuotaError] (the job stores too
+// much, or this rank has too many requests under way), a [*PeerLostError] (the service is lost), or the error of the context that ended.
+// After another member was lost the store still answers, but a Get that would have to wait ends with a [*PeerLostError].
 type Store struct{ g *Group }
 
-// Store gives the group's store.
+// Store returns the group's store.
 func (g *Group) Store() *Store { return &Store{g: g} }
 
-// Set stores value under key, over any value that was there.
+// Set stores value under key, and replaces any value that was there.
 func (s *Store) Set(ctx context.Context, key string, value []byte) error {
 	_, err := s.do(ctx, &storeRequest{verb: verbSet, key: key, value: value})
 	return err
 }
 
-// Get gives the value under key, and blocks until there is one. The result is the caller's.
+// Get blocks until there is a value under key, and returns it. The result is the caller's.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	r, err := s.do(ctx, &storeRequest{verb: verbGet, key: key})
 	if err != nil {
@@ -30,7 +33,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	return append([]byte{}, r.value...), nil
 }
 
-// TryGet gives the value under key and whether there is one. The result is the caller's.
+// TryGet returns the value under key and whether there is one. The result is the caller's.
 func (s *Store) TryGet(ctx context.Context, key string) (value []byte, ok bool, err error) {
 	r, err := s.do(ctx, &storeRequest{verb: verbTryGet, key: key})
 	if err != nil || !r.found {
@@ -39,8 +42,8 @@ func (s *Store) TryGet(ctx context.Context, key string) (value []byte, ok bool, 
 	return append([]byte{}, r.value...), true, nil
 }
 
-// Add adds delta to the decimal number under key and gives the sum; an absent key is 0. A value that is no number, or a sum
-// that does not fit, is ErrInvalid and leaves the value as it was.
+// Add adds delta to the decimal number under key and returns the sum; an absent key is 0. If the value is no number, or the sum does not
+// fit into 64 bits, it returns ErrInvalid and leaves the value as it was.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	r, err := s.do(ctx, &storeRequest{verb: verbAdd, key: key, delta: delta})
 	if err != nil {
@@ -49,8 +52,8 @@ func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error)
 	return r.number, nil
 }
 
-// CompareAndSwap stores value under key if what is there equals old; a nil old means that nothing is there. It gives what is
-// there after the call (nil if nothing) and whether it was swapped. The result is the caller's.
+// CompareAndSwap stores value under key if what is there equals old; a nil old means that nothing is there. It returns what is there after
+// the call, nil if nothing is, and whether it swapped. The result is the caller's.
 func (s *Store) CompareAndSwap(ctx context.Context, key string, old, value []byte) (current []byte, swapped bool, err error) {
 	r, err := s.do(ctx, &storeRequest{verb: verbCompareAndSwap, key: key, old: old, hasOld: old != nil, value: value})
 	if err != nil {
@@ -62,7 +65,7 @@ func (s *Store) CompareAndSwap(ctx context.Context, key string, old, value []byt
 	return current, r.swapped, nil
 }
 
-// Delete takes key out of the store and reports whether it was there.
+// Delete removes key from the store and reports whether it was there.
 func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 	r, err := s.do(ctx, &storeRequest{verb: verbDelete, key: key})
 	if err != nil {

@@ -20,5 +20,8 @@
 //
 // # Errors
 //
-// The conditions are those of the module's root package. Every rank of a collective call gets the same ones.
+// The conditions are those of the module's root package. A collective call may return the errors of collective calls that package group
+// lists; every rank gets the same conditions. A call that enqueues work returns ErrInvalid for a nil stream, a stream of another device, or
+// a peer, channel or range that does not exist. ErrClosed means that the memory, or what the call is about, was closed or freed, and
+// ErrPeerLost that a rank of the group is lost.
 package memory

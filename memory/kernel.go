@@ -20,7 +20,7 @@ type compiled struct {
 	watcher   sync.WaitGroup
 }
 
-// Kernel gives a compiled kernel of this module, loaded for the memory's device. Each is loaded once. Loading may wait for what the device
+// Kernel returns a compiled kernel of this module, loaded for the memory's device. Each is loaded once. Loading may wait for what the device
 // has under way, so it belongs where plans are prepared, and never where they are enqueued. Local; ErrUnsupported on a device that runs no
 // compiled kernels.
 func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {

@@ -102,7 +102,7 @@ func (e *entry) seal(ctx context.Context) error {
 	return nil
 }
 
-// New gives the memory of this rank of g over b. It is local: the workspace is made by the first rendezvous.
+// New returns the memory of this rank of g over b, which it owns from then on. It is local: the first rendezvous makes the workspace.
 func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	m := &Memory{backend: b, group: g, device: b.Device(), peerErr: g.Err}
 	if opts != nil {
@@ -147,8 +147,8 @@ func (m *Memory) Channels() int { return m.opts.Channels }
 // KernelTimeout bounds every wait of device work.
 func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
 
-// Oversubscribed reports whether more ranks of the group share this host than it has processors, so that a rank that looks
-// for a peer's flag for long keeps that peer from setting it.
+// Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
+// may then keep that peer from setting it.
 func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
@@ -175,9 +175,12 @@ func (m *Memory) kept() error {
 	return nil
 }
 
-// Allocate gives bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name
-// takes part in the agreement of the rendezvous and may be empty. It is local, except over a backend whose capabilities say
-// CollectiveAllocate: then the sizes are compared first, and a difference is ErrMismatch on every rank.
+// Allocate returns bytes of this rank's memory, filled with zeros; 0 bytes is a valid allocation without memory. The name takes part in the
+// agreement of the rendezvous and may be empty. ErrInvalid if bytes is negative, ErrNoMemory if there is not that much, ErrClosed or
+// ErrPeerLost if the memory cannot be used any more.
+//
+// It is local, except over a backend whose capabilities say CollectiveAllocate. There it is collective: the sizes are compared first, and
+// a difference is ErrMismatch on every rank.
 func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (backend.Allocation, error) {
 	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -230,7 +233,9 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 	return a, nil
 }
 
-// Register adopts memory that the caller owns and keeps until Free. Local.
+// Register adopts bytes (> 0) of memory at p, which the caller owns and keeps until Free. Local. ErrUnsupported, with the reason, over a
+// backend that adopts none; ErrInvalid for memory that it cannot adopt, as the backend's Register says; ErrClosed or ErrPeerLost if
+// the memory cannot be used any more.
 func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name string) (backend.Allocation, error) {
 	if err := errs.Given("Register", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -268,9 +273,14 @@ func (m *Memory) record(kind, name string, r *Record) *Record {
 	return r
 }
 
-// Rendezvous makes a reachable by every rank and gives its window. Collective. The fields Name, DType, Shape and Offset of
-// what say what the caller uses the memory for; they, the sizes and the order must be the same on every rank. The window is
-// made once: a later rendezvous of the same allocation agrees again and gives the same window.
+// Rendezvous makes a reachable by every rank and returns its window. Collective: it blocks until all ranks have come. The fields Name,
+// DType, Shape and Offset of what say what the caller uses the memory for. They, the sizes and the order of calls must be the same on every
+// rank; a difference is ErrMismatch, and nothing is mapped. The window is made once: a later rendezvous of the same allocation agrees again
+// and returns the same window.
+//
+// ErrNotSymmetric if an allocation is not of this memory or was freed. A rank that cannot map fails the call on every rank, with the
+// condition of its backend (ErrNoMemory, ErrNotReachable, ErrUnsupported), and it can be tried again. Its other errors are those of collective
+// calls.
 func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -329,10 +339,10 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	return w, nil
 }
 
-// Free gives a back when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it waits
-// for all ranks too, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
-// the device still works, the memory is kept on this rank: free it again. If a peer is lost, this rank's memory is released all the
-// same and the error says what happened. Freeing twice is ErrClosed.
+// Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
+// for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
+// the device still works, the memory is kept on this rank, and Free can be called again. If a peer is lost, this rank's memory is released
+// and the error is ErrPeerLost. Freeing twice is ErrClosed.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
 		return err
@@ -436,10 +446,10 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 	return errors.Join(err, e.alloc.Release(ctx))
 }
 
-// Close gives everything back: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend.
-// Collective. Allocations that were not freed are logged as leaks, with the place that made them, and released. Peers that
-// are lost do not hold it up. If ctx ends while this rank's device still works, nothing is released on this rank: close
-// again. Closing twice is ErrClosed.
+// Close releases everything: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend. Collective.
+// Allocations that were not freed are logged as leaks, with the place that made them, and released. Lost peers do not hold it
+// up. If ctx ends while this rank's device still works, nothing is released on this rank, and Close can be called again; [Memory.Busy] reports
+// that. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
@@ -493,9 +503,9 @@ func (m *Memory) Busy() bool {
 	return m.left
 }
 
-// Find gives the allocation that the address is in and the offset from its first byte, whichever address inside it is, for those who have
-// only an address: of memory that was adopted by Register, or that a library gives back. (Who has a tensor asks it for its window.) The
-// window is nil before rendezvous. Local; ErrNotSymmetric if the address is in no allocation that is not freed.
+// Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
+// memory that Register adopted, or that a library returned. (A tensor knows its window.) The window is nil before the rendezvous.
+// Local. ErrNotSymmetric if p is in no allocation that is not freed.
 func (m *Memory) Find(p device.Ptr) (a backend.Allocation, w *Window, offset int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// EnableMulticast gives w a multicast address, for [Window.Multicast]. Collective: every rank comes with the same window; it blocks until
-// all have come or ctx has ended. The address lives as long as the window; asking again is nothing. A rank that already knows that it cannot
+// EnableMulticast makes a multicast address for w, which [Window.Multicast] returns. Collective: every rank comes with the same window; it
+// blocks until all have come or ctx has ended. The address lives as long as the window; asking again is nothing. A rank that already knows that it cannot
 // take part brings its failure, with a nil window if it has none, and every rank gets an error that names it.
 //
 // Switches have few multicast objects, and a backend that makes its own takes one for each window, so ask for what needs it. ErrUnsupported

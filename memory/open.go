@@ -9,7 +9,9 @@ import (
 	"github.com/symmem/symmem/backend"
 )
 
-// Open opens the named backend for this rank of env.Group and gives the rank's memory over it. Collective.
+// Open opens the named backend for this rank of env.Group and returns the rank's memory over it. Collective. ErrInvalid for a name that is
+// not registered; else the errors of the backend, which are ErrUnavailable, ErrUnsupported or ErrInvalid where it cannot be opened, on every
+// rank.
 func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*Memory, error) {
 	e := *env
 	if e.Logger == nil {

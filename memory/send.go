@@ -20,9 +20,9 @@ type SendPut struct {
 	Bytes  int64 // 0 writes nothing
 }
 
-// PreparedSend is puts to some peers, and a signal to every peer behind its put, prepared once for a plan. Unlike a [Transfer] it
-// keeps no state that the host asks for: it may be enqueued again while earlier runs of it are still queued, as long as streams and
-// events order them.
+// PreparedSend is puts to some peers, and a signal to every peer after its put, prepared once for a plan. Unlike a [Transfer] it has no
+// state that the host can ask for. It may be enqueued again while earlier runs of it are queued, as long as streams and events order
+// them.
 type PreparedSend struct {
 	signals   *Signals
 	channel   int
@@ -31,9 +31,10 @@ type PreparedSend struct {
 	work      *sendWork   // where it has not
 }
 
-// PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. What is refused of a put is what
-// [Memory.PrepareTransfer] refuses. A put that fails when it runs makes the plan fail: its peer gets no signal, the next wait of these
-// signals tells, and the peers are told of nothing any more.
+// PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. Its errors are those of
+// [Memory.PrepareTransfer]; ErrInvalid also for a channel that does not exist, a put to this rank, and two puts to one peer. A put that
+// fails when it runs makes the plan fail: its peer gets no signal, the next wait of these signals returns the error, and the peers get no
+// signals any more.
 func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, err error) {
 	const call = "PrepareSend"
 	if channel < 0 || channel >= p.user.Channels {
@@ -105,7 +106,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 	return p.signals.SignalAll(s, p.channel)
 }
 
-// Close gives it back; nothing of it is queued any more.
+// Close releases the send; nothing of it may be queued any more.
 func (p *PreparedSend) Close() error {
 	var err error
 	for _, t := range p.transfers {

@@ -79,9 +79,10 @@ func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, ch
 	return newDeviceSignals(m, pad, offset, channels, user)
 }
 
-// Signal enqueues a signal to peer on channel: peer's next Wait for this rank on that channel, in the order of its waits,
-// can pass. Everything that the stream wrote before, to peer's memory too, is visible to whoever has waited. Signals are
-// counted, so several may be under way. It never blocks.
+// Signal enqueues a signal to peer on channel: it lets one Wait of peer for this rank on that channel pass, the next in the order of
+// its waits. Everything that the stream wrote before, to peer's memory too, is visible after that Wait. Signals are counted, so several may
+// be under way. It never blocks. ErrNoRendezvous before the first rendezvous of the memory; ErrInvalid for a channel or a peer that does not
+// exist, or a stream of another device.
 func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 	sig, err := m.signalsFor("Signal", s, peer, channel)
 	if err != nil {
@@ -90,8 +91,9 @@ func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 	return sig.signal(s, peer, channel)
 }
 
-// Wait enqueues waiting for one signal of peer on channel that was not waited for before. It holds the stream up, for at
-// most the kernel timeout; then, or when peer is lost, the stream has an error.
+// Wait enqueues waiting for one signal of peer on channel that was not waited for before. It holds the stream up, for at most the kernel
+// timeout. After that, or when peer is lost, the next Synchronize of the stream returns a [*device.WaitError]. Its own errors are those of
+// [Memory.Signal].
 func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 	sig, err := m.signalsFor("Wait", s, peer, channel)
 	if err != nil {
@@ -100,9 +102,9 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 	return sig.wait(s, peer, channel)
 }
 
-// Barrier enqueues a barrier of all ranks on channel: it holds the stream up until every rank's stream has come to its
-// barrier of the same count on that channel. What any rank's stream wrote before is visible to all after. It is bounded as
-// Wait is, and its counters are apart from those of Signal.
+// Barrier enqueues a barrier of all ranks on channel: it holds the stream up until every rank's stream has come to its barrier of the same
+// count on that channel. What any rank's stream wrote before it is visible to all after it. It is bounded as Wait is and has the same
+// errors. Its counters are not those of Signal.
 func (m *Memory) Barrier(s device.Stream, channel int) error {
 	sig, err := m.signalsFor("Barrier", s, m.group.Rank(), channel)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Signals is put, signal and wait between the ranks of one plan, on pads of its own, so that it disturbs neither users' signals
-// nor other plans. After a wait in vain or a put that failed nobody waits or signals any more: the plan has failed, and its peers
-// must not take what it may not have sent.
+// Signals are the signals of one plan, with counters of their own, so that they disturb neither users' signals nor other plans. After a wait
+// that timed out, or a put that failed, nothing waits or signals any more: the plan has failed, and its peers must not use what it
+// may not have sent.
 type Signals struct {
 	memory    *Memory
 	workspace *Workspace
@@ -142,8 +142,8 @@ func (p *Signals) WaitAllBeside(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, true)
 }
 
-// Close gives it back; the device has nothing left to do for it. A graph that holds its waits has ErrClosed in its stream, and signals
-// nobody.
+// Close releases the signals. The device must have nothing left to do for them. The stream of a graph that holds their waits has ErrClosed,
+// and the graph signals nobody.
 func (p *Signals) Close() error {
 	p.user.closed.Store(true)
 	p.user.dead.Store(true)

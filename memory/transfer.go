@@ -31,7 +31,7 @@ const (
 	TransferDone                                // the last post has ended; it may be posted again
 )
 
-// String gives the state's name.
+// String returns the state's name.
 func (s TransferState) String() string {
 	switch s {
 	case TransferPrepared:
@@ -60,9 +60,9 @@ type Transfer struct {
 	closed   bool
 }
 
-// PrepareTransfer prepares moving blocks between this rank and peer. Local. Each block's local side must be inside one
-// allocation of this memory (ErrNotSymmetric) and its remote side inside its window; an empty list, a negative size or
-// another memory's window is ErrInvalid.
+// PrepareTransfer prepares moving blocks between this rank and peer. Local. ErrNotSymmetric if the local side of a block is not inside
+// one allocation of this memory; ErrNoRendezvous if a block has no window; ErrInvalid for an empty list, a negative size, a range outside
+// of a window, another memory's window, or an op or a peer that does not exist; ErrClosed once memory of either side was freed.
 func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
 	const name = "PrepareTransfer"
 	if err := m.Err(); err != nil {
@@ -115,10 +115,9 @@ func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []Trans
 	return t, nil
 }
 
-// Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the
-// transfer has ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended, ErrClosed once memory of
-// either side was freed. In a capturing stream the post is recorded, and the graph's launches, not this object, tell when it has
-// ended.
+// Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the transfer has
+// ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended, ErrClosed once memory of either side was freed. In
+// a capturing stream the post is recorded; then the streams on which the graph is launched tell when it has ended, not this object.
 func (t *Transfer) Post(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -193,7 +192,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return t.err
 }
 
-// Close gives the transfer back. ErrInProgress, and nothing is closed, while a post is under way; twice is ErrClosed.
+// Close releases the transfer. ErrInProgress, and nothing is closed, while a post is under way; twice is ErrClosed.
 func (t *Transfer) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -288,7 +287,7 @@ type mover interface {
 	Done() (bool, error)
 	// Wait blocks until the last post has ended, or ctx has.
 	Wait(ctx context.Context) error
-	// Close gives everything back; no post is in progress.
+	// Close releases everything; no post is in progress.
 	Close() error
 }
 
@@ -415,7 +414,7 @@ func (t *workTransfer) Poll() (bool, error) {
 	return ended, err
 }
 
-// Close gives the transfer back. A graph that holds it has nothing to run any more.
+// Close releases the transfer. A graph that holds it has nothing to run any more.
 func (t *workTransfer) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

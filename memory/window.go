@@ -23,8 +23,8 @@ type Window struct {
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
 }
 
-// Number is the number of the rendezvous that made the window, from 1 on. It is the same on every rank and no other window of
-// the memory has it, so that ranks can tell each other which window they mean.
+// Number is the number of the rendezvous that made the window, from 1. It is the same on every rank, and no other window of the memory
+// has it. Ranks tell each other by it which window they mean.
 func (w *Window) Number() uint64 { return w.number }
 
 // Bytes is the size that was asked for at allocation.

@@ -73,8 +73,9 @@ type WorkspaceOffer struct {
 	Offer  []byte
 }
 
-// NewWorkspace takes a workspace. Collective: it blocks until all ranks have come. What is given back stays with the memory for the
-// workspaces to come, see [Memory.TrimWorkspace]; where there cannot be more, every rank gets a [*WorkspaceError].
+// NewWorkspace returns a workspace. Collective: it blocks until all ranks have come. A rank that brings a Failure fails the call on every
+// rank. If the memory has not enough for it and cannot get more, every rank gets a [*WorkspaceError]. What is closed stays with the memory
+// for later workspaces; see [Memory.TrimWorkspace].
 func (m *Memory) NewWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspace, error) {
 	if err := errs.Given("NewWorkspace", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -192,9 +193,9 @@ func (b *workspaceBlk) unused() bool {
 	return len(b.free) == 1 && b.free[0] == span{0, b.alloc.Bytes()}
 }
 
-// TrimWorkspace gives back what large plans have left: blocks of more than 256 MiB of which no workspace is left. Collective; without such a
-// block it is nothing, and ranks need not wait for each other. Call it when nothing that used the workspaces is there any more. An error is
-// one of freeing: the block is no longer used on any rank, and is released when the memory is closed.
+// TrimWorkspace releases what large plans have left: blocks of more than 256 MiB that have no workspace any more. Collective; without such
+// a block it does nothing, and ranks do not wait for each other. Call it when nothing that used the workspaces is left. Its errors are
+// those of [Memory.Free]; after one, no rank uses the block any more, and it is released when the memory is closed.
 func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
 		return err
@@ -226,8 +227,8 @@ func (w *Workspace) Peer(rank int) (device.Ptr, error) {
 	return w.block.window.Peer(rank, w.span.start)
 }
 
-// Err is ErrClosed once the workspace was given back, alone or with the memory, and nothing may work on it any more: what a graph has kept
-// asks when it runs.
+// Err is ErrClosed once the workspace was closed, alone or with the memory, and nothing may work on it any more. Work that a graph has kept
+// checks it when it runs.
 func (w *Workspace) Err() error {
 	if w.given.Load() {
 		return fmt.Errorf("workspace: %w", errs.ErrClosed)
@@ -235,7 +236,7 @@ func (w *Workspace) Err() error {
 	return w.block.window.Err()
 }
 
-// Close gives the workspace back. Collective: it waits for this rank's device and for all ranks. A workspace that a peer may
+// Close releases the workspace. Collective: it waits for this rank's device and for all ranks. A workspace that a peer may
 // still write, because it is lost or its device is busy, is not handed out again. Closing twice is ErrClosed.
 func (w *Workspace) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
@@ -276,8 +277,8 @@ func zero(ctx context.Context, d device.Device, p device.Ptr, bytes int64) error
 	return errors.Join(s.Fill(p, 0, bytes), s.Synchronize(ctx), s.Close())
 }
 
-// WorkspaceError says that there cannot be that much more workspace, because some rank has not the memory, or cannot make it reachable.
-// Every rank of the call gets it, so that all may go on with something that takes less; the group goes on working.
+// WorkspaceError says that the workspace cannot grow, because some rank lacks the memory or cannot make it reachable. Every rank of the call
+// gets it, so that all can go on with something that takes less. The group goes on working.
 type WorkspaceError struct {
 	Bytes int64 // of workspace on each rank
 	Err   error // names the ranks; on those it wraps the reason, such as ErrNoMemory
@@ -288,5 +289,5 @@ func (e *WorkspaceError) Error() string {
 	return fmt.Sprintf("making %d bytes of workspace: %v", e.Bytes, e.Err)
 }
 
-// Unwrap gives the vote's error.
+// Unwrap returns the vote's error.
 func (e *WorkspaceError) Unwrap() error { return e.Err }

@@ -37,7 +37,7 @@ type Backend struct {
 
 var _ backend.Backend = (*Backend)(nil)
 
-// New opens the host backend for this rank of g. Local.
+// New opens the host backend for this rank of g; nil options are the defaults. Local. ErrUnsupported on other systems than Linux.
 func New(g *group.Group, opts *Options) (*Backend, error) {
 	if err := supported(); err != nil {
 		return nil, err

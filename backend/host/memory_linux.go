@@ -35,8 +35,8 @@ type allocation struct {
 	bytes   int64
 }
 
-// Allocate makes a memfd and maps it. ErrNoMemory, with the values, if the host or a control group of this process has not that much left,
-// or the system refuses it. What other ranks have made and not touched yet is not seen.
+// Allocate makes a memfd and maps it. ErrInvalid if bytes is not positive; ErrNoMemory, with the values, if the host or a control group of
+// this process has not that much left, or the system refuses it. Memory that other ranks have made and not touched yet does not count.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	page := int64(os.Getpagesize())
 	if bytes <= 0 || bytes > math.MaxInt64-page {
@@ -87,7 +87,8 @@ type mapping struct {
 	rank    int
 }
 
-// Rendezvous passes the descriptors around and maps them.
+// Rendezvous sends each rank's descriptor to the others and maps all of them. ErrNotReachable on every rank if the ranks are on several
+// hosts; ErrInvalid for an allocation of another backend; ErrNoMemory if there are not enough addresses.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	if !ok || a.backend != b {

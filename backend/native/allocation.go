@@ -135,7 +135,7 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release gives the memory back, or lets go of adopted memory. Memory that peers still map, because they are lost, is gone when they
+// Release frees the memory, or lets go of adopted memory. Memory that peers still map, because they are lost, is gone when they
 // are.
 func (a *allocation) Release(context.Context) error {
 	if len(a.undo) == 0 {

@@ -10,9 +10,9 @@
 //
 // # Rendezvous
 //
-// The ranks first tell each other what they bring; a rank that cannot export its memory says so there. Then the files go
-// around, and every rank maps all ranks' memory side by side in one range of addresses, which is the contiguous view too.
-// Files and imported handles are closed at once: the mapping alone keeps the memory. Ranks may be processes, or goroutines
+// The ranks first tell each other what they bring; a rank that cannot export its memory says so there. Then every rank sends its file
+// to the others, and maps all ranks' memory side by side in one range of addresses, which is also the contiguous view. Files and
+// imported handles are closed at once: the mapping alone keeps the memory. Ranks may be processes, or goroutines
 // of one process, or both. Between hosts the same is done with fabric handles, where creating memory with them really works.
 //
 // # Multicast
@@ -28,5 +28,5 @@
 // A device is known by its UUID; ordinals mean nothing to another process. Two ranks on one device are an error on every
 // rank, unless all of them allow it: kernels that wait for each other may then not run at the same time.
 //
-// This room knows the CUDA device and the group. It loads the driver when a backend is probed or opened, and not before.
+// The package imports the CUDA device and the group. It loads the driver when a backend is probed or opened, and not before.
 package native

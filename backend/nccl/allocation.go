@@ -144,7 +144,7 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release gives the memory back, or lets go of adopted memory.
+// Release frees the memory, or lets go of adopted memory.
 func (a *allocation) Release(context.Context) error {
 	if a.adopted || a.freed {
 		return nil

@@ -4,30 +4,31 @@
 // # The communicator
 //
 // The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is
-// begun and then asked after, until the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A
+// begun and then polled, until it ends, the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A
 // communicator with a call that did not end can only be aborted; that happens when nothing uses its windows any more. A
 // sub-group that has all of its parent's ranks splits the parent's communicator, any other makes one of its own. A communicator
 // that the caller made (Options.Comm) is used and never ended.
 //
-// NCCL does not give back all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
+// NCCL does not release all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
 // communicators to the next one of the same ranks, those of NCCL's own all-reduce among them, with no window. The ranks agree before one is
-// kept, used again or ended; it must be sound on all of them: nothing has failed on it, nobody has aborted it, no rank is lost, NCCL
-// reports no error, and the caller has not taken its handle (Backend.Comm). If its trial fails all the same, another one is made. A rank
-// keeps those of at most 8 groups, with the memory, threads and descriptors that NCCL has for each. For one more the oldest is destroyed
-// whose ranks all take part in the closing; if there is none, the new one is. All end with the backend that has no parent.
+// kept, used again or ended. It must be sound on all of them: nothing has failed on it, nobody has aborted it, no rank is lost, NCCL
+// reports no error, and the caller has not taken its handle (Backend.Comm). If its trial fails all the same, another one is made.
+//
+// A rank keeps those of at most 8 groups, with the memory, threads and descriptors that NCCL has for each. To keep one more, it destroys
+// the oldest whose ranks all take part in the closing; if there is none, it destroys the new one. All end with the backend that has no
+// parent.
 //
 // # Memory
 //
 // Allocate takes memory from ncclMemAlloc and fills it with zeros; Register adopts memory that was created by cuMemCreate. A
 // window is registered at the first rendezvous, for the whole allocation, once however many parts of it are adopted: NCCL's
-// address space is not given back in parts. What NCCL would not survive, or would let pass in silence, is looked at before:
-// alignment to 4096 bytes, memory without a handle, sizes that differ between ranks, and afterwards whether the window is one
-// at all.
+// address space is not released in parts. What NCCL would not survive, or would accept in silence, is checked before: alignment to 4096
+// bytes, memory without a handle, sizes that differ between ranks. Afterwards it is checked that NCCL has made a window at all.
 //
 // # Peer pointers
 //
-// From NCCL 2.29 on, a function gives them. Before, they are made of the window's structure, whose first 32 bytes have been the
-// same since 2.28; what they give is tried once when the backend is opened. All ranks' copies lie one stride apart in one range
+// From NCCL 2.29 on, a function returns them. Before, they are computed from the window's structure, whose first 32 bytes have been the
+// same since 2.28; the result is tried once when the backend is opened. All ranks' copies lie one stride apart in one range
 // of addresses, which is the contiguous view. NCCL 2.27 has windows without addresses, and cannot serve.
 //
 // # Multicast
@@ -41,11 +42,13 @@
 //
 // The algorithms "nccl" and "nccl_symmetric" run ncclAllReduce on the plan's stream, each on a communicator of its own that is
 // split from the first when it is first asked for. They differ in what NCCL knows of the memory: on the second, the tensors'
-// allocations are registered again, as symmetric windows. On one communicator both could not be had, because NCCL takes its
-// symmetric kernels whenever it can, also where they are slower; and these two block, because NCCL starts a thread for each
-// collective of one that does not. When a member of the group is lost, or NCCL reports an error, they are aborted, so that their kernels
-// end. Then every stream with a run on such a communicator that it was not synchronized behind says why, once, and so does each that a
-// graph with one is launched on. The next plan makes another communicator, if all ranks are there. NCCL's symmetric kernels ask nobody before 2.29.7 and go on waiting: what is on the GPU then ends with the process.
+// allocations are registered again, as symmetric windows. One communicator could not have both, because NCCL takes its symmetric kernels
+// whenever it can, also where they are slower. These two block, because NCCL starts a thread for each collective of one that does not.
+//
+// When a member of the group is lost, or NCCL reports an error, they are aborted, so that their kernels end. Then every stream that has a
+// run on such a communicator, and was not synchronized after it, reports why, once; so does each on which a graph with one is launched. The
+// next plan makes another communicator, if all ranks are there. Before 2.29.7 NCCL's symmetric kernels cannot be aborted and go on
+// waiting: what is on the GPU then ends with the process.
 //
 // # Devices
 //
@@ -53,5 +56,5 @@
 // NCCL_MULTI_RANK_GPU_ENABLE is then set to 1 in this process, unless it is set. They have no multicast, and NCCL itself gives up
 // what needs a GPU for each rank.
 //
-// This room knows the CUDA device and the group. It loads NCCL when a backend is probed or opened, and not before.
+// The package imports the CUDA device and the group. It loads NCCL when a backend is probed or opened, and not before.
 package nccl

@@ -34,7 +34,7 @@ const WindowEnv = "SYMMEM_NCCL_WINDOW"
 
 // The kinds of window.
 const (
-	// PlainWindow gives peer pointers, and NCCL's collectives on the communicator stay what they are.
+	// PlainWindow has peer pointers, and leaves NCCL's collectives on the communicator as they are.
 	PlainWindow = "plain"
 	// SymmetricWindow (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for collectives on the communicator.
 	SymmetricWindow = "symmetric"

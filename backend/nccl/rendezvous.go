@@ -299,7 +299,7 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 // Bytes is the ncclDevComm, as it is passed by value. It must not be changed.
 func (d *DevComm) Bytes() []byte { return d.comm.Bytes() }
 
-// Close gives it back. Local; no kernel uses it any more. Closing twice is ErrClosed.
+// Close releases it. Local; no kernel uses it any more. Closing twice is ErrClosed.
 func (d *DevComm) Close(ctx context.Context) error {
 	b := d.backend
 	b.mu.Lock()

@@ -12,9 +12,8 @@
 // # Memory
 //
 // An allocation is registered with the rank's agent when it is made, so that it can be the local side of transfers, and stays
-// so until it is released. At rendezvous the ranks exchange in one all-gather what reaching it takes. An agent cannot forget
-// a part of what it knows of another; so each registration carries a number that no other has, and what was known of memory
-// that is gone is never found.
+// so until it is released. At rendezvous the ranks exchange in one all-gather what reaching it takes. An agent cannot forget a part of
+// what it knows of another. So each registration has a number of its own, and what was known of memory that is gone is never found.
 //
 // Memory of a GPU is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
 // maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
@@ -39,7 +38,7 @@
 // The words that signals are made of are memory of the host, on whichever device. Ranks with GPUs on one host share it, where they can
 // pass files to each other, and store there; the others register it, and the library writes eight bytes in some microseconds.
 //
-// # What it may know
+// # Imports
 //
-// This room knows both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
+// The package imports both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
 package nixl

@@ -71,7 +71,7 @@ func (f *sharedFlags) Words() []atomic.Uint64 { return f.words[f.backend.group.R
 // Progress lets the agent handle what has arrived: a peer's put may take that, whose signal is waited for.
 func (f *sharedFlags) Progress() { f.backend.node.progress() }
 
-// PrepareStore gives the word.
+// PrepareStore finds the peer's word.
 func (f *sharedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	if words := f.words[peer]; index >= 0 && index < len(words) {
 		return sharedFlag{&words[index]}, nil

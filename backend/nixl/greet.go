@@ -46,7 +46,7 @@ func (b *Backend) greet(ctx context.Context) error {
 	if err == nil {
 		err = await(ctx, writes)
 	}
-	// Nobody gives the words back before all have written.
+	// Nobody releases the words before all have written.
 	err = b.group.Vote(ctx, "reaching each other", err)
 	for r := range f.Words() {
 		if had := f.Words()[r].Load(); err == nil && r != me && had != uint64(r)+1 {

@@ -94,8 +94,10 @@ var (
 )
 
 // New opens the NIXL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has
-// come. A rank that cannot take part makes it fail on every rank. Without the library the error is ErrUnavailable and says
-// what to install; with a UCX that cannot reach the device's memory it is ErrUnsupported.
+// come. A rank that cannot take part makes it fail on every rank. ErrUnavailable, with what to install, without the library;
+// ErrUnsupported if UCX cannot reach the device's memory, or if unprotected networks are refused and one is needed; ErrMismatch if
+// the ranks bring different kinds of device; ErrInvalid for two ranks on one GPU without ShareDevice, and for network devices that are not
+// there.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	var o Options
 	if opts != nil {
@@ -218,7 +220,7 @@ func capabilities(kind device.Kind) backend.Capabilities {
 	return c
 }
 
-// Close gives the agent back, and closes the device unless it was given by the caller or the parent.
+// Close releases the agent, and closes the device unless it was given by the caller or the parent.
 func (b *Backend) Close(ctx context.Context) error {
 	var err error
 	if b.ownsNode {

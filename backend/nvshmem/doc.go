@@ -18,10 +18,9 @@
 //
 // # Memory
 //
-// All calls that change the heap are collective over all PEs, and NVSHMEM checks nothing. So a group of all PEs agrees before
-// each of them: on what is done, on the order in which the groups of all PEs do it (PE 0 deals out turns), and on what can be
-// given back: memory that was released is kept until all PEs have released it, and goes back to the heap at the next
-// agreement. A group of only some PEs takes its memory from an arena, a piece of the heap that is allocated when the library
+// All calls that change the heap are collective over all PEs, and NVSHMEM checks nothing. So a group of all PEs agrees before each of
+// them: on what is done, on the order in which the groups of all PEs do it (PE 0 deals out turns), and on what goes back to the heap.
+// Memory that was released is kept until all PEs have released it, and goes back at the next agreement. A group of only some PEs takes its memory from an arena, a piece of the heap that is allocated when the library
 // is started ([Options].Arena, SYMMEM_NVSHMEM_ARENA); it goes on working when other PEs have died.
 //
 // The heap grows in chunks and never shrinks. NVSHMEM tears it down when it cannot grow. So every rank tells how much memory
@@ -39,11 +38,11 @@
 //
 // # What is not NVSHMEM's
 //
-// Put, get, signal, wait and barrier are those of the package backend, over peer pointers. NVSHMEM's own put on a stream is the
-// same copy of the driver's and costs more to enqueue; its wait is a kernel without a bound, and its barrier, though faster,
-// one that a lost rank would hold up for ever. Its reductions are an algorithm of package kernels ("nvshmem"), for comparison:
+// Put, get, signal, wait and barrier are those of package memory, over peer pointers. NVSHMEM's own put on a stream is the same copy of the
+// driver's and costs more to enqueue. Its wait is a kernel without a bound. Its barrier is faster, but a lost rank would hold it up
+// for ever. Its reductions are an algorithm of package kernels ("nvshmem"), for comparison:
 // they have no bound either, so that a stream on which one waits for a lost rank never ends.
 //
-// This room knows the CUDA device and the group. It loads the driver and the library when a backend is probed or opened, and
+// The package imports the CUDA device and the group. It loads the driver and the library when a backend is probed or opened, and
 // not before.
 package nvshmem

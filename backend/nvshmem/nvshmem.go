@@ -52,10 +52,10 @@ var (
 	_ backend.AllReducer = (*Backend)(nil)
 )
 
-// New opens the NVSHMEM backend for this rank of g; nil options are the defaults. The first group starts the library in this
-// process, its sub-groups come with Options.Parent. Collective: it blocks until every rank has come. A rank that cannot take
-// part makes it fail on every rank; until the library itself starts, it can be tried again. Ranks that share a process are
-// ErrUnsupported, a missing library ErrUnavailable. See the package comment for how NVSHMEM can end the process.
+// New opens the NVSHMEM backend for this rank of g; nil options are the defaults. The first group starts the library in this process;
+// sub-groups are opened with Options.Parent. Collective: it blocks until every rank has come. A rank that cannot take part makes it
+// fail on every rank. Until the library itself starts, it can be tried again. ErrUnavailable without the library, the driver or a GPU;
+// ErrUnsupported if ranks share a process or are on several hosts. See the package comment for how NVSHMEM can end the process.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	o, err := opts.withDefaults()
 	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout, home: o.home}

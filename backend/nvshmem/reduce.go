@@ -24,8 +24,9 @@ type reduce struct {
 	released bool
 }
 
-// PrepareAllReduce takes a team for the reduction, making one if none is left of earlier ones. Collective. ErrUnsupported in
-// a group of only some PEs: NVSHMEM makes teams with all PEs, of which the others do not come.
+// PrepareAllReduce takes a team for the reduction, and makes one if none is left of earlier ones. Collective. ErrUnsupported for a dtype
+// or an operation that NVSHMEM does not have, and in a group of only some PEs: NVSHMEM makes teams with all PEs, and the others do
+// not come.
 func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
 	if r.Name != Name {
 		return nil, fmt.Errorf("backend %s has no all-reduce called %s: %w", Name, r.Name, errs.ErrUnsupported)
@@ -115,7 +116,7 @@ func (p *reduce) enqueue(s device.Stream, in, out device.Ptr, count int64) error
 	})
 }
 
-// Close gives the team back, for another reduction.
+// Close releases the team, for another reduction.
 func (p *reduce) Close() error {
 	if !p.released {
 		p.released = true

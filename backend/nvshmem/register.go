@@ -34,7 +34,7 @@ func (e *MemoryError) Error() string {
 // Is reports that a MemoryError is an ErrInvalid.
 func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
 
-// Unwrap gives the driver's error, or nil.
+// Unwrap returns the driver's error, or nil.
 func (e *MemoryError) Unwrap() error { return e.Err }
 
 // whyNoRegister says what the driver lacks to find out about memory; "" if nothing.
@@ -48,11 +48,11 @@ func whyNoRegister(drv *cu.Driver) string {
 }
 
 // Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate,
-// pinned, made with the one handle type of POSIX file descriptors, all of which is mapped at one place and may be read and
-// written. It may be a part of its allocation, which NVSHMEM registers as a whole, once for all tensors in it: the allocation's size
-// must be the same on all ranks, and a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says
-// otherwise). All is looked at here, because NVSHMEM tears its heap down over memory that it cannot register. Everything that
-// is wrong is in the [*MemoryError]. Local.
+// pinned, made with the one handle type of POSIX file descriptors, mapped as a whole at one place, readable and writable. It may be a
+// part of its allocation, which NVSHMEM registers as a whole, once for all tensors in it. The allocation's size must be the same on all
+// ranks, and a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says otherwise). All of that is
+// checked here, because NVSHMEM tears its heap down over memory that it cannot register. Everything that is wrong is in the
+// [*MemoryError], which is ErrInvalid. Local.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.whyNoRegister() != "" {
 		return nil, b.Capabilities().Missing(Name, "register")

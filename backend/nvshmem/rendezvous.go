@@ -125,7 +125,7 @@ func (m *mapping) findMulticast(offset int64, all []ask) error {
 	return nil
 }
 
-// EnableMulticast gives the address that NVSHMEM has for the memory, if all ranks have one.
+// EnableMulticast returns the address that NVSHMEM has for the memory, if all ranks have one.
 func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	var failure error
 	if m.multicast.IsNil() {

@@ -75,8 +75,11 @@ func parses(line string) error {
 	}
 	words = words[slices.IndexFunc(words, func(w string) bool { return path.Base(w) == "symmem" })+1:]
 	for i, w := range words {
-		if w == "N" { // any number
+		switch w {
+		case "N": // any number
 			words[i] = "1"
+		case "B": // any backend
+			words[i] = "host"
 		}
 	}
 	root := app{&process.Process{}}.rootCommand()

@@ -204,7 +204,7 @@ type Found struct {
 	UUID    string
 }
 
-// Find gives the GPU that Open would open, and its errors, but makes no context: it takes some milliseconds at most, and leaves
+// Find returns the GPU that Open would open, and its errors, but makes no context: it takes some milliseconds at most, and leaves
 // nothing behind but the driver. Of the options it looks at Driver, Device, LocalRank and Logger.
 func Find(opts *Options) (*Found, error) {
 	var o Options
@@ -333,7 +333,7 @@ func (d *Device) Attribute(attr int) (int, error) {
 	return int(value), nil
 }
 
-// MemInfo gives how much memory the GPU has free and in all, in bytes.
+// MemInfo returns how much memory the GPU has free and in all, in bytes.
 func (d *Device) MemInfo() (free, total int64, err error) {
 	if d.drv.MemGetInfo == nil {
 		return 0, 0, d.drv.Require("cuMemGetInfo_v2")
@@ -417,10 +417,9 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, no longer than WaitTimeout, and gives back streams, events, graphs, modules and
-// memory, and the primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on
-// after WaitTimeout is not given back, and that is an error. It must not be called inside of WithContext. Closing twice is
-// ErrClosed.
+// Close waits for the work of all streams, no longer than WaitTimeout, and releases streams, events, graphs, modules and memory, and the
+// primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on after WaitTimeout is not
+// released, and that is an error. It must not be called inside of WithContext. Closing twice is ErrClosed.
 func (d *Device) Close() error {
 	if d.closing.Swap(true) {
 		return closed("Close", "device")

@@ -45,7 +45,7 @@
 // hears of them, and the capture goes on. A graph launched inside of a capture becomes part of the new graph, and their
 // launches do not overlap whichever is launched.
 //
-// # What it may know
+// # Imports
 //
 // This package knows the device interfaces, the driver, and the errors of native libraries. It knows nothing of groups, ranks or backends.
 package cuda

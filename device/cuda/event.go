@@ -23,7 +23,7 @@ type Event struct {
 	capture  *capture // where the latest record is, if it was made in a capture
 }
 
-// NewEvent gives a new event, not yet recorded.
+// NewEvent returns a new event, not yet recorded.
 func (d *Device) NewEvent() (device.Event, error) {
 	const call = "NewEvent"
 	if err := d.enter(call); err != nil {
@@ -181,7 +181,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	}
 }
 
-// Since gives the time from when start was complete to when this event was, to about half a microsecond. Both must be recorded
+// Since returns the time from when start was complete to when this event was, to about half a microsecond. Both must be recorded
 // and complete, on streams of the same device.
 func (e *Event) Since(start device.Event) (time.Duration, error) {
 	const call = "Since"
@@ -246,7 +246,7 @@ func (e *Event) complete(call, arg string) error {
 	return nil
 }
 
-// Close gives the event back. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
+// Close releases the event. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
 func (e *Event) Close() error {
 	const call = "Close"
 	if err := e.dev.enter(call); err != nil {

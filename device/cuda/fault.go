@@ -25,9 +25,9 @@ type FaultWord struct {
 	reported bool
 }
 
-// NewFaultWord gives a word that is 0. When it is not any more, the streams whose launches name it, or for which Watch was called, tell
-// decode's error for its value; without any, the next Synchronize of any stream of the device does, once. decode must not call anything
-// of the device, and may be called by Close.
+// NewFaultWord returns a word that is 0. Once it is not 0, the streams whose launches name it, or for which Watch was called, return decode's
+// error for its value; if there are none, the next Synchronize of any stream of the device does, once. decode must not call anything of
+// the device, and may be called by Close.
 func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord, error) {
 	const call = "NewFaultWord"
 	if decode == nil {
@@ -99,8 +99,8 @@ func (f *FaultWord) err(word uint64) error {
 	return fmt.Errorf("a kernel has reported a failure: 0x%x", word)
 }
 
-// Watch makes s, a stream of the same device, tell of the word as if a launch on it named the word: for work that was or is to be enqueued
-// past this package. If s is capturing, the streams that the graph is launched on tell.
+// Watch makes s, a stream of the same device, report the word as if a launch on it named the word. It is for work that is enqueued without
+// this package. If s is capturing, the streams on which the graph is launched report it.
 func (f *FaultWord) Watch(s *Stream) {
 	f.named.Store(true)
 	s.mu.Lock()
@@ -134,7 +134,7 @@ func (f *FaultWord) Store(word uint64) {
 	}
 }
 
-// Close gives the word back; no kernel that may write it is queued. Streams still tell what they were not asked for yet. Twice is
+// Close releases the word; no kernel that may write it is queued. Streams still return errors of it that they have not returned. Twice is
 // ErrClosed.
 func (f *FaultWord) Close() error {
 	const call = "Close"

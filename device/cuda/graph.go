@@ -288,7 +288,7 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 	return nil
 }
 
-// Close gives the graph back. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
+// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
 // ErrClosed.
 func (g *Graph) Close() error {
 	const call = "Close"

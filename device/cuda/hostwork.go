@@ -329,11 +329,10 @@ func (l *workLane) drop(d *Device) {
 	}
 }
 
-// HostWork enqueues w, or records it. The GPU tells the CPU by a word of pinned memory when it has come to the work, and
-// waits for another word; a goroutine of the device watches the first ones, runs the work with the device's context current,
-// and writes the second ones. It is busy while work is to come or under way, for some milliseconds after anything has
-// happened; then it looks up to five thousand times a second. Should the run not end by itself, the stream goes on when it is
-// being closed or WaitTimeout is over.
+// HostWork enqueues w, or records it. When the GPU comes to the work, it writes a word of pinned memory and waits for another one. A goroutine
+// of the device watches the first words, runs the work with the device's context current, and writes the second ones. It polls without
+// pause while something happens and for some milliseconds after, and then up to five thousand times a second. If the run does not end by
+// itself, the stream goes on when it is being closed or WaitTimeout is over.
 func (s *Stream) HostWork(w device.HostWork) error {
 	const call = "HostWork"
 	if w == nil {

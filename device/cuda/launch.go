@@ -70,10 +70,9 @@ func (f *Function) allowShared(sharedBytes int) error {
 	return drv.Check("cuFuncSetAttribute", drv.FuncSetAttribute(f.handle, cu.FuncMaxDynamicSharedBytes, most))
 }
 
-// ShareMultiprocessors makes the kernel leave the most of each multiprocessor's shared memory to others, and the least to its cache. It is for
-// kernels that stay for long and wait: what a multiprocessor has is divided anew only when nothing runs on it, so where a kernel that
-// needs no shared memory has come first, others that need some, as most large ones do, would not start before it has ended, on
-// any multiprocessor that has a block of it.
+// ShareMultiprocessors makes the kernel prefer the most shared memory on each multiprocessor, and the least cache. It is for kernels that run
+// long and wait. A multiprocessor divides its memory anew only when nothing runs on it. Without this, a kernel that needs shared memory
+// could not start on a multiprocessor before the waiting one has ended there.
 func (f *Function) ShareMultiprocessors() error {
 	if err := f.module.begin("ShareMultiprocessors"); err != nil {
 		return err
@@ -270,7 +269,7 @@ func (p *PreparedLaunch) note(s *Stream) error {
 	return nil
 }
 
-// Close gives the launch back. Launches already enqueued still run. Twice is ErrClosed.
+// Close releases the launch. Launches already enqueued still run. Twice is ErrClosed.
 func (p *PreparedLaunch) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Alloc gives bytes (> 0) of memory of the GPU that only this rank uses, filled with zeros and aligned to 256 bytes. It blocks
+// Alloc returns bytes (> 0) of memory of the GPU that only this rank uses, filled with zeros and aligned to 256 bytes. It blocks
 // for as long as the driver takes. Memory that peers are to reach is not made here but by a backend.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	const call = "Alloc"
@@ -56,7 +56,7 @@ func (d *Device) allocate(bytes int64) (device.Ptr, error) {
 	return p, err
 }
 
-// Free gives back memory that Alloc gave, and does not wait: while streams have work, which may use the memory, the device keeps it,
+// Free releases memory that Alloc gave, and does not wait: while streams have work, which may use the memory, the device keeps it,
 // and frees it when they have none.
 func (d *Device) Free(p device.Ptr) error {
 	const call = "Free"

@@ -27,7 +27,7 @@ func (e *MemoryError) Error() string {
 // Is reports that a MemoryError is an ErrInvalid.
 func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
 
-// Unwrap gives the driver's error, or nil.
+// Unwrap returns the driver's error, or nil.
 func (e *MemoryError) Unwrap() error { return e.Err }
 
 // Note adds a problem.

@@ -18,7 +18,7 @@ type StopWord struct {
 	word *uint32 // memory of the driver; nil when it was given back
 }
 
-// NewStopWord gives a word that is 0.
+// NewStopWord returns a word that is 0.
 func (d *Device) NewStopWord() (device.StopWord, error) {
 	const call = "NewStopWord"
 	if err := d.enter(call); err != nil {
@@ -48,7 +48,7 @@ func (w *StopWord) Stop() {
 	}
 }
 
-// Close gives the word back; no kernel that may read it is queued. Twice is ErrClosed.
+// Close releases the word; no kernel that may read it is queued. Twice is ErrClosed.
 func (w *StopWord) Close() error {
 	const call = "Close"
 	d := w.dev

@@ -32,7 +32,7 @@ type Stream struct {
 	handed  bool             // somebody has the handle, and may enqueue past this package
 }
 
-// NewStream gives a new stream, which is not ordered against the NULL stream.
+// NewStream returns a new stream, which is not ordered against the NULL stream.
 func (d *Device) NewStream() (device.Stream, error) {
 	const call = "NewStream"
 	if err := d.enter(call); err != nil {
@@ -195,7 +195,7 @@ func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	})
 }
 
-// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, counting in a circle. How it ends
+// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, modulo 2^32. How it ends
 // when nobody writes the word is in the package's comment.
 func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
 	const call = "WaitValue32"
@@ -371,7 +371,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return d.fault()
 }
 
-// Close waits for the work, no longer than the device's WaitTimeout, and gives the stream back. It returns the first failure
+// Close waits for the work, no longer than the device's WaitTimeout, and releases the stream. It returns the first failure
 // that no Synchronize has returned; the stream is closed then, too. Closing twice is ErrClosed.
 func (s *Stream) Close() error {
 	const call = "Close"

@@ -26,7 +26,7 @@ func ModuleVersion() string {
 	return ""
 }
 
-// VersionText gives a version of the driver's API as people write it: "12.4" for 12040.
+// VersionText returns a version of the driver's API as people write it: "12.4" for 12040.
 func VersionText(version int) string { return fmt.Sprintf("%d.%d", version/1000, version%1000/10) }
 
 // GPU is what is known of a GPU without a context on it.

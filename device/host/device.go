@@ -121,7 +121,7 @@ func (d *Device) Name() string { return d.name }
 // name); where the system hides which boot it is, for all devices of this process. Devices with an index above 0 have it appended.
 func (d *Device) UUID() string { return d.uuid }
 
-// NewStream gives a new stream. It starts no goroutine before there is work.
+// NewStream returns a new stream. It starts no goroutine before there is work.
 func (d *Device) NewStream() (device.Stream, error) {
 	s := newStream(d)
 	d.mu.Lock()
@@ -133,7 +133,7 @@ func (d *Device) NewStream() (device.Stream, error) {
 	return s, nil
 }
 
-// NewEvent gives a new event, not yet recorded.
+// NewEvent returns a new event, not yet recorded.
 func (d *Device) NewEvent() (device.Event, error) {
 	e := &Event{dev: d}
 	d.mu.Lock()
@@ -201,7 +201,7 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, as long as the package's comment says, and gives back streams, events, graphs
+// Close waits for the work of all streams, as long as the package's comment says, and releases streams, events, graphs
 // and memory. Memory of Map stays the caller's. It returns the errors of work that no Synchronize has returned. Closing twice
 // is ErrClosed.
 func (d *Device) Close() error {

@@ -34,7 +34,7 @@
 // an event from outside) return a [*device.CaptureError]; the capture goes on. Moving memory with the methods of Device is not part of
 // any stream and stays allowed.
 //
-// # What it may know
+// # Imports
 //
 // This package knows the device interfaces and the futex that processes wait with. It knows nothing of groups, ranks or
 // backends; a backend makes peers' memory known by Map and ends waits for lost peers by Options.Err.

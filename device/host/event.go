@@ -172,7 +172,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return nil
 }
 
-// Since gives the time from when start was complete to when this event was. Both must be recorded and complete, on streams
+// Since returns the time from when start was complete to when this event was. Both must be recorded and complete, on streams
 // of the same device.
 func (e *Event) Since(start device.Event) (time.Duration, error) {
 	const call = "Since"
@@ -212,7 +212,7 @@ func (e *Event) stamp(call, arg string) (time.Duration, error) {
 	return e.at, nil
 }
 
-// Close gives the event back. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
+// Close releases the event. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
 func (e *Event) Close() error {
 	if !e.markClosed() {
 		return closed("Close", "event")

@@ -88,7 +88,7 @@ func (g *Graph) Launch(s device.Stream) error {
 	return nil
 }
 
-// Close gives the graph back. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
+// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
 // ErrClosed.
 func (g *Graph) Close() error {
 	if g.closed.Swap(true) {

@@ -232,8 +232,8 @@ func newMapping(mem, full []byte) *mapping {
 	return m
 }
 
-// Alloc gives bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
-// own. Free gives it back.
+// Alloc returns bytes (> 0) of memory filled with zeros, aligned to 256 bytes at least; on Linux it begins on a page of its
+// own. Free releases it.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	const op = "Alloc"
 	if d.closed.Load() {
@@ -258,7 +258,7 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	return m.base, nil
 }
 
-// Free gives back memory that Alloc gave, after the copies that are under way in it. Queued work that still uses it will
+// Free releases memory that Alloc gave, after the copies that are under way in it. Queued work that still uses it will
 // fail.
 func (d *Device) Free(p device.Ptr) error {
 	m, err := d.space.take("Free", p, true)
@@ -271,10 +271,9 @@ func (d *Device) Free(p device.Ptr) error {
 	return nil
 }
 
-// Map makes memory of the caller known to the device, which from then on may copy and wait in all of b, and gives its
-// address. b is mostly memory that the caller mapped; it must stay where it is, readable and writable, until Unmap has
-// returned or the device is closed. It must not overlap with memory that the device knows. Map copies nothing, and the memory
-// remains the caller's, to be unmapped from the process by the caller.
+// Map makes memory of the caller known to the device, which may then copy and wait in all of b, and returns its address. b is mostly memory
+// that the caller mapped. It must stay where it is, readable and writable, until Unmap has returned or the device is closed. Map copies
+// nothing, and the memory remains the caller's. ErrInvalid if b is empty or overlaps with memory that the device knows.
 func (d *Device) Map(b []byte) (device.Ptr, error) {
 	const op = "Map"
 	if d.closed.Load() {
@@ -298,7 +297,7 @@ func (d *Device) Unmap(p device.Ptr) error {
 	return err
 }
 
-// Bytes gives the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one mapping. The
+// Bytes returns the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one mapping. The
 // slice must not be used after that memory is freed or unmapped.
 func (d *Device) Bytes(p device.Ptr, n int64) ([]byte, error) {
 	if d.closed.Load() {

@@ -111,7 +111,7 @@ func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	return s.enqueue(&op{kind: opWrite, dst: p, value: value})
 }
 
-// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, counting in a circle. A write by
+// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, modulo 2^32. A write by
 // WriteValue32 of any process is seen at once, a plain write within a millisecond. The wait fails after the WaitTimeout of the
 // options, when their Err reports an error, and when the memory is unmapped.
 func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
@@ -241,7 +241,7 @@ func (s *Stream) target(call string) (uint64, error) {
 	return s.enqueued.Load(), nil
 }
 
-// Close waits for the work, as long as the package's comment says, ends the goroutine and gives the stream back. It returns
+// Close waits for the work, as long as the package's comment says, ends the goroutine and releases the stream. It returns
 // the first failure that no Synchronize has returned; the stream is closed then, too. Closing twice is ErrClosed.
 func (s *Stream) Close() error {
 	if err := s.beginClose(false); err != nil {

@@ -1,4 +1,4 @@
-// Package errs holds the error conditions that every room of symmem shares, so that one errors.Is works whichever package
+// Package errs holds the error conditions that every package of symmem shares, so that one errors.Is works whichever package
 // the error came from. The public packages re-export the ones their callers meet (backend.ErrUnsupported, group.ErrPeerLost);
 // nothing outside the module imports this one.
 package errs

@@ -8,5 +8,5 @@
 // All-reduce cases use integer-valued inputs whose result is exact in every dtype and compare bits, with each other rank's
 // too; outputs are poisoned and have guard bands; ranks are skewed at random.
 //
-// This room knows the public packages only.
+// The package imports the public packages only.
 package suite

@@ -6,5 +6,5 @@
 // Streams run their work at once: whoever adds copies to the table does them before the call returns. It works on Linux, where
 // one thread's contexts can be told from another's.
 //
-// This room knows device and the driver's table in internal/cuda, and is for tests alone.
+// The package imports device and the driver's table in internal/cuda, and is for tests alone.
 package fakecuda
