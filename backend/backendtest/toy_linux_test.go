@@ -300,7 +300,6 @@ type toyTransfer struct {
 	*farMove
 	flaw   string
 	starts int
-	closed bool
 	late   *time.Timer
 }
 
@@ -442,7 +441,9 @@ func (f *farToy) Quiesce(ctx context.Context) error {
 	case "it never comes to rest":
 		return errs.ErrUnavailable
 	case "quiescing outlasts its context":
-		return f.far.Quiesce(context.WithoutCancel(ctx))
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 600*time.Millisecond)
+		defer cancel()
+		return f.far.Quiesce(late)
 	}
 	return f.far.Quiesce(ctx)
 }
