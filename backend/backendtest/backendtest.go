@@ -1,5 +1,6 @@
 // Package backendtest is the conformance suite that every backend passes: what [backend.Backend], [backend.Allocation] and
-// [backend.Mapping] promise, checked without tensors or kernels. The package of a backend calls [Run] from a test.
+// [backend.Mapping] promise, and those of the optional interfaces that a backend implements, checked without tensors or kernels. The
+// package of a backend calls [Run] from a test.
 //
 // It also holds what the backends' own tests have in common: [OnRanks] runs code on every rank of a group in one process,
 // [WithMemory] and [WithWindow] make what it works on, and [ExchangeBytes] shows that every rank reaches every copy.
@@ -10,9 +11,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -26,6 +30,23 @@ type Harness struct {
 	WorldSizes []int
 	// Unreachable is set when Peer of another rank is ErrNotReachable by design.
 	Unreachable bool
+	// Adoptable makes memory of this rank's device as a caller would who wants the backend to adopt it, and gives what frees it. It
+	// must be set if the backend has the capability.
+	Adoptable func(b backend.Backend, rank int, bytes int64) (p device.Ptr, free func() error, err error)
+	// AdoptAlign is what adopted memory must be aligned to, in bytes; 0 if there is nothing that it must be.
+	AdoptAlign int64
+	// AllReduces are the forms of all-reduce, by name, that the backend's library has; all add f32.
+	AllReduces []string
+	// patience bounds each wait for something that must come; default 20 s.
+	patience time.Duration
+}
+
+// test is one of the suite.
+type test struct {
+	name string
+	run  func(ctx context.Context, h Harness, r *rank) error
+	// loses is set where a rank leaves without a word: what follows is an error of the others.
+	loses bool
 }
 
 // Run runs the suite.
@@ -33,51 +54,71 @@ func Run(t *testing.T, h Harness) {
 	if h.WorldSizes == nil {
 		h.WorldSizes = []int{1, 2, 3}
 	}
-	tests := []struct {
-		name string
-		run  func(ctx context.Context, h Harness, r *rank) error
-	}{
-		{"Capabilities", capabilities},
-		{"Allocate", allocate},
-		{"AllocateErrors", allocateErrors},
-		{"Register", register},
-		{"Rendezvous", rendezvous},
-		{"RendezvousAgain", rendezvousAgain},
-		{"Contiguous", contiguous},
-		{"Multicast", multicast},
-		{"ForeignAllocation", foreignAllocation},
-		{"ManyRounds", manyRounds},
-	}
 	for _, size := range h.WorldSizes {
 		for _, tt := range tests {
 			t.Run(fmt.Sprintf("World=%d/%s", size, tt.name), func(t *testing.T) {
-				onBackends(t, h, size, func(ctx context.Context, r *rank) error { return tt.run(ctx, h, r) })
+				for r, err := range onBackends(t, h, size, tt) {
+					if err != nil {
+						t.Errorf("rank %d: %v", r, err)
+					}
+				}
 			})
 		}
 	}
+}
+
+// tests are the suite.
+var tests = []test{
+	{name: "Capabilities", run: capabilities},
+	{name: "Allocate", run: allocate},
+	{name: "AllocateErrors", run: allocateErrors},
+	{name: "Register", run: register},
+	{name: "RegisterErrors", run: registerErrors},
+	{name: "Rendezvous", run: rendezvous},
+	{name: "RendezvousAgain", run: rendezvousAgain},
+	{name: "Contiguous", run: contiguous},
+	{name: "Multicast", run: multicast},
+	{name: "WindowHandle", run: windowHandle},
+	{name: "Transfers", run: transfers},
+	{name: "TransfersOverlap", run: transfersOverlap},
+	{name: "TransferToTheDead", run: transferToTheDead, loses: true},
+	{name: "Flags", run: flags},
+	{name: "FlagsFollowData", run: flagsFollowData},
+	{name: "Quiesce", run: quiesce},
+	{name: "AllReduce", run: allReduce},
+	{name: "AllReduceErrors", run: allReduceErrors},
+	{name: "ForeignAllocation", run: foreignAllocation},
+	{name: "ManyRounds", run: manyRounds},
 }
 
 // rank is what a test works with on one rank.
 type rank struct {
 	backend.Backend
 	group *group.Group
+	// others counts the ranks that are not through with the test yet, but for one that is lost.
+	others *sync.WaitGroup
 }
 
-// onBackends opens the backend on size ranks of this process and runs f on each.
-func onBackends(t *testing.T, h Harness, size int, f func(ctx context.Context, r *rank) error) {
-	for r, err := range OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+// onBackends opens the backend on size ranks of this process, runs the test on each, and gives what came of it, by rank.
+func onBackends(t *testing.T, h Harness, size int, tt test) []error {
+	if h.patience == 0 {
+		h.patience = 20 * time.Second
+	}
+	var others sync.WaitGroup
+	others.Add(size - 1)
+	return OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		// Whoever has failed must not leave the others waiting: all come to the barrier.
 		b, err := h.Open(ctx, g)
 		if err != nil {
 			return errors.Join(fmt.Errorf("opening: %w", err), g.Barrier(ctx, "end of test"))
 		}
-		err = f(ctx, &rank{b, g})
-		return errors.Join(err, g.Barrier(ctx, "end of test"), b.Close(ctx))
-	}) {
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
+		err = tt.run(ctx, h, &rank{b, g, &others})
+		end := errors.Join(g.Barrier(ctx, "end of test"), b.Close(ctx))
+		if tt.loses && size > 1 && errors.Is(end, errs.ErrPeerLost) {
+			end = nil
 		}
-	}
+		return errors.Join(err, end)
+	})
 }
 
 func (r *rank) mapped(ctx context.Context, bytes int64) (backend.Allocation, backend.Mapping, error) {
@@ -157,17 +198,6 @@ func allocateErrors(ctx context.Context, _ Harness, r *rank) error {
 	return nil
 }
 
-func register(ctx context.Context, _ Harness, r *rank) error {
-	if r.Capabilities().Register {
-		return nil // what can be adopted differs; the backend's own tests say
-	}
-	_, err := r.Register(ctx, 4096, 64)
-	if !errors.Is(err, errs.ErrUnsupported) {
-		return fmt.Errorf("registering without the capability: %w", err)
-	}
-	return nil
-}
-
 func rendezvous(ctx context.Context, h Harness, r *rank) error {
 	const n = 5000
 	a, m, err := r.mapped(ctx, n)
@@ -229,63 +259,6 @@ func rendezvousAgain(ctx context.Context, _ Harness, r *rank) error {
 		}
 		if m, err = r.Rendezvous(ctx, a); err != nil {
 			return err
-		}
-	}
-	return r.done(ctx, a, m)
-}
-
-func contiguous(ctx context.Context, _ Harness, r *rank) error {
-	a, m, err := r.mapped(ctx, 4097)
-	if err != nil {
-		return err
-	}
-	v, ok := m.(backend.ContiguousViewer)
-	if ok != r.Capabilities().Contiguous {
-		return fmt.Errorf("the capability says %t and the mapping %t", r.Capabilities().Contiguous, ok)
-	}
-	if ok {
-		if err := r.Device().CopyFromHost(a.Ptr().Add(4096), []byte{byte(r.group.Rank() + 50)}); err != nil {
-			return err
-		}
-		if err := r.group.Barrier(ctx, "written"); err != nil {
-			return err
-		}
-		base, stride, err := v.Contiguous()
-		if err != nil {
-			return err
-		}
-		if stride < 4097 {
-			return fmt.Errorf("copies of 4097 bytes lie %d apart", stride)
-		}
-		for peer := range r.group.Size() {
-			var got [1]byte
-			if err := r.Device().CopyToHost(got[:], base.Add(int64(peer)*stride+4096)); err != nil {
-				return err
-			}
-			if got[0] != byte(peer+50) {
-				return fmt.Errorf("rank %d's last byte reads %d through the view", peer, got[0])
-			}
-		}
-	}
-	return r.done(ctx, a, m)
-}
-
-func multicast(ctx context.Context, _ Harness, r *rank) error {
-	a, m, err := r.mapped(ctx, 64)
-	if err != nil {
-		return err
-	}
-	mc, ok := m.(backend.Multicaster)
-	if r.Capabilities().Multicast {
-		if !ok {
-			return errors.New("the capability says multicast, and the mapping has none")
-		}
-		if p, err := mc.EnableMulticast(ctx); err != nil || p.IsNil() {
-			return fmt.Errorf("the multicast address is %s: %w", p, err)
-		}
-	} else if ok {
-		if _, err := mc.EnableMulticast(ctx); !errors.Is(err, errs.ErrUnsupported) {
-			return fmt.Errorf("multicast without the capability: %w", err)
 		}
 	}
 	return r.done(ctx, a, m)

@@ -56,8 +56,8 @@ func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Bac
 // FarCapabilities are those of Far over a backend with those of near.
 func FarCapabilities(near backend.Capabilities) backend.Capabilities {
 	c := near
-	c.PeerPointers, c.Contiguous = false, false
-	c.Why = map[string]string{"peer_pointers": "the peers are far", "contiguous": "the peers are far"}
+	c.PeerPointers, c.Contiguous, c.Multicast = false, false, false
+	c.Why = map[string]string{"peer_pointers": "the peers are far", "contiguous": "the peers are far", "multicast": "the peers are far"}
 	for name, why := range near.Why {
 		c.Why[name] = why
 	}

@@ -181,7 +181,7 @@ func underLimit(t *testing.T, name string, resource int) {
 			return err
 		}
 		_, err = b.Allocate(ctx, asked)
-		if !errors.Is(err, errs.ErrNoMemory) || !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), strconv.Itoa(asked)) ||
+		if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), strconv.Itoa(asked)) ||
 			!strings.Contains(err.Error(), name) {
 			return fmt.Errorf("beyond %s: %w", name, err)
 		}

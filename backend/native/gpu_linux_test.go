@@ -36,6 +36,7 @@ func TestConformanceOnGPU(t *testing.T) {
 			return New(ctx, g, onGPU(g.Rank()))
 		},
 		WorldSizes: []int{1, 2, 4},
+		Adoptable:  adoptable("virtual"), AdoptAlign: adoptAlign,
 	})
 }
 

@@ -64,6 +64,7 @@ func TestConformanceOnFakeDriver(t *testing.T) {
 					return New(ctx, g, o)
 				},
 				WorldSizes: []int{1, 2, 4},
+				Adoptable:  adoptable("virtual"), AdoptAlign: adoptAlign,
 			})
 			assert.Empty(t, m.left())
 		})
@@ -81,6 +82,7 @@ func TestConformanceOverMulticast(t *testing.T) {
 			return New(ctx, g, o)
 		},
 		WorldSizes: []int{2, 3},
+		Adoptable:  adoptable("legacy"), AdoptAlign: adoptAlign,
 	})
 	assert.Empty(t, m.left())
 }
@@ -763,6 +765,13 @@ func foreignMemory(b *Backend, kind string, bytes int64) (p device.Ptr, free fun
 		return 0, nil, err
 	}
 	return a.ptr, func() error { return a.Release(context.Background()) }, nil
+}
+
+// adoptable is foreignMemory as the conformance suite wants it.
+func adoptable(kind string) func(backend.Backend, int, int64) (device.Ptr, func() error, error) {
+	return func(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
+		return foreignMemory(b.(*Backend), kind, bytes)
+	}
 }
 
 // adoptAndUse registers memory, maps it, and writes and reads it through every peer pointer.

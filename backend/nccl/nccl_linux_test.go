@@ -38,6 +38,11 @@ func TestConformance(t *testing.T) {
 					return open(ctx, g, m.plain(g.Rank()))
 				},
 				WorldSizes: []int{1, 2, 4},
+				Adoptable: func(_ backend.Backend, rank int, bytes int64) (device.Ptr, func() error, error) {
+					p := m.memoryOf(rank, bytes, true)
+					return p, func() error { m.drop(p); return nil }, nil
+				},
+				AdoptAlign: nccl.WindowAlignment, AllReduces: []string{plainForm, symmetricForm},
 			})
 			m.requireClean(t)
 		})

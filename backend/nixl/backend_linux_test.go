@@ -51,13 +51,19 @@ func TestConformanceOfFakes(t *testing.T) {
 					assert.Equal(t, o.shareFlags && g.Size() > 1, b.sharing)
 					return b, nil
 				},
-				WorldSizes: c.worlds, Unreachable: true,
+				WorldSizes: c.worlds, Unreachable: true, Adoptable: onDevice,
 			})
 			for name, e := range net.engines {
 				assert.True(t, e.closed, name)
 			}
 		})
 	}
+}
+
+// onDevice allocates memory of the backend's device, past the backend.
+func onDevice(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
+	p, err := b.Device().Alloc(bytes)
+	return p, func() error { return b.Device().Free(p) }, err
 }
 
 // TestDriver: agents without a thread of the library's are driven on until they are closed, whoever waits or not.

@@ -1,7 +1,10 @@
 package nvshmem
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -348,7 +351,8 @@ func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
 }
 
 func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
-	if op == "avg" {
+	if !slices.Contains([]string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}, dtype) ||
+		!slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
 		return nil, errs.ErrUnsupported
 	}
 	return func(team nvshmem.Team, dst, src uint64, count int64, _ uintptr) error {
@@ -356,9 +360,32 @@ func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
 		defer l.m.Mu.Unlock()
 		l.check("reduction")
 		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
-		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 { return 0 })
+		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 {
+			if dtype == "f32" && op == "sum" {
+				l.add(at(dst), at(src), count)
+			}
+			return 0
+		})
 		return nil
 	}, nil
+}
+
+// add adds the f32 at a place of every PE's heap, and puts the sums at another of every PE's.
+func (l *fakeLib) add(dst, src uint64, count int64) {
+	of := func(pe int, off uint64) []byte {
+		return l.m.at(l.pe, device.Ptr(l.m.base(l.pe, pe)+off), uint64(4*count))
+	}
+	sums := make([]byte, 4*count)
+	for i := 0; i < len(sums); i += 4 {
+		var sum float32
+		for pe := range l.m.pes {
+			sum += math.Float32frombits(binary.LittleEndian.Uint32(of(pe, src)[i:]))
+		}
+		binary.LittleEndian.PutUint32(sums[i:], math.Float32bits(sum))
+	}
+	for pe := range l.m.pes {
+		copy(of(pe, dst), sums)
+	}
 }
 
 func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {

@@ -58,6 +58,11 @@ func TestConformance(t *testing.T) {
 				return New(ctx, g, m.options(g.Rank()))
 			},
 			WorldSizes: []int{size},
+			Adoptable: func(_ backend.Backend, rank int, bytes int64) (device.Ptr, func() error, error) {
+				p := m.allocate(rank, bytes, nil)
+				return p, func() error { m.free(p); return nil }, nil
+			},
+			AdoptAlign: adoptAlign, AllReduces: []string{Name},
 		})
 		assert.Empty(t, m.left(), "world of %d", size)
 		assert.Equal(t, m.job.starts, m.job.finalize, "what was started was finalized")

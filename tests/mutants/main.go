@@ -175,9 +175,15 @@ func (s stage) run(dir, binary string) (string, error) {
 	for lines.Scan() {
 		line := lines.Text()
 		ran = ran || strings.HasPrefix(line, "=== RUN")
-		if by == "" && failure.MatchString(line) {
-			by = strings.TrimSpace(line)
-			cancel() // the rest may hang
+		if !failure.MatchString(line) {
+			continue
+		}
+		said := strings.TrimSpace(line)
+		if by == "" {
+			by = said
+			time.AfterFunc(time.Second, cancel) // the rest may hang
+		} else if test, _, _ := strings.Cut(by, " ("); strings.HasPrefix(said, test+"/") {
+			by = said // the sub-test that it was, which comes behind
 		}
 	}
 	err = c.Wait()

@@ -1,0 +1,219 @@
+package memory_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels/ptx"
+	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
+	"github.com/symmem/symmem/memory"
+)
+
+// launchNoter passes the host device off as one that runs compiled kernels, and notes what would be launched.
+type launchNoter struct {
+	device.Device // without its HostMemory
+	launched      []noted
+	prepared      int
+}
+
+// noted is one launch.
+type noted struct {
+	kernel string
+	device.Launch
+	params ptx.Params
+}
+
+func (d *launchNoter) Kind() device.Kind                                         { return device.CUDA }
+func (d *launchNoter) ComputeCapability() int                                    { return 90 }
+func (d *launchNoter) Multiprocessors() int                                      { return 4 }
+func (d *launchNoter) LoadModule([]byte) (device.Module, error)                  { return noteModule{d}, nil }
+func (d *launchNoter) NewStopWord() (device.StopWord, error)                     { return d.word() }
+func (d *launchNoter) NewFaultWord(func(uint64) error) (device.FaultWord, error) { return d.word() }
+
+func (d *launchNoter) word() (*noteWord, error) {
+	p, err := d.Alloc(64)
+	return &noteWord{d, p}, err
+}
+
+func (d *launchNoter) NewStream() (device.Stream, error) {
+	s, err := d.Device.NewStream()
+	return &noteStream{s, d}, err
+}
+
+type noteStream struct {
+	device.Stream
+	dev *launchNoter
+}
+
+func (s *noteStream) Device() device.Device { return s.dev }
+
+type noteWord struct {
+	dev *launchNoter
+	ptr device.Ptr
+}
+
+func (w *noteWord) Ptr() device.Ptr { return w.ptr }
+func (w *noteWord) Load() uint64    { return 0 }
+func (w *noteWord) Stop()           {}
+func (w *noteWord) Close() error    { return w.dev.Free(w.ptr) }
+
+type noteModule struct{ dev *launchNoter }
+
+func (m noteModule) Function(name string) (device.Function, error) {
+	return noteFunction{m.dev, name}, nil
+}
+func (m noteModule) Close() error { return nil }
+
+type noteFunction struct {
+	dev  *launchNoter
+	name string
+}
+
+func (f noteFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
+
+func (f noteFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
+	n := noted{kernel: f.name, Launch: l}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params)
+	f.dev.prepared++
+	return &noteLaunch{f.dev, n}, nil
+}
+
+type noteLaunch struct {
+	dev *launchNoter
+	noted
+}
+
+func (l *noteLaunch) Launch(device.Stream) error {
+	l.dev.launched = append(l.dev.launched, l.noted)
+	return nil
+}
+func (l *noteLaunch) Close() error { return nil }
+
+// noteBackend is the host backend over a launchNoter.
+type noteBackend struct {
+	*host.Backend
+	dev *launchNoter
+}
+
+func (b noteBackend) Device() device.Device { return b.dev }
+
+// TestSignalLaunches: what kernels of signals are launched with: channel, peer, every rank's pad, of a plan at its place of its channel, a
+// thread for each rank where all are waited for, and where failures are told.
+func TestSignalLaunches(t *testing.T) {
+	for _, size := range []int{2, ptx.Inline + 1, 40} {
+		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				b := noteBackend{near, &launchNoter{Device: near.Device()}}
+				return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error { return launchesOfSignals(ctx, m, b) })
+			}))
+		})
+	}
+}
+
+// launchesOfSignals is one rank of TestSignalLaunches. Memory has 2 channels.
+func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend) error {
+	const offset = 384
+	g, dev := m.Group(), b.Device().(*launchNoter)
+	size := g.Size()
+	if err := backendtest.WithWindow(ctx, m, 4096, nil); err != nil { // the first makes the signal pads
+		return err
+	}
+	c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: offset + m.SignalsBytes(3)})
+	if err != nil {
+		return err
+	}
+	signals, err := c.Signals(ctx, offset, &memory.SignalsOptions{Channels: 3, Op: "the plan", Failed: func(err error) error { return err }})
+	if err != nil {
+		return err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	last := size - 1
+	all := uint32((max(size, 32) + 31) / 32 * 32)
+	for _, x := range []struct {
+		what          string
+		enqueue       func() error
+		kernel        ptx.Kernel
+		peer, channel int // peer is -1 for all
+		threads       uint32
+		plan, unseen  bool // of a plan; its failure is not told by the stream
+	}{
+		{"Signal", func() error { return m.Signal(s, last, 1) }, ptx.Signal, last, 1, 32, false, false},
+		{"Signal to another", func() error { return m.Signal(s, 0, 1) }, ptx.Signal, 0, 1, 32, false, false},
+		{"Wait", func() error { return m.Wait(s, last, 0) }, ptx.Wait, last, 0, 32, false, false},
+		{"Barrier", func() error { return m.Barrier(s, 1) }, ptx.Barrier, -1, 1, all, false, false},
+		{"SignalAll", func() error { return signals.SignalAll(s, 2) }, ptx.SignalAll, -1, 2, all, true, true},
+		{"WaitAll", func() error { return signals.WaitAll(s, 1) }, ptx.WaitAll, -1, 1, all, true, false},
+		{"WaitAllBeside", func() error { return signals.WaitAllBeside(s, 1) }, ptx.WaitAll, -1, 1, all, true, true},
+	} {
+		dev.launched = nil
+		if err := errors.Join(x.enqueue(), x.enqueue()); err != nil {
+			return fmt.Errorf("%s: %w", x.what, err)
+		}
+		if len(dev.launched) != 2 || dev.launched[0].params != dev.launched[1].params {
+			return fmt.Errorf("%s launches %+v", x.what, dev.launched)
+		}
+		l := dev.launched[0]
+		p := l.params
+		channels := uint32(2)
+		if x.plan {
+			channels = 3
+		}
+		switch {
+		case l.kernel != x.kernel.Name || l.Grid != [3]uint32{1}:
+			return fmt.Errorf("%s launches %s on %v blocks", x.what, l.kernel, l.Grid)
+		case l.Block != [3]uint32{x.threads}:
+			return fmt.Errorf("%s has %v threads and not %d", x.what, l.Block, x.threads)
+		case int(p.Index) != x.channel || x.peer >= 0 && int(p.Peer) != x.peer:
+			return fmt.Errorf("%s is on channel %d with peer %d", x.what, p.Index, p.Peer)
+		case int(p.Rank) != g.Rank() || int(p.World) != size || p.Channels != channels:
+			return fmt.Errorf("%s is of rank %d of %d, with %d channels", x.what, p.Rank, p.World, p.Channels)
+		case x.unseen != (l.FaultCell == nil) || x.unseen != (p.Fault != 0) || x.plan != (p.Dead != 0):
+			return fmt.Errorf("%s tells of failures at %v and %#x, and its dead word is at %#x", x.what, l.FaultCell, p.Fault, p.Dead)
+		}
+		pads := map[uint64]bool{}
+		for r := range size {
+			pad := uint64(0)
+			if size <= ptx.Inline {
+				pad = p.Workspace[r]
+			} else {
+				var word [8]byte
+				if err := dev.CopyToHost(word[:], device.Ptr(p.Table).Add(int64(8*(2*size+r)))); err != nil {
+					return err
+				}
+				pad = binary.LittleEndian.Uint64(word[:])
+			}
+			pads[pad] = true
+			of, err := c.Peer(r)
+			if err != nil {
+				return err
+			}
+			if mine := pad == uint64(of.Add(offset)); mine != x.plan {
+				return fmt.Errorf("%s has rank %d's pad at %#x, and the channel is at %s", x.what, r, pad, of)
+			}
+		}
+		if len(pads) != size || pads[0] {
+			return fmt.Errorf("%s has %d pads for %d ranks", x.what, len(pads), size)
+		}
+	}
+	prepared := dev.prepared
+	if err := errors.Join(m.Signal(s, last, 1), m.Signal(s, 0, 1), m.Barrier(s, 1)); err != nil || dev.prepared != prepared {
+		return fmt.Errorf("launches are prepared again: %w", err)
+	}
+	return errors.Join(s.Close(), g.Barrier(ctx, "done"), c.Close(ctx), signals.Close())
+}
