@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +25,18 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A machine with GPUs may name libraries for the tests of backends that are not in this program, which would be refused.
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		for _, backend := range []string{"NCCL", "NVSHMEM", "NIXL"} {
+			if strings.HasPrefix(name, "SYMMEM_"+backend+"_") {
+				_ = os.Unsetenv(name) // it is set
+			}
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // nobody is the environment of a process that no launcher started.
 var nobody = &symmem.Options{Environ: func() []string { return nil }}
