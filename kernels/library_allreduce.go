@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -49,8 +50,14 @@ func (libraryForm) prepare(ctx context.Context, p *Plan, op Op, _ uint32) (work,
 	if w.ended, err = p.device.NewEvent(); err != nil {
 		return nil, err
 	}
-	w.reduce, err = p.in.Memory().PrepareAllReduce(ctx, p.algorithm.String(), p.in.Local().Ptr(), p.out.Local().Ptr(), p.in.NumElements(),
-		p.in.Bytes(), p.in.DType().String(), op.String())
+	var in, out memory.Place
+	if in.Window, in.Offset, err = p.in.Window(); err == nil {
+		out.Window, out.Offset, err = p.out.Window()
+	}
+	if err != nil {
+		return nil, errors.Join(err, w.ended.Close())
+	}
+	w.reduce, err = p.in.Memory().PrepareAllReduce(ctx, p.algorithm.String(), in, out, p.in.NumElements(), p.in.Bytes(), p.in.DType().String(), op.String())
 	if err != nil {
 		return nil, errors.Join(err, w.ended.Close())
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -36,37 +35,46 @@ func TestPrepareAllReduce(t *testing.T) {
 		b := &reducing{Backend: near}
 		m := memory.New(b, g, nil)
 		err = backendtest.WithWindow(ctx, m, 4096, func(in *memory.Window) error {
-			return backendtest.WithWindow(ctx, m, 2048, func(out *memory.Window) error { return reduceBetween(ctx, m, b, in, out) })
+			return backendtest.WithWindow(ctx, m, 2048, func(out *memory.Window) error {
+				var freed *memory.Window
+				if err := backendtest.WithWindow(ctx, m, 4096, func(w *memory.Window) error { freed = w; return nil }); err != nil {
+					return err
+				}
+				other := memory.New(&reducing{Backend: near}, g, nil)
+				return backendtest.WithWindow(ctx, other, 4096, func(foreign *memory.Window) error {
+					return reduceBetween(ctx, m, b, in, out, freed, foreign)
+				})
+			})
 		})
 		return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
 }
 
-func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out *memory.Window) error {
-	mapped := func(w *memory.Window) device.Ptr { return w.Allocation().Ptr() }
-	unmapped, err := m.Allocate(ctx, 4096, "")
-	if err != nil {
-		return err
-	}
-	prepare := func(from, to device.Ptr, bytes int64) error {
+func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out, freed, foreign *memory.Window) error {
+	at := func(w *memory.Window, offset int64) memory.Place { return memory.Place{Window: w, Offset: offset} }
+	prepare := func(from, to memory.Place, bytes int64) error {
 		_, err := m.PrepareAllReduce(ctx, "theirs", from, to, bytes/4, bytes, "f32", "sum")
 		return err
 	}
 	for _, c := range []struct {
 		name     string
-		from, to device.Ptr
+		from, to memory.Place
 		bytes    int64
 		want     error
 	}{
-		{"whole", mapped(in), mapped(in), 4096, nil},
-		{"up to the last byte", mapped(in).Add(3072), mapped(out).Add(1024), 1024, nil},
-		{"beyond the input", mapped(in).Add(3072), mapped(out), 1028, errs.ErrInvalid},
-		{"beyond the output", mapped(in), mapped(out).Add(1024), 1028, errs.ErrInvalid},
-		{"larger than the output", mapped(in), mapped(out), 2052, errs.ErrInvalid},
-		{"from elsewhere", 64, mapped(out), 4, errs.ErrNotSymmetric},
-		{"to elsewhere", mapped(in), 64, 4, errs.ErrNotSymmetric},
-		{"from what has no window", unmapped.Ptr(), mapped(out), 4, errs.ErrNoRendezvous},
-		{"to what has no window", mapped(in), unmapped.Ptr(), 4, errs.ErrNoRendezvous},
+		{"whole", at(in, 0), at(in, 0), 4096, nil},
+		{"up to the last byte", at(in, 3072), at(out, 1024), 1024, nil},
+		{"beyond the input", at(in, 3072), at(out, 0), 1028, errs.ErrInvalid},
+		{"beyond the output", at(in, 0), at(out, 1024), 1028, errs.ErrInvalid},
+		{"larger than the output", at(in, 0), at(out, 0), 2052, errs.ErrInvalid},
+		{"before the input", at(in, -4), at(out, 0), 4, errs.ErrInvalid},
+		{"less than nothing", at(in, 0), at(out, 0), -4, errs.ErrInvalid},
+		{"from another memory", at(foreign, 0), at(out, 0), 4, errs.ErrNotSymmetric},
+		{"to another memory", at(in, 0), at(foreign, 0), 4, errs.ErrNotSymmetric},
+		{"from what was freed", at(freed, 0), at(out, 0), 4, errs.ErrClosed},
+		{"to what was freed", at(in, 0), at(freed, 0), 4, errs.ErrClosed},
+		{"from what has no window", at(nil, 0), at(out, 0), 4, errs.ErrNoRendezvous},
+		{"to what has no window", at(in, 0), at(nil, 0), 4, errs.ErrNoRendezvous},
 	} {
 		had := len(b.asked)
 		if err := prepare(c.from, c.to, c.bytes); !errors.Is(err, c.want) {
@@ -87,7 +95,7 @@ func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out *
 			return fmt.Errorf("the library was asked for %+v, expected %+v", b.asked[i], want)
 		}
 	}
-	return m.Free(ctx, unmapped)
+	return nil
 }
 
 // TestTransferOfAnotherMemory: the window of a transfer is one of the memory that prepares it.

@@ -131,7 +131,7 @@ func launchesOfSignals(ctx context.Context, m *memory.Memory, b backend.Backend)
 	if err := backendtest.WithWindow(ctx, m, 4096, nil); err != nil { // the first makes the signal pads
 		return err
 	}
-	c, err := m.NewChannel(ctx, memory.ChannelRequest{Purpose: "test", Bytes: offset + m.SignalsBytes(3)})
+	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: offset + m.SignalsBytes(3)})
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func onOne(t *testing.T, form string, f func(ctx context.Context, m *machine, b 
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
-				in := w.Allocation().Ptr()
+				in := memory.Place{Window: w}
 				return f(ctx, m, b, func() (backend.PreparedAllReduce, error) {
 					return mem.PrepareAllReduce(ctx, form, in, in, 10, 40, "f32", "sum")
 				})
@@ -195,7 +195,7 @@ func TestOnlyThisForm(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
 			return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
-				in := w.Allocation().Ptr()
+				in := memory.Place{Window: w}
 				plain, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
 				if err != nil {
 					return err
@@ -361,7 +361,7 @@ func TestEveryStreamTellsOfALoss(t *testing.T) {
 				}
 				mem := memory.New(b, g, &memory.Options{Channels: 2})
 				err = backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
-					in := w.Allocation().Ptr()
+					in := memory.Place{Window: w}
 					p, err := mem.PrepareAllReduce(ctx, form, in, in, 10, 40, "f32", "sum")
 					if err := g.Vote(ctx, "plan", err); err != nil {
 						return err

@@ -265,7 +265,7 @@ func TestKeptFormFailsOnOneRank(t *testing.T) {
 		for i := range 2 {
 			if err := inSub(ctx, g, []int{0, 1}, m.child(parent), func(b *Backend, mem *memory.Memory) error {
 				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
-					in := w.Allocation().Ptr()
+					in := memory.Place{Window: w}
 					prepare := func() error {
 						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
 						return err

@@ -658,7 +658,7 @@ func TestGivenCommunicator(t *testing.T) {
 func reduceBy(ctx context.Context, g *group.Group, mem *memory.Memory, form string, n int64,
 	run func(p backend.PreparedAllReduce, s device.Stream) error) error {
 	return backendtest.WithWindow(ctx, mem, 4*n, func(w *memory.Window) error {
-		in := w.Allocation().Ptr()
+		in := memory.Place{Window: w}
 		p, err := mem.PrepareAllReduce(ctx, form, in, in, n, 4*n, "f32", "sum")
 		if err := g.Vote(ctx, "plan", err); err != nil {
 			return err
@@ -938,7 +938,7 @@ func TestWarmUpFails(t *testing.T) {
 			return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 				return backendtest.WithWindow(ctx, mem, 64, func(w *memory.Window) error {
 					prepare := func() error {
-						in := w.Allocation().Ptr()
+						in := memory.Place{Window: w}
 						_, err := mem.PrepareAllReduce(ctx, plainForm, in, in, 10, 40, "f32", "sum")
 						return err
 					}

@@ -380,7 +380,8 @@ func reduceOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 		if allocs[i], err = m.Allocate(ctx, 2*4*count, ""); err != nil {
 			return err
 		}
-		if _, err := m.Rendezvous(ctx, allocs[i], memory.Record{}); err != nil {
+		w, err := m.Rendezvous(ctx, allocs[i], memory.Record{})
+		if err != nil {
 			return err
 		}
 		mine := make([]byte, 4*count)
@@ -390,7 +391,7 @@ func reduceOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 		if err := b.device.CopyFromHost(allocs[i].Ptr(), mine); err != nil {
 			return err
 		}
-		reductions[i], err = m.PrepareAllReduce(ctx, Name, allocs[i].Ptr(), allocs[i].Ptr().Add(4*count), count, 4*count, "u32", "sum")
+		reductions[i], err = m.PrepareAllReduce(ctx, Name, memory.Place{Window: w}, memory.Place{Window: w, Offset: 4 * count}, count, 4*count, "u32", "sum")
 		if err != nil {
 			return err
 		}

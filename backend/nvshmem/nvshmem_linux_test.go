@@ -808,19 +808,21 @@ func TestReduce(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if _, err := mem.Rendezvous(ctx, a, memory.Record{}); err != nil {
+			w, err := mem.Rendezvous(ctx, a, memory.Record{})
+			if err != nil {
 				return err
 			}
+			first, second := memory.Place{Window: w}, memory.Place{Window: w, Offset: 64}
 			s, err := b.device.NewStream()
 			if err != nil {
 				return err
 			}
 			for range 8 { // more than there are teams
-				one, err := mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr().Add(64), 10, 20, "bf16", "sum")
+				one, err := mem.PrepareAllReduce(ctx, Name, first, second, 10, 20, "bf16", "sum")
 				if err != nil {
 					return err
 				}
-				two, err := mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr(), 4, 16, "f32", "max")
+				two, err := mem.PrepareAllReduce(ctx, Name, first, first, 4, 16, "f32", "max")
 				if err != nil {
 					return err
 				}
@@ -831,11 +833,11 @@ func TestReduce(t *testing.T) {
 					return err
 				}
 			}
-			_, err = mem.PrepareAllReduce(ctx, "nccl", a.Ptr(), a.Ptr(), 4, 16, "f32", "max")
+			_, err = mem.PrepareAllReduce(ctx, "nccl", first, first, 4, 16, "f32", "max")
 			if !errors.Is(err, errs.ErrUnsupported) {
 				return fmt.Errorf("another library's: %w", err)
 			}
-			_, err = mem.PrepareAllReduce(ctx, Name, a.Ptr(), a.Ptr(), 4, 16, "f32", "avg")
+			_, err = mem.PrepareAllReduce(ctx, Name, first, first, 4, 16, "f32", "avg")
 			if !errors.Is(err, errs.ErrUnsupported) {
 				return fmt.Errorf("an average: %w", err)
 			}

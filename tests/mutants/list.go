@@ -758,13 +758,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/library_allreduce.go", why: "a library's all-reduce beyond its allocation", tests: with(onFakes, ncclTests),
-		old: "\t\tif bytes > a.Bytes()-offset {",
-		new: "\t\tif false && bytes > a.Bytes()-offset {",
+		old: "bytes > w.Bytes()-p.Offset:",
+		new: "false:",
 	},
 	{
 		file: "memory/library_allreduce.go", why: "a library's all-reduce at the beginning of its allocation", tests: with(onFakes, ncclTests),
-		old: "*place.alloc, *place.offset = a, offset",
-		new: "*place.alloc, *place.offset = a, 0",
+		old: "InOffset: in.Offset, ",
+		new: "",
 	},
 	{
 		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
