@@ -401,6 +401,12 @@ func TestGiven(t *testing.T) {
 	wg.Wait()
 }
 
+// silent is a backend that says nothing of where it stands.
+type silent struct{}
+
+func (silent) Probe(context.Context, *Env) (Capabilities, error) { return Capabilities{}, nil }
+func (silent) Open(context.Context, *Env) (Backend, error)       { return nil, errors.New("opening fails") }
+
 // TestPick: of backends for the CPU's memory the one that is preferred for that is taken, wherever it stands, unless another was named.
 func TestPick(t *testing.T) {
 	first, second := &place{9, 2}, &place{8, 3}
@@ -426,6 +432,13 @@ func TestPick(t *testing.T) {
 		require.Equal(t, tt.want, name, tt)
 		require.Equal(t, tt.tried, tried, tt)
 		require.Len(t, candidates, 3)
+	}
+	// One that says nothing gives way to host for the CPU's memory, and goes before it with a GPU.
+	withRegistry(t, map[string]Factory{"silent": silent{}, "host": fake{place: asHost}})
+	for onHost, want := range map[bool]string{true: "host", false: "silent"} {
+		name, _, err := Pick(nil, func(name string) (usable, onCPU bool, err error) { return true, onHost, nil })
+		require.NoError(t, err)
+		require.Equal(t, want, name)
 	}
 	failed := errors.New("lost")
 	_, _, err := Pick(nil, func(string) (bool, bool, error) { return false, false, failed })

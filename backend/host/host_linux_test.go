@@ -7,12 +7,15 @@ import (
 	"os"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -155,4 +158,23 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		}
 		return m.Free(ctx, a)
 	})
+}
+
+// TestGivenOptions: what a program gives in the backend's own type comes to it.
+func TestGivenOptions(t *testing.T) {
+	d, err := devhost.New(nil)
+	require.NoError(t, err)
+	f, err := backend.Lookup(host.Name)
+	require.NoError(t, err)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := f.Open(ctx, &backend.Env{Group: g, Given: &host.Options{Device: d}})
+		if err != nil {
+			return err
+		}
+		if b.Device() != device.Device(d) {
+			return errors.New("another device was opened")
+		}
+		return b.Close(ctx)
+	}))
+	require.NoError(t, d.Close(), "it stays open")
 }

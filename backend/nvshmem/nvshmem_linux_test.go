@@ -947,9 +947,17 @@ func TestOptions(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, want, o.Arena, text)
 	}
-	_, err := options(env("much"))
-	require.ErrorIs(t, err, errs.ErrInvalid)
-	assert.ErrorContains(t, err, ArenaEnv)
+	for _, text := range []string{"much", "2T"} {
+		_, err := options(env(text))
+		require.ErrorIs(t, err, errs.ErrInvalid)
+		assert.ErrorContains(t, err, ArenaEnv)
+	}
+	given := env("128M")
+	given.Given = &Options{Arena: 4096, Library: "/l"}
+	o, err := options(given)
+	require.NoError(t, err)
+	assert.EqualValues(t, 4096, o.Arena, "what the program gives")
+	assert.Equal(t, "/l", o.Library)
 }
 
 func TestSpans(t *testing.T) {

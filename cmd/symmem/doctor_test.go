@@ -202,6 +202,9 @@ func TestDoctorKnowsBackendsOptions(t *testing.T) {
 	r := call(t, "", environ(brokenVar+"=1"), "doctor", "--backend", "picky", "--device", "4", "--config", file)
 	assert.Equal(t, exit.OK, r.status, r.out)
 	assert.Regexp(t, `picky-last-device +4 +file `, r.out)
+	t.Setenv(brokenVar, "1") // the probe is in this process
+	r = call(t, "", environ(brokenVar+"=1", "SYMMEM_CONFIG="+file, "SYMMEM_DEVICE=4"), "probe", "picky")
+	assert.Contains(t, r.out, `"available":true`)
 
 	d = diagnosed(t, exit.Failure, environ("SYMMEM_PICKY_LAST_DEVICE=9", "SYMMEM_PICKY_FIRST_DEVICE=0", "SYMMEM_TOY_SIZE=1"))
 	for _, part := range []string{`picky-last-device is "9"; allowed: 3, 4, 5`, "SYMMEM_PICKY_FIRST_DEVICE; allowed", "SYMMEM_PICKY_LAST_DEVICE is the nearest",
