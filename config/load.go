@@ -175,6 +175,9 @@ func LibraryVariables() []string {
 
 // environment gives the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
 // they may pass.
+//
+// Variables of this module's backends pass where the backend is not in the program: they are set for a whole machine, or for a job of which only
+// some programs use GPUs.
 func environment(environ func() []string, foreign bool) (map[string]string, error) {
 	if environ == nil {
 		environ = os.Environ
@@ -200,7 +203,7 @@ func environment(environ func() []string, foreign bool) (map[string]string, erro
 		case value == "":
 			delete(vars, name)
 		case slices.Contains(known, name), strings.HasPrefix(name, testPrefix), inPod && serviceLink.MatchString(name):
-		case foreign && absent(name) != "":
+		case foreign && absent(name) != "", slices.Contains(elsewhere, absent(name)):
 		default:
 			unknown = append(unknown, name)
 		}
@@ -215,6 +218,9 @@ func environment(environ func() []string, foreign bool) (map[string]string, erro
 	}
 	return vars, errors.Join(all...)
 }
+
+// elsewhere are the backends of this module that have variables.
+var elsewhere = []string{"native", "nccl", "nixl", "nvshmem"}
 
 // serviceLink matches what Kubernetes sets in every pod for a service called symmem or symmem-<something>.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|` +

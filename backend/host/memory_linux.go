@@ -98,7 +98,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	for r, m := range members {
 		if m.BootID != members[0].BootID {
 			// Every rank sees the same members, so every rank stops here.
-			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl or nccl: %w",
+			return nil, fmt.Errorf("rank %d is on another host than rank 0, and shared memory ends at the host; use backend nixl: %w",
 				r, errs.ErrNotReachable)
 		}
 	}

@@ -126,7 +126,7 @@ func (b *Backend) unreachablePairs() ([]string, error) {
 		if !sameHost(members[me], members[r]) {
 			if !b.peers[me].Fabric || !p.Fabric {
 				pairs = append(pairs, fmt.Sprintf("rank %d is on %s and rank %d on %s, and memory can be passed between hosts only by "+
-					"fabric handles, which do not work (use backend nccl, nvshmem or nixl)", me, members[me].Host, r, members[r].Host))
+					"fabric handles, which do not work (use backend nixl)", me, members[me].Host, r, members[r].Host))
 			}
 			continue
 		}

@@ -69,9 +69,15 @@ func TestConformanceOnGPU(t *testing.T) {
 					return open(ctx, g, o)
 				},
 				WorldSizes: sizes(count),
+				Adoptable:  ofNCCL, AdoptAlign: nccl.WindowAlignment, AllReduces: []string{plainForm, symmetricForm},
 			})
 		})
 	}
+}
+
+// ofNCCL gives memory that NCCL has allocated.
+func ofNCCL(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
+	return foreign(b.(*Backend), true, bytes)
 }
 
 // TestWindowsOnGPU tells what windows cost, and where they are.
@@ -405,6 +411,7 @@ func TestShareDeviceOnGPU(t *testing.T) {
 			return open(ctx, g, o)
 		},
 		WorldSizes: []int{2, 4},
+		Adoptable:  ofNCCL, AdoptAlign: nccl.WindowAlignment, AllReduces: []string{plainForm, symmetricForm},
 	})
 }
 

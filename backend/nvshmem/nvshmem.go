@@ -136,7 +136,7 @@ func capabilities() backend.Capabilities {
 			"contiguous":           "NVSHMEM maps every rank's own heap before those of the others, so that no two ranks have the same order",
 			"multicast":            "it is not known before the library is started",
 			"ranks_in_one_process": "NVSHMEM has one state for a process: start a process for each rank (symmem run, torchrun, mpirun)",
-			"several_hosts":        "signals and kernels need peer pointers, which NVSHMEM has on one host: use nccl or nixl",
+			"several_hosts":        "signals and kernels need peer pointers, which NVSHMEM has on one host: use nixl",
 		},
 	}
 }
