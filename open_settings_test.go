@@ -27,6 +27,7 @@ func TestOpenRefusesSettings(t *testing.T) {
 	}{
 		"a number that is none":   {[]string{"SYMMEM_WORLD_SIZE=two"}, symmem.ErrInvalid, []string{"variable SYMMEM_WORLD_SIZE", "two", "a whole decimal number"}},
 		"no unit":                 {[]string{"SYMMEM_TIMEOUT=60"}, symmem.ErrInvalid, []string{"variable SYMMEM_TIMEOUT", "a duration with its unit"}},
+		"multicast on the CPU":    {[]string{"SYMMEM_MULTICAST=on", "SYMMEM_BACKEND=host"}, symmem.ErrUnsupported, []string{"backend host has no multicast"}},
 		"a word that is none":     {[]string{"SYMMEM_MULTICAST=perhaps"}, symmem.ErrInvalid, []string{"variable SYMMEM_MULTICAST", "auto, on or off"}},
 		"an unknown variable":     {[]string{"SYMMEM_BAKEND=host"}, symmem.ErrInvalid, []string{"SYMMEM_BAKEND", "SYMMEM_BACKEND"}},
 		"an unknown backend":      {[]string{"SYMMEM_BACKEND=nvlink"}, symmem.ErrInvalid, []string{"nvlink", "host", "backend/all"}},

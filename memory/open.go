@@ -22,6 +22,9 @@ func Open(ctx context.Context, name string, env *backend.Env, opts *Options) (*M
 	if openErr == nil {
 		b, openErr = f.Open(ctx, &e)
 	}
+	if openErr == nil && e.Multicast == "on" && e.Parent == nil && !b.Capabilities().Multicast {
+		openErr = b.Capabilities().Missing(name, "multicast") // a group made of some of the ranks may do without
+	}
 	if err := e.Group.Vote(ctx, "opening backend "+name, openErr); err != nil {
 		if b != nil {
 			err = errors.Join(err, b.Close(context.WithoutCancel(ctx)))
