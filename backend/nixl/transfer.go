@@ -87,6 +87,9 @@ func (t *transfer) start() error {
 	if t.running {
 		return fmt.Errorf("starting a transfer: %w", errs.ErrInProgress)
 	}
+	if lost := t.backend.group.Err(); lost != nil {
+		return lost // the library may find that it ends well all the same, if the peer's memory is still there
+	}
 	t.running, t.ended, t.began, t.failure = true, false, time.Now(), nil
 	if err := t.prepare(); err != nil {
 		t.fail(err)

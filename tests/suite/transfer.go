@@ -24,6 +24,7 @@ func transferCases(short bool) []Case {
 		{Name: "transfer/prepared_write", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Write) }},
 		{Name: "transfer/prepared_read", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Read) }},
 		{Name: "transfer/prepared_graph", Needs: append(needs, "graphs"), Run: preparedGraphCase},
+		{Name: "transfer/wait_on", Needs: needs, Run: waitOnCase},
 		{Name: "transfer/states", Needs: needs, Run: transferStatesCase},
 		{Name: "transfer/errors", Needs: needs, Run: transferErrorsCase},
 		{Name: "transfer/source_closed", Needs: needs, Run: sourceClosedCase},
@@ -364,6 +365,57 @@ func preparedGraphCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	return closeAll(ctx, dst, src)
+}
+
+// waitOnCase: a stream that waits for a transfer posted on another one goes on when the data is there, and not before.
+func waitOnCase(ctx context.Context, e *Env) error {
+	_, prev := ring(e)
+	const n = 70000
+	src, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	dst, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	kept, err := newGuarded(ctx, e, tensor.Uint8, n)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(writeBytes(src.Local(), pattern(e.R.Rank(), 0, n)), e.R.Barrier(ctx)); err != nil {
+		return err
+	}
+	x, err := tensor.PrepareTransfer(backend.Read, prev, tensor.Pair{Local: dst, Remote: src})
+	if err != nil {
+		return err
+	}
+	other, err := e.R.NewStream()
+	if err != nil {
+		return err
+	}
+	hold, release := holdUp()
+	err = errors.Join(e.S.HostFunc(hold), x.Post(e.S), x.WaitOn(other), other.Copy(kept.Ptr(), dst.Ptr(), n))
+	time.Sleep(20 * time.Millisecond)
+	done, queryErr := other.Query()
+	release()
+	if err := errors.Join(err, queryErr, other.Synchronize(ctx), e.S.Synchronize(ctx)); err != nil {
+		return err
+	}
+	if done {
+		return errors.New("a stream that waits for a transfer went on before it was posted")
+	}
+	got, err := readBytes(kept.Local())
+	if err != nil {
+		return err
+	}
+	if err := sameBytes(tensor.Uint8, got, pattern(prev, 0, n)); err != nil {
+		return err
+	}
+	if err := errors.Join(x.Close(), other.Close(), e.R.Barrier(ctx)); err != nil {
+		return err
+	}
+	return closeAll(ctx, kept, dst, src)
 }
 
 // transferStatesCase walks a transfer through its states.
