@@ -38,11 +38,11 @@
 //   - memory.WorkspaceError: there is no memory for what a plan needs; kernels.RoomError: there is no room on the device for a plan
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
 //     panicked, and calls that do not go with a capture
-//   - cuda.Error, cuda.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a
-//     backend cannot adopt
+//   - cuda.Error, cuda.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a backend cannot adopt
 //
-// # Rooms
+// # Packages
 //
-// Package tensor has the tensors, kernels the collectives on them, memory what is below both, backend what a backend is, device what a device is, group
-// the ranks and how they agree, and config the settings. docs/architecture.md describes how they work together.
+// Package tensor has the tensors, kernels the collectives on them, memory what both stand on, backend what a backend implements,
+// device what a device is, group the ranks and how they agree, and config the settings. docs/architecture.md describes how they
+// work together.
 package symmem

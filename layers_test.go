@@ -16,7 +16,7 @@ import (
 
 const module = "github.com/symmem/symmem"
 
-// mayImport says, room by room, which other rooms a package's own code (not its tests) may import: data flows downwards only.
+// mayImport says of each package which others its own code (not its tests) may import: only what stands below it.
 // A trailing "/..." stands for the room and all below it. Rooms under internal/ may be imported by all, those of the command excepted.
 var mayImport = map[string][]string{
 	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor"},

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// Backend is one rank's side of a backend: what it takes to allocate symmetric memory and to map it. [Memory] is the only
+// Backend is one rank's side of a backend: what it takes to allocate symmetric memory and to map it. Package memory is the only
 // caller; it makes the collective calls one at a time and in the same order on every rank, but allocations may come at the same
 // time as others.
 type Backend interface {

@@ -16,10 +16,10 @@
 // to a size and two-shot above.
 //
 // Transfers: the same two ways without a pointer to a peer. What a rank has for another is put into that one's part of the
-// channel, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
+// workspace, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
 // peer's memory has no address in this process, and for the largest messages between GPUs, which copy engines move faster than kernels do.
 // A run of it is more than one launch: it enqueues some ten operations a lap.
 //
-// This room knows tensors and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
+// This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.
 package kernels
