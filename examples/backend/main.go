@@ -32,7 +32,7 @@ func main() {
 
 // sum says what all ranks' numbers are together, as every rank has it.
 func sum(ctx context.Context, r *symmem.Rank) error {
-	t, err := r.Empty(ctx, tensor.Float32, 1024)
+	t, err := r.Zeros(ctx, tensor.Float32, 1024)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -60,7 +61,7 @@ func TestConformance(t *testing.T) {
 func runSuite(ctx context.Context, r *symmem.Rank) error {
 	opts := &suite.Options{World: r.WorldSize(), Short: true}
 	var failed error
-	sum, err := suite.Run(ctx, r, suite.Cases(opts), opts, func(res suite.Result) {
+	sum, err := suite.Run(ctx, r, slices.Values(suite.Cases(opts)), opts, func(res suite.Result) {
 		if res.Status == suite.Failed && failed == nil {
 			failed = fmt.Errorf("%s: %s", res.Case, res.Reason)
 		}
