@@ -143,7 +143,6 @@ func TestSkipWithout(t *testing.T) {
 
 // skipping lists the functions that may skip whatever is required, since nothing is missing where they do.
 var skipping = map[string]string{
-	"cmd/symmem/promises_test.go TestJSONOnly":                "it starts ranks, on Linux only",
 	"memory/workspace_test.go TestWorkspaceBlock":             "it draws again",
 	"device/devicetest/memory.go hostMemory":                  "what the device under test is not",
 	"device/devicetest/streams.go enqueueingAllocatesNothing": "what the device under test does not promise",

@@ -70,6 +70,32 @@ func (r *rank) exchange(ctx context.Context, half int64) (*exchange, error) {
 
 func (x *exchange) done(ctx context.Context) error { return x.rank.done(ctx, x.alloc, x.mapping) }
 
+// inRing is an exchange whose first halves were filled, and a transfer of this rank's to the next one's second.
+type inRing struct {
+	*exchange
+	mover        backend.Transferrer
+	next, before int
+	move         backend.PreparedTransfer
+}
+
+// ring makes one; nil where there is nobody to move to, or nothing that moves.
+func (r *rank) ring(ctx context.Context, h Harness) (*inRing, error) {
+	mover, err := r.transferrer(h)
+	size := r.group.Size()
+	if err != nil || mover == nil || size == 1 {
+		return nil, err
+	}
+	x := &inRing{mover: mover, next: (r.group.Rank() + 1) % size, before: (r.group.Rank() + size - 1) % size}
+	if x.exchange, err = r.exchange(ctx, halfBytes); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(x.fill(0), r.group.Barrier(ctx, "filled")); err != nil {
+		return nil, err
+	}
+	x.move, err = mover.PrepareTransfer(backend.Write, x.next, x.blocks(0, halfBytes))
+	return x, err
+}
+
 // sent is the byte at a place of what a rank sends in a round.
 func sent(rank, round int, at int64) byte { return byte(1 + (int64(7*rank+31*round)+at)%251) }
 
@@ -176,36 +202,23 @@ func transfers(ctx context.Context, h Harness, r *rank) error {
 
 // transfersOverlap: a run that begins while one is under way is refused and does not disturb it; of different transfers, many run at once.
 func transfersOverlap(ctx context.Context, h Harness, r *rank) error {
-	mover, err := r.transferrer(h)
-	size := r.group.Size()
-	if err != nil || mover == nil || size == 1 {
-		return err
-	}
-	x, err := r.exchange(ctx, halfBytes)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(x.fill(0), r.group.Barrier(ctx, "filled")); err != nil {
-		return err
-	}
-	next, before := (r.group.Rank()+1)%size, (r.group.Rank()+size-1)%size
-	move, err := mover.PrepareTransfer(backend.Write, next, x.blocks(0, halfBytes))
-	if err != nil {
+	x, err := r.ring(ctx, h)
+	if err != nil || x == nil {
 		return err
 	}
 	for range 3 {
-		run, err := move.Start()
+		run, err := x.move.Start()
 		if err != nil {
 			return err
 		}
-		if _, err := move.Start(); !errors.Is(err, errs.ErrInProgress) {
+		if _, err := x.move.Start(); !errors.Is(err, errs.ErrInProgress) {
 			return fmt.Errorf("starting a run that is under way is not ErrInProgress: %w", err)
 		}
 		if err := h.await(ctx, "a transfer that was started twice", run.Poll); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(move.Close(), r.group.Barrier(ctx, "moved"), x.check(before, 0), r.group.Barrier(ctx, "looked")); err != nil {
+	if err := errors.Join(x.move.Close(), r.group.Barrier(ctx, "moved"), x.check(x.before, 0), r.group.Barrier(ctx, "looked")); err != nil {
 		return err
 	}
 	// Each block by a transfer of its own, all at once.
@@ -215,7 +228,7 @@ func transfersOverlap(ctx context.Context, h Harness, r *rank) error {
 	var moves []backend.PreparedTransfer
 	var polls []func() (bool, error)
 	for _, b := range x.blocks(0, halfBytes) {
-		m, err := mover.PrepareTransfer(backend.Write, next, []backend.Block{b})
+		m, err := x.mover.PrepareTransfer(backend.Write, x.next, []backend.Block{b})
 		if err != nil {
 			return err
 		}
@@ -230,13 +243,13 @@ func transfersOverlap(ctx context.Context, h Harness, r *rank) error {
 			return err
 		}
 	}
-	if err := errors.Join(r.group.Barrier(ctx, "moved"), x.check(before, 1)); err != nil {
+	if err := errors.Join(r.group.Barrier(ctx, "moved"), x.check(x.before, 1)); err != nil {
 		return err
 	}
 	return x.done(ctx)
 }
 
-// transferToTheDead: a transfer whose peer is lost ends, with ErrPeerLost or, if the data got there, without an error.
+// transferToTheDead: a transfer whose peer is known to be lost ends, with ErrPeerLost.
 func transferToTheDead(ctx context.Context, h Harness, r *rank) error {
 	mover, err := r.transferrer(h)
 	if err != nil || mover == nil || r.group.Size() == 1 {
@@ -306,24 +319,11 @@ func quiesce(ctx context.Context, h Harness, r *rank) error {
 	if err := idle("what never moved"); err != nil {
 		return err
 	}
-	mover, err := r.transferrer(h)
-	size := r.group.Size()
-	if err != nil || mover == nil || size == 1 {
+	x, err := r.ring(ctx, h)
+	if err != nil || x == nil {
 		return err
 	}
-	x, err := r.exchange(ctx, halfBytes)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(x.fill(0), r.group.Barrier(ctx, "filled")); err != nil {
-		return err
-	}
-	next, before := (r.group.Rank()+1)%size, (r.group.Rank()+size-1)%size
-	move, err := mover.PrepareTransfer(backend.Write, next, x.blocks(0, halfBytes))
-	if err != nil {
-		return err
-	}
-	run, err := move.Start()
+	run, err := x.move.Start()
 	if err != nil {
 		return err
 	}
@@ -340,10 +340,10 @@ func quiesce(ctx context.Context, h Harness, r *rank) error {
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("quiescing beside a transfer: %w", err)
 	}
-	if err := errors.Join(h.await(ctx, "a transfer", run.Poll), idle("after a transfer"), move.Close()); err != nil {
+	if err := errors.Join(h.await(ctx, "a transfer", run.Poll), idle("after a transfer"), x.move.Close()); err != nil {
 		return err
 	}
-	if err := errors.Join(r.group.Barrier(ctx, "moved"), x.check(before, 0)); err != nil {
+	if err := errors.Join(r.group.Barrier(ctx, "moved"), x.check(x.before, 0)); err != nil {
 		return err
 	}
 	return x.done(ctx)

@@ -51,7 +51,7 @@ func TestConformanceOfFakes(t *testing.T) {
 					assert.Equal(t, o.shareFlags && g.Size() > 1, b.sharing)
 					return b, nil
 				},
-				WorldSizes: c.worlds, Unreachable: true, Adoptable: onDevice,
+				WorldSizes: c.worlds, Unreachable: true, Adoptable: OnDevice,
 			})
 			for name, e := range net.engines {
 				assert.True(t, e.closed, name)
@@ -60,8 +60,8 @@ func TestConformanceOfFakes(t *testing.T) {
 	}
 }
 
-// onDevice allocates memory of the backend's device, past the backend.
-func onDevice(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
+// OnDevice allocates memory of the backend's device, past the backend.
+func OnDevice(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 	p, err := b.Device().Alloc(bytes)
 	return p, func() error { return b.Device().Free(p) }, err
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/nixl"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -30,10 +29,7 @@ func TestConformance(t *testing.T) {
 			return nixl.New(ctx, g, &nixl.Options{Device: nixl.HostDevice})
 		},
 		WorldSizes: []int{1, 2, 3}, Unreachable: true,
-		Adoptable: func(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
-			p, err := b.Device().Alloc(bytes)
-			return p, func() error { return b.Device().Free(p) }, err
-		},
+		Adoptable: nixl.OnDevice,
 	})
 }
 

@@ -56,6 +56,6 @@ func TestConformanceWithoutThreads(t *testing.T) {
 			b.owned = true
 			return b, nil
 		},
-		WorldSizes: []int{1, 3}, Unreachable: true, Adoptable: onDevice,
+		WorldSizes: []int{1, 3}, Unreachable: true, Adoptable: OnDevice,
 	})
 }

@@ -140,9 +140,7 @@ func TestDoctorForPeople(t *testing.T) {
 // TestDoctorVerdict: the exit status and the last line say whether the backends that were asked for can be used.
 func TestDoctorVerdict(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		const missing = "without the host backend no backend can be used here"
-		require.NotContains(t, strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "host", missing)
-		t.Skip(missing)
+		skipWithout(t, "host", "without the host backend no backend can be used here")
 	}
 	for name, tt := range map[string]struct {
 		env     []string

@@ -70,7 +70,7 @@ func TestJSONOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.args[0] == "verify" && runtime.GOOS != "linux" {
-				t.Skip("ranks are started on Linux only")
+				skipWithout(t, "host", "ranks are started on Linux only")
 			}
 			r := call(t, "", environ(), append(tt.args, "--json")...)
 			assert.Equal(t, tt.status, r.status, r.err)

@@ -32,7 +32,7 @@ type retired struct {
 
 // retire frees the memory if no stream has work, and else keeps it until none has.
 func (d *Device) retire(r retired) error {
-	if left, err := d.whileIdle(func() error { return d.give(r) }); !left {
+	if busy, err := d.whileIdle(func() error { return d.give(r) }); !busy {
 		return err
 	}
 	d.mu.Lock()
