@@ -267,7 +267,7 @@ func (f cudaForm) prepare(ctx context.Context, p *Plan, op Op, firstEpoch uint32
 	}
 	p.tenant = f.tenant
 	w.launch, err = fn.Prepare(device.Launch{
-		Grid: [3]uint32{uint32(f.layout.Blocks)}, Block: [3]uint32{uint32(f.threads)}, Params: params.Bytes(), Overlap: f.kernel.Overlap,
+		Grid: [3]uint32{uint32(f.layout.Blocks)}, Block: [3]uint32{uint32(f.threads)}, Params: [][]byte{params.Bytes()}, Overlap: f.kernel.Overlap,
 		Fault: w.fault,
 	})
 	if err != nil {

@@ -93,7 +93,7 @@ type simFunction struct {
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	var p ptx.Params
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params[0])
 	return &simLaunch{f, p}, nil
 }
 

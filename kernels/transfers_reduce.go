@@ -187,7 +187,7 @@ func (f transferForm) newCUDAReduce(op Op) (_ transferReduce, err error) {
 		}
 		g := geometry(OneShotPull, n, f.size, processors)
 		c.laps[l], err = fn.Prepare(device.Launch{
-			Grid: [3]uint32{uint32(g.blocks)}, Block: [3]uint32{uint32(g.threads)}, Params: params.Bytes(), Overlap: kernel.Overlap,
+			Grid: [3]uint32{uint32(g.blocks)}, Block: [3]uint32{uint32(g.threads)}, Params: [][]byte{params.Bytes()}, Overlap: kernel.Overlap,
 		})
 		if err != nil {
 			return nil, err

@@ -163,7 +163,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	} else {
 		l.FaultCell = &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset}
 	}
-	l.Params = params.Bytes()
+	l.Params = [][]byte{params.Bytes()}
 	prepared, err := d.kernels[kind].Prepare(l)
 	if err != nil {
 		return err

@@ -102,12 +102,12 @@ told:
 }
 `
 
-// params lays out the kernels' parameter.
-func params(p device.Ptr, value uint32) []byte {
+// params lays out the one parameter of the kernels that take an address and a value.
+func params(p device.Ptr, value uint32) [][]byte {
 	b := make([]byte, 16)
 	binary.LittleEndian.PutUint64(b, uint64(p))
 	binary.LittleEndian.PutUint32(b[8:], value)
-	return b
+	return [][]byte{b}
 }
 
 func function(t testing.TB, d *cuda.Device, name string) device.Function {
@@ -132,7 +132,8 @@ func TestLaunch(t *testing.T) {
 		arg := params(p, 3)
 		l, err := f.Prepare(device.Launch{Grid: [3]uint32{7, 2}, Block: [3]uint32{64}, Params: arg, Overlap: true})
 		require.NoError(t, err)
-		clear(arg) // the launch has its own copy
+		clear(arg[0]) // the launch has its own copy
+		arg[0] = nil
 		require.NoError(t, l.Launch(s))
 		require.NoError(t, l.Launch(other))
 		synchronize(t, s)
@@ -249,8 +250,10 @@ func TestBadLaunches(t *testing.T) {
 		p := params(alloc(t, d, 4), 1)
 		for i, l := range []device.Launch{
 			{},
-			{Params: p[:8]},
-			{Params: append(p, 0)},
+			{Params: [][]byte{p[0][:8]}},
+			{Params: [][]byte{append(p[0], 0)}},
+			{Params: [][]byte{p[0], p[0]}},
+			{Params: [][]byte{nil}},
 			{Params: p, Block: [3]uint32{2048}},
 			{Params: p, Block: [3]uint32{1024, 1024, 64}},
 			{Params: p, Block: [3]uint32{1, 1, 65}},

@@ -329,7 +329,7 @@ func usersKernel(e *Env) (device.PreparedLaunch, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := f.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{32}, Params: binary.LittleEndian.AppendUint64(nil, uint64(word))})
+	l, err := f.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{32}, Params: [][]byte{binary.LittleEndian.AppendUint64(nil, uint64(word))}})
 	if err != nil {
 		return nil, nil, err
 	}
