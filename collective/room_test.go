@@ -1,4 +1,4 @@
-package kernels
+package collective
 
 import (
 	"encoding/json"
@@ -46,7 +46,7 @@ func (s *namedStream) Capturing() bool { return false }
 
 func (s *namedStream) Query() (bool, error) {
 	if s.closed {
-		return false, ErrClosed
+		return false, errs.ErrClosed
 	}
 	return true, nil
 }
@@ -71,17 +71,17 @@ func TestTenants(t *testing.T) {
 	require.NoError(t, c.move(s[1]), "behind another plan of its stream")
 	require.NoError(t, a.move(s[0]), "again")
 	err := small.move(s[2])
-	require.ErrorIs(t, err, ErrNoRoom)
+	require.ErrorIs(t, err, errs.ErrNoRoom)
 	assert.Equal(t, &RoomError{Takes: 0.1, Taken: 0.9, Most: 0.9, Streams: 2}, err)
 	assert.Contains(t, err.Error(), "MaxBlocks")
 
 	require.NoError(t, b.move(s[0]))
-	require.ErrorIs(t, small.move(s[2]), ErrNoRoom, "the other plan of the stream is still there")
+	require.ErrorIs(t, small.move(s[2]), errs.ErrNoRoom, "the other plan of the stream is still there")
 	c.leave()
 	require.NoError(t, small.move(s[2]))
 
 	require.NoError(t, b.move(s[0]))
-	require.ErrorIs(t, c.move(s[1]), ErrNoRoom)
+	require.ErrorIs(t, c.move(s[1]), errs.ErrNoRoom)
 	s[2].closed = true
 	require.NoError(t, c.move(s[1]), "what was on the closed stream has ended")
 	over = true

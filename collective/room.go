@@ -1,4 +1,4 @@
-package kernels
+package collective
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // A kernel that waits for peers keeps its place on the device until they come. If it took all of the device, nothing that the peers
@@ -55,7 +56,7 @@ func (e *RoomError) Error() string {
 }
 
 // Unwrap gives ErrNoRoom.
-func (e *RoomError) Unwrap() error { return ErrNoRoom }
+func (e *RoomError) Unwrap() error { return errs.ErrNoRoom }
 
 // tenants are the plans of this process that wait for peers, by the UUID of their device.
 var tenants = struct {
@@ -126,7 +127,7 @@ func gone(s device.Stream) bool {
 		return false // asking would end the capture
 	}
 	_, err := s.Query()
-	return errors.Is(err, ErrClosed)
+	return errors.Is(err, errs.ErrClosed)
 }
 
 // leave gives the plan's place back.
