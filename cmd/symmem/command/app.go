@@ -1,21 +1,27 @@
-package main
+package command
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	_ "github.com/symmem/symmem/backend/all" // every backend can be named
 	"github.com/symmem/symmem/cmd/symmem/internal/build"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/suggest"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 )
+
+// Main runs the command with the arguments, streams and environment of this process, and ends the process with the status that the command
+// symmem is documented to have. It does not return.
+func Main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
+}
 
 // app is what the sub-commands share.
 type app struct{ *process.Process }

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
@@ -49,7 +50,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if os.Getenv(commandVar) != "" {
-		main()
+		Main()
 	}
 	goleak.VerifyTestMain(m)
 }
