@@ -7,7 +7,9 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -285,30 +287,60 @@ func TestFaultCellInALaterParameter(t *testing.T) {
 
 // Goroutines that launch the same kernel at once, each on its stream, do not take each other's fault cell.
 func TestLaunchesAtTheSameTime(t *testing.T) {
-	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
-		const goroutines, launches = 4, 100
-		l := reports(t, d, newFault(t, d), 5)
-		out := alloc(t, d, mixedBytes)
-		other, err := function(t, d, "mixed").Prepare(device.Launch{Params: mixed(out)})
-		require.NoError(t, err)
-		var streams [goroutines]*cuda.Stream
-		var failed [goroutines]error
-		var wg sync.WaitGroup
-		for i := range streams {
-			streams[i] = newStream(t, d)
-			wg.Go(func() {
-				for n := 0; n < launches+i && failed[i] == nil; n++ {
-					if failed[i] = l.Launch(streams[i]); failed[i] == nil {
-						failed[i] = other.Launch(streams[i])
-					}
+	onEach(t, nil, launchAtTheSameTime)
+}
+
+// What the driver reads stays what it is until its call has returned.
+func TestParametersDuringTheCall(t *testing.T) {
+	drv := newFake(1).driver()
+	launch := drv.LaunchKernelEx
+	var changed atomic.Int32
+	drv.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, extra *unsafe.Pointer) cu.Result {
+		config, third := *c, unsafe.Slice(params, 3)[2] // both kernels have so many
+		was := *(*byte)(third)
+		var cell uint64
+		reports := was == 0 // mixed has 0xc1 there
+		if reports {
+			cell = *(*uint64)(unsafe.Add(third, 16))
+		}
+		for range 10 {
+			runtime.Gosched() // the others come to launch
+		}
+		if *c != config || reports && *(*uint64)(unsafe.Add(third, 16)) != cell {
+			changed.Add(1)
+		}
+		return launch(c, f, params, extra)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	closeInTheEnd(t, d)
+	launchAtTheSameTime(t, d)
+	assert.Zero(t, changed.Load())
+}
+
+func launchAtTheSameTime(t *testing.T, d *cuda.Device) {
+	const goroutines, launches = 4, 100
+	l := reports(t, d, newFault(t, d), 5)
+	out := alloc(t, d, mixedBytes)
+	other, err := function(t, d, "mixed").Prepare(device.Launch{Params: mixed(out)})
+	require.NoError(t, err)
+	var streams [goroutines]*cuda.Stream
+	var failed [goroutines]error
+	var wg sync.WaitGroup
+	for i := range streams {
+		streams[i] = newStream(t, d)
+		wg.Go(func() {
+			for n := 0; n < launches+i && failed[i] == nil; n++ {
+				if failed[i] = l.Launch(streams[i]); failed[i] == nil {
+					failed[i] = other.Launch(streams[i])
 				}
-			})
-		}
-		wg.Wait()
-		for i, s := range streams {
-			require.NoError(t, failed[i])
-			told(t, s, 5, fmt.Sprintf("(and %d later failures)", launches+i-1))
-		}
-		assert.EqualValues(t, 0xa1, read(t, d, out, 1)[0])
-	})
+			}
+		})
+	}
+	wg.Wait()
+	for i, s := range streams {
+		require.NoError(t, failed[i])
+		told(t, s, 5, fmt.Sprintf("(and %d later failures)", launches+i-1))
+	}
+	assert.EqualValues(t, 0xa1, read(t, d, out, 1)[0])
 }
