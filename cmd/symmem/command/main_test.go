@@ -19,6 +19,7 @@ import (
 	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) {
 	for name, b := range map[string]shelved{"shelved": {}, "shelfcrash": {crash: true}} {
 		backend.Register(name, b)
 	}
+	kernels.RegisterAllReduce(ownForm)
 	if os.Getenv(roleVar) != "" {
 		if err := idleRank(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
