@@ -170,9 +170,9 @@ var mutants = []mutant{
 		new: "\twant",
 	},
 	{
-		file: "memory/signal_host.go", why: "what fails beside a plan's stream is never told", tests: inSends,
-		old: "\t\t\t\tk.beside.keep(err)\n\t\t\t\treturn nil",
-		new: "\t\t\t\treturn nil",
+		file: "memory/signal_host.go", why: "what fails beside a plan's stream is told there", tests: inSends,
+		old: "\t\t\tif k.beside {\n\t\t\t\treturn nil\n\t\t\t}\n",
+		new: "",
 	},
 	{
 		file: "memory/signal_host.go", why: "waits have no bound", tests: inSuite,
@@ -285,9 +285,9 @@ var mutants = []mutant{
 		new: "\tfor k := 2; k < f.size; k++ {\n\t\trun, err := start(",
 	},
 	{
-		file: "memory/signal_flags.go", why: "what a plan waits for beside its stream fails untold", tests: inSends,
-		old: "\t\tb.user.keep(err)\n\t\treturn true, nil",
-		new: "\t\treturn true, nil",
+		file: "memory/signal_flags.go", why: "what a plan waits for beside its stream fails there", tests: inSends,
+		old: "\treturn ended || err != nil, nil\n",
+		new: "\treturn ended, err\n",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a plan's signal that fails is not told", tests: inSends,
@@ -335,9 +335,9 @@ var mutants = []mutant{
 		new: "{}",
 	},
 	{
-		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that does not begin is not told", tests: inSends,
-		old: "\t\tw.signals.user.keep(err)\n\t\treturn nothing{}, nil",
-		new: "\t\treturn nothing{}, nil",
+		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that does not begin fails there", tests: inSends,
+		old: "\tif err != nil {\n\t\treturn nothing{}, nil\n\t}\n\treturn flagBeside",
+		new: "\tif err != nil {\n\t\treturn nothing{}, err\n\t}\n\treturn flagBeside",
 	},
 	{
 		file: "memory/signal_flags.go", why: "flags are not given back", tests: inSuite,
@@ -358,6 +358,11 @@ var mutants = []mutant{
 		file: "memory/signal_plan.go", why: "a wait in vain does not end the plan", tests: inSends,
 		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
 		new: "\tu.keep(err)\n\treturn err\n",
+	},
+	{
+		file: "memory/signal_plan.go", why: "what a wait in vain has met is not kept", tests: inSends,
+		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
+		new: "\tu.dead.Store(true)\n\treturn err\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "a put that failed does not end the plan", tests: inSends,
