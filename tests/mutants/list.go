@@ -993,8 +993,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "transfers that neither read nor write", tests: inSuite,
-		old: "\tif op != backend.Read && op != backend.Write {",
-		new: "\tif false {",
+		old: "\tif op != backend.Read && op != backend.Write {\n\t\treturn nil,",
+		new: "\tif false {\n\t\treturn nil,",
 	},
 	{
 		file: "memory/transfer.go", why: "transfers with ranks that do not exist", tests: inSuite,
@@ -1117,6 +1117,11 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "memory/transfer.go", why: "copies in no direction", tests: inSuite,
+		old: "\tif op != backend.Read && op != backend.Write {\n\t\treturn errs.Invalid(\"Copy\"",
+		new: "\tif false {\n\t\treturn errs.Invalid(\"Copy\"",
+	},
+	{
 		file: "memory/transfer.go", why: "copies to no window", tests: inSuite,
 		old: "\tif w == nil {\n\t\treturn errs.Invalid(op",
 		new: "\tif false {\n\t\treturn errs.Invalid(op",
@@ -1235,6 +1240,16 @@ var mutants = []mutant{
 		file: "memory/send.go", why: "sends into a closed workspace", tests: inSends,
 		old: "\t\t\tif p.workspace.closed.Load() {",
 		new: "\t\t\tif false {",
+	},
+	{
+		file: "memory/send.go", why: "sends behind their workspace", tests: inSends,
+		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\t\tif offset < 0 {",
+	},
+	{
+		file: "memory/send.go", why: "sends before their workspace", tests: inSends,
+		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\t\tif put.Bytes > p.workspace.Bytes()-offset {",
 	},
 	{
 		file: "memory/send.go", why: "a send that is refused leaves transfers open", tests: inSends,
