@@ -24,6 +24,7 @@ type unplugged struct {
 	backend.Flagger
 	backend.Quiescer
 	noPost, noPoll atomic.Bool
+	noProgress     atomic.Bool // it panics
 }
 
 func (b *unplugged) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
@@ -39,6 +40,13 @@ type unpluggedFlags struct {
 func (f unpluggedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	s, err := f.Flags.PrepareStore(peer, index)
 	return unpluggedStore{s, f.backend}, err
+}
+
+func (f unpluggedFlags) Progress() {
+	if f.backend.noProgress.Load() {
+		panic(errBroken)
+	}
+	f.Flags.Progress()
 }
 
 type unpluggedStore struct {

@@ -383,8 +383,20 @@ type sickly struct {
 	backend.Flagger
 	backend.Quiescer
 	noStart, noPoll atomic.Bool
+	panics          atomic.Bool  // a transfer does when it ends
+	held            atomic.Bool  // transfers do not get on
 	moving          atomic.Bool  // Quiesce finds that something still moves
+	started         atomic.Int32 // transfers that began
 	live            atomic.Int32 // transfers that were not closed
+}
+
+func newSickly(g *group.Group) (*sickly, error) {
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	far := backendtest.Far(near, g, nil)
+	return &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}, nil
 }
 
 func (b *sickly) Quiesce(ctx context.Context) error {
@@ -413,6 +425,7 @@ func (t *sicklyTransfer) Start() (device.HostProgress, error) {
 		return nil, errBroken
 	}
 	run, err := t.PreparedTransfer.Start()
+	t.backend.started.Add(1)
 	return sicklyRun{run, t.backend}, err
 }
 
@@ -427,7 +440,13 @@ type sicklyRun struct {
 }
 
 func (r sicklyRun) Poll() (bool, error) {
+	if r.backend.held.Load() {
+		return false, nil
+	}
 	ended, err := r.HostProgress.Poll()
+	if ended && r.backend.panics.Load() {
+		panic(errBroken)
+	}
 	if ended && r.backend.noPoll.Load() {
 		return false, errBroken
 	}
@@ -438,12 +457,10 @@ func (r sicklyRun) Poll() (bool, error) {
 // with the memory.
 func TestCopiesAreGivenBack(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		b, err := newSickly(g)
 		if err != nil {
 			return err
 		}
-		far := backendtest.Far(near, g, nil)
-		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 		m := memory.New(b, g, nil)
 		return errors.Join(copies(ctx, m, b), g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
@@ -452,12 +469,10 @@ func TestCopiesAreGivenBack(t *testing.T) {
 // TestFreeWaitsForTheLibrary: memory that the library of one rank still works on is kept on all of them, and can be freed again.
 func TestFreeWaitsForTheLibrary(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		b, err := newSickly(g)
 		if err != nil {
 			return err
 		}
-		far := backendtest.Far(near, g, nil)
-		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 		m := memory.New(b, g, nil)
 		a, err := m.Allocate(ctx, 100, "")
 		if err != nil {
