@@ -119,6 +119,57 @@ func failingSend(
 	return errors.Join(c.Close(ctx), signals.Close())
 }
 
+// TestFailedSendTellsNobody: of a send whose put to one peer fails, the others' puts run to their end, and they get no signal.
+func TestFailedSendTellsNobody(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newSickly(g)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 300 * time.Millisecond})
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
+		if err != nil {
+			return err
+		}
+		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		own, err := c.Peer(g.Rank())
+		if err != nil {
+			return err
+		}
+		var puts []memory.SendPut
+		for peer := range g.Size() {
+			if peer != g.Rank() {
+				puts = append(puts, memory.SendPut{Peer: peer, Offset: int64(64 * (1 + g.Rank())), Local: own, Bytes: 8})
+			}
+		}
+		send, err := signals.PrepareSend(0, puts...)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			b.unreachable.Store(1)
+		}
+		if err := errors.Join(send.Enqueue(s), s.Synchronize(ctx), g.Barrier(ctx, "sent")); err != nil {
+			return err
+		}
+		want := os.ErrDeadlineExceeded
+		if g.Rank() == 0 {
+			want = errBroken
+		}
+		if err := errors.Join(signals.WaitAll(s, 0), s.Synchronize(ctx)); !errors.Is(err, want) {
+			return fmt.Errorf("the plan's wait: %w, expected %w", err, want)
+		}
+		return errors.Join(s.Close(), send.Close(), c.Close(ctx), signals.Close(), m.Close(ctx))
+	}))
+}
+
 // TestWaitBesidePanics: a wait on a stream beside the user's that panics is told by the plan's next wait.
 func TestWaitBesidePanics(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {

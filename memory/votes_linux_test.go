@@ -383,6 +383,7 @@ type sickly struct {
 	backend.Flagger
 	backend.Quiescer
 	noStart, noPoll atomic.Bool
+	unreachable     atomic.Int32 // unless 0, transfers to this rank do not start
 	panics          atomic.Bool  // a transfer does when it ends
 	held            atomic.Bool  // transfers do not get on
 	moving          atomic.Bool  // Quiesce finds that something still moves
@@ -412,16 +413,17 @@ func (b *sickly) PrepareTransfer(op backend.TransferOp, peer int, blocks []backe
 		return nil, err
 	}
 	b.live.Add(1)
-	return &sicklyTransfer{t, b}, nil
+	return &sicklyTransfer{t, b, peer}, nil
 }
 
 type sicklyTransfer struct {
 	backend.PreparedTransfer
 	backend *sickly
+	peer    int
 }
 
 func (t *sicklyTransfer) Start() (device.HostProgress, error) {
-	if t.backend.noStart.Load() {
+	if t.backend.noStart.Load() || t.peer != 0 && int(t.backend.unreachable.Load()) == t.peer {
 		return nil, errBroken
 	}
 	run, err := t.PreparedTransfer.Start()
