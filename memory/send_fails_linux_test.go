@@ -11,7 +11,6 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -173,12 +172,10 @@ func TestFailedSendTellsNobody(t *testing.T) {
 // TestWaitBesidePanics: a wait on a stream beside the user's that panics is told by the plan's next wait.
 func TestWaitBesidePanics(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		b, err := newUnplugged(g)
 		if err != nil {
 			return err
 		}
-		far := backendtest.Far(near, g, nil)
-		b := &unplugged{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 		m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 300 * time.Millisecond})
 		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
 		if err != nil {
