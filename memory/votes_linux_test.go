@@ -206,10 +206,23 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 	})
 }
 
-// TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none.
+// TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none. Sizes that differ, or that cannot
+// be, do not come to it.
 func TestOneRankCannotAllocate(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		b.collective = true
+		for _, odd := range []struct {
+			bytes int64
+			want  error
+		}{{101, errs.ErrMismatch}, {-1, errs.ErrInvalid}} {
+			bytes := int64(100)
+			if fails {
+				bytes = odd.bytes
+			}
+			if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, odd.want) || b.asked.Load() != 0 {
+				return fmt.Errorf("%d bytes where rank 2 asks for %d: %w", bytes, odd.bytes, err)
+			}
+		}
 		b.noAllocation = fails
 		_, err := m.Allocate(ctx, 100, "")
 		if err := wantVote(err, fails); err != nil {
