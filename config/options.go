@@ -81,7 +81,7 @@ func (c *Config) optionProblems() []error {
 		value := c.BackendOptions[key]
 		d := options.Lookup(key)
 		if d == nil {
-			all = append(all, fmt.Errorf("%s: %w", Source{Kind: SourceExplicit}, errs.Advised(op, "backend option", withoutSecret(key), "the options of backends that are in this program",
+			all = append(all, fmt.Errorf("%s: %w", Source{Program: true}, errs.Advised(op, "backend option", withoutSecret(key), "the options of backends that are in this program",
 				advice(key, optionKeys(), func(near string) string { return near + " is the nearest that is known" }))))
 			continue
 		}

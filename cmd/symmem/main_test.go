@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -167,7 +168,7 @@ func environ(more ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_")
 	})
-	for _, name := range config.LibraryVariables() {
+	for _, name := range options.LibraryVariables() {
 		env = append(env, name+"=/no/such/library")
 	}
 	return append(append(env, commandVar+"=1", "GORACE=atexit_sleep_ms=0"), more...)

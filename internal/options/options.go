@@ -127,6 +127,24 @@ func Declare(backend string, list []Option) error {
 	return nil
 }
 
+// CUDALibraryEnv names the file of the CUDA driver. It is no option, because it belongs to no single backend: package device/cuda reads it.
+const CUDALibraryEnv = Prefix + "CUDA_LIBRARY"
+
+// Library is the name of the option that names the file of a backend's native library, or the folder it is in.
+const Library = "library"
+
+// LibraryVariables returns the environment variables that name the files of native libraries: of the CUDA driver, and of the libraries
+// of all registered backends.
+func LibraryVariables() []string {
+	names := []string{CUDALibraryEnv}
+	for _, d := range All() {
+		if d.Name == Library {
+			names = append(names, d.Env())
+		}
+	}
+	return names
+}
+
 // Owner gives the backend whose option a key would be by its beginning, or "" if that is no registered backend.
 func Owner(key string) string {
 	declared.RLock()
