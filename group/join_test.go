@@ -530,3 +530,10 @@ func TestUnrulyRank(t *testing.T) {
 		})
 	}
 }
+
+// TestOptionDefaults: the defaults are those that the documentation of Options names.
+func TestOptionDefaults(t *testing.T) {
+	o, err := (&Options{}).checked()
+	require.NoError(t, err)
+	require.Equal(t, []any{1, 60 * time.Second, 10 * time.Second}, []any{o.WorldSize, o.Timeout, o.LivenessTimeout})
+}

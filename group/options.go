@@ -38,10 +38,10 @@ type Options struct {
 	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
 	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.
 	TLS *tls.Config
-	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is DefaultTimeout.
+	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
 	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
-	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is DefaultLivenessTimeout.
+	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is 10 seconds.
 	LivenessTimeout time.Duration
 	// BootID pretends that this rank runs on another machine. "" is the truth.
 	BootID string
@@ -71,10 +71,10 @@ func (o *Options) checked() (*Options, error) {
 		c.WorldSize = 1
 	}
 	if c.Timeout == 0 {
-		c.Timeout = DefaultTimeout
+		c.Timeout = defaultTimeout
 	}
 	if c.LivenessTimeout == 0 {
-		c.LivenessTimeout = DefaultLivenessTimeout
+		c.LivenessTimeout = defaultLivenessTimeout
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// DefaultTimeout bounds every collective call whose context does not end sooner.
-const DefaultTimeout = 60 * time.Second
+// defaultTimeout bounds every collective call whose context does not end sooner.
+const defaultTimeout = 60 * time.Second
 
-// DefaultLivenessTimeout is how long a rank may be silent before it counts as lost.
-const DefaultLivenessTimeout = 10 * time.Second
+// defaultLivenessTimeout is how long a rank may be silent before it counts as lost.
+const defaultLivenessTimeout = 10 * time.Second
 
 // graceTimeout is how long a rank that gives up waits for the hub to say who was missing.
 const graceTimeout = time.Second
@@ -56,7 +56,7 @@ type session struct {
 
 func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *limits) *session {
 	if timeout <= 0 {
-		timeout = DefaultTimeout
+		timeout = defaultTimeout
 	}
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
