@@ -38,7 +38,7 @@
 //   - memory.WorkspaceError: there is no memory for what a plan needs; kernels.RoomError: there is no room on the device for a plan
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
 //     panicked, and calls that do not go with a capture
-//   - cuda.Error, cuda.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a backend cannot adopt
+//   - cuda.Error, cuda.MemoryError: the driver's answer, and memory that a backend cannot adopt
 //
 // # Packages
 //

@@ -82,8 +82,8 @@ func (factory) Options() []backend.Option {
 	return []backend.Option{
 		fromenv.Library("libnccl.so.2"),
 		{
-			Name: "window", Default: PlainWindow, Values: []string{PlainWindow, SymmetricWindow},
-			Usage: "kind of window: " + PlainWindow + ", or " + SymmetricWindow + ", which lets NCCL take its symmetric kernels; the same on all ranks",
+			Name: "window", Default: plainWindow, Values: []string{plainWindow, symmetricWindow},
+			Usage: "kind of window: " + plainWindow + ", or " + symmetricWindow + ", which lets NCCL take its symmetric kernels; the same on all ranks",
 		},
 	}
 }

@@ -60,7 +60,7 @@ func sizes(count int) []int {
 
 func TestConformanceOnGPU(t *testing.T) {
 	count := gpus(t)
-	for _, kind := range []string{PlainWindow, SymmetricWindow} {
+	for _, kind := range []string{plainWindow, symmetricWindow} {
 		t.Run(kind, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Harness{
 				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {

@@ -28,7 +28,7 @@ func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Librar
 
 const (
 	libraryName = "NCCL"
-	install     = "install NCCL 2.28.3 or newer (Debian's libnccl2, or the Python package nvidia-nccl-cu13), or name its file in " + LibraryEnv
+	install     = "install NCCL 2.28.3 or newer (Debian's libnccl2, or the Python package nvidia-nccl-cu13), or name its file in " + libraryEnv
 )
 
 // examine finds out all there is to know of the library. Multicast stays off.
@@ -52,7 +52,7 @@ func examine(ctx context.Context, o *Options) backend.Library {
 	}
 	for _, name := range []string{"NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_LOCAL_REGISTER", "NCCL_P2P_DISABLE",
 		"NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE", nccl.ShareGPUEnv,
-		"NCCL_DEBUG", WindowEnv} {
+		"NCCL_DEBUG", windowEnv} {
 		if v := o.Getenv(name); v != "" {
 			detail(name, "%s", v)
 		}

@@ -156,8 +156,8 @@ func agree(peers []member, members []group.Member) (shared bool, err error) {
 		what string
 		of   func(member) string
 	}{
-		{"version of NCCL (name the same library in " + LibraryEnv + ")", func(m member) string { return m.Version }},
-		{"kind of window (" + WindowEnv + ")", func(m member) string { return m.Window }},
+		{"version of NCCL (name the same library in " + libraryEnv + ")", func(m member) string { return m.Version }},
+		{"kind of window (" + windowEnv + ")", func(m member) string { return m.Window }},
 		{"whether a communicator was given", func(m member) string { return fmt.Sprint(m.Given) }},
 	} {
 		values := make([]string, len(peers))

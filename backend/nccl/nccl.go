@@ -26,18 +26,16 @@ import (
 // Name is the name that the backend is registered under.
 const Name = "nccl"
 
-// LibraryEnv names the environment variable with the file of libnccl.so.2, or the folder it is in.
-const LibraryEnv = nccl.LibraryEnv
-
-// WindowEnv names the environment variable that says how windows are registered: plain or symmetric.
-const WindowEnv = "SYMMEM_NCCL_WINDOW"
-
-// The kinds of window.
+// The environment variables of Options.Library and Options.Window.
 const (
-	// PlainWindow has peer pointers, and leaves NCCL's collectives on the communicator as they are.
-	PlainWindow = "plain"
-	// SymmetricWindow (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for collectives on the communicator.
-	SymmetricWindow = "symmetric"
+	libraryEnv = nccl.LibraryEnv
+	windowEnv  = "SYMMEM_NCCL_WINDOW"
+)
+
+// The values of Options.Window.
+const (
+	plainWindow     = "plain"
+	symmetricWindow = "symmetric"
 )
 
 func init() { backend.Register(Name, factory{}) }
@@ -52,10 +50,12 @@ type Options struct {
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
 	Driver *cu.Driver
-	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at LibraryEnv, then where the loader and Python's
-	// package managers keep it.
+	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at SYMMEM_NCCL_LIBRARY, then where the loader and
+	// Python's package managers keep it.
 	Library string
-	// Window is the kind of window: PlainWindow, the default, or SymmetricWindow. It is the same on all ranks.
+	// Window is the kind of window, the same on all ranks. "plain" leaves NCCL's collectives on the communicator as they are;
+	// "symmetric" (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for them. Both have peer pointers. "" looks at
+	// SYMMEM_NCCL_WINDOW, and is "plain" if that is not set.
 	Window string
 	// Comm, unless 0, is an ncclComm_t that the caller has made with the same library, of the same ranks in the same order, each
 	// on its device. It is used instead of a communicator of its own, by nobody else meanwhile, and never ended. All ranks give
@@ -162,8 +162,8 @@ func (o *Options) fill() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	o.Library = cmp.Or(o.Library, o.Getenv(LibraryEnv))
-	o.Window = cmp.Or(o.Window, o.Getenv(WindowEnv), PlainWindow)
+	o.Library = cmp.Or(o.Library, o.Getenv(libraryEnv))
+	o.Window = cmp.Or(o.Window, o.Getenv(windowEnv), plainWindow)
 	if o.load == nil {
 		o.load = nccl.Load
 	}
@@ -176,11 +176,11 @@ func (b *Backend) open(o *Options) error {
 		return err
 	}
 	switch o.Window {
-	case PlainWindow:
-	case SymmetricWindow:
+	case plainWindow:
+	case symmetricWindow:
 		b.flags = nccl.WindowSymmetric
 	default:
-		return errs.Invalid("nccl.New", "window ("+WindowEnv+")", strconv.Quote(o.Window), PlainWindow+" or "+SymmetricWindow)
+		return errs.Invalid("nccl.New", "window ("+windowEnv+")", strconv.Quote(o.Window), plainWindow+" or "+symmetricWindow)
 	}
 	if b.lib, err = loadLibrary(o, policy, false); err != nil {
 		return err

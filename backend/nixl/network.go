@@ -24,9 +24,9 @@ import (
 
 // The values of Options.UnprotectedNetwork.
 const (
-	UnprotectedWarn   = "warn"   // a warning in the log says who can reach the memory
-	UnprotectedAllow  = "allow"  // only a note in the log does
-	UnprotectedRefuse = "refuse" // opening the backend is ErrUnsupported
+	unprotectedWarn   = "warn"   // a warning in the log says who can reach the memory
+	unprotectedAllow  = "allow"  // only a note in the log does
+	unprotectedRefuse = "refuse" // opening the backend is ErrUnsupported
 )
 
 // allDevices stands in Options.NetDevices for every device.
@@ -304,11 +304,11 @@ func (b *Backend) judge(o *Options, n route) error {
 	}
 	const text = "data goes over a network that UCX neither authenticates nor encrypts"
 	switch o.UnprotectedNetwork {
-	case UnprotectedRefuse:
+	case unprotectedRefuse:
 		return fmt.Errorf("%s: %s could read and write the memory of rank %d, and unprotected-network is refuse; run all ranks in one place of one "+
 			"host, or protect the network by other means (WireGuard, IPsec, a network of its own) and set unprotected-network to allow "+
 			"(SYMMEM_UNPROTECTED_NETWORK): %w", text, who, b.group.Rank(), errs.ErrUnsupported)
-	case UnprotectedAllow:
+	case unprotectedAllow:
 		b.log.Info(text, "who can reach the memory", who, "devices", n.devices)
 	default:
 		b.log.Warn(text+"; set unprotected-network to allow if others cannot reach it, or to refuse", "who can reach the memory", who, "devices", n.devices)

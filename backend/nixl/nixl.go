@@ -22,15 +22,15 @@ const Name = "nixl"
 
 func init() { backend.Register(Name, factory{}) }
 
-// HostDevice is the name of the device that is the CPU and its memory, whatever else the machine has.
-const HostDevice = "host"
+// hostDevice stands in Options.Device for the CPU and its memory.
+const hostDevice = "host"
 
 // Options sets what New makes. Nil or zero values mean the defaults.
 type Options struct {
 	// Library is the library's file or folder; "" looks for it. One process uses one.
 	Library string
-	// Device says whose memory it is: "host", or a GPU by its index among those this process sees or its UUID. "" takes the GPU
-	// whose index is LocalRank, or the host if there is no driver.
+	// Device says whose memory it is: "host", the CPU's, or that of a GPU, by its index among those this process sees or by its UUID.
+	// "" takes the GPU whose index is LocalRank, or the CPU if there is no driver.
 	Device string
 	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
 	LocalRank int
@@ -46,7 +46,8 @@ type Options struct {
 	// decide instead.
 	NetDevices []string
 	// UnprotectedNetwork says what to do where data goes over a network, loopback included, since UCX neither authenticates nor
-	// encrypts: UnprotectedWarn, the default, UnprotectedAllow or UnprotectedRefuse.
+	// encrypts. "warn" logs a warning that says who can reach the memory, "allow" only a note, and with "refuse" opening the backend is
+	// ErrUnsupported. "" is "warn".
 	UnprotectedNetwork string
 	// Rendezvous is a host:port that is reached by the network that leads to the other hosts, as that of the rendezvous service is.
 	// Nothing is sent there.

@@ -32,7 +32,7 @@ func choosePlace(o *Options) (*place, error) {
 		if d, ok := o.Opened.(*cuda.Device); ok {
 			p.driver = d.Driver()
 		}
-	case o.Device == HostDevice:
+	case o.Device == hostDevice:
 	default:
 		drv, err := cu.Load(&cu.LoadOptions{Logger: o.Logger})
 		switch {
@@ -43,7 +43,7 @@ func choosePlace(o *Options) (*place, error) {
 			err = fmt.Errorf("no GPU is there: %w", errs.ErrUnavailable)
 			fallthrough
 		default:
-			return nil, fmt.Errorf("device %q: %w (device %s is the CPU)", o.Device, err, HostDevice)
+			return nil, fmt.Errorf("device %q: %w (device %s is the CPU)", o.Device, err, hostDevice)
 		}
 	}
 	if p.driver != nil {
@@ -180,7 +180,7 @@ func tryMemory(lib *nixl.Library, a *nixl.Agent, d device.Device) (err error) {
 	if failed != nil && memory == nixl.VRAM {
 		return fmt.Errorf("NIXL is there (%s), and its UCX cannot reach the memory of %s: the module libuct_cuda.so is not beside it, does "+
 			"not load, or is for another CUDA; install nixl-cu%d, or set device to %s for memory of the CPU (%w): %w",
-			lib.Path(), d.Name(), max(lib.CUDA(), 12), HostDevice, failed, errs.ErrUnsupported)
+			lib.Path(), d.Name(), max(lib.CUDA(), 12), hostDevice, failed, errs.ErrUnsupported)
 	}
 	return failed
 }

@@ -24,7 +24,7 @@ func (a *arena) take(bytes int64) (offset int64, err error) {
 	offset, ok := a.free.take(rounded)
 	if !ok {
 		return 0, fmt.Errorf("%d bytes are asked for, and of the %d that are there for groups of only some ranks %d are taken: set %s to "+
-			"more, as 1G: %w", rounded, a.bytes, a.taken, ArenaEnv, errs.ErrNoMemory)
+			"more, as 1G: %w", rounded, a.bytes, a.taken, arenaEnv, errs.ErrNoMemory)
 	}
 	a.taken += rounded
 	return offset, nil

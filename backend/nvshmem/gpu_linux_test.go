@@ -327,7 +327,7 @@ func registerOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 		return err
 	}
 	_, err = m.Register(ctx, plain, 4096, "")
-	var bad *MemoryError
+	var bad *cuda.MemoryError
 	if !errors.As(err, &bad) {
 		return fmt.Errorf("plain memory: %w", err)
 	}
