@@ -1,7 +1,7 @@
 // Package symmem is symmetric memory for Go: memory that every rank of a group allocates alike, so that each rank can name,
 // read and write the same place on every other rank.
 //
-// [Open] joins this process to its group, picks a backend that all ranks have and gives a [Rank]. The same program runs on a
+// [Open] joins this process to its group, picks a backend that all ranks have and returns a [Rank]. The same program runs on a
 // machine without any GPU, over shared memory, and on GPUs:
 //
 //	r, err := symmem.Open(ctx, config.Config{}, nil)               // collective: group, device, backend; settings as config.Load finds them

@@ -42,7 +42,7 @@ type Options struct {
 	BootID string
 }
 
-// getenv gives the value of a variable, "" if it is not set.
+// getenv returns the value of a variable, "" if it is not set.
 func (o *Options) getenv() func(string) string {
 	if o.Environ == nil {
 		return os.Getenv
@@ -141,7 +141,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 	return gopts, nil
 }
 
-// OpenLocal gives n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
+// OpenLocal returns n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
 // without a network. The settings are those of cfg, as for Open: the zero Config stands for what config.Load finds. Who the ranks are
 // and where they meet comes from n alone, whatever cfg and a launcher say. Close every rank, at the same time.
 func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]*Rank, error) {
@@ -222,7 +222,7 @@ func withoutOptions(getenv func(string) string) func(string) string {
 	}
 }
 
-// because gives err the condition of a context that has ended, which is why it failed, whatever the step that noticed makes of it: a
+// because joins the error of a context that has ended to err: the context is why the step failed, whatever the step makes of it. A
 // backend that cannot be tried any more counts as one that cannot be used.
 func because(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {

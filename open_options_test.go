@@ -62,7 +62,7 @@ func (w *witnessFactory) Open(ctx context.Context, env *backend.Env) (backend.Ba
 	return f.Open(ctx, &e)
 }
 
-// took gives what the backend was opened with since it was last asked.
+// took returns what the backend was opened with since it was last asked.
 func (w *witnessFactory) took() []backend.Env {
 	w.mu.Lock()
 	defer w.mu.Unlock()

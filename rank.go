@@ -69,7 +69,7 @@ func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, sh
 	return tensor.FromPtr(ctx, r.memory, p, dtype, shape...)
 }
 
-// NewStream gives a stream of the rank's device. Close it before the rank.
+// NewStream returns a stream of the rank's device. Close it before the rank.
 func (r *Rank) NewStream() (device.Stream, error) { return r.Device().NewStream() }
 
 // Barrier waits until every rank has come; it does not wait for devices. Collective.
@@ -110,7 +110,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	return s, nil
 }
 
-// Close gives everything back and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as
+// Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as
 // leaks and closed, the youngest first. If ctx ends while the rank's device still works on symmetric memory, that memory is
 // kept: close again. Otherwise the rank is closed whatever the error says. Closing twice is ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {

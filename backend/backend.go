@@ -20,7 +20,7 @@ type Backend interface {
 	// Capabilities says what works here, found out by trying.
 	Capabilities() Capabilities
 
-	// Allocate gives bytes (> 0) of this rank's memory, filled with zeros, that Rendezvous can map. It is local unless
+	// Allocate returns bytes (> 0) of this rank's memory, filled with zeros, that Rendezvous can map. It is local unless
 	// Capabilities().CollectiveAllocate.
 	Allocate(ctx context.Context, bytes int64) (Allocation, error)
 	// Register adopts bytes (> 0) of memory at p that the caller owns and keeps until the allocation is released. What is
@@ -30,7 +30,7 @@ type Backend interface {
 	// returns a mapping that is complete on this rank or undoes all it did. A rank that fails while others may wait for it
 	// tells them with a vote of the group that the backend was opened for.
 	Rendezvous(ctx context.Context, a Allocation) (Mapping, error)
-	// Close gives everything back. All mappings and allocations were released before.
+	// Close releases everything. All mappings and allocations were released before.
 	Close(ctx context.Context) error
 }
 
@@ -42,7 +42,7 @@ type Allocation interface {
 	Bytes() int64
 	// RoundedBytes is the size that is really taken, a multiple of the backend's granularity.
 	RoundedBytes() int64
-	// Release gives the memory back, or lets go of adopted memory. Its mapping was unmapped before.
+	// Release frees the memory, or lets go of adopted memory. Its mapping was unmapped before.
 	Release(ctx context.Context) error
 }
 

@@ -33,7 +33,7 @@ type Capability struct {
 	Why  string
 }
 
-// List gives the capabilities in a fixed order, for printing.
+// List returns the capabilities in a fixed order, for printing.
 func (c Capabilities) List() []Capability {
 	bits := []Capability{
 		{Name: "peer_pointers", Have: c.PeerPointers},

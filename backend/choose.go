@@ -105,7 +105,7 @@ type RefusedError struct {
 	Refusals []Refusal
 }
 
-// Error gives each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
+// Error returns each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *RefusedError) Error() string {
 	head := "none of the backends " + strings.Join(e.Tried, ", ") + " can be used"
 	if len(e.Tried) == 1 {
@@ -167,7 +167,7 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 	return name, refusals, nil
 }
 
-// agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
+// agreeOnNames returns the list of backends to try, which is the same on all ranks. Collective.
 func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env *Env) ([]string, error) {
 	names, err := expand(preferences)
 	if err == nil && env.Given != nil && len(takers(env.Given)) == 0 {
@@ -190,7 +190,7 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 	return names, nil
 }
 
-// tryOne tries one backend on every rank, and gives what each found. Collective.
+// tryOne tries one backend on every rank, and returns what each found. Collective.
 func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer, error) {
 	c, err := probe(ctx, name, env)
 	if err == nil {

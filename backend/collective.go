@@ -31,6 +31,6 @@ type AllReduce struct {
 type PreparedAllReduce interface {
 	// Enqueue enqueues one run on s, or records it if s is capturing, and returns at once.
 	Enqueue(s device.Stream) error
-	// Close gives back what it holds. The device has nothing left to do for it.
+	// Close releases what it holds. The device has nothing left to do for it.
 	Close() error
 }

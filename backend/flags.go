@@ -23,7 +23,7 @@ type Flags interface {
 	Progress()
 	// PrepareStore makes what writing the word at index of another rank takes. Local.
 	PrepareStore(peer, index int) (FlagStore, error)
-	// Close gives the words back. Every rank has agreed that nobody writes them any more, or is lost.
+	// Close frees the words. Every rank has agreed that nobody writes them any more, or is lost.
 	Close() error
 }
 
@@ -33,6 +33,6 @@ type FlagStore interface {
 	Post(value uint64) error
 	// Poll reports whether the last write has ended, and its error. It does not block.
 	Poll() (ended bool, err error)
-	// Close gives it back; no write is under way.
+	// Close releases it; no write is under way.
 	Close() error
 }

@@ -36,7 +36,7 @@ type Configurable interface {
 	Takes(v any) bool
 }
 
-// Option gives the value of an option that the named backend has declared: that of e.Options, else that of its variable as e.Getenv reads
+// Option returns the value of an option that the named backend has declared: that of e.Options, else that of its variable as e.Getenv reads
 // it, else the default. An error is ErrInvalid, with the value and what is allowed.
 func (e *Env) Option(backend, name string) (string, error) {
 	d := options.Lookup(backend + "-" + name)

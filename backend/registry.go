@@ -109,7 +109,7 @@ func names() []string {
 	})
 }
 
-// Lookup gives the backend registered under name, or an error that lists the known names.
+// Lookup returns the backend registered under name, or an error that lists the known names.
 func Lookup(name string) (Factory, error) {
 	registry.RLock()
 	f := registry.factories[name]

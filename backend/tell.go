@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Tell gives every rank what each rank brought, by rank, for backends that have more to agree on than that they bring the same. The
+// Tell tells every rank what each rank brought, by rank, for backends that have more to agree on than that they bring the same. The
 // failure of any rank is a [group.VoteError] on all, which is what each of the failures is. Collective.
 func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
 	type message struct {

@@ -15,7 +15,7 @@ const (
 	Write                       // from this rank's memory into the peer's
 )
 
-// String gives "read" or "write".
+// String returns "read" or "write".
 func (op TransferOp) String() string {
 	switch op {
 	case Read:
@@ -47,6 +47,6 @@ type Block struct {
 // under way is ErrInProgress.
 type PreparedTransfer interface {
 	device.HostWork
-	// Close gives everything back; no run is under way.
+	// Close releases everything; no run is under way.
 	Close() error
 }

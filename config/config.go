@@ -178,7 +178,7 @@ func (c Config) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// text gives a value as a user would write it.
+// text returns a value as a user would write it.
 func text(value any) string {
 	switch v := value.(type) {
 	case []string:

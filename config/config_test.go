@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// environ gives a fixed environment, so that the one the tests run in does not matter.
+// environ returns a fixed environment, so that the one the tests run in does not matter.
 func environ(entries ...string) func() []string {
 	return func() []string { return entries }
 }
@@ -35,7 +35,7 @@ func writeFile(t *testing.T, content string) string {
 	return path
 }
 
-// parsed gives a set of flags that has parsed args.
+// parsed returns a set of flags that has parsed args.
 func parsed(t *testing.T, args ...string) *pflag.FlagSet {
 	t.Helper()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)

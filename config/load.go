@@ -158,7 +158,7 @@ func plain(s *spec, value any) any {
 	return value
 }
 
-// environment gives the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
+// environment returns the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
 // they may pass.
 //
 // Variables of this module's backends pass where the backend is not in the program: they are set for a whole machine, or for a job of which only
@@ -239,7 +239,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 	return path, settings, unknownKeys("file "+path, settings, opts.Foreign)
 }
 
-// parseFile gives the keys, in lower case, and values of a YAML document.
+// parseFile returns the keys, in lower case, and values of a YAML document.
 func parseFile(data []byte) (map[string]any, error) {
 	var doc yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
@@ -322,7 +322,7 @@ func unquoted(err error) error {
 	return err
 }
 
-// withoutSecret gives a key that is not known for an error. What follows the name of a secret in it is left out: it may be the
+// withoutSecret returns a key that is not known for an error. What follows the name of a secret in it is left out: it may be the
 // secret, where the blank behind the colon was forgotten.
 func withoutSecret(key string) string {
 	for _, s := range specs {
@@ -333,7 +333,7 @@ func withoutSecret(key string) string {
 	return key
 }
 
-// readFile gives what is in a regular file of moderate size. Other files might never end, or never begin.
+// readFile returns what is in a regular file of moderate size. Other files might never end, or never begin.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -356,7 +356,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// unknownKeys gives an error for each key of given that does not exist, foreign options aside if they may pass.
+// unknownKeys returns an error for each key of given that does not exist, foreign options aside if they may pass.
 func unknownKeys(where string, given map[string]any, foreign bool) error {
 	var known []string
 	for _, k := range Keys() {

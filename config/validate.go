@@ -28,7 +28,7 @@ const (
 	maxToken = 4096
 )
 
-// problems gives all that is wrong with the values.
+// problems returns all that is wrong with the values.
 func (c Config) problems() []error {
 	if missing := c.leftOut(); len(missing) > 0 {
 		return []error{errs.Advised(op, "Config", "a literal without "+strings.Join(missing, ", "), "one that Default, Load or FromViper gave, with any of its fields changed",

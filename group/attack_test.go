@@ -247,7 +247,7 @@ func TestHugeJobName(t *testing.T) {
 	finish()
 }
 
-// growth gives what the hub keeps for a rank, and in stores.
+// growth returns what the hub keeps for a rank, and in stores.
 func growth(h *hub, rank int) hubRank {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -89,7 +89,7 @@ func (x *depotExchange) end() {
 	}
 }
 
-// duplicate gives a new descriptor of the open file, closed on exec.
+// duplicate returns a new descriptor of the open file, closed on exec.
 func duplicate(f *os.File) (*os.File, error) {
 	var fd int
 	var dupErr error

@@ -14,7 +14,7 @@ import (
 
 // carrier moves open files between the ranks of a session's groups.
 type carrier interface {
-	// prepare makes ready to pass the files of one exchange and gives the ticket that the other ranks need for it.
+	// prepare makes ready to pass the files of one exchange and returns the ticket that the other ranks need for it.
 	prepare(p *parcel) (exchange, []byte, error)
 	// close frees what the carrier holds.
 	close() error
@@ -34,7 +34,7 @@ type exchange interface {
 	meet(tickets [][]byte) error
 	// deliver sends this rank's file, if it has one to send, to every other rank.
 	deliver(ctx context.Context) error
-	// collect gives the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
+	// collect returns the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
 	// none.
 	collect(ctx context.Context) ([]*os.File, error)
 	// failed is why a file could not be received, if that is known already.

@@ -52,7 +52,7 @@ func encodeFrame(m *pb.ServerMessage) (rawFrame, error) {
 	return frame, nil
 }
 
-// encoded gives the messages that carry the outcome of one round.
+// encoded returns the messages that carry the outcome of one round.
 func (o *outcome) encoded(group string, seq uint64) ([]rawFrame, error) {
 	o.frames.once.Do(func() {
 		for rest := o.blobs; ; {
@@ -84,7 +84,7 @@ func (o *outcome) encoded(group string, seq uint64) ([]rawFrame, error) {
 	return o.frames.frames, o.frames.err
 }
 
-// splitBlobs gives the blobs of one message, each with its own capacity so that appending to one leaves the next alone.
+// splitBlobs returns the blobs of one message, each with its own capacity so that appending to one leaves the next alone.
 func splitBlobs(m *pb.Outcome) ([][]byte, error) {
 	data := m.GetData()
 	blobs := make([][]byte, len(m.GetSizes()))
@@ -138,7 +138,7 @@ func (l *loss) toWire() *pb.Loss {
 	return &pb.Loss{WorldRank: int64(l.worldRank), Host: l.host, Pid: int64(l.pid), Reason: l.reason, Groups: l.groups}
 }
 
-// encoded gives the message that tells a rank of the loss, the same for all.
+// encoded returns the message that tells a rank of the loss, the same for all.
 func (l *loss) encoded() (rawFrame, error) {
 	l.frame.once.Do(func() {
 		var frame rawFrame
@@ -177,7 +177,7 @@ func toInt64s(s []int) []int64 {
 	return r
 }
 
-// toInts never gives nil: an empty list that was sent is still a list.
+// toInts never returns nil: an empty list that was sent is still a list.
 func toInts(s []int64) []int {
 	r := make([]int, len(s))
 	for i, v := range s {

@@ -295,7 +295,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	return sub, nil
 }
 
-// subKey gives the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
+// subKey returns the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
 func subKey(ranks []int) string {
 	const longest = 80
 	key := errs.FoldRanks(ranks, ",")
@@ -306,10 +306,10 @@ func subKey(ranks []int) string {
 	return fmt.Sprintf("%d-ranks-%s", len(ranks), hex.EncodeToString(sum[:8]))
 }
 
-// take gives the first of n sequence numbers for a call that is made of n rounds.
+// take returns the first of n sequence numbers for a call that is made of n rounds.
 func (g *Group) take(n uint64) uint64 { return g.seq.Add(n) - n }
 
-// setData gives the arrival a rank's data, or says why it is refused. A refused rank still comes to the call, so that the
+// setData sets the data of a rank's arrival, or records why it is refused. A refused rank still comes to the call, so that the
 // others are not left waiting.
 func (g *Group) setData(a *arrival, data []byte) error {
 	if len(data) > MaxBlob {
@@ -461,7 +461,7 @@ func invalid(op, arg string, value any, allowed string) error {
 	return errs.Invalid(op, arg, value, allowed)
 }
 
-// copyBlobs gives blobs that the caller may change: those of an outcome in this process are shared by all ranks.
+// copyBlobs returns blobs that the caller may change: those of an outcome in this process are shared by all ranks.
 func (o *outcome) copyBlobs() [][]byte {
 	if o.own {
 		return o.blobs

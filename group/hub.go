@@ -176,7 +176,7 @@ type rankFailure struct {
 	conditions []uint32 // codes of package errs, and of newer releases of it
 }
 
-// told gives failures as users get them.
+// told returns failures as users get them.
 func told(failures []rankFailure) []RankFailure {
 	all := make([]RankFailure, len(failures))
 	for i, f := range failures {
@@ -233,7 +233,7 @@ func newHubGroup(name string, opener int, members []int) *hubGroup {
 	}
 }
 
-// rankOf gives the rank in the group, or -1.
+// rankOf returns the rank in the group, or -1.
 func (g *hubGroup) rankOf(worldRank int) int {
 	if i, ok := slices.BinarySearch(g.members, worldRank); ok {
 		return i
@@ -254,7 +254,7 @@ func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool)
 	return rankAbsent, true
 }
 
-// redirect gives a present rank's news to another receiver.
+// redirect sends a present rank's news to another receiver.
 func (h *hub) redirect(worldRank int, events eventReceiver) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -426,7 +426,7 @@ func (h *hub) refuse(g *hubGroup, worldRank int, a *arrival) *failure {
 	return nil
 }
 
-// leftBehind gives a rank that has left the group and will never come to the round, or -1.
+// leftBehind returns a rank that has left the group and will never come to the round, or -1.
 func (g *hubGroup) leftBehind(r *round) int {
 	if g.nAway == 0 {
 		return -1
@@ -557,7 +557,7 @@ func (r *round) missing() []int {
 	return missing
 }
 
-// excuses gives the failures that explain why the calls do not match, or nil if no rank has one.
+// excuses returns the failures that explain why the calls do not match, or nil if no rank has one.
 func (r *round) excuses() *failure {
 	f := &failure{kind: failRefused}
 	for rank, a := range r.arrivals {
@@ -624,7 +624,7 @@ func (h *hub) partLocked(g *hubGroup, rank int) {
 	}
 }
 
-// liveRounds gives the rounds that have not failed, in order, so that answers go out in order too.
+// liveRounds returns the rounds that have not failed, in order, so that answers go out in order too.
 func (g *hubGroup) liveRounds() []uint64 {
 	var live []uint64
 	for seq, r := range g.rounds {
@@ -692,7 +692,7 @@ func (h *hub) lose(worldRank int, reason string) {
 	}
 }
 
-// groupsOf gives the groups that a rank is a member of, by name, so that news goes out in the same order every time.
+// groupsOf returns the groups that a rank is a member of, by name, so that news goes out in the same order every time.
 func (h *hub) groupsOf(worldRank int) []*hubGroup {
 	var groups []*hubGroup
 	for _, g := range h.groups {
@@ -721,7 +721,7 @@ func (h *hub) detach(worldRank int, state rankState) {
 	}
 }
 
-// gone gives a channel that is closed when no rank is attached.
+// gone returns a channel that is closed when no rank is attached.
 func (h *hub) gone() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -734,7 +734,7 @@ func (h *hub) gone() <-chan struct{} {
 	return c
 }
 
-// attached gives the ranks that are present, ascending.
+// attached returns the ranks that are present, ascending.
 func (h *hub) attached() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -99,7 +99,7 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 	req.replyTo.receiveReply(reply)
 }
 
-// do fills in the reply, or gives nil if the rank must wait.
+// do fills in the reply, or returns nil if the rank must wait.
 func (h *hub) do(g *hubGroup, req *storeRequest, reply *storeReply) *storeReply {
 	present, ok := g.store[req.key]
 	switch req.verb {
@@ -144,7 +144,7 @@ func (h *hub) do(g *hubGroup, req *storeRequest, reply *storeReply) *storeReply 
 	return reply
 }
 
-// addTo gives the number that value spells plus delta; an absent value is 0.
+// addTo returns the number that value spells plus delta; an absent value is 0.
 func addTo(value []byte, ok bool, delta int64) (int64, error) {
 	if !ok {
 		return delta, nil

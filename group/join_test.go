@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// listenLoopback gives a listening socket on a port that the system picks.
+// listenLoopback returns a listening socket on a port that the system picks.
 func listenLoopback(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

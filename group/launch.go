@@ -87,7 +87,7 @@ func DetectLaunch(getenv func(string) string, opts *LaunchOptions) (Launch, erro
 	return e.complete(given, chosen)
 }
 
-// explicit gives what the caller and then the SYMMEM_ variables say.
+// explicit returns what the caller and then the SYMMEM_ variables say.
 func (e *launchEnv) explicit(given *Launch) (Launch, error) {
 	l := NoLaunch()
 	if given != nil {
@@ -391,10 +391,10 @@ func newLaunchEnv(getenv func(string) string) *launchEnv {
 	return &launchEnv{getenv: getenv}
 }
 
-// get gives a variable without blanks around it, "" if it is not set.
+// get returns a variable without blanks around it, "" if it is not set.
 func (e *launchEnv) get(name string) string { return strings.TrimSpace(e.getenv(name)) }
 
-// first gives the first of the variables that is set.
+// first returns the first of the variables that is set.
 func (e *launchEnv) first(names ...string) string {
 	for _, name := range names {
 		if value := e.get(name); value != "" {
@@ -404,7 +404,7 @@ func (e *launchEnv) first(names ...string) string {
 	return ""
 }
 
-// number gives a variable's number, -1 if it is not set, or an error if it is none or out of range.
+// number returns a variable's number, -1 if it is not set, or an error if it is none or out of range.
 func (e *launchEnv) number(name string, lowest int) (int, error) {
 	text := e.get(name)
 	if text == "" {
@@ -417,7 +417,7 @@ func (e *launchEnv) number(name string, lowest int) (int, error) {
 	return n, nil
 }
 
-// firstNumber gives the number of the first of the variables that is set.
+// firstNumber returns the number of the first of the variables that is set.
 func (e *launchEnv) firstNumber(lowest int, names ...string) (int, error) {
 	for _, name := range names {
 		if e.get(name) != "" {
@@ -427,7 +427,7 @@ func (e *launchEnv) firstNumber(lowest int, names ...string) (int, error) {
 	return -1, nil
 }
 
-// shown gives the variables among names that are set, as NAME=value.
+// shown returns the variables among names that are set, as NAME=value.
 func (e *launchEnv) shown(names []string) []string {
 	var found []string
 	for _, name := range names {

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// parseNodeList gives the first hosts, at most limit of them, of a list as Slurm writes it: "node[001-004,007],host2". Numbers
+// parseNodeList returns the first hosts, at most limit of them, of a list as Slurm writes it: "node[001-004,007],host2". Numbers
 // keep their leading zeros. What comes after the last host that is given is not looked at.
 func parseNodeList(list string, limit int) ([]string, error) {
 	var hosts []string

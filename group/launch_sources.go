@@ -246,7 +246,7 @@ func readSlurm(e *launchEnv, _ bool) launchReading {
 	return r
 }
 
-// slurmTasks gives how many tasks the job was asked for, 0 if it was not said.
+// slurmTasks returns how many tasks the job was asked for, 0 if it was not said.
 func (e *launchEnv) slurmTasks() int {
 	if n, err := e.firstNumber(1, "SLURM_NTASKS", "SLURM_NPROCS"); err == nil && n > 0 {
 		return n
@@ -261,7 +261,7 @@ func (e *launchEnv) slurmTasks() int {
 	return each
 }
 
-// slurmPortKey gives what all ranks know of their Slurm job: the job and the step, or, where mpirun has spread its daemons over
+// slurmPortKey returns what all ranks know of their Slurm job: the job and the step, or, where mpirun has spread its daemons over
 // a step and the batch script, the job alone.
 func (e *launchEnv) slurmPortKey(chosen launchReading) string {
 	if chosen.hosts != "" {
@@ -270,7 +270,7 @@ func (e *launchEnv) slurmPortKey(chosen launchReading) string {
 	return e.first("SLURM_JOB_ID", "SLURM_JOBID")
 }
 
-// slurmTasksOnNode gives the number of tasks on a node from a list like "4(x2),3", which says 4, 4 and 3. It gives 0 if the list
+// slurmTasksOnNode returns the number of tasks on a node from a list like "4(x2),3", which says 4, 4 and 3. It gives 0 if the list
 // cannot be read or does not sum up to size.
 func slurmTasksOnNode(counts string, node, size int) int {
 	found, at, sum := 0, 0, 0

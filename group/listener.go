@@ -22,7 +22,7 @@ type heardConn struct {
 
 func (c *heardConn) hear() { c.heard.Store(int64(time.Since(processStart))) }
 
-// silence gives how long nothing has come.
+// silence returns how long nothing has come.
 func (c *heardConn) silence() time.Duration {
 	return time.Since(processStart) - time.Duration(c.heard.Load())
 }
@@ -205,7 +205,7 @@ func (l *boundedListener) waitForRoom() bool {
 	}
 }
 
-// slowest gives the pending connection that has to go, or how long none has to. It is the oldest of those that have had their
+// slowest returns the pending connection that has to go, or how long none has to. It is the oldest of those that have had their
 // time, of the source that has the most: one that opens many cannot keep out another that opens few.
 func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
 	sources := make(map[string]int)
@@ -276,7 +276,7 @@ func (l *boundedListener) noteFullLocked(err error) {
 }
 
 // tooManyFiles says that connections were refused, or could not even be taken to be refused, because this process may open no further
-// file, or gives nil.
+// file, or returns nil.
 func (l *boundedListener) tooManyFiles() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

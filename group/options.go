@@ -61,7 +61,7 @@ func (o *Options) bounds() *limits {
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.
 const minLivenessTimeout = 100 * time.Millisecond
 
-// checked gives a copy of the options with the defaults filled in, or says what is wrong with them.
+// checked returns a copy of the options with the defaults filled in, or says what is wrong with them.
 func (o *Options) checked() (*Options, error) {
 	if o == nil {
 		o = &Options{}

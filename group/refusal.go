@@ -69,7 +69,7 @@ func refused(reason RefusalReason, format string, args ...any) *RefusedError {
 	return &RefusedError{Reason: reason, Text: fmt.Sprintf(format, args...)}
 }
 
-// quoteJob gives the name of a job for an error: quoted, and not all of it if it is long.
+// quoteJob returns the name of a job for an error: quoted, and not all of it if it is long.
 func quoteJob(name string) string {
 	const longest = 80
 	if len(name) <= longest {

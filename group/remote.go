@@ -123,7 +123,7 @@ func attempt(ctx context.Context, s *session, m Member, o *Options, bound time.D
 	return r, nil
 }
 
-// secureConnection gives a connection that both sides trust, and the one below it.
+// secureConnection returns a connection that both sides trust, and the one below it.
 func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net.Conn, *heardConn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: %v", errAttempt, bound))
 	defer cancel()
@@ -146,7 +146,7 @@ func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net
 	return secure, socket, nil
 }
 
-// closing gives err, and what goes wrong when c is closed, unless it was closed already.
+// closing returns err, and what goes wrong when c is closed, unless it was closed already.
 func closing(err error, c io.Closer) error {
 	if closeErr := c.Close(); closeErr != nil && !errors.Is(closeErr, net.ErrClosed) {
 		return errors.Join(err, closeErr)

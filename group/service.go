@@ -192,7 +192,7 @@ func (g *gate) Clone() credentials.TransportCredentials { return g }
 // OverrideServerName is for clients.
 func (g *gate) OverrideServerName(string) error { return nil }
 
-// socketOf gives the connection that a stream runs over.
+// socketOf returns the connection that a stream runs over.
 func socketOf(ctx context.Context) (*serviceSocket, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -534,7 +534,7 @@ func (c *serviceConn) detach() {
 	c.once.Do(func() { close(c.gone) })
 }
 
-// heartbeatInterval gives every silence several chances to be broken.
+// heartbeatInterval is short enough that several beats fit into the silence that is allowed.
 func heartbeatInterval(liveness time.Duration) time.Duration { return min(time.Second, liveness/4) }
 
 // watch ends the connections of silent ranks, and those on which nobody was admitted in time.
@@ -571,7 +571,7 @@ type silentConn struct {
 	reason string
 }
 
-// silent gives the connections whose ranks are lost. A rank that has not spoken since it was admitted is not yet there to be
+// silent returns the connections whose ranks are lost. A rank that has not spoken since it was admitted is not yet there to be
 // silent; if its connection broke it has the same time to come again.
 func (s *service) silent(late bool) []silentConn {
 	var silent []silentConn

@@ -58,7 +58,7 @@ type fileTicket struct {
 	PIDNS   string   // the name space that its process id counts in, "" if not known
 }
 
-// namespace gives the identity of one of this process's name spaces, or "" where /proc does not say.
+// namespace returns the identity of one of this process's name spaces, or "" where /proc does not say.
 func namespace(kind string) string {
 	link, err := os.Readlink("/proc/self/ns/" + kind)
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *socketCarrier) prepare(p *parcel) (exchange, []byte, error) {
 	return x, text, nil
 }
 
-// expect opens the socket at first need and gives its address.
+// expect opens the socket at first need and returns its address.
 func (c *socketCarrier) expect(x *socketExchange) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +237,7 @@ func (c *socketCarrier) failAll(err error) {
 	}
 }
 
-// pending gives the exchanges that expect files.
+// pending returns the exchanges that expect files.
 func (c *socketCarrier) pending() []*socketExchange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -322,7 +322,7 @@ func readMessage(conn messageReader, message, control []byte) (n, controlled, fl
 
 var errOtherUser = errors.New("another user")
 
-// peerOf gives the process at the other end, which must be of this user or root's.
+// peerOf returns the process at the other end, which must be of this user or root's.
 func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -345,7 +345,7 @@ func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// takeFiles gives the files of a control message, owned by the caller even if there is an error.
+// takeFiles returns the files of a control message, owned by the caller even if there is an error.
 func takeFiles(control []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

@@ -174,7 +174,7 @@ func startWorkers(t *testing.T, role string, size, victim int) []*worker {
 	return workers
 }
 
-// reports gives what the workers other than the victim print, in any order.
+// reports returns what the workers other than the victim print, in any order.
 func reports(t *testing.T, workers []*worker, victim int) []workerReport {
 	t.Helper()
 	all, failures := make([]workerReport, len(workers)), make([]error, len(workers))

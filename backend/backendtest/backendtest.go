@@ -30,7 +30,7 @@ type Harness struct {
 	WorldSizes []int
 	// Unreachable is set when Peer of another rank is ErrNotReachable by design.
 	Unreachable bool
-	// Adoptable makes memory of this rank's device as a caller would who wants the backend to adopt it, and gives what frees it. It
+	// Adoptable makes memory of this rank's device as a caller would who wants the backend to adopt it, and returns what frees it. It
 	// must be set if the backend has the capability.
 	Adoptable func(b backend.Backend, rank int, bytes int64) (p device.Ptr, free func() error, err error)
 	// AdoptAlign is what adopted memory must be aligned to, in bytes; 0 if there is nothing that it must be.
@@ -99,7 +99,7 @@ type rank struct {
 	others *sync.WaitGroup
 }
 
-// onBackends opens the backend on size ranks of this process, runs the test on each, and gives what came of it, by rank.
+// onBackends opens the backend on size ranks of this process, runs the test on each, and returns what came of it, by rank.
 func onBackends(t *testing.T, h Harness, size int, tt test) []error {
 	if h.patience == 0 {
 		h.patience = 20 * time.Second

@@ -215,7 +215,7 @@ func (f *far) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 	return flags, nil
 }
 
-// of gives the words of a rank.
+// of returns the words of a rank.
 func (f *farFlags) of(rank int) ([]atomic.Uint64, error) {
 	p, err := f.mapping.Peer(rank)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 const ranksTimeout = 2 * time.Minute
 
 // OnRanks makes a group of size ranks in this process, runs f on each of them at the same time, waits until all have returned,
-// leaves the group, and gives what f returned, by rank. Nil options are the defaults of [group.Local]. The context of f ends
+// leaves the group, and returns what f returned, by rank. Nil options are the defaults of [group.Local]. The context of f ends
 // after two minutes.
 func OnRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
 	t.Helper()

@@ -38,7 +38,7 @@ func (h Harness) await(ctx context.Context, what string, poll func() (bool, erro
 	}
 }
 
-// transferrer gives the backend's own transfers, if it has any. A backend that reaches no peer by pointers must.
+// transferrer returns the backend's own transfers, if it has any. A backend that reaches no peer by pointers must.
 func (r *rank) transferrer(h Harness) (backend.Transferrer, error) {
 	mover, ok := r.Backend.(backend.Transferrer)
 	if ok && !r.Capabilities().Transfers {

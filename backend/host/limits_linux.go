@@ -62,7 +62,7 @@ var hierarchies = []hierarchy{
 	{"cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}},
 }
 
-// controlGroups gives those of this process that have a limit, with all above them that it can see.
+// controlGroups returns those of this process that have a limit, with all above them that it can see.
 func controlGroups() []controlGroup {
 	member, err := os.ReadFile(filepath.Join(systemRoot, "proc/self/cgroup"))
 	if err != nil {

@@ -102,7 +102,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	return errors.Join(err, b.device.WithContext(a.undo.run))
 }
 
-// sweep gives back memory that was kept because the GPU worked on it, if it does not any more.
+// sweep frees memory that was kept because the GPU was working on it, if the GPU no longer does.
 func (b *Backend) sweep() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -115,7 +115,7 @@ func (b *Backend) sweep() error {
 	return b.giveBackKept()
 }
 
-// giveBackKept gives kept memory back; the GPU does not work on it any more, and mu is held.
+// giveBackKept frees kept memory; the GPU no longer works on it, and mu is held.
 func (b *Backend) giveBackKept() error {
 	kept := b.kept
 	b.kept = nil
@@ -147,5 +147,5 @@ func (a *allocation) Release(context.Context) error {
 	return nil
 }
 
-// roundUp gives the least multiple of unit that is not less than n.
+// roundUp returns the least multiple of unit that is not less than n.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

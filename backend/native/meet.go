@@ -105,7 +105,7 @@ func (b *Backend) agreeMulticast(shared bool) string {
 	return ""
 }
 
-// otherHost gives the first rank that is not on rank 0's host, or -1.
+// otherHost returns the first rank that is not on rank 0's host, or -1.
 func (b *Backend) otherHost() int {
 	members := b.group.Members()
 	return slices.IndexFunc(members, func(m group.Member) bool { return !sameHost(m, members[0]) })

@@ -146,7 +146,7 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 	return cuda.Open(&c)
 }
 
-// visible gives the ordinals of the GPUs that this process sees, by UUID.
+// visible returns the ordinals of the GPUs that this process sees, by UUID.
 func visible(drv *cu.Driver) (map[string]int32, error) {
 	var count int32
 	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {

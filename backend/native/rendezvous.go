@@ -262,7 +262,7 @@ func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os
 	return err
 }
 
-// importFabric gives the memory behind a fabric handle.
+// importFabric returns the memory behind a fabric handle.
 func importFabric(drv *cu.Driver, bytes []byte) (cu.MemHandle, error) {
 	var fabric cu.FabricHandle
 	if copy(fabric[:], bytes) != len(fabric) {

@@ -48,7 +48,7 @@ func (k *signalKernel) word(p uint64) *atomic.Uint32 {
 	return w
 }
 
-// pinned gives memory of the host at p.
+// pinned returns memory of the host at p.
 func (k *signalKernel) pinned(p uint64) unsafe.Pointer {
 	k.machine.Mu.Lock()
 	defer k.machine.Mu.Unlock()

@@ -59,7 +59,7 @@ func allow(d *cuda.Device, p device.Ptr, bytes int64) error {
 	return withFree(drv, drv.Check("cuMemSetAccess", drv.MemSetAccess(p, uint64(bytes), &access, 1)))
 }
 
-// exportFile gives memory as a new file, which the caller closes.
+// exportFile returns memory as a new file, which the caller closes.
 func exportFile(drv *cu.Driver, h cu.MemHandle) (*os.File, error) {
 	fd := int32(-1)
 	r := drv.MemExportFD(&fd, h, cu.HandleFD, 0)
@@ -72,7 +72,7 @@ func exportFile(drv *cu.Driver, h cu.MemHandle) (*os.File, error) {
 	return newFile(fd, "GPU memory")
 }
 
-// importFile gives the memory behind a file that a rank exported. The file stays the caller's.
+// importFile returns the memory behind a file that a rank exported. The file stays the caller's.
 func importFile(drv *cu.Driver, f *os.File) (cu.MemHandle, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

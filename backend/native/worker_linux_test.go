@@ -217,7 +217,7 @@ func loseOne(ctx context.Context, m *memory.Memory, victim int) error {
 	return nil
 }
 
-// runWorkers runs a process a rank and gives their reports; lost ranks have none.
+// runWorkers runs a process a rank and returns their reports; lost ranks have none.
 func runWorkers(t *testing.T, role string, size int, env func(rank int) []string, lost ...int) []*workerReport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

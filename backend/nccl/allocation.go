@@ -109,7 +109,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	return errors.Join(err, a.free())
 }
 
-// sweep gives back memory that was kept because the GPU worked on it, if it does not any more.
+// sweep frees memory that was kept because the GPU was working on it, if the GPU no longer does.
 func (b *Backend) sweep() error {
 	b.mu.Lock()
 	none := len(b.kept) == 0
@@ -123,7 +123,7 @@ func (b *Backend) sweep() error {
 	return b.giveBackKept()
 }
 
-// giveBackKept gives kept memory back; the GPU does not work on it any more.
+// giveBackKept frees kept memory; the GPU no longer works on it.
 func (b *Backend) giveBackKept() error {
 	b.mu.Lock()
 	kept := b.kept

@@ -55,7 +55,7 @@ type reducer struct {
 	cause atomic.Pointer[error] // why it was given up; nil while it was not
 }
 
-// newReducer gives one for this rank's device.
+// newReducer returns one for this rank's device.
 func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
 	red := &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
 	fault, err := b.device.NewFaultWord(func(uint64) error {
@@ -224,7 +224,7 @@ func (b *Backend) live(form string) bool {
 	return spare != nil && spare.Sound() == nil
 }
 
-// reducer gives the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
+// reducer returns the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
 // Collective.
 func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer, error) {
 	b.mu.Lock()

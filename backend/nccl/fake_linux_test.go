@@ -159,7 +159,7 @@ func (m *machine) requireClean(t *testing.T) {
 	}
 }
 
-// number gives a new address or handle, with room behind it.
+// number returns a new address or handle, with room behind it.
 func (m *machine) number(room int64) uint64 {
 	n := m.next
 	m.next += uint64(room+granule-1)/granule*granule + granule
@@ -176,7 +176,7 @@ func (m *machine) at(p device.Ptr) (device.Ptr, *piece) {
 	return 0, nil
 }
 
-// span gives n bytes at p.
+// span returns n bytes at p.
 func (m *machine) span(p device.Ptr, n uint64) []byte {
 	base, x := m.at(p)
 	if x == nil || uint64(p-base)+n > uint64(len(x.bytes)) {
@@ -763,7 +763,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 // castAt is where windows are in the range of multicast addresses.
 const castAt = 1 << 60
 
-// multimem gives the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
+// multimem returns the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
 // they have come.
 func (m *machine) multimem(w nccl.WindowHandle, offset uintptr, p *uint64) nccl.Result {
 	m.Mu.Lock()

@@ -75,7 +75,7 @@ func TestConformanceOnGPU(t *testing.T) {
 	}
 }
 
-// ofNCCL gives memory that NCCL has allocated.
+// ofNCCL returns memory that NCCL has allocated.
 func ofNCCL(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 	return foreign(b.(*Backend), true, bytes)
 }

@@ -160,7 +160,7 @@ func (s *shelf) trade(l *link) {
 	s.claimed++
 }
 
-// unclaim gives the place back.
+// unclaim frees the place.
 func (s *shelf) unclaim() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +180,7 @@ func (s *shelf) keep(l *link) (kept bool) {
 	return true
 }
 
-// close makes the shelf keep nothing any more, and gives what it has kept, in an order that is the same on all ranks.
+// close makes the shelf keep nothing any more, and returns what it held, in an order that is the same on all ranks.
 func (s *shelf) close() (kept []*link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +250,7 @@ func gone(offers []keptOffer, id string) bool {
 		!slices.ContainsFunc(offers, func(o keptOffer) bool { return slices.Contains(o.Busy, id) })
 }
 
-// takeKept gives the link that all ranks have, or nil, ends those that some rank has no more, and puts the others back. With a failure,
+// takeKept returns the link that all ranks have, or nil, ends those that some rank has no more, and puts the others back. With a failure,
 // which is one of all ranks, it puts all back. Collective.
 func (b *Backend) takeKept(ctx context.Context, peers []member, failure error) *link {
 	pending := b.pending
@@ -410,7 +410,7 @@ func (b *Backend) keep(ctx context.Context) bool {
 	return false
 }
 
-// takeForms gives the communicators of all forms, which the backend does not use any more.
+// takeForms returns the communicators of all forms, which the backend does not use any more.
 func (b *Backend) takeForms() map[string]*nccl.Comm {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -96,7 +96,7 @@ func (b *Backend) member(o *Options) member {
 	return m
 }
 
-// agreeID gives the unique id for a new communicator, which rank 0 makes. It is made only when nothing but the communicator itself can fail
+// agreeID returns the unique id for a new communicator, which rank 0 makes. It is made only when nothing but the communicator itself can fail
 // any more: NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and
 // has no call that takes it back.
 func (b *Backend) agreeID(ctx context.Context) (id nccl.UniqueID, err error) {

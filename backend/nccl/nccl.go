@@ -396,7 +396,7 @@ func (b *Backend) Close(ctx context.Context) error {
 	return nil
 }
 
-// closeWork gives back everything but the device.
+// closeWork releases everything but the device.
 func (b *Backend) closeWork(ctx context.Context) error {
 	b.stopWatching()
 	err := b.closeWindows(ctx)

@@ -83,7 +83,7 @@ func (b *Backend) ready() error {
 	return b.comm.Err()
 }
 
-// registered gives the window of the allocation at base, or nil.
+// registered returns the window of the allocation at base, or nil.
 func (b *Backend) registered(base device.Ptr) *window {
 	b.mu.Lock()
 	defer b.mu.Unlock()

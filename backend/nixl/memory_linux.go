@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/internal/memfd"
 )
 
-// obtain gives memory of the process, filled with zeros, that the garbage collector does not know and that the system shares
+// obtain returns memory of the process, filled with zeros, that the garbage collector does not know and that the system shares
 // with nobody.
 func obtain(bytes int) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)

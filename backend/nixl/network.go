@@ -185,7 +185,7 @@ func choose(ctx context.Context, o *Options, g *group.Group, all []location) (ro
 	return leading(ctx, g.Rank(), members, all)
 }
 
-// leading gives the devices of rank me that lead to the ranks on other hosts.
+// leading returns the devices of rank me that lead to the ranks on other hosts.
 func leading(ctx context.Context, me int, members []group.Member, all []location) (route, error) {
 	addr := all[me].Addr
 	reached := 0
@@ -239,7 +239,7 @@ func interfaceOf(ip net.IP) (string, error) {
 	return "", nil
 }
 
-// adapters gives the ports of the RDMA adapter behind a network interface, as UCX names them: they go by the same wire.
+// adapters returns the ports of the RDMA adapter behind a network interface, as UCX names them: they go by the same wire.
 func adapters(sysfs, name string) []string {
 	entries, err := os.ReadDir(filepath.Join(sysfs, name, "device", "infiniband"))
 	if err != nil {
@@ -256,7 +256,7 @@ func adapters(sysfs, name string) []string {
 	return names
 }
 
-// named gives the devices that the user has named, if they are there.
+// named returns the devices that the user has named, if they are there.
 func named(names []string) (route, error) {
 	n := route{reach: reachHosts, devices: strings.Join(names, ","), addrs: "any address of theirs"}
 	if slices.Equal(names, []string{allDevices}) {

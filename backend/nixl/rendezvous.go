@@ -44,7 +44,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
 }
 
-// share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on
+// share tells the others what reaching a registered region takes, and learns the same of theirs. Collective. The caller sees to a vote on
 // what becomes of it; the failure of one rank before is an error on all.
 func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
 	if failure == nil {
@@ -65,7 +65,7 @@ func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine of
 	return offers, nil
 }
 
-// blocksOf gives the memory of each rank.
+// blocksOf returns the memory of each rank.
 func blocksOf(offers []offer) []nixl.Block {
 	blocks := make([]nixl.Block, len(offers))
 	for r, o := range offers {

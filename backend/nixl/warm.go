@@ -51,7 +51,7 @@ func (n *node) makeScratch() error {
 	return nil
 }
 
-// dropScratch gives it back.
+// dropScratch frees it.
 func (n *node) dropScratch() error {
 	if n.scratch.ptr.IsNil() {
 		return nil

@@ -244,7 +244,7 @@ func (l *fakeLib) Align(alignment, bytes int64) (uint64, error) {
 	return l.m.base(l.pe, l.pe) + off, nil
 }
 
-// allocate gives the first place that is free, growing the heap if there is none; 0 if it cannot grow.
+// allocate returns the first place that is free, growing the heap if there is none; 0 if it cannot grow.
 func (j *job) allocate(bytes, alignment uint64) uint64 {
 	bytes += alignment
 	at := uint64(0)
@@ -409,7 +409,7 @@ func (m *machine) heap(pe int) []byte {
 	return m.job.mem[pe]
 }
 
-// at gives n bytes of memory that the GPU can reach at p.
+// at returns n bytes of memory that the GPU can reach at p.
 func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	for base, f := range m.foreign {
 		if p >= base && p < base.Add(int64(len(f.mem))) && f.gpu == gpu {
@@ -430,7 +430,7 @@ func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	return m.heap(pe)[off:][:n]
 }
 
-// heapRange gives the piece of physical memory of the heap that is mapped at p.
+// heapRange returns the piece of physical memory of the heap that is mapped at p.
 func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Result {
 	off, begin := uint64(p)&(1<<36-1), uint64(0)
 	for _, end := range m.job.ends {
@@ -467,7 +467,7 @@ func (m *machine) basics(d *cu.Driver) {
 	}
 }
 
-// find gives the memory that is not of a heap at p.
+// find returns the memory that is not of a heap at p.
 func (m *machine) find(p device.Ptr) (device.Ptr, *foreignMem) {
 	for base, f := range m.foreign {
 		if p >= base && p < base.Add(int64(len(f.mem))) {

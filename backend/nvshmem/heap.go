@@ -68,7 +68,7 @@ func (h *heap) give(g span) {
 // growth is what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
 func (h *heap) growth(chunk int64) int64 { return roundUp(chunk+chunkAlign, h.granularity) }
 
-// next gives the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just
+// next returns the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just
 // enough. free is the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
 func (h *heap) next(bytes, free int64) (chunk int64, err error) {
 	if bytes < h.chunk && h.room(h.chunk+h.rest, free) == nil {
@@ -97,7 +97,7 @@ func (h *heap) within(bytes int64) error {
 	return nil
 }
 
-// allocate gives bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has
+// allocate returns bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has
 // left. It is part of a turn.
 func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
 	// A chunk may begin in the rest of the physical memory before its own, and is two regions then, neither of which need be
@@ -157,5 +157,5 @@ func physicalEnd(drv *cu.Driver, p device.Ptr) (int64, error) {
 	return 0, fmt.Errorf("the driver finds %s in %d bytes at %s: %w", p, size, base, errs.ErrUnsupported)
 }
 
-// roundUp gives the least multiple of unit that is not less than n.
+// roundUp returns the least multiple of unit that is not less than n.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

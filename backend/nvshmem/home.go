@@ -39,7 +39,7 @@ func (h *home) enter(group string) error {
 	return nil
 }
 
-// leave gives the library back, for good if it is spent.
+// leave releases the library, for good if it is spent.
 func (h *home) leave(spent error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

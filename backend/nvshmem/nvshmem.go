@@ -203,7 +203,7 @@ func (b *Backend) finalize(ctx context.Context) {
 	b.home.leave(err)
 }
 
-// giveUp gives back what belongs to this rank alone.
+// giveUp releases what belongs to this rank alone.
 func (b *Backend) giveUp() error {
 	var err error
 	if b.stream != nil {

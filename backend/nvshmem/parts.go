@@ -53,7 +53,7 @@ func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint
 	return name, all, nil
 }
 
-// releasePart gives a piece back that nobody else has seen; another is kept until all ranks have released theirs.
+// releasePart frees a piece that nobody else has seen; any other is kept until all ranks have released theirs.
 func (b *Backend) releasePart(a *allocation) {
 	if a.part == 0 {
 		b.world.arena.give(a.offset, a.rounded)
@@ -66,7 +66,7 @@ func (b *Backend) releasePart(a *allocation) {
 	p.released = append(p.released, a.part)
 }
 
-// closeParts gives back what all ranks of the group have released. What they have not, because one is lost or busy, stays
+// closeParts frees what all ranks of the group have released. What they have not, because one is lost or busy, stays
 // taken.
 func (b *Backend) closeParts(ctx context.Context) {
 	_, _, err := b.among(ctx, ask{Op: "closing"}, nil)

@@ -152,7 +152,7 @@ type alias struct {
 	uses int // mappings
 }
 
-// aliasOf gives the alias of the allocation that registered memory is in, or nil if it has none yet.
+// aliasOf returns the alias of the allocation that registered memory is in, or nil if it has none yet.
 func (b *Backend) aliasOf(a *allocation) *alias {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,7 +209,7 @@ func (b *Backend) forget(a *alias) {
 	b.world.release(a.turn)
 }
 
-// inHeap gives the place in the heap of an address of symmetric memory: of registered memory, its alias.
+// inHeap returns the place in the heap of an address of symmetric memory: of registered memory, its alias.
 func (b *Backend) inHeap(p device.Ptr) device.Ptr {
 	b.mu.Lock()
 	defer b.mu.Unlock()

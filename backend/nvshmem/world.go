@@ -244,7 +244,7 @@ func (w *world) release(turn uint64) {
 	}
 }
 
-// giveBack gives back what all PEs have released. It is part of a turn.
+// giveBack frees what all PEs have released. It is part of a turn.
 func (w *world) giveBack(all []ask) error {
 	for _, turn := range all[0].Released {
 		if slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) }) {

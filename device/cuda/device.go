@@ -237,7 +237,7 @@ func (o *Options) load(what string) error {
 	return nil
 }
 
-// find initialises the driver and gives the GPU that the options mean.
+// find initialises the driver and returns the GPU that the options mean.
 func find(o *Options) (gpu, error) {
 	if err := o.Driver.Start(); err != nil {
 		return gpu{}, err
@@ -375,7 +375,7 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	return nil
 }
 
-// openStreams gives the streams that are not closed.
+// openStreams returns the streams that are not closed.
 func (d *Device) openStreams() []*Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -435,7 +435,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// close gives everything back.
+// close releases everything.
 func (d *Device) close() error {
 	var failed []error
 	note := func(err error) {

@@ -66,7 +66,7 @@ func (w *StopWord) Close() error {
 	return w.destroy(d.retire)
 }
 
-// destroy gives the memory to free if it was not given yet; the context is current.
+// destroy returns the memory to free, if it has not returned it before; the context is current.
 func (w *StopWord) destroy(free func(retired) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -260,7 +260,7 @@ func arguments(params []string, in []token) (map[string][]token, []token) {
 	return args, nil
 }
 
-// substitute gives the body of a macro with its arguments.
+// substitute returns the body of a macro with its arguments.
 func (p *preprocessor) substitute(body []token, args map[string][]token, hide *hidden) []token {
 	var out []token
 	for i := 0; i < len(body); i++ {

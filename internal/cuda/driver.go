@@ -167,7 +167,7 @@ func (d *Driver) ResolveMulticast() (*Multicast, error) {
 	return m, nil
 }
 
-// Missing gives the symbols whose functions are nil, in the order of the table.
+// Missing returns the symbols whose functions are nil, in the order of the table.
 func (d *Driver) Missing() []string { return missing(d, false) }
 
 // Require is the error, which is ErrUnsupported, of a driver that lacks any of the named symbols, and nil for one that has
@@ -234,7 +234,7 @@ func eachFunction(p any, fn func(field reflect.Value, s symbolTag, isNil bool)) 
 	}
 }
 
-// missing gives the symbols whose functions are nil in the table that p points to.
+// missing returns the symbols whose functions are nil in the table that p points to.
 func missing(p any, onlyRequired bool) []string {
 	var names []string
 	eachFunction(p, func(_ reflect.Value, s symbolTag, isNil bool) {

@@ -75,7 +75,7 @@ func (r Result) Sticky() bool {
 	return false
 }
 
-// condition gives what to do next and the error that callers may look for; either may be nothing.
+// condition returns what to do next and the error that callers may look for; either may be nothing.
 func (r Result) condition() (hint string, is error) {
 	if r.Sticky() {
 		return "device work has failed and ended the context, so that every later call fails; end the process, " +

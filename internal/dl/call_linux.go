@@ -15,7 +15,7 @@ type callArgs [7]uintptr
 var callArgsPool = sync.Pool{New: func() any { return new(callArgs) }}
 
 // Call calls the C function at fn, an address that [Library.Symbol] gave, with the first n of the arguments, which are whole numbers
-// and pointers, and gives what it returns. It takes a third of the time of what [Library.Bind] makes and allocates nothing. What the
+// and pointers, and returns its result. It takes a third of the time of what [Library.Bind] makes and allocates nothing. What the
 // arguments point to is kept alive, and where it is, during the call.
 //
 //go:uintptrescapes

@@ -78,7 +78,7 @@ func Open(s Search) (*Library, error) {
 	return nil, &LoadError{Library: s.Library, Attempts: failed, Hint: s.Hint}
 }
 
-// candidates gives what the loader is asked for, in order. Those with a text have failed already: they are patterns that no
+// candidates returns what the loader is asked for, in order. Those with a text have failed already: they are patterns that no
 // file matches.
 func (s *Search) candidates() []Attempt {
 	named := s.Path
@@ -136,7 +136,7 @@ func (l *Library) Name() string { return l.name }
 // Path is what the loader was asked for: a path, or a bare name that the loader found by itself (see [Library.File]).
 func (l *Library) Path() string { return l.path }
 
-// Symbol gives the address of a function or variable, or a [*SymbolError] if the library has none of that name. Names with a
+// Symbol returns the address of a function or variable, or a [*SymbolError] if the library has none of that name. Names with a
 // version in them ("cuMemAlloc_v2") are names like any other.
 func (l *Library) Symbol(name string) (uintptr, error) {
 	p, err := symbol(l.handle, name)
@@ -170,7 +170,7 @@ func (l *Library) Bind(fn any, name string) error {
 	return register(fn, p, name)
 }
 
-// File gives the path of the file that holds the symbol, as the system has mapped it: the answer to which of several installed
+// File returns the path of the file that holds the symbol, as the system has mapped it: the answer to which of several installed
 // versions was loaded.
 func (l *Library) File(name string) (string, error) {
 	p, err := l.Symbol(name)

@@ -26,7 +26,7 @@ func open(path string, global bool) (uintptr, error) {
 	return purego.Dlopen(path, mode)
 }
 
-// symbol gives the address of a symbol.
+// symbol returns the address of a symbol.
 func symbol(handle uintptr, name string) (uintptr, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -44,7 +44,7 @@ func register(fn any, p uintptr, name string) (err error) {
 	return nil
 }
 
-// mappedFile gives the file that is mapped at p.
+// mappedFile returns the file that is mapped at p.
 func mappedFile(p uintptr) (string, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {

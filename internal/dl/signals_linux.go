@@ -36,7 +36,7 @@ func signalHandlers() []handler {
 	return all
 }
 
-// changedHandlers gives the signals whose handler was replaced by another.
+// changedHandlers returns the signals whose handler was replaced by another.
 func changedHandlers(before, after []handler) []change {
 	var all []change
 	for s := range after {

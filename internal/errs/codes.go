@@ -29,10 +29,10 @@ var conditions = []error{
 	16: ErrContextLost,
 }
 
-// All gives every condition of the module.
+// All returns every condition of the module.
 func All() []error { return append([]error(nil), conditions[1:]...) }
 
-// Codes gives the codes of all conditions that err is, ascending; none for nil.
+// Codes returns the codes of all conditions that err is, ascending; none for nil.
 func Codes(err error) []uint32 {
 	var codes []uint32
 	for code, c := range conditions {
@@ -43,7 +43,7 @@ func Codes(err error) []uint32 {
 	return codes
 }
 
-// Conditions gives what codes stand for. It leaves out codes that it does not know, of a newer release.
+// Conditions returns what codes stand for. It leaves out codes that it does not know, of a newer release.
 func Conditions(codes []uint32) []error {
 	var found []error
 	for _, code := range codes {
@@ -54,7 +54,7 @@ func Conditions(codes []uint32) []error {
 	return found
 }
 
-// Text gives what others are told of err: its text, or its type if that is empty, which would stand for no failure.
+// Text returns what others are told of err: its text, or its type if that is empty, which would stand for no failure.
 func Text(err error) string {
 	if text := err.Error(); text != "" {
 		return text

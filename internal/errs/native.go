@@ -22,7 +22,7 @@ func (a Attempt) Missing() bool {
 // Reason is what the loader said, without the path in front.
 func (a Attempt) Reason() string { return strings.TrimPrefix(a.Text, a.Path+": ") }
 
-// String gives the path and what the loader said.
+// String returns the path and what the loader said.
 func (a Attempt) String() string {
 	if reason := a.Reason(); reason != "" {
 		return a.Path + " (" + reason + ")"
@@ -70,7 +70,7 @@ func (e *LoadError) Error() string {
 	return fmt.Sprintf("loading %s: %s", e.Library, strings.Join(parts, "; "))
 }
 
-// Found gives the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or
+// Found returns the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or
 // needs a library that is not there. ok is false if there was none.
 func (e *LoadError) Found() (a Attempt, ok bool) {
 	for _, a := range e.Attempts {
@@ -114,7 +114,7 @@ type CallError struct {
 	Err     error  // the condition that the code stands for, for errors.Is (ErrNoMemory); nil if there is none
 }
 
-// Error gives all that is known, in one line.
+// Error returns all that is known, in one line.
 func (e *CallError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s returned %d", e.Library, e.Call, e.Code)
@@ -130,7 +130,7 @@ func (e *CallError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the condition that the code stands for, or nil.
+// Unwrap returns the condition that the code stands for, or nil.
 func (e *CallError) Unwrap() error { return e.Err }
 
 // StuckError is something that a library had not done when the caller could wait no longer.
@@ -152,5 +152,5 @@ func (e *StuckError) Error() string {
 	return text
 }
 
-// Unwrap gives the context's error.
+// Unwrap returns the context's error.
 func (e *StuckError) Unwrap() error { return e.Err }

@@ -75,7 +75,7 @@ func (e *TimeoutError) Is(target error) bool { return target == os.ErrDeadlineEx
 // Timeout reports true, as net.Error has it.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// next gives the length of the next sleep: slice, or less where the deadline is nearer. It returns an error when the wait
+// next returns the length of the next sleep: slice, or less where the deadline is nearer. It returns an error when the wait
 // is over; have is the word's value for its text.
 func (b *Bound) next(slice time.Duration, want, have uint32) (time.Duration, error) {
 	if b.Err != nil {

@@ -46,7 +46,7 @@ type Word struct {
 	sleepers uint32
 }
 
-// At gives the Word at the start of b, which must have 8 bytes at least and be aligned to 8 bytes. It changes nothing in b;
+// At returns the Word at the start of b, which must have 8 bytes at least and be aligned to 8 bytes. It changes nothing in b;
 // the Word is good for as long as that memory is mapped.
 func At(b []byte) (*Word, error) {
 	if len(b) < WordSize {

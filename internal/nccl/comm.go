@@ -231,7 +231,7 @@ func (c *Comm) note(err error) error {
 	return err
 }
 
-// Destroy gives the communicator back. All ranks should call it, with no work left on their streams, all windows deregistered
+// Destroy destroys the communicator. All ranks should call it, with no work left on their streams, all windows deregistered
 // and all graphs closed that have recorded its work, for which NCCL waits. It blocks until that is done or ctx ends, which is a
 // [*StuckError]. Destroying or aborting twice is ErrClosed. A communicator that was adopted is let go.
 func (c *Comm) Destroy(ctx context.Context) error {
@@ -261,7 +261,7 @@ func (c *Comm) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// Abort gives the communicator back without the other ranks and ends its work, done or not; cause is what its methods return
+// Abort destroys the communicator without the other ranks and ends its work, whether done or not; cause is what its methods return
 // from then on. It is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits
 // until NCCL has given all up or ctx ends, which is a [*StuckError]. All its windows are gone. A communicator that was adopted
 // is let go and goes on.

@@ -16,7 +16,7 @@ const (
 // logLine takes a line of NCCL's log apart: "[2026-11-20 10:00:00] host:123:456 [0] init.cc:99 NCCL WARN text".
 var logLine = regexp.MustCompile(`^(?:\[[^\]]*\] )?(\S+?):(\d+):(\d+) \[(-?\d+)\] (?:(\S+) )?NCCL (WARN|INFO|ABORT|TRACE|VERSION) ?(.*)$`)
 
-// tell gives a line of NCCL's to the logger: warnings as warnings, everything else for debugging.
+// tell passes a line of NCCL's to the logger: warnings as warnings, everything else for debugging.
 func tell(log *slog.Logger, line string) {
 	line = strings.TrimSpace(line)
 	if line == "" {

@@ -39,7 +39,7 @@ var devCommLayouts = []struct {
 // defaultContexts is what NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER gives ginContextCount.
 const defaultContexts = 4
 
-// devCommRequirements makes an ncclDevCommRequirements and gives the size of the ncclDevComm. It never asks for multicast.
+// devCommRequirements makes an ncclDevCommRequirements and returns the size of the ncclDevComm. It never asks for multicast.
 func devCommRequirements(v Version, lsaBarriers int) (requirements []byte, size int, err error) {
 	if v < devCommLayouts[0].from || v > lastLayout {
 		return nil, 0, fmt.Errorf("the device communicator of NCCL %s is not known (that of %s to %s is): %w", v,
@@ -91,7 +91,7 @@ func (c *Comm) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error
 // Bytes is the structure, which a kernel takes by value. The slice must not be changed.
 func (d *DevComm) Bytes() []byte { return d.bytes[:d.size] }
 
-// Close gives it back. Local. No kernel uses it any more.
+// Close releases it. Local. No kernel uses it any more.
 func (d *DevComm) Close(ctx context.Context) error {
 	err := d.comm.do(ctx, "destroying a device communicator", "ncclDevCommDestroy", nil, func(h CommHandle) Result {
 		return d.comm.lib.call.DevCommDestroy(h, &d.bytes[0])

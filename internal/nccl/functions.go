@@ -96,7 +96,7 @@ func eachFunction(p any, fn func(field reflect.Value, symbol string, required bo
 	}
 }
 
-// missing gives the symbols whose functions are nil in the table that p points to.
+// missing returns the symbols whose functions are nil in the table that p points to.
 func missing(p any, onlyRequired bool) []string {
 	var symbols []string
 	eachFunction(p, func(field reflect.Value, symbol string, required bool) {
@@ -119,7 +119,7 @@ func bind(lib *dl.Library, p any) error {
 	return failed
 }
 
-// Missing gives the symbols that the library lacks, in the order of the table.
+// Missing returns the symbols that the library lacks, in the order of the table.
 func (l *Library) Missing() []string { return missing(&l.call, false) }
 
 // Require is the error, which is ErrUnsupported, of a library that lacks any of the named symbols; it says which version has

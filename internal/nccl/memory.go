@@ -26,7 +26,7 @@ func (l *Library) MemAlloc(bytes int64) (uint64, error) {
 	return *p, nil
 }
 
-// MemFree gives back what MemAlloc gave. The GPU's context is current.
+// MemFree frees what MemAlloc allocated. The GPU's context is current.
 func (l *Library) MemFree(p uint64) error {
 	if err := l.Require("ncclMemFree"); err != nil {
 		return err

@@ -19,7 +19,7 @@ type Window struct {
 // multiple of WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come or ctx ends, which leaves
 // the communicator good for nothing but Abort. ErrUnsupported before NCCL 2.27.
 //
-// A library that cannot make windows here says success all the same, and gives a handle that is 0 or no address of the GPU's
+// A library that cannot make windows here reports success all the same, and returns a handle that is 0 or no address of the GPU's
 // memory: the caller has to look.
 func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags WindowFlags) (*Window, error) {
 	if err := c.lib.Require("ncclCommWindowRegister", "ncclCommWindowDeregister"); err != nil {
@@ -59,7 +59,7 @@ func (w *Window) Deregister(ctx context.Context) error {
 	return err
 }
 
-// Lsa gives this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow
+// Lsa returns this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow
 // each other. ErrUnsupported if the library does not tell.
 func (c *Comm) Lsa() (Team, error) {
 	if err := c.lib.Require("ncclTeamLsa"); err != nil {

@@ -94,7 +94,7 @@ func (a *Agent) start(settings map[string]string) error {
 	return errors.Join(err, l.check("destroy_params", l.call.destroyParams(params)))
 }
 
-// engineConfig gives UCX's settings as the engine takes them, and those that it cannot take: it knows no way to write a value that has
+// engineConfig returns UCX's settings as the engine takes them, and those that it cannot take: it knows no way to write a value that has
 // a comma in it.
 func engineConfig(settings map[string]string) (config string, lists map[string]string) {
 	var pairs []string

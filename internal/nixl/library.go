@@ -191,7 +191,7 @@ func search(opts *Options) dl.Search {
 	return s
 }
 
-// inPackages gives the folder of the library if path is one of Python packages, and else path.
+// inPackages returns the folder of the library if path is one of Python packages, and else path.
 func inPackages(path string, cuda int) string {
 	if path == "" {
 		return ""
@@ -307,7 +307,7 @@ func (l *Library) Version() string {
 	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), name), ".dist-info")
 }
 
-// UCX gives the version and the file of the UCX beside the library, which it loads. An error says that there is none there,
+// UCX returns the version and the file of the UCX beside the library, which it loads. An error says that there is none there,
 // as when the system's is used.
 func (l *Library) UCX() (version, path string, err error) {
 	if l.modules == "" {

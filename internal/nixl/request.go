@@ -86,7 +86,7 @@ func (r *Request) ask(name string, call func(agent handle) Status) (ended bool, 
 	return s == Success, a.lib.check(name, s)
 }
 
-// Release gives the request back. One that is under way is cancelled, as far as the network can. Releasing twice is ErrClosed.
+// Release releases the request. One that is under way is cancelled, as far as the network can. Releasing twice is ErrClosed.
 func (r *Request) Release() error {
 	return r.agent.use(func(agent handle) error {
 		if r.handle == 0 {

@@ -63,7 +63,7 @@ func (l *Library) Finalize() error {
 	return nil
 }
 
-// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and gives its address, or 0: then
+// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and returns its address, or 0: then
 // NVSHMEM has torn the heap down, and nothing works any more. All PEs come with the same arguments: it blocks until they
 // have.
 func (l *Library) Align(alignment, bytes int64) (uint64, error) {
@@ -91,7 +91,7 @@ func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	return l.call.ptr(p, int32(pe)), nil
 }
 
-// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and gives the address that it has
+// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and returns the address that it has
 // there; at p it stays as well. bytes are a multiple of the heap's granularity and not more than the memory. 0 means that
 // NVSHMEM has torn the heap down, and nothing works any more. All PEs come with as many bytes: it blocks until they have.
 func (l *Library) Register(p uint64, bytes int64) (uint64, error) {
@@ -191,7 +191,7 @@ var (
 // at once. NVSHMEM bounds no wait on the GPU: if a PE never comes, the streams of the others never end.
 type Reduction func(team Team, dst, src uint64, count int64, stream uintptr) error
 
-// Reduction gives the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
+// Reduction returns the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
 // "avg".
 func (l *Library) Reduction(dtype, op string) (Reduction, error) {
 	t, o := typeNames[dtype], opNames[op]

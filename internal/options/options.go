@@ -145,7 +145,7 @@ func LibraryVariables() []string {
 	return names
 }
 
-// Owner gives the backend whose option a key would be by its beginning, or "" if that is no registered backend.
+// Owner returns the backend whose option a key would be by its beginning, or "" if that is no registered backend.
 func Owner(key string) string {
 	declared.RLock()
 	defer declared.RUnlock()
@@ -165,7 +165,7 @@ func All() []*Declared {
 	return declared.all
 }
 
-// Lookup gives the option with this key, or nil.
+// Lookup returns the option with this key, or nil.
 func Lookup(key string) *Declared {
 	for _, d := range All() {
 		if d.Key() == key {

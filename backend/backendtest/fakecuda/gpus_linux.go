@@ -21,7 +21,7 @@ type GPUs struct {
 	// Call, unless nil, is asked at the beginning of each call that goes through Do, with the driver's name for it and the GPU
 	// whose context is current, or -1. Unless it answers Success, the call does nothing but return that answer. Mu is held.
 	Call func(name string, gpu int) cu.Result
-	// Find gives the memory of a GPU that p is in. Mu is held.
+	// Find returns the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
 	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params is its parameter. Mu is not held.
 	// Nil: the GPUs load kernels but run none.
@@ -52,7 +52,7 @@ type Memory struct {
 	Bytes uint64
 }
 
-// New gives count GPUs.
+// New returns count GPUs.
 func New(count int) *GPUs {
 	return &GPUs{
 		Count: count, Contexts: make([]int, count), Streams: map[cu.StreamHandle]int{}, stacks: map[int][]int{},

@@ -75,7 +75,7 @@ func (g *GPUs) kernels(d *cu.Driver) {
 	}
 }
 
-// Pinned gives the bytes from p on of memory of the host that the driver gave, or nil. Mu is held.
+// Pinned returns the bytes from p on of memory of the host that the driver gave, or nil. Mu is held.
 func (g *GPUs) Pinned(p device.Ptr) []byte {
 	for base, b := range g.pinned {
 		if at := device.Ptr(uintptr(base)); p >= at && p < at.Add(int64(len(b))) {

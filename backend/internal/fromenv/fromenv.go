@@ -10,7 +10,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Options gives the options of a backend, of the struct type T: those that the program gave (env.Given, a *T) or new ones. In each field
+// Options returns the options of a backend, of the struct type T: those that the program gave (env.Given, a *T) or new ones. In each field
 // that has the name of one of env's and is still zero there is what env says; Opened and Parent, if env has them, are always env's. Getenv is
 // never nil. name is the backend's. The error is ErrInvalid: env has what is for another backend, or a device or a parent of another type.
 func Options[T any](name string, env *backend.Env) (*T, error) {
