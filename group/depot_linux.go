@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// depot is where the ranks of one process lay down files for each other.
+// depot is where the ranks of one process leave files for each other.
 type depot struct {
 	mu    sync.Mutex
 	files map[depotKey]*os.File

@@ -28,7 +28,7 @@ type frameCache struct {
 	err    error
 }
 
-// rawFrame is an encoded ServerMessage. It is not changed any more.
+// rawFrame is an encoded ServerMessage. It is immutable.
 type rawFrame []byte
 
 // frameCodec is the protobuf codec, except that it passes raw frames through.
@@ -177,7 +177,7 @@ func toInt64s(s []int) []int64 {
 	return r
 }
 
-// toInts never returns nil: an empty list that was sent is still a list.
+// toInts converts a list. It never returns nil, since a list that was sent empty is still a list.
 func toInts(s []int64) []int {
 	r := make([]int, len(s))
 	for i, v := range s {
@@ -233,7 +233,7 @@ func (o *outbox) take() []queuedMessage {
 	return queued
 }
 
-// sent takes note that a message that was taken has been sent.
+// sent notes that a message that was taken has been sent.
 func (o *outbox) sent(q queuedMessage) {
 	o.mu.Lock()
 	full := o.fullLocked()
@@ -252,7 +252,7 @@ func (o *outbox) full() bool {
 	return o.fullLocked()
 }
 
-// crowded reports whether it is the number of messages that makes the outbox full.
+// crowded reports whether the outbox is full because of the number of its messages.
 func (o *outbox) crowded() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -261,7 +261,7 @@ func (o *outbox) crowded() bool {
 
 func (o *outbox) fullLocked() bool { return o.count >= o.most || o.bytes >= o.large }
 
-// signal leaves a token in a channel that has room for one.
+// signal puts a token into a channel that has room for one, unless there is one already.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -47,9 +47,8 @@ const maxTombstones = 64
 
 const worldName = "world"
 
-// hub is where the ranks of a job meet: a state machine in memory that knows of no network, no clock and no goroutine. Each
-// method takes the lock, changes the state and hands out the answers that follow from it, in order, to receivers that must not
-// block and must not call the hub.
+// hub is where the ranks of a job meet: a state machine in memory, without network, clock or goroutines. Each method takes the lock, changes the
+// state and hands out the answers that follow from it, in order, to receivers that must not block and must not call the hub.
 type hub struct {
 	limits  *limits
 	mu      sync.Mutex
@@ -62,7 +61,7 @@ type hub struct {
 	storeBytes int64 // of keys and values there
 }
 
-// rankState is where a rank is in its life: absent, present, then left or lost for ever.
+// rankState is the state of a rank: absent, present, and then left or lost, which are final.
 type rankState int
 
 const (
@@ -241,7 +240,7 @@ func (g *hubGroup) rankOf(worldRank int) int {
 	return -1
 }
 
-// attach makes a rank present. It gives the state that forbids it, or rankPresent if m is present now.
+// attach makes a rank present. It returns rankPresent, or the state that forbids it.
 func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -326,8 +325,8 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 }
 
-// charge counts what the hub keeps for an arrival against the quotas of its rank, or says which it is over. The first arrival of
-// a round pays for the round.
+// charge counts what the hub keeps for an arrival against the quotas of its rank, or returns a failure that names the quota it exceeds. The first
+// arrival of a round pays for the round.
 func (h *hub) charge(worldRank int, a *arrival, g *hubGroup, first bool) *failure {
 	const fixed = 512 // about what an arrival takes besides its texts and data
 	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data)+4*len(a.conditions)+4*len(a.excuseConditions))
@@ -352,7 +351,7 @@ func (h *hub) discharge(worldRank int, a *arrival) {
 	r.callBytes -= a.cost
 }
 
-// settle takes a round that has ended from its ranks' quotas.
+// settle releases the quotas that the ranks of a finished round held.
 func (h *hub) settle(g *hubGroup, r *round) {
 	for rank, a := range r.arrivals {
 		if a != nil {
@@ -509,7 +508,7 @@ func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 	}
 }
 
-// keepUnopened remembers a group whose opening failed, for ranks that come late, but not all that one rank ever tried to open.
+// keepUnopened remembers a group whose opening failed, for ranks that come late. Of the groups that one rank tried to open it keeps only the latest.
 func (h *hub) keepUnopened(g *hubGroup) {
 	r := &h.ranks[g.opener]
 	if slices.Contains(r.unopened, g.name) {
@@ -583,8 +582,7 @@ func (r *round) mismatchFailure() *failure {
 	return &failure{kind: failMismatch, values: values}
 }
 
-// abandon makes a round fail because one rank waits no longer. It does nothing if the round has ended: then its outcome is
-// already on the way.
+// abandon makes a round fail because one rank no longer waits. It does nothing if the round has ended, since its outcome is then on the way.
 func (h *hub) abandon(worldRank int, group string, seq uint64, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -187,7 +187,7 @@ func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	return nil
 }
 
-// cancelGet takes a waiting Get back. It is answered no more.
+// cancelGet withdraws a waiting Get, which then gets no answer.
 func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,7 +196,7 @@ func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
 	}
 }
 
-// dropWaiters takes back every waiting Get of a rank that is gone.
+// dropWaiters withdraws every waiting Get of a rank that is gone.
 func (h *hub) dropWaiters(g *hubGroup, worldRank int) {
 	for key := range g.waiting {
 		h.removeWaiters(g, key, func(w getWaiter) bool { return w.worldRank == worldRank })

@@ -22,7 +22,7 @@ func (m Member) sameMachine(other Member) bool {
 	return m.Process == other.Process && m.BootID == other.BootID || m.BootID != "" && m.BootID == other.BootID
 }
 
-// processID is unique to this process; process ids repeat between containers and over time.
+// processID is unique to this process, as the system's process ids are not: they repeat between containers and over time.
 var processID = sync.OnceValue(func() string { return rand.Text() })
 
 // thisProcess describes this process as the given rank.

@@ -52,8 +52,8 @@ func (r RefusalReason) String() string {
 	return fmt.Sprintf("RefusalReason(%d)", int(r))
 }
 
-// RefusedError says that the service, or what answers in its place, has refused this rank. Joining again does not help. The ranks that are in
-// the job are not disturbed.
+// RefusedError says that the service, or whatever answers in its place, has refused this rank. Joining again does not help. The ranks that are in the
+// job are not disturbed.
 type RefusedError struct {
 	Addr   string        // where the service was looked for
 	Reason RefusalReason // why, for programs

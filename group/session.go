@@ -72,7 +72,7 @@ func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *li
 	}
 }
 
-// add makes the rank's news reach g. It is called before the hub knows the group, so that no news is missed.
+// add registers g for the rank's news. It is called before the hub knows the group, so that no news is missed.
 func (s *session) add(g *Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +90,8 @@ func (s *session) add(g *Group) error {
 	return nil
 }
 
-// begin counts a collective call that brings so many bytes, and gives how many calls are under way with it, and the bytes that
-// were counted: -1 if they are too many, and then none were.
+// begin counts a collective call with its bytes. It returns the number of calls under way, this one included, and the bytes that were counted, or -1
+// if they are too many and were not counted.
 func (s *session) begin(size int) (calls int, counted int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *session) begin(size int) (calls int, counted int64) {
 	return s.calls, int64(size)
 }
 
-// finish takes back what begin counted.
+// finish undoes what begin counted.
 func (s *session) finish(counted int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +137,7 @@ func (s *session) serviceLost(reason string) {
 	s.logger.Warn("rendezvous service lost", "reason", reason)
 }
 
-// markBroken reports whether this is news.
+// markBroken notes that the service is gone, and reports whether that was not known before.
 func (s *session) markBroken(reason string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
