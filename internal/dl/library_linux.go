@@ -13,14 +13,13 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// open asks the loader for path. All symbols are resolved at once, so that a library that lacks one fails here and not in the
-// middle of a call.
+// open asks the loader for path. All symbols are resolved at once, so that a library that lacks one fails here and not during a call.
 func open(path string, global bool) (uintptr, error) {
 	mode := purego.RTLD_NOW | purego.RTLD_LOCAL
 	if global {
 		mode = purego.RTLD_NOW | purego.RTLD_GLOBAL
 	}
-	// What failed is asked for in a second call, and the loader keeps it for each thread.
+	// A second call asks what failed, and the loader keeps that for each thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return purego.Dlopen(path, mode)

@@ -22,8 +22,7 @@ type kernelAction struct {
 	mask     uint64
 }
 
-// signalHandlers asks the kernel for the handlers of all signals, which takes some microseconds. A signal that it does not tell
-// about has a zero entry.
+// signalHandlers asks the kernel for the handlers of all signals, which takes some microseconds. A signal that it does not report has a zero entry.
 func signalHandlers() []handler {
 	all := make([]handler, signals+1)
 	for s := 1; s <= signals; s++ {

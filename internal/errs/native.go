@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Attempt is one path or name at which a library was looked for.
+// Attempt is one path or name that was tried for a library.
 type Attempt struct {
 	Path string // what was given to the loader, or a pattern that no file matches
 	Text string // what the loader said
@@ -13,7 +13,7 @@ type Attempt struct {
 
 // Missing reports whether there is no such file, rather than one that cannot be loaded.
 func (a Attempt) Missing() bool {
-	// What the loader (glibc's or musl's) says when it lacks another library, which this one needs, names that one.
+	// If the loader (glibc's or musl's) lacks another library that this one needs, its text names that one.
 	reason := a.Reason()
 	return strings.HasPrefix(a.Text, a.Path+": ") && strings.HasSuffix(reason, "No such file or directory") ||
 		strings.HasPrefix(a.Text, "Error loading shared library "+a.Path+": No such file or directory") || reason == NoFile
@@ -30,7 +30,7 @@ func (a Attempt) String() string {
 	return a.Path
 }
 
-// NoFile is the text of an attempt that is a pattern which no file matches.
+// NoFile is the text of an attempt whose pattern matches no file.
 const NoFile = "no such file"
 
 // LoadError is a library that could not be loaded. It is ErrUnavailable.
@@ -133,13 +133,13 @@ func (e *CallError) Error() string {
 // Unwrap returns the condition that the code stands for, or nil.
 func (e *CallError) Unwrap() error { return e.Err }
 
-// StuckError is something that a library had not done when the caller could wait no longer.
+// StuckError says that a library had not finished something when the caller could wait no longer.
 type StuckError struct {
 	Library string // what its makers call it
 	What    string // what was going on: "making the communicator"
 	Err     error  // why the caller waited no longer
-	// Abortable is set if the library can be told to end it. Otherwise a thread is still in there, with what it holds, and
-	// cannot be called back: end the process.
+	// Abortable is set if the library can be told to end it. Otherwise a thread is still inside the library, with all that it holds, and cannot be
+	// stopped: end the process.
 	Abortable bool
 }
 

@@ -41,7 +41,7 @@ func FoldRanks(ranks []int, separator string) string {
 	return b.String()
 }
 
-// Reasons folds what ranks say, so that what many say is said once. The zero Reasons has none.
+// Reasons collects the reasons of ranks, and lists a reason that many ranks have once. The zero Reasons is empty.
 type Reasons struct {
 	order []reason // by the first rank that had it
 	ranks map[reason][]int
@@ -64,8 +64,8 @@ func (r *Reasons) Add(of string, rank int, text string) {
 // oneLine makes one line of the text of an error that has several.
 var oneLine = strings.NewReplacer(":\n\t", ": ", "\n\t", "; ", "\n", "; ")
 
-// Text returns the reasons behind a head, each once with the ranks that had it: "head: ranks 0-2, 5: reason". Several are in a line of
-// their own each.
+// Text returns the reasons behind a head, each once with the ranks that had it: "head: ranks 0-2, 5: reason". If there are several, each is on a line
+// of its own.
 func (r *Reasons) Text(head string) string {
 	const most = 16 // a thousand ranks may fail each in its own way; the fields of the errors have them all
 	lines := make([]string, 0, most+1)
