@@ -20,8 +20,8 @@ type DevComm struct {
 // devCommRoom is more than any version's ncclDevComm takes.
 const devCommRoom = 1024
 
-// devCommLayout says where what is used here is in ncclDevCommRequirements, and how long both structures are
-// (nccl_device/core.h and nccl_device/impl/comm__types.h). Each entry counts from its version on, until the next.
+// devCommLayout has the offsets of the fields of ncclDevCommRequirements that are used here, and the sizes of both structures (nccl_device/core.h and
+// nccl_device/impl/comm__types.h). Each entry holds from its version on, until the next.
 var devCommLayouts = []struct {
 	from               Version
 	requirements, comm int
@@ -36,7 +36,7 @@ var devCommLayouts = []struct {
 	{23007, 96, 240, 40, true, 60},
 }
 
-// defaultContexts is what NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER gives ginContextCount.
+// defaultContexts is the value of ginContextCount in NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
 const defaultContexts = 4
 
 // devCommRequirements makes an ncclDevCommRequirements and returns the size of the ncclDevComm. It never asks for multicast.

@@ -72,7 +72,7 @@ func (t DataType) Bytes() int64 {
 // Op is an ncclRedOp_t.
 type Op int32
 
-// The operations. Note that the order is not that of other libraries.
+// The operations. The order differs from that of other libraries.
 const (
 	Sum  Op = 0
 	Prod Op = 1
@@ -112,7 +112,7 @@ const UniqueIDBytes = 128
 // UniqueID is an ncclUniqueId: the place where the ranks of one communicator meet. Rank 0 makes it and tells the others.
 type UniqueID [UniqueIDBytes]byte
 
-// Version is what ncclGetVersion gives: 10000 times the major number, 100 times the minor and the patch.
+// Version is the result of ncclGetVersion: 10000 times the major number, 100 times the minor and the patch.
 type Version int32
 
 // String returns the version as people write it: "2.28.9".

@@ -94,7 +94,7 @@ const syncRW = 2
 //	          uint64 delay of prog 16, uint64 delay of listen 24, bool telemetry 32
 //	to come:  bool prog 0, bool listen 1, uint16 port 2, int32 sync 4, uint32 workers 8, the rest alike
 //
-// Without a listener the port does not count, nor does ever the number of workers, so that one set of bytes suits both.
+// The port is ignored without a listener, and the number of workers always, so the same bytes suit both.
 type agentConfig [40]byte
 
 // newAgentConfig returns the configuration of an agent, with a progress thread that wakes after so many microseconds at the latest,
