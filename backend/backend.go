@@ -13,9 +13,9 @@ import (
 // caller; it makes the collective calls one at a time and in the same order on every rank, but allocations may come at the same
 // time as others.
 type Backend interface {
-	// Name is the name that the backend is registered under.
+	// Name returns the name that the backend is registered under.
 	Name() string
-	// Device is the device whose memory the backend hands out. The backend owns it and closes it in Close.
+	// Device returns the device whose memory the backend hands out. The backend owns it and closes it in Close.
 	Device() device.Device
 	// Capabilities says what works here, found out by trying.
 	Capabilities() Capabilities
@@ -36,11 +36,11 @@ type Backend interface {
 
 // Allocation is one rank's piece of memory before anybody else can reach it.
 type Allocation interface {
-	// Ptr is the address of the first byte.
+	// Ptr returns the address of the first byte.
 	Ptr() device.Ptr
-	// Bytes is the size that was asked for.
+	// Bytes returns the size that was asked for.
 	Bytes() int64
-	// RoundedBytes is the size that is really taken, a multiple of the backend's granularity.
+	// RoundedBytes returns the size that is really taken, a multiple of the backend's granularity.
 	RoundedBytes() int64
 	// Release frees the memory, or lets go of adopted memory. Its mapping was unmapped before.
 	Release(ctx context.Context) error
@@ -48,7 +48,7 @@ type Allocation interface {
 
 // Mapping is an allocation after rendezvous, as one rank sees it.
 type Mapping interface {
-	// Peer is the address in this process of the first byte of rank's allocation; for the own rank it is the allocation's own
+	// Peer returns the address in this process of the first byte of rank's allocation; for the own rank it is the allocation's own
 	// address. ErrNotReachable where there can be none.
 	Peer(rank int) (device.Ptr, error)
 	// Unmap takes the peers' memory out of this process. Every rank has agreed that nobody uses it any more, or is lost.
@@ -66,13 +66,13 @@ type Multicaster interface {
 
 // ContiguousViewer is a Mapping that lies in one address range, rank after rank.
 type ContiguousViewer interface {
-	// Contiguous is the address of rank 0's first byte and the distance in bytes from one rank's copy to the next.
+	// Contiguous returns the address of rank 0's first byte and the distance in bytes from one rank's copy to the next.
 	Contiguous() (base device.Ptr, stride int64, err error)
 }
 
 // WindowHandler is a Mapping that the library below the backend has a name for, which kernels written for its device interface take.
 type WindowHandler interface {
-	// WindowHandle is that name (ncclWindow_t), as 64 bits, and the place of the mapping's first byte in it, in bytes.
+	// WindowHandle returns that handle (ncclWindow_t), as 64 bits, and the place of the mapping's first byte in it, in bytes.
 	WindowHandle() (handle uint64, offset int64, err error)
 }
 

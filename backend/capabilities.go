@@ -65,7 +65,7 @@ func (c Capabilities) String() string {
 	return strings.Join(have, ",")
 }
 
-// Missing is the ErrUnsupported for the named bit, with the reason if the backend gave one.
+// Missing returns the ErrUnsupported for the named bit, with the reason if the backend gave one.
 func (c Capabilities) Missing(backend, name string) error {
 	if why := c.Why[name]; why != "" {
 		return fmt.Errorf("backend %s has no %s: %s: %w", backend, name, why, errs.ErrUnsupported)

@@ -15,7 +15,7 @@ type Flagger interface {
 
 // Flags are words of this rank that peers write, and the means to write theirs.
 type Flags interface {
-	// Words are this rank's. Peers write them at any time, so they must be loaded atomically. A word that is being written may
+	// Words returns this rank's words. Peers write them at any time, so they must be loaded atomically. A word that is being written may
 	// hold a mixture of its bytes from before and after, in the order of the bytes or in the reverse order.
 	Words() []atomic.Uint64
 	// Progress drives on what peers write, where that takes this process too. It is called again and again while this rank waits for

@@ -33,14 +33,14 @@ type Networked interface {
 
 // Preferred is a Factory that says where its backend stands when the choice is left to this module.
 type Preferred interface {
-	// Preference is how much [Auto] prefers the backend to others: it tries those with more first, and of equals the one whose name comes
+	// Preference returns how much [Auto] prefers the backend to others: it tries those with more first, and of equals the one whose name comes
 	// first. onHost asks how much where the backend would work on the CPU's memory, because there is no GPU or no other is wanted. It is always
 	// the same. This module's backends have 500 (native), 400 (nccl), 300 (nvshmem), 200 (nixl; -100 for the CPU's memory) and 0 (host). One
 	// that does not say has 100, and -100 for the CPU's memory.
 	Preference(onHost bool) int
 }
 
-// preference is how much Auto prefers a backend.
+// preference returns how much Auto prefers a backend.
 func preference(f Factory, onHost bool) int {
 	if p, ok := f.(Preferred); ok {
 		return p.Preference(onHost)

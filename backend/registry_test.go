@@ -274,7 +274,7 @@ func TestProbe(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// refusal is what f panics with, which is an ErrInvalid.
+// refusal returns what f panics with, which is an ErrInvalid.
 func refusal(t *testing.T, f func()) (refused *errs.ArgumentError) {
 	t.Helper()
 	defer func() {

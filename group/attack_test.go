@@ -23,7 +23,7 @@ import (
 // longToken is one that may be used on any address.
 const longToken = "a token that is long enough"
 
-// tightLimits are limits that a test reaches quickly.
+// tightLimits returns limits that a test reaches quickly.
 func tightLimits() *limits {
 	lim := defaultLimits
 	lim.pending, lim.patience, lim.handshake = 8, 100*time.Millisecond, 500*time.Millisecond

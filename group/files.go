@@ -37,7 +37,7 @@ type exchange interface {
 	// collect returns the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
 	// none.
 	collect(ctx context.Context) ([]*os.File, error)
-	// failed is why a file could not be received, if that is known already.
+	// failed returns why a file could not be received, if that is known already.
 	failed() error
 	// end frees what the exchange holds: files that were not collected.
 	end()

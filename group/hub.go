@@ -122,7 +122,7 @@ type arrival struct {
 	cost int64 // what the hub keeps for it, in bytes
 }
 
-// value is what a MismatchError lists.
+// value returns what a MismatchError lists.
 func (a *arrival) value() string {
 	if a.kind == kindBroadcast {
 		return fmt.Sprintf("%s from root %d", label(a.kind, a.op), a.root)

@@ -366,7 +366,7 @@ func (r *remote) reply(m *pb.StoreReply) {
 	})
 }
 
-// queueFull is the failure of a request for which the outbox has no room.
+// queueFull returns the failure of a request for which the outbox has no room.
 func (r *remote) queueFull() *failure {
 	if r.outbox.crowded() {
 		return &failure{kind: failQuota, text: quotaQueued, limit: int64(r.outbox.most)}

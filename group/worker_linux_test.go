@@ -30,7 +30,7 @@ type workerReport struct {
 	Closed string // the error of Close
 }
 
-// runWorker is the main function of a worker process: it joins, does what its role says, and reports.
+// runWorker returns the main function of a worker process: it joins, does what its role says, and reports.
 func runWorker(role string) int {
 	if err := work(role); err != nil {
 		fmt.Fprintln(os.Stderr, role, err)

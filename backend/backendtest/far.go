@@ -48,12 +48,12 @@ var (
 	_ backend.Quiescer    = (*far)(nil)
 )
 
-// Name is "far".
+// Name returns "far".
 func (f *far) Name() string { return "far" }
 
 func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Backend.Capabilities()) }
 
-// FarCapabilities are those of Far over a backend with those of near.
+// FarCapabilities returns the capabilities of Far over a backend with the capabilities near.
 func FarCapabilities(near backend.Capabilities) backend.Capabilities {
 	c := near
 	c.PeerPointers, c.Contiguous, c.Multicast = false, false, false

@@ -140,7 +140,7 @@ func ExchangeBytes(ctx context.Context, m *memory.Memory, w *memory.Window) erro
 	return g.Barrier(ctx, "read") // before anybody writes something else
 }
 
-// Sent is the byte that ExchangeBytes writes from one rank to another.
+// Sent returns the byte that ExchangeBytes writes from one rank to another.
 func Sent(from, to int) byte { return byte(10*to + from + 1) }
 
 // OpenFiles counts the file descriptors of this process. Linux only.

@@ -50,7 +50,7 @@ func (t *toys) meet(size int) {
 	}
 }
 
-// adoptable is a Harness's.
+// adoptable is the Adoptable of a Harness.
 func (t *toys) adoptable(_ backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 	p, err := t.device.Alloc(bytes)
 	if err != nil {

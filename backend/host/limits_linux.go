@@ -18,7 +18,7 @@ import (
 // systemRoot is where the file systems proc and sys are looked for; tests have their own.
 var systemRoot = "/"
 
-// enough is ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. What cannot
+// enough returns ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. What cannot
 // be read limits nothing.
 func enough(bytes int64) error {
 	if left, ok := memAvailable(); ok && bytes > left {

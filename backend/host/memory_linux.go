@@ -62,7 +62,7 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	return &allocation{backend: b, file: f, mem: mem, ptr: p, bytes: bytes}, nil
 }
 
-// Register is ErrUnsupported: see Capabilities.
+// Register returns ErrUnsupported: see Capabilities.
 func (b *Backend) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
 	return nil, capabilities.Missing(Name, "register")
 }
@@ -162,7 +162,7 @@ func reserve(bytes int64, ranks int) (unsafe.Pointer, error) {
 	return base, nil
 }
 
-// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for the own rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank == m.rank {
 		return m.alloc.ptr, nil
@@ -170,7 +170,7 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.ptr.Add(int64(rank) * m.alloc.RoundedBytes()), nil
 }
 
-// Contiguous is the range: the ranks' copies lie one rounded size apart.
+// Contiguous returns the range: the ranks' copies lie one rounded size apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	return m.ptr, m.alloc.RoundedBytes(), nil
 }

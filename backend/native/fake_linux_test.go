@@ -193,7 +193,7 @@ func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, of
 	return cu.Success
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)

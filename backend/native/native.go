@@ -167,10 +167,10 @@ func visible(drv *cu.Driver) (map[string]int32, error) {
 	return ordinals, nil
 }
 
-// Name is "native".
+// Name returns "native".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works between the ranks of the group. Multicast may be found not to work when it is first enabled;
@@ -264,11 +264,11 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 // Preference puts the backend first: it needs no library but the driver.
 func (factory) Preference(bool) int { return 500 }
 
-// Options are none: all that users may set is a setting of symmem.
+// Options returns nil: all that users may set is a setting of symmem.
 func (factory) Options() []backend.Option { return nil }
 
 // Takes reports whether v is a *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns what env says.
 func options(env *backend.Env) (*Options, error) { return fromenv.Options[Options](Name, env) }

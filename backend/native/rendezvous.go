@@ -105,7 +105,7 @@ func (s *stopwatch) note(step string) {
 	s.last = now
 }
 
-// sameKind is an error if the ranks bring memory that is shared in different ways.
+// sameKind returns an error if the ranks bring memory that is shared in different ways.
 func sameKind(offers []offer) error {
 	kinds := make([]string, len(offers))
 	differ := false
@@ -352,10 +352,10 @@ func (b *Backend) enablePeer(r int) error {
 	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cu.DeviceOrdinal(ordinal))))
 }
 
-// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for the own rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
 
-// Contiguous is the range: the ranks' copies lie one rounded size apart.
+// Contiguous returns the range: the ranks' copies lie one rounded size apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)

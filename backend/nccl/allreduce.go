@@ -71,7 +71,7 @@ func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
 	return red, nil
 }
 
-// given is an error if the communicator was given up.
+// given returns an error if the communicator was given up.
 func (red *reducer) given() error {
 	if cause := red.cause.Load(); cause != nil {
 		return fmt.Errorf("the communicator of %s was given up, so that it is %w: %w", red.form, errs.ErrClosed, *cause)
@@ -200,7 +200,7 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	return p, in, out, nil
 }
 
-// alike is an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for
+// alike returns an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for
 // granted.
 func alike(places []place) error {
 	values := make([]string, len(places))
@@ -373,7 +373,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	return errors.Join(err, free())
 }
 
-// bytes is the size of the message.
+// bytes returns the size of the message.
 func (p *reduction) bytes() int64 { return p.count * p.dtype.Bytes() }
 
 // Enqueue enqueues one run on s, or records it.

@@ -77,7 +77,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 // Preference puts the backend behind native, which needs less around it.
 func (factory) Preference(bool) int { return 400 }
 
-// Options are the library and the kind of window.
+// Options returns the library and the kind of window.
 func (factory) Options() []backend.Option {
 	return []backend.Option{
 		fromenv.Library("libnccl.so.2"),
@@ -91,7 +91,7 @@ func (factory) Options() []backend.Option {
 // Takes reports whether v is a *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns what env says.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

@@ -128,7 +128,7 @@ func newMachine(gpus int) *machine {
 	return m
 }
 
-// plain are the options of a rank of the machine.
+// plain returns the options of a rank of the machine.
 func (m *machine) plain(rank int) *Options {
 	return &Options{
 		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
@@ -233,7 +233,7 @@ func (m *machine) idle(held func() []*fakeComm) cu.Result {
 	return cu.Success
 }
 
-// made is how many communicators were made, one for each rank of each.
+// made returns how many communicators were made, one for each rank of each.
 func (m *machine) made() int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -247,7 +247,7 @@ func (m *machine) set(change func()) {
 	change()
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
@@ -257,7 +257,7 @@ func (m *machine) driver() *cu.Driver {
 	return d
 }
 
-// recordings are graphs of all-reduces.
+// recordings returns graphs of all-reduces.
 func (m *machine) recordings(d *cu.Driver) {
 	d.StreamBeginCapture = func(s cu.StreamHandle, _ int32) cu.Result {
 		return m.Do("cuStreamBeginCapture", func(int) cu.Result { m.recording[s] = new([]*fakeComm); return cu.Success })
@@ -380,7 +380,7 @@ func (m *machine) work(d *cu.Driver) {
 	}
 }
 
-// library is NCCL's table for the machine.
+// library returns NCCL's table for the machine.
 func (m *machine) library() nccl.Functions {
 	f := nccl.Functions{
 		GetVersion:     func(v *int32) nccl.Result { *v = int32(m.version); return nccl.Success },
@@ -463,7 +463,7 @@ func (m *machine) comm(h nccl.CommHandle, f func(c *fakeComm) nccl.Result) nccl.
 	return f(c)
 }
 
-// refuse is what a call is to fail with.
+// refuse returns the result that a call is to fail with.
 func (m *machine) refuse(call string, rank int) nccl.Result {
 	key := fmt.Sprint(call, rank)
 	m.counts[key]++

@@ -48,12 +48,12 @@ func gpus(t *testing.T) int {
 	return int(count)
 }
 
-// onGPU are the options of a rank of a real machine. Multicast is never tried.
+// onGPU returns the options of a rank of a real machine. Multicast is never tried.
 func onGPU(rank int) *Options {
 	return &Options{LocalRank: rank, Multicast: "off", KernelTimeout: 30 * time.Second}
 }
 
-// sizes are the world sizes to run at: each rank has a GPU of its own.
+// sizes returns the world sizes to run at: each rank has a GPU of its own.
 func sizes(count int) []int {
 	return slices.DeleteFunc([]int{1, 2, 4}, func(n int) bool { return n > count })
 }

@@ -56,7 +56,7 @@ const (
 	pended                  // kept, and a call is deciding about it
 )
 
-// sound is nil if nothing has ever failed on the link's communicators.
+// sound returns nil if nothing has ever failed on the link's communicators.
 func (l *link) sound() error {
 	err := l.comm.Sound()
 	for _, form := range slices.Sorted(maps.Keys(l.forms)) {
@@ -75,7 +75,7 @@ type shelf struct {
 	claimed int     // places that groups being closed have taken
 }
 
-// open is ErrClosed if the shelf keeps nothing any more.
+// open returns ErrClosed if the shelf keeps nothing any more.
 func (s *shelf) open() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *shelf) give(l *link) (taken bool) {
 	return true
 }
 
-// busy are the ids of the links of these ranks that are not free and not among mine.
+// busy returns the ids of the links of these ranks that are not free and not among mine.
 func (s *shelf) busy(ranks []int, mine []*link) (ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,7 @@ type keptOffer struct {
 	Busy  []string // those of them that another group uses, or is deciding about
 }
 
-// worldRanks are the group's ranks as they are numbered in the world.
+// worldRanks returns the group's ranks as they are numbered in the world.
 func (b *Backend) worldRanks() (ranks []int) {
 	for _, m := range b.group.Members() {
 		ranks = append(ranks, m.WorldRank)

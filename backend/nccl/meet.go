@@ -137,7 +137,7 @@ func (b *Backend) splits(parent *Backend) bool {
 		parent.comm != nil && parent.comm.Handle() != 0 && !parent.comm.Stuck() && b.lib.Require("ncclCommSplit") == nil
 }
 
-// agree is an error, the same on every rank, if the ranks do not fit together; shared is whether some share a device.
+// agree returns an error, the same on every rank, if the ranks do not fit together; shared is whether some share a device.
 func agree(peers []member, members []group.Member) (shared bool, err error) {
 	for i, p := range peers {
 		if j := slices.IndexFunc(peers[:i], func(q member) bool { return q.UUID == p.UUID }); j >= 0 {

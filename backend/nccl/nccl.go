@@ -220,7 +220,7 @@ func loadLibrary(o *Options, policy *multicast.Policy, look bool) (*nccl.Library
 	return lib, serves(lib)
 }
 
-// serves is an error if the library lacks what the backend stands on.
+// serves returns an error if the library lacks what the backend stands on.
 func serves(lib *nccl.Library) error {
 	err := lib.Require("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
 	if err == nil && lib.Version() < oldest {
@@ -306,13 +306,13 @@ func switchedOff(getenv func(string) string) string {
 	return ""
 }
 
-// Name is "nccl".
+// Name returns "nccl".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
-// Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not
+// Comm returns the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not
 // be ended, nor used while a collective call of this backend is under way.
 func (b *Backend) Comm() uintptr {
 	if b.comm == nil {
@@ -322,10 +322,10 @@ func (b *Backend) Comm() uintptr {
 	return uintptr(b.comm.Handle())
 }
 
-// Library is the file of the library, and its version.
+// Library returns the file of the library, and its version.
 func (b *Backend) Library() (path, version string) { return b.lib.Path(), b.lib.Version().String() }
 
-// handle is the communicator for the log.
+// handle returns the communicator for the log.
 func (b *Backend) handle() string { return fmt.Sprintf("%#x", uintptr(b.comm.Handle())) }
 
 // Capabilities says what works between the ranks of the group.

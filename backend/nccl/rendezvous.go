@@ -74,7 +74,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	return m, nil
 }
 
-// ready is an error if the communicator can make no more windows.
+// ready returns an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
 	if b.comm.Handle() == 0 || b.comm.Stuck() {
 		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
@@ -90,7 +90,7 @@ func (b *Backend) registered(base device.Ptr) *window {
 	return b.windows[base]
 }
 
-// fit is an error if the ranks' memory cannot become one window.
+// fit returns an error if the ranks' memory cannot become one window.
 func fit(offers []offer) error {
 	for _, c := range []struct {
 		what string
@@ -131,7 +131,7 @@ func (m *mapping) place(offers []offer) {
 	m.peers[me] = m.alloc.ptr
 }
 
-// Peer is the place of rank's memory in NCCL's range of addresses, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in NCCL's range of addresses, and for the own rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if m.peers[rank].IsNil() {
 		return 0, fmt.Errorf("NCCL has no address of rank %d on rank %d: %w", rank, m.backend.group.Rank(), errs.ErrNotReachable)
@@ -139,7 +139,7 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.peers[rank], nil
 }
 
-// Contiguous is NCCL's range: the ranks' copies lie one stride of some GiB apart.
+// Contiguous returns NCCL's range: the ranks' copies lie one stride of some GiB apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
@@ -147,7 +147,7 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	return m.base, m.stride, nil
 }
 
-// WindowHandle is the ncclWindow_t of the allocation that the memory is in, and the memory's offset in that window.
+// WindowHandle returns the ncclWindow_t of the allocation that the memory is in, and the memory's offset in that window.
 func (m *mapping) WindowHandle() (uint64, int64, error) {
 	if m.window == nil {
 		return 0, 0, fmt.Errorf("the window's handle: %w", errs.ErrClosed)
@@ -260,7 +260,7 @@ func (b *Backend) lacksMulticast() (string, error) {
 	return fmt.Sprintf("NCCL %s has no NVLink multicast for these GPUs (NVLS: see NCCL_NVLS_ENABLE, and NCCL's log)", b.lib.Version()), nil
 }
 
-// mustCastError is the error of multicast that must be and cannot.
+// mustCastError returns the error of multicast that must be and cannot.
 func mustCastError(why string) error {
 	return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", why, errs.ErrUnsupported)
 }
@@ -296,7 +296,7 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 	return d, nil
 }
 
-// Bytes is the ncclDevComm, as it is passed by value. It must not be changed.
+// Bytes returns the ncclDevComm, as it is passed by value. It must not be changed.
 func (d *DevComm) Bytes() []byte { return d.comm.Bytes() }
 
 // Close releases it. Local; no kernel uses it any more. Closing twice is ErrClosed.

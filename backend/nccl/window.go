@@ -75,7 +75,7 @@ func (b *Backend) guard(w *nccl.Window) error {
 	return nil
 }
 
-// noWindows is the error of a library that says it has made a window and has not, with what may be the reason.
+// noWindows returns the error of a library that says it has made a window and has not, with what may be the reason.
 func (b *Backend) noWindows(how string) error {
 	return fmt.Errorf("NCCL %s (%s) makes no symmetric windows here: it said success, and %s. %s: %w", b.lib.Version(),
 		b.lib.Path(), how,

@@ -81,7 +81,7 @@ func (f *flags) make(count int) error {
 	return err
 }
 
-// Words are this rank's.
+// Words returns this rank's words.
 func (f *flags) Words() []atomic.Uint64 { return f.words }
 
 // Progress lets the agent handle what has arrived, where no thread of the library does. Who waits for a flag is work of the device,

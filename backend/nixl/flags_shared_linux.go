@@ -65,7 +65,7 @@ func (f *sharedFlags) add(rank int, file *os.File, bytes int64, count int) error
 	return nil
 }
 
-// Words are this rank's.
+// Words returns this rank's words.
 func (f *sharedFlags) Words() []atomic.Uint64 { return f.words[f.backend.group.Rank()] }
 
 // Progress lets the agent handle what has arrived: a peer's put may take that, whose signal is waited for.

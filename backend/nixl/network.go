@@ -63,7 +63,7 @@ type route struct {
 	addrs   string // of the devices, for people
 }
 
-// settings are UCX's for an agent on the route. Without a network, active messages and what connects agents need the
+// settings returns UCX's settings for an agent on the route. Without a network, active messages and what connects agents need the
 // transport posix, which notices that a peer has died only when it is told to. The transport sysv makes memory that the user's group can
 // write.
 func (n route) settings() map[string]string {
@@ -74,7 +74,7 @@ func (n route) settings() map[string]string {
 	return s
 }
 
-// firstNetworks are what agents that talk to nobody are tried with, the best first.
+// firstNetworks returns what agents that talk to nobody are tried with, the best first.
 func firstNetworks() []route {
 	if chosenByUser() != "" {
 		return []route{{reach: reachUser}}
@@ -130,7 +130,7 @@ func namespaces(kinds ...string) string {
 // sourceTimeout bounds looking up the name of a host.
 const sourceTimeout = 5 * time.Second
 
-// sourceAddr is the address that packets to addr, a host:port, come from; "" if it cannot be told. Nothing is sent.
+// sourceAddr returns the address that packets to addr, a host:port, come from; "" if it cannot be told. Nothing is sent.
 func sourceAddr(ctx context.Context, addr string) string {
 	if addr == "" {
 		return ""

@@ -22,7 +22,7 @@ func withoutUserNetwork(t *testing.T) {
 	}
 }
 
-// places are groups of two ranks of this process that take themselves for such of two boots.
+// places returns groups of two ranks of this process that take themselves for such of two boots.
 func places(t *testing.T, boots ...string) []*group.Group {
 	groups, err := group.Local(len(boots), &group.LocalOptions{BootIDs: boots})
 	require.NoError(t, err)

@@ -190,10 +190,10 @@ func (b *Backend) own(e engine, name string, pads, drive bool) error {
 	return b.node.makeScratch()
 }
 
-// Name is "nixl".
+// Name returns "nixl".
 func (b *Backend) Name() string { return Name }
 
-// Device is the CPU, or the GPU of this rank.
+// Device returns the CPU, or the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works on the device.
@@ -302,7 +302,7 @@ func (factory) Preference(onHost bool) int {
 	return 200
 }
 
-// Options is the library.
+// Options returns the library.
 func (factory) Options() []backend.Option {
 	return []backend.Option{fromenv.Library("libnixl_capi.so")}
 }
@@ -310,7 +310,7 @@ func (factory) Options() []backend.Option {
 // Takes reports whether v is a *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns what env says.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

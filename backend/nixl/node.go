@@ -35,10 +35,10 @@ type node struct {
 	known   map[string]bool // the agents that are connected to
 }
 
-// nonce is a text that no other has.
+// nonce returns a text that no other has.
 func nonce() string { return rand.Text()[:12] }
 
-// newName is the name of an agent of this rank, which no other has.
+// newName returns the name of an agent of this rank, which no other has.
 func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g.Rank(), nonce()) }
 
 // newNode is this rank with that engine.

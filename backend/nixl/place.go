@@ -56,7 +56,7 @@ func choosePlace(o *Options) (*place, error) {
 	return p, nil
 }
 
-// count is how many GPUs the process sees; 0 if the driver does not say.
+// count returns how many GPUs the process sees; 0 if the driver does not say.
 func count(drv *cu.Driver) int {
 	var n int32
 	if drv.Init == nil || drv.DeviceGetCount == nil || drv.Init(0) != cu.Success || drv.DeviceGetCount(&n) != cu.Success {
@@ -214,7 +214,7 @@ func holdContext(d device.Device) error {
 	return nil
 }
 
-// memoryOf is NIXL's kind of the device's memory.
+// memoryOf returns NIXL's kind of the device's memory.
 func memoryOf(d device.Device) nixl.Memory {
 	if d.Kind() == device.CUDA {
 		return nixl.VRAM
@@ -222,7 +222,7 @@ func memoryOf(d device.Device) nixl.Memory {
 	return nixl.DRAM
 }
 
-// deviceNumber is what a registration names besides the address: a number that no other one of this process has. The UCX engine
+// deviceNumber returns what a registration names besides the address: a number that no other one of this process has. The UCX engine
 // makes nothing of it (from NIXL 1.3 on, for GPU memory), but metadata is found by it.
 func deviceNumber(d device.Device, registration uint64) uint64 {
 	return registration<<16 | uint64(d.Index())&0xffff

@@ -74,7 +74,7 @@ func blocksOf(offers []offer) []nixl.Block {
 	return blocks
 }
 
-// Peer is the own address; the peers' memory has none.
+// Peer returns the own address; the peers' memory has none.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank != m.rank {
 		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank,

@@ -30,7 +30,7 @@ func (factory) Unprotected() string {
 // Preference puts the backend behind native and nccl, which need less around them.
 func (factory) Preference(bool) int { return 300 }
 
-// Options are the library and the arena.
+// Options returns the library and the arena.
 func (factory) Options() []backend.Option {
 	return []backend.Option{fromenv.Library("libnvshmem_host.so.3"), arenaOption}
 }
@@ -74,7 +74,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 	return c, nil
 }
 
-// probing are the options of a probe.
+// probing returns the options of a probe.
 func probing(env *backend.Env) (Options, error) {
 	o, err := options(env)
 	if err != nil {
@@ -147,7 +147,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 // policyOff is the policy where there is no other.
 var policyOff = multicast.Policy{Forbidden: "it is switched off"}
 
-// setting is the value of a variable as the library sees it.
+// setting returns the value of a variable as the library sees it.
 func setting(l *nvshmem.Library, name string) string {
 	for _, s := range l.Settings() {
 		if s.Name == name {

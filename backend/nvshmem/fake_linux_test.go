@@ -87,7 +87,7 @@ func newMachine(pes int) *machine {
 	return m
 }
 
-// options are those of a rank.
+// options returns those of a rank.
 func (m *machine) options(rank int) *Options {
 	return &Options{LocalRank: rank, Driver: m.driver(), Multicast: "off", Chunk: 32 << 20, Arena: 16 << 20, home: m.homes[rank],
 		load: func(o *nvshmem.Options) (library, error) { m.libs[rank].opts = *o; return m.libs[rank], nil }}
@@ -218,7 +218,7 @@ func (l *fakeLib) check(what string) {
 	}
 }
 
-// base is where PE v has the heap of PE pe.
+// base returns where PE v has the heap of PE pe.
 func (m *machine) base(v, pe int) uint64 {
 	return uint64(v+1)<<44 + uint64((pe-v+m.pes)%m.pes)<<36
 }
@@ -401,7 +401,7 @@ func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
 	return p | 1<<60, nil
 }
 
-// heap is the memory of a PE's heap.
+// heap returns the memory of a PE's heap.
 func (m *machine) heap(pe int) []byte {
 	if m.job.mem[pe] == nil {
 		m.job.mem[pe] = make([]byte, fakeHeap)
@@ -443,7 +443,7 @@ func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Re
 	return cu.NotFound
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)

@@ -65,7 +65,7 @@ func (h *heap) give(g span) {
 	}
 }
 
-// growth is what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
+// growth returns what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
 func (h *heap) growth(chunk int64) int64 { return roundUp(chunk+chunkAlign, h.granularity) }
 
 // next returns the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just
@@ -144,7 +144,7 @@ func (w *world) grow(chunk int64) error {
 	return nil
 }
 
-// physicalEnd is where the physical memory that is mapped at p ends.
+// physicalEnd returns where the physical memory that is mapped at p ends.
 func physicalEnd(drv *cu.Driver, p device.Ptr) (int64, error) {
 	var base device.Ptr
 	var size uint64

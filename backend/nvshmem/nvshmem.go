@@ -107,10 +107,10 @@ func (b *Backend) share(ctx context.Context, o *Options, failure error) error {
 	return nil
 }
 
-// Name is "nvshmem".
+// Name returns "nvshmem".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works between the ranks of the group.

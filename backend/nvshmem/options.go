@@ -108,7 +108,7 @@ func loadLibrary(o *nvshmem.Options) (library, error) {
 	return l, nil
 }
 
-// options are what env says.
+// options returns what env says.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

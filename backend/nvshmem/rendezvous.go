@@ -77,7 +77,7 @@ func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
 	return nil
 }
 
-// sameKind is an error if the ranks bring memory of different kinds.
+// sameKind returns an error if the ranks bring memory of different kinds.
 func sameKind(all []ask) error {
 	if err := alike("kind of memory (bring the same on all ranks)", all, func(a *ask) string { return string(a.Kind) }); err != nil {
 		return err
@@ -152,7 +152,7 @@ func (m *mapping) refuseMulticast(err error) error {
 	return fmt.Errorf("%w: %w", errs.ErrUnsupported, err)
 }
 
-// Peer is the place of rank's memory in its heap, and for the own rank the allocation itself. It is an error when NVSHMEM has
+// Peer returns the place of rank's memory in its heap, and for the own rank the allocation itself. It is an error when NVSHMEM has
 // torn its heap down.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if err := m.backend.world.gone(); err != nil {

@@ -313,7 +313,7 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 		}))
 }
 
-// least is the least memory that a GPU has left.
+// least returns the least memory that a GPU has left.
 func least(all []ask) int64 {
 	return slices.MinFunc(all, func(a, b ask) int { return cmp.Compare(a.Free, b.Free) }).Free
 }

@@ -274,8 +274,8 @@ func (w *world) giveBack(all []ask) error {
 	return nil
 }
 
-// offset is the place in the heap of an address, from the world's ref.
+// offset returns the place in the heap of an address, from the world's ref.
 func (w *world) offset(p device.Ptr) int64 { return int64(p - w.ref) }
 
-// at is the address in this process of the place at an offset in the heap of a PE.
+// at returns the address in this process of the place at an offset in the heap of a PE.
 func (w *world) at(pe int, offset int64) device.Ptr { return w.peers[pe].Add(offset) }

@@ -162,7 +162,7 @@ func idleRank() error {
 	select {} //nolint:staticcheck // until a signal ends it
 }
 
-// environ is this process's environment for the command, and more: without settings, and on every machine one without native
+// environ returns this process's environment for the command, and more: without settings, and on every machine one without native
 // libraries, so that the backends are those of this test and host. The race detector would hold up the end of each process.
 func environ(more ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {

@@ -24,7 +24,7 @@ type faultCell struct {
 	word *FaultWord // makes errors of its values
 }
 
-// gaveUp is how many launches have given up so far.
+// gaveUp returns how many launches have given up so far.
 func (c *faultCell) gaveUp() uint32 { return atomic.LoadUint32(&c.GaveUp) }
 
 // finding is a failure that a kernel has reported.
@@ -162,7 +162,7 @@ func (s *Stream) cell(f *FaultWord) (*faultCell, error) {
 	return c, nil
 }
 
-// owed is how many launches were noted; all enqueued before the call are among them.
+// owed returns how many launches were noted; all enqueued before the call are among them.
 func (s *Stream) owed() uint64 {
 	s.dev.faultMu.Lock()
 	defer s.dev.faultMu.Unlock()

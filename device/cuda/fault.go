@@ -112,7 +112,7 @@ func (f *FaultWord) Watch(s *Stream) {
 	}
 }
 
-// Ptr is the word's address on the device.
+// Ptr returns the word's address on the device.
 func (f *FaultWord) Ptr() device.Ptr { return f.ptr }
 
 // Load reads the word, in some nanoseconds. After Close it gives what the word was then.

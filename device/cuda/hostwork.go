@@ -185,7 +185,7 @@ func (l *workLane) watch(now time.Time) bool {
 	return len(l.jobs) > 0
 }
 
-// stream is the one that a failure is told by; nil for a graph that was never launched.
+// stream returns the one that a failure is told by; nil for a graph that was never launched.
 func (l *workLane) stream() *Stream {
 	if l.parts != nil {
 		return l.parts.stream.Load()

@@ -36,7 +36,7 @@ func (d *Device) NewStopWord() (device.StopWord, error) {
 	return w, nil
 }
 
-// Ptr is the word's address on the device.
+// Ptr returns the word's address on the device.
 func (w *StopWord) Ptr() device.Ptr { return w.ptr }
 
 // Stop makes the word 1, now and for ever. It waits for nothing, may be called several times, and does nothing after Close.

@@ -62,10 +62,10 @@ func (d *Device) NewStream() (device.Stream, error) {
 	return s, nil
 }
 
-// Device is the device that the stream's work runs on.
+// Device returns the device that the stream's work runs on.
 func (s *Stream) Device() device.Device { return s.dev }
 
-// Handle is the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
+// Handle returns the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
 // the caller's to order. A closed stream has none, 0.
 func (s *Stream) Handle() uintptr {
 	s.mu.Lock()
@@ -209,7 +209,7 @@ func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
 	return s.enqueueWait(call, p, value)
 }
 
-// usable is the error of calls that do nothing: ErrClosed if the stream is closed.
+// usable returns the error of calls that do nothing: ErrClosed if the stream is closed.
 func (s *Stream) usable(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

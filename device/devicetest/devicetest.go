@@ -217,7 +217,7 @@ func enqueue(s device.Stream, fn kernel) error {
 	})
 }
 
-// opOf is what a WorkError calls the work of enqueue.
+// opOf returns what a WorkError calls the work of enqueue.
 func opOf(s device.Stream) string {
 	if _, ok := s.(device.HostLauncher); ok {
 		return "Launch(devicetest.kernel)"

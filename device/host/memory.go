@@ -44,7 +44,7 @@ func (m *mapping) release() {
 	}
 }
 
-// end is the address behind the last byte.
+// end returns the address behind the last byte.
 func (m *mapping) end() device.Ptr { return m.base + device.Ptr(len(m.mem)) }
 
 // space is all memory that the device knows. Lookups take no lock: the table is replaced as a whole by whoever changes it.
@@ -120,7 +120,7 @@ func (s *space) pin(op, arg string, p device.Ptr, n int64) (*mapping, []byte, er
 	return m, m.mem[offset : offset+int(n) : offset+int(n)], nil
 }
 
-// refuse is the error for n bytes at p that are not in one mapping.
+// refuse returns the error for n bytes at p that are not in one mapping.
 func (s *space) refuse(op, arg string, p device.Ptr, n int64) error {
 	if n < 0 {
 		return errs.Invalid(op, "bytes", n, "0 and more")

@@ -51,7 +51,7 @@ func newStream(d *Device) *Stream {
 	return s
 }
 
-// Device is the device that the stream's work runs on.
+// Device returns the device that the stream's work runs on.
 func (s *Stream) Device() device.Device { return s.dev }
 
 // Launch enqueues k, whose RunKernel runs on the goroutine of the stream. It allocates nothing.
@@ -173,7 +173,7 @@ func (s *Stream) recording() *capture {
 	return c
 }
 
-// usable is the error of calls that do nothing: ErrClosed if the stream is closed.
+// usable returns the error of calls that do nothing: ErrClosed if the stream is closed.
 func (s *Stream) usable(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

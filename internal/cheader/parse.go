@@ -245,7 +245,7 @@ func (p *parser) specifiers(isType *bool) *ctype {
 	}
 }
 
-// ofWords is the type that words of C mean.
+// ofWords returns the type that words of C mean.
 func ofWords(words []string) *ctype {
 	has := func(s string) bool { return slices.Contains(words, s) }
 	size := int64(4)

@@ -184,7 +184,7 @@ func (p *preprocessor) flush() {
 	p.pending = p.pending[:0]
 }
 
-// condition is what an #if says; names that are not defined are 0.
+// condition returns what an #if says; names that are not defined are 0.
 func (p *preprocessor) condition(text string) bool {
 	text = defined.ReplaceAllStringFunc(text, func(s string) string {
 		m := defined.FindStringSubmatch(s)

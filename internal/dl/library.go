@@ -128,10 +128,10 @@ func (s *Search) candidates() []Attempt {
 	return append(byLoader, inFolders...)
 }
 
-// Name is what the library is called.
+// Name returns what the library is called.
 func (l *Library) Name() string { return l.name }
 
-// Path is what the loader was asked for: a path, or a bare name that the loader found by itself (see [Library.File]).
+// Path returns what the loader was asked for: a path, or a bare name that the loader found by itself (see [Library.File]).
 func (l *Library) Path() string { return l.path }
 
 // Symbol returns the address of a function or variable, or a [*SymbolError] if the library has none of that name. Names with a

@@ -19,7 +19,7 @@ func (a Attempt) Missing() bool {
 		strings.HasPrefix(a.Text, "Error loading shared library "+a.Path+": No such file or directory") || reason == NoFile
 }
 
-// Reason is what the loader said, without the path in front.
+// Reason returns what the loader said, without the path in front.
 func (a Attempt) Reason() string { return strings.TrimPrefix(a.Text, a.Path+": ") }
 
 // String returns the path and what the loader said.

@@ -112,16 +112,16 @@ func newComm(l *Library, ranks, rank int, scope func(func() error) error) *Comm 
 	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, owned: true, operation: make(chan struct{}, 1)}
 }
 
-// Ranks is the number of ranks.
+// Ranks returns the number of ranks.
 func (c *Comm) Ranks() int { return c.ranks }
 
-// Rank is this rank's number, from 0.
+// Rank returns this rank's number, from 0.
 func (c *Comm) Rank() int { return c.rank }
 
-// Handle is the ncclComm_t; 0 when the communicator was destroyed or aborted.
+// Handle returns the ncclComm_t; 0 when the communicator was destroyed or aborted.
 func (c *Comm) Handle() CommHandle { return CommHandle(c.handle.Load()) }
 
-// Device is the index of the GPU in the CUDA runtime's count.
+// Device returns the index of the GPU in the CUDA runtime's count.
 func (c *Comm) Device() (int, error) {
 	var n int32
 	err := c.quick("ncclCommCuDevice", func(h CommHandle) Result { return c.lib.call.CommCuDevice(h, &n) })

@@ -88,7 +88,7 @@ func (c *Comm) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error
 	return &DevComm{comm: c, bytes: room, size: size}, nil
 }
 
-// Bytes is the structure, which a kernel takes by value. The slice must not be changed.
+// Bytes returns the structure, which a kernel takes by value. The slice must not be changed.
 func (d *DevComm) Bytes() []byte { return d.bytes[:d.size] }
 
 // Close releases it. Local. No kernel uses it any more.

@@ -153,13 +153,13 @@ func New(path string, f Functions) (*Library, error) {
 	return l, nil
 }
 
-// Version is the library's version.
+// Version returns the library's version.
 func (l *Library) Version() Version { return l.version }
 
-// Functions is the table. It must not be changed.
+// Functions returns the table. It must not be changed.
 func (l *Library) Functions() *Functions { return &l.call }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
 // check returns the *dl.Error of a result, or nil. It must be called right after the call, on the same thread.

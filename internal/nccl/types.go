@@ -56,7 +56,7 @@ var dataTypeNames = [...]string{
 // String returns the name in nccl.h.
 func (t DataType) String() string { return nameOf(dataTypeNames[:], int(t), "ncclDataType_t") }
 
-// Bytes is the size of one element.
+// Bytes returns the size of one element.
 func (t DataType) Bytes() int64 {
 	switch t {
 	case Int8, Uint8:

@@ -39,7 +39,7 @@ func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags Window
 	return &Window{comm: c, handle: *handle}, nil
 }
 
-// Handle is the ncclWindow_t, which kernels written for NCCL's device interface take.
+// Handle returns the ncclWindow_t, which kernels written for NCCL's device interface take.
 func (w *Window) Handle() WindowHandle { return w.handle }
 
 // Deregister removes the window, and with it the peers' memory, from this process. Local. No work may use it any more. The windows of an aborted
@@ -79,7 +79,7 @@ func (c *Comm) Lsa() (Team, error) {
 // PeerPointers reports whether the library has a function that returns peer pointers. Without it they are computed from the window's structure.
 func (l *Library) PeerPointers() bool { return l.call.GetPeerDevicePointer != nil }
 
-// Peer is the address of the byte at offset in rank's window, or 0 if it has none in this process.
+// Peer returns the address of the byte at offset in rank's window, or 0 if it has none in this process.
 func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	if err := w.comm.lib.Require("ncclGetPeerDevicePointer"); err != nil {
 		return 0, err
@@ -91,7 +91,7 @@ func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	return *p, err
 }
 
-// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. It must not be called where multicast is to
+// Multicast returns the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. It must not be called where multicast is to
 // stay off: the first call of a communicator makes its multicast object, with the other ranks (symTeamObtain in dev_runtime.cc). So it is collective,
 // and blocks until all ranks have come. If ctx ends first the communicator can only be aborted. The memory is bound on all ranks when the call has
 // returned on all.
@@ -169,10 +169,10 @@ func DecodeWindow(v Version, b []byte) (WindowLayout, error) {
 	return l, nil
 }
 
-// Stride is the distance in bytes from one rank's copy to the next one's.
+// Stride returns the distance in bytes from one rank's copy to the next one's.
 func (l WindowLayout) Stride() int64 { return int64(l.Stride4G) << 32 }
 
-// Peer is the address of the window's first byte of the communicator's rank, which is in the team.
+// Peer returns the address of the window's first byte of the communicator's rank, which is in the team.
 func (l WindowLayout) Peer(rank int) uint64 {
 	return l.FlatBase + uint64(int64(l.LsaRank+rank-l.WorldRank)*l.Stride())
 }

@@ -142,7 +142,7 @@ func whyNoEngine() string {
 	return "the plugin UCX, or a library that it needs, does not load; "
 }
 
-// Name is the agent's name.
+// Name returns the agent's name.
 func (a *Agent) Name() string { return a.name }
 
 // Plugins lists the plugins that the library has found.

@@ -157,10 +157,10 @@ func (f *functions) bind(lib *dl.Library) error {
 // wheel matches the folder of the Python package for a major version of CUDA.
 var wheel = regexp.MustCompile(`(^|/)\.nixl_cu([0-9]+)\.mesonpy\.libs(/|$)`)
 
-// packageFolder is the folder of the library in that package, below the folder of all packages.
+// packageFolder returns the folder of the library in that package, below the folder of all packages.
 func packageFolder(cuda int) string { return fmt.Sprintf(".nixl_cu%d.mesonpy.libs", cuda) }
 
-// cudaVersions are the major versions that there are packages for, in the order in which they are tried.
+// cudaVersions returns the major versions that there are packages for, in the order in which they are tried.
 func cudaVersions(driver int) []int {
 	if driver > 0 && driver < 13 {
 		return []int{12}
@@ -285,16 +285,16 @@ func setDefault(name, value string) error {
 	return nil
 }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
-// CUDA is the major version of CUDA that the library is for; 0 if its path does not say.
+// CUDA returns the major version of CUDA that the library is for; 0 if its path does not say.
 func (l *Library) CUDA() int { return l.cuda }
 
-// Modules is the folder of UCX's modules beside the library; "" if there is none.
+// Modules returns the folder of UCX's modules beside the library; "" if there is none.
 func (l *Library) Modules() string { return l.modules }
 
-// Version is the version of the Python package that the library is in; "" if it is in none. The library itself does not report one.
+// Version returns the version of the Python package that the library is in; "" if it is in none. The library itself does not report one.
 func (l *Library) Version() string {
 	if l.cuda == 0 {
 		return ""

@@ -210,7 +210,7 @@ func (l *Library) Reduction(dtype, op string) (Reduction, error) {
 	}, nil
 }
 
-// notStarted is the error of a call that would end the process.
+// notStarted returns the error of a call that would end the process.
 func notStarted(op string) error {
 	return fmt.Errorf("%s: NVSHMEM is not started, or finalized: %w", op, errs.ErrClosed)
 }

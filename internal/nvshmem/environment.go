@@ -19,7 +19,7 @@ type Setting struct {
 // other switch exists.
 var multicastOff = [...]Setting{{Name: "NVSHMEM_DISABLE_NVLS", Value: "1"}, {Name: "NCCL_NVLS_ENABLE", Value: "0"}}
 
-// defaults are the settings of this module where the user has not chosen otherwise.
+// defaults returns the settings of this module where the user has not chosen otherwise.
 func defaults(granularity int64) []Setting {
 	return []Setting{
 		// On one host every PE has pointers to all others. The network transports would look for cards, and UCX's replaces

@@ -227,16 +227,16 @@ func findBootstrap(library, named string) (string, error) {
 	return path, nil
 }
 
-// Version is the library's version.
+// Version returns the library's version.
 func (l *Library) Version() Version { return l.version }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
-// Bootstrap is the file of the plugin by which the PEs meet.
+// Bootstrap returns the file of the plugin by which the PEs meet.
 func (l *Library) Bootstrap() string { return l.bootstrap }
 
-// Settings are NVSHMEM's variables in the environment as it was when the library was loaded.
+// Settings returns NVSHMEM's variables in the environment as it was when the library was loaded.
 func (l *Library) Settings() []Setting { return l.settings }
 
 // check makes an error of a result, a *dl.Error.

@@ -121,7 +121,7 @@ type idArgs struct {
 	ranks   int32     `c:"nranks"`
 }
 
-// newInitAttr is NVSHMEMX_INIT_ATTR_INITIALIZER, without a rank yet.
+// newInitAttr returns NVSHMEMX_INIT_ATTR_INITIALIZER, without a rank yet.
 func newInitAttr() *initAttr {
 	return &initAttr{version: attrVersion, args: initArgs{version: argsVersion, id: idArgs{version: idArgsVersion, rank: -1, ranks: -1}}}
 }

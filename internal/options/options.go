@@ -33,13 +33,13 @@ type Declared struct {
 	Option
 }
 
-// Key is the option's name in files, in flags and in Config: "nccl-window".
+// Key returns the option's name in files, in flags and in Config: "nccl-window".
 func (d *Declared) Key() string { return d.Backend + "-" + d.Name }
 
-// Env is the option's environment variable: "SYMMEM_NCCL_WINDOW".
+// Env returns the option's environment variable: "SYMMEM_NCCL_WINDOW".
 func (d *Declared) Env() string { return Env(d.Key()) }
 
-// Env is the environment variable of a key.
+// Env returns the environment variable of a key.
 func Env(key string) string { return Prefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_")) }
 
 // Allowed says in words which values there may be.

@@ -74,7 +74,7 @@ func (g *GPUs) Do(name string, f func(gpu int) cu.Result) cu.Result {
 	return f(gpu)
 }
 
-// Current is the GPU whose context is current on the calling thread, or -1. Mu is held.
+// Current returns the GPU whose context is current on the calling thread, or -1. Mu is held.
 func (g *GPUs) Current() int {
 	if s := g.stacks[unix.Gettid()]; len(s) > 0 {
 		return s[len(s)-1]

@@ -7,7 +7,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// Attribute is what each GPU says of an attribute: of the size of launches what real ones say, and else 1.
+// Attribute returns what each GPU says of an attribute: of the size of launches what real ones say, and else 1.
 func Attribute(a cu.DeviceAttribute) int32 {
 	switch a {
 	case cu.AttrMaxThreadsPerBlock, cu.AttrMaxBlockDimX, cu.AttrMaxBlockDimY:

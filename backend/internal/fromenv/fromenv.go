@@ -62,7 +62,7 @@ func Text(o *string, name string, env *backend.Env, option string) error {
 	return err
 }
 
-// Library is the declaration of the option that names a native library.
+// Library returns the declaration of the option that names a native library.
 func Library(what string) backend.Option {
 	return backend.Option{Name: "library", Usage: "file of " + what + ", or the folder it is in; empty looks where the loader and Python's package managers keep it"}
 }
