@@ -102,7 +102,7 @@ func (factory) Preference(bool) int { return 0 }
 // Options returns nil.
 func (factory) Options() []backend.Option { return nil }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
 func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error) {

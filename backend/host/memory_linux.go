@@ -162,7 +162,7 @@ func reserve(bytes int64, ranks int) (unsafe.Pointer, error) {
 	return base, nil
 }
 
-// Peer returns the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank == m.rank {
 		return m.alloc.ptr, nil

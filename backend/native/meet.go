@@ -12,7 +12,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// member is what a rank tells the others of itself when the backend is opened.
+// member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	UUID        string // of its device
 	Share       bool   // whether it would share its device
@@ -40,7 +40,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		b.granularity = max(b.granularity, p.Granularity)
 		b.mustCast = b.mustCast || p.MustCast && len(peers) > 1
 	}
-	// What follows is decided alike on every rank, since all know the same.
+	// From here on every rank decides alike, since all know the same.
 	shared, err := sharing(peers)
 	if err != nil {
 		return err

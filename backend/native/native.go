@@ -250,7 +250,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	o, err := options(env)
 	if err != nil {
-		// The others are in New already, or will come to it: they must be told.
+		// The other ranks are in New already, or will call it, so they must be told.
 		b := &Backend{group: env.Group}
 		return nil, b.meet(ctx, &Options{}, err)
 	}
@@ -267,8 +267,8 @@ func (factory) Preference(bool) int { return 500 }
 // Options returns nil: all that users may set is a setting of symmem.
 func (factory) Options() []backend.Option { return nil }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options returns what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) { return fromenv.Options[Options](Name, env) }

@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// offer is what a rank tells the others of its memory in a rendezvous.
+// offer is what a rank tells the others about its memory in a rendezvous.
 type offer struct {
 	Kind   kind
 	Offset int64  // of the first byte in what is exported
@@ -352,7 +352,7 @@ func (b *Backend) enablePeer(r int) error {
 	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cu.DeviceOrdinal(ordinal))))
 }
 
-// Peer returns the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
 
 // Contiguous returns the range: the ranks' copies lie one rounded size apart.

@@ -7,8 +7,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// arena is the piece of this PE's heap that groups of only some PEs take their memory from. It is cut locally: other PEs cut
-// theirs in other ways.
+// arena is the part of this PE's heap that groups of only some PEs take their memory from. Each PE divides its arena in its own way.
 type arena struct {
 	mu    sync.Mutex
 	bytes int64
@@ -16,7 +15,7 @@ type arena struct {
 	taken int64
 }
 
-// take cuts a piece, or is ErrNoMemory.
+// take cuts a piece, or returns ErrNoMemory.
 func (a *arena) take(bytes int64) (offset int64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -30,7 +29,7 @@ func (a *arena) take(bytes int64) (offset int64, err error) {
 	return offset, nil
 }
 
-// give puts a piece back that nobody can reach any more.
+// give puts back a piece that nobody can reach any more.
 func (a *arena) give(offset, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -67,7 +67,7 @@ type Options struct {
 	load func(o *nvshmem.Options) (library, error) // loads the library; nil is the real one
 }
 
-// withDefaults fills in what the options leave open, and refuses what cannot be.
+// withDefaults fills in the defaults, and refuses what is not allowed.
 func (o *Options) withDefaults() (Options, error) {
 	var all Options
 	if o != nil {
@@ -108,7 +108,7 @@ func loadLibrary(o *nvshmem.Options) (library, error) {
 	return l, nil
 }
 
-// options returns what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

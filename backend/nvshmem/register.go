@@ -143,7 +143,7 @@ func (a *allocation) look(base device.Ptr, bad *cuda.MemoryError) error {
 	return nil
 }
 
-// alias is registered memory's second place, in the heap.
+// alias is the second address of registered memory, in the heap.
 type alias struct {
 	base device.Ptr // where the caller has it
 	at   device.Ptr // where it is in the heap
@@ -164,8 +164,8 @@ func (b *Backend) aliasOf(a *allocation) *alias {
 	return b.aliases[i]
 }
 
-// register makes the allocation that the memory is in part of the heap, unless it is already, which all ranks have agreed on. It is part
-// of a turn.
+// register makes the allocation that the memory is in a part of the heap, unless it is one already, on which all ranks have agreed. It is part of a
+// turn.
 func (m *mapping) register(turn uint64, a *allocation) error {
 	b, w := m.backend, m.backend.world
 	if x := b.aliasOf(a); x != nil {
@@ -197,7 +197,7 @@ func (m *mapping) register(turn uint64, a *allocation) error {
 	return nil
 }
 
-// forget lets registered memory go, if nothing else uses it.
+// forget removes registered memory from the heap, if nothing else uses it.
 func (b *Backend) forget(a *alias) {
 	b.mu.Lock()
 	if a.uses--; a.uses > 0 {
@@ -209,7 +209,7 @@ func (b *Backend) forget(a *alias) {
 	b.world.release(a.turn)
 }
 
-// inHeap returns the place in the heap of an address of symmetric memory: of registered memory, its alias.
+// inHeap returns the address in the heap of symmetric memory: for registered memory, that of its alias.
 func (b *Backend) inHeap(p device.Ptr) device.Ptr {
 	b.mu.Lock()
 	defer b.mu.Unlock()

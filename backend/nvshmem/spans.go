@@ -2,7 +2,7 @@ package nvshmem
 
 import "slices"
 
-// span is bytes of memory from a place on.
+// span is a range of memory.
 type span struct{ start, bytes int64 }
 
 // spans is free memory: sorted, never adjacent.
