@@ -19,10 +19,10 @@ type Capabilities struct {
 	RanksInOneProcess  bool `json:"ranks_in_one_process"` // several ranks may share a process
 	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts
 
-	// OnHost says that the memory is the CPU's. It is no capability, and not in List.
+	// OnHost says that the memory is the CPU's. It is not a capability and not in List.
 	OnHost bool `json:"on_host"`
 
-	// Why gives, by the JSON name of a bit that is false, the reason.
+	// Why holds the reason for each bit that is false, by the bit's JSON name.
 	Why map[string]string `json:"why,omitempty"`
 }
 

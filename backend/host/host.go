@@ -37,7 +37,7 @@ type Backend struct {
 
 var _ backend.Backend = (*Backend)(nil)
 
-// New opens the host backend for this rank of g; nil options are the defaults. Local. ErrUnsupported on other systems than Linux.
+// New opens the host backend for this rank of g; nil options are the defaults. Local. The error is ErrUnsupported on systems other than Linux.
 func New(g *group.Group, opts *Options) (*Backend, error) {
 	if err := supported(); err != nil {
 		return nil, err

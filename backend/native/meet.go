@@ -116,8 +116,8 @@ func sameHost(a, b group.Member) bool {
 	return a.BootID == b.BootID && (a.BootID != "" || a.Process == b.Process)
 }
 
-// unreachablePairs lists what of the other ranks' memory this rank's device cannot reach, as far as can be known before it is
-// mapped: the driver does not tell of devices that this process does not see.
+// unreachablePairs lists the ranks whose memory this rank's device cannot reach, as far as that can be known before it is mapped: the driver says
+// nothing about devices that this process does not see.
 func (b *Backend) unreachablePairs() ([]string, error) {
 	var pairs []string
 	me := b.group.Rank()
@@ -147,7 +147,7 @@ func (b *Backend) unreachablePairs() ([]string, error) {
 	return pairs, nil
 }
 
-// some joins texts; of many it only counts the last.
+// some joins texts. If there are many, the last are only counted.
 func some(texts []string) string {
 	const most = 4
 	if len(texts) > most {

@@ -136,7 +136,7 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 		}
 	}
 	if o.ShareDevice && c.Device == "" {
-		// More ranks than GPUs are wanted, so that the GPUs are dealt out in turn. What is wrong with them, Open says better.
+		// There are more ranks than GPUs, so the GPUs are dealt out in turn. Open says better what is wrong with them.
 		var count int32
 		if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cu.Success &&
 			c.Driver.DeviceGetCount(&count) == cu.Success && count > 0 && c.LocalRank > 0 {
@@ -197,8 +197,8 @@ func (b *Backend) whyNoMulticast() string {
 	return b.noMulticast
 }
 
-// Close closes the device, unless it was given by the caller. It waits for the GPU to have filled memory whose allocation was given
-// up, no longer than KernelTimeout.
+// Close closes the device, unless it was given by the caller. It waits until the GPU has filled memory whose allocation was given up, but no longer
+// than KernelTimeout.
 func (b *Backend) Close(context.Context) error {
 	var err error
 	if b.stream != nil {
@@ -221,7 +221,7 @@ func (b *Backend) Close(context.Context) error {
 // factory opens the backend by name.
 type factory struct{}
 
-// Probe opens the GPU, tries on it what the backend stands on, and closes it again.
+// Probe opens the GPU, tries on it what the backend needs, and closes it again.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := options(env)
 	if err != nil {

@@ -99,7 +99,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Freeing memory that the GPU still writes would end the context.
+	// Freeing memory that the GPU is still writing would end the context.
 	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
