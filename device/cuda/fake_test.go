@@ -113,7 +113,7 @@ func (f *fake) assertEmpty(t testing.TB) {
 	assert.Zero(t, f.ctxs, "contexts that were retained and not released")
 }
 
-// find gives the n bytes at p.
+// find returns the n bytes at p.
 func (f *fake) find(p device.Ptr, n uint64) []byte {
 	for base, b := range f.mem {
 		if p >= base && uint64(p-base) <= uint64(len(b)) && n <= uint64(len(b))-uint64(p-base) {
@@ -123,7 +123,7 @@ func (f *fake) find(p device.Ptr, n uint64) []byte {
 	return nil
 }
 
-// handle gives a number that was not used yet.
+// handle returns a number that was not used yet.
 func (f *fake) handle() uint64 {
 	f.next += 0x10
 	return f.next
@@ -196,7 +196,7 @@ func (f *fake) memset(p device.Ptr, value byte, n uint64) {
 	copy(f.find(p, n), bytes.Repeat([]byte{value}, int(n)))
 }
 
-// word gives the word at p, or one that nobody sees if that was freed meanwhile.
+// word returns the word at p, or one that nobody sees if that was freed meanwhile.
 func (f *fake) word(p device.Ptr) []byte {
 	if b := f.find(p, 4); b != nil {
 		return b
@@ -208,7 +208,7 @@ func putText(p *byte, size int32, text string) {
 	copy(unsafe.Slice(p, size), text+"\x00")
 }
 
-// driver gives the table.
+// driver returns the table.
 func (f *fake) driver() *cu.Driver {
 	d := &cu.Driver{Path: "fake"}
 	d.Init = func(uint32) cu.Result { return cu.Success }

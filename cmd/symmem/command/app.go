@@ -26,7 +26,7 @@ func Main() {
 // app is what the sub-commands share.
 type app struct{ *process.Process }
 
-// run is the whole command: it takes what a process is started with and gives its exit status. It blocks until the command
+// run is the whole command: it takes what a process is started with and returns its exit status. It blocks until the command
 // has ended, at the latest soon after ctx has, and leaves nothing behind.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, environ []string) int {
 	a := app{&process.Process{Args: args, In: in, Out: out, Err: errOut, Environ: environ}}
