@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -33,6 +34,9 @@ func underWay(ctx context.Context, m *memory.Memory, key string, meet func() err
 // TestFreeDuringRendezvous: memory that is freed while its rendezvous is under way is freed when that has ended, with the other ranks.
 func TestFreeDuringRendezvous(t *testing.T) {
 	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, _ bool) error {
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil { // the signal pads are there
+			return err
+		}
 		a, err := m.Allocate(ctx, 100, "")
 		if err != nil {
 			return err
@@ -72,7 +76,7 @@ func TestFreeAfterFailedRendezvous(t *testing.T) {
 			_, err := m.Rendezvous(ctx, other, memory.Record{})
 			return err
 		}
-		if err := meet(); err != nil { // the workspace is there
+		if err := meet(); err != nil { // the signal pads are there
 			return err
 		}
 		b.noMapping = fails

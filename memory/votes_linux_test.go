@@ -67,8 +67,13 @@ func (b *ailing) Device() device.Device { return b.device }
 
 func (b *ailing) Capabilities() backend.Capabilities {
 	c := b.Backend.Capabilities()
-	c.CollectiveAllocate = b.collective
+	c.CollectiveAllocate, c.Register = b.collective, true
 	return c
+}
+
+func (b *ailing) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
+	b.asked.Add(1)
+	return nil, errBroken
 }
 
 func (b *ailing) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
@@ -233,6 +238,55 @@ func TestOneRankCannotAllocate(t *testing.T) {
 			return fmt.Errorf("%d allocations are left", have)
 		}
 		return backendtest.TryWindow(ctx, m, 100)
+	})
+}
+
+// TestOneRankGivesUp: ranks that wait in a rendezvous for one that has no memory for it, and that goes elsewhere, are told why.
+func TestOneRankGivesUp(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		for what, get := range []func() error{
+			func() error {
+				b.noAllocation = true
+				_, err := m.Allocate(ctx, 100, "")
+				b.noAllocation = false
+				return err
+			},
+			func() error { _, err := m.Register(ctx, 1<<20, 100, ""); return err },
+		} {
+			var err error
+			if fails {
+				if err := get(); !errors.Is(err, errBroken) {
+					return err
+				}
+				err = m.Group().Barrier(ctx, "elsewhere")
+			} else {
+				_, err = m.Rendezvous(ctx, a, memory.Record{})
+			}
+			vote, ok := errors.AsType[*group.VoteError](err)
+			if !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 2 || !strings.Contains(vote.Failures[0].Text, errBroken.Error()) {
+				return fmt.Errorf("%d: rank 2 has no memory, and has gone on: %w", what, err)
+			}
+		}
+		return m.Free(ctx, a)
+	})
+}
+
+// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address.
+func TestRegisterAsksForMemory(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
+		for _, r := range []struct {
+			p     device.Ptr
+			bytes int64
+		}{{1 << 20, 0}, {1 << 20, -1}, {0, 100}} {
+			if _, err := m.Register(ctx, r.p, r.bytes, ""); !errors.Is(err, errs.ErrInvalid) || b.asked.Load() != 0 {
+				return fmt.Errorf("%d bytes at %s: %w", r.bytes, r.p, err)
+			}
+		}
+		return nil
 	})
 }
 
