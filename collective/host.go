@@ -44,6 +44,7 @@ type hostForm struct{ plan *Plan }
 
 func (f hostForm) describe() string       { return "on the host" }
 func (f hostForm) offer() ([]byte, error) { return nil, nil }
+func (f hostForm) launch() string         { return "" }
 
 func (f hostForm) settle([]memory.WorkspaceOffer) (int64, error) {
 	return f.dataAt() + max(f.plan.spec.Workspace, 1), nil

@@ -221,6 +221,10 @@ func (f *kernelForm) newTenant(offers []memory.WorkspaceOffer, devices []deviceO
 	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: over}
 }
 
+func (f *kernelForm) launch() string {
+	return fmt.Sprintf(" of %d blocks of %d threads", f.blocks, f.threads)
+}
+
 func (f *kernelForm) dataAt() int64 { return ptx.ControlBytes(f.blocks, f.plan.size) }
 
 // kernelWork is a plan's work on a CUDA device.

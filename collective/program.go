@@ -74,6 +74,8 @@ func (f programForm) settle([]memory.WorkspaceOffer) (int64, error) {
 	return f.dataAt() + max(f.plan.spec.Workspace, 1), nil
 }
 
+func (f programForm) launch() string { return "" }
+
 func (f programForm) dataAt() int64 {
 	n := f.plan.spec.Program.Signals
 	if n == 0 {

@@ -52,6 +52,8 @@ type form interface {
 	offer() ([]byte, error)
 	// settle decides from what all ranks offer, and so alike on each, how the plan runs, and returns the size of the workspace in bytes.
 	settle(offers []memory.WorkspaceOffer) (bytes int64, err error)
+	// launch says how the plan was settled to run, the same on every rank.
+	launch() string
 	// dataAt is where in the workspace the Spec's begins, once it is settled.
 	dataAt() int64
 	// prepare makes the plan's work. Every rank is in it at the same time.
@@ -96,8 +98,8 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	if err == nil {
 		p.work, err = form.prepare(ctx, a)
 	}
-	// Nobody may run before every rank's flags are set.
-	if err := m.Group().Vote(ctx, "plan", errors.Join(err, a.err)); err != nil {
+	// Nobody may run before every rank's flags are set, nor where Fit was not the same function on every rank.
+	if err := m.Group().Vote(ctx, "plan"+form.launch(), errors.Join(err, a.err)); err != nil {
 		if p.work != nil {
 			err = errors.Join(err, p.work.close())
 		}
