@@ -1,7 +1,7 @@
 // Package symmem is symmetric memory for Go: memory that every rank of a group allocates alike, so that each rank can name,
 // read and write the same place on every other rank.
 //
-// [Open] joins this process to its group, picks a backend that all ranks have and gives a [Rank]. The same program runs on a
+// [Open] joins this process to its group, picks a backend that all ranks have and returns a [Rank]. The same program runs on a
 // machine without any GPU, over shared memory, and on GPUs:
 //
 //	r, err := symmem.Open(ctx, config.Config{}, nil)               // collective: group, device, backend; settings as config.Load finds them
@@ -38,7 +38,7 @@
 //   - memory.WorkspaceError: there is no memory for what a plan needs; collective.RoomError: there is no room on the device for a plan
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
 //     panicked, and calls that do not go with a capture
-//   - cuda.Error, cuda.MemoryError, nvshmem.MemoryError: the driver's answer, and memory that a backend cannot adopt
+//   - cuda.Error, cuda.MemoryError: the driver's answer, and memory that a backend cannot adopt
 //
 // # Packages
 //

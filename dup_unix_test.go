@@ -8,5 +8,5 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dup gives a descriptor of the same file that nothing else owns.
+// dup returns a descriptor of the same file that nothing else owns.
 func dup(f *os.File) (int, error) { return unix.Dup(int(f.Fd())) }

@@ -96,7 +96,7 @@ func (p *ofErrors) read(f *ast.File) {
 	}
 }
 
-// selector gives "errs.ErrClosed" of such an expression, and else nothing.
+// selector returns "errs.ErrClosed" of such an expression, and else nothing.
 func selector(e ast.Expr) string {
 	if s, ok := e.(*ast.SelectorExpr); ok {
 		if x, ok := s.X.(*ast.Ident); ok {

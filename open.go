@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -25,8 +27,8 @@ type Options struct {
 	// Logger takes events: which backend was chosen, each registration with address, bytes and time, leaks. Default: none are
 	// logged, unless the configuration has a log level; then they go to the standard error as text.
 	Logger *slog.Logger
-	// Environ gives the environment as "NAME=value", the last of two of one name: the variables of the launcher, of the settings where
-	// the Config is zero, of backends' options, and of native libraries. Default: os.Environ.
+	// Environ returns the environment as "NAME=value"; of two entries of one name the last counts. It is asked for the variables of the
+	// launcher and of native libraries, and where the Config is zero for those of the settings and of backends' options. Default: os.Environ.
 	Environ func() []string
 	// Backend, unless nil, are options of one backend in that backend's own type, for what no setting can say:
 	//
@@ -40,7 +42,7 @@ type Options struct {
 	BootID string
 }
 
-// getenv gives the value of a variable, "" if it is not set.
+// getenv returns the value of a variable, "" if it is not set.
 func (o *Options) getenv() func(string) string {
 	if o.Environ == nil {
 		return os.Getenv
@@ -71,9 +73,10 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 //
 // The zero Config stands for all that the user of the program has set: the SYMMEM_* variables, then symmem.yaml or the file that
 // SYMMEM_CONFIG names, then the defaults, as [config.Load] finds them. Load them yourself to add flags or values of the program.
-// With any other Config, which comes from config.Load, config.FromViper or config.Default, each setting is what cfg says, and
-// neither a variable nor a file is read for it. A Config of which only some fields were set is refused. An option of a backend that is not in
-// Config.BackendOptions comes from its variable even so, as the file of a native library always did.
+// With any other Config, which comes from config.Load, config.FromViper or config.Default, each setting and each option of a backend is
+// what cfg says, and neither a variable nor a file is read for it. Only the file of a native library still comes from its variable
+// where Config.BackendOptions does not name it, because it belongs to the machine ([config.Config.Resolve]). A Config of which only some
+// fields were set is refused.
 //
 // # The place of this process
 //
@@ -95,7 +98,7 @@ func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) 
 	if opts == nil {
 		opts = &Options{}
 	}
-	cfg, err := config.Resolve(cfg, opts.Environ)
+	cfg, err := cfg.Resolve(opts.Environ)
 	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: %w", err)
 	}
@@ -138,7 +141,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 	return gopts, nil
 }
 
-// OpenLocal gives n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
+// OpenLocal returns n ranks in this process, each to be used by a goroutine of its own: the same semantics as n processes,
 // without a network. The settings are those of cfg, as for Open: the zero Config stands for what config.Load finds. Who the ranks are
 // and where they meet comes from n alone, whatever cfg and a launcher say. Close every rank, at the same time.
 func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]*Rank, error) {
@@ -151,7 +154,7 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 	if opts == nil {
 		opts = &Options{}
 	}
-	cfg, err := config.Resolve(cfg, opts.Environ)
+	cfg, err := cfg.Resolve(opts.Environ)
 	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: %w", err)
 	}
@@ -188,7 +191,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	env := backend.Env{
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
 		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Options: cfg.BackendOptions, Given: opts.Backend,
-		Getenv: opts.getenv(), Logger: log,
+		Getenv: withoutOptions(opts.getenv()), Logger: log,
 	}
 	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
@@ -209,7 +212,17 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout}, nil
 }
 
-// because gives err the condition of a context that has ended, which is why it failed, whatever the step that noticed makes of it: a
+// withoutOptions hides the variables of backends' options from backends: the configuration has read those that count.
+func withoutOptions(getenv func(string) string) func(string) string {
+	return func(name string) string {
+		if slices.ContainsFunc(options.All(), func(d *options.Declared) bool { return d.Env() == name }) {
+			return ""
+		}
+		return getenv(name)
+	}
+}
+
+// because joins the error of a context that has ended to err: the context is why the step failed, whatever the step makes of it. A
 // backend that cannot be tried any more counts as one that cannot be used.
 func because(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {

@@ -142,7 +142,7 @@ func TestPackageCommentIsTheExample(t *testing.T) {
 	}
 }
 
-// environments gives the ranks' environments for a job whose address nobody uses.
+// environments returns the ranks' environments for a job whose address nobody uses.
 func environments(t *testing.T, n int, vars func(rank, id string, port int) variables) []variables {
 	t.Helper()
 	for attempt := range 20 {
@@ -173,7 +173,7 @@ type exampleEnd struct {
 	err error
 }
 
-// runExample runs ExampleOpen in a process a rank, and gives what they printed and how they ended.
+// runExample runs ExampleOpen in a process a rank, and returns what they printed and how they ended.
 func runExample(t *testing.T, dir string, envs []variables, more func(rank int) variables) []exampleEnd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

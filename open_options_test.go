@@ -33,7 +33,7 @@ type witnessOptions struct{ Mark int }
 func (*witnessFactory) Preference(bool) int { return -1000 }
 
 func (*witnessFactory) Options() []backend.Option {
-	return []backend.Option{{Name: "colour", Values: []string{"red", "blue"}, Default: "red", Usage: "what it looks like"}}
+	return []backend.Option{{Name: "colour", Values: []string{"red", "blue"}, Default: "red", Usage: "what it looks like"}, {Name: "library", Usage: "where it is"}}
 }
 
 func (*witnessFactory) Takes(v any) bool { _, ok := v.(*witnessOptions); return ok }
@@ -62,7 +62,7 @@ func (w *witnessFactory) Open(ctx context.Context, env *backend.Env) (backend.Ba
 	return f.Open(ctx, &e)
 }
 
-// took gives what the backend was opened with since it was last asked.
+// took returns what the backend was opened with since it was last asked.
 func (w *witnessFactory) took() []backend.Env {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -71,7 +71,8 @@ func (w *witnessFactory) took() []backend.Env {
 	return seen
 }
 
-// TestOpenHandsOptions: a backend's options reach it from the file, from variables and from the program's Config, whichever Config is given.
+// TestOpenHandsOptions: a backend's options reach it from the file and from variables with the zero Config, and from any other Config as it is,
+// but for the file of a native library, which comes from its variable.
 func TestOpenHandsOptions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("witness-colour: blue\n"), 0o600))
@@ -80,16 +81,17 @@ func TestOpenHandsOptions(t *testing.T) {
 	plain := config.Default()
 	plain.Backend = []string{"witness"}
 	for what, tt := range map[string]struct {
-		cfg  config.Config
-		vars []string
-		want string
+		cfg     config.Config
+		vars    []string
+		want    string
+		library string
 	}{
-		"default":                {config.Config{}, []string{"SYMMEM_BACKEND=witness"}, "red"},
-		"variable":               {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_WITNESS_COLOUR=blue"}, "blue"},
-		"file":                   {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_CONFIG=" + path}, "blue"},
-		"variable before file":   {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_CONFIG=" + path, "SYMMEM_WITNESS_COLOUR=red"}, "red"},
-		"Config":                 {blue, []string{"SYMMEM_WITNESS_COLOUR=red"}, "blue"},
-		"variable behind Config": {plain, []string{"SYMMEM_WITNESS_COLOUR=blue"}, "blue"},
+		"default":                {config.Config{}, []string{"SYMMEM_BACKEND=witness"}, "red", ""},
+		"variable":               {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_WITNESS_COLOUR=blue", "SYMMEM_WITNESS_LIBRARY=/a"}, "blue", "/a"},
+		"file":                   {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_CONFIG=" + path}, "blue", ""},
+		"variable before file":   {config.Config{}, []string{"SYMMEM_BACKEND=witness", "SYMMEM_CONFIG=" + path, "SYMMEM_WITNESS_COLOUR=red"}, "red", ""},
+		"Config":                 {blue, []string{"SYMMEM_WITNESS_COLOUR=red"}, "blue", ""},
+		"variable behind Config": {plain, []string{"SYMMEM_WITNESS_COLOUR=blue", "SYMMEM_WITNESS_LIBRARY=/a"}, "red", "/a"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			witness.took()
@@ -106,9 +108,13 @@ func TestOpenHandsOptions(t *testing.T) {
 				got, err := env.Option("witness", "colour")
 				require.NoError(t, err)
 				require.Equal(t, tt.want, got)
+				got, err = env.Option("witness", "library")
+				require.NoError(t, err)
+				require.Equal(t, tt.library, got)
 			}
 		})
 	}
+	plain.BackendOptions = map[string]string{"witness-colour": "green"}
 	for _, cfg := range []config.Config{{}, plain} {
 		opts := &symmem.Options{Environ: func() []string { return []string{"SYMMEM_BACKEND=witness", "SYMMEM_WITNESS_COLOUR=green"} }}
 		_, err := symmem.OpenLocal(t.Context(), 2, cfg, opts)

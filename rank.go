@@ -35,22 +35,22 @@ type Rank struct {
 	subs   []*Rank
 }
 
-// Rank is this rank's number in its group, from 0.
+// Rank returns this rank's number in its group, from 0.
 func (r *Rank) Rank() int { return r.group.Rank() }
 
-// WorldSize is the number of ranks in the group.
+// WorldSize returns the number of ranks in the group.
 func (r *Rank) WorldSize() int { return r.group.Size() }
 
-// Group is the group: who the ranks are, and how they exchange small things.
+// Group returns the group: who the ranks are, and how they exchange small things.
 func (r *Rank) Group() *group.Group { return r.group }
 
-// Device is the device that the rank's memory is on.
+// Device returns the device that the rank's memory is on.
 func (r *Rank) Device() device.Device { return r.memory.Device() }
 
-// Memory is the rank's symmetric memory, below the tensors.
+// Memory returns the rank's symmetric memory, below the tensors.
 func (r *Rank) Memory() *memory.Memory { return r.memory }
 
-// Backend is the name of the backend that was chosen.
+// Backend returns the name of the backend that was chosen.
 func (r *Rank) Backend() string { return r.name }
 
 // Refusals says why the backends that were preferred to the chosen one could not be used.
@@ -69,7 +69,7 @@ func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, sh
 	return tensor.FromPtr(ctx, r.memory, p, dtype, shape...)
 }
 
-// NewStream gives a stream of the rank's device. Close it before the rank.
+// NewStream returns a stream of the rank's device. Close it before the rank.
 func (r *Rank) NewStream() (device.Stream, error) { return r.Device().NewStream() }
 
 // Barrier waits until every rank has come; it does not wait for devices. Collective.
@@ -80,7 +80,7 @@ func (r *Rank) Barrier(ctx context.Context) error {
 	return r.group.Barrier(ctx, "barrier")
 }
 
-// Err is nil as long as the rank can be used: otherwise ErrClosed or, when another rank has died, ErrPeerLost. It is cheap.
+// Err returns nil as long as the rank can be used: otherwise ErrClosed or, when another rank has died, ErrPeerLost. It is cheap.
 func (r *Rank) Err() error { return r.memory.Err() }
 
 // Sub makes a group of some of the ranks, given in ascending order as they are numbered in r; their numbers in the new group
@@ -110,7 +110,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 	return s, nil
 }
 
-// Close gives everything back and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as
+// Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as
 // leaks and closed, the youngest first. If ctx ends while the rank's device still works on symmetric memory, that memory is
 // kept: close again. Otherwise the rank is closed whatever the error says. Closing twice is ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {

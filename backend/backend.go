@@ -9,81 +9,80 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// Backend is one rank's side of a backend: what it takes to allocate symmetric memory and to map it. Package memory is the only
-// caller; it makes the collective calls one at a time and in the same order on every rank, but allocations may come at the same
-// time as others.
+// Backend is one rank's side of a backend: it allocates symmetric memory and maps it. Package memory is the only caller. It makes the collective
+// calls one at a time and in the same order on every rank; calls that allocate may run at the same time as others.
 type Backend interface {
-	// Name is the name that the backend is registered under.
+	// Name returns the name that the backend is registered under.
 	Name() string
-	// Device is the device whose memory the backend hands out. The backend owns it and closes it in Close.
+	// Device returns the device whose memory the backend allocates. The backend owns it and closes it in Close.
 	Device() device.Device
 	// Capabilities says what works here, found out by trying.
 	Capabilities() Capabilities
 
-	// Allocate gives bytes (> 0) of this rank's memory, filled with zeros, that Rendezvous can map. It is local unless
+	// Allocate returns bytes (> 0) of this rank's memory, filled with zeros, that Rendezvous can map. It is local unless
 	// Capabilities().CollectiveAllocate.
 	Allocate(ctx context.Context, bytes int64) (Allocation, error)
-	// Register adopts bytes (> 0) of memory at p that the caller owns and keeps until the allocation is released. What is
-	// wrong with memory that cannot be adopted is told all at once. Local.
+	// Register adopts bytes (> 0) of memory at p that the caller owns and keeps until the allocation is released. The error lists all reasons why
+	// memory cannot be adopted. Local.
 	Register(ctx context.Context, p device.Ptr, bytes int64) (Allocation, error)
-	// Rendezvous maps a on every rank. Collective: all ranks of the group come with allocations that agree. It either
-	// returns a mapping that is complete on this rank or undoes all it did. A rank that fails while others may wait for it
-	// tells them with a vote of the group that the backend was opened for.
+	// Rendezvous maps a on every rank. Collective: all ranks of the group call it with allocations that agree. It either returns a mapping that is
+	// complete on this rank, or undoes all that it did. A rank that fails while others may wait for it tells them by a vote of the group that the
+	// backend was opened for.
 	Rendezvous(ctx context.Context, a Allocation) (Mapping, error)
-	// Close gives everything back. All mappings and allocations were released before.
+	// Close releases everything. All mappings and allocations have been released before.
 	Close(ctx context.Context) error
 }
 
 // Allocation is one rank's piece of memory before anybody else can reach it.
 type Allocation interface {
-	// Ptr is the address of the first byte.
+	// Ptr returns the address of the first byte.
 	Ptr() device.Ptr
-	// Bytes is the size that was asked for.
+	// Bytes returns the size that was asked for.
 	Bytes() int64
-	// RoundedBytes is the size that is really taken, a multiple of the backend's granularity.
+	// RoundedBytes returns the size that is really taken, a multiple of the backend's granularity.
 	RoundedBytes() int64
-	// Release gives the memory back, or lets go of adopted memory. Its mapping was unmapped before.
+	// Release frees the memory; adopted memory stays the caller's. Its mapping has been unmapped before.
 	Release(ctx context.Context) error
 }
 
 // Mapping is an allocation after rendezvous, as one rank sees it.
 type Mapping interface {
-	// Peer is the address in this process of the first byte of rank's allocation; for the own rank it is the allocation's own
-	// address. ErrNotReachable where there can be none.
+	// Peer returns the address in this process of the first byte of rank's allocation; for this rank it is the allocation's own address. The error is
+	// ErrNotReachable where there can be none.
 	Peer(rank int) (device.Ptr, error)
-	// Unmap takes the peers' memory out of this process. Every rank has agreed that nobody uses it any more, or is lost.
+	// Unmap removes the peers' memory from this process. Every rank that is not lost has agreed that nobody uses it any more.
 	Unmap(ctx context.Context) error
 }
 
 // Multicaster is a Mapping that can have one address for all ranks' copies.
 type Multicaster interface {
-	// EnableMulticast makes the address whose stores reach every rank's copy and whose loads can reduce over them; Unmap takes it away.
-	// Collective: all ranks come with their mappings of one window, which has no such address yet. It succeeds on all ranks, or
-	// undoes on all what it did and is the same condition on each: ErrUnsupported if there can be none, and the capability goes if
-	// that is so for every window; ErrNoMemory or ErrUnavailable if there may be one later.
+	// EnableMulticast makes the address whose stores reach every rank's copy and whose loads can reduce over them; Unmap removes it. Collective: all
+	// ranks call it on their mappings of one window, which has no such address yet. It succeeds on all ranks, or undoes what it did on all and
+	// returns the same condition on each: ErrUnsupported if there can be no address, and the capability is cleared if that holds for every window;
+	// ErrNoMemory or ErrUnavailable if there may be one later.
 	EnableMulticast(ctx context.Context) (device.Ptr, error)
 }
 
 // ContiguousViewer is a Mapping that lies in one address range, rank after rank.
 type ContiguousViewer interface {
-	// Contiguous is the address of rank 0's first byte and the distance in bytes from one rank's copy to the next.
+	// Contiguous returns the address of rank 0's first byte and the distance in bytes from one rank's copy to the next.
 	Contiguous() (base device.Ptr, stride int64, err error)
 }
 
-// WindowHandler is a Mapping that the library below the backend has a name for, which kernels written for its device interface take.
+// WindowHandler is a Mapping for which the library below the backend has a handle, which kernels written for its device interface take.
 type WindowHandler interface {
-	// WindowHandle is that name (ncclWindow_t), as 64 bits, and the place of the mapping's first byte in it, in bytes.
+	// WindowHandle returns that handle (ncclWindow_t), as 64 bits, and the offset of the mapping's first byte in it, in bytes.
 	WindowHandle() (handle uint64, offset int64, err error)
 }
 
-// Quiescer is a Backend that may still move data when its device is idle, as after a transfer that was given up.
+// Quiescer is a Backend that may still move data when its device is idle, for example after a transfer was given up.
 type Quiescer interface {
-	// Quiesce waits until nothing moves any more, or for ctx. Memory is unmapped and released only after it was nil on all ranks
-	// that live.
+	// Quiesce waits until no data is moved any more, or until ctx ends. Memory is unmapped and released only after it has returned nil on all ranks
+	// that are not lost.
 	Quiesce(ctx context.Context) error
 }
 
-// Env is what a backend is opened with.
+// Env holds what a backend is opened with.
 type Env struct {
 	// Group holds the ranks that take part. Probe gets none.
 	Group *group.Group
@@ -113,8 +112,8 @@ type Env struct {
 	KernelTimeout time.Duration
 	// Options are the backends' own options that were set, by key: "nccl-window". [Env.Option] reads them.
 	Options map[string]string
-	// Given, unless nil, is what the program gives the backend itself, of a type that it [Configurable.Takes]. What is set in it goes
-	// before what the other fields say, but for Group, Opened and Parent.
+	// Given, unless nil, is what the program gives the backend itself, of a type that it [Configurable.Takes]. What is set in it takes precedence
+	// over the other fields, except Group, Opened and Parent.
 	Given any
 	// Getenv reads the environment that native libraries see.
 	Getenv func(string) string

@@ -19,10 +19,10 @@ type Capabilities struct {
 	RanksInOneProcess  bool `json:"ranks_in_one_process"` // several ranks may share a process
 	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts
 
-	// OnHost says that the memory is the CPU's. It is no capability, and not in List.
+	// OnHost says that the memory is the CPU's. It is not a capability and not in List.
 	OnHost bool `json:"on_host"`
 
-	// Why gives, by the JSON name of a bit that is false, the reason.
+	// Why holds the reason for each bit that is false, by the bit's JSON name.
 	Why map[string]string `json:"why,omitempty"`
 }
 
@@ -33,7 +33,7 @@ type Capability struct {
 	Why  string
 }
 
-// List gives the capabilities in a fixed order, for printing.
+// List returns the capabilities in a fixed order, for printing.
 func (c Capabilities) List() []Capability {
 	bits := []Capability{
 		{Name: "peer_pointers", Have: c.PeerPointers},
@@ -65,7 +65,7 @@ func (c Capabilities) String() string {
 	return strings.Join(have, ",")
 }
 
-// Missing is the ErrUnsupported for the named bit, with the reason if the backend gave one.
+// Missing returns the ErrUnsupported for the named bit, with the reason if the backend gave one.
 func (c Capabilities) Missing(backend, name string) error {
 	if why := c.Why[name]; why != "" {
 		return fmt.Errorf("backend %s has no %s: %s: %w", backend, name, why, errs.ErrUnsupported)

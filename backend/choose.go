@@ -14,13 +14,12 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// refuseUnprotected is the value of Env.UnprotectedNetwork that keeps backends from opening what is not protected.
+// refuseUnprotected is the value of Env.UnprotectedNetwork that keeps backends from opening ports that are not protected.
 const refuseUnprotected = "refuse"
 
-// Pick chooses a backend by the rules of [Choose], but for this process alone: try says whether the named backend can be used and, if so,
-// whether it would work on the CPU's memory. candidates are the backends that the preferences stand for, in order; try is not asked about
-// those behind the chosen one. name is "" if none can be used. An error is that of try, ErrInvalid for a name that is not known, or
-// ErrUnavailable if no backend is registered.
+// Pick chooses a backend by the rules of [Choose], but for this process alone: try says whether the named backend can be used and, if so, whether it
+// would work on the CPU's memory. candidates are the backends that the preferences stand for, in order; try is not called for those after the chosen
+// one. name is "" if none can be used. The error is that of try, ErrInvalid for an unknown name, or ErrUnavailable if no backend is registered.
 func Pick(preferences []string, try func(name string) (usable, onHost bool, err error)) (name string, candidates []string, err error) {
 	if candidates, err = expand(preferences); err != nil {
 		return "", nil, err
@@ -55,8 +54,8 @@ func expand(preferences []string) ([]string, error) {
 	return names, nil
 }
 
-// pick tries candidates in order until one can be used. One that would work on the CPU's memory gives way to a later one that is preferred
-// to it for that, unless it was named.
+// pick tries candidates in order until one can be used. One that would work on the CPU's memory is passed over for a later one that is preferred for
+// that, unless it was named.
 func pick(candidates, preferences []string, try func(name string) (usable, onHost bool, err error)) (string, error) {
 	forCPU := func(name string) int {
 		f, err := Lookup(name)
@@ -105,7 +104,7 @@ type RefusedError struct {
 	Refusals []Refusal
 }
 
-// Error gives each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
+// Error returns each reason once, with the backend and the ranks that had it: in one line if there is one, else each in a line of its own.
 func (e *RefusedError) Error() string {
 	head := "none of the backends " + strings.Join(e.Tried, ", ") + " can be used"
 	if len(e.Tried) == 1 {
@@ -122,22 +121,22 @@ func (e *RefusedError) Error() string {
 	return reasons.Text(head)
 }
 
-// Is reports that a RefusedError is ErrUnavailable, and what any of the refusals is.
+// Is reports whether target is ErrUnavailable or a condition of any of the refusals.
 func (e *RefusedError) Is(target error) bool {
 	return target == errs.ErrUnavailable || slices.ContainsFunc(e.Refusals, func(r Refusal) bool { return slices.Contains(r.Conditions, target) })
 }
 
-// offer is what one rank tells the others about one backend that it has tried.
+// offer is what a rank tells the others about a backend that it has tried.
 type offer struct {
 	Refused    string   // "" if it is usable, else the reason
 	Conditions []uint32 // what the reason is, in the codes of package errs
 	OnHost     bool     // it would work on the CPU's memory
 }
 
-// Choose picks the first backend of the preferences that every rank of the group can use, and tells why the ones before it
-// were passed over. One that would work on the CPU's memory, because there is no GPU, gives way to a later one that is preferred to it for
-// that ([Preferred]), unless it was named. Backends behind the chosen one are not tried. Where env.Given is set only a backend that takes
-// it can be used. Collective: a rank whose list is wrong or differs from the others' makes every rank fail.
+// Choose picks the first backend of the preferences that every rank of the group can use, and returns why the ones before it were passed over. One
+// that would work on the CPU's memory, because there is no GPU, is passed over for a later one that is preferred for that ([Preferred]), unless it
+// was named. Backends after the chosen one are not tried. If env.Given is set, only a backend that takes it can be used. Collective: a rank whose
+// list is wrong, or differs from the others', makes every rank fail.
 func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env) (name string, refusals []Refusal, err error) {
 	names, err := agreeOnNames(ctx, g, preferences, env)
 	if err != nil {
@@ -167,7 +166,7 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 	return name, refusals, nil
 }
 
-// agreeOnNames gives the list of backends to try, which is the same on all ranks. Collective.
+// agreeOnNames returns the list of backends to try, which is the same on all ranks. Collective.
 func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env *Env) ([]string, error) {
 	names, err := expand(preferences)
 	if err == nil && env.Given != nil && len(takers(env.Given)) == 0 {
@@ -190,7 +189,7 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 	return names, nil
 }
 
-// tryOne tries one backend on every rank, and gives what each found. Collective.
+// tryOne tries one backend on every rank, and returns what each found. Collective.
 func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer, error) {
 	c, err := probe(ctx, name, env)
 	if err == nil {
@@ -203,7 +202,7 @@ func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer
 	return Tell(ctx, g, "trying backend "+name, mine, nil)
 }
 
-// fits says why a backend that can be used on this machine cannot serve this group, whose ranks are where they are.
+// fits returns an error if a backend that can be used on this machine cannot serve this group, because of the hosts that its ranks are on.
 func fits(c Capabilities, members []group.Member) error {
 	hosts, processes := map[string]bool{}, map[string]bool{}
 	for _, m := range members {

@@ -8,18 +8,18 @@ import (
 
 // AllReducer is a Backend whose library has all-reduces of its own, which work on this backend's memory.
 type AllReducer interface {
-	// PrepareAllReduce makes what running the library's all-reduce takes. Collective; a rank that fails returns at once, and
-	// the caller tells the others. What was asked for was checked: both places are inside windows of this backend.
+	// PrepareAllReduce prepares running the library's all-reduce. Collective; a rank that fails returns at once, and the caller tells the others. The
+	// caller has checked that both tensors are inside windows of this backend.
 	PrepareAllReduce(ctx context.Context, r *AllReduce) (PreparedAllReduce, error)
 }
 
-// AllReduce says which all-reduce of a library is wanted, and on what.
+// AllReduce describes an all-reduce of a library and its operands.
 type AllReduce struct {
 	// Name is the library's form: "nccl", "nccl_symmetric", "nvshmem".
 	Name string
 	// In and Out are the allocations of the input and of the output, which may be one. Both have had their rendezvous.
 	In, Out Allocation
-	// InOffset and OutOffset are the places of the first elements, in bytes from the allocations' beginnings.
+	// InOffset and OutOffset are the offsets of the first elements in the allocations, in bytes.
 	InOffset, OutOffset int64
 	// Count is the number of elements, at least 1.
 	Count int64
@@ -31,6 +31,6 @@ type AllReduce struct {
 type PreparedAllReduce interface {
 	// Enqueue enqueues one run on s, or records it if s is capturing, and returns at once.
 	Enqueue(s device.Stream) error
-	// Close gives back what it holds. The device has nothing left to do for it.
+	// Close releases what it holds. No run is under way.
 	Close() error
 }

@@ -2,14 +2,14 @@ package backend
 
 import "context"
 
-// Libraries is a Factory that stands on native libraries and can say which of them are on this machine.
+// Libraries is a Factory that needs native libraries and can say which of them are on this machine.
 type Libraries interface {
-	// Libraries looks for each of them, loads it where that is harmless, and says what it found. It is slow, and what it loads
-	// stays loaded: meant for a process that lives for nothing else. It never fails; what went wrong is in the answers.
+	// Libraries looks for each of them, loads it where that is harmless, and says what it found. It is slow, and what it loads stays loaded, so it is
+	// meant for a process of its own. It never fails; what went wrong is in the answers.
 	Libraries(ctx context.Context, env *Env) []Library
 }
 
-// Library is what is known of one native library on this machine.
+// Library is what is known about one native library on this machine.
 type Library struct {
 	// Name is what its makers call it: "NCCL".
 	Name string `json:"name"`

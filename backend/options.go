@@ -9,19 +9,19 @@ import (
 	"github.com/symmem/symmem/internal/options"
 )
 
-// Option is an option of one backend that users may set. Its key is the backend's name and its own, "nccl-window": so it stands in the
-// configuration file and, after two dashes, as a flag, and its variable is SYMMEM_NCCL_WINDOW. Package config reads it with the settings
-// of symmem, and refuses what the option does not allow. A value is text, as the user has written it, and no secret: it is printed.
+// Option is an option of one backend that users may set. Its key is the backend's name and its own, "nccl-window": so it stands in the configuration
+// file and, after two dashes, as a flag, and its variable is SYMMEM_NCCL_WINDOW. Package config reads it with the settings of symmem, and refuses
+// what the option does not allow. A value is text, as the user has written it. It must not be a secret, since it is printed.
 type Option struct {
 	// Name is the option's name: small letters, digits and single hyphens, a letter first, 32 at the most.
 	Name string
 	// Default is the value where the user sets none; "" if the backend chooses then.
 	Default string
-	// Values, unless nil, are the values that there may be.
+	// Values, unless nil, are the values that are allowed.
 	Values []string
 	// Form says in words what a value must be, "a number of bytes, as 64M", where Values is nil.
 	Form string
-	// Check, unless nil, reports whether there may be such a value. It may be called from several goroutines.
+	// Check, unless nil, reports whether a value is allowed. It may be called from several goroutines.
 	Check func(value string) bool
 	// Usage says in one phrase what the option is.
 	Usage string
@@ -29,15 +29,15 @@ type Option struct {
 
 // Configurable is a Factory whose backend has options of its own.
 type Configurable interface {
-	// Options lists the options that users may set as text. It is asked once, when the backend is registered.
+	// Options lists the options that users may set as text. It is called once, when the backend is registered.
 	Options() []Option
 	// Takes reports whether v is of the type in which programs give the backend's options: *nccl.Options, say. Such a value comes as
 	// Env.Given. A backend that has no such type takes nothing.
 	Takes(v any) bool
 }
 
-// Option gives the value of an option that the named backend has declared: that of e.Options, else that of its variable as e.Getenv reads
-// it, else the default. An error is ErrInvalid, with the value and what is allowed.
+// Option returns the value of an option that the named backend has declared: that in e.Options, or else that of its variable as e.Getenv reads it, or
+// else the default. The error is ErrInvalid, with the value and what is allowed.
 func (e *Env) Option(backend, name string) (string, error) {
 	d := options.Lookup(backend + "-" + name)
 	if d == nil || d.Backend != backend {

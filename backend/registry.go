@@ -25,22 +25,22 @@ type Factory interface {
 	Open(ctx context.Context, env *Env) (Backend, error)
 }
 
-// Networked is a Factory whose backend opens ports, on one host too, that its library does not protect.
+// Networked is a Factory whose backend opens ports that its library does not protect, even when all ranks are on one host.
 type Networked interface {
 	// Unprotected says what is opened, and who can reach it.
 	Unprotected() string
 }
 
-// Preferred is a Factory that says where its backend stands when the choice is left to this module.
+// Preferred is a Factory that says how its backend ranks among others when the choice is left to this module.
 type Preferred interface {
-	// Preference is how much [Auto] prefers the backend to others: it tries those with more first, and of equals the one whose name comes
-	// first. onHost asks how much where the backend would work on the CPU's memory, because there is no GPU or no other is wanted. It is always
-	// the same. This module's backends have 500 (native), 400 (nccl), 300 (nvshmem), 200 (nixl; -100 for the CPU's memory) and 0 (host). One
-	// that does not say has 100, and -100 for the CPU's memory.
+	// Preference returns how much [Auto] prefers the backend. Auto tries backends with a higher preference first, and equal ones by name. onHost asks
+	// for the preference where the backend would work on the CPU's memory, because there is no GPU or none is wanted. The result must not change.
+	// This module's backends have 500 (native), 400 (nccl), 300 (nvshmem), 200 (nixl; -100 for the CPU's memory) and 0 (host). A backend that is not
+	// Preferred has 100, and -100 for the CPU's memory.
 	Preference(onHost bool) int
 }
 
-// preference is how much Auto prefers a backend.
+// preference returns how much Auto prefers a backend.
 func preference(f Factory, onHost bool) int {
 	if p, ok := f.(Preferred); ok {
 		return p.Preference(onHost)
@@ -56,11 +56,11 @@ var registry = struct {
 	factories map[string]Factory
 }{factories: map[string]Factory{}}
 
-// Register makes a backend known under name, with its options if it is [Configurable]. It is meant for the init of the backend's package.
-// A mistake in that is one of the program and not of its user, so that Register panics: with an ErrInvalid, the *ArgumentError of package
-// symmem, that has the value and what is allowed. It is one if f is nil; if name is taken, is "auto" or "test", or is anything else than
-// small letters, digits and single hyphens with a letter first, 32 at the most; and if an option has no such name, has a default that it
-// does not allow, or has the key or the variable of a setting of symmem or of another backend's option. Nothing is registered then.
+// Register makes a backend known under name, with its options if it is [Configurable]. It is meant for the init of the backend's package. A mistake
+// there is the program's and not its user's, so Register panics, with the *ArgumentError of package symmem, which is ErrInvalid and has the value and
+// what is allowed. It panics if f is nil; if name is taken, is "auto" or "test", or is not made of at most 32 small letters, digits and single
+// hyphens with a letter first; and if an option has no such name, has a default that it does not allow, or has the key or the variable of a setting
+// of symmem or of another backend's option. Nothing is registered then.
 func Register(name string, f Factory) {
 	if err := register(name, f); err != nil {
 		panic(err)
@@ -102,14 +102,14 @@ func Names() []string {
 	return names()
 }
 
-// names is Names for who holds the lock.
+// names is Names for callers that hold the lock.
 func names() []string {
 	return slices.SortedFunc(maps.Keys(registry.factories), func(a, b string) int {
 		return cmp.Or(cmp.Compare(preference(registry.factories[b], false), preference(registry.factories[a], false)), strings.Compare(a, b))
 	})
 }
 
-// Lookup gives the backend registered under name, or an error that lists the known names.
+// Lookup returns the backend registered under name, or an error that lists the known names.
 func Lookup(name string) (Factory, error) {
 	registry.RLock()
 	f := registry.factories[name]

@@ -123,7 +123,7 @@ func TestExpand(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrUnavailable)
 }
 
-// choose runs Choose on every rank with that rank's list, and gives each rank's answer.
+// choose runs Choose on every rank with that rank's list, and returns each rank's answer.
 func choose(t *testing.T, lists ...[]string) (names []string, failures []error) {
 	groups, err := group.Local(len(lists), nil)
 	require.NoError(t, err)
@@ -274,7 +274,7 @@ func TestProbe(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// refusal is what f panics with, which is an ErrInvalid.
+// refusal returns what f panics with, which is an ErrInvalid.
 func refusal(t *testing.T, f func()) (refused *errs.ArgumentError) {
 	t.Helper()
 	defer func() {

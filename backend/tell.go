@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Tell gives every rank what each rank brought, by rank, for backends that have more to agree on than that they bring the same. The
-// failure of any rank is a [group.VoteError] on all, which is what each of the failures is. Collective.
+// Tell sends mine to every rank and returns the values of all ranks, by rank. It is for backends that have to agree on more than the arguments of a
+// call. If any rank passes a failure, all get a [group.VoteError], in which errors.Is finds the conditions of all failures. Collective.
 func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure error) ([]T, error) {
 	type message struct {
 		Failure    string   `json:",omitempty"`

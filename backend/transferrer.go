@@ -15,7 +15,7 @@ const (
 	Write                       // from this rank's memory into the peer's
 )
 
-// String gives "read" or "write".
+// String returns "read" or "write".
 func (op TransferOp) String() string {
 	switch op {
 	case Read:
@@ -26,15 +26,14 @@ func (op TransferOp) String() string {
 	return fmt.Sprintf("TransferOp(%d)", int(op))
 }
 
-// Transferrer is a Backend that moves blocks in its own way, because its mappings give no peer pointers. For the others Memory
-// copies.
+// Transferrer is a Backend that moves blocks itself, because its mappings have no peer pointers. For other backends Memory copies.
 type Transferrer interface {
-	// PrepareTransfer makes what moving the blocks takes. They were checked: none is empty, and each is inside symmetric memory on
-	// both sides, of which the remote one is that of another rank. Local.
+	// PrepareTransfer prepares moving the blocks. The caller has checked them: none is empty, and each is inside symmetric memory on both sides, the
+	// remote one on another rank. Local.
 	PrepareTransfer(op TransferOp, peer int, blocks []Block) (PreparedTransfer, error)
 }
 
-// Block is one piece of a transfer as a backend gets it: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
+// Block is one block of a transfer, as it is passed to a backend: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
 type Block struct {
 	Local  device.Ptr
 	Remote Mapping
@@ -42,11 +41,10 @@ type Block struct {
 	Bytes  int64
 }
 
-// PreparedTransfer is a transfer as a backend knows it: work that the CPU does for a stream. A run has ended when the data is
-// where it goes to, on the peer too; it bounds itself, and ends with ErrPeerLost when the peer is lost. A Start while a run is
-// under way is ErrInProgress.
+// PreparedTransfer is a backend's transfer: work that the CPU does for a stream. A run has ended when the data has arrived, on the peer too. It is
+// bounded by the backend, and ends with ErrPeerLost when the peer is lost. A Start while a run is under way returns ErrInProgress.
 type PreparedTransfer interface {
 	device.HostWork
-	// Close gives everything back; no run is under way.
+	// Close releases everything; no run is under way.
 	Close() error
 }

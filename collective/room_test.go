@@ -1,14 +1,13 @@
 package collective
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // TestMostBlocks: whatever a kernel needs, two plans of every rank on a device fit it, and something is left.
@@ -94,50 +93,4 @@ func TestTenants(t *testing.T) {
 	huge := plan(2)
 	require.NoError(t, huge.move(s[0]), "alone, a plan always runs")
 	huge.leave()
-}
-
-// TestAgree: the launch is the same whoever works it out, and fits the least of the devices, however ranks share them.
-func TestAgree(t *testing.T) {
-	large := cudaOffer{Processors: 132, Resident: [...]int{1056, 528}}
-	small := cudaOffer{Processors: 16, Resident: [...]int{128, 64}}
-	offers := func(devices string, of map[rune]cudaOffer) []memory.WorkspaceOffer {
-		var all []memory.WorkspaceOffer
-		for _, d := range devices {
-			blob, err := json.Marshal(of[d])
-			require.NoError(t, err)
-			all = append(all, memory.WorkspaceOffer{Device: string(d), Offer: blob})
-		}
-		return all
-	}
-	of := map[rune]cudaOffer{'a': large, 'b': large, 's': small, 'n': {Processors: 132}, 't': {Processors: 1, Resident: [...]int{2, 1}}}
-	for _, c := range []struct {
-		devices      string
-		bytes        int64
-		alg          Algorithm
-		most, blocks int
-		early        bool
-	}{
-		{"ab", 64 << 20, TwoShotFlow, 0, 256, false},
-		{"ab", 64 << 20, TwoShotFlow, 7, 7, true},
-		{"ab", 1 << 20, OneShotPush, 0, 256, false},
-		{"ab", 512 << 10, OneShotPush, 0, 128, true},
-		{"ab", 64 << 10, OneShotPush, 0, 32, true},
-		{"aabb", 64 << 20, TwoShotFlow, 0, 128, false},
-		{"aaaaaaaa", 64 << 20, TwoShotFlow, 0, 32, false},
-		{"as", 64 << 20, TwoShotFlow, 0, 30, false},
-	} {
-		all := offers(c.devices, of)
-		g, early, err := agreeLaunch(c.alg, c.bytes, c.most, all)
-		require.NoError(t, err, "%+v", c)
-		assert.Equal(t, c.blocks, g.blocks, "%+v", c)
-		assert.Equal(t, c.early, early, "%+v", c)
-	}
-	_, _, err := agreeLaunch(TwoShotFlow, 64<<20, 0, offers("an", of))
-	require.ErrorIs(t, err, ErrInvalid)
-	assert.Contains(t, err.Error(), "rank 1")
-	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, offers("att", of))
-	require.ErrorIs(t, err, ErrInvalid, "one block of each of two ranks where one runs at a time")
-	assert.Contains(t, err.Error(), "which 2 ranks share")
-	_, _, err = agreeLaunch(TwoShotFlow, 64<<20, 0, []memory.WorkspaceOffer{{Device: "a", Offer: []byte("{")}, {}})
-	require.ErrorContains(t, err, "rank 0")
 }

@@ -32,12 +32,12 @@ const BackendAuto = "auto"
 
 // The bounds of Config.Channels.
 const (
-	MinChannels = 1
-	MaxChannels = 1024
+	minChannels = 1
+	maxChannels = 1024
 )
 
 // Config holds every setting. Start from [Default], [Load] or [FromViper] and change what you like. The zero Config holds no settings; it
-// stands for what Load finds where a Config is used ([Resolve]). One in which only some fields were set is not valid, since 0 is a rank.
+// stands for what Load finds where a Config is used ([Config.Resolve]). One in which only some fields were set is not valid, since 0 is a rank.
 //
 // It is plain data: copy it and change its fields freely (a copy shares the lists). It may be read by several
 // goroutines at once. It prints and logs without the token.
@@ -178,7 +178,7 @@ func (c Config) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// text gives a value as a user would write it.
+// text returns a value as a user would write it.
 func text(value any) string {
 	switch v := value.(type) {
 	case []string:

@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// environ gives a fixed environment, so that the one the tests run in does not matter.
+// environ returns a fixed environment, so that the one the tests run in does not matter.
 func environ(entries ...string) func() []string {
 	return func() []string { return entries }
 }
@@ -35,7 +35,7 @@ func writeFile(t *testing.T, content string) string {
 	return path
 }
 
-// parsed gives a set of flags that has parsed args.
+// parsed returns a set of flags that has parsed args.
 func parsed(t *testing.T, args ...string) *pflag.FlagSet {
 	t.Helper()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
@@ -110,23 +110,23 @@ func TestEveryKeyFromEverySource(t *testing.T) {
 				}{
 					"file": {func() (config.Config, error) {
 						return config.Load(&config.LoadOptions{File: path, Environ: environ()})
-					}, config.Source{Kind: config.SourceFile, Name: path}},
+					}, config.Source{File: path}},
 					"env": {func() (config.Config, error) {
 						return config.Load(&config.LoadOptions{Environ: environ(key.Env + "=" + sample.text)})
-					}, config.Source{Kind: config.SourceEnv, Name: key.Env}},
+					}, config.Source{Env: key.Env}},
 					"flag": {func() (config.Config, error) {
 						flags := parsed(t, "--"+key.Name+"="+sample.text)
 						return config.Load(&config.LoadOptions{Flags: flags, Environ: environ()})
-					}, config.Source{Kind: config.SourceFlag, Name: "--" + key.Name}},
+					}, config.Source{Flag: "--" + key.Name}},
 					"explicit text": {func() (config.Config, error) {
 						return config.Load(&config.LoadOptions{Explicit: map[string]any{key.Name: sample.text}, Environ: environ()})
-					}, config.Source{Kind: config.SourceExplicit}},
+					}, config.Source{Program: true}},
 					"explicit value": {func() (config.Config, error) {
 						return config.Load(&config.LoadOptions{Explicit: map[string]any{key.Name: sample.want}, Environ: environ()})
-					}, config.Source{Kind: config.SourceExplicit}},
+					}, config.Source{Program: true}},
 					"viper": {func() (config.Config, error) {
 						return config.FromViper(v)
-					}, config.Source{Kind: config.SourceExplicit}},
+					}, config.Source{Program: true}},
 				} {
 					c, err := load.load()
 					if !assert.NoError(t, err, name) {
@@ -152,31 +152,31 @@ func TestPrecedence(t *testing.T) {
 	// Each row turns sources on; the strongest of them must win.
 	for mask := range 16 {
 		opts := &config.LoadOptions{}
-		want, kind := config.Default().Channels, config.SourceDefault
+		want, from := config.Default().Channels, config.Source{}
 		var env []string
 		if mask&1 != 0 {
 			opts.File = writeFile(t, "channels: 1")
-			want, kind = 1, config.SourceFile
+			want, from = 1, config.Source{File: opts.File}
 		}
 		if mask&2 != 0 {
 			env = append(env, "SYMMEM_CHANNELS=2")
-			want, kind = 2, config.SourceEnv
+			want, from = 2, config.Source{Env: "SYMMEM_CHANNELS"}
 		}
 		if mask&4 != 0 {
 			opts.Flags = parsed(t, "--channels=3")
-			want, kind = 3, config.SourceFlag
+			want, from = 3, config.Source{Flag: "--channels"}
 		} else {
 			opts.Flags = parsed(t) // a flag that is not set must not win with its default
 		}
 		if mask&8 != 0 {
 			opts.Explicit = map[string]any{"channels": 4}
-			want, kind = 4, config.SourceExplicit
+			want, from = 4, config.Source{Program: true}
 		}
 		opts.Environ = environ(env...)
 		c, err := config.Load(opts)
 		require.NoError(t, err, "sources %04b", mask)
 		assert.Equal(t, want, c.Channels, "sources %04b", mask)
-		assert.Equal(t, kind, c.Source("channels").Kind, "sources %04b", mask)
+		assert.Equal(t, from, c.Source("channels"), "sources %04b", mask)
 	}
 }
 
@@ -678,7 +678,7 @@ func FuzzLoad(f *testing.F) {
 
 func TestResolve(t *testing.T) {
 	vars := []string{"SYMMEM_CHANNELS=5", "SYMMEM_TOKEN=from outside", "SYMMEM_RENDEZVOUS_FD=7", "SYMMEM_WORLD_SIZE=3"}
-	found, err := config.Resolve(config.Config{}, environ(vars...))
+	found, err := config.Config{}.Resolve(environ(vars...))
 	require.NoError(t, err)
 	loaded, err := config.Load(&config.LoadOptions{Environ: environ(vars...)})
 	require.NoError(t, err)
@@ -686,7 +686,7 @@ func TestResolve(t *testing.T) {
 
 	mine := config.Default()
 	mine.Channels = 9
-	given, err := config.Resolve(mine, environ(vars...))
+	given, err := mine.Resolve(environ(vars...))
 	require.NoError(t, err)
 	assert.Equal(t, 9, given.Channels)
 	assert.Equal(t, 0, given.WorldSize, "the launcher is asked for it later")
@@ -701,17 +701,17 @@ func TestResolve(t *testing.T) {
 
 	// What the program says itself stays, and what belongs to a place that it names is not taken from elsewhere.
 	mine.Token, mine.RendezvousFD = config.NewSecret("mine"), 4
-	given, err = config.Resolve(mine, environ(vars...))
+	given, err = mine.Resolve(environ(vars...))
 	require.NoError(t, err)
 	assert.Equal(t, "mine", given.Token.Reveal())
 	assert.Equal(t, 4, given.RendezvousFD)
 	mine = config.Default()
 	mine.RendezvousAddr = "node1:29400"
-	given, err = config.Resolve(mine, environ(vars...))
+	given, err = mine.Resolve(environ(vars...))
 	require.NoError(t, err)
 	assert.Equal(t, mine, given)
 
-	_, err = config.Resolve(config.Default(), environ("SYMMEM_RENDEZVOUS_FD=one", "SYMMEM_TOKEN=a\x01b"))
+	_, err = config.Default().Resolve(environ("SYMMEM_RENDEZVOUS_FD=one", "SYMMEM_TOKEN=a\x01b"))
 	bad := refusals(t, err)
 	require.Contains(t, bad, "rendezvous-fd")
 	assert.Equal(t, "one", bad["rendezvous-fd"].Value)
@@ -721,7 +721,7 @@ func TestResolve(t *testing.T) {
 
 	// Half of a Config is none, whether it has a place or not.
 	for _, half := range []config.Config{{Channels: 5}, {Rank: 1, WorldSize: 2, RendezvousAddr: "a:1"}, {Token: config.NewSecret("t")}, {Timeout: time.Second, Multicast: "off"}} {
-		_, err := config.Resolve(half, environ(vars...))
+		_, err := half.Resolve(environ(vars...))
 		bad := refusals(t, err)
 		require.Len(t, bad, 1, "%v", err)
 		require.Contains(t, bad, "Config")

@@ -49,7 +49,7 @@ func decode(v *viper.Viper, sources map[string]Source, take func(*Config) []erro
 	return c, nil
 }
 
-// shown gives a value for an error: no secret, and nothing that may hold one, as keys and values do that were indented too far.
+// shown returns a value for an error: no secret, and nothing that may hold one, as keys and values do that were indented too far.
 func shown(secret bool, value any) any {
 	if secret {
 		return redacted
@@ -87,7 +87,7 @@ type formError struct{ allowed string }
 
 func (e *formError) Error() string { return "allowed: " + e.allowed }
 
-// allowedForm gives the form that a value should have had.
+// allowedForm returns the form that a value should have had.
 func allowedForm(err error) string {
 	if form, ok := errors.AsType[*formError](err); ok {
 		return form.allowed

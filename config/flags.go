@@ -57,7 +57,7 @@ func mark(fs *pflag.FlagSet, name string) {
 	flag.Annotations = map[string][]string{flagMark: {name}}
 }
 
-// setFlag gives the flag that AddFlags made for name, if the user set it, or else nil.
+// setFlag returns the flag that AddFlags made for name, if the user set it, or else nil.
 func setFlag(fs *pflag.FlagSet, name string) *pflag.Flag {
 	if fs == nil {
 		return nil

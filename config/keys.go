@@ -41,7 +41,7 @@ type spec struct {
 	field func(*Config) any // a pointer to the field
 }
 
-// value gives the field's value.
+// value returns the field's value.
 func (s *spec) value(c *Config) any {
 	value := reflect.ValueOf(s.field(c)).Elem().Interface()
 	if list, ok := value.([]string); ok {
@@ -56,7 +56,7 @@ func (s *spec) secret() bool {
 	return secret
 }
 
-// env gives the name of the key's environment variable.
+// env returns the name of the key's environment variable.
 func (s *spec) env() string {
 	return options.Env(s.name)
 }
@@ -108,7 +108,7 @@ var specs = []*spec{
 		func(c *Config) any { return &c.LogLevel }},
 }
 
-// lookup gives the spec of a key, or nil.
+// lookup returns the spec of a key, or nil.
 func lookup(name string) *spec {
 	for _, s := range specs {
 		if s.name == name {
@@ -118,7 +118,7 @@ func lookup(name string) *spec {
 	return nil
 }
 
-// nearest gives the candidate that takes the fewest changes of single letters to become name.
+// nearest returns the candidate that takes the fewest changes of single letters to become name.
 func nearest(name string, candidates []string) string {
 	// Names of any length come from the environment; what lies beyond any key's length does not change which is nearest.
 	const longest = 128

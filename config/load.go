@@ -65,19 +65,19 @@ func Load(opts *LoadOptions) (Config, error) {
 	for _, s := range specs {
 		v.SetDefault(s.name, s.value(&defaults))
 		if value := file[s.name]; value != nil {
-			settings[s.name], sources[s.name] = plain(s, value), Source{SourceFile, path}
+			settings[s.name], sources[s.name] = plain(s, value), Source{File: path}
 		}
 		if value := env[s.env()]; value != "" {
-			settings[s.name], sources[s.name] = value, Source{SourceEnv, s.env()}
+			settings[s.name], sources[s.name] = value, Source{Env: s.env()}
 		}
 		if flag := setFlag(opts.Flags, s.name); flag != nil {
-			sources[s.name] = Source{SourceFlag, "--" + s.name}
+			sources[s.name] = Source{Flag: "--" + s.name}
 			if err := v.BindPFlag(s.name, flag); err != nil {
 				return Config{}, fmt.Errorf("reading the flag --%s: %w", s.name, err)
 			}
 		}
 		if value := opts.Explicit[s.name]; value != nil {
-			sources[s.name] = Source{Kind: SourceExplicit}
+			sources[s.name] = Source{Program: true}
 			v.Set(s.name, plain(s, value))
 		}
 	}
@@ -88,12 +88,12 @@ func Load(opts *LoadOptions) (Config, error) {
 	c, err := decode(v, sources, func(c *Config) (bad []error) {
 		for _, d := range options.All() {
 			key := d.Key()
-			flagged := givenOption{source: Source{SourceFlag, "--" + key}}
+			flagged := givenOption{source: Source{Flag: "--" + key}}
 			if flag := setFlag(opts.Flags, key); flag != nil {
 				flagged.value = flag.Value.String()
 			}
-			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Kind: SourceExplicit}, opts.Explicit[key]}, flagged,
-				givenOption{Source{SourceEnv, d.Env()}, env[d.Env()]}, givenOption{Source{SourceFile, path}, file[key]}))
+			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Program: true}, opts.Explicit[key]}, flagged,
+				givenOption{Source{Env: d.Env()}, env[d.Env()]}, givenOption{Source{File: path}, file[key]}))
 		}
 		return bad
 	})
@@ -118,7 +118,7 @@ func FromViper(v *viper.Viper) (Config, error) {
 		// Get also finds what only AutomaticEnv knows, which Unmarshal would miss.
 		if value := v.Get(s.name); value != nil {
 			own.Set(s.name, plain(s, value))
-			sources[s.name] = Source{Kind: SourceExplicit}
+			sources[s.name] = Source{Program: true}
 		}
 	}
 	given := map[string]any{}
@@ -135,7 +135,7 @@ func FromViper(v *viper.Viper) (Config, error) {
 	}
 	c, err := decode(own, sources, func(c *Config) (bad []error) {
 		for _, d := range options.All() {
-			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Kind: SourceExplicit}, v.Get(d.Key())}))
+			bad = append(bad, c.takeOption(d, sources, givenOption{Source{Program: true}, v.Get(d.Key())}))
 		}
 		return bad
 	})
@@ -158,22 +158,7 @@ func plain(s *spec, value any) any {
 	return value
 }
 
-// cudaLibraryEnv names the file of the CUDA driver. Whoever loads it reads it; it is no key, for it belongs to no single backend.
-const cudaLibraryEnv = envPrefix + "CUDA_LIBRARY"
-
-// LibraryVariables returns the names of the environment variables that name the files, or the folders, of native libraries: of the CUDA
-// driver, and of those that the backends in this program stand on.
-func LibraryVariables() []string {
-	names := []string{cudaLibraryEnv}
-	for _, d := range options.All() {
-		if d.Name == "library" {
-			names = append(names, d.Env())
-		}
-	}
-	return names
-}
-
-// environment gives the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
+// environment returns the variables of this library that are not empty, and an error for those that nobody knows, foreign options aside if
 // they may pass.
 //
 // Variables of this module's backends pass where the backend is not in the program: they are set for a whole machine, or for a job of which only
@@ -193,7 +178,7 @@ func environment(environ func() []string, foreign bool) (map[string]string, erro
 			vars[name] = value
 		}
 	}
-	known := []string{fileEnv, cudaLibraryEnv}
+	known := []string{fileEnv, options.CUDALibraryEnv}
 	for _, k := range Keys() {
 		known = append(known, k.Env)
 	}
@@ -254,7 +239,7 @@ func configFile(opts *LoadOptions, env map[string]string) (path string, settings
 	return path, settings, unknownKeys("file "+path, settings, opts.Foreign)
 }
 
-// parseFile gives the keys, in lower case, and values of a YAML document.
+// parseFile returns the keys, in lower case, and values of a YAML document.
 func parseFile(data []byte) (map[string]any, error) {
 	var doc yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
@@ -337,7 +322,7 @@ func unquoted(err error) error {
 	return err
 }
 
-// withoutSecret gives a key that is not known for an error. What follows the name of a secret in it is left out: it may be the
+// withoutSecret returns a key that is not known for an error. What follows the name of a secret in it is left out: it may be the
 // secret, where the blank behind the colon was forgotten.
 func withoutSecret(key string) string {
 	for _, s := range specs {
@@ -348,7 +333,7 @@ func withoutSecret(key string) string {
 	return key
 }
 
-// readFile gives what is in a regular file of moderate size. Other files might never end, or never begin.
+// readFile returns what is in a regular file of moderate size. Other files might never end, or never begin.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -371,7 +356,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// unknownKeys gives an error for each key of given that does not exist, foreign options aside if they may pass.
+// unknownKeys returns an error for each key of given that does not exist, foreign options aside if they may pass.
 func unknownKeys(where string, given map[string]any, foreign bool) error {
 	var known []string
 	for _, k := range Keys() {

@@ -12,7 +12,7 @@ import (
 	"github.com/symmem/symmem/internal/options"
 )
 
-// option gives the value of a backend's option, the default if none was set.
+// option returns the value of a backend's option, the default if none was set.
 func (c *Config) option(d *options.Declared) string {
 	if value := c.BackendOptions[d.Key()]; value != "" {
 		return value
@@ -74,14 +74,14 @@ func (c *Config) takeOption(d *options.Declared, sources map[string]Source, give
 	return nil
 }
 
-// optionProblems gives all that is wrong with the options of backends.
+// optionProblems returns all that is wrong with the options of backends.
 func (c *Config) optionProblems() []error {
 	var all []error
 	for _, key := range slices.Sorted(maps.Keys(c.BackendOptions)) {
 		value := c.BackendOptions[key]
 		d := options.Lookup(key)
 		if d == nil {
-			all = append(all, fmt.Errorf("%s: %w", Source{Kind: SourceExplicit}, errs.Advised(op, "backend option", withoutSecret(key), "the options of backends that are in this program",
+			all = append(all, fmt.Errorf("%s: %w", Source{Program: true}, errs.Advised(op, "backend option", withoutSecret(key), "the options of backends that are in this program",
 				advice(key, optionKeys(), func(near string) string { return near + " is the nearest that is known" }))))
 			continue
 		}
@@ -115,7 +115,7 @@ func advice(name string, known []string, say func(near string) string) string {
 	return strings.Join(all, "; ")
 }
 
-// absent gives the backend that a key or a variable names by its first word, if there is no such backend here and the word begins no setting.
+// absent returns the backend that a key or a variable names by its first word, if there is no such backend here and the word begins no setting.
 func absent(name string) string {
 	key := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
 	word, _, two := strings.Cut(key, "-")

@@ -81,12 +81,30 @@ func TestBackendOptions(t *testing.T) {
 	mine := config.Default()
 	require.Equal(t, "slow", mine.Value("toy-mode"))
 	mine.BackendOptions = map[string]string{"toy-mode": "fast"}
-	c, err = config.Resolve(mine, environ("SYMMEM_TOY_MODE=slow", "SYMMEM_TOKEN=t"))
+	c, err = mine.Resolve(environ("SYMMEM_TOY_MODE=slow", "SYMMEM_TOKEN=t"))
 	require.NoError(t, err)
 	require.Equal(t, "fast", c.Value("toy-mode"))
 	require.Equal(t, "the program", c.Source("toy-mode").String())
-	require.Contains(t, config.LibraryVariables(), "SYMMEM_TOY_LIBRARY")
-	require.NotContains(t, config.LibraryVariables(), "SYMMEM_TOY_MODE")
+	c, err = mine.Resolve(environ("SYMMEM_TOY_MODE=slow", "SYMMEM_TOY_SLAB_SIZE=7", "SYMMEM_TOY_LIBRARY= /lib/toy "))
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"toy-mode": "fast", "toy-library": "/lib/toy"}, c.BackendOptions, "the library's file comes from its variable, and nothing else")
+	require.Equal(t, []string{"the program", "default", "variable SYMMEM_TOY_LIBRARY"},
+		[]string{c.Source("toy-mode").String(), c.Source("toy-slab-size").String(), c.Source("toy-library").String()})
+	require.Equal(t, map[string]string{"toy-mode": "fast"}, mine.BackendOptions, "the caller's map is not changed")
+	mine.BackendOptions["toy-library"], mine.RendezvousAddr = "/mine", "node1:29400"
+	c, err = mine.Resolve(environ("SYMMEM_TOY_LIBRARY=/lib/toy"))
+	require.NoError(t, err)
+	require.Equal(t, "/mine", c.Value("toy-library"))
+	mine.BackendOptions["toy-library"] = ""
+	c, err = mine.Resolve(environ("SYMMEM_TOY_LIBRARY=/lib/toy"))
+	require.NoError(t, err)
+	require.Equal(t, "/lib/toy", c.Value("toy-library"))
+	_, err = mine.Resolve(environ("SYMMEM_TOY_LIBRARY=a\nb"))
+	require.ErrorIs(t, err, config.ErrInvalid)
+	require.ErrorContains(t, err, "variable SYMMEM_TOY_LIBRARY: ")
+
+	require.Contains(t, options.LibraryVariables(), "SYMMEM_TOY_LIBRARY")
+	require.NotContains(t, options.LibraryVariables(), "SYMMEM_TOY_MODE")
 
 	own := pflag.NewFlagSet("own", pflag.ContinueOnError)
 	own.String("toy-mode", "mine", "the program's own")
@@ -167,9 +185,4 @@ func TestForeign(t *testing.T) {
 	}
 	_, err = config.Load(&config.LoadOptions{Environ: environ(), Explicit: map[string]any{"nccl-window": "x"}, Foreign: true})
 	require.ErrorIs(t, err, config.ErrInvalid, "what the program says itself is for itself")
-}
-
-// TestLibraryVariables: without a backend there is the driver's.
-func TestLibraryVariables(t *testing.T) {
-	require.Equal(t, []string{"SYMMEM_CUDA_LIBRARY"}, config.LibraryVariables())
 }

@@ -3,59 +3,80 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"strings"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/options"
 )
 
-// Resolve returns the settings that c stands for, and validates them. It is what opening symmetric memory begins with.
+// Resolve returns the settings that c stands for, and validates them. Opening symmetric memory begins with it.
 //
 //   - The zero Config stands for what [Load] finds without options, in the environment, the file and the defaults.
-//   - Any other Config stands for itself: it must be valid, and no variable and no file changes a setting. A Config that leaves the place to
-//     meet to the launcher (RendezvousAddr is "") leaves to it what belongs to that place as well: where Token is empty it is
-//     SYMMEM_TOKEN, and where RendezvousFD is -1 it is SYMMEM_RENDEZVOUS_FD.
+//   - Any other Config stands for itself. It must be valid, and neither a variable nor a file changes a setting or an option of a backend.
 //
-// environ gives the environment as "NAME=value"; nil is os.Environ. All errors are ErrInvalid, but for those of reading the file.
-func Resolve(c Config, environ func() []string) (Config, error) {
+// Two things are left to the environment even then, where c does not set them. If RendezvousAddr is "", the launcher says where the ranks
+// meet, and Token ("", then SYMMEM_TOKEN) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD) go with that place. And the file of a
+// backend's native library, such as nccl-library, comes from its variable, because it belongs to the machine.
+//
+// environ returns the environment as "NAME=value"; nil is os.Environ. All errors are ErrInvalid, but for those of reading the file.
+func (c Config) Resolve(environ func() []string) (Config, error) {
 	if reflect.ValueOf(c).IsZero() {
 		return Load(&LoadOptions{Environ: environ})
 	}
-	var bad error
-	if c.RendezvousAddr == "" {
-		bad = c.takeMeeting(environ)
-	}
+	bad := c.takeOpen(environ)
 	if err := errors.Join(append([]error{bad}, c.problems()...)...); err != nil {
 		return Config{}, err
 	}
 	return c, nil
 }
 
-// takeMeeting takes the token and the inherited socket from the environment, where c leaves them open.
-func (c *Config) takeMeeting(environ func() []string) error {
+// takeOpen takes from the environment what c leaves open and Resolve leaves to it: what belongs to the place to meet, and the files of
+// native libraries.
+func (c *Config) takeOpen(environ func() []string) error {
 	if environ == nil {
 		environ = os.Environ
-	}
-	sources := make(map[string]Source, len(specs))
-	for _, k := range Keys() {
-		sources[k.Name] = c.Source(k.Name)
 	}
 	vars := map[string]string{}
 	for _, entry := range environ() {
 		name, value, _ := strings.Cut(entry, "=")
 		vars[name] = strings.TrimSpace(value)
 	}
+	taken := map[string]Source{}
 	var bad error
-	if name := lookup("token").env(); c.Token.IsZero() && vars[name] != "" {
-		c.Token, sources["token"] = NewSecret(vars[name]), Source{SourceEnv, name}
-	}
-	if name := lookup("rendezvous-fd").env(); c.RendezvousFD == -1 && vars[name] != "" {
-		if fd, err := wholeNumber(vars[name]); err == nil {
-			c.RendezvousFD, sources["rendezvous-fd"] = fd, Source{SourceEnv, name}
-		} else {
-			bad = fmt.Errorf("%s: %w", Source{SourceEnv, name}, errs.Invalid(op, "rendezvous-fd", vars[name], allowedForm(err)))
+	if c.RendezvousAddr == "" {
+		if name := lookup("token").env(); c.Token.IsZero() && vars[name] != "" {
+			c.Token, taken["token"] = NewSecret(vars[name]), Source{Env: name}
 		}
+		if name := lookup("rendezvous-fd").env(); c.RendezvousFD == -1 && vars[name] != "" {
+			if fd, err := wholeNumber(vars[name]); err == nil {
+				c.RendezvousFD, taken["rendezvous-fd"] = fd, Source{Env: name}
+			} else {
+				bad = fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-fd", vars[name], allowedForm(err)))
+			}
+		}
+	}
+	libraries := map[string]string{}
+	for _, d := range options.All() {
+		if value := vars[d.Env()]; d.Name == options.Library && c.BackendOptions[d.Key()] == "" && value != "" {
+			libraries[d.Key()], taken[d.Key()] = value, Source{Env: d.Env()}
+		}
+	}
+	if len(taken) == 0 {
+		return bad
+	}
+	sources := make(map[string]Source, len(specs))
+	for _, k := range Keys() {
+		sources[k.Name] = c.Source(k.Name)
+	}
+	maps.Copy(sources, taken)
+	if len(libraries) > 0 {
+		all := map[string]string{} // the caller's map is not changed
+		maps.Copy(all, c.BackendOptions)
+		maps.Copy(all, libraries)
+		c.BackendOptions = all
 	}
 	c.remember(sources)
 	return bad

@@ -1,64 +1,36 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 
 	"github.com/symmem/symmem/internal/options"
 )
 
-// SourceKind is the kind of place that a value came from.
-type SourceKind int
-
-// The kinds of source, the weakest first.
-const (
-	SourceDefault  SourceKind = iota // nobody gave a value
-	SourceFile                       // the configuration file
-	SourceEnv                        // an environment variable
-	SourceFlag                       // a flag of the command line
-	SourceExplicit                   // the program itself
-)
-
-// String returns the name of the kind in one word.
-func (k SourceKind) String() string {
-	switch k {
-	case SourceDefault:
-		return "default"
-	case SourceFile:
-		return "file"
-	case SourceEnv:
-		return "env"
-	case SourceFlag:
-		return "flag"
-	case SourceExplicit:
-		return "explicit"
-	}
-	return fmt.Sprintf("SourceKind(%d)", int(k))
-}
-
-// Source says where a value came from.
+// Source says where a value came from. At most one field is set; the zero Source is the default.
 type Source struct {
-	Kind SourceKind
-	Name string // the file's path, the variable or the flag ("--rank"); "" for the other kinds
+	File    string // the path of the configuration file
+	Env     string // the environment variable: "SYMMEM_RANK"
+	Flag    string // the flag: "--rank"
+	Program bool   // the program itself gave the value
 }
 
-// String says where a value came from in a few words, as error messages and tables print it.
+// String describes the source in a few words, as error messages and tables print it.
 func (s Source) String() string {
-	switch s.Kind {
-	case SourceFile:
-		return "file " + s.Name
-	case SourceEnv:
-		return "variable " + s.Name
-	case SourceFlag:
-		return "flag " + s.Name
-	case SourceExplicit:
+	switch {
+	case s.File != "":
+		return "file " + s.File
+	case s.Env != "":
+		return "variable " + s.Env
+	case s.Flag != "":
+		return "flag " + s.Flag
+	case s.Program:
 		return "the program"
 	}
-	return s.Kind.String()
+	return "default"
 }
 
-// Source says where the value of a key ("world-size") came from. A value that was changed after loading came from the program.
-// A key that does not exist has SourceDefault.
+// Source returns where the value of a key ("world-size") came from. A value that was changed after loading came from the program.
+// A key that does not exist has the zero Source.
 func (c Config) Source(key string) Source {
 	value, defaults := c.Value(key), Default()
 	if value == nil {
@@ -72,7 +44,7 @@ func (c Config) Source(key string) Source {
 	if reflect.DeepEqual(value, defaults.Value(key)) {
 		return Source{}
 	}
-	return Source{Kind: SourceExplicit}
+	return Source{Program: true}
 }
 
 // origins are the values that a Config was loaded with and their sources, by key.

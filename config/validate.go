@@ -28,7 +28,7 @@ const (
 	maxToken = 4096
 )
 
-// problems gives all that is wrong with the values.
+// problems returns all that is wrong with the values.
 func (c Config) problems() []error {
 	if missing := c.leftOut(); len(missing) > 0 {
 		return []error{errs.Advised(op, "Config", "a literal without "+strings.Join(missing, ", "), "one that Default, Load or FromViper gave, with any of its fields changed",
@@ -111,8 +111,8 @@ func (c Config) problems() []error {
 	if !slices.Contains([]string{UnprotectedWarn, UnprotectedAllow, UnprotectedRefuse}, c.UnprotectedNetwork) {
 		refuse("unprotected-network", strconv.Quote(c.UnprotectedNetwork), "warn, allow or refuse")
 	}
-	if c.Channels < MinChannels || c.Channels > MaxChannels {
-		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", MinChannels, MaxChannels))
+	if c.Channels < minChannels || c.Channels > maxChannels {
+		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", minChannels, maxChannels))
 	}
 	if _, ok := c.Level(); !ok && c.LogLevel != "" {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")

@@ -27,11 +27,11 @@ func (k Kind) String() string {
 
 // Device is one device as one rank uses it. All methods may be called from several goroutines at once.
 type Device interface {
-	// Kind is the family the device belongs to.
+	// Kind returns the family the device belongs to.
 	Kind() Kind
-	// Index is the ordinal among the devices this process sees; 0 for the host device.
+	// Index returns the ordinal among the devices this process sees; 0 for the host device.
 	Index() int
-	// Name is what the vendor calls the device.
+	// Name returns what the vendor calls the device.
 	Name() string
 	// UUID identifies the device among all devices of all hosts.
 	UUID() string

@@ -8,7 +8,7 @@ import (
 // Stream is a queue of work on one device, run in order, each after the one before it has ended. Methods that enqueue
 // return at once, before the work has run. During capture they record instead.
 type Stream interface {
-	// Device is the device that the stream's work runs on.
+	// Device returns the device that the stream's work runs on.
 	Device() Device
 
 	// Copy enqueues a copy of bytes from src to dst. The two must not overlap. 0 bytes is no work.

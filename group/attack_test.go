@@ -23,7 +23,7 @@ import (
 // longToken is one that may be used on any address.
 const longToken = "a token that is long enough"
 
-// tightLimits are limits that a test reaches quickly.
+// tightLimits returns limits that a test reaches quickly.
 func tightLimits() *limits {
 	lim := defaultLimits
 	lim.pending, lim.patience, lim.handshake = 8, 100*time.Millisecond, 500*time.Millisecond
@@ -247,7 +247,7 @@ func TestHugeJobName(t *testing.T) {
 	finish()
 }
 
-// growth gives what the hub keeps for a rank, and in stores.
+// growth returns what the hub keeps for a rank, and in stores.
 func growth(h *hub, rank int) hubRank {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// depot is where the ranks of one process lay down files for each other.
+// depot is where the ranks of one process leave files for each other.
 type depot struct {
 	mu    sync.Mutex
 	files map[depotKey]*os.File
@@ -89,7 +89,7 @@ func (x *depotExchange) end() {
 	}
 }
 
-// duplicate gives a new descriptor of the open file, closed on exec.
+// duplicate returns a new descriptor of the open file, closed on exec.
 func duplicate(f *os.File) (*os.File, error) {
 	var fd int
 	var dupErr error

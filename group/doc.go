@@ -20,7 +20,7 @@
 //
 // # Errors of collective calls
 //
-// Besides what its own comment names, every collective call may return
+// Besides the errors that its own comment names, every collective call may return
 //
 //   - a [*MismatchError] if the ranks' calls differ
 //   - a [*MissingRanksError] or an [*AbandonedError] if a rank did not come in time

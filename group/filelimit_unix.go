@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFileLimit gives how many files this process may have open, or 0 if that is not known.
+// openFileLimit returns how many files this process may have open, or 0 if that is not known.
 func openFileLimit() uint64 {
 	var r unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) != nil {

@@ -14,7 +14,7 @@ import (
 
 // carrier moves open files between the ranks of a session's groups.
 type carrier interface {
-	// prepare makes ready to pass the files of one exchange and gives the ticket that the other ranks need for it.
+	// prepare gets ready to pass the files of one exchange, and returns the ticket that the other ranks need for it.
 	prepare(p *parcel) (exchange, []byte, error)
 	// close frees what the carrier holds.
 	close() error
@@ -34,18 +34,17 @@ type exchange interface {
 	meet(tickets [][]byte) error
 	// deliver sends this rank's file, if it has one to send, to every other rank.
 	deliver(ctx context.Context) error
-	// collect gives the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
+	// collect returns the files of the senders, by rank. It is called when all of them have delivered. After an error it holds
 	// none.
 	collect(ctx context.Context) ([]*os.File, error)
-	// failed is why a file could not be received, if that is known already.
+	// failed returns why a file could not be received, if that is known already.
 	failed() error
 	// end frees what the exchange holds: files that were not collected.
 	end()
 }
 
-// ExchangeFile sends f to every other rank and returns the files that they sent: index j of the result is a new descriptor of rank j's
-// file, and the own place is nil. The caller closes them, and f, which may be closed when the call returns. It is collective and blocks
-// until all ranks have come.
+// ExchangeFile sends f to every other rank and returns the files that they sent: index j of the result is a new descriptor of rank j's file, and nil
+// for this rank. The caller closes them, and f, which may be closed when the call returns. It is collective and blocks until all ranks have come.
 //
 // If it fails on any rank, it fails on all, with a [*VoteError] that names those, and no file stays open. It is ErrUnsupported if the
 // ranks do not all run on one machine, and on other systems than Linux. Its other errors are those of collective calls.
@@ -118,7 +117,7 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 		if _, agreed := errors.AsType[*VoteError](err); !agreed {
 			return nil, err
 		}
-		// What kept one rank from sending may be that another one could not receive, which knows why.
+		// One rank may have been unable to send because another could not receive, and only that one knows why.
 		_, why := g.call(ctx, seq+2, &arrival{kind: kindVote, op: op + ": receiving"}, x.failed())
 		return nil, errors.Join(why, err) // the cause first
 	}

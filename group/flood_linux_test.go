@@ -65,7 +65,7 @@ func runFlooded(full bool) error {
 	return nil
 }
 
-// startFlooded gives the address of a process that runs runFlooded, and what it prints after that.
+// startFlooded returns the address of a process that runs runFlooded, and what it prints after that.
 func startFlooded(t *testing.T, role string) (addr string, end func() string) {
 	t.Helper()
 	cmd := exec.CommandContext(testContext(t), os.Args[0])

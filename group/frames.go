@@ -28,7 +28,7 @@ type frameCache struct {
 	err    error
 }
 
-// rawFrame is an encoded ServerMessage. It is not changed any more.
+// rawFrame is an encoded ServerMessage. It is immutable.
 type rawFrame []byte
 
 // frameCodec is the protobuf codec, except that it passes raw frames through.
@@ -52,7 +52,7 @@ func encodeFrame(m *pb.ServerMessage) (rawFrame, error) {
 	return frame, nil
 }
 
-// encoded gives the messages that carry the outcome of one round.
+// encoded returns the messages that carry the outcome of one round.
 func (o *outcome) encoded(group string, seq uint64) ([]rawFrame, error) {
 	o.frames.once.Do(func() {
 		for rest := o.blobs; ; {
@@ -84,7 +84,7 @@ func (o *outcome) encoded(group string, seq uint64) ([]rawFrame, error) {
 	return o.frames.frames, o.frames.err
 }
 
-// splitBlobs gives the blobs of one message, each with its own capacity so that appending to one leaves the next alone.
+// splitBlobs returns the blobs of one message, each with its own capacity so that appending to one leaves the next alone.
 func splitBlobs(m *pb.Outcome) ([][]byte, error) {
 	data := m.GetData()
 	blobs := make([][]byte, len(m.GetSizes()))
@@ -138,7 +138,7 @@ func (l *loss) toWire() *pb.Loss {
 	return &pb.Loss{WorldRank: int64(l.worldRank), Host: l.host, Pid: int64(l.pid), Reason: l.reason, Groups: l.groups}
 }
 
-// encoded gives the message that tells a rank of the loss, the same for all.
+// encoded returns the message that tells a rank of the loss, the same for all.
 func (l *loss) encoded() (rawFrame, error) {
 	l.frame.once.Do(func() {
 		var frame rawFrame
@@ -177,7 +177,7 @@ func toInt64s(s []int) []int64 {
 	return r
 }
 
-// toInts never gives nil: an empty list that was sent is still a list.
+// toInts converts a list. It never returns nil, since a list that was sent empty is still a list.
 func toInts(s []int64) []int {
 	r := make([]int, len(s))
 	for i, v := range s {
@@ -233,7 +233,7 @@ func (o *outbox) take() []queuedMessage {
 	return queued
 }
 
-// sent takes note that a message that was taken has been sent.
+// sent notes that a message that was taken has been sent.
 func (o *outbox) sent(q queuedMessage) {
 	o.mu.Lock()
 	full := o.fullLocked()
@@ -252,7 +252,7 @@ func (o *outbox) full() bool {
 	return o.fullLocked()
 }
 
-// crowded reports whether it is the number of messages that makes the outbox full.
+// crowded reports whether the outbox is full because of the number of its messages.
 func (o *outbox) crowded() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -261,7 +261,7 @@ func (o *outbox) crowded() bool {
 
 func (o *outbox) fullLocked() bool { return o.count >= o.most || o.bytes >= o.large }
 
-// signal leaves a token in a channel that has room for one.
+// signal puts a token into a channel that has room for one, unless there is one already.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -45,7 +45,7 @@ type Group struct {
 	opened map[string]int // how often a sub-group of these ranks was opened
 }
 
-// groupState is why a group works no more.
+// groupState is why a group no longer works.
 type groupState struct{ err error }
 
 func newGroup(s *session, name string, rank int, members []Member, world []int) *Group {
@@ -79,8 +79,8 @@ func (g *Group) Members() []Member { return slices.Clone(g.members) }
 // member that leaves closes it.
 func (g *Group) Lost() <-chan struct{} { return g.lost }
 
-// Err returns nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one
-// atomic load, so that a kernel that spins may ask it again and again.
+// Err returns nil while the group works, a [*PeerLostError] after a member was lost, and ErrClosed after Close. It costs one atomic load, so a kernel
+// may call it while it spins.
 func (g *Group) Err() error {
 	if s := g.state.Load(); s != nil {
 		return s.err
@@ -124,8 +124,7 @@ func (g *Group) isEnded() bool {
 }
 
 // Close leaves the group. Calls that are under way on this rank end with ErrClosed. Calls of other ranks that need this one end with a
-// [*PeerLostError] that says that it has left; it does not count as lost for Lost and Err. Close is not collective. A second Close is
-// ErrClosed.
+// [*PeerLostError] that says that it has left; Lost and Err do not count it as lost. Close is not collective. A second Close is ErrClosed.
 //
 // Closing the world group leaves the job and closes every group of the rank. On rank 0, which serves the rendezvous for all, it then blocks
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
@@ -151,9 +150,8 @@ func (g *Group) Close(ctx context.Context) error {
 	return nil
 }
 
-// Abort declares this rank lost at once. Pending and later collective calls in all of its groups end with a [*PeerLostError] that carries
-// reason, on this rank too. It is for a rank whose peers must not wait for it. The groups must still be closed. Abort is not collective
-// and does not block.
+// Abort declares this rank lost at once. Pending and later collective calls in all of its groups end with a [*PeerLostError] that carries reason, on
+// this rank too. It is for a rank that its peers must not wait for. The groups must still be closed. Abort is not collective and does not block.
 func (g *Group) Abort(reason string) {
 	s := g.session
 	s.mu.Lock()
@@ -212,10 +210,10 @@ func (g *Group) Barrier(ctx context.Context, op string) error {
 	return err
 }
 
-// Vote tells every rank whether all have succeeded. It returns nil if every rank brought nil. Otherwise it returns, on every rank, a
-// [*VoteError] that names each rank that failed, with the text of its failure; errors.Is finds the conditions of all failures in it. On a
-// rank that failed, errors.Is and errors.As reach its own failure too. It is collective and blocks until all ranks have come. Its other
-// errors are those of collective calls.
+// Vote tells every rank whether all ranks succeeded. It returns nil if every rank passed nil. Otherwise it returns, on every rank, a [*VoteError]
+// that names each rank that failed, with the text of its failure; errors.Is finds the conditions of all failures in it. On a rank that failed,
+// errors.Is and errors.As reach its own failure too. It is collective and blocks until all ranks have come. Its other errors are those of collective
+// calls.
 func (g *Group) Vote(ctx context.Context, op string, failure error) error {
 	_, err := g.call(ctx, g.take(1), &arrival{kind: kindVote, op: clip(op)}, failure)
 	return err
@@ -241,9 +239,8 @@ func (g *Group) excuse() error {
 // number in the new group is its index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. Close the group
 // when it is no longer needed.
 //
-// Other ranks than allowed, or a name that becomes too long by nesting groups, are ErrInvalid on the rank that asks, which does not wait.
-// Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective
-// calls.
+// Ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait.
+// Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective calls.
 func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	rank := -1
 	for i, r := range ranks {
@@ -295,7 +292,7 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	return sub, nil
 }
 
-// subKey gives the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
+// subKey returns the part of a sub-group's name that says which ranks it has. Long lists become a count and a hash.
 func subKey(ranks []int) string {
 	const longest = 80
 	key := errs.FoldRanks(ranks, ",")
@@ -306,10 +303,10 @@ func subKey(ranks []int) string {
 	return fmt.Sprintf("%d-ranks-%s", len(ranks), hex.EncodeToString(sum[:8]))
 }
 
-// take gives the first of n sequence numbers for a call that is made of n rounds.
+// take returns the first of n sequence numbers for a call that is made of n rounds.
 func (g *Group) take(n uint64) uint64 { return g.seq.Add(n) - n }
 
-// setData gives the arrival a rank's data, or says why it is refused. A refused rank still comes to the call, so that the
+// setData sets the data of a rank's arrival, or records why it is refused. A refused rank still comes to the call, so that the
 // others are not left waiting.
 func (g *Group) setData(a *arrival, data []byte) error {
 	if len(data) > MaxBlob {
@@ -365,7 +362,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		return nil, &MissingRanksError{Op: label(a.kind, a.op), Size: g.Size(), Waited: time.Since(started), Err: ctx.Err()}
 	}
 	if o.failure != nil {
-		// The caller's context comes first: others may share it, and have given up before this call's own was told.
+		// The caller's context is looked at first: other calls may share it and have given up before this call noticed.
 		return nil, g.errorOf(seq, a, o.failure, local, excuse, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
 	}
 	if excuse != nil {
@@ -374,7 +371,7 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	return o, nil
 }
 
-// afterStop prefers an outcome that has come to the news that the group works no more.
+// afterStop prefers an outcome that has arrived to the news that the group no longer works.
 func (g *Group) afterStop(result outcomeChan) *outcome {
 	select {
 	case o := <-result:
@@ -384,8 +381,8 @@ func (g *Group) afterStop(result outcomeChan) *outcome {
 	}
 }
 
-// afterAbandon waits for the hub's word on a round that this rank gave up: it names the missing ranks, or it is the outcome
-// that was on its way.
+// afterAbandon waits for the hub's answer about a round that this rank gave up. The answer names the missing ranks, or is the outcome that was
+// already on its way.
 func (g *Group) afterAbandon(result outcomeChan) *outcome {
 	grace := time.NewTimer(graceTimeout)
 	defer grace.Stop()
@@ -426,7 +423,7 @@ func (g *Group) errorOf(seq uint64, a *arrival, f *failure, local, excuse, ctxEr
 	return fmt.Errorf("%s: the service failed in a way that this version does not know (%d)", op, f.kind)
 }
 
-// failureError turns the failures that say nothing of a round into errors.
+// failureError turns failures that are not about a round into errors.
 func (g *Group) failureError(op string, f *failure) error {
 	switch f.kind {
 	case failLost:
@@ -448,7 +445,7 @@ func (g *Group) failureError(op string, f *failure) error {
 	return fmt.Errorf("the service failed in a way that this version does not know (%d)", f.kind)
 }
 
-// peerLost says in this group's ranks who was lost.
+// peerLost names the lost rank by its number in this group.
 func (g *Group) peerLost(l *loss) *PeerLostError {
 	name, rank := g.name, slices.Index(g.world, l.worldRank)
 	if rank < 0 { // the service's host
@@ -461,7 +458,7 @@ func invalid(op, arg string, value any, allowed string) error {
 	return errs.Invalid(op, arg, value, allowed)
 }
 
-// copyBlobs gives blobs that the caller may change: those of an outcome in this process are shared by all ranks.
+// copyBlobs returns blobs that the caller may change: those of an outcome in this process are shared by all ranks.
 func (o *outcome) copyBlobs() [][]byte {
 	if o.own {
 		return o.blobs

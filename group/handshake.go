@@ -19,8 +19,7 @@ import (
 	"time"
 )
 
-// Every connection begins with a handshake before gRPC sees it, so that nobody who does not know the token can say a word to
-// the service:
+// Every connection begins with a handshake before gRPC sees it, so that nobody who does not know the token can talk to the service:
 //
 //	client  "symmem", version, mode
 //	service "symmem", version, mode   and hangs up if they differ, or if its process may open no further file
@@ -28,9 +27,9 @@ import (
 //	client  HMAC(token, "client" + exported key)
 //	service 1, HMAC(token, "service" + exported key); or 0, and hangs up
 //
-// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys. The client
-// proves itself first, so that who merely connects learns nothing. Who answers in place of the service gets a proof which he can
-// use for nothing but to try guessed tokens against; so tokens that can be guessed are for loopback addresses only.
+// The proofs hold for this one TLS connection only: someone in the middle has two connections with different keys. The client proves itself first, so
+// that somebody who merely connects learns nothing. Somebody who answers in place of the service gets a proof that is good for nothing but testing
+// guessed tokens, so tokens that can be guessed are for loopback addresses only.
 
 const (
 	protocolMagic   = "symmem"
@@ -56,7 +55,7 @@ func modeOf(token string) byte {
 	return modeTLS
 }
 
-// proof shows knowledge of the token to whoever shares the exported key.
+// proof returns the bytes that prove knowledge of the token to a peer that has the same exported key.
 func proof(token, role string, key []byte) []byte {
 	mac := hmac.New(sha256.New, []byte(token))
 	mac.Write([]byte(role)) //nolint:errcheck // a hash never fails to write
@@ -64,7 +63,7 @@ func proof(token, role string, key []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// handshakeClient makes conn one that both sides trust. The context bounds it; conn is unusable after an error.
+// handshakeClient authenticates both sides of conn to each other. ctx bounds it; conn is unusable after an error.
 func handshakeClient(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error) {
 	stop := interruptible(ctx, conn)
 	defer stop()
@@ -138,7 +137,7 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 	return secure, nil
 }
 
-// refusedTLS tells a peer that will not have us from a connection that broke.
+// refusedTLS reports whether the peer refused us, rather than the connection having broken.
 func refusedTLS(err error) error {
 	var alert tls.AlertError
 	var unverified *tls.CertificateVerificationError

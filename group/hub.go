@@ -47,9 +47,8 @@ const maxTombstones = 64
 
 const worldName = "world"
 
-// hub is where the ranks of a job meet: a state machine in memory that knows of no network, no clock and no goroutine. Each
-// method takes the lock, changes the state and hands out the answers that follow from it, in order, to receivers that must not
-// block and must not call the hub.
+// hub is where the ranks of a job meet: a state machine in memory, without network, clock or goroutines. Each method takes the lock, changes the
+// state and hands out the answers that follow from it, in order, to receivers that must not block and must not call the hub.
 type hub struct {
 	limits  *limits
 	mu      sync.Mutex
@@ -62,7 +61,7 @@ type hub struct {
 	storeBytes int64 // of keys and values there
 }
 
-// rankState is where a rank is in its life: absent, present, then left or lost for ever.
+// rankState is the state of a rank: absent, present, and then left or lost, which are final.
 type rankState int
 
 const (
@@ -123,7 +122,7 @@ type arrival struct {
 	cost int64 // what the hub keeps for it, in bytes
 }
 
-// value is what a MismatchError lists.
+// value returns what a MismatchError lists.
 func (a *arrival) value() string {
 	if a.kind == kindBroadcast {
 		return fmt.Sprintf("%s from root %d", label(a.kind, a.op), a.root)
@@ -176,7 +175,7 @@ type rankFailure struct {
 	conditions []uint32 // codes of package errs, and of newer releases of it
 }
 
-// told gives failures as users get them.
+// told returns failures as users get them.
 func told(failures []rankFailure) []RankFailure {
 	all := make([]RankFailure, len(failures))
 	for i, f := range failures {
@@ -233,7 +232,7 @@ func newHubGroup(name string, opener int, members []int) *hubGroup {
 	}
 }
 
-// rankOf gives the rank in the group, or -1.
+// rankOf returns the rank in the group, or -1.
 func (g *hubGroup) rankOf(worldRank int) int {
 	if i, ok := slices.BinarySearch(g.members, worldRank); ok {
 		return i
@@ -241,7 +240,7 @@ func (g *hubGroup) rankOf(worldRank int) int {
 	return -1
 }
 
-// attach makes a rank present. It gives the state that forbids it, or rankPresent if m is present now.
+// attach makes a rank present. It returns rankPresent, or the state that forbids it.
 func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -254,7 +253,7 @@ func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool)
 	return rankAbsent, true
 }
 
-// redirect gives a present rank's news to another receiver.
+// redirect sends a present rank's news to another receiver.
 func (h *hub) redirect(worldRank int, events eventReceiver) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -326,8 +325,8 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 }
 
-// charge counts what the hub keeps for an arrival against the quotas of its rank, or says which it is over. The first arrival of
-// a round pays for the round.
+// charge counts what the hub keeps for an arrival against the quotas of its rank, or returns a failure that names the quota it exceeds. The first
+// arrival of a round pays for the round.
 func (h *hub) charge(worldRank int, a *arrival, g *hubGroup, first bool) *failure {
 	const fixed = 512 // about what an arrival takes besides its texts and data
 	a.cost = fixed + int64(len(a.op)+len(a.refusal)+len(a.excuse)+len(a.data)+4*len(a.conditions)+4*len(a.excuseConditions))
@@ -352,7 +351,7 @@ func (h *hub) discharge(worldRank int, a *arrival) {
 	r.callBytes -= a.cost
 }
 
-// settle takes a round that has ended from its ranks' quotas.
+// settle releases the quotas that the ranks of a finished round held.
 func (h *hub) settle(g *hubGroup, r *round) {
 	for rank, a := range r.arrivals {
 		if a != nil {
@@ -426,7 +425,7 @@ func (h *hub) refuse(g *hubGroup, worldRank int, a *arrival) *failure {
 	return nil
 }
 
-// leftBehind gives a rank that has left the group and will never come to the round, or -1.
+// leftBehind returns a rank that has left the group and will never come to the round, or -1.
 func (g *hubGroup) leftBehind(r *round) int {
 	if g.nAway == 0 {
 		return -1
@@ -509,7 +508,7 @@ func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 	}
 }
 
-// keepUnopened remembers a group whose opening failed, for ranks that come late, but not all that one rank ever tried to open.
+// keepUnopened remembers a group whose opening failed, for ranks that come late. Of the groups that one rank tried to open it keeps only the latest.
 func (h *hub) keepUnopened(g *hubGroup) {
 	r := &h.ranks[g.opener]
 	if slices.Contains(r.unopened, g.name) {
@@ -557,7 +556,7 @@ func (r *round) missing() []int {
 	return missing
 }
 
-// excuses gives the failures that explain why the calls do not match, or nil if no rank has one.
+// excuses returns the failures that explain why the calls do not match, or nil if no rank has one.
 func (r *round) excuses() *failure {
 	f := &failure{kind: failRefused}
 	for rank, a := range r.arrivals {
@@ -583,8 +582,7 @@ func (r *round) mismatchFailure() *failure {
 	return &failure{kind: failMismatch, values: values}
 }
 
-// abandon makes a round fail because one rank waits no longer. It does nothing if the round has ended: then its outcome is
-// already on the way.
+// abandon makes a round fail because one rank no longer waits. It does nothing if the round has ended, since its outcome is then on the way.
 func (h *hub) abandon(worldRank int, group string, seq uint64, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -624,7 +622,7 @@ func (h *hub) partLocked(g *hubGroup, rank int) {
 	}
 }
 
-// liveRounds gives the rounds that have not failed, in order, so that answers go out in order too.
+// liveRounds returns the rounds that have not failed, in order, so that answers go out in order too.
 func (g *hubGroup) liveRounds() []uint64 {
 	var live []uint64
 	for seq, r := range g.rounds {
@@ -692,7 +690,7 @@ func (h *hub) lose(worldRank int, reason string) {
 	}
 }
 
-// groupsOf gives the groups that a rank is a member of, by name, so that news goes out in the same order every time.
+// groupsOf returns the groups that a rank is a member of, by name, so that news goes out in the same order every time.
 func (h *hub) groupsOf(worldRank int) []*hubGroup {
 	var groups []*hubGroup
 	for _, g := range h.groups {
@@ -721,7 +719,7 @@ func (h *hub) detach(worldRank int, state rankState) {
 	}
 }
 
-// gone gives a channel that is closed when no rank is attached.
+// gone returns a channel that is closed when no rank is attached.
 func (h *hub) gone() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -734,7 +732,7 @@ func (h *hub) gone() <-chan struct{} {
 	return c
 }
 
-// attached gives the ranks that are present, ascending.
+// attached returns the ranks that are present, ascending.
 func (h *hub) attached() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

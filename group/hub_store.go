@@ -99,7 +99,7 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 	req.replyTo.receiveReply(reply)
 }
 
-// do fills in the reply, or gives nil if the rank must wait.
+// do fills in the reply, or returns nil if the rank must wait.
 func (h *hub) do(g *hubGroup, req *storeRequest, reply *storeReply) *storeReply {
 	present, ok := g.store[req.key]
 	switch req.verb {
@@ -144,7 +144,7 @@ func (h *hub) do(g *hubGroup, req *storeRequest, reply *storeReply) *storeReply 
 	return reply
 }
 
-// addTo gives the number that value spells plus delta; an absent value is 0.
+// addTo returns the number that value spells plus delta; an absent value is 0.
 func addTo(value []byte, ok bool, delta int64) (int64, error) {
 	if !ok {
 		return delta, nil
@@ -187,7 +187,7 @@ func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	return nil
 }
 
-// cancelGet takes a waiting Get back. It is answered no more.
+// cancelGet withdraws a waiting Get, which then gets no answer.
 func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,7 +196,7 @@ func (h *hub) cancelGet(worldRank int, group, key string, id uint64) {
 	}
 }
 
-// dropWaiters takes back every waiting Get of a rank that is gone.
+// dropWaiters withdraws every waiting Get of a rank that is gone.
 func (h *hub) dropWaiters(g *hubGroup, worldRank int) {
 	for key := range g.waiting {
 		h.removeWaiters(g, key, func(w getWaiter) bool { return w.worldRank == worldRank })

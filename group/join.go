@@ -64,7 +64,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
 			err = errors.Join(err, t.service.listener.tooManyFiles())
 		}
-		// The others are told why before the connection ends; that takes no longer than a moment.
+		// The others are told why before the connection ends; that is bounded by a short timeout.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)
 		defer cancel()
 		if bye := s.transport.goodbye(grace); bye != nil {
@@ -101,7 +101,7 @@ func meet(ctx context.Context, g *Group, m Member) error {
 	return nil
 }
 
-// hostTransport is rank 0's: the hub is in its own process, and it serves it to the others.
+// hostTransport is the transport of rank 0: the hub is in its own process, and it serves the hub to the other ranks.
 type hostTransport struct {
 	localTransport
 	service *service // nil in a world of one
@@ -162,8 +162,8 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 	}
 }
 
-// checkAddress refuses to serve or to look for the service anywhere but on this host without a token, or with one that can be
-// guessed: anyone could be there.
+// checkAddress refuses addresses beyond this host, for serving and for connecting, without a token or with one that can be guessed: anyone could be
+// there.
 func checkAddress(ctx context.Context, o *Options) error {
 	if len(o.Token) >= MinToken {
 		return nil

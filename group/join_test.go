@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// listenLoopback gives a listening socket on a port that the system picks.
+// listenLoopback returns a listening socket on a port that the system picks.
 func listenLoopback(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -529,4 +529,11 @@ func TestUnrulyRank(t *testing.T) {
 			leaveAll(t, groups)
 		})
 	}
+}
+
+// TestOptionDefaults: the defaults are those that the documentation of Options names.
+func TestOptionDefaults(t *testing.T) {
+	o, err := (&Options{}).checked()
+	require.NoError(t, err)
+	require.Equal(t, []any{1, 60 * time.Second, 10 * time.Second}, []any{o.WorldSize, o.Timeout, o.LivenessTimeout})
 }

@@ -45,18 +45,17 @@ const maxLaunchSize = 1 << 20
 // launchOp is the operation that refused values name.
 const launchOp = "finding this process's place in the job"
 
-// DetectLaunch finds this process's place in its job from the environment alone: it opens nothing and waits for nothing. getenv
-// gives the value of a variable, "" if it is not set; nil is os.Getenv. nil options are the zero LaunchOptions.
+// DetectLaunch finds this process's place in its job from the environment alone: it opens nothing and waits for nothing. getenv returns the value of
+// a variable, "" if it is not set; nil is os.Getenv. Nil options are the zero LaunchOptions.
 //
 // # Who is believed
 //
-// What opts gives wins, then SYMMEM_RANK, SYMMEM_WORLD_SIZE, SYMMEM_LOCAL_RANK, SYMMEM_LOCAL_WORLD_SIZE,
-// SYMMEM_RENDEZVOUS_ADDR, SYMMEM_JOB and SYMMEM_RESTART, each on its own. What is then missing comes from one launcher: the
-// first of torchrun, Open MPI, Hydra (MPICH, Intel MPI), PMIx, Slurm and a Kubernetes indexed job that has started this
-// process. The order is that of nesting, the innermost first: torchrun inside of mpirun or srun, and mpirun inside of a Slurm
-// step or a pod, leave the variables of both, which may differ. Open MPI and Hydra do not nest; if both have set their
-// variables and disagree, that is an error with both. A launcher whose world size is not the one that was given explicitly
-// speaks of another set of processes: its local ranks and the address made from it are not used.
+// The options come first, then SYMMEM_RANK, SYMMEM_WORLD_SIZE, SYMMEM_LOCAL_RANK, SYMMEM_LOCAL_WORLD_SIZE, SYMMEM_RENDEZVOUS_ADDR, SYMMEM_JOB and
+// SYMMEM_RESTART, each on its own. What is then missing comes from one launcher: the first of torchrun, Open MPI, Hydra (MPICH, Intel MPI), PMIx,
+// Slurm and a Kubernetes indexed job that has started this process. The order is that of nesting, the innermost first: torchrun inside of mpirun or
+// srun, and mpirun inside of a Slurm step or a pod, leave the variables of both, which may differ. Open MPI and Hydra do not nest; if both have set
+// their variables and disagree, that is an error with both. A launcher whose world size is not the one that was given explicitly speaks of another
+// set of processes: its local ranks and the address made from it are not used.
 //
 // When nothing has started this process, it is a world of one. If it looks as if something should have (a Slurm allocation for
 // several tasks without srun, node ranks without local ranks), that is an error that says how to start it.
@@ -87,7 +86,7 @@ func DetectLaunch(getenv func(string) string, opts *LaunchOptions) (Launch, erro
 	return e.complete(given, chosen)
 }
 
-// explicit gives what the caller and then the SYMMEM_ variables say.
+// explicit returns what the caller and then the SYMMEM_ variables say.
 func (e *launchEnv) explicit(given *Launch) (Launch, error) {
 	l := NoLaunch()
 	if given != nil {
@@ -164,7 +163,7 @@ func (e *launchEnv) choose(forced string, given Launch) (chosen launchReading, w
 		return readings[first], why, nil
 	}
 	if given.Rank == -1 || given.WorldSize == 0 {
-		// Who was half started by one launcher is helped more by that than by what another one, a pod for example, lacks.
+		// If one launcher half started this process, saying so helps more than naming what another one, such as a pod, lacks.
 		for _, r := range readings {
 			if r.suspect != nil {
 				return launchReading{}, "", r.suspect
@@ -243,8 +242,8 @@ func (e *launchEnv) complete(given Launch, chosen launchReading) (Launch, error)
 	return l, nil
 }
 
-// check looks for gaps and for numbers that do not go together. Of numbers on which a launcher and an explicit value disagree
-// the launcher's are dropped; some launchers are known to set wrong local sizes.
+// check looks for missing numbers and for numbers that contradict each other. Where a launcher and an explicit value disagree, the launcher's number
+// is dropped: some launchers are known to set wrong local sizes.
 func (l *Launch) check(given Launch, chosen launchReading) error {
 	if l.WorldSize == 0 {
 		hint := "set SYMMEM_WORLD_SIZE to the number of ranks"
@@ -288,7 +287,7 @@ func (l *Launch) check(given Launch, chosen launchReading) error {
 		}
 	}
 	if l.LocalWorldSize == l.WorldSize {
-		// All ranks are on this host, whatever else is not known of it.
+		// All ranks are on this host, even if nothing else is known of it.
 		if l.LocalRank == -1 {
 			l.LocalRank = l.Rank
 		}
@@ -391,10 +390,10 @@ func newLaunchEnv(getenv func(string) string) *launchEnv {
 	return &launchEnv{getenv: getenv}
 }
 
-// get gives a variable without blanks around it, "" if it is not set.
+// get returns a variable without blanks around it, "" if it is not set.
 func (e *launchEnv) get(name string) string { return strings.TrimSpace(e.getenv(name)) }
 
-// first gives the first of the variables that is set.
+// first returns the first of the variables that is set.
 func (e *launchEnv) first(names ...string) string {
 	for _, name := range names {
 		if value := e.get(name); value != "" {
@@ -404,7 +403,7 @@ func (e *launchEnv) first(names ...string) string {
 	return ""
 }
 
-// number gives a variable's number, -1 if it is not set, or an error if it is none or out of range.
+// number returns a variable's number, -1 if it is not set, or an error if it is none or out of range.
 func (e *launchEnv) number(name string, lowest int) (int, error) {
 	text := e.get(name)
 	if text == "" {
@@ -417,7 +416,7 @@ func (e *launchEnv) number(name string, lowest int) (int, error) {
 	return n, nil
 }
 
-// firstNumber gives the number of the first of the variables that is set.
+// firstNumber returns the number of the first of the variables that is set.
 func (e *launchEnv) firstNumber(lowest int, names ...string) (int, error) {
 	for _, name := range names {
 		if e.get(name) != "" {
@@ -427,7 +426,7 @@ func (e *launchEnv) firstNumber(lowest int, names ...string) (int, error) {
 	return -1, nil
 }
 
-// shown gives the variables among names that are set, as NAME=value.
+// shown returns the variables among names that are set, as NAME=value.
 func (e *launchEnv) shown(names []string) []string {
 	var found []string
 	for _, name := range names {

@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// parseNodeList gives the first hosts, at most limit of them, of a list as Slurm writes it: "node[001-004,007],host2". Numbers
-// keep their leading zeros. What comes after the last host that is given is not looked at.
+// parseNodeList returns the first hosts, at most limit of them, of a list as Slurm writes it: "node[001-004,007],host2". Numbers keep their leading
+// zeros. The rest of the list, after the last host that is returned, is not parsed.
 func parseNodeList(list string, limit int) ([]string, error) {
 	var hosts []string
 	rest := strings.TrimSpace(list)

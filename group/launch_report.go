@@ -1,6 +1,6 @@
 package group
 
-// LaunchReport is what one launcher's variables say, for people who look for a mistake.
+// LaunchReport is what one launcher's variables say, for people who diagnose a launch.
 type LaunchReport struct {
 	Launcher string   // the name to ask for it by: "slurm"
 	Found    []string // its variables that are set, as NAME=value

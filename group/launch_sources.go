@@ -109,9 +109,8 @@ func (r *launchReading) common(e *launchEnv, rank, size string, localRank, local
 	r.number(e, &r.launch.LocalWorldSize, "local world size", 1, localSize...)
 }
 
-// readTorchrun reads what torchrun, and whoever follows its names, sets. RANK and WORLD_SIZE are also set by systems that mean
-// whole nodes by them and leave it to torchrun to start processes there; only together with LOCAL_RANK do they speak of
-// processes.
+// readTorchrun reads what torchrun, and programs that use its names, set. RANK and WORLD_SIZE are also set by systems that mean whole nodes by them
+// and leave it to torchrun to start processes there; only together with LOCAL_RANK do they speak of processes.
 func readTorchrun(e *launchEnv, forced bool) launchReading {
 	var r launchReading
 	r.common(e, "RANK", "WORLD_SIZE", []string{"LOCAL_RANK"}, []string{"LOCAL_WORLD_SIZE"})
@@ -128,7 +127,7 @@ func readTorchrun(e *launchEnv, forced bool) launchReading {
 	const all = "RANK, WORLD_SIZE and LOCAL_RANK together"
 	const hint = "without LOCAL_RANK they may count nodes instead of processes: " +
 		"start the program with \"torchrun --no-python\", or, if they do count processes, set SYMMEM_LAUNCHER=torchrun"
-	// A node count of one or a rank of 0 alone says no more than that this is a world of one.
+	// A node count of one or a rank of 0 by itself only says that this is a world of one.
 	several := size != "" && size != "1" || size == "" && rank != "" && rank != "0"
 	nodes, each := e.get("PET_NNODES"), e.get("PET_NPROC_PER_NODE")
 	switch {
@@ -182,7 +181,7 @@ func readHydra(e *launchEnv, forced bool) launchReading {
 	return r
 }
 
-// readPMIx reads what a launcher sets that speaks PMIx and nothing else. The world size is not among it.
+// readPMIx reads what a launcher that speaks only PMIx sets. The world size is not among it.
 func readPMIx(e *launchEnv, _ bool) launchReading {
 	r := launchReading{local: true, launch: NoLaunch(), addrHint: mpiAddrHint}
 	r.number(e, &r.launch.Rank, "rank", 0, "PMIX_RANK")
@@ -228,7 +227,7 @@ func readSlurm(e *launchEnv, _ bool) launchReading {
 	}
 	r.started, r.why = true, "SLURM_STEP_ID and SLURM_PROCID are set"
 	r.number(e, &r.launch.Rank, "rank", 0, "SLURM_PROCID")
-	// The step's own numbers come first: those of the job stay what they were when a step takes fewer tasks.
+	// The step's own numbers come first: the job's stay as they were when a step takes fewer tasks.
 	r.number(e, &r.launch.WorldSize, "world size", 1, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 	r.number(e, &r.launch.LocalRank, "local rank", 0, "SLURM_LOCALID")
 	r.number(e, &r.launch.NodeRank, "node rank", 0, "SLURM_NODEID")
@@ -246,7 +245,7 @@ func readSlurm(e *launchEnv, _ bool) launchReading {
 	return r
 }
 
-// slurmTasks gives how many tasks the job was asked for, 0 if it was not said.
+// slurmTasks returns how many tasks the job was asked for, 0 if it was not said.
 func (e *launchEnv) slurmTasks() int {
 	if n, err := e.firstNumber(1, "SLURM_NTASKS", "SLURM_NPROCS"); err == nil && n > 0 {
 		return n
@@ -261,7 +260,7 @@ func (e *launchEnv) slurmTasks() int {
 	return each
 }
 
-// slurmPortKey gives what all ranks know of their Slurm job: the job and the step, or, where mpirun has spread its daemons over
+// slurmPortKey returns what all ranks know of their Slurm job: the job and the step, or, where mpirun has spread its daemons over
 // a step and the batch script, the job alone.
 func (e *launchEnv) slurmPortKey(chosen launchReading) string {
 	if chosen.hosts != "" {
@@ -270,8 +269,8 @@ func (e *launchEnv) slurmPortKey(chosen launchReading) string {
 	return e.first("SLURM_JOB_ID", "SLURM_JOBID")
 }
 
-// slurmTasksOnNode gives the number of tasks on a node from a list like "4(x2),3", which says 4, 4 and 3. It gives 0 if the list
-// cannot be read or does not sum up to size.
+// slurmTasksOnNode returns the number of tasks on a node from a list like "4(x2),3", which means 4, 4 and 3. It returns 0 if the list cannot be read
+// or does not sum up to size.
 func slurmTasksOnNode(counts string, node, size int) int {
 	found, at, sum := 0, 0, 0
 	for entry := range strings.SplitSeq(counts, ",") {
@@ -328,7 +327,7 @@ func readKubernetes(e *launchEnv, forced bool) launchReading {
 	return r
 }
 
-// launchWhy says how it was seen that a launcher has or has not started this process.
+// launchWhy says by what it was recognized that a launcher did or did not start this process.
 func launchWhy(started bool, vars string) string {
 	if started {
 		return vars + " are set"

@@ -13,7 +13,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// launchFile gives a recorded environment, with more variables laid over it.
+// launchFile returns a recorded environment, with more variables laid over it.
 func launchFile(t *testing.T, name string, more ...string) func(string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "env", name+".env"))
@@ -21,7 +21,7 @@ func launchFile(t *testing.T, name string, more ...string) func(string) string {
 	return launchVarsOf(append(strings.Split(string(data), "\n"), more...)...)
 }
 
-// launchVarsOf gives an environment of lines NAME=value.
+// launchVarsOf returns an environment of lines NAME=value.
 func launchVarsOf(lines ...string) func(string) string {
 	vars := map[string]string{}
 	for _, line := range lines {

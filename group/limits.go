@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// limits bound what rank 0 spends on whoever asks it for something, in time, memory and open files. The defaults are far above
-// what jobs need. Those of one rank hold twice: the rank itself refuses with a typed error what goes beyond them, and the hub
-// refuses what a rank of another making asks for beyond twice as much.
+// limits bound what rank 0 spends on its clients, in time, memory and open files. The defaults are far above what jobs need. The limits of one rank
+// are checked twice: the rank itself refuses what exceeds them, with a typed error, and the hub refuses what exceeds twice as much, for ranks that
+// run other code.
 type limits struct {
 	attempt   time.Duration // a rank's first attempt to connect; later ones may take longer
 	handshake time.Duration // from a connection's beginning until a rank is admitted on it

@@ -22,7 +22,7 @@ type heardConn struct {
 
 func (c *heardConn) hear() { c.heard.Store(int64(time.Since(processStart))) }
 
-// silence gives how long nothing has come.
+// silence returns how long ago the last byte came.
 func (c *heardConn) silence() time.Duration {
 	return time.Since(processStart) - time.Duration(c.heard.Load())
 }
@@ -35,7 +35,7 @@ func (c *heardConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The time is monotonic: a clock that is set does not make a rank silent.
+// The time is monotonic, so setting the clock does not make a rank look silent.
 var processStart = time.Now()
 
 // boundedListener accepts the connections of the rendezvous service. Until a rank is admitted on a connection, which may be
@@ -79,8 +79,7 @@ func newBoundedListener(l net.Listener, lim *limits, logger *slog.Logger) *bound
 	return b
 }
 
-// Accept returns the next connection. It fails only when the listener is closed: too many open files, or whatever else a system
-// may say here, passes.
+// Accept returns the next connection. It fails only when the listener is closed: other errors, such as too many open files, are temporary.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	const shortest, longest = 10 * time.Millisecond, time.Second
 	pause := shortest
@@ -101,7 +100,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			l.turnAway(conn)
 			continue
 		}
-		// With the spare file closed there is one more to accept a connection with: to tell whoever waits what is wrong.
+		// Closing the spare file frees a descriptor to accept one connection with, so that the peer can be told what is wrong.
 		l.noteFull(err)
 		if l.dropSpare() {
 			continue
@@ -133,7 +132,7 @@ func (l *boundedListener) Close() error {
 	return errors.Join(err, l.closePending(0))
 }
 
-// closePending ends the connections that have waited for so long for a rank to be admitted.
+// closePending ends the connections on which no rank was admitted in time.
 func (l *boundedListener) closePending(age time.Duration) error {
 	var old []*serviceSocket
 	l.mu.Lock()
@@ -205,8 +204,8 @@ func (l *boundedListener) waitForRoom() bool {
 	}
 }
 
-// slowest gives the pending connection that has to go, or how long none has to. It is the oldest of those that have had their
-// time, of the source that has the most: one that opens many cannot keep out another that opens few.
+// slowest returns the pending connection to close, or for how long none has to be closed. It picks the oldest of those whose time is up, from the
+// source that has the most, so that a source that opens many cannot keep out one that opens few.
 func (l *boundedListener) slowest() (*serviceSocket, time.Duration) {
 	sources := make(map[string]int)
 	for c := range l.pending {
@@ -241,14 +240,14 @@ func (l *boundedListener) keepSpare() bool {
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		l.noteFullLocked(err)
-		// Another reason than too many files says nothing about connections.
+		// An error other than too many open files says nothing about connections.
 		return fileLimit(err) == err //nolint:errorlint // whether it was changed
 	}
 	l.spare = f
 	return true
 }
 
-// dropSpare reports whether there was a spare file, which is closed now.
+// dropSpare closes the spare file, and reports whether there was one.
 func (l *boundedListener) dropSpare() bool {
 	l.mu.Lock()
 	f := l.spare
@@ -275,8 +274,8 @@ func (l *boundedListener) noteFullLocked(err error) {
 	}
 }
 
-// tooManyFiles says that connections were refused, or could not even be taken to be refused, because this process may open no further
-// file, or gives nil.
+// tooManyFiles returns an error if connections were refused, or could not even be accepted, because this process may open no further file. Otherwise
+// it returns nil.
 func (l *boundedListener) tooManyFiles() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -289,8 +288,8 @@ func (l *boundedListener) tooManyFiles() error {
 	return fmt.Errorf("the rendezvous service turned %d connections away: %w", l.refused, l.full)
 }
 
-// turnAway tells whoever connects that there are too many open files. The greeting is read first, for what closes a connection
-// with unread bytes in it takes back what was sent over it.
+// turnAway tells the peer that there are too many open files. It reads the greeting first, because closing a connection that has unread bytes
+// discards what was sent over it.
 func (l *boundedListener) turnAway(conn net.Conn) {
 	const moment = 50 * time.Millisecond
 	err := conn.SetDeadline(time.Now().Add(moment))
@@ -323,7 +322,7 @@ func (l *boundedListener) forget(c *serviceSocket) {
 	}
 }
 
-// admit takes the bounds off a connection on which a rank was admitted.
+// admit removes the bounds from a connection on which a rank was admitted.
 func (c *serviceSocket) admit() {
 	c.admitted.Store(true)
 	c.listener.forget(c)

@@ -8,7 +8,7 @@ import (
 
 // LocalOptions are the choices of [Local]. Nil or zero values are the defaults.
 type LocalOptions struct {
-	// Timeout bounds each collective call whose context does not end sooner. Zero is DefaultTimeout.
+	// Timeout bounds each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
 	// BootIDs pretends, by rank, that ranks run on other machines than this one; nil, or "" for a rank, is the truth.
 	BootIDs []string

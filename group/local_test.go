@@ -21,7 +21,7 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// newLocal gives n ranks in this process, closed when the test ends.
+// newLocal returns n ranks in this process, closed when the test ends.
 func newLocal(t testing.TB, n int, opts *LocalOptions) []*Group {
 	t.Helper()
 	groups, err := Local(n, opts)
@@ -38,7 +38,7 @@ func closeAll(t testing.TB, groups []*Group) {
 	}
 }
 
-// onAll runs fn on every rank at once and gives the errors by rank.
+// onAll runs fn on every rank at once and returns the errors by rank.
 func onAll(groups []*Group, fn func(g *Group) error) []error {
 	failures := make([]error, len(groups))
 	var wait sync.WaitGroup

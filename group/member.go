@@ -22,7 +22,7 @@ func (m Member) sameMachine(other Member) bool {
 	return m.Process == other.Process && m.BootID == other.BootID || m.BootID != "" && m.BootID == other.BootID
 }
 
-// processID is unique to this process; process ids repeat between containers and over time.
+// processID is unique to this process, as the system's process ids are not: they repeat between containers and over time.
 var processID = sync.OnceValue(func() string { return rand.Text() })
 
 // thisProcess describes this process as the given rank.
@@ -44,10 +44,10 @@ func thisProcess(worldRank, localRank int, bootID string) Member {
 	}
 }
 
-// readBootID gives the kernel's boot id, or "" where there is none: then only ranks of one process count as of one machine.
+// readBootID is the kernel's boot id, or "" where there is none: then only ranks of one process count as of one machine.
 var readBootID = sync.OnceValue(func() string { return bootIDIn("/proc/sys/kernel/random/boot_id") })
 
-// bootIDIn gives the boot id in a file, or "" where it cannot be read: a container may hide it, or show an empty file.
+// bootIDIn returns the boot id in a file, or "" where it cannot be read: a container may hide it, or show an empty file.
 func bootIDIn(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

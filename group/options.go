@@ -11,7 +11,7 @@ import (
 // MaxWorldSize is the most ranks that a job may have.
 const MaxWorldSize = 16384
 
-// MinToken is the fewest bytes of a token that may be used on other addresses than loopback ones.
+// MinToken is the least number of bytes of a token that may be used on addresses other than loopback.
 const MinToken = 16
 
 // Options say which rank of which job this process is and where the ranks meet. Nil is a world of one rank.
@@ -28,20 +28,20 @@ type Options struct {
 	Listener net.Listener
 	// Job names the job, so that a rank that strays into another job's service is refused.
 	Job string
-	// Restart counts the attempts of a job that is started again, so that a rank of an old attempt is refused.
+	// Restart counts how often the job was started again, so that a rank of an earlier attempt is refused.
 	Restart int
-	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one, or
-	// with one of fewer than MinToken bytes, the service listens and is looked for on loopback addresses only; without one any
-	// user of the host can join there. Make it at random: someone who answers at Addr in place of the service cannot use the proof that
-	// comes, but can try guessed tokens against it for any time.
+	// Token is the job's secret. With a token, connections are encrypted and both sides prove that they know it. Without one, or with one of fewer
+	// than MinToken bytes, the service listens and is looked for on loopback addresses only; without one any user of the host can join there. Make it
+	// at random: someone who answers at Addr in place of the service cannot use the proof that clients send, but can test guessed tokens against it
+	// for as long as they like.
 	Token string
 	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
 	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.
 	TLS *tls.Config
-	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is DefaultTimeout.
+	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
 	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
-	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is DefaultLivenessTimeout.
+	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is 10 seconds.
 	LivenessTimeout time.Duration
 	// BootID pretends that this rank runs on another machine. "" is the truth.
 	BootID string
@@ -61,7 +61,7 @@ func (o *Options) bounds() *limits {
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.
 const minLivenessTimeout = 100 * time.Millisecond
 
-// checked gives a copy of the options with the defaults filled in, or says what is wrong with them.
+// checked returns a copy of the options with the defaults filled in, or says what is wrong with them.
 func (o *Options) checked() (*Options, error) {
 	if o == nil {
 		o = &Options{}
@@ -71,10 +71,10 @@ func (o *Options) checked() (*Options, error) {
 		c.WorldSize = 1
 	}
 	if c.Timeout == 0 {
-		c.Timeout = DefaultTimeout
+		c.Timeout = defaultTimeout
 	}
 	if c.LivenessTimeout == 0 {
-		c.LivenessTimeout = DefaultLivenessTimeout
+		c.LivenessTimeout = defaultLivenessTimeout
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

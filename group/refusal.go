@@ -52,8 +52,8 @@ func (r RefusalReason) String() string {
 	return fmt.Sprintf("RefusalReason(%d)", int(r))
 }
 
-// RefusedError says that the service, or what answers in its place, has refused this rank. Joining again does not help. The ranks that are in
-// the job are not disturbed.
+// RefusedError says that the service, or whatever answers in its place, has refused this rank. Joining again does not help. The ranks that are in the
+// job are not disturbed.
 type RefusedError struct {
 	Addr   string        // where the service was looked for
 	Reason RefusalReason // why, for programs
@@ -69,7 +69,7 @@ func refused(reason RefusalReason, format string, args ...any) *RefusedError {
 	return &RefusedError{Reason: reason, Text: fmt.Sprintf(format, args...)}
 }
 
-// quoteJob gives the name of a job for an error: quoted, and not all of it if it is long.
+// quoteJob returns the name of a job for an error: quoted, and not all of it if it is long.
 func quoteJob(name string) string {
 	const longest = 80
 	if len(name) <= longest {

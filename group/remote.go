@@ -50,9 +50,9 @@ type remoteRound struct {
 const (
 	firstBackoff = 10 * time.Millisecond
 	lastBackoff  = time.Second
-	// longestAttempt is how many times the bound of the first attempt that of a later one may be.
+	// longestAttempt is the bound of later attempts to connect, as a multiple of that of the first.
 	longestAttempt = 10
-	// queueFactor is how many times what the service keeps for a rank the rank keeps for the service before it refuses requests.
+	// queueFactor is how much a rank queues before it refuses requests, as a multiple of what the service queues for a rank.
 	queueFactor = 4
 )
 
@@ -90,19 +90,18 @@ func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, er
 	}
 }
 
-// cutShort reports whether the context has ended, or is about to: what has its deadline ends a moment before it.
+// cutShort reports whether the context has ended or is about to: operations that have its deadline may end a moment before it.
 func cutShort(ctx context.Context) bool {
 	const moment = 20 * time.Millisecond
 	deadline, bounded := ctx.Deadline()
 	return ctx.Err() != nil || bounded && time.Until(deadline) < moment
 }
 
-// errAttempt is the end of an attempt whose time was over.
+// errAttempt is the error of an attempt that timed out.
 var errAttempt = errors.New("no answer in time")
 
-// attempt connects once. Only making the connection has a bound of its own, for a listening socket whose service has not started
-// answers nothing, nor does a host that is gone. From the hello on the rank may be stopped, or the service be busy, for as long
-// as the context lasts.
+// attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
+// host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts.
 func attempt(ctx context.Context, s *session, m Member, o *Options, bound time.Duration) (*remote, error) {
 	secure, socket, err := secureConnection(ctx, o, bound)
 	if err != nil {
@@ -123,7 +122,7 @@ func attempt(ctx context.Context, s *session, m Member, o *Options, bound time.D
 	return r, nil
 }
 
-// secureConnection gives a connection that both sides trust, and the one below it.
+// secureConnection returns an authenticated connection, and the connection below it.
 func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net.Conn, *heardConn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: %v", errAttempt, bound))
 	defer cancel()
@@ -146,7 +145,7 @@ func secureConnection(ctx context.Context, o *Options, bound time.Duration) (net
 	return secure, socket, nil
 }
 
-// closing gives err, and what goes wrong when c is closed, unless it was closed already.
+// closing closes c and returns err joined with the error of closing, unless c was closed already.
 func closing(err error, c io.Closer) error {
 	if closeErr := c.Close(); closeErr != nil && !errors.Is(closeErr, net.ErrClosed) {
 		return errors.Join(err, closeErr)
@@ -154,7 +153,7 @@ func closing(err error, c io.Closer) error {
 	return err
 }
 
-// open says hello on a connection that both sides trust, and starts the goroutines that carry messages.
+// open says hello on an authenticated connection, and starts the goroutines that carry messages.
 func (r *remote) open(ctx context.Context, conn net.Conn, m Member, o *Options) error {
 	var dialed atomic.Bool
 	var err error
@@ -245,7 +244,7 @@ func (r *remote) read() {
 	}
 }
 
-// readable drops gRPC's wrapping from an error's text.
+// readable removes gRPC's wrapping from an error's text.
 func readable(err error) string {
 	if s, ok := status.FromError(err); ok && s.Message() != "" {
 		return s.Message()
@@ -367,7 +366,7 @@ func (r *remote) reply(m *pb.StoreReply) {
 	})
 }
 
-// queueFull is the failure of a request for which the outbox has no room.
+// queueFull returns the failure of a request for which the outbox has no room.
 func (r *remote) queueFull() *failure {
 	if r.outbox.crowded() {
 		return &failure{kind: failQuota, text: quotaQueued, limit: int64(r.outbox.most)}

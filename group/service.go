@@ -58,15 +58,15 @@ type serviceConn struct {
 	brokeHow string
 }
 
-// The phases of a connection. A rank that has not spoken since it was admitted may not even know that it was: it can say hello
-// again over another connection, which then stands for this one.
+// The phases of a connection. A rank that has not spoken since it was admitted may not know that it was admitted: it can say hello again over another
+// connection, which then replaces this one.
 const (
 	phaseFresh int32 = iota
 	phaseSpoken
 	phaseReplaced
 )
 
-// startService serves on l until stop is called. It takes l over.
+// startService serves on l until stop is called. It takes over l.
 func startService(l net.Listener, h *hub, o *Options) (*service, error) {
 	var certificates *tls.Config
 	if o.Token != "" {
@@ -118,7 +118,7 @@ func (s *service) stop() {
 	s.work.Wait()
 }
 
-// closeListener lets nobody in any more, and ends the connections of those who were not admitted.
+// closeListener accepts no more connections, and ends those on which no rank was admitted.
 func (s *service) closeListener() {
 	if err := s.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.logger.Debug("closing the listener", "error", err)
@@ -149,7 +149,7 @@ type gate struct {
 	certificates *tls.Config
 }
 
-// gateInfo leads from a stream to its connection.
+// gateInfo finds the connection of a stream.
 type gateInfo struct {
 	credentials.CommonAuthInfo
 	socket *serviceSocket
@@ -158,7 +158,7 @@ type gateInfo struct {
 // AuthType names the handshake.
 func (gateInfo) AuthType() string { return protocolMagic }
 
-// ServerHandshake lets a connection in that knows the token. gRPC has set a deadline.
+// ServerHandshake admits a connection whose peer knows the token. gRPC has set a deadline.
 func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	socket, ok := raw.(*serviceSocket)
 	if !ok {
@@ -192,7 +192,7 @@ func (g *gate) Clone() credentials.TransportCredentials { return g }
 // OverrideServerName is for clients.
 func (g *gate) OverrideServerName(string) error { return nil }
 
-// socketOf gives the connection that a stream runs over.
+// socketOf returns the connection that a stream runs over.
 func socketOf(ctx context.Context) (*serviceSocket, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -282,7 +282,7 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	}
 }
 
-// admit lets the rank in that says hello, or says why not. After that its connection takes part in liveness.
+// admit admits the rank that says hello, or says why not. From then on its connection is watched for silence.
 func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	s, o, m := c.service, c.service.options, memberFromWire(h.GetMember())
 	switch {
@@ -321,8 +321,8 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	return nil
 }
 
-// replace lets a rank that is attached go on over another connection, if it is the same join and nothing was said over the old
-// connection. The caller holds the lock.
+// replace moves an attached rank to another connection, if that belongs to the same join and nothing was said over the old connection. The caller
+// holds the lock.
 func (s *service) replace(rank int, c *serviceConn) bool {
 	old := s.attached[rank]
 	if old == nil || c.session == "" || old.session != c.session || !old.phase.CompareAndSwap(phaseFresh, phaseReplaced) {
@@ -401,7 +401,7 @@ func (c *serviceConn) read(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.
 			c.breaks(broke(err))
 			return
 		}
-		// Answers that the rank does not take pile up: no more is asked for it meanwhile.
+		// If the rank does not take its answers they pile up, so nothing more is requested for it meanwhile.
 		for c.outbox.full() {
 			select {
 			case <-c.outbox.room:
@@ -464,7 +464,7 @@ func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 	return true
 }
 
-// broke says in a loss how a rank's connection ended. gRPC cancels the streams of a connection that is gone.
+// broke returns the reason of a loss: how the rank's connection ended. gRPC cancels the streams of a connection that is gone.
 func broke(err error) string {
 	if status.Code(err) == codes.Canceled {
 		return "its connection broke; its process has probably ended"
@@ -534,7 +534,7 @@ func (c *serviceConn) detach() {
 	c.once.Do(func() { close(c.gone) })
 }
 
-// heartbeatInterval gives every silence several chances to be broken.
+// heartbeatInterval is short enough that several beats fit into the silence that is allowed.
 func heartbeatInterval(liveness time.Duration) time.Duration { return min(time.Second, liveness/4) }
 
 // watch ends the connections of silent ranks, and those on which nobody was admitted in time.
@@ -549,7 +549,7 @@ func (s *service) watch() {
 			return
 		case <-ticker.C:
 		}
-		// If this process did not get to run, neither did the goroutines that hear the ranks: their silence says nothing.
+		// If this process did not get to run, neither did the goroutines that read from the ranks, so silence proves nothing.
 		late := time.Since(last) > 2*interval
 		last = time.Now()
 		if err := s.listener.closePending(s.limits.handshake); err != nil {
@@ -571,8 +571,8 @@ type silentConn struct {
 	reason string
 }
 
-// silent gives the connections whose ranks are lost. A rank that has not spoken since it was admitted is not yet there to be
-// silent; if its connection broke it has the same time to come again.
+// silent returns the connections whose ranks are lost. A rank that has not spoken since it was admitted does not yet count as silent; if its
+// connection broke, it has the same time to connect again.
 func (s *service) silent(late bool) []silentConn {
 	var silent []silentConn
 	s.mu.Lock()

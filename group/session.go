@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// DefaultTimeout bounds every collective call whose context does not end sooner.
-const DefaultTimeout = 60 * time.Second
+// defaultTimeout bounds every collective call whose context does not end sooner.
+const defaultTimeout = 60 * time.Second
 
-// DefaultLivenessTimeout is how long a rank may be silent before it counts as lost.
-const DefaultLivenessTimeout = 10 * time.Second
+// defaultLivenessTimeout is how long a rank may be silent before it counts as lost.
+const defaultLivenessTimeout = 10 * time.Second
 
 // graceTimeout is how long a rank that gives up waits for the hub to say who was missing.
 const graceTimeout = time.Second
@@ -56,7 +56,7 @@ type session struct {
 
 func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *limits) *session {
 	if timeout <= 0 {
-		timeout = DefaultTimeout
+		timeout = defaultTimeout
 	}
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -72,7 +72,7 @@ func newSession(worldRank int, timeout time.Duration, logger *slog.Logger, l *li
 	}
 }
 
-// add makes the rank's news reach g. It is called before the hub knows the group, so that no news is missed.
+// add registers g for the rank's news. It is called before the hub knows the group, so that no news is missed.
 func (s *session) add(g *Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +90,8 @@ func (s *session) add(g *Group) error {
 	return nil
 }
 
-// begin counts a collective call that brings so many bytes, and gives how many calls are under way with it, and the bytes that
-// were counted: -1 if they are too many, and then none were.
+// begin counts a collective call with its bytes. It returns the number of calls under way, this one included, and the bytes that were counted, or -1
+// if they are too many and were not counted.
 func (s *session) begin(size int) (calls int, counted int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *session) begin(size int) (calls int, counted int64) {
 	return s.calls, int64(size)
 }
 
-// finish takes back what begin counted.
+// finish undoes what begin counted.
 func (s *session) finish(counted int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +137,7 @@ func (s *session) serviceLost(reason string) {
 	s.logger.Warn("rendezvous service lost", "reason", reason)
 }
 
-// markBroken reports whether this is news.
+// markBroken notes that the service is gone, and reports whether that was not known before.
 func (s *session) markBroken(reason string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -210,7 +210,7 @@ func TestSlowLink(t *testing.T) {
 func TestManyWithData(t *testing.T) {
 	n, liveness := 100, 5*time.Second
 	if os.Getenv("SYMMEM_TEST_LARGE") != "" {
-		n, liveness = 500, DefaultLivenessTimeout
+		n, liveness = 500, defaultLivenessTimeout
 	}
 	groups, failures := joinOver(t, listenLoopback(t), n, Options{LivenessTimeout: liveness})
 	requireNone(t, failures)

@@ -58,7 +58,7 @@ type fileTicket struct {
 	PIDNS   string   // the name space that its process id counts in, "" if not known
 }
 
-// namespace gives the identity of one of this process's name spaces, or "" where /proc does not say.
+// namespace returns the identity of one of this process's name spaces, or "" where /proc does not say.
 func namespace(kind string) string {
 	link, err := os.Readlink("/proc/self/ns/" + kind)
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *socketCarrier) prepare(p *parcel) (exchange, []byte, error) {
 	return x, text, nil
 }
 
-// expect opens the socket at first need and gives its address.
+// expect opens the socket at first need and returns its address.
 func (c *socketCarrier) expect(x *socketExchange) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,8 +165,8 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 		case <-c.done:
 			return
 		}
-		// A failure is that of the exchanges which were there before: another one, begun since, may find that all is well again. If not, it
-		// is there at the next try.
+		// A failure concerns the exchanges that existed before it. One begun since may find that all is well again; if not, it is there for the next
+		// failure.
 		waiting := c.pending()
 		conn, err := l.AcceptUnix()
 		if err != nil {
@@ -222,7 +222,7 @@ func (c *socketCarrier) track(conn *net.UnixConn) bool {
 	return true
 }
 
-// untrack reports whether the connection is still to be closed.
+// untrack forgets a connection, and reports whether it is still to be closed.
 func (c *socketCarrier) untrack(conn *net.UnixConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,14 +237,14 @@ func (c *socketCarrier) failAll(err error) {
 	}
 }
 
-// pending gives the exchanges that expect files.
+// pending returns the exchanges that expect files.
 func (c *socketCarrier) pending() []*socketExchange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Collect(maps.Values(c.expected))
 }
 
-// receive takes one file from a connection and gives it to the exchange that expects it. What nobody expects is closed.
+// receive takes one file from a connection and passes it to the exchange that expects it. A file that no exchange expects is closed.
 func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	sender, err := peerOf(conn)
 	if err != nil {
@@ -297,8 +297,8 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	return nil
 }
 
-// senderFailed reports whether a message could not be read for a reason that lies with its sender, who may be a stranger: it sent
-// nothing, or went away. Any other reason lies with this process, and the file, which was there, does not come again.
+// senderFailed reports whether a message could not be read because of its sender, who may be a stranger: it sent nothing, or went away. Any other
+// reason lies with this process, and the file that was sent is lost.
 func senderFailed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
 }
@@ -308,9 +308,9 @@ type messageReader interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
-// readMessage reads one message. An end of the connection is believed only when it is told twice: where the sender writes and
-// closes while a read finds nothing yet, Linux (net/unix/af_unix.c, __unix_dgram_recvmsg, at least up to 6.18) looks for a message
-// first and for the end second, and tells the end although the message is there.
+// readMessage reads one message. The end of the connection is believed only when it is reported twice: where the sender writes and closes while a
+// read finds nothing yet, Linux (net/unix/af_unix.c, __unix_dgram_recvmsg, at least up to 6.18) looks for a message first and for the end second, and
+// reports the end although the message is there.
 func readMessage(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
 	for range 2 {
 		if n, controlled, flags, _, err = conn.ReadMsgUnix(message, control); !errors.Is(err, io.EOF) {
@@ -322,7 +322,7 @@ func readMessage(conn messageReader, message, control []byte) (n, controlled, fl
 
 var errOtherUser = errors.New("another user")
 
-// peerOf gives the process at the other end, which must be of this user or root's.
+// peerOf returns the process at the other end, which must be of this user or root's.
 func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -345,7 +345,7 @@ func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// takeFiles gives the files of a control message, owned by the caller even if there is an error.
+// takeFiles returns the files of a control message, owned by the caller even if there is an error.
 func takeFiles(control []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// fileTag goes with every passed file, in the same message. The nonce is the receiver's, made for one exchange and told to the
-// group's ranks alone, over the rendezvous: it stands for the job and for what the file is for.
+// fileTag accompanies every file, in the same message. The nonce is made by the receiver for one exchange and is known only to the group's ranks,
+// which learn it through the rendezvous service. It identifies the job and the purpose of the file.
 type fileTag struct {
 	nonce  [16]byte
 	seq    uint64 // the exchange's first collective call

@@ -30,7 +30,7 @@ type workerReport struct {
 	Closed string // the error of Close
 }
 
-// runWorker is the main function of a worker process: it joins, does what its role says, and reports.
+// runWorker returns the main function of a worker process: it joins, does what its role says, and reports.
 func runWorker(role string) int {
 	if err := work(role); err != nil {
 		fmt.Fprintln(os.Stderr, role, err)
@@ -174,7 +174,7 @@ func startWorkers(t *testing.T, role string, size, victim int) []*worker {
 	return workers
 }
 
-// reports gives what the workers other than the victim print, in any order.
+// reports returns what the workers other than the victim print, in any order.
 func reports(t *testing.T, workers []*worker, victim int) []workerReport {
 	t.Helper()
 	all, failures := make([]workerReport, len(workers)), make([]error, len(workers))

@@ -105,6 +105,7 @@ type allReduce struct {
 	in, out   tensor.SymmetricTensor
 	op        Op
 	algorithm Algorithm
+	opts      *AllReduceOptions
 	maxBlocks int
 	inPlace   bool
 }
@@ -116,7 +117,7 @@ const (
 )
 
 func newAllReduce(ctx context.Context, chosen Algorithm, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	a := allReduce{in: in, out: out, op: op, algorithm: chosen, maxBlocks: opts.MaxBlocks, inPlace: in.Ptr() == out.Ptr()}
+	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, inPlace: in.Ptr() == out.Ptr()}
 	spec := a.spec()
 	spec.FirstEpoch = opts.FirstEpoch
 	p, err := collective.New(ctx, in.Memory(), spec)
@@ -138,6 +139,8 @@ func (a *allReduce) spec() collective.Spec {
 		return s
 	}
 	switch {
+	case a.algorithm.form() != nil:
+		a.byForm(&s)
 	case a.algorithm.Backend() != "":
 		a.byLibrary(&s)
 	case a.algorithm == Transfers:
@@ -157,7 +160,7 @@ func (a *allReduce) check(plan string) error {
 	if !a.op.Valid() {
 		return errs.Invalid(name, "op", a.op, fmt.Sprint(Ops()))
 	}
-	if a.algorithm < Auto || a.algorithm >= algorithms {
+	if !a.algorithm.known() {
 		return errs.Invalid(name, "Algorithm", a.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms(kind)...)))
 	}
 	if a.maxBlocks < 0 {

@@ -67,7 +67,7 @@ func (a *allReduce) newTransferForm() transferForm {
 func (a *allReduce) byTransfers(s *collective.Spec) {
 	f := a.newTransferForm()
 	s.Parameters += fmt.Sprintf(", small %t, shards of %d bytes in laps of %d, first byte at %d of 16", f.small, f.shard, f.lap, f.lead)
-	s.Workspace = int64(f.slots()*(f.size-1)) * f.span()
+	s.Workspace = f.workspaceBytes()
 	s.Program = &collective.Program{
 		Signals: transferSignals,
 		// A goroutine that copies and reduces gains nothing by another.
@@ -91,6 +91,9 @@ func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 func (f transferForm) slots() int {
 	return min(f.laps, transferSlots)
 }
+
+// workspaceBytes is the size of all slots.
+func (f transferForm) workspaceBytes() int64 { return int64(f.slots()*(f.size-1)) * f.span() }
 
 // span is the size of a slot.
 func (f transferForm) span() int64 { return alignUp(f.lap+f.lead, shardAlign) }

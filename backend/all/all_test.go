@@ -13,6 +13,7 @@ import (
 	"github.com/symmem/symmem/backend/nixl"
 	"github.com/symmem/symmem/backend/nvshmem"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/options"
 )
 
 // TestOrder: what auto prefers, of this module's backends: direct load and store first, the library that needs least around it before the
@@ -70,7 +71,7 @@ func TestVariables(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"nccl-library": "/a", "nccl-window": "symmetric", "nixl-library": "/b", "nvshmem-arena": "1G"}, cfg.BackendOptions)
 	require.Equal(t, "variable SYMMEM_NCCL_WINDOW", cfg.Source("nccl-window").String())
-	require.Equal(t, []string{"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NIXL_LIBRARY", "SYMMEM_NVSHMEM_LIBRARY"}, config.LibraryVariables())
+	require.Equal(t, []string{"SYMMEM_CUDA_LIBRARY", "SYMMEM_NCCL_LIBRARY", "SYMMEM_NIXL_LIBRARY", "SYMMEM_NVSHMEM_LIBRARY"}, options.LibraryVariables())
 	var defaults []string
 	for _, k := range config.Keys() {
 		if k.Backend != "" {

@@ -100,7 +100,7 @@ func putFloat(b []byte, i int, v float32) {
 	binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(v))
 }
 
-// allReduceErrors: what the library has not is ErrUnsupported on every rank, and the next one works.
+// allReduceErrors: what the library does not have is ErrUnsupported on every rank, and the next one works.
 func allReduceErrors(ctx context.Context, h Harness, r *rank) error {
 	library, ok := r.Backend.(backend.AllReducer)
 	if !ok || len(h.AllReduces) == 0 {

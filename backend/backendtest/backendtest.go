@@ -28,12 +28,12 @@ type Harness struct {
 	Open func(ctx context.Context, g *group.Group) (backend.Backend, error)
 	// WorldSizes are the sizes to test at; default 1, 2 and 3.
 	WorldSizes []int
-	// Unreachable is set when Peer of another rank is ErrNotReachable by design.
+	// Unreachable is set if Peer of another rank returns ErrNotReachable by design.
 	Unreachable bool
-	// Adoptable makes memory of this rank's device as a caller would who wants the backend to adopt it, and gives what frees it. It
-	// must be set if the backend has the capability.
+	// Adoptable makes memory of this rank's device, as a caller would that wants the backend to adopt it, and a function that frees it. It must be
+	// set if the backend has the capability.
 	Adoptable func(b backend.Backend, rank int, bytes int64) (p device.Ptr, free func() error, err error)
-	// AdoptAlign is what adopted memory must be aligned to, in bytes; 0 if there is nothing that it must be.
+	// AdoptAlign is what adopted memory must be aligned to, in bytes; 0 if it need not be aligned.
 	AdoptAlign int64
 	// AllReduces are the forms of all-reduce, by name, that the backend's library has; all add f32.
 	AllReduces []string
@@ -99,7 +99,7 @@ type rank struct {
 	others *sync.WaitGroup
 }
 
-// onBackends opens the backend on size ranks of this process, runs the test on each, and gives what came of it, by rank.
+// onBackends opens the backend on size ranks of this process, runs the test on each, and returns what came of it, by rank.
 func onBackends(t *testing.T, h Harness, size int, tt test) []error {
 	if h.patience == 0 {
 		h.patience = 20 * time.Second

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// ofToys is a harness for toys with a flaw, near or far.
+// ofToys returns a harness for toys with a flaw, near or far.
 func ofToys(t *testing.T, flaw string, isFar bool) Harness {
 	t.Helper()
 	d, err := devhost.New(nil)

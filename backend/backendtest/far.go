@@ -15,17 +15,16 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// FarOptions sets how far away the peers are. Nil and zero values mean as near as can be.
+// FarOptions sets how far away the peers are. Nil and zero values mean as near as possible.
 type FarOptions struct {
 	// Delay is how long each transfer and each write of a flag takes, besides the time of the copy itself.
 	Delay time.Duration
-	// Fail, unless nil, is asked by each transfer that begins, which then fails with the error that it gives.
+	// Fail, unless nil, is called by each transfer that begins, which fails with the error that it returns.
 	Fail func() error
 }
 
-// Far makes of a backend for the host device, whose ranks share memory, one whose peers have no pointers, as if they were on
-// other hosts: everything goes by transfers, which take their time, and by flags. It is for tests of what stands on backends
-// without peer pointers.
+// Far turns a backend for the host device, whose ranks share memory, into one without peer pointers, as if the peers were on other hosts: all data
+// goes through transfers, which take their time, and flags. It is for tests of code that works on backends without peer pointers.
 func Far(near backend.Backend, g *group.Group, opts *FarOptions) backend.Backend {
 	f := &far{Backend: near, group: g}
 	if opts != nil {
@@ -48,12 +47,12 @@ var (
 	_ backend.Quiescer    = (*far)(nil)
 )
 
-// Name is "far".
+// Name returns "far".
 func (f *far) Name() string { return "far" }
 
 func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Backend.Capabilities()) }
 
-// FarCapabilities are those of Far over a backend with those of near.
+// FarCapabilities returns the capabilities of Far over a backend with the capabilities near.
 func FarCapabilities(near backend.Capabilities) backend.Capabilities {
 	c := near
 	c.PeerPointers, c.Contiguous, c.Multicast = false, false, false
@@ -215,7 +214,7 @@ func (f *far) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 	return flags, nil
 }
 
-// of gives the words of a rank.
+// of returns the words of a rank.
 func (f *farFlags) of(rank int) ([]atomic.Uint64, error) {
 	p, err := f.mapping.Peer(rank)
 	if err != nil {

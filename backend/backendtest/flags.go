@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/backend"
 )
 
-// flagger gives the backend's flags, if it has any. A backend that reaches no peer by pointers must.
+// flagger returns the backend's flags, if it has any. A backend that reaches no peer by pointers must.
 func (r *rank) flagger(h Harness) (backend.Flagger, error) {
 	f, ok := r.Backend.(backend.Flagger)
 	if !ok && h.Unreachable {

@@ -23,7 +23,7 @@ import (
 const ranksTimeout = 2 * time.Minute
 
 // OnRanks makes a group of size ranks in this process, runs f on each of them at the same time, waits until all have returned,
-// leaves the group, and gives what f returned, by rank. Nil options are the defaults of [group.Local]. The context of f ends
+// leaves the group, and returns what f returned, by rank. Nil options are the defaults of [group.Local]. The context of f ends
 // after two minutes.
 func OnRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
 	t.Helper()
@@ -43,7 +43,7 @@ func OnRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx contex
 	return failed
 }
 
-// RequireAll ends the test if a rank has failed; the errors are those of [OnRanks], by rank.
+// RequireAll fails the test if a rank has failed; the errors are those of [OnRanks], by rank.
 func RequireAll(t *testing.T, failed []error) {
 	t.Helper()
 	ok := true
@@ -55,16 +55,16 @@ func RequireAll(t *testing.T, failed []error) {
 	}
 }
 
-// WithMemory makes symmetric memory over b, runs f on it, waits until all ranks have come so far, and closes the memory, which
-// closes b. Collective. A rank whose f fails still comes to the end, so that the others do not wait for it.
+// WithMemory makes symmetric memory over b, runs f on it, waits until all ranks have come so far, and closes the memory, which closes b. Collective.
+// A rank whose f fails still takes part until the end, so that the others do not wait for it.
 func WithMemory(ctx context.Context, g *group.Group, b backend.Backend, f func(m *memory.Memory) error) error {
 	m := memory.New(b, g, &memory.Options{Channels: 2})
 	err := f(m)
 	return errors.Join(err, g.Barrier(ctx, "end"), m.Close(ctx))
 }
 
-// WithWindow allocates, maps, runs f on the window unless it is nil, and frees. Collective: every rank comes to every step,
-// whatever has failed before, but f is not run on a rank that has no window.
+// WithWindow allocates, maps, runs f on the window unless it is nil, and frees. Collective: every rank takes part in every step, whatever has failed
+// before, but f is not run on a rank that has no window.
 func WithWindow(ctx context.Context, m *memory.Memory, bytes int64, f func(w *memory.Window) error) error {
 	a, err := m.Allocate(ctx, bytes, "")
 	// Whoever has no memory brings a nil allocation, so that the others are told.
@@ -83,9 +83,9 @@ func TryWindow(ctx context.Context, m *memory.Memory, bytes int64) error {
 	return WithWindow(ctx, m, bytes, func(w *memory.Window) error { return ExchangeBytes(ctx, m, w) })
 }
 
-// ExchangeBytes writes a byte of this rank's to several places of every rank's copy, the last bytes among them, and reads what
-// all ranks wrote, through every address that there is: the peers' and, where the window has one, the contiguous view. Of a
-// window with fewer bytes than there are ranks nothing is touched. Collective.
+// ExchangeBytes writes a byte of this rank's to several places of every rank's copy, the last bytes among them, and reads what all ranks wrote,
+// through every address that there is: the peers' and, where the window has one, the contiguous view. It does nothing if the window has fewer bytes
+// than there are ranks. Collective.
 func ExchangeBytes(ctx context.Context, m *memory.Memory, w *memory.Window) error {
 	g := m.Group()
 	me, ranks := int64(g.Rank()), int64(g.Size())
@@ -140,7 +140,7 @@ func ExchangeBytes(ctx context.Context, m *memory.Memory, w *memory.Window) erro
 	return g.Barrier(ctx, "read") // before anybody writes something else
 }
 
-// Sent is the byte that ExchangeBytes writes from one rank to another.
+// Sent returns the byte that ExchangeBytes writes from one rank to another.
 func Sent(from, to int) byte { return byte(10*to + from + 1) }
 
 // OpenFiles counts the file descriptors of this process. Linux only.

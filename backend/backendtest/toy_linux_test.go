@@ -50,7 +50,7 @@ func (t *toys) meet(size int) {
 	}
 }
 
-// adoptable is a Harness's.
+// adoptable is the Adoptable of a Harness.
 func (t *toys) adoptable(_ backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 	p, err := t.device.Alloc(bytes)
 	if err != nil {
@@ -451,7 +451,7 @@ func (f *farToy) Quiesce(ctx context.Context) error {
 // silent is a far backend without what is needed to reach peers.
 type silent struct{ backend.Backend }
 
-// views gives a view of the contiguous range with a flaw.
+// views returns a view of the contiguous range with a flaw.
 type views struct {
 	backend.Backend
 	group *group.Group

@@ -38,7 +38,7 @@ func (h Harness) await(ctx context.Context, what string, poll func() (bool, erro
 	}
 }
 
-// transferrer gives the backend's own transfers, if it has any. A backend that reaches no peer by pointers must.
+// transferrer returns the backend's own transfers, if it has any. A backend that reaches no peer by pointers must.
 func (r *rank) transferrer(h Harness) (backend.Transferrer, error) {
 	mover, ok := r.Backend.(backend.Transferrer)
 	if ok && !r.Capabilities().Transfers {
@@ -96,7 +96,7 @@ func (r *rank) ring(ctx context.Context, h Harness) (*inRing, error) {
 	return x, err
 }
 
-// sent is the byte at a place of what a rank sends in a round.
+// sent returns the byte at a place of what a rank sends in a round.
 func sent(rank, round int, at int64) byte { return byte(1 + (int64(7*rank+31*round)+at)%251) }
 
 // fill writes what this rank sends in a round, and clears what came.
@@ -113,7 +113,7 @@ var pieces = []struct{ at, bytes int64 }{{0, 1}, {17, 15}, {100, 4096}, {5000, 3
 
 const halfBytes = 9192
 
-// blocks are the pieces, from the half at from here to the half at to of the peer's.
+// blocks returns the pieces, from the half at from here to the half at to of the peer's.
 func (x *exchange) blocks(local, remote int64) (all []backend.Block) {
 	for _, p := range pieces {
 		all = append(all, backend.Block{Local: x.alloc.Ptr().Add(local + p.at), Remote: x.mapping, Offset: remote + p.at, Bytes: p.bytes})

@@ -6,7 +6,7 @@
 // nothing. The received descriptors are closed at once, and each allocation keeps its own until it is freed. It works alike between
 // processes and between goroutines of one process. There is no multicast: a CPU has no store that reaches several places.
 //
-// On other systems than Linux the package compiles, and opening it is ErrUnsupported.
+// On systems other than Linux the package compiles, and opening the backend returns ErrUnsupported.
 //
 // The package imports backend, device/host and group.
 package host

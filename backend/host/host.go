@@ -37,7 +37,7 @@ type Backend struct {
 
 var _ backend.Backend = (*Backend)(nil)
 
-// New opens the host backend for this rank of g; nil options are the defaults. Local. ErrUnsupported on other systems than Linux.
+// New opens the host backend for this rank of g; nil options are the defaults. Local. The error is ErrUnsupported on systems other than Linux.
 func New(g *group.Group, opts *Options) (*Backend, error) {
 	if err := supported(); err != nil {
 		return nil, err
@@ -55,10 +55,10 @@ func New(g *group.Group, opts *Options) (*Backend, error) {
 	return &Backend{device: d, owned: true, group: g}, nil
 }
 
-// Name is "host".
+// Name returns "host".
 func (b *Backend) Name() string { return Name }
 
-// Device is the CPU.
+// Device returns the CPU.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works: everything but multicast and adopting memory.
@@ -99,10 +99,10 @@ func (factory) Probe(context.Context, *backend.Env) (backend.Capabilities, error
 // Preference puts the backend last, but before others that move the CPU's memory.
 func (factory) Preference(bool) int { return 0 }
 
-// Options are none.
+// Options returns nil.
 func (factory) Options() []backend.Option { return nil }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
 func (factory) Open(_ context.Context, env *backend.Env) (backend.Backend, error) {

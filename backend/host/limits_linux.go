@@ -12,14 +12,14 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Shared memory counts as memory of the processes that touch it, and of their control groups. Pages are taken when they are first
-// touched, and a process that takes more than it may is killed. So what is left is looked at before memory is made.
+// Shared memory counts as memory of the processes that touch it, and of their control groups. Pages are taken when they are first touched, and a
+// process that takes more than it may is killed. So the memory that is left is checked before more is allocated.
 
-// systemRoot is where the file systems proc and sys are looked for; tests have their own.
+// systemRoot is where the file systems proc and sys are; tests have their own.
 var systemRoot = "/"
 
-// enough is ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. What cannot
-// be read limits nothing.
+// enough returns ErrNoMemory, with the values, if the host or a control group that this process is in has less than bytes left. A limit that cannot
+// be read is ignored.
 func enough(bytes int64) error {
 	if left, ok := memAvailable(); ok && bytes > left {
 		return fmt.Errorf("%d bytes are asked for and the host has %d left: %w", bytes, left, errs.ErrNoMemory)
@@ -34,7 +34,7 @@ func enough(bytes int64) error {
 	return nil
 }
 
-// memAvailable reads how much memory the kernel can give without swapping, in bytes.
+// memAvailable returns how much memory the kernel can provide without swapping, in bytes.
 func memAvailable() (int64, bool) {
 	kb, ok := counter(filepath.Join(systemRoot, "proc/meminfo"), "MemAvailable:")
 	return kb << 10, ok
@@ -62,7 +62,7 @@ var hierarchies = []hierarchy{
 	{"cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}},
 }
 
-// controlGroups gives those of this process that have a limit, with all above them that it can see.
+// controlGroups returns the control groups of this process that have a limit, and those above them that it can see.
 func controlGroups() []controlGroup {
 	member, err := os.ReadFile(filepath.Join(systemRoot, "proc/self/cgroup"))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/internal/memfd"
 )
 
-// supported tries what the backend stands on, once.
+// supported tries, once, what the backend needs.
 var supported = sync.OnceValue(func() error {
 	f, err := memfd.New(int64(os.Getpagesize()))
 	if err != nil {
@@ -35,8 +35,8 @@ type allocation struct {
 	bytes   int64
 }
 
-// Allocate makes a memfd and maps it. ErrInvalid if bytes is not positive; ErrNoMemory, with the values, if the host or a control group of
-// this process has not that much left, or the system refuses it. Memory that other ranks have made and not touched yet does not count.
+// Allocate makes a memfd and maps it. ErrInvalid if bytes is not positive; ErrNoMemory, with the values, if the host or a control group of this
+// process does not have that much left, or the system refuses it. Memory that other ranks have allocated and not touched yet is not counted.
 func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
 	page := int64(os.Getpagesize())
 	if bytes <= 0 || bytes > math.MaxInt64-page {
@@ -62,7 +62,7 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	return &allocation{backend: b, file: f, mem: mem, ptr: p, bytes: bytes}, nil
 }
 
-// Register is ErrUnsupported: see Capabilities.
+// Register returns ErrUnsupported: see Capabilities.
 func (b *Backend) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
 	return nil, capabilities.Missing(Name, "register")
 }
@@ -112,7 +112,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 			err = errors.Join(err, f.Close())
 		}
 	}
-	// The others' view of this step comes with the vote that follows in Memory.
+	// The vote that follows in Memory tells whether the others have succeeded.
 	if err != nil {
 		if m != nil {
 			err = errors.Join(err, m.Unmap(ctx))
@@ -153,7 +153,7 @@ func mapAll(b *Backend, a *allocation, files []*os.File) (*mapping, error) {
 	return m, nil
 }
 
-// reserve takes a range of addresses for the memory of so many ranks.
+// reserve reserves a range of addresses for the memory of that many ranks.
 func reserve(bytes int64, ranks int) (unsafe.Pointer, error) {
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -162,7 +162,7 @@ func reserve(bytes int64, ranks int) (unsafe.Pointer, error) {
 	return base, nil
 }
 
-// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank == m.rank {
 		return m.alloc.ptr, nil
@@ -170,12 +170,12 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.ptr.Add(int64(rank) * m.alloc.RoundedBytes()), nil
 }
 
-// Contiguous is the range: the ranks' copies lie one rounded size apart.
+// Contiguous returns the range: the ranks' copies lie one rounded size apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	return m.ptr, m.alloc.RoundedBytes(), nil
 }
 
-// Unmap takes the range out of this process.
+// Unmap unmaps the range.
 func (m *mapping) Unmap(context.Context) error {
 	err := m.backend.device.Unmap(m.ptr)
 	return errors.Join(err, unix.MunmapPtr(m.base, uintptr(m.bytes)))

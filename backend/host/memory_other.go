@@ -16,17 +16,17 @@ func supported() error {
 	return fmt.Errorf("the host backend shares memory by memfd, which %s does not have; run on Linux: %w", runtime.GOOS, errs.ErrUnsupported)
 }
 
-// Allocate is ErrUnsupported on this system.
+// Allocate returns ErrUnsupported on this system.
 func (b *Backend) Allocate(context.Context, int64) (backend.Allocation, error) {
 	return nil, supported()
 }
 
-// Register is ErrUnsupported on this system.
+// Register returns ErrUnsupported on this system.
 func (b *Backend) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
 	return nil, supported()
 }
 
-// Rendezvous is ErrUnsupported on this system.
+// Rendezvous returns ErrUnsupported on this system.
 func (b *Backend) Rendezvous(context.Context, backend.Allocation) (backend.Mapping, error) {
 	return nil, supported()
 }

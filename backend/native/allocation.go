@@ -35,8 +35,8 @@ type allocation struct {
 	undo   undo
 }
 
-// Allocate creates memory, maps it and fills it with zeros. It blocks until the GPU has done so. ErrNoMemory, with how much is free,
-// if the GPU has not that much left.
+// Allocate creates memory, maps it and fills it with zeros. It blocks until the GPU has done so. The error is ErrNoMemory, with how much is free, if
+// the GPU does not have that much left.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
@@ -83,7 +83,7 @@ func (a *allocation) make() error {
 	return nil
 }
 
-// zero fills the memory with zeros, or gives it back.
+// zero fills the memory with zeros, or frees it if that fails.
 func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	err := b.stream.Fill(a.ptr, 0, a.span)
 	if err == nil {
@@ -92,7 +92,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Unmapping memory that the GPU still writes would end the context.
+	// Unmapping memory that the GPU is still writing would end the context.
 	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -102,7 +102,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	return errors.Join(err, b.device.WithContext(a.undo.run))
 }
 
-// sweep gives back memory that was kept because the GPU worked on it, if it does not any more.
+// sweep frees memory that was kept because the GPU was working on it, if the GPU no longer does.
 func (b *Backend) sweep() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -115,7 +115,7 @@ func (b *Backend) sweep() error {
 	return b.giveBackKept()
 }
 
-// giveBackKept gives kept memory back; the GPU does not work on it any more, and mu is held.
+// giveBackKept frees kept memory; the GPU no longer works on it, and mu is held.
 func (b *Backend) giveBackKept() error {
 	kept := b.kept
 	b.kept = nil
@@ -135,8 +135,7 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release frees the memory, or lets go of adopted memory. Memory that peers still map, because they are lost, is gone when they
-// are.
+// Release frees the memory; adopted memory stays the caller's. Memory that peers still map, because they are lost, is gone when they are.
 func (a *allocation) Release(context.Context) error {
 	if len(a.undo) == 0 {
 		return nil
@@ -147,5 +146,5 @@ func (a *allocation) Release(context.Context) error {
 	return nil
 }
 
-// roundUp gives the least multiple of unit that is not less than n.
+// roundUp returns the least multiple of unit that is not less than n.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -3,10 +3,10 @@
 //
 // # Memory
 //
-// Allocate creates physical memory that can be given to other processes, maps it at an address of its own and fills it with
-// zeros before anybody can reach it. Sizes are rounded up to the granularity that the driver recommends, mostly 2 MiB; all ranks
-// use the largest that any of them needs. Register adopts memory that the caller allocated: memory of cuMemCreate, whose handle
-// is retained, or memory of cuMemAlloc (cudaMalloc), through legacy IPC handles.
+// Allocate creates physical memory that can be given to other processes, maps it at an address of its own and fills it with zeros before any peer can
+// reach it. Sizes are rounded up to the granularity that the driver recommends, usually 2 MiB; all ranks use the largest that any of them needs.
+// Register adopts memory that the caller allocated: memory of cuMemCreate, whose handle is retained, or memory of cuMemAlloc (cudaMalloc), through
+// legacy IPC handles.
 //
 // # Rendezvous
 //
@@ -17,11 +17,10 @@
 //
 // # Multicast
 //
-// The policy is "auto", "on" or "off". When it is off, or when it is "auto" and the environment switches multicast off for NCCL,
-// NVSHMEM or PyTorch, the driver's multicast functions are not even looked up. Otherwise one multicast object is made for each
-// window that the ranks enable multicast for, by all of them together, and given back with the window. Steps that the driver
-// refuses as not ready are tried again a few times. What fails otherwise takes the capability away on all ranks, with the reason.
-// With "on", GPUs or ranks that cannot have multicast are an error of opening.
+// The policy is "auto", "on" or "off". When it is off, or when it is "auto" and the environment switches multicast off for NCCL, NVSHMEM or PyTorch,
+// the driver's multicast functions are not even looked up. Otherwise the ranks together make one multicast object for each window for which they
+// enable multicast, and free it with the window. Steps that the driver refuses as not ready are tried again a few times. After any other failure all
+// ranks lose the capability, with the reason. With "on", opening fails if a GPU or a rank cannot have multicast.
 //
 // # Devices
 //

@@ -113,7 +113,7 @@ func (m *machine) left() string {
 	return strings.Join(left, ", ")
 }
 
-// called counts the calls, and gives what the call is to fail with.
+// called counts the calls, and returns what the call is to fail with.
 func (m *machine) called(name string, gpu int) cu.Result {
 	key := fmt.Sprint(name, gpu)
 	m.counts[key]++
@@ -123,7 +123,7 @@ func (m *machine) called(name string, gpu int) cu.Result {
 	return cu.Success
 }
 
-// number gives a new address or handle, with room behind it.
+// number returns a new address or handle, with room behind it.
 func (m *machine) number() uint64 {
 	n := m.next
 	m.next += 64 * granule
@@ -142,7 +142,7 @@ func (m *machine) handle(p *physical) cu.MemHandle {
 	return h
 }
 
-// data gives the bytes of the memory.
+// data returns the bytes of the memory.
 func (p *physical) data() []byte {
 	if p.mem == nil {
 		p.mem = make([]byte, p.bytes)
@@ -153,7 +153,7 @@ func (p *physical) data() []byte {
 	return p.mem
 }
 
-// drop gives one reference back.
+// drop releases one reference.
 func (m *machine) drop(p *physical) {
 	if p.refs--; p.refs > 0 {
 		return
@@ -178,7 +178,7 @@ func (m *machine) at(p device.Ptr) (device.Ptr, *fakeMapping) {
 	return 0, nil
 }
 
-// bytes gives what the GPU finds at p, piece by piece, as pieces lie in neighbouring mappings.
+// bytes returns what the GPU finds at p, piece by piece, as pieces lie in neighbouring mappings.
 func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, off, n uint64)) cu.Result {
 	for n > 0 {
 		base, x := m.at(p)
@@ -193,7 +193,7 @@ func (m *machine) bytes(gpu int, p device.Ptr, n uint64, f func(of *physical, of
 	return cu.Success
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
@@ -461,7 +461,7 @@ func (m *machine) work(d *cu.Driver) {
 	}
 }
 
-// resolve gives the multicast functions.
+// resolve returns the multicast functions.
 func (m *machine) resolve() (*cu.Multicast, error) {
 	m.Mu.Lock()
 	m.resolved++

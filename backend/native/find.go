@@ -22,7 +22,7 @@ type finding struct {
 	multicast   *cu.Multicast        // nil without multicast, and when no group was given
 }
 
-// The driver functions that the backend stands on, and those that adopting memory needs besides.
+// The driver functions that the backend needs, and those that adopting memory needs besides.
 var (
 	needed = []string{
 		"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap",
@@ -34,8 +34,8 @@ var (
 	}
 )
 
-// find tries on d what the backend stands on. Multicast functions are looked up only if the policy allows it, and then only for a
-// group: size is its number of ranks, or 0 for none. An error is ErrUnsupported and says what is missing, or ErrNoMemory.
+// find tries on d what the backend needs. Multicast functions are looked up only if the policy allows it, and then only for a group: size is its
+// number of ranks, or 0 for none. An error is ErrUnsupported and says what is missing, or ErrNoMemory.
 func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 	drv := d.Driver()
 	f := &finding{}
@@ -72,7 +72,7 @@ func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 	return f, nil
 }
 
-// try finds the properties that memory can be created with: best with all kinds of handles and for network cards too.
+// try finds the properties that memory can be created with: preferably with all kinds of handles, and for network cards too.
 func (f *finding) try(d *cuda.Device) error {
 	rdma, fabric := attribute(d, cu.AttrGPUDirectRDMAWithVMM), attribute(d, cu.AttrHandleFabric)
 	f.noFabric = "the GPU or its driver has no fabric handles"
@@ -112,7 +112,7 @@ func (f *finding) try(d *cuda.Device) error {
 	return err
 }
 
-// tryProp creates one granule and exports it in each of the ways that it is meant for.
+// tryProp creates one granule and exports it in each way that the properties allow.
 func (f *finding) tryProp(d *cuda.Device) (err error) {
 	drv := d.Driver()
 	var granularity uint64
@@ -160,7 +160,7 @@ func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) {
 	}
 }
 
-// resolveMulticast looks the multicast functions up and makes the granularity such that all memory can be bound.
+// resolveMulticast looks up the multicast functions, and raises the granularity so that all memory can be bound.
 func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 	m, err := d.Driver().ResolveMulticast()
 	if err != nil {
@@ -181,7 +181,7 @@ func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 	return nil
 }
 
-// attribute reports whether the GPU has what the attribute says. One that the driver does not know it has not.
+// attribute reports whether the GPU has an attribute. It is false for one that the driver does not know.
 func attribute(d *cuda.Device, a cu.DeviceAttribute) bool {
 	value, err := d.Attribute(int(a))
 	return err == nil && value != 0

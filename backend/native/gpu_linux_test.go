@@ -24,7 +24,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// onGPU are the options of a rank of a real machine. Multicast is never tried.
+// onGPU returns the options of a rank of a real machine. Multicast is never tried.
 func onGPU(rank int) *Options {
 	return &Options{LocalRank: rank, ShareDevice: true, Multicast: "off", KernelTimeout: 30 * time.Second}
 }
@@ -52,7 +52,7 @@ func TestProbe(t *testing.T) {
 	assert.ErrorIs(t, err, errs.ErrInvalid)
 }
 
-// virtualSize is how many bytes of addresses this process has.
+// virtualSize returns how many bytes of addresses this process has.
 func virtualSize() (int64, error) {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// driverName is what the one library that this backend stands on is called.
+// driverName is the name of the only library that this backend needs.
 const driverName = "CUDA driver"
 
 var _ backend.Libraries = factory{}
 
-// Libraries tells of the driver, which is all that the backend stands on. It loads and initialises it, and makes no context.
+// Libraries reports on the driver, which is all that the backend needs. It loads and initialises the driver, and makes no context.
 func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library {
 	drv, err := cu.Load(&cu.LoadOptions{Logger: env.Logger})
 	if err != nil {
@@ -25,7 +25,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 	return []backend.Library{driverLibrary(drv)}
 }
 
-// driverLibrary tells of a driver that was loaded.
+// driverLibrary reports on a driver that was loaded.
 func driverLibrary(drv *cu.Driver) backend.Library {
 	l := backend.Library{Name: driverName, State: "usable"}
 	gpus, err := cuda.Survey(&cuda.Options{Driver: drv})

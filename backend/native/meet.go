@@ -12,7 +12,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// member is what a rank tells the others of itself when the backend is opened.
+// member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	UUID        string // of its device
 	Share       bool   // whether it would share its device
@@ -40,7 +40,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		b.granularity = max(b.granularity, p.Granularity)
 		b.mustCast = b.mustCast || p.MustCast && len(peers) > 1
 	}
-	// What follows is decided alike on every rank, since all know the same.
+	// From here on every rank decides alike, since all know the same.
 	shared, err := sharing(peers)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (b *Backend) agreeMulticast(shared bool) string {
 	return ""
 }
 
-// otherHost gives the first rank that is not on rank 0's host, or -1.
+// otherHost returns the first rank that is not on rank 0's host, or -1.
 func (b *Backend) otherHost() int {
 	members := b.group.Members()
 	return slices.IndexFunc(members, func(m group.Member) bool { return !sameHost(m, members[0]) })
@@ -116,8 +116,8 @@ func sameHost(a, b group.Member) bool {
 	return a.BootID == b.BootID && (a.BootID != "" || a.Process == b.Process)
 }
 
-// unreachablePairs lists what of the other ranks' memory this rank's device cannot reach, as far as can be known before it is
-// mapped: the driver does not tell of devices that this process does not see.
+// unreachablePairs lists the ranks whose memory this rank's device cannot reach, as far as that can be known before it is mapped: the driver says
+// nothing about devices that this process does not see.
 func (b *Backend) unreachablePairs() ([]string, error) {
 	var pairs []string
 	me := b.group.Rank()
@@ -147,7 +147,7 @@ func (b *Backend) unreachablePairs() ([]string, error) {
 	return pairs, nil
 }
 
-// some joins texts; of many it only counts the last.
+// some joins texts. If there are many, the last are only counted.
 func some(texts []string) string {
 	const most = 4
 	if len(texts) > most {

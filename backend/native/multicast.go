@@ -36,8 +36,8 @@ func (b *Backend) notAlike(offers []offer) string {
 	return ""
 }
 
-// notReadyPauses are the waits before each further attempt after the driver has said CUDA_ERROR_SYSTEM_NOT_READY, as it does when many
-// objects are made and given back at the same time.
+// notReadyPauses are the pauses before each further attempt after the driver has returned CUDA_ERROR_SYSTEM_NOT_READY, as it does when many objects
+// are made and freed at the same time.
 var notReadyPauses = []time.Duration{50 * time.Millisecond, 150 * time.Millisecond, 400 * time.Millisecond, time.Second}
 
 // EnableMulticast makes a multicast object, binds all ranks' memory to it and maps it. Collective.
@@ -58,7 +58,7 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 		if !errors.As(err, &vote) {
 			return 0, errors.Join(err, undone)
 		}
-		// All ranks have the same vote, and now agree on what it means.
+		// All ranks know the result of the vote, and now agree on what it means.
 		why, told := b.judge(ctx, vote, undone)
 		switch {
 		case told != nil:
@@ -83,7 +83,7 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	}
 }
 
-// refusal is what a rank's failure to make a multicast object means. The greatest of all ranks counts.
+// refusal is what a rank's failure to make a multicast object means. The largest value of all ranks counts.
 type refusal int
 
 const (
@@ -93,7 +93,7 @@ const (
 	refused           // it will not work
 )
 
-// judge finds out, with the other ranks, what the vote means. An error is that of some rank that could not undo what it had done.
+// judge finds out, with the other ranks, what the vote means. The error is that of a rank that could not undo what it had done.
 func (b *Backend) judge(ctx context.Context, vote *group.VoteError, undone error) (refusal, error) {
 	mine := noRefusal
 	var failed *cuda.Error
@@ -114,7 +114,7 @@ func (b *Backend) judge(ctx context.Context, vote *group.VoteError, undone error
 	return slices.Max(all), nil
 }
 
-// cast is a multicast object in the making.
+// cast is a multicast object that is being made.
 type cast struct {
 	backend *Backend
 	mapping *mapping
@@ -125,9 +125,8 @@ type cast struct {
 	creation undo // the creator's own reference
 }
 
-// make goes through the steps, with a vote before each that would block or break if a rank had failed the step before. The object
-// vanishes when nobody holds it, and whoever imports it after that waits for an empty one in vain: so the creator holds it until the
-// last vote.
+// make goes through the steps, with a vote before each that would block or break if a rank had failed the step before. The object vanishes when no
+// rank holds it, and a rank that imports it after that waits in vain. So the creator holds it until the last vote.
 func (c *cast) make(ctx context.Context) error {
 	b := c.backend
 	var failure error
@@ -159,7 +158,7 @@ func (c *cast) make(ctx context.Context) error {
 		return err
 	}
 	if err := b.device.WithContext(c.creation.run); err != nil {
-		// The address works on all ranks; only the object stays longer than it need.
+		// The address works on all ranks; only the object stays longer than necessary.
 		b.log.Warn("the creator's handle of a multicast object could not be released", "error", err)
 	}
 	return nil

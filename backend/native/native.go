@@ -136,7 +136,7 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 		}
 	}
 	if o.ShareDevice && c.Device == "" {
-		// More ranks than GPUs are wanted, so that the GPUs are dealt out in turn. What is wrong with them, Open says better.
+		// There are more ranks than GPUs, so the GPUs are dealt out in turn. Open says better what is wrong with them.
 		var count int32
 		if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cu.Success &&
 			c.Driver.DeviceGetCount(&count) == cu.Success && count > 0 && c.LocalRank > 0 {
@@ -146,7 +146,7 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 	return cuda.Open(&c)
 }
 
-// visible gives the ordinals of the GPUs that this process sees, by UUID.
+// visible returns the ordinals of the GPUs that this process sees, by UUID.
 func visible(drv *cu.Driver) (map[string]int32, error) {
 	var count int32
 	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {
@@ -167,10 +167,10 @@ func visible(drv *cu.Driver) (map[string]int32, error) {
 	return ordinals, nil
 }
 
-// Name is "native".
+// Name returns "native".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works between the ranks of the group. Multicast may be found not to work when it is first enabled;
@@ -197,8 +197,8 @@ func (b *Backend) whyNoMulticast() string {
 	return b.noMulticast
 }
 
-// Close closes the device, unless it was given by the caller. It waits for the GPU to have filled memory whose allocation was given
-// up, no longer than KernelTimeout.
+// Close closes the device, unless it was given by the caller. It waits until the GPU has filled memory whose allocation was given up, but no longer
+// than KernelTimeout.
 func (b *Backend) Close(context.Context) error {
 	var err error
 	if b.stream != nil {
@@ -221,7 +221,7 @@ func (b *Backend) Close(context.Context) error {
 // factory opens the backend by name.
 type factory struct{}
 
-// Probe opens the GPU, tries on it what the backend stands on, and closes it again.
+// Probe opens the GPU, tries on it what the backend needs, and closes it again.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := options(env)
 	if err != nil {
@@ -250,7 +250,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	o, err := options(env)
 	if err != nil {
-		// The others are in New already, or will come to it: they must be told.
+		// The other ranks are in New already, or will call it, so they must be told.
 		b := &Backend{group: env.Group}
 		return nil, b.meet(ctx, &Options{}, err)
 	}
@@ -264,11 +264,11 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 // Preference puts the backend first: it needs no library but the driver.
 func (factory) Preference(bool) int { return 500 }
 
-// Options are none: all that users may set is a setting of symmem.
+// Options returns nil: all that users may set is a setting of symmem.
 func (factory) Options() []backend.Option { return nil }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) { return fromenv.Options[Options](Name, env) }

@@ -32,10 +32,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// noEnv is an empty environment.
+// noEnv returns an empty environment.
 func noEnv(string) string { return "" }
 
-// plain are the options of a rank of a fake machine.
+// plain returns the options of a rank of a fake machine.
 func (m *machine) plain(rank int) *Options {
 	return &Options{Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: noEnv, KernelTimeout: 10 * time.Second}
 }
@@ -767,7 +767,7 @@ func foreignMemory(b *Backend, kind string, bytes int64) (p device.Ptr, free fun
 	return a.ptr, func() error { return a.Release(context.Background()) }, nil
 }
 
-// adoptable is foreignMemory as the conformance suite wants it.
+// adoptable returns foreignMemory as the conformance suite wants it.
 func adoptable(kind string) func(backend.Backend, int, int64) (device.Ptr, func() error, error) {
 	return func(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 		return foreignMemory(b.(*Backend), kind, bytes)

@@ -15,9 +15,9 @@ import (
 // adoptAlign is what adopted memory must be aligned to, in bytes: kernels move it in words of this size.
 const adoptAlign = 16
 
-// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, which must
-// be pinned and have been made with the handle type of POSIX file descriptors, or of cuMemAlloc or cudaMalloc. It must be aligned to
-// 16 bytes and lie in one allocation, anywhere, of which peers map the whole. Everything that is wrong is in the [*cuda.MemoryError].
+// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate, which must be pinned and
+// have been made with the handle type of POSIX file descriptors, or of cuMemAlloc or cudaMalloc. It must be aligned to 16 bytes and lie anywhere in
+// one allocation, of which peers map the whole. Everything that is wrong is in the [*cuda.MemoryError].
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.found.noRegister != "" {
 		return nil, b.Capabilities().Missing(Name, "register")
@@ -61,7 +61,7 @@ func (a *allocation) adopt() error {
 	return nil
 }
 
-// adoptLegacy takes memory of cuMemAlloc whose allocation begins at base.
+// adoptLegacy adopts memory of cuMemAlloc whose allocation begins at base.
 func (a *allocation) adoptLegacy(base device.Ptr, bad *cuda.MemoryError) {
 	b := a.backend
 	a.kind = legacy

@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// offer is what a rank tells the others of its memory in a rendezvous.
+// offer is what a rank tells the others about its memory in a rendezvous.
 type offer struct {
 	Kind   kind
 	Offset int64  // of the first byte in what is exported
@@ -105,7 +105,7 @@ func (s *stopwatch) note(step string) {
 	s.last = now
 }
 
-// sameKind is an error if the ranks bring memory that is shared in different ways.
+// sameKind returns an error if the ranks bring memory that is shared in different ways.
 func sameKind(offers []offer) error {
 	kinds := make([]string, len(offers))
 	differ := false
@@ -119,13 +119,13 @@ func sameKind(offers []offer) error {
 	return nil
 }
 
-// offer says how the others get at the memory, and exports it as a file if it is to be passed as one; the context is current.
+// offer describes how the others can reach the memory, and exports it as a file if it is to be passed as one; the context is current.
 func (a *allocation) offer() (o offer, f *os.File, err error) {
 	b := a.backend
 	o = offer{Kind: a.kind, Offset: a.offset, Span: a.span, Ptr: uint64(a.ptr)}
 	switch {
 	case a.kind == legacy && b.otherProcess():
-		// A handle is always one of the beginning of the allocation.
+		// A handle always refers to the beginning of the allocation.
 		var h cu.IPCMemHandle
 		r := b.drv.IPCGetMemHandle(&h, a.ptr.Add(-a.offset))
 		if err := b.drv.Check("cuIpcGetMemHandle", r); err != nil {
@@ -223,14 +223,14 @@ func (m *mapping) mapAll(a *allocation, offers []offer, files []*os.File, steps 
 	}
 	steps.note("mapping")
 	defer func() { steps.note("allowing") }()
-	// One call for all takes about as long as one of them.
+	// One call for all takes about as long as a call for one.
 	var refused error
 	if whole {
 		if refused = allow(b.device, base, m.stride*int64(len(offers))); refused == nil {
 			return nil
 		}
 	}
-	// One by one, to tell whose memory it is.
+	// One by one, to find out whose memory it is.
 	for r, o := range offers {
 		if err := of(r, allow(b.device, base.Add(int64(r)*m.stride), o.Span)); err != nil {
 			return err
@@ -262,7 +262,7 @@ func (m *mapping) mapOne(r int, at device.Ptr, a *allocation, o *offer, file *os
 	return err
 }
 
-// importFabric gives the memory behind a fabric handle.
+// importFabric returns the memory behind a fabric handle.
 func importFabric(drv *cu.Driver, bytes []byte) (cu.MemHandle, error) {
 	var fabric cu.FabricHandle
 	if copy(fabric[:], bytes) != len(fabric) {
@@ -272,7 +272,7 @@ func importFabric(drv *cu.Driver, bytes []byte) (cu.MemHandle, error) {
 	return h, drv.Check("cuMemImportFromShareableHandle", drv.MemImportFabric(&h, &fabric, cu.HandleFabric))
 }
 
-// explain makes ErrNotReachable of the driver's refusals to reach rank r's memory.
+// explain turns the driver's refusals to reach rank r's memory into ErrNotReachable.
 func (b *Backend) explain(r int, err error) error {
 	var failed *cuda.Error
 	if !errors.As(err, &failed) || b.peers[r].UUID == b.device.UUID() {
@@ -330,8 +330,8 @@ func (m *mapping) openIPC(o offer) (device.Ptr, error) {
 	return p.Add(o.Offset), nil
 }
 
-// enablePeer lets this rank's context use all memory of rank r's, which is in this process. It stays so: other users of the two
-// contexts may count on it, and the driver does not count them.
+// enablePeer lets this rank's context use all memory of rank r's, which is in this process. That is not undone: other users of the two contexts may
+// rely on it, and the driver does not count them.
 func (b *Backend) enablePeer(r int) error {
 	if b.peers[r].UUID == b.device.UUID() {
 		return nil
@@ -352,10 +352,10 @@ func (b *Backend) enablePeer(r int) error {
 	return errors.Join(err, b.drv.Check("cuDevicePrimaryCtxRelease", b.drv.PrimaryCtxRelease(cu.DeviceOrdinal(ordinal))))
 }
 
-// Peer is the place of rank's memory in the range, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in the range, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) { return m.peers[rank], nil }
 
-// Contiguous is the range: the ranks' copies lie one rounded size apart.
+// Contiguous returns the range: the ranks' copies lie one rounded size apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
@@ -363,7 +363,7 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	return m.base, m.stride, nil
 }
 
-// Unmap takes the ranks' memory out of this process, multicast first.
+// Unmap unmaps the ranks' memory, multicast first.
 func (m *mapping) Unmap(context.Context) error {
 	if len(m.undo) == 0 {
 		return nil

@@ -38,7 +38,7 @@ type signalKernel struct {
 	fault   uint64
 }
 
-// word is a word of memory of a GPU.
+// word returns a word of memory of a GPU.
 func (k *signalKernel) word(p uint64) *atomic.Uint32 {
 	k.machine.Mu.Lock()
 	defer k.machine.Mu.Unlock()
@@ -49,19 +49,19 @@ func (k *signalKernel) word(p uint64) *atomic.Uint32 {
 	return w
 }
 
-// pinned gives memory of the host at p.
+// pinned returns memory of the host at p.
 func (k *signalKernel) pinned(p uint64) unsafe.Pointer {
 	k.machine.Mu.Lock()
 	defer k.machine.Mu.Unlock()
 	return unsafe.Pointer(unsafe.SliceData(k.machine.Pinned(device.Ptr(p))))
 }
 
-// counter is where writer counts on owner's pad: signals in row 0, barriers in row 1.
+// counter returns where writer counts on owner's pad: signals in row 0, barriers in row 1.
 func (k *signalKernel) counter(owner, row, writer uint32) *atomic.Uint32 {
 	return k.word(k.p.Workspace[owner] + uint64((k.p.Index*2+row)*k.p.World+writer)*128)
 }
 
-// state is the word at that offset of the channel's own state.
+// state returns the word at that offset of the channel's own state.
 func (k *signalKernel) state(at uint32) *atomic.Uint32 {
 	size := (32 + 12*k.p.World + 127) / 128 * 128
 	return k.word(k.p.Workspace[k.p.Rank] + uint64(k.p.Channels*2*k.p.World*128+k.p.Index*size+at))

@@ -6,14 +6,14 @@ import (
 	"github.com/symmem/symmem/device/cuda"
 )
 
-// undo is how to take back what was done, in the order in which it was done.
+// undo lists how to undo what was done, in the order in which it was done.
 type undo []func() error
 
-// add notes how to take back the step that was just done.
+// add notes how to undo the step that was just done.
 func (u *undo) add(step func() error) { *u = append(*u, step) }
 
-// run takes everything back, the last step first, and forgets it. A step that fails does not stop the others: what can be given
-// back is. The device's context is current.
+// run undoes everything, the last step first, and forgets it. A failure does not stop the others: everything that can be undone is. The device's
+// context is current.
 func (u *undo) run() error {
 	steps := *u
 	*u = nil

@@ -11,8 +11,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// The driver's calls for virtual memory, each with the step that takes it back. They need no current context, but the device's
-// is current all the same.
+// The driver's calls for virtual memory, each with the step that undoes it. They need no current context, but the device's is current anyway.
 
 // create creates physical memory.
 func create(drv *cu.Driver, bytes int64, prop *cu.MemAllocationProp, u *undo) (cu.MemHandle, error) {
@@ -24,12 +23,12 @@ func create(drv *cu.Driver, bytes int64, prop *cu.MemAllocationProp, u *undo) (c
 	return h, nil
 }
 
-// release lets go of a handle. The memory stays as long as it is mapped somewhere.
+// release releases a handle. The memory stays as long as it is mapped somewhere.
 func release(drv *cu.Driver, h cu.MemHandle) error {
 	return drv.Check("cuMemRelease", drv.MemRelease(h))
 }
 
-// reserve takes a range of addresses.
+// reserve reserves a range of addresses.
 func reserve(drv *cu.Driver, bytes, alignment int64, u *undo) (device.Ptr, error) {
 	var p device.Ptr
 	r := drv.MemAddressReserve(&p, uint64(bytes), uint64(alignment), 0, 0)
@@ -59,7 +58,7 @@ func allow(d *cuda.Device, p device.Ptr, bytes int64) error {
 	return withFree(drv, drv.Check("cuMemSetAccess", drv.MemSetAccess(p, uint64(bytes), &access, 1)))
 }
 
-// exportFile gives memory as a new file, which the caller closes.
+// exportFile returns memory as a new file, which the caller closes.
 func exportFile(drv *cu.Driver, h cu.MemHandle) (*os.File, error) {
 	fd := int32(-1)
 	r := drv.MemExportFD(&fd, h, cu.HandleFD, 0)
@@ -72,7 +71,7 @@ func exportFile(drv *cu.Driver, h cu.MemHandle) (*os.File, error) {
 	return newFile(fd, "GPU memory")
 }
 
-// importFile gives the memory behind a file that a rank exported. The file stays the caller's.
+// importFile returns the memory behind a file that a rank exported. The file stays the caller's.
 func importFile(drv *cu.Driver, f *os.File) (cu.MemHandle, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -86,7 +85,7 @@ func importFile(drv *cu.Driver, f *os.File) (cu.MemHandle, error) {
 	return h, errors.Join(err, failed)
 }
 
-// withFree adds to an error of memory that ran out how much is left.
+// withFree adds how much memory is left to an error of running out of memory.
 func withFree(drv *cu.Driver, err error) error {
 	var free, total uint64
 	if errors.Is(err, errs.ErrNoMemory) && drv.MemGetInfo != nil && drv.MemGetInfo(&free, &total) == cu.Success {

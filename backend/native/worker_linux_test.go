@@ -40,7 +40,7 @@ type workerReport struct {
 	Failed string
 }
 
-// runWorker is the main function of a rank's process.
+// runWorker returns the main function of a rank's process.
 func runWorker(role string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -217,7 +217,7 @@ func loseOne(ctx context.Context, m *memory.Memory, victim int) error {
 	return nil
 }
 
-// runWorkers runs a process a rank and gives their reports; lost ranks have none.
+// runWorkers runs a process a rank and returns their reports; lost ranks have none.
 func runWorkers(t *testing.T, role string, size int, env func(rank int) []string, lost ...int) []*workerReport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -285,7 +285,7 @@ func gpus(t *testing.T) int {
 	return int(count)
 }
 
-// worlds are the sizes to run processes at: one rank a GPU, and two ranks on one if there is no more.
+// worlds returns the sizes to run processes at: one rank a GPU, and two ranks on one if there is no more.
 func worlds(count int) []int {
 	if count == 1 {
 		return []int{2}

@@ -27,8 +27,8 @@ type allocation struct {
 	offset int64      // of ptr from base
 }
 
-// Allocate takes memory from NCCL and fills it with zeros. It blocks until the GPU has done so. ErrNoMemory, with how much is
-// free, if the GPU has not that much left.
+// Allocate takes memory from NCCL and fills it with zeros. It blocks until the GPU has done so. The error is ErrNoMemory, with how much is free, if
+// the GPU does not have that much left.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
@@ -53,7 +53,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	return a, nil
 }
 
-// make takes the memory; the context is current.
+// make allocates the memory; the context is current.
 func (a *allocation) make() error {
 	b := a.backend
 	p, err := b.lib.MemAlloc(a.bytes)
@@ -90,7 +90,7 @@ func (b *Backend) outOfMemory(bytes int64, err error) error {
 	return err
 }
 
-// zero fills the memory with zeros, or gives it back.
+// zero fills the memory with zeros, or frees it if that fails.
 func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	err := b.stream.Fill(a.ptr, 0, a.rounded)
 	if err == nil {
@@ -99,7 +99,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Freeing memory that the GPU still writes would end the context.
+	// Freeing memory that the GPU is still writing would end the context.
 	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -109,7 +109,7 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	return errors.Join(err, a.free())
 }
 
-// sweep gives back memory that was kept because the GPU worked on it, if it does not any more.
+// sweep frees memory that was kept because the GPU was working on it, if the GPU no longer does.
 func (b *Backend) sweep() error {
 	b.mu.Lock()
 	none := len(b.kept) == 0
@@ -123,7 +123,7 @@ func (b *Backend) sweep() error {
 	return b.giveBackKept()
 }
 
-// giveBackKept gives kept memory back; the GPU does not work on it any more.
+// giveBackKept frees kept memory; the GPU no longer works on it.
 func (b *Backend) giveBackKept() error {
 	b.mu.Lock()
 	kept := b.kept
@@ -144,7 +144,7 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release frees the memory, or lets go of adopted memory.
+// Release frees the memory; adopted memory stays the caller's.
 func (a *allocation) Release(context.Context) error {
 	if a.adopted || a.freed {
 		return nil
@@ -156,10 +156,9 @@ func (a *allocation) Release(context.Context) error {
 	return nil
 }
 
-// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate
-// (ncclMemAlloc among it), pinned, made with the handle type of POSIX file descriptors. Its place in its allocation must be a
-// multiple of 4096 bytes, and it must lie in one. Everything that is wrong is in the [*cuda.MemoryError]. The window is one of the
-// whole allocation, whose size must be the same on all ranks.
+// Register adopts memory of this rank's GPU that the caller keeps until the allocation is released: memory of cuMemCreate (ncclMemAlloc among it),
+// pinned, made with the handle type of POSIX file descriptors. It must lie in one allocation, at an offset that is a multiple of 4096 bytes.
+// Everything that is wrong is in the [*cuda.MemoryError]. The window is that of the whole allocation, whose size must be the same on all ranks.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
 		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p),

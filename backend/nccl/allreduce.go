@@ -25,7 +25,7 @@ const (
 	symmetricForm = "nccl_symmetric"
 )
 
-// dataTypes are the dtypes that NCCL has, and operations the operations, in NCCL's numbers.
+// dataTypes and operations are NCCL's numbers for the dtypes and operations that it has.
 var (
 	dataTypes = map[string]nccl.DataType{
 		"f16": nccl.Float16, "bf16": nccl.BFloat16, "f32": nccl.Float32, "f64": nccl.Float64, "i8": nccl.Int8,
@@ -35,7 +35,7 @@ var (
 	operations = map[string]nccl.Op{"sum": nccl.Sum, "prod": nccl.Prod, "min": nccl.Min, "max": nccl.Max, "avg": nccl.Avg}
 )
 
-// evenElements is the first version whose symmetric kernels take elements of 2 bytes at any place.
+// evenElements is the first version whose symmetric kernels take elements of 2 bytes at any address.
 const evenElements nccl.Version = 23003
 
 // endableKernels is the first version whose symmetric kernels look at the communicator's abort flag while they wait (dev_runtime.cc,
@@ -48,14 +48,14 @@ type reducer struct {
 	comm    *nccl.Comm
 	windows map[device.Ptr]*nccl.Window // symmetric windows by the base of their allocation; none for the plain form
 
-	// NCCL's kernels report nothing when they are ended, and leave results that are none. So every stream with a run watches a word,
-	// which is written when the communicator is given up.
+	// NCCL's kernels report nothing when they are ended, and leave results that are wrong. So every stream with a run watches a word, which is
+	// written when the communicator is given up.
 	fault *cuda.FaultWord
 	used  atomic.Bool           // some stream watches it
 	cause atomic.Pointer[error] // why it was given up; nil while it was not
 }
 
-// newReducer gives one for this rank's device.
+// newReducer returns a reducer for this rank's device.
 func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
 	red := &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
 	fault, err := b.device.NewFaultWord(func(uint64) error {
@@ -71,7 +71,7 @@ func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
 	return red, nil
 }
 
-// given is an error if the communicator was given up.
+// given returns an error if the communicator was given up.
 func (red *reducer) given() error {
 	if cause := red.cause.Load(); cause != nil {
 		return fmt.Errorf("the communicator of %s was given up, so that it is %w: %w", red.form, errs.ErrClosed, *cause)
@@ -79,9 +79,9 @@ func (red *reducer) given() error {
 	return nil
 }
 
-// tell makes every stream with a run that it was not synchronized behind say that the communicator was given up.
+// tell makes every stream report that the communicator was given up, if it has a run on it after which it was not synchronized.
 func (red *reducer) tell(cause error) {
-	// A word that nobody watches would be told by streams that have nothing to do with it.
+	// A word that nobody watches would be reported by streams that have nothing to do with it.
 	if red.cause.CompareAndSwap(nil, &cause) && red.used.Load() {
 		red.fault.Store(1)
 	}
@@ -98,22 +98,21 @@ type reduction struct {
 	runs    sync.Pool // of *run
 }
 
-// run is one call, in the form in which it can be made with the context current. It is kept, so that running allocates nothing.
+// run is one call with its arguments, to be made with the context current. It is kept, so that running allocates nothing.
 type run struct {
 	of     *reduction
 	stream uintptr
 	call   func() error
 }
 
-// place is what a rank tells the others of the memory that it reduces, and of the communicator.
+// place is what a rank tells the others about the memory that it reduces, and about the communicator.
 type place struct {
 	In, Out int64 // offsets in the windows
 	Live    bool  // the form's communicator is there and was not given up
 }
 
-// PrepareAllReduce makes the communicator of the form if it is the first, registers what the symmetric form needs, and runs the
-// plain form once on memory of its own, because NCCL makes its connections when they are first needed: a run then never waits
-// for a rank.
+// PrepareAllReduce makes the communicator of the form if there is none yet, registers what the symmetric form needs, and runs the plain form once on
+// memory of its own. NCCL makes its connections when they are first needed, so later runs do not wait for other ranks.
 func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
 	p, in, out, failure := b.reduction(r)
 	var mine place
@@ -200,8 +199,7 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	return p, in, out, nil
 }
 
-// alike is an error if the memory is not at the same place of the window on all ranks, which NCCL's symmetric kernels take for
-// granted.
+// alike returns an error if the memory is not at the same offset of the window on all ranks, which NCCL's symmetric kernels assume.
 func alike(places []place) error {
 	values := make([]string, len(places))
 	for r, p := range places {
@@ -224,7 +222,7 @@ func (b *Backend) live(form string) bool {
 	return spare != nil && spare.Sound() == nil
 }
 
-// reducer gives the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
+// reducer returns the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
 // Collective.
 func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer, error) {
 	b.mu.Lock()
@@ -269,7 +267,7 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 	return red, nil
 }
 
-// giveUpOld gives up what this rank has of a form that some rank has given up: a reducer, or a communicator that was kept, or neither.
+// giveUpOld gives up this rank's reducer, or kept communicator, of a form that some rank has given up. There may be neither.
 func (b *Backend) giveUpOld(ctx context.Context, red *reducer, kept *nccl.Comm) {
 	within, cancel := b.bounded(context.WithoutCancel(ctx))
 	defer cancel()
@@ -320,7 +318,7 @@ func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *alloca
 	return nil
 }
 
-// forget deregisters the symmetric window of an allocation that goes.
+// forget deregisters the symmetric window of an allocation that is about to be freed.
 func (b *Backend) forget(ctx context.Context, base device.Ptr) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
@@ -341,7 +339,7 @@ func (b *Backend) forget(ctx context.Context, base device.Ptr) error {
 func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	within, cancel := b.bounded(ctx)
 	defer cancel()
-	// Of the kind that tensors are made of; giving it back does not wait for other work of the device, as cuMemFree does.
+	// It is the kind of memory that tensors have: freeing it does not wait for other work of the device, as cuMemFree does.
 	var scratch uint64
 	err := b.device.WithContext(func() (err error) {
 		scratch, err = b.lib.MemAlloc(p.bytes())
@@ -364,7 +362,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 		err = stream.Synchronize(within)
 	}
 	if err != nil {
-		// The kernels of some ranks wait for those of others: they are ended. If that does not work, the memory goes with the device.
+		// The kernels of some ranks wait for those of others, so they are ended. If that fails, the memory is freed with the device.
 		err = errors.Join(b.explain(err), b.giveUp(context.WithoutCancel(ctx), p.of, err))
 		if !b.idle() {
 			return err
@@ -373,7 +371,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	return errors.Join(err, free())
 }
 
-// bytes is the size of the message.
+// bytes returns the size of the message.
 func (p *reduction) bytes() int64 { return p.count * p.dtype.Bytes() }
 
 // Enqueue enqueues one run on s, or records it.
@@ -390,8 +388,8 @@ func (p *reduction) Enqueue(s device.Stream) error {
 	if err := p.of.given(); err != nil {
 		return fmt.Errorf("Enqueue: %w", err)
 	}
-	// Before the run, so that the stream watches when it may be given up, and once more behind it, because a Synchronize that came in
-	// between may have found the stream idle and nothing to tell.
+	// The stream is noted before the run, so that it watches when the run may be given up, and again after it, because a Synchronize in between may
+	// have found the stream idle with nothing to report.
 	p.of.fault.Watch(stream)
 	p.of.used.Store(true)
 	if err := p.of.given(); err != nil { // else whoever gives it up now finds that it is used
@@ -410,7 +408,7 @@ func (x *run) make() error {
 	return p.of.comm.AllReduce(x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op)
 }
 
-// Close has nothing to give back: the communicator and the windows stay for the next plan.
+// Close has nothing to release: the communicator and the windows stay for the next plan.
 func (p *reduction) Close() error { return nil }
 
 func (b *Backend) allReducers() []*reducer {
@@ -449,13 +447,13 @@ func (b *Backend) giveUpAll(ctx context.Context, cause error) error {
 	return err
 }
 
-// giveUp ends a communicator and the kernels that run on it. Every stream with a run that it was not synchronized behind says so, and no
-// other run is taken.
+// giveUp ends a communicator and the kernels that run on it. Every stream with a run after which it was not synchronized reports it, and no other run
+// is accepted.
 func (b *Backend) giveUp(ctx context.Context, red *reducer, cause error) error {
 	if red.given() != nil {
 		return nil
 	}
-	// Before any kernel can end by it: a stream that finds its work ended then finds this.
+	// The word is written before any kernel can end, so that a stream that finds its work ended also finds the word.
 	red.tell(cause)
 	if red.form == symmetricForm && b.lib.Version() < endableKernels && !b.idle() {
 		b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process, and use NCCL 2.29.7 or newer", "form", red.form)
@@ -476,11 +474,11 @@ func (b *Backend) idle() bool {
 	return b.device.Synchronize(ctx) == nil
 }
 
-// checkEvery is how often NCCL is asked whether something has gone wrong.
+// checkEvery is how often NCCL is asked for asynchronous errors.
 const checkEvery = 250 * time.Millisecond
 
-// watch begins to look after the communicators of the library's own all-reduces: when a member of the group is lost, or NCCL
-// says that something has gone wrong, they are aborted, so that no kernel waits for ever.
+// watch begins to watch the communicators of the library's own all-reduces. When a member of the group is lost, or NCCL reports an error, they are
+// aborted, so that no kernel waits for ever.
 func (b *Backend) watch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -518,7 +516,7 @@ func (b *Backend) watch() {
 	})
 }
 
-// stopWatching ends that.
+// stopWatching ends the watching.
 func (b *Backend) stopWatching() {
 	b.mu.Lock()
 	ended := b.ended

@@ -28,7 +28,7 @@ import (
 //go:embed testdata/lsa_all_reduce.cu
 var lsaAllReduce []byte
 
-// headers gives the folder with the headers of the library, of the same version, or "" and why there is none.
+// headers returns the folder with the headers of the library, of the same version, or "" and why there is none.
 func headers(lib *nccl.Library) (dir, why string) {
 	version := regexp.MustCompile(`(?m)^#define NCCL_VERSION_CODE (\d+)`)
 	tried := []string{filepath.Join(filepath.Dir(filepath.Dir(lib.Path())), "include"), "/usr/include", "/usr/local/include",

@@ -3,11 +3,10 @@
 //
 // # The communicator
 //
-// The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is
-// begun and then polled, until it ends, the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A
-// communicator with a call that did not end can only be aborted; that happens when nothing uses its windows any more. A
-// sub-group that has all of its parent's ranks splits the parent's communicator, any other makes one of its own. A communicator
-// that the caller made (Options.Comm) is used and never ended.
+// The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is begun and then polled,
+// until it ends, the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A communicator with a call that did not end
+// can only be aborted, which happens when nothing uses its windows any more. A sub-group that has all of its parent's ranks splits the parent's
+// communicator, any other makes one of its own. A communicator that the caller made (Options.Comm) is used and never ended.
 //
 // NCCL does not release all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
 // communicators to the next one of the same ranks, those of NCCL's own all-reduce among them, with no window. The ranks agree before one is
@@ -33,10 +32,10 @@
 //
 // # Multicast
 //
-// Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded, which is the only switch that NCCL
-// has for NVLink multicast before 2.32; from 2.32 on each communicator is told, too, and what gives multicast addresses is not looked up. Where it may be used, NCCL
-// says whether it has it, and makes one multicast object for all windows of the communicator when the ranks first enable it for one. A rank
-// on which NCCL fails in that leaves the others waiting inside of NCCL; they give up after KernelTimeout, and the communicator with it.
+// Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded. Before 2.32 NCCL has no other switch for NVLink
+// multicast; from 2.32 on it is also switched off for each communicator. The function that returns multicast addresses is not looked up. Where
+// multicast may be used, NCCL says whether it has it, and makes one multicast object for all windows of the communicator when the ranks first enable
+// it for one. If NCCL fails in that on one rank, the others wait inside NCCL until KernelTimeout, and then give up the communicator.
 //
 // # NCCL's own all-reduce
 //
@@ -45,10 +44,10 @@
 // allocations are registered again, as symmetric windows. One communicator could not have both, because NCCL takes its symmetric kernels
 // whenever it can, also where they are slower. These two block, because NCCL starts a thread for each collective of one that does not.
 //
-// When a member of the group is lost, or NCCL reports an error, they are aborted, so that their kernels end. Then every stream that has a
-// run on such a communicator, and was not synchronized after it, reports why, once; so does each on which a graph with one is launched. The
-// next plan makes another communicator, if all ranks are there. Before 2.29.7 NCCL's symmetric kernels cannot be aborted and go on
-// waiting: what is on the GPU then ends with the process.
+// When a member of the group is lost, or NCCL reports an error, they are aborted, so that their kernels end. Then every stream that has a run on such
+// a communicator, and was not synchronized after it, reports why, once; so does each on which a graph with one is launched. The next plan makes
+// another communicator, if all ranks are there. Before 2.29.7 NCCL's symmetric kernels cannot be aborted and go on waiting: the work on the GPU then
+// ends with the process.
 //
 // # Devices
 //

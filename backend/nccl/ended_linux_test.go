@@ -19,7 +19,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// streamsOf gives n streams, and what closes them.
+// streamsOf returns n streams, and what closes them.
 func streamsOf(d device.Device, n int) (streams []device.Stream, closeAll func() error, err error) {
 	for range n {
 		s, e := d.NewStream()

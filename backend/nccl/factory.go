@@ -18,8 +18,7 @@ func (factory) Unprotected() string {
 	return "NCCL listens on ports of a network interface (NCCL_SOCKET_IFNAME) without authentication"
 }
 
-// Probe loads the library, opens the GPU, looks at what the backend stands on, and closes the GPU again. It makes no
-// communicator.
+// Probe loads the library, opens the GPU, checks what the backend needs, and closes the GPU again. It makes no communicator.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := options(env)
 	if err != nil {
@@ -63,7 +62,7 @@ func probe(o *Options) (backend.Capabilities, error) {
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	o, err := options(env)
 	if err != nil {
-		// The others are in New already, or will come to it: they must be told.
+		// The other ranks are in New already, or will call it, so they must be told.
 		b := &Backend{group: env.Group}
 		return nil, b.meet(ctx, &Options{}, err)
 	}
@@ -74,24 +73,24 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	return b, nil
 }
 
-// Preference puts the backend behind native, which needs less around it.
+// Preference puts the backend after native, which depends on less.
 func (factory) Preference(bool) int { return 400 }
 
-// Options are the library and the kind of window.
+// Options returns the library and the kind of window.
 func (factory) Options() []backend.Option {
 	return []backend.Option{
 		fromenv.Library("libnccl.so.2"),
 		{
-			Name: "window", Default: PlainWindow, Values: []string{PlainWindow, SymmetricWindow},
-			Usage: "kind of window: " + PlainWindow + ", or " + SymmetricWindow + ", which lets NCCL take its symmetric kernels; the same on all ranks",
+			Name: "window", Default: plainWindow, Values: []string{plainWindow, symmetricWindow},
+			Usage: "kind of window: " + plainWindow + ", or " + symmetricWindow + ", which lets NCCL take its symmetric kernels; the same on all ranks",
 		},
 	}
 }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

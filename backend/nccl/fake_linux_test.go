@@ -128,7 +128,7 @@ func newMachine(gpus int) *machine {
 	return m
 }
 
-// plain are the options of a rank of the machine.
+// plain returns the options of a rank of the machine.
 func (m *machine) plain(rank int) *Options {
 	return &Options{
 		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
@@ -159,7 +159,7 @@ func (m *machine) requireClean(t *testing.T) {
 	}
 }
 
-// number gives a new address or handle, with room behind it.
+// number returns a new address or handle, with room behind it.
 func (m *machine) number(room int64) uint64 {
 	n := m.next
 	m.next += uint64(room+granule-1)/granule*granule + granule
@@ -176,7 +176,7 @@ func (m *machine) at(p device.Ptr) (device.Ptr, *piece) {
 	return 0, nil
 }
 
-// span gives n bytes at p.
+// span returns n bytes at p.
 func (m *machine) span(p device.Ptr, n uint64) []byte {
 	base, x := m.at(p)
 	if x == nil || uint64(p-base)+n > uint64(len(x.bytes)) {
@@ -233,7 +233,7 @@ func (m *machine) idle(held func() []*fakeComm) cu.Result {
 	return cu.Success
 }
 
-// made is how many communicators were made, one for each rank of each.
+// made returns how many communicators were made, one for each rank of each.
 func (m *machine) made() int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -247,7 +247,7 @@ func (m *machine) set(change func()) {
 	change()
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
@@ -257,7 +257,7 @@ func (m *machine) driver() *cu.Driver {
 	return d
 }
 
-// recordings are graphs of all-reduces.
+// recordings returns graphs of all-reduces.
 func (m *machine) recordings(d *cu.Driver) {
 	d.StreamBeginCapture = func(s cu.StreamHandle, _ int32) cu.Result {
 		return m.Do("cuStreamBeginCapture", func(int) cu.Result { m.recording[s] = new([]*fakeComm); return cu.Success })
@@ -380,7 +380,7 @@ func (m *machine) work(d *cu.Driver) {
 	}
 }
 
-// library is NCCL's table for the machine.
+// library returns NCCL's table for the machine.
 func (m *machine) library() nccl.Functions {
 	f := nccl.Functions{
 		GetVersion:     func(v *int32) nccl.Result { *v = int32(m.version); return nccl.Success },
@@ -463,7 +463,7 @@ func (m *machine) comm(h nccl.CommHandle, f func(c *fakeComm) nccl.Result) nccl.
 	return f(c)
 }
 
-// refuse is what a call is to fail with.
+// refuse returns the result that a call is to fail with.
 func (m *machine) refuse(call string, rank int) nccl.Result {
 	key := fmt.Sprint(call, rank)
 	m.counts[key]++
@@ -763,7 +763,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 // castAt is where windows are in the range of multicast addresses.
 const castAt = 1 << 60
 
-// multimem gives the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
+// multimem returns the multicast address of a window. The first call of a communicator makes the object with the other ranks, and returns when
 // they have come.
 func (m *machine) multimem(w nccl.WindowHandle, offset uintptr, p *uint64) nccl.Result {
 	m.Mu.Lock()

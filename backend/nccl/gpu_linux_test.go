@@ -48,19 +48,19 @@ func gpus(t *testing.T) int {
 	return int(count)
 }
 
-// onGPU are the options of a rank of a real machine. Multicast is never tried.
+// onGPU returns the options of a rank of a real machine. Multicast is never tried.
 func onGPU(rank int) *Options {
 	return &Options{LocalRank: rank, Multicast: "off", KernelTimeout: 30 * time.Second}
 }
 
-// sizes are the world sizes to run at: each rank has a GPU of its own.
+// sizes returns the world sizes to run at: each rank has a GPU of its own.
 func sizes(count int) []int {
 	return slices.DeleteFunc([]int{1, 2, 4}, func(n int) bool { return n > count })
 }
 
 func TestConformanceOnGPU(t *testing.T) {
 	count := gpus(t)
-	for _, kind := range []string{PlainWindow, SymmetricWindow} {
+	for _, kind := range []string{plainWindow, symmetricWindow} {
 		t.Run(kind, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Harness{
 				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
@@ -75,7 +75,7 @@ func TestConformanceOnGPU(t *testing.T) {
 	}
 }
 
-// ofNCCL gives memory that NCCL has allocated.
+// ofNCCL returns memory that NCCL has allocated.
 func ofNCCL(b backend.Backend, _ int, bytes int64) (device.Ptr, func() error, error) {
 	return foreign(b.(*Backend), true, bytes)
 }

@@ -16,21 +16,21 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// NCCL does not give back all of a communicator's memory when it is destroyed: some MB of the process stay. So the communicators of a
-// sub-group that is closed are kept, and the next sub-group of the same ranks has them again.
+// NCCL does not free all of a communicator's memory when it is destroyed: some MB stay in the process. So the communicators of a closed sub-group are
+// kept, and the next sub-group of the same ranks uses them again.
 //
-// They belong to the backend that was opened without a parent, on each of its ranks, and end with it. Ranks of different processes can
-// end a communicator only together: the threads of one that is destroyed wait until its peers have let go (ncclProxyService in
-// proxy.cc). So whatever is decided about one is decided by all its ranks, in a call in which all of them take part, and what they end
-// in such a call they end in the same order:
+// They belong to the backend that was opened without a parent, on each of its ranks, and end with it. Ranks of different processes can end a
+// communicator only together: the threads of one that is destroyed wait until its peers have closed their connections (ncclProxyService in proxy.cc).
+// So every decision about a communicator is made by all its ranks, in a call in which all of them take part, and what they end in such a call they
+// end in the same order:
 //
 //   - Opening a group, its ranks tell each other which communicators of these ranks they have, and take the first that all have and that
 //     is sound on all. One that some rank does not have any more is ended by those that do.
 //   - Closing it, they keep its communicators if these are sound on all ranks. A rank that keeps as many as it may needs the oldest ended
 //     that can be: one of ranks that are all in the group being closed. If there is none, it is the group's own that are ended.
 //
-// A communicator that is looked at in such a call belongs to that call meanwhile, so that two groups that are opened or closed at the
-// same time do not decide about the same one.
+// A communicator that such a call considers belongs to that call meanwhile, so that two groups that are opened or closed at the same time do not
+// decide about the same one.
 
 // mostKept is how many sub-groups' communicators a rank keeps.
 const mostKept = 8
@@ -47,7 +47,7 @@ type link struct {
 	state linkState // under the shelf's mu
 }
 
-// linkState says whom a link belongs to.
+// linkState says what a link is used for.
 type linkState int
 
 const (
@@ -56,7 +56,7 @@ const (
 	pended                  // kept, and a call is deciding about it
 )
 
-// sound is nil if nothing has ever failed on the link's communicators.
+// sound returns nil if nothing has ever failed on the link's communicators.
 func (l *link) sound() error {
 	err := l.comm.Sound()
 	for _, form := range slices.Sorted(maps.Keys(l.forms)) {
@@ -65,7 +65,7 @@ func (l *link) sound() error {
 	return err
 }
 
-// shelf has the links of all sub-groups of a backend that has no parent, and of their sub-groups.
+// shelf holds the links of all sub-groups of a backend that has no parent, and of their sub-groups.
 type shelf struct {
 	device *cuda.Device // of the backend that owns it
 
@@ -75,7 +75,7 @@ type shelf struct {
 	claimed int     // places that groups being closed have taken
 }
 
-// open is ErrClosed if the shelf keeps nothing any more.
+// open returns ErrClosed if the shelf keeps nothing any more.
 func (s *shelf) open() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *shelf) remove(l *link) {
 	s.links = slices.DeleteFunc(s.links, func(o *link) bool { return o == l })
 }
 
-// pend takes the free links that which says yes to for a call that decides about them. give must follow.
+// pend takes the free links for which which returns true, for a call that decides about them. give must follow.
 func (s *shelf) pend(which func(*link) bool) (taken []*link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *shelf) pend(which func(*link) bool) (taken []*link) {
 	return taken
 }
 
-// give puts back what pend took. If the shelf was closed meanwhile, whoever gives has to end it.
+// give puts back what pend took. If the shelf was closed meanwhile, the caller has to end the links.
 func (s *shelf) give(l *link) (taken bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +123,7 @@ func (s *shelf) give(l *link) (taken bool) {
 	return true
 }
 
-// busy are the ids of the links of these ranks that are not free and not among mine.
+// busy returns the ids of the links of these ranks that are neither free nor in mine.
 func (s *shelf) busy(ranks []int, mine []*link) (ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *shelf) claim() bool {
 	return true
 }
 
-// trade takes the place of a link that is to be ended, before anybody else does.
+// trade claims the place of a link that is to be ended, before anybody else can.
 func (s *shelf) trade(l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,14 +160,14 @@ func (s *shelf) trade(l *link) {
 	s.claimed++
 }
 
-// unclaim gives the place back.
+// unclaim frees the place.
 func (s *shelf) unclaim() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.claimed--
 }
 
-// keep makes a link that was used the latest of those that are kept.
+// keep makes a used link the latest of those that are kept.
 func (s *shelf) keep(l *link) (kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +180,7 @@ func (s *shelf) keep(l *link) (kept bool) {
 	return true
 }
 
-// close makes the shelf keep nothing any more, and gives what it has kept, in an order that is the same on all ranks.
+// close makes the shelf keep nothing any more, and returns what it held, in an order that is the same on all ranks.
 func (s *shelf) close() (kept []*link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +200,7 @@ func inOrder(links []*link) []*link {
 	return links
 }
 
-// keptOffer is what a rank tells the others, when it opens a group, of the communicators that it has kept.
+// keptOffer is what a rank that opens a group tells the others about the communicators that it has kept.
 type keptOffer struct {
 	Keeps bool     // it can keep what the group has when it is closed
 	NewID string   // rank 0's is the id of the group's communicator if it is made anew
@@ -208,7 +208,7 @@ type keptOffer struct {
 	Busy  []string // those of them that another group uses, or is deciding about
 }
 
-// worldRanks are the group's ranks as they are numbered in the world.
+// worldRanks returns the group's ranks as they are numbered in the world.
 func (b *Backend) worldRanks() (ranks []int) {
 	for _, m := range b.group.Members() {
 		ranks = append(ranks, m.WorldRank)
@@ -243,15 +243,15 @@ func choose(offers []keptOffer) (common []string) {
 	return common
 }
 
-// gone reports whether a communicator that this rank has is to be ended, because some rank has it no more or has found that it is not
-// sound. As long as another group of some rank has to do with it, it is not: that rank cannot end it with the others.
+// gone reports whether a communicator of this rank is to be ended, because some rank no longer has it or has found that it is not sound. While
+// another group of some rank uses it, it is not ended: that rank could not end it together with the others.
 func gone(offers []keptOffer, id string) bool {
 	return slices.ContainsFunc(offers, func(o keptOffer) bool { return !slices.Contains(o.Have, id) }) &&
 		!slices.ContainsFunc(offers, func(o keptOffer) bool { return slices.Contains(o.Busy, id) })
 }
 
-// takeKept gives the link that all ranks have, or nil, ends those that some rank has no more, and puts the others back. With a failure,
-// which is one of all ranks, it puts all back. Collective.
+// takeKept returns the link that all ranks have, or nil, ends those that some rank no longer has, and puts the others back. With a failure, which all
+// ranks have, it puts all back. Collective.
 func (b *Backend) takeKept(ctx context.Context, peers []member, failure error) *link {
 	pending := b.pending
 	b.pending = nil
@@ -295,7 +295,7 @@ func (b *Backend) use(l *link) {
 	b.reused = true
 }
 
-// endLinks ends links that were kept. What goes wrong is logged: nobody needs them any more.
+// endLinks ends links that were kept. Errors are only logged, since nobody needs the links any more.
 func (b *Backend) endLinks(ctx context.Context, links []*link) {
 	if len(links) == 0 {
 		return
@@ -319,7 +319,7 @@ func (b *Backend) endLink(ctx context.Context, l *link) error {
 	return errors.Join(err, b.endComm(ctx, l.comm))
 }
 
-// leaving is what a rank tells the others, when it closes a group, of the group's communicators and of the others that it has kept.
+// leaving is what a rank that closes a group tells the others about the group's communicators and about the others that it has kept.
 type leaving struct {
 	Sound bool   // the group's communicators can be kept here
 	Full  bool   // if another one is ended
@@ -332,8 +332,8 @@ type note struct {
 	Ranks []int // in the world
 }
 
-// decide says whether the ranks keep the communicators of the group that they close, and which of those that they have kept they end
-// for it. ranks are the group's, in the world.
+// decide returns whether the ranks keep the communicators of the group that they close, and which kept ones they end to make room. ranks are the
+// group's ranks, as numbered in the world.
 func decide(ranks []int, all []leaving) (keep bool, ended []string) {
 	if slices.ContainsFunc(all, func(l leaving) bool { return !l.Sound }) {
 		return false, nil
@@ -410,7 +410,7 @@ func (b *Backend) keep(ctx context.Context) bool {
 	return false
 }
 
-// takeForms gives the communicators of all forms, which the backend does not use any more.
+// takeForms returns the communicators of all forms, which the backend does not use any more.
 func (b *Backend) takeForms() map[string]*nccl.Comm {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// child are the options of a sub-group of the parent's.
+// child returns the options of a sub-group of the parent's.
 func (m *machine) child(parent *Backend) *Options {
 	o := m.plain(0)
 	o.Opened, o.Parent = parent.device, parent

@@ -15,8 +15,8 @@ import (
 
 var _ backend.Libraries = factory{}
 
-// Libraries looks for NCCL and says whether it makes symmetric windows here: that is tried, by one rank alone on the GPU that
-// the environment names, and what only several ranks can show (peer access) is asked of the driver.
+// Libraries looks for NCCL and says whether it makes symmetric windows here. It tries that with one rank on the GPU that the environment names. What
+// only several ranks could show (peer access) it asks the driver.
 func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Library {
 	o, err := options(env)
 	if err != nil {
@@ -28,10 +28,10 @@ func (factory) Libraries(ctx context.Context, env *backend.Env) []backend.Librar
 
 const (
 	libraryName = "NCCL"
-	install     = "install NCCL 2.28.3 or newer (Debian's libnccl2, or the Python package nvidia-nccl-cu13), or name its file in " + LibraryEnv
+	install     = "install NCCL 2.28.3 or newer (Debian's libnccl2, or the Python package nvidia-nccl-cu13), or name its file in " + libraryEnv
 )
 
-// examine finds out all there is to know of the library. Multicast stays off.
+// examine finds out all there is to know about the library. Multicast stays off.
 func examine(ctx context.Context, o *Options) backend.Library {
 	l := backend.Library{Name: libraryName, State: "unusable"}
 	lib, err := o.load(&nccl.Options{Path: o.Library, Logger: o.Logger})
@@ -52,7 +52,7 @@ func examine(ctx context.Context, o *Options) backend.Library {
 	}
 	for _, name := range []string{"NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_LOCAL_REGISTER", "NCCL_P2P_DISABLE",
 		"NCCL_P2P_LEVEL", "NCCL_NVLS_ENABLE", nccl.ShareGPUEnv,
-		"NCCL_DEBUG", WindowEnv} {
+		"NCCL_DEBUG", windowEnv} {
 		if v := o.Getenv(name); v != "" {
 			detail(name, "%s", v)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// member is what a rank tells the others of itself when the backend is opened.
+// member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	UUID     string // of its device
 	NoShare  string // why it cannot share its device with another rank; "" if it can
@@ -37,7 +37,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		mine = b.member(o)
 	}
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
-	// What follows is decided alike on every rank, since all know the same.
+	// From here on every rank decides alike, since all know the same.
 	var shared bool
 	if err == nil {
 		shared, err = agree(peers, b.group.Members())
@@ -79,7 +79,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	return b.try(ctx)
 }
 
-// member says what this rank brings.
+// member describes this rank.
 func (b *Backend) member(o *Options) member {
 	m := member{
 		UUID: b.device.UUID(), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
@@ -96,9 +96,9 @@ func (b *Backend) member(o *Options) member {
 	return m
 }
 
-// agreeID gives the unique id for a new communicator, which rank 0 makes. It is made only when nothing but the communicator itself can fail
-// any more: NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and
-// has no call that takes it back.
+// agreeID returns the unique id for a new communicator, which rank 0 makes. It is made only when nothing but making the communicator can still fail:
+// NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and has no call that
+// releases them.
 func (b *Backend) agreeID(ctx context.Context) (id nccl.UniqueID, err error) {
 	if b.group.Rank() == 0 {
 		err = b.device.WithContext(func() error {
@@ -137,7 +137,7 @@ func (b *Backend) splits(parent *Backend) bool {
 		parent.comm != nil && parent.comm.Handle() != 0 && !parent.comm.Stuck() && b.lib.Require("ncclCommSplit") == nil
 }
 
-// agree is an error, the same on every rank, if the ranks do not fit together; shared is whether some share a device.
+// agree returns an error, the same on every rank, if the ranks do not fit together. shared reports whether some of them share a device.
 func agree(peers []member, members []group.Member) (shared bool, err error) {
 	for i, p := range peers {
 		if j := slices.IndexFunc(peers[:i], func(q member) bool { return q.UUID == p.UUID }); j >= 0 {
@@ -156,8 +156,8 @@ func agree(peers []member, members []group.Member) (shared bool, err error) {
 		what string
 		of   func(member) string
 	}{
-		{"version of NCCL (name the same library in " + LibraryEnv + ")", func(m member) string { return m.Version }},
-		{"kind of window (" + WindowEnv + ")", func(m member) string { return m.Window }},
+		{"version of NCCL (name the same library in " + libraryEnv + ")", func(m member) string { return m.Version }},
+		{"kind of window (" + windowEnv + ")", func(m member) string { return m.Window }},
 		{"whether a communicator was given", func(m member) string { return fmt.Sprint(m.Given) }},
 	} {
 		values := make([]string, len(peers))
@@ -244,7 +244,7 @@ func (b *Backend) adopt(handle uintptr) (*nccl.Comm, error) {
 	return comm, nil
 }
 
-// explain makes the loss of a member of what NCCL said about it.
+// explain replaces NCCL's error by the loss of a member, if that is the cause.
 func (b *Backend) explain(err error) error {
 	if lost := b.group.Err(); err != nil && lost != nil && !errors.Is(err, errs.ErrPeerLost) {
 		return fmt.Errorf("%w: %w", lost, err)

@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// withCast are plain options with a setting of multicast.
+// withCast returns plain options with a setting of multicast.
 func (m *machine) withCast(rank int, setting string) *Options {
 	o := m.plain(rank)
 	o.Multicast = setting

@@ -26,18 +26,16 @@ import (
 // Name is the name that the backend is registered under.
 const Name = "nccl"
 
-// LibraryEnv names the environment variable with the file of libnccl.so.2, or the folder it is in.
-const LibraryEnv = nccl.LibraryEnv
-
-// WindowEnv names the environment variable that says how windows are registered: plain or symmetric.
-const WindowEnv = "SYMMEM_NCCL_WINDOW"
-
-// The kinds of window.
+// The environment variables of Options.Library and Options.Window.
 const (
-	// PlainWindow has peer pointers, and leaves NCCL's collectives on the communicator as they are.
-	PlainWindow = "plain"
-	// SymmetricWindow (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for collectives on the communicator.
-	SymmetricWindow = "symmetric"
+	libraryEnv = nccl.LibraryEnv
+	windowEnv  = "SYMMEM_NCCL_WINDOW"
+)
+
+// The values of Options.Window.
+const (
+	plainWindow     = "plain"
+	symmetricWindow = "symmetric"
 )
 
 func init() { backend.Register(Name, factory{}) }
@@ -52,14 +50,15 @@ type Options struct {
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
 	Driver *cu.Driver
-	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at LibraryEnv, then where the loader and Python's
-	// package managers keep it.
+	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at SYMMEM_NCCL_LIBRARY, then where the loader and
+	// Python's package managers keep it.
 	Library string
-	// Window is the kind of window: PlainWindow, the default, or SymmetricWindow. It is the same on all ranks.
+	// Window is the kind of window, the same on all ranks. "plain" leaves NCCL's collectives on the communicator as they are;
+	// "symmetric" (NCCL_WIN_COLL_SYMMETRIC) also lets NCCL take its symmetric kernels for them. Both have peer pointers. "" looks at
+	// SYMMEM_NCCL_WINDOW, and is "plain" if that is not set.
 	Window string
-	// Comm, unless 0, is an ncclComm_t that the caller has made with the same library, of the same ranks in the same order, each
-	// on its device. It is used instead of a communicator of its own, by nobody else meanwhile, and never ended. All ranks give
-	// one, or none.
+	// Comm, unless 0, is an ncclComm_t that the caller has made with the same library, of the same ranks in the same order, each on its device. The
+	// backend uses it instead of making one, and never ends it. Nobody else may use it meanwhile. Either all ranks give one, or none.
 	Comm uintptr
 	// Parent, unless nil, is the backend of a group that this one is a sub-group of.
 	Parent *Backend
@@ -128,10 +127,10 @@ var (
 	_ backend.AllReducer = (*Backend)(nil)
 )
 
-// New opens the NCCL backend for this rank of g; nil options are the defaults. Collective: it blocks until every rank has come.
-// A rank that cannot take part makes it fail on every rank. Without a driver, a GPU or the library the error is ErrUnavailable
-// and says what to do; a library or a machine without windows that have addresses is ErrUnsupported; two ranks on one GPU are
-// ErrInvalid. What was begun is undone, so that it can be called again.
+// New opens the NCCL backend for this rank of g. Nil options are the defaults. Collective: it blocks until every rank has come. A rank that cannot
+// take part makes it fail on every rank. Without a driver, a GPU or the library the error is ErrUnavailable and says what to do; a library or a
+// machine without windows that have addresses is ErrUnsupported; two ranks on one GPU are ErrInvalid. After an error what was begun is undone, so New
+// can be called again.
 func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	var o Options
 	if opts != nil {
@@ -153,7 +152,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// fill puts in the defaults.
+// fill sets the defaults.
 func (o *Options) fill() {
 	o.KernelTimeout = cmp.Or(o.KernelTimeout, defaultTimeout)
 	if o.Getenv == nil {
@@ -162,8 +161,8 @@ func (o *Options) fill() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	o.Library = cmp.Or(o.Library, o.Getenv(LibraryEnv))
-	o.Window = cmp.Or(o.Window, o.Getenv(WindowEnv), PlainWindow)
+	o.Library = cmp.Or(o.Library, o.Getenv(libraryEnv))
+	o.Window = cmp.Or(o.Window, o.Getenv(windowEnv), plainWindow)
 	if o.load == nil {
 		o.load = nccl.Load
 	}
@@ -176,11 +175,11 @@ func (b *Backend) open(o *Options) error {
 		return err
 	}
 	switch o.Window {
-	case PlainWindow:
-	case SymmetricWindow:
+	case plainWindow:
+	case symmetricWindow:
 		b.flags = nccl.WindowSymmetric
 	default:
-		return errs.Invalid("nccl.New", "window ("+WindowEnv+")", strconv.Quote(o.Window), PlainWindow+" or "+SymmetricWindow)
+		return errs.Invalid("nccl.New", "window ("+windowEnv+")", strconv.Quote(o.Window), plainWindow+" or "+symmetricWindow)
 	}
 	if b.lib, err = loadLibrary(o, policy, false); err != nil {
 		return err
@@ -208,8 +207,8 @@ func (b *Backend) open(o *Options) error {
 	return err
 }
 
-// loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and finds out whether it can serve; to look
-// is to leave no more behind than the loaded library.
+// loadLibrary loads NCCL, with its multicast switched off unless the policy allows it, and finds out whether it can serve; with look, it leaves
+// nothing behind but the loaded library.
 func loadLibrary(o *Options, policy *multicast.Policy, look bool) (*nccl.Library, error) {
 	lib, err := o.load(&nccl.Options{
 		Path: o.Library, Multicast: policy.Forbidden == "", ShareGPU: o.ShareDevice, Look: look, Logger: o.Logger,
@@ -220,7 +219,7 @@ func loadLibrary(o *Options, policy *multicast.Policy, look bool) (*nccl.Library
 	return lib, serves(lib)
 }
 
-// serves is an error if the library lacks what the backend stands on.
+// serves returns an error if the library lacks what the backend needs.
 func serves(lib *nccl.Library) error {
 	err := lib.Require("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
 	if err == nil && lib.Version() < oldest {
@@ -256,7 +255,7 @@ func (o *Options) gpu() (*cuda.Options, error) {
 			return nil, err
 		}
 	}
-	// What is wrong with the GPUs, whoever opens one says better.
+	// Opening a GPU says better what is wrong with it.
 	var count int32
 	if c.Driver.Init != nil && c.Driver.DeviceGetCount != nil && c.Driver.Init(0) == cu.Success &&
 		c.Driver.DeviceGetCount(&count) == cu.Success && count > 0 {
@@ -265,7 +264,7 @@ func (o *Options) gpu() (*cuda.Options, error) {
 	return c, nil
 }
 
-// The driver functions that the backend stands on besides those that every device needs.
+// The driver functions that the backend needs besides those that every device needs.
 var needed = []string{
 	"cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemGetAddressRange_v2",
 	"cuPointerGetAttribute", "cuMemRelease",
@@ -306,14 +305,14 @@ func switchedOff(getenv func(string) string) string {
 	return ""
 }
 
-// Name is "nccl".
+// Name returns "nccl".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
-// Comm is the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. It must not
-// be ended, nor used while a collective call of this backend is under way.
+// Comm returns the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. The caller must not end it,
+// nor use it while a collective call of this backend is under way.
 func (b *Backend) Comm() uintptr {
 	if b.comm == nil {
 		return 0
@@ -322,10 +321,10 @@ func (b *Backend) Comm() uintptr {
 	return uintptr(b.comm.Handle())
 }
 
-// Library is the file of the library, and its version.
+// Library returns the file of the library, and its version.
 func (b *Backend) Library() (path, version string) { return b.lib.Path(), b.lib.Version().String() }
 
-// handle is the communicator for the log.
+// handle returns the communicator for the log.
 func (b *Backend) handle() string { return fmt.Sprintf("%#x", uintptr(b.comm.Handle())) }
 
 // Capabilities says what works between the ranks of the group.
@@ -348,7 +347,7 @@ func (b *Backend) Capabilities() backend.Capabilities {
 	return c
 }
 
-// capabilities says what works with the library, as far as no peers are needed to know it.
+// capabilities returns what works with the library, as far as that can be known without peers.
 func capabilities(lib *nccl.Library) backend.Capabilities {
 	return backend.Capabilities{
 		PeerPointers: true, Contiguous: true, Register: true, Transfers: true, Graphs: true, RanksInOneProcess: true,
@@ -359,7 +358,7 @@ func capabilities(lib *nccl.Library) backend.Capabilities {
 	}
 }
 
-// bounded is ctx with an end: the timeout, or the loss of a member of the group, which is then its cause.
+// bounded returns ctx with a bound: the timeout, or the loss of a member of the group, which is then the context's cause.
 func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	within, end := context.WithTimeout(ctx, b.timeout)
 	within, cancel := context.WithCancelCause(within)
@@ -379,9 +378,9 @@ func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelF
 	}
 }
 
-// Close ends the communicators, the library's own first, and closes the device, unless it was given by the caller. All mappings
-// and allocations were given back before. It waits no longer than KernelTimeout, and not for ranks that are lost: then the
-// communicators are aborted.
+// Close ends the communicators, the library's own first, and closes the device, unless it was given by the caller. All mappings and allocations must
+// have been released before. It waits no longer than KernelTimeout, and does not wait for lost ranks: if there are any, the communicators are
+// aborted.
 func (b *Backend) Close(ctx context.Context) error {
 	err := b.closeWork(ctx)
 	if b.owned {
@@ -396,7 +395,7 @@ func (b *Backend) Close(ctx context.Context) error {
 	return nil
 }
 
-// closeWork gives back everything but the device.
+// closeWork releases everything but the device.
 func (b *Backend) closeWork(ctx context.Context) error {
 	b.stopWatching()
 	err := b.closeWindows(ctx)
@@ -430,7 +429,7 @@ func (b *Backend) closeWork(ctx context.Context) error {
 	return errors.Join(err, b.awaitProcess(ctx))
 }
 
-// closeWindows deregisters what is a window still.
+// closeWindows deregisters the windows that are left.
 func (b *Backend) closeWindows(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
@@ -450,8 +449,8 @@ func (b *Backend) closeWindows(ctx context.Context) error {
 	return err
 }
 
-// awaitProcess waits for the other ranks of this process, if there are any: NCCL gives back what all of them hold when the last
-// of them has destroyed its communicator (commReclaim in init.cc), and their contexts have to be there until then.
+// awaitProcess waits for the other ranks of this process, if there are any: NCCL releases what all of them hold when the last of them has destroyed
+// its communicator (commReclaim in init.cc), and their contexts must exist until then.
 func (b *Backend) awaitProcess(ctx context.Context) error {
 	members := b.group.Members()
 	same := 0

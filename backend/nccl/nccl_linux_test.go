@@ -136,8 +136,8 @@ func TestRanksMustFit(t *testing.T) {
 	m := newMachine(3)
 	fails(t, m, 3, func(rank int, o *Options) { o.Device = fmt.Sprint(rank % 2) }, errs.ErrInvalid, "on rank 0 and on rank 2",
 		"share-device")
-	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{PlainWindow, SymmetricWindow}[rank] }, errs.ErrMismatch,
-		WindowEnv, "symmetric")
+	fails(t, m, 2, func(rank int, o *Options) { o.Window = []string{plainWindow, symmetricWindow}[rank] }, errs.ErrMismatch,
+		windowEnv, "symmetric")
 	fails(t, m, 2, func(rank int, o *Options) {
 		f := m.library()
 		if rank == 1 {
@@ -145,7 +145,7 @@ func TestRanksMustFit(t *testing.T) {
 		}
 		lib, err := nccl.New("/lib", f)
 		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
-	}, errs.ErrMismatch, "2.28.3", "2.28.9", LibraryEnv)
+	}, errs.ErrMismatch, "2.28.3", "2.28.9", libraryEnv)
 	for _, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
 		g *group.Group) error {
 		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *memory.Memory) error { return nil })
@@ -555,17 +555,17 @@ func TestSubGroups(t *testing.T) {
 }
 
 func TestOptionsOfEnv(t *testing.T) {
-	vars := map[string]string{LibraryEnv: "/a", WindowEnv: SymmetricWindow}
+	vars := map[string]string{libraryEnv: "/a", windowEnv: symmetricWindow}
 	env := &backend.Env{Getenv: func(name string) string { return vars[name] }, Device: "2"}
 	o, err := options(env)
 	require.NoError(t, err)
-	require.Equal(t, []string{"/a", SymmetricWindow, "2"}, []string{o.Library, o.Window, o.Device})
+	require.Equal(t, []string{"/a", symmetricWindow, "2"}, []string{o.Library, o.Window, o.Device})
 	env.Options = map[string]string{"nccl-library": "/b"}
-	env.Given = &Options{Window: PlainWindow, Comm: 5}
+	env.Given = &Options{Window: plainWindow, Comm: 5}
 	o, err = options(env)
 	require.NoError(t, err)
-	require.Equal(t, []any{"/b", PlainWindow, "2", uintptr(5)}, []any{o.Library, o.Window, o.Device, o.Comm})
-	env.Given, vars[WindowEnv] = nil, "round"
+	require.Equal(t, []any{"/b", plainWindow, "2", uintptr(5)}, []any{o.Library, o.Window, o.Device, o.Comm})
+	env.Given, vars[windowEnv] = nil, "round"
 	_, err = options(env)
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	require.ErrorContains(t, err, `environment variable SYMMEM_NCCL_WINDOW is "round"; allowed: plain, symmetric`)

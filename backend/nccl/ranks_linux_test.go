@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open is New for those who want an interface.
+// open is New for callers that want an interface.
 func open(ctx context.Context, g *group.Group, o *Options) (backend.Backend, error) {
 	b, err := New(ctx, g, o)
 	if err != nil {

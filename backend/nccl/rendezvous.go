@@ -15,7 +15,7 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// offer is what a rank tells the others of its memory in a rendezvous.
+// offer is what a rank tells the others about its memory in a rendezvous.
 type offer struct {
 	Offset     int64 // of the memory in its allocation, in bytes
 	Span       int64 // bytes of the allocation, all of which become the window
@@ -74,7 +74,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	return m, nil
 }
 
-// ready is an error if the communicator can make no more windows.
+// ready returns an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
 	if b.comm.Handle() == 0 || b.comm.Stuck() {
 		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
@@ -83,14 +83,14 @@ func (b *Backend) ready() error {
 	return b.comm.Err()
 }
 
-// registered gives the window of the allocation at base, or nil.
+// registered returns the window of the allocation at base, or nil.
 func (b *Backend) registered(base device.Ptr) *window {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.windows[base]
 }
 
-// fit is an error if the ranks' memory cannot become one window.
+// fit returns an error if the ranks' memory cannot become one window.
 func fit(offers []offer) error {
 	for _, c := range []struct {
 		what string
@@ -131,7 +131,7 @@ func (m *mapping) place(offers []offer) {
 	m.peers[me] = m.alloc.ptr
 }
 
-// Peer is the place of rank's memory in NCCL's range of addresses, and for the own rank the allocation itself.
+// Peer returns the place of rank's memory in NCCL's range of addresses, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if m.peers[rank].IsNil() {
 		return 0, fmt.Errorf("NCCL has no address of rank %d on rank %d: %w", rank, m.backend.group.Rank(), errs.ErrNotReachable)
@@ -139,7 +139,7 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.peers[rank], nil
 }
 
-// Contiguous is NCCL's range: the ranks' copies lie one stride of some GiB apart.
+// Contiguous returns NCCL's range: the ranks' copies lie one stride of some GiB apart.
 func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
@@ -147,7 +147,7 @@ func (m *mapping) Contiguous() (device.Ptr, int64, error) {
 	return m.base, m.stride, nil
 }
 
-// WindowHandle is the ncclWindow_t of the allocation that the memory is in, and the memory's offset in that window.
+// WindowHandle returns the ncclWindow_t of the allocation that the memory is in, and the memory's offset in that window.
 func (m *mapping) WindowHandle() (uint64, int64, error) {
 	if m.window == nil {
 		return 0, 0, fmt.Errorf("the window's handle: %w", errs.ErrClosed)
@@ -158,7 +158,7 @@ func (m *mapping) WindowHandle() (uint64, int64, error) {
 	return uint64(m.window.native.Handle()), m.alloc.offset, nil
 }
 
-// Unmap lets go of the window; the last one that uses it deregisters it, on the library's own communicators too.
+// Unmap releases the window. The last mapping of a window deregisters it, on the library's own communicators too.
 func (m *mapping) Unmap(ctx context.Context) error {
 	w, b := m.window, m.backend
 	if w == nil {
@@ -188,7 +188,7 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	if why := cmp.Or(b.whyNoMulticast(), m.noMulticast); why != "" { // every rank knows it
 		return 0, fmt.Errorf("%s: %w", why, errs.ErrUnsupported)
 	}
-	// A rank that cannot ask must not leave the others waiting inside of NCCL.
+	// A rank that cannot ask must not leave the others waiting inside NCCL.
 	if err := b.group.Vote(ctx, "asking for multicast", b.ready()); err != nil {
 		return 0, err
 	}
@@ -260,7 +260,7 @@ func (b *Backend) lacksMulticast() (string, error) {
 	return fmt.Sprintf("NCCL %s has no NVLink multicast for these GPUs (NVLS: see NCCL_NVLS_ENABLE, and NCCL's log)", b.lib.Version()), nil
 }
 
-// mustCastError is the error of multicast that must be and cannot.
+// mustCastError returns the error for multicast that is required and not possible.
 func mustCastError(why string) error {
 	return fmt.Errorf("multicast is on, but %s; set it to auto or off: %w", why, errs.ErrUnsupported)
 }
@@ -272,9 +272,9 @@ type DevComm struct {
 	comm    *nccl.DevComm
 }
 
-// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each.
-// Collective: all ranks ask for as many. It has no multicast. It blocks until all ranks have come. ErrUnsupported from a
-// library whose structure is not known. Close it before the rank.
+// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each. Collective: all ranks ask for
+// the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
+// not known. Close it before the rank.
 func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
 	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
 		return nil, err
@@ -296,10 +296,10 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 	return d, nil
 }
 
-// Bytes is the ncclDevComm, as it is passed by value. It must not be changed.
+// Bytes returns the ncclDevComm, as it is passed by value. It must not be changed.
 func (d *DevComm) Bytes() []byte { return d.comm.Bytes() }
 
-// Close releases it. Local; no kernel uses it any more. Closing twice is ErrClosed.
+// Close releases the device communicator, which no kernel may use any more. It is local. A second Close returns ErrClosed.
 func (d *DevComm) Close(ctx context.Context) error {
 	b := d.backend
 	b.mu.Lock()

@@ -25,7 +25,7 @@ type window struct {
 	none   error        // why NCCL has made none, which a rank that is alone can do without; nil if it has
 }
 
-// reach is what the trial window has shown of all windows of the communicator.
+// reach is what the trial window has shown about all windows of the communicator.
 type reach struct {
 	first, ranks  int    // the ranks that have addresses here
 	notContiguous string // why there is no contiguous view; "" if there is
@@ -61,7 +61,7 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	return w, nil
 }
 
-// guard makes sure that NCCL has made a window. Where it cannot, it says success and gives no handle, or one of something else
+// guard makes sure that NCCL has made a window. Where NCCL cannot make one, it reports success and returns no handle, or a handle of something else
 // (ncclCommWindowRegister in dev_runtime.cc of 2.28). The context is current.
 func (b *Backend) guard(w *nccl.Window) error {
 	if w.Handle() == 0 {
@@ -75,14 +75,14 @@ func (b *Backend) guard(w *nccl.Window) error {
 	return nil
 }
 
-// noWindows is the error of a library that says it has made a window and has not, with what may be the reason.
+// noWindows returns the error for a library that reports success and has made no window, with the possible reasons.
 func (b *Backend) noWindows(how string) error {
 	return fmt.Errorf("NCCL %s (%s) makes no symmetric windows here: it said success, and %s. %s: %w", b.lib.Version(),
 		b.lib.Path(), how,
 		strings.Join(b.reasons(), "; "), errs.ErrUnsupported)
 }
 
-// reasons lists what makes NCCL do without windows, with what is known of each here.
+// reasons lists what keeps NCCL from making windows, with what is known about each here.
 func (b *Backend) reasons() []string {
 	state := func(name string) string {
 		if v := b.getenv(name); v != "" {
@@ -132,7 +132,7 @@ func (b *Backend) resolve(w *window) error {
 	return nil
 }
 
-// askPeers lets the library give the addresses.
+// askPeers asks the library for the addresses.
 func (b *Backend) askPeers(w *window) error {
 	for r := range w.peers {
 		p, err := w.native.Peer(r, 0)
@@ -152,8 +152,8 @@ func (b *Backend) askPeers(w *window) error {
 	return nil
 }
 
-// deregister takes the window out of this process. A communicator that has a call which did not end is aborted instead, with
-// all its windows: nothing uses them any more.
+// deregister removes the window from this process. A communicator with a call that did not end is aborted instead, with all its windows, which
+// nothing uses any more.
 func (b *Backend) deregister(ctx context.Context, w *window) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
@@ -178,8 +178,8 @@ func (b *Backend) abandon(ctx context.Context) error {
 	return b.comm.Abort(ctx, cause)
 }
 
-// try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are
-// windows at all, and whether the addresses that were made of the window's structure are right. Collective.
+// try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are windows at all, and whether
+// the addresses that were computed from the window's structure are right. Collective.
 func (b *Backend) try(ctx context.Context) error {
 	a, err := b.Allocate(ctx, 1)
 	if err := b.group.Vote(ctx, opening+": memory to try", err); err != nil {
@@ -193,7 +193,7 @@ func (b *Backend) try(ctx context.Context) error {
 	if err == nil {
 		err = b.tryWindow(mine, w)
 	}
-	// Nobody takes a window away that a peer may still be in.
+	// A window is not removed while a peer may still use it.
 	err = b.group.Vote(ctx, opening+": trying a window", err)
 	if w != nil {
 		err = errors.Join(err, b.deregister(ctx, w))

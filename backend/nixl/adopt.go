@@ -10,7 +10,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// adoptable says what is wrong with memory that is to be adopted, or nil.
+// adoptable returns an error that says why memory cannot be adopted, or nil.
 func (b *Backend) adoptable(p device.Ptr, bytes int64) error {
 	if hm, ok := b.device.(device.HostMemory); ok {
 		_, err := hm.Bytes(p, bytes)
@@ -53,7 +53,7 @@ func adoptableGPU(d *cuda.Device, p device.Ptr, bytes int64) error {
 	if err := drv.Check("cuMemGetAddressRange", drv.MemGetAddressRange(&base, &size, p)); err != nil {
 		return err
 	}
-	// UCX passes on the first piece only, and would reach wrong memory behind it.
+	// UCX shares only the first physical allocation, and would reach the wrong memory behind it.
 	if uint64(p-base)+uint64(bytes) > size {
 		return bad(fmt.Sprintf("beyond the end of its allocation of %d bytes at %s", size, base),
 			"memory that lies in one allocation")

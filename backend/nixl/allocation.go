@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// roundTo is what the pad is at a multiple of, in bytes.
+	// roundTo is the alignment of the pad, in bytes.
 	roundTo = 256
-	// gpuBlock is what memory of a GPU is allocated in multiples of, in bytes. cuMemAlloc cuts smaller pieces from one block, other
-	// processes can only map the block, and UCX, which maps each piece by itself, gives all its mappings of that process up when
-	// the block is mapped already (uct_cuda_ipc_cache_put_region in uct/cuda/cuda_ipc/cuda_ipc_cache.c of UCX 1.23): the next transfer
-	// maps anew, while streams wait for it.
+	// gpuBlock is the unit, in bytes, in which memory of a GPU is allocated. cuMemAlloc cuts smaller pieces from one block, and other processes can
+	// only map the whole block. UCX maps each piece separately, and drops all its mappings of that process when the block is mapped already
+	// (uct_cuda_ipc_cache_put_region in uct/cuda/cuda_ipc/cuda_ipc_cache.c of UCX 1.23): the next transfer maps it again, while streams wait for the
+	// transfer.
 	gpuBlock = 2 << 20
 )
 

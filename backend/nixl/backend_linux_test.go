@@ -166,7 +166,7 @@ func TestFirstMoveFails(t *testing.T) {
 	})
 }
 
-// mapped is a window of n bytes.
+// mapped returns a window of n bytes.
 func mapped(ctx context.Context, m *memory.Memory, n int64) (backend.Allocation, *memory.Window, error) {
 	a, err := m.Allocate(ctx, n, "")
 	if err != nil {

@@ -5,15 +5,15 @@
 //
 // # Devices
 //
-// On a machine with NVIDIA GPUs the memory is a GPU's. Without a driver, or with the device named "host", it is the CPU's;
-// ranks must agree which. Whether UCX can reach the memory of GPUs is tried once in a process with one byte, because a UCX
-// without CUDA would take it for memory of the host.
+// On a machine with NVIDIA GPUs the memory is a GPU's. Without a driver, or with the device "host", it is the CPU's. All ranks must have the same
+// kind. Whether UCX can reach the memory of GPUs is tried once in a process with one byte, because a UCX without CUDA would take it for memory of the
+// host.
 //
 // # Memory
 //
-// An allocation is registered with the rank's agent when it is made, so that it can be the local side of transfers, and stays
-// so until it is released. At rendezvous the ranks exchange in one all-gather what reaching it takes. An agent cannot forget a part of
-// what it knows of another. So each registration has a number of its own, and what was known of memory that is gone is never found.
+// An allocation is registered with the rank's agent when it is made, so that it can be the local side of transfers, and stays so until it is
+// released. At rendezvous the ranks exchange, in one all-gather, what they need to reach it. An agent cannot forget a part of what it knows about
+// another. So each registration has a number of its own, and stale knowledge about memory that is gone is never found.
 //
 // Memory of a GPU is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
 // maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
@@ -21,17 +21,17 @@
 //
 // # Network
 //
-// UCX neither authenticates nor encrypts. The ranks of one host use no network: they reach each other by memory of the host, by the
-// kernel's copies between processes and by CUDA IPC. Where UCX cannot do with that, as between containers, they use loopback. Between
-// hosts a rank opens the interface that leads to the rendezvous service and the RDMA adapter behind it, or the devices that are named;
-// a warning in the log says who can reach them, or the backend refuses, as [Options] says.
+// UCX neither authenticates nor encrypts. The ranks of one host use no network: they reach each other by memory of the host, by the kernel's copies
+// between processes and by CUDA IPC. Where that is not enough for UCX, as between containers, they use loopback. Between hosts a rank opens the
+// interface that leads to the rendezvous service and the RDMA adapter behind it, or the devices that are named; a warning in the log says who can
+// reach them, or the backend refuses, as [Options] says.
 //
 // # Transfers
 //
-// A transfer is one request of the library for all its blocks, prepared once. It is work of the CPU that a stream waits for
-// ([device.HostWork]): when the stream comes to it, the request is posted, and the stream goes on when it has ended, which
-// means on the peer too. Nobody blocks meanwhile. A run is bounded by KernelTimeout and ends when the peer is lost. One that
-// was given up while the library still works on it is remembered, and no memory is released before it has ended.
+// A transfer is one request of the library for all its blocks, prepared once. It is work of the CPU that a stream waits for ([device.HostWork]): when
+// the stream comes to it, the request is posted, and the stream goes on when it has ended, which means on the peer too. No goroutine blocks
+// meanwhile. A run is bounded by KernelTimeout and ends when the peer is lost. A request that was given up while the library still works on it is
+// remembered, and no memory is released before it has ended.
 //
 // # Flags
 //

@@ -9,24 +9,24 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// The library's thread makes a GPU's copies wait for the CPU (see nixl.AgentOptions), and what moves memory of GPUs between the
-// processes of one host needs nobody at the far end. So there an agent has no such thread: whoever waits for a transfer or a flag
-// drives it on, and a driver does it now and then, for the peers that connect, or write words by way of this process. Between
-// hosts much arrives that this process has to take in, and the thread is worth its price.
+// The library's thread makes a GPU's copies wait for the CPU (see nixl.AgentOptions), and transfers of GPU memory between the processes of one host
+// need no help from the far end. So there an agent has no such thread: whatever waits for a transfer or a flag drives the agent, and a driver does so
+// now and then, for peers that connect or write words by way of this process. Between hosts, much arrives that this process has to handle, and the
+// thread is worth its price.
 
 const (
-	// driveEvery is the pause between two looks of a driver.
+	// driveEvery is the time between two looks of a driver.
 	driveEvery = 500 * time.Microsecond
-	// leastPause is the least pause between two looks of all who look: one takes a microsecond or two, and many may wait.
+	// leastPause is the least time between two looks, whoever takes them: a look takes a microsecond or two, and many may wait.
 	leastPause = 5 * time.Microsecond
 )
 
-// needsThread reports whether the agent of a rank, with memory of that device, is to have the library's thread.
+// needsThread reports whether the agent of a rank with memory of that device needs the library's thread.
 func needsThread(d device.Device, members []group.Member) bool {
 	return d.Kind() != device.CUDA || !oneHost(members)
 }
 
-// driver drives an agent on that has no thread of the library's.
+// driver drives an agent that has no thread of the library's.
 type driver struct {
 	began   time.Time
 	latest  atomic.Int64 // look, in ns since then
@@ -41,7 +41,7 @@ func (d *driver) due() bool {
 	return now-latest >= int64(leastPause) && d.latest.CompareAndSwap(latest, now)
 }
 
-// drive begins to drive the agent on.
+// drive begins to drive the agent.
 func (n *node) drive() {
 	d := &driver{began: time.Now(), stopped: make(chan struct{})}
 	n.driver = d
@@ -59,7 +59,7 @@ func (n *node) drive() {
 	})
 }
 
-// stop ends it, and waits for its end.
+// stop ends the driving, and waits until it has ended.
 func (d *driver) stop() {
 	if d != nil {
 		d.end.Do(func() { close(d.stopped) })

@@ -8,7 +8,7 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// engine is what the backend needs of an agent of the library. A test puts another one in its place.
+// engine is what the backend needs of an agent of the library. A test may substitute another.
 type engine interface {
 	Register(m nixl.Memory, b nixl.Block) error
 	Deregister(m nixl.Memory, b nixl.Block) error
@@ -27,7 +27,7 @@ type request interface {
 	Release() error
 }
 
-// agent is an engine of the library.
+// agent is an engine that is an agent of the library.
 type agent struct{ *nixl.Agent }
 
 func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block, peer string) (request, error) {
@@ -41,7 +41,7 @@ func (a agent) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.Block,
 // agentTimeout bounds the making of an agent.
 const agentTimeout = 60 * time.Second
 
-// makeAgent makes an agent of the library on a network, with or without a progress thread, for as long as ctx and agentTimeout allow.
+// makeAgent makes an agent of the library on a network, with or without a progress thread. It is bounded by ctx and agentTimeout.
 func makeAgent(ctx context.Context, lib *nixl.Library, d device.Device, name string, on route, thread bool) (*nixl.Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()

@@ -253,7 +253,7 @@ func (r *fakeRequest) Release() error {
 	return nil
 }
 
-// bytesAt is memory of this process that is not the garbage collector's.
+// bytesAt returns memory of this process that is not the garbage collector's.
 func bytesAt(b nixl.Block) []byte {
 	p := uintptr(b.Addr)
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), b.Bytes)

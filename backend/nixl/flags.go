@@ -17,8 +17,7 @@ import (
 // wordBytes is the size of a flag.
 const wordBytes = 8
 
-// NewFlags makes words of the host's memory: in memory that the ranks share where they can, else in memory that the library writes.
-// Collective.
+// NewFlags makes words of the host's memory: in memory that the ranks share if they can, otherwise in memory that the library writes. Collective.
 func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 	if b.sharing {
 		return newSharedFlags(ctx, b, count)
@@ -26,10 +25,10 @@ func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error
 	return b.newFlags(ctx, count)
 }
 
-// tryShareFlags finds out whether this group's ranks can share memory of the host: whether they run on one, and can pass files to each
-// other, which those in several containers may not. It is for ranks with GPUs: those with memory of the CPU share all of it by the backend
-// host, and with this one their goroutines compete with the library's threads, which a wait without the library makes worse. Collective;
-// all find the same.
+// tryShareFlags finds out whether this group's ranks can share memory of the host: whether they run on one, and can pass files to each other, which
+// those in several containers may not. It is for ranks with GPUs. Ranks with memory of the CPU can share all of it with the backend host; with this
+// one their goroutines compete with the library's threads, and waiting without the library would make that worse. Collective; all ranks get the same
+// result.
 func (b *Backend) tryShareFlags(ctx context.Context) error {
 	f, err := newSharedFlags(ctx, b, 1)
 	if err == nil {
@@ -43,7 +42,8 @@ func (b *Backend) tryShareFlags(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// flags are words of this rank that peers write by the library, and behind them as many from which this rank's writes to the peers go.
+// flags are words of this rank that peers write through the library, followed by as many words that are the sources of this rank's writes to the
+// peers.
 type flags struct {
 	backend *Backend
 	mem     []byte
@@ -56,7 +56,7 @@ type flags struct {
 	used int // of sources
 }
 
-// newFlags makes them. Collective.
+// newFlags makes the words. Collective.
 func (b *Backend) newFlags(ctx context.Context, count int) (*flags, error) {
 	f := &flags{backend: b}
 	err := f.make(count)
@@ -81,11 +81,11 @@ func (f *flags) make(count int) error {
 	return err
 }
 
-// Words are this rank's.
+// Words returns this rank's words.
 func (f *flags) Words() []atomic.Uint64 { return f.words }
 
-// Progress lets the agent handle what has arrived, where no thread of the library does. Who waits for a flag is work of the device,
-// which has its context current.
+// Progress lets the agent handle what has arrived, where no thread of the library does. It is work of the device that waits for a flag, and it has
+// the device's context current.
 func (f *flags) Progress() { f.backend.node.progress() }
 
 // PrepareStore prepares writing a word of a peer, from a source of its own.
@@ -111,7 +111,7 @@ func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	return &flagStore{transfer: t, source: &f.sources[i]}, nil
 }
 
-// Close deregisters the memory and gives it back.
+// Close deregisters and frees the memory.
 func (f *flags) Close() error {
 	var err error
 	if f.region.Bytes > 0 {

@@ -15,8 +15,8 @@ import (
 	"github.com/symmem/symmem/internal/memfd"
 )
 
-// sharedFlags are words that lie in memory which the ranks of one host share, so that writing a peer's is a store, and not a call of
-// the library that takes ten microseconds. What the library has put is there when it says so, and a store that follows is seen later.
+// sharedFlags are words in memory that the ranks of one host share, so that writing a peer's word is a store, not a call of the library that takes
+// ten microseconds. What the library has put has arrived when it says so, and a store that follows is seen after it.
 type sharedFlags struct {
 	backend *Backend
 	mapped  [][]byte          // by rank
@@ -65,10 +65,10 @@ func (f *sharedFlags) add(rank int, file *os.File, bytes int64, count int) error
 	return nil
 }
 
-// Words are this rank's.
+// Words returns this rank's words.
 func (f *sharedFlags) Words() []atomic.Uint64 { return f.words[f.backend.group.Rank()] }
 
-// Progress lets the agent handle what has arrived: a peer's put may take that, whose signal is waited for.
+// Progress lets the agent handle what has arrived: a peer's put, whose signal is waited for, may need that.
 func (f *sharedFlags) Progress() { f.backend.node.progress() }
 
 // PrepareStore finds the peer's word.
@@ -79,7 +79,7 @@ func (f *sharedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	return nil, errs.Invalid("PrepareStore", "index", index, fmt.Sprintf("0 to %d", len(f.words[peer])-1))
 }
 
-// Close takes the memory out of this process.
+// Close unmaps the memory.
 func (f *sharedFlags) Close() error {
 	var err error
 	for _, mem := range f.mapped {

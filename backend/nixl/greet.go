@@ -11,14 +11,13 @@ import (
 )
 
 const (
-	// greetTimeout is how long a peer may take to be reached for the first time. UCX connects then; between hosts that is some
-	// milliseconds.
+	// greetTimeout is how long it may take to reach a peer for the first time. UCX connects then, which takes some milliseconds between hosts.
 	greetTimeout = 20 * time.Second
-	// greetPause is the pause between two looks at it.
+	// greetPause is the time between two checks whether it was reached.
 	greetPause = 50 * time.Microsecond
 )
 
-// greet has every rank write a word of every other one's memory by the library, so that ranks that cannot reach each other know it before
+// greet makes every rank write a word of every other rank's memory through the library. Ranks that cannot reach each other then know it before
 // anything depends on it, and the first transfer finds the connections made. Collective.
 func (b *Backend) greet(ctx context.Context) error {
 	size, me := b.group.Size(), b.group.Rank()
@@ -46,7 +45,7 @@ func (b *Backend) greet(ctx context.Context) error {
 	if err == nil {
 		err = await(ctx, writes)
 	}
-	// Nobody releases the words before all have written.
+	// No rank releases its words before all have written.
 	err = b.group.Vote(ctx, "reaching each other", err)
 	for r := range f.Words() {
 		if had := f.Words()[r].Load(); err == nil && r != me && had != uint64(r)+1 {

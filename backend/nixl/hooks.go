@@ -9,12 +9,12 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// UCX remembers what it has found out about memory of GPUs, and forgets it when it sees the memory freed. The module that sees that,
-// libucm_cuda.so, is one of its own, and needs the runtime library of the toolkit. Where it does not load UCX only says so in its
-// debugging log, and goes on: memory is taken for the CPU's, cannot be opened by peers, or data goes to what was at an address before
-// (seen on H200 with nixl-cu12 1.5.1 where libcudart.so.12 is missing).
+// UCX remembers what it has found out about memory of GPUs, and forgets it when it sees the memory freed. That is the task of a separate module,
+// libucm_cuda.so, which needs the toolkit's runtime library. If the module does not load, UCX only says so in its debugging log and goes on: memory
+// is taken for the CPU's, peers cannot open it, or data goes to what was at an address before (seen on H200 with nixl-cu12 1.5.1 where
+// libcudart.so.12 is missing).
 
-// checkHooks refuses a library of which UCX reaches GPUs and does not see their memory freed.
+// checkHooks refuses a library whose UCX reaches GPUs but does not see their memory freed.
 func checkHooks(lib *nixl.Library) error {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -32,7 +32,7 @@ func checkHooks(lib *nixl.Library) error {
 		"nvidia-cuda-runtime has it; LD_LIBRARY_PATH), or NIXL for the CUDA that is installed: %w", lib.Path(), runtime, errs.ErrUnsupported)
 }
 
-// unwatched reports whether the files that are mapped have UCX's module for GPUs, and not that which watches their memory.
+// unwatched reports whether UCX's module for GPUs is among the mapped files, and the module that watches their memory is not.
 func unwatched(maps string) bool {
 	return strings.Contains(maps, "/libuct_cuda.so") && !strings.Contains(maps, "/libucm_cuda.so")
 }

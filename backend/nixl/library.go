@@ -102,7 +102,7 @@ func gpuMemory(ctx context.Context, lib *nixl.Library, p *place, o *Options) str
 	return "not reached: " + err.Error()
 }
 
-// orNone gives s, or a word for nothing.
+// orNone returns s, or a word for nothing.
 func orNone(s string) string {
 	if s == "" {
 		return "none"

@@ -11,7 +11,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// member is what a rank tells the others of itself when the backend is opened.
+// member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	Agent    string // its name
 	Metadata []byte // how to connect to it; a sub-group's agents are connected already
@@ -35,7 +35,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		return err
 	}
 	b.peers = peers
-	// What follows is decided alike on every rank, since all know the same.
+	// From here on every rank decides alike, since all know the same.
 	if err := b.agree(); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	return b.greet(ctx)
 }
 
-// agree checks that the ranks go together.
+// agree checks that the ranks fit together.
 func (b *Backend) agree() error {
 	const op = "opening backend nixl"
 	kinds := make([]string, len(b.peers))

@@ -9,18 +9,17 @@ import (
 	"github.com/symmem/symmem/internal/memfd"
 )
 
-// obtain gives memory of the process, filled with zeros, that the garbage collector does not know and that the system shares
-// with nobody.
+// obtain returns private memory of the process, filled with zeros, that the garbage collector does not manage.
 func obtain(bytes int) ([]byte, error) {
 	mem, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	return mem, memfd.NoMemory(err)
 }
 
-// giveBack returns what obtain gave.
+// giveBack frees memory from obtain.
 func giveBack(mem []byte) error { return unix.Munmap(mem) }
 
-// preferHugePages asks for large pages under memory that nobody has touched yet: the kernel copies between processes page by
-// page, and with large ones almost twice as fast.
+// preferHugePages asks for large pages for memory that was not touched yet: the kernel copies between processes page by page, and with large ones
+// almost twice as fast.
 func preferHugePages(mem []byte) {
 	page := uintptr(os.Getpagesize())
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))

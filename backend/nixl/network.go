@@ -18,15 +18,15 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// UCX neither authenticates nor encrypts: whoever can connect to its ports can write the memory of the rank behind them. So the ranks of
-// one host use none, where UCX can do without: they reach each other by memory of the host, the kernel's copies between processes, and
-// the links of GPUs, all of which ask the kernel or the driver who one is. Otherwise a rank opens only what leads to the others.
+// UCX neither authenticates nor encrypts: whoever can connect to its ports can write the memory of the rank behind them. So the ranks of one host use
+// none, where UCX can do without: they reach each other by memory of the host, the kernel's copies between processes, and the links of GPUs, for all
+// of which the kernel or the driver checks permissions. Otherwise a rank opens only what leads to the others.
 
 // The values of Options.UnprotectedNetwork.
 const (
-	UnprotectedWarn   = "warn"   // a warning in the log says who can reach the memory
-	UnprotectedAllow  = "allow"  // only a note in the log does
-	UnprotectedRefuse = "refuse" // opening the backend is ErrUnsupported
+	unprotectedWarn   = "warn"   // a warning in the log says who can reach the memory
+	unprotectedAllow  = "allow"  // only a note in the log does
+	unprotectedRefuse = "refuse" // opening the backend is ErrUnsupported
 )
 
 // allDevices stands in Options.NetDevices for every device.
@@ -35,10 +35,10 @@ const allDevices = "all"
 // loopback is the interface that ends at this host.
 const loopback = "lo"
 
-// userNetwork are the variables by which users choose UCX's transports and network devices. What they say is left as it is.
+// userNetwork are the variables by which users choose UCX's transports and network devices. They take precedence.
 var userNetwork = []string{"UCX_TLS", "UCX_NET_DEVICES"}
 
-// reach says how far the network goes that data may go over.
+// reach says how far the network extends that data may go over.
 type reach int
 
 const (
@@ -48,7 +48,7 @@ const (
 	reachUser                  // whatever the user's variables of UCX say
 )
 
-// location is where a rank is, as far as the way to the others goes.
+// location is where a rank is, for finding the way to the others.
 type location struct {
 	Alone      bool   // the library works without a network
 	Namespaces string // in which processes find each other's memory, and the user; "" if not known
@@ -63,9 +63,8 @@ type route struct {
 	addrs   string // of the devices, for people
 }
 
-// settings are UCX's for an agent on the route. Without a network, active messages and what connects agents need the
-// transport posix, which notices that a peer has died only when it is told to. The transport sysv makes memory that the user's group can
-// write.
+// settings returns UCX's settings for an agent on the route. Without a network, active messages and connecting agents need the transport posix, which
+// notices that a peer has died only if that is switched on. The transport sysv would make memory that the user's group can write.
 func (n route) settings() map[string]string {
 	s := map[string]string{"POSIX_ERROR_HANDLING": "y"}
 	if n.reach != reachUser {
@@ -74,7 +73,7 @@ func (n route) settings() map[string]string {
 	return s
 }
 
-// firstNetworks are what agents that talk to nobody are tried with, the best first.
+// firstNetworks returns the networks to try for an agent that talks to nobody, the best first.
 func firstNetworks() []route {
 	if chosenByUser() != "" {
 		return []route{{reach: reachUser}}
@@ -82,7 +81,7 @@ func firstNetworks() []route {
 	return []route{{}, {reach: reachLoopback, devices: loopback}}
 }
 
-// chosenByUser names the variables that are set of those by which users choose; "" if none is.
+// chosenByUser returns the names of the variables of userNetwork that are set; "" if none is.
 func chosenByUser() string {
 	var set []string
 	for _, name := range userNetwork {
@@ -93,11 +92,11 @@ func chosenByUser() string {
 	return strings.Join(set, " ")
 }
 
-// localTransports are those of UCX that end at the host, with the names of their groups. Those of other vendors' GPUs do, too, and this
-// module does not work on them.
+// localTransports are the transports of UCX that stay on the host, with the names of their groups. Those of other vendors' GPUs are left out, since
+// this module does not support them.
 var localTransports = []string{"self", "loopback", "mm", "sm", "shm", "posix", "sysv", "xpmem", "cma", "knem", "cuda", "cuda_copy", "cuda_ipc", "gdr_copy"}
 
-// staysOnHost reports whether a value of UCX_TLS leaves no transport that goes by a network.
+// staysOnHost reports whether a value of UCX_TLS allows no transport that uses a network.
 func staysOnHost(transports string) bool {
 	return transports != "" && !slices.ContainsFunc(strings.Split(transports, ","), func(name string) bool {
 		name, _, _ = strings.Cut(strings.TrimLeft(strings.TrimSpace(name), `\`), ":")
@@ -130,7 +129,7 @@ func namespaces(kinds ...string) string {
 // sourceTimeout bounds looking up the name of a host.
 const sourceTimeout = 5 * time.Second
 
-// sourceAddr is the address that packets to addr, a host:port, come from; "" if it cannot be told. Nothing is sent.
+// sourceAddr returns the address that packets to addr, a host:port, come from; "" if that is not known. It sends nothing.
 func sourceAddr(ctx context.Context, addr string) string {
 	if addr == "" {
 		return ""
@@ -147,7 +146,7 @@ func sourceAddr(ctx context.Context, addr string) string {
 	return from.IP.String()
 }
 
-// isLocal reports whether addr is no address that leads to other hosts.
+// isLocal reports whether addr does not lead to other hosts.
 func isLocal(addr string) bool {
 	ip := net.ParseIP(addr)
 	return ip == nil || ip.IsLoopback() || ip.IsUnspecified()
@@ -160,7 +159,7 @@ func oneHost(members []group.Member) bool {
 	})
 }
 
-// agreed reports whether a part of where they are is the same for all ranks, as it is in one process.
+// agreed reports whether a part of the location is the same for all ranks, as it is in one process.
 func agreed(members []group.Member, all []location, of func(location) string) bool {
 	if !slices.ContainsFunc(members, func(m group.Member) bool { return m.Process != members[0].Process }) {
 		return true
@@ -168,7 +167,7 @@ func agreed(members []group.Member, all []location, of func(location) string) bo
 	return of(all[0]) != "" && !slices.ContainsFunc(all, func(l location) bool { return of(l) != of(all[0]) })
 }
 
-// choose decides what this rank of g may use, by where all are.
+// choose decides what this rank of g may use, from the locations of all.
 func choose(ctx context.Context, o *Options, g *group.Group, all []location) (route, error) {
 	members := g.Members()
 	lacking := slices.ContainsFunc(all, func(l location) bool { return !l.Alone })
@@ -185,11 +184,11 @@ func choose(ctx context.Context, o *Options, g *group.Group, all []location) (ro
 	return leading(ctx, g.Rank(), members, all)
 }
 
-// leading gives the devices of rank me that lead to the ranks on other hosts.
+// leading returns the devices of rank me that lead to the ranks on other hosts.
 func leading(ctx context.Context, me int, members []group.Member, all []location) (route, error) {
 	addr := all[me].Addr
 	reached := 0
-	// The rank with the service may know itself by an address that ends at its host: the others' then show the way.
+	// The rank with the service may know itself by a local address: then the others' addresses show the way.
 	for r, l := range all {
 		if isLocal(l.Addr) {
 			continue
@@ -201,7 +200,7 @@ func leading(ctx context.Context, me int, members []group.Member, all []location
 	}
 	const call, setting = "opening backend nixl", "net-devices"
 	if reached == 0 && !slices.ContainsFunc(all, func(l location) bool { return l.Addr == "" }) {
-		// Everybody reaches the service by loopback, and so is on the host of the service.
+		// All ranks reach the service by loopback, so all are on its host.
 		return route{reach: reachLoopback, devices: loopback, addrs: "127.0.0.1"}, nil
 	}
 	if isLocal(addr) {
@@ -239,7 +238,7 @@ func interfaceOf(ip net.IP) (string, error) {
 	return "", nil
 }
 
-// adapters gives the ports of the RDMA adapter behind a network interface, as UCX names them: they go by the same wire.
+// adapters returns the ports of the RDMA adapter behind a network interface, as UCX names them: they use the same wire.
 func adapters(sysfs, name string) []string {
 	entries, err := os.ReadDir(filepath.Join(sysfs, name, "device", "infiniband"))
 	if err != nil {
@@ -256,7 +255,7 @@ func adapters(sysfs, name string) []string {
 	return names
 }
 
-// named gives the devices that the user has named, if they are there.
+// named returns the devices that the user has named, if they are there.
 func named(names []string) (route, error) {
 	n := route{reach: reachHosts, devices: strings.Join(names, ","), addrs: "any address of theirs"}
 	if slices.Equal(names, []string{allDevices}) {
@@ -304,11 +303,11 @@ func (b *Backend) judge(o *Options, n route) error {
 	}
 	const text = "data goes over a network that UCX neither authenticates nor encrypts"
 	switch o.UnprotectedNetwork {
-	case UnprotectedRefuse:
+	case unprotectedRefuse:
 		return fmt.Errorf("%s: %s could read and write the memory of rank %d, and unprotected-network is refuse; run all ranks in one place of one "+
 			"host, or protect the network by other means (WireGuard, IPsec, a network of its own) and set unprotected-network to allow "+
 			"(SYMMEM_UNPROTECTED_NETWORK): %w", text, who, b.group.Rank(), errs.ErrUnsupported)
-	case UnprotectedAllow:
+	case unprotectedAllow:
 		b.log.Info(text, "who can reach the memory", who, "devices", n.devices)
 	default:
 		b.log.Warn(text+"; set unprotected-network to allow if others cannot reach it, or to refuse", "who can reach the memory", who, "devices", n.devices)
@@ -316,7 +315,7 @@ func (b *Backend) judge(o *Options, n route) error {
 	return nil
 }
 
-// firstAgent makes an agent that talks to nobody, with as little of a network as the library can do with.
+// firstAgent makes an agent that talks to nobody, with as little network as the library accepts.
 func firstAgent(try func(n route) (*nixl.Agent, error)) (a *nixl.Agent, n route, err error) {
 	for _, n = range firstNetworks() {
 		var failed error

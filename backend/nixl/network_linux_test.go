@@ -22,7 +22,7 @@ func withoutUserNetwork(t *testing.T) {
 	}
 }
 
-// places are groups of two ranks of this process that take themselves for such of two boots.
+// places returns groups of two ranks of this process that take themselves for such of two boots.
 func places(t *testing.T, boots ...string) []*group.Group {
 	groups, err := group.Local(len(boots), &group.LocalOptions{BootIDs: boots})
 	require.NoError(t, err)
@@ -125,15 +125,15 @@ func TestJudge(t *testing.T) {
 		assert.Contains(t, log, "whoever can send to 10.0.0.1 (eth0)")
 	}
 	for _, on := range []route{{reach: reachLoopback, devices: "lo"}, {reach: reachHosts, devices: "eth0"}, {reach: reachUser}} {
-		_, err := judge(UnprotectedRefuse, on)
+		_, err := judge(unprotectedRefuse, on)
 		require.ErrorIs(t, err, errs.ErrUnsupported)
 	}
-	log, err := judge(UnprotectedRefuse, route{})
+	log, err := judge(unprotectedRefuse, route{})
 	require.NoError(t, err)
 	assert.Empty(t, log, "nothing is open")
 
 	t.Setenv("UCX_TLS", "sm,cuda_copy,cuda_ipc")
-	log, err = judge(UnprotectedRefuse, route{reach: reachUser})
+	log, err = judge(unprotectedRefuse, route{reach: reachUser})
 	require.NoError(t, err)
 	assert.Empty(t, log)
 	t.Setenv("UCX_TLS", "sm,tcp")

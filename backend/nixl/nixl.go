@@ -22,34 +22,34 @@ const Name = "nixl"
 
 func init() { backend.Register(Name, factory{}) }
 
-// HostDevice is the name of the device that is the CPU and its memory, whatever else the machine has.
-const HostDevice = "host"
+// hostDevice stands in Options.Device for the CPU and its memory.
+const hostDevice = "host"
 
 // Options sets what New makes. Nil or zero values mean the defaults.
 type Options struct {
-	// Library is the library's file or folder; "" looks for it. One process uses one.
+	// Library is the library's file or folder; "" searches for it. A process uses one library.
 	Library string
-	// Device says whose memory it is: "host", or a GPU by its index among those this process sees or its UUID. "" takes the GPU
-	// whose index is LocalRank, or the host if there is no driver.
+	// Device says whose memory it is: "host", the CPU's, or that of a GPU, by its index among those this process sees or by its UUID.
+	// "" takes the GPU whose index is LocalRank, or the CPU if there is no driver.
 	Device string
 	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
 	LocalRank int
 	// Opened, unless nil, is an open device to use instead; it stays open when the backend closes.
 	Opened device.Device
-	// Parent, unless nil, is the backend of a group that this rank's group is a part of: its agent is used, and its device.
+	// Parent, unless nil, is the backend of a group that this rank's group is a part of. Its agent and its device are used.
 	Parent *Backend
 	// ShareDevice allows several ranks on one GPU. All ranks of the GPU must allow it.
 	ShareDevice bool
-	// NetDevices names the network devices that data may go over between hosts, as UCX does: "eth0", "mlx5_0:1". Empty takes the
-	// interface that leads to Rendezvous, with the RDMA adapter behind it if it has one; "all", alone, takes every device. The ranks of
-	// one host use none, or loopback where they cannot do without. The variables UCX_TLS and UCX_NET_DEVICES, if one of them is set,
-	// decide instead.
+	// NetDevices names the network devices that data may go over between hosts, as UCX does: "eth0", "mlx5_0:1". Empty takes the interface that leads
+	// to Rendezvous, with the RDMA adapter behind it if it has one; "all", alone, takes every device. The ranks of one host use none, or loopback
+	// where they must. The variables UCX_TLS and UCX_NET_DEVICES, if one of them is set, decide instead.
 	NetDevices []string
 	// UnprotectedNetwork says what to do where data goes over a network, loopback included, since UCX neither authenticates nor
-	// encrypts: UnprotectedWarn, the default, UnprotectedAllow or UnprotectedRefuse.
+	// encrypts. "warn" logs a warning that says who can reach the memory, "allow" only a note, and with "refuse" opening the backend is
+	// ErrUnsupported. "" is "warn".
 	UnprotectedNetwork string
-	// Rendezvous is a host:port that is reached by the network that leads to the other hosts, as that of the rendezvous service is.
-	// Nothing is sent there.
+	// Rendezvous is a host:port that is reached over the network that leads to the other hosts, such as that of the rendezvous service. Nothing is
+	// sent there.
 	Rendezvous string
 	// KernelTimeout bounds every run of a transfer; default 2 minutes.
 	KernelTimeout time.Duration
@@ -58,11 +58,11 @@ type Options struct {
 	// Logger takes events; default: none are logged.
 	Logger *slog.Logger
 
-	// engine, unless nil, makes what stands in for the library's agent; Opened is the device.
+	// engine, unless nil, makes a substitute for the library's agent; Opened is the device.
 	engine func(name string) (engine, error)
-	// pads makes memory have pads on the CPU too.
+	// pads gives memory of the CPU pads too.
 	pads bool
-	// drive makes the node drive the engine on.
+	// drive makes the node drive the engine.
 	drive bool
 	// shareFlags makes ranks share the memory of their flags as those with GPUs do.
 	shareFlags bool
@@ -126,7 +126,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// open opens the device and tries the library. What it opened is closed by Close, also after an error.
+// open opens the device and tries the library. Close closes what it opened, also after an error.
 func (b *Backend) open(ctx context.Context, o *Options) error {
 	if o.Parent != nil {
 		b.device, b.node = o.Parent.device, o.Parent.node
@@ -153,7 +153,7 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 	return err
 }
 
-// join makes the agent, on the network that leads to where the ranks are. What it made is closed by Close, also after an error.
+// join makes the agent, on the network that leads to the other ranks. Close closes what it made, also after an error.
 func (b *Backend) join(ctx context.Context, o *Options, where []location) error {
 	on, err := choose(ctx, o, b.group, where)
 	if err != nil {
@@ -179,7 +179,7 @@ func (b *Backend) join(ctx context.Context, o *Options, where []location) error 
 	return b.own(agent{a}, name, memoryOf(b.device) == nixl.VRAM, !thread)
 }
 
-// own makes this rank's node over e, whose memory has pads and which is driven on as said. Close closes it.
+// own makes this rank's node over e, with pads and a driver as asked for. Close closes it.
 func (b *Backend) own(e engine, name string, pads, drive bool) error {
 	b.node, b.ownsNode = newNode(e, name, b.device), true
 	b.node.pads = pads
@@ -189,10 +189,10 @@ func (b *Backend) own(e engine, name string, pads, drive bool) error {
 	return b.node.makeScratch()
 }
 
-// Name is "nixl".
+// Name returns "nixl".
 func (b *Backend) Name() string { return Name }
 
-// Device is the CPU, or the GPU of this rank.
+// Device returns the CPU, or the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works on the device.
@@ -235,7 +235,7 @@ func (b *Backend) Close(ctx context.Context) error {
 	return nil
 }
 
-// Quiesce waits until the library works on nothing that was given up, for KernelTimeout at the most.
+// Quiesce waits until the library no longer works on anything that was given up, for at most KernelTimeout.
 func (b *Backend) Quiesce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
@@ -278,7 +278,7 @@ func (factory) Probe(ctx context.Context, env *backend.Env) (backend.Capabilitie
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	o, err := options(env)
 	if err != nil {
-		// The others are in New already, or will come to it: they must be told.
+		// The other ranks are in New already, or will call it, so they must be told.
 		b := &Backend{group: env.Group}
 		if env.Parent == nil {
 			_, err = b.locate(ctx, &Options{}, err)
@@ -293,7 +293,7 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	return b, nil
 }
 
-// Preference puts the backend behind those that map memory, and behind host for the memory of the CPU.
+// Preference puts the backend after those that map memory and, for the memory of the CPU, after host.
 func (factory) Preference(onHost bool) int {
 	if onHost {
 		return -100
@@ -301,15 +301,15 @@ func (factory) Preference(onHost bool) int {
 	return 200
 }
 
-// Options is the library.
+// Options returns the library.
 func (factory) Options() []backend.Option {
 	return []backend.Option{fromenv.Library("libnixl_capi.so")}
 }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// options are what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {

@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 	nixl.RequireLibrary(t)
 	backendtest.Run(t, backendtest.Harness{
 		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
-			return nixl.New(ctx, g, &nixl.Options{Device: nixl.HostDevice})
+			return nixl.New(ctx, g, &nixl.Options{Device: "host"})
 		},
 		WorldSizes: []int{1, 2, 3}, Unreachable: true,
 		Adoptable: nixl.OnDevice,
@@ -37,7 +37,7 @@ func TestConformance(t *testing.T) {
 func TestLibraries(t *testing.T) {
 	f, err := backend.Lookup(nixl.Name)
 	require.NoError(t, err)
-	answers := f.(backend.Libraries).Libraries(t.Context(), &backend.Env{Device: nixl.HostDevice, Getenv: os.Getenv})
+	answers := f.(backend.Libraries).Libraries(t.Context(), &backend.Env{Device: "host", Getenv: os.Getenv})
 	require.Len(t, answers, 1)
 	a := answers[0]
 	require.Equal(t, "NIXL", a.Name)

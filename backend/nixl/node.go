@@ -16,8 +16,7 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// node is this rank to the others: an agent and what is registered with it. The backends of sub-groups use that of their
-// parent.
+// node is this rank as the others see it: an agent and what is registered with it. The backends of sub-groups use their parent's node.
 type node struct {
 	engine engine
 	name   string
@@ -35,26 +34,26 @@ type node struct {
 	known   map[string]bool // the agents that are connected to
 }
 
-// nonce is a text that no other has.
+// nonce returns a text that no other has.
 func nonce() string { return rand.Text()[:12] }
 
-// newName is the name of an agent of this rank, which no other has.
+// newName returns the name of an agent of this rank, which no other has.
 func newName(g *group.Group) string { return fmt.Sprintf("%s-%d-%s", g.Name(), g.Rank(), nonce()) }
 
-// newNode is this rank with that engine.
+// newNode makes the node of this rank with that engine.
 func newNode(e engine, name string, d device.Device) *node {
 	return &node{engine: e, name: name, device: d, memory: memoryOf(d), known: map[string]bool{}}
 }
 
-// progress handles what has arrived, unless a thread of the library does. What fails there fails a transfer, which tells. With memory
-// of a GPU, its context is current.
+// progress handles what has arrived, unless a thread of the library does. A failure is not returned: it fails a transfer, which reports it. With
+// memory of a GPU, its context is current.
 func (n *node) progress() {
 	if n.driver != nil && n.driver.due() {
 		_ = n.engine.Progress()
 	}
 }
 
-// connect makes the agent known that the metadata is of.
+// connect introduces the agent that the metadata describes.
 func (n *node) connect(ctx context.Context, name string, metadata []byte) error {
 	n.mu.Lock()
 	known := n.known[name]
@@ -116,7 +115,7 @@ func (n *node) deregister(m nixl.Memory, region nixl.Block) error {
 func (n *node) block(p device.Ptr, bytes int64) (nixl.Block, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Memory that a caller registers twice is there twice; any region that holds all the bytes will do.
+	// Memory that was registered twice is listed twice; any region that holds all the bytes will do.
 	for _, r := range slices.Backward(n.regions) {
 		if r.Addr <= uint64(p) && uint64(p)+uint64(bytes) <= r.Addr+r.Bytes {
 			return nixl.Block{Addr: uint64(p), Bytes: uint64(bytes), Device: r.Device}, nil
@@ -133,12 +132,12 @@ func (n *node) stray(r request) {
 	n.strays = append(n.strays, r)
 }
 
-// sweep releases the strays that have ended, and tells how many are left.
+// sweep releases the strays that have ended, and returns how many are left.
 func (n *node) sweep() (left int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.strays = slices.DeleteFunc(n.strays, func(r request) bool {
-		// How it ended does not matter any more.
+		// How it ended no longer matters.
 		if ended, failed := r.Status(); !ended && failed == nil {
 			return false
 		}

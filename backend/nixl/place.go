@@ -16,14 +16,14 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// place is whose memory the backend works on.
+// place is the device whose memory the backend works on.
 type place struct {
 	kind   device.Kind
 	driver *cu.Driver // of kind CUDA
 	cuda   int        // the major version of CUDA that the driver speaks; 0 without a driver
 }
 
-// choosePlace decides it: by the open device if there is one, by name, or by whether there is a driver.
+// choosePlace chooses the place: by the open device if there is one, by name, or by whether there is a driver.
 func choosePlace(o *Options) (*place, error) {
 	p := &place{kind: device.Host}
 	switch {
@@ -32,7 +32,7 @@ func choosePlace(o *Options) (*place, error) {
 		if d, ok := o.Opened.(*cuda.Device); ok {
 			p.driver = d.Driver()
 		}
-	case o.Device == HostDevice:
+	case o.Device == hostDevice:
 	default:
 		drv, err := cu.Load(&cu.LoadOptions{Logger: o.Logger})
 		switch {
@@ -43,7 +43,7 @@ func choosePlace(o *Options) (*place, error) {
 			err = fmt.Errorf("no GPU is there: %w", errs.ErrUnavailable)
 			fallthrough
 		default:
-			return nil, fmt.Errorf("device %q: %w (device %s is the CPU)", o.Device, err, HostDevice)
+			return nil, fmt.Errorf("device %q: %w (device %s is the CPU)", o.Device, err, hostDevice)
 		}
 	}
 	if p.driver != nil {
@@ -56,7 +56,7 @@ func choosePlace(o *Options) (*place, error) {
 	return p, nil
 }
 
-// count is how many GPUs the process sees; 0 if the driver does not say.
+// count returns how many GPUs the process sees; 0 if the driver does not say.
 func count(drv *cu.Driver) int {
 	var n int32
 	if drv.Init == nil || drv.DeviceGetCount == nil || drv.Init(0) != cu.Success || drv.DeviceGetCount(&n) != cu.Success {
@@ -119,8 +119,8 @@ type probed struct {
 // probeTimeout bounds the trial. Making an engine takes half a second, and now and then several.
 const probeTimeout = 30 * time.Second
 
-// probe tries once in a process and for a device whether the library can register its memory for what it is, and whether it can do
-// without a network.
+// probe tries, once for each device in a process, whether the library recognizes the device's memory when it is registered, and whether the library
+// works without a network.
 func probe(ctx context.Context, lib *nixl.Library, d device.Device) (alone bool, err error) {
 	key := d.Kind().String()
 	if d.Kind() == device.CUDA {
@@ -180,19 +180,18 @@ func tryMemory(lib *nixl.Library, a *nixl.Agent, d device.Device) (err error) {
 	if failed != nil && memory == nixl.VRAM {
 		return fmt.Errorf("NIXL is there (%s), and its UCX cannot reach the memory of %s: the module libuct_cuda.so is not beside it, does "+
 			"not load, or is for another CUDA; install nixl-cu%d, or set device to %s for memory of the CPU (%w): %w",
-			lib.Path(), d.Name(), max(lib.CUDA(), 12), HostDevice, failed, errs.ErrUnsupported)
+			lib.Path(), d.Name(), max(lib.CUDA(), 12), hostDevice, failed, errs.ErrUnsupported)
 	}
 	return failed
 }
 
-// held are the GPUs whose primary context this process keeps to its end.
+// held are the GPUs whose primary context this process keeps until it ends.
 var held struct {
 	sync.Mutex
 	gpus map[cu.DeviceOrdinal]bool
 }
 
-// holdContext keeps the primary context of a GPU from ending before the process does: UCX, once it is loaded, remembers what
-// it has seen and made there.
+// holdContext keeps the primary context of a GPU until the process ends: UCX, once it is loaded, remembers what it has seen and made there.
 func holdContext(d device.Device) error {
 	g, ok := d.(*cuda.Device)
 	if !ok {
@@ -214,7 +213,7 @@ func holdContext(d device.Device) error {
 	return nil
 }
 
-// memoryOf is NIXL's kind of the device's memory.
+// memoryOf returns NIXL's kind of the device's memory.
 func memoryOf(d device.Device) nixl.Memory {
 	if d.Kind() == device.CUDA {
 		return nixl.VRAM
@@ -222,13 +221,13 @@ func memoryOf(d device.Device) nixl.Memory {
 	return nixl.DRAM
 }
 
-// deviceNumber is what a registration names besides the address: a number that no other one of this process has. The UCX engine
-// makes nothing of it (from NIXL 1.3 on, for GPU memory), but metadata is found by it.
+// deviceNumber returns the number that a registration has besides its address, unique in this process. The UCX engine ignores it (from NIXL 1.3 on,
+// for GPU memory), but metadata is found by it.
 func deviceNumber(d device.Device, registration uint64) uint64 {
 	return registration<<16 | uint64(d.Index())&0xffff
 }
 
-// between calls f with the GPU's context current, where there is one, at a moment when no stream waits for the CPU, if there is one soon.
+// between calls f at a moment when no stream waits for the CPU, if such a moment comes soon. If the device is a GPU, its context is current.
 func between(d device.Device, f func() error) error {
 	if g, ok := d.(*cuda.Device); ok {
 		return g.BetweenWork(betweenWork, f)
@@ -236,7 +235,7 @@ func between(d device.Device, f func() error) error {
 	return f()
 }
 
-// within calls f with the GPU's context current, where there is one.
+// within calls f. If the device is a GPU, its context is current.
 func within(d device.Device, f func() error) error {
 	if g, ok := d.(*cuda.Device); ok {
 		return g.WithContext(f)

@@ -10,21 +10,21 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// offer is what reaching one rank's memory takes.
+// offer is what other ranks need to reach one rank's memory.
 type offer struct {
 	Block    nixl.Block
 	Pad      int64 // where the pad begins; 0 if there is none
 	Metadata []byte
 }
 
-// mapping is what this rank knows of everybody's memory.
+// mapping is what this rank knows about the memory of all ranks.
 type mapping struct {
 	own   device.Ptr
 	rank  int
 	peers []nixl.Block // by rank
 }
 
-// Rendezvous exchanges what reaching the memory takes.
+// Rendezvous exchanges what the ranks need to reach each other's memory.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	var mine offer
 	var failure error
@@ -44,8 +44,8 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
 }
 
-// share gives the others what reaching a registered region takes, and takes theirs. Collective. The caller sees to a vote on
-// what becomes of it; the failure of one rank before is an error on all.
+// share exchanges what the ranks need to reach each other's registered regions. Collective. A failure of one rank beforehand is an error on all. What
+// follows is for the caller to vote on.
 func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
 	if failure == nil {
 		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
@@ -65,7 +65,7 @@ func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine of
 	return offers, nil
 }
 
-// blocksOf gives the memory of each rank.
+// blocksOf returns the memory of each rank.
 func blocksOf(offers []offer) []nixl.Block {
 	blocks := make([]nixl.Block, len(offers))
 	for r, o := range offers {
@@ -74,7 +74,7 @@ func blocksOf(offers []offer) []nixl.Block {
 	return blocks
 }
 
-// Peer is the own address; the peers' memory has none.
+// Peer returns this rank's own address; the peers' memory has none.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if rank != m.rank {
 		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank,
@@ -83,5 +83,5 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.own, nil
 }
 
-// Unmap has nothing to do: what the agent knows of the peers' memory is never found again.
+// Unmap has nothing to do: what the agent knows about the peers' memory is never found again.
 func (m *mapping) Unmap(context.Context) error { return nil }

@@ -21,7 +21,7 @@ import (
 // RequireLibrary skips the test if the library is not there, which under SYMMEM_TEST_REQUIRE=nixl is a failure.
 func RequireLibrary(t *testing.T) {
 	t.Helper()
-	_, err := factory{}.Probe(t.Context(), &backend.Env{Device: HostDevice, Getenv: os.Getenv})
+	_, err := factory{}.Probe(t.Context(), &backend.Env{Device: hostDevice, Getenv: os.Getenv})
 	if err == nil {
 		return
 	}

@@ -17,7 +17,7 @@ import (
 // The library often notices first, and cannot tell a dead peer from another failure.
 const lossTimeout = 1500 * time.Millisecond
 
-// transfer is one request, which is made anew after a failure.
+// transfer is one request, which is made again after a failure.
 type transfer struct {
 	backend       *Backend
 	op            nixl.Op
@@ -102,7 +102,7 @@ func (t *transfer) start() error {
 	return nil
 }
 
-// fail notes the library's error, and lets go of the request.
+// fail notes the library's error, and drops the request.
 func (t *transfer) fail(err error) {
 	t.failure, t.failedAt = err, time.Now()
 	if t.request != nil {
@@ -111,7 +111,7 @@ func (t *transfer) fail(err error) {
 	}
 }
 
-// Poll drives the request on.
+// Poll makes progress with the request.
 func (t *transfer) Poll() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -122,7 +122,7 @@ func (t *transfer) Poll() (bool, error) {
 	return ended, err
 }
 
-// poll drives the request on; t.mu is held.
+// poll makes progress with the request; t.mu is held.
 func (t *transfer) poll() (bool, error) {
 	if t.ended {
 		return true, nil

@@ -11,24 +11,23 @@ import (
 	"github.com/symmem/symmem/internal/nixl"
 )
 
-// On a GPU, UCX maps a peer's memory when it is first moved, and unmaps what was at the same address before. Closing such a
-// mapping waits for all work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory:
-// the GPU would wait for the CPU, and the CPU for the GPU. So at rendezvous, when no stream waits for a transfer of the new
-// memory, every rank moves some bytes to or from every other one's: into a pad behind the memory, which nobody else uses, or,
-// where the caller owns the memory and there is no pad, out of it. Streams may wait for transfers of other memory, of another group say: so
-// that is done when none does, and none begins meanwhile.
+// On a GPU, UCX maps a peer's memory when it is first moved, and unmaps what was at the same address before. Closing such a mapping waits for all
+// work of the GPU. A transfer that a stream waits for must therefore never be the first of its memory: the GPU would wait for the CPU, and the CPU
+// for the GPU. So at rendezvous, when no stream waits for a transfer of the new memory, every rank moves some bytes to or from every other rank's:
+// into a pad behind the memory, which nobody else uses, or out of the memory where the caller owns it and there is no pad. Streams may wait for
+// transfers of other memory, such as another group's, so this is done at a moment when none does, and none begins meanwhile.
 
 const (
 	// padBytes is the size of the pad.
 	padBytes = 256
 	// warmBytes is how much is moved.
 	warmBytes = 8
-	// betweenWork is how long the ranks wait for a moment at which no stream waits for a transfer. There may be none: what the streams wait for
-	// may come only when a peer has returned from this rendezvous. Then the bytes are moved all the same, for most often nothing has to be unmapped.
+	// betweenWork is how long the ranks wait for a moment at which no stream waits for a transfer. There may be none: what the streams wait for may
+	// come only after a peer has returned from this rendezvous. The bytes are then moved anyway, because most often nothing has to be unmapped.
 	betweenWork = time.Second
 )
 
-// scratch is the own side of these transfers: memory of the device that holds nothing.
+// scratch is this rank's side of these transfers: memory of the device without content.
 type scratch struct {
 	ptr    device.Ptr
 	region nixl.Block
@@ -51,7 +50,7 @@ func (n *node) makeScratch() error {
 	return nil
 }
 
-// dropScratch gives it back.
+// dropScratch frees it.
 func (n *node) dropScratch() error {
 	if n.scratch.ptr.IsNil() {
 		return nil

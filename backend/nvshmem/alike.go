@@ -6,7 +6,7 @@ import (
 	"github.com/symmem/symmem/group"
 )
 
-// alike is ErrMismatch with everybody's value, unless all ranks brought the same.
+// alike returns ErrMismatch with every rank's value, unless all ranks have the same.
 func alike[T any, V comparable](what string, all []T, of func(*T) V) error {
 	values := make([]string, len(all))
 	differ := false

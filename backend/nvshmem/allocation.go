@@ -34,8 +34,8 @@ type allocation struct {
 	span   int64  // of the caller's memory: bytes that are registered, from offset bytes before ptr on
 }
 
-// Allocate takes memory of the heap, or in groups of only some PEs of the arena, and fills it with zeros. Collective.
-// ErrNoMemory if there is not that much left on some rank; NVSHMEM is then not asked, and all goes on.
+// Allocate takes memory from the heap or, in groups of only some PEs, from the arena, and fills it with zeros. Collective. The error is ErrNoMemory
+// if there is not that much left on some rank. NVSHMEM is then not called, and the backend goes on working.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	var failure error
 	switch {
@@ -63,7 +63,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	return a, nil
 }
 
-// fromHeap takes memory of the heap. Collective over all PEs.
+// fromHeap takes memory from the heap. Collective over all PEs.
 func (b *Backend) fromHeap(ctx context.Context, a *allocation, failure error) error {
 	w := b.world
 	mine := ask{Op: "allocating", Kind: inHeap, Bytes: a.bytes}
@@ -84,7 +84,7 @@ func (b *Backend) fromHeap(ctx context.Context, a *allocation, failure error) er
 	})
 }
 
-// fromArena takes memory of the arena. Collective over the group.
+// fromArena takes memory from the arena. Collective over the group.
 func (b *Backend) fromArena(ctx context.Context, a *allocation, failure error) error {
 	if _, _, err := b.among(ctx, ask{Op: "allocating", Kind: inArena, Bytes: a.bytes}, failure); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (b *Backend) fromArena(ctx context.Context, a *allocation, failure error) e
 	return nil
 }
 
-// zero fills the memory with zeros, or gives it back.
+// zero fills the memory with zeros, or frees it if that fails.
 func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	err := b.stream.Fill(a.ptr, 0, a.rounded)
 	if err == nil {
@@ -116,8 +116,8 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release says that this rank needs the memory no more. It goes back to the heap, or to the arena, when all ranks have said
-// so and agree on something else; never, if one is lost.
+// Release says that this rank no longer needs the memory. The memory returns to the heap, or to the arena, when all ranks have released it, with
+// their next agreement; never if one of them is lost.
 func (a *allocation) Release(context.Context) error {
 	switch a.kind {
 	case inHeap:
@@ -125,7 +125,7 @@ func (a *allocation) Release(context.Context) error {
 	case inArena:
 		a.backend.releasePart(a)
 	case registered:
-		// It is the caller's. What NVSHMEM has of it went with the mapping.
+		// The memory is the caller's. NVSHMEM's registration ended with the mapping.
 	}
 	return nil
 }

@@ -7,8 +7,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// arena is the piece of this PE's heap that groups of only some PEs take their memory from. It is cut locally: other PEs cut
-// theirs in other ways.
+// arena is the part of this PE's heap that groups of only some PEs take their memory from. Each PE divides its arena in its own way.
 type arena struct {
 	mu    sync.Mutex
 	bytes int64
@@ -16,7 +15,7 @@ type arena struct {
 	taken int64
 }
 
-// take cuts a piece, or is ErrNoMemory.
+// take cuts a piece, or returns ErrNoMemory.
 func (a *arena) take(bytes int64) (offset int64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -24,13 +23,13 @@ func (a *arena) take(bytes int64) (offset int64, err error) {
 	offset, ok := a.free.take(rounded)
 	if !ok {
 		return 0, fmt.Errorf("%d bytes are asked for, and of the %d that are there for groups of only some ranks %d are taken: set %s to "+
-			"more, as 1G: %w", rounded, a.bytes, a.taken, ArenaEnv, errs.ErrNoMemory)
+			"more, as 1G: %w", rounded, a.bytes, a.taken, arenaEnv, errs.ErrNoMemory)
 	}
 	a.taken += rounded
 	return offset, nil
 }
 
-// give puts a piece back that nobody can reach any more.
+// give puts back a piece that nobody can reach any more.
 func (a *arena) give(offset, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -27,19 +27,18 @@ func (factory) Unprotected() string {
 	return "NVSHMEM's bootstrap listens on ports of the loopback interface (NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME) without authentication"
 }
 
-// Preference puts the backend behind native and nccl, which need less around them.
+// Preference puts the backend after native and nccl, which depend on less.
 func (factory) Preference(bool) int { return 300 }
 
-// Options are the library and the arena.
+// Options returns the library and the arena.
 func (factory) Options() []backend.Option {
 	return []backend.Option{fromenv.Library("libnvshmem_host.so.3"), arenaOption}
 }
 
-// Takes reports whether v is a *Options.
+// Takes reports whether v is an *Options.
 func (factory) Takes(v any) bool { _, ok := v.(*Options); return ok }
 
-// Probe opens the GPU and closes it again, and loads the library, which it does not start, and whose environment it leaves
-// alone.
+// Probe opens the GPU and closes it again, and loads the library. It does not start the library, and leaves its environment alone.
 func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, error) {
 	o, err := probing(env)
 	if err != nil {
@@ -74,7 +73,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 	return c, nil
 }
 
-// probing are the options of a probe.
+// probing returns the options of a probe.
 func probing(env *backend.Env) (Options, error) {
 	o, err := options(env)
 	if err != nil {
@@ -86,7 +85,7 @@ func probing(env *backend.Env) (Options, error) {
 func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	o, err := options(env)
 	if err != nil {
-		// The others are in New already, or will come to it: they must be told.
+		// The other ranks are in New already, or will call it, so they must be told.
 		_, err = backend.Tell(ctx, env.Group, "opening backend nvshmem", member{}, err)
 		return nil, err
 	}
@@ -106,7 +105,7 @@ func (factory) Preflight(ctx context.Context, env *backend.Env) error {
 	return Preflight(ctx, o)
 }
 
-// Libraries tells of NVSHMEM and of the plugin by which its processes meet.
+// Libraries reports on NVSHMEM and on the plugin through which its processes meet.
 func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library {
 	o, err := probing(env)
 	found := backend.Library{Name: "NVSHMEM", State: "usable"}
@@ -147,7 +146,7 @@ func (factory) Libraries(_ context.Context, env *backend.Env) []backend.Library 
 // policyOff is the policy where there is no other.
 var policyOff = multicast.Policy{Forbidden: "it is switched off"}
 
-// setting is the value of a variable as the library sees it.
+// setting returns the value of a variable as the library sees it.
 func setting(l *nvshmem.Library, name string) string {
 	for _, s := range l.Settings() {
 		if s.Name == name {

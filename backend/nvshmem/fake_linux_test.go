@@ -87,7 +87,7 @@ func newMachine(pes int) *machine {
 	return m
 }
 
-// options are those of a rank.
+// options returns those of a rank.
 func (m *machine) options(rank int) *Options {
 	return &Options{LocalRank: rank, Driver: m.driver(), Multicast: "off", Chunk: 32 << 20, Arena: 16 << 20, home: m.homes[rank],
 		load: func(o *nvshmem.Options) (library, error) { m.libs[rank].opts = *o; return m.libs[rank], nil }}
@@ -218,7 +218,7 @@ func (l *fakeLib) check(what string) {
 	}
 }
 
-// base is where PE v has the heap of PE pe.
+// base returns where PE v has the heap of PE pe.
 func (m *machine) base(v, pe int) uint64 {
 	return uint64(v+1)<<44 + uint64((pe-v+m.pes)%m.pes)<<36
 }
@@ -244,7 +244,7 @@ func (l *fakeLib) Align(alignment, bytes int64) (uint64, error) {
 	return l.m.base(l.pe, l.pe) + off, nil
 }
 
-// allocate gives the first place that is free, growing the heap if there is none; 0 if it cannot grow.
+// allocate returns the first place that is free, growing the heap if there is none; 0 if it cannot grow.
 func (j *job) allocate(bytes, alignment uint64) uint64 {
 	bytes += alignment
 	at := uint64(0)
@@ -401,7 +401,7 @@ func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
 	return p | 1<<60, nil
 }
 
-// heap is the memory of a PE's heap.
+// heap returns the memory of a PE's heap.
 func (m *machine) heap(pe int) []byte {
 	if m.job.mem[pe] == nil {
 		m.job.mem[pe] = make([]byte, fakeHeap)
@@ -409,7 +409,7 @@ func (m *machine) heap(pe int) []byte {
 	return m.job.mem[pe]
 }
 
-// at gives n bytes of memory that the GPU can reach at p.
+// at returns n bytes of memory that the GPU can reach at p.
 func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	for base, f := range m.foreign {
 		if p >= base && p < base.Add(int64(len(f.mem))) && f.gpu == gpu {
@@ -430,7 +430,7 @@ func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	return m.heap(pe)[off:][:n]
 }
 
-// heapRange gives the piece of physical memory of the heap that is mapped at p.
+// heapRange returns the piece of physical memory of the heap that is mapped at p.
 func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Result {
 	off, begin := uint64(p)&(1<<36-1), uint64(0)
 	for _, end := range m.job.ends {
@@ -443,7 +443,7 @@ func (m *machine) heapRange(base *device.Ptr, bytes *uint64, p device.Ptr) cu.Re
 	return cu.NotFound
 }
 
-// driver is a table for the machine. Functions that nothing here calls are not supported.
+// driver returns a table for the machine. Functions that nothing here calls are not supported.
 func (m *machine) driver() *cu.Driver {
 	d := m.GPUs.Driver()
 	m.basics(d)
@@ -467,7 +467,7 @@ func (m *machine) basics(d *cu.Driver) {
 	}
 }
 
-// find gives the memory that is not of a heap at p.
+// find returns the memory that is not of a heap at p.
 func (m *machine) find(p device.Ptr) (device.Ptr, *foreignMem) {
 	for base, f := range m.foreign {
 		if p >= base && p < base.Add(int64(len(f.mem))) {

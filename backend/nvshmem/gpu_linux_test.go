@@ -198,7 +198,7 @@ func copyAll(ctx context.Context, m *memory.Memory, w *memory.Window, n int64) e
 	return errors.Join(err, s.Synchronize(ctx), s.Close())
 }
 
-// timed gives the median time in microseconds of one of n things that are enqueued together.
+// timed returns the median time in microseconds of one of n things that are enqueued together.
 func timed(ctx context.Context, s device.Stream, n int, enqueue func() error) (float64, error) {
 	var all []float64
 	for range 7 {
@@ -327,7 +327,7 @@ func registerOnGPU(ctx context.Context, b *Backend, m *memory.Memory) error {
 		return err
 	}
 	_, err = m.Register(ctx, plain, 4096, "")
-	var bad *MemoryError
+	var bad *cuda.MemoryError
 	if !errors.As(err, &bad) {
 		return fmt.Errorf("plain memory: %w", err)
 	}

@@ -10,22 +10,21 @@ import (
 )
 
 const (
-	// alignment is what all memory is a multiple of, in bytes: channels want pages.
+	// alignment is the unit and the alignment of all memory, in bytes: workspaces want pages.
 	alignment = 4096
 	// chunkAlign is what the chunks that NVSHMEM gives are aligned to, in bytes.
 	chunkAlign = 2 << 20
-	// reserve is memory of the GPU, in bytes, that the heap does not grow into: what the driver and kernels need at any time.
+	// reserve is memory of the GPU, in bytes, that the heap leaves free, for what the driver and kernels need at any time.
 	reserve = 64 << 20
-	// unknown is what NVSHMEM itself may have of the heap, in bytes, before the first of our own.
+	// unknown is how much of the heap, in bytes, NVSHMEM itself may have taken before our first allocation.
 	unknown = 256 << 20
 	// defaultMaxHeap is the heap's largest size in bytes in NVSHMEM 3.4.5, env_defs.h.
 	defaultMaxHeap = 256 << 30
 )
 
-// heap is what this backend has of NVSHMEM's heap, the same on every PE, because all of it comes from turns. NVSHMEM is asked
-// for large chunks, which are cut here, for three reasons: the heap never shrinks anyway; NVSHMEM tears it down when it
-// cannot grow, and tells nobody how much of it is free; and its own memory may lie across two pieces of physical memory,
-// where the driver copies nothing.
+// heap is what this backend has taken of NVSHMEM's heap. It is the same on every PE, because it changes in turns only. NVSHMEM is asked for large
+// chunks, which are divided here, for three reasons: the heap never shrinks anyway; NVSHMEM tears it down when it cannot grow, and does not say how
+// much of it is free; and its own allocations may lie across two pieces of physical memory, which the driver cannot copy across.
 type heap struct {
 	granularity int64 // that it grows by, in bytes
 	chunk       int64 // that we let it grow by at least
@@ -65,11 +64,11 @@ func (h *heap) give(g span) {
 	}
 }
 
-// growth is what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
+// growth returns what the heap grows by for a chunk: NVSHMEM adds the alignment, and rounds up.
 func (h *heap) growth(chunk int64) int64 { return roundUp(chunk+chunkAlign, h.granularity) }
 
-// next gives the size of the chunk that is asked for when no region has bytes: a large one, or if that does not fit, just
-// enough. free is the least that a GPU has left. An error is ErrNoMemory: NVSHMEM must not be asked.
+// next returns the size of the chunk to ask for when no region has bytes: a large one or, if that does not fit, just enough. free is the least memory
+// that a GPU has left. If the error is ErrNoMemory, NVSHMEM must not be asked.
 func (h *heap) next(bytes, free int64) (chunk int64, err error) {
 	if bytes < h.chunk && h.room(h.chunk+h.rest, free) == nil {
 		return h.chunk + h.rest, nil
@@ -78,7 +77,7 @@ func (h *heap) next(bytes, free int64) (chunk int64, err error) {
 	return chunk, h.room(chunk, free)
 }
 
-// room says why the heap cannot grow by a chunk.
+// room returns an error if the heap cannot grow by a chunk.
 func (h *heap) room(chunk, free int64) error {
 	growth := h.growth(chunk)
 	if growth > free-reserve {
@@ -88,7 +87,7 @@ func (h *heap) room(chunk, free int64) error {
 	return h.within(growth)
 }
 
-// within says why the heap has no addresses for bytes more.
+// within returns an error if the heap has no addresses for that many more bytes.
 func (h *heap) within(bytes int64) error {
 	if h.limit > 0 && unknown+h.grown+h.registered+bytes > h.limit {
 		return fmt.Errorf("NVSHMEM's heap would have to grow by %d bytes; it has grown by %d, holds %d of registered memory, and can have %d "+
@@ -97,11 +96,11 @@ func (h *heap) within(bytes int64) error {
 	return nil
 }
 
-// allocate gives bytes of the heap (a multiple of alignment), letting it grow where it must. free is the least that a GPU has
-// left. It is part of a turn.
+// allocate returns bytes of the heap (a multiple of alignment), which grows if it must. free is the least memory that a GPU has left. It is part of a
+// turn.
 func (w *world) allocate(bytes, free int64) (device.Ptr, error) {
-	// A chunk may begin in the rest of the physical memory before its own, and is two regions then, neither of which need be
-	// large enough. The next leaves room for such a rest, which does not change.
+	// A chunk may begin in the rest of the physical memory before its own. It is then two regions, neither of which need be large enough. The next
+	// chunk leaves room for such a rest, which does not change.
 	for range 3 {
 		if p, ok := w.heap.take(bytes); ok {
 			return device.Ptr(p), nil
@@ -144,7 +143,7 @@ func (w *world) grow(chunk int64) error {
 	return nil
 }
 
-// physicalEnd is where the physical memory that is mapped at p ends.
+// physicalEnd returns where the physical memory that is mapped at p ends.
 func physicalEnd(drv *cu.Driver, p device.Ptr) (int64, error) {
 	var base device.Ptr
 	var size uint64
@@ -157,5 +156,5 @@ func physicalEnd(drv *cu.Driver, p device.Ptr) (int64, error) {
 	return 0, fmt.Errorf("the driver finds %s in %d bytes at %s: %w", p, size, base, errs.ErrUnsupported)
 }
 
-// roundUp gives the least multiple of unit that is not less than n.
+// roundUp returns the least multiple of unit that is not less than n.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

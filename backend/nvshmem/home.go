@@ -7,7 +7,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// home is where the one state of the library is: one a process, and in tests one a rank.
+// home holds the library's one state: one for each process, and in tests one for each rank.
 type home struct {
 	mu    sync.Mutex
 	group string   // the group that has opened it or is about to; "" if none has
@@ -39,14 +39,14 @@ func (h *home) enter(group string) error {
 	return nil
 }
 
-// leave gives the library back, for good if it is spent.
+// leave releases the library, permanently if it is spent.
 func (h *home) leave(spent error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.group, h.spent = "", spent
 }
 
-// compare says why the library cannot be started with another environment than at its first start.
+// compare returns an error if the environment differs from that of the library's first start.
 func (h *home) compare(now reading) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 // Name is the name that the backend is registered under.
 const Name = "nvshmem"
 
-// closeTimeout bounds how long Close waits for the other ranks: those that are busy do not come.
+// closeTimeout bounds how long Close waits for the other ranks: those that are busy do not take part.
 const closeTimeout = 20 * time.Second
 
 // Backend is one rank's side of the NVSHMEM backend.
@@ -72,7 +72,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// share makes the backend of a sub-group over the library that the parent's group has started. Collective over the sub-group.
+// share makes the backend of a sub-group on the library that the parent's group has started. Collective over the sub-group.
 func (b *Backend) share(ctx context.Context, o *Options, failure error) error {
 	p := o.Parent
 	w := p.world
@@ -107,10 +107,10 @@ func (b *Backend) share(ctx context.Context, o *Options, failure error) error {
 	return nil
 }
 
-// Name is "nvshmem".
+// Name returns "nvshmem".
 func (b *Backend) Name() string { return Name }
 
-// Device is the GPU of this rank.
+// Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works between the ranks of the group.
@@ -128,7 +128,7 @@ func (b *Backend) Capabilities() backend.Capabilities {
 	return c
 }
 
-// capabilities says what works wherever the library does.
+// capabilities returns what works wherever the library works.
 func capabilities() backend.Capabilities {
 	return backend.Capabilities{
 		PeerPointers: true, Register: true, Transfers: true, Graphs: true, CollectiveAllocate: true,
@@ -203,7 +203,7 @@ func (b *Backend) finalize(ctx context.Context) {
 	b.home.leave(err)
 }
 
-// giveUp gives back what belongs to this rank alone.
+// giveUp releases what belongs to this rank alone.
 func (b *Backend) giveUp() error {
 	var err error
 	if b.stream != nil {

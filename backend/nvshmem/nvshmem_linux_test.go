@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/dl"
@@ -194,7 +195,7 @@ func TestArenaIsExhausted(t *testing.T) {
 		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
 			return sub(ctx, b, []int{g.Rank()}, o, func(_ *Backend, mem *memory.Memory) error {
 				_, err := mem.Allocate(ctx, 17<<20, "")
-				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), ArenaEnv) {
+				if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), arenaEnv) {
 					return fmt.Errorf("more than the arena: %w", err)
 				}
 				return backendtest.TryWindow(ctx, mem, 1<<20)
@@ -551,7 +552,7 @@ func TestRefusals(t *testing.T) {
 		})},
 		{"one GPU", 2, errs.ErrInvalid, "on rank 0 and on rank 1", with(func(o *Options, _ int) { o.Device = "0" })},
 		{"no such GPU", 2, nil, "rank 1", with(func(o *Options, rank int) { o.LocalRank = 7 * rank })},
-		{"arenas differ", 2, errs.ErrMismatch, ArenaEnv, with(func(o *Options, rank int) { o.Arena = int64(1+rank) << 20 })},
+		{"arenas differ", 2, errs.ErrMismatch, arenaEnv, with(func(o *Options, rank int) { o.Arena = int64(1+rank) << 20 })},
 		{"a huge arena", 1, errs.ErrInvalid, "Arena", with(func(o *Options, _ int) { o.Arena = 1 << 50 })},
 		{"chunk", 1, errs.ErrInvalid, "Chunk", with(func(o *Options, _ int) { o.Chunk = -1 })},
 		{"multicast on", 2, errs.ErrUnsupported, "NVSHMEM_DISABLE_NVLS", with(func(o *Options, rank int) {
@@ -693,7 +694,7 @@ func TestRegisterErrors(t *testing.T) {
 				{"another GPU", made(granule, func(f *foreignMem) { f.gpu = 3 }), 64, "this rank's is"},
 			} {
 				_, err := mem.Register(ctx, tt.p, tt.bytes, "")
-				var bad *MemoryError
+				var bad *cuda.MemoryError
 				if !errors.As(err, &bad) || !errors.Is(err, errs.ErrInvalid) || !strings.Contains(err.Error(), tt.text) {
 					return fmt.Errorf("%s: %w", tt.name, err)
 				}
@@ -940,9 +941,9 @@ func TestPreflightStartsAndEnds(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	env := func(arena string) *backend.Env {
-		return &backend.Env{Getenv: func(name string) string { return map[string]string{ArenaEnv: arena}[name] }}
+		return &backend.Env{Getenv: func(name string) string { return map[string]string{arenaEnv: arena}[name] }}
 	}
-	for text, want := range map[string]int64{"": DefaultArena, "128M": 128 << 20, "0": -1, "4096": 4096} {
+	for text, want := range map[string]int64{"": defaultArena, "128M": 128 << 20, "0": -1, "4096": 4096} {
 		o, err := options(env(text))
 		require.NoError(t, err)
 		assert.Equal(t, want, o.Arena, text)
@@ -950,7 +951,7 @@ func TestOptions(t *testing.T) {
 	for _, text := range []string{"much", "2T"} {
 		_, err := options(env(text))
 		require.ErrorIs(t, err, errs.ErrInvalid)
-		assert.ErrorContains(t, err, ArenaEnv)
+		assert.ErrorContains(t, err, arenaEnv)
 	}
 	given := env("128M")
 	given.Given = &Options{Arena: 4096, Library: "/l"}
@@ -1043,7 +1044,7 @@ func TestLibraries(t *testing.T) {
 	env.Getenv = func(string) string { return "much" }
 	found = factory{}.Libraries(t.Context(), env)
 	require.Len(t, found, 1)
-	assert.Contains(t, found[0].Reason, ArenaEnv)
+	assert.Contains(t, found[0].Reason, arenaEnv)
 }
 
 // TestLibrariesThatAreThere runs where NVSHMEM is installed; it needs no GPU.

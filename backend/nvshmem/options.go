@@ -16,15 +16,15 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// ArenaEnv names the environment variable with the size of the arena, for backends that are opened by name: a number of
-// bytes, perhaps with a K, M or G right after it.
-const ArenaEnv = "SYMMEM_NVSHMEM_ARENA"
+// arenaEnv is the environment variable of Options.Arena, for backends that are opened by name: a number of bytes, perhaps with a K, M or G
+// right after it.
+const arenaEnv = "SYMMEM_NVSHMEM_ARENA"
 
 const (
-	// DefaultArena is the size in bytes of the memory for groups of only some PEs.
-	DefaultArena = 64 << 20
-	// DefaultChunk is the least size in bytes by which the heap grows.
-	DefaultChunk = 512 << 20
+	// defaultArena is the size in bytes of the memory for groups of only some PEs.
+	defaultArena = 64 << 20
+	// defaultChunk is the least size in bytes by which the heap grows.
+	defaultChunk = 512 << 20
 	// defaultTimeout is the KernelTimeout unless the options say otherwise.
 	defaultTimeout = 2 * time.Minute
 	// maxBytes is the most that Arena and Chunk may be.
@@ -46,9 +46,10 @@ type Options struct {
 	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package
 	// managers look.
 	Library string
-	// Arena is the size in bytes of the memory for groups of only some PEs, in all; default DefaultArena, none if negative.
+	// Arena is the size in bytes of the memory for groups of only some PEs, in all; default 64 MiB, none if negative. Backends that
+	// are opened by name take it from SYMMEM_NVSHMEM_ARENA.
 	Arena int64
-	// Chunk is the least size in bytes by which the heap grows; default DefaultChunk.
+	// Chunk is the least size in bytes by which the heap grows; default 512 MiB.
 	Chunk int64
 	// Preflight, unless nil, is called before the library is started in this process; an error of it, on any rank, is the
 	// error of New. It is meant to start a short-lived copy of this program, which calls the package's Preflight.
@@ -66,15 +67,15 @@ type Options struct {
 	load func(o *nvshmem.Options) (library, error) // loads the library; nil is the real one
 }
 
-// withDefaults fills in what the options leave open, and refuses what cannot be.
+// withDefaults fills in the defaults, and refuses what is not allowed.
 func (o *Options) withDefaults() (Options, error) {
 	var all Options
 	if o != nil {
 		all = *o
 	}
 	all.KernelTimeout = cmp.Or(all.KernelTimeout, defaultTimeout)
-	all.Arena = cmp.Or(all.Arena, DefaultArena)
-	all.Chunk = cmp.Or(all.Chunk, DefaultChunk)
+	all.Arena = cmp.Or(all.Arena, defaultArena)
+	all.Chunk = cmp.Or(all.Chunk, defaultChunk)
 	if all.Getenv == nil {
 		all.Getenv = os.Getenv
 	}
@@ -107,7 +108,7 @@ func loadLibrary(o *nvshmem.Options) (library, error) {
 	return l, nil
 }
 
-// options are what env says.
+// options returns the Options for env.
 func options(env *backend.Env) (*Options, error) {
 	o, err := fromenv.Options[Options](Name, env)
 	if err != nil {
@@ -133,7 +134,7 @@ func options(env *backend.Env) (*Options, error) {
 
 // arenaOption is the option of that name.
 var arenaOption = backend.Option{
-	Name: "arena", Default: fmt.Sprintf("%dM", DefaultArena>>20), Form: fmt.Sprintf("a number of bytes, as 64M, at most %dG", maxBytes>>30),
+	Name: "arena", Default: fmt.Sprintf("%dM", defaultArena>>20), Form: fmt.Sprintf("a number of bytes, as 64M, at most %dG", maxBytes>>30),
 	Check: func(value string) bool { bytes, ok := nvshmem.ParseSize(value); return ok && bytes <= maxBytes },
 	Usage: "memory for groups of only some of the ranks, in bytes; 0 is none",
 }

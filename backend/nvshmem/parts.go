@@ -8,9 +8,8 @@ import (
 	"github.com/symmem/symmem/backend"
 )
 
-// parts is what a group of only some PEs has of the arena. A piece that peers have seen goes back when all of them have
-// released theirs: until then one of them may still write to it. The pieces that one rendezvous has brought together have one
-// name.
+// parts are the pieces of the arena that a group of only some PEs has. A piece that peers have seen is freed when all of them have released theirs:
+// until then one of them may still write to it. The pieces of one rendezvous have the same name on all ranks.
 type parts struct {
 	mu       sync.Mutex
 	next     uint64           // the name that the next rendezvous gives, from 1
@@ -22,7 +21,7 @@ type piece struct{ offset, bytes int64 }
 
 func newParts() *parts { return &parts{next: 1, kept: map[uint64]piece{}} }
 
-// among agrees with the ranks of the group, which are only some PEs, and gives back what all of them have released. Collective.
+// among agrees with the ranks of the group, which are only some PEs, and frees what all of them have released. Collective.
 func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint64, all []ask, err error) {
 	if failure == nil {
 		failure = b.world.gone()
@@ -53,7 +52,7 @@ func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint
 	return name, all, nil
 }
 
-// releasePart gives a piece back that nobody else has seen; another is kept until all ranks have released theirs.
+// releasePart frees a piece that nobody else has seen; any other is kept until all ranks have released theirs.
 func (b *Backend) releasePart(a *allocation) {
 	if a.part == 0 {
 		b.world.arena.give(a.offset, a.rounded)
@@ -66,8 +65,7 @@ func (b *Backend) releasePart(a *allocation) {
 	p.released = append(p.released, a.part)
 }
 
-// closeParts gives back what all ranks of the group have released. What they have not, because one is lost or busy, stays
-// taken.
+// closeParts frees what all ranks of the group have released. What they have not released, because one is lost or busy, stays taken.
 func (b *Backend) closeParts(ctx context.Context) {
 	_, _, err := b.among(ctx, ask{Op: "closing"}, nil)
 	p := b.parts

@@ -61,7 +61,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	return p, nil
 }
 
-// takeTeam gives the reduction a team. It is part of a turn.
+// takeTeam takes a team for the reduction. It is part of a turn.
 func (w *world) takeTeam(p *reduce) error {
 	h := &w.heap
 	if len(h.teams) > 0 {
@@ -78,8 +78,8 @@ func (w *world) takeTeam(p *reduce) error {
 	return nil
 }
 
-// warmUp runs the first reduction of a type and operation, on memory that means nothing: the GPU loads its kernel then, which
-// must not happen while a stream is recorded. It is part of a turn.
+// warmUp runs the first reduction of a type and operation on scratch memory, so that the GPU loads its kernel: that must not happen while a stream is
+// recorded. It is part of a turn.
 func (p *reduce) warmUp(ctx context.Context, name string) error {
 	b, w := p.backend, p.backend.world
 	if w.warm[name] {
@@ -98,7 +98,7 @@ func (p *reduce) warmUp(ctx context.Context, name string) error {
 	return nil
 }
 
-// Enqueue enqueues one run. NVSHMEM bounds no wait on the GPU: when a peer is lost, the stream does not end.
+// Enqueue enqueues one run. NVSHMEM does not bound waits on the GPU: if a peer is lost, the work on the stream never ends.
 func (p *reduce) Enqueue(s device.Stream) error {
 	if err := p.backend.world.usable(); err != nil {
 		return err

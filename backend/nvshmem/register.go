@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"github.com/symmem/symmem/backend"
@@ -17,25 +16,6 @@ import (
 
 // adoptAlign is what adopted memory must be aligned to, in bytes: kernels move it in words of this size.
 const adoptAlign = 16
-
-// MemoryError is memory that cannot be adopted, with everything that is wrong with it. It is ErrInvalid.
-type MemoryError struct {
-	Ptr      device.Ptr
-	Bytes    int64
-	Problems []string // each says what is wrong and what to do
-	Err      error    // the driver's error, if it refused the address altogether
-}
-
-// Error lists the problems.
-func (e *MemoryError) Error() string {
-	return fmt.Sprintf("the %d bytes at %s cannot be adopted: %s", e.Bytes, e.Ptr, strings.Join(e.Problems, "; "))
-}
-
-// Is reports that a MemoryError is an ErrInvalid.
-func (e *MemoryError) Is(target error) bool { return target == errs.ErrInvalid }
-
-// Unwrap returns the driver's error, or nil.
-func (e *MemoryError) Unwrap() error { return e.Err }
 
 // whyNoRegister says what the driver lacks to find out about memory; "" if nothing.
 func whyNoRegister(drv *cu.Driver) string {
@@ -52,7 +32,7 @@ func whyNoRegister(drv *cu.Driver) string {
 // part of its allocation, which NVSHMEM registers as a whole, once for all tensors in it. The allocation's size must be the same on all
 // ranks, and a multiple of the granularity of NVSHMEM's heap (2 MiB, unless NVSHMEM_CUMEM_GRANULARITY says otherwise). All of that is
 // checked here, because NVSHMEM tears its heap down over memory that it cannot register. Everything that is wrong is in the
-// [*MemoryError], which is ErrInvalid. Local.
+// [*cuda.MemoryError], which is ErrInvalid. Local.
 func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if b.whyNoRegister() != "" {
 		return nil, b.Capabilities().Missing(Name, "register")
@@ -70,15 +50,14 @@ func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backen
 // adopt finds out what the memory is and whether NVSHMEM can register it; the context is current.
 func (a *allocation) adopt() error {
 	b, p := a.backend, a.ptr
-	bad := &MemoryError{Ptr: p, Bytes: a.bytes}
-	problem := func(format string, args ...any) { bad.Problems = append(bad.Problems, fmt.Sprintf(format, args...)) }
+	bad := &cuda.MemoryError{Ptr: p, Bytes: a.bytes}
 	if p%adoptAlign != 0 {
-		problem("the address is not a multiple of %d", adoptAlign)
+		bad.Note("the address is not a multiple of %d", adoptAlign)
 	}
 	if at, err := b.world.lib.Ptr(uint64(p), b.world.pe); err != nil {
 		return err
 	} else if at != 0 {
-		problem("it is memory of NVSHMEM's symmetric heap, which all ranks reach already; use the tensor that it is of")
+		bad.Note("it is memory of NVSHMEM's symmetric heap, which all ranks reach already; use the tensor that it is of")
 		return bad
 	}
 	var where cu.MemoryType
@@ -88,11 +67,11 @@ func (a *allocation) adopt() error {
 			return err
 		}
 		bad.Err = err
-		problem("no memory of a GPU is there: it was freed, or never allocated by this process (%v)", err)
+		bad.Note("no memory of a GPU is there: it was freed, or never allocated by this process (%v)", err)
 		return bad
 	}
 	if where != cu.MemoryDevice {
-		problem("it is memory of the host; allocate it on %s", b.device.UUID())
+		bad.Note("it is memory of the host; allocate it on %s", b.device.UUID())
 		return bad
 	}
 	var ordinal int32
@@ -101,7 +80,7 @@ func (a *allocation) adopt() error {
 		return err
 	}
 	if own := int32(b.device.Ordinal()); ordinal != own {
-		problem("it is memory of the GPU with index %d, and this rank's is %s with index %d", ordinal, b.device.UUID(), own)
+		bad.Note("it is memory of the GPU with index %d, and this rank's is %s with index %d", ordinal, b.device.UUID(), own)
 		return bad // the driver tells no more of it in this rank's context
 	}
 	var base device.Ptr
@@ -112,12 +91,12 @@ func (a *allocation) adopt() error {
 	// NVSHMEM maps the memory's handle, and the driver maps whole allocations only.
 	a.offset, a.span = int64(p-base), int64(size)
 	if end := uint64(a.offset) + uint64(a.bytes); end > size {
-		problem("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size, size, base)
+		bad.Note("it ends %d bytes behind the end of its allocation, %d bytes at %s; one tensor cannot lie in several", end-size, size, base)
 	}
 	if unit := b.world.heap.granularity; a.span%unit != 0 {
-		problem("its allocation has %d bytes, and NVSHMEM takes whole multiples of %d, the granularity of its heap; allocate %d", size, unit, roundUp(a.span, unit))
+		bad.Note("its allocation has %d bytes, and NVSHMEM takes whole multiples of %d, the granularity of its heap; allocate %d", size, unit, roundUp(a.span, unit))
 	}
-	if err := a.look(base, problem); err != nil {
+	if err := a.look(base, bad); err != nil {
 		return err
 	}
 	if len(bad.Problems) > 0 {
@@ -126,14 +105,14 @@ func (a *allocation) adopt() error {
 	return nil
 }
 
-// look finds out what was allocated at base.
-func (a *allocation) look(base device.Ptr, problem func(string, ...any)) error {
+// look finds out what was allocated at base, and notes in bad why NVSHMEM cannot register it.
+func (a *allocation) look(base device.Ptr, bad *cuda.MemoryError) error {
 	drv := a.backend.drv
 	var h cu.MemHandle
 	switch r := drv.MemRetainAllocationHandle(&h, base); r {
 	case cu.Success:
 	case cu.InvalidValue, cu.NotSupported, cu.NotPermitted:
-		problem("it is not memory of cuMemCreate, which alone NVSHMEM can register; allocate it so, or let this library allocate it")
+		bad.Note("it is not memory of cuMemCreate, which alone NVSHMEM can register; allocate it so, or let this library allocate it")
 		return nil
 	default:
 		return drv.Check("cuMemRetainAllocationHandle", r)
@@ -144,13 +123,13 @@ func (a *allocation) look(base device.Ptr, problem func(string, ...any)) error {
 		return err
 	}
 	if prop.Type != cu.AllocationPinned {
-		problem("it is not pinned (type %d); create it as CU_MEM_ALLOCATION_TYPE_PINNED", prop.Type)
+		bad.Note("it is not pinned (type %d); create it as CU_MEM_ALLOCATION_TYPE_PINNED", prop.Type)
 	}
 	if prop.Location.Type != cu.LocationDevice {
-		problem("it was not created on a GPU (location type %d)", prop.Location.Type)
+		bad.Note("it was not created on a GPU (location type %d)", prop.Location.Type)
 	}
 	if prop.RequestedHandleTypes != cu.HandleFD {
-		problem("its handle types are %#x, and NVSHMEM registers only memory whose only one is CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%#x)",
+		bad.Note("its handle types are %#x, and NVSHMEM registers only memory whose only one is CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (%#x)",
 			prop.RequestedHandleTypes, cu.HandleFD)
 	}
 	where := cu.MemLocation{Type: cu.LocationDevice, ID: int32(a.backend.device.Ordinal())}
@@ -159,12 +138,12 @@ func (a *allocation) look(base device.Ptr, problem func(string, ...any)) error {
 		return err
 	}
 	if access != uint64(cu.AccessReadWrite) {
-		problem("this rank's GPU may not read and write it (access %d); allow it by cuMemSetAccess", access)
+		bad.Note("this rank's GPU may not read and write it (access %d); allow it by cuMemSetAccess", access)
 	}
 	return nil
 }
 
-// alias is registered memory's second place, in the heap.
+// alias is the second address of registered memory, in the heap.
 type alias struct {
 	base device.Ptr // where the caller has it
 	at   device.Ptr // where it is in the heap
@@ -173,7 +152,7 @@ type alias struct {
 	uses int // mappings
 }
 
-// aliasOf gives the alias of the allocation that registered memory is in, or nil if it has none yet.
+// aliasOf returns the alias of the allocation that registered memory is in, or nil if it has none yet.
 func (b *Backend) aliasOf(a *allocation) *alias {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -185,8 +164,8 @@ func (b *Backend) aliasOf(a *allocation) *alias {
 	return b.aliases[i]
 }
 
-// register makes the allocation that the memory is in part of the heap, unless it is already, which all ranks have agreed on. It is part
-// of a turn.
+// register makes the allocation that the memory is in a part of the heap, unless it is one already, on which all ranks have agreed. It is part of a
+// turn.
 func (m *mapping) register(turn uint64, a *allocation) error {
 	b, w := m.backend, m.backend.world
 	if x := b.aliasOf(a); x != nil {
@@ -218,7 +197,7 @@ func (m *mapping) register(turn uint64, a *allocation) error {
 	return nil
 }
 
-// forget lets registered memory go, if nothing else uses it.
+// forget removes registered memory from the heap, if nothing else uses it.
 func (b *Backend) forget(a *alias) {
 	b.mu.Lock()
 	if a.uses--; a.uses > 0 {
@@ -230,7 +209,7 @@ func (b *Backend) forget(a *alias) {
 	b.world.release(a.turn)
 }
 
-// inHeap gives the place in the heap of an address of symmetric memory: of registered memory, its alias.
+// inHeap returns the address in the heap of symmetric memory: for registered memory, that of its alias.
 func (b *Backend) inHeap(p device.Ptr) device.Ptr {
 	b.mu.Lock()
 	defer b.mu.Unlock()

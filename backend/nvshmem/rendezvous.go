@@ -57,7 +57,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	return m, nil
 }
 
-// meet is the part of a rendezvous that is done in a turn of all PEs.
+// meet does the part of a rendezvous that needs a turn of all PEs.
 func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
 	w := m.backend.world
 	if err := sameKind(all); err != nil {
@@ -77,7 +77,7 @@ func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
 	return nil
 }
 
-// sameKind is an error if the ranks bring memory of different kinds.
+// sameKind returns an error if the ranks bring memory of different kinds.
 func sameKind(all []ask) error {
 	if err := alike("kind of memory (bring the same on all ranks)", all, func(a *ask) string { return string(a.Kind) }); err != nil {
 		return err
@@ -104,8 +104,8 @@ func (m *mapping) locate(a *allocation, all []ask, base int64) {
 // noneThere is why NVSHMEM has no multicast address for memory of the heap.
 const noneThere = "NVSHMEM has no multicast address for it: the GPUs have no NVLink multicast, or it could not be set up"
 
-// findMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap. NVSHMEM has made its multicast
-// objects with the heap, so that this makes none.
+// findMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap. NVSHMEM has made its multicast objects
+// with the heap, so this makes none.
 func (m *mapping) findMulticast(offset int64, all []ask) error {
 	if err := alike("place in the heap", all, func(a *ask) int64 { return a.Offset }); err != nil {
 		m.noMulticast = err.Error()
@@ -137,7 +137,7 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	return m.multicast, nil
 }
 
-// refuseMulticast makes ErrUnsupported of the vote of all ranks. If NVSHMEM has no address on a rank, the other windows have none either.
+// refuseMulticast turns the error of the ranks' vote into ErrUnsupported. If NVSHMEM has no address on a rank, the other windows have none either.
 func (m *mapping) refuseMulticast(err error) error {
 	vote, agreed := errors.AsType[*group.VoteError](err)
 	if !agreed {
@@ -152,8 +152,7 @@ func (m *mapping) refuseMulticast(err error) error {
 	return fmt.Errorf("%w: %w", errs.ErrUnsupported, err)
 }
 
-// Peer is the place of rank's memory in its heap, and for the own rank the allocation itself. It is an error when NVSHMEM has
-// torn its heap down.
+// Peer returns the place of rank's memory in its heap, and for this rank the allocation itself. The error says that NVSHMEM has torn its heap down.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if err := m.backend.world.gone(); err != nil {
 		return 0, err
@@ -161,8 +160,7 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	return m.peers[rank], nil
 }
 
-// Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it and
-// agree on something else.
+// Unmap forgets the addresses; the heap stays mapped. Registered memory leaves the heap when all ranks have unmapped it, with their next agreement.
 func (m *mapping) Unmap(context.Context) error {
 	if m.alias != nil {
 		m.backend.forget(m.alias)

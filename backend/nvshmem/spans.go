@@ -2,13 +2,13 @@ package nvshmem
 
 import "slices"
 
-// span is bytes of memory from a place on.
+// span is a range of memory.
 type span struct{ start, bytes int64 }
 
 // spans is free memory: sorted, never adjacent.
 type spans []span
 
-// take cuts bytes from the first span that has them and gives their place; it reports whether there was one.
+// take cuts bytes from the first span that has them and returns their place; it reports whether there was one.
 func (s *spans) take(bytes int64) (start int64, ok bool) {
 	i := slices.IndexFunc(*s, func(f span) bool { return f.bytes >= bytes })
 	if i < 0 {

@@ -69,7 +69,7 @@ func (b *Backend) start(ctx context.Context, o *Options, failure error) error {
 	case err == nil:
 		b.world, b.first = w, true
 	case began:
-		// Only all ranks together could finalize what has started on some of them.
+		// Only all ranks together could finalize a library that has started on some of them.
 		spent := fmt.Errorf("starting it failed half way: %w", err)
 		_ = w.breakUp(spent)
 		b.world = w
@@ -169,8 +169,8 @@ func openDevice(o *Options, lost func() error) (*cuda.Device, error) {
 // nvshmem-socket-<sender>-<receiver> by their process ids (sockets.cpp of NVSHMEM 3.4.5).
 var socketFolder = "/tmp"
 
-// removeStale removes sockets that a process with this one's id has left behind, on which NVSHMEM would stumble, and sees to
-// it that new ones can be made.
+// removeStale removes sockets that an earlier process with this one's id has left behind, over which NVSHMEM would fail, and checks that new ones can
+// be made.
 func removeStale() error {
 	left, err := filepath.Glob(filepath.Join(socketFolder, "nvshmem-socket-*-"+strconv.Itoa(os.Getpid())))
 	if err != nil {
@@ -191,18 +191,18 @@ func removeStale() error {
 	return cmp.Or(f.Close(), os.Remove(f.Name()))
 }
 
-// agree makes the ranks one about what they are about to start.
+// agree makes sure that the ranks are about to start the same.
 func (b *Backend) agree(ctx context.Context, w *world, mine member, failure error) error {
 	all, err := backend.Tell(ctx, b.group, "opening backend nvshmem", mine, failure)
 	if err != nil {
 		return err
 	}
-	// What follows is decided alike on every rank, since all know the same.
+	// From here on every rank decides alike, since all know the same.
 	for _, err := range []error{
 		alike("version of NVSHMEM", all, func(m *member) string { return m.Version }),
 		alike("granularity of NVSHMEM's heap in bytes ("+nvshmem.GranularityEnv+")", all, func(m *member) int64 { return m.Granularity }),
 		alike("largest size of NVSHMEM's heap in bytes ("+nvshmem.MaxHeapEnv+")", all, func(m *member) int64 { return m.MaxHeap }),
-		alike("size of the arena in bytes ("+ArenaEnv+")", all, func(m *member) int64 { return m.Arena }),
+		alike("size of the arena in bytes ("+arenaEnv+")", all, func(m *member) int64 { return m.Arena }),
 		alike("size of the heap's chunks in bytes", all, func(m *member) int64 { return m.Chunk }),
 	} {
 		if err != nil {
@@ -233,8 +233,8 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 	return nil
 }
 
-// lastSteps are those before the library starts, which reads its environment at its first start and never again. It gives the
-// place where the PEs meet.
+// lastSteps takes the last steps before the library starts, which reads its environment at its first start and never again. It returns the id by
+// which the PEs meet.
 func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Options) (*nvshmem.UniqueID, error) {
 	now := reading{multicast: b.noMulticast == "", granularity: mine.Granularity}
 	err := b.home.compare(now)
@@ -265,19 +265,18 @@ func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Optio
 		return nil, err
 	}
 	id, err := nvshmem.ParseUniqueID(ids[0])
-	// A rank that has died until here is known, so that only one that dies in the middle of what follows leaves the others in
-	// there.
+	// A rank that has died before this point is known to be lost, so only one that dies during what follows leaves the others waiting there.
 	return id, b.group.Vote(ctx, "starting NVSHMEM", err)
 }
 
 // begin starts the library. From here on a failure cannot be undone.
 func (b *Backend) begin(ctx context.Context, w *world, id *nvshmem.UniqueID) error {
 	err := w.call(ctx, "starting NVSHMEM", func() error { return w.lib.Start(w.pes, w.pe, id) })
-	// The ranks whose start has not returned do not come, or say so: the error names them.
+	// Ranks whose start has not returned do not come, or say so: the error names them.
 	return b.group.Vote(context.WithoutCancel(ctx), "NVSHMEM has started", err)
 }
 
-// furnish allocates the arena and finds out where the PEs' heaps are.
+// furnish allocates the arena and finds the addresses of the PEs' heaps.
 func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 	w.scratch = roundUp(o.Arena, alignment)
 	bytes := w.scratch + alignment
@@ -313,7 +312,7 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 		}))
 }
 
-// least is the least memory that a GPU has left.
+// least returns the least memory that a GPU has left.
 func least(all []ask) int64 {
 	return slices.MinFunc(all, func(a, b ask) int { return cmp.Compare(a.Free, b.Free) }).Free
 }

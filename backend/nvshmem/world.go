@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// library is what the backend asks of NVSHMEM; [nvshmem.Library] says what each of the calls needs.
+// library is what the backend calls of NVSHMEM; [nvshmem.Library] says what each of the calls needs.
 type library interface {
 	Version() nvshmem.Version
 	Path() string
@@ -36,8 +36,7 @@ type library interface {
 	MulticastPtr(p uint64) (uint64, error)
 }
 
-// grace is how long a call of NVSHMEM that is under way may go on when a rank is lost: one that every rank had come to still
-// ends.
+// grace is how long a call of NVSHMEM may go on after a rank is lost: one that every rank had entered still ends.
 const grace = time.Second
 
 // world is the library, started: what all groups over it share.
@@ -71,7 +70,7 @@ type world struct {
 	groups   int                  // of only some PEs or all, that are open besides the first
 }
 
-// resource is what only all PEs together can give back: memory of the heap, a place in it of registered memory, or a team.
+// resource is something that only all PEs together can free: memory of the heap, the registration of memory, or a team.
 type resource struct {
 	ptr   uint64
 	bytes int64
@@ -79,7 +78,7 @@ type resource struct {
 	team  nvshmem.Team // TeamWorld if it is no team
 }
 
-// ask is what a rank of a group of all PEs brings to an agreement.
+// ask is what a rank of a group of all PEs contributes to an agreement.
 type ask struct {
 	Turn     uint64   // on PE 0, the turn that the agreement gets
 	Released []uint64 `json:",omitempty"`
@@ -92,14 +91,14 @@ type ask struct {
 	DType    string   `json:",omitempty"` // of a reduction, and its operation
 }
 
-// usable says why nothing collective can be asked of the library.
+// usable returns an error if no collective call of the library can be made.
 func (w *world) usable() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.broken
 }
 
-// breakUp notes that nothing collective can be asked of the library any more, and why. The first reason counts.
+// breakUp notes that no collective call of the library can be made any more, and why. The first reason counts.
 func (w *world) breakUp(why error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +111,7 @@ func (w *world) breakUp(why error) error {
 	return why
 }
 
-// tear notes that NVSHMEM has torn its heap down: even the memory that it has given is gone.
+// tear notes that NVSHMEM has torn its heap down: even the memory that it has allocated is gone.
 func (w *world) tear(why error) error {
 	w.mu.Lock()
 	w.torn = why
@@ -127,9 +126,9 @@ func (w *world) gone() error {
 	return w.torn
 }
 
-// collectively agrees with all ranks of g, which are all PEs, that op is done now and makes the calls of NVSHMEM that do asks
-// for, in the same turn on every PE. What all of them have released is given back first. If a rank brings a failure, nothing
-// is called on any. Collective: the caller knows that every rank is coming.
+// collectively agrees with all ranks of g, which are all PEs, that op is done now, and calls do, which calls NVSHMEM, in the same turn on every PE.
+// It first frees what all of them have released. If a rank brings a failure, no rank calls do. Collective: the caller knows that every rank is
+// coming.
 func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, failure error, do func(turn uint64, all []ask) error) error {
 	if failure == nil {
 		failure = w.usable()
@@ -145,7 +144,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	if err != nil {
 		return err
 	}
-	// From here on every PE comes, whatever becomes of the caller's patience.
+	// From here on every PE takes part, even if the caller's context ends.
 	ctx = context.WithoutCancel(ctx)
 	turn := all[0].Turn
 	if err := w.await(ctx, turn, mine.Op); err != nil {
@@ -160,7 +159,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	})
 }
 
-// await waits until it is the turn's time.
+// await waits until the turn may begin.
 func (w *world) await(ctx context.Context, turn uint64, op string) error {
 	ctx, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
@@ -193,8 +192,8 @@ func (w *world) pass() {
 	w.turned = make(chan struct{})
 }
 
-// call makes calls of the library, with the device's context current. It waits no longer than the world's timeout, and when a
-// rank is lost only a little longer; then the library is given up.
+// call calls the library with the device's context current. It waits at most for the world's timeout, and only a little longer once a rank is lost;
+// then the library is given up.
 func (w *world) call(ctx context.Context, what string, fn func() error) error {
 	if err := w.usable(); err != nil {
 		return err
@@ -228,14 +227,14 @@ func bounded(ctx context.Context, timeout time.Duration, lost <-chan struct{}, l
 	return nvshmem.Bound(ctx, what, fn)
 }
 
-// hold notes what only all PEs together can give back; the turn is its name on every PE.
+// hold notes a resource that only all PEs together can free; the turn is its name on every PE.
 func (w *world) hold(turn uint64, r *resource) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held[turn] = r
 }
 
-// release says that this rank does not need what was made in the turn any more.
+// release says that this rank no longer needs what was made in the turn.
 func (w *world) release(turn uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +243,7 @@ func (w *world) release(turn uint64) {
 	}
 }
 
-// giveBack gives back what all PEs have released. It is part of a turn.
+// giveBack frees what all PEs have released. It is part of a turn.
 func (w *world) giveBack(all []ask) error {
 	for _, turn := range all[0].Released {
 		if slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) }) {
@@ -274,8 +273,8 @@ func (w *world) giveBack(all []ask) error {
 	return nil
 }
 
-// offset is the place in the heap of an address, from the world's ref.
+// offset returns the offset of an address in the heap from the world's ref.
 func (w *world) offset(p device.Ptr) int64 { return int64(p - w.ref) }
 
-// at is the address in this process of the place at an offset in the heap of a PE.
+// at returns the address in this process of an offset in the heap of a PE.
 func (w *world) at(pe int, offset int64) device.Ptr { return w.peers[pe].Add(offset) }

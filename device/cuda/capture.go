@@ -38,7 +38,7 @@ func (c child) shares(g *Graph) bool {
 	return false
 }
 
-// earlier gives the nodes of copies that must have ended before one of g begins.
+// earlier returns the nodes of copies that must have ended before one of g begins.
 func (c *capture) earlier(g *Graph) []cu.GraphNodeHandle {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,7 +144,7 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// EndCapture ends recording, in this stream and in those that joined, and gives the graph, on its way to the device. On the
+// EndCapture ends recording, in this stream and in those that joined, and returns the graph, on its way to the device. On the
 // stream that began the capture it ends it in any case, with an error as well.
 func (s *Stream) EndCapture() (device.Graph, error) {
 	const call = "EndCapture"

@@ -43,7 +43,7 @@ func visible(drv *cu.Driver) ([]gpu, error) {
 	return all, nil
 }
 
-// choose gives the GPU that want, or the local rank, means.
+// choose returns the GPU that want, or the local rank, means.
 func choose(all []gpu, want string, localRank int) (gpu, error) {
 	const op = "cuda.Open"
 	switch index, err := strconv.Atoi(want); {
@@ -88,7 +88,7 @@ func hasUUIDPrefix(uuid, want string) bool {
 	return len(want) > len("gpu-") && strings.HasPrefix(uuid, want)
 }
 
-// list gives the GPUs as an error prints them.
+// list returns the GPUs as an error prints them.
 func list(all []gpu) string {
 	var b strings.Builder
 	for _, g := range all {

@@ -74,7 +74,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// served gives the device after it has done work of the CPU.
+// served returns the device after it has done work of the CPU.
 func served(t testing.TB, d *cuda.Device) *cuda.Device {
 	s := newStream(t, d)
 	work := &heldCopy{d: d, to: alloc(t, d, 64)}

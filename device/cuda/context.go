@@ -31,7 +31,7 @@ func (d *Device) use(call string) error {
 	return closed(call, "device")
 }
 
-// open is ErrClosed if the device is closed.
+// open returns ErrClosed if the device is closed.
 func (d *Device) open(call string) error {
 	if d.closing.Load() {
 		return closed(call, "device")

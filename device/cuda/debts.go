@@ -24,7 +24,7 @@ type faultCell struct {
 	word *FaultWord // makes errors of its values
 }
 
-// gaveUp is how many launches have given up so far.
+// gaveUp returns how many launches have given up so far.
 func (c *faultCell) gaveUp() uint32 { return atomic.LoadUint32(&c.GaveUp) }
 
 // finding is a failure that a kernel has reported.
@@ -35,7 +35,7 @@ type finding struct {
 	known error  // the error, if it was made already
 }
 
-// since gives what launches have reported after the first told ones, if any, and notes that the host knows of it.
+// since returns what launches have reported after the first told ones, if any, and notes that the host knows of it.
 func (c *faultCell) since(told uint32) (f finding, gaveUp uint32, is bool) {
 	gaveUp = c.gaveUp()
 	if gaveUp == told {
@@ -82,7 +82,7 @@ type graphDebt struct {
 	gaveUp []uint32 // by cell: how many launches had given up before, or have and were told
 }
 
-// found gives what the graph's launches have reported and was not given yet. faultMu is held.
+// found returns what the graph's launches have reported and was not given yet. faultMu is held.
 func (g graphDebt) found() []finding {
 	var all []finding
 	for i, c := range g.parts.cells {
@@ -141,7 +141,7 @@ func (s *Stream) oweGraph(parts *graphParts) {
 	parts.debtors = append(parts.debtors, s)
 }
 
-// cell gives the stream's own cell for launches that are not recorded and whose values f decodes.
+// cell returns the stream's own cell for launches that are not recorded and whose values f decodes.
 func (s *Stream) cell(f *FaultWord) (*faultCell, error) {
 	d := s.dev
 	d.faultMu.Lock()
@@ -162,14 +162,14 @@ func (s *Stream) cell(f *FaultWord) (*faultCell, error) {
 	return c, nil
 }
 
-// owed is how many launches were noted; all enqueued before the call are among them.
+// owed returns how many launches were noted; all enqueued before the call are among them.
 func (s *Stream) owed() uint64 {
 	s.dev.faultMu.Lock()
 	defer s.dev.faultMu.Unlock()
 	return s.debts.launches
 }
 
-// pay gives what the stream's kernels have reported and no call of pay has given yet, and forgets the launches up to that one, which
+// pay returns what the stream's kernels have reported and no call of pay has given yet, and forgets the launches up to that one, which
 // have ended.
 func (s *Stream) pay(upTo uint64) error {
 	d := s.dev
@@ -213,7 +213,7 @@ func join(all ...error) error {
 	return errors.Join(all...)
 }
 
-// leave gives the stream's cells back: its work has ended, and nobody can ask it any more.
+// leave returns the stream's cells to the pool: its work has ended, and nobody can ask it any more.
 func (s *Stream) leave() {
 	d := s.dev
 	d.faultMu.Lock()
@@ -267,7 +267,7 @@ func (d *Device) settle(f *FaultWord) {
 	}
 }
 
-// leave gives the cells back: nothing of the graph is left. What streams have to tell of it they keep.
+// leave returns the cells to the pool: nothing of the graph is left. Streams keep what they still have to report of it.
 func (g *graphParts) leave(d *Device) {
 	d.faultMu.Lock()
 	defer d.faultMu.Unlock()
@@ -305,7 +305,7 @@ func (g *graphParts) fail(d *Device, e *device.WorkError) {
 	}
 }
 
-// takeCell gives a cell for values that f decodes.
+// takeCell returns a cell for values that f decodes.
 func (d *Device) takeCell(f *FaultWord) (*faultCell, error) {
 	if err := d.needCells(1); err != nil {
 		return nil, err

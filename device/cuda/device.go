@@ -237,7 +237,7 @@ func (o *Options) load(what string) error {
 	return nil
 }
 
-// find initialises the driver and gives the GPU that the options mean.
+// find initialises the driver and returns the GPU that the options mean.
 func find(o *Options) (gpu, error) {
 	if err := o.Driver.Start(); err != nil {
 		return gpu{}, err
@@ -289,34 +289,34 @@ func (d *Device) identify() error {
 	return nil
 }
 
-// Kind is device.CUDA.
+// Kind returns device.CUDA.
 func (d *Device) Kind() device.Kind { return device.CUDA }
 
-// Index is the ordinal among the GPUs that this process sees.
+// Index returns the ordinal among the GPUs that this process sees.
 func (d *Device) Index() int { return d.index }
 
-// Name is what the vendor calls the GPU: "NVIDIA H200".
+// Name returns what the vendor calls the GPU: "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 
-// UUID is the GPU's, as nvidia-smi prints it: "GPU-5a1e...".
+// UUID returns the UUID of the GPU, as nvidia-smi prints it: "GPU-5a1e...".
 func (d *Device) UUID() string { return d.uuid }
 
-// PCIBusID is where the GPU is: "0000:1B:00.0".
+// PCIBusID returns where the GPU is: "0000:1B:00.0".
 func (d *Device) PCIBusID() string { return d.pci }
 
-// Driver is the table of driver functions that the device calls, for the backends of this module; its type is internal.
+// Driver returns the table of driver functions that the device calls, for the backends of this module; its type is internal.
 func (d *Device) Driver() *cu.Driver { return d.drv }
 
-// Ordinal is the GPU for the driver.
+// Ordinal returns the number of the GPU for the driver.
 func (d *Device) Ordinal() cu.DeviceOrdinal { return d.ordinal }
 
-// Context is the GPU's primary context, a CUcontext, which the device holds until Close.
+// Context returns the GPU's primary context, a CUcontext, which the device holds until Close.
 func (d *Device) Context() uintptr { return uintptr(d.ctx) }
 
-// ComputeCapability is ten times the major number plus the minor one: 90 for 9.0.
+// ComputeCapability returns ten times the major number plus the minor one: 90 for 9.0.
 func (d *Device) ComputeCapability() int { return d.limits.capability }
 
-// Multiprocessors is how many the GPU has.
+// Multiprocessors returns how many multiprocessors the GPU has.
 func (d *Device) Multiprocessors() int { return d.limits.processors }
 
 // Attribute asks the driver for an attribute of the GPU by its number, a CUdevice_attribute. One that the driver does not know is an [*Error].
@@ -375,7 +375,7 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	return nil
 }
 
-// openStreams gives the streams that are not closed.
+// openStreams returns the streams that are not closed.
 func (d *Device) openStreams() []*Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -435,7 +435,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// close gives everything back.
+// close releases everything.
 func (d *Device) close() error {
 	var failed []error
 	note := func(err error) {

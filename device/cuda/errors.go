@@ -27,12 +27,12 @@ var (
 	errWorkLeft  = errors.New("the GPU has not ended the work; what the work may use is not given back")
 )
 
-// closed is the error of using something that was closed: "stream", "event", "graph" or "device".
+// closed returns the error of using something that was closed: "stream", "event", "graph" or "device".
 func closed(op, what string) error {
 	return fmt.Errorf("%s: the CUDA %s is %w", op, what, device.ErrClosed)
 }
 
-// capturing is the error of a call that a capturing stream cannot do.
+// capturing returns the error of a call that a capturing stream cannot do.
 func capturing(op string) error {
 	return &device.CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
 }

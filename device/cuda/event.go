@@ -40,7 +40,7 @@ func (d *Device) NewEvent() (device.Event, error) {
 	return e, nil
 }
 
-// cudaEvent gives ev as an event of this package.
+// cudaEvent returns ev as an event of this package.
 func cudaEvent(call, arg string, ev device.Event) (*Event, error) {
 	e, ok := ev.(*Event)
 	if !ok || e == nil {
@@ -221,7 +221,7 @@ func (e *Event) Since(start device.Event) (time.Duration, error) {
 	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
 }
 
-// handleNow gives the handle, 0 if the event is closed.
+// handleNow returns the handle, 0 if the event is closed.
 func (e *Event) handleNow() cu.EventHandle {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -27,7 +27,7 @@ func (f *failures) add(err *device.WorkError) {
 	f.some.Store(true)
 }
 
-// take gives the first failure, telling how many others there were, and forgets them. It is nil if there was none.
+// take returns the first failure, telling how many others there were, and forgets them. It is nil if there was none.
 func (f *failures) take() error {
 	if !f.some.Load() {
 		return nil

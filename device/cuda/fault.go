@@ -51,7 +51,7 @@ func (d *Device) NewFaultWord(decode func(word uint64) error) (device.FaultWord,
 	return f, nil
 }
 
-// pinned gives bytes of memory, a multiple of 8, that the host and the device reach. The first 8 are 0. The context is current.
+// pinned returns bytes of memory, a multiple of 8, that the host and the device reach. The first 8 are 0. The context is current.
 func (d *Device) pinned(bytes uint64) (mem unsafe.Pointer, at device.Ptr, err error) {
 	r := d.drv.MemHostAlloc(&mem, bytes, cu.HostAllocPortable|cu.HostAllocDeviceMap)
 	if err := d.drv.Check("cuMemHostAlloc", r); err != nil {
@@ -64,7 +64,7 @@ func (d *Device) pinned(bytes uint64) (mem unsafe.Pointer, at device.Ptr, err er
 	return mem, at, nil
 }
 
-// fault gives the error of a fault word that no launch named, was written and not reported yet, or nil.
+// fault returns the error of a fault word that no launch named, was written and not reported yet, or nil.
 func (d *Device) fault() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,7 +76,7 @@ func (d *Device) fault() error {
 	return nil
 }
 
-// report gives the error of the word if it was written, once.
+// report returns the error of the word if it was written, once.
 func (f *FaultWord) report() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,7 +91,7 @@ func (f *FaultWord) report() error {
 	return f.err(word)
 }
 
-// err gives the error for a value that is not 0.
+// err returns the error for a value that is not 0.
 func (f *FaultWord) err(word uint64) error {
 	if err := f.decode(word); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (f *FaultWord) Watch(s *Stream) {
 	}
 }
 
-// Ptr is the word's address on the device.
+// Ptr returns the word's address on the device.
 func (f *FaultWord) Ptr() device.Ptr { return f.ptr }
 
 // Load reads the word, in some nanoseconds. After Close it gives what the word was then.
@@ -154,7 +154,7 @@ func (f *FaultWord) Close() error {
 	return f.destroy(d.retire)
 }
 
-// destroy gives the memory to free if it was not given yet; the context is current.
+// destroy returns the memory to free, if it has not returned it before; the context is current.
 func (f *FaultWord) destroy(free func(retired) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -73,7 +73,7 @@ func (g *graphParts) watch(d *Device) error {
 	return d.watcher.start()
 }
 
-// drop gives back what the parts hold, when nothing of the graph is left.
+// drop releases what the parts hold, when nothing of the graph is left.
 func (g *graphParts) drop(d *Device) {
 	callbacks.remove(g.ids...)
 	d.mu.Lock()
@@ -88,14 +88,14 @@ func (g *graphParts) drop(d *Device) {
 	g.leave(d)
 }
 
-// callbackTable gives numbers to callbacks; the driver carries them as user data. Numbers are not used again.
+// callbackTable numbers callbacks; the driver carries the numbers as user data. No number is used twice.
 type callbackTable struct {
 	mu      sync.Mutex
 	last    uintptr
 	entries map[uintptr]callback
 }
 
-// add keeps c and gives its number, which is not 0.
+// add keeps c and returns its number, which is not 0.
 func (t *callbackTable) add(c callback) uintptr {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,7 +104,7 @@ func (t *callbackTable) add(c callback) uintptr {
 	return t.last
 }
 
-// take gives the callback, and forgets it unless it may be called again.
+// take returns the callback, and forgets it unless it may be called again.
 func (t *callbackTable) take(id uintptr) (callback, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -214,7 +214,7 @@ func (f hostCall) Start() (device.HostProgress, error) {
 	return run, nil
 }
 
-// hostCallRun gives the failure, if there is one, and is closed when the function has ended.
+// hostCallRun carries the failure, if there is one, and is closed when the function has ended.
 type hostCallRun chan error
 
 func (r hostCallRun) Poll() (ended bool, err error) {

@@ -8,7 +8,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// hostFuncAddress gives the C function that the driver calls back: void (*)(void *data). It is made at first need, and the only
+// hostFuncAddress returns the C function that the driver calls back: void (*)(void *data). It is made at first need, and the only
 // one of the process.
 var hostFuncAddress = sync.OnceValue(func() uintptr {
 	return purego.NewCallback(func(data uintptr) { RunHostFunc(data) })

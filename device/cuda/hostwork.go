@@ -116,7 +116,7 @@ func (l *workLane) look() (state laneState, left device.HostProgress) {
 	}
 }
 
-// come gives the next job, and laneMoved if it may begin, which it then does.
+// come returns the next job, and laneMoved if it may begin, which it then does.
 func (l *workLane) come() (workJob, laneState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +185,7 @@ func (l *workLane) watch(now time.Time) bool {
 	return len(l.jobs) > 0
 }
 
-// stream is the one that a failure is told by; nil for a graph that was never launched.
+// stream returns the one that a failure is told by; nil for a graph that was never launched.
 func (l *workLane) stream() *Stream {
 	if l.parts != nil {
 		return l.parts.stream.Load()
@@ -317,7 +317,7 @@ func (l *workLane) unlaunched() {
 	l.expect(-1)
 }
 
-// drop gives the words back. Nothing enqueued writes them any more.
+// drop frees the words. Nothing enqueued writes them any more.
 func (l *workLane) drop(d *Device) {
 	d.proxy.forget(l)
 	l.mu.Lock()
@@ -619,7 +619,7 @@ func (p *proxy) finish() laneState {
 	return laneWaiting
 }
 
-// look looks at the lanes until nothing has moved for a batch of looks, and gives the liveliest state. The context is pushed once.
+// look looks at the lanes until nothing has moved for a batch of looks, and returns the liveliest state. The context is pushed once.
 func (p *proxy) look(s *sights) laneState {
 	if err := p.dev.push(); err != nil {
 		p.dev.log.Debug("the context for work of the CPU cannot be made current", "error", err)

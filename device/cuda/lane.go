@@ -34,7 +34,7 @@ type stage struct {
 	queued bool           // ready was recorded
 }
 
-// bytes gives the first n bytes of the buffer.
+// bytes returns the first n bytes of the buffer.
 func (g *stage) bytes(n int) []byte { return unsafe.Slice((*byte)(g.mem), n) }
 
 // open makes the stream and the buffers; mu is held.
@@ -80,7 +80,7 @@ func (l *lane) make() error {
 	return nil
 }
 
-// release gives back what was made; the context is current and no copy is under way.
+// release frees what was made; the context is current and no copy is under way.
 func (l *lane) release() error {
 	drv := l.dev.drv
 	var failed []error
@@ -101,7 +101,7 @@ func (l *lane) release() error {
 	return errors.Join(failed...)
 }
 
-// close gives back the lane of a device that is being closed; the context is current. After a failure that left copies under
+// close releases the lane of a device that is being closed; the context is current. After a failure that left copies under
 // way, the buffers are left to them.
 func (l *lane) close() error {
 	l.mu.Lock()

@@ -21,8 +21,8 @@ type Function struct {
 	params     []int // bytes of each parameter; nil if the driver does not tell
 }
 
-// The driver's limits of the parameters of a kernel together, in bytes: on every GPU that this package works with, since CUDA 12.1. Older
-// drivers and kernels that were compiled for older ones have 4 KiB. A parameter has a byte at least, so there are no more of them.
+// mostParamBytes is how many bytes the parameters of a kernel have together at most, since CUDA 12.1 and on GPUs of compute capability 7.0
+// and up; before, it was 4 KiB. A parameter has at least one, so it bounds their number, too.
 const mostParamBytes = 32764
 
 // askParams asks how many parameters the kernel has, and how large each is. The driver tells since CUDA 12.4.

@@ -121,7 +121,7 @@ func alloc(t testing.TB, d *cuda.Device, bytes int64) device.Ptr {
 	return p
 }
 
-// bounded gives a context that ends when the test has lost patience.
+// bounded returns a context that ends when the test has lost patience.
 func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -134,7 +134,7 @@ func synchronize(t testing.TB, s *cuda.Stream) {
 	require.NoError(t, s.Synchronize(bounded(t)))
 }
 
-// read gives n bytes of the device's memory.
+// read returns n bytes of the device's memory.
 func read(t testing.TB, d *cuda.Device, p device.Ptr, n int) []byte {
 	t.Helper()
 	b := make([]byte, n)

@@ -134,7 +134,7 @@ func TestOpenFailsCleanly(t *testing.T) {
 	}
 }
 
-// Find gives what Open would open, and leaves nothing behind.
+// Find returns what Open would open, and leaves nothing behind.
 func TestFind(t *testing.T) {
 	f := newFake(3)
 	found, err := cuda.Find(&cuda.Options{Driver: f.driver(), LocalRank: 2})

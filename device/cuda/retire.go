@@ -45,7 +45,7 @@ func (d *Device) retire(r retired) error {
 	return nil
 }
 
-// give gives memory to the driver; the context is current.
+// give returns memory to the driver. The context is current.
 func (d *Device) give(r retired) error {
 	if r.host != nil {
 		return d.drv.Check("cuMemFreeHost", d.drv.MemFreeHost(r.host))
@@ -128,7 +128,7 @@ func (s *Stream) idle() bool {
 	return r != cu.NotReady
 }
 
-// reap gives retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,
+// reap returns retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,
 // which frees it itself.
 func (d *Device) reap() {
 	pause := firstRetiredLook

@@ -36,7 +36,7 @@ func (d *Device) NewStopWord() (device.StopWord, error) {
 	return w, nil
 }
 
-// Ptr is the word's address on the device.
+// Ptr returns the word's address on the device.
 func (w *StopWord) Ptr() device.Ptr { return w.ptr }
 
 // Stop makes the word 1, now and for ever. It waits for nothing, may be called several times, and does nothing after Close.
@@ -66,7 +66,7 @@ func (w *StopWord) Close() error {
 	return w.destroy(d.retire)
 }
 
-// destroy gives the memory to free if it was not given yet; the context is current.
+// destroy returns the memory to free, if it has not returned it before; the context is current.
 func (w *StopWord) destroy(free func(retired) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

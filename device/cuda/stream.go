@@ -62,10 +62,10 @@ func (d *Device) NewStream() (device.Stream, error) {
 	return s, nil
 }
 
-// Device is the device that the stream's work runs on.
+// Device returns the device that the stream's work runs on.
 func (s *Stream) Device() device.Device { return s.dev }
 
-// Handle is the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
+// Handle returns the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
 // the caller's to order. A closed stream has none, 0.
 func (s *Stream) Handle() uintptr {
 	s.mu.Lock()
@@ -113,7 +113,7 @@ func (s *Stream) lock(call string) error {
 	return err
 }
 
-// lockBehind is lock, and gives the lane of the work of the CPU that the stream ends with, or nil if it may end with something else.
+// lockBehind is lock, and returns the lane of the work of the CPU that the stream ends with, or nil if it may end with something else.
 func (s *Stream) lockBehind(call string) (*workLane, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -209,7 +209,7 @@ func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
 	return s.enqueueWait(call, p, value)
 }
 
-// usable is the error of calls that do nothing: ErrClosed if the stream is closed.
+// usable returns the error of calls that do nothing: ErrClosed if the stream is closed.
 func (s *Stream) usable(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +219,7 @@ func (s *Stream) usable(call string) error {
 	return nil
 }
 
-// prefer gives ErrClosed if the stream is closed, and else err.
+// prefer returns ErrClosed if the stream is closed, and else err.
 func (s *Stream) prefer(call string, err error) error {
 	if e := s.usable(call); e != nil {
 		return e
@@ -227,7 +227,7 @@ func (s *Stream) prefer(call string, err error) error {
 	return err
 }
 
-// recording gives the capture that the stream takes part in, or nil; mu is held.
+// recording returns the capture that the stream takes part in, or nil; mu is held.
 func (s *Stream) recording() *capture {
 	if s.capture != nil && s.capture.over() {
 		s.capture = nil
@@ -273,7 +273,7 @@ type mark struct {
 	borrowed bool // it is the stream's own, and not to be dropped
 }
 
-// drop gives the event back for other waits.
+// drop returns the event to the pool for other waits.
 func (m mark) drop(d *Device) {
 	if m.event != 0 && !m.borrowed {
 		d.dropMark(m.event)
@@ -307,7 +307,7 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 	}
 }
 
-// lockWithin locks mu, or gives the error of ctx: a call of another goroutine may hold it for long, when the driver's queue
+// lockWithin locks mu, or returns the error of ctx: a call of another goroutine may hold it for long, when the driver's queue
 // is full.
 func (s *Stream) lockWithin(ctx context.Context) error {
 	for begin := time.Now(); !s.mu.TryLock(); pauseBetween(begin) {
@@ -412,7 +412,7 @@ func (s *Stream) beginClose(deadline time.Time, force bool) error {
 	return nil
 }
 
-// finishClose waits for the work until deadline and gives the stream back. It reports whether the work had ended.
+// finishClose waits for the work until deadline and frees the stream. It reports whether the work had ended.
 func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 	d := s.dev
 	err = s.drain(deadline)

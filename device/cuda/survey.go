@@ -14,7 +14,7 @@ var moduleFile = "/proc/driver/nvidia/version"
 // moduleVersion finds it there: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build".
 var moduleVersion = regexp.MustCompile(`(?m)^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
 
-// ModuleVersion is the version of the driver's kernel module, "580.159.04", or "" where the system does not say.
+// ModuleVersion returns the version of the driver's kernel module, "580.159.04", or "" where the system does not say.
 func ModuleVersion() string {
 	text, err := os.ReadFile(moduleFile)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 // roleEnv makes the test binary a helper process: see helper.
 const roleEnv = "SYMMEM_CUDA_TEST_ROLE"
 
-// helper is what a helper process does; it gives the exit status.
+// helper returns what a helper process does; it returns the exit status.
 func helper(role string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -75,7 +75,7 @@ func (d *Device) ask(e cu.EventHandle) (bool, error) {
 	return false, nil
 }
 
-// takeMark gives an event for waiting, which dropMark takes back. The context is current.
+// takeMark returns an event for waiting, which dropMark takes back. The context is current.
 func (d *Device) takeMark() (cu.EventHandle, error) {
 	d.mu.Lock()
 	if n := len(d.marks); n > 0 {

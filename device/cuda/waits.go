@@ -151,7 +151,7 @@ func (w *waits) trim() {
 	w.queue = append(w.queue[:0], w.queue[n:]...)
 }
 
-// end gives the waits until deadline.
+// end returns the waits until deadline.
 func (w *waits) end(deadline time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,7 +165,7 @@ func (w *waits) ends() time.Time {
 	return w.endBy
 }
 
-// now gives the waits that have not ended, and which of them the GPU is in, if it is in one.
+// now returns the waits that have not ended, and which of them the GPU is in, if it is in one.
 func (w *waits) now() (pending bool, current wait, is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +183,7 @@ func (w *waits) now() (pending bool, current wait, is bool) {
 	return true, wait{}, false
 }
 
-// clear gives the words back. The work of the stream has ended.
+// clear frees the words. The work of the stream has ended.
 func (w *waits) clear(d *Device) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -204,7 +204,7 @@ func (d *Device) needProgress() error {
 	return d.growProgress()
 }
 
-// takeProgress gives two progress words that are 0. The context is current.
+// takeProgress returns two progress words that are 0. The context is current.
 func (d *Device) takeProgress() (*progress, error) {
 	d.mu.Lock()
 	if len(d.progress) == 0 {
@@ -335,7 +335,7 @@ func (d *Device) watchable() bool {
 	return len(d.launchedParts()) > 0 || d.proxy.watchLanes(time.Now())
 }
 
-// launchedParts gives the parts of graphs that have waits and were launched.
+// launchedParts returns the parts of graphs that have waits and were launched.
 func (d *Device) launchedParts() []*graphParts {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -172,7 +172,7 @@ func capture(t testing.TB, s device.Stream, body func()) device.Graph {
 	return g
 }
 
-// bounded gives a context that ends when the test has lost patience.
+// bounded returns a context that ends when the test has lost patience.
 func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -185,7 +185,7 @@ func synchronize(t testing.TB, s device.Stream) {
 	require.NoError(t, s.Synchronize(bounded(t)))
 }
 
-// read gives n bytes of the device's memory.
+// read returns n bytes of the device's memory.
 func read(t testing.TB, d device.Device, p device.Ptr, n int) []byte {
 	t.Helper()
 	b := make([]byte, n)
@@ -217,7 +217,7 @@ func enqueue(s device.Stream, fn kernel) error {
 	})
 }
 
-// opOf is what a WorkError calls the work of enqueue.
+// opOf returns what a WorkError calls the work of enqueue.
 func opOf(s device.Stream) string {
 	if _, ok := s.(device.HostLauncher); ok {
 		return "Launch(devicetest.kernel)"

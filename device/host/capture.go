@@ -98,7 +98,7 @@ func (c *capture) add(s *Stream, o *op) bool {
 	return true
 }
 
-// clockOf gives what work recorded in s from now on comes after, and false if the capture has ended.
+// clockOf returns what work recorded in s from now on comes after, and false if the capture has ended.
 func (c *capture) clockOf(s *Stream) (clock, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +128,7 @@ func (c *capture) join(s *Stream, before clock) bool {
 	return true
 }
 
-// end ends the capture and gives its work, that of the origin first, which ends last. It is an error if the work of some stream is not ordered before the end of the
+// end ends the capture and returns its work, that of the origin first, which ends last. It is an error if the work of some stream is not ordered before the end of the
 // origin's.
 func (c *capture) end() (branches []branch, lines []*line, err error) {
 	c.mu.Lock()
@@ -168,7 +168,7 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// EndCapture ends recording, in this stream and in those that joined, and gives the graph. On the stream that began the
+// EndCapture ends recording, in this stream and in those that joined, and returns the graph. On the stream that began the
 // capture it ends it in any case, with an error as well.
 func (s *Stream) EndCapture() (device.Graph, error) {
 	const call = "EndCapture"

@@ -108,16 +108,16 @@ func New(opts *Options) (*Device, error) {
 	return d, nil
 }
 
-// Kind is device.Host.
+// Kind returns device.Host.
 func (d *Device) Kind() device.Kind { return device.Host }
 
-// Index is the one of the options.
+// Index returns the one of the options.
 func (d *Device) Index() int { return d.index }
 
-// Name is what the CPU calls itself, or "host CPU".
+// Name returns what the CPU calls itself, or "host CPU".
 func (d *Device) Name() string { return d.name }
 
-// UUID is the same for all processes of the host until it boots again (on systems other than Linux: until it gets another
+// UUID returns the same for all processes of the host until it boots again (on systems other than Linux: until it gets another
 // name); where the system hides which boot it is, for all devices of this process. Devices with an index above 0 have it appended.
 func (d *Device) UUID() string { return d.uuid }
 

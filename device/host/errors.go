@@ -14,12 +14,12 @@ var (
 	errGoexit   = errors.New("it called runtime.Goexit (testing's FailNow does) instead of returning")
 )
 
-// closed is the error of using something that was closed: "stream", "event", "graph" or "device".
+// closed returns the error of using something that was closed: "stream", "event", "graph" or "device".
 func closed(op, what string) error {
 	return fmt.Errorf("%s: the host %s is %w", op, what, device.ErrClosed)
 }
 
-// capturing is the error of a call that a capturing stream cannot do.
+// capturing returns the error of a call that a capturing stream cannot do.
 func capturing(op string) error {
 	return &device.CaptureError{Op: op, Reason: "the stream is capturing; call it before BeginCapture or after EndCapture"}
 }

@@ -36,7 +36,7 @@ func (e *Event) complete(s *Stream, seq uint64) {
 	}
 }
 
-// hostEvent gives ev as an event of this package.
+// hostEvent returns ev as an event of this package.
 func hostEvent(call, arg string, ev device.Event) (*Event, error) {
 	e, ok := ev.(*Event)
 	if !ok || e == nil {
@@ -132,7 +132,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	return nil
 }
 
-// latest gives the latest record: its stream, nil if there is none, and the number of its work.
+// latest returns the latest record: its stream, nil if there is none, and the number of its work.
 func (e *Event) latest(call string) (*Stream, uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -194,7 +194,7 @@ func (e *Event) Since(start device.Event) (time.Duration, error) {
 	return end - begin, nil
 }
 
-// stamp gives the time at which the latest record was complete.
+// stamp returns the time at which the latest record was complete.
 func (e *Event) stamp(call, arg string) (time.Duration, error) {
 	s, _, err := e.latest(call)
 	if err != nil {

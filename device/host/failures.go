@@ -36,7 +36,7 @@ func (f *failures) add(seq uint64, err *device.WorkError) {
 	f.some.Store(true)
 }
 
-// take gives the first failure among the first target works, telling how many others there were, and forgets them. It is
+// take returns the first failure among the first target works, telling how many others there were, and forgets them. It is
 // nil if there was none.
 func (f *failures) take(target uint64) error {
 	if !f.some.Load() {

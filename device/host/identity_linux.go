@@ -12,7 +12,7 @@ import (
 // bootIDFile holds the kernel's identity of this boot.
 var bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// bootID is the kernel's identity of this boot: the same for all processes of the host, in containers too. Where it is hidden, as in
+// bootID returns the kernel's identity of this boot: the same for all processes of the host, in containers too. Where it is hidden, as in
 // some sandboxes, it is one of this process alone.
 func bootID() (string, error) {
 	if b, err := os.ReadFile(bootIDFile); err == nil {

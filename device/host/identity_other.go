@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// bootID is the name of the host: this module asks no more of systems other than Linux, where no processes share memory.
+// bootID returns the name of the host: this module asks no more of systems other than Linux, where no processes share memory.
 func bootID() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {

@@ -56,7 +56,7 @@ func alloc(t testing.TB, d *host.Device, bytes int64) device.Ptr {
 	return p
 }
 
-// bounded gives a context that ends when the test has lost patience.
+// bounded returns a context that ends when the test has lost patience.
 func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -44,7 +44,7 @@ func (m *mapping) release() {
 	}
 }
 
-// end is the address behind the last byte.
+// end returns the address behind the last byte.
 func (m *mapping) end() device.Ptr { return m.base + device.Ptr(len(m.mem)) }
 
 // space is all memory that the device knows. Lookups take no lock: the table is replaced as a whole by whoever changes it.
@@ -58,7 +58,7 @@ type space struct {
 	bytes       int64
 }
 
-// load gives the table.
+// load returns the table.
 func (s *space) load() []*mapping {
 	if t := s.table.Load(); t != nil {
 		return *t
@@ -66,7 +66,7 @@ func (s *space) load() []*mapping {
 	return nil
 }
 
-// after gives the index of the first mapping whose base lies behind p.
+// after returns the index of the first mapping whose base lies behind p.
 func after(table []*mapping, p device.Ptr) int {
 	lo, hi := 0, len(table)
 	for lo < hi {
@@ -80,7 +80,7 @@ func after(table []*mapping, p device.Ptr) int {
 	return lo
 }
 
-// find gives the mapping that holds the n bytes at p, and the offset of p in it, or nil.
+// find returns the mapping that holds the n bytes at p, and the offset of p in it, or nil.
 func (s *space) find(p device.Ptr, n int64) (*mapping, int) {
 	table := s.load()
 	i := after(table, p) - 1
@@ -111,7 +111,7 @@ func (s *space) checkWord(op string, p device.Ptr) error {
 	return s.check(op, "p", p, 4)
 }
 
-// pin gives the n bytes at p and keeps their mapping from being unmapped until the caller releases it.
+// pin returns the n bytes at p and keeps their mapping from being unmapped until the caller releases it.
 func (s *space) pin(op, arg string, p device.Ptr, n int64) (*mapping, []byte, error) {
 	m, offset := s.find(p, n)
 	if m == nil || !m.acquire() {
@@ -120,7 +120,7 @@ func (s *space) pin(op, arg string, p device.Ptr, n int64) (*mapping, []byte, er
 	return m, m.mem[offset : offset+int(n) : offset+int(n)], nil
 }
 
-// refuse is the error for n bytes at p that are not in one mapping.
+// refuse returns the error for n bytes at p that are not in one mapping.
 func (s *space) refuse(op, arg string, p device.Ptr, n int64) error {
 	if n < 0 {
 		return errs.Invalid(op, "bytes", n, "0 and more")
@@ -358,5 +358,5 @@ func fill(b []byte, value byte) {
 	}
 }
 
-// word gives the 32-bit word that b, 4 bytes, is. Its address is aligned: checkWord saw to that.
+// word returns the 32-bit word that b, 4 bytes, is. Its address is aligned: checkWord saw to that.
 func word(b []byte) *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(b))) }

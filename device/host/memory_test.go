@@ -136,7 +136,7 @@ func TestLookupAmongManyMappings(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = d.Bytes(p, 8) }))
 }
 
-// baseOf gives the address of mem, which begins where the first mapping does.
+// baseOf returns the address of mem, which begins where the first mapping does.
 func baseOf(t *testing.T, d *host.Device, mem []byte) device.Ptr {
 	t.Helper()
 	require.NoError(t, d.Unmap(ptrOf(mem)))

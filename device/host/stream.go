@@ -51,7 +51,7 @@ func newStream(d *Device) *Stream {
 	return s
 }
 
-// Device is the device that the stream's work runs on.
+// Device returns the device that the stream's work runs on.
 func (s *Stream) Device() device.Device { return s.dev }
 
 // Launch enqueues k, whose RunKernel runs on the goroutine of the stream. It allocates nothing.
@@ -162,7 +162,7 @@ func (s *Stream) put(o *op) (unpark bool) {
 	return unpark
 }
 
-// recording gives the capture that the stream takes part in, or nil; mu is held. The capture may end at any moment if
+// recording returns the capture that the stream takes part in, or nil; mu is held. The capture may end at any moment if
 // another stream began it.
 func (s *Stream) recording() *capture {
 	c := s.capture.Load()
@@ -173,7 +173,7 @@ func (s *Stream) recording() *capture {
 	return c
 }
 
-// usable is the error of calls that do nothing: ErrClosed if the stream is closed.
+// usable returns the error of calls that do nothing: ErrClosed if the stream is closed.
 func (s *Stream) usable(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +183,7 @@ func (s *Stream) usable(call string) error {
 	return nil
 }
 
-// prefer gives ErrClosed if the stream is closed, and else err, which the closing may have caused.
+// prefer returns ErrClosed if the stream is closed, and else err, which the closing may have caused.
 func (s *Stream) prefer(call string, err error) error {
 	if e := s.usable(call); e != nil {
 		return e
@@ -228,7 +228,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return nil
 }
 
-// target gives how much work was enqueued so far, for a call that is refused on closed and on capturing streams.
+// target returns how much work was enqueued so far, for a call that is refused on closed and on capturing streams.
 func (s *Stream) target(call string) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/symmem/symmem/device/host"
 )
 
-// ptrOf gives the address of b, for memory that a device knows by Map.
+// ptrOf returns the address of b, for memory that a device knows by Map.
 func ptrOf(b []byte) device.Ptr { return device.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
 // A peer's kernel writes words of memory without any call of the device.

@@ -396,7 +396,7 @@ func (p *pins) gone() bool {
 	return false
 }
 
-// pin gives the n bytes at p, which stay mapped until s.pinned is released.
+// pin returns the n bytes at p, which stay mapped until s.pinned is released.
 func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 	m, b, err := s.dev.space.pin("running", arg, p, n)
 	if err != nil {

@@ -196,7 +196,7 @@ func (c *Check) Func(name string, of reflect.Type) {
 	c.compare(name, want, ok, have.String())
 }
 
-// bytes is how much a value takes when it is passed; strings go as pointers.
+// bytes returns how much a value takes when it is passed; strings go as pointers.
 func bytes(t reflect.Type) int64 {
 	if t.Kind() == reflect.String {
 		return int64(unsafe.Sizeof(uintptr(0)))

@@ -97,5 +97,5 @@ func (f *facts) function(name string) (string, bool) {
 // place is where a field is.
 func place(offset, size int64) string { return fmt.Sprintf("%d bytes at %d", size, offset) }
 
-// String gives the bytes of each argument, and of the result.
+// String returns the bytes of each argument, and of the result.
 func (f Func) String() string { return fmt.Sprintf("%d of %d", f.Result, f.Args) }

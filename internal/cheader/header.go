@@ -57,7 +57,7 @@ func Read(o Options) (*Header, error) {
 	return h, nil
 }
 
-// Const is the value of an enumerator, or of a macro that is a whole number. Unsigned values are those of 64 bits.
+// Const returns the value of an enumerator, or of a macro that is a whole number. Unsigned values are those of 64 bits.
 func (h *Header) Const(name string) (int64, bool) {
 	if v, ok := h.parser.enumerators[name]; ok {
 		return v, true
@@ -68,7 +68,7 @@ func (h *Header) Const(name string) (int64, bool) {
 	return h.eval(h.macros.expand([]token{{text: name}}))
 }
 
-// Element is a value in a macro that initialises a struct, by its number from 0, counting what is in inner brackets too.
+// Element returns a value in a macro that initialises a struct, by its number from 0, counting what is in inner brackets too.
 func (h *Header) Element(name string, i int) (int64, bool) {
 	if m, ok := h.macros.macros[name]; !ok || m.params != nil {
 		return 0, false
@@ -100,7 +100,7 @@ func (h *Header) Element(name string, i int) (int64, bool) {
 	return h.eval(one)
 }
 
-// eval is the value of an expression.
+// eval returns the value of an expression.
 func (h *Header) eval(in []token) (int64, bool) {
 	e := *h.parser
 	e.in, e.at = in, 0
@@ -108,7 +108,7 @@ func (h *Header) eval(in []token) (int64, bool) {
 	return v, err == nil
 }
 
-// Size is how many bytes a type takes: a typedef, or "struct tag".
+// Size returns how many bytes a type takes: a typedef, or "struct tag".
 func (h *Header) Size(name string) (int64, bool) {
 	t := h.parser.lookup(name)
 	if t == nil || t.size < 0 {
@@ -117,7 +117,7 @@ func (h *Header) Size(name string) (int64, bool) {
 	return t.size, true
 }
 
-// Offset is where in a struct a field is, and how many bytes it takes. The field of a struct in it has a dot before it.
+// Offset returns where in a struct a field is, and how many bytes it takes. The field of a struct in it has a dot before it.
 func (h *Header) Offset(name, field string) (offset, size int64, ok bool) {
 	t := h.parser.lookup(name)
 	for _, one := range strings.Split(field, ".") {
@@ -142,7 +142,7 @@ func (h *Header) AddFuncs(of *Header) {
 	}
 }
 
-// Func is a function that the headers declare.
+// Func returns a function that the headers declare.
 func (h *Header) Func(name string) (Func, bool) {
 	f, ok := h.parser.functions[name]
 	return f, ok

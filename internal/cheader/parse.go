@@ -111,7 +111,7 @@ func (p *parser) all() {
 	}
 }
 
-// try calls f and gives what it panicked with, if that is errSyntax.
+// try calls f and returns what it panicked with, if that is errSyntax.
 func (p *parser) try(f func()) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -245,7 +245,7 @@ func (p *parser) specifiers(isType *bool) *ctype {
 	}
 }
 
-// ofWords is the type that words of C mean.
+// ofWords returns the type that words of C mean.
 func ofWords(words []string) *ctype {
 	has := func(s string) bool { return slices.Contains(words, s) }
 	size := int64(4)
@@ -264,7 +264,7 @@ func ofWords(words []string) *ctype {
 	return &ctype{size: size, align: size}
 }
 
-// lookup gives a type by its name; one of C++ is a struct without the word. Nil is none.
+// lookup returns a type by its name; one of C++ is a struct without the word. Nil is none.
 func (p *parser) lookup(name string) *ctype {
 	for _, n := range []string{name, "struct " + name, "union " + name, "enum " + name} {
 		if t := p.types[n]; t != nil {

@@ -184,7 +184,7 @@ func (p *preprocessor) flush() {
 	p.pending = p.pending[:0]
 }
 
-// condition is what an #if says; names that are not defined are 0.
+// condition returns what an #if says; names that are not defined are 0.
 func (p *preprocessor) condition(text string) bool {
 	text = defined.ReplaceAllStringFunc(text, func(s string) string {
 		m := defined.FindStringSubmatch(s)
@@ -260,7 +260,7 @@ func arguments(params []string, in []token) (map[string][]token, []token) {
 	return args, nil
 }
 
-// substitute gives the body of a macro with its arguments.
+// substitute returns the body of a macro with its arguments.
 func (p *preprocessor) substitute(body []token, args map[string][]token, hide *hidden) []token {
 	var out []token
 	for i := 0; i < len(body); i++ {

@@ -20,7 +20,7 @@ const libraryName = "CUDA driver"
 // LibraryEnv names the environment variable with the driver library's path, which [Load] reads if it is given none.
 const LibraryEnv = "SYMMEM_CUDA_LIBRARY"
 
-// MinVersion is the oldest API of a driver that is of use here: CUDA 12.4, of the driver series 550.
+// MinVersion is the oldest API version that this module can use: CUDA 12.4, of the driver series 550.
 const MinVersion = 12040
 
 // Driver is the part of the CUDA driver API that this library uses, one function for each symbol. The tags name the symbols,
@@ -129,11 +129,11 @@ type Driver struct {
 	UserObjectRelease         func(o UserObject, count uint32) Result                                                                   `cuda:"cuUserObjectRelease,required"`
 	GraphRetainUserObject     func(g GraphHandle, o UserObject, count, flags uint32) Result                                             `cuda:"cuGraphRetainUserObject,required"`
 
-	// MulticastSource looks up the multicast functions. It is called by ResolveMulticast only; nil is a driver without them.
+	// MulticastSource looks up the multicast functions. Only ResolveMulticast calls it; nil is a driver without them.
 	MulticastSource func() (*Multicast, error)
 }
 
-// Multicast is the driver's functions for NVLink multicast. Its functions may be nil one by one, as those of [Driver].
+// Multicast holds the driver's functions for NVLink multicast. Each may be nil, like those of [Driver].
 type Multicast struct {
 	Create         func(h *MemHandle, prop *MulticastObjectProp) Result                                   `cuda:"cuMulticastCreate,required"`
 	AddDevice      func(h MemHandle, dev DeviceOrdinal) Result                                            `cuda:"cuMulticastAddDevice,required"`
@@ -147,12 +147,12 @@ type LoadOptions struct {
 	// Path is the driver library's file, or the folder it is in; "" looks at the environment variable LibraryEnv, then where
 	// the system keeps libraries.
 	Path string
-	// Logger gets what was loaded, at debug level. Nil is silence.
+	// Logger receives what was loaded, at debug level. Nil logs nothing.
 	Logger *slog.Logger
 }
 
-// ResolveMulticast looks up the multicast functions. Nothing else does: a program that never calls it cannot create a
-// multicast object, whatever else it asks of this package. A driver without them is ErrUnsupported.
+// ResolveMulticast looks up the multicast functions. Nothing else does, so a program that never calls it cannot create a multicast object. The error
+// is ErrUnsupported if the driver does not have them.
 func (d *Driver) ResolveMulticast() (*Multicast, error) {
 	if d.MulticastSource == nil {
 		return nil, &dl.SymbolError{Library: libraryName, Symbols: []string{"cuMulticastCreate"}, Hint: "multicast needs driver 530 or newer"}
@@ -167,11 +167,11 @@ func (d *Driver) ResolveMulticast() (*Multicast, error) {
 	return m, nil
 }
 
-// Missing gives the symbols whose functions are nil, in the order of the table.
+// Missing returns the symbols whose functions are nil, in the order of the table.
 func (d *Driver) Missing() []string { return missing(d, false) }
 
-// Require is the error, which is ErrUnsupported, of a driver that lacks any of the named symbols, and nil for one that has
-// them all. A name that the table does not know counts as missing.
+// Require returns ErrUnsupported if the driver lacks any of the named symbols, and nil if it has them all. A name that is not in the table counts as
+// missing.
 func (d *Driver) Require(symbols ...string) error {
 	present := make(map[string]bool)
 	eachFunction(d, func(_ reflect.Value, s symbolTag, isNil bool) { present[s.name] = present[s.name] || !isNil })
@@ -205,7 +205,7 @@ func (d *Driver) Start() error {
 	return nil
 }
 
-// Version asks the driver for the newest API that it speaks: 12040 is CUDA 12.4. It needs no GPU.
+// Version returns the newest API version that the driver supports: 12040 is CUDA 12.4. It needs no GPU.
 func (d *Driver) Version() (int, error) {
 	if d.DriverGetVersion == nil {
 		return 0, d.Require("cuDriverGetVersion")
@@ -234,7 +234,7 @@ func eachFunction(p any, fn func(field reflect.Value, s symbolTag, isNil bool)) 
 	}
 }
 
-// missing gives the symbols whose functions are nil in the table that p points to.
+// missing returns the symbols whose functions are nil in the table that p points to.
 func missing(p any, onlyRequired bool) []string {
 	var names []string
 	eachFunction(p, func(_ reflect.Value, s symbolTag, isNil bool) {

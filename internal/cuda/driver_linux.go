@@ -18,7 +18,7 @@ func search(opts *LoadOptions) dl.Search {
 		Library: "the " + libraryName,
 		Env:     LibraryEnv,
 		Names:   []string{"libcuda.so.1"},
-		// Where containers and WSL put it without telling the loader.
+		// Where containers and WSL put it, which the loader does not search.
 		Folders: []string{"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"},
 		Hint: "install the NVIDIA driver, series 550 or newer; in a container, start it with the GPUs " +
 			"(docker run --gpus all) and the capability compute (NVIDIA_DRIVER_CAPABILITIES)",
@@ -29,8 +29,8 @@ func search(opts *LoadOptions) dl.Search {
 	return s
 }
 
-// Load loads the driver library and fills the table; nil options are the defaults. It starts nothing and asks for no GPU. A
-// library that is not there, or that is no CUDA driver, is ErrUnavailable.
+// Load loads the driver library and fills the table; nil options are the defaults. It starts nothing and needs no GPU. The error is ErrUnavailable if
+// the library is not there or is not a CUDA driver.
 //
 // Unless the environment says otherwise it sets CUDA_DEVICE_MAX_CONNECTIONS=32 for this process, C's environment included.
 func Load(opts *LoadOptions) (*Driver, error) {
@@ -47,7 +47,7 @@ func Load(opts *LoadOptions) (*Driver, error) {
 		return nil, err
 	}
 	if lacking := missing(d, true); len(lacking) > 0 {
-		// Without these no device could be opened, so that it is the driver that is not there.
+		// Without these functions no device could be opened, so the driver counts as not there.
 		err := &dl.SymbolError{Library: lib.Path(), Symbols: lacking, Hint: needs}
 		return nil, &unavailableError{err}
 	}
@@ -73,9 +73,9 @@ func Load(opts *LoadOptions) (*Driver, error) {
 // Programming Guide, environment variables).
 const queuesEnv = "CUDA_DEVICE_MAX_CONNECTIONS"
 
-// manyQueues asks for as many as there can be: work that waits for another GPU, and that GPU for other work from here, ends in a
-// deadlock if the two pieces of work from here, on different streams, are in one queue in the wrong order. So does a stream that waits
-// for a library whose own streams are behind it.
+// manyQueues asks for as many queues as there can be. If a piece of work waits for another GPU, and that GPU waits for other work from here, the two
+// pieces of work from here, on different streams, deadlock if they are in one queue in the wrong order. So does a stream that waits for a library
+// whose own streams are behind it in the queue.
 func manyQueues() error {
 	if _, set := os.LookupEnv(queuesEnv); set {
 		return nil

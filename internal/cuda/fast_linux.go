@@ -9,14 +9,14 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 )
 
-// call is [dl.Call] for functions of the driver, of which none of these has more arguments.
+// call is [dl.Call] for the functions of the driver that bindFast binds, none of which has more arguments.
 //
 //go:uintptrescapes
 func call(fn uintptr, n int, a, b, c, d, e, f uintptr) Result {
 	return Result(int32(dl.Call(fn, n, a, b, c, d, e, f, 0)))
 }
 
-// bindFast binds the functions of the paths that are taken again and again by call.
+// bindFast binds the functions that are called again and again with call, which is faster.
 func bindFast(lib *dl.Library, d *Driver) {
 	address := func(name string) uintptr {
 		p, err := lib.Symbol(name)

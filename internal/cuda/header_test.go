@@ -117,7 +117,7 @@ func constants(t *testing.T) map[string]int64 {
 	return all
 }
 
-// structures are the types of the package that are more than a number, by the header's name. All must be there.
+// structures returns the types of the package that are more than a number, by the header's name. All must be there.
 func structures(t *testing.T) map[string]reflect.Type {
 	t.Helper()
 	known := map[string]any{

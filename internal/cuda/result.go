@@ -61,11 +61,11 @@ const (
 // needs says which driver is needed.
 const needs = "CUDA 12.4 or newer is needed, which comes with the driver series 550"
 
-// ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to
-// memory that is not mapped. The GPU is of no use to this process any more; others are not concerned.
+// ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to memory that is not
+// mapped. This process can no longer use the GPU; other processes are not affected.
 var ErrContextLost = errs.ErrContextLost
 
-// Sticky reports whether a context that gave r gives nothing else any more.
+// Sticky reports whether a context that has returned r returns nothing else from then on.
 func (r Result) Sticky() bool {
 	switch r {
 	case ECCUncorrectable, NVLinkUncorrectable, Contained, IllegalAddress, LaunchTimeout, ContextIsDestroyed, Assert,
@@ -75,7 +75,7 @@ func (r Result) Sticky() bool {
 	return false
 }
 
-// condition gives what to do next and the error that callers may look for; either may be nothing.
+// condition returns what to do next, which may be empty, and the condition that callers may look for, which may be nil.
 func (r Result) condition() (hint string, is error) {
 	if r.Sticky() {
 		return "device work has failed and ended the context, so that every later call fails; end the process, " +
@@ -114,7 +114,7 @@ func (r Result) condition() (hint string, is error) {
 	return "", nil
 }
 
-// Check makes a [*dl.Error] of the result of a call, with the driver's name and text for the code, or nil of Success.
+// Check returns a [*dl.Error] for the result of a call, with the driver's name and text for the code, or nil for Success.
 func (d *Driver) Check(call string, r Result) error {
 	if r == Success {
 		return nil

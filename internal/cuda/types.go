@@ -5,7 +5,7 @@ import (
 	"structs"
 )
 
-// The driver's handles. Their values mean nothing outside of the driver; zero is none. DeviceOrdinal is a CUdevice.
+// The driver's handles. Their values are opaque; zero is no handle. DeviceOrdinal is a CUdevice.
 type (
 	DeviceOrdinal   int32
 	ContextHandle   uintptr
@@ -230,7 +230,7 @@ const P2PNativeAtomics P2PAttribute = 3 // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC
 // PointerAttribute is a CUpointer_attribute.
 type PointerAttribute int32
 
-// What the driver tells of an address.
+// What the driver can be asked about an address.
 const (
 	PointerMemoryType    PointerAttribute = 2 // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: a MemoryType
 	PointerDeviceOrdinal PointerAttribute = 9 // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: an int32

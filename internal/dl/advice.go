@@ -14,7 +14,7 @@ func Advice(err error) (reason, fix string) {
 		hint = load.Hint
 		fix = hint
 		if found, ok := load.Found(); ok {
-			// It is there: to install it once more, as it was, would change nothing.
+			// The library is there: installing the same one again would change nothing.
 			fix = repair(found)
 			if hint != "" {
 				fix += ", or " + hint

@@ -2,8 +2,8 @@ package dl
 
 import "context"
 
-// Bound runs call, which may block inside of a library for ever, on a goroutine of its own, and returns what it returns, or a
-// [*StuckError] when ctx ends first. The goroutine is then left behind for as long as the call lasts.
+// Bound runs call, which may block inside a library for ever, on a goroutine of its own, and returns its result, or a [*StuckError] if ctx ends
+// first. The goroutine then stays behind until the call returns.
 func Bound[T any](ctx context.Context, library, what string, call func() (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -1,9 +1,9 @@
 // Package dl finds and loads native libraries when the program runs, so that building needs no compiler, no headers and no
 // library.
 //
-// [Open] looks for a library in a fixed order and says, when it finds none, every path it tried, what the loader said to
-// each, and what to do next. [Library.Bind] makes a Go function of a symbol. A symbol that is missing is no failure of the
-// library: it is a capability that this version of it does not have, and an error of its own, [*SymbolError].
+// [Open] looks for a library in a fixed order. If it finds none, its error has every path that it tried, what the loader said about each, and what to
+// do next. [Library.Bind] makes a Go function of a symbol. A missing symbol is not a failure of the library but a capability that this version lacks,
+// and an error of its own, [*SymbolError].
 //
 // Failures of the calls themselves are an [*Error], which all bindings share.
 //

@@ -17,10 +17,10 @@ type Search struct {
 	// Library is what the library is called in errors and logs: "the CUDA driver".
 	Library string
 
-	// Path, unless empty, is the one file that is loaded, or the one folder that is looked in; nothing else is tried.
+	// Path, unless empty, is the only file to load, or the only folder to look in; nothing else is tried.
 	Path string
-	// Env, unless empty, names an environment variable that is read when Open is called. When it is set to something, it
-	// means the same as Path, which goes before it.
+	// Env, unless empty, names an environment variable that is read when Open is called. When it is set to something, it means the same as Path,
+	// which takes precedence.
 	Env string
 	// Names are the names of the library's file, in order of preference: "libcuda.so.1", "libcuda.so". The loader looks for
 	// each where the system keeps libraries, first of all in LD_LIBRARY_PATH as it was when the process started.
@@ -36,8 +36,7 @@ type Search struct {
 	Global bool
 	// Hint is what to do when the library is not found.
 	Hint string
-	// Logger gets what was loaded, at debug level, and a warning if the library replaced signal handlers of this process. Nil is
-	// silence.
+	// Logger receives what was loaded, at debug level, and a warning if the library replaced signal handlers of this process. Nil logs nothing.
 	Logger *slog.Logger
 }
 
@@ -78,8 +77,7 @@ func Open(s Search) (*Library, error) {
 	return nil, &LoadError{Library: s.Library, Attempts: failed, Hint: s.Hint}
 }
 
-// candidates gives what the loader is asked for, in order. Those with a text have failed already: they are patterns that no
-// file matches.
+// candidates returns what to ask the loader for, in order. Those with a text have failed already: they are patterns that no file matches.
 func (s *Search) candidates() []Attempt {
 	named := s.Path
 	if named == "" && s.Env != "" {
@@ -90,7 +88,7 @@ func (s *Search) candidates() []Attempt {
 		byLoader = append(byLoader, Attempt{Path: name})
 	}
 	if named != "" {
-		// What somebody named is what they get, or an error: never another library in its place.
+		// If a library was named, it is that one or an error, never another in its place.
 		if info, err := os.Stat(named); err != nil || !info.IsDir() {
 			return []Attempt{{Path: named}}
 		}
@@ -130,13 +128,13 @@ func (s *Search) candidates() []Attempt {
 	return append(byLoader, inFolders...)
 }
 
-// Name is what the library is called.
+// Name returns what the library is called.
 func (l *Library) Name() string { return l.name }
 
-// Path is what the loader was asked for: a path, or a bare name that the loader found by itself (see [Library.File]).
+// Path returns what the loader was asked for: a path, or a bare name that the loader found by itself (see [Library.File]).
 func (l *Library) Path() string { return l.path }
 
-// Symbol gives the address of a function or variable, or a [*SymbolError] if the library has none of that name. Names with a
+// Symbol returns the address of a function or variable, or a [*SymbolError] if the library has none of that name. Names with a
 // version in them ("cuMemAlloc_v2") are names like any other.
 func (l *Library) Symbol(name string) (uintptr, error) {
 	p, err := symbol(l.handle, name)
@@ -156,8 +154,8 @@ func (l *Library) Has(names ...string) bool {
 	return true
 }
 
-// Bind makes *fn, a variable of a function type, call the named function. The type must be what the C declaration says; nobody
-// can check that. If the library lacks the function, *fn stays as it is and the error is a [*SymbolError].
+// Bind makes *fn, a variable of a function type, call the named function. The type must agree with the C declaration, which cannot be checked. If the
+// library lacks the function, *fn stays as it is and the error is a [*SymbolError].
 func (l *Library) Bind(fn any, name string) error {
 	v := reflect.ValueOf(fn)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Func {
@@ -170,7 +168,7 @@ func (l *Library) Bind(fn any, name string) error {
 	return register(fn, p, name)
 }
 
-// File gives the path of the file that holds the symbol, as the system has mapped it: the answer to which of several installed
+// File returns the path of the file that holds the symbol, as the system has mapped it: the answer to which of several installed
 // versions was loaded.
 func (l *Library) File(name string) (string, error) {
 	p, err := l.Symbol(name)

@@ -13,20 +13,19 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// open asks the loader for path. All symbols are resolved at once, so that a library that lacks one fails here and not in the
-// middle of a call.
+// open asks the loader for path. All symbols are resolved at once, so that a library that lacks one fails here and not during a call.
 func open(path string, global bool) (uintptr, error) {
 	mode := purego.RTLD_NOW | purego.RTLD_LOCAL
 	if global {
 		mode = purego.RTLD_NOW | purego.RTLD_GLOBAL
 	}
-	// What failed is asked for in a second call, and the loader keeps it for each thread.
+	// A second call asks what failed, and the loader keeps that for each thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return purego.Dlopen(path, mode)
 }
 
-// symbol gives the address of a symbol.
+// symbol returns the address of a symbol.
 func symbol(handle uintptr, name string) (uintptr, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -44,7 +43,7 @@ func register(fn any, p uintptr, name string) (err error) {
 	return nil
 }
 
-// mappedFile gives the file that is mapped at p.
+// mappedFile returns the file that is mapped at p.
 func mappedFile(p uintptr) (string, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {

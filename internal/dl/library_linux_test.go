@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// libc is a library that every system here has.
+// libc returns a library that every system here has.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()
 	l, err := dl.Open(dl.Search{Library: "the C library", Names: []string{"libc.so.6"}})

@@ -6,7 +6,7 @@ type handler struct {
 	flags   uint64
 }
 
-// change is a signal whose handler is another one than before.
+// change is a signal whose handler is not the same as before.
 type change struct {
 	signal     int
 	onAltStack bool // false crashes a Go program when the signal comes while Go code runs

@@ -22,8 +22,7 @@ type kernelAction struct {
 	mask     uint64
 }
 
-// signalHandlers asks the kernel for the handlers of all signals, which takes some microseconds. A signal that it does not tell
-// about has a zero entry.
+// signalHandlers asks the kernel for the handlers of all signals, which takes some microseconds. A signal that it does not report has a zero entry.
 func signalHandlers() []handler {
 	all := make([]handler, signals+1)
 	for s := 1; s <= signals; s++ {
@@ -36,7 +35,7 @@ func signalHandlers() []handler {
 	return all
 }
 
-// changedHandlers gives the signals whose handler was replaced by another.
+// changedHandlers returns the signals whose handler was replaced by another.
 func changedHandlers(before, after []handler) []change {
 	var all []change
 	for s := range after {

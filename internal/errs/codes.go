@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// MaxCodes is the most codes that the rendezvous service takes from a rank for one failure. There are fewer conditions by far.
+// MaxCodes is the most codes that the rendezvous service takes from a rank for one failure. There are far fewer conditions.
 const MaxCodes = 64
 
-// conditions are all conditions of the module by their codes, in which ranks tell each other of them. A code is never given to another
-// condition: new ones come at the end.
+// conditions are all conditions of the module by code. Ranks send each other the codes, so a code never changes its meaning: new conditions are added
+// at the end.
 var conditions = []error{
 	1:  ErrNoMemory,
 	2:  ErrUnavailable,
@@ -29,10 +29,10 @@ var conditions = []error{
 	16: ErrContextLost,
 }
 
-// All gives every condition of the module.
+// All returns every condition of the module.
 func All() []error { return append([]error(nil), conditions[1:]...) }
 
-// Codes gives the codes of all conditions that err is, ascending; none for nil.
+// Codes returns the codes of all conditions that errors.Is finds in err, ascending; none for nil.
 func Codes(err error) []uint32 {
 	var codes []uint32
 	for code, c := range conditions {
@@ -43,7 +43,7 @@ func Codes(err error) []uint32 {
 	return codes
 }
 
-// Conditions gives what codes stand for. It leaves out codes that it does not know, of a newer release.
+// Conditions returns what codes stand for. It leaves out codes that it does not know, of a newer release.
 func Conditions(codes []uint32) []error {
 	var found []error
 	for _, code := range codes {
@@ -54,7 +54,7 @@ func Conditions(codes []uint32) []error {
 	return found
 }
 
-// Text gives what others are told of err: its text, or its type if that is empty, which would stand for no failure.
+// Text returns the text of err for other ranks, or its type if the text is empty, since an empty text would mean that nothing failed.
 func Text(err error) string {
 	if text := err.Error(); text != "" {
 		return text

@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// The conditions a caller may act on. Public packages re-export these values; compare with errors.Is.
+// The conditions that a caller may act on. Public packages re-export these values; compare with errors.Is.
 var (
 	// ErrUnavailable: a library or a device that is needed is not on this machine.
 	ErrUnavailable = errors.New("unavailable")

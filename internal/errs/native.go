@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Attempt is one path or name at which a library was looked for.
+// Attempt is one path or name that was tried for a library.
 type Attempt struct {
 	Path string // what was given to the loader, or a pattern that no file matches
 	Text string // what the loader said
@@ -13,16 +13,16 @@ type Attempt struct {
 
 // Missing reports whether there is no such file, rather than one that cannot be loaded.
 func (a Attempt) Missing() bool {
-	// What the loader (glibc's or musl's) says when it lacks another library, which this one needs, names that one.
+	// If the loader (glibc's or musl's) lacks another library that this one needs, its text names that one.
 	reason := a.Reason()
 	return strings.HasPrefix(a.Text, a.Path+": ") && strings.HasSuffix(reason, "No such file or directory") ||
 		strings.HasPrefix(a.Text, "Error loading shared library "+a.Path+": No such file or directory") || reason == NoFile
 }
 
-// Reason is what the loader said, without the path in front.
+// Reason returns what the loader said, without the path in front.
 func (a Attempt) Reason() string { return strings.TrimPrefix(a.Text, a.Path+": ") }
 
-// String gives the path and what the loader said.
+// String returns the path and what the loader said.
 func (a Attempt) String() string {
 	if reason := a.Reason(); reason != "" {
 		return a.Path + " (" + reason + ")"
@@ -30,7 +30,7 @@ func (a Attempt) String() string {
 	return a.Path
 }
 
-// NoFile is the text of an attempt that is a pattern which no file matches.
+// NoFile is the text of an attempt whose pattern matches no file.
 const NoFile = "no such file"
 
 // LoadError is a library that could not be loaded. It is ErrUnavailable.
@@ -70,7 +70,7 @@ func (e *LoadError) Error() string {
 	return fmt.Sprintf("loading %s: %s", e.Library, strings.Join(parts, "; "))
 }
 
-// Found gives the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or
+// Found returns the first attempt at a file that is there and yet could not be loaded: it is broken, for another kind of processor, or
 // needs a library that is not there. ok is false if there was none.
 func (e *LoadError) Found() (a Attempt, ok bool) {
 	for _, a := range e.Attempts {
@@ -114,7 +114,7 @@ type CallError struct {
 	Err     error  // the condition that the code stands for, for errors.Is (ErrNoMemory); nil if there is none
 }
 
-// Error gives all that is known, in one line.
+// Error returns all that is known, in one line.
 func (e *CallError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s returned %d", e.Library, e.Call, e.Code)
@@ -130,16 +130,16 @@ func (e *CallError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the condition that the code stands for, or nil.
+// Unwrap returns the condition that the code stands for, or nil.
 func (e *CallError) Unwrap() error { return e.Err }
 
-// StuckError is something that a library had not done when the caller could wait no longer.
+// StuckError says that a library had not finished something when the caller could wait no longer.
 type StuckError struct {
 	Library string // what its makers call it
 	What    string // what was going on: "making the communicator"
 	Err     error  // why the caller waited no longer
-	// Abortable is set if the library can be told to end it. Otherwise a thread is still in there, with what it holds, and
-	// cannot be called back: end the process.
+	// Abortable is set if the library can be told to end it. Otherwise a thread is still inside the library, with all that it holds, and cannot be
+	// stopped: end the process.
 	Abortable bool
 }
 
@@ -152,5 +152,5 @@ func (e *StuckError) Error() string {
 	return text
 }
 
-// Unwrap gives the context's error.
+// Unwrap returns the context's error.
 func (e *StuckError) Unwrap() error { return e.Err }

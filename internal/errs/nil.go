@@ -11,7 +11,7 @@ func IsNil(v any) bool {
 	return p.Kind() == reflect.Pointer && p.IsNil()
 }
 
-// Given is nil if v, the argument arg of op, is not nil, and else an ArgumentError that says what it should be: "a stream".
+// Given returns nil if v, the argument arg of op, is not nil, and otherwise an ArgumentError that says what it should be: "a stream".
 func Given(op, arg string, v any, what string) error {
 	if IsNil(v) {
 		return Invalid(op, arg, nil, what)

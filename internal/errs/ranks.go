@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Ranks gives ranks as "rank 7" or "ranks 0-3, 7": runs of three or more are folded, so that a thousand ranks stay readable.
+// Ranks returns ranks as "rank 7" or "ranks 0-3, 7": runs of three or more are folded, so that a thousand ranks stay readable.
 func Ranks(ranks []int) string {
 	if len(ranks) == 1 {
 		return "rank " + strconv.Itoa(ranks[0])
@@ -15,7 +15,7 @@ func Ranks(ranks []int) string {
 	return "ranks " + FoldRanks(ranks, ", ")
 }
 
-// FoldRanks gives the numbers alone, ascending, with a separator of the caller's.
+// FoldRanks returns the numbers alone, ascending, with a separator of the caller's.
 func FoldRanks(ranks []int, separator string) string {
 	if !slices.IsSorted(ranks) {
 		ranks = slices.Sorted(slices.Values(ranks))
@@ -41,7 +41,7 @@ func FoldRanks(ranks []int, separator string) string {
 	return b.String()
 }
 
-// Reasons folds what ranks say, so that what many say is said once. The zero Reasons has none.
+// Reasons collects the reasons of ranks, and lists a reason that many ranks have once. The zero Reasons is empty.
 type Reasons struct {
 	order []reason // by the first rank that had it
 	ranks map[reason][]int
@@ -64,8 +64,8 @@ func (r *Reasons) Add(of string, rank int, text string) {
 // oneLine makes one line of the text of an error that has several.
 var oneLine = strings.NewReplacer(":\n\t", ": ", "\n\t", "; ", "\n", "; ")
 
-// Text gives the reasons behind a head, each once with the ranks that had it: "head: ranks 0-2, 5: reason". Several are in a line of
-// their own each.
+// Text returns the reasons behind a head, each once with the ranks that had it: "head: ranks 0-2, 5: reason". If there are several, each is on a line
+// of its own.
 func (r *Reasons) Text(head string) string {
 	const most = 16 // a thousand ranks may fail each in its own way; the fields of the errors have them all
 	lines := make([]string, 0, most+1)

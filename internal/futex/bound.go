@@ -11,26 +11,26 @@ import (
 type Bound struct {
 	// Deadline ends the wait with a [*TimeoutError]; the zero time is no deadline.
 	Deadline time.Time
-	// Err, unless nil, is asked before the first sleep and between sleeps, each of which lasts 100 ms at most. An error
-	// of it ends the wait with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
+	// Err, unless nil, is called before the first sleep and between sleeps, each of which lasts 100 ms at most. If it returns an error, the wait ends
+	// with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
 	Err func() error
-	// Patience, unless nil, lets the wait look at the word some ten times longer before it sleeps, as long as that has paid.
-	// It is for waiters that each should have a processor of their own, whose sleep and waking would cost more than the wait.
+	// Patience, unless nil, lets the wait look at the word some ten times longer before it sleeps, as long as that has paid. It is for waiters that
+	// should each have a processor of their own, where sleeping and waking would cost more than waiting.
 	Patience *Patience
 }
 
-// Patience remembers for one waiter, from wait to wait, how long it pays to look at a word before sleeping: less after each wait
-// that looked in vain, because the writer had no processor meanwhile, and more again after those that did not. The zero
-// Patience is all of it. It may be used by several goroutines at once.
+// Patience remembers for one waiter, from wait to wait, how long it pays to look at a word before sleeping: less after each wait that looked in vain,
+// because the writer had no processor meanwhile, and more again after those that did not. The zero Patience is fully patient. It may be used by
+// several goroutines at once.
 type Patience struct {
 	less  atomic.Int32  // of patientRounds
 	waits atomic.Uint32 // that did not end at the first look
 }
 
-// probeEvery is how many waits there are to one that looks for as long as the most patient, to find out whether it pays again.
+// probeEvery is how often a wait looks as long as it may, one wait in so many, to find out whether that pays again.
 const probeEvery = 64
 
-// rounds says how many rounds of looking this wait may take.
+// rounds returns how many rounds of looking this wait may take.
 func (p *Patience) rounds() int {
 	if p == nil {
 		return impatientRounds
@@ -51,7 +51,7 @@ func (p *Patience) paid(round int) {
 	}
 }
 
-// vain notes that a wait looked for so many rounds and had to sleep.
+// vain notes that a wait looked for that many rounds and had to sleep all the same.
 func (p *Patience) vain(rounds int) {
 	if p != nil && rounds > impatientRounds {
 		p.less.Store(int32(patientRounds - max(rounds/2, impatientRounds)))
@@ -64,7 +64,7 @@ type TimeoutError struct {
 	Have uint32 // what it was in the end
 }
 
-// Error says what the wait was for and how far the word had come.
+// Error returns what the wait was for and the value that the word had reached.
 func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("waiting for a word to reach %d: deadline passed with the word at %d", e.Want, e.Have)
 }
@@ -75,7 +75,7 @@ func (e *TimeoutError) Is(target error) bool { return target == os.ErrDeadlineEx
 // Timeout reports true, as net.Error has it.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// next gives the length of the next sleep: slice, or less where the deadline is nearer. It returns an error when the wait
+// next returns the length of the next sleep: slice, or less where the deadline is nearer. It returns an error when the wait
 // is over; have is the word's value for its text.
 func (b *Bound) next(slice time.Duration, want, have uint32) (time.Duration, error) {
 	if b.Err != nil {

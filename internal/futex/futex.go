@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// All is the number to give [Wake] to wake every sleeper.
+// All is the n with which [Wake] wakes every sleeper.
 const All = math.MaxInt32
 
-// Wait sleeps until somebody calls [Wake] for addr, but not at all when *addr is not old, and for timeout at most (nothing
-// when it is not positive). It may also return for no reason, so the caller looks at the word again whatever it returned:
-// being woken, a changed word, a signal and the timeout all give nil. An error means that the system refused the call.
+// Wait sleeps until somebody calls [Wake] for addr, for at most timeout. It does not sleep if *addr is not old or if timeout is not positive. It may
+// also return for no reason, so the caller looks at the word again in any case: the result is nil when it was woken, when the word has changed, after
+// a signal and after the timeout. An error means that the system refused the call.
 //
 // The calling goroutine keeps its thread while it sleeps. addr may lie in memory that several processes map.
 func Wait(addr *uint32, old uint32, timeout time.Duration) error {

@@ -25,7 +25,7 @@ import (
 // stride keeps the words of the tests in cache lines of their own.
 const stride = 128
 
-// sharedFile gives a file without a name, and its memory.
+// sharedFile returns a file without a name, and its memory.
 func sharedFile(t testing.TB, size int) (*os.File, []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("futex-test", unix.MFD_CLOEXEC)

@@ -15,17 +15,17 @@ import (
 const WordSize = 8
 
 const (
-	// A wait looks at the word this often before it sleeps: firstLoads times at once, then in rounds of roundLoads with
-	// a yield to other goroutines before each round. Altogether 1 to 2 us, which is about what going to sleep and being
-	// woken costs the two sides: a longer look would cost more than it saves when the writer waits for this very core.
+	// A wait looks at the word so many times before it sleeps: firstLoads times at once, then in rounds of roundLoads with a yield to other
+	// goroutines before each round. Altogether 1 to 2 us, which is about what going to sleep and being woken costs the two sides: a longer look would
+	// cost more than it saves when the writer waits for this very core.
 	firstLoads      = 800
 	roundLoads      = 800
 	impatientRounds = 4
-	// With a processor for each waiter, nobody waits for this one, and 20 to 30 us are looked at: with less, ranks that come
-	// to an exchange a little apart would put each other to sleep again and again. See Patience.
+	// With a processor for each waiter nobody else needs this one, so a wait looks for 20 to 30 us: with less, ranks that come to an exchange a
+	// little apart would put each other to sleep again and again. See Patience.
 	patientRounds = 80
 
-	// The sleep of a Word is cut into slices for the Bound's sake only, since whoever writes also wakes.
+	// The sleep of a Word is cut into slices only to check the Bound, since every writer also wakes.
 	firstSlice = 20 * time.Millisecond
 	lastSlice  = 100 * time.Millisecond
 
@@ -34,9 +34,9 @@ const (
 	lastPlainSlice  = time.Millisecond
 )
 
-// Word is a 32-bit counter in memory that several processes may map, with a count of its sleepers beside it. It takes 8
-// bytes, its layout is fixed, and at rest it is all zeros, so that fresh memory is a valid Word. Values are compared
-// counting in a circle: they may wrap, as long as no waiter is 2^31 behind.
+// Word is a 32-bit counter in memory that several processes may map, with a count of its sleepers beside it. It takes 8 bytes, its layout is fixed,
+// and at rest it is all zeros, so that fresh memory is a valid Word. Values are compared modulo 2^32: they may wrap, as long as no waiter is 2^31
+// behind.
 //
 // All methods may be called by any number of goroutines and processes at once. A process that dies in a wait leaves the
 // count of sleepers too high, which costs later writers a system call each and does no other harm.
@@ -46,7 +46,7 @@ type Word struct {
 	sleepers uint32
 }
 
-// At gives the Word at the start of b, which must have 8 bytes at least and be aligned to 8 bytes. It changes nothing in b;
+// At returns the Word at the start of b, which must have 8 bytes at least and be aligned to 8 bytes. It changes nothing in b;
 // the Word is good for as long as that memory is mapped.
 func At(b []byte) (*Word, error) {
 	if len(b) < WordSize {
@@ -59,11 +59,11 @@ func At(b []byte) (*Word, error) {
 	return (*Word)(p), nil
 }
 
-// Load returns the value; what was written before the Store or Add that it sees is visible afterwards.
+// Load returns the value. What was written before the Store or Add that it observes is visible afterwards.
 func (w *Word) Load() uint32 { return atomic.LoadUint32(&w.value) }
 
-// Store sets the value and wakes all sleepers, with a system call only if there are any. What the caller wrote before is
-// visible to whoever sees the value.
+// Store sets the value and wakes all sleepers, with a system call only if there are any. What the caller wrote before is visible to everybody who
+// observes the value.
 func (w *Word) Store(v uint32) {
 	atomic.StoreUint32(&w.value, v)
 	if atomic.LoadUint32(&w.sleepers) != 0 {
@@ -80,9 +80,8 @@ func (w *Word) Add(delta uint32) uint32 {
 	return v
 }
 
-// WaitAtLeast waits until the value is v or beyond it, counting in a circle: int32(value-v) >= 0. It returns nil then, a
-// [*TimeoutError] at the bound's deadline, or the error of the bound's Err. When the value is there already, the bound is
-// not looked at. It allocates nothing unless it fails.
+// WaitAtLeast waits until the value is v or beyond it, modulo 2^32: int32(value-v) >= 0. It returns nil then, a [*TimeoutError] at the bound's
+// deadline, or the error of the bound's Err. When the value is there already, the bound is not checked. It allocates nothing unless it fails.
 func (w *Word) WaitAtLeast(v uint32, bound Bound) error {
 	if reached(atomic.LoadUint32(&w.value), v) {
 		return nil
@@ -90,7 +89,7 @@ func (w *Word) WaitAtLeast(v uint32, bound Bound) error {
 	return w.wait(v, bound)
 }
 
-// wait is WaitAtLeast once the value was found missing.
+// wait is WaitAtLeast after a first look that did not find the value.
 func (w *Word) wait(v uint32, bound Bound) error {
 	if spin(&w.value, v, bound.Patience) {
 		return nil
@@ -100,8 +99,8 @@ func (w *Word) wait(v uint32, bound Bound) error {
 		if err != nil {
 			return err
 		}
-		// A writer changes the value first and looks for sleepers then; this side counts itself first and looks at the
-		// value then. So either the writer wakes it, or the futex sees a changed value and does not sleep.
+		// A writer changes the value first and then looks for sleepers; this side counts itself first and then looks at the value. So either the
+		// writer wakes it, or the futex sees a changed value and does not sleep.
 		atomic.AddUint32(&w.sleepers, 1)
 		have := atomic.LoadUint32(&w.value)
 		if !reached(have, v) {
@@ -118,8 +117,8 @@ func (w *Word) wait(v uint32, bound Bound) error {
 	}
 }
 
-// Publish sets the plain word at addr to v and wakes all who sleep in [WaitAtLeast] for it, with a system call in every
-// case. What the caller wrote before is visible to whoever sees v.
+// Publish sets the plain word at addr to v and wakes all who sleep in [WaitAtLeast] for it, with a system call in every case. What the caller wrote
+// before is visible to everybody who observes v.
 func Publish(addr *uint32, v uint32) {
 	atomic.StoreUint32(addr, v)
 	wakeAll(addr)
@@ -146,7 +145,7 @@ func WaitAtLeast(addr *uint32, v uint32, bound Bound) error {
 	}
 }
 
-// reached reports whether have is want or beyond it, counting in a circle.
+// reached reports whether have is want or beyond it, modulo 2^32.
 func reached(have, want uint32) bool { return int32(have-want) >= 0 }
 
 // spin looks at the word for a microsecond or two, or for as long as p has found to pay, and reports whether it reached v.
@@ -162,8 +161,8 @@ func spin(addr *uint32, v uint32, p *Patience) bool {
 		loads, rounds = 1, impatientRounds
 	}
 	for round := range rounds {
-		// Sleeping in the kernel keeps the processor of this goroutine from others until the scheduler takes it away,
-		// so those that are ready, the writer perhaps among them, go first.
+		// Sleeping in the kernel keeps the processor of this goroutine from others until the scheduler takes it away, so ready goroutines, perhaps
+		// the writer among them, go first.
 		runtime.Gosched()
 		for range loads {
 			if reached(atomic.LoadUint32(addr), v) {
@@ -176,6 +175,6 @@ func spin(addr *uint32, v uint32, p *Patience) bool {
 	return false
 }
 
-// wakeAll wakes every sleeper at addr. The kernel refuses only addresses in memory that has no futexes, as that of a mapped
-// device: nobody can sleep there either, since Wait is refused in the same way and says so. Hence there is no error to tell.
+// wakeAll wakes every sleeper at addr. The kernel refuses only addresses in memory without futexes, such as that of a mapped device. Nobody can sleep
+// there either, since Wait is refused in the same way and returns the error, so there is none to report here.
 func wakeAll(addr *uint32) { _, _ = Wake(addr, All) }

@@ -18,7 +18,7 @@ import (
 	"github.com/symmem/symmem/internal/futex"
 )
 
-// within is a bound that no test reaches unless something is broken.
+// within returns a bound that no test reaches unless something is broken.
 func within() futex.Bound { return futex.Bound{Deadline: time.Now().Add(time.Minute)} }
 
 func newWord(t testing.TB) *futex.Word {

@@ -10,12 +10,11 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// sealed is what every file is sealed with: nobody can shrink it, which would turn the peers' loads into SIGBUS, nor grow
-// it, nor take the seals away. linux/fcntl.h.
+// sealed are the seals of every file (linux/fcntl.h): nobody can shrink it, which would turn the peers' loads into SIGBUS, nor grow it, nor remove
+// the seals.
 const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// NoMemory makes ErrNoMemory of what the system says when it has no memory or no addresses left for the process, and leaves other errors as
-// they are, nil too.
+// NoMemory turns the system's errors for no memory and no addresses left into ErrNoMemory, and returns other errors, nil included, as they are.
 func NoMemory(err error) error {
 	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("%w: %w; free some, or raise the limits of the process (ulimit -v) or of its container", errs.ErrNoMemory, err)
@@ -23,8 +22,8 @@ func NoMemory(err error) error {
 	return err
 }
 
-// New makes a sealed file of bytes zeros, a multiple of the page size. ErrUnavailable if the system has no such files, ErrNoMemory if it
-// refuses the size.
+// New makes a sealed file of bytes zeros; bytes is a multiple of the page size. The error is ErrUnavailable if the system has no such files, and
+// ErrNoMemory if it refuses the size.
 func New(bytes int64) (*os.File, error) {
 	// A process that makes a file larger than this is killed by SIGXFSZ.
 	var limit unix.Rlimit
@@ -51,7 +50,7 @@ func New(bytes int64) (*os.File, error) {
 	return f, nil
 }
 
-// Check refuses a file, of another process, that has not that many bytes or could come to have fewer. ErrMismatch.
+// Check returns ErrMismatch for a file of another process that does not have that many bytes, or that could be made smaller.
 func Check(f *os.File, bytes int64) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -67,7 +66,7 @@ func Check(f *os.File, bytes int64) error {
 	return nil
 }
 
-// Map maps all bytes of a file for loads and stores. The file may be closed then; unix.Munmap takes the memory back.
+// Map maps all bytes of a file for loads and stores. The file may be closed afterwards; unix.Munmap unmaps the memory.
 func Map(f *os.File, bytes int64) ([]byte, error) {
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

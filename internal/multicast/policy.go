@@ -1,5 +1,5 @@
-// Package multicast holds the rule by which every backend decides whether NVLink multicast may be used: the setting, and where
-// that leaves it open, the switches of other libraries in the environment. It knows no device and no library.
+// Package multicast holds the rule by which every backend decides whether NVLink multicast may be used: the setting and, where that leaves it open,
+// the switches of other libraries in the environment. It imports no device and no library.
 package multicast
 
 import (
@@ -16,7 +16,7 @@ type Policy struct {
 	Forbidden string // why no multicast function may even be looked up; "" if it may
 }
 
-// switches are the variables by which other libraries, and this one with them, are told to leave multicast alone.
+// switches are the variables that tell other libraries, and this one too, to leave multicast alone.
 var switches = []struct {
 	name string
 	off  func(value string) bool
@@ -35,8 +35,8 @@ func truthy(v string) bool {
 	return true
 }
 
-// NewPolicy reads the setting ("auto", "on", "off", or "" for "auto") and, if that leaves it open, the environment. op names
-// the caller in the error of another setting.
+// NewPolicy reads the setting ("auto", "on", "off", or "" for "auto") and, if that leaves it open, the environment. Any other setting is an error, in
+// which op names the caller.
 func NewPolicy(op, setting string, getenv func(string) string) (*Policy, error) {
 	switch setting {
 	case "on":

@@ -12,8 +12,8 @@ import (
 	"github.com/symmem/symmem/internal/futex"
 )
 
-// Comm is a communicator: this rank's place among those that came together with one unique id. NCCL does one call of a
-// communicator at a time, and so do the methods; only Abort does not wait for long.
+// Comm is a communicator: this rank's membership among the ranks that met with one unique id. NCCL allows one call of a communicator at a time, so
+// the methods wait for each other; only Abort does not wait long.
 type Comm struct {
 	lib   *Library
 	ranks int
@@ -38,9 +38,8 @@ type CommOptions struct {
 	ID UniqueID
 	// Config may be nil.
 	Config *Config
-	// Scope calls a function with the GPU's primary context current on its thread: (*cuda.Device).WithContext. All methods but
-	// AllReduce bring themselves into it where NCCL needs that. Nil: the goroutine of every call of NCCL would have to be in it,
-	// which works in tests.
+	// Scope calls a function with the GPU's primary context current on its thread: (*cuda.Device).WithContext. All methods but AllReduce use it where
+	// NCCL needs that. If it is nil, the caller has to make the context current for every call, which works in tests.
 	Scope func(func() error) error
 }
 
@@ -84,7 +83,7 @@ func (l *Library) NewComm(ctx context.Context, o *CommOptions) (*Comm, error) {
 	return c, nil
 }
 
-// Adopt takes a communicator that the caller has made with this library, keeps and destroys. It must not be in use meanwhile.
+// Adopt wraps a communicator that the caller has made with this library and destroys itself. Nobody else may use it meanwhile.
 func (l *Library) Adopt(handle CommHandle, scope func(func() error) error) (*Comm, error) {
 	if handle == 0 {
 		return nil, errs.Invalid("Adopt", "communicator", handle, "one that exists")
@@ -113,24 +112,24 @@ func newComm(l *Library, ranks, rank int, scope func(func() error) error) *Comm 
 	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, owned: true, operation: make(chan struct{}, 1)}
 }
 
-// Ranks is the number of ranks.
+// Ranks returns the number of ranks.
 func (c *Comm) Ranks() int { return c.ranks }
 
-// Rank is this rank's number, from 0.
+// Rank returns this rank's number, from 0.
 func (c *Comm) Rank() int { return c.rank }
 
-// Handle is the ncclComm_t; 0 when the communicator was destroyed or aborted.
+// Handle returns the ncclComm_t; 0 when the communicator was destroyed or aborted.
 func (c *Comm) Handle() CommHandle { return CommHandle(c.handle.Load()) }
 
-// Device is the index of the GPU in the CUDA runtime's count.
+// Device returns the index of the GPU in the CUDA runtime's count.
 func (c *Comm) Device() (int, error) {
 	var n int32
 	err := c.quick("ncclCommCuDevice", func(h CommHandle) Result { return c.lib.call.CommCuDevice(h, &n) })
 	return int(n), err
 }
 
-// Split makes a communicator of the same ranks, in the same order, from this one: that takes less than making one anew. It is
-// collective, and bounded as NewComm is. ErrUnsupported before NCCL 2.18.
+// Split makes a communicator of the same ranks, in the same order, from this one, which is cheaper than NewComm. It is collective, and bounded as
+// NewComm is. The error is ErrUnsupported before NCCL 2.18.
 func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
 	if err := c.lib.Require("ncclCommSplit"); err != nil {
 		return nil, fmt.Errorf("splitting the communicator: %w", err)
@@ -184,8 +183,7 @@ func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataT
 	return nil
 }
 
-// Err asks NCCL for an error of what it does by itself, and gives it. Nil is none, or that a call is under way. It does not
-// wait.
+// Err returns the error of what NCCL does asynchronously. It is nil if there is none, or if a call is under way. It does not wait.
 func (c *Comm) Err() error {
 	if !c.mu.TryLock() {
 		return nil
@@ -204,8 +202,8 @@ func (c *Comm) Err() error {
 	}))
 }
 
-// Sound is nil if the communicator is there, none of its calls has ever failed or was given up on this rank, and NCCL reports no error.
-// It says nothing of the other ranks. It does not wait.
+// Sound returns nil if the communicator exists, none of its calls has failed or was given up on this rank, and NCCL reports no error. It says nothing
+// about the other ranks. It does not wait.
 func (c *Comm) Sound() error {
 	c.state.Lock()
 	failed := c.failed
@@ -219,7 +217,7 @@ func (c *Comm) Sound() error {
 	return c.Err()
 }
 
-// note keeps the first failure, and gives err.
+// note remembers the first failure, and returns err.
 func (c *Comm) note(err error) error {
 	if err != nil {
 		c.state.Lock()
@@ -231,9 +229,9 @@ func (c *Comm) note(err error) error {
 	return err
 }
 
-// Destroy gives the communicator back. All ranks should call it, with no work left on their streams, all windows deregistered
-// and all graphs closed that have recorded its work, for which NCCL waits. It blocks until that is done or ctx ends, which is a
-// [*StuckError]. Destroying or aborting twice is ErrClosed. A communicator that was adopted is let go.
+// Destroy destroys the communicator. All ranks should call it when no work is left on their streams, all windows are deregistered, and all graphs
+// that recorded its work are closed: NCCL waits for these. It blocks until that is done. If ctx ends first the error is a [*StuckError]. It returns
+// ErrClosed if the communicator was destroyed or aborted before. An adopted communicator is released and goes on.
 func (c *Comm) Destroy(ctx context.Context) error {
 	if !c.owned {
 		if c.handle.Swap(0) == 0 {
@@ -261,10 +259,9 @@ func (c *Comm) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// Abort gives the communicator back without the other ranks and ends its work, done or not; cause is what its methods return
-// from then on. It is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits
-// until NCCL has given all up or ctx ends, which is a [*StuckError]. All its windows are gone. A communicator that was adopted
-// is let go and goes on.
+// Abort destroys the communicator without the other ranks and ends its work, whether done or not; cause is what its methods return from then on. It
+// is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits until NCCL has released everything. If
+// ctx ends first the error is a [*StuckError]. All its windows are gone. An adopted communicator is released and goes on.
 func (c *Comm) Abort(ctx context.Context, cause error) error {
 	if !c.owned {
 		c.setCause(cause)
@@ -296,7 +293,7 @@ func (c *Comm) abort(ctx context.Context, cause error) error {
 	return nil
 }
 
-// reclaim makes one of the calls that end a communicator; they wait for what it does.
+// reclaim makes one of the calls that end a communicator, which wait for what it is doing.
 func (c *Comm) reclaim(ctx context.Context, what, call string, fn func(CommHandle) Result, handle CommHandle) error {
 	_, err := Bound(ctx, what, func() (struct{}, error) {
 		return struct{}{}, c.scope(func() error {
@@ -309,7 +306,7 @@ func (c *Comm) reclaim(ctx context.Context, what, call string, fn func(CommHandl
 	return err
 }
 
-// give aborts a communicator that was never whole.
+// give aborts a communicator that was never complete.
 func (c *Comm) give(cause error) error {
 	if c.Handle() == 0 {
 		return nil
@@ -322,8 +319,8 @@ func (c *Comm) give(cause error) error {
 // abortTime is how long NCCL gets to give up a communicator.
 const abortTime = 20 * time.Second
 
-// The pauses between two questions whether a call has ended: they grow to the first limit while an answer is near, as
-// registering a window takes some milliseconds, and then to the second.
+// The pauses between two checks whether a call has ended. They grow to the first limit while an answer may be near, since registering a window takes
+// some milliseconds, and then to the second.
 const (
 	shortest = 20 * time.Microsecond
 	near     = 100 * time.Microsecond
@@ -331,8 +328,8 @@ const (
 	soon     = 20 * time.Millisecond
 )
 
-// do makes a call and waits until what it began is done, at most until ctx ends. Then the communicator is stuck: there can be
-// no other call but Abort. keep is what NCCL may still write.
+// do makes a call and waits until what it began is done. If ctx ends first the communicator is stuck: only Abort can be called. keep is the memory
+// that NCCL may still write.
 func (c *Comm) do(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
 	return c.note(c.doOne(ctx, what, call, keep, fn))
 }
@@ -350,8 +347,8 @@ func (c *Comm) doOne(ctx context.Context, what, call string, keep any, fn func(h
 	made := call == "ncclCommInitRankScalable"
 	err := c.begin(ctx, what, call, made, fn)
 	if err == nil {
-		// Some calls return success when they have only been begun (ncclCommWindowRegister in dev_runtime.cc of 2.28), so it is asked
-		// after in any case.
+		// Some calls return success when they have only begun (ncclCommWindowRegister in dev_runtime.cc of 2.28), so the state is checked in any
+		// case.
 		err = c.wait(ctx, what, call)
 	}
 	if _, stuck := errors.AsType[*StuckError](err); stuck {
@@ -401,7 +398,7 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 	}
 }
 
-// ask asks whether the last call is done. It needs no context, and is made often, so that it is made without the scope.
+// ask asks whether the last call is done. It needs no context and is called often, so it does not use the scope.
 func (c *Comm) ask() (Result, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -449,10 +446,10 @@ func (c *Comm) stuckNow() bool {
 	return c.stuck
 }
 
-// Stuck reports whether a call was given up that had not ended, so that the communicator can only be aborted.
+// Stuck reports whether a call was given up before it ended, so that the communicator can only be aborted.
 func (c *Comm) Stuck() bool { return c.stuckNow() }
 
-// gone is the error of using a communicator that was destroyed or aborted, or has a call that does not end.
+// gone returns the error of using a communicator that was destroyed or aborted, or that is stuck.
 func (c *Comm) gone(op string) error {
 	c.state.Lock()
 	defer c.state.Unlock()

@@ -4,18 +4,18 @@ import "math"
 
 // Config sets how a communicator works. The zero Config blocks and leaves everything to NCCL.
 type Config struct {
-	// NonBlocking makes the calls of the communicator return before they are done, so that waiting for them can be given up.
-	// NCCL then starts a thread for every collective, too.
+	// NonBlocking makes the calls of the communicator return before they are done, so that waiting for them can be given up. NCCL then also starts a
+	// thread for every collective.
 	NonBlocking bool
 	// MinCTAs and MaxCTAs bound the number of blocks of NCCL's kernels; 0 leaves it to NCCL.
 	MinCTAs, MaxCTAs int
-	// NoMulticast keeps NCCL's own collectives from using NVLink multicast. From NCCL 2.32 on the communicator is told; before, only the
+	// NoMulticast keeps NCCL's own collectives from using NVLink multicast. From NCCL 2.32 on this is a setting of the communicator; before, only the
 	// environment of the process can say so, see [Options].Multicast.
 	NoMulticast bool
 }
 
-// ConfigLayout is ncclConfig_t of NCCL 2.32 (nccl.h, 120 bytes); the tags are its names there. Each version has more fields at the end than the one before; NCCL
-// copies as many bytes as Size says, and no more than it knows. Older libraries are given the beginning, as NCCL 2.27 has it.
+// ConfigLayout is ncclConfig_t of NCCL 2.32 (nccl.h, 120 bytes); the tags are its names there. Each version adds fields at the end; NCCL copies as
+// many bytes as Size says, and no more than it knows. Older libraries receive the beginning, as NCCL 2.27 has it.
 type ConfigLayout struct {
 	Size           uintptr `c:"size"`
 	Magic          uint32  `c:"magic"`
@@ -57,7 +57,7 @@ const (
 	nvlsHostDisable = math.MaxInt32 // ncclNvlsHostModeDisable
 )
 
-// layout is what the library is given; nil is the zero Config.
+// layout returns what is passed to the library; nil is the zero Config.
 func (c *Config) layout(v Version) *ConfigLayout {
 	if c == nil {
 		c = &Config{}

@@ -13,10 +13,10 @@ const (
 	debugFileEnv = "NCCL_DEBUG_FILE"
 )
 
-// logLine takes a line of NCCL's log apart: "[2026-11-20 10:00:00] host:123:456 [0] init.cc:99 NCCL WARN text".
+// logLine matches a line of NCCL's log: "[2026-11-20 10:00:00] host:123:456 [0] init.cc:99 NCCL WARN text".
 var logLine = regexp.MustCompile(`^(?:\[[^\]]*\] )?(\S+?):(\d+):(\d+) \[(-?\d+)\] (?:(\S+) )?NCCL (WARN|INFO|ABORT|TRACE|VERSION) ?(.*)$`)
 
-// tell gives a line of NCCL's to the logger: warnings as warnings, everything else for debugging.
+// tell passes a line of NCCL's to the logger: warnings as warnings, everything else for debugging.
 func tell(log *slog.Logger, line string) {
 	line = strings.TrimSpace(line)
 	if line == "" {
@@ -37,7 +37,7 @@ func tell(log *slog.Logger, line string) {
 	log.Log(context.Background(), level, line, args...)
 }
 
-// Log brings the lines that NCCL has logged since the last time to the logger of Load.
+// Log passes the lines that NCCL has logged since the last call to the logger of Load.
 func (l *Library) Log() {
 	if l.log != nil {
 		l.log.drain()

@@ -29,9 +29,8 @@ var theLog struct {
 	log *debugLog
 }
 
-// openDebugLog makes NCCL write its log where it can be read back, for a logger that wants warnings. Somebody who has set
-// NCCL's own variables gets what they ask for, where they ask for it, and nothing is brought to the logger. Without a log, NCCL
-// is as silent as it likes to be.
+// openDebugLog makes NCCL write its log where it can be read back, for a logger that wants warnings. If NCCL's own variables are set, they decide,
+// and nothing is passed to the logger. Without a file in memory, NCCL logs as it does by default.
 func openDebugLog(log *slog.Logger) *debugLog {
 	theLog.Lock()
 	defer theLog.Unlock()
@@ -56,7 +55,7 @@ func openDebugLog(log *slog.Logger) *debugLog {
 	if log.Enabled(ctx, slog.LevelDebug) {
 		level = "INFO"
 	}
-	// By the number of this process and not as "self": a child that inherits the variable finds this file too, or none.
+	// The path has the number of this process and not "self", so that a child that inherits the variable finds this file too, or none.
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
 	file := os.NewFile(uintptr(fd), path)
 	if err := errors.Join(os.Setenv(debugEnv, level), os.Setenv(debugFileEnv, path)); err != nil {
@@ -90,7 +89,7 @@ func (d *debugLog) drain() {
 		}
 	}
 	if d.read > began {
-		// What was read is given back; the file keeps its length, so that NCCL's place in it stays right.
+		// The memory of what was read is freed; the file keeps its length, so that NCCL's offset in it stays right.
 		_ = unix.Fallocate(int(d.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, d.read)
 	}
 }

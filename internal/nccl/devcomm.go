@@ -20,8 +20,8 @@ type DevComm struct {
 // devCommRoom is more than any version's ncclDevComm takes.
 const devCommRoom = 1024
 
-// devCommLayout says where what is used here is in ncclDevCommRequirements, and how long both structures are
-// (nccl_device/core.h and nccl_device/impl/comm__types.h). Each entry counts from its version on, until the next.
+// devCommLayout has the offsets of the fields of ncclDevCommRequirements that are used here, and the sizes of both structures (nccl_device/core.h and
+// nccl_device/impl/comm__types.h). Each entry holds from its version on, until the next.
 var devCommLayouts = []struct {
 	from               Version
 	requirements, comm int
@@ -36,10 +36,10 @@ var devCommLayouts = []struct {
 	{23007, 96, 240, 40, true, 60},
 }
 
-// defaultContexts is what NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER gives ginContextCount.
+// defaultContexts is the value of ginContextCount in NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
 const defaultContexts = 4
 
-// devCommRequirements makes an ncclDevCommRequirements and gives the size of the ncclDevComm. It never asks for multicast.
+// devCommRequirements makes an ncclDevCommRequirements and returns the size of the ncclDevComm. It never asks for multicast.
 func devCommRequirements(v Version, lsaBarriers int) (requirements []byte, size int, err error) {
 	if v < devCommLayouts[0].from || v > lastLayout {
 		return nil, 0, fmt.Errorf("the device communicator of NCCL %s is not known (that of %s to %s is): %w", v,
@@ -88,10 +88,10 @@ func (c *Comm) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error
 	return &DevComm{comm: c, bytes: room, size: size}, nil
 }
 
-// Bytes is the structure, which a kernel takes by value. The slice must not be changed.
+// Bytes returns the structure, which a kernel takes by value. The slice must not be changed.
 func (d *DevComm) Bytes() []byte { return d.bytes[:d.size] }
 
-// Close gives it back. Local. No kernel uses it any more.
+// Close releases it. Local. No kernel uses it any more.
 func (d *DevComm) Close(ctx context.Context) error {
 	err := d.comm.do(ctx, "destroying a device communicator", "ncclDevCommDestroy", nil, func(h CommHandle) Result {
 		return d.comm.lib.call.DevCommDestroy(h, &d.bytes[0])

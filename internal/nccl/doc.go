@@ -4,9 +4,8 @@
 //
 // # Versions
 //
-// Every function is looked up by itself. What every version since 2.23.4 has must be there; anything else is a capability, and
-// [Library.Require] says which version has it. Structures whose layout belongs to a version are decoded for those that are
-// known, and ErrUnsupported for others.
+// Every function is looked up separately. Those that every version since 2.23.4 has are required; any other is a capability, and [Library.Require]
+// says which version has it. Structures whose layout depends on the version are decoded for known versions, and are ErrUnsupported for others.
 //
 // # What a call needs
 //
@@ -17,17 +16,16 @@
 //
 // # Waits
 //
-// A communicator that does not block ([Config].NonBlocking) is asked after until what was begun is done. When the context ends
-// first, the error is a [*StuckError], and the communicator is good for nothing but Abort, which ends its work and waits for
-// its threads. With one that blocks, a thread that waits inside of NCCL cannot be called back: [Bound] puts a bound on the
-// caller's wait, the thread stays behind, and the process had better end. Collectives enqueue work and return at once, but for
-// a full queue of the driver and for connections that NCCL makes at first need; of a communicator that does not block, NCCL
-// starts a thread for each.
+// A communicator that does not block ([Config].NonBlocking) is polled until what was begun is done. When the context ends first, the error is a
+// [*StuckError], and the communicator can only be aborted, which ends its work and waits for its threads. With one that blocks, a thread that waits
+// inside NCCL cannot be stopped: [Bound] bounds the caller's wait, the thread stays behind, and the process should end. Collectives enqueue work and
+// return at once, unless the driver's queue is full or NCCL has to make its connections first. For each collective of a communicator that does not
+// block, NCCL starts a thread.
 //
 // # The library's log
 //
-// NCCL writes its log where its own variables say. If somebody has set them, it is left alone. Otherwise, for a logger that
-// takes warnings, it goes to a file in memory, and [Library.Log] brings what is new to the logger.
+// NCCL writes its log where its own variables say. If somebody has set them, it is left alone. Otherwise, for a logger that takes warnings, it goes
+// to a file in memory, and [Library.Log] passes what is new to the logger.
 //
 // # Multicast
 //
@@ -37,5 +35,5 @@
 //
 // # What it may know
 //
-// This package knows the loader of native libraries and the shared errors. It knows nothing of devices, groups or backends.
+// This package imports the loader of native libraries and the shared errors, but no devices, groups or backends.
 package nccl

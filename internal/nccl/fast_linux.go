@@ -4,7 +4,7 @@ package nccl
 
 import "github.com/symmem/symmem/internal/dl"
 
-// bindFast binds the function that is called again and again by [dl.Call]. All of its arguments are numbers.
+// bindFast binds the function that is called again and again with [dl.Call], which is faster. All of its arguments are numbers.
 func bindFast(lib *dl.Library, f *Functions) {
 	p, err := lib.Symbol("ncclAllReduce")
 	if err != nil {

@@ -23,9 +23,9 @@ type Team struct {
 	Stride int32 `c:"stride"`
 }
 
-// Functions is the part of NCCL that this module uses, one function for each symbol, which the tags name. Each has the type
-// that nccl.h declares, with addresses and handles as numbers. A nil function is one that the library lacks: a missing
-// capability, which [Library.Require] turns into an error. A test may put others in their place.
+// Functions is the part of NCCL that this module uses, one function for each symbol, which the tags name. Each has the type that nccl.h declares,
+// with addresses and handles as numbers. A nil function is one that the library lacks: a missing capability, which [Library.Require] turns into an
+// error. A test may substitute its own.
 //
 // Pointers are used during the call only, unless a comment says otherwise.
 type Functions struct {
@@ -41,8 +41,8 @@ type Functions struct {
 	CommCuDevice   func(comm CommHandle, n *int32) Result  `nccl:"ncclCommCuDevice,required"`
 	CommUserRank   func(comm CommHandle, n *int32) Result  `nccl:"ncclCommUserRank,required"`
 
-	// The function that takes the id by its address: ncclCommInitRank takes its 128 bytes by value. A communicator that does not
-	// block is written to comm at once, and its initialisation goes on.
+	// The function that takes the id by address: ncclCommInitRank takes its 128 bytes by value. The handle of a communicator that does not block is
+	// written to comm at once, while its initialisation goes on.
 	CommInitRankScalable func(comm *CommHandle, ranks, rank, ids int32, id *UniqueID, config *ConfigLayout) Result `nccl:"ncclCommInitRankScalable,required"`
 	// comm may be written after the call, when the parent does not block.
 	CommSplit func(parent CommHandle, color, key int32, comm *CommHandle, config *ConfigLayout) Result `nccl:"ncclCommSplit"`
@@ -67,12 +67,12 @@ type Functions struct {
 	// props is an ncclCommProperties_t whose header is filled in.
 	CommQueryProperties func(comm CommHandle, props *byte) Result `nccl:"ncclCommQueryProperties"`
 
-	// MulticastSource looks up the functions that find or make multicast addresses. They are not in the table, because they may create
-	// a multicast object: [Library.ResolveMulticast] calls it, and nothing else does. Nil: the library has none.
+	// MulticastSource looks up the functions that find or make multicast addresses. They are not in the table, because they may create a multicast
+	// object. Only [Library.ResolveMulticast] calls it. Nil means that the library has none.
 	MulticastSource func() (*Multicast, error)
 }
 
-// Multicast is the function that gives a window's multicast address, and makes it first if need be.
+// Multicast holds the function that returns a window's multicast address, which it first makes if need be.
 type Multicast struct {
 	// *p is 0 where NCCL has none.
 	GetLsaMultimemDevicePointer func(window WindowHandle, offset uintptr, p *uint64) Result `nccl:"ncclGetLsaMultimemDevicePointer,required"`
@@ -96,7 +96,7 @@ func eachFunction(p any, fn func(field reflect.Value, symbol string, required bo
 	}
 }
 
-// missing gives the symbols whose functions are nil in the table that p points to.
+// missing returns the symbols whose functions are nil in the table that p points to.
 func missing(p any, onlyRequired bool) []string {
 	var symbols []string
 	eachFunction(p, func(field reflect.Value, symbol string, required bool) {
@@ -119,11 +119,10 @@ func bind(lib *dl.Library, p any) error {
 	return failed
 }
 
-// Missing gives the symbols that the library lacks, in the order of the table.
+// Missing returns the symbols that the library lacks, in the order of the table.
 func (l *Library) Missing() []string { return missing(&l.call, false) }
 
-// Require is the error, which is ErrUnsupported, of a library that lacks any of the named symbols; it says which version has
-// them.
+// Require returns ErrUnsupported if the library lacks any of the named symbols, and says which version has them.
 func (l *Library) Require(symbols ...string) error {
 	all := l.Missing()
 	lacking := slices.DeleteFunc(slices.Clone(symbols), func(s string) bool { return !slices.Contains(all, s) })
@@ -141,8 +140,8 @@ func (l *Library) Require(symbols ...string) error {
 	return e
 }
 
-// ResolveMulticast looks up what gives windows multicast addresses. Nothing else does. ErrUnsupported from a library without
-// it.
+// ResolveMulticast looks up the function that returns multicast addresses of windows. Nothing else does. The error is ErrUnsupported if the library
+// does not have it.
 func (l *Library) ResolveMulticast() (*Multicast, error) {
 	if l.call.MulticastSource == nil {
 		return nil, &dl.SymbolError{Library: libraryName, Symbols: []string{"ncclGetLsaMultimemDevicePointer"},

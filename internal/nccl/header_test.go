@@ -61,7 +61,7 @@ func TestHeader(t *testing.T) {
 	})
 }
 
-// ptr is the address of a copy of a table.
+// ptr returns the address of a copy of a table.
 func ptr(table any) any {
 	p := reflect.New(reflect.TypeOf(table))
 	p.Elem().Set(reflect.ValueOf(table))

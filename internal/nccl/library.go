@@ -14,14 +14,14 @@ import (
 // LibraryEnv names the environment variable with the library's path, which [Load] reads if it is given none.
 const LibraryEnv = "SYMMEM_NCCL_LIBRARY"
 
-// ShareGPUEnv names NCCL's own variable that allows several ranks on one GPU; 0 does not.
+// ShareGPUEnv names NCCL's own variable that allows several ranks on one GPU, unless it is 0.
 const ShareGPUEnv = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 // SharesGPUs reports whether the library can have several ranks on one GPU (ncclCheckMultiRank in graph/topo.cc), if its environment allows
 // it. They have no NVLink multicast.
 func (l *Library) SharesGPUs() bool { return l.version >= firstSharing }
 
-// firstSharing is the first version that can.
+// firstSharing is the first version for which SharesGPUs is true.
 const firstSharing Version = 23003
 
 const (
@@ -32,7 +32,7 @@ const (
 	multicastEnv = "NCCL_NVLS_ENABLE" // 0 switches multicast off
 )
 
-// Options is what Load can be told. Nil or zero values are the defaults.
+// Options are the options of Load. Nil or zero values are the defaults.
 type Options struct {
 	// Path is the library's file, or the folder it is in; "" looks at the variable LibraryEnv, then where the loader looks,
 	// then where Python's package managers put it.
@@ -43,10 +43,9 @@ type Options struct {
 	// ShareGPU allows several ranks on one GPU, which NCCL can do from 2.30 on. Load sets NCCL_MULTI_RANK_GPU_ENABLE to 1 for this process
 	// unless the variable is set.
 	ShareGPU bool
-	// Look leaves the environment alone: whoever uses more of the library than its version and its symbols loads it again
-	// without, before.
+	// Look leaves the environment alone. To use more of the library than its version and its symbols, load it again without Look first.
 	Look bool
-	// Logger gets what was loaded, at debug level. Nil is silence.
+	// Logger receives what was loaded, at debug level. Nil logs nothing.
 	Logger *slog.Logger
 }
 
@@ -88,7 +87,7 @@ func Load(opts *Options) (*Library, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	// Before the library is there, so that none of its threads reads the environment meanwhile.
+	// The environment is changed before the library is loaded, so that none of its threads reads it meanwhile.
 	if !o.Multicast && !o.Look && os.Getenv(multicastEnv) != "0" {
 		if err := os.Setenv(multicastEnv, "0"); err != nil {
 			return nil, fmt.Errorf("switching NCCL's multicast off: %w", err)
@@ -134,8 +133,8 @@ func Load(opts *Options) (*Library, error) {
 	return l, nil
 }
 
-// New makes a library of a table of functions: the one that Load has found, or a test's. A table that lacks what every version
-// since 2.23.4 has is ErrUnsupported.
+// New makes a Library of a table of functions: the one that Load has filled, or a test's. The error is ErrUnsupported if the table lacks what every
+// version since 2.23.4 has.
 func New(path string, f Functions) (*Library, error) {
 	l := &Library{path: path, call: f}
 	if f.GetVersion != nil { // the version is read first, so that errors can tell it
@@ -154,16 +153,16 @@ func New(path string, f Functions) (*Library, error) {
 	return l, nil
 }
 
-// Version is the library's version.
+// Version returns the library's version.
 func (l *Library) Version() Version { return l.version }
 
-// Functions is the table. It must not be changed.
+// Functions returns the table. It must not be changed.
 func (l *Library) Functions() *Functions { return &l.call }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
-// check makes an error of a result, a *dl.Error. It must be called right after the call, on the same thread.
+// check returns the *dl.Error of a result, or nil. It must be called right after the call, on the same thread.
 func (l *Library) check(call string, r Result) error {
 	if r == Success {
 		return nil
@@ -172,7 +171,7 @@ func (l *Library) check(call string, r Result) error {
 	if r == RemoteError {
 		e.Err = errs.ErrPeerLost
 	}
-	// The text of the latest warning of the whole process: most often the cause, but nobody can be sure.
+	// The text of the latest warning of the whole process, which is most often the cause, but not always.
 	if last := strings.TrimSpace(l.call.GetLastError(0)); last != "" {
 		e.Hint = "its last warning was: " + last
 	} else {

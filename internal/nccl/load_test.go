@@ -134,7 +134,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
+// libc returns a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
 // others.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()

@@ -6,9 +6,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// MemAlloc allocates bytes (> 0) of the current GPU's memory by ncclMemAlloc: virtual memory that every GPU with peer access to
-// it may use, in whole granules. Where NCCL has no such memory (NCCL_CUMEM_ENABLE=0) it is plain memory of cudaMalloc, which
-// cannot become a window: the caller has to look. The GPU's context is current. ErrUnsupported before NCCL 2.19.
+// MemAlloc allocates bytes (> 0) of the current GPU's memory by ncclMemAlloc: virtual memory that every GPU with peer access to it may use, in whole
+// granules. Where NCCL has no such memory (NCCL_CUMEM_ENABLE=0) it is plain memory of cudaMalloc, which cannot become a window, so the caller has to
+// check. The GPU's context is current. ErrUnsupported before NCCL 2.19.
 func (l *Library) MemAlloc(bytes int64) (uint64, error) {
 	if err := l.Require("ncclMemAlloc", "ncclMemFree"); err != nil {
 		return 0, err
@@ -26,7 +26,7 @@ func (l *Library) MemAlloc(bytes int64) (uint64, error) {
 	return *p, nil
 }
 
-// MemFree gives back what MemAlloc gave. The GPU's context is current.
+// MemFree frees what MemAlloc allocated. The GPU's context is current.
 func (l *Library) MemFree(p uint64) error {
 	if err := l.Require("ncclMemFree"); err != nil {
 		return err

@@ -76,7 +76,7 @@ func TestConfigLayout(t *testing.T) {
 	}
 }
 
-// table is functions that succeed and do nothing, but for those that a test replaces.
+// table returns functions that succeed and do nothing, but for those that a test replaces.
 func table() Functions {
 	return Functions{
 		GetVersion:     func(v *int32) Result { *v = 22809; return Success },
@@ -132,7 +132,7 @@ func library(t *testing.T, f Functions) *Library {
 	return l
 }
 
-// options are those of rank 1 of 2.
+// options returns those of rank 1 of 2.
 func options(nonBlocking bool) *CommOptions {
 	return &CommOptions{Ranks: 2, Rank: 1, Config: &Config{NonBlocking: nonBlocking}}
 }

@@ -28,7 +28,7 @@ var resultNames = [...]string{
 	RemoteError: "ncclRemoteError", InProgress: "ncclInProgress",
 }
 
-// String gives the name in nccl.h.
+// String returns the name in nccl.h.
 func (r Result) String() string { return nameOf(resultNames[:], int(r), "ncclResult_t") }
 
 // DataType is an ncclDataType_t.
@@ -53,10 +53,10 @@ var dataTypeNames = [...]string{
 	Float16: "ncclFloat16", Float32: "ncclFloat32", Float64: "ncclFloat64", BFloat16: "ncclBfloat16",
 }
 
-// String gives the name in nccl.h.
+// String returns the name in nccl.h.
 func (t DataType) String() string { return nameOf(dataTypeNames[:], int(t), "ncclDataType_t") }
 
-// Bytes is the size of one element.
+// Bytes returns the size of one element.
 func (t DataType) Bytes() int64 {
 	switch t {
 	case Int8, Uint8:
@@ -72,7 +72,7 @@ func (t DataType) Bytes() int64 {
 // Op is an ncclRedOp_t.
 type Op int32
 
-// The operations. Note that the order is not that of other libraries.
+// The operations. The order differs from that of other libraries.
 const (
 	Sum  Op = 0
 	Prod Op = 1
@@ -83,7 +83,7 @@ const (
 
 var opNames = [...]string{Sum: "ncclSum", Prod: "ncclProd", Max: "ncclMax", Min: "ncclMin", Avg: "ncclAvg"}
 
-// String gives the name in nccl.h.
+// String returns the name in nccl.h.
 func (op Op) String() string { return nameOf(opNames[:], int(op), "ncclRedOp_t") }
 
 // WindowFlags are the NCCL_WIN_ flags of a registration.
@@ -98,7 +98,7 @@ const (
 // WindowAlignment is NCCL_WIN_REQUIRED_ALIGNMENT: the offset in bytes of a window in its allocation is a multiple of it.
 const WindowAlignment = 4096
 
-// nameOf gives the name of a value of an enumeration, or its type and number.
+// nameOf returns the name of a value of an enumeration, or its type and number.
 func nameOf(names []string, i int, kind string) string {
 	if i >= 0 && i < len(names) {
 		return names[i]
@@ -112,8 +112,8 @@ const UniqueIDBytes = 128
 // UniqueID is an ncclUniqueId: the place where the ranks of one communicator meet. Rank 0 makes it and tells the others.
 type UniqueID [UniqueIDBytes]byte
 
-// Version is what ncclGetVersion gives: 10000 times the major number, 100 times the minor and the patch.
+// Version is the result of ncclGetVersion: 10000 times the major number, 100 times the minor and the patch.
 type Version int32
 
-// String gives the version as people write it: "2.28.9".
+// String returns the version as people write it: "2.28.9".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }

@@ -15,12 +15,12 @@ type Window struct {
 	handle WindowHandle
 }
 
-// Register makes a window of bytes at p. Collective: every rank comes with as many bytes, in the same order of calls. p is at a
-// multiple of WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come or ctx ends, which leaves
-// the communicator good for nothing but Abort. ErrUnsupported before NCCL 2.27.
+// Register makes a window of bytes at p. Collective: every rank passes the same number of bytes, in the same order of calls. p is at a multiple of
+// WindowAlignment in an allocation of virtual memory. It blocks until all ranks have come. If ctx ends first the communicator can only be aborted.
+// The error is ErrUnsupported before NCCL 2.27.
 //
-// A library that cannot make windows here says success all the same, and gives a handle that is 0 or no address of the GPU's
-// memory: the caller has to look.
+// A library that cannot make windows here reports success all the same, and returns a handle that is 0 or not an address of the GPU's memory, so the
+// caller has to check.
 func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags WindowFlags) (*Window, error) {
 	if err := c.lib.Require("ncclCommWindowRegister", "ncclCommWindowDeregister"); err != nil {
 		return nil, err
@@ -39,11 +39,11 @@ func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags Window
 	return &Window{comm: c, handle: *handle}, nil
 }
 
-// Handle is the ncclWindow_t, which kernels written for NCCL's device interface take.
+// Handle returns the ncclWindow_t, which kernels written for NCCL's device interface take.
 func (w *Window) Handle() WindowHandle { return w.handle }
 
-// Deregister takes the window, and with it the peers' memory, out of this process. Local. Nothing works on it any more. The
-// windows of an aborted communicator are gone already.
+// Deregister removes the window, and with it the peers' memory, from this process. Local. No work may use it any more. The windows of an aborted
+// communicator are gone already.
 func (w *Window) Deregister(ctx context.Context) error {
 	if w.handle == 0 {
 		return nil
@@ -59,8 +59,8 @@ func (w *Window) Deregister(ctx context.Context) error {
 	return err
 }
 
-// Lsa gives this rank's team of ranks that reach each other's memory by load and store: ranks of the communicator that follow
-// each other. ErrUnsupported if the library does not tell.
+// Lsa returns the team of ranks that reach each other's memory by load and store and that this rank is in: consecutive ranks of the communicator. The
+// error is ErrUnsupported if the library cannot say.
 func (c *Comm) Lsa() (Team, error) {
 	if err := c.lib.Require("ncclTeamLsa"); err != nil {
 		return Team{}, err
@@ -76,11 +76,10 @@ func (c *Comm) Lsa() (Team, error) {
 	return team, err
 }
 
-// PeerPointers reports whether the library has a function that gives peer pointers. Without it they are made of the window's
-// structure.
+// PeerPointers reports whether the library has a function that returns peer pointers. Without it they are computed from the window's structure.
 func (l *Library) PeerPointers() bool { return l.call.GetPeerDevicePointer != nil }
 
-// Peer is the address of the byte at offset in rank's window, or 0 if it has none in this process.
+// Peer returns the address of the byte at offset in rank's window, or 0 if it has none in this process.
 func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	if err := w.comm.lib.Require("ncclGetPeerDevicePointer"); err != nil {
 		return 0, err
@@ -92,10 +91,10 @@ func (w *Window) Peer(rank int, offset int64) (uint64, error) {
 	return *p, err
 }
 
-// Multicast is the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. It must not be called where
-// multicast is to stay off: the first call of a communicator makes its multicast object, with the other ranks (symTeamObtain in
-// dev_runtime.cc). So it is collective, and blocks until all ranks have come or ctx ends, which leaves the communicator good for nothing
-// but Abort. The memory is bound on all ranks when the call has returned on all.
+// Multicast returns the address that reaches the byte at offset in every rank's window, or 0 if NCCL has none. It must not be called where multicast is to
+// stay off: the first call of a communicator makes its multicast object, with the other ranks (symTeamObtain in dev_runtime.cc). So it is collective,
+// and blocks until all ranks have come. If ctx ends first the communicator can only be aborted. The memory is bound on all ranks when the call has
+// returned on all.
 func (w *Window) Multicast(ctx context.Context, m *Multicast, offset int64) (uint64, error) {
 	p := new(uint64)
 	err := w.comm.do(ctx, "making the multicast address", "ncclGetLsaMultimemDevicePointer", p, func(CommHandle) Result {
@@ -148,8 +147,8 @@ const (
 	lastLayout  Version = 23099
 )
 
-// DecodeWindow reads the structure, as it was copied out of the GPU's memory. A version whose structure is not known, and one
-// that makes no sense, is ErrUnsupported.
+// DecodeWindow decodes the structure as it was copied from the GPU's memory. The error is ErrUnsupported if the version's structure is not known, or
+// if its values make no sense.
 func DecodeWindow(v Version, b []byte) (WindowLayout, error) {
 	if v < firstLayout || v > lastLayout {
 		return WindowLayout{}, fmt.Errorf("the window structure of NCCL %s is not known (that of %s to %s is), and the library has no "+
@@ -170,10 +169,10 @@ func DecodeWindow(v Version, b []byte) (WindowLayout, error) {
 	return l, nil
 }
 
-// Stride is the distance in bytes from one rank's copy to the next one's.
+// Stride returns the distance in bytes from one rank's copy to the next one's.
 func (l WindowLayout) Stride() int64 { return int64(l.Stride4G) << 32 }
 
-// Peer is the address of the window's first byte of the communicator's rank, which is in the team.
+// Peer returns the address of the window's first byte of the communicator's rank, which is in the team.
 func (l WindowLayout) Peer(rank int) uint64 {
 	return l.FlatBase + uint64(int64(l.LsaRank+rank-l.WorldRank)*l.Stride())
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// structure is a window's as NCCL lays it out, n bytes long.
+// structure returns a window's as NCCL lays it out, n bytes long.
 func structure(n int) []byte {
 	b := make([]byte, n)
 	binary.LittleEndian.PutUint64(b[0:], 0x7f00_1234_5678)

@@ -14,7 +14,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// progressDelayUS is how long the progress thread sleeps at the most, in microseconds: what UCX wakes nobody for waits so long.
+// progressDelayUS is how long the progress thread sleeps at most, in microseconds. Events for which UCX does not wake the thread wait that long.
 const progressDelayUS = 1000
 
 // Agent is one party of transfers, with an engine over UCX. It may be used by several goroutines at once.
@@ -37,12 +37,12 @@ type AgentOptions struct {
 	// CPU behind each copy (uct_cuda_base_iface_event_fd_arm in uct/cuda/base/cuda_iface.c of UCX 1.23), for which the next copy
 	// waits.
 	NoThread bool
-	// Settings are UCX's for this agent alone, by their names without "UCX_". The environment's go first.
+	// Settings are UCX's settings for this agent alone, by their names without "UCX_". Those of the environment take precedence.
 	Settings map[string]string
 }
 
-// NewAgent makes an agent and its engine; nil options are the defaults. The name must differ from those of all agents that it is
-// to know. It may block: see [Bound]. Close it.
+// NewAgent makes an agent and its engine; nil options are the defaults. The name must differ from those of all agents that it is to know. NewAgent
+// may block: see [Bound]. Close the agent.
 func (l *Library) NewAgent(name string, opts *AgentOptions) (*Agent, error) {
 	if name == "" {
 		return nil, errs.Invalid("NewAgent", "name", `""`, "a name that no other agent has")
@@ -94,8 +94,8 @@ func (a *Agent) start(settings map[string]string) error {
 	return errors.Join(err, l.check("destroy_params", l.call.destroyParams(params)))
 }
 
-// engineConfig gives UCX's settings as the engine takes them, and those that it cannot take: it knows no way to write a value that has
-// a comma in it.
+// engineConfig returns UCX's settings as the engine takes them, and those that it cannot take, because it has no way to write a value with a comma in
+// it.
 func engineConfig(settings map[string]string) (config string, lists map[string]string) {
 	var pairs []string
 	lists = map[string]string{}
@@ -142,7 +142,7 @@ func whyNoEngine() string {
 	return "the plugin UCX, or a library that it needs, does not load; "
 }
 
-// Name is the agent's name.
+// Name returns the agent's name.
 func (a *Agent) Name() string { return a.name }
 
 // Plugins lists the plugins that the library has found.
@@ -174,7 +174,7 @@ func (a *Agent) use(call func(agent handle) error) error {
 	return call(a.handle)
 }
 
-// withRegs calls f with a list of one piece of memory for registration.
+// withRegs calls f with a list of one block of memory for registration.
 func (a *Agent) withRegs(m Memory, b Block, f func(regs handle) error) error {
 	l := a.lib
 	var regs handle
@@ -199,7 +199,7 @@ func (a *Agent) Register(m Memory, b Block) error {
 	return nil
 }
 
-// Deregister takes back what Register did. No request uses the memory any more.
+// Deregister undoes Register. No request may use the memory any more.
 func (a *Agent) Deregister(m Memory, b Block) error {
 	err := a.use(func(agent handle) error {
 		return a.withRegs(m, b, func(regs handle) error {
@@ -213,14 +213,14 @@ func (a *Agent) Deregister(m Memory, b Block) error {
 	return nil
 }
 
-// Metadata is how other agents connect to this one, and reach all that is registered.
+// Metadata returns what other agents need to connect to this one and to reach all registered memory.
 func (a *Agent) Metadata() ([]byte, error) {
 	return a.take("get_local_md", func(agent handle, data *unsafe.Pointer, n *uintptr) Status {
 		return a.lib.call.metadata(agent, data, n)
 	})
 }
 
-// MetadataOf is how agents that know this one reach one registered piece of memory.
+// MetadataOf returns what agents that know this one need to reach one registered block of memory.
 func (a *Agent) MetadataOf(m Memory, b Block) (blob []byte, err error) {
 	err = a.withRegs(m, b, func(regs handle) error {
 		blob, err = a.take("get_local_partial_md", func(agent handle, data *unsafe.Pointer, n *uintptr) Status {
@@ -231,7 +231,7 @@ func (a *Agent) MetadataOf(m Memory, b Block) (blob []byte, err error) {
 	return blob, err
 }
 
-// take copies bytes that the library has allocated, and frees them.
+// take copies bytes that the library has allocated, and frees the original.
 func (a *Agent) take(name string, call func(agent handle, data *unsafe.Pointer, n *uintptr) Status) (blob []byte, err error) {
 	err = a.use(func(agent handle) error {
 		var data unsafe.Pointer
@@ -249,7 +249,7 @@ func (a *Agent) take(name string, call func(agent handle, data *unsafe.Pointer, 
 	return blob, nil
 }
 
-// Know takes metadata of another agent, and connects to it if that is new. It may block: see [Bound].
+// Know takes metadata of another agent, and connects to that agent if it was not known. It may block: see [Bound].
 func (a *Agent) Know(metadata []byte) (name string, err error) {
 	if len(metadata) == 0 {
 		return "", errs.Invalid("Know", "metadata", "nothing", "what Metadata or MetadataOf of another agent gave")
@@ -270,9 +270,8 @@ func (a *Agent) Know(metadata []byte) (name string, err error) {
 	return name, nil
 }
 
-// Progress handles what has arrived, for an agent without a progress thread; with one there is nothing to do. It does not block.
-// Peers depend on it: what the network cannot write by itself, this process writes, and it answers those that connect to it.
-// Called while another call is under way it does nothing.
+// Progress handles what has arrived, for an agent without a progress thread; with one there is nothing to do. It does not block. Peers depend on it:
+// this process writes what the network cannot write by itself, and answers those that connect to it. It does nothing while another call is under way.
 func (a *Agent) Progress() error {
 	if !a.progress.TryLock() {
 		return nil
@@ -286,14 +285,14 @@ func (a *Agent) Progress() error {
 	})
 }
 
-// Forget drops what is known of another agent. No request to it is used any more.
+// Forget drops what is known of another agent. No request to that agent may be used any more.
 func (a *Agent) Forget(name string) error {
 	return a.use(func(agent handle) error {
 		return a.lib.check("invalidate_remote_md", a.lib.call.invalidate(agent, name))
 	})
 }
 
-// Close ends the agent, with all that is registered. All requests were released. Closing twice is ErrClosed.
+// Close ends the agent and deregisters everything. All requests must have been released before. A second Close returns ErrClosed.
 func (a *Agent) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -4,10 +4,10 @@
 //
 // # What there is
 //
-// An [Agent] is one party: it owns one engine over UCX, with or without a progress thread. It registers memory, gives metadata
-// by which others can reach it, as bytes for the caller to carry, and takes theirs. A [Request] is a transfer between registered
-// memory of this agent and of another one, prepared once and posted many times. It has ended when the data is there, on the
-// other side too. Nothing orders two requests but waiting for the first one's end.
+// An [Agent] is one party: it owns one engine over UCX, with or without a progress thread. It registers memory, returns metadata by which others can
+// reach it, as bytes for the caller to send, and takes theirs. A [Request] is a transfer between registered memory of this agent and of another one,
+// prepared once and posted many times. It has ended when the data has arrived, on the other side too. Two requests are ordered only by waiting for
+// the end of the first.
 //
 // # The library
 //
@@ -23,5 +23,5 @@
 //
 // # What it may know
 //
-// This package knows the loader of native libraries and the shared errors. It knows nothing of devices, groups or backends.
+// This package imports the loader of native libraries and the shared errors, but no devices, groups or backends.
 package nixl

@@ -4,7 +4,7 @@ package nixl
 
 import "github.com/symmem/symmem/internal/dl"
 
-// bindFast binds the functions that drive a transfer on, again and again, by [dl.Call].
+// bindFast binds the functions that drive a transfer, which are called again and again, with [dl.Call].
 func bindFast(lib *dl.Library, f *functions) {
 	post, postErr := lib.Symbol("nixl_capi_post_xfer_req")
 	status, statusErr := lib.Symbol("nixl_capi_get_xfer_status")

@@ -28,14 +28,14 @@ const (
 // fileNames are the names of the file, the later interface's last.
 var fileNames = []string{"libnixl_capi.so", "libnixl_capi.so.0"}
 
-// Options is what Load can be told. Nil or zero values are the defaults.
+// Options are the options of Load. Nil or zero values are the defaults.
 type Options struct {
 	// Path is the library's file, or the folder it is in, or the folder of Python packages that it was installed into; "" looks at
 	// the variable LibraryEnv, then where Python's package managers put it, then where the loader looks.
 	Path string
 	// CUDA is the major version of CUDA that the driver speaks; 0 without a driver. A library for a later one is refused.
 	CUDA int
-	// Logger gets what was loaded, at debug level. Nil is silence.
+	// Logger receives what was loaded, at debug level. Nil logs nothing.
 	Logger *slog.Logger
 }
 
@@ -157,10 +157,10 @@ func (f *functions) bind(lib *dl.Library) error {
 // wheel matches the folder of the Python package for a major version of CUDA.
 var wheel = regexp.MustCompile(`(^|/)\.nixl_cu([0-9]+)\.mesonpy\.libs(/|$)`)
 
-// packageFolder is the folder of the library in that package, below the folder of all packages.
+// packageFolder returns the folder of the library in that package, below the folder of all packages.
 func packageFolder(cuda int) string { return fmt.Sprintf(".nixl_cu%d.mesonpy.libs", cuda) }
 
-// cudaVersions are the major versions that there are packages for, in the order in which they are tried.
+// cudaVersions returns the major versions that there are packages for, in the order in which they are tried.
 func cudaVersions(driver int) []int {
 	if driver > 0 && driver < 13 {
 		return []int{12}
@@ -191,7 +191,7 @@ func search(opts *Options) dl.Search {
 	return s
 }
 
-// inPackages gives the folder of the library if path is one of Python packages, and else path.
+// inPackages returns the folder of the library if path is one of Python packages, and else path.
 func inPackages(path string, cuda int) string {
 	if path == "" {
 		return ""
@@ -242,7 +242,7 @@ func Load(opts *Options) (*Library, error) {
 	return l, nil
 }
 
-// place finds out what is beside the library, and tells UCX.
+// place finds out what is beside the library, and sets UCX up for it.
 func (l *Library) place(driver int) error {
 	folder := filepath.Dir(l.path)
 	if m := wheel.FindStringSubmatch(folder); m != nil {
@@ -264,13 +264,13 @@ func (l *Library) place(driver int) error {
 
 // prepareEnvironment sets what UCX must know before it is loaded.
 func prepareEnvironment(cuda int) error {
-	// UCX up to 1.19 would otherwise catch SIGSEGV, by which Go tells a nil pointer.
+	// UCX up to 1.19 would otherwise catch SIGSEGV, by which Go recognizes a nil pointer.
 	err := setDefault("UCX_HANDLE_ERRORS", "none")
 	if cuda > 0 {
-		// Reading a peer's GPU is otherwise left out where NVML does not tell of NVLink, as in virtual machines.
+		// Reading a peer's GPU is otherwise left out where NVML does not report NVLink, as in virtual machines.
 		err = errors.Join(err, setDefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"))
 	}
-	// Memory that was let go of would otherwise stay in UCX's cache of registrations without end.
+	// Freed memory would otherwise stay in UCX's cache of registrations for ever.
 	return errors.Join(err, setDefault("UCX_RCACHE_MAX_UNRELEASED", "1024"))
 }
 
@@ -285,16 +285,16 @@ func setDefault(name, value string) error {
 	return nil
 }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
-// CUDA is the major version of CUDA that the library is for; 0 if its place does not tell.
+// CUDA returns the major version of CUDA that the library is for; 0 if its path does not say.
 func (l *Library) CUDA() int { return l.cuda }
 
-// Modules is the folder of UCX's modules beside the library; "" if there is none.
+// Modules returns the folder of UCX's modules beside the library; "" if there is none.
 func (l *Library) Modules() string { return l.modules }
 
-// Version is the version of the Python package that the library is in; "" if it is in none. The library itself does not tell.
+// Version returns the version of the Python package that the library is in; "" if it is in none. The library itself does not report one.
 func (l *Library) Version() string {
 	if l.cuda == 0 {
 		return ""
@@ -307,8 +307,8 @@ func (l *Library) Version() string {
 	return strings.TrimSuffix(strings.TrimPrefix(filepath.Base(found[0]), name), ".dist-info")
 }
 
-// UCX gives the version and the file of the UCX beside the library, which it loads. An error says that there is none there,
-// as when the system's is used.
+// UCX returns the version and the file of the UCX beside the library, which it loads. The error says that there is none, as when the system's UCX is
+// used.
 func (l *Library) UCX() (version, path string, err error) {
 	if l.modules == "" {
 		return "", "", fmt.Errorf("no UCX is beside %s: %w", l.path, errs.ErrUnavailable)

@@ -69,7 +69,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// libc is a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
+// libc returns a library that is surely there, on the systems on which libraries can be loaded at all; the test is skipped on
 // others.
 func libc(t *testing.T) *dl.Library {
 	t.Helper()
@@ -141,7 +141,7 @@ func TestPackages(t *testing.T) {
 	assert.Equal(t, modules, os.Getenv("UCX_MODULE_DIR"))
 }
 
-// table is a library whose functions succeed and count what is made and not given back, and looks for notifications.
+// table returns a library whose functions succeed and count what is made and not given back, and looks for notifications.
 func table() (*Library, map[handle]string, map[handle]int) {
 	made, looks := map[handle]string{}, map[handle]int{}
 	last := handle(0)

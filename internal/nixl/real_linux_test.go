@@ -30,7 +30,7 @@ func real(t *testing.T) *Library {
 	return l
 }
 
-// memory is anonymous memory of the process, which the garbage collector does not know.
+// memory returns anonymous memory of the process, which the garbage collector does not know.
 func memory(t *testing.T, bytes int) ([]byte, Block) {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)

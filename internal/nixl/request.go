@@ -61,17 +61,17 @@ func (a *Agent) withBlocks(m Memory, blocks []Block, f func(list handle) error) 
 	return errors.Join(err, l.check("destroy_xfer_dlist", l.call.destroyBlocks(list)))
 }
 
-// Post starts the transfer and reports whether it has ended already. It does not block. The last one must have ended.
+// Post starts the transfer and reports whether it has ended already. It does not block. The previous post must have ended.
 func (r *Request) Post() (ended bool, err error) {
 	return r.ask("post_xfer_req", func(agent handle) Status { return r.agent.lib.call.post(agent, r.handle, 0) })
 }
 
-// Status drives the transfer on and reports whether it has ended. It does not block.
+// Status makes progress with the transfer and reports whether it has ended. It does not block.
 func (r *Request) Status() (ended bool, err error) {
 	return r.ask("get_xfer_status", func(agent handle) Status { return r.agent.lib.call.status(agent, r.handle) })
 }
 
-// ask makes a call whose status tells how far the transfer has come.
+// ask makes a call whose status says how far the transfer has come.
 func (r *Request) ask(name string, call func(agent handle) Status) (ended bool, err error) {
 	a := r.agent
 	a.mu.RLock()
@@ -86,7 +86,7 @@ func (r *Request) ask(name string, call func(agent handle) Status) (ended bool, 
 	return s == Success, a.lib.check(name, s)
 }
 
-// Release gives the request back. One that is under way is cancelled, as far as the network can. Releasing twice is ErrClosed.
+// Release releases the request. One that is under way is cancelled, as far as the network can do that. A second Release returns ErrClosed.
 func (r *Request) Release() error {
 	return r.agent.use(func(agent handle) error {
 		if r.handle == 0 {

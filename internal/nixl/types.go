@@ -40,7 +40,7 @@ var statusNames = map[Status]string{
 	RemoteDisconnect: "ERROR_REMOTE_DISCONNECT", Canceled: "ERROR_CANCELED",
 }
 
-// String gives the name, without the prefix NIXL_CAPI_.
+// String returns the name, without the prefix NIXL_CAPI_.
 func (s Status) String() string {
 	if name, ok := statusNames[s]; ok {
 		return name
@@ -57,7 +57,7 @@ const (
 	VRAM Memory = 1 // of a GPU
 )
 
-// String gives NIXL's name.
+// String returns NIXL's name.
 func (m Memory) String() string {
 	switch m {
 	case DRAM:
@@ -94,10 +94,10 @@ const syncRW = 2
 //	          uint64 delay of prog 16, uint64 delay of listen 24, bool telemetry 32
 //	to come:  bool prog 0, bool listen 1, uint16 port 2, int32 sync 4, uint32 workers 8, the rest alike
 //
-// Without a listener the port does not count, nor does ever the number of workers, so that one set of bytes suits both.
+// The port is ignored without a listener, and the number of workers always, so the same bytes suit both.
 type agentConfig [40]byte
 
-// newAgentConfig gives the configuration of an agent, with a progress thread that wakes after so many microseconds at the latest,
+// newAgentConfig returns the configuration of an agent, with a progress thread that wakes after so many microseconds at the latest,
 // or without one.
 func newAgentConfig(thread bool, progressDelayUS uint64) *agentConfig {
 	c := new(agentConfig)

@@ -17,9 +17,8 @@ func (l *Library) NewUniqueID() (*UniqueID, error) {
 	return id, nil
 }
 
-// Start makes this process PE number pe of pes, all of which bring id, each with another GPU. It is collective and blocks
-// until all have come, for ever if one does not: see [Bound]. The library does not always tell that it failed, so that its
-// status is asked for.
+// Start makes this process PE number pe of pes, all of which bring id, each with another GPU. It is collective and blocks until all have come, for
+// ever if one does not: see [Bound]. The library does not always report that it failed, so its status is checked.
 func (l *Library) Start(pes, pe int, id *UniqueID) error {
 	const op = "starting NVSHMEM"
 	if pes < 1 || pes > math.MaxInt32 {
@@ -63,9 +62,8 @@ func (l *Library) Finalize() error {
 	return nil
 }
 
-// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and gives its address, or 0: then
-// NVSHMEM has torn the heap down, and nothing works any more. All PEs come with the same arguments: it blocks until they
-// have.
+// Align allocates bytes of the symmetric heap at a multiple of alignment, a power of two, and returns its address. If that is 0, NVSHMEM has torn the
+// heap down and nothing works any more. All PEs call it with the same arguments: it blocks until they have.
 func (l *Library) Align(alignment, bytes int64) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Align")
@@ -79,8 +77,7 @@ func (l *Library) Align(alignment, bytes int64) (uint64, error) {
 	return l.call.align(uintptr(alignment), uintptr(bytes)), nil
 }
 
-// Ptr is the address in this process of the place of PE pe that is at p, an address of the heap, on this one; 0 if there is
-// none.
+// Ptr returns the address in this process of PE pe's copy of p, an address of this PE's heap; 0 if there is none.
 func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Ptr")
@@ -91,9 +88,9 @@ func (l *Library) Ptr(p uint64, pe int) (uint64, error) {
 	return l.call.ptr(p, int32(pe)), nil
 }
 
-// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and gives the address that it has
-// there; at p it stays as well. bytes are a multiple of the heap's granularity and not more than the memory. 0 means that
-// NVSHMEM has torn the heap down, and nothing works any more. All PEs come with as many bytes: it blocks until they have.
+// Register makes bytes at p, the beginning of memory of cuMemCreate, part of the heap and returns the address that they have there; they stay at p as
+// well. bytes is a multiple of the heap's granularity and not more than the memory has. If the address is 0, NVSHMEM has torn the heap down and
+// nothing works any more. All PEs call it with the same number of bytes: it blocks until they have.
 func (l *Library) Register(p uint64, bytes int64) (uint64, error) {
 	if !l.started.Load() {
 		return 0, notStarted("Register")
@@ -104,7 +101,7 @@ func (l *Library) Register(p uint64, bytes int64) (uint64, error) {
 	return l.call.register(p, uintptr(bytes), 0), nil
 }
 
-// Unregister takes what Register gave out of the heap. All PEs come: it blocks until they have.
+// Unregister removes from the heap what Register has added. All PEs call it: it blocks until they have.
 func (l *Library) Unregister(alias uint64, bytes int64) error {
 	if !l.started.Load() {
 		return notStarted("Unregister")
@@ -112,8 +109,7 @@ func (l *Library) Unregister(alias uint64, bytes int64) error {
 	return check("nvshmemx_buffer_unregister_symmetric", l.call.unregister(alias, uintptr(bytes)))
 }
 
-// NewTeam makes another team of all PEs: collectives of different teams do not disturb each other. All PEs come: it blocks
-// until they have.
+// NewTeam makes another team of all PEs: collectives of different teams do not disturb each other. All PEs call it: it blocks until they have.
 func (l *Library) NewTeam() (Team, error) {
 	if !l.started.Load() {
 		return TeamInvalid, notStarted("NewTeam")
@@ -130,8 +126,8 @@ func (l *Library) NewTeam() (Team, error) {
 	return *team, nil
 }
 
-// MulticastPtr is the address that reaches every PE's place that is at p, an address of the heap, on this one; 0 if there is
-// none. It is ErrUnsupported when the library was loaded without multicast.
+// MulticastPtr returns the address that reaches every PE's copy of p, an address of this PE's heap; 0 if there is none. The error is ErrUnsupported
+// if the library was loaded without multicast.
 func (l *Library) MulticastPtr(p uint64) (uint64, error) {
 	if l.call.multicastPtr == nil {
 		return 0, fmt.Errorf("multicast is switched off: %w", errs.ErrUnsupported)
@@ -150,12 +146,12 @@ func (l *Library) Barrier(team Team, stream uintptr) error {
 	return check("nvshmemx_barrier_on_stream", l.call.barrier(team, stream))
 }
 
-// Put enqueues on stream a copy of bytes at src to the place of PE pe that is at dst, an address of the heap, on this one.
+// Put enqueues on stream a copy of bytes at src to PE pe's copy of dst, an address of this PE's heap.
 func (l *Library) Put(dst, src uint64, bytes int64, pe int, stream uintptr) error {
 	return l.copy("Put", l.call.put, dst, src, bytes, pe, stream)
 }
 
-// Get enqueues on stream a copy of bytes to dst from the place of PE pe that is at src, an address of the heap, on this one.
+// Get enqueues on stream a copy of bytes to dst from PE pe's copy of src, an address of this PE's heap.
 func (l *Library) Get(dst, src uint64, bytes int64, pe int, stream uintptr) error {
 	return l.copy("Get", l.call.get, dst, src, bytes, pe, stream)
 }
@@ -176,8 +172,7 @@ func (l *Library) copy(op string, call func(dst, src uint64, bytes uintptr, pe i
 	return nil
 }
 
-// The names of types and operations in the names of NVSHMEM's reductions (nvshmemx_coll_api.h), by the names that this module
-// has.
+// The names of types and operations in the names of NVSHMEM's reductions (nvshmemx_coll_api.h), by this module's names.
 var (
 	typeNames = map[string]string{
 		"f16": "half", "bf16": "bfloat16", "f32": "float", "f64": "double", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -186,12 +181,12 @@ var (
 	opNames = map[string]string{"sum": "sum", "prod": "prod", "min": "min", "max": "max"}
 )
 
-// Reduction enqueues on stream, a CUstream, the reduction of count elements at src on all PEs of the team, with the result at
-// dst on each, both addresses of the heap; or it records it, if the stream is capturing. All PEs enqueue it alike. It returns
-// at once. NVSHMEM bounds no wait on the GPU: if a PE never comes, the streams of the others never end.
+// Reduction enqueues on stream, a CUstream, the reduction of count elements at src on all PEs of the team, with the result at dst on each, both
+// addresses of the heap; or it records it, if the stream is capturing. All PEs enqueue it alike. It returns at once. NVSHMEM does not bound waits on
+// the GPU: if a PE never comes, the streams of the others never end.
 type Reduction func(team Team, dst, src uint64, count int64, stream uintptr) error
 
-// Reduction gives the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
+// Reduction returns the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
 // "avg".
 func (l *Library) Reduction(dtype, op string) (Reduction, error) {
 	t, o := typeNames[dtype], opNames[op]
@@ -215,7 +210,7 @@ func (l *Library) Reduction(dtype, op string) (Reduction, error) {
 	}, nil
 }
 
-// notStarted is the error of a call that would end the process.
+// notStarted returns the error of a call that would end the process.
 func notStarted(op string) error {
 	return fmt.Errorf("%s: NVSHMEM is not started, or finalized: %w", op, errs.ErrClosed)
 }

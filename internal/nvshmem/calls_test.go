@@ -13,7 +13,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// fake is a library of one PE whose functions note that they were called.
+// fake returns a library of one PE whose functions note that they were called.
 func fake() (*Library, *[]string) {
 	calls := &[]string{}
 	note := func(name string) { *calls = append(*calls, name) }

@@ -4,10 +4,9 @@
 //
 // # It can end the process
 //
-// NVSHMEM answers many errors with exit(-1), which no deferred function and no recover sees: an error of the CUDA runtime
-// inside of it, a call before the library is started, an argument that it does not expect, a failure in [Library.Finalize].
-// So the methods check their arguments, and their callers must see to it that the library is started and that what they name
-// exists. A program that must not end tries the start in a process that may.
+// NVSHMEM answers many errors with exit(-1), which no deferred function and no recover sees: an error of the CUDA runtime inside it, a call before
+// the library is started, an unexpected argument, a failure in [Library.Finalize]. So the methods check their arguments, and their callers must make
+// sure that the library is started and that what they name exists. A program that must not end tries the start in another process first.
 //
 // # What a call needs
 //
@@ -17,14 +16,15 @@
 //
 // # Waits
 //
-// Starting, [Library.Align], registering, splitting teams and finalizing wait inside of NVSHMEM until every PE has come,
-// for ever if one never does, and a thread that is in there cannot be called back. [Bound] puts a bound on the caller's wait.
+// Starting, [Library.Align], registering, splitting teams and finalizing wait inside of NVSHMEM until every PE has come, for ever if one never does,
+// and a thread that waits there cannot be stopped. [Bound] bounds the caller's wait.
 //
 // # Environment
 //
-// What has no argument is in the environment, which NVSHMEM reads once, at its first start: see [Environment]. Load sets it up.
+// Settings for which no function has an argument are in the environment, which NVSHMEM reads once, at its first start: see [Environment]. Load sets
+// them.
 //
 // # What it may know
 //
-// This package knows the loader of native libraries and the shared errors. It knows nothing of devices, groups or backends.
+// This package imports the loader of native libraries and the shared errors, but no devices, groups or backends.
 package nvshmem

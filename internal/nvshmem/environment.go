@@ -19,24 +19,24 @@ type Setting struct {
 // other switch exists.
 var multicastOff = [...]Setting{{Name: "NVSHMEM_DISABLE_NVLS", Value: "1"}, {Name: "NCCL_NVLS_ENABLE", Value: "0"}}
 
-// defaults are what this module wants where the user has not said otherwise.
+// defaults returns the settings of this module where the user has not chosen otherwise.
 func defaults(granularity int64) []Setting {
 	return []Setting{
 		// On one host every PE has pointers to all others. The network transports would look for cards, and UCX's replaces
 		// handlers of signals that Go needs.
 		{Name: "NVSHMEM_REMOTE_TRANSPORT", Value: "none"},
-		// The PEs of one host meet on its loopback, so that a machine without any network card will do.
+		// The PEs of one host meet on its loopback, so that no network card is needed.
 		{Name: "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", Value: "lo"},
 		// The unit in which memory is added to the heap, and which registered memory must be a multiple of.
 		{Name: "NVSHMEM_CUMEM_GRANULARITY", Value: strconv.FormatInt(granularity, 10)},
-		// There is nothing to do for a thread that drives the network.
+		// A thread that drives the network would have nothing to do.
 		{Name: "NVSHMEM_DISABLE_LOCAL_ONLY_PROXY", Value: "1"},
 		// Otherwise each team gets a communicator of whichever NCCL the loader finds, and NVSHMEM's reductions are NCCL's.
 		{Name: "NVSHMEM_DISABLE_NCCL", Value: "1"},
 	}
 }
 
-// loopback is the variable that is left alone when the user has told the PEs where to meet.
+// loopback is the variable that is not set when the user has said where the PEs meet.
 const (
 	loopback  = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"
 	sessionID = "NVSHMEM_BOOTSTRAP_UID_SESSION_ID"
@@ -51,9 +51,9 @@ const GranularityEnv = "NVSHMEM_CUMEM_GRANULARITY"
 // MaxTeamsEnv names the variable with the largest number of teams.
 const MaxTeamsEnv = "NVSHMEM_MAX_TEAMS"
 
-// Environment sets the variables that the library reads at its first start, for this process, C's side included, and gives
-// all of NVSHMEM's that are set then. Variables that the user has set stay as they are, but for the switches of multicast:
-// unless it is allowed, they are turned off whatever they were.
+// Environment sets the variables that the library reads at its first start, for this process, C's side included, and returns all of NVSHMEM's that
+// are then set. Variables that the user has set stay as they are, except the switches of multicast: unless multicast is allowed they are turned off,
+// whatever they were.
 func Environment(multicast bool, granularity int64) ([]Setting, error) {
 	wanted := defaults(granularity)
 	given.Lock()

@@ -33,7 +33,7 @@ const (
 // of that.
 const DefaultGranularity = 2 << 20
 
-// Options is what Load can be told. Nil or zero values are the defaults.
+// Options are the options of Load. Nil or zero values are the defaults.
 type Options struct {
 	// Path is the library's file, or the folder it is in; "" looks at the variable LibraryEnv, then where the loader looks,
 	// then where Python's package managers put it.
@@ -46,7 +46,7 @@ type Options struct {
 	Look bool
 	// Granularity is the unit in which memory is added to the heap, in bytes: a power of two; default DefaultGranularity.
 	Granularity int64
-	// Logger gets what was loaded, at debug level. Nil is silence.
+	// Logger receives what was loaded, at debug level. Nil logs nothing.
 	Logger *slog.Logger
 }
 
@@ -176,7 +176,7 @@ func Load(opts *Options) (*Library, error) {
 	}
 	loading.Lock()
 	defer loading.Unlock()
-	// Before the library is there, so that none of its threads reads the environment meanwhile.
+	// The environment is changed before the library is loaded, so that none of its threads reads it meanwhile.
 	var settings []Setting
 	var err error
 	if !o.Look {
@@ -227,16 +227,16 @@ func findBootstrap(library, named string) (string, error) {
 	return path, nil
 }
 
-// Version is the library's version.
+// Version returns the library's version.
 func (l *Library) Version() Version { return l.version }
 
-// Path is the library's file.
+// Path returns the library's file.
 func (l *Library) Path() string { return l.path }
 
-// Bootstrap is the file of the plugin by which the PEs meet.
+// Bootstrap returns the file of the plugin by which the PEs meet.
 func (l *Library) Bootstrap() string { return l.bootstrap }
 
-// Settings are NVSHMEM's variables in the environment as it was when the library was loaded.
+// Settings returns NVSHMEM's variables in the environment as it was when the library was loaded.
 func (l *Library) Settings() []Setting { return l.settings }
 
 // check makes an error of a result, a *dl.Error.

@@ -41,7 +41,7 @@ var statusNames = [...]string{
 	NotStarted: "not initialized", Bootstrapped: "bootstrapped only", Started: "initialized", LimitedMPG: "limited MPG", FullMPG: "full MPG",
 }
 
-// String gives the stage in words.
+// String returns the stage in words.
 func (s Status) String() string {
 	if s >= 0 && int(s) < len(statusNames) {
 		return statusNames[s]
@@ -68,7 +68,7 @@ type UniqueID struct {
 	Internal [UniqueIDBytes - 4]byte `c:"internal"`
 }
 
-// Bytes gives the id as it is sent to other processes.
+// Bytes returns the id as it is sent to other processes.
 func (id *UniqueID) Bytes() []byte {
 	b := make([]byte, UniqueIDBytes)
 	copy(b, unsafe.Slice((*byte)(unsafe.Pointer(id)), UniqueIDBytes))
@@ -121,7 +121,7 @@ type idArgs struct {
 	ranks   int32     `c:"nranks"`
 }
 
-// newInitAttr is NVSHMEMX_INIT_ATTR_INITIALIZER, without a rank yet.
+// newInitAttr returns NVSHMEMX_INIT_ATTR_INITIALIZER, without a rank yet.
 func newInitAttr() *initAttr {
 	return &initAttr{version: attrVersion, args: initArgs{version: argsVersion, id: idArgs{version: idArgsVersion, rank: -1, ranks: -1}}}
 }
@@ -132,5 +132,5 @@ const withUniqueID = 1 << 3
 // Version is what nvshmemx_vendor_get_version_info gives.
 type Version struct{ Major, Minor, Patch int32 }
 
-// String gives the version as people write it: "3.4.5".
+// String returns the version as people write it: "3.4.5".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }

@@ -33,13 +33,13 @@ type Declared struct {
 	Option
 }
 
-// Key is the option's name in files, in flags and in Config: "nccl-window".
+// Key returns the option's name in files, in flags and in Config: "nccl-window".
 func (d *Declared) Key() string { return d.Backend + "-" + d.Name }
 
-// Env is the option's environment variable: "SYMMEM_NCCL_WINDOW".
+// Env returns the option's environment variable: "SYMMEM_NCCL_WINDOW".
 func (d *Declared) Env() string { return Env(d.Key()) }
 
-// Env is the environment variable of a key.
+// Env returns the environment variable of a key.
 func Env(key string) string { return Prefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_")) }
 
 // Allowed says in words which values there may be.
@@ -56,7 +56,7 @@ func (d *Declared) Allowed() string {
 // maxValue is the length in bytes of a value, at most.
 const maxValue = 4096
 
-// Problem is the error for a value that may not be, or nil. op is the operation that refuses it, and arg what the value is.
+// Problem returns an error for a value that is not allowed, or nil. op is the operation that refuses it, and arg what the value is for.
 func (d *Declared) Problem(op, arg, value string) error {
 	shown := value
 	if len(shown) > 80 {
@@ -76,8 +76,8 @@ var declared struct {
 	backends []string    // those that have declared something, if only that they have no options
 }
 
-// Reserved are the keys of package config, and what has the form of one in the environment: no option is called like these. A test of
-// package config holds the list to the keys.
+// Reserved are the keys of package config, and variables that look like one in the environment: no option may have such a name. A test of package
+// config compares the list with the keys.
 var Reserved = []string{
 	"backend", "rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd", "job", "restart", "token",
 	"timeout", "kernel-timeout", "liveness-timeout", "device", "share-device", "multicast", "net-devices", "unprotected-network", "channels",
@@ -92,7 +92,7 @@ var nameForm = regexp.MustCompile(`^[a-z][a-z0-9]*(-[a-z0-9]+)*$`)
 // GoodName reports whether a backend or an option may have the name.
 func GoodName(name string) bool { return len(name) <= 32 && nameForm.MatchString(name) }
 
-// Declare makes the options of a backend known, all or none. The error says what is wrong with the first that cannot be.
+// Declare registers the options of a backend, all or none. The error says what is wrong with the first that is refused.
 func Declare(backend string, list []Option) error {
 	const op = "backend.Register"
 	declared.Lock()
@@ -127,7 +127,25 @@ func Declare(backend string, list []Option) error {
 	return nil
 }
 
-// Owner gives the backend whose option a key would be by its beginning, or "" if that is no registered backend.
+// CUDALibraryEnv names the file of the CUDA driver. It is not an option, because it belongs to no single backend: package device/cuda reads it.
+const CUDALibraryEnv = Prefix + "CUDA_LIBRARY"
+
+// Library is the name of the option that names the file of a backend's native library, or the folder it is in.
+const Library = "library"
+
+// LibraryVariables returns the environment variables that name the files of native libraries: of the CUDA driver, and of the libraries
+// of all registered backends.
+func LibraryVariables() []string {
+	names := []string{CUDALibraryEnv}
+	for _, d := range All() {
+		if d.Name == Library {
+			names = append(names, d.Env())
+		}
+	}
+	return names
+}
+
+// Owner returns the backend whose option a key would be by its beginning, or "" if that is no registered backend.
 func Owner(key string) string {
 	declared.RLock()
 	defer declared.RUnlock()
@@ -140,14 +158,14 @@ func Owner(key string) string {
 	return owner
 }
 
-// All lists the options of all backends by key. They are only read.
+// All lists the options of all backends by key. The caller must not change them.
 func All() []*Declared {
 	declared.RLock()
 	defer declared.RUnlock()
 	return declared.all
 }
 
-// Lookup gives the option with this key, or nil.
+// Lookup returns the option with this key, or nil.
 func Lookup(key string) *Declared {
 	for _, d := range All() {
 		if d.Key() == key {
@@ -162,7 +180,7 @@ func Of(backend string) []*Declared {
 	return slices.DeleteFunc(slices.Clone(All()), func(d *Declared) bool { return d.Backend != backend })
 }
 
-// Forget takes the options of a backend away again, for tests.
+// Forget removes the options of a backend, for tests.
 func Forget(backend string) {
 	declared.Lock()
 	defer declared.Unlock()

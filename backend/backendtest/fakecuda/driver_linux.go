@@ -12,7 +12,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// Driver is a new table over the GPUs, for the caller to add to. Their attributes are those of [Attribute], and each reaches all others.
+// Driver returns a new table over the GPUs, for the caller to add to. Their attributes are those of [Attribute], and each reaches all others.
 // Required functions that this package does not have answer that they are not supported.
 func (g *GPUs) Driver() *cu.Driver {
 	d := &cu.Driver{Path: "fake"}

@@ -21,7 +21,7 @@ type GPUs struct {
 	// Call, unless nil, is asked at the beginning of each call that goes through Do, with the driver's name for it and the GPU
 	// whose context is current, or -1. Unless it answers Success, the call does nothing but return that answer. Mu is held.
 	Call func(name string, gpu int) cu.Result
-	// Find gives the memory of a GPU that p is in. Mu is held.
+	// Find returns the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
 	// Params gives the sizes in bytes of the parameters of the kernel of that name, in order. Mu is held. Nil: the driver does not tell
 	// them, as those before CUDA 12.4, and every kernel has one.
@@ -55,7 +55,7 @@ type Memory struct {
 	Bytes uint64
 }
 
-// New gives count GPUs.
+// New returns count GPUs.
 func New(count int) *GPUs {
 	return &GPUs{
 		Count: count, Contexts: make([]int, count), Streams: map[cu.StreamHandle]int{}, stacks: map[int][]int{},
@@ -77,7 +77,7 @@ func (g *GPUs) Do(name string, f func(gpu int) cu.Result) cu.Result {
 	return f(gpu)
 }
 
-// Current is the GPU whose context is current on the calling thread, or -1. Mu is held.
+// Current returns the GPU whose context is current on the calling thread, or -1. Mu is held.
 func (g *GPUs) Current() int {
 	if s := g.stacks[unix.Gettid()]; len(s) > 0 {
 		return s[len(s)-1]

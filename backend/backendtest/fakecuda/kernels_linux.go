@@ -7,7 +7,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// Attribute is what each GPU says of an attribute: of the size of launches what real ones say, and else 1.
+// Attribute returns what each GPU says of an attribute: of the size of launches what real ones say, and else 1.
 func Attribute(a cu.DeviceAttribute) int32 {
 	switch a {
 	case cu.AttrMaxThreadsPerBlock, cu.AttrMaxBlockDimX, cu.AttrMaxBlockDimY:
@@ -94,7 +94,7 @@ func (g *GPUs) kernels(d *cu.Driver) {
 	}
 }
 
-// Pinned gives the bytes from p on of memory of the host that the driver gave, or nil. Mu is held.
+// Pinned returns the bytes from p on of memory of the host that the driver gave, or nil. Mu is held.
 func (g *GPUs) Pinned(p device.Ptr) []byte {
 	for base, b := range g.pinned {
 		if at := device.Ptr(uintptr(base)); p >= at && p < at.Add(int64(len(b))) {

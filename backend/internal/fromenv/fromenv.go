@@ -10,9 +10,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Options gives the options of a backend, of the struct type T: those that the program gave (env.Given, a *T) or new ones. In each field
-// that has the name of one of env's and is still zero there is what env says; Opened and Parent, if env has them, are always env's. Getenv is
-// never nil. name is the backend's. The error is ErrInvalid: env has what is for another backend, or a device or a parent of another type.
+// Options returns the options of a backend, of the struct type T: those that the program gave (env.Given, a *T) or new ones. Each field that is still
+// zero and has the name of a field of env gets the value of that field. Opened and Parent, if env has them, always come from env. Getenv is never
+// nil. name is the backend's. The error is ErrInvalid, if env has options of another backend, or a device or a parent of another type.
 func Options[T any](name string, env *backend.Env) (*T, error) {
 	o := new(T)
 	if env.Given != nil {
@@ -52,7 +52,7 @@ func Options[T any](name string, env *backend.Env) (*T, error) {
 	return o, nil
 }
 
-// Text sets o, unless it has a value already, to that of an option of the named backend.
+// Text sets o to the value of an option of the named backend, unless o has a value already.
 func Text(o *string, name string, env *backend.Env, option string) error {
 	if *o != "" {
 		return nil
@@ -62,7 +62,7 @@ func Text(o *string, name string, env *backend.Env, option string) error {
 	return err
 }
 
-// Library is the declaration of the option that names a native library.
+// Library returns the declaration of the option that names a native library.
 func Library(what string) backend.Option {
 	return backend.Option{Name: "library", Usage: "file of " + what + ", or the folder it is in; empty looks where the loader and Python's package managers keep it"}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 )
 
-// Failed is the answer for a library of that name that could not be loaded or used because of err. fix is what to do about it
+// Failed returns the answer for a library of that name that could not be loaded or used because of err. fix is what to do about it
 // where the error does not say it itself.
 func Failed(name string, err error, fix string) backend.Library {
 	l := backend.Library{Name: name, State: "unusable", Reason: err.Error(), Fix: fix}

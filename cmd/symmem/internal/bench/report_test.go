@@ -13,7 +13,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 )
 
-// comparison is a report of two forms at two sizes with the peer beside them, and what must not be mistaken for that.
+// comparison returns a report of two forms at two sizes with the peer beside them, and what must not be mistaken for that.
 func comparison() *Report {
 	row := func(backend, beside, algorithm string, bytes int64, median float64) measure.Row {
 		r := measure.Row{Kind: measure.AllReduce, Backend: backend, Beside: beside, Ranks: 4, Bytes: bytes, DType: "bf16", Op: "sum",

@@ -19,7 +19,7 @@ import (
 
 func figure(x float64) string { return strconv.FormatFloat(x, 'g', 10, 64) }
 
-// sample is a page of two charts, of which the second has one line less.
+// sample returns a page of two charts, of which the second has one line less.
 func sample() *Page {
 	slow, fast := Line{Name: "slow <&> old"}, Line{Name: "fast"}
 	for n := 1024.0; n <= 1<<30; n *= 2 {

@@ -287,7 +287,7 @@ func (d *Diagnosis) writeSettings(t io.Writer, verbose bool) {
 }
 
 // sourceDefault is the name of the source of a setting that nobody has set.
-var sourceDefault = config.Source{Kind: config.SourceDefault}.String()
+var sourceDefault = config.Source{}.String()
 
 // writeLibraries prints what was found of each native library, once for all backends that need it.
 func (d *Diagnosis) writeLibraries(t io.Writer, verbose bool) {

@@ -69,7 +69,7 @@ type Ranks struct {
 func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, error) {
 	var s Ranks
 	for _, key := range config.Keys() {
-		if cfg.Source(key.Name).Kind != config.SourceFlag {
+		if cfg.Source(key.Name).Flag == "" {
 			continue
 		}
 		switch {

@@ -1,15 +1,15 @@
-package main
+package command
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	_ "github.com/symmem/symmem/backend/all" // every backend can be named
 	"github.com/symmem/symmem/cmd/symmem/internal/build"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
@@ -17,10 +17,16 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 )
 
+// Main runs the command with the arguments, streams and environment of this process, and ends the process with the status that the command
+// symmem is documented to have. It does not return.
+func Main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
+}
+
 // app is what the sub-commands share.
 type app struct{ *process.Process }
 
-// run is the whole command: it takes what a process is started with and gives its exit status. It blocks until the command
+// run is the whole command: it takes what a process is started with and returns its exit status. It blocks until the command
 // has ended, at the latest soon after ctx has, and leaves nothing behind.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, environ []string) int {
 	a := app{&process.Process{Args: args, In: in, Out: out, Err: errOut, Environ: environ}}

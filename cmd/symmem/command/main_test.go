@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"bytes"
@@ -16,8 +16,11 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
+	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/internal/options"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -41,6 +44,7 @@ func TestMain(m *testing.M) {
 	for name, b := range map[string]shelved{"shelved": {}, "shelfcrash": {crash: true}} {
 		backend.Register(name, b)
 	}
+	kernels.RegisterAllReduce(ownForm)
 	if os.Getenv(roleVar) != "" {
 		if err := idleRank(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -49,7 +53,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if os.Getenv(commandVar) != "" {
-		main()
+		Main()
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -161,13 +165,13 @@ func idleRank() error {
 	select {} //nolint:staticcheck // until a signal ends it
 }
 
-// environ is this process's environment for the command, and more: without settings, and on every machine one without native
+// environ returns this process's environment for the command, and more: without settings, and on every machine one without native
 // libraries, so that the backends are those of this test and host. The race detector would hold up the end of each process.
 func environ(more ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "SYMMEM_") && !strings.HasPrefix(v, "SYMMEM_TEST_")
 	})
-	for _, name := range config.LibraryVariables() {
+	for _, name := range options.LibraryVariables() {
 		env = append(env, name+"=/no/such/library")
 	}
 	return append(append(env, commandVar+"=1", "GORACE=atexit_sleep_ms=0"), more...)

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"encoding/json"
@@ -19,7 +19,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 )
 
-// shownCommands are the commands that users see.
+// shownCommands returns the commands that users see.
 func shownCommands() []*cobra.Command {
 	return slices.DeleteFunc(app{&process.Process{}}.rootCommand().Commands(), func(c *cobra.Command) bool { return c.Hidden })
 }

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"encoding/json"
@@ -40,7 +40,7 @@ func findingOf(d doctor.Diagnosis, name string) *probe.Finding {
 	return &d.Backends[i]
 }
 
-// healthyHere is doctor's status: the host backend is what works without devices.
+// healthyHere returns doctor's status: the host backend is what works without devices.
 func healthyHere() int {
 	if runtime.GOOS == "linux" {
 		return exit.OK

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ import (
 // TestDocumentedCommands: every line of a document that calls this command names a sub-command and flags that it has, with values that
 // it takes, and every variable SYMMEM_* that a document names is one that something reads.
 func TestDocumentedCommands(t *testing.T) {
-	const root = "../.."
+	const root = "../../.."
 	pages, err := filepath.Glob(root + "/docs/*.md")
 	require.NoError(t, err)
 	if _, err := os.Stat(root + "/README.md"); errors.Is(err, fs.ErrNotExist) {
