@@ -5,7 +5,12 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/collective"
@@ -117,4 +122,19 @@ func TestTriton(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTritonShown: the page shows the kernel that was compiled.
+func TestTritonShown(t *testing.T) {
+	page, err := os.ReadFile("../../docs/own-kernel.md")
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("this is not run in a checkout: the page is not here")
+	}
+	require.NoError(t, err)
+	source, err := os.ReadFile("testdata/add_peers.py")
+	require.NoError(t, err)
+	_, shown, ok := strings.Cut(string(page), "```python\n")
+	require.True(t, ok, "the page shows the kernel")
+	shown, _, _ = strings.Cut(shown, "```")
+	require.Contains(t, string(source), shown)
 }

@@ -8,9 +8,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 
+# y = scale * the sum of all ranks' x, in rank order. table has the addresses of the x, by rank.
 @triton.jit
 def add_peers(y, table, n, world, scale, BLOCK: tl.constexpr):
-    """y = scale * the sum of all ranks' x, in rank order. table has the addresses of the x, by rank."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for rank in range(world):
