@@ -68,7 +68,8 @@ func documents(t *testing.T) []string {
 }
 
 // TestDocuments compiles and vets the programs that each page of docs shows, and runs the commands with what they print. Blocks of Go begin
-// with the name of their file; those of one page are one module. In blocks of console, lines that begin with "$ " are commands, and
+// with the name of their file; those of one page are one module. Blocks of cuda do too: each is in testdata/PAGE, with the PTX that was
+// compiled from it, which is put beside the programs. In blocks of console, lines that begin with "$ " are commands, and
 // the others what they print, in any order: "…" stands for any text, and alone in a line for any lines.
 func TestDocuments(t *testing.T) {
 	command := sync.OnceValues(func() (string, error) { // the folder that symmem is in
@@ -83,11 +84,13 @@ func TestDocuments(t *testing.T) {
 		if filepath.Base(page) == "README.md" { // TestReadmeProgram
 			continue
 		}
-		var programs, consoles []block
+		var programs, kernels, consoles []block
 		for _, b := range blocksOf(t, page) {
 			switch b.lang {
 			case "go":
 				programs = append(programs, b)
+			case "cuda":
+				kernels = append(kernels, b)
 			case "console":
 				consoles = append(consoles, b)
 			}
@@ -98,6 +101,9 @@ func TestDocuments(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(page), ".md"), func(t *testing.T) {
 			requireBackend(t, "host") // the commands start ranks
 			dir := t.TempDir()
+			for _, k := range kernels {
+				compiled(t, page, k, dir)
+			}
 			if programs != nil {
 				moduleOf(t, page, programs, dir)
 			}
@@ -119,6 +125,30 @@ func documentEnviron(more ...string) []string {
 	return append(append(ownEnviron(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off", "NO_COLOR=1"), more...)
 }
 
+//go:generate python3 ../kernels/gen/gen.py --compile testdata/own-kernel/mean.cu
+
+// compiled puts the PTX of a CUDA source into dir, which go generate has made of the file that is the same.
+func compiled(t *testing.T, page string, b block, dir string) {
+	t.Helper()
+	name := fileOf(t, page, b, ".cu")
+	source := filepath.Join("testdata", strings.TrimSuffix(filepath.Base(page), ".md"), name)
+	text, err := os.ReadFile(source)
+	require.NoError(t, err)
+	require.Equal(t, string(text), b.text, "%s:%d shows %s, which is compiled", page, b.line, source)
+	image, err := os.ReadFile(strings.TrimSuffix(source, ".cu") + ".ptx")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, strings.TrimSuffix(name, ".cu")+".ptx"), image, 0o600))
+}
+
+// fileOf is the name of the file that a block begins with.
+func fileOf(t *testing.T, page string, b block, suffix string) string {
+	t.Helper()
+	first, _, _ := strings.Cut(b.text, "\n")
+	name, ok := strings.CutPrefix(first, "// ")
+	require.True(t, ok && filepath.IsLocal(name) && strings.HasSuffix(name, suffix), "%s:%d begins with no name of a file", page, b.line)
+	return name
+}
+
 // moduleOf makes dir a module of a page's programs, which stands on this checkout, and holds it to gofmt, the compiler and vet.
 func moduleOf(t *testing.T, page string, programs []block, dir string) {
 	t.Helper()
@@ -133,10 +163,7 @@ func moduleOf(t *testing.T, page string, programs []block, dir string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte(own), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.sum"), sum, 0o600))
 	for _, b := range programs {
-		first, _, _ := strings.Cut(b.text, "\n")
-		name, ok := strings.CutPrefix(first, "// ")
-		require.True(t, ok && filepath.IsLocal(name) && strings.HasSuffix(name, ".go"), "%s:%d begins with no name of a file", page, b.line)
-		path := filepath.Join(dir, filepath.FromSlash(name))
+		path := filepath.Join(dir, filepath.FromSlash(fileOf(t, page, b, ".go")))
 		require.NoFileExists(t, path, "%s:%d", page, b.line)
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		require.NoError(t, os.WriteFile(path, []byte(b.text), 0o600))
@@ -314,11 +341,12 @@ func literal(e ast.Expr) (text string, whole bool) {
 // TestDocumentLinks: links between documents lead somewhere.
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	fenced := regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 	found := 0
 	for _, page := range documents(t) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
 			to, anchor, _ := strings.Cut(m[1], "#")
 			if strings.Contains(to, "://") {
 				continue

@@ -2,7 +2,10 @@ module example.com/kernel
 
 go 1.26.0
 
-require github.com/symmem/symmem v0.0.0
+require (
+	github.com/stretchr/testify v1.12.1
+	github.com/symmem/symmem v0.0.0
+)
 
 require (
 	github.com/agnivade/levenshtein v1.2.2 // indirect

@@ -22,9 +22,8 @@ static __device__ float total(float v) {
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(512)
-    allreduce_rmsnorm(const __grid_constant__ Comm c, const float *x, float *hidden, const float *weight, float *y, u32 rows,
-                      u32 columns, float epsilon) {
+extern "C" __global__ void __launch_bounds__(512) allreduce_rmsnorm(const __grid_constant__ Comm c, const float *x, float *hidden,
+                                                                    const float *weight, float *y, u32 rows, u32 columns, float epsilon) {
   Ranks<> ranks(c, kKindUser);
   u32 epoch;
   if (!ranks.begin(epoch)) return; // the job is over

@@ -5,9 +5,11 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -16,55 +18,41 @@ import (
 //go:embed rmsnorm.ptx
 var image []byte
 
-// norm is an all-reduce, a residual and an RMSNorm in one: hidden += the sum of all ranks' x, and y = RMSNorm(hidden) * weight. All
-// tensors are float32.
-type norm struct {
-	x, hidden, y *tensor.Tensor // rows, columns
-	weight       *tensor.Tensor // columns
-	epsilon      float32
-}
-
-func (n *norm) tensors() []tensor.SymmetricTensor {
-	return []tensor.SymmetricTensor{n.x, n.hidden, n.y, n.weight}
-}
-
-// plan prepares it for the device that the tensors are on. Collective.
-func (n *norm) plan(ctx context.Context) (*collective.Plan, error) {
-	rows, columns := n.x.Shape()[0], n.x.Shape()[1]
+// newNorm prepares an all-reduce, a residual and an RMSNorm in one: hidden += the sum of all ranks' x, and y = RMSNorm(hidden) * weight. All
+// are float32: x, hidden and y of [rows columns], weight of [columns]. It runs where the tensors are, on GPUs or on the CPU. Collective.
+func newNorm(ctx context.Context, x, hidden, y, weight tensor.SymmetricTensor, epsilon float32) (*collective.Plan, error) {
+	rows, columns := x.Shape()[0], x.Shape()[1]
+	tensors := []tensor.SymmetricTensor{x, hidden, y, weight}
 	spec := collective.Spec{
 		Name:       "all-reduce and RMSNorm",
-		Tensors:    n.tensors(),
-		Parameters: fmt.Sprintf("epsilon %v", n.epsilon),
-		Workspace:  2 * n.x.Bytes(),
+		Tensors:    tensors,
+		Parameters: fmt.Sprintf("epsilon %v", epsilon),
+		Workspace:  2 * x.Bytes(),
 		CUDA: &collective.Kernel{
 			Image: image, Function: "allreduce_rmsnorm", Blocks: int(rows), Threads: 512,
 			Params: func(a *collective.Addresses) []any {
-				return []any{a.Comm(), n.x.Ptr(), n.hidden.Ptr(), n.weight.Ptr(), n.y.Ptr(), uint32(rows), uint32(columns), n.epsilon}
+				return []any{a.Comm(), x.Ptr(), hidden.Ptr(), weight.Ptr(), y.Ptr(), uint32(rows), uint32(columns), epsilon}
 			},
 		},
-		Host: n.host,
+		Host: func(a *collective.Addresses) (collective.HostKernel, error) { return onHost(a, tensors, epsilon), nil },
 	}
-	if columns%4 != 0 {
-		spec.Failure = fmt.Errorf("%d columns; allowed: multiples of 4", columns)
+	for i, shape := range []tensor.Shape{x.Shape(), x.Shape(), x.Shape(), {columns}} {
+		if t := tensors[i]; t.DType() != tensor.Float32 || columns%4 != 0 || !slices.Equal(t.Shape(), shape) {
+			spec.Failure = fmt.Errorf("%s; allowed: f32%v, and columns in multiples of 4", t, shape)
+		}
 	}
-	return collective.New(ctx, n.x.Memory(), spec)
+	return collective.New(ctx, x.Memory(), spec)
 }
 
-// host is rmsnorm.cu for the CPU.
-func (n *norm) host(a *collective.Addresses) (collective.HostKernel, error) {
-	var s [4][]float32
-	for i, t := range n.tensors() {
-		var err error
-		if s[i], err = tensor.HostSlice[float32](t.Local()); err != nil {
-			return nil, err
-		}
+// onHost is rmsnorm.cu for the CPU.
+func onHost(a *collective.Addresses, tensors []tensor.SymmetricTensor, epsilon float32) collective.HostKernel {
+	var s, workspaces [][]float32
+	for _, t := range tensors {
+		s = append(s, floats(a, t.Ptr(), t.NumElements()))
 	}
 	x, hidden, y, weight := s[0], s[1], s[2], s[3]
-	workspaces := make([][]float32, a.WorldSize())
-	for rank := range workspaces {
-		if b := a.Bytes(a.Workspace(rank), 2*n.x.Bytes()); b != nil {
-			workspaces[rank] = unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), 2*len(x))
-		}
+	for r := range a.WorldSize() {
+		workspaces = append(workspaces, floats(a, a.Workspace(r), 2*tensors[0].NumElements()))
 	}
 	return func(r *collective.HostRun) error {
 		turn := int(r.Epoch()&1) * len(x)
@@ -72,8 +60,8 @@ func (n *norm) host(a *collective.Addresses) (collective.HostKernel, error) {
 		if err := r.Barrier(0); err != nil {
 			return err // a peer is lost, or did not come in time
 		}
-		for _, all := range workspaces {
-			for i, v := range all[turn : turn+len(x)] {
+		for _, w := range workspaces {
+			for i, v := range w[turn : turn+len(x)] {
 				hidden[i] += v
 			}
 		}
@@ -82,11 +70,17 @@ func (n *norm) host(a *collective.Addresses) (collective.HostKernel, error) {
 			for _, h := range hidden[at : at+len(weight)] {
 				squares += h * h
 			}
-			scale := 1 / float32(math.Sqrt(float64(squares/float32(len(weight))+n.epsilon)))
+			scale := 1 / float32(math.Sqrt(float64(squares/float32(len(weight))+epsilon)))
 			for i, w := range weight {
 				y[at+i] = hidden[at+i] * scale * w
 			}
 		}
 		return nil
-	}, nil
+	}
+}
+
+// floats is memory of the CPU as a slice; if there is none, the plan is not made.
+func floats(a *collective.Addresses, at device.Ptr, n int64) []float32 {
+	b := a.Bytes(at, 4*n)
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }

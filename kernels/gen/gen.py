@@ -244,6 +244,8 @@ def main():
     parser.add_argument("--compile", action="store_true", help="the names are sources of somebody else")
     args = parser.parse_args()
     if args.compile:
+        if not args.names:
+            parser.error("--compile needs the names of sources")
         install()
         for source in map(pathlib.Path, args.names):
             source.with_suffix(".ptx").write_text(tidy(foreign(source.resolve()), source.name))
