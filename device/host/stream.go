@@ -102,7 +102,7 @@ func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
 	return s.enqueue(&op{kind: opFill, dst: dst, value: uint32(value), n: bytes})
 }
 
-// WriteValue32 enqueues writing value to the aligned 32-bit word at p and waking whoever waits for it, in any process.
+// WriteValue32 enqueues writing value to the aligned 32-bit word at p and waking everybody who waits for it, in any process.
 func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	const call = "WriteValue32"
 	if err := s.dev.space.checkWord(call, p); err != nil {

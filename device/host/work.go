@@ -165,7 +165,7 @@ func (s *Stream) take() {
 	s.at = 0
 }
 
-// complete ends the current work: whoever waits for it goes on.
+// complete ends the current work, and wakes those who wait for it.
 func (s *Stream) complete() {
 	s.batch[s.at] = op{} // nothing is kept alive by work that has run
 	s.at++
