@@ -245,6 +245,13 @@ func (o *outbox) sent(q queuedMessage) {
 	}
 }
 
+// empty reports whether all messages have been sent.
+func (o *outbox) empty() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.count == 0
+}
+
 func (o *outbox) full() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
