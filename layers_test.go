@@ -36,14 +36,16 @@ var mayImport = map[string][]string{
 	"backend/backendtest":      {"backend", "device", "group", "memory"},
 	"backend/all":              {"backend/..."},
 	"tensor":                   {"backend", "device", "memory"},
-	"kernels":                  {"tensor", "memory", "device", "kernels/ptx"},
+	"collective":               {"tensor", "memory", "device", "kernels/ptx"},
+	"kernels":                  {"collective", "tensor", "memory", "device", "kernels/ptx"},
 	"kernels/ptx":              {},
 	"kernels/ptx/images":       {"kernels/ptx"},
 	"backend/internal/survey":  {"backend"},
 	"backend/internal/fromenv": {"backend"},
-	"tests/suite":              {".", "config", "group", "device", "backend", "memory", "tensor", "kernels"},
+	"tests/suite":              {".", "config", "group", "device", "backend", "memory", "tensor", "collective", "kernels"},
 	"tests/mutants":            {},
-	"cmd/symmem":               {"backend", "backend/all", "config", "group", "kernels", "tensor", "cmd/symmem/internal/..."},
+	"cmd/symmem":               {"backend/all", "cmd/symmem/command"},
+	"cmd/symmem/command":       {"backend", "config", "group", "kernels", "tensor", "cmd/symmem/internal/..."},
 	"examples/allreduce":       {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
 	"examples/start":           {".", "backend/all", "config", "kernels", "tensor"},
 	"examples/ring":            {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
@@ -148,7 +150,7 @@ func TestRoomsImportOnlyWhatIsBelow(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	for _, room := range []string{".", "config", "group", "device", "device/host", "backend", "backend/host", "tensor", "kernels", "tests/suite", "cmd/symmem"} {
+	for _, room := range []string{".", "config", "group", "device", "device/host", "backend", "backend/host", "tensor", "collective", "kernels", "tests/suite", "cmd/symmem/command"} {
 		require.Truef(t, seen[room], "no code was found in room %s", room)
 	}
 }

@@ -14,12 +14,13 @@ type Module interface {
 	Close() error
 }
 
-// Function is one compiled kernel. It takes one parameter, a struct by value.
+// Function is one compiled kernel, with any number of parameters.
 type Function interface {
 	// MaxBlocks is how many blocks of that many threads, each with sharedBytes of dynamic shared memory, the whole device
 	// runs at the same time: the largest grid whose blocks may wait for each other.
 	MaxBlocks(threads, sharedBytes int) (int, error)
-	// Prepare fixes everything about a launch, so that launching allocates nothing.
+	// Prepare fixes everything about a launch, so that launching allocates nothing. A launch that the kernel cannot have is ErrInvalid:
+	// also one with another number of parameters than it has, or with one of another size, where the device knows them.
 	Prepare(l Launch) (PreparedLaunch, error)
 }
 
@@ -27,14 +28,17 @@ type Function interface {
 type Launch struct {
 	Grid, Block [3]uint32 // in blocks and threads; a 0 counts as 1
 	SharedBytes uint32    // of dynamic shared memory a block
-	Params      []byte    // the kernel's parameter, laid out as the kernel declares it; copied
+	// Params are the kernel's parameters, one entry for each, in the order in which the kernel declares them. An entry is the bytes of its
+	// parameter as the kernel lays it out: a number or a pointer in little endian, a struct by value with its padding. It is as long as
+	// the parameter, and is copied. Empty for a kernel without parameters.
+	Params [][]byte
 	// Overlap lets the kernel begin while the work before it in the stream still ends (programmatic stream serialization);
 	// the kernel itself waits for that work before it reads what it wrote. Ignored where the device cannot.
 	Overlap bool
 	// Fault, unless nil, is the word that the kernel writes when it gives up. The next Synchronize of each stream that the kernel was
 	// launched on, by itself or in a graph, returns the word's error if the word is not 0 then, whatever other streams have returned.
 	Fault FaultWord
-	// FaultCell, unless nil, is for a kernel that can give up and yet be launched again. Params then holds the address of a
+	// FaultCell, unless nil, is for a kernel that can give up and yet be launched again. One of Params then holds the address of a
 	// [FaultCell] of the launch's own, which the device puts there.
 	FaultCell *FaultCellParam
 }
@@ -42,7 +46,8 @@ type Launch struct {
 // FaultCellParam says where a kernel reports each launch that gave up.
 type FaultCellParam struct {
 	Word   FaultWord // makes errors of the values that the kernel writes; its own word is not used
-	Offset int       // in Params, of the 8 bytes that take the cell's address
+	Param  int       // which of Params takes the cell's address
+	Offset int       // in that parameter, of the 8 bytes that take it; a multiple of 8
 }
 
 // FaultCell is how a kernel reports launches that gave up, in memory that it shares with the host: one cell for a stream, and one for

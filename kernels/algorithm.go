@@ -11,7 +11,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// Algorithm is the form of an all-reduce.
+// Algorithm is the form of an all-reduce. The numbers of forms that were registered, by RegisterAllReduce, are the process's own.
 type Algorithm int
 
 // The forms. The host device has OneShot and TwoShot; on CUDA these stand for the best of their family at the size, and the
@@ -49,10 +49,10 @@ var ptxForms = map[Algorithm]ptx.Form{
 }
 
 // Algorithms lists the forms that this package has for a kind of device, Auto excluded, families excluded where their members
-// are listed.
+// are listed, and after them those that were registered.
 func Algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return []Algorithm{OneShot, TwoShot, Transfers}
+		return append([]Algorithm{OneShot, TwoShot, Transfers}, others()...)
 	}
 	var all []Algorithm
 	for a := OneShotLL; a < algorithms; a++ {
@@ -60,7 +60,7 @@ func Algorithms(kind device.Kind) []Algorithm {
 			all = append(all, a)
 		}
 	}
-	return all
+	return append(all, others()...)
 }
 
 // LibraryAlgorithms lists the forms that the library below a backend has, for the memory of that backend. What they give is the
@@ -87,15 +87,37 @@ func (a Algorithm) Backend() string {
 }
 
 // NeedsPeerPointers reports whether the form needs tensors that every peer has an address of.
-func (a Algorithm) NeedsPeerPointers() bool { return a != Transfers && a.Backend() == "" }
+func (a Algorithm) NeedsPeerPointers() bool {
+	if f := a.form(); f != nil {
+		return f.NeedsPeerPointers
+	}
+	return a != Transfers && a.Backend() == ""
+}
 
 // NeedsMulticast reports whether the form needs tensors that have a multicast address.
-func (a Algorithm) NeedsMulticast() bool { return a == OneShotMultimem || a == TwoShotMultimem }
+func (a Algorithm) NeedsMulticast() bool {
+	if f := a.form(); f != nil {
+		return f.NeedsMulticast
+	}
+	return a == OneShotMultimem || a == TwoShotMultimem
+}
+
+// RankOrder reports whether the form combines the ranks' elements in the order of the ranks, so that its result has the same bits as
+// that of every other such form.
+func (a Algorithm) RankOrder() bool {
+	if f := a.form(); f != nil {
+		return !f.AnyOrder
+	}
+	return !a.NeedsMulticast() && a.Backend() == ""
+}
 
 // Supported reports whether a kind of device, or the library that has the form, has a kernel of the form for elements of dtype, op and world size.
 func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSize int) bool {
 	if !dtype.Valid() || !op.Valid() {
 		return false
+	}
+	if f := a.form(); f != nil {
+		return f.Supports(kind, dtype, op, worldSize)
 	}
 	if kind != device.CUDA {
 		return slices.Contains(Algorithms(kind), a)
@@ -116,18 +138,25 @@ func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSi
 
 // String gives the name: "one_shot".
 func (a Algorithm) String() string {
+	if f := a.form(); f != nil {
+		return f.Name
+	}
 	if a < Auto || a >= algorithms {
 		return fmt.Sprintf("Algorithm(%d)", int(a))
 	}
 	return algorithmNames[a]
 }
 
-// ParseAlgorithm gives the form of a name.
+// ParseAlgorithm returns the form of a name, which may be a registered one.
 func ParseAlgorithm(name string) (Algorithm, error) {
-	for a := Auto; a < algorithms; a++ {
+	names := algorithmNames[:]
+	for a := Auto; a.known(); a++ {
 		if a.String() == name {
 			return a, nil
 		}
+		if a >= algorithms {
+			names = append(slices.Clip(names), a.String())
+		}
 	}
-	return 0, errs.Invalid("ParseAlgorithm", "name", fmt.Sprintf("%q", name), strings.Join(algorithmNames[:], ", "))
+	return 0, errs.Invalid("ParseAlgorithm", "name", fmt.Sprintf("%q", name), strings.Join(names, ", "))
 }

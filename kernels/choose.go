@@ -114,7 +114,7 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 	case TwoShotPull, TwoShotMultimem:
 		return launchGeometry{blocks: int(min(max((shard+most-1)/most, 1), 2*int64(multiprocessors))), threads: most}
 	case TwoShotFlow:
-		// Laps of 32 KiB are the fastest from 64 MiB on; the channel is world * blocks * 4 laps.
+		// Laps of 32 KiB are the fastest from 64 MiB on; the workspace is world * blocks * 4 laps.
 		g := launchGeometry{blocks: 2 * multiprocessors, threads: most, lapBytes: 16 << 10}
 		if bytes >= 64<<20 {
 			g.lapBytes = 32 << 10
@@ -148,7 +148,7 @@ func transferGeometry(kind device.Kind, far bool, bytes int64, size int) (small 
 		return true, bytes
 	}
 	// Each lap makes the ranks wait for each other twice, for some 50 us on GPUs, and two are enough for all but the last reduction to go
-	// on beside transfers; but the channel is transferSlots laps of every peer.
+	// on beside transfers; but the workspace is transferSlots laps of every peer.
 	most, longest, laps := hostTransferSmallBytes, int64(128<<10), int64(32)
 	if far {
 		most, longest, laps = 256<<10, 512<<10, 8

@@ -68,7 +68,7 @@ func TestPlansAskForMulticast(t *testing.T) {
 				return fmt.Errorf("%s: %d windows with multicast, expected %d", alg, got, want)
 			}
 			if alg.NeedsMulticast() {
-				params := p.work.(*cudaWork).launch.(*simLaunch).p
+				params := b.dev.launches[len(b.dev.launches)-1].p
 				if params.MulticastIn != uint64(castAt|in.Ptr()) || params.MulticastOut != uint64(castAt|to.Ptr()) {
 					return fmt.Errorf("%s: multicast addresses %x and %x of %s and %s", alg, params.MulticastIn, params.MulticastOut, in.Ptr(), to.Ptr())
 				}

@@ -32,6 +32,7 @@ type simDevice struct {
 	device.Device // of the host, without its HostMemory
 	mem           device.HostMemory
 	atomics       bool
+	launches      []*simLaunch // that were prepared
 }
 
 func (d *simDevice) Kind() device.Kind                                         { return device.CUDA }
@@ -93,8 +94,10 @@ type simFunction struct {
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	var p ptx.Params
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params)
-	return &simLaunch{f, p}, nil
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params[0])
+	launch := &simLaunch{f, p}
+	f.dev.launches = append(f.dev.launches, launch)
+	return launch, nil
 }
 
 type simLaunch struct {
@@ -107,7 +110,7 @@ func (l *simLaunch) Launch(s device.Stream) error {
 }
 func (l *simLaunch) Close() error { return nil }
 
-// pointer is a rank's address in row 0, 1 or 2: of the inputs, the outputs, the channels.
+// pointer is a rank's address in row 0, 1 or 2: of the inputs, the outputs, the workspaces.
 func (l *simLaunch) pointer(row, rank int) uint64 {
 	if int(l.p.World) <= ptx.Inline {
 		return [...]*[ptx.Inline]uint64{&l.p.In, &l.p.Out, &l.p.Workspace}[row][rank]

@@ -35,21 +35,26 @@ func TestTransfersFail(t *testing.T) {
 		for _, elements := range []int64{1 << 10, 1 << 20} { // small, and in laps
 			for _, graph := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%d/graph=%t", c.name, elements, graph), func(t *testing.T) {
+					begun := make(chan struct{}) // rank 0's run, so that it is not refused at once
 					backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 						var broken atomic.Bool
-						return onFarPlan(ctx, g, elements, &broken, func(p *Plan, s device.Stream) error {
+						return onFarPlan(ctx, g, elements, &broken, func(p *Plan, _ *tensor.Tensor, s device.Stream) error {
 							if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
 								return err
 							}
 							switch {
 							case g.Rank() == 1 && c.peer != nil:
+								select {
+								case <-begun:
+								case <-ctx.Done():
+								}
 								c.peer(g)
-								return nil
+								return ctx.Err()
 							case g.Rank() == 1:
-								return failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded)
+								return failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded, func() {})
 							}
 							broken.Store(c.peer == nil)
-							return failingRun(ctx, p, s, graph, c.want)
+							return failingRun(ctx, p, s, graph, c.want, func() { close(begun) })
 						})
 					}))
 				})
@@ -59,7 +64,7 @@ func TestTransfersFail(t *testing.T) {
 }
 
 // onFarPlan makes a plan by transfers, which fail when broken is set, between ranks that wait for 300 ms at the most, and runs f on it.
-func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atomic.Bool, f func(p *Plan, s device.Stream) error) (err error) {
+func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atomic.Bool, f func(p *Plan, x *tensor.Tensor, s device.Stream) error) (err error) {
 	near, err := host.New(g, nil)
 	if err != nil {
 		return err
@@ -95,11 +100,11 @@ func onFarPlan(ctx context.Context, g *group.Group, elements int64, broken *atom
 		return err
 	}
 	defer closing(func() error { return p.Close(ctx) })
-	return f(p, s)
+	return f(p, x, s)
 }
 
-// failingRun runs a plan, which must fail so, be told once, and refuse to run again.
-func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want error) (err error) {
+// failingRun runs a plan, which must fail so, be told once, and refuse to run again. It calls begun when the run was enqueued.
+func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want error, begun func()) (err error) {
 	run := func() error { return p.Run(s) }
 	if graph {
 		err := errors.Join(s.BeginCapture(), p.Run(s))
@@ -113,6 +118,7 @@ func failingRun(ctx context.Context, p *Plan, s device.Stream, graph bool, want 
 	if err := run(); err != nil {
 		return err
 	}
+	begun()
 	if err := s.Synchronize(ctx); !errors.Is(err, want) {
 		return fmt.Errorf("Synchronize gave %v, and %w was expected", err, want)
 	}
@@ -133,26 +139,26 @@ func TestFailedRunReducesNothing(t *testing.T) {
 			t.Run(fmt.Sprintf("%d/graph=%t", elements, graph), func(t *testing.T) {
 				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					var whole atomic.Bool
-					return onFarPlan(ctx, g, elements, &whole, func(p *Plan, s device.Stream) error {
-						x := p.in.Local()
+					return onFarPlan(ctx, g, elements, &whole, func(p *Plan, x *tensor.Tensor, s device.Stream) error {
+						in := x.Local()
 						want := make([]float32, elements)
 						for i := range want {
 							want[i] = float32(i%1000 + 1)
 						}
 						// What the first run sends is still in the workspace when the second one waits.
-						if err := errors.Join(tensor.Write(x, want, 0), p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
+						if err := errors.Join(tensor.Write(in, want, 0), p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
 							return err
 						}
 						if g.Rank() == 1 {
 							return nil // it does not run again
 						}
-						if err := tensor.Write(x, want, 0); err != nil {
+						if err := tensor.Write(in, want, 0); err != nil {
 							return err
 						}
-						if err := failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded); err != nil {
+						if err := failingRun(ctx, p, s, graph, os.ErrDeadlineExceeded, func() {}); err != nil {
 							return err
 						}
-						got, err := tensor.ReadAll[float32](x)
+						got, err := tensor.ReadAll[float32](in)
 						if err != nil {
 							return err
 						}

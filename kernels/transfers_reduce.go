@@ -2,171 +2,73 @@ package kernels
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
-	"sync/atomic"
 
+	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// newReduce makes the reduction for the plan's device.
-func (f transferForm) newReduce(op Op) (transferReduce, error) {
-	if f.plan.device.Kind() == device.CUDA {
-		return f.newCUDAReduce(op)
+// newReduce makes the reduction for the plan's device: a function that adds a lap to the plan.
+func (f transferForm) newReduce(b *collective.Builder) (func(lap int), error) {
+	if f.in.Device().Kind() == device.CUDA {
+		return f.newCUDAReduce(b)
 	}
-	return f.newHostReduce(op)
+	return f.newHostReduce(b)
 }
 
-// sources gives where every rank's part of a lap of this rank's shard is, by rank, and where the result goes; all of them are n
+// sources says where every rank's part of a lap of this rank's shard is, by rank, and where the result goes; all of them are n
 // bytes.
-func (f transferForm) sources(lap int) (srcs []device.Ptr, dst device.Ptr, n int64, err error) {
-	own, err := f.plan.channel.Peer(f.rank)
-	if err != nil {
-		return nil, 0, 0, err
-	}
+func (f transferForm) sources(b *collective.Builder, lap int) (srcs []device.Ptr, dst device.Ptr, n int64) {
 	lo, hi := f.piece(f.rank, lap)
 	for r := range f.size {
 		if r == f.rank {
-			srcs = append(srcs, f.plan.in.Local().Ptr().Add(lo))
+			srcs = append(srcs, f.in.Ptr().Add(lo))
 			continue
 		}
-		srcs = append(srcs, own.Add(f.slot(f.rank, r, lap)))
+		srcs = append(srcs, b.Workspace(f.rank).Add(f.slot(f.rank, r, lap)))
 	}
-	return srcs, f.plan.out.Local().Ptr().Add(lo), hi - lo, nil
+	return srcs, f.out.Ptr().Add(lo), hi - lo
 }
 
-// hostReduce is the reduction on the host device.
-type hostReduce struct{ laps []hostReduceLap }
-
-// hostReduceLap is one lap, as a stream runs it.
-type hostReduceLap struct {
-	plan    *Plan
-	reduce  reducer
-	running *atomic.Bool // the reducer is at work
-	dst     []byte
-	srcs    [][]byte
-	n       int64 // elements
-}
-
-func (f transferForm) newHostReduce(op Op) (transferReduce, error) {
-	t := f.plan.in
-	hm, ok := t.Device().(device.HostMemory)
-	if !ok {
-		return nil, fmt.Errorf("all-reduce kernels for %s: %w", t.Device().Name(), ErrUnsupported)
-	}
-	reduce := newReducer(t.DType(), op, f.size)
+func (f transferForm) newHostReduce(b *collective.Builder) (func(lap int), error) {
+	reduce := newReducer(f.in.DType(), f.op, f.size)
 	if reduce == nil {
-		return nil, errs.Invalid("NewAllReduce", "dtype", t.DType(), "a dtype that has kernels")
+		return nil, errs.Invalid("NewAllReduce", "dtype", f.in.DType(), "a dtype that has kernels")
 	}
-	h := &hostReduce{laps: make([]hostReduceLap, f.laps)}
-	running := new(atomic.Bool)
-	for l := range h.laps {
-		srcs, dst, n, err := f.sources(l)
-		if err != nil {
-			return nil, err
-		}
-		lap := &h.laps[l]
-		*lap = hostReduceLap{plan: f.plan, reduce: reduce, running: running, n: n / t.DType().Bytes()}
+	return func(lap int) {
+		srcs, dst, n := f.sources(b, lap)
 		if n == 0 {
-			continue
+			return
 		}
-		if lap.dst, err = hm.Bytes(dst, n); err != nil {
-			return nil, err
-		}
+		out := b.Bytes(dst, n)
+		var ins [][]byte
 		for _, src := range srcs {
-			b, err := hm.Bytes(src, n)
-			if err != nil {
-				return nil, err
-			}
-			lap.srcs = append(lap.srcs, b)
+			ins = append(ins, b.Bytes(src, n))
 		}
-	}
-	return h, nil
+		elements := n / f.in.DType().Bytes()
+		b.Host(func() error {
+			reduce(out, ins, 0, elements)
+			return nil
+		})
+	}, nil
 }
 
-func (h *hostReduce) enqueue(s device.Stream, lap int) error {
-	l, ok := s.(device.HostLauncher)
-	if !ok {
-		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), ErrUnsupported)
-	}
-	if h.laps[lap].n == 0 {
-		return nil
-	}
-	return l.Launch(&h.laps[lap])
-}
-
-func (h *hostReduce) close() error { return nil }
-
-// RunKernel reduces the lap.
-func (l *hostReduceLap) RunKernel() error {
-	if err := l.plan.released(); err != nil {
-		return err
-	}
-	if l.plan.failed.Load() != nil {
-		return nil // told by a wait
-	}
-	// A graph may be launched on a stream that no Run was told of.
-	if l.running.Swap(true) {
-		return l.plan.fail(fmt.Errorf("running %s: %w", l.plan.name, ErrTwoStreams))
-	}
-	defer l.running.Store(false)
-	l.reduce(l.dst, l.srcs, 0, l.n)
-	return nil
-}
-
-// String describes the plan in errors of the stream.
-func (l *hostReduceLap) String() string { return l.plan.name }
-
-// cudaReduce is the reduction on a CUDA device: the kernel that loads every input, on places that are all this rank's own.
-type cudaReduce struct {
-	device device.Device
-	laps   []device.PreparedLaunch // nil for a lap that is empty
-	dead   device.Ptr
-	table  device.Ptr
-}
-
-func (f transferForm) newCUDAReduce(op Op) (_ transferReduce, err error) {
-	p := f.plan
-	c := &cudaReduce{device: p.device, laps: make([]device.PreparedLaunch, f.laps)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.close())
-		}
-	}()
-	processors, capability := 1, 0
-	if g, ok := p.device.(gpu); ok {
-		processors, capability = g.Multiprocessors(), g.ComputeCapability()
-	}
-	kernel, ok := ptx.AllReduce(ptx.OneShotPull, p.in.DType().String(), int(op), f.size, capability >= 90)
-	if !ok {
-		return nil, fmt.Errorf("no kernels for %s: %w", p.device.Name(), ErrUnsupported)
-	}
-	fn, err := p.in.Memory().Kernel(kernel)
+// newCUDAReduce is the kernel that loads every input, on places that are all this rank's own.
+func (f transferForm) newCUDAReduce(b *collective.Builder) (func(lap int), error) {
+	kernel, image, err := findKernel(ptx.OneShotPull, f.in.Device(), f.in.DType(), f.op, f.size)
 	if err != nil {
 		return nil, err
 	}
-	if c.dead, err = p.device.Alloc(4); err != nil {
-		return nil, err
-	}
-	const rows = 3 // of the table of a large world: inputs, outputs, and channels, which are not used
-	if f.size > ptx.Inline {
-		if c.table, err = p.device.Alloc(int64(f.laps * rows * f.size * 8)); err != nil {
-			return nil, err
-		}
-	}
-	for l := range c.laps {
-		srcs, dst, n, err := f.sources(l)
-		if err != nil {
-			return nil, err
-		}
+	dead := b.Upload(make([]byte, 4))
+	return func(lap int) {
+		srcs, dst, n := f.sources(b, lap)
 		if n == 0 {
-			continue
+			return
 		}
 		params := ptx.Params{
-			Count: uint64(n / p.in.DType().Bytes()), Dead: uint64(c.dead), Rank: uint32(f.rank), World: uint32(f.size),
-			Op: uint32(op), Flags: ptx.NoBarrier,
+			Count: uint64(n / f.in.DType().Bytes()), Dead: uint64(dead), Rank: uint32(f.rank), World: uint32(f.size),
+			Op: uint32(f.op), Flags: ptx.NoBarrier,
 		}
 		if f.size <= ptx.Inline {
 			for r, src := range srcs {
@@ -174,46 +76,21 @@ func (f transferForm) newCUDAReduce(op Op) (_ transferReduce, err error) {
 			}
 			params.Out[f.rank] = uint64(dst)
 		} else {
-			words := make([]byte, rows*f.size*8)
+			// The rows of the table are inputs, outputs, and workspaces, which are not used.
+			words := make([]byte, 3*f.size*8)
 			for r, src := range srcs {
 				binary.LittleEndian.PutUint64(words[8*r:], uint64(src))
 			}
 			binary.LittleEndian.PutUint64(words[8*(f.size+f.rank):], uint64(dst))
-			at := c.table.Add(int64(l * len(words)))
-			if err := p.device.CopyFromHost(at, words); err != nil {
-				return nil, err
-			}
-			params.Table = uint64(at)
+			params.Table = uint64(b.Upload(words))
 		}
-		g := geometry(OneShotPull, n, f.size, processors)
-		c.laps[l], err = fn.Prepare(device.Launch{
-			Grid: [3]uint32{uint32(g.blocks)}, Block: [3]uint32{uint32(g.threads)}, Params: params.Bytes(), Overlap: kernel.Overlap,
+		b.Kernel(&collective.Kernel{
+			Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+			Fit: func(multiprocessors int) (blocks, threads int) {
+				g := geometry(OneShotPull, n, f.size, multiprocessors)
+				return g.blocks, g.threads
+			},
+			Params: func(*collective.Addresses) []any { return []any{params.Bytes()} },
 		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
-}
-
-func (c *cudaReduce) enqueue(s device.Stream, lap int) error {
-	if c.laps[lap] == nil {
-		return nil
-	}
-	return c.laps[lap].Launch(s)
-}
-
-func (c *cudaReduce) close() error {
-	var err error
-	for _, l := range c.laps {
-		if l != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}
-	for _, p := range []device.Ptr{c.dead, c.table} {
-		if !p.IsNil() {
-			err = errors.Join(err, c.device.Free(p))
-		}
-	}
-	return err
+	}, nil
 }

@@ -20,13 +20,46 @@ type simulation struct {
 	inPlace bool
 }
 
+// transferStep is one step of a run, as a rank of the simulation does it.
+type transferStep struct {
+	kind   transferKind
+	lap    int // stepSend, stepReduce
+	signal int
+}
+
+type transferKind uint8
+
+const (
+	stepSend transferKind = iota + 1
+	stepWait
+	stepFinish
+	stepGrant
+	stepReduce
+	stepFork
+	stepJoin
+)
+
+// recorded is the steps that a form adds.
+type recorded []transferStep
+
+func (r *recorded) add(s transferStep) { *r = append(*r, s) }
+func (r *recorded) send(signal, lap int) {
+	r.add(transferStep{kind: stepSend, signal: signal, lap: lap})
+}
+func (r *recorded) wait(signal int)   { r.add(transferStep{kind: stepWait, signal: signal}) }
+func (r *recorded) finish(signal int) { r.add(transferStep{kind: stepFinish, signal: signal}) }
+func (r *recorded) grant(signal int)  { r.add(transferStep{kind: stepGrant, signal: signal}) }
+func (r *recorded) reduce(lap int)    { r.add(transferStep{kind: stepReduce, lap: lap}) }
+func (r *recorded) fork()             { r.add(transferStep{kind: stepFork}) }
+func (r *recorded) join()             { r.add(transferStep{kind: stepJoin}) }
+
 type simulatedRank struct {
 	form    transferForm
 	steps   []transferStep
 	in, out []int          // by byte
-	slots   []int          // the channel, by byte
-	signals [][]int        // by channel and writer: that came
-	taken   []int          // by channel: that were waited for
+	slots   []int          // the workspace, by byte
+	signals [][]int        // by number and writer: that came
+	taken   []int          // by number: that were waited for
 	queue   []transferStep // of this run, in the order in which it goes
 	runs    int            // that have ended
 }
@@ -36,7 +69,9 @@ func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *
 	for rank := range form.size {
 		f := form
 		f.rank = rank
-		r := &simulatedRank{form: f, steps: f.program(), in: make([]int, f.bytes), slots: make([]int, f.channelBytes()), taken: make([]int, transferSignals)}
+		var steps recorded
+		f.build(&steps)
+		r := &simulatedRank{form: f, steps: steps, in: make([]int, f.bytes), slots: make([]int, f.workspaceBytes()), taken: make([]int, transferSignals)}
 		for i := range r.in {
 			r.in[i] = (i*7 + rank*13) % 101
 		}
@@ -63,7 +98,7 @@ func (s *simulation) serialize(r *simulatedRank, lane bool) []transferStep {
 	var plan, sends []int                // what the next step of the plan's stream and of the lane comes after
 	for i, step := range r.steps {
 		switch step.kind {
-		case stepReduce, stepEnd:
+		case stepReduce, stepFinish:
 			after[i], plan = plan, []int{i}
 		case stepFork:
 			after[i], sends = plan, append(slices.Clip(sends), i)
@@ -113,7 +148,7 @@ func (s *simulation) step(rank int) bool {
 	f := r.form
 	step := r.queue[0]
 	switch step.kind {
-	case stepWait, stepEnd:
+	case stepWait, stepFinish:
 		for w := range f.size {
 			if w != rank && r.signals[step.signal][w] <= r.taken[step.signal] {
 				return false
@@ -152,9 +187,9 @@ func (s *simulation) step(rank int) bool {
 }
 
 // signal tells every rank.
-func (s *simulation) signal(rank, channel int) {
+func (s *simulation) signal(rank, signal int) {
 	for _, peer := range s.ranks {
-		peer.signals[channel][rank]++
+		peer.signals[signal][rank]++
 	}
 }
 
@@ -222,7 +257,7 @@ func (s *simulation) run(runs int, lane bool) {
 
 // formOf is a form that cuts a message into so many laps.
 func formOf(size int, bytes int64, laps int) transferForm {
-	f := transferForm{size: size, bytes: bytes, lead: 4, pads: shardAlign, laps: laps}
+	f := transferForm{size: size, bytes: bytes, lead: 4, laps: laps}
 	f.shard = alignUp((bytes+int64(size)-1)/int64(size), shardAlign)
 	f.lap = alignUp((f.shard+int64(laps)-1)/int64(laps), shardAlign)
 	f.laps = int((f.shard + f.lap - 1) / f.lap)
@@ -242,7 +277,7 @@ func TestTransferProgram(t *testing.T) {
 			// The last shards are shorter, or empty.
 			forms = append(forms, formOf(size, int64(size*laps*shardAlign), laps), formOf(size, int64((size*laps-1)*shardAlign-5), laps), formOf(size, int64(laps*shardAlign+1), laps))
 		}
-		forms = append(forms, transferForm{size: size, bytes: 333, small: true, shard: 333, lap: 333, laps: 1, lead: 2, pads: shardAlign})
+		forms = append(forms, transferForm{size: size, bytes: 333, small: true, shard: 333, lap: 333, laps: 1, lead: 2})
 		for _, f := range forms {
 			for _, lane := range []bool{false, true} {
 				if lane && f.small {
@@ -260,13 +295,13 @@ func TestTransferProgram(t *testing.T) {
 	}
 }
 
-// TestTransferPieces: the laps of all shards are the message, without gap or overlap, and slots are apart, in the channel, and
+// TestTransferPieces: the laps of all shards are the message, without gap or overlap, and slots are apart, in the workspace, and
 // placed as the input is.
 func TestTransferPieces(t *testing.T) {
 	for size := 2; size <= 9; size++ {
 		for _, kind := range []device.Kind{device.Host, device.CUDA} {
 			for _, bytes := range []int64{1, 127, 128, 129, 16<<10 + 1, 1 << 20, 3<<20 + 6, 1<<30 + 2} {
-				f := transferForm{size: size, bytes: bytes, lead: 6, pads: shardAlign}
+				f := transferForm{size: size, bytes: bytes, lead: 6}
 				f.small, f.lap = transferGeometry(kind, bytes%2 == 0, bytes, size)
 				if f.shard, f.laps = bytes, 1; !f.small {
 					f = formOf(size, bytes, int((alignUp((bytes+int64(size)-1)/int64(size), shardAlign)+f.lap-1)/f.lap))
@@ -292,8 +327,8 @@ func TestTransferPieces(t *testing.T) {
 							}
 							at := f.slot(owner, w, l)
 							require.Equal(t, f.lead, at%16)
-							require.GreaterOrEqual(t, at, f.pads)
-							require.LessOrEqual(t, at+f.lap, f.channelBytes())
+							require.GreaterOrEqual(t, at, int64(0))
+							require.LessOrEqual(t, at+f.lap, f.workspaceBytes())
 							require.False(t, ends[(at-f.lead)/f.span()], "two writers have one slot")
 							ends[(at-f.lead)/f.span()] = true
 						}

@@ -24,3 +24,21 @@ func (m *Memory) Entries() int {
 func Exchange(ctx context.Context, g *group.Group, mine *Record, failure error) ([]Record, error) {
 	return exchange(ctx, g, mine, failure)
 }
+
+// Held says which of the memory's locks are held at this moment, by anybody: that of collective calls, that of local calls for one of several
+// ("shared"), or for Close alone ("alone").
+func (m *Memory) Held() (collective bool, locals string) {
+	if collective = !m.collective.TryLock(); !collective {
+		m.collective.Unlock()
+	}
+	switch {
+	case m.locals.TryLock():
+		m.locals.Unlock()
+	case m.locals.TryRLock():
+		m.locals.RUnlock()
+		locals = "shared"
+	default:
+		locals = "alone"
+	}
+	return collective, locals
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -24,11 +25,30 @@ type unplugged struct {
 	backend.Flagger
 	backend.Quiescer
 	noPost, noPoll atomic.Bool
+	noProgress     atomic.Bool // it panics
+	noFlags        atomic.Bool
+	flags, stores  atomic.Int32 // that were not closed
+}
+
+func newUnplugged(g *group.Group) (*unplugged, error) {
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	far := backendtest.Far(near, g, nil)
+	return &unplugged{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}, nil
 }
 
 func (b *unplugged) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
 	f, err := b.Flagger.NewFlags(ctx, count)
-	return unpluggedFlags{f, b}, err
+	if err != nil {
+		return nil, err
+	}
+	if b.noFlags.Load() {
+		return nil, errors.Join(errBroken, f.Close())
+	}
+	b.flags.Add(1)
+	return unpluggedFlags{f, b}, nil
 }
 
 type unpluggedFlags struct {
@@ -38,7 +58,22 @@ type unpluggedFlags struct {
 
 func (f unpluggedFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	s, err := f.Flags.PrepareStore(peer, index)
+	if err == nil {
+		f.backend.stores.Add(1)
+	}
 	return unpluggedStore{s, f.backend}, err
+}
+
+func (f unpluggedFlags) Close() error {
+	f.backend.flags.Add(-1)
+	return f.Flags.Close()
+}
+
+func (f unpluggedFlags) Progress() {
+	if f.backend.noProgress.Load() {
+		panic(errBroken)
+	}
+	f.Flags.Progress()
 }
 
 type unpluggedStore struct {
@@ -53,6 +88,11 @@ func (s unpluggedStore) Post(value uint64) error {
 	return s.FlagStore.Post(value)
 }
 
+func (s unpluggedStore) Close() error {
+	s.backend.stores.Add(-1)
+	return s.FlagStore.Close()
+}
+
 func (s unpluggedStore) Poll() (bool, error) {
 	if s.backend.noPoll.Load() {
 		return false, errBroken
@@ -65,12 +105,10 @@ func onUnplugged(t *testing.T, f func(ctx context.Context, m *memory.Memory, s d
 	for _, way := range []string{"Post", "Poll"} {
 		t.Run(way, func(t *testing.T) {
 			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-				near, err := host.New(g, nil)
+				b, err := newUnplugged(g)
 				if err != nil {
 					return err
 				}
-				far := backendtest.Far(near, g, nil)
-				b := &unplugged{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 				broken := &b.noPost
 				if way == "Poll" {
 					broken = &b.noPoll
@@ -84,7 +122,7 @@ func onUnplugged(t *testing.T, f func(ctx context.Context, m *memory.Memory, s d
 				if err != nil {
 					g.Abort("the test has failed") // the other rank may be waiting
 				}
-				return errors.Join(err, g.Barrier(ctx, "end"), s.Close(), m.Close(ctx))
+				return errors.Join(err, g.Barrier(ctx, "end"), s.Close(), m.Close(ctx), b.left())
 			}))
 		})
 	}
@@ -183,4 +221,71 @@ func TestBrokenSignalsOfPlans(t *testing.T) {
 		}
 		return errors.Join(c.Close(ctx), signals.Close())
 	})
+}
+
+// left is an error if flags, or writes of some, were not closed.
+func (b *unplugged) left() error {
+	if f, s := b.flags.Load(), b.stores.Load(); f != 0 || s != 0 {
+		return fmt.Errorf("%d sets of flags and %d writes of flags are left", f, s)
+	}
+	return nil
+}
+
+// TestOneRankHasNoFlags: where one rank can have no flags no rank keeps any, and they can be asked for again; they go with the memory, and
+// those of a plan with the plan. A plan that one rank does not want is made on none.
+func TestOneRankHasNoFlags(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newUnplugged(g)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{Channels: 1})
+		fails := g.Rank() == 2
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		b.noFlags.Store(fails)
+		_, err = m.Rendezvous(ctx, a, memory.Record{})
+		b.noFlags.Store(false)
+		if err := errors.Join(wantVote(err, fails), b.left()); err != nil {
+			return fmt.Errorf("the memory's flags: %w", err)
+		}
+		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
+			return fmt.Errorf("the second time: %w", err)
+		}
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
+		if err != nil {
+			return err
+		}
+		o := memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }}
+		b.noFlags.Store(fails)
+		_, err = c.Signals(ctx, 0, &o)
+		b.noFlags.Store(false)
+		if err := wantVote(err, fails); err != nil {
+			return fmt.Errorf("a plan's flags: %w", err)
+		}
+		wrong := o
+		if fails {
+			wrong.Channels = 0
+		}
+		if _, err := c.Signals(ctx, 0, &wrong); !errors.Is(err, errs.ErrInvalid) {
+			return fmt.Errorf("a plan with no channels on rank 2: %w", err)
+		}
+		if n := b.flags.Load(); n != 1 {
+			return fmt.Errorf("%d sets of flags beside those of the memory", n-1)
+		}
+		signals, err := c.Signals(ctx, 0, &o)
+		if err != nil {
+			return fmt.Errorf("the second time: %w", err)
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(signals.SignalAll(s, 0), signals.WaitAll(s, 0), m.Barrier(s, 0), s.Synchronize(ctx)); err != nil {
+			return err
+		}
+		return errors.Join(s.Close(), c.Close(ctx), signals.Close(), m.Free(ctx, a), m.Close(ctx), b.left())
+	}))
 }

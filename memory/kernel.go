@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,18 +13,33 @@ import (
 
 // compiled is the compiled kernels that a Memory has loaded, and the word that ends their waiting when a peer is lost.
 type compiled struct {
-	mu        sync.Mutex
-	modules   map[string]device.Module // by file
-	functions map[ptx.Kernel]device.Function
-	stop      device.StopWord
-	ended     chan struct{} // closed when the watcher of the group need not watch any more
-	watcher   sync.WaitGroup
+	mu      sync.Mutex
+	modules map[[sha256.Size]byte]*loaded // by the sum of the image
+	stop    device.StopWord
+	ended   chan struct{} // closed when the watcher of the group need not watch any more
+	watcher sync.WaitGroup
 }
 
-// Kernel returns a compiled kernel of this module, loaded for the memory's device. Each is loaded once. Loading may wait for what the device
-// has under way, so it belongs where plans are prepared, and never where they are enqueued. Local; ErrUnsupported on a device that runs no
-// compiled kernels.
-func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
+// loaded is an image that was loaded, and the kernels of it that somebody asked for.
+type loaded struct {
+	device.Module
+	functions map[string]device.Function
+}
+
+// kernel returns a compiled kernel of this module.
+func (m *Memory) kernel(k ptx.Kernel) (device.Function, error) {
+	image, err := ptx.Image(k.File)
+	if err != nil {
+		return nil, err
+	}
+	return m.Function(image, k.Name)
+}
+
+// Function returns the kernel called name of an image: PTX, a cubin or a fat binary. Each is loaded once for the memory's device. Loading may
+// wait for what the device has under way, so it belongs where plans are prepared, and never where they are enqueued. The kernel prefers the
+// most shared memory on a multiprocessor, so that it leaves others room for theirs while it waits. Local. ErrUnsupported on a device
+// that runs no compiled kernels; ErrInvalid for an image that is damaged or has no such kernel.
+func (m *Memory) Function(image []byte, name string) (device.Function, error) {
 	loader, ok := m.device.(device.KernelLoader)
 	if !ok {
 		return nil, fmt.Errorf("compiled kernels on %s: %w", m.device.Name(), errs.ErrUnsupported)
@@ -31,24 +47,23 @@ func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 	c := &m.compiled
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f := c.functions[k]; f != nil {
+	sum := sha256.Sum256(image)
+	l := c.modules[sum]
+	if l == nil {
+		module, err := loader.LoadModule(image)
+		if err != nil {
+			return nil, fmt.Errorf("loading the kernel %s: %w", name, err)
+		}
+		l = &loaded{Module: module, functions: map[string]device.Function{}}
+		if c.modules == nil {
+			c.modules = map[[sha256.Size]byte]*loaded{}
+		}
+		c.modules[sum] = l
+	}
+	if f := l.functions[name]; f != nil {
 		return f, nil
 	}
-	module := c.modules[k.File]
-	if module == nil {
-		image, err := ptx.Image(k.File)
-		if err != nil {
-			return nil, err
-		}
-		if module, err = loader.LoadModule(image); err != nil {
-			return nil, fmt.Errorf("loading %s: %w", k.File, err)
-		}
-		if c.modules == nil {
-			c.modules = map[string]device.Module{}
-		}
-		c.modules[k.File] = module
-	}
-	f, err := module.Function(k.Name)
+	f, err := l.Module.Function(name)
 	if err != nil {
 		return nil, err
 	}
@@ -57,14 +72,11 @@ func (m *Memory) Kernel(k ptx.Kernel) (device.Function, error) {
 			return nil, err
 		}
 	}
-	if c.functions == nil {
-		c.functions = map[ptx.Kernel]device.Function{}
-	}
-	c.functions[k] = f
+	l.functions[name] = f
 	return f, nil
 }
 
-// sharer is a kernel that can leave room for others' shared memory: all of this module's wait for peers, which may need that others run.
+// sharer is a kernel that can leave room for others' shared memory: those of collectives wait for peers, which may need that others run.
 type sharer interface{ ShareMultiprocessors() error }
 
 // StopWord is the address of a 32-bit word that compiled kernels read while they wait: it becomes other than 0 when a member
@@ -109,6 +121,6 @@ func (c *compiled) close() error {
 	for _, module := range c.modules {
 		err = errors.Join(err, module.Close())
 	}
-	c.modules, c.functions = nil, nil
+	c.modules = nil
 	return err
 }

@@ -658,7 +658,8 @@ func callerPlace() string {
 			place = fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
 		if !more || !strings.HasPrefix(f.Function, modulePath+".") && !strings.HasPrefix(f.Function, modulePath+"/tensor.") &&
-			!strings.HasPrefix(f.Function, modulePath+"/kernels.") && !strings.HasPrefix(f.Function, modulePath+"/backend.") {
+			!strings.HasPrefix(f.Function, modulePath+"/kernels.") && !strings.HasPrefix(f.Function, modulePath+"/collective.") &&
+			!strings.HasPrefix(f.Function, modulePath+"/backend.") {
 			return place
 		}
 	}

@@ -57,6 +57,9 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 			if p.workspace.closed.Load() {
 				return nil, fmt.Errorf("workspace: %w", errs.ErrClosed)
 			}
+			if offset < 0 || put.Bytes > p.workspace.Bytes()-offset {
+				return nil, errs.Invalid(call, "Offset", offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the workspace", p.workspace.Bytes()-put.Bytes, put.Bytes))
+			}
 			w, offset = p.workspace.block.window, p.workspace.span.start+offset
 		}
 		t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})

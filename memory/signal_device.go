@@ -70,7 +70,7 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 		}
 	}()
 	for kind, k := range signalKernels {
-		if d.kernels[kind], err = m.Kernel(k); err != nil {
+		if d.kernels[kind], err = m.kernel(k); err != nil {
 			return d, err
 		}
 	}
@@ -163,7 +163,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	} else {
 		l.FaultCell = &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset}
 	}
-	l.Params = params.Bytes()
+	l.Params = [][]byte{params.Bytes()}
 	prepared, err := d.kernels[kind].Prepare(l)
 	if err != nil {
 		return err
@@ -219,8 +219,13 @@ func (m *Memory) waitReason(f ptx.Fault) error {
 	return fmt.Errorf("it did not come in %v: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
 }
 
-// WaitFailed is the error of a compiled kernel of the plan named op that gave up.
+// WaitFailed is the error of a compiled kernel of the plan named op that gave up: a [*device.WaitError], or ErrUnsupported for a kernel that
+// was compiled with a symmem.cuh of another version.
 func (m *Memory) WaitFailed(op string, f ptx.Fault) error {
+	if f.Why == ptx.FaultVersion {
+		return fmt.Errorf("%s: its kernel was compiled with a symmem.cuh of another version than %d, which this module has; compile it again: %w",
+			op, ptx.CommVersion, errs.ErrUnsupported)
+	}
 	return &device.WaitError{Op: op, Channel: -1, Peer: int(f.Peer), Err: m.waitReason(f)}
 }
 

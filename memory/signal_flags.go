@@ -353,34 +353,26 @@ func (r *flagRuns) Poll() (bool, error) {
 	return len(under) == 0, nil
 }
 
-// flagWaitBeside is flagWaitAll on a stream whose errors nobody looks for.
+// flagWaitBeside is flagWaitAll on a stream whose errors nobody looks for: the plan has kept them.
 type flagWaitBeside struct{ flagWaitAll }
 
 func (w flagWaitBeside) Start() (device.HostProgress, error) {
 	run, err := w.flagWaitAll.Start()
 	if err != nil {
-		w.signals.user.keep(err)
 		return nothing{}, nil
 	}
-	return flagBeside{run, w.signals.user}, nil
+	return flagBeside{run}, nil
 }
 
 // Failed makes the plan fail, whose stream is not told.
 func (w flagWaitBeside) Failed(err error) { w.signals.user.failLater(err) }
 
 // flagBeside is such a wait under way.
-type flagBeside struct {
-	device.HostProgress
-	user *signalUser
-}
+type flagBeside struct{ device.HostProgress }
 
 func (b flagBeside) Poll() (bool, error) {
 	ended, err := b.HostProgress.Poll()
-	if err != nil {
-		b.user.keep(err)
-		return true, nil
-	}
-	return ended, nil
+	return ended || err != nil, nil
 }
 
 func (w flagSignalAll) String() string { return "signal" }

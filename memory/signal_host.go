@@ -95,7 +95,7 @@ func newHostSignals(m *Memory, hm device.HostMemory, pad *Workspace, offset int6
 				s.waitAlls[c].waits = append(s.waitAlls[c].waits, w)
 			}
 		}
-		s.beside[c] = waitAllKernel{waits: s.waitAlls[c].waits, beside: user}
+		s.beside[c] = waitAllKernel{waits: s.waitAlls[c].waits, beside: true}
 	}
 	return s, nil
 }
@@ -207,14 +207,13 @@ func (k *waitKernel) String() string { return "wait" }
 // waitAllKernel waits for one signal of every peer.
 type waitAllKernel struct {
 	waits  []*waitKernel
-	beside *signalUser // unless nil, keeps what fails
+	beside bool // what fails, which the plan has kept then, is no error of the stream
 }
 
 func (k *waitAllKernel) RunKernel() error {
 	for _, w := range k.waits {
 		if err := w.RunKernel(); err != nil {
-			if k.beside != nil {
-				k.beside.keep(err)
+			if k.beside {
 				return nil
 			}
 			return err

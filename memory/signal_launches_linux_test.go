@@ -82,7 +82,7 @@ func (f noteFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 
 func (f noteFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	n := noted{kernel: f.name, Launch: l}
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&n.params)), unsafe.Sizeof(n.params)), l.Params[0])
 	f.dev.prepared++
 	return &noteLaunch{f.dev, n}, nil
 }

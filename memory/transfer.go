@@ -465,6 +465,9 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	if op != backend.Read && op != backend.Write {
+		return errs.Invalid("Copy", "op", op, "Read or Write")
+	}
 	if err := m.checkStream(op.String(), s); err != nil {
 		return err
 	}

@@ -67,8 +67,13 @@ func (b *ailing) Device() device.Device { return b.device }
 
 func (b *ailing) Capabilities() backend.Capabilities {
 	c := b.Backend.Capabilities()
-	c.CollectiveAllocate = b.collective
+	c.CollectiveAllocate, c.Register = b.collective, true
 	return c
+}
+
+func (b *ailing) Register(context.Context, device.Ptr, int64) (backend.Allocation, error) {
+	b.asked.Add(1)
+	return nil, errBroken
 }
 
 func (b *ailing) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
@@ -206,10 +211,23 @@ func TestOneRankHasNoWorkspace(t *testing.T) {
 	})
 }
 
-// TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none.
+// TestOneRankCannotAllocate: over a backend whose allocation is collective, it fails on all ranks or on none. Sizes that differ, or that cannot
+// be, do not come to it.
 func TestOneRankCannotAllocate(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
 		b.collective = true
+		for _, odd := range []struct {
+			bytes int64
+			want  error
+		}{{101, errs.ErrMismatch}, {-1, errs.ErrInvalid}} {
+			bytes := int64(100)
+			if fails {
+				bytes = odd.bytes
+			}
+			if _, err := m.Allocate(ctx, bytes, ""); !errors.Is(err, odd.want) || b.asked.Load() != 0 {
+				return fmt.Errorf("%d bytes where rank 2 asks for %d: %w", bytes, odd.bytes, err)
+			}
+		}
 		b.noAllocation = fails
 		_, err := m.Allocate(ctx, 100, "")
 		if err := wantVote(err, fails); err != nil {
@@ -220,6 +238,55 @@ func TestOneRankCannotAllocate(t *testing.T) {
 			return fmt.Errorf("%d allocations are left", have)
 		}
 		return backendtest.TryWindow(ctx, m, 100)
+	})
+}
+
+// TestOneRankGivesUp: ranks that wait in a rendezvous for one that has no memory for it, and that goes elsewhere, are told why.
+func TestOneRankGivesUp(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		for what, get := range []func() error{
+			func() error {
+				b.noAllocation = true
+				_, err := m.Allocate(ctx, 100, "")
+				b.noAllocation = false
+				return err
+			},
+			func() error { _, err := m.Register(ctx, 1<<20, 100, ""); return err },
+		} {
+			var err error
+			if fails {
+				if err := get(); !errors.Is(err, errBroken) {
+					return err
+				}
+				err = m.Group().Barrier(ctx, "elsewhere")
+			} else {
+				_, err = m.Rendezvous(ctx, a, memory.Record{})
+			}
+			vote, ok := errors.AsType[*group.VoteError](err)
+			if !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 2 || !strings.Contains(vote.Failures[0].Text, errBroken.Error()) {
+				return fmt.Errorf("%d: rank 2 has no memory, and has gone on: %w", what, err)
+			}
+		}
+		return m.Free(ctx, a)
+	})
+}
+
+// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address.
+func TestRegisterAsksForMemory(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
+		for _, r := range []struct {
+			p     device.Ptr
+			bytes int64
+		}{{1 << 20, 0}, {1 << 20, -1}, {0, 100}} {
+			if _, err := m.Register(ctx, r.p, r.bytes, ""); !errors.Is(err, errs.ErrInvalid) || b.asked.Load() != 0 {
+				return fmt.Errorf("%d bytes at %s: %w", r.bytes, r.p, err)
+			}
+		}
+		return nil
 	})
 }
 
@@ -383,8 +450,21 @@ type sickly struct {
 	backend.Flagger
 	backend.Quiescer
 	noStart, noPoll atomic.Bool
+	unreachable     atomic.Int32 // unless 0, transfers to this rank do not start
+	panics          atomic.Bool  // a transfer does when it ends
+	held            atomic.Bool  // transfers do not get on
 	moving          atomic.Bool  // Quiesce finds that something still moves
+	started         atomic.Int32 // transfers that began
 	live            atomic.Int32 // transfers that were not closed
+}
+
+func newSickly(g *group.Group) (*sickly, error) {
+	near, err := host.New(g, nil)
+	if err != nil {
+		return nil, err
+	}
+	far := backendtest.Far(near, g, nil)
+	return &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}, nil
 }
 
 func (b *sickly) Quiesce(ctx context.Context) error {
@@ -400,19 +480,21 @@ func (b *sickly) PrepareTransfer(op backend.TransferOp, peer int, blocks []backe
 		return nil, err
 	}
 	b.live.Add(1)
-	return &sicklyTransfer{t, b}, nil
+	return &sicklyTransfer{t, b, peer}, nil
 }
 
 type sicklyTransfer struct {
 	backend.PreparedTransfer
 	backend *sickly
+	peer    int
 }
 
 func (t *sicklyTransfer) Start() (device.HostProgress, error) {
-	if t.backend.noStart.Load() {
+	if t.backend.noStart.Load() || t.peer != 0 && int(t.backend.unreachable.Load()) == t.peer {
 		return nil, errBroken
 	}
 	run, err := t.PreparedTransfer.Start()
+	t.backend.started.Add(1)
 	return sicklyRun{run, t.backend}, err
 }
 
@@ -427,7 +509,13 @@ type sicklyRun struct {
 }
 
 func (r sicklyRun) Poll() (bool, error) {
+	if r.backend.held.Load() {
+		return false, nil
+	}
 	ended, err := r.HostProgress.Poll()
+	if ended && r.backend.panics.Load() {
+		panic(errBroken)
+	}
 	if ended && r.backend.noPoll.Load() {
 		return false, errBroken
 	}
@@ -438,12 +526,10 @@ func (r sicklyRun) Poll() (bool, error) {
 // with the memory.
 func TestCopiesAreGivenBack(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		b, err := newSickly(g)
 		if err != nil {
 			return err
 		}
-		far := backendtest.Far(near, g, nil)
-		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 		m := memory.New(b, g, nil)
 		return errors.Join(copies(ctx, m, b), g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
@@ -452,12 +538,10 @@ func TestCopiesAreGivenBack(t *testing.T) {
 // TestFreeWaitsForTheLibrary: memory that the library of one rank still works on is kept on all of them, and can be freed again.
 func TestFreeWaitsForTheLibrary(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
+		b, err := newSickly(g)
 		if err != nil {
 			return err
 		}
-		far := backendtest.Far(near, g, nil)
-		b := &sickly{Backend: far, Transferrer: far.(backend.Transferrer), Flagger: far.(backend.Flagger), Quiescer: far.(backend.Quiescer)}
 		m := memory.New(b, g, nil)
 		a, err := m.Allocate(ctx, 100, "")
 		if err != nil {

@@ -255,6 +255,7 @@ func TestPlanSignalsRefused(t *testing.T) {
 			"to itself":                     {{Peer: 1 - peer, Offset: p.data, Local: own, Bytes: 8}},
 			"twice to a peer":               {right, right},
 			"beyond the window":             {{Peer: peer, Offset: 1 << 40, Local: own, Bytes: 8}},
+			"of less than nothing":          {{Peer: peer, Offset: p.data, Local: own, Bytes: -8}},
 			"from elsewhere":                {{Peer: peer, Offset: p.data, Local: 64, Bytes: 8}},
 		} {
 			if _, err := p.signals.PrepareSend(0, puts...); !errors.Is(err, errs.ErrInvalid) && !errors.Is(err, errs.ErrNotSymmetric) {
@@ -264,7 +265,27 @@ func TestPlanSignalsRefused(t *testing.T) {
 		if _, err := p.signals.PrepareSend(1, right); !errors.Is(err, errs.ErrInvalid) {
 			return fmt.Errorf("a signal channel that does not exist: %w", err)
 		}
-		return nil
+		// What lies before a workspace, and behind it, is that of others.
+		c, err := p.memory.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "second", Bytes: p.data + 4096})
+		if err != nil {
+			return err
+		}
+		s, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "second", Failed: func(err error) error { return err }})
+		if err != nil {
+			return err
+		}
+		for _, offset := range []int64{-8, c.Bytes() - 4} {
+			if _, err := s.PrepareSend(0, memory.SendPut{Peer: peer, Offset: offset, Local: own, Bytes: 8}); !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("a put at %d of a workspace of %d bytes: %w", offset, c.Bytes(), err)
+			}
+		}
+		if err := c.Close(ctx); err != nil {
+			return err
+		}
+		if _, err := s.PrepareSend(0, memory.SendPut{Peer: peer, Local: own, Bytes: 8}); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("a put to a closed workspace: %w", err)
+		}
+		return s.Close()
 	})
 }
 

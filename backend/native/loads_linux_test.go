@@ -1,12 +1,14 @@
 package native
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -124,4 +126,50 @@ func TestKernelsAreLoadedOnce(t *testing.T) {
 			return nil
 		})
 	}))
+}
+
+// TestLaunchesWithSeveralParameters: each parameter of a kernel of a user's comes to the driver, in order, and as long as the driver says.
+func TestLaunchesWithSeveralParameters(t *testing.T) {
+	m := newMachine(1)
+	sizes := map[string][]int{"three": {8, 1, 12}, "none": {}}
+	m.Params = func(name string) []int { return sizes[name] }
+	got := map[string][][]byte{}
+	m.Kernel = func(_ int, name string, params []unsafe.Pointer) {
+		got[name] = [][]byte{}
+		for i, p := range params {
+			got[name] = append(got[name], bytes.Clone(unsafe.Slice((*byte)(p), sizes[name][i])))
+		}
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, _ *memory.Memory) error {
+			module, err := b.Device().(device.KernelLoader).LoadModule([]byte(".version 7.0"))
+			if err != nil {
+				return err
+			}
+			s, err := b.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			given := map[string][][]byte{"three": {[]byte("12345678"), {9}, []byte("abcdefghijkl")}, "none": {}}
+			for name, params := range given {
+				f, err := module.Function(name)
+				if err != nil {
+					return err
+				}
+				if _, err := f.Prepare(device.Launch{Params: append(params, []byte{1})}); !errors.Is(err, device.ErrInvalid) {
+					return fmt.Errorf("one parameter too many for %s: %w", name, err)
+				}
+				l, err := f.Prepare(device.Launch{Params: params})
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(l.Launch(s), s.Synchronize(ctx), l.Close()); err != nil {
+					return err
+				}
+			}
+			assert.Equal(t, given, got)
+			return errors.Join(s.Close(), module.Close())
+		})
+	}))
+	assert.Empty(t, m.left())
 }

@@ -22,8 +22,9 @@ import (
 
 // signalKernels makes the machine's GPUs run the kernels of signals, in Go and with the same parameters.
 func (m *machine) signalKernels() {
-	m.Kernel = func(gpu int, name string, params unsafe.Pointer) {
-		k := &signalKernel{machine: m, gpu: gpu, p: *(*ptx.Params)(params), began: time.Now()}
+	m.Params = func(string) []int { return []int{int(unsafe.Sizeof(ptx.Params{}))} }
+	m.Kernel = func(gpu int, name string, params []unsafe.Pointer) {
+		k := &signalKernel{machine: m, gpu: gpu, p: *(*ptx.Params)(params[0]), began: time.Now()}
 		k.run(name)
 	}
 }
@@ -148,9 +149,9 @@ func TestSignalsByTheLinks(t *testing.T) {
 		m.signalKernels()
 		run := m.Kernel
 		var used, other [size]atomic.Int32 // launches of signals with atomics, and without, by GPU
-		m.Kernel = func(gpu int, name string, params unsafe.Pointer) {
+		m.Kernel = func(gpu int, name string, params []unsafe.Pointer) {
 			if name == ptx.Signal.Name {
-				if (*ptx.Params)(params).Flags&ptx.Atomics != 0 {
+				if (*ptx.Params)(params[0]).Flags&ptx.Atomics != 0 {
 					used[gpu].Add(1)
 				} else {
 					other[gpu].Add(1)

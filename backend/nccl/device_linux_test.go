@@ -115,7 +115,7 @@ func TestDeviceSideOnGPU(t *testing.T) {
 				for _, v := range []uint64{handle, uint64(at), count} {
 					params = binary.LittleEndian.AppendUint64(params, v)
 				}
-				launch, err := f.Prepare(device.Launch{Grid: [3]uint32{blocks}, Block: [3]uint32{256}, Params: params})
+				launch, err := f.Prepare(device.Launch{Grid: [3]uint32{blocks}, Block: [3]uint32{256}, Params: [][]byte{params}})
 				if err != nil {
 					return err
 				}

@@ -15,13 +15,5 @@
 // Run exits with the status of the first rank that failed, 128 and the number of the signal if one ended it, 126 if the program cannot be executed
 // and 127 if it is not there.
 //
-// # How it is made
-//
-// main only calls run, which takes everything that a process gets from outside as arguments, so that tests call it too. There is one file for each
-// sub-command, with its flags. What a sub-command does is in a package under internal: verify, bench and doctor have one each, and run is package
-// launch, which starts ranks for all of them and makes sure that nothing is left behind, whatever ends the command. Verify and bench start this same
-// executable again, once for each rank, with a hidden sub-command that reports through an inherited pipe (package fleet). Doctor does the same for
-// each backend that it probes (package probe).
-//
-// Nothing imports this package, and it may import everything.
+// It has all backends of this module. Package command is the same for a program of one's own.
 package main

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
-	"os"
+	_ "github.com/symmem/symmem/backend/all" // every backend can be named
+	"github.com/symmem/symmem/cmd/symmem/command"
 )
 
-func main() {
-	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
-}
+func main() { command.Main() }

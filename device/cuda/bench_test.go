@@ -75,7 +75,7 @@ func BenchmarkLaunchByDriver(b *testing.B) {
 		}
 		arg := params(alloc(b, d, 4), 1)
 		config := &cu.LaunchConfig{Grid: [3]uint32{1, 1, 1}, Block: [3]uint32{1, 1, 1}, Stream: cu.StreamHandle(s.Handle())}
-		list := &[1]unsafe.Pointer{unsafe.Pointer(&arg[0])}
+		list := &[1]unsafe.Pointer{unsafe.Pointer(&arg[0][0])}
 		enqueueing(b, s, func() error { return drv.Check("launch", drv.LaunchKernelEx(config, f, &list[0], nil)) })
 		return drv.Check("unload", drv.ModuleUnload(m))
 	}))

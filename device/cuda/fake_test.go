@@ -42,6 +42,7 @@ type fake struct {
 	execs   map[cu.GraphExecHandle]*fakeGraph
 	modules int
 	names   map[cu.FunctionHandle]string
+	params  map[string][]int // bytes of the parameters of each kernel that there is
 	objects map[cu.UserObject]*fakeObject
 }
 
@@ -80,6 +81,10 @@ func newFake(gpus int) *fake {
 		streams: map[cu.StreamHandle]*fakeStream{}, events: map[cu.EventHandle]*fakeEvent{},
 		graphs: map[cu.GraphHandle]*fakeGraph{}, execs: map[cu.GraphExecHandle]*fakeGraph{},
 		objects: map[cu.UserObject]*fakeObject{}, names: map[cu.FunctionHandle]string{},
+		params: map[string][]int{
+			"kernel": {16}, "giveup": {16}, "none": {}, "report": {4, 1, 24}, "mixed": {1, 2, 4, 8, 4, 8, 8, 12, 16},
+			"many": append([]int{8}, slices.Repeat([]int{4}, manyParams)...),
+		},
 	}
 }
 
@@ -428,7 +433,7 @@ func (f *fake) driver() *cu.Driver {
 	}
 	d.ModuleUnload = func(cu.ModuleHandle) cu.Result { f.modules--; return cu.Success }
 	d.ModuleGetFunction = func(h *cu.FunctionHandle, _ cu.ModuleHandle, name string) cu.Result {
-		if name != "kernel" && name != "giveup" {
+		if f.params[name] == nil {
 			return cu.NotFound
 		}
 		*h = cu.FunctionHandle(f.handle())
@@ -440,11 +445,12 @@ func (f *fake) driver() *cu.Driver {
 		return cu.Success
 	}
 	d.FuncSetAttribute = func(cu.FunctionHandle, cu.FuncAttribute, int32) cu.Result { return cu.Success }
-	d.FuncGetParamInfo = func(_ cu.FunctionHandle, i uint64, offset, n *uint64) cu.Result {
-		if i > 0 {
+	d.FuncGetParamInfo = func(h cu.FunctionHandle, i uint64, _, n *uint64) cu.Result {
+		sizes := f.params[f.names[h]]
+		if i >= uint64(len(sizes)) {
 			return cu.InvalidValue
 		}
-		*offset, *n = 0, 16
+		*n = uint64(sizes[i])
 		return cu.Success
 	}
 	d.OccupancyMaxActiveBlocks = func(n *int32, _ cu.FunctionHandle, threads int32, _ uint64) cu.Result {
@@ -452,18 +458,52 @@ func (f *fake) driver() *cu.Driver {
 		return cu.Success
 	}
 	d.LaunchKernelEx = func(c *cu.LaunchConfig, h cu.FunctionHandle, params, _ *unsafe.Pointer) cu.Result {
-		block := slices.Clone(unsafe.Slice((*byte)(*params), 16))
-		if f.names[h] == "giveup" {
+		sizes := f.params[f.names[h]]
+		if (params == nil) != (len(sizes) == 0) {
+			return cu.InvalidValue
+		}
+		args := make([][]byte, len(sizes)) // what the kernel gets
+		for i, at := range unsafe.Slice(params, len(sizes)) {
+			if uintptr(at)%16 != 0 {
+				return cu.InvalidValue // a real driver would not mind; the package promises itself that they are
+			}
+			args[i] = slices.Clone(unsafe.Slice((*byte)(at), sizes[i]))
+		}
+		giveUp := func(at []byte, why []byte) cu.Result {
 			return f.enqueue(c.Stream, once(func() {
-				if cell := f.find(device.Ptr(binary.LittleEndian.Uint64(block)), 16); cell != nil {
+				if cell := f.find(device.Ptr(binary.LittleEndian.Uint64(at)), 16); cell != nil {
 					x := (*device.FaultCell)(unsafe.Pointer(&cell[0]))
 					if x.GaveUp == atomic.LoadUint32(&x.Told) {
-						atomic.StoreUint64(&x.Fault, uint64(binary.LittleEndian.Uint32(block[8:])))
+						atomic.StoreUint64(&x.Fault, uint64(binary.LittleEndian.Uint32(why)))
 					}
 					atomic.AddUint32(&x.GaveUp, 1)
 				}
 			}))
 		}
+		switch f.names[h] {
+		case "none":
+			return f.enqueue(c.Stream, once(func() {}))
+		case "giveup":
+			return giveUp(args[0], args[0][8:])
+		case "report":
+			return giveUp(args[2][16:], args[0])
+		case "mixed":
+			return f.enqueue(c.Stream, once(func() {
+				out := f.find(device.Ptr(binary.LittleEndian.Uint64(args[6])), mixedBytes)
+				for i, at := range mixedAt {
+					copy(out[at:], args[i])
+				}
+			}))
+		case "many":
+			return f.enqueue(c.Stream, once(func() {
+				sum := uint32(0)
+				for _, p := range args[1:] {
+					sum = sum*31 + binary.LittleEndian.Uint32(p)
+				}
+				binary.LittleEndian.PutUint32(f.word(device.Ptr(binary.LittleEndian.Uint64(args[0]))), sum)
+			}))
+		}
+		block := args[0]
 		// The kernel adds its value to the word at its pointer, once for each block.
 		blocks := c.Grid[0] * c.Grid[1] * c.Grid[2]
 		return f.enqueue(c.Stream, once(func() {

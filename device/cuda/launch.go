@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"sync"
@@ -17,35 +16,80 @@ type Function struct {
 	module     *Module
 	name       string
 	handle     cu.FunctionHandle
-	maxThreads int // a block
-	shared     int // static shared memory, bytes a block
-	params     int // bytes of its parameter; -1 if the driver does not tell
+	maxThreads int   // a block
+	shared     int   // static shared memory, bytes a block
+	params     []int // bytes of each parameter; nil if the driver does not tell
 }
 
-// askParams asks how large the kernel's parameter is, and refuses kernels with several.
+// mostParamBytes is how many bytes the parameters of a kernel have together at most, since CUDA 12.1 and on GPUs of compute capability 7.0
+// and up; before, it was 4 KiB. A parameter has at least one, so it bounds their number, too.
+const mostParamBytes = 32764
+
+// askParams asks how many parameters the kernel has, and how large each is. The driver tells since CUDA 12.4.
 func (f *Function) askParams() error {
 	drv := f.module.dev.drv
-	f.params = -1
 	if drv.FuncGetParamInfo == nil {
 		return nil
 	}
-	var sizes [2]uint64
-	for i := range sizes {
-		var offset uint64
-		switch r := drv.FuncGetParamInfo(f.handle, uint64(i), &offset, &sizes[i]); r {
+	f.params = []int{}
+	for total := uint64(0); ; {
+		var offset, size uint64
+		switch r := drv.FuncGetParamInfo(f.handle, uint64(len(f.params)), &offset, &size); r {
 		case cu.Success:
 		case cu.InvalidValue: // there are no more
-			sizes[i] = 0
+			return nil
 		default:
 			return drv.Check("cuFuncGetParamInfo", r)
 		}
+		if size == 0 || size > mostParamBytes-total {
+			return fmt.Errorf("%w: the driver says that parameter %d has %d bytes, behind %d; a kernel's have 1 or more, and %d together",
+				device.ErrUnsupported, len(f.params), size, total, mostParamBytes)
+		}
+		total += size
+		f.params = append(f.params, int(size))
 	}
-	if sizes[1] != 0 {
-		return errs.Invalid("Function", "name", fmt.Sprintf("%q", f.name),
-			"a kernel with one parameter, a struct by value; this one has more")
+}
+
+// checkParams refuses parameters that the kernel does not have. What the driver does not tell, it cannot check.
+func (f *Function) checkParams(call string, params [][]byte) error {
+	if f.params != nil && len(params) != len(f.params) {
+		return errs.Invalid(call, "len(Params)", len(params),
+			fmt.Sprintf("%d, as many as the kernel %s has parameters; their sizes in bytes are %v", len(f.params), f.name, f.params))
 	}
-	f.params = int(sizes[0])
+	total := 0
+	for i, p := range params {
+		if f.params != nil && len(p) != f.params[i] {
+			return errs.Invalid(call, fmt.Sprintf("len(Params[%d])", i), len(p),
+				fmt.Sprintf("%d, the size of parameter %d of the kernel %s in bytes", f.params[i], i, f.name))
+		}
+		if most := mostParamBytes - total; len(p) == 0 || len(p) > most {
+			return errs.Invalid(call, fmt.Sprintf("len(Params[%d])", i), len(p),
+				fmt.Sprintf("1 or more, and %d for all parameters together", mostParamBytes))
+		}
+		total += len(p)
+	}
 	return nil
+}
+
+// paramAlign is what the copy of a parameter is aligned to, in bytes: as much as the type of any parameter needs.
+const paramAlign = 16
+
+// layOut copies the parameters into one block, each at a multiple of paramAlign, and gives where in it each is.
+func layOut(params [][]byte) (block []byte, at []int) {
+	total := 0
+	for _, p := range params {
+		at = append(at, total)
+		total += (len(p) + paramAlign - 1) / paramAlign * paramAlign
+	}
+	if total == 0 {
+		return nil, nil
+	}
+	block = make([]byte, total+paramAlign-1)
+	block = block[-uintptr(unsafe.Pointer(&block[0]))%paramAlign:][:total]
+	for i, p := range params {
+		copy(block[at[i]:], p)
+	}
+	return block, at
 }
 
 // checkBlock refuses blocks that the kernel cannot have.
@@ -104,7 +148,8 @@ func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {
 	return int(blocks) * f.module.dev.limits.processors, nil
 }
 
-// Prepare fixes everything about a launch.
+// Prepare fixes everything about a launch. Drivers before CUDA 12.4 do not tell which parameters the kernel has: with those, Params that are
+// not the kernel's are not found, and the launch is undefined.
 func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	const call = "Prepare"
 	d := f.module.dev
@@ -122,24 +167,31 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	if err := f.checkBlock(call, threads, int(l.SharedBytes)); err != nil {
 		return nil, err
 	}
-	if f.params >= 0 && len(l.Params) != f.params {
-		return nil, errs.Invalid(call, "len(Params)", len(l.Params),
-			fmt.Sprintf("%d, the size of the parameter of the kernel %s", f.params, f.name))
+	if err := f.checkParams(call, l.Params); err != nil {
+		return nil, err
 	}
 	fault, err := d.faultWord(call, "Fault", l.Fault)
 	if err != nil {
 		return nil, err
 	}
+	block, at := layOut(l.Params)
 	var cellOf *FaultWord
 	cellAt := 0
 	if c := l.FaultCell; c != nil {
 		if cellOf, err = d.faultWord(call, "FaultCell.Word", c.Word); err != nil {
 			return nil, err
 		}
-		if cellAt = c.Offset; cellOf == nil || cellAt < 0 || cellAt%8 != 0 || cellAt > len(l.Params)-8 {
-			return nil, errs.Invalid(call, "FaultCell", fmt.Sprintf("%+v", *c),
-				fmt.Sprintf("a word, and a multiple of 8 with 8 bytes behind it in the %d of the parameter", len(l.Params)))
+		if cellOf == nil {
+			return nil, errs.Invalid(call, "FaultCell.Word", nil, "a fault word of the device")
 		}
+		if c.Param < 0 || c.Param >= len(l.Params) {
+			return nil, errs.Invalid(call, "FaultCell.Param", c.Param, fmt.Sprintf("that of one of the %d parameters, from 0", len(l.Params)))
+		}
+		if n := len(l.Params[c.Param]); c.Offset < 0 || c.Offset%8 != 0 || c.Offset > n-8 {
+			return nil, errs.Invalid(call, "FaultCell.Offset", c.Offset,
+				fmt.Sprintf("a multiple of 8 with 8 bytes from there on in the %d of parameter %d", n, c.Param))
+		}
+		cellAt = at[c.Param] + c.Offset
 	}
 	if err := f.module.begin(call); err != nil {
 		return nil, err
@@ -151,7 +203,7 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	p := &PreparedLaunch{
 		function: f,
 		call:     "Launch of " + f.name,
-		block:    bytes.Clone(l.Params),
+		block:    block,
 		config:   cu.LaunchConfig{Grid: l.Grid, Block: l.Block, SharedBytes: l.SharedBytes},
 		fault:    fault,
 		cellOf:   cellOf,
@@ -162,8 +214,8 @@ func (f *Function) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 			w.named.Store(true)
 		}
 	}
-	if len(p.block) > 0 {
-		p.params[0] = unsafe.Pointer(&p.block[0])
+	for _, at := range at {
+		p.params = append(p.params, unsafe.Pointer(&block[at]))
 	}
 	if l.Overlap && d.limits.capability >= 90 {
 		p.attr = cu.LaunchAttribute{ID: cu.LaunchProgrammaticStreamSerialization}
@@ -187,8 +239,9 @@ func (d *Device) faultWord(call, arg string, w device.FaultWord) (*FaultWord, er
 
 // PreparedLaunch is a launch that can be enqueued many times. It implements [device.PreparedLaunch].
 //
-// What the driver reads (the configuration, the array of parameters and the parameter) is part of this object or held by it,
-// in memory that does not move: the collector leaves heap objects where they are, and the call keeps this one alive.
+// What the driver reads (the configuration, the array of pointers to the parameters, and the block that they are in) is part of this object
+// or held by it, in memory that does not move: the collector leaves heap objects where they are, and the call keeps this one alive. The
+// driver has copied the parameters when its call returns, so the next launch may write the block.
 type PreparedLaunch struct {
 	function *Function
 	call     string     // what errors call it: "Launch of" and the kernel
@@ -198,10 +251,10 @@ type PreparedLaunch struct {
 
 	mu     sync.Mutex // taken before that of a stream
 	closed bool
-	block  []byte
+	block  []byte           // the parameters, as layOut has them
+	params []unsafe.Pointer // to each of them, in block
 	config cu.LaunchConfig
 	attr   cu.LaunchAttribute
-	params [1]unsafe.Pointer
 }
 
 // Launch enqueues the kernel on s, or records it, and returns at once; when the driver's queue is full, it waits for room. It
@@ -234,7 +287,7 @@ func (p *PreparedLaunch) Launch(s device.Stream) error {
 			noted = true
 		}
 		p.config.Stream = st.handle
-		return d.drv.LaunchKernelEx(&p.config, p.function.handle, &p.params[0], nil)
+		return d.drv.LaunchKernelEx(&p.config, p.function.handle, unsafe.SliceData(p.params), nil)
 	})
 	if refused != nil {
 		return fmt.Errorf("%s: %w", call, refused)
@@ -277,6 +330,6 @@ func (p *PreparedLaunch) Close() error {
 		return closed("Close", "launch")
 	}
 	p.closed = true
-	p.block, p.params[0] = nil, nil
+	p.block, p.params = nil, nil
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// ptx holds kernels that take a struct of an address, a 32-bit value and four bytes of nothing.
+// ptx holds kernels. Most take a struct of an address, a 32-bit value and four bytes of nothing.
 const ptx = `
 .version 7.0
 .target sm_70
@@ -91,8 +91,58 @@ told:
 	ret;
 }
 
-.visible .entry two(.param .u64 a, .param .u64 b)
+// gives up as well, with the cell's address in the last 8 bytes of the last parameter
+.visible .entry report(.param .u32 why, .param .u8 beside, .param .align 8 .b8 arg[24])
 {
+	.reg .pred %p<2>;
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<3>;
+	ld.param.u64 %rd1, [arg+16];
+	ld.param.u32 %r1, [why];
+	ld.relaxed.sys.u32 %r2, [%rd1];
+	ld.relaxed.sys.u32 %r3, [%rd1+4];
+	cvt.u64.u32 %rd2, %r1;
+	setp.ne.u32 %p1, %r2, %r3;
+	@%p1 bra told;
+	st.relaxed.sys.u64 [%rd1+8], %rd2;
+told:
+	add.u32 %r2, %r2, 1;
+	st.release.sys.u32 [%rd1], %r2;
+	ret;
+}
+
+// stores each parameter at out, where mixedAt says
+.visible .entry mixed(.param .u8 a, .param .u16 b, .param .u32 c, .param .u64 d, .param .f32 e, .param .f64 f, .param .u64 out,
+	.param .align 4 .b8 three[12], .param .align 16 .b8 four[16])
+{
+	.reg .b16 %rs<3>;
+	.reg .b32 %r<9>;
+	.reg .f32 %f<2>;
+	.reg .f64 %fd<2>;
+	.reg .b64 %rd<4>;
+	ld.param.u64 %rd1, [out];
+	cvta.to.global.u64 %rd2, %rd1;
+	ld.param.u8 %rs1, [a];
+	st.global.u8 [%rd2], %rs1;
+	ld.param.u16 %rs2, [b];
+	st.global.u16 [%rd2+2], %rs2;
+	ld.param.u32 %r1, [c];
+	st.global.u32 [%rd2+4], %r1;
+	ld.param.u64 %rd3, [d];
+	st.global.u64 [%rd2+8], %rd3;
+	ld.param.f32 %f1, [e];
+	st.global.f32 [%rd2+16], %f1;
+	ld.param.f64 %fd1, [f];
+	st.global.f64 [%rd2+24], %fd1;
+	st.global.u64 [%rd2+32], %rd1;
+	ld.param.u32 %r2, [three];
+	ld.param.u32 %r3, [three+4];
+	ld.param.u32 %r4, [three+8];
+	st.global.u32 [%rd2+40], %r2;
+	st.global.u32 [%rd2+44], %r3;
+	st.global.u32 [%rd2+48], %r4;
+	ld.param.v4.u32 {%r5, %r6, %r7, %r8}, [four];
+	st.global.v4.u32 [%rd2+64], {%r5, %r6, %r7, %r8};
 	ret;
 }
 
@@ -102,12 +152,12 @@ told:
 }
 `
 
-// params lays out the kernels' parameter.
-func params(p device.Ptr, value uint32) []byte {
+// params lays out the one parameter of the kernels that take an address and a value.
+func params(p device.Ptr, value uint32) [][]byte {
 	b := make([]byte, 16)
 	binary.LittleEndian.PutUint64(b, uint64(p))
 	binary.LittleEndian.PutUint32(b[8:], value)
-	return b
+	return [][]byte{b}
 }
 
 func function(t testing.TB, d *cuda.Device, name string) device.Function {
@@ -132,7 +182,8 @@ func TestLaunch(t *testing.T) {
 		arg := params(p, 3)
 		l, err := f.Prepare(device.Launch{Grid: [3]uint32{7, 2}, Block: [3]uint32{64}, Params: arg, Overlap: true})
 		require.NoError(t, err)
-		clear(arg) // the launch has its own copy
+		clear(arg[0]) // the launch has its own copy
+		arg[0] = nil
 		require.NoError(t, l.Launch(s))
 		require.NoError(t, l.Launch(other))
 		synchronize(t, s)
@@ -195,6 +246,8 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	p := alloc(t, d, 4096)
 	l, err := function(t, d, "kernel").Prepare(device.Launch{Params: params(p, 1)})
 	require.NoError(t, err)
+	several, err := function(t, d, "mixed").Prepare(device.Launch{Params: mixed(p.Add(3072))})
+	require.NoError(t, err)
 	g := capture(t, s, func() { require.NoError(t, l.Launch(s)) })
 	ctx := bounded(t)
 	var failed error
@@ -206,6 +259,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	round := func() {
 		for range 10 {
 			note(l.Launch(s))
+			note(several.Launch(s))
 			note(s.Copy(p.Add(64), p.Add(1024), 64))
 			note(s.Fill(p.Add(128), 7, 64))
 			note(s.WriteValue32(p.Add(2048), 1))
@@ -249,8 +303,10 @@ func TestBadLaunches(t *testing.T) {
 		p := params(alloc(t, d, 4), 1)
 		for i, l := range []device.Launch{
 			{},
-			{Params: p[:8]},
-			{Params: append(p, 0)},
+			{Params: [][]byte{p[0][:8]}},
+			{Params: [][]byte{append(p[0], 0)}},
+			{Params: [][]byte{p[0], p[0]}},
+			{Params: [][]byte{nil}},
 			{Params: p, Block: [3]uint32{2048}},
 			{Params: p, Block: [3]uint32{1024, 1024, 64}},
 			{Params: p, Block: [3]uint32{1, 1, 65}},
@@ -372,22 +428,9 @@ func TestEnqueueingMakesNoMemory(t *testing.T) {
 	}
 }
 
-func TestKernelsOfOtherShapes(t *testing.T) {
+func TestBadPTX(t *testing.T) {
 	d := open(t, nil)
-	m, err := d.LoadModule([]byte(ptx))
-	require.NoError(t, err)
-	_, err = m.Function("two")
-	require.ErrorIs(t, err, device.ErrInvalid)
-	require.ErrorContains(t, err, "one parameter")
-	f, err := m.Function("none")
-	require.NoError(t, err)
-	l, err := f.Prepare(device.Launch{})
-	require.NoError(t, err)
-	s := newStream(t, d)
-	require.NoError(t, l.Launch(s))
-	synchronize(t, s)
-
-	_, err = d.LoadModule([]byte(".version 7.0\n.target sm_70\n.address_size 64\nnonsense;\n"))
+	_, err := d.LoadModule([]byte(".version 7.0\n.target sm_70\n.address_size 64\nnonsense;\n"))
 	require.ErrorIs(t, err, device.ErrUnsupported)
 	require.ErrorContains(t, err, "line 4", "the compiler's own words")
 	_, err = d.LoadModule([]byte(".version 7.0\n.target sm_999\n.address_size 64\n"))

@@ -14,7 +14,7 @@
 //     ranks.close(epoch);
 //   }
 //
-// example_rmsnorm.cu is a whole one.
+// examples/kernel/rmsnorm.cu is a whole one.
 //
 // Rules. The grid has one dimension, is the same on every rank and fits on the device at once, with room to spare for others: blocks
 // wait for the blocks of the same number on all other ranks. Launches with one Comm run one after the other, in the same order on every

@@ -43,8 +43,8 @@ func ControlBytes(blocks, world int) int64 {
 
 // The flags of Params.
 const (
-	Staged    = 1 << iota // OneShotPull: the peers read a copy in the channel; OneShotMultimem: the result waits there; needed in place
-	NoBarrier             // OneShotPull: wait for nobody and use no channel
+	Staged    = 1 << iota // OneShotPull: the peers read a copy in the workspace; OneShotMultimem: the result waits there; needed in place
+	NoBarrier             // OneShotPull: wait for nobody and use no workspace
 	Atomics               // signals: the links to all peers have atomics
 	Early                 // the launch after it in the stream may begin to start at once, and take room beside it
 )
@@ -55,7 +55,7 @@ type Params struct {
 
 	In           [Inline]uint64 // every rank's input, by rank; aligned to its elements and alike on all ranks modulo 16
 	Out          [Inline]uint64 // every rank's output, by rank; likewise. May equal In
-	Workspace    [Inline]uint64 // every rank's channel or signal pad, by rank; 128-byte aligned
+	Workspace    [Inline]uint64 // every rank's workspace or signal pad, by rank; 128-byte aligned
 	Table        uint64         // World > Inline: [3][World]uint64, in place of In, Out and Workspace
 	Count        uint64         // elements
 	Fault        uint64         // 64-bit fault word, for one dead word; signals: a fault cell, of 16 bytes
@@ -124,7 +124,7 @@ const (
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// Layout is how an all-reduce uses its channel, alike on every rank. A channel begins with ControlBytes in which every 32-bit
+// Layout is how an all-reduce uses its workspace, alike on every rank. A workspace begins with ControlBytes in which every 32-bit
 // word is the first epoch; all after it is 0. Launches of one plan all have the same Layout.
 type Layout struct {
 	Form     Form
@@ -158,11 +158,11 @@ func (l Layout) Span() int64 {
 	return 0
 }
 
-// ControlBytes is the size of the part of the channel that holds flags and counters.
+// ControlBytes is the size of the part of the workspace that holds flags and counters.
 func (l Layout) ControlBytes() int64 { return ControlBytes(l.Blocks, l.World) }
 
-// ChannelBytes is the size of the channel.
-func (l Layout) ChannelBytes() int64 {
+// DataBytes is the size of the part behind it, and BlockBytes what the launch's blocks have behind that, each.
+func (l Layout) DataBytes() int64 {
 	world := int64(l.World)
 	var slots int64
 	switch l.Form {
@@ -178,10 +178,21 @@ func (l Layout) ChannelBytes() int64 {
 		}
 	case TwoShotPush:
 		slots = 2 * 2 * world
-	case TwoShotFlow:
-		slots = world * int64(l.Blocks) * flowSlots
 	}
-	return l.ControlBytes() + slots*l.Span()
+	return slots * l.Span()
+}
+
+// BlockBytes is how many bytes of workspace each block has.
+func (l Layout) BlockBytes() int64 {
+	if l.Form != TwoShotFlow {
+		return 0
+	}
+	return int64(l.World) * flowSlots * l.Span()
+}
+
+// WorkspaceBytes is the size of all of it: the control part, data, and what the blocks have.
+func (l Layout) WorkspaceBytes() int64 {
+	return l.ControlBytes() + l.DataBytes() + int64(l.Blocks)*l.BlockBytes()
 }
 
 const (

@@ -167,12 +167,12 @@ func TestLayout(t *testing.T) {
 		assert.Equal(t, c.shard, l.Shard(), c.form)
 		assert.Equal(t, c.span, l.Span(), c.form)
 		assert.Equal(t, int64(3*128), l.ControlBytes(), c.form)
-		assert.Equal(t, l.ControlBytes()+c.afterward, l.ChannelBytes(), c.form)
+		assert.Equal(t, l.ControlBytes()+c.afterward, l.WorkspaceBytes(), c.form)
 	}
 	assert.Equal(t, int64(256), Layout{Form: TwoShotPull, World: 9, Bytes: 1, Blocks: 1}.ControlBytes())
-	assert.Equal(t, int64(128+2*1024), Layout{Form: OneShotPull, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.ChannelBytes())
-	assert.Equal(t, int64(128+1024), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.ChannelBytes())
-	assert.Equal(t, int64(128), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1}.ChannelBytes())
+	assert.Equal(t, int64(128+2*1024), Layout{Form: OneShotPull, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.WorkspaceBytes())
+	assert.Equal(t, int64(128+1024), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1, Staged: true}.WorkspaceBytes())
+	assert.Equal(t, int64(128), Layout{Form: OneShotMultimem, World: 4, Bytes: 1000, Blocks: 1}.WorkspaceBytes())
 	assert.Equal(t, int64(3*(2*4*128+128)), PadBytes(4, 3))
 }
 

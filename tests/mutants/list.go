@@ -171,9 +171,9 @@ var mutants = []mutant{
 		new: "\twant",
 	},
 	{
-		file: "memory/signal_host.go", why: "what fails beside a plan's stream is never told", tests: inSends,
-		old: "\t\t\t\tk.beside.keep(err)\n\t\t\t\treturn nil",
-		new: "\t\t\t\treturn nil",
+		file: "memory/signal_host.go", why: "what fails beside a plan's stream is told there", tests: inSends,
+		old: "\t\t\tif k.beside {\n\t\t\t\treturn nil\n\t\t\t}\n",
+		new: "",
 	},
 	{
 		file: "memory/signal_host.go", why: "waits have no bound", tests: inSuite,
@@ -184,6 +184,21 @@ var mutants = []mutant{
 		file: "memory/signal_host.go", why: "waits do not look for lost peers", tests: with(inSuite, kills),
 		old: ", Err: m.peerErr}",
 		new: "}",
+	},
+	{
+		file: "memory/signal_host.go", why: "graphs go on with signals after their memory was closed", tests: inSuite,
+		old: "\tif err := k.memory.kept(); err != nil {\n\t\treturn err\n\t}\n\tif k.user.failedBefore() {\n\t\treturn nil // what",
+		new: "\tif k.user.failedBefore() {\n\t\treturn nil // what",
+	},
+	{
+		file: "memory/signal_host.go", why: "graphs go on with waits after their memory was closed", tests: inSuite,
+		old: "\tif err := k.memory.kept(); err != nil {\n\t\treturn err\n\t}\n\tif k.user.failedBefore() {\n\t\treturn k.user.tell",
+		new: "\tif k.user.failedBefore() {\n\t\treturn k.user.tell",
+	},
+	{
+		file: "memory/signal_host.go", why: "graphs go on with barriers after their memory was closed", tests: inSuite,
+		old: "\tif err := k.memory.kept(); err != nil {\n\t\treturn err\n\t}\n\tepoch := k.epoch",
+		new: "\tepoch := k.epoch",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a word that is half written counts", tests: inSuite,
@@ -233,7 +248,7 @@ var mutants = []mutant{
 	{
 		file: "memory/signal_flags.go", why: "a barrier by flags tells and does not wait", tests: inSuite,
 		old: "\t\tif m.over = told && whole && int32(have-r.epoch) >= 0; !m.over {",
-		new: "\t\tif m.over = told; !m.over {",
+		new: "\t\tif m.over = told && (whole || int32(have-r.epoch) < 0 || true); !m.over {",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a barrier by flags ends before it has told", tests: inSuite,
@@ -271,14 +286,69 @@ var mutants = []mutant{
 		new: "\tfor k := 2; k < f.size; k++ {\n\t\trun, err := start(",
 	},
 	{
-		file: "memory/signal_flags.go", why: "what a plan waits for beside its stream fails untold", tests: inSends,
-		old: "\t\tb.user.keep(err)\n\t\treturn true, nil",
-		new: "\t\treturn true, nil",
+		file: "memory/signal_flags.go", why: "what a plan waits for beside its stream fails there", tests: inSends,
+		old: "\treturn ended || err != nil, nil\n",
+		new: "\treturn ended, err\n",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a plan's signal that fails is not told", tests: inSends,
 		old: "\t\t\tu.failLater(err)\n\t\t\treturn true, nil",
 		new: "\t\t\treturn true, nil",
+	},
+	{
+		file: "memory/signal_flags.go", why: "graphs go on with signals by flags after their memory was closed", tests: inSuite,
+		old: "\tif err := l.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\tif l.signals.user.failedBefore()",
+		new: "\tif l.signals.user.failedBefore()",
+	},
+	{
+		file: "memory/signal_flags.go", why: "graphs go on with waits by flags after their memory was closed", tests: inSuite,
+		old: "\tif err := w.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, w.",
+		new: "\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, w.",
+	},
+	{
+		file: "memory/signal_flags.go", why: "graphs go on with a plan's signals by flags after their memory was closed", tests: inSuite,
+		old: "\tif err := w.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, nil // it",
+		new: "\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, nil // it",
+	},
+	{
+		file: "memory/signal_flags.go", why: "graphs go on with barriers by flags after their memory was closed", tests: inSuite,
+		old: "\tif err := b.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\trun := &flagMeeting",
+		new: "\trun := &flagMeeting",
+	},
+	{
+		file: "memory/signal_flags.go", why: "a plan that has failed goes on signalling by flags one by one", tests: inSends,
+		old: "\tif l.signals.user.failedBefore() {",
+		new: "\tif false {",
+	},
+	{
+		file: "memory/signal_flags.go", why: "a plan that has failed goes on waiting for flags", tests: inSends,
+		old: "\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, w.signals.user.tell()\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/signal_flags.go", why: "a plan that has failed goes on signalling by flags", tests: inSends,
+		old: "\tif w.signals.user.failedBefore() {\n\t\treturn nothing{}, nil // it may have no lanes any more\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that the stream gave up is not told", tests: inSends,
+		old: "{ w.signals.user.failLater(err) }",
+		new: "{}",
+	},
+	{
+		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that does not begin fails there", tests: inSends,
+		old: "\tif err != nil {\n\t\treturn nothing{}, nil\n\t}\n\treturn flagBeside",
+		new: "\tif err != nil {\n\t\treturn nothing{}, err\n\t}\n\treturn flagBeside",
+	},
+	{
+		file: "memory/signal_flags.go", why: "flags are not given back", tests: inSuite,
+		old: "\treturn errors.Join(err, f.flags.Close())\n",
+		new: "\treturn err\n",
+	},
+	{
+		file: "memory/signal_flags.go", why: "writes of flags are not given back", tests: inSuite,
+		old: "\t\t\terr = errors.Join(err, l.close())\n",
+		new: "\t\t\t_ = l\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "nothing is granted to a plan", tests: inPlans,
@@ -289,6 +359,11 @@ var mutants = []mutant{
 		file: "memory/signal_plan.go", why: "a wait in vain does not end the plan", tests: inSends,
 		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
 		new: "\tu.keep(err)\n\treturn err\n",
+	},
+	{
+		file: "memory/signal_plan.go", why: "what a wait in vain has met is not kept", tests: inSends,
+		old: "\tu.keep(err)\n\tu.dead.Store(true)\n\treturn err\n",
+		new: "\tu.dead.Store(true)\n\treturn err\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "a put that failed does not end the plan", tests: inSends,
@@ -321,6 +396,31 @@ var mutants = []mutant{
 		new: "\tif vote := err; vote != nil {\n\t\tif err == nil {",
 	},
 	{
+		file: "memory/signal_plan.go", why: "a plan's signals are made while another collective call is under way", tests: inSends,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tvar err error",
+		new: "\tvar err error",
+	},
+	{
+		file: "memory/signal_plan.go", why: "signals in a closed workspace", tests: inSends,
+		old: "\tcase w.closed.Load():\n",
+		new: "\tcase false:\n",
+	},
+	{
+		file: "memory/signal_plan.go", why: "ranks do not vote before they make flags", tests: inSends,
+		old: "\tif _, ok := m.backend.(backend.Flagger); ok { // making flags is collective\n",
+		new: "\tif false {\n",
+	},
+	{
+		file: "memory/signal_plan.go", why: "signals that some ranks have are left open", tests: inSends,
+		old: "\t\t\tvote = errors.Join(vote, made.close())\n",
+		new: "",
+	},
+	{
+		file: "memory/signal_plan.go", why: "graphs of a closed plan signal", tests: inSends,
+		old: "\tp.user.dead.Store(true)\n\treturn p.signals.close()",
+		new: "\treturn p.signals.close()",
+	},
+	{
 		file: "memory/signal.go", why: "ranks do not vote whether all have signal pads", tests: inSuite,
 		old: "\tif vote := m.group.Vote(ctx, \"signal pads\", err); vote != nil {",
 		new: "\tif vote := err; vote != nil {",
@@ -338,6 +438,11 @@ var mutants = []mutant{
 	{
 		file: "memory/signal.go", why: "signals of a closed memory", tests: inSuite,
 		old: "\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"%s: %w\", op, err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/signal.go", why: "signal pads that some ranks have are left open", tests: inSuite,
+		old: "\t\t\tvote = errors.Join(vote, s.close())\n",
 		new: "",
 	},
 	{
@@ -459,6 +564,231 @@ var mutants = []mutant{
 		file: "memory/memory.go", why: "closing leaves the backend open", tests: inSuite,
 		old: "\terr = errors.Join(err, m.compiled.close(), m.backend.Close(context.WithoutCancel(ctx)))\n",
 		new: "\terr = errors.Join(err, m.compiled.close())\n",
+	},
+	{
+		file: "memory/memory.go", why: "a memory does not know of lost peers", tests: with(inSuite, kills),
+		old: "\treturn m.group.Err()\n}\n\n// Closed is",
+		new: "\treturn nil\n}\n\n// Closed is",
+	},
+	{
+		file: "memory/memory.go", why: "graphs work on after their memory was closed", tests: inSuite,
+		old: "\tif m.released.Load() {\n",
+		new: "\tif false {\n",
+	},
+	{
+		file: "memory/memory.go", why: "freeing does not wait for calls that enqueue", tests: inSuite,
+		old: "\tfor e.uses.Load() > 0 {",
+		new: "\tfor false {",
+	},
+	{
+		file: "memory/memory.go", why: "work is enqueued on memory that is being freed", tests: inSuite,
+		old: "\tif e.closing.Load() {\n",
+		new: "\tif false {\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory that is being freed is not sealed", tests: inSuite,
+		old: "\t\tif err := e.seal(ctx); err != nil {\n\t\t\treturn err\n\t\t}\n",
+		new: "\t\t_ = e\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory that was kept takes no work", tests: inSuite,
+		old: "\t\te.closing.Store(false)\n\t\tm.add(e)\n",
+		new: "\t\tm.add(e)\n",
+	},
+	{
+		file: "memory/memory.go", why: "collective allocation while another collective call is under way", tests: inSuite,
+		old: "\t\tm.collective.Lock()\n\t\tdefer m.collective.Unlock()\n\t\tif _, err := exchange",
+		new: "\t\tif _, err := exchange",
+	},
+	{
+		file: "memory/memory.go", why: "memory is allocated while the backend is closed", tests: inSuite,
+		old: "\t} else {\n\t\tm.locals.RLock()\n\t\tdefer m.locals.RUnlock()\n",
+		new: "\t} else {\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory is registered while the backend is closed", tests: inSuite,
+		old: "\tbegan := time.Now()\n\tm.locals.RLock()\n\tdefer m.locals.RUnlock()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+		new: "\tbegan := time.Now()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+	},
+	{
+		file: "memory/memory.go", why: "memory is freed while the backend is closed", tests: inSuite,
+		old: "\tm.locals.RLock()\n\te := m.remove(a, true)\n\tif e != nil {\n\t\tdefer m.locals.RUnlock()\n\t\treturn m.freeEntry(ctx, e)\n\t}\n\tm.locals.RUnlock()\n",
+		new: "\tif e := m.remove(a, true); e != nil {\n\t\treturn m.freeEntry(ctx, e)\n\t}\n",
+	},
+	{
+		file: "memory/memory.go", why: "ranks do not compare sizes before a collective allocation", tests: inSuite,
+		old: "\t\tif _, err := exchange(ctx, m.group, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {",
+		new: "\t\tif err := errors.Join(invalid, m.Err()); err != nil {",
+	},
+	{
+		file: "memory/memory.go", why: "ranks do not vote whether all have allocated", tests: inSuite,
+		old: "\t\tif vote := m.group.Vote(ctx, \"allocate\", err); vote != nil {",
+		new: "\t\tif vote := err; vote != nil {",
+	},
+	{
+		file: "memory/memory.go", why: "memory that another rank could not allocate is not released", tests: inSuite,
+		old: "\t\t\t\terr = errors.Join(vote, a.Release(context.WithoutCancel(ctx)))\n",
+		new: "\t\t\t\terr = vote\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory is allocated after it was closed", tests: inSuite,
+		old: "\t\tif err := errors.Join(invalid, m.Err()); err != nil {",
+		new: "\t\tif err := invalid; err != nil {",
+	},
+	{
+		file: "memory/memory.go", why: "a rank that cannot allocate does not excuse itself", tests: inSuite,
+		old: "\t\tm.group.Excuse(err) // the others may wait for this rank's rendezvous\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "memory is registered after it was closed", tests: inSuite,
+		old: "\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+		new: "\tif err := error(nil); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+	},
+	{
+		file: "memory/memory.go", why: "backends that adopt nothing are asked to", tests: inSuite,
+		old: "\tif c := m.backend.Capabilities(); !c.Register {",
+		new: "\tif c := m.backend.Capabilities(); false {",
+	},
+	{
+		file: "memory/memory.go", why: "0 bytes are registered", tests: inSuite,
+		old: "\tif bytes <= 0 || p.IsNil() {",
+		new: "\tif bytes < 0 || p.IsNil() {",
+	},
+	{
+		file: "memory/memory.go", why: "nothing is registered", tests: inSuite,
+		old: "\tif bytes <= 0 || p.IsNil() {",
+		new: "\tif bytes <= 0 {",
+	},
+	{
+		file: "memory/memory.go", why: "a rank that cannot register does not excuse itself", tests: inSuite,
+		old: "\t\tm.group.Excuse(err)\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "rendezvous while another collective call is under way", tests: inSuite,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tif err := m.makeSignals",
+		new: "\tif err := m.makeSignals",
+	},
+	{
+		file: "memory/memory.go", why: "freeing while another collective call is under way", tests: inSuite,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\treturn m.free(ctx, a)",
+		new: "\treturn m.free(ctx, a)",
+	},
+	{
+		file: "memory/memory.go", why: "closing while another collective call is under way", tests: inSuite,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tm.mu.Lock()",
+		new: "\tm.mu.Lock()",
+	},
+	{
+		file: "memory/memory.go", why: "allocations have no name at their rendezvous", tests: inSuite,
+		old: "\t\t\twhat.Name = e.name\n",
+		new: "\t\t\twhat.Name = \"\"\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory is freed alone while its rendezvous is under way", tests: inSuite,
+		old: "\te.meeting = true\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "a rendezvous that failed never ends as far as its memory knows", tests: inSuite,
+		old: "\te.meeting = false\n",
+		new: "\te.meeting = true\n",
+	},
+	{
+		file: "memory/memory.go", why: "memory with a window is freed alone", tests: inSuite,
+		old: "\t\t\tif local && (e.window != nil || e.meeting) {",
+		new: "\t\t\tif local && e.meeting {",
+	},
+	{
+		file: "memory/memory.go", why: "memory without a window is freed under the device", tests: inSuite,
+		old: "\t\tbusy = m.idle(ctx, e)\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "freed memory does not tell graphs that it is gone", tests: inSuite,
+		old: "\te.gone.Store(true)\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "freed memory stays mapped", tests: inSuite,
+		old: "\t\terr = errors.Join(err, e.window.mapping.Unmap(ctx))\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "freed memory is not released", tests: inSuite,
+		old: "\treturn errors.Join(err, e.alloc.Release(ctx))\n",
+		new: "\treturn err\n",
+	},
+	{
+		file: "memory/memory.go", why: "freed memory is enqueued on", tests: inSuite,
+		old: "\te.closing.Store(true)\n\te.gone",
+		new: "\te.gone",
+	},
+	{
+		file: "memory/memory.go", why: "memory is closed twice", tests: inSuite,
+		old: "\tif m.closed.Load() && !m.left {",
+		new: "\tif false {",
+	},
+	{
+		file: "memory/memory.go", why: "Close does not wait for local calls under way", tests: inSuite,
+		old: "\tm.locals.Lock()\n\tdefer m.locals.Unlock()\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "graphs do not know that their memory was closed", tests: inSuite,
+		old: "\tm.released.Store(true)\n",
+		new: "",
+	},
+	{
+		file: "memory/memory.go", why: "closing leaves the signals open", tests: inSuite,
+		old: "\t\terr = errors.Join(err, (*s).close())\n",
+		new: "\t\t_ = s\n",
+	},
+	{
+		file: "memory/memory.go", why: "workspace is reported as a leak", tests: inSuite,
+		old: "\t\tif e.name != workspaceName {\n\t\t\tm.log.Warn",
+		new: "\t\tif true {\n\t\t\tm.log.Warn",
+	},
+	{
+		file: "memory/memory.go", why: "leaks are not reported", tests: inSuite,
+		old: "\t\tif e.name != workspaceName {\n\t\t\tm.log.Warn",
+		new: "\t\tif false {\n\t\t\tm.log.Warn",
+	},
+	{
+		file: "memory/memory.go", why: "workspace counts as the user's allocations", tests: inSuite,
+		old: "\t\tif e.name != workspaceName {\n\t\t\tn++",
+		new: "\t\tif true {\n\t\t\tn++",
+	},
+	{
+		file: "memory/memory.go", why: "a busy rank does not tell the others once its time is up", tests: inSuite,
+		old: "\t\tctx = context.WithoutCancel(ctx)\n\t}\n\terr := m.group.Vote",
+		new: "\t}\n\terr := m.group.Vote",
+	},
+	{
+		file: "memory/memory.go", why: "memory is unmapped while a peer's library still writes it", tests: inSuite,
+		old: "\tif behind && busy == nil && err != nil && !alone {",
+		new: "\tif false {",
+	},
+	{
+		file: "memory/memory.go", why: "memory is kept for a peer that is lost", tests: with(inSuite, nixlTests, kills),
+		old: "\tif behind && busy == nil && err != nil && !alone {",
+		new: "\tif behind && busy == nil && err != nil {",
+	},
+	{
+		file: "memory/memory.go", why: "entries are not sorted", tests: inSuite,
+		old: "\tm.entries = slices.Insert(m.entries, i, e)\n",
+		new: "\t_ = i\n\tm.entries = append(m.entries, e)\n",
+	},
+	{
+		file: "memory/memory.go", why: "streams of other devices", tests: inSuite,
+		old: "\tif d := s.Device(); d != m.device {",
+		new: "\tif d := s.Device(); false {",
+	},
+	{
+		file: "memory/memory.go", why: "a memory that Close kept is not busy", tests: inSuite,
+		old: "\treturn m.left\n",
+		new: "\treturn false\n",
 	},
 	{
 		file: "memory/record.go", why: "ranks do not compare: backend", tests: inSuite,
@@ -678,6 +1008,166 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "memory/transfer.go", why: "transfers that neither read nor write", tests: inSuite,
+		old: "\tif op != backend.Read && op != backend.Write {\n\t\treturn nil,",
+		new: "\tif false {\n\t\treturn nil,",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers with ranks that do not exist", tests: inSuite,
+		old: "\tif err := m.checkRank(name, peer); err != nil {\n\t\treturn nil, err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers of no blocks", tests: inSuite,
+		old: "\tif len(blocks) == 0 {",
+		new: "\tif false {",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers of a closed memory are prepared", tests: inSuite,
+		old: "\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"preparing a transfer: %w\", err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "blocks of less than nothing", tests: inSuite,
+		old: "b.Bytes < 0 || b.Bytes > b.Window.Bytes()",
+		new: "b.Bytes > b.Window.Bytes()",
+	},
+	{
+		file: "memory/transfer.go", why: "blocks before their window", tests: inSuite,
+		old: "b.Offset < 0 || b.Offset > b.Window.Bytes()-b.Bytes",
+		new: "b.Offset > b.Window.Bytes()-b.Bytes",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers do not look whether the remote side was freed", tests: inSuite,
+		old: "addSide(addSide(sides, e, arg, \"local\"), b.Window.entry, arg, \"remote\")",
+		new: "addSide(sides, e, arg, \"local\")",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers do not look whether the local side was freed", tests: inSuite,
+		old: "addSide(addSide(sides, e, arg, \"local\"), b.Window.entry, arg, \"remote\")",
+		new: "addSide(sides, b.Window.entry, arg, \"remote\")\n\t\t_ = e",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers are posted to another device's stream", tests: inSuite,
+		old: "\tif err := t.memory.checkStream(\"Post\", s); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "closed transfers are posted", tests: inSuite,
+		old: "\tif err := t.usable(); err != nil {\n\t\treturn fmt.Errorf(\"posting a transfer: %w\", err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers are posted while their memory is freed", tests: inSuite,
+		old: "\tif err := useSides(t.sides); err != nil {\n\t\treturn fmt.Errorf(\"posting a transfer: %w\", err)\n\t}\n\tdefer unuseSides(t.sides)\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "a post never ends as far as its memory knows", tests: inSuite,
+		old: "\tdefer unuseSides(t.sides)\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "a post that was refused uses its memory for ever", tests: inSuite,
+		old: "\t\t\tunuseSides(sides[:i])\n",
+		new: "\t\t\t_ = i\n",
+	},
+	{
+		file: "memory/transfer.go", why: "another device's stream waits for transfers", tests: inSuite,
+		old: "\tif err := t.memory.checkStream(\"WaitOn\", s); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "streams wait for transfers that were never posted", tests: inSuite,
+		old: "\tif err := t.posted(); err != nil {\n\t\treturn fmt.Errorf(\"waiting for a transfer: %w\", err)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "closed transfers have a state", tests: inSuite,
+		old: "\tif t.closed {\n\t\treturn 0,",
+		new: "\tif false {\n\t\treturn 0,",
+	},
+	{
+		file: "memory/transfer.go", why: "Wait waits for what was never posted", tests: inSuite,
+		old: "\terr := t.posted()\n",
+		new: "\tvar err error\n",
+	},
+	{
+		file: "memory/transfer.go", why: "Wait waits for posts in graphs", tests: inSuite,
+		old: "\tif err == nil && t.captured {",
+		new: "\tif false {",
+	},
+	{
+		file: "memory/transfer.go", why: "Wait does not tell how a transfer ended", tests: inSuite,
+		old: "\tt.refresh()\n\treturn t.err\n",
+		new: "\tt.refresh()\n\treturn nil\n",
+	},
+	{
+		file: "memory/transfer.go", why: "transfers are closed twice", tests: inSuite,
+		old: "\tif t.closed {\n\t\treturn fmt.Errorf(\"closing a transfer",
+		new: "\tif false {\n\t\treturn fmt.Errorf(\"closing a transfer",
+	},
+	{
+		file: "memory/transfer.go", why: "closed transfers are not released", tests: inSuite,
+		old: "\tt.closed = true\n\treturn t.prepared.Close()\n",
+		new: "\tt.closed = true\n\treturn nil\n",
+	},
+	{
+		file: "memory/transfer.go", why: "a library's transfer without an event is not released", tests: inSuite,
+		old: "\t\treturn nil, errors.Join(err, work.Close())\n",
+		new: "\t\treturn nil, err\n",
+	},
+	{
+		file: "memory/transfer.go", why: "graphs move freed memory by a library", tests: inSuite,
+		old: "\t\tif s.gone.Load() {\n\t\t\treturn nil, s.freed()",
+		new: "\t\tif false {\n\t\t\treturn nil, s.freed()",
+	},
+	{
+		file: "memory/transfer.go", why: "graphs start a library's transfer that was closed", tests: inSuite,
+		old: "\tif t.closed {\n\t\treturn nil, fmt.Errorf(\"transfer: %w\"",
+		new: "\tif false {\n\t\treturn nil, fmt.Errorf(\"transfer: %w\"",
+	},
+	{
+		file: "memory/transfer.go", why: "copies on another device's stream", tests: inSuite,
+		old: "\tif err := m.checkStream(op.String(), s); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "copies in no direction", tests: inSuite,
+		old: "\tif op != backend.Read && op != backend.Write {\n\t\treturn errs.Invalid(\"Copy\"",
+		new: "\tif false {\n\t\treturn errs.Invalid(\"Copy\"",
+	},
+	{
+		file: "memory/transfer.go", why: "copies to no window", tests: inSuite,
+		old: "\tif w == nil {\n\t\treturn errs.Invalid(op",
+		new: "\tif false {\n\t\treturn errs.Invalid(op",
+	},
+	{
+		file: "memory/transfer.go", why: "copies to another memory's window", tests: inSuite,
+		old: "\tif w.memory != m {\n\t\treturn errs.Invalid(op",
+		new: "\tif false {\n\t\treturn errs.Invalid(op",
+	},
+	{
+		file: "memory/transfer.go", why: "empty copies to ranks that do not exist", tests: inSuite,
+		old: "\t\treturn m.checkRank(op.String(), peer)\n",
+		new: "\t\treturn nil\n",
+	},
+	{
+		file: "memory/transfer.go", why: "copies to ranks that do not exist", tests: inSuite,
+		old: "\tif err := m.checkRank(op.String(), peer); err != nil {\n\t\treturn err\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "copies while their memory is freed", tests: inSuite,
+		old: "\tif err := useSides(sides[:]); err != nil {\n\t\treturn fmt.Errorf(\"%s: %w\", op, err)\n\t}\n\tdefer unuseSides(sides[:])\n",
+		new: "\t_ = sides\n",
+	},
+	{
+		file: "memory/transfer.go", why: "a copy never ends as far as its memory knows", tests: inSuite,
+		old: "\tdefer unuseSides(sides[:])\n",
+		new: "",
+	},
+	{
 		file: "memory/copies.go", why: "prepared copies are mistaken for others", tests: inSuite,
 		old: "\t\tif p.key == key && p.local == local {",
 		new: "\t\tif p.key.bytes == key.bytes && p.key.op == key.op {",
@@ -728,6 +1218,66 @@ var mutants = []mutant{
 		new: "\t\tif false {",
 	},
 	{
+		file: "memory/send.go", why: "a plan that has failed goes on with the copies of a graph", tests: inSends,
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\tfor",
+		new: "\tfor",
+	},
+	{
+		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
+		old: "\t\t\tif side.gone.Load() {\n",
+		new: "\t\t\tif false {\n",
+	},
+	{
+		file: "memory/send.go", why: "a send that was cut off is not told", tests: inSends,
+		old: "\t\tw.user.failLater(errs.ErrInProgress)\n",
+		new: "",
+	},
+	{
+		file: "memory/send.go", why: "a send that the stream gave up is not told", tests: inSends,
+		old: "\nfunc (w *sendWork) Failed(err error) { w.user.failLater(err) }",
+		new: "\nfunc (w *sendWork) Failed(err error) {}",
+	},
+	{
+		file: "memory/send.go", why: "a put of a send that fails is not told", tests: inSends,
+		old: "\tw.user.failLater(err)\n\tpart.run = nil\n",
+		new: "\tpart.run = nil\n",
+	},
+	{
+		file: "memory/send.go", why: "sends on channels that do not exist", tests: inSends,
+		old: "\tif channel < 0 || channel >= p.user.Channels {",
+		new: "\tif channel < 0 {",
+	},
+	{
+		file: "memory/send.go", why: "sends put to the own rank", tests: inSends,
+		old: "\t\tif put.Peer == p.memory.group.Rank() {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "memory/send.go", why: "sends into a closed workspace", tests: inSends,
+		old: "\t\t\tif p.workspace.closed.Load() {",
+		new: "\t\t\tif false {",
+	},
+	{
+		file: "memory/send.go", why: "sends behind their workspace", tests: inSends,
+		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\t\tif offset < 0 {",
+	},
+	{
+		file: "memory/send.go", why: "sends before their workspace", tests: inSends,
+		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\t\tif put.Bytes > p.workspace.Bytes()-offset {",
+	},
+	{
+		file: "memory/send.go", why: "a send that is refused leaves transfers open", tests: inSends,
+		old: "\t\t\terr = errors.Join(err, send.Close())\n",
+		new: "",
+	},
+	{
+		file: "memory/send.go", why: "closed sends leave transfers open", tests: inSends,
+		old: "\t\terr = errors.Join(err, t.Close())\n",
+		new: "\t\t_ = t\n",
+	},
+	{
 		file: "memory/workspace.go", why: "channels overlap", tests: inSends,
 		old: "\t\t\tb.free[i] = span{s.start + bytes, s.bytes - bytes}\n",
 		new: "\t\t\tb.free[i] = span{s.start, s.bytes - bytes}\n",
@@ -771,6 +1321,216 @@ var mutants = []mutant{
 		file: "memory/workspace.go", why: "ranks do not vote whether all have workspace", tests: inSends,
 		old: "\tif voteErr := m.group.Vote(ctx, \"workspace\", err); voteErr != nil {",
 		new: "\tif voteErr := err; voteErr != nil {",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace is closed twice", tests: inSends,
+		old: "\tif w.closed.Swap(true) {\n",
+		new: "\tif w.closed.Store(true); false {\n",
+	},
+	{
+		file: "memory/workspace.go", why: "a closed workspace has addresses", tests: inSends,
+		old: "\tif w.closed.Load() {\n\t\treturn 0,",
+		new: "\tif false {\n\t\treturn 0,",
+	},
+	{
+		file: "memory/workspace.go", why: "graphs are not told that a workspace was closed", tests: inSends,
+		old: "\tw.given.Store(busy == nil)\n",
+		new: "",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace that is still in use counts as given back", tests: inSends,
+		old: "\tw.given.Store(busy == nil)\n",
+		new: "\tw.given.Store(true)\n",
+	},
+	{
+		file: "memory/workspace.go", why: "graphs are not told that a workspace went with its memory", tests: inSends,
+		old: "\treturn w.block.window.Err()\n",
+		new: "\treturn nil\n",
+	},
+	{
+		file: "memory/workspace.go", why: "workspaces of 0 bytes", tests: inSends,
+		old: "(bytes <= 0 || bytes > maxWorkspaceBytes)",
+		new: "(bytes < 0 || bytes > maxWorkspaceBytes)",
+	},
+	{
+		file: "memory/workspace.go", why: "workspaces beyond what any plan needs", tests: inSends,
+		old: "(bytes <= 0 || bytes > maxWorkspaceBytes)",
+		new: "bytes <= 0",
+	},
+	{
+		file: "memory/workspace.go", why: "workspaces of a closed memory", tests: inSends,
+		old: "\tif failure == nil {\n\t\tfailure = m.Err()\n\t}\n\trecords",
+		new: "\trecords",
+	},
+	{
+		file: "memory/workspace.go", why: "the failure that a rank brings to a workspace is not told", tests: inSends,
+		old: "\tfailure := r.Failure\n",
+		new: "\tvar failure error\n",
+	},
+	{
+		file: "memory/workspace.go", why: "the error of a workspace's size is lost", tests: inSends,
+		old: "\t\tbytes, err = r.Size(offers)\n",
+		new: "\t\tbytes, _ = r.Size(offers)\n",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace's size is not made from the offers", tests: inSends,
+		old: "\t\tbytes, err = r.Size(offers)\n",
+		new: "\t\t_ = offers\n",
+	},
+	{
+		file: "memory/workspace.go", why: "offers do not come to the other ranks", tests: inSends,
+		old: "WorkspaceOffer{r.DeviceUUID, r.Offer}",
+		new: "WorkspaceOffer{Device: r.DeviceUUID}",
+	},
+	{
+		file: "memory/workspace.go", why: "ranks do not compare what a workspace is for", tests: inSends,
+		old: "m.record(\"workspace\", r.Purpose,",
+		new: "m.record(\"workspace\", \"\",",
+	},
+	{
+		file: "memory/workspace.go", why: "ranks do not compare how large a workspace is", tests: inSends,
+		old: "&Record{Bytes: r.Bytes, Offer: r.Offer}",
+		new: "&Record{Offer: r.Offer}",
+	},
+	{
+		file: "memory/workspace.go", why: "all ranks seem to share one device", tests: with(onFakes, inSends...),
+		old: "\t\tfor _, r := range records {\n\t\t\tm.devices = append(m.devices, r.DeviceUUID)",
+		new: "\t\tfor range records {\n\t\t\tm.devices = append(m.devices, m.device.UUID())",
+	},
+	{
+		file: "memory/workspace.go", why: "workspace that another rank could not allocate is not released", tests: inSends,
+		old: "\t\t\terr = alloc.Release(context.WithoutCancel(ctx))\n",
+		new: "",
+	},
+	{
+		file: "memory/workspace.go", why: "workspace that could not be mapped is not forgotten", tests: inSends,
+		old: "\t\tm.remove(alloc, false)\n",
+		new: "",
+	},
+	{
+		file: "memory/workspace.go", why: "workspace that could not be mapped is not released", tests: inSends,
+		old: "errors.Join(noWorkspace(bytes, err), alloc.Release(context.WithoutCancel(ctx)))",
+		new: "noWorkspace(bytes, err)",
+	},
+	{
+		file: "memory/workspace.go", why: "free workspace is not joined with what is before it", tests: inSends,
+		old: "b.free[i-1].start+b.free[i-1].bytes == b.free[i].start",
+		new: "false",
+	},
+	{
+		file: "memory/workspace.go", why: "workspace is trimmed after the memory was closed", tests: inSends,
+		old: "\tif m.closed.Load() {\n\t\treturn nil // it went with the memory\n\t}\n\tvar err error\n",
+		new: "\tvar err error\n",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace is closed after its memory", tests: inSends,
+		old: "\tif m.closed.Load() {\n\t\treturn nil // it went with the memory\n\t}\n\tbusy",
+		new: "\tbusy",
+	},
+	{
+		file: "memory/workspace.go", why: "small blocks of workspace are given back", tests: inSends,
+		old: "b.alloc.Bytes() <= keptWorkspace || !b.unused()",
+		new: "!b.unused()",
+	},
+	{
+		file: "memory/workspace.go", why: "nobody waits until workspace is clear", tests: inSends,
+		old: "errors.Join(s.Fill(p, 0, bytes), s.Synchronize(ctx), s.Close())",
+		new: "errors.Join(s.Fill(p, 0, bytes), s.Close())",
+	},
+	{
+		file: "memory/workspace.go", why: "each small workspace is a block of its own", tests: inSends,
+		old: "max(need, workspaceBlock)",
+		new: "need",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace is taken while another collective call is under way", tests: inSends,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\treturn m.newWorkspace(ctx, r)",
+		new: "\treturn m.newWorkspace(ctx, r)",
+	},
+	{
+		file: "memory/workspace.go", why: "a workspace is closed while another collective call is under way", tests: inSends,
+		old: "\tm := w.memory\n\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n",
+		new: "\tm := w.memory\n",
+	},
+	{
+		file: "memory/workspace.go", why: "workspace is trimmed while another collective call is under way", tests: inSends,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tif m.closed",
+		new: "\tif m.closed",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast is enabled while another collective call is under way", tests: inSuite,
+		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\terr := m.enable",
+		new: "\terr := m.enable",
+	},
+	{
+		file: "memory/multicast.go", why: "ranks do not agree on multicast", tests: inSuite,
+		old: "\t_, err := exchange(ctx, m.group, m.record(\"bytes\", purpose, &Record{}), failure)\n",
+		new: "\t_ = purpose\n\terr := failure\n",
+	},
+	{
+		file: "memory/multicast.go", why: "ranks do not compare which window they enable multicast for", tests: inSuite,
+		old: "fmt.Sprintf(\"multicast of window %d\", w.number)",
+		new: "\"multicast of a window\"",
+	},
+	{
+		file: "memory/multicast.go", why: "ranks do not compare whether a window has multicast", tests: inSuite,
+		old: "\t\t\tpurpose += \", which has it\"\n",
+		new: "\t\t\tpurpose += \"\"\n",
+	},
+	{
+		file: "memory/multicast.go", why: "the backend makes a window's multicast address again", tests: inSuite,
+		old: "\tif !w.castAddress().IsNil() {\n\t\treturn nil\n\t}\n\tif c",
+		new: "\tif c",
+	},
+	{
+		file: "memory/multicast.go", why: "backends without multicast are asked for it", tests: inSuite,
+		old: "\tif c := m.backend.Capabilities(); !c.Multicast {\n\t\treturn c.Missing(m",
+		new: "\tif c := m.backend.Capabilities(); false {\n\t\treturn c.Missing(m",
+	},
+	{
+		file: "memory/multicast.go", why: "empty windows have no multicast", tests: inSuite,
+		old: "\t\treturn nil // an empty window needs none\n",
+		new: "\t\t_ = 0 // an empty window needs none\n",
+	},
+	{
+		file: "memory/multicast.go", why: "why multicast could not be enabled is forgotten", tests: inSuite,
+		old: "\t\tw.noMulticast.Store(&err)\n",
+		new: "",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast of another memory's window", tests: inSuite,
+		old: "\tcase w.memory != m:\n",
+		new: "\tcase false:\n",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast of a freed window", tests: inSuite,
+		old: "\t\t\tfailure = w.Err()\n",
+		new: "",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast of no window", tests: inSuite,
+		old: "\tcase w == nil && failure == nil:\n",
+		new: "\tcase false:\n",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast of a closed memory", tests: inSuite,
+		old: "\tif failure == nil {\n\t\tfailure = m.Err()\n\t}\n\tpurpose",
+		new: "\tpurpose",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast addresses without the offset", tests: inSuite,
+		old: "\t\treturn p.Add(offset), nil\n",
+		new: "\t\treturn p, nil\n",
+	},
+	{
+		file: "memory/multicast.go", why: "multicast addresses of freed windows", tests: inSuite,
+		old: "\tif err := w.check(\"Multicast\", offset); err != nil {",
+		new: "\tif err := w.check(\"Multicast\", offset); false {\n\t\t_ = err",
+	},
+	{
+		file: "memory/multicast.go", why: "an empty window has no multicast address, and not a nil one", tests: inSuite,
+		old: "\tif w.mapping == nil {\n\t\treturn 0, nil\n\t}\n",
+		new: "",
 	},
 	{
 		file: "memory/library_allreduce.go", why: "a library's all-reduce beyond its allocation", tests: with(onFakes, ncclTests),

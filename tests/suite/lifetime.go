@@ -206,6 +206,9 @@ func busyCloseCase(ctx context.Context, e *Env) error {
 	if err := e.S.Synchronize(ctx); err != nil {
 		return fmt.Errorf("the work on a tensor whose Close was refused: %w", err)
 	}
+	if err := errors.Join(t.Put(e.S, e.R.Rank(), src), e.S.Synchronize(ctx)); err != nil {
+		return fmt.Errorf("new work on a tensor whose Close was refused: %w", err)
+	}
 	if err := t.Close(ctx); err != nil {
 		return fmt.Errorf("closing again: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
@@ -329,7 +330,7 @@ func usersKernel(e *Env) (device.PreparedLaunch, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := f.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{32}, Params: binary.LittleEndian.AppendUint64(nil, uint64(word))})
+	l, err := f.Prepare(device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{32}, Params: [][]byte{binary.LittleEndian.AppendUint64(nil, uint64(word))}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -406,7 +407,7 @@ func roomCase(ctx context.Context, e *Env) error {
 		return err
 	}
 	refused := pc.Run(s3)
-	room, ok := errors.AsType[*kernels.RoomError](refused)
+	room, ok := errors.AsType[*collective.RoomError](refused)
 	if !ok || !errors.Is(refused, kernels.ErrNoRoom) || room.Streams != 2 {
 		return fmt.Errorf("a third plan on a third stream: %v", refused)
 	}

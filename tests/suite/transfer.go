@@ -541,8 +541,10 @@ func transferErrorsCase(ctx context.Context, e *Env) error {
 		_, err := m.PrepareTransfer(backend.Write, 0, []memory.TransferBlock{b})
 		return err
 	}
+	_, empty := m.PrepareTransfer(backend.Write, 0, nil)
 	_, err = m.PrepareTransfer(backend.Write, 0, []memory.TransferBlock{{Local: p, Window: w, Bytes: 400}})
 	checks = append(checks,
+		wantArgument("no blocks", empty),
 		wantError("memory that is not registered", err, errs.ErrNotSymmetric),
 		wantArgument("a negative size", block(0, -1, 0), "-1"),
 		wantArgument("a size beyond the window", block(0, 401, 0), "401"),

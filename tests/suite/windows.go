@@ -70,6 +70,7 @@ func windowArgumentsCase(ctx context.Context, e *Env) error {
 		wantArgument("a copy of a negative size", copied(me, 0, -1), "-1"),
 		wantArgument("a copy to a rank that does not exist", copied(world, 0, 8), fmt.Sprint(world)),
 		wantArgument("a copy of nothing to a rank that does not exist", copied(-1, 0, 0), "-1"),
+		wantArgument("a copy in no direction", m.Copy(e.S, 7, me, w, 0, a.Ptr(), 8), "7"),
 	)
 	// The end is a place, of which nothing can be copied.
 	end, err := w.Peer(me, bytes)

@@ -14,7 +14,7 @@ import (
 // TotalMemory is how many bytes of memory each GPU says it has.
 const TotalMemory = 1 << 30
 
-// GPUs are the pretended GPUs of one host. Set Call and Find before the driver is used.
+// GPUs are the pretended GPUs of one host. Set Call and Find before the driver is used, and Params before Driver is called.
 type GPUs struct {
 	// Count is how many there are, with the ordinals from 0.
 	Count int
@@ -23,9 +23,12 @@ type GPUs struct {
 	Call func(name string, gpu int) cu.Result
 	// Find returns the memory of a GPU that p is in. Mu is held.
 	Find func(p device.Ptr) (m Memory, ok bool)
-	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params is its parameter. Mu is not held.
-	// Nil: the GPUs load kernels but run none.
-	Kernel func(gpu int, name string, params unsafe.Pointer)
+	// Params gives the sizes in bytes of the parameters of the kernel of that name, in order. Mu is held. Nil: the driver does not tell
+	// them, as those before CUDA 12.4, and every kernel has one.
+	Params func(name string) []int
+	// Kernel is what launching the kernel of that name does, at once, on a stream of the GPU; params are where its parameters are, which
+	// it must not write or keep. Mu is not held. Nil: the GPUs load kernels but run none.
+	Kernel func(gpu int, name string, params []unsafe.Pointer)
 
 	// Mu guards what follows, and what the machine that these GPUs belong to has besides.
 	Mu sync.Mutex

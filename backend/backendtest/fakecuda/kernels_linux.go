@@ -58,18 +58,37 @@ func (g *GPUs) kernels(d *cu.Driver) {
 			return cu.Success
 		})
 	}
+	if g.Params != nil {
+		d.FuncGetParamInfo = func(f cu.FunctionHandle, index uint64, _, size *uint64) cu.Result {
+			return g.Do("cuFuncGetParamInfo", func(int) cu.Result {
+				sizes := g.Params(g.functions[f-1])
+				if index >= uint64(len(sizes)) {
+					return cu.InvalidValue
+				}
+				*size = uint64(sizes[index])
+				return cu.Success
+			})
+		}
+	}
 	d.LaunchKernelEx = func(c *cu.LaunchConfig, f cu.FunctionHandle, params, _ *unsafe.Pointer) cu.Result {
 		var name string
 		var gpu int
+		count := 1
 		r := g.Do("cuLaunchKernelEx", func(int) cu.Result {
 			if g.Kernel == nil {
 				return cu.NotSupported
 			}
 			name, gpu = g.functions[f-1], g.Streams[c.Stream]
+			if g.Params != nil {
+				count = len(g.Params(name))
+			}
+			if count > 0 && params == nil {
+				return cu.InvalidValue
+			}
 			return cu.Success
 		})
 		if r == cu.Success {
-			g.Kernel(gpu, name, *params)
+			g.Kernel(gpu, name, unsafe.Slice(params, count))
 		}
 		return r
 	}

@@ -31,9 +31,15 @@ var opened = sync.OnceValues(func() (*archive, error) { return open(compressed) 
 
 func init() { ptx.Register(Image) }
 
-// Image is the PTX of a file that a [ptx.Kernel] names, to be given to the driver. Safe for concurrent use. It fails if there is no
-// such file.
+// texts are the files that somebody asked for: a program makes many plans of few kernels.
+var texts sync.Map
+
+// Image is the PTX of a file that a [ptx.Kernel] names, to be given to the driver, and must not be changed. Safe for concurrent use. It
+// fails if there is no such file.
 func Image(file string) ([]byte, error) {
+	if text, ok := texts.Load(file); ok {
+		return text.([]byte), nil
+	}
 	a, err := opened()
 	if err != nil {
 		return nil, fmt.Errorf("reading the compiled kernels: %w", err)
@@ -42,6 +48,7 @@ func Image(file string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the compiled kernels: %w", err)
 	}
+	texts.Store(file, image)
 	return image, nil
 }
 

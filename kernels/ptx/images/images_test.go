@@ -113,8 +113,12 @@ func BenchmarkOpen(b *testing.B) {
 
 // BenchmarkImage is what each module costs besides, the largest one.
 func BenchmarkImage(b *testing.B) {
+	a, err := opened()
+	if err != nil {
+		b.Fatal(err)
+	}
 	for b.Loop() {
-		image, err := Image("any_i8.ptx")
+		image, err := a.image("any_i8.ptx")
 		if err != nil {
 			b.Fatal(err)
 		}

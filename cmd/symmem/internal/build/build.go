@@ -7,6 +7,9 @@ import (
 	"runtime/debug"
 )
 
+// path is this module.
+const path = "github.com/symmem/symmem"
+
 // Info describes the build that runs.
 type Info struct {
 	Version  string `json:"version"`            // of the module: "v0.1.0", or "(devel)" from a checkout
@@ -22,6 +25,14 @@ func Read() Info {
 	b := Info{Version: "(devel)", Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
+		return b
+	}
+	if info.Main.Path != path { // a command of somebody else's, whose revision is not ours
+		for _, m := range info.Deps {
+			if m.Path == path {
+				b.Version = m.Version
+			}
+		}
 		return b
 	}
 	if info.Main.Version != "" {

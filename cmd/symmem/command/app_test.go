@@ -1,0 +1,85 @@
+package command
+
+import (
+	"encoding/json"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+)
+
+func TestUsageErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		env  []string
+		says string
+	}{
+		"no command":              {nil, nil, "a command is missing"},
+		"unknown command":         {[]string{"dance"}, nil, `no command "dance"`},
+		"unknown flag":            {[]string{"run", "--dance"}, nil, "unknown flag: --dance"},
+		"run without a program":   {[]string{"run", "-n", "2"}, nil, "program to start is missing"},
+		"run without ranks":       {[]string{"run", "true"}, nil, "-n, the number of ranks, is missing"},
+		"run of no ranks":         {[]string{"run", "-n", "0", "true"}, nil, "1 to 1024"},
+		"run of too many":         {[]string{"run", "-n", "5000", "true"}, nil, "1 to 1024"},
+		"run with a text as n":    {[]string{"run", "-n", "many", "true"}, nil, "invalid argument"},
+		"run with a bad grace":    {[]string{"run", "-n", "1", "--grace", "0s", "true"}, nil, "--grace is 0s"},
+		"run with a rank":         {[]string{"run", "-n", "1", "--rank", "0", "true"}, nil, "--rank is not for run"},
+		"bad setting":             {[]string{"run", "-n", "1", "--multicast", "perhaps", "true"}, nil, "auto, on or off"},
+		"bad variable":            {[]string{"run", "-n", "1", "true"}, []string{"SYMMEM_WORLDSIZE=3"}, "SYMMEM_WORLD_SIZE"},
+		"doctor with arguments":   {[]string{"doctor", "me"}, nil, `"me"`},
+		"version with arguments":  {[]string{"version", "x"}, nil, `"x"`},
+		"verify, unknown backend": {[]string{"verify", "--backend", "host,abacus"}, nil, "abacus"},
+		"verify, all among names": {[]string{"verify", "--backend", "host,all"}, nil, "all stands alone"},
+		"verify, twice":           {[]string{"verify", "--backend", "host,host"}, nil, "host twice"},
+		"verify, require":         {[]string{"verify", "--require", "abacus"}, nil, "--require"},
+		"verify, filter":          {[]string{"verify", "--filter", "("}, nil, "--filter"},
+		"verify, empty filter":    {[]string{"verify", "--filter", "no such case"}, nil, "no case matches"},
+		"verify, ranks":           {[]string{"verify", "--ranks", "0"}, nil, "--ranks is 0"},
+		"bench, sizes":            {[]string{"bench", "--sizes", "1M:1K"}, nil, "begins above its end"},
+		"bench, everything":       {[]string{"bench", "--dtype", "f8", "--op", "xor", "--mode", "x", "--plot", "z"}, nil, "xor"},
+		"bench, algorithm":        {[]string{"bench", "--algorithm", "three_shot"}, nil, "two_shot"},
+		"bench, file":             {[]string{"bench", "--output", "/no/such/folder/x.json"}, nil, "no such file"},
+		"a rank of verify":        {[]string{"verify-rank"}, nil, "started by symmem itself"},
+		"a rank of bench":         {[]string{"bench-rank", "--spec", "{"}, nil, "--spec"},
+		"a probe of nothing":      {[]string{"probe", "abacus"}, nil, "abacus"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := call(t, "", environ(tt.env...), tt.args...)
+			assert.Equal(t, exit.Usage, r.status)
+			assert.Contains(t, r.err, tt.says)
+			assert.Empty(t, r.out)
+			lines := strings.Split(strings.TrimSpace(r.err), "\n")
+			assert.Regexp(t, `^Run 'symmem.* --help' for usage\.$`, lines[len(lines)-1])
+			assert.NotContains(t, r.err, "goroutine ")
+		})
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, command := range []string{"run", "verify", "doctor", "bench", "version"} {
+		r := call(t, "", environ(), command, "--help")
+		assert.Equal(t, exit.OK, r.status)
+		assert.Contains(t, r.out, "symmem "+command)
+		if command != "version" {
+			assert.Contains(t, r.out, "--kernel-timeout", "every setting is a flag of %s", command)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	r := call(t, "", environ(), "version")
+	require.Equal(t, exit.OK, r.status)
+	assert.Contains(t, r.out, runtime.Version())
+	assert.Equal(t, 1, strings.Count(r.out, "\n"))
+
+	r = call(t, "", environ(), "version", "--json")
+	require.Equal(t, exit.OK, r.status)
+	var b build.Info
+	require.NoError(t, json.Unmarshal([]byte(r.out), &b))
+	assert.Equal(t, build.Read(), b)
+}

@@ -1,0 +1,78 @@
+package command
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/bench"
+	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+func (a app) benchCommand() *cobra.Command {
+	var o bench.Options
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure all-reduce, put and get on this machine",
+		Long: `Bench starts ranks on this machine and measures. One repetition of a measurement is a barrier of all ranks and then many
+iterations back to back on one stream; its time is that of the slowest rank, and a row shows the median of the repetitions.
+Results of all-reduce are checked before they are measured.
+
+all_reduce is in place. put and get are done by all ranks at once, each with the next. put_signal is one hop of a ring: put and
+signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
+time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
+
+Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.
+
+On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
+and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
+best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
+switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
+of its heap, instead.`,
+		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
+			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
+		Args: noArgs,
+	}
+	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+		return bench.Run(cmd.Context(), a.Process, cmd.CommandPath(), cmd.Flags(), o)
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&o.Backends, "backend", config.BackendAuto,
+		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
+	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
+	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
+	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.Kinds, ","), "what to measure, with commas between")
+	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of all-reduce")
+	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of all-reduce: sum, prod, min, max or avg")
+	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
+	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
+	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
+	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
+	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
+	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
+	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
+	flags.StringVarP(&o.OutputFile, "output", "o", "", "file for the results as JSON, whatever is printed")
+	flags.StringVar(&o.PlotFile, "plot", "", "file for a picture of the results, ending in .png or .svg")
+	settings.AddForRanks(flags)
+	return cmd
+}
+
+// benchRankCommand is what a rank of bench runs.
+func (a app) benchRankCommand() *cobra.Command {
+	var spec string
+	fd := -1
+	cmd := &cobra.Command{Use: bench.RankCommand, Short: "Be one rank of bench", Hidden: true, Args: noArgs}
+	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+		return bench.Rank(cmd.Context(), a.Process, cmd.Flags(), fd, spec)
+	})
+	cmd.Flags().StringVar(&spec, bench.SpecFlag, "", "what to measure, as JSON")
+	cmd.Flags().IntVar(&fd, fleet.ReportFlag, fd, "descriptor of the pipe to report to")
+	return cmd
+}

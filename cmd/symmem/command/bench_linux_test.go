@@ -1,0 +1,170 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/bench"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels"
+)
+
+func TestBench(t *testing.T) {
+	dir := t.TempDir()
+	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.png")
+	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "256,5000", "--algorithm", "all", "--reps", "3",
+		"--token", "hunter2", "--output", jsonFile, "--plot", plotFile)
+	require.Equal(t, exit.OK, r.status, r.err)
+	for _, part := range []string{"all_reduce on host, 2 ranks, sum of f32, eager", "put on host", "get on host", "put_signal on host",
+		"rendezvous on host", "plan_run on host", "median us", "5000"} {
+		assert.Contains(t, r.out, part)
+	}
+
+	text, err := os.ReadFile(jsonFile)
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "hunter2")
+	var report bench.Report
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&report))
+	assert.Equal(t, runtime.NumCPU(), report.Machine.Cores)
+	assert.False(t, report.Date.IsZero())
+	count := map[string]int{}
+	for _, row := range report.Rows {
+		count[row.Kind]++
+		assert.Equal(t, "host", row.Backend)
+		assert.Equal(t, 2, row.Ranks)
+		assert.Positive(t, row.Iterations)
+		assert.LessOrEqual(t, row.Min, row.Median)
+		assert.LessOrEqual(t, row.Median, row.Max)
+		if row.Kind == measure.AllReduce {
+			assert.Equal(t, row.Algorithm, row.Chosen)
+			assert.InDelta(t, float64(row.Bytes)/row.Median/1e3, row.Bandwidth, 1e-9)
+			assert.InDelta(t, row.Bandwidth, row.Bus, 1e-9, "2(W-1)/W of two ranks is 1")
+		}
+		// Tools that know only lines read it too.
+		line, err := json.Marshal(row)
+		require.NoError(t, err)
+		assert.Contains(t, string(text), "\n    "+string(line))
+	}
+	assert.Equal(t, map[string]int{measure.Rendezvous: 2, measure.AllReduce: 2 * len(kernels.Algorithms(device.Host)), measure.Put: 2, measure.Get: 2,
+		measure.PutSignal: 2, measure.PlanRun: 1}, count)
+
+	f, err := os.Open(plotFile)
+	require.NoError(t, err)
+	picture, err := png.Decode(f)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	assert.Positive(t, picture.Bounds().Dx())
+}
+
+// TestBenchModes has each dtype with one operation, and with all of them where the whole matrix is run.
+func TestBenchModes(t *testing.T) {
+	for i, dtype := range []string{"f16", "bf16", "f64", "i8", "u64"} {
+		for j, op := range []string{"prod", "avg", "max"} {
+			if i%3 != j && os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
+				continue
+			}
+			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "100", "--dtype", dtype, "--op", op, "--mode", "graph",
+				"--kind", measure.AllReduce, "--reps", "1", "--json")
+			require.Equal(t, exit.OK, r.status, r.err)
+			var report bench.Report
+			require.NoError(t, json.Unmarshal([]byte(r.out), &report), "only the document is printed")
+			require.Len(t, report.Rows, 1)
+			row := report.Rows[0]
+			assert.Equal(t, "graph", row.Mode)
+			assert.Equal(t, dtype, row.DType)
+			assert.Equal(t, op, row.Op)
+			assert.Zero(t, row.Iterations%20, "in whole graphs")
+			assert.InDelta(t, row.Bandwidth*4/3, row.Bus, 1e-9)
+		}
+	}
+}
+
+func TestBenchOfOneRank(t *testing.T) {
+	plotFile := filepath.Join(t.TempDir(), "one.svg")
+	r := call(t, "", environ(), "bench", "-n", "1", "--sizes", "64", "--reps", "1", "--plot", plotFile)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "all_reduce on host, 1 ranks")
+	assert.NotContains(t, r.out, "put on host")
+	picture, err := os.ReadFile(plotFile)
+	require.NoError(t, err)
+	assert.Contains(t, string(picture), "</svg>")
+}
+
+func TestBenchPictureOfNothing(t *testing.T) {
+	plotFile := filepath.Join(t.TempDir(), "x.png")
+	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.Rendezvous, "--reps", "1", "--plot", plotFile)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "nothing with sizes")
+}
+
+func TestBenchBackends(t *testing.T) {
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1"}
+	r := call(t, "", environ(), append(small, "--backend", "all")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "skipped: absent: ")
+	assert.Contains(t, r.out, "put on host")
+
+	r = call(t, "", environ(), append(small, "--backend", "absent")...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "libabsent.so")
+
+	r = call(t, "", environ(brokenVar+"=1"), append(small, "--backend", "dies")...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "rank 1 (process")
+	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
+}
+
+// TestBenchTellsWhatItHas: what was measured is reported though a later backend fails.
+func TestBenchTellsWhatItHas(t *testing.T) {
+	jsonFile := filepath.Join(t.TempDir(), "b.json")
+	r := call(t, "", environ(brokenVar+"=1"), "bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1", "--backend",
+		"host,dies", "--output", jsonFile)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "rank 1 (process")
+	assert.Contains(t, r.out, "put on host")
+	assert.Contains(t, r.out, "incomplete: measuring backend dies: ")
+	text, err := os.ReadFile(jsonFile)
+	require.NoError(t, err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal(text, &report))
+	assert.Len(t, report.Rows, 1)
+	assert.Contains(t, report.Incomplete, "rank 1 (process")
+}
+
+// TestBenchPeerThatCannotBe asks for NCCL beside a backend that does not work on GPUs.
+func TestBenchPeerThatCannotBe(t *testing.T) {
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.AllReduce + "," + measure.Rendezvous, "--reps", "1"}
+	r := call(t, "", environ(), append(small, "--backend", "host", "--peer", "nccl")...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "the peer nccl cannot be measured beside backend host: NCCL works on CUDA devices")
+	assert.Contains(t, r.err, "--peer=none")
+	assert.Equal(t, 1, strings.Count(r.err, "symmem: "), r.err)
+	assert.NotContains(t, r.err, "rank", "one reason, not one for each rank")
+	assert.Empty(t, r.out, "nothing was measured")
+
+	r = call(t, "", environ(), append(small, "--backend", "host", "--peer", "nvshmem")...)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "the peer nvshmem cannot be measured beside backend host: NVSHMEM works on CUDA devices")
+	assert.Empty(t, r.out, "nothing was measured")
+
+	r = call(t, "", environ(), append(small, "--backend", "all", "--peer", "nccl")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "skipped: host: the peer nccl")
+
+	r = call(t, "", environ(), append(small, "--backend", "host")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.NotContains(t, r.out, "nccl", "nobody expects it there")
+}

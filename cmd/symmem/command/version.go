@@ -1,0 +1,27 @@
+package command
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+)
+
+func (a app) versionCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Say which build this is",
+		Args:  noArgs,
+		RunE: failing(func(*cobra.Command, []string) error {
+			if asJSON {
+				return a.PrintJSON(build.Read())
+			}
+			_, err := fmt.Fprintln(a.Out, build.Read())
+			return err
+		}),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, jsonUsage)
+	return cmd
+}

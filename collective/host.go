@@ -1,0 +1,220 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/futex"
+	"github.com/symmem/symmem/memory"
+)
+
+// HostKernel is one rank's part of one run on the host device. It runs on a goroutine of the stream, and waits for its peers by r only. An
+// error makes the plan fail; it is the stream's.
+type HostKernel func(r *HostRun) error
+
+// HostRun is what the kernel of a plan for the host device knows of its run and of the other ranks, as symmem::Ranks is for CUDA.
+// It belongs to the kernel that it was given to.
+type HostRun struct {
+	name     string
+	rank     int
+	epoch    uint32
+	timeout  time.Duration
+	peerErr  func() error // what ends a wait early
+	patience *futex.Patience
+
+	mine   [Flags][]*futex.Word // by writer: flags that the peers set here
+	theirs [Flags][]*futex.Word // by owner: flags that this rank sets there
+}
+
+// Flags is how many flags each rank has for each other, of a kernel on the host device, and of each block of a CUDA kernel.
+const Flags = 3
+
+// flagStride is the distance in bytes between two flags: each has one writer, and two cache lines keep the writers apart on
+// processors that fetch lines in pairs.
+const flagStride = 128
+
+// hostForm is a plan as a kernel of the host. Its workspace begins with
+//
+//	flags    [flag][writer] one futex.Word each, flagStride apart
+type hostForm struct{ plan *Plan }
+
+func (f hostForm) describe() string       { return "on the host" }
+func (f hostForm) offer() ([]byte, error) { return nil, nil }
+func (f hostForm) launch() string         { return "" }
+
+func (f hostForm) settle([]memory.WorkspaceOffer) (int64, error) {
+	return f.dataAt() + max(f.plan.spec.Workspace, 1), nil
+}
+
+func (f hostForm) dataAt() int64 { return f.flag(Flags, 0) }
+
+func (f hostForm) flag(flag, writer int) int64 { return int64(flag*f.plan.size+writer) * flagStride }
+
+// hostWork is a plan's work on the host device.
+type hostWork struct {
+	plan   *Plan
+	kernel HostKernel
+	run    HostRun
+
+	pending  atomic.Int64 // runs enqueued and not ended, those of graphs not counted
+	captured atomic.Bool  // a run was recorded: graphs may launch it on any stream
+	running  atomic.Bool  // a run is under way; kept only once captured
+}
+
+func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
+	p := f.plan
+	w := &hostWork{plan: p, run: HostRun{
+		name: p.name, rank: p.rank, epoch: p.spec.FirstEpoch, timeout: p.memory.KernelTimeout(), peerErr: p.memory.Group().Err,
+	}}
+	if !p.memory.Oversubscribed() {
+		w.run.patience = &futex.Patience{}
+	}
+	for r := range p.size {
+		flags := a.Bytes(a.base(r), f.dataAt())
+		if a.err != nil {
+			return nil, a.err
+		}
+		for flag := range Flags {
+			theirs, err := futex.At(flags[f.flag(flag, p.rank):])
+			if err != nil {
+				return nil, err
+			}
+			w.run.theirs[flag] = append(w.run.theirs[flag], theirs)
+			if r != p.rank {
+				continue
+			}
+			for writer := range p.size {
+				mine, err := futex.At(flags[f.flag(flag, writer):])
+				if err != nil {
+					return nil, err
+				}
+				mine.Store(p.spec.FirstEpoch)
+				w.run.mine[flag] = append(w.run.mine[flag], mine)
+			}
+		}
+	}
+	var err error
+	if w.kernel, err = p.spec.Host(a); err != nil {
+		return nil, err
+	}
+	if w.kernel == nil {
+		return nil, errs.Invalid("New", "Host", "a function that returned no kernel", "a kernel or an error")
+	}
+	return w, nil
+}
+
+// Rank is this rank.
+func (r *HostRun) Rank() int { return r.rank }
+
+// WorldSize is the number of ranks.
+func (r *HostRun) WorldSize() int { return len(r.theirs[0]) }
+
+// Epoch is the number of this run: one more than that of the last, modulo 2^32, and the same on every rank.
+func (r *HostRun) Epoch() uint32 { return r.epoch }
+
+// Signal sets this rank's flag, from 0 to Flags-1, at another rank, to value. All that this rank wrote before is visible to who has waited for
+// it. Values of a flag only grow, modulo 2^32; a new plan's flags are 0, or Spec.FirstEpoch.
+func (r *HostRun) Signal(rank, flag int, value uint32) { r.theirs[flag][rank].Store(value) }
+
+// Wait waits until rank has set its flag at this rank to value or a later one. It is bounded as every wait of device work is; its error is a
+// [*device.WaitError].
+func (r *HostRun) Wait(rank, flag int, value uint32) error {
+	w := r.mine[flag][rank]
+	if int32(w.Load()-value) >= 0 {
+		return nil
+	}
+	bound := futex.Bound{Deadline: time.Now().Add(r.timeout), Err: r.peerErr, Patience: r.patience}
+	if err := w.WaitAtLeast(value, bound); err != nil {
+		return &device.WaitError{Op: r.name, Channel: -1, Peer: rank, Err: err}
+	}
+	return nil
+}
+
+// Barrier tells every peer by flag that this rank has come here in this run, and waits until all have. Each barrier of a run has a flag of
+// its own.
+func (r *HostRun) Barrier(flag int) error {
+	size := r.WorldSize()
+	for i := 1; i < size; i++ {
+		r.Signal((r.rank+i)%size, flag, r.epoch)
+	}
+	for i := 1; i < size; i++ {
+		if err := r.Wait((r.rank+i)%size, flag, r.epoch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *hostWork) enqueue(s device.Stream, recorded bool) error {
+	l, ok := s.(device.HostLauncher)
+	if !ok {
+		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
+	}
+	if recorded {
+		w.captured.Store(true)
+		return l.Launch((*recordedRun)(w))
+	}
+	w.pending.Add(1)
+	err := l.Launch((*run)(w))
+	if err != nil {
+		w.pending.Add(-1)
+	}
+	return err
+}
+
+func (w *hostWork) settled() (bool, error) { return w.pending.Load() == 0, nil }
+
+func (w *hostWork) close() error { return nil }
+
+// run is the work as a stream runs it, and recordedRun as a graph does.
+type (
+	run         hostWork
+	recordedRun hostWork
+)
+
+// String describes the plan in errors of the stream.
+func (k *run) String() string         { return k.plan.name }
+func (k *recordedRun) String() string { return k.plan.name }
+
+// RunKernel runs the plan once.
+func (k *run) RunKernel() error {
+	w := (*hostWork)(k)
+	defer w.pending.Add(-1)
+	return w.once()
+}
+
+// RunKernel runs the plan once.
+func (k *recordedRun) RunKernel() error { return (*hostWork)(k).once() }
+
+func (w *hostWork) once() error {
+	if err := w.plan.released(); err != nil {
+		return err
+	}
+	if err := w.plan.Err(); err != nil {
+		return err // whichever stream this run is on has not got its result
+	}
+	if w.captured.Load() {
+		// A graph may be launched on a stream that no Run was told of.
+		if w.running.Swap(true) {
+			return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
+		}
+		defer w.running.Store(false)
+	}
+	w.run.epoch++
+	ended := false
+	defer func() {
+		if !ended { // the stream has the panic
+			_ = w.plan.fail(fmt.Errorf("the kernel of %s has panicked", w.plan.name))
+		}
+	}()
+	err := w.kernel(&w.run)
+	ended = true
+	if err != nil {
+		return w.plan.fail(err)
+	}
+	return nil
+}

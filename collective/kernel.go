@@ -1,0 +1,342 @@
+package collective
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+)
+
+// Kernel is a kernel for CUDA devices, and how it is launched. The grid and its blocks have one dimension.
+//
+// All blocks of the grid run at the same time, so that they may wait for the blocks of other ranks. Every rank launches equally many:
+// as many as Blocks says, or fewer where these would not leave room on each rank's device for a second plan like it and for other
+// work. So a kernel goes by its gridDim, as a loop over the grid does.
+type Kernel struct {
+	// Image is PTX, a cubin or a fat binary, the same on every rank. It is loaded once for a device, however many plans use it.
+	Image []byte
+	// Function is the kernel's name in the image, as the compiler made it: for C++, extern "C" keeps it readable.
+	Function string
+	// Blocks is how many blocks are of use, at least 1, and Threads how many threads each has.
+	Blocks, Threads int
+	// Fit, unless nil, returns Blocks and Threads for devices with so many multiprocessors, the fewest that any rank's has. Of threads it
+	// takes 32, 64, 128, 256, 512 or 1024.
+	Fit func(multiprocessors int) (blocks, threads int)
+	// MinBlocks is how many blocks there must be at least; with fewer New fails, on every rank. 0 is 1.
+	MinBlocks int
+	// SharedBytes is the dynamic shared memory of a block.
+	SharedBytes int
+	// BlockWorkspace is how many bytes of workspace each block has, behind Spec.Workspace.
+	BlockWorkspace int64
+	// Overlap lets the kernel begin while the work before it in the stream still ends, where the device can (programmatic dependent launch).
+	// The kernel waits for that work by itself, as symmem::awaitPrevious does. See [Addresses.Early].
+	Overlap bool
+	// Params returns the kernel's parameters in their order, when a plan is made: integers and floats of fixed size, a [device.Ptr] for a
+	// pointer, a struct or an array of these without padding, or the bytes of a parameter as they are. Nil for a kernel that has none.
+	Params func(a *Addresses) []any
+}
+
+// threadSizes are the blocks that Fit may choose.
+var threadSizes = []int{32, 64, 128, 256, 512, 1024}
+
+// kernelForm is a plan as a CUDA kernel.
+type kernelForm struct {
+	plan   *Plan
+	kernel *Kernel
+
+	function        device.Function
+	blocks, threads int
+	early           bool
+	tenant          *tenant
+}
+
+// deviceOffer is what a rank's device can do for a plan.
+type deviceOffer struct {
+	Processors int         `json:"processors"` // multiprocessors
+	Resident   map[int]int `json:"resident"`   // blocks of the kernel that the device runs at the same time, by their threads
+}
+
+// gpu is what CUDA devices tell about themselves.
+type gpu interface{ Multiprocessors() int }
+
+func (f *kernelForm) describe() string {
+	k := f.kernel
+	text := fmt.Sprintf("kernel %s of the image %x, ", k.Function, sha256.Sum256(k.Image))
+	if k.Fit == nil {
+		text += fmt.Sprintf("%d blocks of %d threads, ", k.Blocks, k.Threads)
+	}
+	return text + fmt.Sprintf("at least %d blocks, %d bytes of shared memory and %d of workspace a block, overlap %t", max(k.MinBlocks, 1), k.SharedBytes, k.BlockWorkspace, k.Overlap)
+}
+
+func (f *kernelForm) check() error {
+	const call = "New"
+	switch k := f.kernel; {
+	case len(k.Image) == 0:
+		return errs.Invalid(call, "CUDA.Image", "nothing", "PTX, a cubin or a fat binary")
+	case k.Function == "":
+		return errs.Invalid(call, "CUDA.Function", `""`, "the name of a kernel in the image")
+	case k.Fit == nil && k.Blocks < 1:
+		return errs.Invalid(call, "CUDA.Blocks", k.Blocks, "1 or more")
+	case k.Fit == nil && k.Threads < 1:
+		return errs.Invalid(call, "CUDA.Threads", k.Threads, "1 or more")
+	case k.MinBlocks < 0:
+		return errs.Invalid(call, "CUDA.MinBlocks", k.MinBlocks, "0 or more")
+	case k.SharedBytes < 0:
+		return errs.Invalid(call, "CUDA.SharedBytes", k.SharedBytes, "0 or more")
+	case k.BlockWorkspace < 0:
+		return errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace, "0 or more")
+	}
+	return nil
+}
+
+func (f *kernelForm) offer() ([]byte, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	g, ok := f.plan.device.(gpu)
+	if !ok {
+		return nil, fmt.Errorf("kernels for %s: %w", f.plan.device.Name(), errs.ErrUnsupported)
+	}
+	var err error
+	if f.function, err = f.plan.memory.Function(f.kernel.Image, f.kernel.Function); err != nil {
+		return nil, err
+	}
+	o := deviceOffer{Processors: g.Multiprocessors(), Resident: map[int]int{}}
+	if f.kernel.Fit == nil {
+		if o.Resident[f.kernel.Threads], err = f.function.MaxBlocks(f.kernel.Threads, f.kernel.SharedBytes); err != nil {
+			return nil, err
+		}
+		return json.Marshal(o)
+	}
+	for _, threads := range threadSizes {
+		n, err := f.function.MaxBlocks(threads, f.kernel.SharedBytes)
+		if errors.Is(err, errs.ErrInvalid) && threads > threadSizes[0] {
+			break // the kernel was compiled for smaller blocks
+		}
+		if err != nil {
+			return nil, err
+		}
+		o.Resident[threads] = n
+	}
+	return json.Marshal(o)
+}
+
+// settle decides how the kernel is launched: alike on all ranks, since the blocks of one wait for those of the others, and so that it
+// leaves room on every device. The launch after it may take its place before this one leaves only where that costs no blocks.
+func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
+	const call = "New"
+	devices := make([]deviceOffer, len(offers))
+	processors := math.MaxInt
+	for r, o := range offers {
+		if err := json.Unmarshal(o.Offer, &devices[r]); err != nil {
+			return 0, fmt.Errorf("reading what the device of rank %d can do: %w", r, err)
+		}
+		processors = min(processors, devices[r].Processors)
+	}
+	k := f.kernel
+	f.blocks, f.threads = k.Blocks, k.Threads
+	if k.Fit != nil {
+		f.blocks, f.threads = k.Fit(processors)
+	}
+	for r, d := range devices {
+		switch n, ok := d.Resident[f.threads]; {
+		case f.blocks < 1 || !ok:
+			return 0, errs.Invalid(call, "Fit", fmt.Sprintf("%d blocks of %d threads", f.blocks, f.threads),
+				fmt.Sprintf("at least 1 block, of %v threads and no more than the kernel was compiled for", threadSizes))
+		case n < 1:
+			return 0, errs.Invalid(call, "Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
+		}
+	}
+	if len(offers) > 1 { // a rank alone waits for nobody
+		if err := f.makeRoom(offers, devices); err != nil {
+			return 0, err
+		}
+	}
+	return max(f.dataAt()+f.plan.spec.Workspace+int64(f.blocks)*k.BlockWorkspace, 1), nil
+}
+
+// makeRoom takes away the blocks for which there is no room.
+func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOffer) error {
+	const call = "New"
+	most := func(early bool) int {
+		least := math.MaxInt
+		for r, d := range devices {
+			least = min(least, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r), early))
+		}
+		return least
+	}
+	f.early = most(true) >= f.blocks
+	f.blocks = min(f.blocks, most(f.early))
+	for r, d := range devices {
+		if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {
+			// The blocks wait for those of other ranks: all must run at once.
+			return errs.Invalid(call, "Blocks", f.blocks*n,
+				fmt.Sprintf("at most %d of %d threads on the device of rank %d, which %d ranks share", d.Resident[f.threads], f.threads, r, n))
+		}
+	}
+	if f.blocks < f.kernel.MinBlocks {
+		return errs.Invalid(call, "MinBlocks", f.kernel.MinBlocks,
+			fmt.Sprintf("at most %d of %d threads, which leave room for others on every rank's device", f.blocks, f.threads))
+	}
+	f.tenant = f.newTenant(offers, devices)
+	return nil
+}
+
+// sharing counts the ranks on the device of rank.
+func sharing(offers []memory.WorkspaceOffer, rank int) int {
+	n := 0
+	for _, o := range offers {
+		if o.Device == offers[rank].Device {
+			n++
+		}
+	}
+	return n
+}
+
+// newTenant says what the plan takes of this rank's device. Ranks of other processes on it cannot be counted, and so are taken to
+// do as those of this one.
+func (f *kernelForm) newTenant(offers []memory.WorkspaceOffer, devices []deviceOffer) *tenant {
+	rank, members := f.plan.rank, f.plan.memory.Group().Members()
+	here := 0
+	for r, o := range offers {
+		if o.Device == offers[rank].Device && members[r].Process == members[rank].Process {
+			here++
+		}
+	}
+	takes := float64(f.blocks) / float64(devices[rank].Resident[f.threads]) * float64(sharing(offers, rank)) / float64(here)
+	if f.early {
+		takes *= 2
+	}
+	m := f.plan.memory
+	over := func() bool { return errors.Is(m.Err(), errs.ErrClosed) }
+	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: over}
+}
+
+func (f *kernelForm) launch() string {
+	return fmt.Sprintf(" of %d blocks of %d threads", f.blocks, f.threads)
+}
+
+func (f *kernelForm) dataAt() int64 { return ptx.ControlBytes(f.blocks, f.plan.size) }
+
+// kernelWork is a plan's work on a CUDA device.
+type kernelWork struct {
+	plan   *Plan
+	blocks int
+	launch device.PreparedLaunch
+
+	enqueued atomic.Uint32 // runs that were not recorded
+	captured atomic.Bool   // a run was recorded, so that nobody knows how many there were
+}
+
+func (f *kernelForm) prepare(_ context.Context, a *Addresses) (work, error) {
+	p := f.plan
+	w := &kernelWork{plan: p, blocks: f.blocks}
+	faults, ok := p.device.(device.FaultReporter)
+	if !ok {
+		return nil, fmt.Errorf("kernels for %s: %w", p.device.Name(), errs.ErrUnsupported)
+	}
+	var err error
+	if p.held.fault, err = faults.NewFaultWord(w.decode); err != nil {
+		return nil, err
+	}
+	a.blocks, a.early = f.blocks, f.early
+	params, err := f.kernel.params(a)
+	if err != nil {
+		return nil, err
+	}
+	if first := p.spec.FirstEpoch; first != 0 {
+		if err := w.fill(first); err != nil {
+			return nil, err
+		}
+	}
+	w.launch, err = f.function.Prepare(device.Launch{
+		Grid: [3]uint32{uint32(f.blocks)}, Block: [3]uint32{uint32(f.threads)}, SharedBytes: uint32(f.kernel.SharedBytes), Params: params,
+		Overlap: f.kernel.Overlap, Fault: p.held.fault,
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.tenant = f.tenant
+	return w, nil
+}
+
+// control reads the records at the front of this rank's workspace.
+func (w *kernelWork) control() ([]byte, error) {
+	own, err := w.plan.workspace.Peer(w.plan.rank)
+	if err != nil {
+		return nil, err
+	}
+	control := make([]byte, ptx.ControlBytes(w.blocks, w.plan.size))
+	return control, w.plan.device.CopyToHost(control, own)
+}
+
+// fill makes every word of the records the first epoch.
+func (w *kernelWork) fill(epoch uint32) error {
+	own, err := w.plan.workspace.Peer(w.plan.rank)
+	if err != nil {
+		return err
+	}
+	control := make([]byte, 0, ptx.ControlBytes(w.blocks, w.plan.size))
+	for len(control) < cap(control) {
+		control = binary.LittleEndian.AppendUint32(control, epoch)
+	}
+	return w.plan.device.CopyFromHost(own, control)
+}
+
+// decode makes an error of what a kernel wrote when it gave up.
+func (w *kernelWork) decode(word uint64) error {
+	return w.plan.fail(w.plan.memory.WaitFailed(w.plan.name, ptx.DecodeFault(word)))
+}
+
+func (w *kernelWork) enqueue(s device.Stream, recorded bool) error {
+	if word := w.plan.held.fault.Load(); word != 0 {
+		return w.decode(word)
+	}
+	if recorded {
+		w.captured.Store(true)
+		return w.launch.Launch(s)
+	}
+	w.enqueued.Add(1)
+	err := w.launch.Launch(s)
+	if err != nil {
+		w.enqueued.Add(^uint32(0)) // it will not run
+	}
+	return err
+}
+
+// settled compares the count of runs that each block keeps in its record with how many were enqueued. Once runs were recorded nobody knows
+// how many there were, and a kernel that does not include symmem.cuh, or has no peers, counts nothing: then the stream must be idle.
+func (w *kernelWork) settled() (bool, error) {
+	if !w.captured.Load() {
+		control, err := w.control()
+		if err != nil {
+			return false, err
+		}
+		if w.counted(control) {
+			return true, nil
+		}
+	}
+	return w.plan.idle()
+}
+
+// counted reports whether every block has counted all runs.
+func (w *kernelWork) counted(control []byte) bool {
+	record := len(control) / w.blocks
+	for b := range w.blocks {
+		if binary.LittleEndian.Uint32(control[b*record:]) != w.plan.spec.FirstEpoch+w.enqueued.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *kernelWork) close() error { return notClosed(w.launch.Close()) }

@@ -1,0 +1,218 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to another stream only
+// when its work on the last one has ended (ErrTwoStreams). Different plans do not disturb each other: the kernels of any two, on two streams
+// and in whatever order, run at the same time and leave room for others; of more streams, see [RoomError].
+//
+// Its methods may be called from several goroutines at once. The ranks' runs of a plan, in the order in which they are enqueued, are one
+// run each of the collective.
+type Plan struct {
+	name       string
+	memory     *memory.Memory
+	device     device.Device
+	rank, size int
+	spec       Spec
+	workspace  *memory.Workspace
+	work       work
+	held       held
+	lives      []life // that a recorded run asks for when it runs
+
+	tenant *tenant // what its kernels take of the device while they wait for peers
+	closed atomic.Bool
+	failed atomic.Pointer[error]
+	stream atomic.Pointer[device.Stream] // of the last Run that was not recorded
+}
+
+// work is what a plan enqueues.
+type work interface {
+	// enqueue enqueues one run on s, or records it. It allocates nothing.
+	enqueue(s device.Stream, recorded bool) error
+	// settled reports whether all runs that were enqueued, those of graphs not counted, have ended.
+	settled() (bool, error)
+	// close gives back what the work holds besides the workspace. The device has nothing left to do for it.
+	close() error
+}
+
+// String returns the collective's name.
+func (p *Plan) String() string { return p.name }
+
+// Run enqueues one run on s, or records it if s is capturing, and returns at once. Every rank runs the plan equally often.
+// It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure. ErrTwoStreams while the plan runs on
+// another stream, and a [*RoomError] where it would not fit the device beside the plans on others.
+func (p *Plan) Run(s device.Stream) error {
+	if errs.IsNil(s) {
+		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
+	}
+	if err := p.usable(); err != nil {
+		return fmt.Errorf("running %s: %w", p.name, err)
+	}
+	if s.Device() != p.device {
+		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.device.Name())
+	}
+	recorded := s.Capturing()
+	if !recorded {
+		if last := p.stream.Load(); last == nil || *last != s {
+			if err := p.move(s); err != nil {
+				return fmt.Errorf("running %s: %w", p.name, err)
+			}
+		}
+	}
+	if err := p.tenant.move(s); err != nil {
+		return fmt.Errorf("running %s: %w", p.name, err)
+	}
+	if err := p.work.enqueue(s, recorded); err != nil {
+		return fmt.Errorf("running %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// move makes s the stream that the plan runs on, if no run is under way on another.
+func (p *Plan) move(s device.Stream) error {
+	if p.stream.Load() != nil {
+		settled, err := p.work.settled()
+		if err != nil {
+			return err
+		}
+		if !settled {
+			return fmt.Errorf("synchronize the stream it runs on first: %w", errs.ErrTwoStreams)
+		}
+	}
+	p.stream.Store(&s)
+	return nil
+}
+
+// idle reports whether the stream of the last run that was not recorded has nothing left to do.
+func (p *Plan) idle() (bool, error) {
+	s := p.stream.Load()
+	if s == nil {
+		return true, nil
+	}
+	done, err := (*s).Query()
+	if errors.Is(err, errs.ErrClosed) {
+		return true, nil
+	}
+	return done, err
+}
+
+func (p *Plan) usable() error {
+	if p.closed.Load() {
+		return fmt.Errorf("plan: %w", errs.ErrClosed)
+	}
+	if err := p.Err(); err != nil {
+		return err
+	}
+	for _, t := range p.spec.Tensors {
+		if err := t.Err(); err != nil {
+			return err
+		}
+	}
+	return p.memory.Err()
+}
+
+// Err returns the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
+// has run.
+func (p *Plan) Err() error {
+	if err := p.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
+// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Close
+// graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
+// may be another plan's. Closing twice is ErrClosed.
+func (p *Plan) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
+	if p.closed.Swap(true) {
+		return fmt.Errorf("closing %s: %w", p.name, errs.ErrClosed)
+	}
+	busy := p.device.Synchronize(ctx)
+	if busy == nil {
+		p.tenant.leave()
+	}
+	err := p.workspace.Close(ctx) // in any case: the other ranks are there, or will be
+	if busy == nil {
+		err = errors.Join(err, p.work.close(), p.held.close(p.device))
+	}
+	err = errors.Join(err, p.memory.TrimWorkspace(ctx))
+	if err = errors.Join(busy, err); err != nil {
+		return fmt.Errorf("closing %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// fail notes the first failure, and returns the one that it was given.
+func (p *Plan) fail(err error) error {
+	p.failed.CompareAndSwap(nil, &err)
+	return err
+}
+
+// life is memory that a plan works on, for as long as Err is nil.
+type life interface{ Err() error }
+
+// livesOn lists the memory that the plan works on.
+func (p *Plan) livesOn() []life {
+	lives := []life{p.workspace}
+	for _, t := range p.spec.Tensors {
+		if t.Bytes() == 0 {
+			continue
+		}
+		if w, _, err := t.Window(); err == nil {
+			lives = append(lives, w)
+		}
+	}
+	return lives
+}
+
+// released is the error of a run that a graph has kept until the plan, a tensor of it or its group was closed; nil before. Run refuses
+// sooner: when any of them begins to close, while runs that are queued still have their memory.
+func (p *Plan) released() error {
+	for _, l := range p.lives {
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("running %s from a graph: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// held is memory of the device that belongs to a plan, and its fault word.
+type held struct {
+	memory []device.Ptr
+	fault  device.FaultWord
+}
+
+// close gives it back.
+func (h *held) close(d device.Device) error {
+	var err error
+	if h.fault != nil {
+		err = h.fault.Close()
+		h.fault = nil
+	}
+	for _, p := range h.memory {
+		err = errors.Join(err, d.Free(p))
+	}
+	h.memory = nil
+	return notClosed(err)
+}
+
+// notClosed is err unless that says that the device has gone, and all of this with it.
+func notClosed(err error) error {
+	if errors.Is(err, errs.ErrClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,431 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// Program is a collective as steps: puts with signals behind them, waits for signals, and launches. It needs no addresses of peers' memory.
+//
+// A run has the plan's stream and, if Lane is set, a stream of its own beside it for what waits for peers. The steps of each are in order;
+// [Builder.Fork] and [Builder.Join] order the two. A wait is bounded as every wait of device work is. What fails makes the plan fail.
+type Program struct {
+	// Signals is how many signals each rank counts from each other; numbered from 0.
+	Signals int
+	// Granted is how many of them, the last ones, begin with one of every peer that was not waited for: room that the peers have.
+	Granted int
+	// Lane says that sends, waits and signals go on a stream beside the plan's.
+	Lane bool
+	// Build adds the steps of a run to b, when a plan is made, on every rank at the same time: the ranks may come together in it, as the
+	// libraries below backends have to. Its error is every rank's.
+	Build func(ctx context.Context, b *Builder) error
+}
+
+// ToWorkspace is Put.Tensor for a put to the peer's workspace.
+const ToWorkspace = -1
+
+// Put is a write to another rank.
+type Put struct {
+	Peer   int
+	Tensor int   // the number in Spec.Tensors of the one that is written, or ToWorkspace
+	Offset int64 // in bytes from its first, on the peer
+	Local  device.Ptr
+	Bytes  int64 // 0 writes nothing
+}
+
+// Builder takes the steps of a [Program]. It has the plan's addresses; of its own rank's memory only, where peers have no addresses here. The
+// first step that is wrong is the error of New, and the steps behind it are not looked at.
+type Builder struct {
+	*Addresses
+	work *programWork
+}
+
+// programForm is a plan as a program. Its workspace begins with the pads of the signals.
+type programForm struct{ plan *Plan }
+
+// padAlign is what the Spec's workspace is aligned to.
+const padAlign = 128
+
+func (f programForm) describe() string {
+	g := f.plan.spec.Program
+	return fmt.Sprintf("a program of %d signals, %d of them granted, with a lane %t", g.Signals, g.Granted, g.Lane)
+}
+
+func (f programForm) offer() ([]byte, error) {
+	const call = "New"
+	switch g := f.plan.spec.Program; {
+	case g.Build == nil:
+		return nil, errs.Invalid(call, "Program.Build", nil, "a function")
+	case g.Signals < 0:
+		return nil, errs.Invalid(call, "Program.Signals", g.Signals, "0 or more")
+	case g.Granted < 0 || g.Granted > g.Signals:
+		return nil, errs.Invalid(call, "Program.Granted", g.Granted, fmt.Sprintf("0 to %d, the number of signals", g.Signals))
+	}
+	return nil, nil
+}
+
+func (f programForm) settle([]memory.WorkspaceOffer) (int64, error) {
+	return f.dataAt() + max(f.plan.spec.Workspace, 1), nil
+}
+
+func (f programForm) launch() string { return "" }
+
+func (f programForm) dataAt() int64 {
+	n := f.plan.spec.Program.Signals
+	if n == 0 {
+		return 0
+	}
+	return (f.plan.memory.SignalsBytes(n) + padAlign - 1) / padAlign * padAlign
+}
+
+// programWork is a plan's work as a program.
+type programWork struct {
+	plan    *Plan
+	signals *memory.Signals // nil if there are none
+	steps   []step
+
+	// The stream that sends and waits beside the plan's, or nil.
+	lane   device.Stream
+	forked device.Event // the plan's stream has come so far
+	joined device.Event // the lane has
+
+	ended   device.Event // the last run that was not recorded; nil without steps
+	running atomic.Bool  // a host function of it is at work
+}
+
+// step is one call of a run.
+type step struct {
+	kind   stepKind
+	signal int
+	send   *memory.PreparedSend
+	launch device.PreparedLaunch
+}
+
+// stepKind tells steps apart.
+type stepKind uint8
+
+const (
+	stepSend   stepKind = iota + 1 // the lane puts to peers, with a signal behind it
+	stepWait                       // the lane waits for a signal of every peer
+	stepFinish                     // the plan's stream does, and is told what has failed
+	stepSignal                     // the lane signals every peer
+	stepLaunch                     // the plan's stream launches
+	stepFork                       // the lane goes on only when the plan's stream has come here
+	stepJoin                       // the plan's stream goes on only when the lane has come here
+)
+
+func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
+	p, g := f.plan, f.plan.spec.Program
+	w := &programWork{plan: p}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.close())
+		}
+	}()
+	if g.Signals > 0 {
+		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: p.fail}
+		if w.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
+			return nil, err
+		}
+	}
+	if w.ended, err = p.device.NewEvent(); err != nil {
+		return nil, err
+	}
+	if err = w.makeLane(g); err != nil {
+		return nil, err
+	}
+	if err = g.Build(ctx, &Builder{Addresses: a, work: w}); err == nil {
+		err = a.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// makeLane makes the stream beside the plan's.
+func (w *programWork) makeLane(g *Program) (err error) {
+	if !g.Lane {
+		return nil
+	}
+	d := w.plan.device
+	if w.lane, err = d.NewStream(); err != nil {
+		return err
+	}
+	if w.forked, err = d.NewEvent(); err != nil {
+		return err
+	}
+	w.joined, err = d.NewEvent()
+	return err
+}
+
+// add adds a step, unless one before it was wrong.
+func (b *Builder) add(s step) {
+	if b.err == nil {
+		b.work.steps = append(b.work.steps, s)
+	}
+}
+
+// known reports whether there is such a signal.
+func (b *Builder) known(call string, signal int) bool {
+	if n := b.plan.spec.Program.Signals; signal < 0 || signal >= n {
+		b.fail(errs.Invalid(call, "signal", signal, fmt.Sprintf("the number of one of %d signals", n)))
+		return false
+	}
+	return true
+}
+
+// Send adds puts to peers, one to each at most, and then a signal to every peer, also to those without a put. A peer that has waited for
+// the signal has the bytes that were put there. Lane.
+func (b *Builder) Send(signal int, puts ...Put) {
+	if b.err != nil || !b.known("Builder.Send", signal) {
+		return
+	}
+	sends := make([]memory.SendPut, 0, len(puts))
+	for _, put := range puts {
+		send, err := b.put(put)
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		if put.Bytes > 0 {
+			sends = append(sends, send)
+		}
+	}
+	send, err := b.work.signals.PrepareSend(signal, sends...)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.add(step{kind: stepSend, signal: signal, send: send})
+}
+
+// Signal adds a signal to every peer. Lane.
+func (b *Builder) Signal(signal int) {
+	if b.known("Builder.Signal", signal) {
+		b.add(step{kind: stepSignal, signal: signal})
+	}
+}
+
+// Wait adds waiting for one signal of every peer that was not waited for before. What fails is told by the next Finish. Lane.
+func (b *Builder) Wait(signal int) {
+	if b.known("Builder.Wait", signal) {
+		b.add(step{kind: stepWait, signal: signal})
+	}
+}
+
+// Finish adds waiting on the plan's stream, whose user looks for errors: like Wait, and what has failed before is an error of that stream.
+// It is the last wait of every program that waits.
+func (b *Builder) Finish(signal int) {
+	if b.known("Builder.Finish", signal) {
+		b.add(step{kind: stepFinish, signal: signal})
+	}
+}
+
+// Launch adds work of the plan's stream, which the plan closes. It must not wait for peers, unless that is bounded.
+func (b *Builder) Launch(l device.PreparedLaunch) {
+	if errs.IsNil(l) {
+		b.fail(errs.Invalid("Builder.Launch", "l", nil, "a prepared launch"))
+		return
+	}
+	if b.err != nil {
+		b.fail(l.Close())
+		return
+	}
+	b.add(step{kind: stepLaunch, launch: l})
+}
+
+// Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. Of k, MinBlocks and BlockWorkspace are not used; Fit is asked
+// for this rank's device.
+func (b *Builder) Kernel(k *Kernel) {
+	if b.err != nil {
+		return
+	}
+	l, err := b.prepareKernel(k)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.add(step{kind: stepLaunch, launch: l})
+}
+
+func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
+	if k == nil {
+		return nil, errs.Invalid("Builder.Kernel", "k", nil, "a kernel")
+	}
+	p := b.plan
+	if err := (&kernelForm{plan: p, kernel: k}).check(); err != nil {
+		return nil, err
+	}
+	g, ok := p.device.(gpu)
+	if !ok {
+		return nil, fmt.Errorf("kernels for %s: %w", p.device.Name(), errs.ErrUnsupported)
+	}
+	fn, err := p.memory.Function(k.Image, k.Function)
+	if err != nil {
+		return nil, err
+	}
+	blocks, threads := k.Blocks, k.Threads
+	if k.Fit != nil {
+		blocks, threads = k.Fit(g.Multiprocessors())
+	}
+	params, err := k.params(b.Addresses)
+	if err != nil {
+		return nil, err
+	}
+	return fn.Prepare(device.Launch{
+		Grid: [3]uint32{uint32(blocks)}, Block: [3]uint32{uint32(threads)}, SharedBytes: uint32(k.SharedBytes), Params: params, Overlap: k.Overlap,
+	})
+}
+
+// Host adds a function that runs on a goroutine of the plan's stream, on the host device. Its error makes the plan fail.
+func (b *Builder) Host(f func() error) {
+	if f == nil {
+		b.fail(errs.Invalid("Builder.Host", "f", nil, "a function"))
+		return
+	}
+	b.add(step{kind: stepLaunch, launch: &hostStep{work: b.work, run: f}})
+}
+
+// Fork makes the lane go on only when the plan's stream has come to here. Without a lane it is nothing.
+func (b *Builder) Fork() { b.add(step{kind: stepFork}) }
+
+// Join makes the plan's stream go on only when the lane has come to here. Without a lane it is nothing.
+func (b *Builder) Join() { b.add(step{kind: stepJoin}) }
+
+// hostStep is a function as a launch.
+type hostStep struct {
+	work *programWork
+	run  func() error
+}
+
+// Launch enqueues the function, or records it.
+func (h *hostStep) Launch(s device.Stream) error {
+	l, ok := s.(device.HostLauncher)
+	if !ok {
+		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
+	}
+	return l.Launch(h)
+}
+
+// Close does nothing.
+func (h *hostStep) Close() error { return nil }
+
+// RunKernel runs the function, unless the plan has failed.
+func (h *hostStep) RunKernel() error {
+	p := h.work.plan
+	if err := p.released(); err != nil {
+		return err
+	}
+	if p.failed.Load() != nil {
+		return nil // told by a wait
+	}
+	// A graph may be launched on a stream that no Run was told of.
+	if h.work.running.Swap(true) {
+		return p.fail(fmt.Errorf("running %s: %w", p.name, errs.ErrTwoStreams))
+	}
+	defer h.work.running.Store(false)
+	if err := h.run(); err != nil {
+		return p.fail(err)
+	}
+	return nil
+}
+
+// String describes the plan in errors of the stream.
+func (h *hostStep) String() string { return h.work.plan.name }
+
+func (w *programWork) enqueue(s device.Stream, recorded bool) error {
+	if len(w.steps) == 0 {
+		return nil
+	}
+	if !recorded && w.lane != nil && w.lane.Capturing() {
+		return fmt.Errorf("another stream records it; end that capture first: %w", errs.ErrTwoStreams)
+	}
+	for i := range w.steps {
+		if err := w.step(s, &w.steps[i]); err != nil {
+			if i > 0 && !recorded {
+				return w.plan.fail(err) // the others do all of the run
+			}
+			return err
+		}
+	}
+	if recorded {
+		return nil
+	}
+	return s.Record(w.ended)
+}
+
+// step enqueues one step of a run on s, or on the lane if it is the lane's.
+func (w *programWork) step(s device.Stream, t *step) error {
+	lane := w.lane
+	if lane == nil {
+		lane = s
+	}
+	switch t.kind {
+	case stepSend:
+		return t.send.Enqueue(lane)
+	case stepWait:
+		if w.lane != nil {
+			return w.signals.WaitAllBeside(lane, t.signal)
+		}
+		return w.signals.WaitAll(s, t.signal)
+	case stepFinish:
+		return w.signals.WaitAll(s, t.signal)
+	case stepSignal:
+		return w.signals.SignalAll(lane, t.signal)
+	case stepLaunch:
+		return t.launch.Launch(s)
+	}
+	switch {
+	case w.lane == nil:
+		return nil
+	case t.kind == stepFork:
+		return follow(lane, s, w.forked)
+	}
+	return follow(s, lane, w.joined)
+}
+
+// follow lets a stream go on when another has come to where it is now.
+func follow(s, other device.Stream, e device.Event) error {
+	if err := other.Record(e); err != nil {
+		return err
+	}
+	return s.WaitEvent(e)
+}
+
+func (w *programWork) settled() (bool, error) {
+	if len(w.steps) == 0 {
+		return true, nil
+	}
+	return w.ended.Query()
+}
+
+func (w *programWork) close() error {
+	var err error
+	if w.lane != nil {
+		err = w.lane.Close()
+	}
+	for _, e := range []device.Event{w.forked, w.joined, w.ended} {
+		if e != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}
+	for _, step := range w.steps {
+		if step.send != nil {
+			err = errors.Join(err, step.send.Close())
+		}
+		if step.launch != nil {
+			err = errors.Join(err, step.launch.Close())
+		}
+	}
+	if w.signals != nil {
+		err = errors.Join(err, w.signals.Close())
+	}
+	return notClosed(err)
+}

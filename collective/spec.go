@@ -1,0 +1,222 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// Spec describes a collective. Every rank gives the same; functions are not compared, and have to do the same.
+//
+// Of CUDA, Host and Program at least one is given. [New] takes the first that the memory can have: CUDA on a CUDA device and Host on the
+// host device, where this process has addresses of all peers' memory, and else Program.
+type Spec struct {
+	// Name is what errors call the collective; not empty.
+	Name string
+	// Tensors are the symmetric tensors that ranks reach on each other: of the memory that the plan is made on, and with their
+	// rendezvous behind them. One may be in the list several times. Where in the memory each lies, its dtype and its shape are the same on
+	// every rank.
+	Tensors []tensor.SymmetricTensor
+	// Parameters is whatever else has to be the same on every rank, as text that can be read in an error: "root 3, tiles of 64".
+	Parameters string
+	// Workspace is the size in bytes of the symmetric memory that the plan has for itself. It begins as zeros.
+	Workspace int64
+	// Multicast says that the plan needs multicast addresses of the tensors. It is ErrUnsupported, with the reason, where there are none.
+	Multicast bool
+
+	// CUDA is the collective as a kernel for GPUs.
+	CUDA *Kernel
+	// Host returns the collective as a kernel for the CPU, when a plan is made. Its error is every rank's.
+	Host func(a *Addresses) (HostKernel, error)
+	// Program is the collective as steps.
+	Program *Program
+
+	// Failure is why this rank already knows that it cannot take part, such as an argument that it must refuse. Every rank gets an error
+	// that names this rank, and nothing was made.
+	Failure error
+	// FirstEpoch is the count of runs that the plan begins at. It exists to test that counting wraps around.
+	FirstEpoch uint32
+}
+
+// form is a Spec as one kind of device carries it out, before there is workspace.
+type form interface {
+	// describe says what else the ranks agree on.
+	describe() string
+	// offer says what this rank can do. Local.
+	offer() ([]byte, error)
+	// settle decides from what all ranks offer, and so alike on each, how the plan runs, and returns the size of the workspace in bytes.
+	settle(offers []memory.WorkspaceOffer) (bytes int64, err error)
+	// launch says how the plan was settled to run, the same on every rank.
+	launch() string
+	// dataAt is where in the workspace the Spec's begins, once it is settled.
+	dataAt() int64
+	// prepare makes the plan's work. Every rank is in it at the same time.
+	prepare(ctx context.Context, a *Addresses) (work, error)
+}
+
+// New prepares a collective on memory m. Collective: all ranks come with the same Spec (ErrMismatch with everybody's value if not). It blocks
+// until all ranks have come. Close the plan.
+//
+// ErrInvalid for what the Spec must not have, an image without the function, and parameters that the kernel does not take; ErrNoRendezvous
+// for a tensor that had none; ErrNotSymmetric for a tensor of another memory; ErrNotReachable where the peers' memory has no address in this
+// process and there is no Program; ErrUnsupported where there is no form for the kind of device, or an image is not for this device; ErrClosed
+// for a tensor or memory that was closed. A rank's failure is every rank's error, which names the rank. Where the memory has not enough
+// workspace and cannot get more, every rank gets a [*memory.WorkspaceError].
+func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
+	const call = "New"
+	if err := errors.Join(errs.Given(call, "ctx", ctx, "a context"), errs.Given(call, "m", m, "a memory")); err != nil {
+		return nil, err
+	}
+	p := &Plan{name: spec.Name, memory: m, device: m.Device(), rank: m.Group().Rank(), size: m.Group().Size(), spec: spec}
+	failure := spec.Failure
+	if failure == nil {
+		failure = p.check()
+	}
+	form := p.form()
+	if failure == nil && form == nil {
+		failure = p.noForm()
+	}
+	request := memory.WorkspaceRequest{Failure: failure, Purpose: p.purpose(form, failure)}
+	if failure == nil {
+		request.Offer, request.Failure = form.offer()
+	}
+	request.Size = func(offers []memory.WorkspaceOffer) (int64, error) { return form.settle(offers) }
+	workspace, err := m.NewWorkspace(ctx, request)
+	if err != nil {
+		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
+	}
+	p.workspace = workspace
+	p.lives = p.livesOn()
+	a := &Addresses{plan: p, dataAt: form.dataAt()}
+	err = a.enableMulticast(ctx)
+	if err == nil {
+		p.work, err = form.prepare(ctx, a)
+	}
+	// Nobody may run before every rank's flags are set, nor where Fit was not the same function on every rank.
+	if err := m.Group().Vote(ctx, "plan"+form.launch(), errors.Join(err, a.err)); err != nil {
+		if p.work != nil {
+			err = errors.Join(err, p.work.close())
+		}
+		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, p.held.close(p.device), workspace.Close(ctx)))
+	}
+	return p, nil
+}
+
+// check says what is wrong with this rank's Spec.
+func (p *Plan) check() error {
+	const call = "New"
+	s := &p.spec
+	switch {
+	case s.Name == "":
+		return errs.Invalid(call, "Name", `""`, "a name for errors")
+	case s.Workspace < 0:
+		return errs.Invalid(call, "Workspace", s.Workspace, "0 or more bytes")
+	case s.CUDA == nil && s.Host == nil && s.Program == nil:
+		return errs.Invalid(call, "Spec", "none of CUDA, Host and Program", "at least one")
+	}
+	for i, t := range s.Tensors {
+		if errs.IsNil(t) {
+			return errs.Invalid(call, fmt.Sprintf("Tensors[%d]", i), nil, "a tensor")
+		}
+		if err := t.Err(); err != nil {
+			return err
+		}
+		if t.Memory() != p.memory {
+			return fmt.Errorf("%s is of another memory than the plan's: %w", t, errs.ErrNotSymmetric)
+		}
+		if t.Bytes() == 0 {
+			continue
+		}
+		if _, _, err := t.Window(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// form chooses how the plan runs; nil if there is no way, or the Spec is wrong.
+func (p *Plan) form() form {
+	s := &p.spec
+	reached := p.unreachable() == nil
+	switch {
+	case reached && s.CUDA != nil && p.device.Kind() == device.CUDA:
+		return &kernelForm{plan: p, kernel: s.CUDA}
+	case reached && s.Host != nil && p.device.Kind() == device.Host:
+		return hostForm{plan: p}
+	case s.Program != nil:
+		return programForm{plan: p}
+	}
+	return nil
+}
+
+// noForm says why there is none.
+func (p *Plan) noForm() error {
+	s := &p.spec
+	if err := p.unreachable(); err != nil {
+		return fmt.Errorf("%s has no Program, which does without addresses of peers: %w", p.name, err)
+	}
+	var has []string
+	if s.CUDA != nil {
+		has = append(has, device.CUDA.String())
+	}
+	if s.Host != nil {
+		has = append(has, device.Host.String())
+	}
+	return fmt.Errorf("%s has a kernel for %s devices only, and %s is a %s device: %w", p.name, strings.Join(has, " and "), p.device.Name(), p.device.Kind(), errs.ErrUnsupported)
+}
+
+// unreachable is why this process has no addresses of its peers' memory, or nil.
+func (p *Plan) unreachable() error {
+	for _, t := range p.spec.Tensors {
+		if errs.IsNil(t) {
+			continue
+		}
+		for r := range t.WorldSize() {
+			if _, err := t.Remote(r); errors.Is(err, errs.ErrNotReachable) {
+				return err
+			}
+		}
+	}
+	if c := p.memory.Backend().Capabilities(); p.size > 1 && !c.PeerPointers {
+		return fmt.Errorf("backend %s has no addresses of peers' memory: %w", p.memory.Backend().Name(), errs.ErrNotReachable)
+	}
+	return nil
+}
+
+// purpose is all that the ranks have to agree on.
+func (p *Plan) purpose(f form, failure error) string {
+	if failure != nil {
+		return p.name
+	}
+	s := &p.spec
+	text := []string{p.name}
+	for _, t := range s.Tensors {
+		text = append(text, place(t))
+	}
+	if s.Parameters != "" {
+		text = append(text, s.Parameters)
+	}
+	if s.Multicast {
+		text = append(text, "with multicast")
+	}
+	return strings.Join(append(text, fmt.Sprintf("workspace of %d bytes", s.Workspace), f.describe(), fmt.Sprintf("first epoch %d", s.FirstEpoch)), ", ")
+}
+
+// place says where the memory of a tensor is in a way that is the same on every rank.
+func place(t tensor.SymmetricTensor) string {
+	what := fmt.Sprintf("%s%v", t.DType(), t.Shape())
+	if t.Bytes() == 0 {
+		return what + " of nothing"
+	}
+	w, offset, err := t.Window()
+	if err != nil {
+		return what + " without a window" // which is a failure of this rank's
+	}
+	return fmt.Sprintf("%s at byte %d of window %d", what, offset, w.Number())
+}

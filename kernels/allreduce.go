@@ -1,0 +1,199 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// The errors of this package, for errors.Is.
+var (
+	ErrUnsupported  = errs.ErrUnsupported  // this device cannot do it
+	ErrNotReachable = errs.ErrNotReachable // a peer's memory has no address in this process
+	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
+	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
+	ErrClosed       = errs.ErrClosed       // the plan or its tensor was closed before
+	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
+	ErrNoRendezvous = errs.ErrNoRendezvous // a tensor has had no rendezvous yet
+	ErrTwoStreams   = errs.ErrTwoStreams   // a plan runs on one stream at a time
+	ErrNoRoom       = errs.ErrNoRoom       // see collective.RoomError
+)
+
+// Plan is a collective of this package that was prepared once and can be run many times: see [collective.Plan], whose methods it has.
+type Plan struct {
+	*collective.Plan
+	algorithm Algorithm
+	bytes     int64
+}
+
+// Algorithm is the form that was chosen.
+func (p *Plan) Algorithm() Algorithm { return p.algorithm }
+
+// Bytes is the size of the message, one rank's input.
+func (p *Plan) Bytes() int64 { return p.bytes }
+
+// AllReduceOptions sets what NewAllReduce makes. Nil or zero values mean the defaults.
+type AllReduceOptions struct {
+	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
+	// not overlap the input in part. Nil: in place.
+	Out tensor.SymmetricTensor
+	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
+	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
+	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans.
+	Algorithm Algorithm
+	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, to leave more room for other work and
+	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
+	// for a second plan like it. Ignored by forms that are no such kernel.
+	MaxBlocks int
+	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
+	FirstEpoch uint32
+}
+
+// NewAllReduce prepares an all-reduce of t over its group: after a run, every element of the output is the combination by op
+// of that element on all ranks. Every count of elements works; 0 elements is no work. Collective: all ranks come with the
+// same dtype, number of elements, op and options (ErrMismatch with everybody's value if not), and t must have had its
+// rendezvous. It blocks until all ranks have come. Close the plan.
+//
+// Its errors are those of [collective.New], ErrInvalid for an operation or option that does not exist and an output that does not
+// fit the input, and ErrUnsupported where there is no kernel of the form for the dtype and operation.
+func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
+	if err := errors.Join(errs.Given("NewAllReduce", "ctx", ctx, "a context"), errs.Given("NewAllReduce", "t", t, "a tensor")); err != nil {
+		return nil, err
+	}
+	if opts == nil {
+		opts = &AllReduceOptions{}
+	}
+	out := t
+	if !errs.IsNil(opts.Out) {
+		out = opts.Out
+	}
+	asked := opts.Algorithm
+	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
+		asked = Transfers // without elements there is no address to ask for, and nothing to reach
+	}
+	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
+		p, err := newAllReduce(ctx, Transfers, t, out, op, opts)
+		if _, large := errors.AsType[*memory.WorkspaceError](err); !large {
+			return p, err
+		}
+		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
+	}
+	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
+	return newAllReduce(ctx, chosen, t, out, op, opts)
+}
+
+// reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.
+func reachable(ts ...tensor.SymmetricTensor) bool {
+	for _, t := range ts {
+		for r := range t.WorldSize() {
+			if _, err := t.Remote(r); errors.Is(err, ErrNotReachable) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// allReduce is one that is being prepared, in the form that was chosen.
+type allReduce struct {
+	in, out   tensor.SymmetricTensor
+	op        Op
+	algorithm Algorithm
+	opts      *AllReduceOptions
+	maxBlocks int
+	inPlace   bool
+}
+
+// The numbers of the tensors in the Spec.
+const (
+	specIn = iota
+	specOut
+)
+
+func newAllReduce(ctx context.Context, chosen Algorithm, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
+	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, inPlace: in.Ptr() == out.Ptr()}
+	spec := a.spec()
+	spec.FirstEpoch = opts.FirstEpoch
+	p, err := collective.New(ctx, in.Memory(), spec)
+	if err != nil {
+		return nil, err
+	}
+	return &Plan{Plan: p, algorithm: chosen, bytes: in.Bytes()}, nil
+}
+
+// spec describes the all-reduce.
+func (a *allReduce) spec() collective.Spec {
+	s := collective.Spec{
+		Name:       fmt.Sprintf("all-reduce %s of %d %s, %s", a.op, a.in.NumElements(), a.in.DType(), a.algorithm),
+		Tensors:    []tensor.SymmetricTensor{a.in, a.out},
+		Parameters: fmt.Sprintf("at most %d blocks", a.maxBlocks),
+		Program:    &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }},
+	}
+	if s.Failure = a.check(s.Name); s.Failure != nil || a.in.Bytes() == 0 {
+		return s
+	}
+	switch {
+	case a.algorithm.form() != nil:
+		a.byForm(&s)
+	case a.algorithm.Backend() != "":
+		a.byLibrary(&s)
+	case a.algorithm == Transfers:
+		a.byTransfers(&s)
+	case a.in.Device().Kind() == device.CUDA:
+		a.onCUDA(&s)
+	default:
+		a.onHost(&s)
+	}
+	return s
+}
+
+// check says what is wrong with this rank's request.
+func (a *allReduce) check(plan string) error {
+	const name = "NewAllReduce"
+	kind := a.in.Device().Kind()
+	if !a.op.Valid() {
+		return errs.Invalid(name, "op", a.op, fmt.Sprint(Ops()))
+	}
+	if !a.algorithm.known() {
+		return errs.Invalid(name, "Algorithm", a.algorithm, fmt.Sprint(append([]Algorithm{Auto}, Algorithms(kind)...)))
+	}
+	if a.maxBlocks < 0 {
+		return errs.Invalid(name, "MaxBlocks", a.maxBlocks, "0 for the default, or more")
+	}
+	have := a.in.Memory().Backend().Name()
+	if b := a.algorithm.Backend(); b != "" && b != have {
+		return fmt.Errorf("%s is the all-reduce of the library below backend %s, and this memory is of backend %s: %w", a.algorithm, b, have, ErrUnsupported)
+	}
+	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
+		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, ErrUnsupported)
+	}
+	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
+		if err := t.Err(); err != nil {
+			return err
+		}
+		for r := range t.WorldSize() {
+			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank()) {
+				return err
+			}
+		}
+	}
+	switch {
+	case a.out.Memory() != a.in.Memory():
+		return errs.Invalid(name, "Out", "a tensor of another group", "a tensor of the same memory as the input")
+	case a.out.DType() != a.in.DType():
+		return errs.Invalid(name, "Out.DType", a.out.DType(), a.in.DType().String()+", the input's")
+	case a.out.NumElements() != a.in.NumElements():
+		return errs.Invalid(name, "Out.NumElements", a.out.NumElements(), fmt.Sprintf("%d, the input's", a.in.NumElements()))
+	}
+	in, out, n := a.in.Ptr(), a.out.Ptr(), device.Ptr(a.in.Bytes())
+	if !a.inPlace && in < out+n && out < in+n {
+		return errs.Invalid(name, "Out", fmt.Sprintf("%d bytes at %s", n, out), fmt.Sprintf("memory apart from the input, %d bytes at %s, or just the input", n, in))
+	}
+	return nil
+}
