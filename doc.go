@@ -1,8 +1,8 @@
-// Package symmem is symmetric memory for Go: memory that every rank of a group allocates alike, so that each rank can name,
-// read and write the same place on every other rank.
+// Package symmem provides symmetric memory: memory that every rank of a group allocates alike, so that each rank can address, read and write the same
+// place on every other rank.
 //
-// [Open] joins this process to its group, picks a backend that all ranks have and returns a [Rank]. The same program runs on a
-// machine without any GPU, over shared memory, and on GPUs:
+// [Open] joins this process to its group, picks a backend that all ranks can use, and returns a [Rank]. The same program runs on a machine without
+// any GPU, over shared memory, and on GPUs:
 //
 //	r, err := symmem.Open(ctx, config.Config{}, nil)               // collective: group, device, backend; settings as config.Load finds them
 //	t, err := r.Zeros(ctx, tensor.BFloat16, 4096, 1024)            // allocate
@@ -15,16 +15,15 @@
 //
 // # Collective calls
 //
-// What is said to be collective must be called by all ranks of the group in the same order. It blocks until all have come,
-// and ends at the latest with its context or after the timeout of the configuration, with an error that names the ranks that
-// did not come. When a rank dies, the others' calls end with ErrPeerLost as soon as its connection breaks, and at the latest after
-// the liveness timeout of the configuration.
+// A call that is documented as collective must be made by all ranks of the group, in the same order. It blocks until all ranks have called it. It
+// ends at the latest with its context, or after the timeout of the configuration, with an error that names the ranks that did not come. When a rank
+// dies, the others' calls end with ErrPeerLost as soon as its connection breaks, and at the latest after the liveness timeout of the configuration.
 //
 // # Errors
 //
-// Conditions are values for errors.Is: [ErrUnavailable] and its kin. In a collective call in which some ranks fail, every rank gets an
-// error, and errors.Is finds the conditions of all of them on every rank, on those that failed and on those that were told. (The
-// exceptions are errors from outside of this module, such as a context's: they stay with the rank that had them.)
+// Conditions are values for errors.Is: [ErrUnavailable] and the others below it. In a collective call in which some ranks fail, every rank gets an
+// error, and errors.Is finds the conditions of all of them on every rank, on those that failed and on those that were told. (Errors from outside this
+// module, such as a context's, are found only on the rank that had them.)
 //
 // Errors with values are types for errors.As:
 //
@@ -42,7 +41,6 @@
 //
 // # Packages
 //
-// Package tensor has the tensors, kernels the collectives on them, memory what both stand on, backend what a backend implements,
-// device what a device is, group the ranks and how they agree, and config the settings. docs/architecture.md describes how they
-// work together.
+// Package tensor has the tensors, kernels the collectives on them, memory what both are built on, backend what a backend implements, device what a
+// device is, group the ranks and how they agree, and config the settings. docs/architecture.md describes how they work together.
 package symmem

@@ -22,7 +22,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// Options are what Open takes besides settings. Nil or zero values mean the defaults.
+// Options are the arguments of Open that are not settings. Nil or zero values mean the defaults.
 type Options struct {
 	// Logger takes events: which backend was chosen, each registration with address, bytes and time, leaks. Default: none are
 	// logged, unless the configuration has a log level; then they go to the standard error as text.
@@ -34,11 +34,11 @@ type Options struct {
 	//
 	//	&nccl.Options{Comm: comm} // a communicator of the program's own
 	//
-	// Only the backend that takes the type can be opened then; if the setting backend leaves it out that is ErrUnavailable, and if no backend of
-	// the program takes the type it is ErrInvalid. What is set in them goes before the settings. A sub-group uses them too, but not for the device
-	// and not for what belongs to the whole group, such as a communicator.
+	// Only the backend that takes the type can be opened then. Open returns ErrUnavailable if the setting backend leaves that backend out, and
+	// ErrInvalid if no backend of the program takes the type. What is set in them takes precedence over the settings. A sub-group uses them too,
+	// except for the device and for what belongs to the whole group, such as a communicator.
 	Backend any
-	// BootID pretends that this rank is on another machine, for tests of what cannot be shared between hosts.
+	// BootID, if set, makes this rank appear to be on another machine, for tests of what cannot be shared between hosts.
 	BootID string
 }
 
@@ -65,32 +65,31 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-// Open joins this process to its group as one rank, and opens a device and a backend for it. The ranks pick the first backend of the
-// setting backend that all of them can use. Collective: it blocks until all ranks have come, at most until ctx ends or for the setting
-// timeout, and either gives every rank its Rank or fails on all. Close the Rank.
+// Open joins this process to its group as one rank, and opens a device and a backend for it. The ranks pick the first backend of the setting backend
+// that all of them can use. Collective: it blocks until all ranks have come, at most until ctx ends or for the setting timeout. Either every rank
+// gets its Rank, or Open fails on all. Close the Rank.
 //
 // # Settings
 //
-// The zero Config stands for all that the user of the program has set: the SYMMEM_* variables, then symmem.yaml or the file that
-// SYMMEM_CONFIG names, then the defaults, as [config.Load] finds them. Load them yourself to add flags or values of the program.
-// With any other Config, which comes from config.Load, config.FromViper or config.Default, each setting and each option of a backend is
-// what cfg says, and neither a variable nor a file is read for it. Only the file of a native library still comes from its variable
-// where Config.BackendOptions does not name it, because it belongs to the machine ([config.Config.Resolve]). A Config of which only some
-// fields were set is refused.
+// The zero Config stands for what the user of the program has set: the SYMMEM_* variables, then symmem.yaml or the file that SYMMEM_CONFIG names,
+// then the defaults, as [config.Load] finds them. Load them yourself to add flags or values of the program. With any other Config, which comes from
+// config.Load, config.FromViper or config.Default, each setting and each option of a backend is what cfg says, and neither a variable nor a file is
+// read for it. Only the file of a native library still comes from its variable where Config.BackendOptions does not name it, because it belongs to
+// the machine ([config.Config.Resolve]). A Config of which only some fields were set is refused.
 //
 // # The place of this process
 //
-// Who this process is, the launcher knows, whichever Config is given. Each of Rank, WorldSize, LocalRank, LocalWorldSize, Launcher,
-// RendezvousAddr, Job and Restart that cfg leaves open (-1, 0 or "") comes from its variable (SYMMEM_RANK and so on) or else from
-// torchrun, mpirun, srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so
-// are the Token ("", then SYMMEM_TOKEN) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that
-// nothing has started is a world of one rank. Several ranks on one host need no token; ranks on several hosts need one.
+// The launcher knows which rank this process is, whichever Config is given. Each of Rank, WorldSize, LocalRank, LocalWorldSize, Launcher,
+// RendezvousAddr, Job and Restart that cfg leaves open (-1, 0 or "") comes from its variable (SYMMEM_RANK and so on) or else from torchrun, mpirun,
+// srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so are the Token ("", then SYMMEM_TOKEN) and
+// RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
+// host need no token; ranks on several hosts need one.
 //
 // # Errors
 //
-// ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed.
-// fs.ErrNotExist: a file that was asked for is not there. group.ConnectError, group.RefusedError, group.MissingRanksError: the
-// ranks did not meet. ErrMismatch: they do not ask for the same. ErrUnavailable, with a backend.RefusedError: no backend can be used.
+// ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed. fs.ErrNotExist: a
+// file that was asked for is not there. group.ConnectError, group.RefusedError, group.MissingRanksError: the ranks did not meet. ErrMismatch: they do
+// not ask for the same thing. ErrUnavailable, with a backend.RefusedError: no backend can be used.
 func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) {
 	if err := errs.Given("Open", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -231,7 +230,7 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// afterwards is a context for giving back what a failed call holds: it goes on when ctx has ended, but not for ever.
+// afterwards returns a context for releasing what a failed call holds: it goes on when ctx has ended, for at most timeout.
 func afterwards(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), timeout)
 }

@@ -63,14 +63,14 @@ type Config struct {
 	RendezvousFD int `mapstructure:"rendezvous-fd"`
 	// Job names the job, so that ranks of two jobs never meet in one group; "" takes it from the launcher.
 	Job string `mapstructure:"job"`
-	// Restart counts how often the job was restarted; ranks of an earlier life are refused.
+	// Restart counts how often the job was restarted; ranks of an earlier attempt are refused.
 	Restart int `mapstructure:"restart"`
 	// Token is the secret that the ranks of the job share.
 	Token Secret `mapstructure:"token"`
 
 	// Timeout bounds every collective call that the caller's context does not bound sooner.
 	Timeout time.Duration `mapstructure:"timeout"`
-	// KernelTimeout bounds each wait inside of device work.
+	// KernelTimeout bounds each wait in device work.
 	KernelTimeout time.Duration `mapstructure:"kernel-timeout"`
 	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost.
 	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`

@@ -1,9 +1,9 @@
-// Package config gathers the settings of symmem in one plain struct, [Config]. It knows names, forms and bounds; what a
-// backend, a device or a launcher of a given name is, the packages that use the settings know.
+// Package config gathers the settings of symmem in one plain struct, [Config]. It knows their names, forms and bounds. Which backends, devices and
+// launchers exist is left to the packages that use the settings.
 //
 // # Where a value comes from
 //
-// [Load] asks, for each key, in this order and takes the first that gives a value:
+// For each key, [Load] takes the first of these that has a value:
 //
 //  1. the program: [LoadOptions].Explicit
 //  2. a flag that [AddFlags] added and the user set: --world-size
@@ -11,22 +11,22 @@
 //  4. the configuration file: world-size
 //  5. the default: [Default]
 //
-// [Config.Source] tells afterwards which one it was. [Keys] lists every key with its flag, variable and default. The zero [Config]
-// stands for what Load finds without options.
+// [Config.Source] returns which one it was. [Keys] lists every key with its flag, variable and default. The zero [Config] stands for what Load finds
+// without options.
 //
 // # The environment
 //
-// An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is
-// an error that names the nearest right one, so that a typing error never goes by in silence. These are no keys and legal:
-// SYMMEM_CONFIG (the path of the configuration file), SYMMEM_CUDA_LIBRARY (the file of the CUDA driver), all that begin with SYMMEM_TEST_,
-// and the variables that Kubernetes makes for a service called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
+// An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is an error that names the
+// nearest right one, so that a typing error is never ignored. These are not keys, and are allowed: SYMMEM_CONFIG (the path of the configuration
+// file), SYMMEM_CUDA_LIBRARY (the file of the CUDA driver), all that begin with SYMMEM_TEST_, and the variables that Kubernetes makes for a service
+// called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
 //
 // # Options of backends
 //
-// What only one backend knows is an option of that backend, which declares it when its package is imported. Its key has the backend's name
-// before its own: nccl-window in the file, --nccl-window as a flag, SYMMEM_NCCL_WINDOW as a variable. [Keys] lists it with the
-// settings, and [Config].BackendOptions has those that were set. A value is text, which the backend has said how to judge; an empty one counts
-// as not given. An option of a backend that is not in the program is an error that says to import its package.
+// What only one backend knows is an option of that backend, which declares it when its package is imported. Its key has the backend's name before its
+// own: nccl-window in the file, --nccl-window as a flag, SYMMEM_NCCL_WINDOW as a variable. [Keys] lists it with the settings, and
+// [Config].BackendOptions has those that were set. A value is text, which is checked as the backend has declared; an empty one counts as not given.
+// An option of a backend that is not in the program is an error that says to import its package.
 //
 // # The file
 //
@@ -36,6 +36,6 @@
 //
 // # Forms
 //
-// A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal.
-// Blanks around a value are dropped. Nothing is converted in silence: 1.5 is no rank, 60 is no duration.
+// A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal. Blanks around a value
+// are dropped. Nothing is converted silently: 1.5 is not a rank, and 60 is not a duration.
 package config

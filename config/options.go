@@ -55,7 +55,7 @@ type givenOption struct {
 	value  any // nil for nothing
 }
 
-// takeOption sets an option to what the first source that gives something gives, and its source. A text that is empty is nothing.
+// takeOption sets an option to the value of the first source that has one, and notes that source. An empty text is no value.
 func (c *Config) takeOption(d *options.Declared, sources map[string]Source, given ...givenOption) error {
 	for _, g := range given {
 		if g.value == nil {
@@ -74,7 +74,7 @@ func (c *Config) takeOption(d *options.Declared, sources map[string]Source, give
 	return nil
 }
 
-// optionProblems returns all that is wrong with the options of backends.
+// optionProblems returns everything that is wrong with the options of backends.
 func (c *Config) optionProblems() []error {
 	var all []error
 	for _, key := range slices.Sorted(maps.Keys(c.BackendOptions)) {
@@ -101,8 +101,8 @@ func optionKeys() []string {
 	return keys
 }
 
-// advice says what to do about a key or a variable that nobody knows: say gives the words for the nearest of the known ones. One that may be
-// an option of a backend that is not in this program is told of.
+// advice says what to do about a key or a variable that nobody knows: say words the advice with the nearest known one. If it may be an option of a
+// backend that is not in this program, the advice says so.
 func advice(name string, known []string, say func(near string) string) string {
 	var all []string
 	if b := absent(name); b != "" {
@@ -115,7 +115,8 @@ func advice(name string, known []string, say func(near string) string) string {
 	return strings.Join(all, "; ")
 }
 
-// absent returns the backend that a key or a variable names by its first word, if there is no such backend here and the word begins no setting.
+// absent returns the backend that the first word of a key or a variable names, if that backend is not in this program and no setting begins with the
+// word.
 func absent(name string) string {
 	key := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
 	word, _, two := strings.Cut(key, "-")

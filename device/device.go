@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Kind tells families of devices apart.
+// Kind is a family of devices.
 type Kind int
 
 // The kinds of device.
@@ -36,17 +36,17 @@ type Device interface {
 	// UUID identifies the device among all devices of all hosts.
 	UUID() string
 
-	// Alloc returns bytes (> 0) of memory that only this rank uses, filled with zeros and aligned to 256 bytes. It may block for as long as
-	// the system takes to find the memory. Free releases it. ErrInvalid if bytes is not positive, ErrNoMemory if there is not that much.
+	// Alloc returns bytes (> 0) of memory that only this rank uses, filled with zeros and aligned to 256 bytes. It may block for as long as the
+	// system takes to find the memory. Free releases it. The error is ErrInvalid if bytes is not positive, and ErrNoMemory if there is not that much
+	// left.
 	Alloc(bytes int64) (Ptr, error)
 	// Free releases memory that Alloc returned; any other address is ErrInvalid. No queued work may still use it.
 	Free(p Ptr) error
 
-	// CopyFromHost copies src to dst and returns when dst holds it. It is ordered with no stream: synchronize first. ErrInvalid if the
-	// device knows that the memory is not there.
+	// CopyFromHost copies src to dst and returns when dst holds it. It is not ordered with any stream: synchronize first. The error is ErrInvalid if
+	// the device knows that the memory is not there.
 	CopyFromHost(dst Ptr, src []byte) error
-	// CopyToHost copies len(dst) bytes at src to dst and returns when they are there. It is ordered with no stream:
-	// synchronize first.
+	// CopyToHost copies len(dst) bytes at src to dst and returns when they are there. It is not ordered with any stream: synchronize first.
 	CopyToHost(dst []byte, src Ptr) error
 
 	// NewStream returns a new stream. Close it when it is no longer needed.
@@ -54,8 +54,8 @@ type Device interface {
 	// NewEvent returns a new event, not yet recorded.
 	NewEvent() (Event, error)
 
-	// Synchronize waits until the work that was enqueued on all streams of the device before the call has ended, or for ctx.
-	// Errors of that work stay with their streams.
+	// Synchronize waits until the work that was enqueued on all streams of the device before the call has ended, or until ctx ends. Errors of that
+	// work stay with their streams.
 	Synchronize(ctx context.Context) error
 
 	// Close synchronizes, for a bounded time, and releases all that the device holds: streams, events and memory that were not closed or

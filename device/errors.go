@@ -15,8 +15,7 @@ var (
 	ErrInvalid     = errs.ErrInvalid     // an argument outside of what is allowed
 )
 
-// WaitError is device work that waited in vain: the peer is lost (ErrPeerLost) or did not come within the kernel timeout
-// (os.ErrDeadlineExceeded).
+// WaitError is device work whose wait has failed: the peer is lost (ErrPeerLost), or did not come within the kernel timeout (os.ErrDeadlineExceeded).
 type WaitError struct {
 	Op      string // "wait", "barrier", or the name of a plan
 	Channel int    // -1 for a plan, which has a channel of its own
@@ -24,7 +23,7 @@ type WaitError struct {
 	Err     error
 }
 
-// Error says who was waited for, and why in vain.
+// Error says for whom the work waited, and why the wait failed.
 func (e *WaitError) Error() string {
 	if e.Channel < 0 {
 		return fmt.Sprintf("%s: waiting for rank %d: %v", e.Op, e.Peer, e.Err)

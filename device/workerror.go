@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// WorkError is work of a stream that failed when it ran. [Stream.Synchronize] returns it.
+// WorkError says that work of a stream failed when it ran. [Stream.Synchronize] returns it.
 type WorkError struct {
 	Op   string // the call that enqueued it: "Copy"; for Launch with the kernel
 	Addr Ptr    // the address it was about, the destination of a copy; zero where there is none
@@ -30,7 +30,7 @@ func (e *WorkError) Error() string {
 // Unwrap returns the reason.
 func (e *WorkError) Unwrap() error { return e.Err }
 
-// PanicError is the reason of work in Go that panicked, which on the host device includes touching memory that is not mapped.
+// PanicError is the reason of a WorkError if work in Go panicked. On the host device touching memory that is not mapped is a panic.
 type PanicError struct {
 	Value any    // what it panicked with
 	Stack string // the stack of the goroutine at the panic
@@ -45,8 +45,8 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// CaptureError is a call that does not go with the state of capture of its stream or event. It is ErrInvalid. A capture in
-// progress goes on unless it is EndCapture that failed.
+// CaptureError says that a call is not allowed while its stream or event is, or is not, part of a capture. It is ErrInvalid. A capture in progress
+// goes on, unless EndCapture is the call that failed.
 type CaptureError struct {
 	Op     string // the call: "Synchronize"
 	Reason string // what is wrong and what to do next

@@ -33,7 +33,8 @@
 //
 // A rank whose connection breaks, or from which no byte comes for [Options].LivenessTimeout, is lost. Pending and later collective calls
 // in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Rank 0 hosts the rendezvous
-// service, so when it is lost every group of the job is.
+// service, so when it is lost every group of the job is. Before a collective call returns an error on rank 0, the error
+// has been sent to the other ranks, unless that takes more than a second: they get it even if rank 0 exits at once.
 //
 // # Imports
 //

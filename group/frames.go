@@ -186,9 +186,8 @@ func toInts(s []int64) []int {
 	return r
 }
 
-// outbox is a queue of messages with one sender that drains it. It never blocks whoever puts: the hub does so with its lock
-// held. What can pile up is bounded by the requests that the rank at the other end has under way, of which no more are read while
-// the outbox is full.
+// outbox is a queue of messages with one sender that drains it. Putting never blocks, since the hub puts with its lock held. What can pile up is
+// bounded by the requests that the rank at the other end has under way, of which no more are read while the outbox is full.
 type outbox struct {
 	most   int // messages, and bytes, with which it is full
 	large  int64
@@ -244,6 +243,13 @@ func (o *outbox) sent(q queuedMessage) {
 	if room {
 		signal(o.room)
 	}
+}
+
+// empty reports whether all messages have been sent.
+func (o *outbox) empty() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.count == 0
 }
 
 func (o *outbox) full() bool {

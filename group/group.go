@@ -362,6 +362,8 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 		return nil, &MissingRanksError{Op: label(a.kind, a.op), Size: g.Size(), Waited: time.Since(started), Err: ctx.Err()}
 	}
 	if o.failure != nil {
+		// A program may exit as soon as it gets the error, which takes the service with it if this is rank 0.
+		g.session.transport.flush()
 		// The caller's context is looked at first: other calls may share it and have given up before this call noticed.
 		return nil, g.errorOf(seq, a, o.failure, local, excuse, cmp.Or(callers.Err(), ctx.Err()), time.Since(started))
 	}

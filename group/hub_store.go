@@ -160,7 +160,7 @@ func addTo(value []byte, ok bool, delta int64) (int64, error) {
 	return sum, nil
 }
 
-// put stores the value and answers whoever waited for it, or says which quota forbids it.
+// put stores the value and answers those who wait for it, or returns a failure that names the quota that forbids it.
 func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	if value == nil {
 		value = []byte{}

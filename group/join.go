@@ -140,6 +140,13 @@ func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport
 	return t, err
 }
 
+// flush waits until the other ranks' outcomes are on their way.
+func (t *hostTransport) flush() {
+	if t.service != nil {
+		t.service.flush()
+	}
+}
+
 // goodbye takes rank 0 out of the job, and ends the service when nobody needs it any more or ctx ends.
 func (t *hostTransport) goodbye(ctx context.Context) error {
 	started := time.Now()

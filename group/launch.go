@@ -52,8 +52,8 @@ const launchOp = "finding this process's place in the job"
 //
 // The options come first, then SYMMEM_RANK, SYMMEM_WORLD_SIZE, SYMMEM_LOCAL_RANK, SYMMEM_LOCAL_WORLD_SIZE, SYMMEM_RENDEZVOUS_ADDR, SYMMEM_JOB and
 // SYMMEM_RESTART, each on its own. What is then missing comes from one launcher: the first of torchrun, Open MPI, Hydra (MPICH, Intel MPI), PMIx,
-// Slurm and a Kubernetes indexed job that has started this process. The order is that of nesting, the innermost first: torchrun inside of mpirun or
-// srun, and mpirun inside of a Slurm step or a pod, leave the variables of both, which may differ. Open MPI and Hydra do not nest; if both have set
+// Slurm and a Kubernetes indexed job that has started this process. The order is that of nesting, the innermost first: torchrun inside mpirun or
+// srun, and mpirun inside a Slurm step or a pod, leave the variables of both, which may differ. Open MPI and Hydra do not nest; if both have set
 // their variables and disagree, that is an error with both. A launcher whose world size is not the one that was given explicitly speaks of another
 // set of processes: its local ranks and the address made from it are not used.
 //

@@ -426,6 +426,9 @@ func (r *remote) leaveGroup(group string) {
 	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_LeaveGroup{LeaveGroup: &pb.LeaveGroup{Group: group}}})
 }
 
+// flush does nothing: the outcomes are the service's to send.
+func (r *remote) flush() {}
+
 func (r *remote) abort(reason string) {
 	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Abort{Abort: &pb.Abort{Reason: clip(reason)}}})
 }

@@ -50,6 +50,7 @@ type serviceConn struct {
 	session string       // which join of the rank it is
 	socket  *serviceSocket
 	outbox  *outbox
+	due     atomic.Int64 // how many bytes the socket has written, at least, when it has written all messages of the outbox that were sent
 	phase   atomic.Int32
 	gone    chan struct{} // closed when the rank is no longer attached over this connection
 	once    sync.Once
@@ -347,7 +348,7 @@ func (c *serviceConn) write(stream grpc.BidiStreamingServer[pb.ClientMessage, pb
 			return
 		}
 		for _, m := range c.outbox.take() {
-			if err := send(stream, m.message); err != nil {
+			if err := c.send(stream, m.message); err != nil {
 				c.breaks(broke(err))
 				return
 			}
@@ -366,21 +367,65 @@ type pendingOutcome struct {
 	outcome *outcome
 }
 
-func send(stream grpc.ServerStream, message any) error {
-	p, ok := message.(pendingOutcome)
-	if !ok {
-		return stream.SendMsg(message)
+// send passes a message to gRPC, which writes it to the socket later, on a goroutine of its own.
+func (c *serviceConn) send(stream grpc.ServerStream, message any) error {
+	frames := []any{message}
+	if p, ok := message.(pendingOutcome); ok {
+		encoded, err := p.outcome.encoded(p.group, p.seq)
+		if err != nil {
+			return err
+		}
+		frames = frames[:0]
+		for _, frame := range encoded {
+			frames = append(frames, frame)
+		}
 	}
-	frames, err := p.outcome.encoded(p.group, p.seq)
-	if err != nil {
-		return err
-	}
-	for _, frame := range frames {
-		if err := stream.SendMsg(frame); err != nil {
+	for _, m := range frames {
+		due := max(c.due.Load(), c.socket.written.Load())
+		if frame, ok := m.(rawFrame); ok {
+			due += int64(len(frame))
+		}
+		c.due.Store(due)
+		if err := stream.SendMsg(m); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// flushed reports whether the socket has written all that was put into the outbox before, as far as that is known: the bytes of HTTP/2 itself
+// are counted too, so it may be a little early.
+func (c *serviceConn) flushed() bool {
+	return c.outbox.empty() && c.socket.written.Load() >= c.due.Load()
+}
+
+// flush waits until the sockets of all ranks have written what the hub has handed out for them, for at most graceTimeout. Then the system delivers it,
+// even if this process exits.
+func (s *service) flush() {
+	timeout := time.NewTimer(graceTimeout)
+	defer timeout.Stop()
+	for _, rank := range s.hub.attached() { // it waits until the hub has handed out all answers
+		s.mu.Lock()
+		c := s.attached[rank]
+		s.mu.Unlock()
+		if c == nil {
+			continue // rank 0, or one that has gone since
+		}
+		for pause := 20 * time.Microsecond; !c.flushed(); pause = min(2*pause, 5*time.Millisecond) {
+			again := time.NewTimer(pause)
+			select {
+			case <-again.C:
+				continue
+			case <-c.gone:
+			case <-s.stopping:
+			case <-timeout.C:
+				again.Stop()
+				return
+			}
+			again.Stop()
+			break
+		}
+	}
 }
 
 // read takes the rank's messages until the stream ends. The first goes to hello.

@@ -28,6 +28,8 @@ type transport interface {
 	request(group string, req *storeRequest)
 	cancelGet(group, key string, id uint64)
 	leaveGroup(group string)
+	// flush waits until the outcomes that the hub has handed out cannot be lost with this process, for at most graceTimeout.
+	flush()
 	// abort declares this rank lost.
 	abort(reason string)
 	// goodbye takes this rank out of the job and frees the transport, whatever it returns.
@@ -187,6 +189,9 @@ func (t *localTransport) arrive(group string, seq uint64, a *arrival) {
 	a.data = slices.Clone(a.data) // it is shared with the other ranks, and the caller may change its own when it gives up
 	t.hub.arrive(t.worldRank, group, seq, a)
 }
+
+// flush does nothing: the ranks are in this process.
+func (t *localTransport) flush() {}
 
 func (t *localTransport) abandon(group string, seq uint64, reason string) {
 	t.hub.abandon(t.worldRank, group, seq, reason)

@@ -43,6 +43,9 @@ func work(role string) error {
 	if role == "flooded" || role == "full" {
 		return runFlooded(role == "full")
 	}
+	if role == "exiting" {
+		return runExiting()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	rank, err := strconv.Atoi(os.Getenv("SYMMEM_TEST_RANK"))

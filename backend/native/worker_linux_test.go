@@ -27,6 +27,7 @@ import (
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -276,8 +277,8 @@ func gpus(t *testing.T) int {
 			require.NoError(t, d.Close())
 		}
 	}
-	if errors.Is(err, errs.ErrUnavailable) && !strings.Contains(os.Getenv("SYMMEM_TEST_REQUIRE"), Name) {
-		t.Skip(err)
+	if errors.Is(err, errs.ErrUnavailable) {
+		testneed.Missing(t, Name, err)
 	}
 	require.NoError(t, err)
 	var count int32
@@ -338,8 +339,7 @@ func TestAdoptionBetweenProcesses(t *testing.T) {
 func TestIsolatedProcesses(t *testing.T) {
 	count := gpus(t)
 	if count < 2 {
-		require.NotRegexp(t, `gpus=([2-9]|\d\d)`, os.Getenv("SYMMEM_TEST_REQUIRE"), "one GPU cannot be hidden from the other")
-		t.Skip("one GPU cannot be hidden from the other")
+		testneed.MissingGPUs(t, 2, "one GPU cannot be hidden from the other")
 	}
 	isolated := func(rank int) []string { return []string{"CUDA_VISIBLE_DEVICES=" + strconv.Itoa(rank)} }
 	runWorkers(t, "times", 2, isolated)

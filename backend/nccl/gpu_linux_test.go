@@ -26,6 +26,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -34,9 +35,8 @@ import (
 func gpus(t *testing.T) int {
 	t.Helper()
 	c, err := factory{}.Probe(t.Context(), &backend.Env{Multicast: "off"})
-	if (errors.Is(err, errs.ErrUnavailable) || errors.Is(err, errs.ErrUnsupported)) &&
-		!slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
-		t.Skip(err)
+	if errors.Is(err, errs.ErrUnavailable) || errors.Is(err, errs.ErrUnsupported) {
+		testneed.Missing(t, Name, err)
 	}
 	require.NoError(t, err)
 	require.True(t, c.PeerPointers)
@@ -400,9 +400,7 @@ func TestShareDeviceOnGPU(t *testing.T) {
 	lib, err := nccl.Load(nil)
 	require.NoError(t, err)
 	if !lib.SharesGPUs() {
-		missing := fmt.Sprintf("NCCL %s cannot have several ranks on one GPU, and 2.30.3 or newer can", lib.Version())
-		require.NotContains(t, strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nccl-share-device", missing)
-		t.Skip(missing)
+		testneed.Missing(t, "nccl-share-device", fmt.Sprintf("NCCL %s cannot have several ranks on one GPU, and 2.30.3 or newer can", lib.Version()))
 	}
 	backendtest.Run(t, backendtest.Harness{
 		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
@@ -420,8 +418,7 @@ func TestShareDeviceOnGPU(t *testing.T) {
 func TestRankStaysAwayOnGPU(t *testing.T) {
 	size := min(gpus(t), 2)
 	if size < 2 {
-		require.NotRegexp(t, `gpus=([2-9]|\d\d)`, os.Getenv("SYMMEM_TEST_REQUIRE"), "there is only one GPU")
-		t.Skip("two ranks need two GPUs, and there is one")
+		testneed.MissingGPUs(t, 2, "two ranks need two GPUs, and there is one")
 	}
 	failed := backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
 		o := onGPU(g.Rank())

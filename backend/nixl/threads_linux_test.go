@@ -5,8 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +14,7 @@ import (
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // RequireLibrary skips the test if the library is not there, which under SYMMEM_TEST_REQUIRE=nixl is a failure.
@@ -25,10 +24,8 @@ func RequireLibrary(t *testing.T) {
 	if err == nil {
 		return
 	}
-	if !errors.Is(err, errs.ErrUnavailable) || slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), Name) {
-		require.NoError(t, err)
-	}
-	t.Skip(err)
+	require.ErrorIs(t, err, errs.ErrUnavailable)
+	testneed.Missing(t, Name, err)
 }
 
 // TestConformanceWithoutThreads: the real library, with memory of the CPU and agents that only those who wait and the driver drive on,

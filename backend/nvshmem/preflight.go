@@ -11,9 +11,9 @@ import (
 // preflightBytes is what the preflight allocates.
 const preflightBytes = 1 << 20
 
-// Preflight starts NVSHMEM in this process as its only PE, on the GPU that the options name, allocates memory, and finalizes
-// it. It is meant for a short-lived process: whatever goes wrong inside of NVSHMEM may end it. It shows that the library, its
-// plugin, the GPU and the sockets work; it cannot show that GPUs reach each other.
+// Preflight starts NVSHMEM in this process as its only PE, on the GPU that the options name, allocates memory, and finalizes it. It is meant for a
+// short-lived process: whatever goes wrong inside NVSHMEM may end it. It shows that the library, its plugin, the GPU and the sockets work; it cannot
+// show that GPUs reach each other.
 func Preflight(ctx context.Context, opts *Options) error {
 	var o Options
 	if opts != nil {

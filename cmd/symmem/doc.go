@@ -11,9 +11,9 @@
 //
 // # Exit status
 //
-// 0 is success and 1 is failure; doctor fails when no backend that may be taken can be used. 2 is a mistake in the command line or
-// the configuration. Run gives the status of the first rank that failed, 128 and the number of the signal if one ended it, 126 if
-// the program cannot be executed and 127 if it is not there.
+// 0 is success and 1 is failure; doctor fails when no backend that may be taken can be used. 2 is a mistake in the command line or the configuration.
+// Run exits with the status of the first rank that failed, 128 and the number of the signal if one ended it, 126 if the program cannot be executed
+// and 127 if it is not there.
 //
 // It has all backends of this module. Package command is the same for a program of one's own.
 package main

@@ -10,7 +10,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// capture is a graph in the making. The driver records the work; this is what the driver does not keep.
+// capture is a graph that is being recorded. The driver records the work; capture holds what the driver does not keep.
 type capture struct {
 	origin *Stream // the stream that began it
 
@@ -28,7 +28,7 @@ type child struct {
 	node  cu.GraphNodeHandle
 }
 
-// shares reports whether a graph is part of both, or one of the other.
+// shares reports whether some graph is part of both graphs, or one of them part of the other.
 func (c child) shares(g *Graph) bool {
 	for _, one := range append([]*Graph{g}, g.nested...) {
 		if one == c.graph || slices.Contains(c.graph.nested, one) {
@@ -144,8 +144,8 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// EndCapture ends recording, in this stream and in those that joined, and returns the graph, on its way to the device. On the
-// stream that began the capture it ends it in any case, with an error as well.
+// EndCapture ends recording, in this stream and in those that joined, and returns the graph, on its way to the device. On the stream that began the
+// capture it ends the capture even if it returns an error.
 func (s *Stream) EndCapture() (device.Graph, error) {
 	const call = "EndCapture"
 	if err := s.lock(call); err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// gpu is one that this process sees.
+// gpu is a GPU that this process sees.
 type gpu struct {
 	index   int
 	ordinal cu.DeviceOrdinal
 	uuid    string
 }
 
-// visible lists the GPUs that this process sees; none is an error.
+// visible lists the GPUs that this process sees. The error says that there are none.
 func visible(drv *cu.Driver) ([]gpu, error) {
 	var count int32
 	if err := drv.Check("cuDeviceGetCount", drv.DeviceGetCount(&count)); err != nil {
@@ -43,7 +43,7 @@ func visible(drv *cu.Driver) ([]gpu, error) {
 	return all, nil
 }
 
-// choose returns the GPU that want, or the local rank, means.
+// choose returns the GPU that want, or the local rank, selects.
 func choose(all []gpu, want string, localRank int) (gpu, error) {
 	const op = "cuda.Open"
 	switch index, err := strconv.Atoi(want); {
@@ -77,14 +77,14 @@ func choose(all []gpu, want string, localRank int) (gpu, error) {
 	return gpu{}, errs.Invalid(op, "Device", strconv.Quote(want), fmt.Sprintf("a UUID that fits only one of%s", list(fits)))
 }
 
-// hasUUIDPrefix reports whether uuid begins with want, in either case. A "MIG-" is as good as a "GPU-": the driver does not tell
-// them apart, and a process sees only one kind.
+// hasUUIDPrefix reports whether uuid begins with want, in either case. "MIG-" and "GPU-" are equivalent: the driver does not distinguish them, and a
+// process sees only one kind.
 func hasUUIDPrefix(uuid, want string) bool {
 	uuid, want = strings.ToLower(uuid), strings.ToLower(want)
 	if rest, ok := strings.CutPrefix(want, "mig-"); ok {
 		want = "gpu-" + rest
 	}
-	// "GPU-" alone names nothing.
+	// "GPU-" alone matches nothing.
 	return len(want) > len("gpu-") && strings.HasPrefix(uuid, want)
 }
 
@@ -97,7 +97,7 @@ func list(all []gpu) string {
 	return b.String()
 }
 
-// visibility says what CUDA_VISIBLE_DEVICES is, if it is set: it hides GPUs from this process.
+// visibility describes CUDA_VISIBLE_DEVICES, if it is set: it hides GPUs from this process.
 func visibility() string {
 	if value, ok := os.LookupEnv("CUDA_VISIBLE_DEVICES"); ok {
 		return fmt.Sprintf(" (CUDA_VISIBLE_DEVICES is %q)", value)

@@ -6,9 +6,8 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 )
 
-// WithContext calls fn on a locked OS thread with the device's primary context current, and puts back what was current before.
-// It is for driver and library calls of the caller's own. fn may call methods of the device, but not Close. The error is fn's,
-// or ErrClosed.
+// WithContext calls fn on a locked OS thread with the device's primary context current, and restores what was current before. It is for the caller's
+// own calls of the driver and of libraries. fn may call methods of the device, but not Close. The error is that of fn, or ErrClosed.
 func (d *Device) WithContext(fn func() error) error {
 	if err := d.enter("WithContext"); err != nil {
 		return err
@@ -17,7 +16,7 @@ func (d *Device) WithContext(fn func() error) error {
 	return fn()
 }
 
-// use notes that a call is under way, so that Close waits for it with giving back the context.
+// use notes that a call is under way, so that Close waits for it before it releases the context.
 func (d *Device) use(call string) error {
 	for !d.closing.Load() {
 		n := d.uses.Load()
@@ -60,7 +59,7 @@ func (d *Device) push() error {
 // pop makes current what was before push.
 func (d *Device) pop() {
 	if r := d.drv.CtxPopCurrent(nil); r != cu.Success {
-		// Nothing can be done about it, and the work of the call is done; but the thread's context is not what it was.
+		// Nothing can be done about the error, and the work of the call is done, but the thread's context is not restored.
 		d.log.Warn("restoring the thread's CUDA context failed", "error", d.drv.Check("cuCtxPopCurrent", r))
 	}
 	runtime.UnlockOSThread()
@@ -84,9 +83,9 @@ func (d *Device) leave() {
 	d.unuse()
 }
 
-// try calls fn, which does nothing but enqueue work in a stream by one call of the driver. For such calls the driver takes the
-// context from the stream, and the detour over the current one would cost as much as some of them: so they are tried without.
-// A driver that refuses is asked again with the context current, and from then on no other way.
+// try calls fn, which does nothing but enqueue work in a stream by one call of the driver. For such calls the driver takes the context from the
+// stream, and making it current would cost as much as some of the calls. So they are tried without it. If the driver refuses, the call is repeated
+// with the context current, and from then on always made so.
 func (d *Device) try(fn func() cu.Result) (cu.Result, error) {
 	if !d.scoped.Load() {
 		// Another context may be current, with which a driver might not know the stream.

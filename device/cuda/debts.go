@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// faultPage is the size of the pieces of pinned memory that fault cells come from.
+	// faultPage is the size of the blocks of pinned memory that fault cells come from.
 	faultPage = 16 << 10
-	// fewCells is how many fault cells there are to take while enqueueing: making more waits for the GPU.
+	// fewCells is how many free fault cells are kept for enqueueing: making more waits for the GPU.
 	fewCells = faultPage / int(unsafe.Sizeof(device.FaultCell{})) / 2
 )
 
@@ -35,7 +35,7 @@ type finding struct {
 	known error  // the error, if it was made already
 }
 
-// since returns what launches have reported after the first told ones, if any, and notes that the host knows of it.
+// since returns what launches have reported beyond the first told reports, if anything, and notes that the host has seen it.
 func (c *faultCell) since(told uint32) (f finding, gaveUp uint32, is bool) {
 	gaveUp = c.gaveUp()
 	if gaveUp == told {
@@ -46,7 +46,7 @@ func (c *faultCell) since(told uint32) (f finding, gaveUp uint32, is bool) {
 	return f, gaveUp, true
 }
 
-// err makes the finding an error.
+// err returns the finding as an error.
 func (f finding) err() error {
 	if f.known != nil {
 		return f.known
@@ -58,8 +58,8 @@ func (f finding) err() error {
 	return err
 }
 
-// debts are what a stream has to look at before it may say that its work has not failed: memory that kernels write when they give up.
-// All of it is under the device's faultMu, inside of which nothing else is locked but a fault word.
+// debts list what a stream has to look at before it may say that its work has not failed: memory that kernels write when they give up. The device's
+// faultMu guards them; while it is held nothing is locked but a fault word.
 type debts struct {
 	launches uint64       // noted so far
 	cells    []*faultCell // of the launches that were not recorded, one for each word
@@ -74,15 +74,15 @@ type wordDebt struct {
 	last uint64 // the latest of them
 }
 
-// graphDebt is a graph that was launched on the stream. If it was launched on several, whose launches have not all ended, nobody knows
-// whose has failed, and all tell.
+// graphDebt is a graph that was launched on the stream. If it was launched on several streams and not all launches have ended, it is not known whose
+// launch has failed, and all streams report it.
 type graphDebt struct {
 	parts  *graphParts
 	last   uint64   // the latest launch
 	gaveUp []uint32 // by cell: how many launches had given up before, or have and were told
 }
 
-// found returns what the graph's launches have reported and was not given yet. faultMu is held.
+// found returns what the graph's launches have reported and found has not returned yet. faultMu is held.
 func (g graphDebt) found() []finding {
 	var all []finding
 	for i, c := range g.parts.cells {
@@ -95,8 +95,7 @@ func (g graphDebt) found() []finding {
 	return all
 }
 
-// oweWord notes that a launch on the stream writes f when it gives up. The stream is locked, so that Synchronize finds the launch behind
-// the note.
+// oweWord notes that a launch on the stream writes f when it gives up. The stream is locked, so that Synchronize finds the launch after the note.
 func (s *Stream) oweWord(f *FaultWord) {
 	s.dev.faultMu.Lock()
 	defer s.dev.faultMu.Unlock()
@@ -115,7 +114,7 @@ func (s *Stream) oweWordLocked(f *FaultWord) {
 	o.words = append(o.words, wordDebt{word: f, last: o.launches})
 }
 
-// oweGraph notes a launch of the graph that these are the parts of. The stream is locked.
+// oweGraph notes a launch of the graph that has these parts. The stream is locked.
 func (s *Stream) oweGraph(parts *graphParts) {
 	s.dev.faultMu.Lock()
 	defer s.dev.faultMu.Unlock()
@@ -169,8 +168,7 @@ func (s *Stream) owed() uint64 {
 	return s.debts.launches
 }
 
-// pay returns what the stream's kernels have reported and no call of pay has given yet, and forgets the launches up to that one, which
-// have ended.
+// pay returns what the stream's kernels have reported and no call of pay has returned yet, and forgets the launches up to upTo, which have ended.
 func (s *Stream) pay(upTo uint64) error {
 	d := s.dev
 	o := &s.debts
@@ -204,7 +202,7 @@ func (s *Stream) pay(upTo uint64) error {
 	return join(failed...)
 }
 
-// join is [errors.Join], but gives a single error as it is.
+// join is [errors.Join], but returns a single error as it is.
 func join(all ...error) error {
 	all = slices.DeleteFunc(all, func(err error) bool { return err == nil })
 	if len(all) == 1 {
@@ -227,7 +225,7 @@ func (s *Stream) leave() {
 	s.debts = debts{}
 }
 
-// settle makes all streams keep what they have to tell of f, which is being closed.
+// settle makes all streams keep what they have to report of f, which is being closed.
 func (d *Device) settle(f *FaultWord) {
 	type told struct {
 		stream *Stream
@@ -286,7 +284,7 @@ func (g *graphParts) leave(d *Device) {
 	g.cells, g.debtors = nil, nil
 }
 
-// paid notes that the stream has told all of the graph's launches on it. faultMu is held.
+// paid notes that the stream has reported everything about the graph's launches on it. faultMu is held.
 func (g *graphParts) paid(s *Stream) {
 	g.debtors = slices.DeleteFunc(g.debtors, func(o *Stream) bool { return o == s })
 }
@@ -323,7 +321,7 @@ func (d *Device) takeCell(f *FaultWord) (*faultCell, error) {
 	return c, nil
 }
 
-// dropCell takes a cell back that nothing enqueued writes any more. faultMu is held.
+// dropCell returns a cell to the pool that nothing enqueued writes any more. faultMu is held.
 func (d *Device) dropCell(c *faultCell) {
 	if d.faultPages != nil { // else the device was closed
 		d.cells = append(d.cells, c)

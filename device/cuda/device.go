@@ -26,7 +26,7 @@ const MinVersion = cu.MinVersion
 // DefaultWaitTimeout is how long a WaitValue32 may last, and Close may wait for work, unless the options say otherwise.
 const DefaultWaitTimeout = 2 * time.Minute
 
-// Options is what a CUDA device can be told. Nil or zero values are the defaults.
+// Options are the options of Open. Nil or zero values are the defaults.
 type Options struct {
 	// Driver is the table of driver functions, whose type is internal to this module; nil loads the driver.
 	Driver *cu.Driver
@@ -35,13 +35,12 @@ type Options struct {
 	Device string
 	// LocalRank is the number of this rank on its host, from 0. It only counts when Device is "".
 	LocalRank int
-	// Logger gets what happens, at debug level. Nil is silence.
+	// Logger receives what happens, at debug level. Nil logs nothing.
 	Logger *slog.Logger
-	// WaitTimeout is how long one WaitValue32 may hold a stream up, and how long Close waits for work; 0 is
-	// DefaultWaitTimeout.
+	// WaitTimeout is how long one WaitValue32 may last, and how long Close waits for work; 0 is DefaultWaitTimeout.
 	WaitTimeout time.Duration
-	// Err, unless nil, is asked while a WaitValue32 may be holding a stream up, fifty times a second and from one goroutine. An
-	// error of it ends the waits that streams are in: this is how a lost peer ends the waits for it.
+	// Err, unless nil, is called fifty times a second, from one goroutine, while a stream may be in a WaitValue32. If it returns an error, the waits
+	// that streams are in end with it: so a lost peer ends the waits for it.
 	Err func() error
 }
 
@@ -204,8 +203,8 @@ type Found struct {
 	UUID    string
 }
 
-// Find returns the GPU that Open would open, and its errors, but makes no context: it takes some milliseconds at most, and leaves
-// nothing behind but the driver. Of the options it looks at Driver, Device, LocalRank and Logger.
+// Find returns the GPU that Open would open, and its errors, but makes no context: it takes some milliseconds at most, and leaves nothing behind but
+// the driver. It uses only the options Driver, Device, LocalRank and Logger.
 func Find(opts *Options) (*Found, error) {
 	var o Options
 	if opts != nil {
@@ -224,7 +223,7 @@ func Find(opts *Options) (*Found, error) {
 	return &Found{Driver: o.Driver, Index: g.index, Ordinal: g.ordinal, UUID: g.uuid}, nil
 }
 
-// load loads the driver, unless the options have one; what is what an error says was going on.
+// load loads the driver, unless the options have one. what says in errors what was going on.
 func (o *Options) load(what string) error {
 	if o.Driver != nil {
 		return nil
@@ -237,7 +236,7 @@ func (o *Options) load(what string) error {
 	return nil
 }
 
-// find initialises the driver and returns the GPU that the options mean.
+// find initialises the driver and returns the GPU that the options select.
 func find(o *Options) (gpu, error) {
 	if err := o.Driver.Start(); err != nil {
 		return gpu{}, err
@@ -249,7 +248,7 @@ func find(o *Options) (gpu, error) {
 	return choose(all, o.Device, o.LocalRank)
 }
 
-// identify asks for what is known of the GPU without a context.
+// identify asks for what can be known about the GPU without a context.
 func (d *Device) identify() error {
 	var name [256]byte
 	if err := d.drv.Check("cuDeviceGetName", d.drv.DeviceGetName(&name[0], int32(len(name)), d.ordinal)); err != nil {
@@ -343,8 +342,8 @@ func (d *Device) MemInfo() (free, total int64, err error) {
 	return int64(f), int64(t), err
 }
 
-// Synchronize waits until the work that was enqueued on all streams before the call has ended, or for ctx. Errors of that work
-// stay with their streams. For a capturing stream that means what was enqueued before its capture.
+// Synchronize waits until the work that was enqueued on all streams before the call has ended, or until ctx ends. Errors of that work stay with their
+// streams. For a capturing stream that means what was enqueued before its capture.
 func (d *Device) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -399,8 +398,8 @@ type Stats struct {
 	Bytes       int64 // the sum of the allocations, as asked for
 }
 
-// Stats tells what the device holds. The driver drops host functions of a closed graph some time after its last launch has
-// ended. A device that was closed holds nothing.
+// Stats returns what the device holds. The driver drops host functions of a closed graph some time after its last launch has ended. A closed device
+// holds nothing.
 func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -417,9 +416,9 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, no longer than WaitTimeout, and releases streams, events, graphs, modules and memory, and the
-// primary context. It returns the errors of work that no Synchronize has returned. What a GPU still works on after WaitTimeout is not
-// released, and that is an error. It must not be called inside of WithContext. Closing twice is ErrClosed.
+// Close waits for the work of all streams, no longer than WaitTimeout, and releases streams, events, graphs, modules and memory, and the primary
+// context. It returns the errors of work that no Synchronize has returned. What the GPU still works on after WaitTimeout is not released, and that is
+// an error. Close must not be called inside WithContext. A second Close returns ErrClosed.
 func (d *Device) Close() error {
 	if d.closing.Swap(true) {
 		return closed("Close", "device")
@@ -447,7 +446,7 @@ func (d *Device) close() error {
 	deadline := time.Now().Add(d.waitTimeout)
 
 	idle := d.closeStreams(deadline, note)
-	// Calls under way end soon now; WithContext may last, and so may a Close of a stream.
+	// Calls under way now end soon, except WithContext and Close of a stream, which may last.
 	if d.uses.Add(-1) > 0 {
 		select {
 		case <-d.unused:
@@ -530,7 +529,7 @@ func (d *Device) close() error {
 // closeStreams closes the streams that are open, and reports whether their work had ended by the deadline.
 func (d *Device) closeStreams(deadline time.Time, note func(error)) (idle bool) {
 	var mine []*Stream
-	// All stop taking work before any is waited for: they may wait for each other.
+	// All streams stop taking work before any is waited for: they may wait for each other.
 	for _, s := range d.openStreams() {
 		switch err := s.beginClose(deadline, true); {
 		case err == nil:

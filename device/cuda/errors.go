@@ -9,10 +9,10 @@ import (
 	"github.com/symmem/symmem/internal/dl"
 )
 
-// Error is a call of the driver that failed, as it is in the chain of every error that comes of one: errors.As finds it, whatever
-// has been wrapped around it. Library is "CUDA driver", Call the function ("cuMemCreate"), Code what it returned (2), Name and Text
-// what the driver says of the code ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"), Hint what to do next, if there is something, and
-// Err the condition that the code stands for (ErrNoMemory), or nil. Calls of other native libraries fail with the same type.
+// Error is a call of the driver that failed. It is in the chain of every error that such a call causes, so errors.As finds it. Library is "CUDA
+// driver", Call the function ("cuMemCreate"), Code what it returned (2), Name and Text what the driver says about the code
+// ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"), Hint what to do next, if there is something, and Err the condition that the code stands for
+// (ErrNoMemory), or nil. Calls of other native libraries fail with the same type.
 type Error = dl.Error
 
 // ErrContextLost is in the errors of calls after device work has failed in a way that ends the context, such as an access to

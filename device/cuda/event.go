@@ -76,8 +76,8 @@ func (s *Stream) Record(ev device.Event) error {
 	return err
 }
 
-// WaitEvent holds the stream's later work up until the latest Record of e so far is complete; e may be of another CUDA
-// device. An event that was never recorded holds nothing up. If the record is in a capture, the stream joins that capture.
+// WaitEvent makes the stream's later work wait until the latest Record of e so far is complete; e may be of another CUDA device. It does nothing if e
+// was never recorded. If the record is in a capture, the stream joins that capture.
 func (s *Stream) WaitEvent(ev device.Event) error {
 	const call = "WaitEvent"
 	e, err := cudaEvent(call, "e", ev)
@@ -124,8 +124,8 @@ func (e *Event) refusal(s *Stream) string {
 	return ""
 }
 
-// begin begins a call that asks the driver for the event: it locks it and makes the context current. It refuses events that
-// are closed or whose latest record is in a capture. end must follow unless there is an error.
+// begin begins a call that asks the driver about the event: it locks the event and makes the context current. It refuses events that are closed or
+// whose latest record is in a capture. end must follow unless there is an error.
 func (e *Event) begin(call string) error {
 	e.mu.Lock()
 	var err error
@@ -163,8 +163,8 @@ func (e *Event) Query() (bool, error) {
 	return r == cu.Success, e.dev.check(call, "cuEventQuery", r)
 }
 
-// Synchronize waits until the latest record is complete, or for ctx; if it is recorded again meanwhile, that is the latest.
-// Errors of host functions and waits before it are left to the stream.
+// Synchronize waits until the latest record is complete, or until ctx ends; if the event is recorded again meanwhile, that is the latest. Errors of
+// host functions and waits before it are left to the stream.
 func (e *Event) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -246,7 +246,7 @@ func (e *Event) complete(call, arg string) error {
 	return nil
 }
 
-// Close releases the event. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
+// Close releases the event. Waits that were enqueued for it still end when its record is complete. A second Close returns ErrClosed.
 func (e *Event) Close() error {
 	const call = "Close"
 	if err := e.dev.enter(call); err != nil {

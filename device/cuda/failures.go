@@ -7,7 +7,7 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
-// failures are the failed works of a stream that were not returned yet: the first, and how many more.
+// failures are the failures of a stream's work that were not returned yet: the first, and the number of others.
 type failures struct {
 	some atomic.Bool // whether there are any; asked without the lock
 
@@ -15,7 +15,7 @@ type failures struct {
 	first *device.WorkError
 }
 
-// add keeps err if it is the first, and else counts it.
+// add keeps err if it is the first, and otherwise counts it.
 func (f *failures) add(err *device.WorkError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -27,7 +27,7 @@ func (f *failures) add(err *device.WorkError) {
 	f.some.Store(true)
 }
 
-// take returns the first failure, telling how many others there were, and forgets them. It is nil if there was none.
+// take returns the first failure, with the number of others, and forgets them all. It returns nil if there was none.
 func (f *failures) take() error {
 	if !f.some.Load() {
 		return nil

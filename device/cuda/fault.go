@@ -99,8 +99,8 @@ func (f *FaultWord) err(word uint64) error {
 	return fmt.Errorf("a kernel has reported a failure: 0x%x", word)
 }
 
-// Watch makes s, a stream of the same device, report the word as if a launch on it named the word. It is for work that is enqueued without
-// this package. If s is capturing, the streams on which the graph is launched report it.
+// Watch makes s, a stream of the same device, report the word as if a launch on it named the word. It is for work that is not enqueued through this
+// package. If s is capturing, the streams on which the graph is launched report it.
 func (f *FaultWord) Watch(s *Stream) {
 	f.named.Store(true)
 	s.mu.Lock()
@@ -115,7 +115,7 @@ func (f *FaultWord) Watch(s *Stream) {
 // Ptr returns the word's address on the device.
 func (f *FaultWord) Ptr() device.Ptr { return f.ptr }
 
-// Load reads the word, in some nanoseconds. After Close it gives what the word was then.
+// Load reads the word, which takes some nanoseconds. After Close it returns the word's last value.
 func (f *FaultWord) Load() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,7 +125,7 @@ func (f *FaultWord) Load() uint64 {
 	return atomic.LoadUint64(f.word)
 }
 
-// Store writes the word as a kernel would, for failures of device work that only the host learns of. It waits for nothing.
+// Store writes the word as a kernel would, for failures of device work that only the host learns of. It does not block.
 func (f *FaultWord) Store(word uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,8 +134,8 @@ func (f *FaultWord) Store(word uint64) {
 	}
 }
 
-// Close releases the word; no kernel that may write it is queued. Streams still return errors of it that they have not returned. Twice is
-// ErrClosed.
+// Close releases the word. No kernel that may write it may be queued. Streams still return errors of it that they have not returned. A second Close
+// returns ErrClosed.
 func (f *FaultWord) Close() error {
 	const call = "Close"
 	d := f.dev

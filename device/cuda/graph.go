@@ -102,7 +102,7 @@ func (g *Graph) Launch(s device.Stream) error {
 	}
 }
 
-// launchAlone launches a graph that has to do with no other, and reports whether it found that this is no longer so.
+// launchAlone launches a graph that shares nothing with other graphs, and reports whether it found that this is no longer so.
 func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,9 +130,8 @@ func (g *Graph) launchAlone(call string, st *Stream) (again bool, err error) {
 	return again, errors.Join(err, refused)
 }
 
-// expect sees to it that the waits of a launch on st that is to follow end, and that its work of the CPU is done: the driver may
-// come back from the launch only when the GPU is in the middle of it. If the launch fails, unexpect takes it back. The graph is
-// locked.
+// expect makes sure that the waits of a launch on st that is to follow will end, and that its work of the CPU is done: the driver may return from the
+// launch only when the GPU is in the middle of it. If the launch fails, unexpect undoes this. The graph is locked.
 func (g *Graph) expect(st *Stream) error {
 	g.parts.launched(st)
 	for _, n := range g.nested {
@@ -145,7 +144,7 @@ func (g *Graph) expect(st *Stream) error {
 	return err
 }
 
-// unexpect takes expect back.
+// unexpect undoes expect.
 func (g *Graph) unexpect() {
 	g.parts.unlaunched()
 	for _, n := range g.nested {
@@ -166,8 +165,8 @@ func (g *Graph) watch() error {
 	return nil
 }
 
-// launchInvolved launches a graph that has to do with others, or into a capture. The device's launching is held, so that the
-// launches of such graphs take their places one by one, and no two can wait for each other.
+// launchInvolved launches a graph that is part of others or has others as parts, or launches one into a capture. The device's launching is held, so
+// that the launches of such graphs take their places one by one, and no two can wait for each other.
 func (g *Graph) launchInvolved(call string, st *Stream) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -244,8 +243,8 @@ func (g *Graph) catchUp() error {
 			return err
 		}
 	default:
-		// The capture began behind the launch, and before was recorded between them. Should it be recorded again for something
-		// else, the next launch waits for more than it must.
+		// The capture began after the launch, and before was recorded between them. If it is recorded again for something else, the next launch waits
+		// for more than it must.
 		g.past = last.before
 	}
 	g.last = nil
@@ -288,8 +287,7 @@ func (g *Graph) include(call string, c *capture, st *Stream) error {
 	return nil
 }
 
-// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
-// ErrClosed.
+// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. A second Close returns ErrClosed.
 func (g *Graph) Close() error {
 	const call = "Close"
 	d := g.dev

@@ -10,8 +10,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// callbacks is what the driver may call back. It is one table for the whole process because there is one C function for the
-// whole process: the callbacks that can be made of Go functions are few, and never given back.
+// callbacks holds what the driver may call back. There is one table for the whole process because there is one C function for the whole process: the
+// number of C callbacks that Go functions can be made into is small, and they are never freed.
 var callbacks = callbackTable{entries: make(map[uintptr]callback)}
 
 // callback is one entry: exactly one of fn and set is there.
@@ -25,8 +25,7 @@ type callback struct {
 	set *graphParts
 }
 
-// graphParts is what the graph has that the driver does not keep. Graphs that the graph was launched into, and launches under
-// way, share it.
+// graphParts holds what the driver does not keep of a graph. Graphs that the graph was launched into, and launches under way, share it.
 type graphParts struct {
 	ids    []uintptr              // of the host functions
 	waits  []*graphWait           // those enqueued in it, not those of graphs in it
@@ -52,7 +51,7 @@ func (g *graphParts) launched(s *Stream) {
 	}
 }
 
-// unlaunched takes back what launched noted, for a launch that was not made.
+// unlaunched undoes launched, for a launch that was not made.
 func (g *graphParts) unlaunched() {
 	g.stream.Store(g.before)
 	for _, l := range g.works {
@@ -124,7 +123,7 @@ func (t *callbackTable) remove(ids ...uintptr) {
 	}
 }
 
-// count tells how many host functions of d there are.
+// count returns the number of host functions of d.
 func (t *callbackTable) count(d *Device) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -137,7 +136,7 @@ func (t *callbackTable) count(d *Device) int {
 	return n
 }
 
-// drop forgets all callbacks of d. The driver may still call back for them; then nothing is there.
+// drop forgets all callbacks of d. If the driver still calls one back, nothing happens.
 func (t *callbackTable) drop(d *Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,8 +157,7 @@ func RunHostFunc(data uintptr) {
 	case c.set != nil:
 		c.set.drop(c.dev)
 	default:
-		// On a goroutine of its own: this one may be the driver's thread, which runtime.Goexit must not end, and which has
-		// only so much stack.
+		// On a goroutine of its own: this one may be the driver's thread, which runtime.Goexit must not end and whose stack is limited.
 		ended := make(chan struct{})
 		go c.run(ended)
 		<-ended

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// The proxy looks at its lanes so often without finding that anything has moved between two looks at the rest of the world, and
-	// so often at the most.
+	// How many looks at its lanes the proxy takes between two looks at everything else: as long as nothing moves, and at most.
 	looksABatch = 32
 	mostLooks   = 1024
 	// While there is work to come or under way it looks without pause for so long after anything has happened, and then with
@@ -31,18 +30,17 @@ const (
 	idleLook = time.Millisecond
 )
 
-// workLane is where one stream, or one place in a graph, hands work to the CPU, one after the other: the GPU writes the word
-// go, and waits for the word done.
+// workLane is where one stream, or one branch of a graph, passes work to the CPU, one job after the other: the GPU writes the word go, and waits for
+// the word done.
 //
 // In a stream the words hold the number of the work, which only grows. In a graph they are the same at each replay: the GPU sets
 // done to 0 and go to 1, which the proxy sets back when it begins, and waits until done is the work's number in the lane.
 //
-// Work that follows work with nothing between them is not waited for by go: the CPU goes on with it by itself, which saves the way to
-// the GPU and back.
+// For work that directly follows other work the CPU does not wait for go: it continues by itself, which saves the way to the GPU and back.
 //
-// When the stream is being closed, and after the device's WaitTimeout, a job that has not ended is cut off: its stream goes on, and its
-// run is driven on beside that until it ends. The watcher does that and not the proxy, whose call may be what lasts. A peer that is
-// lost is the run's to notice: the ranks that are left may go on on this device.
+// When the stream is being closed, and after the device's WaitTimeout, a job that has not ended is cut off: its stream goes on, while the run is
+// polled until it ends. The watcher cuts jobs off, not the proxy, since it may be the proxy's call that lasts. The run itself has to notice that a
+// peer is lost: the ranks that are left may go on using this device.
 type workLane struct {
 	dev     *Device
 	words   *progress // began is go, and ended done
@@ -62,7 +60,7 @@ type workLane struct {
 	run device.HostProgress // of the present job, or nil; only the proxy touches it
 }
 
-// workJob is one work.
+// workJob is one piece of work.
 type workJob struct {
 	id      uint32
 	follows bool // it begins when the job before it has ended
@@ -84,9 +82,8 @@ const (
 	laneMoved                    // something has begun or ended
 )
 
-// look sees whether the GPU has come to work, begins it, drives it on, and tells the GPU of its end. Only the proxy calls it. The lane
-// is not locked while the work does anything, so that enqueueing more does not wait for that. A run that was cut off is given back as
-// left.
+// look checks whether the GPU has come to a job, begins it, polls it, and tells the GPU when it has ended. Only the proxy calls it. The lane is not
+// locked while the work runs, so that enqueueing more does not wait for that. A run that was cut off is returned as left.
 func (l *workLane) look() (state laneState, left device.HostProgress) {
 	for {
 		if l.run == nil {
@@ -139,7 +136,7 @@ func (l *workLane) come() (workJob, laneState) {
 	return job, laneMoved
 }
 
-// closing reports whether the time is over in which the stream's work had to end.
+// closing reports whether the time in which the stream's work had to end is over.
 func (l *workLane) closing(now time.Time) bool {
 	s := l.stream()
 	if s == nil {
@@ -185,7 +182,7 @@ func (l *workLane) watch(now time.Time) bool {
 	return len(l.jobs) > 0
 }
 
-// stream returns the one that a failure is told by; nil for a graph that was never launched.
+// stream returns the stream that reports a failure; nil for a graph that was never launched.
 func (l *workLane) stream() *Stream {
 	if l.parts != nil {
 		return l.parts.stream.Load()
@@ -193,8 +190,8 @@ func (l *workLane) stream() *Stream {
 	return l.owner
 }
 
-// end ends the present job and lets the GPU go on, unless it was cut off. The failure goes first: whoever finds the stream at its end
-// must find it, too.
+// end ends the present job and lets the GPU go on, unless it was cut off. The failure is stored first: whoever finds that the stream has ended must
+// also find the failure.
 func (l *workLane) end(err error) {
 	l.run = nil
 	l.mu.Lock()
@@ -244,7 +241,7 @@ type atOnce struct{ err error }
 
 func (a atOnce) Poll() (bool, error) { return a.err == nil, a.err }
 
-// start begins a run. What keeps it from beginning is its end.
+// start begins a run. If it cannot begin, it returns a run that has ended with the error.
 func (l *workLane) start(w device.HostWork) {
 	defer l.catch()
 	l.run = atOnce{errGoexit} // unless it returns
@@ -255,7 +252,7 @@ func (l *workLane) start(w device.HostWork) {
 	l.run = run
 }
 
-// poll drives the run on.
+// poll makes progress with the run.
 func (l *workLane) poll() (ended bool, err error) {
 	defer l.catch()
 	run := l.run
@@ -265,7 +262,7 @@ func (l *workLane) poll() (ended bool, err error) {
 	return ended, err
 }
 
-// catch makes a panic of the work its end, which the next look finds.
+// catch turns a panic of the work into the end of its run, which the next look finds.
 func (l *workLane) catch() {
 	if v := recover(); v != nil {
 		l.run = atOnce{&device.PanicError{Value: v, Stack: string(debug.Stack())}}
@@ -287,7 +284,7 @@ func (l *workLane) ended() bool {
 	return len(l.jobs) == 0
 }
 
-// unpush takes the latest work back, which was not enqueued, unless it has begun. Its number is not used again.
+// unpush removes the latest work, which was not enqueued, unless it has begun. Its number is not used again.
 func (l *workLane) unpush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,7 +307,7 @@ func (l *workLane) launched() {
 	l.expect(1)
 }
 
-// unlaunched takes it back.
+// unlaunched undoes launched.
 func (l *workLane) unlaunched() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -475,7 +472,7 @@ func (p *proxy) awake() {
 	}
 }
 
-// forget makes the proxy look at the lane no more.
+// forget makes the proxy stop looking at the lane.
 func (p *proxy) forget(l *workLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -605,7 +602,7 @@ func (p *proxy) lookOnce(s *sights) laneState {
 	return state
 }
 
-// finish drives on what was cut off. How it ends does not matter any more.
+// finish polls what was cut off. How it ends no longer matters.
 func (p *proxy) finish() laneState {
 	if len(p.left) == 0 {
 		return laneIdle

@@ -15,9 +15,9 @@ import (
 // stageBytes is the size of one of the two buffers that copies between the host and the device go through.
 const stageBytes = 4 << 20
 
-// lane is a stream of the device's own, with pinned memory, for copies that nobody may wait for with a stream of theirs. It
-// is made at first need. Its priority is the highest: that puts it into another queue of the hardware than streams which
-// wait for a word, and which could hold up what is in their queue.
+// lane is a stream of the device's own, with pinned memory, for copies that must not wait for the program's streams. It is made when it is first
+// needed. It has the highest priority, which puts it into another queue of the hardware than streams that wait for a word and could block their
+// queue.
 type lane struct {
 	dev *Device
 
@@ -127,7 +127,7 @@ func (l *lane) record(g *stage) error {
 	return l.dev.drv.Check("cuEventRecord", l.dev.drv.EventRecord(g.ready, l.stream))
 }
 
-// await waits until the stage's last copy has run. The GPU is given the device's WaitTimeout for it.
+// await waits until the stage's last copy has run, for at most the device's WaitTimeout.
 func (l *lane) await(g *stage) error {
 	if !g.queued {
 		return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // skipped counts the tests that had no GPU.
@@ -39,24 +39,14 @@ func TestMain(m *testing.M) {
 // patience is a bound that no test reaches unless something is broken.
 const patience = time.Minute
 
-// required reports whether a missing GPU is a failure.
-func required() bool {
-	for _, name := range strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ",") {
-		if strings.TrimSpace(name) == "cuda" {
-			return true
-		}
-	}
-	return false
-}
-
 // open opens a GPU, or skips the test on a machine without. The test closes it in the end, and checks that it then holds
 // nothing.
 func open(t testing.TB, opts *cuda.Options) *cuda.Device {
 	t.Helper()
 	d, err := cuda.Open(opts)
-	if errors.Is(err, device.ErrUnavailable) && !required() {
+	if errors.Is(err, device.ErrUnavailable) {
 		skipped.Add(1)
-		t.Skip(err)
+		testneed.Missing(t, "cuda", err)
 	}
 	require.NoError(t, err)
 	closeInTheEnd(t, d)

@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Alloc returns bytes (> 0) of memory of the GPU that only this rank uses, filled with zeros and aligned to 256 bytes. It blocks
-// for as long as the driver takes. Memory that peers are to reach is not made here but by a backend.
+// Alloc returns bytes (> 0) of memory of the GPU that only this rank uses, filled with zeros and aligned to 256 bytes. It blocks for as long as the
+// driver takes. Memory that peers are to reach is allocated by a backend instead.
 func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	const call = "Alloc"
 	if bytes <= 0 {
@@ -56,8 +56,8 @@ func (d *Device) allocate(bytes int64) (device.Ptr, error) {
 	return p, err
 }
 
-// Free releases memory that Alloc gave, and does not wait: while streams have work, which may use the memory, the device keeps it,
-// and frees it when they have none.
+// Free releases memory that Alloc returned. It does not wait: while streams have work, which may use the memory, the device keeps it, and frees it
+// when they have none.
 func (d *Device) Free(p device.Ptr) error {
 	const call = "Free"
 	if err := d.enter(call); err != nil {
@@ -80,8 +80,8 @@ func (d *Device) Free(p device.Ptr) error {
 	return nil
 }
 
-// CopyFromHost copies src to dst and returns when dst holds it. It is ordered with no stream: synchronize first. It gives the
-// GPU WaitTimeout for it.
+// CopyFromHost copies src to dst and returns when dst holds it. It is not ordered with any stream: synchronize first. It waits for the GPU for at
+// most WaitTimeout.
 func (d *Device) CopyFromHost(dst device.Ptr, src []byte) error {
 	const call = "CopyFromHost"
 	if err := d.checkCopy(call, "dst", dst, len(src)); err != nil || len(src) == 0 {
@@ -94,8 +94,8 @@ func (d *Device) CopyFromHost(dst device.Ptr, src []byte) error {
 	return nil
 }
 
-// CopyToHost copies len(dst) bytes at src to dst and returns when they are there. It is ordered with no stream: synchronize
-// first. It gives the GPU WaitTimeout for it.
+// CopyToHost copies len(dst) bytes at src to dst and returns when they are there. It is not ordered with any stream: synchronize first. It waits for
+// the GPU for at most WaitTimeout.
 func (d *Device) CopyToHost(dst []byte, src device.Ptr) error {
 	const call = "CopyToHost"
 	if err := d.checkCopy(call, "src", src, len(dst)); err != nil || len(dst) == 0 {
@@ -123,7 +123,7 @@ func (d *Device) checkCopy(call, arg string, p device.Ptr, n int) error {
 	bytes, ok := d.allocs[p]
 	d.mu.Unlock()
 	if ok && int64(n) > bytes {
-		// The driver would only refuse the part that begins behind the end.
+		// The driver would only refuse the part that begins after the end.
 		return errs.Invalid(call, arg, fmt.Sprintf("%v with %d bytes", p, n),
 			fmt.Sprintf("the %d bytes that were allocated there", bytes))
 	}

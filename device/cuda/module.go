@@ -35,9 +35,9 @@ type Module struct {
 	mu     sync.RWMutex // held for reading during calls that use the handle
 }
 
-// LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to
-// seconds; the driver keeps what it compiled in a cache of the user. Loading waits for what the GPU has under way; an image that is loaded
-// already is shared, and nobody waits. What is wrong with PTX is in the error, as the compiler says it.
+// LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to seconds; the driver keeps
+// what it compiled in a cache of the user. Loading waits for what the GPU has under way; an image that is loaded already is shared, and nobody waits.
+// The error contains what the compiler says about faulty PTX.
 func (d *Device) LoadModule(code []byte) (device.Module, error) {
 	const call = "LoadModule"
 	text, err := checkImage(code)
@@ -88,7 +88,7 @@ func (d *Device) load(code []byte, text bool) (cu.ModuleHandle, error) {
 	return handle, nil
 }
 
-// checkImage checks what the driver does not: that the image is whole. It reports whether it is text.
+// checkImage checks what the driver does not check: that the image is complete. It reports whether it is text.
 func checkImage(image []byte) (text bool, err error) {
 	const fatMagic, fatHeader = 0xba55ed50, 16
 	switch {
@@ -111,7 +111,7 @@ func checkImage(image []byte) (text bool, err error) {
 	return true, nil
 }
 
-// checkELF checks that all sections of the ELF file lie inside of it.
+// checkELF checks that all sections of the ELF file lie inside it.
 func checkELF(image []byte) (err error) {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
@@ -149,8 +149,8 @@ func (m *Module) end() {
 	m.mu.RUnlock()
 }
 
-// Function finds a kernel by its name in the image. The first time it may wait for what the GPU has under way: drivers load a kernel only
-// when somebody asks for it, so launching it loads nothing then.
+// Function finds a kernel by its name in the image. The first call for a kernel may wait for what the GPU has under way: drivers load a kernel only
+// when it is asked for, and launching it then loads nothing.
 func (m *Module) Function(name string) (device.Function, error) {
 	const call = "Function"
 	if name == "" || strings.ContainsRune(name, 0) {
@@ -191,7 +191,7 @@ func (m *Module) Function(name string) (device.Function, error) {
 	return f, nil
 }
 
-// Close unloads the kernels, unless another module of the same image is open. No work that uses them may be queued. Twice is ErrClosed.
+// Close unloads the kernels, unless another module of the same image is open. No work that uses them may be queued. A second Close returns ErrClosed.
 func (m *Module) Close() error {
 	const call = "Close"
 	d := m.dev

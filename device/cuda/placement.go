@@ -35,20 +35,20 @@ func (e *MemoryError) Note(format string, args ...any) {
 	e.Problems = append(e.Problems, fmt.Sprintf(format, args...))
 }
 
-// Placement is where in an allocation some memory is, and what that was made of.
+// Placement says where in an allocation memory lies, and how the allocation was made.
 type Placement struct {
 	Base   device.Ptr // of the allocation
 	Bytes  int64      // of the allocation
 	Offset int64      // of the memory from Base
-	// Handle is of memory of cuMemCreate, and 0 of other memory. Whoever has asked for the placement releases it.
+	// Handle is the handle of memory of cuMemCreate, and 0 for other memory. The caller of Place releases it.
 	Handle cu.MemHandle
-	// Prop is what it was created with, if there is a handle.
+	// Prop holds the properties that it was created with, if there is a handle.
 	Prop cu.MemAllocationProp
 }
 
-// Place finds out what memory the bytes of bad are, for backends that adopt it. What makes it impossible for anybody to share
-// it is noted in bad; the placement is nil if nothing more can be known. Any other error is the driver's. The device's context
-// is current, and the driver has cuPointerGetAttribute, cuMemGetAddressRange and the functions of allocation handles.
+// Place finds out what memory bad describes, for backends that adopt it. What makes it impossible to share is noted in bad; the placement is nil if
+// nothing more can be known. Any other error is the driver's. The device's context is current, and the driver has cuPointerGetAttribute,
+// cuMemGetAddressRange and the functions of allocation handles.
 func (d *Device) Place(bad *MemoryError) (*Placement, error) {
 	p, drv := bad.Ptr, d.drv
 	var where cu.MemoryType

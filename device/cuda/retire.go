@@ -11,16 +11,16 @@ import (
 	"github.com/symmem/symmem/internal/futex"
 )
 
-// The driver frees memory, of the GPU and pinned memory, only when the GPU has nothing to do, and until then other calls wait for the
-// one that frees. Were it called while a stream waits for work of the CPU, or a kernel for a peer, that work could not be done:
-// the copy that it makes is such a call, and so is the launch that the peer waits for. So memory that was freed while streams have
-// work is kept, and given to the driver when they have none, with the streams locked so that they get none meanwhile.
+// The driver frees memory, of the GPU and pinned memory, only when the GPU has nothing to do, and until then other calls wait for the one that frees.
+// If memory were freed while a stream waits for work of the CPU, or a kernel for a peer, that work could not be done: the copy that it makes is such
+// a call, and so is the launch that the peer waits for. So memory that was freed while streams have work is kept, and returned to the driver when
+// they have none, with the streams locked so that they get none meanwhile.
 
 const (
-	// The pauses between two looks at whether the streams have work; they double.
+	// The pauses between two checks whether the streams have work; they double.
 	firstRetiredLook   = time.Millisecond
 	longestRetiredLook = 50 * time.Millisecond
-	// retiredWait is how long an allocation that finds no memory waits for the streams, to have what was freed.
+	// retiredWait is how long an allocation that finds no memory waits for the streams, so that memory that was freed can be used.
 	retiredWait = 5 * time.Second
 )
 
@@ -30,7 +30,7 @@ type retired struct {
 	host unsafe.Pointer
 }
 
-// retire frees the memory if no stream has work, and else keeps it until none has.
+// retire frees the memory if no stream has work, and otherwise keeps it until none has.
 func (d *Device) retire(r retired) error {
 	if busy, err := d.whileIdle(func() error { return d.give(r) }); !busy {
 		return err
@@ -53,10 +53,10 @@ func (d *Device) give(r retired) error {
 	return d.drv.Check("cuMemFree", d.drv.MemFree(r.ptr))
 }
 
-// BetweenWork calls f, with the context current, when no stream has work of the CPU that has not ended, and lets no stream get any work
-// until f returns. It is for calls that wait inside of the driver for what the GPU has under way, and would hold up the work of the CPU that the GPU
-// waits for. f must not use the device's streams. If there is no such moment within the time, f is called all the same. ErrClosed after
-// Close, and what f returns.
+// BetweenWork calls f, with the context current, when no stream has work of the CPU that has not ended, and lets no stream get any work until f
+// returns. It is for calls that wait inside the driver for what the GPU has under way, and would block the work of the CPU that the GPU waits for. f
+// must not use the device's streams. If there is no such moment within the time, f is called anyway. The error is that of f, or ErrClosed after
+// Close.
 func (d *Device) BetweenWork(within time.Duration, f func() error) error {
 	const call = "BetweenWork"
 	if err := d.enter(call); err != nil {
@@ -79,12 +79,12 @@ func (s *Stream) withoutWork() bool {
 	return s.work == nil || s.work.ended()
 }
 
-// whileIdle calls f if no stream has work, and sees to it that none gets any meanwhile; else busy is true. The context is current.
+// whileIdle calls f if no stream has work, and makes sure that none gets any meanwhile; otherwise busy is true. The context is current.
 func (d *Device) whileIdle(f func() error) (busy bool, err error) {
 	return d.whileAll((*Stream).idle, f)
 }
 
-// whileAll calls f if every stream is as it says, and sees to it that none gets work meanwhile; else busy is true. The context is current.
+// whileAll calls f if is reports true for every stream, and makes sure that none gets work meanwhile; otherwise busy is true. The context is current.
 func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err error) {
 	if !d.making.TryLock() {
 		return true, nil
@@ -108,8 +108,8 @@ func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err
 	return false, f()
 }
 
-// idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have
-// work from before. One that was given back with work in it is never idle. A context that is lost has no work.
+// idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have work from
+// before. One that was destroyed with work in it is never idle. A lost context has no work.
 func (s *Stream) idle() bool {
 	r := cu.Success
 	switch {

@@ -39,7 +39,7 @@ func (d *Device) NewStopWord() (device.StopWord, error) {
 // Ptr returns the word's address on the device.
 func (w *StopWord) Ptr() device.Ptr { return w.ptr }
 
-// Stop makes the word 1, now and for ever. It waits for nothing, may be called several times, and does nothing after Close.
+// Stop sets the word to 1, for good. It does not block, may be called several times, and does nothing after Close.
 func (w *StopWord) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,7 +48,7 @@ func (w *StopWord) Stop() {
 	}
 }
 
-// Close releases the word; no kernel that may read it is queued. Twice is ErrClosed.
+// Close releases the word. No kernel that may read it may be queued. A second Close returns ErrClosed.
 func (w *StopWord) Close() error {
 	const call = "Close"
 	d := w.dev

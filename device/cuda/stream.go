@@ -65,8 +65,8 @@ func (d *Device) NewStream() (device.Stream, error) {
 // Device returns the device that the stream's work runs on.
 func (s *Stream) Device() device.Device { return s.dev }
 
-// Handle returns the CUstream, for calls of libraries that take one. It is good until Close; what is enqueued past this package is
-// the caller's to order. A closed stream has none, 0.
+// Handle returns the CUstream, for calls of libraries that take one. It is valid until Close. The caller has to order what is enqueued without this
+// package. A closed stream has handle 0.
 func (s *Stream) Handle() uintptr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,8 +82,8 @@ func (s *Stream) enqueue(call, native string, fn func() cu.Result) error {
 	return s.enqueueLocked(call, native, fn)
 }
 
-// enqueueMark is enqueue for what only tells how far the stream has come: work of the CPU on both sides of it counts as work behind
-// work, since nothing can be told from when the second begins.
+// enqueueMark is enqueue for work that only shows how far the stream has come: work of the CPU before and after it counts as directly following,
+// since nobody can tell when the second begins.
 func (s *Stream) enqueueMark(call, native string, fn func() cu.Result) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *Stream) unlock() {
 	s.mu.Unlock()
 }
 
-// check makes an error of the result of a call of the driver, with the call of the caller before it.
+// check returns the error of a result of the driver, with the caller's call before it.
 func (d *Device) check(call, native string, r cu.Result) error {
 	if r == cu.Success {
 		return nil
@@ -163,7 +163,7 @@ func (s *Stream) Copy(dst, src device.Ptr, bytes int64) error {
 		return errs.Invalid(call, "dst", fmt.Sprintf("%v with %d bytes from %v", dst, bytes, src),
 			"memory that does not overlap with the source")
 	}
-	// Not cuMemcpyAsync: that takes an address which it does not know for plain host memory, and reads it.
+	// Not cuMemcpyAsync, which treats an address that it does not know as plain host memory, and reads it.
 	return s.enqueue(call, "cuMemcpyDtoDAsync", func() cu.Result {
 		return s.dev.drv.MemcpyDtoDAsync(dst, src, uint64(bytes), s.handle)
 	})
@@ -183,8 +183,8 @@ func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
 	})
 }
 
-// WriteValue32 enqueues writing value to the aligned 32-bit word at p, which may be on another GPU. All earlier writes of the
-// stream are visible to whoever sees it.
+// WriteValue32 enqueues writing value to the aligned 32-bit word at p, which may be on another GPU. All earlier writes of the stream are visible to
+// everybody who sees it.
 func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	const call = "WriteValue32"
 	if err := checkWord(call, p); err != nil {
@@ -195,8 +195,8 @@ func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	})
 }
 
-// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, modulo 2^32. How it ends
-// when nobody writes the word is in the package's comment.
+// WaitValue32 makes the stream wait until the aligned 32-bit word at p is value or beyond it, modulo 2^32. The package comment says how the wait ends
+// if nobody writes the word.
 func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
 	const call = "WaitValue32"
 	if err := checkWord(call, p); err != nil {
@@ -219,7 +219,7 @@ func (s *Stream) usable(call string) error {
 	return nil
 }
 
-// prefer returns ErrClosed if the stream is closed, and else err.
+// prefer returns ErrClosed if the stream is closed, and otherwise err.
 func (s *Stream) prefer(call string, err error) error {
 	if e := s.usable(call); e != nil {
 		return e
@@ -294,7 +294,7 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 	}
 	defer s.dev.pop()
 	if s.recording() != nil {
-		// What a stream that joined a capture was given before is the past of the stream that it joined by.
+		// The work that a stream had before it joined a capture counts as that of the stream through which it joined.
 		return mark{event: s.before, borrowed: true}, nil
 	}
 	switch r := s.dev.drv.StreamQuery(s.handle); r {
@@ -307,8 +307,7 @@ func (s *Stream) mark(ctx context.Context) (mark, error) {
 	}
 }
 
-// lockWithin locks mu, or returns the error of ctx: a call of another goroutine may hold it for long, when the driver's queue
-// is full.
+// lockWithin locks mu, or returns the error of ctx: a call of another goroutine may hold mu for long if the driver's queue is full.
 func (s *Stream) lockWithin(ctx context.Context) error {
 	for begin := time.Now(); !s.mu.TryLock(); pauseBetween(begin) {
 		if err := ctx.Err(); err != nil {
@@ -331,10 +330,9 @@ func (s *Stream) recordMark() (mark, error) {
 	return mark{event: m}, nil
 }
 
-// Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure of host
-// functions and waits that was not returned yet, as a [*device.WorkError], and what the stream's kernels have reported by fault words and
-// cells and was not returned yet. What a graph does is work of the stream that it was launched on. When ctx ends first, its error is
-// returned and the work goes on.
+// Synchronize waits until all work enqueued before the call has ended, or for ctx. It returns the first failure of host functions and waits that was
+// not returned yet, as a [*device.WorkError], and what the stream's kernels have reported by fault words and cells and was not returned yet. The work
+// of a graph counts as work of the stream that it was launched on. If ctx ends first, its error is returned and the work goes on.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -371,8 +369,8 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return d.fault()
 }
 
-// Close waits for the work, no longer than the device's WaitTimeout, and releases the stream. It returns the first failure
-// that no Synchronize has returned; the stream is closed then, too. Closing twice is ErrClosed.
+// Close waits for the work, no longer than the device's WaitTimeout, and releases the stream. It returns the first failure that no Synchronize has
+// returned; the stream is closed then, too. A second Close returns ErrClosed.
 func (s *Stream) Close() error {
 	const call = "Close"
 	if err := s.dev.use(call); err != nil {
@@ -425,7 +423,7 @@ func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 		failed = append(failed, e)
 	} else {
 		s.mu.Lock()
-		// A stream that still works is given back by the driver when it has ended.
+		// The driver frees a stream that still has work when the work has ended.
 		failed = append(failed, d.drv.Check("cuStreamDestroy", d.drv.StreamDestroy(s.handle)))
 		mark{event: s.before}.drop(d)
 		s.handle, s.before = 0, 0
@@ -465,7 +463,7 @@ func (s *Stream) drain(deadline time.Time) error {
 		return err
 	}
 	defer m.drop(d)
-	// The waits end by the deadline; what they held up is given a little longer.
+	// The waits end by the deadline; the work after them has a little longer.
 	return d.await(context.Background(), m.event, deadline.Add(time.Second))
 }
 

@@ -29,7 +29,7 @@ func ModuleVersion() string {
 // VersionText returns a version of the driver's API as people write it: "12.4" for 12040.
 func VersionText(version int) string { return fmt.Sprintf("%d.%d", version/1000, version%1000/10) }
 
-// GPU is what is known of a GPU without a context on it.
+// GPU is what is known about a GPU without a context on it.
 type GPU struct {
 	Index             int // among those that this process sees
 	Name, UUID        string
@@ -37,9 +37,8 @@ type GPU struct {
 	Memory            int64 // bytes; 0 if not known
 }
 
-// Survey initialises the driver, checks that it is new enough, and lists the GPUs that this process sees, without making a
-// context. What keeps [Open] from working is an error here too; it is ErrUnavailable and says what to do. Of the options it looks
-// at Driver and Logger.
+// Survey initialises the driver, checks that it is new enough, and lists the GPUs that this process sees, without making a context. What keeps [Open]
+// from working is an error here too; it is ErrUnavailable and says what to do. It uses only the options Driver and Logger.
 func Survey(opts *Options) ([]GPU, error) {
 	var o Options
 	if opts != nil {

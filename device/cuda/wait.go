@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// A wait asks in batches of asksABatch, with a look at the context and a pause between them: a small part of what it has
-	// lasted, so that it is as little late whether it is for microseconds or for minutes. In the first awakeFor the pause is busy, for
-	// a thread that sleeps may sleep much longer, but leaves the driver to others, whose calls would wait for those that ask.
+	// A wait polls in batches of asksABatch, and between them checks the context and pauses. The pause is a small part of the time that the wait has
+	// lasted, so that it ends about equally late, in proportion, after microseconds and after minutes. During the first awakeFor the pause is a busy
+	// one, because a thread that sleeps may sleep much longer; it still leaves the driver to other calls, which would wait for those that poll.
 	asksABatch   = 4
 	awakeFor     = 2 * time.Millisecond
 	pausePart    = 64
@@ -36,8 +36,8 @@ func pauseBetween(begin time.Time) {
 	}
 }
 
-// await waits until e is complete (which no event, 0, is), for ctx, or until deadline unless that is zero
-// (os.ErrDeadlineExceeded). The caller has the device in use. It allocates nothing.
+// await waits until e is complete (no event, 0, always is), until ctx ends, or until deadline unless that is zero (os.ErrDeadlineExceeded). The
+// caller has the device in use. It allocates nothing.
 func (d *Device) await(ctx context.Context, e cu.EventHandle, deadline time.Time) error {
 	if e == 0 {
 		return nil

@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// watchEvery is the pause between two looks at what streams wait for.
+	// watchEvery is the time between two looks at what streams wait for.
 	watchEvery = 20 * time.Millisecond
 	// watchLonger is how many looks the watcher takes with nothing to see before it ends.
 	watchLonger = 50
 
-	// progressPage is the size of the pieces of pinned memory that progress words come from.
+	// progressPage is the size of the blocks of pinned memory that progress words come from.
 	progressPage = 4096
-	// fewProgress is how many of them a new stream finds at least.
+	// fewProgress is the least number of free progress words for a new stream.
 	fewProgress = 64
 )
 
-// progress is two words of pinned memory, by which a GPU tells when it begins a wait and when it has ended it: each wait has
-// a number, and while the words differ, the GPU is in the wait whose number began holds.
+// progress is two words of pinned memory, in which the GPU reports when it begins a wait and when it has ended it: each wait has a number, and while
+// the words differ, the GPU is in the wait whose number began holds.
 type progress struct {
 	began, ended *uint32
 	at           device.Ptr // of began; ended is behind it
@@ -71,7 +71,7 @@ type graphWait struct {
 	sight sight
 }
 
-// enqueueWait enqueues a wait, and before and behind it what tells of it. The stream is locked and the context is current.
+// enqueueWait enqueues a wait, with a write of a progress word before and after it. The stream is locked and the context is current.
 func (s *Stream) enqueueWait(call string, p device.Ptr, value uint32) error {
 	d := s.dev
 	if c := s.recording(); c != nil {
@@ -128,12 +128,12 @@ func (s *Stream) batch(n uint32) cu.Result {
 	return s.dev.drv.StreamBatchMemOp(s.handle, n, &s.ops[0], 0)
 }
 
-// tell is writing a progress word.
+// tell returns the operation that writes a progress word.
 func tell(at device.Ptr, value uint32) cu.BatchMemOp {
 	return cu.BatchMemOp{Op: cu.MemOpWrite32, Address: uint64(at), Value: uint64(value), Flags: cu.WriteValueDefault}
 }
 
-// waitFor is the wait itself.
+// waitFor returns the operation that waits.
 func waitFor(p device.Ptr, value uint32) cu.BatchMemOp {
 	return cu.BatchMemOp{Op: cu.MemOpWait32, Address: uint64(p), Value: uint64(value), Flags: cu.WaitValueGEQ}
 }
@@ -193,7 +193,7 @@ func (w *waits) clear(d *Device) {
 	w.words, w.queue = nil, nil
 }
 
-// needProgress sees to it that there are progress words to take while enqueueing: making more waits for the GPU. The context is current.
+// needProgress makes sure that there are progress words to take while enqueueing: making more waits for the GPU. The context is current.
 func (d *Device) needProgress() error {
 	d.mu.Lock()
 	have := len(d.progress)
@@ -247,7 +247,7 @@ func (d *Device) growProgress() error {
 	return nil
 }
 
-// dropProgress takes words back that nothing enqueued writes any more.
+// dropProgress returns words to the pool that nothing enqueued writes any more.
 func (d *Device) dropProgress(p *progress) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -370,7 +370,7 @@ func (d *Device) watch(now time.Time) bool {
 	return found
 }
 
-// look ends the wait that the GPU is in, if it is in one and that must be. parts are those of the graph that the wait is in, or nil.
+// look ends the wait that the GPU is in, if it is in one that must end. parts are those of the graph that the wait is in, or nil.
 func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now time.Time, lost error) {
 	if !is {
 		w.since, w.failed = time.Time{}, false
@@ -394,7 +394,7 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 		return
 	}
 	if why != nil {
-		// The failure goes first: whoever finds the stream at its end must find it, too.
+		// The failure is stored first: whoever finds that the stream has ended must also find the failure.
 		failed := &device.WorkError{Op: "WaitValue32", Addr: current.p, Err: why}
 		if parts != nil {
 			parts.fail(d, failed)
@@ -407,7 +407,7 @@ func (s *Stream) look(w *sight, parts *graphParts, current wait, is bool, now ti
 		d.log.Warn("ending a wait failed; it is tried again", "address", current.p, "error", err)
 		return
 	}
-	// Should the wait be in a graph that is launched again at once, that is another one.
+	// If the wait is in a graph that is launched again at once, that is another wait.
 	w.since, w.failed = time.Time{}, false
 }
 

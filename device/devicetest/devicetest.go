@@ -14,14 +14,14 @@ import (
 	"github.com/symmem/symmem/device"
 )
 
-// Harness opens the device under test and says in what it differs from others.
+// Harness opens the device under test and says how it differs from others.
 type Harness struct {
-	// Open opens a device that holds nothing. When t ends it closes the device, unless the test has done so, and checks that
-	// nothing is left. It may be called several times in one test; the devices then say that they are the same one.
+	// Open opens a device that holds nothing. When t ends it closes the device, unless the test has done so, and checks that nothing is left. It may
+	// be called several times in one test; the devices then have the same identity.
 	Open func(t testing.TB, o Options) device.Device
 	// Other opens a device of the same package that shares no streams, events and graphs with those of Open; nil is Open.
 	Other func(t testing.TB) device.Device
-	// Held says what a device holds; nothing for a closed one.
+	// Held returns what a device holds; nothing for a closed one.
 	Held func(d device.Device) Held
 	// NilStream and NilEvent are nil pointers of the device's own types, which it must refuse.
 	NilStream device.Stream
@@ -37,7 +37,7 @@ type Harness struct {
 	Allocates []string
 }
 
-// Options is what the suite wants a device to be opened with; zero values are the device's defaults.
+// Options are the options with which the suite wants a device opened; zero values are the device's defaults.
 type Options struct {
 	WaitTimeout time.Duration // how long one WaitValue32 may hold a stream up
 	Err         func() error  // an error of it ends the waits, as for a lost peer; asked from any goroutine

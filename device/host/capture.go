@@ -12,7 +12,7 @@ import (
 // clock says for each stream of a capture how many of its entries are ordered before some place.
 type clock map[*Stream]int
 
-// capture is a graph in the making.
+// capture is a graph that is being recorded.
 type capture struct {
 	origin *Stream // the stream that began it
 
@@ -168,8 +168,8 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// EndCapture ends recording, in this stream and in those that joined, and returns the graph. On the stream that began the
-// capture it ends it in any case, with an error as well.
+// EndCapture ends recording, in this stream and in those that joined, and returns the graph. On the stream that began the capture it ends the capture
+// even if it returns an error.
 func (s *Stream) EndCapture() (device.Graph, error) {
 	const call = "EndCapture"
 	s.mu.Lock()

@@ -16,16 +16,16 @@ import (
 // DefaultWaitTimeout is how long a WaitValue32 may last unless the options say otherwise.
 const DefaultWaitTimeout = 2 * time.Minute
 
-// Options is what a host device can be told. Nil or zero values are the defaults.
+// Options are the options of New. Nil or zero values are the defaults.
 type Options struct {
-	// Logger gets what happens, at debug level. Nil is silence.
+	// Logger receives what happens, at debug level. Nil logs nothing.
 	Logger *slog.Logger
 	// Index is the device's ordinal, for programs that open several in one process and want to tell them apart.
 	Index int
-	// WaitTimeout is how long one WaitValue32 may hold a stream up; 0 is DefaultWaitTimeout.
+	// WaitTimeout is how long one WaitValue32 may last; 0 is DefaultWaitTimeout.
 	WaitTimeout time.Duration
-	// Err, unless nil, is asked during a WaitValue32, up to a thousand times a second and from several goroutines at
-	// once. An error of it ends the wait: this is how a lost peer ends the waits for it.
+	// Err, unless nil, is called during a WaitValue32, up to a thousand times a second and from several goroutines at once. If it returns an error,
+	// the wait ends with it: so a lost peer ends the waits for it.
 	Err func() error
 }
 
@@ -111,14 +111,14 @@ func New(opts *Options) (*Device, error) {
 // Kind returns device.Host.
 func (d *Device) Kind() device.Kind { return device.Host }
 
-// Index returns the one of the options.
+// Index returns the Index of the options.
 func (d *Device) Index() int { return d.index }
 
 // Name returns what the CPU calls itself, or "host CPU".
 func (d *Device) Name() string { return d.name }
 
-// UUID returns the same for all processes of the host until it boots again (on systems other than Linux: until it gets another
-// name); where the system hides which boot it is, for all devices of this process. Devices with an index above 0 have it appended.
+// UUID returns an id that is the same for all processes of the host until it boots again (on systems other than Linux: until it gets another name).
+// Where the system hides which boot it is, it is the same for all devices of this process. Devices with an index above 0 have the index appended.
 func (d *Device) UUID() string { return d.uuid }
 
 // NewStream returns a new stream. It starts no goroutine before there is work.
@@ -145,9 +145,8 @@ func (d *Device) NewEvent() (device.Event, error) {
 	return e, nil
 }
 
-// Synchronize waits until the work that was enqueued on all streams before the call has ended, or for ctx. Errors of that work
-// stay with their streams. For a capturing stream that means what was enqueued before its capture. Work of this device must
-// not call it.
+// Synchronize waits until the work that was enqueued on all streams before the call has ended, or until ctx ends. Errors of that work stay with their
+// streams. For a capturing stream that means what was enqueued before its capture. Work of this device must not call it.
 func (d *Device) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -185,7 +184,7 @@ type Stats struct {
 	Bytes       int64 // the sum of the allocations, as asked for; memory of Map is not counted
 }
 
-// Stats tells what the device holds. A device that was closed holds nothing.
+// Stats returns what the device holds. A closed device holds nothing.
 func (d *Device) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,9 +200,8 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Close waits for the work of all streams, as long as the package's comment says, and releases streams, events, graphs
-// and memory. Memory of Map stays the caller's. It returns the errors of work that no Synchronize has returned. Closing twice
-// is ErrClosed.
+// Close waits for the work of all streams, as long as the package's comment says, and releases streams, events, graphs and memory. Memory of Map
+// stays the caller's. It returns the errors of work that no Synchronize has returned. A second Close returns ErrClosed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed.Load() {

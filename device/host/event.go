@@ -86,8 +86,8 @@ func (s *Stream) Record(ev device.Event) error {
 	return nil
 }
 
-// WaitEvent holds the stream's later work up until the latest Record of e so far is complete; e may be of another host
-// device. An event that was never recorded holds nothing up. If the record is in a capture, the stream joins that capture.
+// WaitEvent makes the stream's later work wait until the latest Record of e so far is complete; e may be of another host device. It does nothing if e
+// was never recorded. If the record is in a capture, the stream joins that capture.
 func (s *Stream) WaitEvent(ev device.Event) error {
 	const call = "WaitEvent"
 	e, err := hostEvent(call, "e", ev)
@@ -155,8 +155,8 @@ func (e *Event) Query() (bool, error) {
 	return s == nil || s.done.reached(seq), nil
 }
 
-// Synchronize waits until the record that is the latest at the call is complete, or for ctx. Errors of the work before it are
-// left to the stream.
+// Synchronize waits until the record that is the latest at the call is complete, or until ctx ends. Errors of the work before it are left to the
+// stream.
 func (e *Event) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -212,7 +212,7 @@ func (e *Event) stamp(call, arg string) (time.Duration, error) {
 	return e.at, nil
 }
 
-// Close releases the event. Waits that were enqueued for it still end as they would have. Closing twice is ErrClosed.
+// Close releases the event. Waits that were enqueued for it still end when its record is complete. A second Close returns ErrClosed.
 func (e *Event) Close() error {
 	if !e.markClosed() {
 		return closed("Close", "event")

@@ -10,7 +10,7 @@ import (
 // mostFailures bounds how many failures a stream keeps that nobody asked for.
 const mostFailures = 64
 
-// failures are the failed works of a stream that were not returned yet, in order.
+// failures are the failures of a stream's work that were not returned yet, in order.
 type failures struct {
 	some atomic.Bool // whether the list may hold any; asked without the lock
 

@@ -9,7 +9,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// line is where launches that must not overlap queue up, in the order in which they were enqueued.
+// line is a queue of launches that must not overlap, in the order in which they were enqueued.
 type line struct {
 	next   uint64   // the turn of the next launch; under the device's launching
 	served progress // how many launches have ended
@@ -88,8 +88,7 @@ func (g *Graph) Launch(s device.Stream) error {
 	return nil
 }
 
-// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. Closing twice is
-// ErrClosed.
+// Close releases the graph. Launches already enqueued still run, and so do graphs that it is part of. A second Close returns ErrClosed.
 func (g *Graph) Close() error {
 	if g.closed.Swap(true) {
 		return closed("Close", "graph")

@@ -165,8 +165,7 @@ func (s *space) count(m *mapping, sign int) {
 	s.bytes += int64(sign) * int64(len(m.mem))
 }
 
-// take makes the mapping at exactly p unknown, waits for the accesses under way, and gives it back. owned asks for one
-// that Alloc made.
+// take removes the mapping at exactly p, waits for the accesses under way, and returns it. owned asks for one that Alloc made.
 func (s *space) take(op string, p device.Ptr, owned bool) (*mapping, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -200,7 +199,7 @@ func (m *mapping) retire() {
 	<-m.idle
 }
 
-// close forgets all mappings and gives back those that Alloc made.
+// close forgets all mappings and frees those that Alloc made.
 func (s *space) close() (allocations, mappings int, err error) {
 	s.mu.Lock()
 	table := s.load()
@@ -258,8 +257,7 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 	return m.base, nil
 }
 
-// Free releases memory that Alloc gave, after the copies that are under way in it. Queued work that still uses it will
-// fail.
+// Free releases memory that Alloc returned, after the copies that are under way in it. Queued work that still uses it will fail.
 func (d *Device) Free(p device.Ptr) error {
 	m, err := d.space.take("Free", p, true)
 	if err != nil {
@@ -271,9 +269,9 @@ func (d *Device) Free(p device.Ptr) error {
 	return nil
 }
 
-// Map makes memory of the caller known to the device, which may then copy and wait in all of b, and returns its address. b is mostly memory
-// that the caller mapped. It must stay where it is, readable and writable, until Unmap has returned or the device is closed. Map copies
-// nothing, and the memory remains the caller's. ErrInvalid if b is empty or overlaps with memory that the device knows.
+// Map makes memory of the caller known to the device, which may then copy and wait in all of b, and returns its address. b is usually memory that the
+// caller has mapped. It must stay where it is, readable and writable, until Unmap has returned or the device is closed. Map copies nothing, and the
+// memory remains the caller's. The error is ErrInvalid if b is empty or overlaps with memory that the device knows.
 func (d *Device) Map(b []byte) (device.Ptr, error) {
 	const op = "Map"
 	if d.closed.Load() {
@@ -289,16 +287,16 @@ func (d *Device) Map(b []byte) (device.Ptr, error) {
 	return m.base, nil
 }
 
-// Unmap makes the device forget memory that Map was told of; p is the address Map gave. It waits for copies that are under
-// way in it, so that the caller may unmap it from the process afterwards; a WaitValue32 in it ends with an error. Kernels and
-// holders of Bytes are the caller's to wait for. Queued work that still uses the memory will fail.
+// Unmap makes the device forget memory that Map made known; p is the address that Map returned. It waits for copies that are under way in it, so that
+// the caller may unmap it from the process afterwards; a WaitValue32 in it ends with an error. The caller has to wait for kernels and for holders of
+// Bytes. Queued work that still uses the memory will fail.
 func (d *Device) Unmap(p device.Ptr) error {
 	_, err := d.space.take("Unmap", p, false)
 	return err
 }
 
-// Bytes returns the n bytes at p as a slice of the memory itself. It is an error if they are not wholly inside one mapping. The
-// slice must not be used after that memory is freed or unmapped.
+// Bytes returns the n bytes at p as a slice of the memory itself. The error says that they do not lie in one mapping. The slice must not be used
+// after that memory is freed or unmapped.
 func (d *Device) Bytes(p device.Ptr, n int64) ([]byte, error) {
 	if d.closed.Load() {
 		return nil, closed("Bytes", "device")
@@ -310,12 +308,12 @@ func (d *Device) Bytes(p device.Ptr, n int64) ([]byte, error) {
 	return m.mem[offset : offset+int(n) : offset+int(n)], nil
 }
 
-// CopyFromHost copies src to dst before it returns. It is ordered with no stream.
+// CopyFromHost copies src to dst before it returns. It is not ordered with any stream.
 func (d *Device) CopyFromHost(dst device.Ptr, src []byte) error {
 	return d.move("CopyFromHost", "dst", dst, src, false)
 }
 
-// CopyToHost copies len(dst) bytes at src to dst before it returns. It is ordered with no stream.
+// CopyToHost copies len(dst) bytes at src to dst before it returns. It is not ordered with any stream.
 func (d *Device) CopyToHost(dst []byte, src device.Ptr) error {
 	return d.move("CopyToHost", "src", src, dst, true)
 }

@@ -23,5 +23,5 @@ func obtain(n int) (full, mem []byte, err error) {
 	return full, full[:n:n], nil
 }
 
-// giveBack returns to the system what obtain got.
+// giveBack returns to the system the memory that obtain has allocated.
 func giveBack(full []byte) error { return unix.Munmap(full) }

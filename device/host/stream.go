@@ -102,7 +102,7 @@ func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
 	return s.enqueue(&op{kind: opFill, dst: dst, value: uint32(value), n: bytes})
 }
 
-// WriteValue32 enqueues writing value to the aligned 32-bit word at p and waking whoever waits for it, in any process.
+// WriteValue32 enqueues writing value to the aligned 32-bit word at p and waking everybody who waits for it, in any process.
 func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	const call = "WriteValue32"
 	if err := s.dev.space.checkWord(call, p); err != nil {
@@ -111,9 +111,9 @@ func (s *Stream) WriteValue32(p device.Ptr, value uint32) error {
 	return s.enqueue(&op{kind: opWrite, dst: p, value: value})
 }
 
-// WaitValue32 holds the stream up until the aligned 32-bit word at p is value or beyond it, modulo 2^32. A write by
-// WriteValue32 of any process is seen at once, a plain write within a millisecond. The wait fails after the WaitTimeout of the
-// options, when their Err reports an error, and when the memory is unmapped.
+// WaitValue32 makes the stream wait until the aligned 32-bit word at p is value or beyond it, modulo 2^32. A write by WriteValue32 of any process is
+// seen at once, a plain write within a millisecond. The wait fails after the WaitTimeout of the options, when their Err reports an error, and when
+// the memory is unmapped.
 func (s *Stream) WaitValue32(p device.Ptr, value uint32) error {
 	const call = "WaitValue32"
 	if err := s.dev.space.checkWord(call, p); err != nil {
@@ -183,7 +183,7 @@ func (s *Stream) usable(call string) error {
 	return nil
 }
 
-// prefer returns ErrClosed if the stream is closed, and else err, which the closing may have caused.
+// prefer returns ErrClosed if the stream is closed, and otherwise err, which closing may have caused.
 func (s *Stream) prefer(call string, err error) error {
 	if e := s.usable(call); e != nil {
 		return e
@@ -241,8 +241,8 @@ func (s *Stream) target(call string) (uint64, error) {
 	return s.enqueued.Load(), nil
 }
 
-// Close waits for the work, as long as the package's comment says, ends the goroutine and releases the stream. It returns
-// the first failure that no Synchronize has returned; the stream is closed then, too. Closing twice is ErrClosed.
+// Close waits for the work, as long as the package's comment says, ends the goroutine and releases the stream. It returns the first failure that no
+// Synchronize has returned; the stream is closed then, too. A second Close returns ErrClosed.
 func (s *Stream) Close() error {
 	if err := s.beginClose(false); err != nil {
 		return err

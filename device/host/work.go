@@ -21,7 +21,7 @@ const (
 	keepWork = 1 << 16
 )
 
-// opKind tells the kinds of work apart.
+// opKind is a kind of work.
 type opKind uint8
 
 const (
@@ -165,7 +165,7 @@ func (s *Stream) take() {
 	s.at = 0
 }
 
-// complete ends the current work: whoever waits for it goes on.
+// complete ends the current work, and wakes those who wait for it.
 func (s *Stream) complete() {
 	s.batch[s.at] = op{} // nothing is kept alive by work that has run
 	s.at++
@@ -320,8 +320,8 @@ func (s *Stream) dispatch(o *op) error {
 	return fmt.Errorf("unknown work %v", o.kind)
 }
 
-// turn waits until another stream, or another launch, has come as far as target. That is work which was enqueued before, so
-// it ends if that work does; no other bound is needed.
+// turn waits until another stream, or another launch, has come as far as target. It waits for work that was enqueued before, so it ends if that work
+// ends; no other bound is needed.
 func (s *Stream) turn(p *progress, target uint64) {
 	// The background context never ends, so there is no error to return.
 	_ = p.wait(context.Background(), target)
@@ -349,7 +349,7 @@ func (s *Stream) waitWord(addr *uint32, v uint32) error {
 	return futex.WaitAtLeast(addr, v, futex.Bound{Deadline: time.Now().Add(s.dev.waitTimeout), Err: s.waitErr})
 }
 
-// whyStop is the Err of the bound of waitWord: it says why the wait that is under way must end now, if it must.
+// whyStop is the Err of the bound of waitWord: it returns an error if the wait that is under way must end now.
 func (s *Stream) whyStop() error {
 	if s.pinned.gone() {
 		return errUnmapped

@@ -21,7 +21,7 @@ type Header struct {
 	partial bool // it does not have all that the header has
 }
 
-// Func is a function: how many bytes it takes and gives. Nothing, void, is 0 bytes; a type that is not known is -1.
+// Func is a function, with the sizes of its arguments and its result in bytes. void is 0 bytes; an unknown type is -1.
 type Func struct {
 	Result int64
 	Args   []int64

@@ -2,9 +2,6 @@ package nccl
 
 import (
 	"context"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // TestRealLibrary calls what needs no GPU, where the library is installed.
@@ -20,10 +18,7 @@ func TestRealLibrary(t *testing.T) {
 	l, err := Load(nil)
 	if err != nil {
 		require.ErrorIs(t, err, errs.ErrUnavailable)
-		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nccl") {
-			require.NoError(t, err, "SYMMEM_TEST_REQUIRE names nccl")
-		}
-		t.Skip(err)
+		testneed.Missing(t, "nccl", err)
 	}
 	t.Logf("NCCL %s at %s", l.Version(), l.Path())
 	assert.GreaterOrEqual(t, l.Version(), Version(22304))

@@ -191,7 +191,7 @@ func search(opts *Options) dl.Search {
 	return s
 }
 
-// inPackages returns the folder of the library if path is one of Python packages, and else path.
+// inPackages returns the folder of the library if path is one of Python packages, and path otherwise.
 func inPackages(path string, cuda int) string {
 	if path == "" {
 		return ""

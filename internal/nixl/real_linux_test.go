@@ -2,9 +2,6 @@ package nixl
 
 import (
 	"context"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -14,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // real loads the library that is installed, or skips the test.
@@ -22,10 +20,7 @@ func real(t *testing.T) *Library {
 	l, err := Load(nil)
 	if err != nil {
 		require.ErrorIs(t, err, errs.ErrUnavailable)
-		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nixl") {
-			require.NoError(t, err, "SYMMEM_TEST_REQUIRE names nixl")
-		}
-		t.Skip(err)
+		testneed.Missing(t, "nixl", err)
 	}
 	return l
 }

@@ -16,8 +16,8 @@
 //
 // # Waits
 //
-// Starting, [Library.Align], registering, splitting teams and finalizing wait inside of NVSHMEM until every PE has come, for ever if one never does,
-// and a thread that waits there cannot be stopped. [Bound] bounds the caller's wait.
+// Starting, [Library.Align], registering, splitting teams and finalizing wait inside NVSHMEM until every PE has come, for ever if one never does, and
+// a thread that waits there cannot be stopped. [Bound] bounds the caller's wait.
 //
 // # Environment
 //

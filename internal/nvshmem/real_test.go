@@ -1,16 +1,14 @@
 package nvshmem
 
 import (
-	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // TestRealLibrary calls what needs no GPU and ends no process, where the library is installed.
@@ -19,10 +17,7 @@ func TestRealLibrary(t *testing.T) {
 	l, err := Load(nil)
 	if err != nil {
 		require.ErrorIs(t, err, errs.ErrUnavailable)
-		if slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), "nvshmem") {
-			require.NoError(t, err, "SYMMEM_TEST_REQUIRE names nvshmem")
-		}
-		t.Skip(err)
+		testneed.Missing(t, "nvshmem", err)
 	}
 	t.Logf("NVSHMEM %s at %s", l.Version(), l.Path())
 	assert.EqualValues(t, 3, l.Version().Major)

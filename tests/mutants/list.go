@@ -15,6 +15,7 @@ var (
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
 	conditionTests = stage{"group", "Conditions", usual}
+	exitTests      = stage{"group", "AgreedFailure", usual}
 	openTests      = stage{".", "Open|InheritedSocket|Example", long}
 	kills          = stage{"tests", "TestKill/backend=(host|far)", long}
 
@@ -881,8 +882,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "config/resolve.go", why: "the launcher's socket is not taken", tests: []stage{openTests},
-		old: "c.RendezvousFD, sources[\"rendezvous-fd\"] = fd, Source{SourceEnv, name}",
+		old: "c.RendezvousFD, taken[\"rendezvous-fd\"] = fd, Source{Env: name}",
 		new: "_ = fd",
+	},
+	{
+		file: "open.go", why: "variables of options reach a backend behind a Config", tests: []stage{openTests},
+		old: "Getenv: withoutOptions(opts.getenv())",
+		new: "Getenv: opts.getenv()",
+	},
+	{
+		file: "config/resolve.go", why: "a Config leaves no library to its variable", tests: []stage{openTests},
+		old: "d.Name == options.Library &&",
+		new: "d.Name == \"none\" &&",
+	},
+	{
+		file: "group/group.go", why: "rank 0 returns an agreed failure before the others are told", tests: []stage{exitTests},
+		old: "\t\tg.session.transport.flush()\n",
+		new: "",
 	},
 	{
 		file: "memory/record.go", why: "what a failed rank brought is held for a mismatch", tests: inSuite,

@@ -26,8 +26,8 @@ func Main() {
 // app is what the sub-commands share.
 type app struct{ *process.Process }
 
-// run is the whole command: it takes what a process is started with and returns its exit status. It blocks until the command
-// has ended, at the latest soon after ctx has, and leaves nothing behind.
+// run is the whole command: it takes what a process is started with and returns its exit status. It blocks until the command has ended, which is at
+// the latest soon after ctx ends, and leaves nothing behind.
 func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer, environ []string) int {
 	a := app{&process.Process{Args: args, In: in, Out: out, Err: errOut, Environ: environ}}
 	root := a.rootCommand()
@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if err == nil {
 		return exit.OK
 	}
-	// Whatever cobra itself refuses is a mistake in the command line: the sub-commands give errors with a status.
+	// Whatever cobra itself refuses is a mistake in the command line: the errors of the sub-commands have a status.
 	ending, ok := errors.AsType[*exit.Error](err)
 	if !ok {
 		ending = &exit.Error{Status: exit.Usage, Err: err}

@@ -13,7 +13,7 @@
 //
 // [Main] only calls run, which takes everything that a process gets from outside as arguments, so that tests call it too. There is one
 // file for each sub-command, with its flags. What a sub-command does is in a package under internal: verify, bench and doctor have
-// one each, and run is package launch, which starts ranks for all of them and sees to it that nothing is left behind, whatever ends
+// one each, and run is package launch, which starts ranks for all of them and makes sure that nothing is left behind, whatever ends
 // the command. Verify and bench start this same executable again, once for each rank, with a hidden sub-command that reports through
 // an inherited pipe (package fleet). Doctor does the same for each backend that it probes (package probe).
 package command

@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 func diagnosed(t *testing.T, status int, env []string, args ...string) doctor.Diagnosis {
@@ -140,7 +141,7 @@ func TestDoctorForPeople(t *testing.T) {
 // TestDoctorVerdict: the exit status and the last line say whether the backends that were asked for can be used.
 func TestDoctorVerdict(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		skipWithout(t, "host", "without the host backend no backend can be used here")
+		testneed.Missing(t, "host", "without the host backend no backend can be used here")
 	}
 	for name, tt := range map[string]struct {
 		env     []string

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // TestDocumentedCommands: every line of a document that calls this command names a sub-command and flags that it has, with values that
@@ -26,7 +27,7 @@ func TestDocumentedCommands(t *testing.T) {
 	pages, err := filepath.Glob(root + "/docs/*.md")
 	require.NoError(t, err)
 	if _, err := os.Stat(root + "/README.md"); errors.Is(err, fs.ErrNotExist) {
-		skipWithout(t, "checkout", "this is not run in a checkout: the documents are not here")
+		testneed.Missing(t, "checkout", "this is not run in a checkout: the documents are not here")
 	}
 	pages = append(pages, root+"/README.md", root+"/CONTRIBUTING.md", root+"/SECURITY.md")
 

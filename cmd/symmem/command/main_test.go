@@ -19,8 +19,8 @@ import (
 	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/errs"
-	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/internal/options"
+	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
 

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // shownCommands returns the commands that users see.
@@ -70,7 +71,7 @@ func TestJSONOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.args[0] == "verify" && runtime.GOOS != "linux" {
-				skipWithout(t, "host", "ranks are started on Linux only")
+				testneed.Missing(t, "host", "ranks are started on Linux only")
 			}
 			r := call(t, "", environ(), append(tt.args, "--json")...)
 			assert.Equal(t, tt.status, r.status, r.err)

@@ -289,7 +289,7 @@ func (d *Diagnosis) writeSettings(t io.Writer, verbose bool) {
 // sourceDefault is the name of the source of a setting that nobody has set.
 var sourceDefault = config.Source{}.String()
 
-// writeLibraries prints what was found of each native library, once for all backends that need it.
+// writeLibraries prints what was found out about each native library, once for all backends that need it.
 func (d *Diagnosis) writeLibraries(t io.Writer, verbose bool) {
 	var shown []backend.Library
 	var advised []string // what was said to be done already

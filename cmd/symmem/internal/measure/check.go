@@ -45,8 +45,8 @@ func (r *reduction) starts(n int64) []int64 {
 // checker is checkResult for the dtype of the reduction.
 type checker func(ctx context.Context, r reduction) error
 
-// checkResult runs the reduction once on small integers, which every dtype holds exactly, compares the result, and fills the input with
-// zeros. What gives wrong results is not measured. Collective.
+// checkResult runs the reduction once on small integers, which every dtype holds exactly, compares the result, and fills the input with zeros. An
+// all-reduce with wrong results is not measured. Collective.
 func (b *bencher) checkResult(ctx context.Context, r reduction) error {
 	var check checker
 	switch r.dtype {

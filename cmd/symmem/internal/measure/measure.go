@@ -32,8 +32,8 @@ const (
 	barrierChannel, signalChannel = 0, 0
 )
 
-// Run takes the measurements of spec on this rank and blocks until they are done. It is collective, and all ranks give the same spec.
-// Rank 0 reports the results to rep. After an error the ranks may be at different places, and the process has to end.
+// Run takes the measurements of spec on this rank and blocks until they are done. It is collective, and all ranks pass the same spec. Rank 0 reports
+// the results to rep. After an error the ranks may be at different places, and the process has to end.
 func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
 	b := &bencher{spec: spec, r: r, rep: rep}
 	return b.run(ctx)

@@ -78,8 +78,8 @@ func (b *bencher) agree(ctx context.Context, op string, failure error) (reason s
 	return reason, nil
 }
 
-// whyNoPeer makes one reason of those of all ranks: the first one, with the number of its rank unless all are the same. It is "" if
-// there is none.
+// whyNoPeer combines the reasons of all ranks into one: the first one, with the number of its rank unless all are the same. It is "" if there is
+// none.
 func whyNoPeer(all []peerFailure) (reason string, stuck bool) {
 	same := true
 	for rank, f := range all {

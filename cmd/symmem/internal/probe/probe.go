@@ -158,8 +158,7 @@ func environment(p *process.Process) *backend.Env {
 // fixProbe is the advice for a probe that failed, other than by finding that something is missing.
 const fixProbe = "the probe itself failed: see whether the installed library is the right one and whole, and report this text"
 
-// find turns a probe into a finding. If the error says separately what to do, that is the fix. Otherwise its text says it, or nobody
-// knows.
+// find turns a probe into a finding. If the error says separately what to do, that is the fix. Otherwise its text says it, or it is not known.
 func find(name string, probe func() (backend.Capabilities, error)) Finding {
 	c, err := probe()
 	if err == nil {

@@ -64,8 +64,8 @@ type Ranks struct {
 	Vars       []string // the settings that were given as flags, as NAME=value: ranks read variables, not flags
 }
 
-// ForRanks returns what the ranks of a command are given, from its flags and the configuration that Load returned. What the environment
-// and the file say, the ranks read for themselves. If one of PlaceKeys was given as a flag, the error is an *exit.Error with status 2.
+// ForRanks returns what the ranks of a command are given, from its flags and the configuration that Load returned. The ranks read the environment and
+// the file themselves. If one of PlaceKeys was given as a flag, the error is an *exit.Error with status 2.
 func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, error) {
 	var s Ranks
 	for _, key := range config.Keys() {

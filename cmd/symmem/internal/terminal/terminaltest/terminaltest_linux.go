@@ -1,4 +1,4 @@
-// Package terminaltest gives terminals to tests.
+// Package terminaltest opens terminals for tests.
 package terminaltest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a terminal of so many columns. written closes it and gives everything that was written to it; a test calls it once.
+// Open opens a terminal with that many columns. written closes it and returns everything that was written to it; a test calls it once.
 func Open(t *testing.T, columns uint16) (tty *os.File, written func() string) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

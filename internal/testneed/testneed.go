@@ -1,0 +1,43 @@
+// Package testneed skips tests that need what not every machine has, such as a library or a GPU. The variable SYMMEM_TEST_REQUIRE forbids
+// that: it lists, with commas between them, the names of what the machine must have, and gpus=N for N GPUs. A test that would be skipped for one of
+// them fails. Only tests import this package.
+package testneed
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Missing skips the test, because what name stands for is missing; why says what that is. It fails the test if name is required.
+func Missing(t testing.TB, name string, why any) {
+	t.Helper()
+	if slices.Contains(required(), name) {
+		t.Fatalf("SYMMEM_TEST_REQUIRE names %s, which is missing: %v", name, why)
+	}
+	t.Skip(why)
+}
+
+// MissingGPUs skips the test, because it needs so many GPUs and there are fewer. It fails the test if that many are required.
+func MissingGPUs(t testing.TB, need int, why any) {
+	t.Helper()
+	for _, name := range required() {
+		if n, ok := strings.CutPrefix(name, "gpus="); ok {
+			if must, err := strconv.Atoi(n); err != nil || must >= need {
+				t.Fatalf("SYMMEM_TEST_REQUIRE has %s, and there are fewer than %d GPUs: %v", name, need, why)
+			}
+		}
+	}
+	t.Skip(why)
+}
+
+// required returns the entries of SYMMEM_TEST_REQUIRE.
+func required() []string {
+	names := strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ",")
+	for i, name := range names {
+		names[i] = strings.TrimSpace(name)
+	}
+	return names
+}
