@@ -41,7 +41,7 @@ type Kernel struct {
 	// The kernel waits for that work by itself, as symmem::awaitPrevious does. See [Addresses.Early].
 	Overlap bool
 	// Params returns the kernel's parameters in their order, when a plan is made: integers and floats of fixed size, a [device.Ptr] for a
-	// pointer, a struct or an array of these without padding, or the bytes of a parameter as they are. Nil for a kernel that has none.
+	// pointer, an array of these or a struct whose padding is in fields called _, or the bytes of a parameter as they are. Nil for a kernel that has none.
 	Params func(a *Addresses) []any
 }
 
