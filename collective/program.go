@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -301,7 +302,9 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	}
 	blocks, threads := k.Blocks, k.Threads
 	if k.Fit != nil {
-		blocks, threads = k.Fit(g.Multiprocessors())
+		if blocks, threads = k.Fit(g.Multiprocessors()); blocks < 1 || blocks > math.MaxInt32 || !slices.Contains(threadSizes, threads) {
+			return nil, badFit(blocks, threads)
+		}
 	}
 	params, err := k.params(b.Addresses)
 	if err != nil {
