@@ -448,7 +448,10 @@ func TestWrongSpecs(t *testing.T) {
 				if bad < 2 && c.alone {
 					continue
 				}
-				spec := collective.Spec{Name: "wrong", Tensors: []tensor.SymmetricTensor{r.x}, Host: r.forms(nil)[0].spec.Host}
+				spec := collective.Spec{
+					Name: "wrong", Tensors: []tensor.SymmetricTensor{r.x}, Host: r.forms(nil)[0].spec.Host,
+					Workspace: 5 << 20, // of which a block has room for one
+				}
 				if bad == 2 || bad == r.Rank() {
 					c.change(&spec)
 				}

@@ -1396,7 +1396,7 @@ var mutants = []mutant{
 	{
 		file: "collective/program.go", why: "a lane is not joined at the end", tests: inCollective,
 		old: "\tif open {\n",
-		new: "\tif false {\n",
+		new: "\tif open && false {\n",
 	},
 	{
 		file: "collective/program.go", why: "a lane does not begin with the run", tests: inCollective,
