@@ -1419,11 +1419,6 @@ var mutants = []mutant{
 		new: "First:",
 	},
 	{
-		file: "collective/program.go", why: "signals of a program do not begin at the first epoch", tests: inCollective,
-		old: "First: p.spec.FirstEpoch, Op",
-		new: "Op",
-	},
-	{
 		file: "collective/program.go", why: "unknown signals", tests: inCollective,
 		old: "signal < 0 || signal >= n {",
 		new: "false && signal >= n {",
