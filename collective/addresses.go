@@ -192,6 +192,9 @@ func (a *Addresses) enableMulticast(ctx context.Context) error {
 // put is a write to a peer's tensor or workspace as package memory has it.
 func (a *Addresses) put(put Put) (memory.SendPut, error) {
 	send := memory.SendPut{Peer: put.Peer, Local: put.Local, Bytes: put.Bytes}
+	if p := a.plan; put.Peer < 0 || put.Peer >= p.size || put.Peer == p.rank {
+		return send, errs.Invalid("Builder.Send", "Peer", put.Peer, fmt.Sprintf("another rank than this one, %d, of 0 to %d", p.rank, p.size-1))
+	}
 	if put.Tensor == ToWorkspace {
 		if put.Offset < 0 || put.Bytes < 0 || put.Bytes > a.plan.spec.Workspace-put.Offset {
 			return send, errs.Invalid("Builder.Send", "put", fmt.Sprintf("%d bytes at offset %d", put.Bytes, put.Offset),

@@ -41,12 +41,21 @@ type Kernel struct {
 	// The kernel waits for that work by itself, as symmem::awaitPrevious does. See [Addresses.Early].
 	Overlap bool
 	// Params returns the kernel's parameters in their order, when a plan is made: integers and floats of fixed size, a [device.Ptr] for a
-	// pointer, a struct or an array of these without padding, or the bytes of a parameter as they are. Nil for a kernel that has none.
+	// pointer, an array of these or a struct whose padding is in fields called _, or the bytes of a parameter as they are. Nil for a kernel that has none.
 	Params func(a *Addresses) []any
 }
 
 // threadSizes are the blocks that Fit may choose.
-var threadSizes = []int{32, 64, 128, 256, 512, 1024}
+var threadSizes = []int{32, 64, 128, 256, 512, mostThreads}
+
+// mostThreads is the most threads that a block has on any CUDA device.
+const mostThreads = 1024
+
+// badFit is the error of a Fit that gave what no launch can be.
+func badFit(blocks, threads int) error {
+	return errs.Invalid("New", "Fit", fmt.Sprintf("%d blocks of %d threads", blocks, threads),
+		fmt.Sprintf("1 to %d blocks, of %v threads and no more than the kernel was compiled for", math.MaxInt32, threadSizes))
+}
 
 // kernelForm is a plan as a CUDA kernel.
 type kernelForm struct {
@@ -84,16 +93,16 @@ func (f *kernelForm) check() error {
 		return errs.Invalid(call, "CUDA.Image", "nothing", "PTX, a cubin or a fat binary")
 	case k.Function == "":
 		return errs.Invalid(call, "CUDA.Function", `""`, "the name of a kernel in the image")
-	case k.Fit == nil && k.Blocks < 1:
-		return errs.Invalid(call, "CUDA.Blocks", k.Blocks, "1 or more")
-	case k.Fit == nil && k.Threads < 1:
-		return errs.Invalid(call, "CUDA.Threads", k.Threads, "1 or more")
+	case k.Fit == nil && (k.Blocks < 1 || k.Blocks > math.MaxInt32):
+		return errs.Invalid(call, "CUDA.Blocks", k.Blocks, fmt.Sprintf("1 to %d", math.MaxInt32))
+	case k.Fit == nil && (k.Threads < 1 || k.Threads > mostThreads):
+		return errs.Invalid(call, "CUDA.Threads", k.Threads, fmt.Sprintf("1 to %d", mostThreads))
 	case k.MinBlocks < 0:
 		return errs.Invalid(call, "CUDA.MinBlocks", k.MinBlocks, "0 or more")
-	case k.SharedBytes < 0:
-		return errs.Invalid(call, "CUDA.SharedBytes", k.SharedBytes, "0 or more")
-	case k.BlockWorkspace < 0:
-		return errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace, "0 or more")
+	case k.SharedBytes < 0 || k.SharedBytes > math.MaxInt32:
+		return errs.Invalid(call, "CUDA.SharedBytes", k.SharedBytes, "0 or more bytes that a block can have")
+	case k.BlockWorkspace < 0 || k.BlockWorkspace > maxWorkspaceBytes:
+		return errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
 	}
 	return nil
 }
@@ -149,9 +158,8 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 	}
 	for r, d := range devices {
 		switch n, ok := d.Resident[f.threads]; {
-		case f.blocks < 1 || !ok:
-			return 0, errs.Invalid(call, "Fit", fmt.Sprintf("%d blocks of %d threads", f.blocks, f.threads),
-				fmt.Sprintf("at least 1 block, of %v threads and no more than the kernel was compiled for", threadSizes))
+		case f.blocks < 1 || f.blocks > math.MaxInt32 || !ok:
+			return 0, badFit(f.blocks, f.threads)
 		case n < 1:
 			return 0, errs.Invalid(call, "Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
 		}
@@ -160,6 +168,10 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 		if err := f.makeRoom(offers, devices); err != nil {
 			return 0, err
 		}
+	}
+	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
+		return 0, errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace,
+			fmt.Sprintf("what makes no more than %d bytes of %d blocks", int64(maxWorkspaceBytes), f.blocks))
 	}
 	return max(f.dataAt()+f.plan.spec.Workspace+int64(f.blocks)*k.BlockWorkspace, 1), nil
 }

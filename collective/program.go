@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -14,9 +16,9 @@ import (
 // Program is a collective as steps: puts with signals behind them, waits for signals, and launches. It needs no addresses of peers' memory.
 //
 // A run has the plan's stream and, if Lane is set, a stream of its own beside it for what waits for peers. The steps of each are in order;
-// [Builder.Fork] and [Builder.Join] order the two. A wait is bounded as every wait of device work is. What fails makes the plan fail.
+// [Builder.Fork] and [Builder.Join] order the two; no run begins on the one before it begins on the other, nor ends. A wait is bounded as every wait of device work is. What fails makes the plan fail.
 type Program struct {
-	// Signals is how many signals each rank counts from each other; numbered from 0.
+	// Signals is how many signals each rank counts from each other; numbered from 0. There are 1024 at most.
 	Signals int
 	// Granted is how many of them, the last ones, begin with one of every peer that was not waited for: room that the peers have.
 	Granted int
@@ -49,6 +51,9 @@ type Builder struct {
 // programForm is a plan as a program. Its workspace begins with the pads of the signals.
 type programForm struct{ plan *Plan }
 
+// maxSignals is the most signals of a program, as many as a memory has channels.
+const maxSignals = 1024
+
 // padAlign is what the Spec's workspace is aligned to.
 const padAlign = 128
 
@@ -62,8 +67,8 @@ func (f programForm) offer() ([]byte, error) {
 	switch g := f.plan.spec.Program; {
 	case g.Build == nil:
 		return nil, errs.Invalid(call, "Program.Build", nil, "a function")
-	case g.Signals < 0:
-		return nil, errs.Invalid(call, "Program.Signals", g.Signals, "0 or more")
+	case g.Signals < 0 || g.Signals > maxSignals:
+		return nil, errs.Invalid(call, "Program.Signals", g.Signals, fmt.Sprintf("0 to %d", maxSignals))
 	case g.Granted < 0 || g.Granted > g.Signals:
 		return nil, errs.Invalid(call, "Program.Granted", g.Granted, fmt.Sprintf("0 to %d, the number of signals", g.Signals))
 	}
@@ -146,7 +151,33 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 	if err != nil {
 		return nil, err
 	}
+	w.enclose()
 	return w, nil
+}
+
+// enclose makes what the lane does part of the run, where the program does not: a fork comes before it, and a join behind. Else a capture
+// would not have it, and who has waited for the plan's stream would not have waited for it.
+func (w *programWork) enclose() {
+	if w.lane == nil {
+		return
+	}
+	var first stepKind // of those that concern the lane
+	open := false      // the lane has more to do than was joined
+	for _, s := range w.steps {
+		if s.kind == stepLaunch || s.kind == stepFinish {
+			continue
+		}
+		if first == 0 {
+			first = s.kind
+		}
+		open = s.kind != stepJoin
+	}
+	if first != 0 && first != stepFork {
+		w.steps = slices.Insert(w.steps, 0, step{kind: stepFork})
+	}
+	if open {
+		w.steps = append(w.steps, step{kind: stepJoin})
+	}
 }
 
 // makeLane makes the stream beside the plan's.
@@ -221,7 +252,7 @@ func (b *Builder) Wait(signal int) {
 }
 
 // Finish adds waiting on the plan's stream, whose user looks for errors: like Wait, and what has failed before is an error of that stream.
-// It is the last wait of every program that waits.
+// It is the last wait of every program that waits. Join the lane before: what fails there later is an error of the next Run only.
 func (b *Builder) Finish(signal int) {
 	if b.known("Builder.Finish", signal) {
 		b.add(step{kind: stepFinish, signal: signal})
@@ -273,7 +304,9 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	}
 	blocks, threads := k.Blocks, k.Threads
 	if k.Fit != nil {
-		blocks, threads = k.Fit(g.Multiprocessors())
+		if blocks, threads = k.Fit(g.Multiprocessors()); blocks < 1 || blocks > math.MaxInt32 || !slices.Contains(threadSizes, threads) {
+			return nil, badFit(blocks, threads)
+		}
 	}
 	params, err := k.params(b.Addresses)
 	if err != nil {
@@ -284,8 +317,13 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	})
 }
 
-// Host adds a function that runs on a goroutine of the plan's stream, on the host device. Its error makes the plan fail.
+// Host adds a function that runs on a goroutine of the plan's stream, on the host device; ErrUnsupported elsewhere. Its error makes the plan
+// fail, and peers get no signals from this rank any more.
 func (b *Builder) Host(f func() error) {
+	if d := b.plan.device; d.Kind() != device.Host {
+		b.fail(fmt.Errorf("a step of the host on %s: %w", d.Name(), errs.ErrUnsupported))
+		return
+	}
 	if f == nil {
 		b.fail(errs.Invalid("Builder.Host", "f", nil, "a function"))
 		return
@@ -323,18 +361,38 @@ func (h *hostStep) RunKernel() error {
 	if err := p.released(); err != nil {
 		return err
 	}
-	if p.failed.Load() != nil {
-		return nil // told by a wait
+	if err := p.Err(); err != nil {
+		if h.work.signals != nil {
+			return nil // told by a wait
+		}
+		return err
 	}
 	// A graph may be launched on a stream that no Run was told of.
 	if h.work.running.Swap(true) {
-		return p.fail(fmt.Errorf("running %s: %w", p.name, errs.ErrTwoStreams))
+		return h.fail(fmt.Errorf("running %s: %w", p.name, errs.ErrTwoStreams))
 	}
 	defer h.work.running.Store(false)
-	if err := h.run(); err != nil {
-		return p.fail(err)
+	ended := false
+	defer func() {
+		if !ended { // the stream has the panic
+			_ = h.fail(fmt.Errorf("a step of %s has panicked", p.name))
+		}
+	}()
+	err := h.run()
+	ended = true
+	if err != nil {
+		return h.fail(err)
 	}
 	return nil
+}
+
+// fail makes the plan fail. Its peers get no signals any more: what they would take may not be there.
+func (h *hostStep) fail(err error) error {
+	err = h.work.plan.fail(err)
+	if h.work.signals != nil {
+		h.work.signals.Fail(err)
+	}
+	return err
 }
 
 // String describes the plan in errors of the stream.

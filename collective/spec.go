@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/symmem/symmem/device"
@@ -73,6 +74,7 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	if err := errors.Join(errs.Given(call, "ctx", ctx, "a context"), errs.Given(call, "m", m, "a memory")); err != nil {
 		return nil, err
 	}
+	spec.Tensors = slices.Clone(spec.Tensors)
 	p := &Plan{name: spec.Name, memory: m, device: m.Device(), rank: m.Group().Rank(), size: m.Group().Size(), spec: spec}
 	failure := spec.Failure
 	if failure == nil {
@@ -108,6 +110,9 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	return p, nil
 }
 
+// maxWorkspaceBytes is as much workspace as a memory gives, far above what any plan needs.
+const maxWorkspaceBytes = 1 << 40
+
 // check says what is wrong with this rank's Spec.
 func (p *Plan) check() error {
 	const call = "New"
@@ -115,8 +120,8 @@ func (p *Plan) check() error {
 	switch {
 	case s.Name == "":
 		return errs.Invalid(call, "Name", `""`, "a name for errors")
-	case s.Workspace < 0:
-		return errs.Invalid(call, "Workspace", s.Workspace, "0 or more bytes")
+	case s.Workspace < 0 || s.Workspace > maxWorkspaceBytes:
+		return errs.Invalid(call, "Workspace", s.Workspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
 	case s.CUDA == nil && s.Host == nil && s.Program == nil:
 		return errs.Invalid(call, "Spec", "none of CUDA, Host and Program", "at least one")
 	}

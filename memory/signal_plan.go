@@ -126,6 +126,13 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	return &Signals{memory: m, workspace: w, user: user, signals: made}, nil
 }
 
+// Fail makes nothing wait or signal any more, as after a wait in vain, because of err: the plan has failed elsewhere. It does not wait for
+// what is under way. Whoever calls it tells the plan.
+func (p *Signals) Fail(err error) {
+	p.user.keep(err)
+	p.user.dead.Store(true)
+}
+
 // SignalAll enqueues a signal to every peer on channel, as [Memory.Signal] does.
 func (p *Signals) SignalAll(s device.Stream, channel int) error {
 	return p.signals.signalAll(s, channel)

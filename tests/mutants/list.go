@@ -7,6 +7,7 @@ var (
 	memoryTests    = stage{"memory", ".", usual}
 	tensorTests    = stage{"tensor", ".", usual}
 	kernelTests    = stage{"kernels", ".", usual}
+	planTests      = stage{"collective", ".", usual}
 	hostTests      = stage{"backend/host", ".", usual}
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
@@ -19,11 +20,12 @@ var (
 	openTests      = stage{".", "Open|InheritedSocket|Example", long}
 	kills          = stage{"tests", "TestKill/backend=(host|far)", long}
 
-	inSuite  = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
-	inPlans  = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
-	inSends  = []stage{memoryTests, hostTests, kernelTests, worldOfTwo, worldOfThree}
-	inTensor = []stage{tensorTests, worldOfTwo, worldOfThree}
-	onFakes  = []stage{memoryTests, nativeTests, kernelTests}
+	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
+	inPlans      = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
+	inCollective = []stage{planTests, kernelTests, hostTests, worldOfTwo, worldOfThree}
+	inSends      = []stage{memoryTests, hostTests, kernelTests, worldOfTwo, worldOfThree}
+	inTensor     = []stage{tensorTests, worldOfTwo, worldOfThree}
+	onFakes      = []stage{memoryTests, nativeTests, kernelTests}
 )
 
 // with gives the stages of base, and more behind them.
@@ -76,14 +78,14 @@ var mutants = []mutant{
 		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(peer); ok {\n\t\treturn m.copies",
 	},
 	{
-		file: "kernels/host_work.go", why: "a recorded run does nothing", tests: inPlans,
+		file: "collective/host.go", why: "a recorded run does nothing", tests: inCollective,
 		old: "\t\tw.captured.Store(true)\n\t\treturn l.Launch((*recordedRun)(w))",
 		new: "\t\tw.captured.Store(true)\n\t\treturn nil",
 	},
 	{
-		file: "kernels/transfers.go", why: "a recorded run by transfers does nothing", tests: inPlans,
-		old: "\tif recorded {\n\t\tw.captured.Store(true)\n\t}",
-		new: "\tif recorded {\n\t\tw.captured.Store(true)\n\t\treturn nil\n\t}",
+		file: "collective/program.go", why: "a recorded run by transfers does nothing", tests: inCollective,
+		old: "\tfor i := range w.steps {\n\t\tif err := w.step(",
+		new: "\tif recorded {\n\t\treturn nil\n\t}\n\tfor i := range w.steps {\n\t\tif err := w.step(",
 	},
 	{
 		file: "memory/signal_host.go", why: "a barrier waits for nobody", tests: inSuite,
@@ -1759,37 +1761,37 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "one-shot has one buffer", tests: inPlans,
-		old: "\tbuffers := k.buffers[k.epoch&1]\n",
+		old: "\tbuffers := k.buffers[r.Epoch()&1]\n",
 		new: "\tbuffers := k.buffers[0]\n",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "runs are not counted", tests: inPlans,
-		old: "\tk.epoch++\n",
-		new: "\tk.epoch |= 1\n",
+		file: "collective/host.go", why: "runs are not counted", tests: inCollective,
+		old: "\tw.run.epoch++\n",
+		new: "\tw.run.epoch |= 1\n",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "one-shot waits for nobody", tests: inPlans,
-		old: "\tif err := k.exchange(flagStart); err != nil {\n\t\treturn err\n\t}\n\tk.reduce(k.out, buffers, 0, k.elements)",
+		old: "\tif err := r.Barrier(flagStart); err != nil {\n\t\treturn err\n\t}\n\tk.reduce(k.out, buffers, 0, k.elements)",
 		new: "\tk.reduce(k.out, buffers, 0, k.elements)",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "two-shot does not wait for inputs", tests: inPlans,
-		old: "\tif err := k.exchange(flagStart); err != nil {\n\t\treturn err\n\t}\n\tlo, hi",
+		old: "\tif err := r.Barrier(flagStart); err != nil {\n\t\treturn err\n\t}\n\tlo, hi",
 		new: "\tlo, hi",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "two-shot does not wait for results", tests: inPlans,
-		old: "\treturn k.exchange(flagEnd)\n",
+		old: "\treturn r.Barrier(flagEnd)\n",
 		new: "\treturn nil\n",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "epochs do not count in a circle", tests: inPlans,
-		old: "\t\tw := k.mine[kind][peer]\n\t\tif int32(w.Load()-k.epoch) >= 0 {",
-		new: "\t\tw := k.mine[kind][peer]\n\t\tif w.Load() >= k.epoch {",
+		file: "collective/host.go", why: "epochs do not count in a circle", tests: inCollective,
+		old: "\tif int32(w.Load()-value) >= 0 {",
+		new: "\tif w.Load() >= value {",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "flags do not begin at the first epoch", tests: inPlans,
-		old: "\t\t\t\tmine.Store(firstEpoch)\n",
+		file: "collective/host.go", why: "flags do not begin at the first epoch", tests: inCollective,
+		old: "\t\t\t\tmine.Store(p.spec.FirstEpoch)\n",
 		new: "",
 	},
 	{
@@ -1803,143 +1805,143 @@ var mutants = []mutant{
 		new: "\teach = each / line * line\n",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "start and end have one flag", tests: inPlans,
-		old: "int64(kind*l.size+writer) * flagStride",
-		new: "int64(writer) * flagStride",
+		file: "collective/host.go", why: "start and end have one flag", tests: inCollective,
+		old: "int64(flag*f.plan.size+writer) * flagStride",
+		new: "int64(flag/Flags*Flags*f.plan.size+writer) * flagStride",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "an exchange does not wait for the next rank", tests: inPlans,
-		old: "\tfor i := 1; i < k.size; i++ {\n\t\tpeer := (k.rank + i) % k.size\n\t\tw :=",
-		new: "\tfor i := 2; i < k.size; i++ {\n\t\tpeer := (k.rank + i) % k.size\n\t\tw :=",
+		file: "collective/host.go", why: "an exchange does not wait for the next rank", tests: inCollective,
+		old: "\tfor i := 1; i < size; i++ {\n\t\tif err := r.Wait(",
+		new: "\tfor i := 2; i < size; i++ {\n\t\tif err := r.Wait(",
 	},
 	{
-		file: "kernels/host_allreduce.go", why: "a wait in vain is no error", tests: with(inPlans, kills),
-		old: "\t\t\treturn &device.WaitError{Op: k.name,",
-		new: "\t\t\treturn nil\n\t\t\treturn &device.WaitError{Op: k.name,",
+		file: "collective/host.go", why: "a wait in vain is no error", tests: with(inCollective, kills),
+		old: "\t\treturn &device.WaitError{Op: r.name,",
+		new: "\t\treturn nil\n\t\treturn &device.WaitError{Op: r.name,",
 	},
 	{
-		file: "kernels/host_work.go", why: "runs of graphs on two streams are not noticed", tests: inPlans,
+		file: "collective/host.go", why: "runs of graphs on two streams are not noticed", tests: inCollective,
 		old: "\t\tif w.running.Swap(true) {",
 		new: "\t\tif w.running.Load() {",
 	},
 	{
-		file: "kernels/host_work.go", why: "a run under way counts as settled", tests: inPlans,
+		file: "collective/host.go", why: "a run under way counts as settled", tests: inCollective,
 		old: "\tw.pending.Add(1)\n\terr",
 		new: "\terr",
 	},
 	{
-		file: "kernels/host_work.go", why: "a plan that has failed runs on", tests: with(inPlans, kills),
+		file: "collective/host.go", why: "a plan that has failed runs on", tests: with(inCollective, kills),
 		old: "\tif err := w.plan.Err(); err != nil {\n\t\treturn err // whichever",
 		new: "\tif err := error(nil); err != nil {\n\t\treturn err // whichever",
 	},
 	{
-		file: "kernels/host_work.go", why: "a run that fails does not end the plan", tests: with(inPlans, kills),
-		old: "\t\treturn w.plan.fail(err)\n\t}\n\treturn nil\n}",
-		new: "\t\treturn err\n\t}\n\treturn nil\n}",
+		file: "collective/host.go", why: "a run that fails does not end the plan", tests: with(inCollective, kills),
+		old: "\tif err != nil {\n\t\treturn w.plan.fail(err)\n\t}\n",
+		new: "\tif err != nil {\n\t\treturn err\n\t}\n",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not vote whether all have a plan", tests: inPlans,
-		old: "\tif err := t.Memory().Group().Vote(ctx, \"plan\", err); err != nil {",
-		new: "\tif err != nil {",
+		file: "collective/spec.go", why: "ranks do not vote whether all have a plan", tests: inCollective,
+		old: "\tif err := m.Group().Vote(ctx, \"plan\", errors.Join(err, a.err)); err != nil {",
+		new: "\tif err := errors.Join(err, a.err); err != nil {",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not compare a plan's first epoch", tests: inPlans,
-		old: "opts.FirstEpoch, form.purpose()",
-		new: "0, form.purpose()",
+		file: "collective/spec.go", why: "ranks do not compare a plan's first epoch", tests: inCollective,
+		old: "fmt.Sprintf(\"first epoch %d\", s.FirstEpoch)",
+		new: "fmt.Sprintf(\"first epoch %d\", s.FirstEpoch*0)",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not compare where a plan reads", tests: inPlans,
-		old: "place(t), place(out), opts",
-		new: "place(out), place(out), opts",
+		file: "kernels/allreduce.go", why: "ranks do not compare where a plan reads", tests: inPlans,
+		old: "Tensors:    []tensor.SymmetricTensor{a.in, a.out}",
+		new: "Tensors:    []tensor.SymmetricTensor{a.out, a.out}",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not compare where a plan writes", tests: inPlans,
-		old: "place(t), place(out), opts",
-		new: "place(t), place(t), opts",
+		file: "kernels/allreduce.go", why: "ranks do not compare where a plan writes", tests: inPlans,
+		old: "Tensors:    []tensor.SymmetricTensor{a.in, a.out}",
+		new: "Tensors:    []tensor.SymmetricTensor{a.in, a.in}",
 	},
 	{
-		file: "kernels/plan.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
-		old: "opts.MaxBlocks, opts.FirstEpoch",
-		new: "0, opts.FirstEpoch",
+		file: "kernels/allreduce.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
+		old: "fmt.Sprintf(\"at most %d blocks\", a.maxBlocks)",
+		new: "fmt.Sprintf(\"at most %d blocks\", 0*a.maxBlocks)",
 	},
 	{
-		file: "kernels/plan.go", why: "outputs may overlap inputs", tests: inPlans,
-		old: "\tif !inPlace && a < b+n && b < a+n {",
+		file: "kernels/allreduce.go", why: "outputs may overlap inputs", tests: inPlans,
+		old: "\tif !a.inPlace && in < out+n && out < in+n {",
 		new: "\tif false {",
 	},
 	{
-		file: "kernels/plan.go", why: "outputs of another size", tests: inPlans,
-		old: "\tcase p.out.NumElements() != p.in.NumElements():",
+		file: "kernels/allreduce.go", why: "outputs of another size", tests: inPlans,
+		old: "\tcase a.out.NumElements() != a.in.NumElements():",
 		new: "\tcase false:",
 	},
 	{
-		file: "kernels/plan.go", why: "outputs of another dtype", tests: inPlans,
-		old: "\tcase p.out.DType() != p.in.DType():",
+		file: "kernels/allreduce.go", why: "outputs of another dtype", tests: inPlans,
+		old: "\tcase a.out.DType() != a.in.DType():",
 		new: "\tcase false:",
 	},
 	{
-		file: "kernels/plan.go", why: "outputs of another group", tests: inPlans,
-		old: "\tcase p.out.Memory() != p.in.Memory():",
+		file: "kernels/allreduce.go", why: "outputs of another group", tests: inPlans,
+		old: "\tcase a.out.Memory() != a.in.Memory():",
 		new: "\tcase false:",
 	},
 	{
-		file: "kernels/plan.go", why: "a plan runs on two streams", tests: inPlans,
+		file: "collective/plan.go", why: "a plan runs on two streams", tests: inCollective,
 		old: "\t\tif !settled {",
 		new: "\t\tif !settled && false {",
 	},
 	{
-		file: "kernels/plan.go", why: "a plan runs on another device's stream", tests: inPlans,
+		file: "collective/plan.go", why: "a plan runs on another device's stream", tests: inCollective,
 		old: "\tif s.Device() != p.device {",
 		new: "\tif false {",
 	},
 	{
-		file: "kernels/plan.go", why: "closing a plan does not wait for the device", tests: inPlans,
+		file: "collective/plan.go", why: "closing a plan does not wait for the device", tests: inCollective,
 		old: "\tbusy := p.device.Synchronize(ctx)\n",
 		new: "\tvar busy error\n",
 	},
 	{
-		file: "kernels/plan.go", why: "a plan that has failed can be run", tests: with(inPlans, kills),
-		old: "\tif err := p.Err(); err != nil {\n\t\treturn err\n\t}\n\tif err := p.in",
-		new: "\tif err := p.in",
+		file: "collective/plan.go", why: "a plan that has failed can be run", tests: with(inCollective, kills),
+		old: "\tif err := p.Err(); err != nil {\n\t\treturn err\n\t}\n\tfor _, t",
+		new: "\tfor _, t",
 	},
 	{
-		file: "kernels/plan.go", why: "a plan runs on a closed output", tests: inPlans,
-		old: "\tif err := p.in.Err(); err != nil || p.out == p.in {\n\t\treturn err\n\t}\n\treturn p.out.Err()",
-		new: "\treturn p.in.Err()",
+		file: "collective/plan.go", why: "a plan runs on a closed output", tests: inCollective,
+		old: "\t\tif err := t.Err(); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.memory.Err()",
+		new: "\t\t_ = t\n\t}\n\treturn p.memory.Err()",
 	},
 	{
-		file: "kernels/plan.go", why: "a closed plan can be run", tests: inPlans,
-		old: "\tif p.closed.Load() {\n\t\treturn fmt.Errorf(\"plan: %w\", ErrClosed)\n\t}\n",
+		file: "collective/plan.go", why: "a closed plan can be run", tests: inCollective,
+		old: "\tif p.closed.Load() {\n\t\treturn fmt.Errorf(\"plan: %w\", errs.ErrClosed)\n\t}\n",
 		new: "",
 	},
 	{
-		file: "kernels/plan.go", why: "large workspace is never given back", tests: inPlans,
-		old: "\terr = errors.Join(err, p.in.Memory().TrimWorkspace(ctx))\n",
+		file: "collective/plan.go", why: "large workspace is never given back", tests: inCollective,
+		old: "\terr = errors.Join(err, p.memory.TrimWorkspace(ctx))\n",
 		new: "",
 	},
 	{
 		file: "kernels/transfers.go", why: "small messages are sent without room", tests: inPlans,
-		old: "\t\tadd(wait(signalResults), send(signalData, 0)",
-		new: "\t\tadd(send(signalData, 0)",
+		old: "\t\ts.wait(signalResults)\n\t\ts.send(signalData, 0)\n",
+		new: "\t\ts.send(signalData, 0)\n",
 	},
 	{
 		file: "kernels/transfers.go", why: "the first lap is not waited for", tests: inPlans,
-		old: "add(fork, send(signalData, 0), wait(signalData), join)",
-		new: "add(fork, send(signalData, 0), join)",
+		old: "\ts.send(signalData, 0)\n\ts.wait(signalData)\n\ts.join()\n",
+		new: "\ts.send(signalData, 0)\n\ts.join()\n",
 	},
 	{
 		file: "kernels/transfers.go", why: "the last results are not waited for", tests: inPlans,
-		old: "\tadd(join, end(signalResults))\n",
-		new: "\tadd(join)\n",
+		old: "\ts.join()\n\ts.finish(signalResults)\n",
+		new: "\ts.join()\n",
 	},
 	{
 		file: "kernels/transfers.go", why: "laps of results are not waited for", tests: inPlans,
-		old: "\t\tif l+1 < f.laps {\n\t\t\tadd(wait(signalResults))\n\t\t}\n",
+		old: "\t\tif more {\n\t\t\ts.wait(signalResults)\n\t\t}\n",
 		new: "",
 	},
 	{
 		file: "kernels/transfers.go", why: "peers have no room for the first run", tests: inPlans,
-		old: "\t\to.Granted = 1 // the peers have room for the first run\n",
+		old: "\t\ts.Program.Granted = 1 // the peers have room for the first run\n",
 		new: "",
 	},
 	{
@@ -1953,39 +1955,39 @@ var mutants = []mutant{
 		new: "\tlo = min(int64(owner)*f.shard, end)\n",
 	},
 	{
-		file: "kernels/transfers.go", why: "a run that was enqueued in part does not end the plan", tests: inPlans,
+		file: "collective/program.go", why: "a run that was enqueued in part does not end the plan", tests: inCollective,
 		old: "\t\t\tif i > 0 && !recorded {",
 		new: "\t\t\tif false {",
 	},
 	{
-		file: "kernels/transfers.go", why: "a run by transfers counts as settled", tests: inPlans,
+		file: "collective/program.go", why: "a run by transfers counts as settled", tests: inCollective,
 		old: "\treturn s.Record(w.ended)\n",
 		new: "\treturn nil\n",
 	},
 	{
-		file: "kernels/transfers.go", why: "the lane does not wait for the stream", tests: inPlans,
+		file: "collective/program.go", why: "the lane does not wait for the stream", tests: inCollective,
 		old: "\tcase w.lane == nil:\n\t\treturn nil\n\tcase t.kind == stepFork:",
 		new: "\tcase w.lane == nil || t.kind == stepFork:\n\t\treturn nil\n\tcase t.kind == stepFork:",
 	},
 	{
-		file: "kernels/transfers.go", why: "what fails on the lane is told there", tests: inPlans,
+		file: "collective/program.go", why: "what fails on the lane is told there", tests: inCollective,
 		old: "\t\t\treturn w.signals.WaitAllBeside(lane, t.signal)",
 		new: "\t\t\treturn w.signals.WaitAll(lane, t.signal)",
 	},
 	{
 		file: "kernels/transfers_reduce.go", why: "the own input is not reduced", tests: inPlans,
-		old: "\t\tif r == f.rank {\n\t\t\tsrcs = append(srcs, f.plan.in",
-		new: "\t\tif false {\n\t\t\tsrcs = append(srcs, f.plan.in",
+		old: "\t\tif r == f.rank {\n\t\t\tsrcs = append(srcs, f.in",
+		new: "\t\tif false {\n\t\t\tsrcs = append(srcs, f.in",
 	},
 	{
-		file: "kernels/transfers_reduce.go", why: "reductions go on after a failure", tests: inPlans,
-		old: "\tif l.plan.failed.Load() != nil {\n\t\treturn nil // told by a wait\n\t}\n",
-		new: "",
+		file: "collective/program.go", why: "reductions go on after a failure", tests: inCollective,
+		old: "\tif err := p.Err(); err != nil {\n\t\tif h.work.signals",
+		new: "\tif err := error(nil); err != nil {\n\t\tif h.work.signals",
 	},
 	{
-		file: "kernels/transfers_reduce.go", why: "reductions on two streams are not noticed", tests: inPlans,
-		old: "\tif l.running.Swap(true) {",
-		new: "\tif l.running.Load() {",
+		file: "collective/program.go", why: "reductions on two streams are not noticed", tests: inCollective,
+		old: "\tif h.work.running.Swap(true) {",
+		new: "\tif h.work.running.Load() {",
 	},
 	{
 		file: "kernels/host_reduce.go", why: "the third rank is left out", tests: inPlans,
@@ -2013,33 +2015,33 @@ var mutants = []mutant{
 		new: "\treturn false, (shard + n - 1) / n",
 	},
 	{
-		file: "kernels/cuda_allreduce.go", why: "a plan may have more blocks than run at once", tests: onFakes,
-		old: "if n := sharing(offers, r); g.blocks*n > d.Resident[size] {",
+		file: "collective/kernel.go", why: "a plan may have more blocks than run at once", tests: inCollective,
+		old: "if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {",
 		new: "if n := sharing(offers, r); n < 0 {",
 	},
 	{
-		file: "kernels/cuda_allreduce.go", why: "ranks that share a device may have more blocks than run at once", tests: onFakes,
-		old: "if n := sharing(offers, r); g.blocks*n > d.Resident[size] {",
-		new: "if n := sharing(offers, r); n*0+g.blocks > d.Resident[size] {",
+		file: "collective/kernel.go", why: "ranks that share a device may have more blocks than run at once", tests: inCollective,
+		old: "if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {",
+		new: "if n := sharing(offers, r); n*0+f.blocks > d.Resident[f.threads] {",
 	},
 	{
 		file: "kernels/cuda_allreduce.go", why: "one-shot pull in place is not staged", tests: onFakes,
-		old: "\t\tcase inPlace:\n\t\t\tf.flags |= ptx.Staged\n",
-		new: "\t\tcase inPlace:\n",
+		old: "\t\tcase a.inPlace:\n\t\t\tflags |= ptx.Staged\n",
+		new: "\t\tcase a.inPlace:\n",
 	},
 	{
-		file: "kernels/cuda_allreduce.go", why: "a plan goes on after a fault", tests: onFakes,
-		old: "\tif word := w.fault.Load(); word != 0 {\n\t\treturn w.decode(word)\n\t}\n",
+		file: "collective/kernel.go", why: "a plan goes on after a fault", tests: inCollective,
+		old: "\tif word := w.plan.held.fault.Load(); word != 0 {\n\t\treturn w.decode(word)\n\t}\n",
 		new: "",
 	},
 	{
-		file: "kernels/cuda_allreduce.go", why: "a launch that failed counts", tests: onFakes,
+		file: "collective/kernel.go", why: "a launch that failed counts", tests: inCollective,
 		old: "\t\tw.enqueued.Add(^uint32(0)) // it will not run\n",
 		new: "",
 	},
 	{
-		file: "kernels/cuda_allreduce.go", why: "settled compares without the first epoch", tests: onFakes,
-		old: "!= w.first+w.enqueued.Load()",
+		file: "collective/kernel.go", why: "settled compares without the first epoch", tests: inCollective,
+		old: "!= w.plan.spec.FirstEpoch+w.enqueued.Load()",
 		new: "< w.enqueued.Load()",
 	},
 	{
@@ -2066,5 +2068,190 @@ var mutants = []mutant{
 		file: "backend/host/limits_linux.go", why: "memory that the host has not is allocated", tests: []stage{hostTests, worldOfTwo},
 		old: "ok && bytes > left {",
 		new: "ok && bytes > 1000*left {",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare which window a tensor is in", tests: inCollective,
+		old: "\"%s at byte %d of window %d\", what, offset, w.Number())",
+		new: "\"%s at byte %d of window %d\", what, offset, w.Number()*0)",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare where in a window a tensor is", tests: inCollective,
+		old: "\"%s at byte %d of window %d\", what, offset, w.Number())",
+		new: "\"%s at byte %d of window %d\", what, offset*0, w.Number())",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare parameters", tests: inCollective,
+		old: "\tif s.Parameters != \"\" {",
+		new: "\tif false {",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare the workspace", tests: inCollective,
+		old: "fmt.Sprintf(\"workspace of %d bytes\", s.Workspace)",
+		new: "fmt.Sprintf(\"workspace of %d bytes\", 0*s.Workspace)",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare whether they want multicast", tests: inCollective,
+		old: "\tif s.Multicast {\n\t\ttext",
+		new: "\tif false {\n\t\ttext",
+	},
+	{
+		file: "collective/spec.go", why: "ranks do not compare forms", tests: inCollective,
+		old: "f.describe(), fmt",
+		new: "\"\", fmt",
+	},
+	{
+		file: "collective/spec.go", why: "a failure of one rank is its own", tests: inCollective,
+		old: "\tfailure := spec.Failure\n",
+		new: "\tvar failure error\n",
+	},
+	{
+		file: "collective/spec.go", why: "tensors of another memory", tests: inCollective,
+		old: "\t\tif t.Memory() != p.memory {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "collective/spec.go", why: "a kernel is taken where peers have no addresses", tests: inCollective,
+		old: "\treached := p.unreachable() == nil\n",
+		new: "\treached := true\n",
+	},
+	{
+		file: "collective/spec.go", why: "a plan that was not made keeps its memory", tests: inCollective,
+		old: "p.held.close(p.device), workspace.Close(ctx)",
+		new: "workspace.Close(ctx)",
+	},
+	{
+		file: "collective/spec.go", why: "a plan that was not made keeps its workspace", tests: inCollective,
+		old: "p.held.close(p.device), workspace.Close(ctx)",
+		new: "p.held.close(p.device)",
+	},
+	{
+		file: "collective/plan.go", why: "graphs run on memory that was closed", tests: inCollective,
+		old: "\t\tif err := l.Err(); err != nil {",
+		new: "\t\tif err := l.Err(); err != nil && false {",
+	},
+	{
+		file: "collective/plan.go", why: "closed plans keep their place", tests: inCollective,
+		old: "\t\tp.tenant.leave()\n",
+		new: "",
+	},
+	{
+		file: "collective/plan.go", why: "closed plans keep their memory", tests: inCollective,
+		old: "\t\terr = errors.Join(err, p.work.close(), p.held.close(p.device))",
+		new: "\t\terr = errors.Join(err, p.work.close())",
+	},
+	{
+		file: "collective/plan.go", why: "closed plans keep their work", tests: inCollective,
+		old: "\t\terr = errors.Join(err, p.work.close(), p.held.close(p.device))",
+		new: "\t\terr = errors.Join(err, p.held.close(p.device))",
+	},
+	{
+		file: "collective/plan.go", why: "memory goes while the device works", tests: inCollective,
+		old: "\tif busy == nil {\n\t\terr =",
+		new: "\t{\n\t\terr =",
+	},
+	{
+		file: "collective/plan.go", why: "plans go where there is no room", tests: inCollective,
+		old: "\tif err := p.tenant.move(s); err != nil {",
+		new: "\tif err := error(nil); err != nil {",
+	},
+	{
+		file: "collective/host.go", why: "a kernel that panics does not end the plan", tests: inCollective,
+		old: "\t\t\t_ = w.plan.fail(",
+		new: "\t\t\t_ = error(",
+	},
+	{
+		file: "collective/program.go", why: "a step that panics does not end the plan", tests: inCollective,
+		old: "\t\t\t_ = h.fail(",
+		new: "\t\t\t_ = error(",
+	},
+	{
+		file: "collective/program.go", why: "peers get signals after a step that failed", tests: inCollective,
+		old: "\t\th.work.signals.Fail(err)\n",
+		new: "",
+	},
+	{
+		file: "collective/program.go", why: "a lane is not joined at the end", tests: inCollective,
+		old: "\tif open {\n",
+		new: "\tif open && false {\n",
+	},
+	{
+		file: "collective/program.go", why: "a lane does not begin with the run", tests: inCollective,
+		old: "\tif first != 0 && first != stepFork {",
+		new: "\tif false {",
+	},
+	{
+		file: "collective/program.go", why: "a plan with a lane runs beside its capture", tests: inCollective,
+		old: "\tif !recorded && w.lane != nil && w.lane.Capturing() {",
+		new: "\tif false {",
+	},
+	{
+		file: "collective/program.go", why: "launches of a program are not closed", tests: inCollective,
+		old: "\t\tif step.launch != nil {",
+		new: "\t\tif false {",
+	},
+	{
+		file: "collective/program.go", why: "signals are not granted", tests: inCollective,
+		old: "Granted: g.Granted, First:",
+		new: "First:",
+	},
+	{
+		file: "collective/program.go", why: "unknown signals", tests: inCollective,
+		old: "signal < 0 || signal >= n {",
+		new: "false && signal >= n {",
+	},
+	{
+		file: "collective/addresses.go", why: "puts to ranks that do not exist", tests: inCollective,
+		old: "put.Peer < 0 || put.Peer >= p.size ||",
+		new: "",
+	},
+	{
+		file: "collective/addresses.go", why: "puts behind the workspace", tests: inCollective,
+		old: "put.Bytes > a.plan.spec.Workspace-put.Offset",
+		new: "put.Bytes < 0",
+	},
+	{
+		file: "collective/addresses.go", why: "puts behind a tensor", tests: inCollective,
+		old: "put.Bytes > n-put.Offset",
+		new: "n < 0",
+	},
+	{
+		file: "collective/addresses.go", why: "Comm has no table", tests: inCollective,
+		old: "\tif p.size > ptx.Inline {",
+		new: "\tif false {",
+	},
+	{
+		file: "collective/addresses.go", why: "Comm's table begins with the tensors", tests: inCollective,
+		old: "int64(8 * len(p.spec.Tensors) * p.size)",
+		new: "0",
+	},
+	{
+		file: "collective/kernel.go", why: "blocks have no workspace", tests: inCollective,
+		old: "+int64(f.blocks)*k.BlockWorkspace, 1), nil",
+		new: "+0*k.BlockWorkspace, 1), nil",
+	},
+	{
+		file: "collective/kernel.go", why: "fewer blocks than a kernel must have", tests: inCollective,
+		old: "\tif f.blocks < f.kernel.MinBlocks {",
+		new: "\tif false {",
+	},
+	{
+		file: "collective/kernel.go", why: "a kernel without records never moves", tests: inCollective,
+		old: "\treturn w.plan.idle()\n",
+		new: "\treturn false, nil\n",
+	},
+	{
+		file: "collective/kernel.go", why: "records do not begin at the first epoch", tests: inCollective,
+		old: "\t\tif err := w.fill(first); err != nil {",
+		new: "\t\tif err := error(nil); err != nil {",
+	},
+	{
+		file: "collective/params.go", why: "parameters with holes", tests: inCollective,
+		old: "uintptr(len(b)) == t.Size()",
+		new: "t.Size() > 0",
+	},
+	{
+		file: "collective/room.go", why: "a plan does not count the plans beside it", tests: inCollective,
+		old: "\tif streams > 0 && t.takes+taken > t.most+1e-9 {\n\t\treturn",
+		new: "\tif false {\n\t\treturn",
 	},
 }
