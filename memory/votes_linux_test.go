@@ -26,6 +26,7 @@ type ailing struct {
 	device *ailingDevice
 
 	collective              bool // Allocate is
+	adoptsNone              bool // the capabilities do not say that Register is there
 	noAllocation, noMapping bool
 	allocations, mappings   atomic.Int32 // that were not given back
 	asked                   atomic.Int32 // for allocations
@@ -67,7 +68,7 @@ func (b *ailing) Device() device.Device { return b.device }
 
 func (b *ailing) Capabilities() backend.Capabilities {
 	c := b.Backend.Capabilities()
-	c.CollectiveAllocate, c.Register = b.collective, true
+	c.CollectiveAllocate, c.Register = b.collective, !b.adoptsNone
 	return c
 }
 
@@ -275,7 +276,7 @@ func TestOneRankGivesUp(t *testing.T) {
 	})
 }
 
-// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address.
+// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address, if it adopts any, and while it is open.
 func TestRegisterAsksForMemory(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
 		for _, r := range []struct {
@@ -286,8 +287,41 @@ func TestRegisterAsksForMemory(t *testing.T) {
 				return fmt.Errorf("%d bytes at %s: %w", r.bytes, r.p, err)
 			}
 		}
+		b.adoptsNone = true
+		if _, err := m.Register(ctx, 1<<20, 100, ""); !errors.Is(err, errs.ErrUnsupported) || b.asked.Load() != 0 {
+			return fmt.Errorf("a backend that adopts nothing: %w", err)
+		}
 		return nil
 	})
+}
+
+// TestAfterClose: a memory that was closed, whose backend is, gives nothing and prepares nothing, though its group lives on.
+func TestAfterClose(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newAiling(g)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		if err := m.Close(ctx); err != nil {
+			return err
+		}
+		_, allocated := m.Allocate(ctx, 100, "")
+		_, empty := m.Allocate(ctx, 0, "")
+		_, registered := m.Register(ctx, 1<<20, 100, "")
+		_, prepared := m.PrepareTransfer(backend.Write, 0, make([]memory.TransferBlock, 1))
+		for what, err := range map[string]error{
+			"Allocate": allocated, "Allocate of nothing": empty, "Register": registered, "PrepareTransfer of nothing": prepared, "Close": m.Close(ctx),
+		} {
+			if !errors.Is(err, errs.ErrClosed) {
+				return fmt.Errorf("%s after Close: %w", what, err)
+			}
+		}
+		if n := b.asked.Load(); n != 0 {
+			return fmt.Errorf("the backend was asked %d times", n)
+		}
+		return nil
+	}))
 }
 
 // TestRanksBringOtherMemory: all ranks are told where one brings memory that is mapped and the others some that is not, or one brings what
