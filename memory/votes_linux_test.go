@@ -258,7 +258,11 @@ func TestOneRankGivesUp(t *testing.T) {
 			},
 			func() error { _, err := m.Register(ctx, 1<<20, 100, ""); return err },
 		} {
-			var err error
+			// What was noted of a rank before is forgotten.
+			err := m.Group().Barrier(ctx, "so far")
+			if err != nil {
+				return err
+			}
 			if fails {
 				if err := get(); !errors.Is(err, errBroken) {
 					return err
