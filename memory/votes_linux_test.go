@@ -1,9 +1,11 @@
 package memory_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,6 +29,7 @@ type ailing struct {
 
 	collective              bool // Allocate is
 	adoptsNone              bool // the capabilities do not say that Register is there
+	lives                   bool // the device does, after Close
 	noAllocation, noMapping bool
 	allocations, mappings   atomic.Int32 // that were not given back
 	asked                   atomic.Int32 // for allocations
@@ -124,6 +127,9 @@ func (m *ailingMapping) Unmap(ctx context.Context) error {
 
 func (b *ailing) Close(ctx context.Context) error {
 	b.closed.Add(1)
+	if b.lives {
+		return b.Backend.Close(ctx)
+	}
 	return errors.Join(b.Backend.Close(ctx), b.device.Device.Close())
 }
 
@@ -299,13 +305,14 @@ func TestRegisterAsksForMemory(t *testing.T) {
 	})
 }
 
-// TestAfterClose: a memory that was closed, whose backend is, gives nothing and prepares nothing, though its group lives on.
+// TestAfterClose: a memory that was closed gives nothing and prepares nothing, though its group and its device live on.
 func TestAfterClose(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		b, err := newAiling(g)
 		if err != nil {
 			return err
 		}
+		b.lives = true
 		m := memory.New(b, g, nil)
 		if err := m.Close(ctx); err != nil {
 			return err
@@ -321,10 +328,37 @@ func TestAfterClose(t *testing.T) {
 				return fmt.Errorf("%s after Close: %w", what, err)
 			}
 		}
-		if n := b.asked.Load(); n != 0 {
-			return fmt.Errorf("the backend was asked %d times", n)
+		if n, closed := b.asked.Load(), b.closed.Load(); n != 0 || closed != 1 {
+			return fmt.Errorf("the backend was asked %d times, and closed %d times", n, closed)
 		}
-		return nil
+		return b.device.Close()
+	}))
+}
+
+// TestLeaks: what was not freed before Close is logged, with its name and the place that made it; workspace, which is the memory's own, is not,
+// and does not count.
+func TestLeaks(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newAiling(g)
+		if err != nil {
+			return err
+		}
+		var out bytes.Buffer
+		m := memory.New(b, g, &memory.Options{Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil {
+			return err
+		}
+		if _, err := m.Allocate(ctx, 100, "forgotten"); err != nil {
+			return err
+		}
+		if n, all := m.Allocations(), m.Entries(); n != 1 || all < 2 {
+			return fmt.Errorf("%d allocations, and %d with the workspace", n, all)
+		}
+		err = m.Close(ctx)
+		if said := out.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "forgotten") || !strings.Contains(said, "votes_linux_test.go:") {
+			return fmt.Errorf("of one leak the log has %q", said)
+		}
+		return err
 	}))
 }
 
