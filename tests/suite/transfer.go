@@ -312,8 +312,10 @@ func preparedCase(ctx context.Context, e *Env, op backend.TransferOp) error {
 	if err := errors.Join(x.Close(), writeBytes(from.Local(), pattern(e.R.Rank(), 20, 4*n)), e.R.Barrier(ctx)); err != nil {
 		return err
 	}
-	if err := wantError("Post of a closed transfer", x.Post(e.S), symmem.ErrClosed); err != nil {
-		return err
+	for what, err := range map[string]error{"Post": x.Post(e.S), "Close": x.Close()} {
+		if err := wantError(what+" of a closed transfer", err, symmem.ErrClosed); err != nil {
+			return err
+		}
 	}
 	if err := errors.Join(e.S.Synchronize(ctx), e.R.Barrier(ctx)); err != nil {
 		return err
