@@ -98,7 +98,7 @@ func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out, 
 	return nil
 }
 
-// TestTransferOfAnotherMemory: the window of a transfer is one of the memory that prepares it.
+// TestTransferOfAnotherMemory: the window of a transfer, or of a copy, is one of the memory that moves it.
 func TestTransferOfAnotherMemory(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		var memories [2]*memory.Memory
@@ -116,7 +116,14 @@ func TestTransferOfAnotherMemory(t *testing.T) {
 				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []memory.TransferBlock{block}); !errors.Is(err, errs.ErrInvalid) {
 					return fmt.Errorf("a transfer into another memory's window: %w", err)
 				}
-				return nil
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				if err := m.Copy(s, backend.Write, 1-g.Rank(), theirs, 0, w.Allocation().Ptr(), 8); !errors.Is(err, errs.ErrInvalid) {
+					return fmt.Errorf("a copy into another memory's window: %w", err)
+				}
+				return s.Close()
 			})
 		})
 		return errors.Join(err, m.Close(ctx), other.Close(ctx))

@@ -286,6 +286,12 @@ func TestOneRankHasNoFlags(t *testing.T) {
 		if err := errors.Join(signals.SignalAll(s, 0), signals.WaitAll(s, 0), m.Barrier(s, 0), s.Synchronize(ctx)); err != nil {
 			return err
 		}
-		return errors.Join(s.Close(), c.Close(ctx), signals.Close(), m.Free(ctx, a), m.Close(ctx), b.left())
+		if err := c.Close(ctx); err != nil {
+			return err
+		}
+		if _, err := c.Signals(ctx, 0, &o); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("a plan in a closed workspace: %w", err)
+		}
+		return errors.Join(s.Close(), signals.Close(), m.Free(ctx, a), m.Close(ctx), b.left())
 	}))
 }

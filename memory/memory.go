@@ -434,7 +434,6 @@ func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*en
 // release unmaps and releases one allocation on this rank.
 func (m *Memory) release(ctx context.Context, e *entry) error {
 	ctx = context.WithoutCancel(ctx)
-	e.closing.Store(true)
 	e.gone.Store(true)
 	if e.window != nil {
 		e.window.closed.Store(true)

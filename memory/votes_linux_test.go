@@ -1,9 +1,11 @@
 package memory_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,6 +28,8 @@ type ailing struct {
 	device *ailingDevice
 
 	collective              bool // Allocate is
+	adoptsNone              bool // the capabilities do not say that Register is there
+	lives                   bool // the device does, after Close
 	noAllocation, noMapping bool
 	allocations, mappings   atomic.Int32 // that were not given back
 	asked                   atomic.Int32 // for allocations
@@ -67,7 +71,7 @@ func (b *ailing) Device() device.Device { return b.device }
 
 func (b *ailing) Capabilities() backend.Capabilities {
 	c := b.Backend.Capabilities()
-	c.CollectiveAllocate, c.Register = b.collective, true
+	c.CollectiveAllocate, c.Register = b.collective, !b.adoptsNone
 	return c
 }
 
@@ -123,6 +127,9 @@ func (m *ailingMapping) Unmap(ctx context.Context) error {
 
 func (b *ailing) Close(ctx context.Context) error {
 	b.closed.Add(1)
+	if b.lives {
+		return b.Backend.Close(ctx)
+	}
 	return errors.Join(b.Backend.Close(ctx), b.device.Device.Close())
 }
 
@@ -257,7 +264,11 @@ func TestOneRankGivesUp(t *testing.T) {
 			},
 			func() error { _, err := m.Register(ctx, 1<<20, 100, ""); return err },
 		} {
-			var err error
+			// What was noted of a rank before is forgotten.
+			err := m.Group().Barrier(ctx, "so far")
+			if err != nil {
+				return err
+			}
 			if fails {
 				if err := get(); !errors.Is(err, errBroken) {
 					return err
@@ -275,7 +286,7 @@ func TestOneRankGivesUp(t *testing.T) {
 	})
 }
 
-// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address.
+// TestRegisterAsksForMemory: a backend is asked to adopt 1 byte and more, at an address, if it adopts any, and while it is open.
 func TestRegisterAsksForMemory(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, _ bool) error {
 		for _, r := range []struct {
@@ -286,8 +297,69 @@ func TestRegisterAsksForMemory(t *testing.T) {
 				return fmt.Errorf("%d bytes at %s: %w", r.bytes, r.p, err)
 			}
 		}
+		b.adoptsNone = true
+		if _, err := m.Register(ctx, 1<<20, 100, ""); !errors.Is(err, errs.ErrUnsupported) || b.asked.Load() != 0 {
+			return fmt.Errorf("a backend that adopts nothing: %w", err)
+		}
 		return nil
 	})
+}
+
+// TestAfterClose: a memory that was closed gives nothing and prepares nothing, though its group and its device live on.
+func TestAfterClose(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newAiling(g)
+		if err != nil {
+			return err
+		}
+		b.lives = true
+		m := memory.New(b, g, nil)
+		if err := m.Close(ctx); err != nil {
+			return err
+		}
+		_, allocated := m.Allocate(ctx, 100, "")
+		_, empty := m.Allocate(ctx, 0, "")
+		_, registered := m.Register(ctx, 1<<20, 100, "")
+		_, prepared := m.PrepareTransfer(backend.Write, 0, make([]memory.TransferBlock, 1))
+		for what, err := range map[string]error{
+			"Allocate": allocated, "Allocate of nothing": empty, "Register": registered, "PrepareTransfer of nothing": prepared, "Close": m.Close(ctx),
+		} {
+			if !errors.Is(err, errs.ErrClosed) {
+				return fmt.Errorf("%s after Close: %w", what, err)
+			}
+		}
+		if n, closed := b.asked.Load(), b.closed.Load(); n != 0 || closed != 1 {
+			return fmt.Errorf("the backend was asked %d times, and closed %d times", n, closed)
+		}
+		return b.device.Close()
+	}))
+}
+
+// TestLeaks: what was not freed before Close is logged, with its name and the place that made it; workspace, which is the memory's own, is not,
+// and does not count.
+func TestLeaks(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := newAiling(g)
+		if err != nil {
+			return err
+		}
+		var out bytes.Buffer
+		m := memory.New(b, g, &memory.Options{Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil {
+			return err
+		}
+		if _, err := m.Allocate(ctx, 100, "forgotten"); err != nil {
+			return err
+		}
+		if n, all := m.Allocations(), m.Entries(); n != 1 || all < 2 {
+			return fmt.Errorf("%d allocations, and %d with the workspace", n, all)
+		}
+		err = m.Close(ctx)
+		if said := out.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "forgotten") || !strings.Contains(said, "votes_linux_test.go:") {
+			return fmt.Errorf("of one leak the log has %q", said)
+		}
+		return err
+	}))
 }
 
 // TestRanksBringOtherMemory: all ranks are told where one brings memory that is mapped and the others some that is not, or one brings what

@@ -202,12 +202,17 @@ func endsOfWorkspaces(ctx context.Context, m *memory.Memory, busy bool) error {
 			return err
 		}
 		mine, cancel = context.WithTimeout(ctx, 30*time.Millisecond)
+	} else {
+		time.Sleep(60 * time.Millisecond) // rank 2's time is up before it can tell the others
 	}
 	err = c.Close(mine)
 	given := c.Err()
 	cancel()
 	close(held)
 	if err == nil || errors.Is(err, context.DeadlineExceeded) != busy {
+		return fmt.Errorf("closing a workspace that the device of rank 2 uses: %w", err)
+	}
+	if vote, ok := errors.AsType[*group.VoteError](err); !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 2 {
 		return fmt.Errorf("closing a workspace that the device of rank 2 uses: %w", err)
 	}
 	if errors.Is(given, errs.ErrClosed) == busy {

@@ -344,33 +344,40 @@ func TestPlanPutFails(t *testing.T) {
 }
 
 // TestFailedPlanSendsNothing: once a plan has failed its sends write nothing any more, over a link that was mended too: a peer that goes
-// on may be reading what came before. So it is with sends of a graph.
+// on may be reading what came before. So it is with sends of a graph, by peer pointers too.
 func TestFailedPlanSendsNothing(t *testing.T) {
-	for _, how := range []string{"a put that failed", "a wait in vain"} {
-		for _, recorded := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/recorded=%t", how, recorded), func(t *testing.T) {
-				backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-					near, err := host.New(g, nil)
-					if err != nil {
-						return err
-					}
-					var l link
-					far := backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
-					m := memory.New(far, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
-					if err = sendAfterFailure(ctx, m, &l, how == "a put that failed", recorded); err != nil {
-						g.Abort("the test has failed") // the other rank may be waiting
-					}
-					return errors.Join(err, m.Close(ctx))
-				}))
-			})
+	for _, x := range []struct{ far, put, recorded bool }{
+		{far: true, put: true}, {far: true, put: true, recorded: true}, {far: true}, {far: true, recorded: true}, {recorded: true},
+	} {
+		how := "a wait in vain"
+		if x.put {
+			how = "a put that failed"
 		}
+		t.Run(fmt.Sprintf("far=%t/%s/recorded=%t", x.far, how, x.recorded), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				var l link
+				var b backend.Backend = near
+				if x.far {
+					b = backendtest.Far(near, g, &backendtest.FarOptions{Fail: l.fail})
+				}
+				m := memory.New(b, g, &memory.Options{KernelTimeout: 100 * time.Millisecond})
+				if err = sendAfterFailure(ctx, m, &l, x.put, x.recorded); err != nil {
+					g.Abort("the test has failed") // the other rank may be waiting
+				}
+				return errors.Join(err, m.Close(ctx))
+			}))
+		})
 	}
 }
 
 // sendAfterFailure lets rank 0's plan fail, by a put or by a wait in vain, and sends then.
 func sendAfterFailure(ctx context.Context, m *memory.Memory, l *link, put, recorded bool) error {
 	g := m.Group()
-	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
+	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(1) + 4096})
 	if err != nil {
 		return err
 	}
@@ -382,7 +389,8 @@ func sendAfterFailure(ctx context.Context, m *memory.Memory, l *link, put, recor
 	if err != nil {
 		return err
 	}
-	const from, to, bytes = 0, 64, 8
+	const bytes = 8
+	from, to := m.SignalsBytes(1), m.SignalsBytes(1)+64
 	send, err := s.PrepareSend(0, memory.SendPut{Peer: 1 - g.Rank(), Offset: to, Local: own.Add(from), Bytes: bytes})
 	if err != nil {
 		return err

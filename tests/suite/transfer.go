@@ -304,10 +304,27 @@ func preparedCase(ctx context.Context, e *Env, op backend.TransferOp) error {
 			return err
 		}
 	}
-	if err := x.Close(); err != nil {
+	// Once it is closed it is refused, and moves nothing.
+	before, err := readBytes(to.Local())
+	if err != nil {
 		return err
 	}
-	if err := errors.Join(local.bands(), remote.bands()); err != nil {
+	if err := errors.Join(x.Close(), writeBytes(from.Local(), pattern(e.R.Rank(), 20, 4*n)), e.R.Barrier(ctx)); err != nil {
+		return err
+	}
+	for what, err := range map[string]error{"Post": x.Post(e.S), "Close": x.Close()} {
+		if err := wantError(what+" of a closed transfer", err, symmem.ErrClosed); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.S.Synchronize(ctx), e.R.Barrier(ctx)); err != nil {
+		return err
+	}
+	after, err := readBytes(to.Local())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(sameBytes(tensor.Uint8, after, before), local.bands(), remote.bands()); err != nil {
 		return err
 	}
 	return closeAll(ctx, remote, local)
