@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
+	"unsafe"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
 // Addresses says where everything of a plan is, while it is prepared. It is for the functions of a [Spec], and must not be used after they
@@ -17,7 +20,6 @@ type Addresses struct {
 	plan   *Plan
 	dataAt int64 // of the Spec's workspace, in bytes from the beginning of the plan's
 	blocks int
-	early  bool
 	dead   device.Ptr
 	table  device.Ptr
 	err    error // the first
@@ -82,7 +84,7 @@ func (a *Addresses) base(rank int) device.Ptr {
 	return at
 }
 
-// Bytes is memory of the host device as a slice: n bytes at p. ErrUnsupported on other devices.
+// Bytes is memory of the host device as a slice: n bytes at p. ErrUnsupported on other devices. [Slice] is the same for other types.
 func (a *Addresses) Bytes(p device.Ptr, n int64) []byte {
 	hm, ok := a.plan.device.(device.HostMemory)
 	if !ok {
@@ -97,6 +99,21 @@ func (a *Addresses) Bytes(p device.Ptr, n int64) []byte {
 		a.fail(err)
 	}
 	return b
+}
+
+// Slice is memory of the host device as elements: n of them at p. Like a method of a, it returns nil where it fails: ErrUnsupported on other
+// devices, ErrInvalid for an address that is not a multiple of an element's size, and for what is not memory of the device.
+func Slice[T tensor.Element](a *Addresses, p device.Ptr, n int64) []T {
+	size := tensor.DTypeOf[T]().Bytes()
+	if n < 0 || n > math.MaxInt64/size || int64(p)%size != 0 {
+		a.fail(errs.Invalid("Slice", "memory", fmt.Sprintf("%d elements at %s", n, p), fmt.Sprintf("0 or more, at a multiple of %d", size)))
+		return nil
+	}
+	b := a.Bytes(p, n*size)
+	if len(b) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
 }
 
 // Upload copies data to new memory of this rank's device, which lives as long as the plan, and returns its address, aligned to 256 bytes.
@@ -142,10 +159,6 @@ func (a *Addresses) Table() device.Ptr {
 
 // Blocks is the number of blocks that the kernel is launched with, the same on every rank. Only for CUDA kernels.
 func (a *Addresses) Blocks() int { return a.blocks }
-
-// Early reports whether the kernel may let the launch after it in the stream begin before it ends itself (griddepcontrol.launch_dependents):
-// there is room for both. It is the same on every rank. Only for CUDA kernels with Overlap.
-func (a *Addresses) Early() bool { return a.early }
 
 // Comm is the parameter symmem::Comm of a CUDA kernel that includes symmem.cuh: every rank's workspace, and what bounds its waits. Such a
 // kernel keeps the records in front of the workspace as the header says, and finds the Spec's workspace behind them.

@@ -145,20 +145,19 @@ func TestCUDALaunch(t *testing.T) {
 		for _, c := range []struct {
 			kernel          collective.Kernel
 			blocks, threads int
-			early           bool
 		}{
-			{collective.Kernel{Blocks: 3, Threads: 96, SharedBytes: 100}, 3, 96, true},
-			{collective.Kernel{Blocks: 15, Threads: 96, Overlap: true}, 15, 96, true},
-			{collective.Kernel{Blocks: 16, Threads: 96, Overlap: true}, 16, 96, false},
-			{collective.Kernel{Blocks: 1000, Threads: 96}, 31, 96, false}, // half of 2 on each of 32, less a reserve
-			{collective.Kernel{Blocks: 1000, Threads: 96, MinBlocks: 31}, 31, 96, false},
-			{collective.Kernel{Fit: func(n int) (int, int) { return n / 2, 256 }, BlockWorkspace: 1 << 20}, 16, 256, false},
+			{collective.Kernel{Blocks: 3, Threads: 96, SharedBytes: 100}, 3, 96},
+			{collective.Kernel{Blocks: 15, Threads: 96, Overlap: true}, 15, 96},
+			{collective.Kernel{Blocks: 16, Threads: 96, Overlap: true}, 16, 96},
+			{collective.Kernel{Blocks: 1000, Threads: 96}, 31, 96}, // half of 2 on each of 32, less a reserve
+			{collective.Kernel{Blocks: 1000, Threads: 96, MinBlocks: 31}, 31, 96},
+			{collective.Kernel{Fit: func(n int) (int, int) { return n / 2, 256 }, BlockWorkspace: 1 << 20}, 16, 256},
 		} {
 			k := c.kernel
 			k.Image, k.Function = []byte(image), "still"
-			blocks, early, room := 0, false, [2]device.Ptr{}
+			blocks, room := 0, [2]device.Ptr{}
 			k.Params = func(a *collective.Addresses) []any {
-				blocks, early = a.Blocks(), a.Early()
+				blocks = a.Blocks()
 				room = [2]device.Ptr{a.Workspace(0), a.Workspace(1)}
 				return nil
 			}
@@ -176,10 +175,10 @@ func TestCUDALaunch(t *testing.T) {
 			m.Mu.Lock()
 			l := m.launched[r.Rank()]
 			m.Mu.Unlock()
-			if blocks != c.blocks || early != c.early || room[0]%128 != 0 || room[1]%128 != 0 || room[0] == room[1] ||
+			if blocks != c.blocks || room[0]%128 != 0 || room[1]%128 != 0 || room[0] == room[1] ||
 				l.Grid != [3]uint32{uint32(c.blocks), 1, 1} || l.Block != [3]uint32{uint32(c.threads), 1, 1} ||
 				int(l.SharedBytes) != k.SharedBytes || (l.NumAttrs > 0) != k.Overlap {
-				return fmt.Errorf("%+v: %d blocks, early %t, workspaces %v, launched as %+v", k, blocks, early, room, l)
+				return fmt.Errorf("%+v: %d blocks, workspaces %v, launched as %+v", k, blocks, room, l)
 			}
 			if err := p.Close(ctx); err != nil {
 				return err

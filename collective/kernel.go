@@ -38,7 +38,8 @@ type Kernel struct {
 	// BlockWorkspace is how many bytes of workspace each block has, behind Spec.Workspace.
 	BlockWorkspace int64
 	// Overlap lets the kernel begin while the work before it in the stream still ends, where the device can (programmatic dependent launch).
-	// The kernel waits for that work by itself, as symmem::awaitPrevious does. See [Addresses.Early].
+	// The kernel waits for that work by itself, as symmem::awaitPrevious does. It lets the launch after it begin (symmem::startNext) only
+	// when it waits for nobody any more: what has begun takes room on the device.
 	Overlap bool
 	// Params returns the kernel's parameters in their order, when a plan is made: integers and floats of fixed size, a [device.Ptr] for a
 	// pointer, an array of these or a struct whose padding is in fields called _, or the bytes of a parameter as they are. Nil for a kernel that has none.
@@ -64,7 +65,6 @@ type kernelForm struct {
 
 	function        device.Function
 	blocks, threads int
-	early           bool
 	tenant          *tenant
 }
 
@@ -140,7 +140,7 @@ func (f *kernelForm) offer() ([]byte, error) {
 }
 
 // settle decides how the kernel is launched: alike on all ranks, since the blocks of one wait for those of the others, and so that it
-// leaves room on every device. The launch after it may take its place before this one leaves only where that costs no blocks.
+// leaves room on every device.
 func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 	const call = "New"
 	devices := make([]deviceOffer, len(offers))
@@ -179,15 +179,9 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 // makeRoom takes away the blocks for which there is no room.
 func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOffer) error {
 	const call = "New"
-	most := func(early bool) int {
-		least := math.MaxInt
-		for r, d := range devices {
-			least = min(least, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r), early))
-		}
-		return least
+	for r, d := range devices {
+		f.blocks = min(f.blocks, mostBlocks(d.Resident[f.threads], d.Processors, sharing(offers, r)))
 	}
-	f.early = most(true) >= f.blocks
-	f.blocks = min(f.blocks, most(f.early))
 	for r, d := range devices {
 		if n := sharing(offers, r); f.blocks*n > d.Resident[f.threads] {
 			// The blocks wait for those of other ranks: all must run at once.
@@ -225,9 +219,6 @@ func (f *kernelForm) newTenant(offers []memory.WorkspaceOffer, devices []deviceO
 		}
 	}
 	takes := float64(f.blocks) / float64(devices[rank].Resident[f.threads]) * float64(sharing(offers, rank)) / float64(here)
-	if f.early {
-		takes *= 2
-	}
 	m := f.plan.memory
 	over := func() bool { return errors.Is(m.Err(), errs.ErrClosed) }
 	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: over}
@@ -260,7 +251,7 @@ func (f *kernelForm) prepare(_ context.Context, a *Addresses) (work, error) {
 	if p.held.fault, err = faults.NewFaultWord(w.decode); err != nil {
 		return nil, err
 	}
-	a.blocks, a.early = f.blocks, f.early
+	a.blocks = f.blocks
 	params, err := f.kernel.params(a)
 	if err != nil {
 		return nil, err

@@ -22,6 +22,8 @@ type Program struct {
 	Signals int
 	// Granted is how many of them, the last ones, begin with one of every peer that was not waited for: room that the peers have.
 	Granted int
+	// Workspace, unless 0, is the size in bytes of the workspace that the program has in place of Spec.Workspace.
+	Workspace int64
 	// Lane says that sends, waits and signals go on a stream beside the plan's.
 	Lane bool
 	// Build adds the steps of a run to b, when a plan is made, on every rank at the same time: the ranks may come together in it, as the
@@ -69,6 +71,8 @@ func (f programForm) offer() ([]byte, error) {
 		return nil, errs.Invalid(call, "Program.Build", nil, "a function")
 	case g.Signals < 0 || g.Signals > maxSignals:
 		return nil, errs.Invalid(call, "Program.Signals", g.Signals, fmt.Sprintf("0 to %d", maxSignals))
+	case g.Workspace < 0 || g.Workspace > maxWorkspaceBytes:
+		return nil, errs.Invalid(call, "Program.Workspace", g.Workspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
 	case g.Granted < 0 || g.Granted > g.Signals:
 		return nil, errs.Invalid(call, "Program.Granted", g.Granted, fmt.Sprintf("0 to %d, the number of signals", g.Signals))
 	}

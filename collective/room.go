@@ -28,18 +28,14 @@ func capacity(processors int) float64 {
 }
 
 // mostBlocks is how many blocks a plan may launch on a device that runs resident of them at the same time and that so many ranks
-// share. early says that the next launch may take its place before this one leaves, so that two are there.
-func mostBlocks(resident, processors, ranks int, early bool) int {
-	parts := plansAtOnce * ranks
-	if early {
-		parts *= 2
-	}
-	return max(1, resident/processors*(processors-reserved(processors))/parts)
+// share.
+func mostBlocks(resident, processors, ranks int) int {
+	return max(1, resident/processors*(processors-reserved(processors))/(plansAtOnce*ranks))
 }
 
 // RoomError is the error of Plan.Run where the kernels of plans on different streams, which may all wait for peers at the same time, would
 // not fit the device together: then what one rank waits for might find no place on another one. Two plans of any size always
-// fit, and more if they are small or were made with fewer MaxBlocks. A plan counts on the stream that it was last run or recorded on,
+// fit, and more if they are small or were made with fewer blocks. A plan counts on the stream that it was last run or recorded on,
 // until it is closed. errors.Is(err, ErrNoRoom) holds.
 //
 // The error is this rank's own. Ranks that run their plans alike all get it.
@@ -52,7 +48,7 @@ type RoomError struct {
 
 func (e *RoomError) Error() string {
 	return fmt.Sprintf("the plan takes %.0f%% of the device and plans on %d other streams %.0f%%, of at most %.0f%% together: "+
-		"run plans on fewer streams, close those that are done, or make them with a smaller MaxBlocks", 100*e.Takes, e.Streams, 100*e.Taken, 100*e.Most)
+		"run plans on fewer streams, close those that are done, or make them with fewer blocks (MaxBlocks of an all-reduce)", 100*e.Takes, e.Streams, 100*e.Taken, 100*e.Most)
 }
 
 // Unwrap gives ErrNoRoom.

@@ -15,24 +15,17 @@ func TestMostBlocks(t *testing.T) {
 	for _, processors := range []int{1, 2, 16, 108, 132, 148} {
 		for _, perProcessor := range []int{1, 2, 3, 4, 8, 16} {
 			for ranks := 1; ranks <= 8; ranks++ {
-				for _, early := range []bool{false, true} {
-					resident := processors * perProcessor
-					n := mostBlocks(resident, processors, ranks, early)
-					require.Positive(t, n)
-					there := n * ranks * plansAtOnce
-					if early {
-						there *= 2
-					}
-					if n > 1 {
-						assert.Less(t, there, resident, "%d multiprocessors, %d blocks on each, %d ranks", processors, perProcessor, ranks)
-					}
+				resident := processors * perProcessor
+				n := mostBlocks(resident, processors, ranks)
+				require.Positive(t, n)
+				if n > 1 {
+					assert.Less(t, n*ranks*plansAtOnce, resident, "%d multiprocessors, %d blocks on each, %d ranks", processors, perProcessor, ranks)
 				}
 			}
 		}
 	}
-	assert.Equal(t, 128, mostBlocks(264, 132, 1, false))
-	assert.Equal(t, 64, mostBlocks(264, 132, 1, true))
-	assert.Equal(t, 32, mostBlocks(264, 132, 4, false))
+	assert.Equal(t, 128, mostBlocks(264, 132, 1))
+	assert.Equal(t, 32, mostBlocks(264, 132, 4))
 }
 
 // namedStream is a stream that is only a name.

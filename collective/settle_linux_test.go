@@ -37,25 +37,24 @@ func TestSettle(t *testing.T) {
 		fit       func(processors int) (blocks, threads int)
 		minBlocks int
 		blocks    int
-		early     bool
 		takes     float64 // of the first rank's device
 		wrong     string  // what the error says
 	}{
-		{"a", exactly(5000, 256), 5000, 5000, false, 0, ""}, // a rank alone waits for nobody
-		{"ab", twice(256), 0, 256, false, 256. / 528, ""},
-		{"ab", exactly(7, 256), 0, 7, true, 14. / 528, ""},
-		{"ab", exactly(256, 256), 256, 256, false, 256. / 528, ""},
-		{"ab", exactly(128, 256), 0, 128, true, 256. / 528, ""},
-		{"ab", exactly(32, 128), 32, 32, true, 64. / 1056, ""},
-		{"aabb", twice(256), 0, 128, false, 128. / 528, ""},
-		{"aaaaaaaa", twice(256), 0, 32, false, 32. / 528, ""},
-		{"as", twice(256), 0, 30, false, 30. / 528, ""},
-		{"an", twice(256), 0, 0, false, 0, "rank 1"},
-		{"att", twice(256), 0, 0, false, 0, "which 2 ranks share"},
-		{"ab", exactly(300, 256), 257, 0, false, 0, "at most 256 of 256 threads"},
-		{"ab", exactly(1, 100), 0, 0, false, 0, "1 blocks of 100 threads"},
-		{"ab", exactly(0, 128), 0, 0, false, 0, "0 blocks"},
-		{"ab", exactly(-1, 128), 0, 0, false, 0, "-1 blocks"},
+		{"a", exactly(5000, 256), 5000, 5000, 0, ""}, // a rank alone waits for nobody
+		{"ab", twice(256), 0, 256, 256. / 528, ""},
+		{"ab", exactly(7, 256), 0, 7, 7. / 528, ""},
+		{"ab", exactly(256, 256), 256, 256, 256. / 528, ""},
+		{"ab", exactly(128, 256), 0, 128, 128. / 528, ""},
+		{"ab", exactly(32, 128), 32, 32, 32. / 1056, ""},
+		{"aabb", twice(256), 0, 128, 128. / 528, ""},
+		{"aaaaaaaa", twice(256), 0, 32, 32. / 528, ""},
+		{"as", twice(256), 0, 30, 30. / 528, ""},
+		{"an", twice(256), 0, 0, 0, "rank 1"},
+		{"att", twice(256), 0, 0, 0, "which 2 ranks share"},
+		{"ab", exactly(300, 256), 257, 0, 0, "at most 256 of 256 threads"},
+		{"ab", exactly(1, 100), 0, 0, 0, "1 blocks of 100 threads"},
+		{"ab", exactly(0, 128), 0, 0, 0, "0 blocks"},
+		{"ab", exactly(-1, 128), 0, 0, 0, "-1 blocks"},
 	} {
 		t.Run(fmt.Sprintf("%s/%d/%d/%s", c.devices, c.minBlocks, c.blocks, c.wrong), func(t *testing.T) {
 			var offers []memory.WorkspaceOffer
@@ -86,8 +85,8 @@ func TestSettle(t *testing.T) {
 					return err
 				}
 				want := ptx.ControlBytes(c.blocks, g.Size()) + data + int64(c.blocks)*block
-				if f.blocks != c.blocks || f.early != c.early || bytes != want {
-					return fmt.Errorf("%d blocks, early %t, and %d bytes of workspace, not %d", f.blocks, f.early, bytes, want)
+				if f.blocks != c.blocks || bytes != want {
+					return fmt.Errorf("%d blocks and %d bytes of workspace, not %d", f.blocks, bytes, want)
 				}
 				if (f.tenant == nil) != (g.Size() == 1) || g.Size() > 1 && g.Rank() == 0 && math.Abs(f.tenant.takes-c.takes) > 1e-9 {
 					return fmt.Errorf("it takes %+v of the device, and not %v", f.tenant, c.takes)

@@ -20,9 +20,9 @@ import (
 type Spec struct {
 	// Name is what errors call the collective; not empty.
 	Name string
-	// Tensors are the symmetric tensors that ranks reach on each other: of the memory that the plan is made on, and with their
-	// rendezvous behind them. One may be in the list several times. Where in the memory each lies, its dtype and its shape are the same on
-	// every rank.
+	// Tensors are the symmetric tensors that the collective works on: of the memory that the plan is made on, and with their rendezvous
+	// behind them. Ranks can reach each other's; a run after one was closed is ErrClosed. One may be in the list several times. Where in the
+	// memory each lies, its dtype and its shape are the same on every rank.
 	Tensors []tensor.SymmetricTensor
 	// Parameters is whatever else has to be the same on every rank, as text that can be read in an error: "root 3, tiles of 64".
 	Parameters string
@@ -155,6 +155,9 @@ func (p *Plan) form() form {
 	case reached && s.Host != nil && p.device.Kind() == device.Host:
 		return hostForm{plan: p}
 	case s.Program != nil:
+		if s.Program.Workspace != 0 {
+			s.Workspace = s.Program.Workspace
+		}
 		return programForm{plan: p}
 	}
 	return nil

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"unsafe"
 
 	"github.com/symmem/symmem/collective"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -48,11 +46,11 @@ func newNorm(ctx context.Context, x, hidden, y, weight tensor.SymmetricTensor, e
 func onHost(a *collective.Addresses, tensors []tensor.SymmetricTensor, epsilon float32) collective.HostKernel {
 	var s, workspaces [][]float32
 	for _, t := range tensors {
-		s = append(s, floats(a, t.Ptr(), t.NumElements()))
+		s = append(s, collective.Slice[float32](a, t.Ptr(), t.NumElements()))
 	}
 	x, hidden, y, weight := s[0], s[1], s[2], s[3]
 	for r := range a.WorldSize() {
-		workspaces = append(workspaces, floats(a, a.Workspace(r), 2*tensors[0].NumElements()))
+		workspaces = append(workspaces, collective.Slice[float32](a, a.Workspace(r), 2*tensors[0].NumElements()))
 	}
 	return func(r *collective.HostRun) error {
 		turn := int(r.Epoch()&1) * len(x)
@@ -77,10 +75,4 @@ func onHost(a *collective.Addresses, tensors []tensor.SymmetricTensor, epsilon f
 		}
 		return nil
 	}
-}
-
-// floats is memory of the CPU as a slice; if there is none, the plan is not made.
-func floats(a *collective.Addresses, at device.Ptr, n int64) []float32 {
-	b := a.Bytes(at, 4*n)
-	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }

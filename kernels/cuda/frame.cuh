@@ -6,13 +6,6 @@
 // other registers in twoshot_flow.
 template <int W> using Frame = Ranks<W, Params>;
 
-// start waits for the work before this launch. With kEarly the launch after it may take its place on the device at once, beside
-// this one's; else only when this one leaves.
-static SYMMEM_DEVICE void start(const Params &p) {
-  awaitPrevious();
-  if (p.flags & kEarly) startNext();
-}
-
 // input and output are where rank r's are.
 template <int W> static SYMMEM_DEVICE u64 input(const Ranks<W, Params> &f, u32 r) { return f.address(f.comm.in, 0, r); }
 template <int W> static SYMMEM_DEVICE u64 output(const Ranks<W, Params> &f, u32 r) { return f.address(f.comm.out, 1, r); }
@@ -105,7 +98,7 @@ template <class T, class Op, int W, int N, class Fetch> SYMMEM_DEVICE Words<N> r
 }
 
 // A line that is all data and yet tells whether it has come: empty is 0, and what is sent is the complement of the data, in
-// which a word of ones, a NaN, becomes another NaN. So channels that begin with zeros are ready, and readers write zeros back.
+// which a word of ones, a NaN, becomes another NaN. So workspaces that begin with zeros are ready, and readers write zeros back.
 // Only for floats of 16 and 32 bits: for others a word of ones is a number.
 SYMMEM_DEVICE Words<4> seal(Words<4> x) {
 #pragma unroll
@@ -118,6 +111,24 @@ SYMMEM_DEVICE Words<4> unseal(Words<4> x) {
   return x;
 }
 SYMMEM_DEVICE bool come(const Words<4> &x) { return x.w[0] != 0 && x.w[1] != 0 && x.w[2] != 0 && x.w[3] != 0; }
+
+// fetchLines waits for the sealed lines of all ranks at `at` in their slots, this one's too, empties them, and gives their data.
+template <class T, int W> SYMMEM_DEVICE void fetchLines(Ranks<W, Params> &f, u64 at, Words<4> (&x)[W]) {
+  u32 missing;
+  do {
+#pragma unroll
+    for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * f.comm.span, Words<4>());
+    missing = W;
+#pragma unroll
+    for (u32 r = 0; r < W; r++)
+      if (!come(x[r])) missing = r;
+  } while (missing != W && f.again(missing));
+#pragma unroll
+  for (u32 r = 0; r < W; r++) {
+    storeStrong(at + r * f.comm.span, Words<4>{});
+    x[r] = unseal(x[r]);
+  }
+}
 
 // fetchSealed waits for the lines of ranks first, first+1, … at `at` in their slots, empties them, and gives their data; for
 // this rank, own. Each word says by itself whether it has come. A line is emptied by a strong store, which the writer's next

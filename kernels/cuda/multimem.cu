@@ -36,11 +36,11 @@ SYMMEM_DEVICE void fenceAlias() { asm volatile("fence.proxy.alias;" ::: "memory"
 // multimem reduces the vectors from low to high: to every rank's output, or to this rank's only. The vectors at the ends, and
 // all if the output is not aligned as the input is, go by way of the peers' own addresses. To every rank's output it is safe in
 // place: a vector is loaded and stored by the same thread of the same rank. To this rank's only it is not, as peers still load
-// what would be overwritten; so, staged, results wait in the channel until all have loaded.
+// what would be overwritten; so, staged, results wait in the workspace until all have loaded.
 template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p, u32 kind) {
   constexpr int U = 8;
   Frame<0> f(p, kind);
-  start(p);
+  awaitPrevious();
   if (!f.alive()) return;
   const u32 epoch = f.open();
   const u64 out = output(f, p.rank);

@@ -1,4 +1,4 @@
-// What a kernel is given and how a channel is laid out. The launch plans mirror this file; change both or neither.
+// What a kernel is given and how a workspace is laid out. The launch plans mirror this file; change both or neither.
 //
 // Names. An all-reduce kernel is symmem_allreduce_<form>_<dtype>_<op>_w<world>. The form is one of
 //
@@ -27,11 +27,11 @@ enum : u32 { kSum = 1, kProd = 2, kMin = 3, kMax = 4, kAvg = 5 };
 
 // Params::flags.
 enum : u32 {
-  kStaged = 1,    // oneshot_pull: copy the input to the channel and let the peers read it there; oneshot_multimem: keep the
-                  // result in the channel until all have read the inputs. Needed in place
-  kNoBarrier = 2, // oneshot_pull: touch no channel and wait for nobody; the inputs are ready and stay
+  kStaged = 1,    // oneshot_pull: copy the input to the workspace and let the peers read it there; oneshot_multimem: keep the
+                  // result in the workspace until all have read the inputs. Needed in place
+  kNoBarrier = 2, // oneshot_pull: touch no workspace and wait for nobody; the inputs are ready and stay
   kAtomics = 4,   // signals: the links to all peers have atomics
-  kEarly = 8,     // the launch after this one in the stream may begin to start at once, and take room beside it
+  kWhole = 8,     // oneshot_push, twoshot_push: this rank's input and output are whole vectors of 16 bytes, less than 2^31
 };
 
 // Which kernel a fault word comes from.
@@ -46,7 +46,7 @@ struct Params {
   enum : u32 { kTableRow = 2 };
   u64 in[kInline];      // every rank's input, by rank; aligned to its elements, alike on all ranks modulo 16
   u64 out[kInline];     // every rank's output, by rank; likewise. May equal in
-  u64 workspace[kInline]; // every rank's part of this plan's channel, by rank; 128-byte aligned
+  u64 workspace[kInline]; // every rank's part of this plan's workspace, by rank; 128-byte aligned
   u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and workspace
   u64 count;            // elements
   u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals: the launch's cell, see signals.cu
@@ -88,7 +88,7 @@ SYMMEM_AT(Params, channels, 296);
 SYMMEM_AT(Params, reserved, 300);
 static_assert(sizeof(Params) == 304, "Params");
 
-// Layout of an all-reduce channel: a workspace as symmem.cuh says, with laps so far (twoshot_flow) in the first word of state. The buffers
+// Layout of the workspace of an all-reduce: as symmem.cuh says, with laps so far (twoshot_flow) in the first word of state. The buffers
 // in its data need nothing between launches. vectors = ceil((count * width + 15) / 16) covers the message wherever it begins;
 // shard = ceil(vectors / world) rounded up to a multiple of 8:
 //

@@ -208,8 +208,9 @@ static SYMMEM_DEVICE u64 globalTimer() {
   return t;
 }
 
-// awaitPrevious waits for the work before this launch in its stream, whose writes are then visible, and startNext lets the launch after it
-// begin to start. Without programmatic stream serialization, and below compute capability 9.0, neither does anything.
+// awaitPrevious waits for the work before this launch in its stream, whose writes are then visible. startNext lets the launch after it
+// begin to start, when all blocks have called it or ended: call it when the block waits for nobody any more, since what has begun takes room
+// on the device. Without programmatic stream serialization, and below compute capability 9.0, neither does anything.
 static SYMMEM_DEVICE void awaitPrevious() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

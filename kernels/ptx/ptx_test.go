@@ -99,7 +99,7 @@ func TestConstants(t *testing.T) {
 	text := header(t, "params.cuh") + header(t, "symmem.cuh")
 	for name, want := range map[string]int{
 		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
-		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics, "kEarly": Early,
+		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics, "kWhole": Whole,
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),

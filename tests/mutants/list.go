@@ -1833,7 +1833,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not vote whether all have a plan", tests: inCollective,
-		old: "\tif err := m.Group().Vote(ctx, \"plan\", errors.Join(err, a.err)); err != nil {",
+		old: "\tif err := m.Group().Vote(ctx, \"plan\"+form.launch(), errors.Join(err, a.err)); err != nil {",
 		new: "\tif err := errors.Join(err, a.err); err != nil {",
 	},
 	{
