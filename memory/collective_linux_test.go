@@ -9,6 +9,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -101,16 +102,20 @@ func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out, 
 // TestTransferOfAnotherMemory: the window of a transfer, or of a copy, is one of the memory that moves it.
 func TestTransferOfAnotherMemory(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		d, err := devhost.New(&devhost.Options{Err: g.Err}) // which both share, so that it can reach the memory of both
+		if err != nil {
+			return err
+		}
 		var memories [2]*memory.Memory
 		for i := range memories {
-			b, err := host.New(g, nil)
+			b, err := host.New(g, &host.Options{Device: d})
 			if err != nil {
 				return err
 			}
 			memories[i] = memory.New(b, g, nil)
 		}
 		m, other := memories[0], memories[1]
-		err := backendtest.WithWindow(ctx, m, 64, func(w *memory.Window) error {
+		err = backendtest.WithWindow(ctx, m, 64, func(w *memory.Window) error {
 			return backendtest.WithWindow(ctx, other, 64, func(theirs *memory.Window) error {
 				block := memory.TransferBlock{Local: w.Allocation().Ptr(), Window: theirs, Bytes: 8}
 				if _, err := m.PrepareTransfer(backend.Write, 1-g.Rank(), []memory.TransferBlock{block}); !errors.Is(err, errs.ErrInvalid) {
@@ -126,6 +131,6 @@ func TestTransferOfAnotherMemory(t *testing.T) {
 				return s.Close()
 			})
 		})
-		return errors.Join(err, m.Close(ctx), other.Close(ctx))
+		return errors.Join(err, m.Close(ctx), other.Close(ctx), d.Close())
 	}))
 }
