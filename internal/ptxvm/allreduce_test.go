@@ -1,0 +1,49 @@
+package ptxvm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// jobs are all-reduces of every form, as the launch plans have them, on small grids.
+func jobs(ranks int, dtypes, others []string) []job {
+	var out []job
+	for _, form := range ptx.Forms() {
+		list := dtypes
+		if form == ptx.OneShotLL || form == ptx.OneShotPull || form == ptx.TwoShotPull || form == ptx.TwoShotFlow {
+			list = append(append([]string{}, dtypes...), others...)
+		}
+		for _, dtype := range list {
+			for op := ptx.Sum; op <= ptx.Avg; op++ {
+				if _, ok := ptx.AllReduce(form, dtype, op, ranks, true); !ok {
+					continue
+				}
+				j := job{form: form, dtype: dtype, op: op, ranks: ranks, count: 237, epochs: 3, blocks: 2, threads: 32, lap: 256, hopper: op == ptx.Avg || form >= ptx.OneShotMultimem,
+					exact: form >= ptx.OneShotMultimem, first: 1<<32 - 2}
+				out = append(out, j)
+				j.offset, j.inPlace, j.count = 1, true, 61
+				out = append(out, j)
+				if form < ptx.OneShotMultimem && op == ptx.Sum {
+					j.inPlace, j.shift, j.hopper, j.early = false, 1, true, true
+					out = append(out, j)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// TestAllReduce: the kernels as they are give the exact results of every dtype, operation and form, between 2 and 4 ranks.
+func TestAllReduce(t *testing.T) {
+	for _, ranks := range []int{2, 4} {
+		for _, j := range jobs(ranks, []string{"f32", "f16", "bf16"}, []string{"f64", "i8", "u16", "i32", "u64"}) {
+			t.Run(j.String(), func(t *testing.T) {
+				_, err := j.run(t, Config{Seed: 1, MaxSteps: 1 << 28})
+				require.NoError(t, err)
+			})
+		}
+	}
+}

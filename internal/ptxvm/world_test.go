@@ -1,0 +1,379 @@
+package ptxvm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+	_ "github.com/symmem/symmem/kernels/ptx/images"
+)
+
+// aligned is bytes whose address is a multiple of 16.
+func aligned(n int) []byte {
+	w := make([][2]uint64, (n+15)/16+1)
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&w[0])), len(w)*16)
+	for uintptr(unsafe.Pointer(&b[0]))%16 != 0 {
+		b = b[8:]
+	}
+	return b[:n:n]
+}
+
+var modules sync.Map
+
+// moduleOf parses a file of the archive once.
+func moduleOf(tb testing.TB, file string) *Module {
+	if m, ok := modules.Load(file); ok {
+		return m.(*Module)
+	}
+	text, err := ptx.Image(file)
+	require.NoError(tb, err)
+	m, err := Parse(file, text)
+	require.NoError(tb, err)
+	modules.Store(file, m)
+	return m
+}
+
+// dtypes of the all-reduce kernels.
+var widths = map[string]int{"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
+
+// job is one all-reduce: all ranks, several launches.
+type job struct {
+	form    ptx.Form
+	dtype   string
+	op      int
+	ranks   int
+	count   int
+	offset  int // elements that the tensors begin behind an aligned address
+	shift   int // elements that the output begins later than that
+	inPlace bool
+	hopper  bool
+	early   bool
+	epochs  int
+	blocks  int
+	threads int
+	lap     int64
+	first   uint32 // epoch
+	stay    bool   // the input of each launch is the output of the one before
+	exact   bool   // only whole numbers, whose sum does not depend on the order
+
+	replace func(*Module) *Module
+}
+
+func (j job) String() string {
+	s := fmt.Sprintf("%s/%s/op=%d/ranks=%d/count=%d+%d", j.form, j.dtype, j.op, j.ranks, j.count, j.offset)
+	if j.inPlace {
+		s += "/in-place"
+	}
+	if j.hopper {
+		s += "/hopper"
+	}
+	return s
+}
+
+// world is the memory of the ranks of a job.
+type world struct {
+	job     job
+	memory  *Memory
+	layout  ptx.Layout
+	kernel  ptx.Kernel
+	in, out [][]byte // of each rank, the elements
+	channel [][]byte
+	words   [][]byte // dead, fault, stop
+	params  []ptx.Params
+	inputs  [][]uint64
+}
+
+const (
+	inAt      = 0x100000000
+	outAt     = 0x200000000
+	channelAt = 0x300000000
+	wordsAt   = 0x400000000
+	multiIn   = 0x500000000
+	multiOut  = 0x600000000
+	rankAt    = 0x1000000000
+	fillByte  = 0xa5
+)
+
+func newWorld(tb testing.TB, j job) *world {
+	w := &world{job: j, memory: NewMemory()}
+	width := widths[j.dtype]
+	bytes := j.count * width
+	var ok bool
+	w.kernel, ok = ptx.AllReduce(j.form, j.dtype, j.op, j.ranks, j.hopper)
+	require.True(tb, ok, "%s", j)
+	staged := j.inPlace && (j.form == ptx.OneShotPull || j.form == ptx.OneShotMultimem)
+	w.layout = ptx.Layout{Form: j.form, World: j.ranks, Bytes: int64(bytes), Blocks: j.blocks, LapBytes: j.lap, Staged: staged}
+	base := ptx.Params{
+		Count: uint64(j.count), Timeout: math.MaxUint64 / 2, Shard: uint64(w.layout.Shard()), Span: uint64(w.layout.Span()), World: uint32(j.ranks), Op: uint32(j.op),
+	}
+	if staged {
+		base.Flags |= ptx.Staged
+	}
+	if j.early {
+		base.Flags |= ptx.Early
+	}
+	var copiesIn, copiesOut []uint64
+	for r := range j.ranks {
+		at := uint64(r+1) * rankAt
+		size := (bytes + j.offset*width + 31) / 16 * 16
+		in := aligned(size)
+		out := in
+		outShift := j.offset
+		require.NoError(tb, w.memory.Map(at+inAt, in))
+		outBase := at + inAt
+		if !j.inPlace {
+			outShift += j.shift
+			out = aligned(size + j.shift*width + 16)
+			outBase = at + outAt
+			require.NoError(tb, w.memory.Map(outBase, out))
+		}
+		for i := range out {
+			out[i] = fillByte
+		}
+		channel := aligned(int(w.layout.ChannelBytes()))
+		for i := 0; i < int(w.layout.ControlBytes()); i += 4 {
+			binary.LittleEndian.PutUint32(channel[i:], j.first)
+		}
+		require.NoError(tb, w.memory.Map(at+channelAt, channel))
+		words := aligned(64)
+		require.NoError(tb, w.memory.Map(at+wordsAt, words))
+		w.in = append(w.in, in[j.offset*width:][:bytes])
+		w.out = append(w.out, out[outShift*width:][:bytes])
+		w.channel, w.words = append(w.channel, channel), append(w.words, words)
+		base.In[r], base.Out[r], base.Workspace[r] = at+inAt+uint64(j.offset*width), outBase+uint64(outShift*width), at+channelAt
+		copiesIn, copiesOut = append(copiesIn, at+inAt), append(copiesOut, outBase)
+	}
+	if j.form == ptx.OneShotMultimem || j.form == ptx.TwoShotMultimem {
+		size := uint64((bytes + j.offset*width + 15) / 16 * 16)
+		require.NoError(tb, w.memory.Multicast(multiIn, size, copiesIn...))
+		require.NoError(tb, w.memory.Multicast(multiOut, size, copiesOut...))
+		base.MulticastIn, base.MulticastOut = multiIn+uint64(j.offset*width), multiOut+uint64(j.offset*width)
+	}
+	for r := range j.ranks {
+		p := base
+		at := uint64(r+1)*rankAt + wordsAt
+		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
+		w.params = append(w.params, p)
+	}
+	return w
+}
+
+// fill gives every rank an input.
+func (w *world) fill(seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	w.inputs = nil
+	width := widths[w.job.dtype]
+	for r := range w.job.ranks {
+		var values []uint64
+		for i := range w.job.count {
+			v := element(w.job.dtype, rnd, w.job.exact)
+			values = append(values, v)
+			put(w.in[r][i*width:], width, v)
+		}
+		w.inputs = append(w.inputs, values)
+	}
+}
+
+func put(b []byte, width int, v uint64) {
+	for i := range width {
+		b[i] = byte(v >> (8 * i))
+	}
+}
+
+func get(b []byte, width int) (v uint64) {
+	for i := range width {
+		v |= uint64(b[i]) << (8 * i)
+	}
+	return v
+}
+
+func element(dtype string, rnd *rand.Rand, exact bool) uint64 {
+	if exact || dtype[0] != 'f' && dtype[0] != 'b' {
+		n := rnd.Uint64()
+		if exact {
+			n = uint64(rnd.IntN(9)) - 4
+		}
+		switch dtype {
+		case "f32":
+			return uint64(math.Float32bits(float32(int64(n))))
+		case "f64":
+			return math.Float64bits(float64(int64(n)))
+		case "f16", "bf16":
+			return narrow(dtype, float32(int64(n)))
+		}
+		return n & mask(widths[dtype])
+	}
+	x := (rnd.Float64() - 0.5) * math.Ldexp(1, rnd.IntN(12))
+	switch dtype {
+	case "f32":
+		return uint64(math.Float32bits(float32(x)))
+	case "f64":
+		return math.Float64bits(x)
+	}
+	return narrow(dtype, float32(x))
+}
+
+// narrow and widen are the slow conversions, which the machine does not use for these.
+func narrow(dtype string, x float32) uint64 {
+	c, _ := newConversion(dtype, "f32", "rn", false)
+	return convert(c.encode(), uint64(math.Float32bits(x)))
+}
+
+func widen(dtype string, v uint64) float32 {
+	c, _ := newConversion("f32", dtype, "", false)
+	return f32(convert(c.encode(), v))
+}
+
+// combine is what an all-reduce gives for the values of one element, in rank order.
+func combine(dtype string, op int, values []uint64) uint64 {
+	n := len(values)
+	switch dtype {
+	case "f32", "f16", "bf16":
+		x := make([]float32, n)
+		for i, v := range values {
+			if dtype == "f32" {
+				x[i] = f32(v)
+			} else {
+				x[i] = widen(dtype, v)
+			}
+		}
+		a := x[0]
+		for _, y := range x[1:] {
+			switch op {
+			case ptx.Prod:
+				a = float32(a * y)
+			case ptx.Min:
+				a = min(a, y)
+			case ptx.Max:
+				a = max(a, y)
+			default:
+				a = float32(a + y)
+			}
+		}
+		if op == ptx.Avg {
+			a /= float32(n)
+		}
+		if dtype == "f32" {
+			return uint64(math.Float32bits(a))
+		}
+		return narrow(dtype, a)
+	case "f64":
+		a := f64(values[0])
+		for _, v := range values[1:] {
+			switch y := f64(v); op {
+			case ptx.Prod:
+				a *= y
+			case ptx.Min:
+				a = min(a, y)
+			case ptx.Max:
+				a = max(a, y)
+			default:
+				a += y
+			}
+		}
+		if op == ptx.Avg {
+			a /= float64(n)
+		}
+		return math.Float64bits(a)
+	}
+	width := widths[dtype]
+	shift := 64 - 8*width
+	wide := func(v uint64) int64 { return int64(v) << shift >> shift }
+	a := values[0]
+	for _, y := range values[1:] {
+		less := y < a
+		if dtype[0] == 'i' {
+			less = wide(y) < wide(a)
+		}
+		switch op {
+		case ptx.Prod:
+			a *= y
+		case ptx.Min, ptx.Max:
+			if less == (op == ptx.Min) {
+				a = y
+			}
+		default:
+			a += y
+		}
+		a &= mask(width)
+	}
+	if op == ptx.Avg {
+		if dtype[0] == 'i' {
+			a = uint64(wide(a)/int64(n)) & mask(width)
+		} else {
+			a /= uint64(n)
+		}
+	}
+	return a
+}
+
+// launch puts one launch of every rank on its stream.
+func (w *world) launch(tb testing.TB, streams []*Stream) {
+	module := moduleOf(tb, w.kernel.File)
+	if w.job.replace != nil {
+		module = w.job.replace(module)
+	}
+	f := module.Function(w.kernel.Name)
+	for r, s := range streams {
+		require.NoError(tb, s.Launch(Launch{
+			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.params[r].Bytes()},
+			Overlap: w.kernel.Overlap,
+		}))
+	}
+}
+
+// wrong says what is not as it should be after a launch.
+func (w *world) wrong() error {
+	width := widths[w.job.dtype]
+	values := make([]uint64, w.job.ranks)
+	for i := range w.job.count {
+		for r := range values {
+			values[r] = w.inputs[r][i]
+		}
+		want := combine(w.job.dtype, w.job.op, values)
+		for r := range values {
+			if got := get(w.out[r][i*width:], width); got != want {
+				return fmt.Errorf("rank %d: element %d is %#x, not %#x, of %#x", r, i, got, want, values)
+			}
+			if !w.job.inPlace && get(w.in[r][i*width:], width) != values[r] {
+				return fmt.Errorf("rank %d: element %d of the input has changed", r, i)
+			}
+		}
+	}
+	for r, b := range w.words {
+		for _, x := range b {
+			if x != 0 {
+				return fmt.Errorf("rank %d: dead word, fault or stop word: %x", r, b)
+			}
+		}
+	}
+	return nil
+}
+
+// run carries out a job, each epoch with new inputs, and gives the first error.
+func (j job) run(tb testing.TB, c Config) (uint64, error) {
+	w := newWorld(tb, j)
+	m := New(w.memory, c)
+	var streams []*Stream
+	for r := range j.ranks {
+		streams = append(streams, m.NewStream(r))
+	}
+	for e := range max(j.epochs, 1) {
+		w.fill(uint64(e))
+		w.launch(tb, streams)
+		if err := m.Run(); err != nil {
+			return m.Steps(), err
+		}
+		if err := w.wrong(); err != nil {
+			return m.Steps(), fmt.Errorf("launch %d: %w", e, err)
+		}
+	}
+	return m.Steps(), nil
+}
