@@ -60,7 +60,7 @@ type job struct {
 	threads int
 	lap     int64
 	first   uint32 // epoch
-	stay    bool   // the input of each launch is the output of the one before
+	queued  bool   // all launches are enqueued at once, each with tensors of its own
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 
 	replace func(*Module) *Module
@@ -70,6 +70,9 @@ func (j job) String() string {
 	s := fmt.Sprintf("%s/%s/op=%d/ranks=%d/count=%d+%d", j.form, j.dtype, j.op, j.ranks, j.count, j.offset)
 	if j.inPlace {
 		s += "/in-place"
+	}
+	if j.queued {
+		s += "/queued"
 	}
 	if j.hopper {
 		s += "/hopper"
@@ -83,11 +86,11 @@ type world struct {
 	memory  *Memory
 	layout  ptx.Layout
 	kernel  ptx.Kernel
-	in, out [][]byte // of each rank, the elements
+	in, out [][][]byte // of each launch and rank, the elements
 	channel [][]byte
-	words   [][]byte // dead, fault, stop
-	params  []ptx.Params
-	inputs  [][]uint64
+	words   [][]byte       // dead, fault, stop
+	params  [][]ptx.Params // of each launch and rank
+	inputs  [][][]uint64
 }
 
 const (
@@ -98,6 +101,7 @@ const (
 	multiIn   = 0x500000000
 	multiOut  = 0x600000000
 	rankAt    = 0x1000000000
+	epochAt   = 0x4000000
 	fillByte  = 0xa5
 )
 
@@ -119,9 +123,33 @@ func newWorld(tb testing.TB, j job) *world {
 	if j.early {
 		base.Flags |= ptx.Early
 	}
-	var copiesIn, copiesOut []uint64
 	for r := range j.ranks {
 		at := uint64(r+1) * rankAt
+		channel := aligned(int(w.layout.ChannelBytes()))
+		for i := 0; i < int(w.layout.ControlBytes()); i += 4 {
+			binary.LittleEndian.PutUint32(channel[i:], j.first)
+		}
+		require.NoError(tb, w.memory.Map(at+channelAt, channel))
+		words := aligned(64)
+		require.NoError(tb, w.memory.Map(at+wordsAt, words))
+		w.channel, w.words = append(w.channel, channel), append(w.words, words)
+		base.Workspace[r] = at + channelAt
+	}
+	for e := range max(j.epochs, 1) {
+		w.tensors(tb, base, uint64(e)*epochAt)
+	}
+	return w
+}
+
+// tensors makes the inputs and outputs of a launch.
+func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
+	j := w.job
+	width := widths[j.dtype]
+	bytes := j.count * width
+	var ins, outs [][]byte
+	var copiesIn, copiesOut []uint64
+	for r := range j.ranks {
+		at := uint64(r+1)*rankAt + epoch
 		size := (bytes + j.offset*width + 31) / 16 * 16
 		in := aligned(size)
 		out := in
@@ -137,48 +165,41 @@ func newWorld(tb testing.TB, j job) *world {
 		for i := range out {
 			out[i] = fillByte
 		}
-		channel := aligned(int(w.layout.ChannelBytes()))
-		for i := 0; i < int(w.layout.ControlBytes()); i += 4 {
-			binary.LittleEndian.PutUint32(channel[i:], j.first)
-		}
-		require.NoError(tb, w.memory.Map(at+channelAt, channel))
-		words := aligned(64)
-		require.NoError(tb, w.memory.Map(at+wordsAt, words))
-		w.in = append(w.in, in[j.offset*width:][:bytes])
-		w.out = append(w.out, out[outShift*width:][:bytes])
-		w.channel, w.words = append(w.channel, channel), append(w.words, words)
-		base.In[r], base.Out[r], base.Workspace[r] = at+inAt+uint64(j.offset*width), outBase+uint64(outShift*width), at+channelAt
+		ins, outs = append(ins, in[j.offset*width:][:bytes]), append(outs, out[outShift*width:][:bytes])
+		base.In[r], base.Out[r] = at+inAt+uint64(j.offset*width), outBase+uint64(outShift*width)
 		copiesIn, copiesOut = append(copiesIn, at+inAt), append(copiesOut, outBase)
 	}
 	if j.form == ptx.OneShotMultimem || j.form == ptx.TwoShotMultimem {
 		size := uint64((bytes + j.offset*width + 15) / 16 * 16)
-		require.NoError(tb, w.memory.Multicast(multiIn, size, copiesIn...))
-		require.NoError(tb, w.memory.Multicast(multiOut, size, copiesOut...))
-		base.MulticastIn, base.MulticastOut = multiIn+uint64(j.offset*width), multiOut+uint64(j.offset*width)
+		require.NoError(tb, w.memory.Multicast(multiIn+epoch, size, copiesIn...))
+		require.NoError(tb, w.memory.Multicast(multiOut+epoch, size, copiesOut...))
+		base.MulticastIn, base.MulticastOut = multiIn+epoch+uint64(j.offset*width), multiOut+epoch+uint64(j.offset*width)
 	}
+	var params []ptx.Params
 	for r := range j.ranks {
 		p := base
 		at := uint64(r+1)*rankAt + wordsAt
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
-		w.params = append(w.params, p)
+		params = append(params, p)
 	}
-	return w
+	w.in, w.out, w.params = append(w.in, ins), append(w.out, outs), append(w.params, params)
 }
 
-// fill gives every rank an input.
-func (w *world) fill(seed uint64) {
-	rnd := rand.New(rand.NewPCG(seed, 7))
-	w.inputs = nil
+// fill gives every rank an input for a launch.
+func (w *world) fill(epoch int) {
+	rnd := rand.New(rand.NewPCG(uint64(epoch), 7))
+	var inputs [][]uint64
 	width := widths[w.job.dtype]
 	for r := range w.job.ranks {
 		var values []uint64
 		for i := range w.job.count {
 			v := element(w.job.dtype, rnd, w.job.exact)
 			values = append(values, v)
-			put(w.in[r][i*width:], width, v)
+			put(w.in[epoch][r][i*width:], width, v)
 		}
-		w.inputs = append(w.inputs, values)
+		inputs = append(inputs, values)
 	}
+	w.inputs = append(w.inputs, inputs)
 }
 
 func put(b []byte, width int, v uint64) {
@@ -315,7 +336,7 @@ func combine(dtype string, op int, values []uint64) uint64 {
 }
 
 // launch puts one launch of every rank on its stream.
-func (w *world) launch(tb testing.TB, streams []*Stream) {
+func (w *world) launch(tb testing.TB, streams []*Stream, epoch int) {
 	module := moduleOf(tb, w.kernel.File)
 	if w.job.replace != nil {
 		module = w.job.replace(module)
@@ -323,26 +344,26 @@ func (w *world) launch(tb testing.TB, streams []*Stream) {
 	f := module.Function(w.kernel.Name)
 	for r, s := range streams {
 		require.NoError(tb, s.Launch(Launch{
-			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.params[r].Bytes()},
+			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.params[epoch][r].Bytes()},
 			Overlap: w.kernel.Overlap,
 		}))
 	}
 }
 
 // wrong says what is not as it should be after a launch.
-func (w *world) wrong() error {
+func (w *world) wrong(epoch int) error {
 	width := widths[w.job.dtype]
 	values := make([]uint64, w.job.ranks)
 	for i := range w.job.count {
 		for r := range values {
-			values[r] = w.inputs[r][i]
+			values[r] = w.inputs[epoch][r][i]
 		}
 		want := combine(w.job.dtype, w.job.op, values)
 		for r := range values {
-			if got := get(w.out[r][i*width:], width); got != want {
+			if got := get(w.out[epoch][r][i*width:], width); got != want {
 				return fmt.Errorf("rank %d: element %d is %#x, not %#x, of %#x", r, i, got, want, values)
 			}
-			if !w.job.inPlace && get(w.in[r][i*width:], width) != values[r] {
+			if !w.job.inPlace && get(w.in[epoch][r][i*width:], width) != values[r] {
 				return fmt.Errorf("rank %d: element %d of the input has changed", r, i)
 			}
 		}
@@ -365,14 +386,20 @@ func (j job) run(tb testing.TB, c Config) (uint64, error) {
 	for r := range j.ranks {
 		streams = append(streams, m.NewStream(r))
 	}
-	for e := range max(j.epochs, 1) {
-		w.fill(uint64(e))
-		w.launch(tb, streams)
+	n := max(j.epochs, 1)
+	for e := range n {
+		w.fill(e)
+		w.launch(tb, streams, e)
+		if j.queued && e+1 < n {
+			continue
+		}
 		if err := m.Run(); err != nil {
 			return m.Steps(), err
 		}
-		if err := w.wrong(); err != nil {
-			return m.Steps(), fmt.Errorf("launch %d: %w", e, err)
+		for k := e; k >= 0 && (k == e || j.queued); k-- {
+			if err := w.wrong(k); err != nil {
+				return m.Steps(), fmt.Errorf("launch %d: %w", k, err)
+			}
 		}
 	}
 	return m.Steps(), nil
