@@ -179,7 +179,10 @@ func (m *Machine) order(t *thread, a *access) {
 			f.gpu, f.cta = map[int]*vector{}, map[*block]*vector{}
 		}
 		device := t.block.launch.stream.device
-		t.vector = merge(t.vector, [scopes]*vector{f.cta[t.block], f.gpu[device], f.system}[a.scope])
+		near := [scopes]*vector{f.cta[t.block], f.gpu[device], f.system}
+		for _, v := range near[:a.scope+1] {
+			t.vector = merge(t.vector, v)
+		}
 		v := t.snapshot()
 		f.cta[t.block] = merge(f.cta[t.block], v)
 		if a.scope >= scopeGPU {
