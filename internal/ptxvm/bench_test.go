@@ -18,7 +18,7 @@ func BenchmarkAllReduce(b *testing.B) {
 		{ptx.TwoShotFlow, "f32"}, {ptx.TwoShotMultimem, "f32"}, {ptx.OneShotLL, "i8"},
 	} {
 		b.Run(c.form.String()+"/"+c.dtype, func(b *testing.B) {
-			j := job{form: c.form, dtype: c.dtype, op: ptx.Sum, ranks: 4, count: 1 << 20 / widths[c.dtype], blocks: 4, threads: 256, lap: 4096, exact: true}
+			j := job{form: c.form, dtype: c.dtype, op: ptx.Sum, ranks: 4, count: 1 << 20 / widths[c.dtype], blocks: 4, threads: 256, lap: 4096, exact: true, hopper: c.form >= ptx.OneShotMultimem}
 			w := newWorld(b, j)
 			m := New(w.memory, Config{Seed: 1})
 			var streams []*Stream
