@@ -27,10 +27,15 @@ func jobs(ranks int, dtypes, others []string) []job {
 				out = append(out, j)
 				j.queued = true
 				out = append(out, j)
-				j.queued, j.offset, j.inPlace, j.count = false, 1, true, 61
+				j.queued, j.user = false, true
 				out = append(out, j)
-				j.queued = true
+				j.user, j.missing = false, 1
 				out = append(out, j)
+				j.missing, j.offset, j.inPlace, j.count = 0, 1, true, 61
+				out = append(out, j)
+				j.user = true
+				out = append(out, j)
+				j.user = false
 				if form < ptx.OneShotMultimem && op == ptx.Sum {
 					j.inPlace, j.shift, j.hopper, j.early = false, 1, true, true
 					out = append(out, j)

@@ -36,7 +36,9 @@ type mutant struct {
 	module *Module
 }
 
-func (m mutant) String() string { return fmt.Sprintf("%s without %s (%d)", m.kernel.Name, m.what, m.nth) }
+func (m mutant) String() string {
+	return fmt.Sprintf("%s without %s (%d)", m.kernel.Name, m.what, m.nth)
+}
 
 // mutants are all of a kernel.
 func mutants(tb testing.TB, k ptx.Kernel) (out []mutant) {
@@ -107,9 +109,14 @@ func attemptsOf(j job) (out []attempt) {
 	j.offset, j.count = 1, 400/width
 	add(j)
 	if j.form != ptx.OneShotMultimem {
-		j.inPlace, j.queued = true, false
+		j.inPlace, j.queued, j.user = true, false, true
 		add(j)
+		j.inPlace = false
 	}
+	j.queued, j.user = false, true
+	add(j)
+	j.user, j.missing, j.threads = false, 1, 8
+	add(j)
 	return out
 }
 

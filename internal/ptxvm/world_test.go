@@ -61,6 +61,8 @@ type job struct {
 	lap     int64
 	first   uint32 // epoch
 	queued  bool   // all launches are enqueued at once, each with tensors of its own
+	user    bool   // as queued, but with the same tensors, which kernels on the stream write before and read behind each launch
+	missing int    // so many of the last ranks do not launch
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 
 	replace func(*Module) *Module
@@ -73,6 +75,12 @@ func (j job) String() string {
 	}
 	if j.queued {
 		s += "/queued"
+	}
+	if j.user {
+		s += "/user"
+	}
+	if j.missing > 0 {
+		s += fmt.Sprintf("/missing=%d", j.missing)
 	}
 	if j.hopper {
 		s += "/hopper"
@@ -91,6 +99,7 @@ type world struct {
 	words   [][]byte       // dead, fault, stop
 	params  [][]ptx.Params // of each launch and rank
 	inputs  [][][]uint64
+	sinks   [][][]byte // with user: where the results of a launch go
 }
 
 const (
@@ -136,6 +145,10 @@ func newWorld(tb testing.TB, j job) *world {
 		base.Workspace[r] = at + channelAt
 	}
 	for e := range max(j.epochs, 1) {
+		if j.user && e > 0 {
+			w.in, w.out, w.params = append(w.in, w.in[0]), append(w.out, w.out[0]), append(w.params, w.params[0])
+			continue
+		}
 		w.tensors(tb, base, uint64(e)*epochAt)
 	}
 	return w
@@ -378,6 +391,120 @@ func (w *world) wrong(epoch int) error {
 	return nil
 }
 
+// copier has kernels that copy elements, one for each width.
+var copier = sync.OnceValues(func() (*Module, error) {
+	text := header
+	for _, width := range []int{1, 2, 4, 8} {
+		text += fmt.Sprintf(`
+.visible .entry copy%[1]d(.param .u64 to, .param .u64 from, .param .u32 count) {
+	.reg .b64 %%rd<6>;
+	.reg .b32 %%r<4>;
+	.reg .b64 %%v;
+	.reg .pred %%p;
+	ld.param.u64 %%rd1, [to];
+	ld.param.u64 %%rd2, [from];
+	ld.param.u32 %%r1, [count];
+	mov.u32 %%r2, %%tid.x;
+	mov.u32 %%r3, %%ntid.x;
+	bra Check;
+Next:
+	mul.wide.u32 %%rd3, %%r2, %[1]d;
+	add.s64 %%rd4, %%rd2, %%rd3;
+	add.s64 %%rd5, %%rd1, %%rd3;
+	ld.global.u%[2]d %%v, [%%rd4];
+	st.global.u%[2]d [%%rd5], %%v;
+	add.s32 %%r2, %%r2, %%r3;
+Check:
+	setp.lt.u32 %%p, %%r2, %%r1;
+	@%%p bra Next;
+	ret;
+}
+`, width, width*8)
+	}
+	return Parse("copier.ptx", []byte(text))
+})
+
+const (
+	sourceAt = 0x700000000
+	sinkAt   = 0x800000000
+)
+
+// copies puts a kernel on a stream that copies a tensor.
+func (w *world) copies(tb testing.TB, s *Stream, to, from uint64) {
+	m, err := copier()
+	require.NoError(tb, err)
+	f := m.Function(fmt.Sprintf("copy%d", widths[w.job.dtype]))
+	require.NoError(tb, s.Launch(Launch{Function: f, Block: [3]uint32{8}, Params: [][]byte{u64(to), u64(from), u32(uint32(w.job.count))}}))
+}
+
+// runUser is run with kernels of a user around each launch.
+func (w *world) runUser(tb testing.TB, m *Machine, streams []*Stream) error {
+	bytes := w.job.count * widths[w.job.dtype]
+	for e := range max(w.job.epochs, 1) {
+		w.fill(e)
+		var sinks [][]byte
+		for r := range streams {
+			at := uint64(r+1)*rankAt + uint64(e)*epochAt
+			source, sink := aligned(bytes), aligned(bytes)
+			copy(source, w.in[0][r])
+			require.NoError(tb, w.memory.Map(at+sourceAt, source))
+			require.NoError(tb, w.memory.Map(at+sinkAt, sink))
+			sinks = append(sinks, sink)
+		}
+		w.sinks = append(w.sinks, sinks)
+	}
+	for r := range streams { // nothing is there but for the first kernel
+		clear(w.in[0][r])
+	}
+	for e := range w.sinks {
+		for r, s := range streams {
+			w.copies(tb, s, w.params[0][r].In[r], uint64(r+1)*rankAt+uint64(e)*epochAt+sourceAt)
+		}
+		w.launch(tb, streams, 0)
+		for r, s := range streams {
+			w.copies(tb, s, uint64(r+1)*rankAt+uint64(e)*epochAt+sinkAt, w.params[0][r].Out[r])
+		}
+	}
+	if err := m.Run(); err != nil {
+		return err
+	}
+	w.job.inPlace = true // so that inputs are not looked at
+	for e := range w.sinks {
+		w.out[e] = w.sinks[e]
+		if err := w.wrong(e); err != nil {
+			return fmt.Errorf("launch %d: %w", e, err)
+		}
+	}
+	return nil
+}
+
+// runMissing is a launch for which the last ranks do not come: the others give up, tell why, and close nothing.
+func (w *world) runMissing(tb testing.TB, m *Machine, streams []*Stream) error {
+	here := streams[:len(streams)-w.job.missing]
+	w.fill(0)
+	for r := range here {
+		w.params[0][r].Timeout = 20_000
+	}
+	w.launch(tb, here, 0)
+	if err := m.Run(); err != nil {
+		return err
+	}
+	for r := range here {
+		fault := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
+		if fault.Why != ptx.FaultTimeout || fault.Kernel != uint8(w.job.form) || int(fault.Peer) >= w.job.ranks || int(fault.Peer) == r {
+			return fmt.Errorf("rank %d: fault %+v", r, fault)
+		}
+		if dead := binary.LittleEndian.Uint32(w.words[r]); dead != 1 {
+			return fmt.Errorf("rank %d: dead word %d", r, dead)
+		}
+		// The first block has something to do in every form, and so to wait for.
+		if e := binary.LittleEndian.Uint32(w.channel[r]); e != w.job.first {
+			return fmt.Errorf("rank %d: block 0 has closed epoch %d", r, e)
+		}
+	}
+	return nil
+}
+
 // run carries out a job, each epoch with new inputs, and gives the first error.
 func (j job) run(tb testing.TB, c Config) (uint64, error) {
 	w := newWorld(tb, j)
@@ -385,6 +512,14 @@ func (j job) run(tb testing.TB, c Config) (uint64, error) {
 	var streams []*Stream
 	for r := range j.ranks {
 		streams = append(streams, m.NewStream(r))
+	}
+	switch {
+	case j.user:
+		err := w.runUser(tb, m, streams)
+		return m.Steps(), err
+	case j.missing > 0:
+		err := w.runMissing(tb, m, streams)
+		return m.Steps(), err
 	}
 	n := max(j.epochs, 1)
 	for e := range n {
