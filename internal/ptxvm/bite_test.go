@@ -42,7 +42,7 @@ func (m mutant) String() string {
 
 // mutants are all of a kernel.
 func mutants(tb testing.TB, k ptx.Kernel) (out []mutant) {
-	lines := moduleOf(tb, k.File).lines
+	lines := withFence(tb, moduleOf(tb, k.File)).lines
 	first := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
 	require.GreaterOrEqual(tb, first, 0)
 	count := map[string]int{}
@@ -108,14 +108,13 @@ func attemptsOf(j job) (out []attempt) {
 	add(j)
 	j.offset, j.count = 1, 400/width
 	add(j)
-	if j.form != ptx.OneShotMultimem {
-		j.inPlace, j.queued, j.user = true, false, true
-		add(j)
-		j.inPlace = false
-	}
-	j.queued, j.user = false, true
+	j.inPlace, j.queued, j.user = true, false, true
+	add(j)
+	j.inPlace = false
 	add(j)
 	j.user, j.missing, j.threads = false, 1, 8
+	add(j)
+	j.began = true
 	add(j)
 	return out
 }
@@ -161,6 +160,16 @@ func TestBite(t *testing.T) {
 				return exchange(tb, 3, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
 			})
 		}
+		for _, flags := range []uint32{0, ptx.Atomics} {
+			if k == ptx.Signal || k == ptx.SignalAll {
+				list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+					return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+				})
+			}
+		}
+		list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+		})
 		subjects = append(subjects, subject{k, strings.TrimPrefix(k.Name, "symmem_"), list})
 	}
 	for _, s := range subjects {

@@ -41,7 +41,9 @@
 // from vector clocks: accesses and observations of other threads that happened before, by release and acquire patterns, fences,
 // barriers, and launches. The elements of a vector are accesses of their own. A release pattern and an acquire pattern synchronize if their
 // scopes include each other's thread. fence.sc is ordered with every other that it is morally strong with.
-// An access by way of a multicast address and one by way of the memory's own are ordered only if a fence.proxy.alias is between them.
+// An access by way of a multicast address and one by way of the memory's own are ordered only if a fence.proxy.alias is between them, on the
+// way from the one to the other, or the end of the launch of the one and the begin of that of the other, on the same stream. That holds for a load and a store after
+// it too.
 //
 // A launch that begins is ordered behind all launches of its stream that have ended, as if all threads of those had ended, and all of its
 // own began, with fence.acq_rel.sys: the end of a launch makes all that it has written visible to everybody, and a store of the next launch, relaxed

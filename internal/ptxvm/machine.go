@@ -98,6 +98,7 @@ type Stream struct {
 	queue    []item
 	active   []*launch // that have begun and not ended, the oldest first
 	settled  *vector   // what a launch that begins is behind
+	ended    *vector   // of that, the stream's own launches
 	banks    []bank
 }
 
@@ -121,7 +122,8 @@ type launch struct {
 	triggered int     // blocks that let the launch after this one begin
 	waiting   []*thread
 	done      bool
-	final     *vector
+	final     *vector // what its threads knew in the end
+	own       *vector // with those before it: what they did
 	base      *vector
 	bank      *bank
 }
@@ -470,7 +472,7 @@ func (m *Machine) exit(t *thread) {
 		}
 	}
 	if m.weak {
-		s.settled = merge(s.settled, l.final)
+		s.settled, s.ended = merge(s.settled, l.final), merge(s.ended, l.own)
 	}
 	for _, a := range s.active {
 		if a.before == l {

@@ -2,6 +2,7 @@ package ptxvm
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -199,4 +200,119 @@ func cellOf(p *pads, rank int) (ptx.Fault, error) {
 		return ptx.Fault{}, fmt.Errorf("%d launches have given up", n)
 	}
 	return ptx.DecodeFault(binary.LittleEndian.Uint64(b[8:])), nil
+}
+
+// twoStreams is two streams of a rank that signal the same peer at the same time. The peer sees what was before both signals.
+func twoStreams(tb testing.TB, kernel ptx.Kernel, flags uint32, c Config, replace func(*Module) *Module) error {
+	p := newPads(tb, 3, flags, c)
+	p.replace = replace
+	own := p.streams[0]
+	other := p.m.NewStream(0)
+	const rounds = 3
+	for round := range rounds {
+		for i, s := range []*Stream{own, other} {
+			p.streams[0] = s
+			p.put(0, 1, 2*round+i, uint32(10*round+i+1))
+			p.signals(0, 1, kernel)
+		}
+		p.signals(1, 0, ptx.Wait)
+		p.signals(1, 0, ptx.Wait)
+		if round+1 == rounds { // only then is it known which signals have come
+			for k := range 2 * rounds {
+				p.get(1, 1, k, 100+k)
+			}
+		}
+	}
+	if err := p.m.Run(); err != nil {
+		return err
+	}
+	for k := range 2 * rounds {
+		if got, want := p.word(1, 100+k), uint32(10*(k/2)+k%2+1); got != want {
+			return fmt.Errorf("word %d is %d, not %d", k, got, want)
+		}
+	}
+	return nil
+}
+
+const listener = header + `
+.visible .entry listen(.param .u64 cell, .param .u64 to) {
+	.reg .b64 %rd<4>;
+	.reg .b32 %r<2>;
+	.reg .pred %p<2>;
+	ld.param.u64 %rd1, [cell];
+	ld.param.u64 %rd2, [to];
+Again:
+	ld.acquire.sys.global.u32 %r1, [%rd1];
+	setp.eq.u32 %p1, %r1, 0;
+	@%p1 bra Again;
+	ld.relaxed.sys.global.u64 %rd3, [%rd1+8];
+	st.global.u64 [%rd2], %rd3;
+	ret;
+}
+`
+
+// givesUp is a kernel for which from one peer, or two, nothing comes, while somebody else, as the host does, looks whether it has given up, and why.
+func givesUp(tb testing.TB, kernel ptx.Kernel, missing int, c Config, replace func(*Module) *Module) error {
+	p := newPads(tb, 3, 0, c)
+	p.replace = replace
+	p.params[0].Timeout = 5000
+	// A signal waits only for another one that was begun before it.
+	pad := p.m.memory.find(rankAt + channelAt).keep
+	state := pad[channels*2*3*128+channel*128:]
+	for r := 1; r <= missing; r++ {
+		binary.LittleEndian.PutUint32(state[32+4*r:], 7)
+	}
+	for r := 1 + missing; r < 3; r++ { // these have come
+		for kind := range 2 {
+			counter := pad[((channel*2+kind)*3+r)*128:]
+			binary.LittleEndian.PutUint32(counter, binary.LittleEndian.Uint32(counter)+1)
+		}
+	}
+	listen := p.m.NewStream(3)
+	require.NoError(tb, listen.Launch(Launch{
+		Function: parse(tb, "listen.ptx", listener).Function("listen"), Params: [][]byte{u64(rankAt + wordsAt), u64(page(2, 0))},
+	}))
+	p.signals(0, 1, kernel)
+	if err := p.m.Run(); err != nil {
+		return err
+	}
+	fault := ptx.DecodeFault(binary.LittleEndian.Uint64(p.pages[2]))
+	if fault.Why != ptx.FaultTimeout || fault.Kernel != signalKinds[kernel] || fault.Peer == 0 || int(fault.Peer) > missing || fault.Index != channel {
+		return fmt.Errorf("fault %+v", fault)
+	}
+	return nil
+}
+
+var signalKinds = map[ptx.Kernel]uint8{
+	ptx.Signal: ptx.FaultSignal, ptx.SignalAll: ptx.FaultSignal, ptx.Wait: ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
+}
+
+func TestSignalsOfTwoStreams(t *testing.T) {
+	for _, flags := range []uint32{0, ptx.Atomics} {
+		for _, kernel := range []ptx.Kernel{ptx.Signal, ptx.SignalAll} {
+			for seed := range uint64(20) {
+				require.NoError(t, twoStreams(t, kernel, flags, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}, nil), "%s, flags %d, seed %d", kernel.Name, flags, seed)
+			}
+		}
+	}
+}
+
+func TestGivingUp(t *testing.T) {
+	for kernel := range signalKinds {
+		for seed := range uint64(20) {
+			c := Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}
+			require.NoError(t, givesUp(t, kernel, 1, c, nil), "%s, seed %d", kernel.Name, seed)
+			err := givesUp(t, kernel, 2, c, nil)
+			if kernel == ptx.Signal || kernel == ptx.Wait {
+				require.NoError(t, err, "%s, seed %d", kernel.Name, seed)
+				continue
+			}
+			// Two threads store their faults to one shared variable, by weak stores that nothing orders. Either may win, which is meant so.
+			race, ok := errors.AsType[*Race](err)
+			require.True(t, ok, "%s, seed %d: %v", kernel.Name, seed, err)
+			require.True(t, race.Shared)
+			require.Contains(t, race.First.Instruction, "st.shared.u64")
+			require.Contains(t, race.Second.Instruction, "st.shared.u64")
+		}
+	}
 }

@@ -84,7 +84,7 @@ type view struct {
 	vector *vector
 	clock  uint32 // of its own events; it goes up when others may learn of them
 	slot   int32
-	began  *vector         // what its launch began behind
+	began  *vector         // the launches of its stream that had ended when its own began: whatever alias they went by
 	rel    [scopes]*vector // what its strong stores pass on, since a fence of at least that scope
 	pend   [scopes]*vector // what its loads have seen of threads so near, for a fence to acquire
 }
@@ -111,7 +111,7 @@ func (t *thread) known(slot int32, clock uint32, other bool) bool {
 // enter begins a thread.
 func (m *Machine) enter(t *thread, slot int) {
 	base := t.block.launch.base
-	t.view = view{vector: base, clock: m.slots[slot] + 1, slot: int32(slot), began: base, rel: [scopes]*vector{base, base, base}}
+	t.view = view{vector: base, clock: m.slots[slot] + 1, slot: int32(slot), began: t.block.launch.stream.ended, rel: [scopes]*vector{base, base, base}}
 }
 
 // leave ends a thread, as if with a fence for everybody.
@@ -127,14 +127,18 @@ func (m *Machine) leave(t *thread) {
 	}
 	set(&l.final.events, t.slot, t.clock)
 	m.slots[t.slot] = t.clock
+	if l.own == nil {
+		l.own = l.stream.ended.clone()
+	}
+	set(&l.own.events, t.slot, t.clock)
 }
 
 // pass is what griddepcontrol.wait gives: the launches before this one have ended.
 func (m *Machine) pass(t *thread, _ *launch) {
-	ended := t.block.launch.stream.settled
-	t.vector, t.began = merge(t.vector, ended), merge(t.began, ended)
+	s := t.block.launch.stream
+	t.vector, t.began = merge(t.vector, s.settled), s.ended
 	for i := range t.rel {
-		t.rel[i] = merge(t.rel[i], ended)
+		t.rel[i] = merge(t.rel[i], s.settled)
 	}
 }
 
@@ -796,7 +800,7 @@ func (m *Machine) settle() {
 		r.words = nil
 	}
 	for _, s := range m.streams {
-		s.settled = nil
+		s.settled, s.ended = nil, nil
 	}
 	m.fence = fences{}
 }
