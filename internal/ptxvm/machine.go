@@ -174,6 +174,7 @@ type thread struct {
 	words  []uint64
 	frames []frame
 	at     int32 // in ready
+	pace   int
 
 	value uint64 // at a shuffle
 	in    *instr // that it waits at
@@ -267,6 +268,14 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 			}
 		}
 		k := m.choose.Choose(len(m.ready))
+		if m.weak && m.turn > 1 {
+			// Some threads are slower than others, so that one may be far behind.
+			for range m.choose.Choose(4) {
+				if o := m.choose.Choose(len(m.ready)); m.ready[o].pace > m.ready[k].pace {
+					k = o
+				}
+			}
+		}
 		m.exec(m.ready[k])
 		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps && m.err == nil {
 			t := m.ready[min(k, max(len(m.ready)-1, 0))]
@@ -384,6 +393,9 @@ func (m *Machine) start(l *launch) {
 			copy(t.words, l.f.consts)
 			if m.weak {
 				m.enter(t, b.first+n)
+				if m.turn > 1 {
+					t.pace = m.choose.Choose(1 << 20)
+				}
 			}
 			m.wake(t)
 		}

@@ -63,7 +63,8 @@ type job struct {
 	queued  bool   // all launches are enqueued at once, each with tensors of its own
 	user    bool   // as queued, but with the same tensors, which kernels on the stream write before and read behind each launch
 	missing int    // so many of the last ranks do not launch
-	began   bool   // but they have come to the first barrier
+	overlap bool   // launched so whatever the plan would do
+	began   bool   // but they have come to where the last wait of the others begins
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 
 	replace func(*Module) *Module
@@ -359,7 +360,7 @@ func (w *world) launch(tb testing.TB, streams []*Stream, epoch int) {
 	for r, s := range streams {
 		require.NoError(tb, s.Launch(Launch{
 			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.params[epoch][r].Bytes()},
-			Overlap: w.kernel.Overlap,
+			Overlap: w.kernel.Overlap || w.job.overlap,
 		}))
 	}
 }
@@ -486,7 +487,14 @@ func (w *world) runMissing(tb testing.TB, m *Machine, streams []*Stream) error {
 	for r := range here {
 		w.params[0][r].Timeout = 20_000
 		for q := len(here); w.job.began && q < len(streams); q++ {
-			binary.LittleEndian.PutUint32(w.channel[r][32+4*q:], w.job.first+1)
+			flag := func(kind int, value uint32) { // of the first block
+				binary.LittleEndian.PutUint32(w.channel[r][32+4*((w.job.ranks+7)/8*8*kind+q):], w.job.first+value)
+			}
+			if flag(0, 1); w.job.form == ptx.TwoShotFlow { // all laps were sent, and all but the last reduced
+				laps := uint32((w.layout.Shard()*16 + w.layout.LapBytes - 1) / w.layout.LapBytes)
+				flag(0, laps)
+				flag(2, laps-1)
+			}
 		}
 	}
 	w.launch(tb, here, 0)
