@@ -74,6 +74,9 @@ var mayImport = map[string][]string{
 		"cmd/symmem/internal/chart", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/measure", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
 
+	// A machine for PTX, which knows nothing of this module.
+	"internal/ptxvm": {},
+
 	// Pretended GPUs for the tests of backends: it knows the driver's table, which backendtest itself does not.
 	"backend/backendtest/fakecuda": {"device"},
 

@@ -1,0 +1,233 @@
+package ptxvm
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// weaker is what takes the order out of an instruction, and leaves all else.
+var weaker = []struct {
+	from *regexp.Regexp
+	to   string
+}{
+	{regexp.MustCompile(`^fence\.[a-z_.]+;`), ""},
+	{regexp.MustCompile(`^bar\.sync 0;`), ""},
+	{regexp.MustCompile(`^bar\.red\.(?:and|or)\.pred (%p\d+), 0, (%p\d+);`), "mov.pred $1, $2;"},
+	{regexp.MustCompile(`^ld\.acquire\.`), "ld.relaxed."},
+	{regexp.MustCompile(`^st\.release\.`), "st.relaxed."},
+	{regexp.MustCompile(`^red\.release\.`), "red.relaxed."},
+	{regexp.MustCompile(`^griddepcontrol\.wait;`), ""},
+}
+
+// mutant is a kernel without the order that one instruction gives.
+type mutant struct {
+	kernel ptx.Kernel
+	line   int
+	what   string // the instruction
+	nth    int    // of those like it in the kernel, from 0
+	module *Module
+}
+
+func (m mutant) String() string {
+	return fmt.Sprintf("%s without %s (%d)", m.kernel.Name, m.what, m.nth)
+}
+
+// mutants are all of a kernel.
+func mutants(tb testing.TB, k ptx.Kernel) (out []mutant) {
+	lines := withFence(tb, moduleOf(tb, k.File)).lines
+	first := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
+	require.GreaterOrEqual(tb, first, 0)
+	count := map[string]int{}
+	depth, begun := 0, false
+	for i := first; !begun || depth > 0; i++ {
+		depth += strings.Count(lines[i], "{") - strings.Count(lines[i], "}")
+		begun = begun || depth > 0
+		for _, w := range weaker {
+			if !w.from.MatchString(lines[i]) {
+				continue
+			}
+			changed := slices.Clone(lines)
+			changed[i] = w.from.ReplaceAllString(lines[i], w.to)
+			what := strings.TrimSuffix(strings.Fields(lines[i])[0], ";")
+			out = append(out, mutant{k, i + 1, what, count[what], parse(tb, k.File, strings.Join(changed, "\n"))})
+			count[what]++
+		}
+	}
+	return out
+}
+
+// attempt is one run that may notice.
+type attempt func(tb testing.TB, replace func(*Module) *Module, seed uint64) error
+
+// noticed says how: the first error of the attempts.
+func (m mutant) noticed(tb testing.TB, attempts []attempt, seeds int) error {
+	replace := func(old *Module) *Module {
+		if old.file == m.module.file {
+			return m.module
+		}
+		return old
+	}
+	for seed := range seeds {
+		for _, a := range attempts {
+			if err := a(tb, replace, uint64(seed)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+const biteSteps = 1 << 23
+
+func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
+	add := func(j job) {
+		out = append(out, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			j.replace = replace
+			_, err := j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+			return err
+		})
+	}
+	j.epochs, j.blocks, j.threads, j.lap = 4, 1, 32, 128
+	width := widths[j.dtype]
+	j.exact = j.form >= ptx.OneShotMultimem
+	j.queued, j.overlap = true, j.hopper && strings.HasSuffix(strings.TrimSuffix(k.File, ".ptx"), "_sm90") || k.File == "multimem.ptx"
+	// Many vectors for few threads, so that those of a block work for each other; a message that is not aligned; in place.
+	j.count = 1600 / width
+	if j.form == ptx.TwoShotFlow {
+		j.count = 6400 / width
+		j.threads = 8
+	}
+	add(j)
+	j.offset, j.count = 1, 400/width
+	add(j)
+	j.inPlace, j.queued, j.user = true, false, true
+	add(j)
+	j.inPlace = false
+	add(j)
+	j.user, j.missing, j.threads = false, 1, 8
+	add(j)
+	j.began = true
+	add(j)
+	return out
+}
+
+// The reasons why nothing notices that an instruction has gone.
+const (
+	launchEnds  = "the end of the launch acquires as well, and only later launches need it"
+	launchAlone = "the kernel is alone in its launch: the begin of the launch has released what was before it, and its end acquires"
+	barrierTwin = "the barrier of the block at the end of the last barrier across ranks is just before it, and says the same"
+	fullSays    = "the flag that a lap is full, which the same thread acquires next, was set behind the same fence as this one"
+	deadLater   = "it is for a dead word that another launch sets meanwhile"
+)
+
+// bitten is what nothing notices, by the form or the signal kernel, the instruction and which of those it is.
+var bitten = map[string]string{
+	"oneshot_pull: ld.acquire.sys.global.u32 (2)":     launchEnds,
+	"oneshot_pull: bar.red.and.pred (3)":              barrierTwin,
+	"twoshot_pull: ld.acquire.sys.global.u32 (1)":     launchEnds,
+	"twoshot_pull: bar.red.and.pred (2)":              barrierTwin,
+	"twoshot_flow: ld.acquire.sys.global.u32 (0)":     fullSays,
+	"twoshot_flow: ld.acquire.sys.global.u32 (2)":     launchEnds,
+	"oneshot_multimem: bar.red.and.pred (2)":          barrierTwin,
+	"twoshot_multimem: ld.acquire.sys.global.u32 (1)": launchEnds,
+	"twoshot_multimem: bar.red.and.pred (2)":          barrierTwin,
+	"barrier: bar.red.and.pred (0)":                   deadLater,
+	"barrier: st.release.sys.global.u32 (0)":          launchAlone,
+	"barrier: ld.acquire.sys.global.u32 (0)":          launchAlone,
+	"barrier: ld.acquire.sys.global.u32 (1)":          launchAlone,
+	"signal: red.release.sys.global.add.u32 (0)":      launchAlone,
+	"signal_all: bar.red.and.pred (0)":                deadLater,
+	"signal_all: red.release.sys.global.add.u32 (0)":  launchAlone,
+	"wait: ld.acquire.sys.global.u32 (0)":             launchAlone,
+	"wait: ld.acquire.sys.global.u32 (1)":             launchAlone,
+	"wait_all: ld.acquire.sys.global.u32 (0)":         launchAlone,
+	"wait_all: ld.acquire.sys.global.u32 (1)":         launchAlone,
+}
+
+// TestBite takes the order out of the kernels, one instruction at a time: each time something notices, or the reason why not is known.
+// SYMMEM_TEST_MATRIX=full does it to more kernels, and with more seeds.
+func TestBite(t *testing.T) {
+	full := os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	seeds := 24
+	if full {
+		seeds = 48
+	}
+	type subject struct {
+		kernel   ptx.Kernel
+		name     string
+		attempts []attempt
+	}
+	var subjects []subject
+	for _, ranks := range []int{2, 4} {
+		for _, form := range ptx.Forms() {
+			for _, dtype := range []string{"f32", "i8"} {
+				for _, hopper := range []bool{true, false} {
+					j := job{form: form, dtype: dtype, op: ptx.Sum, ranks: ranks, hopper: hopper, early: hopper}
+					k, ok := ptx.AllReduce(form, dtype, ptx.Sum, ranks, hopper)
+					if !ok || !full && (ranks != 2 || !hopper || dtype != "f32") {
+						continue
+					}
+					if plain, _ := ptx.AllReduce(form, dtype, ptx.Sum, ranks, !hopper); !hopper && plain.File == k.File {
+						continue // the same kernel
+					}
+					subjects = append(subjects, subject{k, form.String(), attemptsOf(j, k)})
+				}
+			}
+		}
+	}
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+		var list []attempt
+		for _, flags := range []uint32{0, ptx.Atomics} {
+			list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+				return exchange(tb, 3, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+			})
+		}
+		for _, flags := range []uint32{0, ptx.Atomics} {
+			if k == ptx.Signal || k == ptx.SignalAll {
+				list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+					return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+				})
+			}
+		}
+		list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+		})
+		subjects = append(subjects, subject{k, strings.TrimPrefix(k.Name, "symmem_"), list})
+	}
+	left := maps.Clone(bitten)
+	for _, s := range subjects {
+		t.Run(s.kernel.Name, func(t *testing.T) {
+			for _, a := range s.attempts {
+				for seed := range seeds / 4 {
+					require.NoError(t, a(t, func(m *Module) *Module { return withFence(t, m) }, uint64(seed)), "seed %d, as it is", seed)
+				}
+			}
+			for _, m := range mutants(t, s.kernel) {
+				key := fmt.Sprintf("%s: %s (%d)", s.name, m.what, m.nth)
+				why, known := bitten[key]
+				n := seeds
+				if known {
+					n = seeds / 4
+				}
+				err := m.noticed(t, s.attempts, n)
+				t.Logf("line %d: without %s: %v", m.line, key, err)
+				if known {
+					require.NoError(t, err, "%s is noticed, though: %s", key, why)
+				} else {
+					require.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
+				}
+				delete(left, key)
+			}
+		})
+	}
+	require.Empty(t, left, "no kernel has these")
+}

@@ -1,0 +1,32 @@
+package ptxvm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx/images"
+)
+
+// TestImages: every kernel of the module is PTX as the machine knows it.
+func TestImages(t *testing.T) {
+	files, err := images.Files()
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	largest := 0
+	for _, file := range files {
+		text, err := images.Image(file)
+		require.NoError(t, err)
+		m, err := Parse(file, text)
+		require.NoError(t, err)
+		require.NotEmpty(t, m.Functions())
+		for _, f := range m.Functions() {
+			require.Same(t, f, m.Function(f.Name))
+			require.Len(t, f.Params, 1)
+			require.Equal(t, 304, f.Params[0].Size)
+			largest = max(largest, f.stack)
+		}
+	}
+	require.Less(t, largest, 512, "words of registers of a thread")
+	t.Log("words of a thread:", largest)
+}
