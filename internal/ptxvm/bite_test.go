@@ -43,7 +43,7 @@ func (m mutant) String() string {
 
 // mutants are all of a kernel.
 func mutants(tb testing.TB, k ptx.Kernel) (out []mutant) {
-	lines := withFence(tb, moduleOf(tb, k.File)).lines
+	lines := moduleOf(tb, k.File).lines
 	first := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, ".visible .entry "+k.Name+"(") })
 	require.GreaterOrEqual(tb, first, 0)
 	count := map[string]int{}
@@ -171,7 +171,7 @@ func TestBite(t *testing.T) {
 		for _, form := range ptx.Forms() {
 			for _, dtype := range []string{"f32", "i8"} {
 				for _, hopper := range []bool{true, false} {
-					j := job{form: form, dtype: dtype, op: ptx.Sum, ranks: ranks, hopper: hopper, early: hopper}
+					j := job{form: form, dtype: dtype, op: ptx.Sum, ranks: ranks, hopper: hopper}
 					k, ok := ptx.AllReduce(form, dtype, ptx.Sum, ranks, hopper)
 					if !ok || !full && (ranks != 2 || !hopper || dtype != "f32") {
 						continue
@@ -208,7 +208,7 @@ func TestBite(t *testing.T) {
 		t.Run(s.kernel.Name, func(t *testing.T) {
 			for _, a := range s.attempts {
 				for seed := range seeds / 4 {
-					require.NoError(t, a(t, func(m *Module) *Module { return withFence(t, m) }, uint64(seed)), "seed %d, as it is", seed)
+					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
 				}
 			}
 			for _, m := range mutants(t, s.kernel) {

@@ -54,7 +54,6 @@ type job struct {
 	shift   int // elements that the output begins later than that
 	inPlace bool
 	hopper  bool
-	early   bool
 	epochs  int
 	blocks  int
 	threads int
@@ -131,12 +130,9 @@ func newWorld(tb testing.TB, j job) *world {
 	if staged {
 		base.Flags |= ptx.Staged
 	}
-	if j.early {
-		base.Flags |= ptx.Early
-	}
 	for r := range j.ranks {
 		at := uint64(r+1) * rankAt
-		channel := aligned(int(w.layout.ChannelBytes()))
+		channel := aligned(int(w.layout.WorkspaceBytes()))
 		for i := 0; i < int(w.layout.ControlBytes()); i += 4 {
 			binary.LittleEndian.PutUint32(channel[i:], j.first)
 		}
@@ -195,6 +191,9 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 		p := base
 		at := uint64(r+1)*rankAt + wordsAt
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
+		if (base.In[r]|base.Out[r]|uint64(bytes))%16 == 0 {
+			p.Flags |= ptx.Whole
+		}
 		params = append(params, p)
 	}
 	w.in, w.out, w.params = append(w.in, ins), append(w.out, outs), append(w.params, params)

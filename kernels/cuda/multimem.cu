@@ -94,7 +94,7 @@ template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p,
       for (u32 k = 0; k < (everywhere ? p.world : 1); k++) s.store(output(f, f.peer(k)), i, sum);
     }
   }
-  if (everywhere) fenceAlias();
+  fenceAlias(); // what was loaded or stored by the multicast addresses, before what others do behind the barrier by their own
   if (!f.template barrier<true>(kFlagEnd, epoch)) return;
   // Each thread moves what it has stored itself.
   if (staged)
