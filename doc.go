@@ -41,6 +41,6 @@
 //
 // # Packages
 //
-// Package tensor has the tensors, kernels the collectives on them, memory what both are built on, backend what a backend implements, device what a
-// device is, group the ranks and how they agree, and config the settings. docs/architecture.md describes how they work together.
+// Package tensor has the tensors, kernels the collectives on them, collective what a kernel of one's own needs to be one, memory what all are built on,
+// backend what a backend implements, device what a device is, group the ranks and how they agree, and config the settings. docs/architecture.md describes how they work together.
 package symmem

@@ -12,19 +12,6 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// The errors of this package, for errors.Is.
-var (
-	ErrUnsupported  = errs.ErrUnsupported  // this device cannot do it
-	ErrNotReachable = errs.ErrNotReachable // a peer's memory has no address in this process
-	ErrMismatch     = errs.ErrMismatch     // the ranks did not ask for the same thing
-	ErrPeerLost     = errs.ErrPeerLost     // another rank has died or left
-	ErrClosed       = errs.ErrClosed       // the plan or its tensor was closed before
-	ErrInvalid      = errs.ErrInvalid      // an argument outside of what is allowed
-	ErrNoRendezvous = errs.ErrNoRendezvous // a tensor has had no rendezvous yet
-	ErrTwoStreams   = errs.ErrTwoStreams   // a plan runs on one stream at a time
-	ErrNoRoom       = errs.ErrNoRoom       // see collective.RoomError
-)
-
 // Plan is a collective of this package that was prepared once and can be run many times: see [collective.Plan], whose methods it has.
 type Plan struct {
 	*collective.Plan
@@ -92,7 +79,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 func reachable(ts ...tensor.SymmetricTensor) bool {
 	for _, t := range ts {
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); errors.Is(err, ErrNotReachable) {
+			if _, err := t.Remote(r); errors.Is(err, errs.ErrNotReachable) {
 				return false
 			}
 		}
@@ -168,10 +155,10 @@ func (a *allReduce) check(plan string) error {
 	}
 	have := a.in.Memory().Backend().Name()
 	if b := a.algorithm.Backend(); b != "" && b != have {
-		return fmt.Errorf("%s is the all-reduce of the library below backend %s, and this memory is of backend %s: %w", a.algorithm, b, have, ErrUnsupported)
+		return fmt.Errorf("%s is the all-reduce of the library below backend %s, and this memory is of backend %s: %w", a.algorithm, b, have, errs.ErrUnsupported)
 	}
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
-		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, ErrUnsupported)
+		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
 	}
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {

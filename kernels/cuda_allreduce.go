@@ -5,6 +5,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tensor"
 )
@@ -20,7 +21,7 @@ func findKernel(form ptx.Form, d device.Device, dtype tensor.DType, op Op, size 
 	}
 	k, ok := ptx.AllReduce(form, dtype.String(), int(op), size, capability >= 90)
 	if !ok {
-		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), ErrUnsupported)
+		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), errs.ErrUnsupported)
 	}
 	image, err := ptx.Image(k.File)
 	return k, image, err

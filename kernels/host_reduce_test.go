@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -149,9 +150,9 @@ func TestNames(t *testing.T) {
 		require.Equal(t, a, back)
 	}
 	_, err := ParseOp("xor")
-	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 	_, err = ParseAlgorithm("ring")
-	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, err, errs.ErrInvalid)
 }
 
 func BenchmarkReduce(b *testing.B) {

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -87,7 +88,7 @@ func TestPlansAskForMulticast(t *testing.T) {
 // TestPlanWithoutMulticast: where there can be none, every rank is told why, and the ranks go on.
 func TestPlanWithoutMulticast(t *testing.T) {
 	onCastRanks(t, "the switch is out of order", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
-		if _, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotMultimem}); !errors.Is(err, ErrUnsupported) {
+		if _, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: TwoShotMultimem}); !errors.Is(err, errs.ErrUnsupported) {
 			return fmt.Errorf("a plan without multicast: %w", err)
 		} else if why := "the switch is out of order"; !strings.Contains(err.Error(), why) {
 			return fmt.Errorf("%w does not say that %s", err, why)

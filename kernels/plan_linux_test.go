@@ -10,6 +10,7 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -72,7 +73,7 @@ func TestRanksMakeOnePlan(t *testing.T) {
 			{"first epochs", [2]request{{x, AllReduceOptions{FirstEpoch: 1}}, {x, AllReduceOptions{FirstEpoch: 2}}}},
 		} {
 			mine := c.of[m.Group().Rank()]
-			if _, err := NewAllReduce(ctx, mine.in, Sum, &mine.o); !errors.Is(err, ErrMismatch) {
+			if _, err := NewAllReduce(ctx, mine.in, Sum, &mine.o); !errors.Is(err, errs.ErrMismatch) {
 				return fmt.Errorf("ranks with other %s: %w", c.what, err)
 			}
 		}
@@ -94,7 +95,7 @@ func TestPlanIntoAnotherGroup(t *testing.T) {
 		if err := out.Rendezvous(ctx); err != nil {
 			return err
 		}
-		if p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Out: out}); !errors.Is(err, ErrInvalid) {
+		if p, err := NewAllReduce(ctx, x, Sum, &AllReduceOptions{Out: out}); !errors.Is(err, errs.ErrInvalid) {
 			if err == nil {
 				err = p.Close(ctx)
 			}

@@ -158,7 +158,7 @@ func oddPlaceCase(ctx context.Context, e *Env, alg kernels.Algorithm) error {
 			return err
 		}
 		p, err := o.plan(ctx, r)
-		if errors.Is(err, kernels.ErrUnsupported) && dtype.Bytes() == 2 {
+		if errors.Is(err, symmem.ErrUnsupported) && dtype.Bytes() == 2 {
 			if err := o.Close(ctx); err != nil {
 				return err
 			}
@@ -762,7 +762,7 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	if _, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil); !errors.Is(err, kernels.ErrNoRendezvous) {
+	if _, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil); !errors.Is(err, symmem.ErrNoRendezvous) {
 		return fmt.Errorf("a plan before rendezvous: %v", err)
 	}
 	if err := t.Rendezvous(ctx); err != nil {
@@ -803,7 +803,7 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 		wantArgument("an unknown op", refused(t, 0, nil), "Op(0)"),
 		wantArgument("an unknown form", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: 99}), "99"),
 		wantError("the form of another backend's library", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: foreign}),
-			kernels.ErrUnsupported, foreign.Backend(), e.R.Backend()),
+			symmem.ErrUnsupported, foreign.Backend(), e.R.Backend()),
 		wantArgument("an output of another size", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: longer}), "101", "100"),
 		wantArgument("an output of another dtype", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: ints}), "i32", "f32"),
 		wantArgument("an output that overlaps", refused(a, kernels.Sum, &kernels.AllReduceOptions{Out: b})),
@@ -846,7 +846,7 @@ func twoStreamsOnePlan(ctx context.Context, e *Env, t tensor.SymmetricTensor, al
 	}
 	twice := p.Run(other)
 	release()
-	if err := wantError("a plan on two streams at once", twice, kernels.ErrTwoStreams); err != nil {
+	if err := wantError("a plan on two streams at once", twice, symmem.ErrTwoStreams); err != nil {
 		return err
 	}
 	if err := errors.Join(e.S.Synchronize(ctx), p.Run(other), other.Synchronize(ctx), other.Close()); err != nil {
@@ -879,7 +879,7 @@ func capturedMeanwhileCase(ctx context.Context, e *Env, alg kernels.Algorithm) e
 	if err := errors.Join(e.S.BeginCapture(), p.Run(e.S)); err != nil {
 		return err
 	}
-	if err := p.Run(other); err != nil && !errors.Is(err, kernels.ErrTwoStreams) {
+	if err := p.Run(other); err != nil && !errors.Is(err, symmem.ErrTwoStreams) {
 		return fmt.Errorf("a run while another stream records the plan: %w", err)
 	}
 	g, err := e.S.EndCapture()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
@@ -408,7 +409,7 @@ func roomCase(ctx context.Context, e *Env) error {
 	}
 	refused := pc.Run(s3)
 	room, ok := errors.AsType[*collective.RoomError](refused)
-	if !ok || !errors.Is(refused, kernels.ErrNoRoom) || room.Streams != 2 {
+	if !ok || !errors.Is(refused, symmem.ErrNoRoom) || room.Streams != 2 {
 		return fmt.Errorf("a third plan on a third stream: %v", refused)
 	}
 	// On a stream that has another plan there is room.
@@ -482,7 +483,7 @@ func maxBlocksCase(ctx context.Context, e *Env) error {
 	if err := wantArgument("a negative bound", refused(-1), "-1"); err != nil {
 		return err
 	}
-	if err := wantError("bounds that differ", refused(1+min(e.R.Rank(), 1)), kernels.ErrMismatch, "at most 1 blocks", "at most 2 blocks"); err != nil {
+	if err := wantError("bounds that differ", refused(1+min(e.R.Rank(), 1)), symmem.ErrMismatch, "at most 1 blocks", "at most 2 blocks"); err != nil {
 		return err
 	}
 	return o.Close(ctx)
