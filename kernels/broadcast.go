@@ -46,16 +46,24 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 // From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or
 // twice, and not once for every other rank. It is the count of bytes on the wire; what a second barrier costs was not measured.
 const (
-	broadcastTwoShotRanks = 4
-	broadcastTwoShotBytes = 1 << 20
-	// Two ranks have one link, and three gain a third.
-	broadcastScatterRanks = 3
-	broadcastScatterBytes = 1 << 20
+	broadcastTwoShotRanks  = 4
+	broadcastTwoShotBytes  = 1 << 20
+	broadcastTwoPhaseRanks = 3 // by transfers
 )
+
+// viaAllBytes is the size of a message in bytes from which on a program has each rank send a part of it to all, or combine a part, in place of
+// the one rank that has it or is to get it: a step more, which takes longer between GPUs than what it saves of a smaller message. It was not
+// measured.
+func (m *maker) viaAllBytes() int64 {
+	if m.in.Device().Kind() == device.CUDA && m.in.Memory().Backend().Capabilities().PeerPointers {
+		return 16 << 20
+	}
+	return 256 << 10
+}
 
 func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
-	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastScatterRanks && bytes >= broadcastScatterBytes
+	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= b.viaAllBytes()
 	v := &movement{maker: b.maker}
 	if !two {
 		v.phases = []phase{b.whole}

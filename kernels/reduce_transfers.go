@@ -31,7 +31,7 @@ func (r *reduction) newLapForm() lapForm {
 	switch {
 	case r.scatter:
 		longest = shareElements(r.in.NumElements(), int(size)) * r.in.DType().Bytes()
-	case size >= reduceForwardRanks && bytes >= reduceForwardBytes:
+	case size >= reduceForwardRanks && bytes >= r.viaAllBytes():
 		f.forward = true
 		f.shard = alignUp((bytes+size-1)/size, shardAlign)
 		longest = f.shard
@@ -44,12 +44,9 @@ func (r *reduction) newLapForm() lapForm {
 	return f
 }
 
-// From so many ranks and bytes on, the ranks share the work of a reduce: root then gets every message once or twice, and not once from every
-// other rank. It is the count of bytes on the wire, and was not measured.
-const (
-	reduceForwardRanks = 4
-	reduceForwardBytes = 1 << 20
-)
+// reduceForwardRanks is from how many ranks on these share the work of a large reduce: root then gets the message once or twice, and not once
+// from every other rank. It is the count of bytes on the wire, and was not measured.
+const reduceForwardRanks = 4
 
 func (f lapForm) slots() int { return min(f.laps, transferSlots) }
 

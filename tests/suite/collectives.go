@@ -39,7 +39,6 @@ func collectiveCases(kind device.Kind) []Case {
 					return run(ctx, e, c)
 				}})
 			}
-			add("every_dtype", everyDTypeCollective)
 			add("every_count", everyCountCollective)
 			add("large", largeCollective)
 			add("delayed", delayedCollective)
@@ -308,24 +307,27 @@ func onPair(ctx context.Context, e *Env, dtype tensor.DType, n int64, f func(fir
 	return closeAll(ctx, second, first)
 }
 
-// everyDTypeCollective runs every dtype, and of reductions every operation, at any place.
-func everyDTypeCollective(ctx context.Context, e *Env, c collect) error {
-	for i, dtype := range tensor.DTypes() {
-		ops := []kernels.Op{kernels.Sum}
-		if c.what == reduce || c.what == reduceScatter {
-			// An all-reduce shows that the kernels have every operation of each dtype; here each is asked for once in two dtypes or three.
-			ops = append(ops, kernels.Ops()[1+i%4])
-		}
-		err := onPair(ctx, e, dtype, 480*int64(e.R.WorldSize()), func(first, second tensor.SymmetricTensor) error {
-			for j, op := range ops {
-				c.dtype, c.op, c.n, c.root = dtype, op, int64(350+10*i+j), (i+j)%e.R.WorldSize()
-				c.inPlace = c.canBeInPlace() && (i+j)%2 == 1
-				o, err := c.on(e, first, second, int64(i+j)%9)
+// everyCountCollective runs counts around all boundaries, every dtype, of reductions every operation, from and to every rank, at every place
+// in 16 bytes and in place: in turn where few rounds are wanted, and else every count in dtypes of each width.
+func everyCountCollective(ctx context.Context, e *Env, c collect) error {
+	w := e.R.WorldSize()
+	counts := []int64{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 513}
+	for j, dtype := range tensor.DTypes() {
+		c.dtype = dtype
+		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
+			for i, n := range counts {
+				turn := i%len(tensor.DTypes()) == j
+				if !turn && (e.Short || dtype != tensor.Int8 && dtype != tensor.BFloat16 && dtype != tensor.Float32 && dtype != tensor.Float64) {
+					continue
+				}
+				c.n, c.root, c.op = n, (i+j)%w, kernels.Ops()[(i+j)%len(kernels.Ops())]
+				c.inPlace = c.canBeInPlace() && (i/2+j)%2 == 1
+				o, err := c.on(e, first, second, int64(5*i+j)%17)
 				if err != nil {
 					return err
 				}
 				if err := errors.Join(o.fill(), o.run(ctx)); err != nil {
-					return fmt.Errorf("%s: %w", op, err)
+					return fmt.Errorf("%s: %w", c.op, err)
 				}
 			}
 			return nil
@@ -337,42 +339,15 @@ func everyDTypeCollective(ctx context.Context, e *Env, c collect) error {
 	return nil
 }
 
-// everyCountCollective runs counts around all boundaries, in dtypes of each width, from and to every rank, at every place in 16 bytes.
-func everyCountCollective(ctx context.Context, e *Env, c collect) error {
-	w := e.R.WorldSize()
-	for j, dtype := range []tensor.DType{tensor.Int8, tensor.BFloat16, tensor.Float32, tensor.Float64} {
-		c.dtype = dtype
-		err := onPair(ctx, e, dtype, 600*int64(w), func(first, second tensor.SymmetricTensor) error {
-			for i, n := range []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 257, 513} {
-				if i%4 != j && n != 1 {
-					continue // each count in one of them
-				}
-				c.n, c.root = n, (i+j)%w
-				for _, c.inPlace = range []bool{false, true} {
-					if c.inPlace && !c.canBeInPlace() {
-						continue
-					}
-					o, err := c.on(e, first, second, int64(5*i+j)%17)
-					if err != nil {
-						return err
-					}
-					if err := errors.Join(o.fill(), o.run(ctx)); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// largeCollective runs a message that is cut into laps, or goes by way of all ranks.
+// largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
-	c.dtype, c.n = tensor.Float64, 140_001
+	c.dtype, c.n = tensor.Float64, 20_001
+	switch {
+	case e.R.Device().Kind() == device.CUDA && !e.Short:
+		c.n = 3<<20 + 1
+	case c.algorithm == kernels.Transfers && c.what != allGather && c.what != allToAll:
+		c.n = 140_001
+	}
 	if c.what == allToAll {
 		c.n /= int64(e.R.WorldSize())
 	}
@@ -411,7 +386,7 @@ func delayedCollective(ctx context.Context, e *Env, c collect) error {
 		return err
 	}
 	hold, release := holdUp()
-	err = errors.Join(e.S.HostFunc(hold), e.S.HostFunc(func() { time.Sleep(delay) }), p.Run(e.S), e.S.Copy(kept, out.Ptr(), out.Bytes()))
+	err = errors.Join(e.S.HostFunc(hold), e.S.HostFunc(func() { time.Sleep(delay / 5) }), p.Run(e.S), e.S.Copy(kept, out.Ptr(), out.Bytes()))
 	release()
 	if err != nil {
 		return err
@@ -506,7 +481,7 @@ func overtakenCollective(ctx context.Context, e *Env, c collect) error {
 		if err != nil {
 			return err
 		}
-		late := func() { time.Sleep(2 * time.Millisecond) }
+		late := func() { time.Sleep(time.Millisecond) }
 		for i := range runs {
 			o.set = i
 			first, _ := o.before(e.R.Rank(), e.R.WorldSize())
