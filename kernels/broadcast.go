@@ -54,8 +54,8 @@ const (
 // viaAllBytes is the size of a message in bytes from which on a program has each rank send a part of it to all, or combine a part, in place of
 // the one rank that has it or is to get it: a step more, which takes longer between GPUs than what it saves of a smaller message. It was not
 // measured.
-func (m *maker) viaAllBytes() int64 {
-	if m.in.Device().Kind() == device.CUDA && m.in.Memory().Backend().Capabilities().PeerPointers {
+var viaAllBytes = func(kind device.Kind, far bool) int64 {
+	if kind == device.CUDA && !far {
 		return 16 << 20
 	}
 	return 256 << 10
@@ -63,7 +63,7 @@ func (m *maker) viaAllBytes() int64 {
 
 func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
-	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= b.viaAllBytes()
+	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker}
 	if !two {
 		v.phases = []phase{b.whole}

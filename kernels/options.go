@@ -151,6 +151,9 @@ func (m *maker) check() error {
 	return nil
 }
 
+// far reports whether peers have no pointers.
+func (m *maker) far() bool { return !m.in.Memory().Backend().Capabilities().PeerPointers }
+
 // checkRoot says what is wrong with a root.
 func (m *maker) checkRoot(root int) error {
 	if size := m.in.WorldSize(); root < 0 || root >= size {
@@ -212,7 +215,7 @@ func (m *maker) choose(f collectiveForm) error {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
 	}
 	switch {
-	case asked == Auto && (!m.in.Memory().Backend().Capabilities().PeerPointers || !reachable(m.in, m.out)):
+	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
 		m.algorithm = Transfers
 	case asked == Auto:
 		m.algorithm = have[0]

@@ -31,13 +31,12 @@ func (r *reduction) newLapForm() lapForm {
 	switch {
 	case r.scatter:
 		longest = shareElements(r.in.NumElements(), int(size)) * r.in.DType().Bytes()
-	case size >= reduceForwardRanks && bytes >= r.viaAllBytes():
+	case size >= reduceForwardRanks && bytes >= viaAllBytes(r.in.Device().Kind(), r.far()):
 		f.forward = true
 		f.shard = alignUp((bytes+size-1)/size, shardAlign)
 		longest = f.shard
 	}
-	far := !r.in.Memory().Backend().Capabilities().PeerPointers
-	small, lap := transferGeometry(r.in.Device().Kind(), far, longest*size, int(size))
+	small, lap := transferGeometry(r.in.Device().Kind(), r.far(), longest*size, int(size))
 	if f.lap, f.laps = lap, int((longest+lap-1)/lap); small {
 		f.lap, f.laps = longest, 1
 	}
@@ -105,9 +104,8 @@ func (r *reduction) byTransfers(s *collective.Spec) {
 		if !f.forward {
 			s.Program.Granted = f.slots() // the peers have room for the first laps
 		}
-		far := !r.in.Memory().Backend().Capabilities().PeerPointers
 		// A goroutine that copies and reduces gains nothing by another.
-		s.Program.Lane = f.laps > 1 && (r.in.Device().Kind() == device.CUDA || far)
+		s.Program.Lane = f.laps > 1 && (r.in.Device().Kind() == device.CUDA || r.far())
 	}
 }
 
