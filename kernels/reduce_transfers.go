@@ -140,7 +140,6 @@ func (f lapForm) build(s lapSteps) {
 	for l := range f.laps {
 		last := l+1 == f.laps
 		if last && !f.forward {
-			s.join() // the input is the user's again
 			s.finish(signalLap)
 		} else {
 			s.wait(signalLap)
