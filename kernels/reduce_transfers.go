@@ -140,6 +140,7 @@ func (f lapForm) build(s lapSteps) {
 	for l := range f.laps {
 		last := l+1 == f.laps
 		if last && !f.forward {
+			s.join() // both may go by one queue, in which this wait must not be in front of what was sent
 			s.finish(signalLap)
 		} else {
 			s.wait(signalLap)
