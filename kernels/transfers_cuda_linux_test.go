@@ -33,6 +33,7 @@ type simDevice struct {
 	mem           device.HostMemory
 	atomics       bool
 	launches      []*simLaunch // that were prepared
+	moved         func(phase uint32, to, block uint64)
 }
 
 func (d *simDevice) Kind() device.Kind                                         { return device.CUDA }
@@ -93,16 +94,30 @@ type simFunction struct {
 
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
-	var p ptx.Params
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&p)), unsafe.Sizeof(p)), l.Params[0])
-	launch := &simLaunch{f, p}
+	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
+	if f.name == ptx.Pull.Name {
+		simParam(&launch.comm, l.Params[0])
+		simParam(&launch.pieces, l.Params[1])
+	} else {
+		simParam(&launch.p, l.Params[0])
+	}
 	f.dev.launches = append(f.dev.launches, launch)
 	return launch, nil
 }
 
+// simParam is a parameter as the kernel gets it.
+func simParam[T any](p *T, b []byte) {
+	if n := copy(unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p)), b); n != int(unsafe.Sizeof(*p)) {
+		panic(fmt.Sprintf("a parameter of %d bytes", n))
+	}
+}
+
 type simLaunch struct {
 	simFunction
-	p ptx.Params
+	grid   uint32
+	p      ptx.Params
+	comm   ptx.Comm // of the kernel that loads pieces, and its pieces
+	pieces ptx.Pieces
 }
 
 func (l *simLaunch) Launch(s device.Stream) error {
@@ -132,6 +147,9 @@ func (l *simLaunch) state(array, peer int) *atomic.Uint32 {
 
 // RunKernel does the kernel's work.
 func (l *simLaunch) RunKernel() error {
+	if l.name == ptx.Pull.Name {
+		return l.pull()
+	}
 	world, rank := int(l.p.World), int(l.p.Rank)
 	if l.dev.at(l.p.Dead).Load() != 0 {
 		return nil
@@ -162,8 +180,17 @@ func (l *simLaunch) RunKernel() error {
 		}
 	default:
 		form, ok := strings.CutPrefix(l.name, "symmem_allreduce_oneshot_pull_")
-		if !ok || l.p.Flags != ptx.NoBarrier {
+		barrier := l.p.Flags&ptx.NoBarrier == 0
+		if flags := l.p.Flags; !ok || flags != ptx.NoBarrier && flags != 0 {
 			return fmt.Errorf("kernel %s with flags %d", l.name, l.p.Flags)
+		}
+		run := simRun{dev: l.dev, world: world, rank: rank, workspace: func(r int) uint64 { return l.pointer(2, r) }}
+		if barrier {
+			run.open()
+			if err := run.meet(0); err != nil {
+				return err
+			}
+			defer run.close()
 		}
 		name, _, _ := strings.Cut(form, "_")
 		dtype, err := tensor.ParseDType(name)
@@ -171,6 +198,9 @@ func (l *simLaunch) RunKernel() error {
 			return err
 		}
 		bytes := func(p uint64) []byte {
+			if l.p.Count == 0 {
+				return nil
+			}
 			b, err := l.dev.mem.Bytes(device.Ptr(p), int64(l.p.Count)*dtype.Bytes())
 			if err != nil {
 				panic(err)
@@ -185,7 +215,95 @@ func (l *simLaunch) RunKernel() error {
 			srcs = append(srcs, bytes(l.pointer(0, r)))
 		}
 		newReducer(dtype, Op(l.p.Op), world)(bytes(l.pointer(1, rank)), srcs, 0, int64(l.p.Count))
+		if barrier {
+			return run.meet(1)
+		}
 	}
+	return nil
+}
+
+// simRun is a launch of a kernel with a record in front of its workspace, as symmem.cuh has it: of the first block, which stands for all.
+type simRun struct {
+	dev         *simDevice
+	world, rank int
+	workspace   func(rank int) uint64
+	epoch       uint32
+}
+
+func (r *simRun) open()  { r.epoch = r.dev.at(r.workspace(r.rank)).Load() + 1 }
+func (r *simRun) close() { r.dev.at(r.workspace(r.rank)).Store(r.epoch) }
+
+// flag is what writer sets for reader.
+func (r *simRun) flag(reader, which, writer int) *atomic.Uint32 {
+	return r.dev.at(r.workspace(reader) + 32 + uint64(which*((r.world+7)/8*8)+writer)*4)
+}
+
+// meet is a barrier.
+func (r *simRun) meet(which int) error {
+	for peer := range r.world {
+		r.flag(peer, which, r.rank).Store(r.epoch)
+	}
+	for peer := range r.world {
+		for began := time.Now(); int32(r.flag(r.rank, which, peer).Load()-r.epoch) < 0; runtime.Gosched() {
+			if time.Since(began) > 20*time.Second {
+				return fmt.Errorf("rank %d waits for rank %d in vain", r.rank, peer)
+			}
+		}
+	}
+	return nil
+}
+
+// pull is the kernel that loads pieces, block by block and chunk by chunk as pull.cu does.
+func (l *simLaunch) pull() error {
+	world := int(l.comm.World)
+	run := simRun{dev: l.dev, world: world, rank: int(l.comm.Rank), workspace: func(r int) uint64 {
+		if world <= ptx.Inline {
+			return l.comm.Workspace[r]
+		}
+		return uint64(l.dev.at(l.comm.Table+8*uint64(r)).Load()) | uint64(l.dev.at(l.comm.Table+8*uint64(r)+4).Load())<<32
+	}}
+	bytes := func(p, n uint64) []byte {
+		b, err := l.dev.mem.Bytes(device.Ptr(p), int64(n))
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	first, count := uint32(0), l.pieces.Counts[0]
+	pieces := l.pieces.Inlined[:]
+	if total := count + l.pieces.Counts[1]; total > ptx.InlinePieces {
+		pieces = unsafe.Slice((*ptx.Piece)(unsafe.Pointer(unsafe.SliceData(bytes(l.pieces.Table, uint64(total)*32)))), total)
+	}
+	run.open()
+	if err := run.meet(0); err != nil {
+		return err
+	}
+	for phase := range l.pieces.Phases {
+		if phase > 0 {
+			if err := run.meet(1); err != nil {
+				return err
+			}
+			first, count = count, l.pieces.Counts[1]
+		}
+		for block := range uint64(l.grid) {
+			for i := range count {
+				c := pieces[first+(i+uint32(block))%count]
+				grid := uint64(l.grid)
+				for k := (block + grid - c.Turn%grid) % grid; k*ptx.ChunkBytes < c.Bytes; k += grid {
+					at := k * ptx.ChunkBytes
+					n := min(c.Bytes-at, ptx.ChunkBytes)
+					if l.dev.moved != nil {
+						l.dev.moved(phase, c.To+at, block)
+					}
+					copy(bytes(c.To+at, n), bytes(c.From+at, n))
+				}
+			}
+		}
+	}
+	if err := run.meet(2); err != nil {
+		return err
+	}
+	run.close()
 	return nil
 }
 

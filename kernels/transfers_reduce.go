@@ -7,14 +7,16 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/tensor"
 )
 
 // newReduce makes the reduction for the plan's device: a function that adds a lap to the plan.
 func (f transferForm) newReduce(b *collective.Builder) (func(lap int), error) {
-	if f.in.Device().Kind() == device.CUDA {
-		return f.newCUDAReduce(b)
+	reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, f.size)
+	if err != nil {
+		return nil, err
 	}
-	return f.newHostReduce(b)
+	return func(lap int) { reduce(f.sources(b, lap)) }, nil
 }
 
 // sources says where every rank's part of a lap of this rank's shard is, by rank, and where the result goes; all of them are n
@@ -31,13 +33,19 @@ func (f transferForm) sources(b *collective.Builder, lap int) (srcs []device.Ptr
 	return srcs, f.out.Ptr().Add(lo), hi - lo
 }
 
-func (f transferForm) newHostReduce(b *collective.Builder) (func(lap int), error) {
-	reduce := newReducer(f.in.DType(), f.op, f.size)
-	if reduce == nil {
-		return nil, errs.Invalid("NewAllReduce", "dtype", f.in.DType(), "a dtype that has kernels")
+// localReduce adds the step that combines n bytes from each of srcs, by rank, to the plan, for its device; dst may be one of them. All are
+// this rank's own memory. On CUDA devices, srcs are alike modulo 16.
+type localReduce func(srcs []device.Ptr, dst device.Ptr, n int64)
+
+func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
+	if d.Kind() == device.CUDA {
+		return newCUDAReduce(b, d, dtype, op, size)
 	}
-	return func(lap int) {
-		srcs, dst, n := f.sources(b, lap)
+	reduce := newReducer(dtype, op, size)
+	if reduce == nil {
+		return nil, errs.Invalid("New", "dtype", dtype, "a dtype that has kernels")
+	}
+	return func(srcs []device.Ptr, dst device.Ptr, n int64) {
 		if n == 0 {
 			return
 		}
@@ -46,48 +54,46 @@ func (f transferForm) newHostReduce(b *collective.Builder) (func(lap int), error
 		for _, src := range srcs {
 			ins = append(ins, b.Bytes(src, n))
 		}
-		elements := n / f.in.DType().Bytes()
 		b.Host(func() error {
-			reduce(out, ins, 0, elements)
+			reduce(out, ins, 0, n/dtype.Bytes())
 			return nil
 		})
 	}, nil
 }
 
 // newCUDAReduce is the kernel that loads every input, on places that are all this rank's own.
-func (f transferForm) newCUDAReduce(b *collective.Builder) (func(lap int), error) {
-	kernel, image, err := findKernel(ptx.OneShotPull, f.in.Device(), f.in.DType(), f.op, f.size)
+func newCUDAReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
+	kernel, image, err := findKernel(ptx.OneShotPull, d, dtype, op, size)
 	if err != nil {
 		return nil, err
 	}
+	rank := b.Rank()
 	dead := b.Upload(make([]byte, 4))
-	return func(lap int) {
-		srcs, dst, n := f.sources(b, lap)
+	return func(srcs []device.Ptr, dst device.Ptr, n int64) {
 		if n == 0 {
 			return
 		}
 		params := ptx.Params{
-			Count: uint64(n / f.in.DType().Bytes()), Dead: uint64(dead), Rank: uint32(f.rank), World: uint32(f.size),
-			Op: uint32(f.op), Flags: ptx.NoBarrier,
+			Count: uint64(n / dtype.Bytes()), Dead: uint64(dead), Rank: uint32(rank), World: uint32(size), Op: uint32(op), Flags: ptx.NoBarrier,
 		}
-		if f.size <= ptx.Inline {
+		if size <= ptx.Inline {
 			for r, src := range srcs {
 				params.In[r] = uint64(src)
 			}
-			params.Out[f.rank] = uint64(dst)
+			params.Out[rank] = uint64(dst)
 		} else {
 			// The rows of the table are inputs, outputs, and workspaces, which are not used.
-			words := make([]byte, 3*f.size*8)
+			words := make([]byte, 3*size*8)
 			for r, src := range srcs {
 				binary.LittleEndian.PutUint64(words[8*r:], uint64(src))
 			}
-			binary.LittleEndian.PutUint64(words[8*(f.size+f.rank):], uint64(dst))
+			binary.LittleEndian.PutUint64(words[8*(size+rank):], uint64(dst))
 			params.Table = uint64(b.Upload(words))
 		}
 		b.Kernel(&collective.Kernel{
 			Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
-				g := geometry(OneShotPull, n, f.size, multiprocessors)
+				g := geometry(OneShotPull, n, size, multiprocessors)
 				return g.blocks, g.threads
 			},
 			Params: func(*collective.Addresses) []any { return []any{params.Bytes()} },

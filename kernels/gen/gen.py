@@ -62,7 +62,7 @@ OPTIONS = [
 
 def modules():
     """Every file of the archive: its name without .ptx, source, lowest architecture and macros."""
-    out = [("signals", "signals.cu", 80, []), ("multimem", "multimem.cu", 90, [])]
+    out = [("signals", "signals.cu", 80, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, [])]
 
     def allreduce(name, arch, dtype, world, push):
         macros = dict(DTYPE=dtype, TYPE=dtype.upper(), WORLD=world, PUSH=push)

@@ -84,6 +84,31 @@ func (p *Params) Bytes() []byte {
 	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
 }
 
+// InlinePieces is how many pieces travel in Pieces, and ChunkBytes what a block moves of one at a time.
+const (
+	InlinePieces = 8
+	ChunkBytes   = 16 << 10
+)
+
+// Piece is bytes that Pull loads on any rank and stores on this one. Addresses are of the device.
+type Piece struct {
+	From, To, Bytes uint64
+	// Turn is the block that takes the first chunk, modulo the grid: the same for whoever loads the same bytes that a rank has stored
+	// in the launch.
+	Turn uint64
+}
+
+// Pieces is the parameter of Pull beside Comm, by value.
+type Pieces struct {
+	_ structs.HostLayout
+
+	Table   uint64    // more than InlinePieces: address of all pieces in this device's memory, in place of Inlined
+	Counts  [2]uint32 // of those that are there at first, and of those that a peer has loaded in the launch; the second are behind the first
+	Phases  uint32    // 1, or 2 if any rank has some of the second
+	_       uint32
+	Inlined [InlinePieces]Piece
+}
+
 // Why a kernel gave up.
 const (
 	FaultTimeout = 1 // a peer did not come in time
@@ -107,11 +132,12 @@ func DecodeFault(word uint64) Fault {
 	}
 }
 
-// FaultBarrier, FaultWait and FaultSignal are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
+// FaultBarrier, FaultWait, FaultSignal and FaultPull are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
 const (
 	FaultBarrier = 16
 	FaultWait    = 17
 	FaultSignal  = 18
+	FaultPull    = 19
 	FaultUser    = 64
 )
 

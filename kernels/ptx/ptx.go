@@ -81,7 +81,7 @@ type Kernel struct {
 	Overlap bool
 }
 
-// The kernels that are no all-reduce. All take Params and are one block.
+// The kernels of signals. All take Params and are one block.
 var (
 	Barrier   = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
 	Signal    = Kernel{File: "signals.ptx", Name: "symmem_signal"}
@@ -89,6 +89,9 @@ var (
 	Wait      = Kernel{File: "signals.ptx", Name: "symmem_wait"}
 	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
 )
+
+// Pull moves pieces between ranks. It takes Comm and Pieces, and has as many blocks as are of use.
+var Pull = Kernel{File: "pull.ptx", Name: "symmem_pull"}
 
 var (
 	dtypes   = []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}

@@ -53,6 +53,15 @@ func TestParams(t *testing.T) {
 	assert.Equal(t, byte(7), b[296])
 }
 
+// TestPieces compares Pieces with the struct that the kernel takes.
+func TestPieces(t *testing.T) {
+	text := header(t, "pull.cu")
+	sameLayout(t, text, "Pieces", reflect.TypeFor[Pieces]())
+	assert.Contains(t, text, fmt.Sprintf("kInlinePieces = %d, kChunkBytes = %d ", InlinePieces, ChunkBytes))
+	assert.Contains(t, text, "u64 from;")
+	assert.Equal(t, uintptr(32), reflect.TypeFor[Piece]().Size())
+}
+
 // TestComm compares Comm with the struct of the public header. Kernels that others have compiled rely on every number here: where one
 // changes, so does CommVersion.
 func TestComm(t *testing.T) {

@@ -28,10 +28,15 @@ func value(dtype tensor.DType, op kernels.Op, rank int, i int64) int64 {
 
 // expected is the bytes of the all-reduce of value over size ranks, elements 0 to n-1.
 func expected(dtype tensor.DType, op kernels.Op, size int, n int64) []byte {
-	out := make([]byte, 0, n*dtype.Bytes())
-	for i := range n {
-		acc := value(dtype, op, 0, i)
-		for r := 1; r < size; r++ {
+	return expectedOf(dtype, op, 0, size, 0, n)
+}
+
+// expectedOf is that of the values of size ranks from first on, elements lo to hi-1.
+func expectedOf(dtype tensor.DType, op kernels.Op, first, size int, lo, hi int64) []byte {
+	out := make([]byte, 0, (hi-lo)*dtype.Bytes())
+	for i := lo; i < hi; i++ {
+		acc := value(dtype, op, first, i)
+		for r := first + 1; r < first+size; r++ {
 			v := value(dtype, op, r, i)
 			switch op {
 			case kernels.Sum, kernels.Avg:

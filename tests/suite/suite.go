@@ -72,6 +72,7 @@ func Cases(opts *Options) []Case {
 		allReduceCases(kind, world, opts.Short),
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
+		collectiveCases(kind),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),

@@ -62,7 +62,7 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull} {
 		use(k)
 	}
 	assert.Empty(t, unused, "kernels that nothing finds")

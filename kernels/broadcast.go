@@ -1,0 +1,106 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/tensor"
+)
+
+// NewBroadcast prepares a broadcast of t: after a run, every rank's copy of t has the elements of root's. Root's own copy is not touched. t
+// may be of any shape and dtype, at any offset; 0 elements is no work. Collective: all ranks come with the same t, root and options
+// (ErrMismatch with everybody's value if not), and t must have had its rendezvous. It blocks until all ranks have come. Close the plan.
+//
+// Its errors are those of [collective.New], ErrInvalid for a root that is no rank and for options that do not exist, and ErrUnsupported for a
+// form that a broadcast has not on the device.
+func NewBroadcast(ctx context.Context, t tensor.SymmetricTensor, root int, opts *Options) (*Plan, error) {
+	m := newMaker("NewBroadcast", t, t, opts)
+	return m.plan(ctx, &broadcast{m, root})
+}
+
+type broadcast struct {
+	*maker
+	root int
+}
+
+func (b *broadcast) check() (whole tensor.SymmetricTensor, err error) {
+	return b.in, b.checkRoot(b.root)
+}
+
+func (b *broadcast) describe() string {
+	return fmt.Sprintf("broadcast from rank %d of %d %s", b.root, b.in.NumElements(), b.in.DType())
+}
+
+func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
+	if kind != device.CUDA {
+		return []Algorithm{OneShot}
+	}
+	if b.in.WorldSize() >= broadcastTwoShotRanks && b.in.Bytes() >= broadcastTwoShotBytes {
+		return []Algorithm{TwoShotPull, OneShotPull}
+	}
+	return []Algorithm{OneShotPull, TwoShotPull}
+}
+
+// From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or
+// twice, and not once for every other rank. It is the count of bytes on the wire; what a second barrier costs was not measured.
+const (
+	broadcastTwoShotRanks  = 4
+	broadcastTwoShotBytes  = 1 << 20
+	broadcastTwoPhaseRanks = 3 // by transfers
+)
+
+// viaAllBytes is the size of a message in bytes from which on a program has each rank send a part of it to all, or combine a part, in place of
+// the one rank that has it or is to get it: a step more, which takes longer between GPUs than what it saves of a smaller message. It was not
+// measured.
+var viaAllBytes = func(kind device.Kind, far bool) int64 {
+	if kind == device.CUDA && !far {
+		return 16 << 20
+	}
+	return 256 << 10
+}
+
+func (b *broadcast) spec(s *collective.Spec) {
+	size, bytes := b.in.WorldSize(), b.in.Bytes()
+	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
+	v := &movement{maker: b.maker}
+	if !two {
+		v.phases = []phase{b.whole}
+	} else {
+		v.phases = []phase{b.scatter, b.gather}
+	}
+	v.spec(s)
+}
+
+// whole is all of root's for every other rank.
+func (b *broadcast) whole(from, to int) piece {
+	if from != b.root || to == b.root {
+		return piece{}
+	}
+	return piece{bytes: b.in.Bytes()}
+}
+
+// scatter is a shard for each other rank.
+func (b *broadcast) scatter(from, to int) piece {
+	if from != b.root || to == b.root {
+		return piece{}
+	}
+	return b.shard(to)
+}
+
+// gather is every rank's shard for all that have not got it.
+func (b *broadcast) gather(from, to int) piece {
+	if to == b.root || from == to {
+		return piece{}
+	}
+	return b.shard(from)
+}
+
+// shard is one of equal shards, cut at whole cache lines.
+func (b *broadcast) shard(rank int) piece {
+	n := b.in.Bytes()
+	each := alignUp(shareElements(n, b.in.WorldSize()), shardAlign)
+	lo := min(int64(rank)*each, n)
+	return piece{src: lo, dst: lo, bytes: min(lo+each, n) - lo, turn: rank}
+}

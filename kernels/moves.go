@@ -1,0 +1,175 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+)
+
+// movement is a collective that moves elements and changes none: in each phase every rank has at most one piece from each other. What a rank
+// has got in one phase it may pass on in the next.
+type movement struct {
+	*maker
+	phases []phase
+}
+
+// phase says what rank to has from rank from.
+type phase func(from, to int) piece
+
+// piece is bytes of one rank's input that come to another one's output.
+type piece struct {
+	src, dst int64 // where in the input and in the output, in bytes
+	bytes    int64 // 0 is nothing
+	turn     int   // pieces of one phase that have the same length have the same turn on all ranks only if they are the same bytes
+}
+
+// move is a piece that this rank loads, with its addresses.
+type move struct {
+	from, to device.Ptr
+	piece
+}
+
+func (v *movement) spec(s *collective.Spec) {
+	switch {
+	case v.algorithm == Transfers:
+		v.byTransfers(s)
+	case v.in.Device().Kind() == device.CUDA:
+		v.onCUDA(s)
+	default:
+		v.onHost(s)
+	}
+}
+
+// peers gives the ranks that this one loads from in a phase, and those that load from it, in the order in which it turns to them: all
+// others, each rank with another one first.
+func (v *movement) peers(p phase) (sources, readers []int) {
+	rank, size := v.in.Rank(), v.in.WorldSize()
+	for k := 1; k < size; k++ {
+		r := (rank + k) % size
+		if p(r, rank).bytes > 0 {
+			sources = append(sources, r)
+		}
+		if p(rank, r).bytes > 0 {
+			readers = append(readers, r)
+		}
+	}
+	return sources, readers
+}
+
+// loads is what this rank loads in a phase: from its peers, and last what it has itself.
+func (v *movement) loads(at *collective.Addresses, p phase) []move {
+	var all []move
+	rank := v.in.Rank()
+	sources, _ := v.peers(p)
+	for _, r := range append(sources, rank) {
+		if c := p(r, rank); c.bytes > 0 {
+			all = append(all, move{at.Tensor(specIn, r).Add(c.src), at.Tensor(v.specOut(), rank).Add(c.dst), c})
+		}
+	}
+	return all
+}
+
+// onHost makes the spec that of a kernel on the host device, in one phase: each rank waits for those that it loads from to be ready, and for
+// those that load from it to have done so, since whatever is behind the run may write to the input.
+func (v *movement) onHost(s *collective.Spec) {
+	s.Program = nil
+	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
+		sources, readers := v.peers(v.phases[0])
+		type copied struct{ dst, src []byte }
+		var copies []copied
+		for _, m := range v.loads(at, v.phases[0]) {
+			copies = append(copies, copied{at.Bytes(m.to, m.bytes), at.Bytes(m.from, m.bytes)})
+		}
+		return func(r *collective.HostRun) error {
+			if err := meet(r, flagStart, readers, sources); err != nil {
+				return err
+			}
+			for _, c := range copies {
+				copy(c.dst, c.src)
+			}
+			return meet(r, flagEnd, sources, readers)
+		}, nil
+	}
+}
+
+// meet tells some ranks that this one has come here, and waits for others.
+func meet(r *collective.HostRun, flag int, tell, await []int) error {
+	for _, rank := range tell {
+		r.Signal(rank, flag, r.Epoch())
+	}
+	for _, rank := range await {
+		if err := r.Wait(rank, flag, r.Epoch()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The signals of a movement by transfers. Behind signalPieces comes one for each further phase.
+const (
+	signalReady  = iota // the peer's output may be written
+	signalPieces        // the pieces of a phase have come
+)
+
+// byTransfers makes the spec that of a program. Every rank says that its output may be written, since its stream has come to the run, and puts
+// when all have said so. All take the same steps, and each step waits only for what a step before it sends: so nobody waits in a circle.
+func (v *movement) byTransfers(s *collective.Spec) {
+	rank, size := v.in.Rank(), v.in.WorldSize()
+	s.Parameters += fmt.Sprintf(", in %d phases", len(v.phases))
+	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+		if size > 1 {
+			b.Signal(signalReady)
+			b.Wait(signalReady)
+		}
+		for i, p := range v.phases {
+			if size > 1 {
+				var puts []collective.Put
+				_, readers := v.peers(p)
+				for _, to := range readers {
+					c := p(rank, to)
+					puts = append(puts, collective.Put{Peer: to, Tensor: v.specOut(), Offset: c.dst, Local: b.Tensor(specIn, rank).Add(c.src), Bytes: c.bytes})
+				}
+				b.Send(signalPieces+i, puts...)
+			}
+			if c := p(rank, rank); c.bytes > 0 {
+				v.copyOwn(b, c)
+			}
+			switch {
+			case size == 1:
+			case i+1 < len(v.phases):
+				b.Wait(signalPieces + i)
+			default:
+				b.Finish(signalPieces + i)
+			}
+		}
+		return nil
+	}}
+	if size > 1 {
+		s.Program.Signals = signalPieces + len(v.phases)
+	}
+}
+
+// copyOwn adds the step that copies what this rank has itself.
+func (v *movement) copyOwn(b *collective.Builder, c piece) {
+	src, dst := b.Tensor(specIn, v.in.Rank()).Add(c.src), b.Tensor(v.specOut(), v.in.Rank()).Add(c.dst)
+	if v.in.Device().Kind() != device.Host {
+		b.Launch(copyLaunch{dst, src, c.bytes})
+		return
+	}
+	to, from := b.Bytes(dst, c.bytes), b.Bytes(src, c.bytes)
+	b.Host(func() error {
+		copy(to, from)
+		return nil
+	})
+}
+
+// copyLaunch is a copy on the device as a launch.
+type copyLaunch struct {
+	dst, src device.Ptr
+	bytes    int64
+}
+
+func (c copyLaunch) Launch(s device.Stream) error { return s.Copy(c.dst, c.src, c.bytes) }
+func (c copyLaunch) Close() error                 { return nil }

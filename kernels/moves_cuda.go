@@ -1,0 +1,57 @@
+package kernels
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// onCUDA makes the spec that of the kernel that loads pieces.
+func (v *movement) onCUDA(s *collective.Spec) {
+	s.Program = nil
+	image, err := ptx.Image(ptx.Pull.File)
+	if err != nil {
+		s.Failure = err
+		return
+	}
+	message := max(v.in.Bytes(), v.out.Bytes())
+	s.CUDA = &collective.Kernel{
+		Image: image, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
+		Fit: func(multiprocessors int) (blocks, threads int) {
+			g := pullGeometry(message, v.in.WorldSize(), multiprocessors).atMost(v.opts.MaxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.pieces(at)} },
+	}
+}
+
+// pullGeometry is the launch of the kernel that loads pieces, for a message of bytes in all: a block for each chunk.
+func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
+	chunks := (bytes+ptx.ChunkBytes-1)/ptx.ChunkBytes + int64(size) // of each piece, the last one may be short
+	return launchGeometry{blocks: int(min(chunks, 2*int64(multiprocessors))), threads: 256}
+}
+
+// pieces is the kernel's list.
+func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
+	p := ptx.Pieces{Phases: uint32(len(v.phases))}
+	var all []ptx.Piece
+	for i, phase := range v.phases {
+		for _, m := range v.loads(at, phase) {
+			chunks := (m.bytes + ptx.ChunkBytes - 1) / ptx.ChunkBytes
+			all = append(all, ptx.Piece{From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes), Turn: uint64(int64(m.turn) * chunks)})
+			p.Counts[i]++
+		}
+	}
+	if len(all) <= ptx.InlinePieces {
+		copy(p.Inlined[:], all)
+		return p
+	}
+	var table bytes.Buffer
+	for _, c := range all {
+		_ = binary.Write(&table, binary.LittleEndian, c) // a Buffer takes everything
+	}
+	p.Table = uint64(at.Upload(table.Bytes()))
+	return p
+}

@@ -1,0 +1,228 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// Options sets what the constructors of this package other than NewAllReduce make. Nil or zero values mean the defaults. Every rank gives the
+// same.
+type Options struct {
+	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
+	// The host device has OneShot and Transfers, CUDA OneShotPull, for which OneShot stands too, and Transfers, and a broadcast on CUDA
+	// TwoShotPull besides.
+	Algorithm Algorithm
+	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
+	MaxBlocks int
+	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around.
+	FirstEpoch uint32
+}
+
+// maker is a collective that is being prepared: what all of them do alike.
+type maker struct {
+	call    string                 // the constructor: "NewBroadcast"
+	in, out tensor.SymmetricTensor // one and the same for a collective that has one
+	opts    Options
+
+	whole     tensor.SymmetricTensor // in place: the larger of the two
+	algorithm Algorithm              // that was chosen
+}
+
+func (m *maker) inPlace() bool { return m.whole != nil }
+
+// specOut is the number of the output in the Spec.
+func (m *maker) specOut() int {
+	if m.inPlace() {
+		return specIn // there is one
+	}
+	return specOut
+}
+
+func newMaker(call string, in, out tensor.SymmetricTensor, opts *Options) *maker {
+	m := &maker{call: call, in: in, out: out}
+	if opts != nil {
+		m.opts = *opts
+	}
+	return m
+}
+
+// collectiveForm is one collective, of a maker whose tensors are there and open.
+type collectiveForm interface {
+	// check says what is wrong with this rank's request beyond what a maker sees. In place, when one of the tensors is a part of the other,
+	// it gives the larger one.
+	check() (whole tensor.SymmetricTensor, err error)
+	// describe is what errors call it, and all that ranks have to agree on beside the tensors.
+	describe() string
+	// algorithms lists the forms on a kind of device, the one that Auto takes first.
+	algorithms(kind device.Kind) []Algorithm
+	// spec makes the spec that of the form that was chosen. There is something to do.
+	spec(s *collective.Spec)
+}
+
+// given says which argument is missing.
+func (m *maker) given(ctx context.Context) error {
+	err := errs.Given(m.call, "ctx", ctx, "a context")
+	if m.in == m.out {
+		return errors.Join(err, usable(m.call, "t", m.in))
+	}
+	return errors.Join(err, usable(m.call, "in", m.in), usable(m.call, "out", m.out))
+}
+
+// usable refuses nil, and the zero Tensor, which has no memory either.
+func usable(call, arg string, t tensor.SymmetricTensor) error {
+	if err := errs.Given(call, arg, t, "a tensor"); err != nil {
+		return err
+	}
+	if err := t.Err(); errors.Is(err, errs.ErrInvalid) {
+		return err
+	}
+	return nil
+}
+
+// plan prepares the collective. A rank that cannot take part comes all the same, so that the others are told, unless it has no tensor that
+// says with whom.
+func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
+	failure := m.given(ctx)
+	if failure != nil {
+		var memory *memory.Memory
+		for _, t := range []tensor.SymmetricTensor{m.in, m.out} {
+			if usable(m.call, "", t) == nil {
+				memory = t.Memory()
+			}
+		}
+		if memory == nil || errs.IsNil(ctx) {
+			return nil, failure
+		}
+		_, err := collective.New(ctx, memory, collective.Spec{Name: m.call, Failure: failure})
+		return nil, err
+	}
+	s := collective.Spec{FirstEpoch: m.opts.FirstEpoch}
+	if s.Failure = m.check(); s.Failure == nil {
+		m.whole, s.Failure = f.check()
+	}
+	if s.Failure == nil {
+		s.Failure = m.choose(f)
+	}
+	s.Name = fmt.Sprintf("%s, %s", f.describe(), m.algorithm)
+	s.Parameters = fmt.Sprintf("at most %d blocks, in one tensor %t", m.opts.MaxBlocks, m.inPlace())
+	if s.Tensors = []tensor.SymmetricTensor{m.in, m.out}; m.inPlace() {
+		s.Tensors = []tensor.SymmetricTensor{m.whole} // of which the other is a part, at another place on each rank
+	}
+	s.Program = &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}
+	if s.Failure == nil && max(m.in.Bytes(), m.out.Bytes()) > 0 {
+		f.spec(&s)
+	}
+	p, err := collective.New(ctx, m.in.Memory(), s)
+	if err != nil {
+		return nil, err
+	}
+	return &Plan{Plan: p, algorithm: m.algorithm, bytes: m.in.Bytes()}, nil
+}
+
+// check says what is wrong with the tensors and options of this rank.
+func (m *maker) check() error {
+	for _, t := range []tensor.SymmetricTensor{m.in, m.out} {
+		if err := t.Err(); err != nil {
+			return err
+		}
+		if t.Bytes() == 0 {
+			continue
+		}
+		if _, _, err := t.Window(); err != nil {
+			return err
+		}
+	}
+	switch {
+	case m.opts.MaxBlocks < 0:
+		return errs.Invalid(m.call, "MaxBlocks", m.opts.MaxBlocks, "0 for the default, or more")
+	case m.out.Memory() != m.in.Memory():
+		return errs.Invalid(m.call, "out", "a tensor of another group", "a tensor of the same memory as in")
+	case m.out.DType() != m.in.DType():
+		return errs.Invalid(m.call, "out.DType", m.out.DType(), m.in.DType().String()+", that of in")
+	}
+	return nil
+}
+
+// far reports whether peers have no pointers.
+func (m *maker) far() bool { return !m.in.Memory().Backend().Capabilities().PeerPointers }
+
+// checkRoot says what is wrong with a root.
+func (m *maker) checkRoot(root int) error {
+	if size := m.in.WorldSize(); root < 0 || root >= size {
+		return errs.Invalid(m.call, "root", root, fmt.Sprintf("0 to %d", size-1))
+	}
+	return nil
+}
+
+// checkOp says what is wrong with an operation.
+func (m *maker) checkOp(op Op) error {
+	if !op.Valid() {
+		return errs.Invalid(m.call, "op", op, fmt.Sprint(Ops()))
+	}
+	return nil
+}
+
+// checkApart says whether input and output overlap.
+func (m *maker) checkApart(allowed string) error {
+	in, out := m.in.Ptr(), m.out.Ptr()
+	if in < out.Add(m.out.Bytes()) && out < in.Add(m.in.Bytes()) {
+		return errs.Invalid(m.call, "out", fmt.Sprintf("%d bytes at %s", m.out.Bytes(), out),
+			fmt.Sprintf("memory apart from in, %d bytes at %s%s", m.in.Bytes(), in, allowed))
+	}
+	return nil
+}
+
+// checkShare is for a collective whose whole tensor has n elements, and whose part one rank's share of them. The part has as many elements as
+// the largest share, or is this rank's share of the whole itself.
+func (m *maker) checkShare(whole, part tensor.SymmetricTensor, name string) (tensor.SymmetricTensor, error) {
+	w := m.in.WorldSize()
+	lo, hi := shareOf(whole.NumElements(), w, whole.Rank())
+	if part.NumElements() == hi-lo && (hi == lo && whole.NumElements() > 0 || part.Ptr() == whole.Ptr().Add(lo*whole.DType().Bytes())) {
+		return whole, nil
+	}
+	if c := shareElements(whole.NumElements(), w); part.NumElements() != c {
+		return nil, errs.Invalid(m.call, name+".NumElements", part.NumElements(),
+			fmt.Sprintf("%d, the largest of %d shares of %d elements, or just this rank's share of these, in place", c, w, whole.NumElements()))
+	}
+	return nil, m.checkApart(", or just this rank's share of the larger one")
+}
+
+// shareElements is the most elements that one of size ranks has of n.
+func shareElements(n int64, size int) int64 { return (n + int64(size) - 1) / int64(size) }
+
+// shareOf is the range of elements that rank has of n.
+func shareOf(n int64, size, rank int) (lo, hi int64) {
+	c := shareElements(n, size)
+	return min(int64(rank)*c, n), min(int64(rank+1)*c, n)
+}
+
+// choose makes Auto and families into one form.
+func (m *maker) choose(f collectiveForm) error {
+	kind := m.in.Device().Kind()
+	asked := m.opts.Algorithm
+	m.algorithm = asked
+	have := f.algorithms(kind)
+	all := append(append([]Algorithm{Auto}, have...), Transfers)
+	if !asked.known() {
+		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
+	}
+	switch {
+	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
+		m.algorithm = Transfers
+	case asked == Auto:
+		m.algorithm = have[0]
+	case asked == OneShot && kind == device.CUDA:
+		m.algorithm = OneShotPull
+	case !slices.Contains(all, asked):
+		return fmt.Errorf("there is no %s in the form %s on a %s device; there are %v: %w", f.describe(), asked, kind, all, errs.ErrUnsupported)
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+package kernels
+
+import (
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// onHost makes the spec that of a kernel on the host device: between two meetings each rank combines its share of all inputs. In place is
+// safe: nobody else reads or writes the share of the input that this rank works on.
+func (r *reduction) onHost(s *collective.Spec) {
+	s.Program = nil
+	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
+		combine := newReducer(r.in.DType(), r.op, at.WorldSize())
+		if combine == nil {
+			return nil, errs.Invalid(r.call, "dtype", r.in.DType(), "a dtype that has kernels")
+		}
+		width, rank := r.in.DType().Bytes(), at.Rank()
+		lo, hi := r.share(rank)
+		var ins [][]byte
+		var out []byte
+		for i := range at.WorldSize() {
+			ins = append(ins, at.Bytes(at.Tensor(specIn, i).Add(lo*width), (hi-lo)*width))
+		}
+		if hi > lo {
+			out = at.Bytes(r.out.Ptr(), (hi-lo)*width)
+		}
+		sources, readers := r.peers()
+		return func(run *collective.HostRun) error {
+			if err := meet(run, flagStart, readers, sources); err != nil {
+				return err
+			}
+			if hi > lo {
+				combine(out, ins, 0, hi-lo)
+			}
+			return meet(run, flagEnd, sources, readers)
+		}, nil
+	}
+}
+
+// peers gives the ranks whose inputs this one reads, and those that read its own.
+func (r *reduction) peers() (sources, readers []int) {
+	rank, size := r.in.Rank(), r.in.WorldSize()
+	own, end := r.share(rank)
+	for k := 1; k < size; k++ {
+		peer := (rank + k) % size
+		if end > own {
+			sources = append(sources, peer)
+		}
+		if lo, hi := r.share(peer); hi > lo {
+			readers = append(readers, peer)
+		}
+	}
+	return sources, readers
+}
