@@ -87,7 +87,7 @@ SYMMEM_DEVICE void copyChunk(u64 to, u64 from, u64 bytes) {
 }
 
 // pull does one list. Blocks begin at another piece each: so all links are busy.
-static __device__ __noinline__ void pull(const Pieces &p, u32 first, u32 count) {
+SYMMEM_DEVICE void pull(const Pieces &p, u32 first, u32 count) {
   for (u32 i = 0; i < count; i++) {
     const Piece c = pieceAt(p, first + (i + blockIdx.x) % count);
     const u64 skipped = c.turn % gridDim.x;
