@@ -7,13 +7,10 @@ import (
 	"strings"
 )
 
-// none is no operand; operands from 0 on are registers, those below are constants.
-const none = math.MinInt32
-
 // pre is an instruction before registers have got their places.
 type pre struct {
 	op       uint16
-	x        [6]int32 // d, a, b, c, e, g
+	x        [6]int32 // d, a, b, c, e, g: a register from 0 on, or a constant below
 	def, use uint8    // which of x
 	tgt      int32
 	imm      int64

@@ -191,7 +191,7 @@ func (m *Machine) NewStream(device int) *Stream {
 // Launch puts a launch on the stream. It fails if the parameters are not the kernel's or the block is larger than the module allows.
 func (s *Stream) Launch(l Launch) error {
 	f := l.Function
-	if f == nil || !f.Entry {
+	if f == nil || !f.Entry || !f.defined {
 		return fmt.Errorf("launching no kernel: %w", ErrUnsupported)
 	}
 	n := &launch{stream: s, number: s.launches, f: f, overlap: l.Overlap, grid: l.Grid, dim: l.Block, left: 1}
