@@ -60,6 +60,29 @@ func TestAllReduce(t *testing.T) {
 	}
 }
 
+// TestAllReduceWorlds: every world size that has kernels of its own, and one beyond, whose addresses are in a table.
+func TestAllReduceWorlds(t *testing.T) {
+	for _, ranks := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 11} {
+		for _, form := range ptx.Forms() {
+			j := job{form: form, dtype: "bf16", op: ptx.Sum, ranks: ranks, count: 333, offset: 3, epochs: 3, user: true, blocks: 2, threads: 16, lap: 128, hopper: form >= ptx.OneShotMultimem,
+				exact: form >= ptx.OneShotMultimem}
+			if _, ok := ptx.AllReduce(form, j.dtype, j.op, ranks, j.hopper); !ok {
+				j.dtype = "i8"
+			}
+			if _, ok := ptx.AllReduce(form, j.dtype, j.op, ranks, j.hopper); !ok {
+				continue
+			}
+			t.Run(j.String(), func(t *testing.T) {
+				for seed := range uint64(2) {
+					j.replace = func(m *Module) *Module { return withFence(t, m) }
+					_, err := j.run(t, Config{Seed: seed, Weak: seed > 0, MaxSteps: 1 << 28})
+					require.NoError(t, err)
+				}
+			})
+		}
+	}
+}
+
 // TestAllReduceWeak: so they do with memory as weak as it may be, and there is no race in them.
 func TestAllReduceWeak(t *testing.T) {
 	for _, ranks := range []int{2, 4} {

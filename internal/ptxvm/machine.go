@@ -276,9 +276,9 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 				}
 			}
 		}
-		m.exec(m.ready[k])
-		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps && m.err == nil {
-			t := m.ready[min(k, max(len(m.ready)-1, 0))]
+		t := m.ready[k]
+		m.exec(t)
+		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps {
 			m.fail(t, t.pc, fmt.Errorf("%d steps: %w", m.steps, ErrSteps))
 		}
 	}
