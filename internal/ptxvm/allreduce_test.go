@@ -51,6 +51,9 @@ func jobs(ranks int, dtypes, others []string) []job {
 // TestAllReduce: the kernels as they are give the exact results of every dtype, operation and form, between 2 and 4 ranks.
 func TestAllReduce(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
+		if ranks > 2 && testing.Short() {
+			break
+		}
 		for _, j := range jobs(ranks, []string{"f32", "f16", "bf16"}, []string{"f64", "i8", "u16", "i32", "u64"}) {
 			t.Run(j.String(), func(t *testing.T) {
 				_, err := j.run(t, Config{Seed: 1, MaxSteps: 1 << 28})

@@ -637,7 +637,7 @@ func (d *decoder) move() {
 			d.emit(pre{op: opSpecial, x: [6]int32{d.reg(to, 4, false)}, def: xd, imm: which})
 			return
 		}
-		if strings.HasPrefix(from.word, "%globaltimer") && len(from.word) == len("%globaltimer") || from.word == "%clock64" {
+		if from.word == "%globaltimer" {
 			d.emit(pre{op: opTimer, x: [6]int32{d.reg(to, 8, false)}, def: xd})
 			return
 		}

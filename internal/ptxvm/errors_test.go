@@ -248,3 +248,57 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestOverlap: with programmatic stream serialization a launch begins when all blocks of the one before it say so, and griddepcontrol.wait
+// waits for its end, behind which everything that it wrote is visible. The clock is the one that was given.
+func TestOverlap(t *testing.T) {
+	m := parse(t, "overlap.ptx", header+`
+.visible .entry first(.param .u64 a) {
+	.reg .b64 %rd<3>; .reg .b32 %r<3>; .reg .pred %p;
+	ld.param.u64 %rd1, [a];
+	griddepcontrol.launch_dependents;
+Again:
+	ld.acquire.sys.global.u32 %r1, [%rd1];
+	setp.eq.u32 %p, %r1, 0;
+	@%p bra Again;
+	mov.u32 %r2, %ctaid.x;
+	mul.wide.u32 %rd2, %r2, 4;
+	add.u64 %rd2, %rd1, %rd2;
+	st.global.u32 [%rd2+16], 5;
+	ret;
+}
+.visible .entry second(.param .u64 a) {
+	.reg .b64 %rd<3>; .reg .b32 %r<4>;
+	ld.param.u64 %rd1, [a];
+	st.release.sys.global.u32 [%rd1], 1;
+	griddepcontrol.wait;
+	ld.global.v2.u32 {%r1, %r2}, [%rd1+16];
+	add.u32 %r3, %r1, %r2;
+	st.global.u32 [%rd1+32], %r3;
+	mov.u64 %rd2, %globaltimer;
+	st.global.u64 [%rd1+40], %rd2;
+	ret;
+}
+`)
+	for _, weak := range []bool{false, true} {
+		for seed := range uint64(20) {
+			run := func(overlap bool) ([]byte, error) {
+				memory, b := NewMemory(), aligned(64)
+				require.NoError(t, memory.Map(0x1000, b))
+				machine := New(memory, Config{Seed: seed, Weak: weak, MaxSteps: 1 << 18, Clock: func() uint64 { return 42 }})
+				s := machine.NewStream(0)
+				require.NoError(t, s.Launch(Launch{Function: m.Function("first"), Grid: [3]uint32{2}, Params: [][]byte{u64(0x1000)}}))
+				require.NoError(t, s.Launch(Launch{Function: m.Function("second"), Params: [][]byte{u64(0x1000)}, Overlap: overlap}))
+				return b, machine.Run()
+			}
+			b, err := run(true)
+			require.NoError(t, err)
+			require.Equal(t, byte(10), b[32])
+			require.Equal(t, byte(42), b[40])
+			if seed == 0 {
+				_, err = run(false)
+				require.ErrorIs(t, err, ErrSteps)
+			}
+		}
+	}
+}

@@ -244,6 +244,8 @@ var tests = []litmus{
 		"st.relaxed.sys.global.u32 [y], 1; fence.sc.sys; ld.relaxed.sys.global.u32 %r0, [x]"}, out: "0:r0 1:r0", want: "0,0 0,1 1,0 1,1"},
 	{name: "SB sc of a block between blocks", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; ld.relaxed.sys.global.u32 %r0, [y]",
 		"st.relaxed.sys.global.u32 [y], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameDevice[:2], out: "0:r0 1:r0", want: "0,0 0,1 1,0 1,1"},
+	{name: "MP sc of a block between blocks", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; st.relaxed.sys.global.u32 [y], 1",
+		"ld.relaxed.sys.global.u32 %r0, [y]; fence.sc.gpu; ld.relaxed.sys.global.u32 %r1, [x]"}, where: sameDevice[:2], out: "1:r0 1:r1", want: "0,0 0,1 1,0 1,1"},
 	{name: "SB sc of a block in it", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; ld.relaxed.sys.global.u32 %r0, [y]",
 		"st.relaxed.sys.global.u32 [y], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameBlock[:2], out: "0:r0 1:r0", want: "0,1 1,0 1,1"},
 	{name: "SB sc of a device on one", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [y]",
