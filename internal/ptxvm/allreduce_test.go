@@ -1,6 +1,7 @@
 package ptxvm
 
 import (
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,6 +61,9 @@ func jobs(ranks int, dtypes, others []string) []job {
 // TestAllReduce: the kernels as they are give the exact results of every dtype, operation and form, between 2 and 4 ranks.
 func TestAllReduce(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
+		if ranks > 2 && testing.Short() {
+			break
+		}
 		for _, j := range jobs(ranks, []string{"f32", "f16", "bf16"}, []string{"f64", "i8", "u16", "i32", "u64"}) {
 			t.Run(j.String(), func(t *testing.T) {
 				_, err := j.run(t, Config{Seed: 1, MaxSteps: 1 << 28})
@@ -69,8 +73,38 @@ func TestAllReduce(t *testing.T) {
 	}
 }
 
-// TestAllReduceWeak: so they do with memory as weak as it may be, and there is no race in them.
+// TestAllReduceWorlds: the world sizes besides 2 and 4 that have kernels of their own, 1, and 9, whose addresses are in a table.
+func TestAllReduceWorlds(t *testing.T) {
+	for _, ranks := range []int{1, 3, 5, 6, 7, 8, 9} {
+		for _, form := range ptx.Forms() {
+			j := job{form: form, dtype: "bf16", op: ptx.Sum, ranks: ranks, count: 333, offset: 3, epochs: 3, user: true, blocks: 2, threads: 16, lap: 128, hopper: form >= ptx.OneShotMultimem,
+				exact: form >= ptx.OneShotMultimem}
+			if _, ok := ptx.AllReduce(form, j.dtype, j.op, ranks, j.hopper); !ok {
+				j.dtype = "i8"
+			}
+			if _, ok := ptx.AllReduce(form, j.dtype, j.op, ranks, j.hopper); !ok {
+				continue
+			}
+			whole := j
+			whole.count, whole.offset = 336, 0
+			for _, j := range []job{j, whole} {
+				t.Run(j.String(), func(t *testing.T) {
+					for seed := range uint64(2) {
+						_, err := j.run(t, Config{Seed: seed, Weak: seed > 0, MaxSteps: 1 << 28})
+						require.NoError(t, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestAllReduceWeak: so they do with memory as weak as it may be, and there is no race in them. SYMMEM_TEST_MATRIX=full tries more seeds.
 func TestAllReduceWeak(t *testing.T) {
+	seeds := uint64(1)
+	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
+		seeds = 10
+	}
 	for _, ranks := range []int{2, 4} {
 		for _, j := range jobs(ranks, []string{"f32", "f16"}, []string{"f64", "u8"}) {
 			if j.op != ptx.Sum && j.op != ptx.Avg {
@@ -83,8 +117,10 @@ func TestAllReduceWeak(t *testing.T) {
 				j.count = most
 			}
 			t.Run(j.String(), func(t *testing.T) {
-				_, err := j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 28})
-				require.NoError(t, err)
+				for seed := range seeds {
+					_, err := j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 28})
+					require.NoError(t, err)
+				}
 			})
 		}
 	}

@@ -141,7 +141,7 @@ func (d *decoder) assign() {
 	}
 	f := d.f
 	f.words = next
-	f.frame = next + d.words
+	f.frame = max(next+d.words, 1)
 	if f.frame > 1<<15 {
 		panic(&Error{Place: f.module.place(code[0].line), Err: fmt.Errorf("%s with %d words of registers: %w", f.Name, f.frame, ErrUnsupported)})
 	}

@@ -35,3 +35,19 @@ func BenchmarkAllReduce(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkWeak is one of 8 KiB with weak memory.
+func BenchmarkWeak(b *testing.B) {
+	for _, form := range []ptx.Form{ptx.OneShotPush, ptx.OneShotPull, ptx.TwoShotFlow} {
+		b.Run(form.String(), func(b *testing.B) {
+			j := job{form: form, dtype: "f32", op: ptx.Sum, ranks: 4, count: 2048, epochs: 1, blocks: 2, threads: 64, lap: 512}
+			steps := uint64(0)
+			for b.Loop() {
+				n, err := j.run(b, Config{Seed: 1, Weak: true})
+				require.NoError(b, err)
+				steps += n
+			}
+			b.ReportMetric(float64(steps)/b.Elapsed().Seconds(), "instr/s")
+		})
+	}
+}

@@ -7,13 +7,10 @@ import (
 	"strings"
 )
 
-// none is no operand; operands from 0 on are registers, those below are constants.
-const none = math.MinInt32
-
 // pre is an instruction before registers have got their places.
 type pre struct {
 	op       uint16
-	x        [6]int32 // d, a, b, c, e, g
+	x        [6]int32 // d, a, b, c, e, g: a register from 0 on, or a constant below
 	def, use uint8    // which of x
 	tgt      int32
 	imm      int64
@@ -640,7 +637,7 @@ func (d *decoder) move() {
 			d.emit(pre{op: opSpecial, x: [6]int32{d.reg(to, 4, false)}, def: xd, imm: which})
 			return
 		}
-		if strings.HasPrefix(from.word, "%globaltimer") && len(from.word) == len("%globaltimer") || from.word == "%clock64" {
+		if from.word == "%globaltimer" {
 			d.emit(pre{op: opTimer, x: [6]int32{d.reg(to, 8, false)}, def: xd})
 			return
 		}

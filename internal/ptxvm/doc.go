@@ -18,7 +18,8 @@
 // griddepcontrol.wait. %globaltimer is the machine's own time: see [Config].
 //
 // The instructions are those that this module's kernels use, and their close relatives; [Parse] refuses any other with file, line and
-// instruction. Arithmetic has the bits of the device: IEEE with the rounding that the instruction names, canonical NaNs for float32,
+// instruction. There is no local memory, no arithmetic on 16-bit floats, no clusters, no asynchronous copies and no textures; variables in
+// global memory may be declared but not used; generic addresses are global ones. Arithmetic has the bits of the device: IEEE with the rounding that the instruction names, canonical NaNs for float32,
 // PTX's rules for minimum and maximum, for shifts beyond the width and for conversions out of range. rsqrt.approx, rcp.approx, sqrt.approx,
 // ex2.approx and lg2.approx are exact to the last bit or two, which a device need not be.
 //
@@ -47,5 +48,6 @@
 //
 // A launch that begins is ordered behind all launches of its stream that have ended, as if all threads of those had ended, and all of its
 // own began, with fence.acq_rel.sys: the end of a launch makes all that it has written visible to everybody, and a store of the next launch, relaxed
-// too, tells so. griddepcontrol.wait does the same for the launch before. When [Machine.Run] returns, everything is ordered before what comes next.
+// too, tells so. griddepcontrol.wait does the same for the launch before, and [Stream.Wait] for those of another stream. When [Machine.Run] returns,
+// everything is ordered before what comes next.
 package ptxvm

@@ -215,6 +215,16 @@ var tests = []litmus{
 		"ld.acquire.sys.global.u32 %r0, [y]; ld.relaxed.sys.global.u32 %r1, [x]"}, out: "1:r0 1:r1", want: "0,0 0,1 1,1 2,1"},
 	{name: "MP an acquiring load behind a relaxed one", threads: []string{"st.relaxed.sys.global.u32 [x], 1; st.release.sys.global.u32 [y], 1",
 		"ld.relaxed.sys.global.u32 %r0, [y]; ld.acquire.sys.global.u32 %r2, [y]; ld.relaxed.sys.global.u32 %r1, [x]"}, out: "1:r0 1:r2 1:r1", want: "0,0,0 0,0,1 0,1,1 1,1,1"},
+	{name: "MP an acquiring load of another store behind a relaxed one", threads: []string{"st.relaxed.sys.global.u32 [x], 1; st.release.sys.global.u32 [y], 1", "st.relaxed.sys.global.u32 [y], 2",
+		"ld.relaxed.sys.global.u32 %r0, [y]; ld.acquire.sys.global.u32 %r2, [y]; ld.relaxed.sys.global.u32 %r1, [x]"},
+		out: "2:r0 2:r2 2:r1", want: "0,0,0 0,0,1 0,1,1 0,2,0 0,2,1 1,1,1 1,2,1 2,1,1 2,2,0 2,2,1"},
+	{name: "MP fence of a device behind, between devices", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.acq_rel.sys; st.relaxed.sys.global.u32 [y], 1",
+		"ld.relaxed.sys.global.u32 %r0, [y]; fence.acq_rel.gpu; ld.relaxed.sys.global.u32 %r1, [x]"}, out: "1:r0 1:r1", want: "0,0 0,1 1,0 1,1"},
+	{name: "weak load of what was seen", threads: []string{"st.relaxed.sys.global.u32 [x], 1",
+		"ld.relaxed.sys.global.u32 %r0, [x]; setp.eq.u32 %p0, %r0, 0; @%p0 bra End1; ld.global.u32 %r1, [x]; End1:"}, out: "1:r0 1:r1", want: "0,9 1,1"},
+	{name: "weak store to what was seen, passed on", threads: []string{"st.relaxed.sys.global.u32 [x], 1",
+		"ld.relaxed.sys.global.u32 %r0, [x]; setp.eq.u32 %p0, %r0, 0; @%p0 bra End1; st.release.sys.global.u32 [y], 1; End1:",
+		"ld.acquire.sys.global.u32 %r0, [y]; setp.eq.u32 %p0, %r0, 0; @%p0 bra End2; st.global.u32 [x], 2; End2:"}, out: "2:r0 x", want: "0,1 1,2"},
 	{name: "MP atomic between", threads: []string{"st.relaxed.sys.global.u32 [x], 1; st.release.sys.global.u32 [y], 1", "atom.relaxed.sys.global.add.u32 %r0, [y], 4",
 		"ld.acquire.sys.global.u32 %r0, [y]; ld.relaxed.sys.global.u32 %r1, [x]"}, out: "2:r0 2:r1", want: "0,0 0,1 1,1 4,0 4,1 5,1"},
 	{name: "MP red", threads: []string{"st.global.u32 [x], 1; red.release.sys.global.add.u32 [y], 1", "st.global.u32 [z], 1; red.release.sys.global.add.u32 [y], 1",
@@ -232,6 +242,12 @@ var tests = []litmus{
 		"st.relaxed.sys.global.u32 [y], 1; fence.sc.sys; ld.relaxed.sys.global.u32 %r0, [x]"}, out: "0:r0 1:r0", want: "0,1 1,0 1,1"},
 	{name: "SB sc of a device between devices", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [y]",
 		"st.relaxed.sys.global.u32 [y], 1; fence.sc.sys; ld.relaxed.sys.global.u32 %r0, [x]"}, out: "0:r0 1:r0", want: "0,0 0,1 1,0 1,1"},
+	{name: "SB sc of a block between blocks", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; ld.relaxed.sys.global.u32 %r0, [y]",
+		"st.relaxed.sys.global.u32 [y], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameDevice[:2], out: "0:r0 1:r0", want: "0,0 0,1 1,0 1,1"},
+	{name: "MP sc of a block between blocks", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; st.relaxed.sys.global.u32 [y], 1",
+		"ld.relaxed.sys.global.u32 %r0, [y]; fence.sc.gpu; ld.relaxed.sys.global.u32 %r1, [x]"}, where: sameDevice[:2], out: "1:r0 1:r1", want: "0,0 0,1 1,0 1,1"},
+	{name: "SB sc of a block in it", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.cta; ld.relaxed.sys.global.u32 %r0, [y]",
+		"st.relaxed.sys.global.u32 [y], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameBlock[:2], out: "0:r0 1:r0", want: "0,1 1,0 1,1"},
 	{name: "SB sc of a device on one", threads: []string{"st.relaxed.sys.global.u32 [x], 1; fence.sc.gpu; ld.relaxed.sys.global.u32 %r0, [y]",
 		"st.relaxed.sys.global.u32 [y], 1; membar.sys; ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameDevice[:2], out: "0:r0 1:r0", want: "0,1 1,0 1,1"},
 
@@ -381,5 +397,61 @@ func TestLitmusStrong(t *testing.T) {
 				require.Contains(t, strings.Fields(l.want), got)
 			}
 		})
+	}
+}
+
+// TestLaunchesInOrder: a launch is behind the launch before it on its stream, and those that the stream has waited for, whatever alias of the memory
+// they use, and behind no other.
+func TestLaunchesInOrder(t *testing.T) {
+	m := parse(t, "launches.ptx", header+`
+.visible .entry plain(.param .u64 a) { .reg .b64 %rd; ld.param.u64 %rd, [a]; st.global.u32 [%rd], 7; ret; }
+.visible .entry multi(.param .u64 a) { .reg .b64 %rd; .reg .b32 %r; ld.param.u64 %rd, [a]; multimem.st.relaxed.sys.global.u32 [%rd], 8; ret; }
+.visible .entry look(.param .u64 a) { .reg .b64 %rd; .reg .b32 %r; ld.param.u64 %rd, [a]; ld.global.u32 %r, [%rd]; st.global.u32 [%rd+4], %r; ret; }
+.visible .entry sum(.param .u64 a) { .reg .b64 %rd; .reg .b32 %r; ld.param.u64 %rd, [a]; multimem.ld_reduce.relaxed.sys.global.add.u32 %r, [%rd];
+	add.u64 %rd, %rd, -4096; st.global.u32 [%rd+8], %r; ret; }
+`)
+	for _, c := range []struct {
+		first, second string
+		at            int
+		want          byte
+	}{{"plain", "look", 4, 7}, {"plain", "sum", 8, 7}, {"multi", "look", 4, 8}, {"multi", "sum", 8, 8}, {"plain", "multi", 0, 8}, {"multi", "plain", 0, 7}} {
+		for _, how := range []string{"one stream", "event", "two streams"} {
+			memory := NewMemory()
+			b := aligned(64)
+			require.NoError(t, memory.Map(0x1000, b))
+			require.NoError(t, memory.Multicast(0x2000, 64, 0x1000))
+			machine := New(memory, Config{Weak: true})
+			s := machine.NewStream(0)
+			other := s
+			if how != "one stream" {
+				other = machine.NewStream(1)
+			}
+			launch := func(s *Stream, name string) {
+				at := uint64(0x1000)
+				if name == "multi" || name == "sum" {
+					at = 0x2000
+				}
+				require.NoError(t, s.Launch(Launch{Function: m.Function(name), Params: [][]byte{u64(at)}}))
+			}
+			launch(s, c.first)
+			switch how {
+			case "event":
+				other.Wait(s)
+			case "two streams": // later, but nothing says so
+				other.Do(s.Idle)
+			}
+			launch(other, c.second)
+			err := machine.Run()
+			_, race := errors.AsType[*Race](err)
+			strong := c.first == "multi" && c.second == "sum" // which are no race whatever their order
+			if how == "two streams" && !strong {
+				require.True(t, race, "%s, %s, %s: %v", c.first, c.second, how, err)
+				continue
+			}
+			require.NoError(t, err, "%s, %s, %s", c.first, c.second, how)
+			if how != "two streams" {
+				require.Equal(t, c.want, b[c.at], "%s, %s, %s", c.first, c.second, how)
+			}
+		}
 	}
 }

@@ -95,6 +95,7 @@ type Stream struct {
 	device   int
 	number   int
 	launches int
+	items    int // that were ever enqueued
 	queue    []item
 	active   []*launch // that have begun and not ended, the oldest first
 	settled  *vector   // what a launch that begins is behind
@@ -104,13 +105,17 @@ type Stream struct {
 
 // item is a launch, or something to do between launches.
 type item struct {
+	number int // on its stream
 	launch *launch
 	do     func() bool
+	wait   *Stream // until its items up to this number have ended
+	until  int
 }
 
 type launch struct {
 	stream  *Stream
 	number  int
+	item    int // on the stream
 	f       *Function
 	grid    [3]uint32
 	dim     [3]uint32
@@ -191,7 +196,7 @@ func (m *Machine) NewStream(device int) *Stream {
 // Launch puts a launch on the stream. It fails if the parameters are not the kernel's or the block is larger than the module allows.
 func (s *Stream) Launch(l Launch) error {
 	f := l.Function
-	if f == nil || !f.Entry {
+	if f == nil || !f.Entry || !f.defined {
 		return fmt.Errorf("launching no kernel: %w", ErrUnsupported)
 	}
 	n := &launch{stream: s, number: s.launches, f: f, overlap: l.Overlap, grid: l.Grid, dim: l.Block, left: 1}
@@ -219,14 +224,38 @@ func (s *Stream) Launch(l Launch) error {
 		n.params = append(n.params, l.Params[i]...)
 	}
 	s.launches++
-	s.queue = append(s.queue, item{launch: n})
+	n.item = s.items
+	s.enqueue(item{launch: n})
 	return nil
+}
+
+func (s *Stream) enqueue(i item) {
+	i.number = s.items
+	s.items++
+	s.queue = append(s.queue, i)
+}
+
+// Wait makes what is put on the stream from now on wait for all that is on the other one now, as an event that is recorded there and waited for here:
+// it is ordered behind it.
+func (s *Stream) Wait(other *Stream) { s.enqueue(item{wait: other, until: other.items}) }
+
+// past says whether the first items of the stream have ended.
+func (s *Stream) past(until int) bool {
+	if len(s.queue) > 0 && s.queue[0].number < until {
+		return false
+	}
+	for _, l := range s.active {
+		if l.item < until {
+			return false
+		}
+	}
+	return true
 }
 
 // Do puts a function on the stream, which is called when all before it has ended, and again, as the machine steps, until it says true. What is
 // behind it waits. With weak memory the function is no event: what it does to the bytes of the memory must be ordered otherwise, or
 // nobody else may look.
-func (s *Stream) Do(do func() (done bool)) { s.queue = append(s.queue, item{do: do}) }
+func (s *Stream) Do(do func() (done bool)) { s.enqueue(item{do: do}) }
 
 // Idle says whether everything on the stream has ended.
 func (s *Stream) Idle() bool { return len(s.queue) == 0 && len(s.active) == 0 }
@@ -276,9 +305,9 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 				}
 			}
 		}
-		m.exec(m.ready[k])
-		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps && m.err == nil {
-			t := m.ready[min(k, max(len(m.ready)-1, 0))]
+		t := m.ready[k]
+		m.exec(t)
+		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps {
 			m.fail(t, t.pc, fmt.Errorf("%d steps: %w", m.steps, ErrSteps))
 		}
 	}
@@ -324,7 +353,14 @@ func (m *Machine) begin() (moved bool) {
 	for _, s := range m.streams {
 		for len(s.queue) > 0 {
 			i := s.queue[0]
-			if i.do != nil {
+			if i.wait != nil {
+				if len(s.active) > 0 || !i.wait.past(i.until) {
+					break
+				}
+				if o := i.wait; m.weak {
+					s.settled, s.ended = merge(s.settled, o.settled), merge(s.ended, o.ended)
+				}
+			} else if i.do != nil {
 				if len(s.active) > 0 || !i.do() {
 					break
 				}

@@ -10,7 +10,7 @@ type instr struct {
 }
 
 const (
-	opNone uint16 = iota
+	_ uint16 = iota // no instruction
 
 	opMov
 	opPack32   // d = a, b of 32 bits

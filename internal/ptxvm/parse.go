@@ -53,7 +53,7 @@ type Function struct {
 
 // Function finds a kernel by its name; nil if there is none.
 func (m *Module) Function(name string) *Function {
-	if f := m.byName[name]; f != nil && f.Entry {
+	if f := m.byName[name]; f != nil && f.Entry && f.defined {
 		return f
 	}
 	return nil
@@ -63,7 +63,7 @@ func (m *Module) Function(name string) *Function {
 func (m *Module) Functions() []*Function {
 	var out []*Function
 	for _, f := range m.funcs {
-		if f.Entry {
+		if f.Entry && f.defined {
 			out = append(out, f)
 		}
 	}

@@ -435,10 +435,7 @@ func (m *Machine) see(e *event, l *location, x *message) {
 	if e.sem&acquire == 0 {
 		return
 	}
-	if e.scope >= near {
-		t.vector = merge(t.vector, passed)
-	}
-	for i := range l.reads { // loads of the location before, too, are acquired
+	for i := range l.reads { // this one, and those of the location before
 		if r := &l.reads[i]; r.slot == t.slot && r.passed != nil && e.scope >= r.near {
 			t.vector = merge(t.vector, r.passed)
 		}

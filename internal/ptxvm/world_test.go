@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -91,16 +92,18 @@ func (j job) String() string {
 
 // world is the memory of the ranks of a job.
 type world struct {
-	job     job
-	memory  *Memory
-	layout  ptx.Layout
-	kernel  ptx.Kernel
-	in, out [][][]byte // of each launch and rank, the elements
-	channel [][]byte
-	words   [][]byte       // dead, fault, stop
-	params  [][]ptx.Params // of each launch and rank
-	inputs  [][][]uint64
-	sinks   [][][]byte // with user: where the results of a launch go
+	job           job
+	memory        *Memory
+	layout        ptx.Layout
+	kernel        ptx.Kernel
+	in, out       [][][]byte // of each launch and rank, the elements
+	channel       [][]byte
+	words         [][]byte       // dead, fault, stop
+	channels      []uint64       // addresses
+	inPtr, outPtr []uint64       // of the last launch's tensors
+	params        [][]ptx.Params // of each launch and rank
+	inputs        [][][]uint64
+	sinks         [][][]byte // with user: where the results of a launch go
 }
 
 const (
@@ -112,6 +115,7 @@ const (
 	multiOut  = 0x600000000
 	rankAt    = 0x1000000000
 	epochAt   = 0x4000000
+	tableAt   = 0x1000
 	fillByte  = 0xa5
 )
 
@@ -140,8 +144,9 @@ func newWorld(tb testing.TB, j job) *world {
 		words := aligned(64)
 		require.NoError(tb, w.memory.Map(at+wordsAt, words))
 		w.channel, w.words = append(w.channel, channel), append(w.words, words)
-		base.Workspace[r] = at + channelAt
+		w.channels = append(w.channels, at+channelAt)
 	}
+	copy(base.Workspace[:], w.channels)
 	for e := range max(j.epochs, 1) {
 		if j.user && e > 0 {
 			w.in, w.out, w.params = append(w.in, w.in[0]), append(w.out, w.out[0]), append(w.params, w.params[0])
@@ -158,7 +163,7 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 	width := widths[j.dtype]
 	bytes := j.count * width
 	var ins, outs [][]byte
-	var copiesIn, copiesOut []uint64
+	var copiesIn, copiesOut, inPtr, outPtr []uint64
 	for r := range j.ranks {
 		at := uint64(r+1)*rankAt + epoch
 		size := (bytes + j.offset*width + 31) / 16 * 16
@@ -177,7 +182,7 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 			out[i] = fillByte
 		}
 		ins, outs = append(ins, in[j.offset*width:][:bytes]), append(outs, out[outShift*width:][:bytes])
-		base.In[r], base.Out[r] = at+inAt+uint64(j.offset*width), outBase+uint64(outShift*width)
+		inPtr, outPtr = append(inPtr, at+inAt+uint64(j.offset*width)), append(outPtr, outBase+uint64(outShift*width))
 		copiesIn, copiesOut = append(copiesIn, at+inAt), append(copiesOut, outBase)
 	}
 	if j.form == ptx.OneShotMultimem || j.form == ptx.TwoShotMultimem {
@@ -186,10 +191,21 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 		require.NoError(tb, w.memory.Multicast(multiOut+epoch, size, copiesOut...))
 		base.MulticastIn, base.MulticastOut = multiIn+epoch+uint64(j.offset*width), multiOut+epoch+uint64(j.offset*width)
 	}
+	w.inPtr, w.outPtr = inPtr, outPtr
+	copy(base.In[:], inPtr)
+	copy(base.Out[:], outPtr)
 	var params []ptx.Params
 	for r := range j.ranks {
 		p := base
 		at := uint64(r+1)*rankAt + wordsAt
+		if j.ranks > ptx.Inline {
+			table := aligned(3 * 8 * j.ranks)
+			for i, x := range slices.Concat(inPtr, outPtr, w.channels) {
+				binary.LittleEndian.PutUint64(table[8*i:], x)
+			}
+			p.Table = at + epoch + tableAt
+			require.NoError(tb, w.memory.Map(p.Table, table))
+		}
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
 		if (base.In[r]|base.Out[r]|uint64(bytes))%16 == 0 {
 			p.Flags |= ptx.Whole
@@ -459,11 +475,11 @@ func (w *world) runUser(tb testing.TB, m *Machine, streams []*Stream) error {
 	}
 	for e := range w.sinks {
 		for r, s := range streams {
-			w.copies(tb, s, w.params[0][r].In[r], uint64(r+1)*rankAt+uint64(e)*epochAt+sourceAt)
+			w.copies(tb, s, w.inPtr[r], uint64(r+1)*rankAt+uint64(e)*epochAt+sourceAt)
 		}
 		w.launch(tb, streams, 0)
 		for r, s := range streams {
-			w.copies(tb, s, uint64(r+1)*rankAt+uint64(e)*epochAt+sinkAt, w.params[0][r].Out[r])
+			w.copies(tb, s, uint64(r+1)*rankAt+uint64(e)*epochAt+sinkAt, w.outPtr[r])
 		}
 	}
 	if err := m.Run(); err != nil {
