@@ -86,7 +86,7 @@ func TestAllReduceWorlds(t *testing.T) {
 				continue
 			}
 			whole := j
-			whole.count, whole.offset = 336, 0
+			whole.count, whole.offset, whole.threads = 336, 0, 32
 			for _, j := range []job{j, whole} {
 				t.Run(j.String(), func(t *testing.T) {
 					for seed := range uint64(2) {
