@@ -44,14 +44,14 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 }
 
 // From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or
-// twice, and not once for every other rank. It is the count of bytes on the wire; what a second barrier costs was not measured.
+// twice, and not once for every other rank. It is the count of bytes on the wire; what another step costs was not measured.
 const (
-	broadcastTwoShotRanks  = 4
+	broadcastTwoShotRanks  = 4 // by the kernel for GPUs
 	broadcastTwoShotBytes  = 1 << 20
-	broadcastTwoPhaseRanks = 3 // by transfers
+	broadcastTwoPhaseRanks = 3 // by transfers; see viaAllBytes
 )
 
-// viaAllBytes is the size of a message in bytes from which on a program has each rank send a part of it to all, or combine a part, in place of
+// viaAllBytes is the size of a message in bytes from which on transfers have each rank send a part of it to all, or combine a part, in place of
 // the one rank that has it or is to get it: a step more, which takes longer between GPUs than what it saves of a smaller message. It was not
 // measured.
 var viaAllBytes = func(kind device.Kind, far bool) int64 {

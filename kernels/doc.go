@@ -1,5 +1,5 @@
-// Package kernels does the work of collectives over symmetric tensors: all-reduce today, in the forms that are fastest at
-// each size.
+// Package kernels does the work of collectives over symmetric tensors: all-reduce, in the forms that are fastest at each size, and
+// broadcast, reduce, all-gather, reduce-scatter and all-to-all, each as a kernel that loads from its peers and as transfers.
 //
 // A [Plan] is made once, collectively, and run many times: [Plan.Run] is one launch on a stream, without allocation and
 // without any exchange between hosts, and may be captured in a graph. What changes from run to run (the epoch that tells a
@@ -19,6 +19,10 @@
 // workspace, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
 // peer's memory has no address in this process, and for the largest messages between GPUs, which copy engines move faster than kernels do.
 // A run of it is more than one launch: it enqueues some ten operations a lap.
+//
+// The others than all-reduce: a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
+// it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
+// put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.

@@ -394,7 +394,7 @@ func delayedCollective(ctx context.Context, e *Env, c collect) error {
 	if err := errors.Join(p.Close(ctx), o.Close(ctx), e.S.Synchronize(ctx)); err != nil {
 		return err
 	}
-	return errors.Join(o.same(kept), free())
+	return errors.Join(o.same(kept), free()) // everything collective has come to its end
 }
 
 // same compares what was copied from the output after a run.
@@ -437,6 +437,7 @@ func replayCollective(ctx context.Context, e *Env, c collect) error {
 	if err != nil {
 		return err
 	}
+	var wrong error
 	for o.set = range 4 {
 		first, _ := o.before(e.R.Rank(), e.R.WorldSize())
 		if err := e.R.Device().CopyFromHost(src, first); err != nil {
@@ -448,11 +449,14 @@ func replayCollective(ctx context.Context, e *Env, c collect) error {
 				return err
 			}
 		}
-		if err := errors.Join(e.S.Synchronize(ctx), o.same(kept)); err != nil {
-			return fmt.Errorf("values %d: %w", o.set, err)
+		if err := e.S.Synchronize(ctx); err != nil {
+			return err
+		}
+		if err := o.same(kept); err != nil {
+			wrong = errors.Join(wrong, fmt.Errorf("values %d: %w", o.set, err))
 		}
 	}
-	return errors.Join(g.Close(), freeSrc(), freeKept(), p.Close(ctx), o.Close(ctx))
+	return errors.Join(wrong, g.Close(), freeSrc(), freeKept(), p.Close(ctx), o.Close(ctx))
 }
 
 // overtakenCollective queues runs with other values each, without any wait of the host, while now one rank is late and then another, before
@@ -503,12 +507,13 @@ func overtakenCollective(ctx context.Context, e *Env, c collect) error {
 		if err := e.S.Synchronize(ctx); err != nil {
 			return err
 		}
+		var wrong error
 		for o.set = range runs {
 			if err := o.same(kept.Add(int64(o.set) * out.Bytes())); err != nil {
-				return fmt.Errorf("run %d, root %d: %w", o.set, c.root, err)
+				wrong = errors.Join(wrong, fmt.Errorf("run %d, root %d: %w", o.set, c.root, err))
 			}
 		}
-		if err := errors.Join(freeSrc(), freeKept(), p.Close(ctx), o.Close(ctx)); err != nil {
+		if err := errors.Join(wrong, freeSrc(), freeKept(), p.Close(ctx), o.Close(ctx)); err != nil {
 			return err
 		}
 	}
