@@ -29,7 +29,10 @@ all_reduce is in place. put and get are done by all ranks at once, each with the
 signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
-Bus bandwidth is bytes/time * 2(W-1)/W for W ranks.
+broadcast, reduce, all_gather, reduce_scatter and all_to_all take the form that they choose by themselves; bytes are those of the
+whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart.
+
+Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter and all_to_all.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
@@ -48,11 +51,12 @@ of its heap, instead.`,
 		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
-	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.Kinds, ","), "what to measure, with commas between")
-	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of all-reduce")
-	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of all-reduce: sum, prod, min, max or avg")
+	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter and all_to_all")
+	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
+	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
-	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each all-reduce; graph replays a captured graph")
+	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each collective; graph replays a captured graph")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")

@@ -69,6 +69,32 @@ func TestBench(t *testing.T) {
 	assert.Positive(t, picture.Bounds().Dx())
 }
 
+// TestBenchCollectives: the collectives besides all-reduce are measured when they are asked for, in a whole number of shares.
+func TestBenchCollectives(t *testing.T) {
+	kinds := []string{measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll}
+	for _, mode := range []string{"eager", "graph"} {
+		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "1,1000", "--kind", strings.Join(kinds, ","), "--mode", mode,
+			"--dtype", "f16", "--op", "max", "--reps", "2", "--json")
+		require.Equal(t, exit.OK, r.status, r.err)
+		var report bench.Report
+		require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+		require.Len(t, report.Rows, 2*len(kinds))
+		for i, row := range report.Rows {
+			assert.Equal(t, kinds[i/2], row.Kind)
+			assert.Equal(t, []int64{6, 1002}[i%2], row.Bytes)
+			assert.Equal(t, mode, row.Mode)
+			assert.Equal(t, "one_shot", row.Chosen)
+			reduces := row.Kind == measure.Reduce || row.Kind == measure.ReduceScatter
+			assert.Equal(t, reduces, row.Op == "max")
+			factor := 2. / 3
+			if row.Kind == measure.Broadcast || row.Kind == measure.Reduce {
+				factor = 1
+			}
+			assert.InDelta(t, row.Bandwidth*factor, row.Bus, 1e-9)
+		}
+	}
+}
+
 // TestBenchModes has each dtype with one operation, and with all of them where the whole matrix is run.
 func TestBenchModes(t *testing.T) {
 	for i, dtype := range []string{"f16", "bf16", "f64", "i8", "u64"} {

@@ -49,7 +49,7 @@ func (r *Report) page() *chart.Page {
 		return chart.Axis{Label: label, Base: 10, Format: func(x float64) string { return strconv.FormatFloat(x, 'g', 10, 64) }}
 	}
 	times := chart.Chart{X: size, Y: figures("time of the slowest rank, µs")}
-	rates := chart.Chart{X: size, Y: figures("bandwidth (all_reduce: bus), GB/s")}
+	rates := chart.Chart{X: size, Y: figures("bandwidth (collectives: bus), GB/s")}
 	for _, name := range r.lines() {
 		time, rate := chart.Line{Name: name}, chart.Line{Name: name}
 		for _, row := range r.Rows {
@@ -58,7 +58,7 @@ func (r *Report) page() *chart.Page {
 			}
 			time.Points = append(time.Points, chart.Point{X: float64(row.Bytes), Y: row.Median})
 			bandwidth := row.Bandwidth
-			if row.Kind == measure.AllReduce {
+			if row.Algorithm != "" {
 				bandwidth = row.Bus // 0 for one rank: nothing is on the bus, and there is no point
 			}
 			rate.Points = append(rate.Points, chart.Point{X: float64(row.Bytes), Y: bandwidth})
@@ -79,6 +79,8 @@ func line(r *measure.Row) string {
 			return fmt.Sprintf("peer %s %s beside %s, %d ranks, %s", r.Backend, r.Kind, r.Beside, r.Ranks, r.Mode)
 		}
 		return fmt.Sprintf("%s %s %s, %d ranks, %s", r.Backend, r.Kind, r.Algorithm, r.Ranks, r.Mode)
+	case measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll:
+		return fmt.Sprintf("%s %s, %d ranks, %s", r.Backend, r.Kind, r.Ranks, r.Mode)
 	case measure.Put, measure.Get, measure.PutSignal:
 		return fmt.Sprintf("%s %s, %d ranks", r.Backend, r.Kind, r.Ranks)
 	}

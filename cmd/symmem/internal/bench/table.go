@@ -21,8 +21,11 @@ func (r *Report) writeTable(w io.Writer) error {
 			continue
 		}
 		title := fmt.Sprintf("%s on %s, %d ranks", row.Kind, row.Backend, row.Ranks)
-		if row.DType != "" {
+		switch {
+		case row.Op != "":
 			title += fmt.Sprintf(", %s of %s", row.Op, row.DType)
+		case row.DType != "":
+			title += ", " + row.DType
 		}
 		if row.Mode != "" {
 			title += ", " + row.Mode

@@ -85,6 +85,12 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return err
 				}
 			}
+		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll:
+			for _, bytes := range b.spec.Sizes {
+				if err := b.collective(ctx, kind, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
+				}
+			}
 		case PlanRun:
 			if err := b.planRun(ctx); err != nil {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
@@ -140,7 +146,7 @@ func (b *bencher) rows() int {
 			n++
 		case kind == AllReduce:
 			n += len(b.spec.Sizes) * len(b.algorithms())
-		case b.r.WorldSize() > 1:
+		case b.r.WorldSize() > 1, busFactor(kind, 2) > 0:
 			n += len(b.spec.Sizes)
 		}
 	}
@@ -269,10 +275,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous {
 		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
 	}
-	if row.Kind == AllReduce {
-		w := float64(row.Ranks)
-		row.Bus = row.Bandwidth * 2 * (w - 1) / w
-	}
+	row.Bus = row.Bandwidth * busFactor(row.Kind, row.Ranks)
 	return b.rep.Row(row)
 }
 

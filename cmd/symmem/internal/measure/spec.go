@@ -13,10 +13,19 @@ const (
 	PutSignal  = "put_signal" // put and signal to the next, wait for the one before: one hop
 	Rendezvous = "rendezvous" // allocate and make reachable
 	PlanRun    = "plan_run"   // what enqueuing one run costs the host
+
+	Broadcast     = "broadcast" // from rank 0
+	Reduce        = "reduce"    // to rank 0
+	AllGather     = "all_gather"
+	ReduceScatter = "reduce_scatter"
+	AllToAll      = "all_to_all"
 )
 
-// Kinds are all kinds of measurements.
-var Kinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
+// DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
+var (
+	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll)
+)
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
 const AllAlgorithms = "all"
@@ -51,7 +60,7 @@ type Row struct {
 	Backend     string  `json:"backend"`          // or the peer
 	Beside      string  `json:"beside,omitempty"` // of a peer: the backend that it is compared with
 	Ranks       int     `json:"ranks"`
-	Bytes       int64   `json:"bytes"` // of one rank's message
+	Bytes       int64   `json:"bytes"` // of the message: of collectives with a whole and shares, the whole
 	DType       string  `json:"dtype,omitempty"`
 	Op          string  `json:"op,omitempty"`
 	Algorithm   string  `json:"algorithm,omitempty"` // that was asked for
@@ -65,7 +74,7 @@ type Row struct {
 	Min         float64 `json:"min_us"`
 	Max         float64 `json:"max_us"`
 	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
-	Bus         float64 `json:"bus_gb_per_s,omitempty"` // all-reduce: the same times 2(W-1)/W
+	Bus         float64 `json:"bus_gb_per_s,omitempty"` // of collectives: the same times what each rank has to send of a message
 
 	// The same of the peer, if it was measured.
 	PeerMedian float64 `json:"peer_us,omitempty"`
