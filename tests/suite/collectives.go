@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/symmem/symmem"
@@ -311,16 +312,20 @@ func onPair(ctx context.Context, e *Env, dtype tensor.DType, n int64, f func(fir
 // in 16 bytes and in place: in turn where few rounds are wanted, and else every count in dtypes of each width.
 func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	w := e.R.WorldSize()
-	counts := []int64{0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 65, 127, 129, 257, 513}
+	counts := []int64{0, 1, 2, 3, 7, 8, 9, 15, 17, 33, 65, 129, 513}
 	if !e.Short {
-		counts = append(counts, 4, 6, 10, 11, 12, 13, 14, 18, 32, 47, 48, 49, 63, 64, 128, 255, 256, 511, 512)
+		counts = append(counts, 4, 5, 6, 16, 31, 127, 257, 10, 11, 12, 13, 14, 18, 32, 47, 48, 49, 63, 64, 128, 255, 256, 511, 512)
 	}
-	for j, dtype := range tensor.DTypes() {
+	widths := []tensor.DType{tensor.Int8, tensor.BFloat16, tensor.Float32, tensor.Float64}
+	dtypes := tensor.DTypes()
+	if e.Short && c.what != reduce && c.what != reduceScatter {
+		dtypes = widths // where elements are only moved, the others are no different
+	}
+	for j, dtype := range dtypes {
 		c.dtype = dtype
 		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
 			for i, n := range counts {
-				turn := i%len(tensor.DTypes()) == j
-				if !turn && (e.Short || dtype != tensor.Int8 && dtype != tensor.BFloat16 && dtype != tensor.Float32 && dtype != tensor.Float64) {
+				if turn := i%len(dtypes) == j; !turn && (e.Short || !slices.Contains(widths, dtype)) {
 					continue
 				}
 				c.n, c.root, c.op = n, (i+j)%w, kernels.Ops()[(i+j)%len(kernels.Ops())]
