@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/symmem/symmem"
@@ -311,13 +312,20 @@ func onPair(ctx context.Context, e *Env, dtype tensor.DType, n int64, f func(fir
 // in 16 bytes and in place: in turn where few rounds are wanted, and else every count in dtypes of each width.
 func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	w := e.R.WorldSize()
-	counts := []int64{0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 513}
-	for j, dtype := range tensor.DTypes() {
+	counts := []int64{0, 1, 2, 3, 7, 8, 9, 15, 17, 33, 65, 129, 513}
+	if !e.Short {
+		counts = append(counts, 4, 5, 6, 16, 31, 127, 257, 10, 11, 12, 13, 14, 18, 32, 47, 48, 49, 63, 64, 128, 255, 256, 511, 512)
+	}
+	widths := []tensor.DType{tensor.Int8, tensor.BFloat16, tensor.Float32, tensor.Float64}
+	dtypes := tensor.DTypes()
+	if e.Short && c.what != reduce && c.what != reduceScatter {
+		dtypes = widths // where elements are only moved, the others are no different
+	}
+	for j, dtype := range dtypes {
 		c.dtype = dtype
 		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
 			for i, n := range counts {
-				turn := i%len(tensor.DTypes()) == j
-				if !turn && (e.Short || dtype != tensor.Int8 && dtype != tensor.BFloat16 && dtype != tensor.Float32 && dtype != tensor.Float64) {
+				if turn := i%len(dtypes) == j; !turn && (e.Short || !slices.Contains(widths, dtype)) {
 					continue
 				}
 				c.n, c.root, c.op = n, (i+j)%w, kernels.Ops()[(i+j)%len(kernels.Ops())]
@@ -341,7 +349,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 
 // largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
-	c.dtype, c.n = tensor.Float64, 20_001
+	c.dtype, c.n = tensor.Float64, 5_001
 	switch {
 	case e.R.Device().Kind() == device.CUDA && !e.Short:
 		c.n = 3<<20 + 1
@@ -352,7 +360,7 @@ func largeCollective(ctx context.Context, e *Env, c collect) error {
 		c.n /= int64(e.R.WorldSize())
 	}
 	for _, c.inPlace = range []bool{false, true} {
-		if c.inPlace && !c.canBeInPlace() {
+		if c.inPlace && !c.canBeInPlace() || e.Short && c.canBeInPlace() && c.inPlace == (c.what == reduceScatter) {
 			continue
 		}
 		if c.root = 0; !c.inPlace {
@@ -412,7 +420,7 @@ func (o *collected) same(kept device.Ptr) error {
 
 // replayCollective captures the copy of the input, a run, and the copy of the output, and replays them with other values now and then.
 func replayCollective(ctx context.Context, e *Env, c collect) error {
-	c.n, c.root = 3001, e.R.WorldSize()/2
+	c.n, c.root = 1003, e.R.WorldSize()/2
 	o, err := newCollected(ctx, e, c)
 	if err != nil {
 		return err
