@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -28,6 +29,8 @@ type Plan struct {
 	held       held
 	lives      []life // that a recorded run asks for when it runs
 
+	// mu keeps the steps of a run together, and the plan open until they are enqueued.
+	mu     sync.Mutex
 	tenant *tenant // what its kernels take of the device while they wait for peers
 	closed atomic.Bool
 	failed atomic.Pointer[error]
@@ -54,6 +57,8 @@ func (p *Plan) Run(s device.Stream) error {
 	if errs.IsNil(s) {
 		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
@@ -137,7 +142,10 @@ func (p *Plan) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	if p.closed.Swap(true) {
+	p.mu.Lock()
+	closed := p.closed.Swap(true)
+	p.mu.Unlock()
+	if closed {
 		return fmt.Errorf("closing %s: %w", p.name, errs.ErrClosed)
 	}
 	busy := p.device.Synchronize(ctx)
