@@ -151,3 +151,39 @@ func TestNothingIsLoadedAfterClose(t *testing.T) {
 	assert.NoError(t, d.Close())
 	assert.Empty(t, m.left())
 }
+
+// TestFailedPlanGivesLargeWorkspaceBack: a plan that could not be made on one rank leaves no large workspace behind, on any.
+func TestFailedPlanGivesLargeWorkspaceBack(t *testing.T) {
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		const large = 257 << 20
+		had := r.backend.bytes.Load()
+		spec := collective.Spec{Name: "a large plan", Workspace: large, Host: func(*collective.Addresses) (collective.HostKernel, error) {
+			if r.Rank() == 1 {
+				return nil, errOwn
+			}
+			return func(*collective.HostRun) error { return nil }, nil
+		}}
+		if err := r.refused(ctx, spec, nil, errOwn.Error()); err != nil {
+			return err
+		}
+		if held := r.backend.bytes.Load() - had; held >= large {
+			return fmt.Errorf("%d bytes more are held", held)
+		}
+		return nil
+	})
+}
+
+// TestNoAddressIsNil: what has no address has none that looks like one.
+func TestNoAddressIsNil(t *testing.T) {
+	onRanks(t, 1, patience, onHost, func(ctx context.Context, r *rank) error {
+		var got device.Ptr
+		err := r.refused(ctx, collective.Spec{Name: "lost", Host: func(a *collective.Addresses) (collective.HostKernel, error) {
+			got = a.Workspace(1)
+			return func(*collective.HostRun) error { return nil }, nil
+		}}, errs.ErrInvalid)
+		if !got.IsNil() {
+			err = errors.Join(err, fmt.Errorf("the workspace of a rank that does not exist is at %s", got))
+		}
+		return err
+	})
+}

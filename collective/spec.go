@@ -105,7 +105,8 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 		if p.work != nil {
 			err = errors.Join(err, p.work.close())
 		}
-		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, p.held.close(p.device), workspace.Close(ctx)))
+		err = errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
+		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	return p, nil
 }
