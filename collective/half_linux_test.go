@@ -187,3 +187,24 @@ func TestNoAddressIsNil(t *testing.T) {
 		return err
 	})
 }
+
+// TestPlanIsClosedLast: a plan that is closed after its rank is not kept for the sake of its room on a device that has gone.
+func TestPlanIsClosedLast(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
+		p, err := collective.New(ctx, r.m, collective.Spec{Name: "last", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx), r.s.Close(), r.x.Close(ctx), r.m.Close(ctx)); err != nil {
+			return err
+		}
+		r.over = true
+		if err := p.Close(ctx); err != nil && !errors.Is(err, errs.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	assert.Zero(t, collective.Tenants())
+	assert.Empty(t, m.left())
+}

@@ -149,7 +149,7 @@ func (p *Plan) Close(ctx context.Context) error {
 		return fmt.Errorf("closing %s: %w", p.name, errs.ErrClosed)
 	}
 	busy := p.device.Synchronize(ctx)
-	if busy == nil {
+	if busy == nil || errors.Is(busy, errs.ErrClosed) { // or the device has gone
 		p.tenant.leave()
 	}
 	err := p.workspace.Close(ctx) // in any case: the other ranks are there, or will be
