@@ -72,7 +72,13 @@ func (a *Addresses) Multicast(i int) device.Ptr {
 }
 
 // Workspace is the address in this process of rank's Spec.Workspace bytes, aligned to 128 bytes.
-func (a *Addresses) Workspace(rank int) device.Ptr { return a.base(rank).Add(a.dataAt) }
+func (a *Addresses) Workspace(rank int) device.Ptr {
+	at := a.base(rank)
+	if at.IsNil() {
+		return 0
+	}
+	return at.Add(a.dataAt)
+}
 
 // base is where rank's part of the plan's workspace begins, with flags or pads.
 func (a *Addresses) base(rank int) device.Ptr {

@@ -60,9 +60,8 @@ type hostWork struct {
 	kernel HostKernel
 	run    HostRun
 
-	pending  atomic.Int64 // runs enqueued and not ended, those of graphs not counted
-	captured atomic.Bool  // a run was recorded: graphs may launch it on any stream
-	running  atomic.Bool  // a run is under way; kept only once captured
+	pending atomic.Int64 // runs enqueued and not ended, those of graphs not counted
+	running atomic.Bool  // a run is under way
 }
 
 func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
@@ -155,7 +154,6 @@ func (w *hostWork) enqueue(s device.Stream, recorded bool) error {
 		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
 	}
 	if recorded {
-		w.captured.Store(true)
 		return l.Launch((*recordedRun)(w))
 	}
 	w.pending.Add(1)
@@ -197,13 +195,11 @@ func (w *hostWork) once() error {
 	if err := w.plan.Err(); err != nil {
 		return err // whichever stream this run is on has not got its result
 	}
-	if w.captured.Load() {
-		// A graph may be launched on a stream that no Run was told of.
-		if w.running.Swap(true) {
-			return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
-		}
-		defer w.running.Store(false)
+	// A graph may be launched on a stream that no Run was told of.
+	if w.running.Swap(true) {
+		return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
 	}
+	defer w.running.Store(false)
 	w.run.epoch++
 	ended := false
 	defer func() {

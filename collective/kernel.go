@@ -20,7 +20,8 @@ import (
 //
 // All blocks of the grid run at the same time, so that they may wait for the blocks of other ranks. Every rank launches equally many:
 // as many as Blocks says, or fewer where these would not leave room on each rank's device for a second plan like it and for other
-// work. So a kernel goes by its gridDim, as a loop over the grid does.
+// work. So a kernel goes by its gridDim, as a loop over the grid does. A rank alone has nobody to wait for: it launches as many as Blocks
+// says, and those that the device has no place for run when others have ended.
 type Kernel struct {
 	// Image is PTX, a cubin or a fat binary, the same on every rank. It is loaded once for a device, however many plans use it.
 	Image []byte
@@ -169,6 +170,10 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 			return 0, err
 		}
 	}
+	if f.blocks < k.MinBlocks {
+		return 0, errs.Invalid(call, "MinBlocks", k.MinBlocks,
+			fmt.Sprintf("at most %d of %d threads, which leave room for others on every rank's device", f.blocks, f.threads))
+	}
 	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
 		return 0, errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace,
 			fmt.Sprintf("what makes no more than %d bytes of %d blocks", int64(maxWorkspaceBytes), f.blocks))
@@ -188,10 +193,6 @@ func (f *kernelForm) makeRoom(offers []memory.WorkspaceOffer, devices []deviceOf
 			return errs.Invalid(call, "Blocks", f.blocks*n,
 				fmt.Sprintf("at most %d of %d threads on the device of rank %d, which %d ranks share", d.Resident[f.threads], f.threads, r, n))
 		}
-	}
-	if f.blocks < f.kernel.MinBlocks {
-		return errs.Invalid(call, "MinBlocks", f.kernel.MinBlocks,
-			fmt.Sprintf("at most %d of %d threads, which leave room for others on every rank's device", f.blocks, f.threads))
 	}
 	f.tenant = f.newTenant(offers, devices)
 	return nil

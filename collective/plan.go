@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -28,6 +29,8 @@ type Plan struct {
 	held       held
 	lives      []life // that a recorded run asks for when it runs
 
+	// mu keeps the steps of a run together, and the plan open until they are enqueued.
+	mu     sync.Mutex
 	tenant *tenant // what its kernels take of the device while they wait for peers
 	closed atomic.Bool
 	failed atomic.Pointer[error]
@@ -54,6 +57,8 @@ func (p *Plan) Run(s device.Stream) error {
 	if errs.IsNil(s) {
 		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
@@ -129,19 +134,22 @@ func (p *Plan) Err() error {
 	return nil
 }
 
-// Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for this rank's
-// device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Close
+// Close gives the plan back, and its workspace if that is large and no other plan has any of it. Collective: it waits for a Run that another
+// goroutine is in, for this rank's device and for all ranks. If ctx ends while the device still works, what the plan's kernels use stays until the rank closes. Close
 // graphs that hold the plan first: where the CPU runs them, a launch afterwards is ErrClosed in its stream; a GPU writes into workspace that
 // may be another plan's. Closing twice is ErrClosed.
 func (p *Plan) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	if p.closed.Swap(true) {
+	p.mu.Lock()
+	closed := p.closed.Swap(true)
+	p.mu.Unlock()
+	if closed {
 		return fmt.Errorf("closing %s: %w", p.name, errs.ErrClosed)
 	}
 	busy := p.device.Synchronize(ctx)
-	if busy == nil {
+	if busy == nil || errors.Is(busy, errs.ErrClosed) { // or the device has gone
 		p.tenant.leave()
 	}
 	err := p.workspace.Close(ctx) // in any case: the other ranks are there, or will be

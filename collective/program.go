@@ -143,10 +143,11 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 			return nil, err
 		}
 	}
-	if w.ended, err = p.device.NewEvent(); err != nil {
-		return nil, err
+	if w.ended, err = p.device.NewEvent(); err == nil {
+		err = w.makeLane(g)
 	}
-	if err = w.makeLane(g); err != nil {
+	// Build may be collective: a rank that does not come to it takes the others with it.
+	if err = p.memory.Group().Vote(ctx, "beginning a program", err); err != nil {
 		return nil, err
 	}
 	if err = g.Build(ctx, &Builder{Addresses: a, work: w}); err == nil {
@@ -420,7 +421,10 @@ func (w *programWork) enqueue(s device.Stream, recorded bool) error {
 	if recorded {
 		return nil
 	}
-	return s.Record(w.ended)
+	if err := s.Record(w.ended); err != nil {
+		return w.plan.fail(err) // nobody knows when the run ends
+	}
+	return nil
 }
 
 // step enqueues one step of a run on s, or on the lane if it is the lane's.

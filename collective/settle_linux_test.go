@@ -41,6 +41,7 @@ func TestSettle(t *testing.T) {
 		wrong     string  // what the error says
 	}{
 		{"a", exactly(5000, 256), 5000, 5000, 0, ""}, // a rank alone waits for nobody
+		{"a", exactly(7, 256), 8, 0, 0, "at most 7 of 256 threads"},
 		{"ab", twice(256), 0, 256, 256. / 528, ""},
 		{"ab", exactly(7, 256), 0, 7, 7. / 528, ""},
 		{"ab", exactly(256, 256), 256, 256, 256. / 528, ""},

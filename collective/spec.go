@@ -100,12 +100,16 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	if err == nil {
 		p.work, err = form.prepare(ctx, a)
 	}
+	if a.err != nil && !errors.Is(err, a.err) {
+		err = errors.Join(err, a.err)
+	}
 	// Nobody may run before every rank's flags are set, nor where Fit was not the same function on every rank.
-	if err := m.Group().Vote(ctx, "plan"+form.launch(), errors.Join(err, a.err)); err != nil {
+	if err := m.Group().Vote(ctx, "plan"+form.launch(), err); err != nil {
 		if p.work != nil {
 			err = errors.Join(err, p.work.close())
 		}
-		return nil, fmt.Errorf("preparing %s: %w", p.name, errors.Join(err, p.held.close(p.device), workspace.Close(ctx)))
+		err = errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
+		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
 	}
 	return p, nil
 }

@@ -14,6 +14,7 @@ import (
 // compiled is the compiled kernels that a Memory has loaded, and the word that ends their waiting when a peer is lost.
 type compiled struct {
 	mu      sync.Mutex
+	closed  bool                          // what is loaded now, nobody would give back
 	modules map[[sha256.Size]byte]*loaded // by the sum of the image
 	stop    device.StopWord
 	ended   chan struct{} // closed when the watcher of the group need not watch any more
@@ -38,7 +39,7 @@ func (m *Memory) kernel(k ptx.Kernel) (device.Function, error) {
 // Function returns the kernel called name of an image: PTX, a cubin or a fat binary. Each is loaded once for the memory's device. Loading may
 // wait for what the device has under way, so it belongs where plans are prepared, and never where they are enqueued. The kernel prefers the
 // most shared memory on a multiprocessor, so that it leaves others room for theirs while it waits. Local. ErrUnsupported on a device
-// that runs no compiled kernels; ErrInvalid for an image that is damaged or has no such kernel.
+// that runs no compiled kernels; ErrInvalid for an image that is damaged or has no such kernel; ErrClosed once the memory is closed.
 func (m *Memory) Function(image []byte, name string) (device.Function, error) {
 	loader, ok := m.device.(device.KernelLoader)
 	if !ok {
@@ -47,6 +48,9 @@ func (m *Memory) Function(image []byte, name string) (device.Function, error) {
 	c := &m.compiled
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("loading the kernel %s: symmetric memory: %w", name, errs.ErrClosed)
+	}
 	sum := sha256.Sum256(image)
 	l := c.modules[sum]
 	if l == nil {
@@ -80,7 +84,7 @@ func (m *Memory) Function(image []byte, name string) (device.Function, error) {
 type sharer interface{ ShareMultiprocessors() error }
 
 // StopWord is the address of a 32-bit word that compiled kernels read while they wait: it becomes other than 0 when a member
-// of the group is lost, or the memory closes, and they give up. Local; ErrUnsupported on a device without such words.
+// of the group is lost, and they give up. Local; ErrUnsupported on a device without such words, ErrClosed once the memory is closed.
 func (m *Memory) StopWord() (device.Ptr, error) {
 	faults, ok := m.device.(device.FaultReporter)
 	if !ok {
@@ -89,6 +93,9 @@ func (m *Memory) StopWord() (device.Ptr, error) {
 	c := &m.compiled
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return 0, fmt.Errorf("a word that ends waits: symmetric memory: %w", errs.ErrClosed)
+	}
 	if c.stop != nil {
 		return c.stop.Ptr(), nil
 	}
@@ -111,6 +118,7 @@ func (m *Memory) StopWord() (device.Ptr, error) {
 func (c *compiled) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.closed = true
 	var err error
 	if c.stop != nil {
 		close(c.ended)

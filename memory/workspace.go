@@ -58,8 +58,8 @@ type WorkspaceRequest struct {
 	// ErrMismatch with everybody's.
 	Purpose string
 	Bytes   int64
-	// Size, if it is not nil, gives the size in place of Bytes, from what all ranks offer. It must give the same on every rank; its
-	// error is every rank's.
+	// Size, if it is not nil, gives the size in place of Bytes, from what all ranks offer. It must give the same on every rank, or all
+	// get ErrMismatch; its error is every rank's.
 	Size func(offers []WorkspaceOffer) (int64, error)
 	// Offer is what the other ranks' Size is to know of this rank. It is not compared.
 	Offer []byte
@@ -105,10 +105,13 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 		for rank, r := range records {
 			offers[rank] = WorkspaceOffer{r.DeviceUUID, r.Offer}
 		}
-		bytes, err = r.Size(offers)
-	}
-	if err == nil && (bytes <= 0 || bytes > maxWorkspaceBytes) {
-		err = errs.Invalid("NewWorkspace", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxWorkspaceBytes)))
+		if bytes, err = r.Size(offers); err == nil {
+			err = checkWorkspace(bytes)
+		}
+		// A size of its own would lead a rank to other steps than the rest, and leave them waiting.
+		err = m.group.Vote(ctx, fmt.Sprintf("workspace of %d bytes", bytes), err)
+	} else {
+		err = checkWorkspace(bytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
@@ -125,6 +128,14 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	}
 	s, _ := b.take(need)
 	return &Workspace{memory: m, block: b, span: s}, nil
+}
+
+// checkWorkspace refuses sizes that no workspace has.
+func checkWorkspace(bytes int64) error {
+	if bytes <= 0 || bytes > maxWorkspaceBytes {
+		return errs.Invalid("NewWorkspace", "bytes", bytes, fmt.Sprintf("1 to %d", int64(maxWorkspaceBytes)))
+	}
+	return nil
 }
 
 // growWorkspace adds a block. Collective; the caller holds m.collective.
