@@ -64,6 +64,9 @@ type form interface {
 // New prepares a collective on memory m. Collective: all ranks come with the same Spec (ErrMismatch with everybody's value if not). It blocks
 // until all ranks have come. Close the plan.
 //
+// The first plan with an image loads it, which waits for what the GPU has under way. So where runs of other plans are enqueued that wait for
+// peers, all ranks have to have enqueued them: make plans before, or at the same place between them on every rank.
+//
 // ErrInvalid for what the Spec must not have, an image without the function, and parameters that the kernel does not take; ErrNoRendezvous
 // for a tensor that had none; ErrNotSymmetric for a tensor of another memory; ErrNotReachable where the peers' memory has no address in this
 // process and there is no Program; ErrUnsupported where there is no form for the kind of device, or an image is not for this device; ErrClosed

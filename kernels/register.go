@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 
 	"github.com/symmem/symmem/collective"
@@ -112,6 +113,8 @@ func (a *allReduce) byForm(s *collective.Spec) {
 	if spec.Tensors == nil {
 		spec.Tensors = s.Tensors
 	}
-	spec.Parameters = s.Parameters + ", " + spec.Parameters
+	if spec.Parameters = s.Parameters + ", " + spec.Parameters; strings.HasSuffix(spec.Parameters, ", ") {
+		spec.Parameters = s.Parameters
+	}
 	*s = spec
 }

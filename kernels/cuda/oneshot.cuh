@@ -49,7 +49,8 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
 }
 
 // oneshotPushWhole is oneshotPush for whole vectors. The rank's own lines go through its own slot, so that all are alike and the input is
-// read once.
+// read once. A thread that has all its lines lets the next launch begin: every rank's block of its number is at work then, so that
+// the other threads' lines come, whatever room the next launch takes.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Params &p) {
   Frame<W> f(p, kKindOneshotPush);
   awaitPrevious();
