@@ -29,8 +29,8 @@ func choose(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes 
 // measured on H200 with NVLink for 2 to 4 ranks and from a model of the bytes on the wire above. First for sums of f32, f16 and
 // bf16, which have kernels that push whole lines; then for everything else.
 var (
-	oneShotPushBytes = [...]int64{2: 3 << 19, 3: 384 << 10, 4: 256 << 10, 5: 160 << 10, 6: 128 << 10, 7: 96 << 10, 8: 64 << 10}
-	twoShotPushBytes = [...]int64{2: 24 << 20, 3: 16 << 20, 4: 16 << 20, 5: 12 << 20}
+	oneShotPushBytes = [...]int64{2: 2 << 20, 3: 384 << 10, 4: 320 << 10, 5: 160 << 10, 6: 128 << 10, 7: 96 << 10, 8: 64 << 10}
+	twoShotPushBytes = int64(12 << 20)
 
 	oneShotLLBytes   = [...]int64{2: 768 << 10, 3: 512 << 10, 4: 512 << 10, 5: 256 << 10, 6: 192 << 10, 7: 128 << 10, 8: 96 << 10}
 	twoShotPullBytes = [...]int64{2: 8 << 20, 3: 4 << 20}
@@ -60,7 +60,7 @@ func chooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size in
 		switch {
 		case asked == OneShot, asked == Auto && bytes <= limit(oneShotPushBytes[:], size):
 			return OneShotPush
-		case bytes <= limit(twoShotPushBytes[:], size):
+		case bytes <= twoShotPushBytes:
 			return TwoShotPush
 		}
 		return TwoShotFlow
@@ -113,7 +113,7 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 	case OneShotLL:
 		return perBlock((bytes + 7) / 8)
 	case TwoShotPush:
-		return perBlock(shard * int64(max(size-1, 1))) // what is sent and what is taken
+		return perBlock(shard)
 	case TwoShotPull, TwoShotMultimem:
 		return launchGeometry{blocks: int(min(max((shard+most-1)/most, 1), 2*int64(multiprocessors))), threads: most}
 	case TwoShotFlow:

@@ -207,7 +207,7 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 			require.NoError(tb, w.memory.Map(p.Table, table))
 		}
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
-		if (inPtr[r]|outPtr[r]|uint64(bytes))%16 == 0 {
+		if j.form == ptx.OneShotPush && (inPtr[r]|outPtr[r]|uint64(bytes))%16 == 0 {
 			p.Flags |= ptx.Whole
 		}
 		params = append(params, p)

@@ -31,8 +31,7 @@ enum : u32 {
                   // result in the workspace until all have read the inputs. Needed in place
   kNoBarrier = 2, // oneshot_pull: touch no workspace and wait for nobody; the inputs are ready and stay
   kAtomics = 4,   // signals: the links to all peers have atomics
-  kWhole = 8,     // oneshot_push, twoshot_push: this rank's input and output are whole vectors of 16 bytes, less than
-                  // 2^31 of them, and blocks are whole warps
+  kWhole = 8,     // oneshot_push: this rank's input and output are whole vectors of 16 bytes, less than 2^31 of them
 };
 
 // Which kernel a fault word comes from.

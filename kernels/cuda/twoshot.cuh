@@ -3,81 +3,9 @@
 #pragma once
 #include "frame.cuh"
 
-// twoshotPushWhole is twoshotPush for whole vectors. To send shards and to take results, each warp serves one peer at a time, so that what it
-// moves is in one piece; warps are dealt to blocks in turn, so that all are busy to the end.
-template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Params &p) {
-  constexpr u32 U = W == 2 ? 2 : 4; // vectors that a thread has under way
-  Frame<W> f(p, kKindTwoshotPush);
-  awaitPrevious();
-  if (!f.alive()) return;
-  const u32 epoch = f.open();
-  const u64 in = input(f, p.rank), out = output(f, p.rank), mine = f.data(p.rank);
-  const u64 inputs = (epoch & 1) * 2 * W * p.span, results = inputs + W * p.span;
-  const u32 vectors = (u32)(p.count * T::width / 16), shard = (u32)p.shard;
-  const Op op{p.op};
-  // Piece c is 32 vectors of the shard of one peer, the one that is 1 + c % (W - 1) ranks after this one.
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, warps = gridDim.x * (blockDim.x / 32);
-  const u32 pieces = (shard + 31) / 32 * (W - 1);
-  auto owner = [&](u32 c) { return f.peer(1 + c % (W - 1)); };
-  auto place = [&](u32 c) { return c / (W - 1) * 32 + lane; }; // in the shard
-  auto there = [&](u32 c) { return c < pieces && place(c) < shard && owner(c) * shard + place(c) < vectors; };
-  for (u32 c = warp; c < pieces; c += U * warps) {
-    Words<4> x[U];
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-      const u32 d = c + u * warps;
-      if (there(d)) x[u] = loadWeak(in + (owner(d) * shard + place(d)) * 16ull, Words<4>());
-    }
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-      const u32 d = c + u * warps;
-      if (there(d)) storeStrong(f.data(owner(d)) + inputs + p.rank * p.span + place(d) * 16ull, seal(x[u]));
-    }
-  }
-  const u32 low = p.rank * shard, here = low >= vectors ? 0 : vectors - low < shard ? vectors - low : shard;
-  for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < here; i += gridDim.x * blockDim.x) {
-    const Words<4> own = loadWeak(in + (low + i) * 16ull, Words<4>());
-    const Words<4> sum =
-        reduce<T, Op, W, 4>(op, W, [&](u32 first, auto &x) { fetchSealed<T>(f, mine + inputs + i * 16ull, first, own, x); });
-    if (!f.ok) break;
-    const Words<4> line = seal(sum);
-#pragma unroll
-    for (u32 k = 1; k < W; k++) storeStrong(f.data(f.peer(k)) + results + p.rank * p.span + i * 16ull, line);
-    storeWeak(out + (low + i) * 16ull, unseal(line));
-  }
-  for (u32 c = warp; c < pieces; c += U * warps) {
-    Words<4> x[U];
-    u32 missing;
-    do {
-#pragma unroll
-      for (u32 u = 0; u < U; u++) {
-        const u32 d = c + u * warps;
-        if (there(d)) x[u] = loadStrong(mine + results + owner(d) * p.span + place(d) * 16ull, Words<4>());
-      }
-      missing = p.rank;
-#pragma unroll
-      for (u32 u = 0; u < U; u++) {
-        const u32 d = c + u * warps;
-        if (there(d) && !come(x[u])) missing = owner(d);
-      }
-    } while (missing != p.rank && f.again(missing));
-    if (!f.ok) break;
-#pragma unroll
-    for (u32 u = 0; u < U; u++) {
-      const u32 d = c + u * warps;
-      if (!there(d)) continue;
-      storeStrong(mine + results + owner(d) * p.span + place(d) * 16ull, Words<4>{});
-      storeWeak(out + (owner(d) * shard + place(d)) * 16ull, unseal(x[u]));
-    }
-  }
-  startNext();
-  f.close(epoch);
-}
-
 // twoshotPush sends each shard to its owner's buffer, and the owner sends its result to everybody's, in lines as oneshotPush
 // has them: no barrier, and each half of it is under way as soon as a line has come.
 template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPush(const Params &p) {
-  if (p.flags & kWhole) return twoshotPushWhole<T, Op, W>(p);
   Frame<W> f(p, kKindTwoshotPush);
   awaitPrevious();
   if (!f.alive()) return;

