@@ -127,8 +127,8 @@ func TestTriton(t *testing.T) {
 // TestTritonShown: the page shows the kernel that was compiled.
 func TestTritonShown(t *testing.T) {
 	page, err := os.ReadFile("../../docs/own-kernel.md")
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("this is not run in a checkout: the page is not here")
+	if errors.Is(err, fs.ErrNotExist) && !strings.Contains(","+os.Getenv("SYMMEM_TEST_REQUIRE")+",", ",checkout,") {
+		t.Skip("checkout: the page is not here, as this is not one")
 	}
 	require.NoError(t, err)
 	source, err := os.ReadFile("testdata/add_peers.py")

@@ -79,8 +79,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "a recorded run does nothing", tests: inCollective,
-		old: "\t\tw.captured.Store(true)\n\t\treturn l.Launch((*recordedRun)(w))",
-		new: "\t\tw.captured.Store(true)\n\t\treturn nil",
+		old: "\t\treturn l.Launch((*recordedRun)(w))",
+		new: "\t\treturn nil",
 	},
 	{
 		file: "collective/program.go", why: "a recorded run by transfers does nothing", tests: inCollective,
@@ -1343,13 +1343,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "workspaces of 0 bytes", tests: inSends,
-		old: "(bytes <= 0 || bytes > maxWorkspaceBytes)",
-		new: "(bytes < 0 || bytes > maxWorkspaceBytes)",
+		old: "\tif bytes <= 0 || bytes > maxWorkspaceBytes {",
+		new: "\tif bytes < 0 || bytes > maxWorkspaceBytes {",
 	},
 	{
 		file: "memory/workspace.go", why: "workspaces beyond what any plan needs", tests: inSends,
-		old: "(bytes <= 0 || bytes > maxWorkspaceBytes)",
-		new: "bytes <= 0",
+		old: "\tif bytes <= 0 || bytes > maxWorkspaceBytes {",
+		new: "\tif bytes <= 0 {",
 	},
 	{
 		file: "memory/workspace.go", why: "workspaces of a closed memory", tests: inSends,
@@ -1363,13 +1363,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "the error of a workspace's size is lost", tests: inSends,
-		old: "\t\tbytes, err = r.Size(offers)\n",
-		new: "\t\tbytes, _ = r.Size(offers)\n",
+		old: "\t\tif bytes, err = r.Size(offers); err == nil {",
+		new: "\t\tif bytes, _ = r.Size(offers); err == nil {",
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace's size is not made from the offers", tests: inSends,
-		old: "\t\tbytes, err = r.Size(offers)\n",
-		new: "\t\t_ = offers\n",
+		old: "\t\tif bytes, err = r.Size(offers); err == nil {",
+		new: "\t\tif _ = offers; err == nil {",
 	},
 	{
 		file: "memory/workspace.go", why: "offers do not come to the other ranks", tests: inSends,
@@ -1813,8 +1813,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "runs of graphs on two streams are not noticed", tests: inCollective,
-		old: "\t\tif w.running.Swap(true) {",
-		new: "\t\tif w.running.Load() {",
+		old: "\tif w.running.Swap(true) {",
+		new: "\tif w.running.Load() {",
 	},
 	{
 		file: "collective/host.go", why: "a run under way counts as settled", tests: inCollective,
@@ -1833,8 +1833,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not vote whether all have a plan", tests: inCollective,
-		old: "\tif err := m.Group().Vote(ctx, \"plan\"+form.launch(), errors.Join(err, a.err)); err != nil {",
-		new: "\tif err := errors.Join(err, a.err); err != nil {",
+		old: "\tif err := m.Group().Vote(ctx, \"plan\"+form.launch(), err); err != nil {",
+		new: "\tif err != nil {",
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not compare a plan's first epoch", tests: inCollective,
@@ -1953,8 +1953,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/program.go", why: "a run by transfers counts as settled", tests: inCollective,
-		old: "\treturn s.Record(w.ended)\n",
-		new: "\treturn nil\n",
+		old: "\tif err := s.Record(w.ended); err != nil {",
+		new: "\tif err := error(nil); err != nil {",
 	},
 	{
 		file: "collective/program.go", why: "the lane does not wait for the stream", tests: inCollective,
@@ -2223,7 +2223,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "fewer blocks than a kernel must have", tests: inCollective,
-		old: "\tif f.blocks < f.kernel.MinBlocks {",
+		old: "\tif f.blocks < k.MinBlocks {",
 		new: "\tif false {",
 	},
 	{
