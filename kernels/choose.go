@@ -88,9 +88,6 @@ func (g launchGeometry) atMost(blocks int) launchGeometry {
 	return g
 }
 
-// blockSizes are the threads that a block may have. Larger ones are no faster, and find a place on a device less easily.
-var blockSizes = [...]int{128, 256}
-
 // geometry gives the launch of a form for a message of bytes between size ranks, on devices with so many multiprocessors, as it is
 // the fastest: at most two blocks of 256 threads for each multiprocessor. The plan takes fewer blocks where these would not leave
 // room for others.
