@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -156,7 +157,9 @@ func (r *recordedSend) String() string { return "send" }
 // sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
 // the plan's, not that of the stream that the work happens to be on.
 type sendWork struct {
-	user  *signalUser
+	user *signalUser
+
+	mu    sync.Mutex // two streams may come to it at once, which is found here
 	parts []sendPart // by how far behind this rank the peer is
 }
 
@@ -183,6 +186,8 @@ func newSendWork(f *flagSignals, channel int, moves []backend.PreparedTransfer) 
 
 // Start begins a run.
 func (w *sendWork) Start() (device.HostProgress, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if !w.ended() { // a run that was cut off
 		w.user.failLater(errs.ErrInProgress)
 	}
@@ -225,6 +230,8 @@ func (w *sendWork) fail(part *sendPart, err error) {
 
 // Poll drives on what has not ended. After a failure the other puts run to their end all the same, and nobody gets a signal.
 func (w *sendWork) Poll() (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for i := range w.parts {
 		part := &w.parts[i]
 		for part.run != nil {
