@@ -73,7 +73,7 @@ func TestBench(t *testing.T) {
 func TestBenchCollectives(t *testing.T) {
 	kinds := []string{measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll}
 	for _, mode := range []string{"eager", "graph"} {
-		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "1,1000", "--kind", strings.Join(kinds, ","), "--mode", mode,
+		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "1000000,1048577", "--kind", strings.Join(kinds, ","), "--mode", mode,
 			"--dtype", "f16", "--op", "max", "--reps", "2", "--json")
 		require.Equal(t, exit.OK, r.status, r.err)
 		var report bench.Report
@@ -81,7 +81,7 @@ func TestBenchCollectives(t *testing.T) {
 		require.Len(t, report.Rows, 2*len(kinds))
 		for i, row := range report.Rows {
 			assert.Equal(t, kinds[i/2], row.Kind)
-			assert.Equal(t, []int64{6, 1002}[i%2], row.Bytes)
+			assert.Equal(t, []int64{1000002, 1048578}[i%2], row.Bytes)
 			assert.Equal(t, mode, row.Mode)
 			assert.Equal(t, "one_shot", row.Chosen)
 			reduces := row.Kind == measure.Reduce || row.Kind == measure.ReduceScatter
