@@ -17,7 +17,7 @@ func Missing(t testing.TB, name string, why any) {
 	if slices.Contains(required(), name) {
 		t.Fatalf("SYMMEM_TEST_REQUIRE names %s, which is missing: %v", name, why)
 	}
-	t.Skip(why)
+	t.Skip(name+" is missing: ", why)
 }
 
 // MissingGPUs skips the test, because it needs so many GPUs and there are fewer. It fails the test if that many are required.
@@ -30,7 +30,7 @@ func MissingGPUs(t testing.TB, need int, why any) {
 			}
 		}
 	}
-	t.Skip(why)
+	t.Skip("there are fewer than ", need, " GPUs: ", why)
 }
 
 // required returns the entries of SYMMEM_TEST_REQUIRE.

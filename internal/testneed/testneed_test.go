@@ -35,11 +35,11 @@ func TestMissing(t *testing.T) {
 		missing     string // skipped for cuda
 		missingGPUs string // skipped for 2 GPUs
 	}{
-		{"", "skipped: why", "skipped: why"},
-		{"nccl,cudas,gpus=1", "skipped: why", "skipped: why"},
+		{"", "skipped: cuda is missing: why", "skipped: there are fewer than 2 GPUs: why"},
+		{"nccl,cudas,gpus=1", "skipped: cuda is missing: why", "skipped: there are fewer than 2 GPUs: why"},
 		{"nccl, cuda ,gpus=2", "failed: SYMMEM_TEST_REQUIRE names cuda, which is missing: why", "failed: SYMMEM_TEST_REQUIRE has gpus=2, and there are fewer than 2 GPUs: why"},
 		{"cuda,gpus=16", "failed: SYMMEM_TEST_REQUIRE names cuda, which is missing: why", "failed: SYMMEM_TEST_REQUIRE has gpus=16, and there are fewer than 2 GPUs: why"},
-		{"gpus=two", "skipped: why", "failed: SYMMEM_TEST_REQUIRE has gpus=two, and there are fewer than 2 GPUs: why"},
+		{"gpus=two", "skipped: cuda is missing: why", "failed: SYMMEM_TEST_REQUIRE has gpus=two, and there are fewer than 2 GPUs: why"},
 	} {
 		t.Setenv("SYMMEM_TEST_REQUIRE", tt.require)
 		run := func(f func(t testing.TB)) string {
