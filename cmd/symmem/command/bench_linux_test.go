@@ -23,11 +23,11 @@ import (
 func TestBench(t *testing.T) {
 	dir := t.TempDir()
 	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.png")
-	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "256,5000", "--algorithm", "all", "--reps", "3",
+	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "1M,1000004", "--algorithm", "all", "--reps", "3",
 		"--token", "hunter2", "--output", jsonFile, "--plot", plotFile)
 	require.Equal(t, exit.OK, r.status, r.err)
 	for _, part := range []string{"all_reduce on host, 2 ranks, sum of f32, eager", "put on host", "get on host", "put_signal on host",
-		"rendezvous on host", "plan_run on host", "median us", "5000"} {
+		"rendezvous on host", "plan_run on host", "median us", "1000004"} {
 		assert.Contains(t, r.out, part)
 	}
 
@@ -102,7 +102,7 @@ func TestBenchModes(t *testing.T) {
 			if i%3 != j && os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
 				continue
 			}
-			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "100", "--dtype", dtype, "--op", op, "--mode", "graph",
+			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "4M", "--dtype", dtype, "--op", op, "--mode", "graph",
 				"--kind", measure.AllReduce, "--reps", "1", "--json")
 			require.Equal(t, exit.OK, r.status, r.err)
 			var report bench.Report
