@@ -87,20 +87,40 @@ func (m *Machine) exec(t *thread) {
 			events = 1 + m.choose.Choose(events)
 		}
 	}
+	slow := m.slow
+	var ticks []bool // coverage, of the function covered
+	var covered *Function
 	for {
 		in := &code[pc]
 		pc++
 		steps++
-		if weak && in.op > opVisible {
-			if !m.hidden || !m.private(r, in) {
-				if events == 0 {
-					t.pc = pc - 1
-					m.steps += steps - 1
-					return
-				}
-				events--
+		if slow {
+			if t.loaded != 0 {
+				m.saw(t, f, r)
 			}
-			if in.op < opFence {
+			if in.op > opVisible {
+				if weak && (!m.hidden || !m.private(r, in)) {
+					if events == 0 {
+						t.pc = pc - 1
+						m.steps += steps - 1
+						return
+					}
+					events--
+				}
+				if m.watch {
+					m.note(t, f, pc-1, in, r)
+				}
+				if m.config.Trace != nil {
+					m.config.Trace(m.who(t), f.place(pc-1))
+				}
+			}
+			if c := m.config.Coverage; c != nil {
+				if covered != f {
+					ticks, covered = c.of(f), f
+				}
+				ticks[pc-1] = true
+			}
+			if weak && in.op > opVisible && in.op < opFence {
 				m.site = site{t.block, t.number, pc - 1, f}
 				if err := m.access(t, f, in, r); err != nil {
 					m.steps += steps
@@ -736,7 +756,7 @@ func (m *Machine) exec(t *thread) {
 				return
 			}
 			if weak {
-				m.pass(t, nil)
+				m.passed(t)
 			}
 		case opGridLaunch:
 			m.trigger(t.block)
