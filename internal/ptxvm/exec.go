@@ -15,7 +15,7 @@ type registers = *[1 << 16]uint64
 
 // locate is where bytes are, or nil: n is 1, 2, 4, 8 or 16, and so aligned.
 func (m *Machine) locate(address, n uint64) unsafe.Pointer {
-	c := &m.cache[(address>>20^address>>32)&15]
+	c := &m.cache[(address>>20)*0x9e3779b97f4a7c15>>60]
 	if off := address - c.base; off < c.size && address&(n-1) == 0 && n <= c.size-off {
 		return unsafe.Add(c.data, off)
 	}
@@ -28,7 +28,7 @@ func (m *Machine) look(address, n uint64) unsafe.Pointer {
 	if r == nil || r.copies != nil || address&(n-1) != 0 || n > r.size-(address-r.base) {
 		return nil
 	}
-	m.cache[(address>>20^address>>32)&15] = cached{r.base, r.size, r.data}
+	m.cache[(address>>20)*0x9e3779b97f4a7c15>>60] = cached{r.base, r.size, r.data}
 	return unsafe.Add(r.data, address-r.base)
 }
 
@@ -805,19 +805,28 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			return err
 		}
 		off := address - region.base
+		var pointers [16]unsafe.Pointer
+		where := pointers[:0]
+		for _, c := range region.copies {
+			p, err := m.span(t, a, c+off)
+			if err != nil {
+				return err
+			}
+			where = append(where, p)
+		}
 		var values [16]uint64
 		for i := range int(a.n) {
 			each := values[:0]
-			for _, c := range region.copies {
-				p, err := m.span(t, a, c+off)
-				if err != nil {
-					return err
-				}
+			for _, p := range where {
 				p = unsafe.Add(p, i*int(a.size))
-				switch in.op {
-				case opLdReduce:
+				switch {
+				case in.op == opLdReduce && a.size == 4:
+					each = append(each, uint64(*(*uint32)(p)))
+				case in.op == opLdReduce:
 					each = append(each, load(p, a.size))
-				case opStMulticast:
+				case in.op == opStMulticast && a.size == 4:
+					*(*uint32)(p) = uint32(r[regs[i]])
+				case in.op == opStMulticast:
 					store(p, a.size, r[regs[i]])
 				default:
 					store(p, a.size, sum(a, []uint64{load(p, a.size), r[regs[i]]}))
@@ -866,7 +875,10 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 }
 
 func (m *Machine) multicast(address, n uint64) (*region, error) {
-	r := m.memory.find(address)
+	r := m.cast
+	if r == nil || address-r.base >= r.size {
+		r = m.memory.find(address)
+	}
 	switch {
 	case address&(n-1) != 0:
 		return nil, fmt.Errorf("%d bytes at %#x: %w", n, address, ErrAlignment)
@@ -875,6 +887,7 @@ func (m *Machine) multicast(address, n uint64) (*region, error) {
 	case r.copies == nil:
 		return nil, fmt.Errorf("%d bytes at %#x, which is no multicast address: %w", n, address, ErrAddress)
 	}
+	m.cast = r
 	return r, nil
 }
 

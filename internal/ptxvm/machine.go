@@ -76,6 +76,7 @@ type Machine struct {
 	steps   uint64
 	err     error
 	cache   [16]cached
+	cast    *region // the multicast address that was found last
 
 	watch    bool            // what threads poll is known
 	slow     bool            // not only the instructions themselves are executed
@@ -331,6 +332,7 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 		return false, m.err
 	}
 	clear(m.cache[:]) // what is mapped may have changed
+	m.cast = nil
 	for n := 0; n < turns && m.err == nil; n++ {
 		if len(m.ready) == 0 || n%256 == 0 {
 			moved := m.begin()
