@@ -39,7 +39,9 @@ func (a *allToAll) describe() string {
 	return fmt.Sprintf("all-to-all of %d %s", a.in.NumElements(), a.in.DType())
 }
 
-func (a *allToAll) algorithms(kind device.Kind) []Algorithm { return pullAlgorithms(kind) }
+func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
+	return pushOrPull(kind, a.in.Bytes(), a.in.WorldSize(), allToAllLLBytes[:])
+}
 
 func (a *allToAll) spec(s *collective.Spec) {
 	v := &movement{maker: a.maker, phases: []phase{a.block}}

@@ -38,9 +38,9 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 		return []Algorithm{OneShot}
 	}
 	if b.in.WorldSize() >= broadcastTwoShotRanks && b.in.Bytes() >= broadcastTwoShotBytes {
-		return []Algorithm{TwoShotPull, OneShotPull}
+		return []Algorithm{TwoShotPull, OneShotPull, OneShotLL}
 	}
-	return []Algorithm{OneShotPull, TwoShotPull}
+	return append(pushOrPull(kind, b.in.Bytes(), b.in.WorldSize(), broadcastLLBytes[:]), TwoShotPull)
 }
 
 // From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or

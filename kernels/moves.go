@@ -35,6 +35,8 @@ func (v *movement) spec(s *collective.Spec) {
 	switch {
 	case v.algorithm == Transfers:
 		v.byTransfers(s)
+	case v.algorithm == OneShotLL:
+		v.byLines(s)
 	case v.in.Device().Kind() == device.CUDA:
 		v.onCUDA(s)
 	default:

@@ -17,8 +17,7 @@ import (
 // same.
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
-	// The host device has OneShot and Transfers, CUDA OneShotPull, for which OneShot stands too, and Transfers, and a broadcast on CUDA
-	// TwoShotPull besides.
+	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family.
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
 	MaxBlocks int
@@ -220,7 +219,7 @@ func (m *maker) choose(f collectiveForm) error {
 	case asked == Auto:
 		m.algorithm = have[0]
 	case asked == OneShot && kind == device.CUDA:
-		m.algorithm = OneShotPull
+		m.algorithm = oneShotOf(have)
 	case !slices.Contains(all, asked):
 		return fmt.Errorf("there is no %s in the form %s on a %s device; there are %v: %w", f.describe(), asked, kind, all, errs.ErrUnsupported)
 	}

@@ -41,6 +41,14 @@ enum : u32 { kNoCount = 0xffffffff };
 
 enum : u32 { kDone = 0 }; // the flag of the barrier at the end
 
+// loadLine is a line, with acquire: who has it may store to the writer's output, which nobody reads any more.
+SYMMEM_DEVICE Halves loadLine(u64 at) {
+  Halves x;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x.h[0]) : "l"(at) : "memory");
+  x.h[1] = loadElement<8>(at + 8);
+  return x;
+}
+
 // rowsFor is how much this rank has for rank q, and where in its input.
 SYMMEM_DEVICE Halves rowsFor(const AllToAllV &p, u32 world, u32 q, u32 flag) {
   const s64 n = (s64)loadElement<8>(p.counts + q * 8ull);
@@ -79,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(512) symmem_all_to_all_v(const __gr
   bool wrong = false;
   for (u32 i = tid; i < world * world; i += threads) {
     Halves line;
-    do line = loadHalves(mine + i * 16ull);
+    do line = loadLine(mine + i * 16ull);
     while (((u32)(line.h[0] >> 32) != flag || (u32)(line.h[1] >> 32) != flag) && ranks.again(i / world));
     wrong = wrong || (u32)line.h[0] == kNoCount;
   }

@@ -39,7 +39,7 @@ SYMMEM_AT(Lines, tells, 60);
 SYMMEM_AT(Lines, inlined, 64);
 static_assert(sizeof(Lines) == 624, "Lines");
 
-SYMMEM_DEVICE const LinePiece &pieceOf(const Lines &p, u32 i) {
+SYMMEM_DEVICE LinePiece pieceOf(const Lines &p, u32 i) {
   if (p.sends + p.receives <= kInlineLines) return p.inlined[i];
   return ((const LinePiece *)p.table)[i];
 }
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(512) symmem_lines(const __grid_cons
   }
 #pragma unroll 1
   for (u32 i = 0; i < p.sends; i++) {
-    const LinePiece &piece = pieceOf(p, i);
+    const LinePiece piece = pieceOf(p, i);
     const u64 to = ranks.data(piece.peer) + buffer + piece.slot;
     if ((piece.at | piece.bytes) % 4 == 0)
       send<U32>(p, piece, to, flag);
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(512) symmem_lines(const __grid_cons
     copyOwn<U8>(p);
 #pragma unroll 1
   for (u32 i = p.sends; i < p.sends + p.receives; i++) {
-    const LinePiece &piece = pieceOf(p, i);
+    const LinePiece piece = pieceOf(p, i);
     const u64 from = ranks.data(c.rank) + buffer + piece.slot;
     if ((piece.at | piece.bytes | piece.lead) % 4 == 0)
       receive<U32>(p, piece, ranks, from, flag);
