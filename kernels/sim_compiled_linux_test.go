@@ -38,6 +38,7 @@ type compiledLaunch struct {
 	launch device.Launch
 	dev    *simDevice
 	name   string
+	memory *ptxvm.Memory // once it was launched
 }
 
 var compiledModules sync.Map
@@ -63,11 +64,13 @@ func (l *compiledLaunch) run() error {
 	if err != nil {
 		return err
 	}
-	memory := ptxvm.NewMemory()
-	if err := l.mapAll(memory); err != nil {
-		return err
+	if l.memory == nil {
+		l.memory = ptxvm.NewMemory()
+		if err := l.mapAll(l.memory); err != nil {
+			return err
+		}
 	}
-	m := ptxvm.New(memory, ptxvm.Config{Turn: 200})
+	m := ptxvm.New(l.memory, ptxvm.Config{Turn: 200})
 	err = m.NewStream(0).Launch(ptxvm.Launch{Function: module.Function(l.name), Grid: l.launch.Grid, Block: l.launch.Block, Params: l.launch.Params})
 	for err == nil {
 		var idle bool

@@ -76,9 +76,11 @@ type simWord struct {
 }
 
 func (w *simWord) Ptr() device.Ptr { return w.ptr }
-func (w *simWord) Load() uint64    { return uint64(w.dev.at(uint64(w.ptr)).Load()) }
 func (w *simWord) Stop()           { w.dev.at(uint64(w.ptr)).Store(1) }
-func (w *simWord) Close() error    { return w.dev.Free(w.ptr) }
+func (w *simWord) Load() uint64 {
+	return uint64(w.dev.at(uint64(w.ptr)).Load()) | uint64(w.dev.at(uint64(w.ptr)+4).Load())<<32
+}
+func (w *simWord) Close() error { return w.dev.Free(w.ptr) }
 
 type simModule struct{ dev *simDevice }
 
