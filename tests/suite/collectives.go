@@ -22,18 +22,16 @@ const (
 	allToAll      = "all_to_all"
 )
 
+// constructors makes them.
+var constructors = map[string]string{
+	broadcast: "NewBroadcast", reduce: "NewReduce", allGather: "NewAllGather", reduceScatter: "NewReduceScatter", allToAll: "NewAllToAll",
+}
+
 // collectiveCases: every collective in each form, every dtype and count, at odd places, in place, run in every way.
 func collectiveCases(kind device.Kind) []Case {
 	var cases []Case
 	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
-		algorithms := []kernels.Algorithm{kernels.OneShot, kernels.Transfers}
-		if kind == device.CUDA {
-			algorithms[0] = kernels.OneShotPull
-			if what == broadcast {
-				algorithms = append(algorithms, kernels.TwoShotPull)
-			}
-		}
-		for _, alg := range algorithms {
+		for _, alg := range kernels.CollectiveAlgorithms(constructors[what], kind) {
 			add := func(name string, run func(ctx context.Context, e *Env, c collect) error, needs ...string) {
 				c := collect{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum}
 				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: append(needsOf(alg), needs...), Run: func(ctx context.Context, e *Env) error {
@@ -321,6 +319,10 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	if e.Short && c.what != reduce && c.what != reduceScatter {
 		dtypes = widths // where elements are only moved, the others are no different
 	}
+	if c.algorithm == kernels.OneShotPush { // which is for these
+		widths = []tensor.DType{tensor.BFloat16, tensor.Float32}
+		dtypes = []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}
+	}
 	for j, dtype := range dtypes {
 		c.dtype = dtype
 		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
@@ -350,6 +352,9 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 // largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
 	c.dtype, c.n = tensor.Float64, 5_001
+	if c.algorithm == kernels.OneShotPush {
+		c.dtype = tensor.Float32
+	}
 	switch {
 	case e.R.Device().Kind() == device.CUDA && !e.Short:
 		c.n = 3<<20 + 1
