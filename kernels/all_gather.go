@@ -37,7 +37,7 @@ func (a *allGather) algorithms(kind device.Kind) []Algorithm {
 }
 
 func (a *allGather) spec(s *collective.Spec) {
-	v := &movement{maker: a.maker, phases: []phase{a.share}}
+	v := &movement{maker: a.maker, phases: []phase{a.share}, shares: a.out.NumElements()}
 	v.spec(s)
 }
 

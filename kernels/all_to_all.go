@@ -44,7 +44,7 @@ func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
 }
 
 func (a *allToAll) spec(s *collective.Spec) {
-	v := &movement{maker: a.maker, phases: []phase{a.block}}
+	v := &movement{maker: a.maker, phases: []phase{a.block}, shares: a.in.NumElements()}
 	v.spec(s)
 }
 

@@ -64,7 +64,7 @@ var viaAllBytes = func(kind device.Kind, far bool) int64 {
 func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker}
+	v := &movement{maker: b.maker, root: b.root}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {

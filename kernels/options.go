@@ -234,6 +234,7 @@ func (m *maker) choose(f collectiveForm) error {
 	m.algorithm = asked
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
+	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
 	if !asked.known() {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
 	}

@@ -111,6 +111,14 @@ func (r *reduction) spec(s *collective.Spec) {
 		r.byTransfers(s)
 	case r.algorithm == OneShotLL, r.algorithm == OneShotPush:
 		r.byPush(s)
+	case r.algorithm == NCCL:
+		count := r.in.NumElements()
+		if r.scatter {
+			count = r.evenly(s, count)
+		}
+		if s.Failure == nil {
+			r.byLibrary(s, count, r.in.DType(), r.op, r.root)
+		}
 	case r.in.Device().Kind() == device.CUDA:
 		r.onCUDA(s)
 	default:

@@ -34,7 +34,7 @@ var constructors = map[string]string{
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
 	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked it
 	float := dtype == tensor.Float32 || dtype == tensor.Float16 || dtype == tensor.BFloat16
-	all := kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind())
+	all := append(kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind()), kernels.LibraryCollectives(constructors[kind], b.r.Backend())...)
 	all = slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
 		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV
 	})
