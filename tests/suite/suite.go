@@ -73,6 +73,7 @@ func Cases(opts *Options) []Case {
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
 		collectiveCases(kind),
+		libraryCollectiveCases(opts.Backend),
 		dispatchCases(kind),
 		barrierCases(kind),
 		groupCases(),
