@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -29,7 +28,7 @@ var libraryNames = map[string]string{
 // combined, op is 0.
 func (m *maker) byLibrary(s *collective.Spec, count int64, dtype tensor.DType, op Op, root int) {
 	what := libraryNames[m.call]
-	c := backend.AllReduce{Name: m.algorithm.String(), Collective: what, Root: root, Count: count, DType: dtype.String(), Op: Sum.String()}
+	c := memory.LibraryCollective{Name: m.algorithm.String(), Collective: what, Root: root, Count: count, DType: dtype.String(), Op: Sum.String()}
 	if op != 0 {
 		if c.Op = op.String(); !libraryHas(m.algorithm, dtype, op) {
 			s.Failure = fmt.Errorf("%s has no %s %s of %s: %w", m.algorithm, what, op, dtype, errs.ErrUnsupported)

@@ -22,9 +22,12 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out Plac
 	return m.PrepareCollective(ctx, in, out, bytes, bytes, backend.AllReduce{Name: name, Count: count, DType: dtype, Op: op})
 }
 
+// LibraryCollective is what is asked of the backend's library.
+type LibraryCollective = backend.AllReduce
+
 // PrepareCollective is PrepareAllReduce for any collective of a library: c says which, without its operands, of which the input is inBytes at in, and
 // the output outBytes at out.
-func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c backend.AllReduce) (backend.PreparedAllReduce, error) {
+func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c LibraryCollective) (backend.PreparedAllReduce, error) {
 	call := "PrepareAllReduce"
 	what := "all-reduce"
 	if c.Collective != "" {
