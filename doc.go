@@ -35,6 +35,7 @@
 //   - backend.RefusedError: no backend can be used; symmem.LoadError, symmem.SymbolError, symmem.CallError, symmem.StuckError: what
 //     a native library lacks, has answered, or has not done in time
 //   - memory.WorkspaceError: there is no memory for what a plan needs; collective.RoomError: there is no room on the device for a plan
+//   - kernels.CountsError: the counts of an all-to-all, which it read when it ran, are none or do not fit
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or
 //     panicked, and calls that do not go with a capture
 //   - cuda.Error, cuda.MemoryError: the driver's answer, and memory that a backend cannot adopt

@@ -42,6 +42,9 @@ type Kernel struct {
 	// The kernel waits for that work by itself, as symmem::awaitPrevious does. It lets the launch after it begin (symmem::startNext) only
 	// when it waits for nobody any more: what has begun takes room on the device.
 	Overlap bool
+	// Fault, unless nil, makes an error of a fault word that the kernel has written for reasons of its own, which [ptx.Fault] has as Why; nil for
+	// any other.
+	Fault func(f ptx.Fault) error
 	// Params returns the kernel's parameters in their order, when a plan is made: integers and floats of fixed size, a [device.Ptr] for a
 	// pointer, an array of these or a struct whose padding is in fields called _, or the bytes of a parameter as they are. Nil for a kernel that has none.
 	Params func(a *Addresses) []any
@@ -298,7 +301,13 @@ func (w *kernelWork) fill(epoch uint32) error {
 
 // decode makes an error of what a kernel wrote when it gave up.
 func (w *kernelWork) decode(word uint64) error {
-	return w.plan.fail(w.plan.memory.WaitFailed(w.plan.name, ptx.DecodeFault(word)))
+	f := ptx.DecodeFault(word)
+	if own := w.plan.spec.CUDA.Fault; own != nil {
+		if err := own(f); err != nil {
+			return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, err))
+		}
+	}
+	return w.plan.fail(w.plan.memory.WaitFailed(w.plan.name, f))
 }
 
 func (w *kernelWork) enqueue(s device.Stream, recorded bool) error {

@@ -32,10 +32,12 @@ func (a *allGather) describe() string {
 	return fmt.Sprintf("all-gather of %d %s", a.out.NumElements(), a.out.DType())
 }
 
-func (a *allGather) algorithms(kind device.Kind) []Algorithm { return pullAlgorithms(kind) }
+func (a *allGather) algorithms(kind device.Kind) []Algorithm {
+	return pushOrPull(kind, a.out.Bytes(), a.out.WorldSize(), gatherLLBytes[:])
+}
 
 func (a *allGather) spec(s *collective.Spec) {
-	v := &movement{maker: a.maker, phases: []phase{a.share}}
+	v := &movement{maker: a.maker, phases: []phase{a.share}, shares: a.out.NumElements()}
 	v.spec(s)
 }
 
@@ -51,12 +53,4 @@ func (a *allGather) share(from, to int) piece {
 		}
 	}
 	return p
-}
-
-// pullAlgorithms is the forms of collectives that have one kernel.
-func pullAlgorithms(kind device.Kind) []Algorithm {
-	if kind == device.CUDA {
-		return []Algorithm{OneShotPull}
-	}
-	return []Algorithm{OneShot}
 }

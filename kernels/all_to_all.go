@@ -39,10 +39,12 @@ func (a *allToAll) describe() string {
 	return fmt.Sprintf("all-to-all of %d %s", a.in.NumElements(), a.in.DType())
 }
 
-func (a *allToAll) algorithms(kind device.Kind) []Algorithm { return pullAlgorithms(kind) }
+func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
+	return pushOrPull(kind, a.in.Bytes(), a.in.WorldSize(), allToAllLLBytes[:])
+}
 
 func (a *allToAll) spec(s *collective.Spec) {
-	v := &movement{maker: a.maker, phases: []phase{a.block}}
+	v := &movement{maker: a.maker, phases: []phase{a.block}, shares: a.in.NumElements()}
 	v.spec(s)
 }
 

@@ -38,9 +38,9 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 		return []Algorithm{OneShot}
 	}
 	if b.in.WorldSize() >= broadcastTwoShotRanks && b.in.Bytes() >= broadcastTwoShotBytes {
-		return []Algorithm{TwoShotPull, OneShotPull}
+		return []Algorithm{TwoShotPull, OneShotPull, OneShotLL}
 	}
-	return []Algorithm{OneShotPull, TwoShotPull}
+	return append(pushOrPull(kind, b.in.Bytes(), b.in.WorldSize(), broadcastLLBytes[:]), TwoShotPull)
 }
 
 // From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or
@@ -64,7 +64,7 @@ var viaAllBytes = func(kind device.Kind, far bool) int64 {
 func (b *broadcast) spec(s *collective.Spec) {
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker}
+	v := &movement{maker: b.maker, root: b.root}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {

@@ -20,7 +20,8 @@
 // peer's memory has no address in this process, and for the largest messages between GPUs, which copy engines move faster than kernels do.
 // A run of it is more than one launch: it enqueues some ten operations a lap.
 //
-// The others than all-reduce: a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
+// The others than all-reduce, for small messages between GPUs: every rank pushes what others are to have to them, in lines that say by themselves
+// whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //

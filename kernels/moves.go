@@ -6,6 +6,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/tensor"
 )
 
 // movement is a collective that moves elements and changes none: in each phase every rank has at most one piece from each other. What a rank
@@ -13,6 +14,8 @@ import (
 type movement struct {
 	*maker
 	phases []phase
+	root   int
+	shares int64 // elements that are shared out between the ranks; 0 if none are
 }
 
 // phase says what rank to has from rank from.
@@ -35,6 +38,16 @@ func (v *movement) spec(s *collective.Spec) {
 	switch {
 	case v.algorithm == Transfers:
 		v.byTransfers(s)
+	case v.algorithm == OneShotLL:
+		v.byLines(s)
+	case v.algorithm == NCCL: // bytes: NCCL has not every dtype
+		count := v.in.Bytes()
+		if v.shares > 0 {
+			count = v.evenly(s, v.shares) * v.in.DType().Bytes()
+		}
+		if s.Failure == nil {
+			v.byLibrary(s, count, tensor.Uint8, 0, v.root)
+		}
 	case v.in.Device().Kind() == device.CUDA:
 		v.onCUDA(s)
 	default:

@@ -17,8 +17,7 @@ import (
 // same.
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
-	// The host device has OneShot and Transfers, CUDA OneShotPull, for which OneShot stands too, and Transfers, and a broadcast on CUDA
-	// TwoShotPull besides.
+	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family.
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
 	MaxBlocks int
@@ -32,8 +31,16 @@ type maker struct {
 	in, out tensor.SymmetricTensor // one and the same for a collective that has one
 	opts    Options
 
+	more []argument // tensors besides, for which the Spec has the next numbers
+
 	whole     tensor.SymmetricTensor // in place: the larger of the two
 	algorithm Algorithm              // that was chosen
+}
+
+// argument is a tensor by its name.
+type argument struct {
+	name   string
+	tensor tensor.SymmetricTensor
 }
 
 func (m *maker) inPlace() bool { return m.whole != nil }
@@ -73,7 +80,11 @@ func (m *maker) given(ctx context.Context) error {
 	if m.in == m.out {
 		return errors.Join(err, usable(m.call, "t", m.in))
 	}
-	return errors.Join(err, usable(m.call, "in", m.in), usable(m.call, "out", m.out))
+	err = errors.Join(err, usable(m.call, "in", m.in), usable(m.call, "out", m.out))
+	for _, a := range m.more {
+		err = errors.Join(err, usable(m.call, a.name, a.tensor))
+	}
+	return err
 }
 
 // usable refuses nil, and the zero Tensor, which has no memory either.
@@ -116,8 +127,11 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 	if s.Tensors = []tensor.SymmetricTensor{m.in, m.out}; m.inPlace() {
 		s.Tensors = []tensor.SymmetricTensor{m.whole} // of which the other is a part, at another place on each rank
 	}
+	for _, a := range m.more {
+		s.Tensors = append(s.Tensors, a.tensor)
+	}
 	s.Program = &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}
-	if s.Failure == nil && max(m.in.Bytes(), m.out.Bytes()) > 0 {
+	if s.Failure == nil && (max(m.in.Bytes(), m.out.Bytes()) > 0 || len(m.more) > 0) {
 		f.spec(&s)
 	}
 	p, err := collective.New(ctx, m.in.Memory(), s)
@@ -129,7 +143,11 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 
 // check says what is wrong with the tensors and options of this rank.
 func (m *maker) check() error {
-	for _, t := range []tensor.SymmetricTensor{m.in, m.out} {
+	tensors := []tensor.SymmetricTensor{m.in, m.out}
+	for _, a := range m.more {
+		tensors = append(tensors, a.tensor)
+	}
+	for _, t := range tensors {
 		if err := t.Err(); err != nil {
 			return err
 		}
@@ -147,6 +165,11 @@ func (m *maker) check() error {
 		return errs.Invalid(m.call, "out", "a tensor of another group", "a tensor of the same memory as in")
 	case m.out.DType() != m.in.DType():
 		return errs.Invalid(m.call, "out.DType", m.out.DType(), m.in.DType().String()+", that of in")
+	}
+	for _, a := range m.more {
+		if a.tensor.Memory() != m.in.Memory() {
+			return errs.Invalid(m.call, a.name, "a tensor of another group", "a tensor of the same memory as in")
+		}
 	}
 	return nil
 }
@@ -211,6 +234,7 @@ func (m *maker) choose(f collectiveForm) error {
 	m.algorithm = asked
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
+	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
 	if !asked.known() {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
 	}
@@ -220,7 +244,7 @@ func (m *maker) choose(f collectiveForm) error {
 	case asked == Auto:
 		m.algorithm = have[0]
 	case asked == OneShot && kind == device.CUDA:
-		m.algorithm = OneShotPull
+		m.algorithm = oneShotOf(have)
 	case !slices.Contains(all, asked):
 		return fmt.Errorf("there is no %s in the form %s on a %s device; there are %v: %w", f.describe(), asked, kind, all, errs.ErrUnsupported)
 	}

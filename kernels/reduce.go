@@ -7,6 +7,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -71,7 +72,26 @@ func (r *reduction) describe() string {
 	return fmt.Sprintf("reduce %s to rank %d of %d %s", r.op, r.root, r.in.NumElements(), r.in.DType())
 }
 
-func (r *reduction) algorithms(kind device.Kind) []Algorithm { return pullAlgorithms(kind) }
+func (r *reduction) algorithms(kind device.Kind) []Algorithm {
+	if kind != device.CUDA {
+		return []Algorithm{OneShot}
+	}
+	lines, sealed := scatterLLBytes[:], scatterPushBytes[:]
+	if !r.scatter {
+		lines, sealed = reduceLLBytes[:], reducePushBytes[:]
+	}
+	size, bytes := r.in.WorldSize(), r.in.Bytes()
+	_, float := ptx.PushScatter(ptx.OneShotPush, r.in.DType().String(), false)
+	switch {
+	case float && size > 1 && bytes <= limit(sealed, size):
+		return []Algorithm{OneShotPush, OneShotLL, OneShotPull}
+	case float:
+		return []Algorithm{OneShotPull, OneShotPush, OneShotLL}
+	case size > 1 && bytes <= limit(lines, size):
+		return []Algorithm{OneShotLL, OneShotPull}
+	}
+	return []Algorithm{OneShotPull, OneShotLL}
+}
 
 // share is the range of elements of the input whose combination rank has in its output.
 func (r *reduction) share(rank int) (lo, hi int64) {
@@ -89,6 +109,16 @@ func (r *reduction) spec(s *collective.Spec) {
 	switch {
 	case r.algorithm == Transfers:
 		r.byTransfers(s)
+	case r.algorithm == OneShotLL, r.algorithm == OneShotPush:
+		r.byPush(s)
+	case r.algorithm == NCCL:
+		count := r.in.NumElements()
+		if r.scatter {
+			count = r.evenly(s, count)
+		}
+		if s.Failure == nil {
+			r.byLibrary(s, count, r.in.DType(), r.op, r.root)
+		}
 	case r.in.Device().Kind() == device.CUDA:
 		r.onCUDA(s)
 	default:

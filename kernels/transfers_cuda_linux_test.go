@@ -76,9 +76,11 @@ type simWord struct {
 }
 
 func (w *simWord) Ptr() device.Ptr { return w.ptr }
-func (w *simWord) Load() uint64    { return uint64(w.dev.at(uint64(w.ptr)).Load()) }
 func (w *simWord) Stop()           { w.dev.at(uint64(w.ptr)).Store(1) }
-func (w *simWord) Close() error    { return w.dev.Free(w.ptr) }
+func (w *simWord) Load() uint64 {
+	return uint64(w.dev.at(uint64(w.ptr)).Load()) | uint64(w.dev.at(uint64(w.ptr)+4).Load())<<32
+}
+func (w *simWord) Close() error { return w.dev.Free(w.ptr) }
 
 type simModule struct{ dev *simDevice }
 
@@ -95,7 +97,9 @@ type simFunction struct {
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
-	if f.name == ptx.Pull.Name {
+	if f.compiled() {
+		launch.compiled = &compiledLaunch{launch: l, dev: f.dev, name: f.name}
+	} else if f.name == ptx.Pull.Name {
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])
 	} else {
@@ -118,6 +122,8 @@ type simLaunch struct {
 	p      ptx.Params
 	comm   ptx.Comm // of the kernel that loads pieces, and its pieces
 	pieces ptx.Pieces
+
+	compiled *compiledLaunch // of a kernel that is run as it was compiled
 }
 
 func (l *simLaunch) Launch(s device.Stream) error {
@@ -147,7 +153,10 @@ func (l *simLaunch) state(array, peer int) *atomic.Uint32 {
 
 // RunKernel does the kernel's work.
 func (l *simLaunch) RunKernel() error {
-	if l.name == ptx.Pull.Name {
+	switch {
+	case l.compiled != nil:
+		return l.compiled.run()
+	case l.name == ptx.Pull.Name:
 		return l.pull()
 	}
 	world, rank := int(l.p.World), int(l.p.Rank)

@@ -19,12 +19,26 @@ type Place struct {
 // has no such form; ErrNoRendezvous for no window, ErrNotSymmetric for another memory's, ErrClosed for one that was freed, ErrInvalid for a
 // range that is not in its window.
 func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out Place, count, bytes int64, dtype, op string) (backend.PreparedAllReduce, error) {
-	const call = "PrepareAllReduce"
+	return m.PrepareCollective(ctx, in, out, bytes, bytes, backend.AllReduce{Name: name, Count: count, DType: dtype, Op: op})
+}
+
+// LibraryCollective is what is asked of the backend's library.
+type LibraryCollective = backend.AllReduce
+
+// PrepareCollective is PrepareAllReduce for any collective of a library: c says which, without its operands, of which the input is inBytes at in, and
+// the output outBytes at out.
+func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c LibraryCollective) (backend.PreparedAllReduce, error) {
+	call := "PrepareAllReduce"
+	what := "all-reduce"
+	if c.Collective != "" {
+		call, what = "PrepareCollective", c.Collective
+	}
 	library, ok := m.backend.(backend.AllReducer)
 	if !ok {
-		return nil, fmt.Errorf("backend %s has no all-reduce called %s: %w", m.backend.Name(), name, errs.ErrUnsupported)
+		return nil, fmt.Errorf("backend %s has no %s called %s: %w", m.backend.Name(), what, c.Name, errs.ErrUnsupported)
 	}
-	for _, p := range []Place{in, out} {
+	for i, p := range []Place{in, out} {
+		bytes := []int64{inBytes, outBytes}[i]
 		switch w := p.Window; {
 		case w == nil:
 			return nil, fmt.Errorf("%s: memory without a window: %w", call, errs.ErrNoRendezvous)
@@ -36,8 +50,8 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out Plac
 			return nil, errs.Invalid(call, "range", fmt.Sprintf("%d bytes at offset %d", bytes, p.Offset), fmt.Sprintf("inside the window of %d bytes", w.Bytes()))
 		}
 	}
+	c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset
 	m.collective.Lock()
 	defer m.collective.Unlock()
-	return library.PrepareAllReduce(ctx, &backend.AllReduce{Name: name, In: in.Window.alloc, InOffset: in.Offset, Out: out.Window.alloc, OutOffset: out.Offset,
-		Count: count, DType: dtype, Op: op})
+	return library.PrepareAllReduce(ctx, &c)
 }

@@ -35,6 +35,11 @@ var (
 	operations = map[string]nccl.Op{"sum": nccl.Sum, "prod": nccl.Prod, "min": nccl.Min, "max": nccl.Max, "avg": nccl.Avg}
 )
 
+// collectives are NCCL's by their names.
+var collectives = map[string]nccl.Collective{
+	"": nccl.AllReduce, "broadcast": nccl.Broadcast, "reduce": nccl.Reduce, "all_gather": nccl.AllGather, "reduce_scatter": nccl.ReduceScatter, "all_to_all": nccl.AllToAll,
+}
+
 // evenElements is the first version whose symmetric kernels take elements of 2 bytes at any address.
 const evenElements nccl.Version = 23003
 
@@ -95,6 +100,8 @@ type reduction struct {
 	count   int64
 	dtype   nccl.DataType
 	op      nccl.Op
+	what    nccl.Collective
+	root    int
 	runs    sync.Pool // of *run
 }
 
@@ -170,10 +177,20 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	if r.Count < 1 {
 		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more")
 	}
+	what, known := collectives[r.Collective]
+	if !known || what != nccl.AllReduce && r.Name != plainForm {
+		return nil, nil, nil, fmt.Errorf("backend %s has no %s called %q: %w", Name, r.Collective, r.Name, errs.ErrUnsupported)
+	}
+	if size := b.group.Size(); r.Root < 0 || r.Root >= size {
+		return nil, nil, nil, errs.Invalid(op, "root", r.Root, fmt.Sprintf("0 to %d", size-1))
+	}
 	if err := b.ready(); err != nil {
 		return nil, nil, nil, err
 	}
-	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation}
+	if err := b.lib.Has(what); err != nil {
+		return nil, nil, nil, err
+	}
+	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation, what: what, root: r.Root}
 	for _, x := range []struct {
 		from   backend.Allocation
 		offset int64
@@ -342,7 +359,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	// It is the kind of memory that tensors have: freeing it does not wait for other work of the device, as cuMemFree does.
 	var scratch uint64
 	err := b.device.WithContext(func() (err error) {
-		scratch, err = b.lib.MemAlloc(p.bytes())
+		scratch, err = b.lib.MemAlloc(p.bytes() + int64(p.apart()))
 		return err
 	})
 	free := func() error { return b.device.WithContext(func() error { return b.lib.MemFree(scratch) }) }
@@ -355,7 +372,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	stream := b.stream.(*cuda.Stream)
 	_, err = nccl.Bound(within, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
-			return p.of.comm.AllReduce(uintptr(stream.Handle()), scratch, scratch, p.count, p.dtype, p.op)
+			return p.of.comm.Enqueue(p.what, uintptr(stream.Handle()), scratch, scratch+p.apart(), p.count, p.dtype, p.op, p.root)
 		})
 	})
 	if err = b.group.Vote(ctx, "trying "+plainForm, b.explain(err)); err == nil {
@@ -371,8 +388,22 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	return errors.Join(err, free())
 }
 
-// bytes returns the size of the message.
-func (p *reduction) bytes() int64 { return p.count * p.dtype.Bytes() }
+// bytes returns the size of the whole message.
+func (p *reduction) bytes() int64 {
+	n := p.count * p.dtype.Bytes()
+	if p.what == nccl.AllGather || p.what == nccl.ReduceScatter || p.what == nccl.AllToAll {
+		n *= int64(p.backend.group.Size())
+	}
+	return n
+}
+
+// apart returns how far the output is behind the input when it is tried: 0 for what can be in place.
+func (p *reduction) apart() uint64 {
+	if p.what == nccl.AllReduce {
+		return 0
+	}
+	return uint64(p.bytes()+255) / 256 * 256
+}
 
 // Enqueue enqueues one run on s, or records it.
 func (p *reduction) Enqueue(s device.Stream) error {
@@ -405,7 +436,7 @@ func (p *reduction) Enqueue(s device.Stream) error {
 
 func (x *run) make() error {
 	p := x.of
-	return p.of.comm.AllReduce(x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op)
+	return p.of.comm.Enqueue(p.what, x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op, p.root)
 }
 
 // Close has nothing to release: the communicator and the windows stay for the next plan.

@@ -405,7 +405,36 @@ func (m *machine) library() nccl.Functions {
 		CommCuDevice: func(h nccl.CommHandle, n *int32) nccl.Result {
 			return m.comm(h, func(c *fakeComm) nccl.Result { *n = int32(c.gpu); return nccl.Success })
 		},
-		AllReduce:          m.allReduce,
+		AllReduce: m.allReduce,
+		Broadcast: func(send, recv uint64, count uintptr, t nccl.DataType, root int32, h nccl.CommHandle, stream uintptr) nccl.Result {
+			return m.collective(h, "ncclBroadcast", stream, send, recv, int64(count)*t.Bytes(), 1, func(_, _ int, ins [][]byte) []byte { return ins[root] })
+		},
+		Reduce: func(send, recv uint64, count uintptr, t nccl.DataType, _ nccl.Op, root int32, h nccl.CommHandle, stream uintptr) nccl.Result {
+			return m.collective(h, "ncclReduce", stream, send, recv, int64(count)*t.Bytes(), 1, func(rank, _ int, ins [][]byte) []byte {
+				if rank != int(root) {
+					return nil
+				}
+				return added(ins)
+			})
+		},
+		AllGather: func(send, recv uint64, count uintptr, t nccl.DataType, h nccl.CommHandle, stream uintptr) nccl.Result {
+			return m.collective(h, "ncclAllGather", stream, send, recv, int64(count)*t.Bytes(), 1, func(_, _ int, ins [][]byte) []byte { return slices.Concat(ins...) })
+		},
+		ReduceScatter: func(send, recv uint64, count uintptr, t nccl.DataType, _ nccl.Op, h nccl.CommHandle, stream uintptr) nccl.Result {
+			bytes := int64(count) * t.Bytes()
+			return m.collective(h, "ncclReduceScatter", stream, send, recv, bytes, 0, func(rank, _ int, ins [][]byte) []byte {
+				return added(ins)[int64(rank)*bytes:][:bytes]
+			})
+		},
+		AllToAll: func(send, recv uint64, count uintptr, t nccl.DataType, h nccl.CommHandle, stream uintptr) nccl.Result {
+			bytes := int64(count) * t.Bytes()
+			return m.collective(h, "ncclAlltoAll", stream, send, recv, bytes, 0, func(rank, _ int, ins [][]byte) (out []byte) {
+				for _, in := range ins {
+					out = append(out, in[int64(rank)*bytes:][:bytes]...)
+				}
+				return out
+			})
+		},
 		MemAlloc:           m.memAlloc,
 		MemFree:            m.memFree,
 		CommWindowRegister: m.register, CommWindowDeregister: m.deregister,
@@ -827,6 +856,46 @@ func (m *machine) deregister(h nccl.CommHandle, w nccl.WindowHandle) nccl.Result
 		m.unmap(c, w)
 		return nccl.Success
 	})
+}
+
+// collective is one of the others: every rank sends so many bytes, or, with each 0, so many for every rank, and what comes of all that is sent is
+// received. Like allReduce it waits for all ranks.
+func (m *machine) collective(h nccl.CommHandle, name string, stream uintptr, send, recv uint64, bytes int64, each int, of func(rank, size int, ins [][]byte) []byte) nccl.Result {
+	m.Mu.Lock()
+	c := m.comms[h]
+	if c == nil {
+		m.Mu.Unlock()
+		return nccl.InvalidArgument
+	}
+	if _, ok := m.Streams[cu.StreamHandle(stream)]; !ok {
+		m.Violation("%s on no stream", name)
+	}
+	if each == 0 {
+		bytes *= int64(c.world.size)
+	}
+	mine := slices.Clone(m.span(device.Ptr(send), uint64(bytes)))
+	rank, size := c.rank, c.world.size
+	m.Mu.Unlock()
+	return m.together(h, name, mine, func(s *step) {
+		var ins [][]byte
+		for r := range size {
+			ins = append(ins, s.args[r].([]byte))
+		}
+		out := of(rank, size, ins)
+		copy(m.span(device.Ptr(recv), uint64(len(out))), out)
+	})
+}
+
+// added is the sum of f32.
+func added(ins [][]byte) (out []byte) {
+	for i := 0; i+4 <= len(ins[0]); i += 4 {
+		var sum float32
+		for _, in := range ins {
+			sum += math.Float32frombits(binary.LittleEndian.Uint32(in[i:]))
+		}
+		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(sum))
+	}
+	return out
 }
 
 // reduced is what a rank brings to an all-reduce.

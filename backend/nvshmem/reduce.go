@@ -28,6 +28,9 @@ type reduce struct {
 // or an operation that NVSHMEM does not have, and in a group of only some PEs: NVSHMEM makes teams with all PEs, and the others do
 // not come.
 func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	if r.Collective != "" {
+		return nil, fmt.Errorf("backend %s has no %s of the library's own: %w", Name, r.Collective, errs.ErrUnsupported)
+	}
 	if r.Name != Name {
 		return nil, fmt.Errorf("backend %s has no all-reduce called %s: %w", Name, r.Name, errs.ErrUnsupported)
 	}

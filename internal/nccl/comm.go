@@ -154,20 +154,44 @@ func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
 // overlapping. The GPU's context is current. Collective: every rank enqueues it alike. It returns before the work has run; when
 // the driver's queue is full it waits for room, and the first of a kind may wait for the other ranks.
 func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataType, op Op) error {
+	return c.Enqueue(AllReduce, stream, send, recv, count, t, op, 0)
+}
+
+// Enqueue is AllReduce for any of NCCL's collectives. count is what nccl.h says of each: of AllGather what one rank sends, of ReduceScatter what one
+// receives, of AllToAll what one sends to another. Those that combine nothing do not look at op, and only Broadcast and Reduce at root.
+// ErrUnsupported if the library lacks it.
+func (c *Comm) Enqueue(what Collective, stream uintptr, send, recv uint64, count int64, t DataType, op Op, root int) error {
 	if count < 0 {
-		return errs.Invalid("AllReduce", "count", count, "0 and more")
+		return errs.Invalid(what.String(), "count", count, "0 and more")
+	}
+	if err := c.lib.Has(what); err != nil {
+		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	handle := c.Handle()
 	if handle == 0 {
-		return c.gone("AllReduce")
+		return c.gone(what.String())
 	}
-	r := c.lib.call.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
+	var r Result
+	switch f := &c.lib.call; what {
+	case AllReduce:
+		r = f.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
+	case Broadcast:
+		r = f.Broadcast(send, recv, uintptr(count), t, int32(root), handle, stream)
+	case Reduce:
+		r = f.Reduce(send, recv, uintptr(count), t, op, int32(root), handle, stream)
+	case AllGather:
+		r = f.AllGather(send, recv, uintptr(count), t, handle, stream)
+	case ReduceScatter:
+		r = f.ReduceScatter(send, recv, uintptr(count), t, op, handle, stream)
+	case AllToAll:
+		r = f.AllToAll(send, recv, uintptr(count), t, handle, stream)
+	}
 	for r == InProgress { // of a communicator that does not block; the work must be in the stream before more is enqueued
 		futex.Doze(shortest)
 		if c.Handle() == 0 {
-			return c.gone("AllReduce")
+			return c.gone(what.String())
 		}
 		var state Result
 		if r = c.lib.call.CommAsyncError(handle, &state); r == Success {
@@ -176,9 +200,9 @@ func (c *Comm) AllReduce(stream uintptr, send, recv uint64, count int64, t DataT
 	}
 	if r != Success {
 		if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
-			return c.gone("AllReduce")
+			return c.gone(what.String())
 		}
-		return c.note(fmt.Errorf("AllReduce of %d %v, %v: %w", count, t, op, c.lib.check("ncclAllReduce", r)))
+		return c.note(fmt.Errorf("%s of %d %v, %v: %w", what, count, t, op, c.lib.check(collectiveSymbols[what], r)))
 	}
 	return nil
 }

@@ -49,6 +49,12 @@ type Functions struct {
 
 	AllReduce func(send, recv uint64, count uintptr, t DataType, op Op, comm CommHandle, stream uintptr) Result `nccl:"ncclAllReduce,required"`
 
+	Broadcast     func(send, recv uint64, count uintptr, t DataType, root int32, comm CommHandle, stream uintptr) Result        `nccl:"ncclBroadcast"`
+	Reduce        func(send, recv uint64, count uintptr, t DataType, op Op, root int32, comm CommHandle, stream uintptr) Result `nccl:"ncclReduce"`
+	AllGather     func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result                    `nccl:"ncclAllGather"`
+	ReduceScatter func(send, recv uint64, count uintptr, t DataType, op Op, comm CommHandle, stream uintptr) Result             `nccl:"ncclReduceScatter"`
+	AllToAll      func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result                    `nccl:"ncclAlltoAll"`
+
 	MemAlloc func(p *uint64, bytes uintptr) Result `nccl:"ncclMemAlloc"`
 	MemFree  func(p uint64) Result                 `nccl:"ncclMemFree"`
 
@@ -81,7 +87,7 @@ type Multicast struct {
 // introduced is the first version that has a symbol.
 var introduced = map[string]Version{
 	"ncclCommFinalize": 21403, "ncclCommSplit": 21801, "ncclMemAlloc": 21901, "ncclMemFree": 21901, "ncclCommInitRankScalable": 22304,
-	"ncclCommWindowRegister": 22703, "ncclCommWindowDeregister": 22703, "ncclTeamLsa": 22803, "ncclDevCommCreate": 22803,
+	"ncclCommWindowRegister": 22703, "ncclCommWindowDeregister": 22703, "ncclTeamLsa": 22803, "ncclAlltoAll": 22803, "ncclDevCommCreate": 22803,
 	"ncclDevCommDestroy": 22803, "ncclCommQueryProperties": 22902, "ncclGetPeerDevicePointer": 22902, "ncclGetLsaMultimemDevicePointer": 22902,
 }
 

@@ -107,8 +107,15 @@ func table() Functions {
 			return Success
 		},
 		AllReduce: func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ CommHandle, _ uintptr) Result { return Success },
-		MemAlloc:  func(p *uint64, _ uintptr) Result { *p = 1 << 40; return Success },
-		MemFree:   func(uint64) Result { return Success },
+		Broadcast: func(_, _ uint64, _ uintptr, _ DataType, _ int32, _ CommHandle, _ uintptr) Result { return Success },
+		Reduce: func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ int32, _ CommHandle, _ uintptr) Result {
+			return Success
+		},
+		AllGather:     func(_, _ uint64, _ uintptr, _ DataType, _ CommHandle, _ uintptr) Result { return Success },
+		ReduceScatter: func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ CommHandle, _ uintptr) Result { return Success },
+		AllToAll:      func(_, _ uint64, _ uintptr, _ DataType, _ CommHandle, _ uintptr) Result { return Success },
+		MemAlloc:      func(p *uint64, _ uintptr) Result { *p = 1 << 40; return Success },
+		MemFree:       func(uint64) Result { return Success },
 		CommWindowRegister: func(_ CommHandle, p uint64, _ uintptr, w *WindowHandle, _ WindowFlags) Result {
 			*w = WindowHandle(p + 1)
 			return Success

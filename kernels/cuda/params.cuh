@@ -32,13 +32,14 @@ enum : u32 {
                   // result in the workspace until all have read the inputs. Needed in place
   kNoBarrier = 2, // oneshot_pull: touch no workspace and wait for nobody; the inputs are ready and stay
   kAtomics = 4,   // signals: the links to all peers have atomics
+  kToRoot = 1024, // scatter: the rank Params::peer has the one share
 };
 
 // Which kernel a fault word comes from.
 enum : u32 {
   kKindOneshotLL = 1, kKindOneshotPush = 2, kKindOneshotPull = 3, kKindTwoshotPush = 4, kKindTwoshotPull = 5,
   kKindTwoshotFlow = 6, kKindOneshotMultimem = 7, kKindTwoshotMultimem = 8, kKindBarrier = 16, kKindWait = 17,
-  kKindSignal = 18, kKindPull = 19,
+  kKindSignal = 18, kKindPull = 19, kKindLines = 24, kKindMeet = 25, kKindScatter = 26, kKindAllToAllV = 27,
 };
 
 // Params is the parameter of every kernel, by value. It stands for a Comm (see Ranks), with the inputs and outputs beside the workspaces.
@@ -98,6 +99,7 @@ static_assert(sizeof(Params) == 304, "Params");
 //   oneshot_multimem  staged: span = round128(16 * vectors) bytes, local; else nothing
 //   twoshot_push  [2][2][world] slots of span = 16 * shard bytes: by parity, inputs or results, writer
 //   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
+//   scatter_ll, scatter_push  [2][world] slots by writer, of span = round128(16 * lines of the longest share, wherever it begins)
 //   others        nothing
 enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };
 

@@ -3,7 +3,7 @@
 //
 // Pieces are cut into chunks, of which a block of the grid takes every so many-th. Whoever has the same bytes in a piece gives it the
 // same turn, on every rank, so that the block that loads a chunk of the second list is the one that the block which stored it has met.
-#include "memory.cuh"
+#include "copy.cuh"
 
 struct Piece {
   u64 from;  // address of the first byte, on any rank
@@ -12,7 +12,7 @@ struct Piece {
   u64 turn;  // the block that takes the first chunk, modulo the grid
 };
 
-enum : u32 { kInlinePieces = 8, kChunkBytes = 16384 };
+enum : u32 { kInlinePieces = 8 };
 
 // Pieces is the parameter beside Comm.
 struct Pieces {
@@ -32,58 +32,6 @@ static_assert(sizeof(Pieces) == 280, "Pieces");
 SYMMEM_DEVICE Piece pieceAt(const Pieces &p, u32 i) {
   if (p.counts[0] + p.counts[1] <= kInlinePieces) return p.inlined[i];
   return ((const Piece *)p.table)[i];
-}
-
-// copyElements copies what is aligned to width on both sides. All loads of a round are under way before the first is stored.
-template <u32 width> SYMMEM_DEVICE void copyElements(u64 to, u64 from, u64 bytes) {
-  constexpr u32 U = 4;
-  const u64 step = blockDim.x * width;
-  for (u64 at = threadIdx.x * width; at < bytes; at += U * step) {
-    u64 x[U];
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-      if (at + u * step < bytes) x[u] = loadElement<width>(from + at + u * step);
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-      if (at + u * step < bytes) storeElement<width>(to + at + u * step, x[u]);
-  }
-}
-template <> SYMMEM_DEVICE void copyElements<16>(u64 to, u64 from, u64 bytes) {
-  constexpr u32 U = 4;
-  const u64 step = blockDim.x * 16;
-  for (u64 at = threadIdx.x * 16; at < bytes; at += U * step) {
-    Words<4> x[U];
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-      if (at + u * step < bytes) x[u] = loadStrong(from + at + u * step, Words<4>());
-#pragma unroll
-    for (u32 u = 0; u < U; u++)
-      if (at + u * step < bytes) storeWeak(to + at + u * step, x[u]);
-  }
-}
-
-// copyAligned copies in elements of width, which the two sides have in common, and single bytes before and behind them.
-template <u32 width> SYMMEM_DEVICE void copyAligned(u64 to, u64 from, u64 bytes) {
-  u64 head = (0 - to) % width;
-  if (head > bytes) head = bytes;
-  const u64 body = (bytes - head) / width * width, tail = head + body;
-  copyElements<1>(to, from, head);
-  copyElements<width>(to + head, from + head, body);
-  copyElements<1>(to + tail, from + tail, bytes - tail);
-}
-
-SYMMEM_DEVICE void copyChunk(u64 to, u64 from, u64 bytes) {
-  const u64 apart = to - from;
-  if (apart % 16 == 0)
-    copyAligned<16>(to, from, bytes);
-  else if (apart % 8 == 0)
-    copyAligned<8>(to, from, bytes);
-  else if (apart % 4 == 0)
-    copyAligned<4>(to, from, bytes);
-  else if (apart % 2 == 0)
-    copyAligned<2>(to, from, bytes);
-  else
-    copyElements<1>(to, from, bytes);
 }
 
 // pull does one list. Blocks begin at another piece each: so all links are busy.

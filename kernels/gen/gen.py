@@ -62,7 +62,8 @@ OPTIONS = [
 
 def modules():
     """Every file of the archive: its name without .ptx, source, lowest architecture and macros."""
-    out = [("signals", "signals.cu", 80, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, [])]
+    out = [("signals", "signals.cu", 80, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, []),
+           ("lines", "lines.cu", 80, []), ("lines_sm90", "lines.cu", 90, []), ("alltoallv", "alltoallv.cu", 80, [])]
 
     def allreduce(name, arch, dtype, world, push):
         macros = dict(DTYPE=dtype, TYPE=dtype.upper(), WORLD=world, PUSH=push)
@@ -70,6 +71,10 @@ def modules():
 
     for dtype in DTYPES:
         allreduce(f"any_{dtype}", 80, dtype, 0, 0)
+        macros = [f"-DSYMMEM_{k}={v}" for k, v in dict(DTYPE=dtype, TYPE=dtype.upper(), FLOAT=int(dtype in SUMS)).items()]
+        out.append((f"scatter_{dtype}", "scatter.cu", 80, macros))
+        if dtype in SUMS:
+            out.append((f"scatter_{dtype}_sm90", "scatter.cu", 90, macros))
     for dtype in SUMS:
         for world in WORLDS:
             allreduce(f"pull_{dtype}_w{world}", 80, dtype, world, 0)

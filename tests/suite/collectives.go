@@ -22,18 +22,16 @@ const (
 	allToAll      = "all_to_all"
 )
 
+// constructors makes them.
+var constructors = map[string]string{
+	broadcast: "NewBroadcast", reduce: "NewReduce", allGather: "NewAllGather", reduceScatter: "NewReduceScatter", allToAll: "NewAllToAll",
+}
+
 // collectiveCases: every collective in each form, every dtype and count, at odd places, in place, run in every way.
 func collectiveCases(kind device.Kind) []Case {
 	var cases []Case
 	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
-		algorithms := []kernels.Algorithm{kernels.OneShot, kernels.Transfers}
-		if kind == device.CUDA {
-			algorithms[0] = kernels.OneShotPull
-			if what == broadcast {
-				algorithms = append(algorithms, kernels.TwoShotPull)
-			}
-		}
-		for _, alg := range algorithms {
+		for _, alg := range kernels.CollectiveAlgorithms(constructors[what], kind) {
 			add := func(name string, run func(ctx context.Context, e *Env, c collect) error, needs ...string) {
 				c := collect{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum}
 				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: append(needsOf(alg), needs...), Run: func(ctx context.Context, e *Env) error {
@@ -59,6 +57,66 @@ func collectiveCases(kind device.Kind) []Case {
 	return cases
 }
 
+// libraryCollectiveCases: the collectives of the library below a backend, which have shares of one length only.
+func libraryCollectiveCases(backend string) []Case {
+	var cases []Case
+	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
+		for _, alg := range kernels.LibraryCollectives(constructors[what], backend) {
+			add := func(name string, run func(ctx context.Context, e *Env, c collect) error, needs ...string) {
+				c := collect{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, even: true}
+				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: needs, Run: func(ctx context.Context, e *Env) error {
+					return run(ctx, e, c)
+				}})
+			}
+			add("dtypes", everyDTypeOfLibrary)
+			add("delayed", delayedCollective)
+			add("replay_100", replayCollective, "graphs")
+			add("other_stream", otherStreamCollective)
+		}
+	}
+	return cases
+}
+
+// everyDTypeOfLibrary runs every dtype that a library has, in place and not, to every root; uneven shares it refuses.
+func everyDTypeOfLibrary(ctx context.Context, e *Env, c collect) error {
+	w := int64(e.R.WorldSize())
+	combines := c.what == reduce || c.what == reduceScatter
+	for i, dtype := range tensor.DTypes() {
+		if combines && !kernels.Supported(e.R.Device().Kind(), c.algorithm, dtype, c.op, int(w)) {
+			continue
+		}
+		c.dtype, c.n, c.root = dtype, 34*w, i%int(w)
+		if c.inPlace = c.canBeInPlace() && i%2 == 1; c.what == allToAll {
+			c.n = 34
+		}
+		o, err := newCollected(ctx, e, c)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(o.run(ctx), o.Close(ctx)); err != nil {
+			return fmt.Errorf("%s: %w", dtype, err)
+		}
+	}
+	if c.inPlace = false; w == 1 || c.what != allGather && c.what != reduceScatter {
+		return nil
+	}
+	c.dtype, c.n = tensor.Float32, 34*w+1
+	o, err := newCollected(ctx, e, c)
+	if err != nil {
+		return err
+	}
+	_, err = o.plan(ctx)
+	return errors.Join(wantError("shares that are not alike", err, symmem.ErrUnsupported, "even"), o.Close(ctx))
+}
+
+// evened is n, or a little less, so that a library can share it out.
+func (c collect) evened(n int64, world int) int64 {
+	if c.even {
+		n -= n % int64(world)
+	}
+	return n
+}
+
 // collect is one collective as a case runs it.
 type collect struct {
 	what      string
@@ -70,6 +128,7 @@ type collect struct {
 	inPlace   bool
 	first     uint32 // epoch
 	set       int    // which values go in
+	even      bool   // shares are of one length
 }
 
 // elements is the size of input and output.
@@ -321,6 +380,10 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	if e.Short && c.what != reduce && c.what != reduceScatter {
 		dtypes = widths // where elements are only moved, the others are no different
 	}
+	if c.algorithm == kernels.OneShotPush { // which is for these
+		widths = []tensor.DType{tensor.BFloat16, tensor.Float32}
+		dtypes = []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}
+	}
 	for j, dtype := range dtypes {
 		c.dtype = dtype
 		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
@@ -350,6 +413,9 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 // largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
 	c.dtype, c.n = tensor.Float64, 5_001
+	if c.algorithm == kernels.OneShotPush {
+		c.dtype = tensor.Float32
+	}
 	switch {
 	case e.R.Device().Kind() == device.CUDA && !e.Short:
 		c.n = 3<<20 + 1
@@ -379,7 +445,7 @@ func largeCollective(ctx context.Context, e *Env, c collect) error {
 
 // delayedCollective enqueues everything and closes everything before the device has begun.
 func delayedCollective(ctx context.Context, e *Env, c collect) error {
-	c.n, c.root = 2050, e.R.WorldSize()-1
+	c.n, c.root = c.evened(2050, e.R.WorldSize()), e.R.WorldSize()-1
 	o, err := newCollected(ctx, e, c)
 	if err != nil {
 		return err
@@ -420,7 +486,7 @@ func (o *collected) same(kept device.Ptr) error {
 
 // replayCollective captures the copy of the input, a run, and the copy of the output, and replays them with other values now and then.
 func replayCollective(ctx context.Context, e *Env, c collect) error {
-	c.n, c.root = 1003, e.R.WorldSize()/2
+	c.n, c.root = c.evened(1003, e.R.WorldSize()), e.R.WorldSize()/2
 	o, err := newCollected(ctx, e, c)
 	if err != nil {
 		return err
@@ -567,7 +633,7 @@ func twoPlansCollective(ctx context.Context, e *Env, c collect) error {
 
 // otherStreamCollective: a plan refuses a second stream while it runs on the first, and moves to it when it does not.
 func otherStreamCollective(ctx context.Context, e *Env, c collect) error {
-	c.n = 3000
+	c.n = c.evened(3000, e.R.WorldSize())
 	o, err := newCollected(ctx, e, c)
 	if err != nil {
 		return err

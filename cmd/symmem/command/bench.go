@@ -29,10 +29,11 @@ all_reduce is in place. put and get are done by all ranks at once, each with the
 signal to the next rank, wait for the one before. rendezvous is allocating 64 MiB and making it reachable for all, the first
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
-broadcast, reduce, all_gather, reduce_scatter and all_to_all take the form that they choose by themselves; bytes are those of the
-whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart.
+broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
+bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_to_all_v reads its
+counts, which are equal, when it runs. barrier is one of all ranks on their streams.
 
-Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter and all_to_all.
+Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
@@ -53,7 +54,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter and all_to_all")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v and barrier")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")

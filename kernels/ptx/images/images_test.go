@@ -65,9 +65,19 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull} {
+	for _, form := range ptx.Forms() {
+		for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
+			for _, hopper := range []bool{false, true} {
+				if k, ok := ptx.PushScatter(form, dtype, hopper); ok {
+					use(k)
+				}
+			}
+		}
+	}
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull, ptx.PushLines(false), ptx.PushLines(true), ptx.Meet, ptx.PushAllToAllV} {
 		use(k)
 	}
+	delete(unused, ptx.Kernel{File: "lines_sm90.ptx", Name: ptx.Meet.Name}) // which is the same in lines.ptx
 	assert.Empty(t, unused, "kernels that nothing finds")
 	_, err = ptx.Image("nothing.ptx")
 	assert.ErrorContains(t, err, "nothing.ptx")

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
@@ -15,7 +16,7 @@ func busFactor(kind string, ranks int) float64 {
 	switch kind {
 	case AllReduce:
 		return 2 * (w - 1) / w
-	case AllGather, ReduceScatter, AllToAll:
+	case AllGather, ReduceScatter, AllToAll, AllToAllV:
 		return (w - 1) / w
 	case Broadcast, Reduce:
 		return min(w-1, 1)
@@ -23,9 +24,46 @@ func busFactor(kind string, ranks int) float64 {
 	return 0
 }
 
+// constructors of the collectives other than all-reduce, in package kernels.
+var constructors = map[string]string{
+	Broadcast: "NewBroadcast", Reduce: "NewReduce", AllGather: "NewAllGather", ReduceScatter: "NewReduceScatter", AllToAll: "NewAllToAll", AllToAllV: "NewAllToAllV", Barrier: "NewBarrier",
+}
+
+// collectiveForms returns the forms of a collective to measure: of those that were asked for, or of all, the ones that it has for the dtype here. If
+// it has none of them, Auto.
+func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
+	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked it
+	float := dtype == tensor.Float32 || dtype == tensor.Float16 || dtype == tensor.BFloat16
+	all := append(kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind()), kernels.LibraryCollectives(constructors[kind], b.r.Backend())...)
+	all = slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
+		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV
+	})
+	if slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
+		return all
+	}
+	var asked []kernels.Algorithm
+	for _, name := range b.spec.Algorithms {
+		if a, err := kernels.ParseAlgorithm(name); err == nil && (a == kernels.Auto || slices.Contains(all, a)) {
+			asked = append(asked, a)
+		}
+	}
+	if len(asked) == 0 {
+		return []kernels.Algorithm{kernels.Auto}
+	}
+	return asked
+}
+
+// collectiveSizes returns the sizes to measure: a barrier has none.
+func (b *bencher) collectiveSizes(kind string) []int64 {
+	if kind == Barrier {
+		return []int64{0}
+	}
+	return b.spec.Sizes
+}
+
 // collectivePlan makes the tensors and the plan of a collective other than all-reduce, of a message of at least bytes. closeAll closes what
 // it made.
-func (b *bencher) collectivePlan(ctx context.Context, kind string, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
+func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
 	dtype, err := tensor.ParseDType(b.spec.DType)
 	if err != nil {
 		return nil, 0, nil, err
@@ -47,6 +85,11 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, bytes int64) 
 		}
 		return err
 	}
+	opts := &kernels.Options{Algorithm: algorithm}
+	if kind == Barrier {
+		p, err = kernels.NewBarrier(ctx, b.r.Memory(), opts)
+		return p, 0, closeAll, err
+	}
 	ins, outs := share*w, share*w
 	switch kind {
 	case AllGather:
@@ -64,15 +107,17 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, bytes int64) 
 	in, out := tensors[0], tensors[1]
 	switch kind {
 	case Broadcast:
-		p, err = kernels.NewBroadcast(ctx, in, 0, nil)
+		p, err = kernels.NewBroadcast(ctx, in, 0, opts)
 	case Reduce:
-		p, err = kernels.NewReduce(ctx, in, out, op, 0, nil)
+		p, err = kernels.NewReduce(ctx, in, out, op, 0, opts)
 	case AllGather:
-		p, err = kernels.NewAllGather(ctx, in, out, nil)
+		p, err = kernels.NewAllGather(ctx, in, out, opts)
 	case ReduceScatter:
-		p, err = kernels.NewReduceScatter(ctx, in, out, op, nil)
+		p, err = kernels.NewReduceScatter(ctx, in, out, op, opts)
+	case AllToAllV:
+		p, err = b.dispatchPlan(ctx, in, out, &tensors, opts)
 	default:
-		p, err = kernels.NewAllToAll(ctx, in, out, nil)
+		p, err = kernels.NewAllToAll(ctx, in, out, opts)
 	}
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
@@ -80,21 +125,48 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, bytes int64) 
 	return p, share * w * dtype.Bytes(), closeAll, nil
 }
 
-// collective measures one, in the form that it takes by itself.
-func (b *bencher) collective(ctx context.Context, kind string, bytes int64) (err error) {
-	p, whole, closeAll, err := b.collectivePlan(ctx, kind, bytes)
+// dispatchPlan makes the plan of an all-to-all with counts on the device, which are equal. The tensors that it makes are added to tensors.
+func (b *bencher) dispatchPlan(ctx context.Context, in, out *tensor.Tensor, tensors *[]*tensor.Tensor, opts *kernels.Options) (*kernels.Plan, error) {
+	w := int64(b.r.WorldSize())
+	var made [2]*tensor.Tensor
+	for i, n := range []int64{w, 2 * w} {
+		t, err := b.tensorOf(ctx, tensor.Int64, 8*n)
+		if err != nil {
+			return nil, err
+		}
+		made[i], *tensors = t, append(*tensors, t)
+	}
+	received, err := made[1].Sub(0, 2, w)
+	if err != nil {
+		return nil, err
+	}
+	counts := make([]int64, w)
+	for q := range counts {
+		counts[q] = in.NumElements() / w
+	}
+	if err := b.r.Device().CopyFromHost(made[0].Ptr(), bytesOf(counts)); err != nil {
+		return nil, err
+	}
+	return kernels.NewAllToAllV(ctx, in, out, made[0], received, opts)
+}
+
+// collective measures one, in one form.
+func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
+	p, whole, closeAll, err := b.collectivePlan(ctx, kind, algorithm, bytes)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	n, each := b.iterations(whole), 1
-	row := Row{Kind: kind, Bytes: whole, Place: "out of place", DType: b.spec.DType, Algorithm: kernels.Auto.String(),
+	n, each := b.iterations(max(whole, 1)), 1
+	row := Row{Kind: kind, Bytes: whole, Place: "out of place", DType: b.spec.DType, Algorithm: algorithm.String(),
 		Chosen: p.Algorithm().String(), Mode: "eager"}
 	switch kind {
 	case Broadcast:
 		row.Place = "in place"
 	case Reduce, ReduceScatter:
 		row.Op = b.spec.Op
+	case Barrier:
+		row.Place, row.DType = "", ""
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	var graph device.Graph

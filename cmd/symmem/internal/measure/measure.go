@@ -86,10 +86,12 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return err
 				}
 			}
-		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll:
-			for _, bytes := range b.spec.Sizes {
-				if err := b.collective(ctx, kind, bytes); err != nil {
-					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
+		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier:
+			for _, bytes := range b.collectiveSizes(kind) {
+				for _, alg := range b.collectiveForms(kind) {
+					if err := b.collective(ctx, kind, alg, bytes); err != nil {
+						return fmt.Errorf("measuring %s of %s, %s: %w", kind, bytesize.Text(bytes), alg, err)
+					}
 				}
 			}
 		case PlanRun:
@@ -152,7 +154,9 @@ func (b *bencher) rows() int {
 			n++
 		case kind == AllReduce:
 			n += len(b.spec.Sizes) * len(b.algorithms())
-		case b.r.WorldSize() > 1, busFactor(kind, 2) > 0:
+		case constructors[kind] != "":
+			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
+		case b.r.WorldSize() > 1:
 			n += len(b.spec.Sizes)
 		}
 	}

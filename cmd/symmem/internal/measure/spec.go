@@ -19,12 +19,14 @@ const (
 	AllGather     = "all_gather"
 	ReduceScatter = "reduce_scatter"
 	AllToAll      = "all_to_all"
+	AllToAllV     = "all_to_all_v" // with equal counts, read when it runs
+	Barrier       = "barrier"      // as a plan
 )
 
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier)
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.

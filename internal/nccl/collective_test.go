@@ -1,0 +1,68 @@
+package nccl
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// TestEnqueue: each collective is the call of its name, with its arguments in the order of nccl.h.
+func TestEnqueue(t *testing.T) {
+	f := table()
+	var calls [][]any
+	call := func(args ...any) Result {
+		calls = append(calls, args)
+		return Success
+	}
+	f.Broadcast = func(send, recv uint64, count uintptr, dt DataType, root int32, comm CommHandle, stream uintptr) Result {
+		return call("broadcast", send, recv, count, dt, root, comm, stream)
+	}
+	f.Reduce = func(send, recv uint64, count uintptr, dt DataType, op Op, root int32, comm CommHandle, stream uintptr) Result {
+		return call("reduce", send, recv, count, dt, op, root, comm, stream)
+	}
+	f.AllGather = func(send, recv uint64, count uintptr, dt DataType, comm CommHandle, stream uintptr) Result {
+		return call("all-gather", send, recv, count, dt, comm, stream)
+	}
+	f.ReduceScatter = func(send, recv uint64, count uintptr, dt DataType, op Op, comm CommHandle, stream uintptr) Result {
+		return call("reduce-scatter", send, recv, count, dt, op, comm, stream)
+	}
+	f.AllToAll = func(send, recv uint64, count uintptr, dt DataType, comm CommHandle, stream uintptr) Result {
+		return call("all-to-all", send, recv, count, dt, comm, stream)
+	}
+	c, err := library(t, f).NewComm(t.Context(), options(false))
+	require.NoError(t, err)
+	for what := AllReduce; what <= AllToAll; what++ {
+		require.NoError(t, c.Enqueue(what, 5, 0x1000, 0x2000, 7, Float32, Max, 1), what.String())
+		require.ErrorIs(t, c.Enqueue(what, 5, 0x1000, 0x2000, -1, Float32, Max, 1), errs.ErrInvalid, what.String())
+	}
+	from, to, n, comm, stream := uint64(0x1000), uint64(0x2000), uintptr(7), CommHandle(0xc0), uintptr(5)
+	assert.Equal(t, [][]any{
+		{"broadcast", from, to, n, Float32, int32(1), comm, stream}, {"reduce", from, to, n, Float32, Max, int32(1), comm, stream},
+		{"all-gather", from, to, n, Float32, comm, stream}, {"reduce-scatter", from, to, n, Float32, Max, comm, stream}, {"all-to-all", from, to, n, Float32, comm, stream},
+	}, calls)
+	assert.Equal(t, "Collective(99)", Collective(99).String())
+	require.NoError(t, c.Destroy(t.Context()))
+}
+
+// TestLacks: a library without one of them says which version has it.
+func TestLacks(t *testing.T) {
+	for what, lack := range map[Collective]func(f *Functions){
+		Broadcast: func(f *Functions) { f.Broadcast = nil }, Reduce: func(f *Functions) { f.Reduce = nil }, AllGather: func(f *Functions) { f.AllGather = nil },
+		ReduceScatter: func(f *Functions) { f.ReduceScatter = nil }, AllToAll: func(f *Functions) { f.AllToAll = nil },
+	} {
+		f := table()
+		lack(&f)
+		c, err := library(t, f).NewComm(t.Context(), options(false))
+		require.NoError(t, err)
+		err = c.Enqueue(what, 1, 1, 1, 1, Float32, Sum, 0)
+		require.ErrorIs(t, err, errs.ErrUnsupported, what.String())
+		require.ErrorContains(t, err, collectiveSymbols[what])
+		if what == AllToAll {
+			require.ErrorContains(t, err, "2.28.3")
+		}
+		require.NoError(t, c.Destroy(t.Context()))
+	}
+}

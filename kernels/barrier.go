@@ -1,0 +1,81 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+)
+
+// NewBarrier prepares a barrier of all ranks of m on their streams: what is behind a run of it on a stream begins when every rank's stream has come to
+// its own, and sees all that was done to symmetric memory before. Of opts, Algorithm is Auto, OneShot (a kernel, where every peer's memory has
+// an address in this process) or Transfers (signals). Collective: all ranks come with the same options (ErrMismatch with everybody's value
+// if not). It blocks until all ranks have come. Close the plan.
+//
+// Its errors are those of [collective.New], ErrInvalid for options that do not exist, and ErrUnsupported for a form that a barrier has not.
+func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, error) {
+	const call = "NewBarrier"
+	if err := errors.Join(errs.Given(call, "ctx", ctx, "a context"), errs.Given(call, "m", m, "a memory")); err != nil {
+		return nil, err
+	}
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	forms := append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...)
+	s := collective.Spec{FirstEpoch: o.FirstEpoch}
+	chosen := o.Algorithm
+	near := m.Backend().Capabilities().PeerPointers || m.Group().Size() == 1
+	switch {
+	case !chosen.known():
+		s.Failure = errs.Invalid(call, "Algorithm", chosen, fmt.Sprint(forms))
+	case !slices.Contains(forms, chosen):
+		s.Failure = fmt.Errorf("there is no barrier in the form %s; there are %v: %w", chosen, forms, errs.ErrUnsupported)
+	case o.MaxBlocks < 0:
+		s.Failure = errs.Invalid(call, "MaxBlocks", o.MaxBlocks, "0 for the default, or more")
+	case chosen == Auto && near:
+		chosen = OneShot
+	case chosen == Auto:
+		chosen = Transfers
+	}
+	s.Name = fmt.Sprintf("barrier, %s", chosen)
+	switch {
+	case s.Failure != nil:
+	case chosen == Transfers:
+		s.Program = barrierProgram(m.Group().Size())
+	case m.Device().Kind() == device.CUDA:
+		image, err := ptx.Image(ptx.Meet.File)
+		s.Failure = err
+		s.CUDA = &collective.Kernel{Image: image, Function: ptx.Meet.Name, Blocks: 1, Threads: 32, Params: func(at *collective.Addresses) []any { return []any{at.Comm()} }}
+	default:
+		s.Host = func(*collective.Addresses) (collective.HostKernel, error) {
+			return func(r *collective.HostRun) error { return r.Barrier(flagStart) }, nil
+		}
+	}
+	p, err := collective.New(ctx, m, s)
+	if err != nil {
+		return nil, err
+	}
+	return &Plan{Plan: p, algorithm: chosen}, nil
+}
+
+// barrierProgram is a signal to everybody and one from everybody.
+func barrierProgram(size int) *collective.Program {
+	p := &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+		if size > 1 {
+			b.Signal(signalReady)
+			b.Finish(signalReady)
+		}
+		return nil
+	}}
+	if size > 1 {
+		p.Signals = 1
+	}
+	return p
+}

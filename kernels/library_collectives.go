@@ -1,0 +1,63 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// LibraryCollectives lists the forms that the library below a backend has of what a constructor other than NewAllReduce makes, for the memory of
+// that backend. What is shared out has to come out even: NCCL has no shares of different length.
+func LibraryCollectives(constructor, backend string) []Algorithm {
+	if backend == NCCL.Backend() && libraryNames[constructor] != "" {
+		return []Algorithm{NCCL}
+	}
+	return nil
+}
+
+// libraryNames are what backends call the collectives.
+var libraryNames = map[string]string{
+	"NewBroadcast": "broadcast", "NewReduce": "reduce", "NewAllGather": "all_gather", "NewReduceScatter": "reduce_scatter", "NewAllToAll": "all_to_all",
+}
+
+// byLibrary makes the spec that of the library below the memory's backend: count elements of dtype for each share, block or message. Where nothing is
+// combined, op is 0.
+func (m *maker) byLibrary(s *collective.Spec, count int64, dtype tensor.DType, op Op, root int) {
+	what := libraryNames[m.call]
+	c := memory.LibraryCollective{Name: m.algorithm.String(), Collective: what, Root: root, Count: count, DType: dtype.String(), Op: Sum.String()}
+	if op != 0 {
+		if c.Op = op.String(); !libraryHas(m.algorithm, dtype, op) {
+			s.Failure = fmt.Errorf("%s has no %s %s of %s: %w", m.algorithm, what, op, dtype, errs.ErrUnsupported)
+			return
+		}
+	}
+	s.Program = &collective.Program{Build: func(ctx context.Context, b *collective.Builder) error {
+		var in, out memory.Place
+		var err error
+		if in.Window, in.Offset, err = m.in.Window(); err != nil {
+			return err
+		}
+		if out.Window, out.Offset, err = m.out.Window(); err != nil {
+			return err
+		}
+		p, err := m.in.Memory().PrepareCollective(ctx, in, out, m.in.Bytes(), m.out.Bytes(), c)
+		if err != nil {
+			return err
+		}
+		b.Launch(libraryLaunch{p})
+		return nil
+	}}
+}
+
+// evenly is the number of elements of each rank's share of n; it makes the spec fail if they are not alike.
+func (m *maker) evenly(s *collective.Spec, n int64) int64 {
+	size := int64(m.in.WorldSize())
+	if n%size != 0 {
+		s.Failure = fmt.Errorf("%s has shares of one length only, and %d elements between %d ranks are not even: %w", m.algorithm, n, size, errs.ErrUnsupported)
+	}
+	return n / size
+}

@@ -1,0 +1,133 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// libBackend passes for backend nccl, whose library it pretends to be: it notes what is asked for.
+type libBackend struct {
+	*simBackend
+	asked []backend.AllReduce
+	runs  int
+}
+
+func (b *libBackend) Name() string { return "nccl" }
+
+func (b *libBackend) PrepareAllReduce(_ context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
+	b.asked = append(b.asked, *r)
+	return libCall{b}, nil
+}
+
+type libCall struct{ *libBackend }
+
+func (c libCall) Enqueue(device.Stream) error { c.runs++; return nil }
+func (c libCall) Close() error                { return nil }
+
+// TestLibraryCollectives: a plan in NCCL's form asks the backend's library for what it is to be, of bytes where nothing is combined, and refuses
+// what NCCL has not, on every rank.
+func TestLibraryCollectives(t *testing.T) {
+	const size, n = 3, 30
+	groups, err := group.Local(size, nil)
+	require.NoError(t, err)
+	var ranks errgroup.Group
+	for _, g := range groups {
+		ranks.Go(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			sim := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
+			sim.left.Store(math.MaxInt64)
+			b := &libBackend{simBackend: sim}
+			m := memory.New(b, g, nil)
+			make1 := func(elements int64) *tensor.Tensor {
+				x, err2 := tensor.Zeros(ctx, m, tensor.Int16, elements)
+				if err = errors.Join(err, err2); err2 == nil {
+					err = errors.Join(err, x.Rendezvous(ctx))
+				}
+				return x
+			}
+			share, whole, other, odd := make1(n/size), make1(n), make1(n), make1(n+1)
+			sums, sumErr := tensor.Zeros(ctx, m, tensor.Float32, n)
+			if err := errors.Join(err, sumErr, sums.Rendezvous(ctx)); err != nil {
+				return err
+			}
+			mine, mineErr := sums.Sub(int64(g.Rank())*n/size, n/size)
+			if mineErr != nil {
+				return mineErr
+			}
+			opts := &Options{Algorithm: NCCL}
+			s, err := b.dev.NewStream()
+			if err != nil {
+				return err
+			}
+			rank := int64(g.Rank())
+			for i, c := range []struct {
+				plan func() (*Plan, error)
+				want backend.AllReduce
+			}{
+				{func() (*Plan, error) { return NewBroadcast(ctx, whole, 2, opts) }, backend.AllReduce{Collective: "broadcast", Root: 2, Count: 2 * n, DType: "u8", Op: "sum"}},
+				{func() (*Plan, error) { return NewAllGather(ctx, share, whole, opts) }, backend.AllReduce{Collective: "all_gather", Count: 2 * n / size, DType: "u8", Op: "sum"}},
+				{func() (*Plan, error) { return NewAllToAll(ctx, whole, other, opts) }, backend.AllReduce{Collective: "all_to_all", Count: 2 * n / size, DType: "u8", Op: "sum"}},
+				{func() (*Plan, error) { return NewReduce(ctx, sums, sums, Max, 1, opts) }, backend.AllReduce{Collective: "reduce", Root: 1, Count: n, DType: "f32", Op: "max"}},
+				{func() (*Plan, error) { return NewReduceScatter(ctx, sums, mine, Avg, opts) }, backend.AllReduce{Collective: "reduce_scatter", Count: n / size, DType: "f32", Op: "avg", OutOffset: 4 * rank * n / size}},
+			} {
+				p, err := c.plan()
+				if err != nil {
+					return err
+				}
+				got := b.asked[len(b.asked)-1]
+				got.In, got.Out, c.want.Name = nil, nil, "nccl"
+				if fmt.Sprint(got) != fmt.Sprint(c.want) || p.Algorithm() != NCCL {
+					return fmt.Errorf("%+v and not %+v", got, c.want)
+				}
+				if err := errors.Join(p.Run(s), s.Synchronize(ctx), p.Close(ctx)); err != nil || b.runs != i+1 {
+					return fmt.Errorf("%d runs: %w", b.runs, err)
+				}
+			}
+			unsupported := func(what string, plan func() (*Plan, error)) error {
+				if _, err := plan(); !errors.Is(err, errs.ErrUnsupported) {
+					return fmt.Errorf("%s: %w", what, err)
+				}
+				return nil
+			}
+			shorter, longErr := odd.Sub(0, (n+1+size-1)/size)
+			err = errors.Join(longErr,
+				unsupported("integers of 16 bits", func() (*Plan, error) { return NewReduce(ctx, whole, other, Sum, 0, opts) }),
+				unsupported("uneven shares", func() (*Plan, error) {
+					part, err := whole.Sub(0, shorter.NumElements())
+					if err != nil {
+						return nil, err
+					}
+					return NewAllGather(ctx, part, odd, opts)
+				}),
+				unsupported("a barrier", func() (*Plan, error) { return NewBarrier(ctx, m, opts) }),
+				unsupported("another library's", func() (*Plan, error) { return NewBroadcast(ctx, whole, 0, &Options{Algorithm: NVSHMEM}) }))
+			for _, x := range []*tensor.Tensor{share, whole, other, odd, sums} {
+				err = errors.Join(err, x.Close(ctx))
+			}
+			return errors.Join(err, s.Close(), m.Close(ctx), g.Close(ctx))
+		})
+	}
+	require.NoError(t, ranks.Wait())
+	require.Empty(t, LibraryCollectives("NewAllToAllV", "nccl"))
+	require.Empty(t, LibraryCollectives("NewBroadcast", "nvshmem"))
+}

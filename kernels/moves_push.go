@@ -1,0 +1,92 @@
+package kernels
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// hopper reports whether a device has compute capability 9.0 or later.
+func hopper(d device.Device) bool {
+	g, ok := d.(gpu)
+	return ok && g.ComputeCapability() >= 90
+}
+
+// byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
+func (v *movement) byLines(s *collective.Spec) {
+	s.Program = nil
+	kernel := ptx.PushLines(hopper(v.in.Device()))
+	image, err := ptx.Image(kernel.File)
+	if err != nil {
+		s.Failure = err
+		return
+	}
+	size, longest := v.in.WorldSize(), v.longest()
+	s.Workspace = 2 * int64(size) * ptx.LinesSlotBytes(longest)
+	s.CUDA = &collective.Kernel{
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Fit: func(multiprocessors int) (blocks, threads int) {
+			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), size, multiprocessors).atMost(v.opts.MaxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.lines(at)} },
+	}
+}
+
+// longest is the size of the longest piece that any rank sends to another.
+func (v *movement) longest() int64 {
+	n := int64(0)
+	for from := range v.in.WorldSize() {
+		for to := range v.in.WorldSize() {
+			if from != to {
+				n = max(n, v.phases[0](from, to).bytes)
+			}
+		}
+	}
+	return n
+}
+
+// lines is the kernel's list. Where in its buffer a rank has the lines of each writer is alike on all.
+func (v *movement) lines(at *collective.Addresses) ptx.Lines {
+	rank, size, phase := at.Rank(), at.WorldSize(), v.phases[0]
+	longest := v.longest()
+	slot := ptx.LinesSlotBytes(longest)
+	l := ptx.Lines{Span: uint64(int64(size) * slot), Longest: uint64(ptx.LinesOf(longest, 7))}
+	piece := func(from, to int) ptx.LinePiece {
+		c := phase(from, to)
+		src := at.Tensor(specIn, from).Add(c.src) // of a peer alike modulo 8 on it
+		p := ptx.LinePiece{Bytes: uint64(c.bytes), Slot: uint64(int64(from) * slot), Lead: uint32(src % 8), Turn: uint32((to-from+size)%size - 1)}
+		if phase(to, from).bytes == 0 {
+			p.OneWay = 1
+		}
+		if p.At, p.Peer = uint64(src), uint32(to); to == rank {
+			p.At, p.Peer = uint64(at.Tensor(v.specOut(), rank).Add(c.dst)), uint32(from)
+		}
+		return p
+	}
+	var all []ptx.LinePiece
+	sources, readers := v.peers(phase)
+	for _, to := range readers {
+		all = append(all, piece(rank, to))
+		l.Awaits |= all[len(all)-1].OneWay
+	}
+	for _, from := range sources {
+		all = append(all, piece(from, rank))
+		l.Tells |= all[len(all)-1].OneWay
+	}
+	l.Sends, l.Receives = uint32(len(readers)), uint32(len(sources))
+	if c := phase(rank, rank); c.bytes > 0 {
+		l.From, l.To, l.Bytes = uint64(at.Tensor(specIn, rank).Add(c.src)), uint64(at.Tensor(v.specOut(), rank).Add(c.dst)), uint64(c.bytes)
+	}
+	if len(all) <= ptx.InlineLines {
+		copy(l.Inlined[:], all)
+		return l
+	}
+	var table bytes.Buffer
+	_ = binary.Write(&table, binary.LittleEndian, all) // a Buffer takes everything
+	l.Table = uint64(at.Upload(table.Bytes()))
+	return l
+}

@@ -1,0 +1,72 @@
+package kernels
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// byPush makes the spec that of the kernel that pushes every owner's share to it in lines. In place it needs no copies aside: what it stores
+// to is the share that only this rank reads, vector by vector.
+func (r *reduction) byPush(s *collective.Spec) {
+	s.Program = nil
+	form, size := ptxForms[r.algorithm], r.in.WorldSize()
+	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), hopper(r.in.Device()))
+	if !ok {
+		s.Failure = fmt.Errorf("there is no %s in the form %s: %w", r.describe(), r.algorithm, errs.ErrUnsupported)
+		return
+	}
+	image, err := ptx.Image(kernel.File)
+	if err != nil {
+		s.Failure = err
+		return
+	}
+	share := r.shareBytes()
+	span := ptx.ScatterSpan(form, share)
+	s.Workspace = 2 * int64(size) * span
+	s.CUDA = &collective.Kernel{
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Fit: func(multiprocessors int) (blocks, threads int) {
+			g := geometry(r.algorithm, share, size, multiprocessors).atMost(r.opts.MaxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any {
+			p := r.pushParams(at, uint64(span))
+			return []any{p.Bytes()}
+		},
+	}
+}
+
+// shareBytes is the size of the largest share.
+func (r *reduction) shareBytes() int64 {
+	if !r.scatter {
+		return r.in.Bytes()
+	}
+	return shareElements(r.in.NumElements(), r.in.WorldSize()) * r.in.DType().Bytes()
+}
+
+// pushParams is the kernel's parameter.
+func (r *reduction) pushParams(at *collective.Addresses, span uint64) ptx.Params {
+	c := at.Comm()
+	size := at.WorldSize()
+	p := ptx.Params{
+		Workspace: c.Workspace, Count: uint64(r.in.NumElements()), Shard: uint64(r.shareBytes() / r.in.DType().Bytes()), Span: span,
+		Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout, Rank: c.Rank, World: c.World, Op: uint32(r.op),
+	}
+	if !r.scatter {
+		p.Flags, p.Peer = ptx.ToRoot, uint32(r.root)
+	}
+	p.In[0], p.Out[0] = uint64(r.in.Ptr()), uint64(r.out.Ptr())
+	if size > ptx.Inline {
+		words := make([]byte, 3*size*8) // of which the last row, the workspaces, counts
+		for peer := range size {
+			workspace := at.Workspace(peer).Add(-ptx.ControlBytes(at.Blocks(), size))
+			binary.LittleEndian.PutUint64(words[8*(2*size+peer):], uint64(workspace))
+		}
+		p.Table = uint64(at.Upload(words))
+	}
+	return p
+}

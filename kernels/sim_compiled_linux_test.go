@@ -1,0 +1,154 @@
+package kernels
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/ptxvm"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// compiledKernels gives the file of each kernel that a simDevice runs as it was compiled, on the machine for PTX, between goroutines that are the
+// ranks. That is sequentially consistent; package ptxvm's own tests run them under weak memory.
+var compiledKernels = sync.OnceValue(func() map[string]string {
+	files := map[string]string{}
+	add := func(k ptx.Kernel) { files[k.Name] = k.File }
+	add(ptx.PushLines(false))
+	add(ptx.PushAllToAllV)
+	add(ptx.Meet)
+	for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
+		for _, form := range []ptx.Form{ptx.OneShotLL, ptx.OneShotPush} {
+			if k, ok := ptx.PushScatter(form, dtype, false); ok {
+				add(k)
+			}
+		}
+	}
+	return files
+})
+
+func (f simFunction) compiled() bool { return compiledKernels()[f.name] != "" }
+
+// compiledLaunch is a launch of a compiled kernel.
+type compiledLaunch struct {
+	launch device.Launch
+	dev    *simDevice
+	name   string
+	memory *ptxvm.Memory // once it was launched
+}
+
+var compiledModules sync.Map
+
+func compiledModule(file string) (*ptxvm.Module, error) {
+	if m, ok := compiledModules.Load(file); ok {
+		return m.(*ptxvm.Module), nil
+	}
+	text, err := ptx.Image(file)
+	if err != nil {
+		return nil, err
+	}
+	m, err := ptxvm.Parse(file, text)
+	if err == nil {
+		compiledModules.Store(file, m)
+	}
+	return m, err
+}
+
+// run runs the launch on a machine of its own, whose memory is this process's.
+func (l *compiledLaunch) run() error {
+	module, err := compiledModule(compiledKernels()[l.name])
+	if err != nil {
+		return err
+	}
+	if l.memory == nil {
+		l.memory = ptxvm.NewMemory()
+		if err := l.mapAll(l.memory); err != nil {
+			return err
+		}
+	}
+	m := ptxvm.New(l.memory, ptxvm.Config{Turn: 200})
+	err = m.NewStream(0).Launch(ptxvm.Launch{Function: module.Function(l.name), Grid: l.launch.Grid, Block: l.launch.Block, Params: l.launch.Params})
+	for err == nil {
+		var idle bool
+		if idle, err = m.Step(256); idle {
+			return err
+		}
+		runtime.Gosched() // a kernel that waits leaves the processor to those that it waits for
+	}
+	return err
+}
+
+// mapAll maps whatever the words of the parameters, and of the tables that they name, may be addresses of: whole mappings of the process that are
+// no heap of Go's, and pieces of that as the device knows them.
+func (l *compiledLaunch) mapAll(memory *ptxvm.Memory) error {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return err
+	}
+	var ranges [][2]uint64
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		var mode string
+		if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); n == 3 && strings.HasPrefix(mode, "rw") {
+			ranges = append(ranges, [2]uint64{from, to})
+		}
+	}
+	var queue [][]byte
+	queue = append(queue, l.launch.Params...)
+	done := map[uint64]bool{}
+	for len(queue) > 0 {
+		words := queue[0]
+		queue = queue[1:]
+		for i := 0; i+8 <= len(words); i += 8 {
+			p := binary.LittleEndian.Uint64(words[i:])
+			for _, r := range ranges {
+				if p < r[0] || p >= r[1] {
+					continue
+				}
+				if _, err := l.dev.mem.Bytes(device.Ptr(p), 1); err != nil {
+					continue // a number like any other
+				}
+				base, b := l.known(p, r)
+				if done[base] {
+					continue
+				}
+				done[base] = true
+				if err := memory.Map(base, b); err != nil {
+					return err
+				}
+				if len(b) <= 1<<14 { // it may be a table
+					queue = append(queue, append([]byte(nil), b...))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// known is all that the device knows around an address, of which it is the beginning or an inner one.
+func (l *compiledLaunch) known(p uint64, within [2]uint64) (base uint64, b []byte) {
+	grow := func(most uint64, ok func(n uint64) bool) uint64 { // the most for which it holds
+		var n uint64
+		for step := most; step > 0; step /= 2 {
+			for n+step <= most && ok(n+step) {
+				n += step
+			}
+		}
+		return n
+	}
+	before := grow(p-within[0], func(n uint64) bool {
+		_, err := l.dev.mem.Bytes(device.Ptr(p-n), int64(n))
+		return err == nil
+	})
+	base = p - before
+	length := grow(within[1]-base, func(n uint64) bool {
+		_, err := l.dev.mem.Bytes(device.Ptr(base), int64(n))
+		return err == nil
+	})
+	b, _ = l.dev.mem.Bytes(device.Ptr(base), int64(length))
+	return base, b
+}
