@@ -27,6 +27,8 @@ type movement struct {
 	began   int    // but they have come to so many of the barriers
 	stop    bool   // the host ends it, and not the time
 	version uint32 // 0 is the right one
+	skew    int    // each rank's tensors begin so many bytes later than those of the rank before
+	turns   bool   // turns are large
 
 	replace func(*Module) *Module
 }
@@ -55,10 +57,14 @@ func (v movement) sizes() (in, out int) {
 
 // pieces are those of a rank, with those of the second phase behind.
 func (v movement) pieces(rank int, in, out []uint64) (all []ptx.Piece, counts [2]uint32) {
+	var beyond uint64 // a multiple of the grid
+	if v.turns {
+		beyond = uint64(v.blocks) << 33
+	}
 	add := func(phase int, from, to uint64, n int, turn int) {
 		if n > 0 {
 			chunks := (n + ptx.ChunkBytes - 1) / ptx.ChunkBytes
-			all = append(all, ptx.Piece{From: from, To: to, Bytes: uint64(n), Turn: uint64(turn * chunks)})
+			all = append(all, ptx.Piece{From: from, To: to, Bytes: uint64(n), Turn: uint64(turn*chunks) + beyond})
 			counts[phase]++
 		}
 	}
@@ -122,6 +128,7 @@ func (v movement) run(tb testing.TB, c Config) error {
 	for r := range v.ranks {
 		at := uint64(r+1) * rankAt
 		tensor := func(where uint64, n, shift int) ([]byte, uint64) {
+			shift += r * v.skew
 			b := aligned((n + shift + 31) / 16 * 16)
 			for i := range b {
 				b[i] = fillByte
@@ -278,7 +285,7 @@ func movements() (all []movement) {
 			v.in, v.out, v.bytes = 1, 1+by, 117
 			all = append(all, v)
 		}
-		for _, ranks := range []int{1, 2, 9} {
+		for _, ranks := range []int{1, 2, 9, 10} {
 			v := base
 			v.ranks, v.bytes = ranks, 160
 			all = append(all, v)
