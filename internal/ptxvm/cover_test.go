@@ -168,7 +168,7 @@ func TestCoverage(t *testing.T) {
 			require.NoError(t, movement{what: broadcastTwoShot, ranks: 3, bytes: bytes, in: 1, skew: skew, blocks: 2, threads: 1, turns: true}.run(t, config))
 		}
 	}
-	require.NoError(t, movement{what: broadcastTwoShot, ranks: 10, bytes: 1400, blocks: 2, threads: 8}.run(t, config))
+	require.NoError(t, movement{what: broadcastTwoShot, ranks: 10, bytes: 1275, blocks: 2, threads: 8}.run(t, config))
 	for _, flags := range []uint32{0, ptx.Atomics} {
 		for _, ranks := range []int{2, 3, 9} {
 			require.NoError(t, exchange(t, ranks, flags, config, nil))

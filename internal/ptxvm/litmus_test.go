@@ -323,6 +323,9 @@ var tests = []litmus{
 	{name: "store of a device's scope, seen from another", threads: []string{"st.relaxed.gpu.global.u32 [x], 1", "ld.relaxed.sys.global.u32 %r0, [x]"}, out: "1:r0", want: "race"},
 	{name: "store of a block's scope, seen from another block", threads: []string{"st.relaxed.cta.global.u32 [x], 1", "ld.relaxed.gpu.global.u32 %r0, [x]"}, where: sameDevice[:2], out: "1:r0", want: "race"},
 	{name: "store of a block's scope, seen in it", threads: []string{"st.relaxed.cta.global.u32 [x], 1", "ld.relaxed.sys.global.u32 %r0, [x]"}, where: sameBlock[:2], out: "1:r0", want: "0 1"},
+	{name: "acquire of a device's behind a load of everybody's", threads: []string{"st.relaxed.sys.global.u32 [x], 1; st.release.sys.global.u32 [y], 1",
+		"ld.relaxed.sys.global.u32 %r0, [y]; setp.eq.u32 %p0, %r0, 0; @%p0 bra End1; ld.acquire.gpu.global.u32 %r2, [y]; ld.relaxed.sys.global.u32 %r1, [x]; End1:"},
+		out: "1:r0 1:r2 1:r1", want: "0,9,9 1,1,0 1,1,1"},
 	{name: "release of everybody's, acquire of a device's, between devices", threads: []string{"st.global.u32 [x], 1; st.release.sys.global.u32 [y], 1",
 		"ld.acquire.gpu.global.u32 %r0, [y]"}, out: "1:r0", want: "race"},
 
