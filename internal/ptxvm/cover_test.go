@@ -113,7 +113,24 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 	}
 	j.count = vectors * 16 / width
 	run(j)
-	j.epochs, j.offset, j.shift = 1, 1, 1
+	slow := func(j job) { // who waits for the second rank waits long, but not for ever
+		config.Schedule, config.Turn = Slow(1000, func(t Thread) bool { return t.Device == 1 }), 20
+		run(j)
+		config.Schedule, config.Turn = nil, 0
+	}
+	j.epochs = 1
+	if v.form == ptx.TwoShotPush { // whole vectors, so many that its kernel for those takes several at a time
+		large := j
+		large.count, large.threads = (v.ranks*336-3)*16/width, 32
+		run(large)
+		if !v.again {
+			slow(large)
+			slow(j)
+			large.missing = 1
+			run(large)
+		}
+	}
+	j.offset, j.shift = 1, 1
 	run(j)
 	j.shift = 0
 	run(j)
@@ -132,9 +149,7 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 		j.count += step * 16 / width
 		run(j)
 	}
-	config.Schedule, config.Turn = Slow(1000, func(t Thread) bool { return t.Device == 1 }), 20
-	run(j)
-	config.Schedule, config.Turn = nil, 0
+	slow(j)
 	j.count, j.offset = 20*16/width, 0
 	j.missing = 1
 	run(j)
