@@ -252,7 +252,7 @@ func TestHang(t *testing.T) {
 	for _, weak := range []bool{false, true} {
 		for _, form := range ptx.Forms() {
 			t.Run(fmt.Sprintf("%s/weak=%v", form, weak), func(t *testing.T) {
-				w := newWorld(t, job{form: form, dtype: "f32", op: ptx.Sum, ranks: 2, count: 100, blocks: 2, threads: 4, lap: 128, hopper: true, exact: true})
+				w := newWorld(t, job{form: form, dtype: "f32", op: ptx.Sum, ranks: 2, count: 101, blocks: 2, threads: 4, lap: 128, hopper: true, exact: true}) // no whole vectors: of those one line is the own input
 				w.fill(0)
 				name := func(at uint64) string { return fmt.Sprintf("workspace of rank %d", at/rankAt-1) }
 				m := New(w.memory, Config{Seed: 1, Weak: weak, Hangs: true, MaxSteps: 1 << 26, Name: name})
