@@ -137,22 +137,20 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	if a == TwoShotPush { // a warp has one peer
 		units = (units + int64(size) - 1) / int64(size) * int64(size-1)
 	}
-	blocks := func(threads int64) int64 { return (units + threads - 1) / threads }
-	g := launchGeometry{threads: 128, blocks: int(min(max(blocks(64), 32), all))}
+	least := int64(64)
 	if a == TwoShotPush && size > 5 {
-		g.threads = 256 // a single block has a warp for every peer
+		least = 256 // a single block has a warp for every peer
+	} else if a == TwoShotPush && size > 3 {
+		least = 128
 	}
-	switch {
-	case units <= all*int64(g.threads):
-	case units <= 2*all*256:
-		g = launchGeometry{threads: 256, blocks: int(blocks(256))}
-	case a == TwoShotPush && size <= 5: // so that the most threads fit into half of the device
-		g = launchGeometry{threads: 128, blocks: int(min(blocks(128), 4*all))}
-	case size == 2:
-		g = launchGeometry{threads: 512, blocks: int(min(blocks(512), 2*all))}
-	default:
-		g = launchGeometry{threads: 256, blocks: int(2 * all)}
+	var g launchGeometry
+	for g.threads = 64; g.threads < 256 && units > all*int64(g.threads); g.threads *= 2 {
 	}
+	if units > 2*all*256 && least <= 128 {
+		g.threads = 128 // so that the most threads fit into half of the device
+	}
+	g.threads = max(g.threads, int(least))
+	g.blocks = int(min(max((units+int64(g.threads)-1)/int64(g.threads), 32), 8*all))
 	return g
 }
 

@@ -10,9 +10,7 @@
 // Threads in a block at most, and blocks that a multiprocessor is to hold at least: that caps the registers.
 #define SYMMEM_BOUNDS 512
 #define SYMMEM_BOUNDS_FLOW 512, 2
-// A plan has half of the device: of 2048 threads that it can hold there, so many as their registers leave room for. Those that two ranks
-// need fit into 32 for one-shot.
-#define SYMMEM_BOUNDS_ONESHOT 512, (SYMMEM_WORLD == 2 ? 4 : SYMMEM_WORLD <= 4 ? 2 : 1)
+// A plan has half of the device: the fewer registers, the more threads.
 #define SYMMEM_BOUNDS_TWOSHOT 256, (SYMMEM_WORLD <= 4 ? 4 : 2)
 
 #define SYMMEM_JOIN(form, dtype, tail) symmem_allreduce_##form##_##dtype##_##tail
@@ -38,7 +36,7 @@ SYMMEM_KERNEL(oneshot_ll, oneshotLL, SYMMEM_BOUNDS)
 #if SYMMEM_WORLD != 0 && SYMMEM_PUSH
 SYMMEM_KERNEL(oneshot_push, oneshotPush, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
-SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
+SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 #else
 SYMMEM_KERNEL(oneshot_pull, oneshotPull, SYMMEM_BOUNDS)
