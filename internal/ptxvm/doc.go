@@ -12,8 +12,9 @@
 // # What runs
 //
 // A machine runs all threads of all launches that have begun, interleaved instruction by instruction as its [Chooser] decides. With the same
-// seed and the same launches a run is the same, instruction by instruction. Threads have no warps but for shfl.sync; nothing relies on them
-// running in step. All blocks of a launch are resident at the same time. Launches of one stream run one after the other. One that has
+// seed and the same launches a run is the same, instruction by instruction. A [Schedule] decides which thread goes on in place of chance: [PCT], or [Slow] for one
+// rank or block. Threads have no warps but for shfl.sync; nothing relies on them
+// running in step. All blocks of a launch are resident at the same time, if [Machine.Limit] does not say that the device has less room. Launches of one stream run one after the other. One that has
 // Overlap may begin when every block of the launch before it has executed griddepcontrol.launch_dependents or has ended, and waits by
 // griddepcontrol.wait. %globaltimer is the machine's own time: see [Config].
 //
@@ -23,6 +24,14 @@
 // PTX's rules for minimum and maximum, for shifts beyond the width and for conversions out of range. rsqrt.approx, rcp.approx, sqrt.approx,
 // ex2.approx and lg2.approx are exact to the last bit or two, which a device need not be.
 //
+// # Hangs
+//
+// Kernels wait in loops, which nothing ends but what they wait for and the clock. With [Config].Hangs it is an error if nobody goes on but by the clock: each
+// thread that could executes loads that give it, again and again, what they have given it before, so often that all paths of its loop have been taken, and what it
+// polls is still what it saw; all others wait for these, at a barrier, for room on the device or for the launch before. Then whatever they execute next,
+// they see nothing new and store nothing. The error is a [Hang]: who waits, where, what is at the address that he polls, what he saw there, and who stored there
+// last. It supposes that a kernel polls no more than [Config].Patience times before it does something else, and that nobody else stores to the memory.
+//
 // # Memory
 //
 // Without [Config].Weak memory is sequentially consistent: an access takes place when its instruction is executed. That is the fast mode.
@@ -31,7 +40,9 @@
 // With it, memory is as weak as PTX's memory consistency model lets it be, with these differences:
 //
 //   - A load never sees a store that is later in the order of execution. So load buffering, two threads that each see what the other stores
-//     only afterwards, does not happen, though PTX allows it. Nor do values out of thin air, which PTX forbids too.
+//     only afterwards, does not happen, though PTX allows it. Nor do values out of thin air, which PTX forbids too. To have it, a load
+//     would have to wait for a store to come, and a whole run be taken back where none does. What that hides is a kernel that sends with relaxed
+//     stores what others wait for before it has loaded what they then overwrite, and orders the two by nothing, not even by what it stores.
 //   - A race is an error, not a value: two accesses that overlap, one of them a store, unordered by causality, and not both strong with
 //     scopes that include each other's thread and of the same bytes. The [Race] names both places. It is found in any execution that
 //     has it, whatever is read.
@@ -45,6 +56,10 @@
 // An access by way of a multicast address and one by way of the memory's own are ordered only if a fence.proxy.alias is between them, on the
 // way from the one to the other, or the end of the launch of the one and the begin of that of the other, on the same stream. That holds for a load and a store after
 // it too.
+//
+// The tests compare the outcomes of some ninety litmus tests, each found by trying everything that there is to choose, with those that the axioms of NVIDIA's published
+// model allow: Lustig, Sahasrabuddhe and Giroux, "A Formal Analysis of the NVIDIA PTX Memory Consistency Model", ASPLOS 2019. They are the same but for load
+// buffering. The model has no aliases and no accesses of several sizes; there what the PTX document says decides.
 //
 // A launch that begins is ordered behind all launches of its stream that have ended, as if all threads of those had ended, and all of its
 // own began, with fence.acq_rel.sys: the end of a launch makes all that it has written visible to everybody, and a store of the next launch, relaxed

@@ -85,6 +85,7 @@ type Machine struct {
 	stored   map[uint64]site // while watch: who stored last, by address/8*8
 	woken    bool            // for the schedule: a thread may go on that could not
 	skipped  uint64          // time that has passed without instructions
+	alarm    uint64          // when the first stream is past its pause; 0: none pauses
 	floors   map[int]*floor  // of devices that have limits
 
 	site   site     // of the access that is done
@@ -334,7 +335,7 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 	clear(m.cache[:]) // what is mapped may have changed
 	m.cast = nil
 	for n := 0; n < turns && m.err == nil; n++ {
-		if len(m.ready) == 0 || n%256 == 0 {
+		if len(m.ready) == 0 || n%256 == 0 || m.alarm != 0 && m.now() >= m.alarm {
 			moved := m.begin()
 			if len(m.ready) == 0 {
 				if moved || m.err != nil {
@@ -380,22 +381,19 @@ func (m *Machine) idle() bool {
 	return true
 }
 
+// wakeAt is when there is something to begin.
+func (m *Machine) wakeAt(time uint64) {
+	if m.alarm == 0 || time < m.alarm {
+		m.alarm = time
+	}
+}
+
 // pass lets the time pass that streams pause for, up to the first that ends, and says whether any did.
 func (m *Machine) pass() bool {
-	if m.config.Clock != nil {
+	if m.config.Clock != nil || m.alarm <= m.now() {
 		return false
 	}
-	var least uint64
-	for _, s := range m.streams {
-		if len(s.queue) > 0 && s.queue[0].begun && (least == 0 || s.queue[0].pause < least) {
-			least = s.queue[0].pause
-		}
-	}
-	now := m.now()
-	if least <= now {
-		return false
-	}
-	m.skipped += least - now
+	m.skipped += m.alarm - m.now()
 	return true
 }
 
@@ -410,6 +408,7 @@ func (m *Machine) stuck() bool {
 
 // begin starts what can be started, and says whether anything was.
 func (m *Machine) begin() (moved bool) {
+	m.alarm = 0
 	for _, s := range m.streams {
 		for len(s.queue) > 0 {
 			i := s.queue[0]
@@ -430,9 +429,11 @@ func (m *Machine) begin() (moved bool) {
 				}
 				if !i.begun {
 					s.queue[0].begun, s.queue[0].pause = true, m.now()+i.pause
+					m.wakeAt(m.now() + i.pause)
 					break
 				}
 				if m.now() < i.pause {
+					m.wakeAt(i.pause)
 					break
 				}
 			} else {

@@ -27,6 +27,8 @@ type movement struct {
 	began   int    // but they have come to so many of the barriers
 	stop    bool   // the host ends it, and not the time
 	version uint32 // 0 is the right one
+	skew    int    // each rank's tensors begin so many bytes later than those of the rank before
+	turns   bool   // turns are large
 
 	replace func(*Module) *Module
 }
@@ -55,10 +57,14 @@ func (v movement) sizes() (in, out int) {
 
 // pieces are those of a rank, with those of the second phase behind.
 func (v movement) pieces(rank int, in, out []uint64) (all []ptx.Piece, counts [2]uint32) {
+	var beyond uint64 // a multiple of the grid
+	if v.turns {
+		beyond = uint64(v.blocks) << 33
+	}
 	add := func(phase int, from, to uint64, n int, turn int) {
 		if n > 0 {
 			chunks := (n + ptx.ChunkBytes - 1) / ptx.ChunkBytes
-			all = append(all, ptx.Piece{From: from, To: to, Bytes: uint64(n), Turn: uint64(turn * chunks)})
+			all = append(all, ptx.Piece{From: from, To: to, Bytes: uint64(n), Turn: uint64(turn*chunks) + beyond})
 			counts[phase]++
 		}
 	}
@@ -113,7 +119,7 @@ func (v movement) run(tb testing.TB, c Config) error {
 	memory := NewMemory()
 	nIn, nOut := v.sizes()
 	var in, out []uint64
-	var outs, words, channels [][]byte
+	var words, channels [][]byte
 	base := ptx.Comm{Version: ptx.CommVersion, Index: 7, World: uint32(v.ranks), Timeout: math.MaxUint64 / 2}
 	if v.version != 0 {
 		base.Version = v.version
@@ -121,20 +127,21 @@ func (v movement) run(tb testing.TB, c Config) error {
 	var table []byte
 	for r := range v.ranks {
 		at := uint64(r+1) * rankAt
-		tensor := func(where uint64, n, shift int) ([]byte, uint64) {
+		tensor := func(where uint64, n, shift int) uint64 {
+			shift += r * v.skew
 			b := aligned((n + shift + 31) / 16 * 16)
 			for i := range b {
 				b[i] = fillByte
 			}
 			require.NoError(tb, memory.Map(at+where, b))
-			return b[shift:][:n], at + where + uint64(shift)
+			return at + where + uint64(shift)
 		}
-		b, p := tensor(inAt, nIn, v.in)
+		p := tensor(inAt, nIn, v.in)
 		in = append(in, p)
 		if v.what == allGather || v.what == allToAll {
-			b, p = tensor(outAt, nOut, v.out)
+			p = tensor(outAt, nOut, v.out)
 		}
-		out, outs = append(out, p), append(outs, b)
+		out = append(out, p)
 		channel := aligned(int(ptx.ControlBytes(v.blocks, v.ranks)))
 		for i := 0; i < len(channel); i += 4 {
 			binary.LittleEndian.PutUint32(channel[i:], v.first)
@@ -278,7 +285,7 @@ func movements() (all []movement) {
 			v.in, v.out, v.bytes = 1, 1+by, 117
 			all = append(all, v)
 		}
-		for _, ranks := range []int{1, 2, 9} {
+		for _, ranks := range []int{1, 2, 9, 10} {
 			v := base
 			v.ranks, v.bytes = ranks, 160
 			all = append(all, v)

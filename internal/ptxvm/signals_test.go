@@ -68,11 +68,23 @@ func newPads(tb testing.TB, ranks int, flags uint32, c Config) *pads {
 		p.pages = append(p.pages, page)
 		require.NoError(tb, memory.Map(at+inAt, page))
 		require.NoError(tb, memory.Map(at+wordsAt, aligned(64)))
-		base.Workspace[r] = at + channelAt
+		if r < ptx.Inline {
+			base.Workspace[r] = at + channelAt
+		}
+		if ranks > ptx.Inline {
+			table := aligned(3 * 8 * ranks)
+			for q := range ranks {
+				binary.LittleEndian.PutUint64(table[8*(2*ranks+q):], uint64(q+1)*rankAt+channelAt)
+			}
+			require.NoError(tb, memory.Map(at+sinkAt, table))
+		}
 	}
 	p.m = New(memory, c)
 	for r := range ranks {
 		q := base
+		if ranks > ptx.Inline {
+			q.Table = uint64(r+1)*rankAt + sinkAt
+		}
 		q.Rank, q.Fault, q.Dead, q.Stop = uint32(r), uint64(r+1)*rankAt+wordsAt, uint64(r+1)*rankAt+wordsAt+32, uint64(r+1)*rankAt+wordsAt+48
 		p.params = append(p.params, q)
 		p.streams = append(p.streams, p.m.NewStream(r))
@@ -283,6 +295,27 @@ func givesUp(tb testing.TB, kernel ptx.Kernel, missing int, c Config, replace fu
 	return nil
 }
 
+// stopped is a kernel that waits in vain until the host ends it, without a dead word, as those have that belong to no plan.
+func stopped(tb testing.TB, kernel ptx.Kernel, c Config) error {
+	p := newPads(tb, 3, 0, c)
+	p.params[0].Dead = 0
+	pad := p.m.memory.find(rankAt + channelAt).keep
+	state := pad[channels*2*3*128+channel*128:]
+	for r := 1; r < 3; r++ {
+		binary.LittleEndian.PutUint32(state[32+4*r:], 7)
+	}
+	binary.LittleEndian.PutUint32(bytesAt(p, 0)[48:], 1)
+	p.signals(0, 1, kernel)
+	if err := p.m.Run(); err != nil {
+		return err
+	}
+	fault, err := cellOf(p, 0)
+	if err == nil && (fault.Why != ptx.FaultStopped || fault.Kernel != signalKinds[kernel] || fault.Index != channel) {
+		return fmt.Errorf("fault %+v", fault)
+	}
+	return err
+}
+
 var signalKinds = map[ptx.Kernel]uint8{
 	ptx.Signal: ptx.FaultSignal, ptx.SignalAll: ptx.FaultSignal, ptx.Wait: ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
 }
@@ -299,6 +332,7 @@ func TestSignalsOfTwoStreams(t *testing.T) {
 
 func TestGivingUp(t *testing.T) {
 	for kernel := range signalKinds {
+		require.NoError(t, stopped(t, kernel, Config{MaxSteps: 1 << 24}), kernel.Name)
 		for seed := range uint64(20) {
 			c := Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}
 			require.NoError(t, givesUp(t, kernel, 1, c, nil), "%s, seed %d", kernel.Name, seed)

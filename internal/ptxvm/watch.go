@@ -342,22 +342,13 @@ func (m *Machine) wait(t *thread) []Wait {
 	return []Wait{w}
 }
 
-// deadlock ends the machine with a Hang.
+// deadlock ends the machine with a Hang, at the place of the first who waits.
 func (m *Machine) deadlock() {
-	for _, s := range m.streams {
-		for _, l := range s.active {
-			for _, b := range l.blocks() {
-				for i := range b.threads {
-					if t := &b.threads[i]; t.status != ended && !b.waits() {
-						pc := t.pc - 1
-						if t.status == running && len(t.polls) > 0 {
-							pc = t.polls[len(t.polls)-1].pc
-						}
-						m.fail(t, pc, m.hang())
-						return
-					}
-				}
-			}
+	h := m.hang()
+	for _, w := range h.Waits {
+		if w.Place.File != "" {
+			m.err = &Error{Place: w.Place, Thread: &w.Thread, Err: h}
+			return
 		}
 	}
 }

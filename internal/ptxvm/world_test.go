@@ -65,6 +65,7 @@ type job struct {
 	missing int    // so many of the last ranks do not launch
 	overlap bool   // launched so whatever the plan would do
 	began   bool   // but they have come to where the last wait of the others begins
+	stop    bool   // with missing: the host ends it, and not the time
 	exact   bool   // only whole numbers, whose sum does not depend on the order
 
 	replace func(*Module) *Module
@@ -253,7 +254,9 @@ func element(dtype string, rnd *rand.Rand, exact bool) uint64 {
 	if exact || dtype[0] != 'f' && dtype[0] != 'b' {
 		n := rnd.Uint64()
 		if exact {
-			n = uint64(rnd.IntN(9)) - 4
+			if n = uint64(rnd.IntN(9)); dtype[0] == 'f' || dtype[0] == 'b' {
+				n -= 4
+			}
 		}
 		switch dtype {
 		case "f32":
@@ -529,7 +532,10 @@ func (w *world) runMissing(tb testing.TB, m *Machine, streams []*Stream) error {
 	here := streams[:len(streams)-w.job.missing]
 	w.fill(0)
 	for r := range here {
-		w.params[0][r].Timeout = 20_000
+		if w.params[0][r].Timeout = 20_000; w.job.stop {
+			w.params[0][r].Timeout = 1 << 62
+			binary.LittleEndian.PutUint32(w.words[r][32:], 1)
+		}
 		for q := len(here); w.job.began && q < len(streams); q++ {
 			flag := func(kind int, value uint32) { // of the first block
 				binary.LittleEndian.PutUint32(w.channel[r][32+4*((w.job.ranks+7)/8*8*kind+q):], w.job.first+value)
@@ -545,9 +551,13 @@ func (w *world) runMissing(tb testing.TB, m *Machine, streams []*Stream) error {
 	if err := m.Run(); err != nil {
 		return err
 	}
+	why := uint8(ptx.FaultTimeout)
+	if w.job.stop {
+		why = ptx.FaultStopped
+	}
 	for r := range here {
 		fault := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
-		if fault.Why != ptx.FaultTimeout || fault.Kernel != uint8(w.job.form) || int(fault.Peer) >= w.job.ranks || int(fault.Peer) == r {
+		if fault.Why != why || fault.Kernel != uint8(w.job.form) || int(fault.Peer) >= w.job.ranks || int(fault.Peer) == r {
 			return fmt.Errorf("rank %d: fault %+v", r, fault)
 		}
 		if dead := binary.LittleEndian.Uint32(w.words[r]); dead != 1 {

@@ -1,0 +1,241 @@
+package ptxvm
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/ptx/images"
+)
+
+// excuse is instructions that no run executes.
+type excuse struct {
+	function, block string // expressions that are in the function's name, and in the text of the block of instructions
+	most            int    // so many blocks of a function; 0: any number
+	why             string
+}
+
+// excuses is all of them, in all 78 files.
+var excuses = []excuse{
+	{`twoshot_flow`, `div\.u64 `, 2, "the compiler's path for dividends of 2^32 and more, which are messages of 64 GiB"},
+	{`twoshot_flow`, `^((add|sub|shl|and)\.[^\n]*\n)*ld\.global\.v4\.u32 [^\n]*$`, 2, "the rank's own vector where it is not whole is loaded as a part; that it is not whole was just asked"},
+	{`symmem_pull`, `\.u8 `, 32, "what is before and behind the elements of a piece is less than one: of two bytes no thread has a second, and of four none a fourth"},
+	{`symmem_pull`, `rem\.u64 `, 2, "the compiler's path for dividends of 2^32 and more: a number of blocks is less"},
+	{`multimem`, `st\.global\.v4\.u32 `, 1, "a vector that is whole and aligned on both sides goes by the multicast address; that this one is not was just asked"},
+	{`oneshot_ll_.64`, `(load|store)PartI\w+Li2E`, 0, "a line of 8 bytes is one element, so there are no parts"},
+	{`(load|store)PartI(3F64|7IntegerI[xy]\w*)Li2E`, ``, 0, "a line of 8 bytes is one element, so there are no parts"},
+}
+
+var (
+	label  = regexp.MustCompile(`^\$?\w+:`)
+	leaves = regexp.MustCompile(`^(@!?%p\d+ )?(bra|ret|exit|trap)`)
+	jumps  = regexp.MustCompile(`^bra\.uni (\S+);`)
+)
+
+// blockOf is the instructions around a line that are executed if it is.
+func blockOf(lines []string, line int) string {
+	first := line - 1
+	for first > 0 && !label.MatchString(lines[first-1]) && !leaves.MatchString(lines[first-1]) {
+		first--
+	}
+	end := line - 1
+	for !leaves.MatchString(lines[end]) && !label.MatchString(lines[end+1]) {
+		end++
+	}
+	return strings.TrimSpace(strings.Join(lines[first:end+1], "\n"))
+}
+
+// variant is a kernel with what it can be used for.
+type variant struct {
+	form   ptx.Form
+	dtype  string
+	op     int
+	ranks  int
+	hopper bool
+	again  bool // the kernel was there with another operation or world size
+}
+
+// variants are those of each kernel for all-reduce: each with every operation that it has, and those for any number of ranks with so many that the compiler's unrolled
+// loops have everything left, with addresses that are inlined and that are in a table.
+func variants() (out []variant) {
+	seen := map[ptx.Kernel]bool{}
+	for _, form := range ptx.Forms() {
+		for _, dtype := range slices.Sorted(maps.Keys(widths)) {
+			for _, ranks := range []int{2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1} {
+				for op := ptx.Sum; op <= ptx.Avg; op++ {
+					for _, hopper := range []bool{true, false} {
+						k, ok := ptx.AllReduce(form, dtype, op, ranks, hopper)
+						if other, _ := ptx.AllReduce(form, dtype, op, ranks, true); !ok || !hopper && other == k {
+							continue
+						}
+						whole := slices.Contains([]string{"f32", "f16", "bf16"}, dtype) && op == ptx.Prod // which has no kernels of its own
+						if strings.HasSuffix(k.Name, "n") && (ranks > 5 && ranks < 9 || op != ptx.Sum && ranks != 5 && ranks != 9 && !whole) {
+							continue
+						}
+						out = append(out, variant{form, dtype, op, ranks, hopper, seen[k]})
+						seen[k] = true
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// cover runs a kernel in every way that it has.
+func (v variant) cover(tb testing.TB, c *Coverage) {
+	config := Config{Seed: 1, MaxSteps: 1 << 28, Coverage: c}
+	width := widths[v.dtype]
+	j := job{form: v.form, dtype: v.dtype, op: v.op, ranks: v.ranks, hopper: v.hopper, blocks: 2, threads: 8, lap: 128, epochs: 2, exact: v.form >= ptx.OneShotMultimem}
+	run := func(j job) {
+		_, err := j.run(tb, config)
+		require.NoError(tb, err, "%s", j)
+	}
+	// So many vectors that the loops that do several at a time have some to do, and some left; and so many laps that one has to wait for room.
+	vectors, step := 9*16*2+5, 0
+	switch v.form {
+	case ptx.OneShotPull:
+		vectors, step = 5*16+1, 16
+	case ptx.TwoShotPull, ptx.TwoShotMultimem:
+		vectors, step = v.ranks*(8*16+8)-30, 8
+	case ptx.TwoShotFlow:
+		vectors, step = v.ranks*8*16-7, 2
+		j.threads = 2
+	case ptx.OneShotLL, ptx.OneShotPush:
+		vectors = 70
+	case ptx.TwoShotPush:
+		vectors = v.ranks*24 - 3
+	}
+	j.count = vectors * 16 / width
+	run(j)
+	slow := func(j job) { // who waits for the second rank waits long, but not for ever
+		config.Schedule, config.Turn = Slow(1000, func(t Thread) bool { return t.Device == 1 }), 20
+		run(j)
+		config.Schedule, config.Turn = nil, 0
+	}
+	j.epochs = 1
+	if v.form == ptx.TwoShotPush { // whole vectors, so many that its kernel for those takes several at a time
+		large := j
+		large.count, large.threads = (v.ranks*336-3)*16/width, 32
+		run(large)
+		if !v.again {
+			slow(large)
+			slow(j)
+			large.missing = 1
+			run(large)
+		}
+	}
+	j.offset, j.shift = 1, 1
+	run(j)
+	j.shift = 0
+	run(j)
+	j.inPlace = true
+	run(j)
+	if !j.exact && v.op == ptx.Avg { // small numbers, which are divided otherwise
+		j.exact = true
+		run(j)
+		j.exact = false
+	}
+	if v.again {
+		return
+	}
+	j.inPlace = false
+	for k := 1; k < 4 && step > 0; k++ { // where the last vector, which is not whole, is among those at a time
+		j.count += step * 16 / width
+		run(j)
+	}
+	slow(j)
+	j.count, j.offset = 20*16/width, 0
+	j.missing = 1
+	run(j)
+	j.inPlace = true
+	run(j)
+	j.inPlace = false
+	j.stop = true
+	run(j)
+	j.stop, j.began, j.blocks = false, true, 1
+	run(j)
+	j.count++
+	j.offset = 1
+	run(j)
+}
+
+// TestCoverage: each line of each kernel that the module embeds is executed. With SYMMEM_TEST_MATRIX=full that is said of all; else of those of two ranks and
+// float32 and those that are no all-reduce.
+func TestCoverage(t *testing.T) {
+	c := &Coverage{}
+	for _, v := range variants() {
+		if full() || v.dtype == "f32" && v.ranks == 2 && v.form != ptx.OneShotLL && v.form < ptx.OneShotMultimem && (v.op == ptx.Sum || v.op == ptx.Avg) {
+			v.cover(t, c)
+		}
+	}
+	config := Config{Seed: 1, MaxSteps: 1 << 28, Coverage: c}
+	for _, v := range movements() {
+		require.NoError(t, v.run(t, config))
+	}
+	for _, skew := range []int{0, 1, 2, 4, 8} { // so that each way of copying is in both phases, with heads and tails of several elements a thread
+		for bytes := 1000; bytes < 1016; bytes += 3 {
+			require.NoError(t, movement{what: broadcastTwoShot, ranks: 3, bytes: bytes, in: 1, skew: skew, blocks: 2, threads: 1, turns: true}.run(t, config))
+		}
+	}
+	require.NoError(t, movement{what: broadcastTwoShot, ranks: 10, bytes: 1275, blocks: 2, threads: 8}.run(t, config))
+	for _, flags := range []uint32{0, ptx.Atomics} {
+		for _, ranks := range []int{2, 3, 9} {
+			require.NoError(t, exchange(t, ranks, flags, config, nil))
+		}
+		for k := range signalKinds {
+			if k == ptx.Signal || k == ptx.SignalAll {
+				require.NoError(t, twoStreams(t, k, flags, config, nil))
+			}
+		}
+	}
+	for k := range signalKinds {
+		for _, missing := range []int{1, 2} {
+			require.NoError(t, givesUp(t, k, missing, config, nil))
+		}
+		require.NoError(t, stopped(t, k, config))
+	}
+
+	files, err := images.Files()
+	require.NoError(t, err)
+	if !full() {
+		files = []string{ptx.Pull.File, ptx.Barrier.File, "pull_f32_w2.ptx", "push_f32_w2.ptx", "push_f32_w2_sm90.ptx"}
+	}
+	all, ran, excused := 0, 0, map[string]int{}
+	for _, file := range files {
+		m := moduleOf(t, file)
+		for _, f := range m.funcs {
+			missing, of := c.Missing(m, f)
+			all, ran = all+of, ran+of-len(missing)
+			blocks := map[string]map[string]bool{}
+			for _, p := range missing {
+				text := blockOf(m.lines, p.Line)
+				if j := jumps.FindStringSubmatch(text); j != nil { // only what is there decides
+					if to := slices.Index(m.lines, j[1]+":"); to > 0 {
+						text = blockOf(m.lines, to+2)
+					}
+				}
+				k := slices.IndexFunc(excuses, func(e excuse) bool {
+					return regexp.MustCompile(e.function).MatchString(f.Name) && regexp.MustCompile(e.block).MatchString(text)
+				})
+				if k < 0 {
+					t.Errorf("%s: never executed, in %s", p, f.Name)
+					continue
+				}
+				e := excuses[k]
+				if blocks[e.why] == nil {
+					blocks[e.why] = map[string]bool{}
+				}
+				blocks[e.why][text] = true
+				excused[e.why]++
+				require.True(t, e.most == 0 || len(blocks[e.why]) <= e.most, "%s: never executed, in %s: of %d blocks it is not so that %s", p, f.Name, e.most, e.why)
+			}
+		}
+	}
+	t.Logf("%d of %d instructions were executed; of the others: %v", ran, all, excused)
+}
