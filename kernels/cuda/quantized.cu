@@ -160,7 +160,6 @@ SYMMEM_DEVICE Line receive(Ranks<> &f, const Quantized &p, const Place &t, u64 i
     storeStrong(line, Words<4>{});
     if (t.sub == 0) storeRelaxed(scale, 0);
   }
-  __syncwarp();
   l.scale = __shfl_sync(~0u, l.scale, t.lane - t.sub);
   return l;
 }
@@ -179,19 +178,22 @@ template <class T> SYMMEM_DEVICE void quantizedAllReduce(const Comm &c, const Qu
     for (u32 k = 1; k < world; k++) {
       const u32 q = f.peer(k);
       const u64 g = q * p.shard + b;
-      const Line l = quantize(loadSixteen<T>(p.in, t.element(g), p.count));
+      const Line l = quantize(loadSixteen<T>(p.in, t.element(g), b < p.shard ? p.count : 0)); // what is another thread's may be written
       if (b < p.shard && g < blocks) send(p, t, f.data(q) + inputs + rank * p.span, b, l);
     }
   }
   for (u64 b0 = t.first; b0 < p.shard; b0 += t.step) {
     const u64 b = b0 + t.lane / 4, g = rank * p.shard + b;
     const bool here = b < p.shard && g < blocks;
-    const Line own = quantize(loadSixteen<T>(p.in, t.element(g), p.count));
+    const Line own = quantize(loadSixteen<T>(p.in, t.element(g), here ? p.count : 0));
     Sums a;
 #pragma unroll 1
     for (u32 r = 0; r < world; r++) {
-      const Line l = receive(f, p, t, mine + inputs + r * p.span, b, r, here && r != rank);
-      a.add(r, dequantize(r == rank ? own : l));
+      Line l = receive(f, p, t, mine + inputs + r * p.span, b, r, here && r != rank);
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) l.w.w[i] = r == rank ? own.w.w[i] : l.w.w[i]; // of all of a Line it would be through memory
+      l.scale = r == rank ? own.scale : l.scale;
+      a.add(r, dequantize(l));
     }
     const Line l = a.result(p);
     if (!here || !f.ok) continue;
