@@ -69,7 +69,7 @@ type RMSNorm struct {
 // which is what FlashInfer's and vLLM's fused all-reduces compute. All arithmetic is of float32, each operation rounded to the nearest. The
 // squares are added in an order that hidden and the dtype alone give: so a token has the same bits on every kind of device, in every form,
 // and however many tokens there are. In itself stays as it is, unless Out is in. No other two of them may overlap, but Residual and
-// ResidualOut may be one.
+// ResidualOut may be one. Addresses are multiples of 16, that of Quantized of as many as 16 bytes of the input have elements.
 //
 // Collective: all ranks come with the same tensors, numbers and options (ErrMismatch with everybody's value if not), and in must have had
 // its rendezvous. 0 tokens are no work. It blocks until all ranks have come. Close the plan. What a Local names must stay until then: the plan
@@ -190,13 +190,14 @@ func (n *norm) checkLocals(hidden int64) error {
 		local Local
 		dtype tensor.DType
 		count int64
+		align device.Ptr
 		must  bool
 	}{
-		{"Weight", n.Weight, dtype, hidden, true},
-		{"Residual", n.Residual, dtype, all, true},
-		{"ResidualOut", n.ResidualOut, dtype, all, true},
-		{"Out", n.Out, dtype, all, false},
-		{"Quantized", n.Quantized, tensor.Uint8, all, false},
+		{"Weight", n.Weight, dtype, hidden, 16, true},
+		{"Residual", n.Residual, dtype, all, 16, true},
+		{"ResidualOut", n.ResidualOut, dtype, all, 16, true},
+		{"Out", n.Out, dtype, all, 16, false},
+		{"Quantized", n.Quantized, tensor.Uint8, all, device.Ptr(16 / dtype.Bytes()), false},
 	} {
 		switch {
 		case l.local.none() && !l.must:
@@ -206,8 +207,8 @@ func (n *norm) checkLocals(hidden int64) error {
 			return errs.Invalid(n.call, l.name+".DType", l.local.DType, l.dtype.String())
 		case l.local.NumElements != l.count:
 			return errs.Invalid(n.call, l.name+".NumElements", l.local.NumElements, fmt.Sprint(l.count))
-		case l.count > 0 && (l.local.Ptr.IsNil() || l.local.Ptr%16 != 0):
-			return errs.Invalid(n.call, l.name+".Ptr", l.local.Ptr, "the address of memory, a multiple of 16")
+		case l.count > 0 && (l.local.Ptr.IsNil() || l.local.Ptr%l.align != 0):
+			return errs.Invalid(n.call, l.name+".Ptr", l.local.Ptr, fmt.Sprintf("the address of memory, a multiple of %d", l.align))
 		}
 	}
 	return nil

@@ -73,6 +73,8 @@ func Cases(opts *Options) []Case {
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
 		collectiveCases(kind),
+		rmsNormCases(kind),
+		quantizedCases(),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),
