@@ -22,10 +22,10 @@ import (
 // they are the same on every kind of device, between any number of blocks and streams, and over transfers. A tensor that is split elsewhere
 // than at multiples of 64 elements has other blocks, and other bits.
 //
-// Of a sum, an element is at most S/126 + W * 2^-126 away from the exact one, and besides what rounding to the dtype adds, where S is the sum over the W
-// ranks of the largest magnitude that each has in the element's block; of an average, that by W. A block of zeros gives zeros. So elements that
-// are much smaller than others of their block lose all that they have. Infinities and NaN, and sums beyond float32, make their whole block NaN. A world of
-// one is exact.
+// Of a sum, an element is at most S/126 + W * 2^-126 away from the exact one, and what rounding to the dtype adds, where S is the sum over the
+// W ranks of the largest magnitude that each has in the element's block; of an average, that by W. A block of zeros gives zeros, and -0 is
+// sent as 0. So elements that are much smaller than others of their block lose all that they have. Infinities and NaN make their whole
+// block NaN, and so may magnitudes and sums beyond 2^127. A world of one is exact.
 func QuantizedBytes(n int64) int64 {
 	return (n + ptx.QuantizedBlock - 1) / ptx.QuantizedBlock * ptx.QuantizedBytes
 }
