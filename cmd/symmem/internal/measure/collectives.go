@@ -13,7 +13,7 @@ import (
 func busFactor(kind string, ranks int) float64 {
 	w := float64(ranks)
 	switch kind {
-	case AllReduce:
+	case AllReduce, AllReduceRMSNorm:
 		return 2 * (w - 1) / w
 	case AllGather, ReduceScatter, AllToAll:
 		return (w - 1) / w
