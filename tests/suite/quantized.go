@@ -232,7 +232,7 @@ func onQuantized(ctx context.Context, e *Env, q quantized, f func(r *runs) error
 
 func quantizedOvertaken(ctx context.Context, e *Env) error {
 	for _, held := range []bool{false, true} {
-		err := onQuantized(ctx, e, quantized{tensor.BFloat16, kernels.Sum, 1601}, func(r *runs) error { return r.queued(ctx, 6, held) })
+		err := onQuantized(ctx, e, quantized{tensor.BFloat16, kernels.Sum, 1601}, func(r *runs) error { return r.queued(ctx, 4, held) })
 		if err != nil {
 			return err
 		}
