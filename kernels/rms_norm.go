@@ -270,7 +270,7 @@ func (n *norm) chosen(asked Algorithm, kind device.Kind) Algorithm {
 		return Transfers
 	}
 	if kind != device.CUDA {
-		return choose(asked, kind, n.in.DType(), Sum, bytes, size)
+		return choose(asked, kind, n.in.DType(), Sum, bytes, size, false)
 	}
 	switch asked {
 	case Auto, OneShot:
