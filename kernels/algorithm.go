@@ -32,6 +32,7 @@ const (
 	NCCL                             // NCCL's own all-reduce, on memory of backend nccl
 	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
 	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
+	QuantizedInt8                    // lossy: parts and results go as 8-bit integers with scales; see AllReduceOptions.Algorithm
 	algorithms
 )
 
@@ -39,7 +40,7 @@ var algorithmNames = [...]string{
 	Auto: "auto", OneShot: "one_shot", TwoShot: "two_shot", OneShotLL: "one_shot_ll", OneShotPush: "one_shot_push",
 	OneShotPull: "one_shot_pull", TwoShotPush: "two_shot_push", TwoShotPull: "two_shot_pull", TwoShotFlow: "two_shot_flow",
 	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem", Transfers: "transfers", NCCL: "nccl", NCCLSymmetric: "nccl_symmetric",
-	NVSHMEM: "nvshmem",
+	NVSHMEM: "nvshmem", QuantizedInt8: "quantized_int8",
 }
 
 // ptxForms gives the compiled form of each algorithm that is one.
@@ -49,14 +50,14 @@ var ptxForms = map[Algorithm]ptx.Form{
 }
 
 // Algorithms lists the forms that this package has for a kind of device, Auto excluded, families excluded where their members
-// are listed, and after them those that were registered.
+// are listed, QuantizedInt8 excluded, which is lossy, and after them those that were registered.
 func Algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return append([]Algorithm{OneShot, TwoShot, Transfers}, others()...)
 	}
 	var all []Algorithm
 	for a := OneShotLL; a < algorithms; a++ {
-		if a.Backend() == "" {
+		if a.Backend() == "" && a != QuantizedInt8 {
 			all = append(all, a)
 		}
 	}
@@ -91,7 +92,7 @@ func (a Algorithm) NeedsPeerPointers() bool {
 	if f := a.form(); f != nil {
 		return f.NeedsPeerPointers
 	}
-	return a != Transfers && a.Backend() == ""
+	return a != Transfers && a != QuantizedInt8 && a.Backend() == ""
 }
 
 // NeedsMulticast reports whether the form needs tensors that have a multicast address.
@@ -102,13 +103,13 @@ func (a Algorithm) NeedsMulticast() bool {
 	return a == OneShotMultimem || a == TwoShotMultimem
 }
 
-// RankOrder reports whether the form combines the ranks' elements in the order of the ranks, so that its result has the same bits as
-// that of every other such form.
+// RankOrder reports whether the form combines the ranks' elements in the order of the ranks, as they are, so that its result has the same
+// bits as that of every other such form.
 func (a Algorithm) RankOrder() bool {
 	if f := a.form(); f != nil {
 		return !f.AnyOrder
 	}
-	return !a.NeedsMulticast() && a.Backend() == ""
+	return !a.NeedsMulticast() && a.Backend() == "" && a != QuantizedInt8
 }
 
 // Supported reports whether a kind of device, or the library that has the form, has a kernel of the form for elements of dtype, op and world size.
@@ -118,6 +119,9 @@ func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSi
 	}
 	if f := a.form(); f != nil {
 		return f.Supports(kind, dtype, op, worldSize)
+	}
+	if a == QuantizedInt8 {
+		return dtype.IsFloat() && dtype != tensor.Float64 && (op == Sum || op == Avg)
 	}
 	if kind != device.CUDA {
 		return slices.Contains(Algorithms(kind), a)

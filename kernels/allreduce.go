@@ -33,6 +33,8 @@ type AllReduceOptions struct {
 	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans.
+	//
+	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, to leave more room for other work and
 	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
@@ -130,6 +132,8 @@ func (a *allReduce) spec() collective.Spec {
 		a.byForm(&s)
 	case a.algorithm.Backend() != "":
 		a.byLibrary(&s)
+	case a.algorithm == QuantizedInt8:
+		a.quantized(&s)
 	case a.algorithm == Transfers:
 		a.byTransfers(&s)
 	case a.in.Device().Kind() == device.CUDA:

@@ -25,6 +25,9 @@
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //
+// [NewAllReduceRMSNorm] is an all-reduce with the residual and norm of a transformer behind it, in one kernel. [QuantizedInt8] is an all-reduce that
+// is lossy, for who asks for it: see [QuantizedBytes].
+//
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.
 package kernels

@@ -5,15 +5,8 @@ import (
 	"encoding/binary"
 
 	"github.com/symmem/symmem/collective"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels/ptx"
 )
-
-// hopper reports whether a device has compute capability 9.0 or later.
-func hopper(d device.Device) bool {
-	g, ok := d.(gpu)
-	return ok && g.ComputeCapability() >= 90
-}
 
 // byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
 func (v *movement) byLines(s *collective.Spec) {

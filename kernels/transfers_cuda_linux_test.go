@@ -40,7 +40,7 @@ func (d *simDevice) Kind() device.Kind                                         {
 func (d *simDevice) ComputeCapability() int                                    { return 90 }
 func (d *simDevice) Multiprocessors() int                                      { return 4 }
 func (d *simDevice) PeerAtomics(string) bool                                   { return d.atomics }
-func (d *simDevice) LoadModule([]byte) (device.Module, error)                  { return simModule{d}, nil }
+func (d *simDevice) LoadModule(image []byte) (device.Module, error)            { return simModule{d, image}, nil }
 func (d *simDevice) NewStopWord() (device.StopWord, error)                     { return d.word() }
 func (d *simDevice) NewFaultWord(func(uint64) error) (device.FaultWord, error) { return d.word() }
 
@@ -82,20 +82,27 @@ func (w *simWord) Load() uint64 {
 }
 func (w *simWord) Close() error { return w.dev.Free(w.ptr) }
 
-type simModule struct{ dev *simDevice }
+type simModule struct {
+	dev   *simDevice
+	image []byte
+}
 
 func (m simModule) Function(name string) (device.Function, error) {
-	return simFunction{m.dev, name}, nil
+	return simFunction{m.dev, name, m.image}, nil
 }
 func (m simModule) Close() error { return nil }
 
 type simFunction struct {
-	dev  *simDevice
-	name string
+	dev   *simDevice
+	name  string
+	image []byte
 }
 
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
+	if onMachine(f.name) {
+		return &machineLaunch{simFunction: f, l: l}, nil
+	}
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
 	if f.compiled() {
 		launch.compiled = &compiledLaunch{launch: l, dev: f.dev, name: f.name}

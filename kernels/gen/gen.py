@@ -81,6 +81,10 @@ def modules():
             allreduce(f"push_{dtype}_w{world}", 80, dtype, world, 1)
             # The same again with programmatic dependent launch, which sm_80 has not.
             allreduce(f"push_{dtype}_w{world}_sm90", 90, dtype, world, 1)
+        macros = [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}"]
+        out.append((f"rms_norm_{dtype}", "rms_norm.cu", 80, macros + ["-DSYMMEM_SPECIAL=0"]))
+        out.append((f"rms_norm_{dtype}_sm90", "rms_norm.cu", 90, macros + ["-DSYMMEM_SPECIAL=1"]))
+        out.append((f"quantized_{dtype}", "quantized.cu", 80, macros))
     return out
 
 

@@ -76,6 +76,8 @@ func Cases(opts *Options) []Case {
 		libraryCollectiveCases(opts.Backend),
 		dispatchCases(kind),
 		barrierCases(kind),
+		rmsNormCases(kind),
+		quantizedCases(),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),

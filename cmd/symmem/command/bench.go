@@ -33,6 +33,11 @@ broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take 
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_to_all_v reads its
 counts, which are equal, when it runs. barrier is one of all ranks on their streams.
 
+all_reduce_rms_norm is an all-reduce with what follows it in a transformer, residual and RMSNorm, in one kernel: rows of 8192 elements, as
+many as bytes say. Beside it the same is measured as an all-reduce and a norm behind it (unfused).
+
+--algorithm quantized_int8 is an all-reduce that is lossy: 64 elements are sent as 68 bytes. Its row says how many bytes each rank sends.
+
 Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v.
 
 On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as a peer: right after ours, in the same processes
@@ -54,7 +59,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v and barrier")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier and all_reduce_rms_norm")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")

@@ -95,6 +95,46 @@ func TestBenchCollectives(t *testing.T) {
 	}
 }
 
+// TestBenchRMSNorm: an all-reduce with RMSNorm is measured, and the two apart beside it.
+func TestBenchRMSNorm(t *testing.T) {
+	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "1000000", "--kind", measure.AllReduceRMSNorm, "--mode", "graph",
+		"--dtype", "bf16", "--reps", "1", "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Len(t, report.Rows, 2)
+	for i, row := range report.Rows {
+		assert.Equal(t, measure.AllReduceRMSNorm, row.Kind)
+		assert.Equal(t, int64(61*8192*2), row.Bytes, "whole rows")
+		assert.Equal(t, "two_shot", row.Chosen)
+		assert.Equal(t, "graph", row.Mode)
+		assert.Equal(t, []string{"host", measure.Unfused}[i], row.Backend)
+		assert.Equal(t, []string{"", "host"}[i], row.Beside)
+	}
+	row := report.Rows[0]
+	assert.InDelta(t, report.Rows[1].Median, row.PeerMedian, 0)
+	assert.Positive(t, row.PeerRatio)
+	assert.InDelta(t, row.Bandwidth, row.Bus, 1e-9)
+	r = call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "1M", "--kind", measure.AllReduceRMSNorm, "--dtype", "i8", "--reps", "1")
+	assert.NotEqual(t, exit.OK, r.status)
+	assert.Contains(t, r.err, "there is no RMSNorm of i8")
+}
+
+// TestBenchQuantized: what a lossy all-reduce sends is said.
+func TestBenchQuantized(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "b.json")
+	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "1M", "--kind", measure.AllReduce, "--dtype", "f32", "--algorithm", "quantized_int8",
+		"--reps", "1", "--output", file)
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "quantized_int8, 371370 bytes sent")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal(text, &report))
+	require.Len(t, report.Rows, 1)
+	assert.Equal(t, 4*kernels.QuantizedBytes(256<<10)/3, report.Rows[0].Wire)
+}
+
 // TestBenchModes has each dtype with one operation, and with all of them where the whole matrix is run.
 func TestBenchModes(t *testing.T) {
 	for i, dtype := range []string{"f16", "bf16", "f64", "i8", "u64"} {

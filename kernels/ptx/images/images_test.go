@@ -74,6 +74,22 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
+	for _, dtype := range []string{"f16", "bf16", "f32"} {
+		for _, find := range []func(string) (ptx.Kernel, bool){ptx.QuantizedAllReduce, ptx.Quantize, ptx.QuantizedSum, ptx.Dequantize} {
+			k, _ := find(dtype)
+			use(k)
+		}
+		for _, hopper := range []bool{false, true} {
+			k, _ := ptx.LocalRMSNorm(dtype, hopper)
+			use(k)
+			for world := 1; world <= 16; world++ {
+				for _, form := range []ptx.Form{ptx.OneShotPush, ptx.TwoShotPush, ptx.TwoShotPull} {
+					k, _ := ptx.RMSNorm(form, dtype, world, hopper)
+					use(k)
+				}
+			}
+		}
+	}
 	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull, ptx.PushLines(false), ptx.PushLines(true), ptx.Meet, ptx.PushAllToAllV} {
 		use(k)
 	}
@@ -88,7 +104,7 @@ func TestKernels(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	whole, err := open(compressed)
 	require.NoError(t, err)
-	for at := 0; at < len(compressed); at += 997 {
+	for at := 0; at < len(compressed); at += len(compressed) / 157 {
 		damaged := bytes.Clone(compressed)
 		damaged[at] ^= 1 << (at % 8)
 		if a, err := open(damaged); err == nil {

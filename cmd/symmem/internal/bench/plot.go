@@ -74,7 +74,7 @@ func (r *Report) page() *chart.Page {
 // line returns the name of the line that a row belongs to, "" if it belongs to none.
 func line(r *measure.Row) string {
 	switch r.Kind {
-	case measure.AllReduce:
+	case measure.AllReduce, measure.AllReduceRMSNorm:
 		if r.Beside != "" {
 			return fmt.Sprintf("peer %s %s beside %s, %d ranks, %s", r.Backend, r.Kind, r.Beside, r.Ranks, r.Mode)
 		}

@@ -82,7 +82,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 func (r *Report) compare() {
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if row.Kind != measure.AllReduce || row.Beside != "" {
+		if row.Kind != measure.AllReduce && row.Kind != measure.AllReduceRMSNorm || row.Beside != "" {
 			continue
 		}
 		for _, name := range r.peers(row) {

@@ -52,6 +52,9 @@ func (r *Report) writeTable(w io.Writer) error {
 				note = row.Algorithm + ": " + row.Chosen
 			}
 		}
+		if row.Wire > 0 {
+			note += fmt.Sprintf(", %d bytes sent", row.Wire)
+		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t", bytesize.Text(row.Bytes), note, figure(row.Median), figure(row.Min),
 			figure(row.Max), rate(row.Bandwidth), rate(row.Bus))
 		if compared {

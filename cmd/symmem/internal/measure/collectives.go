@@ -14,7 +14,7 @@ import (
 func busFactor(kind string, ranks int) float64 {
 	w := float64(ranks)
 	switch kind {
-	case AllReduce:
+	case AllReduce, AllReduceRMSNorm:
 		return 2 * (w - 1) / w
 	case AllGather, ReduceScatter, AllToAll, AllToAllV:
 		return (w - 1) / w

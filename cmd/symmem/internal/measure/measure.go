@@ -26,6 +26,8 @@ const (
 	maxIterations         = 50000
 	// graphRuns is the number of runs in a captured graph: enough to hide the cost of its launch.
 	graphRuns = 20
+	// quantizedTolerance is how far the sum of numbers between 1 and 2 may be off: 2/126 of it, and what the dtype rounds.
+	quantizedTolerance = 0.02
 	// rendezvousBytes is the size of the memory that rendezvous is measured with.
 	rendezvousBytes = 64 << 20
 	// barrierChannel and signalChannel are the channels that bench uses.
@@ -92,6 +94,12 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					if err := b.collective(ctx, kind, alg, bytes); err != nil {
 						return fmt.Errorf("measuring %s of %s, %s: %w", kind, bytesize.Text(bytes), alg, err)
 					}
+				}
+			}
+		case AllReduceRMSNorm:
+			for _, bytes := range b.spec.Sizes {
+				if err := b.allReduceRMSNorm(ctx, bytes); err != nil {
+					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
 				}
 			}
 		case PlanRun:
@@ -348,8 +356,12 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 		return nil, nil, errors.Join(err, closeTensors(ctx))
 	}
 	closeAll = func(ctx context.Context) error { return errors.Join(p.Close(ctx), closeTensors(ctx)) }
-	return p, closeAll, b.checkResult(ctx, reduction{name: p.String(), dtype: dtype, elements: t.NumElements(), op: op,
-		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }})
+	check := reduction{name: p.String(), dtype: dtype, elements: t.NumElements(), op: op,
+		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }}
+	if p.Algorithm() == kernels.QuantizedInt8 {
+		check.tolerance = quantizedTolerance
+	}
+	return p, closeAll, b.checkResult(ctx, check)
 }
 
 // allReduce measures one form of an all-reduce of bytes, and returns its row without the times.
@@ -363,6 +375,11 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 		Chosen: p.Algorithm().String(), Mode: "eager"}
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
+	}
+	if p.Algorithm() == kernels.QuantizedInt8 {
+		dtype, _ := tensor.ParseDType(b.spec.DType) // plan has parsed it
+		w := int64(b.r.WorldSize())
+		row.Wire = 2 * (w - 1) * kernels.QuantizedBytes(p.Bytes()/dtype.Bytes()) / w
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	if p.Algorithm() == kernels.NVSHMEM {

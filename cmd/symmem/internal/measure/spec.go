@@ -21,12 +21,14 @@ const (
 	AllToAll      = "all_to_all"
 	AllToAllV     = "all_to_all_v" // with equal counts, read when it runs
 	Barrier       = "barrier"      // as a plan
+
+	AllReduceRMSNorm = "all_reduce_rms_norm" // with residual and RMSNorm, in one plan, and beside it in two
 )
 
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm)
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
@@ -38,7 +40,8 @@ const (
 	NCCL          = "nccl"
 	NCCLSymmetric = "nccl_symmetric"
 	NVSHMEM       = "nvshmem"
-	SGLang        = "sglang" // its push kernels
+	Unfused       = "unfused" // of AllReduceRMSNorm: our own all-reduce and RMSNorm, one after the other
+	SGLang        = "sglang"  // its push kernels
 )
 
 // Spec is what the ranks measure. It is the same on all of them.
@@ -78,6 +81,7 @@ type Row struct {
 	Max         float64 `json:"max_us"`
 	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
 	Bus         float64 `json:"bus_gb_per_s,omitempty"` // of collectives: the same times what each rank has to send of a message
+	Wire        int64   `json:"wire_bytes,omitempty"`   // of a quantized all-reduce: what each rank sends, scales and all
 
 	// The same of the peer, if it was measured.
 	PeerMedian float64 `json:"peer_us,omitempty"`

@@ -1,0 +1,28 @@
+// The kernels of rms_norm.cuh of one dtype: symmem_rms_norm_<form>_<dtype>_w<world>, where n stands for every world size, and
+// symmem_rms_norm_<dtype>, the part behind the sum.
+#include "rms_norm.cuh"
+
+#define SYMMEM_JOIN(form, dtype, tail) symmem_rms_norm_##form##_##dtype##_##tail
+#define SYMMEM_NAME(form, dtype, tail) SYMMEM_JOIN(form, dtype, tail)
+#define SYMMEM_KERNEL(form, tail, ...)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(512)                                                                        \
+      SYMMEM_NAME(form, SYMMEM_DTYPE, tail)(const __grid_constant__ Comm c, const __grid_constant__ Norm n) {              \
+    __VA_ARGS__(c, n);                                                                                                     \
+  }
+#define SYMMEM_LOCAL(dtype) symmem_rms_norm_##dtype
+#define SYMMEM_LOCAL_NAME(dtype) SYMMEM_LOCAL(dtype)
+
+SYMMEM_KERNEL(oneshot_push, wn, normOneshotPush<SYMMEM_TYPE, 0>)
+SYMMEM_KERNEL(twoshot_push, wn, normTwoshotPush<SYMMEM_TYPE, 0>)
+SYMMEM_KERNEL(twoshot_pull, wn, normTwoshotPull<SYMMEM_TYPE>)
+#if SYMMEM_SPECIAL // kernels for one world size, on the devices that most have
+SYMMEM_KERNEL(oneshot_push, w2, normOneshotPush<SYMMEM_TYPE, 2>)
+SYMMEM_KERNEL(oneshot_push, w4, normOneshotPush<SYMMEM_TYPE, 4>)
+SYMMEM_KERNEL(oneshot_push, w8, normOneshotPush<SYMMEM_TYPE, 8>)
+SYMMEM_KERNEL(twoshot_push, w4, normTwoshotPush<SYMMEM_TYPE, 4>)
+SYMMEM_KERNEL(twoshot_push, w8, normTwoshotPush<SYMMEM_TYPE, 8>)
+#endif
+
+extern "C" __global__ void __launch_bounds__(512) SYMMEM_LOCAL_NAME(SYMMEM_DTYPE)(const __grid_constant__ Norm n) {
+  normLocal<SYMMEM_TYPE>(n);
+}

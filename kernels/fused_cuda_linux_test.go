@@ -1,0 +1,371 @@
+package kernels
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/ptxvm"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// onMachine says which kernels the simulated device runs as they are, on a machine for PTX, rather than as Go.
+func onMachine(name string) bool {
+	return strings.HasPrefix(name, "symmem_rms_norm_") || strings.HasPrefix(name, "symmem_quantize") || strings.HasPrefix(name, "symmem_dequantize_")
+}
+
+// machineLaunch is a launch of one. Each rank has a machine of its own, on memory that they share.
+type machineLaunch struct {
+	simFunction
+	l device.Launch
+}
+
+func (l *machineLaunch) Launch(s device.Stream) error {
+	return s.(*simStream).Stream.(device.HostLauncher).Launch(l)
+}
+func (l *machineLaunch) Close() error { return nil }
+
+var machineModules sync.Map // by the hash of the image
+
+func (l *machineLaunch) RunKernel() error {
+	key := sha256.Sum256(l.image)
+	module, ok := machineModules.Load(key)
+	if !ok {
+		m, err := ptxvm.Parse(l.name, l.image)
+		if err != nil {
+			return err
+		}
+		module, _ = machineModules.LoadOrStore(key, m)
+	}
+	space := ptxvm.NewMemory()
+	var failed error
+	mapped := map[uint64]bool{}
+	add := func(p uint64, n int64) {
+		if p == 0 || n == 0 || mapped[p] {
+			return
+		}
+		mapped[p] = true
+		// The machine maps whole sixteens; what is before a table may be mapped already, with its first words.
+		lo, hi := int64(p)&^15, int64(p)+n
+		var err error
+		for _, span := range [][2]int64{{lo, (hi + 15) &^ 15}, {lo, hi}, {lo + 16, (hi + 15) &^ 15}, {lo + 16, hi}} {
+			var b []byte
+			if b, err = l.dev.mem.Bytes(device.Ptr(span[0]), span[1]-span[0]); err == nil {
+				err = space.Map(uint64(span[0]), b)
+			}
+			if err == nil {
+				break
+			}
+		}
+		failed = errors.Join(failed, err)
+	}
+	table := func(p uint64, n uint32) (all []uint64) {
+		add(p, int64(n)*8)
+		for i := range uint64(n) {
+			all = append(all, uint64(l.dev.at(p+8*i).Load())|uint64(l.dev.at(p+8*i+4).Load())<<32)
+		}
+		return all
+	}
+	var comm *ptx.Comm
+	var data int64
+	last := l.l.Params[len(l.l.Params)-1]
+	if len(l.l.Params) == 2 {
+		comm = &ptx.Comm{}
+		simParam(comm, l.l.Params[0])
+	}
+	if strings.HasPrefix(l.name, "symmem_rms_norm_") {
+		var p ptx.Norm
+		simParam(&p, last)
+		width := int64(2)
+		if strings.Contains(l.name, "_f32") {
+			width = 4
+		}
+		row := int64(p.Columns) * width
+		for _, at := range []uint64{p.In, p.Residual, p.ResidualOut, p.Out} {
+			add(at, int64(p.Rows)*row)
+		}
+		add(p.Weight, row)
+		add(p.Quantized, int64(p.Rows)*int64(p.Columns))
+		if comm != nil {
+			form := map[bool]ptx.Form{true: ptx.OneShotPush, false: ptx.TwoShotPush}[strings.Contains(l.name, "oneshot")]
+			if strings.Contains(l.name, "_pull_") {
+				form = ptx.TwoShotPull
+				for _, at := range table(p.Inputs, comm.World) {
+					add(at, int64(p.Rows)*row)
+				}
+			}
+			data = ptx.NormDataBytes(form, int(comm.World), int64(p.Rows), row)
+		}
+	} else {
+		var p ptx.Quantized
+		simParam(&p, last)
+		width := int64(2)
+		if strings.Contains(l.name, "_f32") {
+			width = 4
+		}
+		images := int64(p.World) * int64(p.Span)
+		switch {
+		case comm != nil:
+			data = 4 * images
+			add(p.In, int64(p.Count)*width)
+			add(p.Out, int64(p.Count)*width)
+		case l.name == "symmem_quantized_sum":
+			for _, at := range table(p.Images, p.World) {
+				add(at, int64(p.Span))
+			}
+			add(p.Sum, int64(p.Span))
+		case strings.HasPrefix(l.name, "symmem_quantize_"):
+			add(p.In, int64(p.Count)*width)
+			add(p.Images, images)
+		default:
+			add(p.Out, int64(p.Count)*width)
+			add(p.Images, images)
+		}
+	}
+	if comm != nil {
+		workspaces := comm.Workspace[:min(comm.World, ptx.Inline)]
+		if comm.World > ptx.Inline {
+			workspaces = table(comm.Table, comm.World)
+		}
+		for _, at := range workspaces {
+			add(at, ptx.ControlBytes(int(l.l.Grid[0]), int(comm.World))+data)
+		}
+		add(comm.Dead, 4)
+		add(comm.Fault, 8)
+		add(comm.Stop, 4)
+	}
+	if failed != nil {
+		return failed
+	}
+	m := ptxvm.New(space, ptxvm.Config{Seed: 1, MaxSteps: 1 << 32})
+	err := m.NewStream(0).Launch(ptxvm.Launch{
+		Function: module.(*ptxvm.Module).Function(l.name), Grid: [3]uint32{l.l.Grid[0]}, Block: [3]uint32{l.l.Block[0]}, Params: l.l.Params, Overlap: l.l.Overlap,
+	})
+	if err != nil {
+		return err
+	}
+	return m.Run()
+}
+
+// floats is n elements of a rank: of all sizes.
+func floats(dtype tensor.DType, n int64, seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 5))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64()) * float32(int(1)<<r.IntN(6))
+	}
+	b := make([]byte, n*dtype.Bytes())
+	_, store := float32Of(dtype)
+	store(b, x)
+	return b
+}
+
+// sumOf is what an all-reduce gives.
+func sumOf(dtype tensor.DType, size int, n int64) []byte {
+	var ins [][]byte
+	for r := range size {
+		ins = append(ins, floats(dtype, n, uint64(r)))
+	}
+	sum := make([]byte, n*dtype.Bytes())
+	newReducer(dtype, Sum, size)(sum, ins, 0, n)
+	return sum
+}
+
+// TestRMSNormOnCUDA runs the kernels of all forms as their plans launch them, on simulated devices: they give the bits of the host.
+func TestRMSNormOnCUDA(t *testing.T) {
+	smallLimits(t)
+	for _, size := range []int{1, 2, 3, ptx.Inline + 1} {
+		for i, algorithm := range []Algorithm{OneShotPush, TwoShotPush, TwoShotPull, Transfers, Auto} {
+			if size%2 == 1 && size < ptx.Inline && (i+size)%4 != 0 {
+				continue // one of each is enough
+			}
+			dtype := []tensor.DType{tensor.BFloat16, tensor.Float32, tensor.Float16}[(i+size)%3]
+			rows, columns := int64(3), []int64{64, 520}[i%2]
+			t.Run(fmt.Sprintf("size=%d/%s/%s", size, algorithm, dtype), func(t *testing.T) {
+				onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+					return normOnCUDA(ctx, dev, m, algorithm, dtype, rows, columns)
+				})
+			})
+		}
+	}
+}
+
+func normOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, algorithm Algorithm, dtype tensor.DType, rows, columns int64) error {
+	rank, size, all := m.Group().Rank(), m.Group().Size(), rows*columns
+	in, err := tensor.Zeros(ctx, m, dtype, rows, columns)
+	if err != nil {
+		return err
+	}
+	if err := in.Rendezvous(ctx); err != nil {
+		return err
+	}
+	local := func(dtype tensor.DType, n int64, b []byte) Local {
+		p, allocErr := dev.Alloc(n * dtype.Bytes())
+		err = errors.Join(err, allocErr)
+		if allocErr == nil && b != nil {
+			err = errors.Join(err, dev.CopyFromHost(p, b))
+		}
+		return Local{p, dtype, n}
+	}
+	residual, weight := floats(dtype, all, uint64(100+rank)), floats(dtype, columns, 1000)
+	n := RMSNorm{Residual: local(dtype, all, residual), ResidualOut: local(dtype, all, nil), Weight: local(dtype, columns, weight), WeightBias: 0.5, Epsilon: 1e-5,
+		Out: local(dtype, all, nil), Quantized: local(tensor.Uint8, all, nil), Scale: 0.1}
+	if err != nil {
+		return err
+	}
+	plan, err := NewAllReduceRMSNorm(ctx, in, n, &Options{Algorithm: algorithm, FirstEpoch: 1<<32 - 2})
+	if err != nil {
+		return err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	want := hostRows{
+		rowBytes: columns * dtype.Bytes(), residual: residual, residualOut: make([]byte, all*dtype.Bytes()), weight: weight, out: make([]byte, all*dtype.Bytes()), quantized: make([]byte, all),
+		epsilon: n.Epsilon, bias: n.WeightBias, inverse: 1 / n.Scale, x: make([]float32, columns), y: make([]float32, columns), weights: make([]float32, columns),
+		row: make([]byte, columns*dtype.Bytes()), lanes: make([]float32, normThreads(columns*dtype.Bytes())), perLine: int(16 / dtype.Bytes()),
+	}
+	want.load, want.store = float32Of(dtype)
+	want.all(sumOf(dtype, size, all))
+	for run := range 3 {
+		err := errors.Join(dev.CopyFromHost(in.Ptr(), floats(dtype, all, uint64(rank))), m.Group().Barrier(ctx, "filled"), plan.Run(s), s.Synchronize(ctx), m.Group().Barrier(ctx, "ended"))
+		if err != nil {
+			return err
+		}
+		for _, o := range []struct {
+			name string
+			l    Local
+			want []byte
+		}{{"residual", n.ResidualOut, want.residualOut}, {"out", n.Out, want.out}, {"fp8", n.Quantized, want.quantized}} {
+			got := make([]byte, len(o.want))
+			if err := dev.CopyToHost(got, o.l.Ptr); err != nil {
+				return err
+			}
+			if !bytes.Equal(got, o.want) {
+				return fmt.Errorf("rank %d, run %d: %s is % x, not % x", rank, run, o.name, got[:16], o.want[:16])
+			}
+		}
+	}
+	err = errors.Join(plan.Close(ctx), s.Close(), in.Close(ctx))
+	for _, l := range []Local{n.Residual, n.ResidualOut, n.Weight, n.Out, n.Quantized} {
+		err = errors.Join(err, dev.Free(l.Ptr))
+	}
+	return err
+}
+
+// quantizedWant is the all-reduce of floats in blocks.
+func quantizedWant(dtype tensor.DType, size int, n int64) []byte {
+	load, store := float32Of(dtype)
+	out := make([]byte, n*dtype.Bytes())
+	width := dtype.Bytes()
+	for lo := int64(0); lo < n; lo += ptx.QuantizedBlock {
+		hi := min(lo+ptx.QuantizedBlock, n)
+		var sum, x [ptx.QuantizedBlock]float32
+		var sent [ptx.QuantizedBlock]byte
+		for r := range size {
+			x = [ptx.QuantizedBlock]float32{}
+			load(x[:hi-lo], floats(dtype, n, uint64(r))[lo*width:hi*width])
+			dequantizeBlock(&x, &sent, quantizeBlock(&sent, &x))
+			for i := range sum {
+				sum[i] += x[i]
+			}
+		}
+		dequantizeBlock(&sum, &sent, quantizeBlock(&sent, &sum))
+		store(out[lo*width:hi*width], sum[:hi-lo])
+	}
+	return out
+}
+
+// TestQuantizedOnCUDA runs the kernels of the lossy all-reduce as their plans launch them, on simulated devices, with pointers and by transfers:
+// they give the bits of the host.
+func TestQuantizedOnCUDA(t *testing.T) {
+	for _, size := range []int{2, 3, ptx.Inline + 1} {
+		for i, far := range []bool{false, true} {
+			dtype := []tensor.DType{tensor.BFloat16, tensor.Float32, tensor.Float16}[(i+size)%3]
+			for _, n := range []int64{1, 64*7 + 3} {
+				t.Run(fmt.Sprintf("size=%d/far=%t/%s/%d", size, far, dtype, n), func(t *testing.T) {
+					onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+						return quantizedOnCUDA(ctx, dev, m, far, dtype, n)
+					})
+				})
+			}
+		}
+	}
+}
+
+func quantizedOnCUDA(ctx context.Context, dev *simDevice, m *memory.Memory, far bool, dtype tensor.DType, n int64) error {
+	x, err := tensor.Zeros(ctx, m, dtype, n)
+	if err != nil {
+		return err
+	}
+	if err := x.Rendezvous(ctx); err != nil {
+		return err
+	}
+	a := &allReduce{in: x, out: x, op: Sum, algorithm: QuantizedInt8, opts: &AllReduceOptions{}, inPlace: true}
+	spec := a.spec()
+	if far {
+		a.newQuantizedForm().byTransfers(&spec)
+		spec.CUDA = nil
+	}
+	plan, err := collective.New(ctx, m, spec)
+	if err != nil {
+		return err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	for run := range 3 {
+		got := make([]byte, x.Bytes())
+		err := errors.Join(dev.CopyFromHost(x.Ptr(), floats(dtype, n, uint64(m.Group().Rank()))), m.Group().Barrier(ctx, "filled"), plan.Run(s), s.Synchronize(ctx), dev.CopyToHost(got, x.Ptr()),
+			m.Group().Barrier(ctx, "ended"))
+		if err != nil {
+			return err
+		}
+		if want := quantizedWant(dtype, m.Group().Size(), n); !bytes.Equal(got, want) {
+			return fmt.Errorf("rank %d, run %d: % x, not % x", m.Group().Rank(), run, got[:min(16, len(got))], want[:min(16, len(want))])
+		}
+	}
+	return errors.Join(plan.Close(ctx), s.Close(), x.Close(ctx))
+}
+
+// TestRMSNormChoice: small messages go one-shot, larger ones two-shot, the largest by loads; nothing goes to who is alone.
+func TestRMSNormChoice(t *testing.T) {
+	onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+		want := []Algorithm{OneShotPush, OneShotPush, TwoShotPush, TwoShotPull}
+		for i, rows := range []int64{1, 128, 256, 1024} {
+			in, err := tensor.Zeros(ctx, m, tensor.BFloat16, rows, 8192)
+			if err != nil {
+				return err
+			}
+			n := newNorm("NewAllReduceRMSNorm", in, RMSNorm{Weight: Local{NumElements: 8192}}, nil)
+			if err := in.Rendezvous(ctx); err != nil {
+				return err
+			}
+			n.fill()
+			if got := n.chosen(Auto, device.CUDA); got != want[i] {
+				return fmt.Errorf("%d rows go by %s, not %s", rows, got, want[i])
+			}
+			if err := in.Close(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.Equal(t, 512, normThreads(8192*2))
+	require.Equal(t, 32, normThreads(16))
+	require.Equal(t, 64, normThreads(33*16))
+}
