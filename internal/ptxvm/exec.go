@@ -610,6 +610,7 @@ func (m *Machine) exec(t *thread) {
 			x3 := atomic.LoadUint32((*uint32)(unsafe.Add(p, 12)))
 			r[in.d], r[in.b], r[in.c], r[in.e] = uint64(x0), uint64(x1), uint64(x2), uint64(x3)
 		case opSt8:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 1)
 			if p == nil {
@@ -618,6 +619,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint8)(p) = uint8(r[in.d])
 		case opSt16:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 2)
 			if p == nil {
@@ -626,6 +628,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint16)(p) = uint16(r[in.d])
 		case opSt32:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 4)
 			if p == nil {
@@ -634,6 +637,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint32)(p) = uint32(r[in.d])
 		case opSt64:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -642,6 +646,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint64)(p) = uint64(r[in.d])
 		case opSt2x32:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -651,6 +656,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint32)(p) = uint32(r[in.d])
 			*(*uint32)(unsafe.Add(p, 4)) = uint32(r[in.b])
 		case opSt2x64:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -660,6 +666,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint64)(p) = uint64(r[in.d])
 			*(*uint64)(unsafe.Add(p, 8)) = uint64(r[in.b])
 		case opSt4x32:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -671,6 +678,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint32)(unsafe.Add(p, 8)) = uint32(r[in.c])
 			*(*uint32)(unsafe.Add(p, 12)) = uint32(r[in.e])
 		case opStStrong32:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 4)
 			if p == nil {
@@ -679,6 +687,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			atomic.StoreUint32((*uint32)(p), uint32(r[in.d]))
 		case opStStrong64:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -687,6 +696,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			atomic.StoreUint64((*uint64)(p), uint64(r[in.d]))
 		case opStStrong4x32:
+			m.stores++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -785,11 +795,17 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			return err
 		}
 		off := address - region.base
+		first := 0 // of the copies, for a sum whose order is the switch's business
+		if in.op == opLdReduce {
+			first = m.choose.Choose(len(region.copies))
+		} else {
+			m.stores++
+		}
 		var values [16]uint64
 		for i := range int(a.n) {
 			each := values[:0]
-			for _, c := range region.copies {
-				p, err := m.span(t, a, c+off)
+			for k := range region.copies {
+				p, err := m.span(t, a, region.copies[(first+k)%len(region.copies)]+off)
 				if err != nil {
 					return err
 				}
@@ -823,6 +839,7 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			r[regs[i]] = x[i]
 		}
 	case opStAny:
+		m.stores++
 		for i := range int(a.n) {
 			store(unsafe.Add(p, i*int(a.size)), a.size, r[regs[i]])
 		}
@@ -837,7 +854,9 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			v := modify(a, old, r[in.b], r[in.c])
 			if a.size == 4 && atomic.CompareAndSwapUint32((*uint32)(p), uint32(old), uint32(v)) ||
 				a.size == 8 && atomic.CompareAndSwapUint64((*uint64)(p), old, v) {
-				r[in.d] = old
+				if r[in.d] = old; v != old {
+					m.stores++
+				}
 				return nil
 			}
 		}

@@ -59,6 +59,7 @@ type Machine struct {
 	ready   []*thread // that can go on
 	active  int       // launches that have begun and not ended
 	steps   uint64
+	stores  uint64 // that were executed
 	err     error
 	cache   [16]cached
 

@@ -1,0 +1,48 @@
+package simcuda
+
+import "cmp"
+
+// Config is what a machine has. Zero values are the defaults.
+type Config struct {
+	// GPUs is how many there are; default 1.
+	GPUs int
+	// Each changes single GPUs, by ordinal; GPUs behind its end are all alike.
+	Each []GPU
+	// Seed decides what is left to chance: which thread goes on, which GPU, in which order a switch adds. When calls of the driver come is up
+	// to the goroutines of the program, so a run with the same seed is alike, not the same.
+	Seed uint64
+	// Weak gives kernels a memory as weak as PTX's, which is some ten times slower: see package ptxvm.
+	Weak bool
+	// Multicast says that the GPUs have it.
+	Multicast bool
+	// MulticastObjects is how many multicast objects there can be at the same time; default 128.
+	MulticastObjects int
+	// Peers says which GPUs reach which others; nil: all do.
+	Peers func(gpu, peer int) bool
+}
+
+// GPU is what makes one GPU different from others.
+type GPU struct {
+	Name            string // default "Simulated GPU"
+	Memory          uint64 // bytes; default 1 GiB
+	Capability      int    // compute capability, 90 for 9.0, which is the default
+	Multiprocessors int    // default 4: plans take few blocks then
+}
+
+const defaultObjects = 128
+
+func (c Config) complete() Config {
+	c.GPUs = max(c.GPUs, 1)
+	c.MulticastObjects = cmp.Or(c.MulticastObjects, defaultObjects)
+	each := make([]GPU, c.GPUs)
+	copy(each, c.Each)
+	for i := range each {
+		g := &each[i]
+		g.Name = cmp.Or(g.Name, "Simulated GPU")
+		g.Memory = cmp.Or(g.Memory, 1<<30)
+		g.Capability = cmp.Or(g.Capability, 90)
+		g.Multiprocessors = cmp.Or(g.Multiprocessors, 4)
+	}
+	c.Each = each
+	return c
+}
