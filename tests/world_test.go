@@ -34,6 +34,7 @@ const workerVariable = "SYMMEM_TEST_WORKER"
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
 	"suite":      suiteJob,
 	"goroutines": goroutinesJob,
+	"simulated":  simulatedJob,
 	"kill":       killJob,
 	"speed":      speedJob,
 }

@@ -26,7 +26,7 @@ type GPU struct {
 	Name            string // default "Simulated GPU"
 	Memory          uint64 // bytes; default 1 GiB
 	Capability      int    // compute capability, 90 for 9.0, which is the default
-	Multiprocessors int    // default 4: plans take few blocks then
+	Multiprocessors int    // default 8: plans take few blocks then, and still as much of the GPU as of a real one
 }
 
 const defaultObjects = 128
@@ -41,7 +41,7 @@ func (c Config) complete() Config {
 		g.Name = cmp.Or(g.Name, "Simulated GPU")
 		g.Memory = cmp.Or(g.Memory, 1<<30)
 		g.Capability = cmp.Or(g.Capability, 90)
-		g.Multiprocessors = cmp.Or(g.Multiprocessors, 4)
+		g.Multiprocessors = cmp.Or(g.Multiprocessors, 8)
 	}
 	c.Each = each
 	return c

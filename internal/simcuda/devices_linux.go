@@ -145,8 +145,10 @@ func (m *Machine) device(dev cu.DeviceOrdinal, f func(g *gpu) cu.Result) cu.Resu
 const (
 	mostThreads    = 2048 // of a multiprocessor
 	mostBlocks     = 32
+	mostRegisters  = 64 << 10
 	mostShared     = 228 << 10
 	mostBlockBytes = 227 << 10
+	registers      = 64 // of a thread; PTX does not say how many a kernel takes once it is compiled
 )
 
 func (g *gpu) attribute(a cu.DeviceAttribute) (int32, bool) {
@@ -278,8 +280,13 @@ func (g *gpu) begin() {
 	m := g.machine
 	g.space, g.peers = ptxvm.NewMemory(), map[int]bool{}
 	began := time.Now()
+	// Threads that wait look again and again, as long as their turn is.
+	turn := 100
+	if m.config.Weak {
+		turn = 0
+	}
 	g.vm = ptxvm.New(g.space, ptxvm.Config{
-		Seed: m.rand.Uint64(), Weak: m.config.Weak,
+		Seed: m.rand.Uint64(), Weak: m.config.Weak, Turn: turn,
 		Clock: func() uint64 { return uint64(time.Since(began)) + 1<<40 },
 	})
 	g.lanes, g.stores = nil, 0

@@ -188,7 +188,7 @@ func (m *Machine) moduleCalls(d *cu.Driver) {
 				return cu.InvalidValue
 			}
 			warps := (threads + 31) / 32
-			*blocks = min(mostThreads/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
+			*blocks = min(mostThreads/32/warps, mostRegisters/registers/32/warps, mostBlocks, int32(mostShared/(uint64(f.module.ptx.Shared())+shared+1<<10)))
 			if threads > 1024 || f.f.MaxThreads > 0 && int(threads) > f.f.MaxThreads {
 				*blocks = 0
 			}
