@@ -281,7 +281,7 @@ func (g *gpu) begin() {
 	g.space, g.peers = ptxvm.NewMemory(), map[int]bool{}
 	began := time.Now()
 	// Threads that wait look again and again, as long as their turn is.
-	turn := 100
+	turn := 50
 	if m.config.Weak {
 		turn = 0
 	}
