@@ -52,7 +52,7 @@ func (m *Machine) schedule() {
 			m.mu.Unlock()
 			return
 		}
-		moved, turns, ready := m.turn(m.gpus[k%len(m.gpus)])
+		moved, turns := m.turn(m.gpus[k%len(m.gpus)])
 		m.mu.Unlock()
 		for _, data := range later {
 			go cuda.RunHostFunc(data)
@@ -65,7 +65,6 @@ func (m *Machine) schedule() {
 			continue
 		}
 		quiet += turns + 1
-		_ = ready
 		if quiet < len(m.gpus)*(4*m.mostReady()+16) {
 			continue
 		}
@@ -94,10 +93,10 @@ func (m *Machine) mostReady() int {
 	return most
 }
 
-// turn lets a GPU go on, and says whether anything has moved, how many turns threads had, and how many threads can go on.
-func (m *Machine) turn(g *gpu) (moved bool, turns, ready int) {
+// turn lets a GPU go on, and says whether anything has moved, and how many turns threads had.
+func (m *Machine) turn(g *gpu) (moved bool, turns int) {
 	if g.busy == 0 {
-		return false, 0, 0
+		return false, 0
 	}
 	for i := 0; i < len(m.active); i++ {
 		s := m.active[i]
@@ -113,17 +112,17 @@ func (m *Machine) turn(g *gpu) (moved bool, turns, ready int) {
 		}
 	}
 	if g.vm == nil || g.result() != cu.Success {
-		return moved, 0, 0
+		return moved, 0
 	}
-	turns = 32 + m.rand.IntN(512)
+	turns = 16 + min(16+m.rand.IntN(512), 8*g.vm.Ready())
 	if _, err := g.vm.Step(turns); err != nil {
 		m.fail(g, resultOf(err), err)
-		return true, turns, 0
+		return true, turns
 	}
 	if n := g.vm.Stores(); n != g.stores {
 		g.stores, moved = n, true
 	}
-	return moved, turns, g.vm.Ready()
+	return moved, turns
 }
 
 // resultOf is what the driver says of a kernel's failure.
