@@ -39,6 +39,12 @@ var shortSimulated = map[int]string{
 	8: `^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|^all_reduce/[a-z_]+_multimem/f16/|^memory/multicast|^signal/|^(reduce|all_to_all)/[a-z_]+/delayed$`,
 }
 
+// simulatedProcesses are the cases of the short matrix with ranks that are processes, each with a machine of its own, by world size. They pass each
+// other memory as descriptors of files; multicast objects they cannot pass.
+var simulatedProcesses = map[int]string{
+	2: `^(memory|window|signal|transfer)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)/`,
+}
+
 // wholeSimulated are the world sizes and seeds of the whole matrix.
 var (
 	wholeSimulated = []int{1, 2, 3, 4, 5, 6, 7, 8}
@@ -76,6 +82,18 @@ func onSimulated(t *testing.T) {
 				}
 				runCases(t, nil, simulatedName, opts, 1, fmt.Sprintf("simulated:%d,%d", size, seed))
 			})
+			filter := simulatedProcesses[size]
+			if filter == "" || whole && seed != seeds[0] {
+				continue
+			}
+			t.Run(fmt.Sprintf("world=%d/seed=%d/processes", size, seed), func(t *testing.T) {
+				t.Parallel()
+				opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: true, Simulated: true}
+				if !whole {
+					opts.Filter = regexp.MustCompile(filter)
+				}
+				runCases(t, nil, simulatedName, opts, size, fmt.Sprintf("simulated_process:%d,%d", size, seed))
+			})
 		}
 	}
 }
@@ -103,13 +121,33 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 		return err
 	}
 	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}, say)
-	if wrong := m.Violations(); len(wrong) > 0 {
-		err = errors.Join(err, fmt.Errorf("the simulated GPUs were used wrongly: %s", strings.Join(wrong, "; ")))
+	return errors.Join(err, m.Err())
+}
+
+// simulatedProcessJob is one rank of the suite, with simulated GPUs of its own process.
+func simulatedProcessJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
+	arg, short, _ := strings.Cut(arg, ":")
+	var size int
+	var seed uint64
+	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
+		return err
 	}
-	if left := m.Left(); err == nil && len(left) > 0 {
-		err = fmt.Errorf("the simulated GPUs still have %s", strings.Join(left, ", "))
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank)})
+	if err != nil {
+		return err
 	}
-	return err
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOff}})
+	if err != nil {
+		return err
+	}
+	opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}
+	var report func(suite.Result)
+	if r.Rank() == 0 {
+		report = func(res suite.Result) { say(res) }
+	}
+	chosen := chosenCases(opts)
+	_, err = suite.Run(ctx, r, chosen.all(), opts, report)
+	return errors.Join(err, chosen.err, r.Close(ctx), m.Err())
 }
 
 // backendOf is the backend that a name of the matrix stands for.

@@ -35,8 +35,10 @@ var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, s
 	"suite":      suiteJob,
 	"goroutines": goroutinesJob,
 	"simulated":  simulatedJob,
-	"kill":       killJob,
-	"speed":      speedJob,
+
+	"simulated_process": simulatedProcessJob,
+	"kill":              killJob,
+	"speed":             speedJob,
 }
 
 func TestMain(m *testing.M) {

@@ -11,8 +11,6 @@ type Config struct {
 	// Seed decides what is left to chance: which thread goes on, which GPU, in which order a switch adds. When calls of the driver come is up
 	// to the goroutines of the program, so a run with the same seed is alike, not the same.
 	Seed uint64
-	// Weak gives kernels a memory as weak as PTX's, which is some ten times slower: see package ptxvm.
-	Weak bool
 	// Multicast says that the GPUs have it.
 	Multicast bool
 	// MulticastObjects is how many multicast objects there can be at the same time; default 128.

@@ -281,12 +281,9 @@ func (g *gpu) begin() {
 	g.space, g.peers = ptxvm.NewMemory(), map[int]bool{}
 	began := time.Now()
 	// Threads that wait look again and again, as long as their turn is.
-	turn := 50
-	if m.config.Weak {
-		turn = 0
-	}
+	const turn = 50
 	g.vm = ptxvm.New(g.space, ptxvm.Config{
-		Seed: m.rand.Uint64(), Weak: m.config.Weak, Turn: turn,
+		Seed: m.rand.Uint64(), Turn: turn,
 		Clock: func() uint64 { return uint64(time.Since(began)) + 1<<40 },
 	})
 	g.lanes, g.stores = nil, 0

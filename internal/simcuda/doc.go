@@ -22,11 +22,11 @@
 //
 // # What it does not model
 //
-// Time; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams; how many blocks are resident at the same time; the
-// rights of single users. With several processes, each has a machine of its own with the same Config; memory that they pass to each other is shared,
-// and their kernels run in the fast mode.
+// Time; weak memory: kernels run in the fast mode of package ptxvm, which has a weak one for kernels alone; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams; how many blocks are resident at the same time; the
+// rights of single users.
 //
-// With [Config].Weak the memory of the host, words that the CPU writes among it, is sequentially consistent and not checked for races.
+// With several processes, each has a machine of its own with the same Config. Memory that they pass to each other, as descriptors or IPC handles, is
+// shared, and strong accesses to it are atomic. Multicast objects cannot be passed to other processes.
 //
 // The comments name the source of each rule: the CUDA driver API documentation by section, the CUDA C++ programming guide, or what was seen on hardware.
 package simcuda

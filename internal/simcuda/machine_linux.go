@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -188,6 +189,17 @@ func (m *Machine) Left() []string {
 		}
 	}
 	return left
+}
+
+// Err says what was used wrongly, or, if nothing was, what was not given back; nil if neither is so.
+func (m *Machine) Err() error {
+	if wrong := m.Violations(); len(wrong) > 0 {
+		return fmt.Errorf("the simulated GPUs were used wrongly: %s", strings.Join(wrong, "; "))
+	}
+	if left := m.Left(); len(left) > 0 {
+		return fmt.Errorf("the simulated GPUs still have %s", strings.Join(left, ", "))
+	}
+	return nil
 }
 
 // Stats is what has run so far.

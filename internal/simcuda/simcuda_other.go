@@ -27,5 +27,8 @@ func (*Machine) Violations() []string { return nil }
 // Left returns nil.
 func (*Machine) Left() []string { return nil }
 
+// Err returns nil.
+func (*Machine) Err() error { return nil }
+
 // Stats returns nothing.
 func (*Machine) Stats() Stats { return Stats{} }

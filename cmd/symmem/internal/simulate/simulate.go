@@ -20,9 +20,5 @@ func (simulator) Start(ranks int, seed uint64, multicast string) (verify.Simulat
 	if err != nil {
 		return verify.Simulation{}, err
 	}
-	return verify.Simulation{
-		Options:    &native.Options{Driver: m.Driver(), Multicast: multicast},
-		Violations: m.Violations,
-		Left:       m.Left,
-	}, nil
+	return verify.Simulation{Options: &native.Options{Driver: m.Driver(), Multicast: multicast}, Err: m.Err}, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/spf13/pflag"
@@ -32,9 +31,8 @@ type Simulator interface {
 
 // Simulation is some simulated GPUs.
 type Simulation struct {
-	Options    any             // of the backend
-	Violations func() []string // what was done that a real driver does not survive
-	Left       func() []string // what was not given back
+	Options any          // of the backend
+	Err     func() error // what was used in a way that a real driver does not survive, or was not given back
 }
 
 // simulator is that of this program; nil if it has none.
@@ -154,12 +152,5 @@ func onSimulated(ctx context.Context, p *process.Process, own config.Config, o O
 		})
 	}
 	wg.Wait()
-	err = errors.Join(failed...)
-	if wrong := s.Violations(); len(wrong) > 0 {
-		err = errors.Join(err, fmt.Errorf("the simulated GPUs were used wrongly: %s", strings.Join(wrong, "; ")))
-	}
-	if left := s.Left(); err == nil && len(left) > 0 {
-		err = fmt.Errorf("the simulated GPUs still have %s", strings.Join(left, ", "))
-	}
-	return err
+	return errors.Join(append(failed, s.Err())...)
 }
