@@ -133,8 +133,8 @@ func (m *Machine) leave(t *thread) {
 	set(&l.own.events, t.slot, t.clock)
 }
 
-// pass is what griddepcontrol.wait gives: the launches before this one have ended.
-func (m *Machine) pass(t *thread, _ *launch) {
+// passed is what griddepcontrol.wait gives: the launches before this one have ended.
+func (m *Machine) passed(t *thread) {
 	s := t.block.launch.stream
 	t.vector, t.began = merge(t.vector, s.settled), s.ended
 	for i := range t.rel {
@@ -557,7 +557,7 @@ func (l *location) room(p int) bool {
 
 // write puts a message at p. from is the one that an atomic has read.
 func (m *Machine) write(e *event, l *location, p int, v uint64, from *message) {
-	m.stores++
+	m.written++
 	t := e.t
 	x := message{value: v, slot: t.slot, sem: e.sem, scope: e.scope, alias: e.alias, site: m.site}
 	if e.sem&strong != 0 {

@@ -286,6 +286,7 @@ func (g *gpu) begin() {
 		Seed: m.rand.Uint64(), Turn: turn,
 		Clock: func() uint64 { return uint64(time.Since(began)) + 1<<40 },
 	})
+	g.vm.Limit(g.ordinal, ptxvm.Limits{Multiprocessors: g.Multiprocessors, Blocks: mostBlocks, Threads: min(mostThreads, mostRegisters/registers), Shared: mostShared})
 	g.lanes, g.stores = nil, 0
 	g.failed.Store(0)
 	for _, x := range m.spaces {

@@ -16,14 +16,16 @@
 // An access of a kernel goes through the mappings of its context. One without right, to what is no longer mapped, or by an ordinary instruction to a
 // multicast address ends the context with CUDA_ERROR_ILLEGAL_ADDRESS, and every later call says so.
 //
+// A multiprocessor has room for so many blocks and threads, at 64 registers a thread, and a block begins when there is room for it. Blocks that wait for
+// others keep their place.
+//
 // Calls that free memory, and load and unload modules, wait for what the GPU has under way, as the driver's may.
 //
 // Wrong use that a real driver does not survive, or whose outcome it does not define, is noted: see [Machine.Violations].
 //
 // # What it does not model
 //
-// Time; weak memory: kernels run in the fast mode of package ptxvm, which has a weak one for kernels alone; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams; how many blocks are resident at the same time; the
-// rights of single users.
+// Time; weak memory: kernels run in the fast mode of package ptxvm, which has a weak one for kernels alone; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams.
 //
 // With several processes, each has a machine of its own with the same Config. Memory that they pass to each other, as descriptors or IPC handles, is
 // shared, and strong accesses to it are atomic. Multicast objects cannot be passed to other processes.
