@@ -1,6 +1,10 @@
 package simcuda
 
-import "cmp"
+import (
+	"cmp"
+
+	"github.com/symmem/symmem/internal/ptxvm"
+)
 
 // Config is what a machine has. Zero values are the defaults.
 type Config struct {
@@ -17,6 +21,9 @@ type Config struct {
 	MulticastObjects int
 	// Peers says which GPUs reach which others; nil: all do.
 	Peers func(gpu, peer int) bool
+	// Trace, unless nil, is called before each instruction of a kernel that others may see the effect of, or that may see theirs. It must not call the
+	// driver. The thread's Device is its GPU's ordinal.
+	Trace func(ptxvm.Thread, ptxvm.Place)
 }
 
 // GPU is what makes one GPU different from others.

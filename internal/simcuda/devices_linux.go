@@ -283,7 +283,7 @@ func (g *gpu) begin() {
 	// Threads that wait look again and again, as long as their turn is.
 	const turn = 50
 	g.vm = ptxvm.New(g.space, ptxvm.Config{
-		Seed: m.rand.Uint64(), Turn: turn,
+		Seed: m.rand.Uint64(), Turn: turn, Trace: m.config.Trace,
 		Clock: func() uint64 { return uint64(time.Since(began)) + 1<<40 },
 	})
 	g.vm.Limit(g.ordinal, ptxvm.Limits{Multiprocessors: g.Multiprocessors, Blocks: mostBlocks, Threads: min(mostThreads, mostRegisters/registers), Shared: mostShared})

@@ -2,6 +2,7 @@ package simcuda_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"reflect"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/ptxvm"
 	"github.com/symmem/symmem/internal/simcuda"
 )
 
@@ -450,6 +452,19 @@ func TestKernelWaits(t *testing.T) {
 	r.ok(r.settled(0))
 	r.ok(<-freed)
 	require.Equal(t, uint32(5), *word)
+}
+
+// TestTrace: every access of a kernel is told, with its GPU and its line.
+func TestTrace(t *testing.T) {
+	var seen []string
+	r := newRig(t, simcuda.Config{GPUs: 2, Trace: func(t ptxvm.Thread, p ptxvm.Place) {
+		seen = append(seen, fmt.Sprint(t.Device, " ", t.Function, " ", p.Instruction))
+	}})
+	_, to := r.pinned()
+	r.ok(r.launch(1, "load", to, to))
+	r.ok(r.settled(1))
+	require.Empty(t, r.m.Violations()) // under whose lock the trace was called
+	require.Equal(t, []string{"1 load ld.global.u32 %r1, [%rd1];", "1 load st.global.u32 [%rd2], %r1;"}, seen)
 }
 
 // TestUnjoined: a stream that joined a capture must be joined back.
