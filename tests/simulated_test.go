@@ -56,7 +56,7 @@ func onSimulated(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		_, err := simcuda.New(simcuda.Config{})
 		require.ErrorIs(t, err, symmem.ErrUnavailable)
-		t.Skip("GPUs are simulated on Linux")
+		skipWithout(t, simulatedName, "GPUs are simulated on Linux")
 	}
 	whole := wholeMatrix(t)
 	sizes, seeds := wholeSimulated, wholeSeeds

@@ -2,6 +2,7 @@ package simcuda_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -59,13 +60,17 @@ func TestAllReduce(t *testing.T) {
 	m, ranks := open(t, 4, simcuda.Config{Seed: 1, Multicast: true})
 	for _, alg := range kernels.Algorithms(device.CUDA) {
 		t.Run(alg.String(), func(t *testing.T) {
-			if !kernels.Supported(ranks[0].Device().Kind(), alg, tensor.Float32, kernels.Sum, 4) {
-				t.Skip("not on this device")
-			}
+			require.True(t, kernels.Supported(ranks[0].Device().Kind(), alg, tensor.Float32, kernels.Sum, 4))
 			before := m.Stats()
 			each(t, ranks, func(r *symmem.Rank) error { return sum(t, r, alg, 1000) })
-			after := m.Stats()
-			t.Log(after.Launches, after.Instructions-before.Instructions)
+			var ran []string
+			for name, n := range m.Stats().Launches {
+				if n > before.Launches[name] {
+					ran = append(ran, name)
+				}
+			}
+			form := strings.NewReplacer("one_shot", "oneshot", "two_shot", "twoshot", "transfers", "oneshot_pull").Replace(alg.String())
+			require.Contains(t, strings.Join(ran, " "), "symmem_allreduce_"+form+"_f32")
 		})
 	}
 }
