@@ -228,25 +228,29 @@ func (m *Machine) contexts(d *cu.Driver) {
 				s = &stack{}
 				m.stacks.Store(tid, s)
 			}
-			all := &s.(*stack).gpus
-			*all = append(*all, g)
+			x := s.(*stack)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			x.gpus = append(x.gpus, g)
 			return cu.Success
 		})
 	}
 	d.CtxPopCurrent = func(c *cu.ContextHandle) cu.Result {
-		s, ok := m.stacks.Load(unix.Gettid())
-		if !ok || len(s.(*stack).gpus) == 0 {
-			return m.do(func() cu.Result {
-				return m.violation(cu.InvalidContext, "cuCtxPopCurrent on a thread without a context")
-			})
+		if s, ok := m.stacks.Load(unix.Gettid()); ok {
+			x := s.(*stack)
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			if last := len(x.gpus) - 1; last >= 0 {
+				if c != nil {
+					*c = cu.ContextHandle(x.gpus[last].ordinal) + 1
+				}
+				x.gpus = x.gpus[:last]
+				return cu.Success
+			}
 		}
-		all := &s.(*stack).gpus
-		last := len(*all) - 1
-		if c != nil {
-			*c = cu.ContextHandle((*all)[last].ordinal) + 1
-		}
-		*all = (*all)[:last]
-		return cu.Success
+		return m.do(func() cu.Result {
+			return m.violation(cu.InvalidContext, "cuCtxPopCurrent on a thread without a context")
+		})
 	}
 	d.CtxGetStreamPriorityRange = func(least, greatest *int32) cu.Result {
 		*least, *greatest = 0, -5

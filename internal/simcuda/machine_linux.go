@@ -115,14 +115,20 @@ func (m *Machine) on(f func(g *gpu) cu.Result) cu.Result {
 // return the same error".
 func (g *gpu) result() cu.Result { return cu.Result(g.failed.Load()) }
 
-// stack is the contexts that were pushed on a thread. Only the thread touches it.
-type stack struct{ gpus []*gpu }
+// stack is the contexts that were pushed on a thread. Only the thread touches it; the lock tells the goroutines that it runs one after the other apart.
+type stack struct {
+	mu   sync.Mutex
+	gpus []*gpu
+}
 
 // current is the GPU whose context is current on the calling thread, or nil.
 func (m *Machine) current() *gpu {
 	if s, ok := m.stacks.Load(unix.Gettid()); ok {
-		if all := s.(*stack).gpus; len(all) > 0 {
-			return all[len(all)-1]
+		x := s.(*stack)
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if len(x.gpus) > 0 {
+			return x.gpus[len(x.gpus)-1]
 		}
 	}
 	return nil
