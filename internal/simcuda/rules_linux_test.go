@@ -223,6 +223,15 @@ func TestIllegalAddress(t *testing.T) {
 	}
 }
 
+// TestCopyWithoutRight: a copy from memory that the stream's GPU has no right to ends its context, too.
+func TestCopyWithoutRight(t *testing.T) {
+	r := newRig(t, simcuda.Config{GPUs: 2})
+	_, from := r.memory(1, 1)
+	_, to := r.pinned()
+	r.ok(r.d.MemcpyDtoDAsync(to, from, 4, r.stream[0]))
+	require.Equal(t, cu.IllegalAddress, r.settled(0))
+}
+
 // TestMisaligned: so does an address that is no multiple of what is loaded.
 func TestMisaligned(t *testing.T) {
 	r := newRig(t, simcuda.Config{})
