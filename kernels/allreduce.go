@@ -71,7 +71,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		}
 		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
 	}
-	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
+	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), wholeVectors(t, out))
 	return newAllReduce(ctx, chosen, t, out, op, opts)
 }
 

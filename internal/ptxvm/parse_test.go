@@ -1,6 +1,8 @@
 package ptxvm
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,6 +27,11 @@ func TestImages(t *testing.T) {
 			sizes := []int{304} // ptx.Params
 			if file == "pull.ptx" {
 				sizes = []int{128, 280} // ptx.Comm, and the pieces
+			}
+			if whole, world, ok := strings.Cut(f.Name, "_push_whole_"); ok { // ptx.PushParams
+				n, err := strconv.Atoi(world[strings.LastIndex(world, "_w")+2:])
+				require.NoError(t, err, whole)
+				sizes = []int{80 + 8*n}
 			}
 			require.Len(t, f.Params, len(sizes))
 			for i, size := range sizes {
