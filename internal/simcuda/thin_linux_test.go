@@ -70,7 +70,7 @@ func TestAllReduce(t *testing.T) {
 				}
 			}
 			form := strings.NewReplacer("one_shot", "oneshot", "two_shot", "twoshot", "transfers", "oneshot_pull").Replace(alg.String())
-			require.Contains(t, strings.Join(ran, " "), "symmem_allreduce_"+form+"_f32")
+			require.Contains(t, strings.Join(ran, " "), "symmem_allreduce_"+form+"_")
 		})
 	}
 }
