@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 	"backend/internal/fromenv": {"backend"},
 	"tests/suite":              {".", "config", "group", "device", "backend", "memory", "tensor", "collective", "kernels"},
 	"tests/mutants":            {},
-	"cmd/symmem":               {"backend/all", "cmd/symmem/command"},
+	"cmd/symmem":               {"backend/all", "cmd/symmem/command", "cmd/symmem/internal/simulate"},
 	"cmd/symmem/command":       {"backend", "config", "group", "kernels", "tensor", "cmd/symmem/internal/..."},
 	"examples/allreduce":       {".", "config", "group", "device", "backend/all", "tensor", "kernels"},
 	"examples/start":           {".", "backend/all", "config", "kernels", "tensor"},
@@ -68,7 +68,8 @@ var mayImport = map[string][]string{
 		"cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest"},
 	"cmd/symmem/internal/doctor": {"backend", "config", "group", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
-	"cmd/symmem/internal/verify": {".", "backend", "device", "tests/suite", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch",
+	"cmd/symmem/internal/simulate": {"backend/native", "config", "cmd/symmem/internal/verify"},
+	"cmd/symmem/internal/verify": {".", "backend", "config", "device", "tests/suite", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/bench": {".", "config", "device", "kernels", "tensor", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize",
 		"cmd/symmem/internal/chart", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch", "cmd/symmem/internal/machine",
@@ -80,13 +81,16 @@ var mayImport = map[string][]string{
 	// Pretended GPUs for the tests of backends: it knows the driver's table, which backendtest itself does not.
 	"backend/backendtest/fakecuda": {"device"},
 
+	// Simulated GPUs: a table of the driver for device/cuda, and a machine for its kernels.
+	"internal/simcuda": {"device", "device/cuda"},
+
 	// The driver as it is: of device it takes addresses and the conditions of errors.
 	"internal/cuda": {"device"},
 }
 
 // raw lists the rooms under internal/ that are native libraries as they are, and who may import them.
 var raw = map[string][]string{
-	"internal/cuda": {"device/cuda", "backend/native", "backend/nccl", "backend/nvshmem", "backend/nixl", "backend/backendtest/fakecuda", "cmd/symmem/internal/measure"},
+	"internal/cuda": {"device/cuda", "backend/native", "backend/nccl", "backend/nvshmem", "backend/nixl", "backend/backendtest/fakecuda", "internal/simcuda", "cmd/symmem/internal/measure"},
 }
 
 // native lists the rooms that may load native libraries; a program that imports no other stays a static binary.

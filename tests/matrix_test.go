@@ -137,6 +137,7 @@ func TestMatrix(t *testing.T) {
 			}
 		})
 	}
+	t.Run("backend="+simulatedName, onSimulated)
 }
 
 // onGoroutines runs the suite on ranks that share a process. It is not this one: cases look at what their process holds.
@@ -162,7 +163,12 @@ func onProcessesAt(t *testing.T, on *hosts, name string, size int) {
 // runSuite runs the job of a world of some ranks on some processes, and each case, if it is chosen, as a sub-test. The processes are told
 // the name of a case when its turn comes.
 func runSuite(t *testing.T, on *hosts, name string, size, processes int, job string) {
-	opts := options(t, name, size)
+	runCases(t, on, name, options(t, name, size), processes, job)
+}
+
+// runCases is runSuite with the cases that the options choose.
+func runCases(t *testing.T, on *hosts, name string, opts *suite.Options, processes int, job string) {
+	size := opts.World
 	if opts.Short {
 		job += ":short"
 	}
@@ -177,7 +183,7 @@ func runSuite(t *testing.T, on *hosts, name string, size, processes int, job str
 		default:
 			t.Errorf("rank %d said more than the result of a case: %s", rank, line)
 		}
-	}, "SYMMEM_BACKEND="+name, "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
+	}, "SYMMEM_BACKEND="+backendOf(name), "SYMMEM_KERNEL_TIMEOUT="+kernelTimeout.String())
 	var sum suite.Summary
 	for _, c := range suite.Cases(opts) {
 		alive := true
@@ -256,7 +262,12 @@ func goroutinesJob(ctx context.Context, own config.Config, arg string, say func(
 	if err != nil {
 		return err
 	}
-	opts := &suite.Options{Device: ranks[0].Device().Kind(), Backend: ranks[0].Backend(), World: size, Short: short == "short"}
+	return together(ctx, ranks, &suite.Options{Device: ranks[0].Device().Kind(), Backend: ranks[0].Backend(), World: size, Short: short == "short"}, say)
+}
+
+// together runs the cases whose names this process reads on ranks that share it, and closes them.
+func together(ctx context.Context, ranks []*symmem.Rank, opts *suite.Options, say func(any)) (err error) {
+	size := len(ranks)
 	// One goroutine reads, and each rank gets the cases from it.
 	each := make([]chan suite.Case, size)
 	for i := range each {

@@ -34,8 +34,11 @@ const workerVariable = "SYMMEM_TEST_WORKER"
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
 	"suite":      suiteJob,
 	"goroutines": goroutinesJob,
-	"kill":       killJob,
-	"speed":      speedJob,
+	"simulated":  simulatedJob,
+
+	"simulated_process": simulatedProcessJob,
+	"kill":              killJob,
+	"speed":             speedJob,
 }
 
 func TestMain(m *testing.M) {

@@ -3,6 +3,7 @@ package main
 import (
 	_ "github.com/symmem/symmem/backend/all" // every backend can be named
 	"github.com/symmem/symmem/cmd/symmem/command"
+	_ "github.com/symmem/symmem/cmd/symmem/internal/simulate" // verify --simulate
 )
 
 func main() { command.Main() }

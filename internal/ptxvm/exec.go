@@ -630,6 +630,7 @@ func (m *Machine) exec(t *thread) {
 			x3 := atomic.LoadUint32((*uint32)(unsafe.Add(p, 12)))
 			r[in.d], r[in.b], r[in.c], r[in.e] = uint64(x0), uint64(x1), uint64(x2), uint64(x3)
 		case opSt8:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 1)
 			if p == nil {
@@ -638,6 +639,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint8)(p) = uint8(r[in.d])
 		case opSt16:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 2)
 			if p == nil {
@@ -646,6 +648,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint16)(p) = uint16(r[in.d])
 		case opSt32:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 4)
 			if p == nil {
@@ -654,6 +657,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint32)(p) = uint32(r[in.d])
 		case opSt64:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -662,6 +666,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			*(*uint64)(p) = uint64(r[in.d])
 		case opSt2x32:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -671,6 +676,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint32)(p) = uint32(r[in.d])
 			*(*uint32)(unsafe.Add(p, 4)) = uint32(r[in.b])
 		case opSt2x64:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -680,6 +686,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint64)(p) = uint64(r[in.d])
 			*(*uint64)(unsafe.Add(p, 8)) = uint64(r[in.b])
 		case opSt4x32:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -691,6 +698,7 @@ func (m *Machine) exec(t *thread) {
 			*(*uint32)(unsafe.Add(p, 8)) = uint32(r[in.c])
 			*(*uint32)(unsafe.Add(p, 12)) = uint32(r[in.e])
 		case opStStrong32:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 4)
 			if p == nil {
@@ -699,6 +707,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			atomic.StoreUint32((*uint32)(p), uint32(r[in.d]))
 		case opStStrong64:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 8)
 			if p == nil {
@@ -707,6 +716,7 @@ func (m *Machine) exec(t *thread) {
 			}
 			atomic.StoreUint64((*uint64)(p), uint64(r[in.d]))
 		case opStStrong4x32:
+			m.written++
 			address := r[in.a] + uint64(in.imm)
 			p := m.locate(address, 16)
 			if p == nil {
@@ -807,8 +817,14 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 		off := address - region.base
 		var pointers [16]unsafe.Pointer
 		where := pointers[:0]
-		for _, c := range region.copies {
-			p, err := m.span(t, a, c+off)
+		first := 0 // the order of a sum is the switch's business
+		if in.op == opLdReduce {
+			first = m.choose.Choose(len(region.copies))
+		} else {
+			m.written++
+		}
+		for k := range region.copies {
+			p, err := m.span(t, a, region.copies[(first+k)%len(region.copies)]+off)
 			if err != nil {
 				return err
 			}
@@ -852,6 +868,7 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			r[regs[i]] = x[i]
 		}
 	case opStAny:
+		m.written++
 		for i := range int(a.n) {
 			store(unsafe.Add(p, i*int(a.size)), a.size, r[regs[i]])
 		}
@@ -866,7 +883,9 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			v := modify(a, old, r[in.b], r[in.c])
 			if a.size == 4 && atomic.CompareAndSwapUint32((*uint32)(p), uint32(old), uint32(v)) ||
 				a.size == 8 && atomic.CompareAndSwapUint64((*uint64)(p), old, v) {
-				r[in.d] = old
+				if r[in.d] = old; v != old {
+					m.written++
+				}
 				return nil
 			}
 		}

@@ -74,6 +74,7 @@ type Machine struct {
 	ready   []*thread // that can go on
 	active  int       // launches that have begun and not ended
 	steps   uint64
+	written uint64 // stores that were executed
 	err     error
 	cache   [16]cached
 	cast    *region // the multicast address that was found last

@@ -557,6 +557,7 @@ func (l *location) room(p int) bool {
 
 // write puts a message at p. from is the one that an atomic has read.
 func (m *Machine) write(e *event, l *location, p int, v uint64, from *message) {
+	m.written++
 	t := e.t
 	x := message{value: v, slot: t.slot, sem: e.sem, scope: e.scope, alias: e.alias, site: m.site}
 	if e.sem&strong != 0 {

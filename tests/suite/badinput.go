@@ -240,7 +240,11 @@ func namesCase(ctx context.Context, e *Env) error {
 		want("Read", tensor.Read(view, make([]float32, 7), 0), symmem.ErrInvalid), want("Write", tensor.Write(view, []int8{1}, 0), symmem.ErrInvalid),
 	)
 	if _, err := t.Multicast(); err != nil {
-		checks = append(checks, want("Multicast", err, symmem.ErrUnsupported))
+		wanted := symmem.ErrUnsupported
+		if e.R.Capabilities().Multicast {
+			wanted = errs.ErrNoMulticast
+		}
+		checks = append(checks, want("Multicast", err, wanted))
 	}
 	if _, err := t.Contiguous(); err != nil {
 		checks = append(checks, want("Contiguous", err, symmem.ErrUnsupported))

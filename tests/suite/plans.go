@@ -49,6 +49,10 @@ func fullSize(e *Env, alg kernels.Algorithm) int64 {
 	switch {
 	case e.R.Device().Kind() != device.CUDA:
 		return 1 << 18
+	case e.Simulated && (alg == kernels.TwoShotFlow || alg == kernels.TwoShot || alg == kernels.Auto):
+		return int64(e.R.WorldSize()) << 16 // a lap of 16 KiB for each of two blocks on each of 8 multiprocessors
+	case e.Simulated:
+		return 1 << 15
 	case alg == kernels.TwoShotFlow, alg == kernels.TwoShot, alg == kernels.Auto:
 		return 16 << 20
 	}
@@ -434,7 +438,7 @@ func roomCase(ctx context.Context, e *Env) error {
 // maxBlocksCase: with fewer blocks there is room for more plans, in whatever order; the bound must be alike on all ranks.
 func maxBlocksCase(ctx context.Context, e *Env) error {
 	const plans = 5
-	r := reduction{kernels.TwoShotFlow, tensor.Float32, kernels.Sum, false, 1 << 20, blocked, false}
+	r := reduction{kernels.TwoShotFlow, tensor.Float32, kernels.Sum, false, min(fullSize(e, kernels.TwoShotFlow), 1<<20), blocked, false}
 	var os []*operands
 	var ps []*kernels.Plan
 	var ss []device.Stream

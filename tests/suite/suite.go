@@ -53,6 +53,8 @@ type Options struct {
 	Filter *regexp.Regexp
 	// Short leaves out the large sizes and does fewer rounds, for machines where many worlds are tested.
 	Short bool
+	// Simulated takes sizes with which simulated GPUs, which have few multiprocessors, are as full as real ones are with large messages.
+	Simulated bool
 }
 
 // Cases gives the cases in a fixed order, the same on every rank.
@@ -143,6 +145,8 @@ type Env struct {
 	Rand *rand.Rand
 	// Short is set when fewer rounds are wanted.
 	Short bool
+	// Simulated is set on simulated GPUs.
+	Simulated bool
 }
 
 // Skew makes this rank a little later than the others, at random, to shake out what works only when all come together.
@@ -192,7 +196,7 @@ func Run(ctx context.Context, r *symmem.Rank, cases iter.Seq[Case], opts *Option
 				if err != nil {
 					return sum, fmt.Errorf("case %s: %w", c.Name, errors.Join(err, sub.Close(ctx)))
 				}
-				env = &Env{R: sub, S: s, Short: opts.Short}
+				env = &Env{R: sub, S: s, Short: opts.Short, Simulated: opts.Simulated}
 			}
 			env.Rand = rand.New(rand.NewPCG(hash(c.Name), uint64(r.Rank())))
 			text := ""

@@ -21,6 +21,9 @@ func (a app) verifyCommand() *cobra.Command {
 or hangs is a failure that names it. The last line is the count of cases that passed, failed and were skipped; a backend of
 "all" that cannot be used counts as one skipped case. A backend that was asked for by name, or with --require, must be there.
 
+With --simulate there are no GPUs and no driver: simulated ones run the kernels' PTX, and every line says simulated. The seed makes a
+run alike, not the same: when work is enqueued is up to this machine.
+
 The exit status is 1 if anything failed.`,
 		Example: "  symmem verify --backend all --require host -n 4",
 		Args:    noArgs,
@@ -36,6 +39,8 @@ The exit status is 1 if anything failed.`,
 	flags.StringVar(&o.Require, "require", "", "names of backends that must be there, with commas between them")
 	flags.BoolVar(&o.Short, "short", false, "leave out large sizes and do fewer rounds")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
+	flags.BoolVar(&o.Simulate, "simulate", false, "run the short form on backend native and simulated GPUs with multicast, in one process")
+	flags.Uint64Var(&o.Seed, "seed", 1, "of the simulated GPUs: what their schedules and the order of additions come from")
 	settings.AddForRanks(flags)
 	return cmd
 }

@@ -38,7 +38,11 @@ func (v *Verification) count() {
 func (v *Verification) write(w io.Writer, paint terminal.Painter) error {
 	var table bytes.Buffer
 	t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "backend\tcases\tpassed\tfailed\tskipped\ttime\twhy skipped")
+	also := "" // so that nobody takes what was simulated for what a GPU did
+	if v.Simulated {
+		also = ", simulated"
+	}
+	fmt.Fprintln(t, "backend"+also+"\tcases\tpassed\tfailed\tskipped\ttime\twhy skipped")
 	failed := []bool{false} // by line
 	row := func(bad bool, format string, args ...any) {
 		fmt.Fprintf(t, format+"\n", args...)
@@ -46,14 +50,14 @@ func (v *Verification) write(w io.Writer, paint terminal.Painter) error {
 	}
 	for _, b := range v.Backends {
 		if b.Status == suite.Skipped {
-			row(false, "%s\tnone\t0\t0\t1\t\t%s", b.Name, terminal.OneLine(b.Reason))
+			row(false, "%s\tnone\t0\t0\t1\t\t%s", b.Name+also, terminal.OneLine(b.Reason))
 			continue
 		}
 		for _, g := range b.groups() {
 			why := append(g.reasons(), "")
-			row(g.sum.Failed > 0, "%s\t%s\t%d\t%d\t%d\t%.1fs\t%s", b.Name, g.name, g.sum.Passed, g.sum.Failed, g.sum.Skipped, g.took.Seconds(), why[0])
+			row(g.sum.Failed > 0, "%s\t%s\t%d\t%d\t%d\t%.1fs\t%s", b.Name+also, g.name, g.sum.Passed, g.sum.Failed, g.sum.Skipped, g.took.Seconds(), why[0])
 			for _, more := range why[1:max(len(why)-1, 1)] {
-				row(false, "\t\t\t\t\t\t%s", more)
+				row(false, "%s\t\t\t\t\t\t%s", strings.TrimPrefix(also, ", "), more)
 			}
 		}
 	}
@@ -73,11 +77,14 @@ func (v *Verification) write(w io.Writer, paint terminal.Painter) error {
 	for _, b := range v.Backends {
 		for _, r := range b.Results {
 			if r.Status == suite.Failed {
-				fmt.Fprintf(&out, "\n%s %s: %s: %s\n", paint.Bad("failed:"), b.Name, r.Case, r.Reason)
+				fmt.Fprintf(&out, "\n%s %s: %s: %s\n", paint.Bad("failed:"), b.Name+also, r.Case, r.Reason)
 			}
 		}
 	}
 	sums := suite.Summary(v.Summary).String()
+	if v.Simulated {
+		sums += fmt.Sprintf(", simulated with seed %d", v.Seed)
+	}
 	if v.Summary.Failed > 0 {
 		sums = paint.Bad(sums)
 	} else {

@@ -36,13 +36,18 @@ type Options struct {
 	Ranks    int
 	Short    bool // leave out large sizes and do fewer rounds
 	JSON     bool // print JSON instead of text
+	Simulate bool // on simulated GPUs
+	Seed     uint64
 }
 
 // Verification is what verify finds out; its JSON form is what --json prints.
 type Verification struct {
-	Ranks    int             `json:"ranks"`
-	Backends []BackendResult `json:"backends"`
-	Summary  Summary         `json:"summary"`
+	Ranks int `json:"ranks"`
+	// Simulated says that there were no GPUs: they were simulated, from this seed.
+	Simulated bool            `json:"simulated,omitempty"`
+	Seed      uint64          `json:"seed,omitempty"`
+	Backends  []BackendResult `json:"backends"`
+	Summary   Summary         `json:"summary"`
 }
 
 // Summary counts cases.
@@ -67,6 +72,15 @@ const runFailure = "run"
 // of the configuration among them. Run blocks until all ranks have ended. The error is an *exit.Error with status 1 if a case failed, 2
 // after a mistake in the command line, and that of a shell after a signal.
 func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Options) error {
+	if flags.Changed("seed") && !o.Simulate {
+		return exit.Usagef("--seed is of the simulated GPUs of --simulate")
+	}
+	if o.Ranks < 1 || o.Ranks > launch.MaxRanks {
+		return exit.Usagef("--ranks is %d; 1 to %d are allowed", o.Ranks, launch.MaxRanks)
+	}
+	if o.Simulate {
+		return simulate(ctx, p, flags, o)
+	}
 	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
 	if err != nil {
 		return err
@@ -82,9 +96,6 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 		if _, onGPU := chooseCases(o, "", device.CUDA, o.Ranks); onGPU != nil {
 			return err
 		}
-	}
-	if o.Ranks < 1 || o.Ranks > launch.MaxRanks {
-		return exit.Usagef("--ranks is %d; 1 to %d are allowed", o.Ranks, launch.MaxRanks)
 	}
 	cfg, err := settings.Load(flags, p.Environ)
 	if err != nil {

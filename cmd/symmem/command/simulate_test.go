@@ -1,0 +1,29 @@
+package command
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+)
+
+// TestVerifySimulateIsTheCommands: only the command symmem carries simulated GPUs, which are no backend, and their seed is of nothing else.
+// docs/simulate.md shows what the command does with them.
+func TestVerifySimulateIsTheCommands(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--simulate"}, "no simulated GPUs"},
+		{[]string{"--seed", "3"}, "--simulate"},
+		{[]string{"--simulate", "--ranks", "0"}, "--ranks is 0"},
+		{[]string{"--backend", "simulated"}, "allowed are"},
+	} {
+		r := call(t, "", environ(), append([]string{"verify"}, tt.args...)...)
+		assert.Equal(t, exit.Usage, r.status, "%v: %s", tt.args, r.out)
+		assert.Contains(t, r.err, tt.says, "%v", tt.args)
+	}
+	assert.NotContains(t, backend.Names(), "simulated")
+}

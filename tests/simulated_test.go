@@ -1,0 +1,159 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/tests/suite"
+)
+
+// simulatedName is what the matrix calls backend native on simulated GPUs, which have multicast. It is no backend that a program could choose.
+const simulatedName = "simulated"
+
+// seedVariable is the seed of simulated GPUs: a number. Without it the short matrix takes 1, and the whole one several.
+const seedVariable = "SYMMEM_TEST_SEED"
+
+// The cases of the short matrix by world size, which take half a minute of one core together. The whole matrix runs all cases.
+var shortSimulated = map[int]string{
+	1: `^all_reduce/[a-z_]+/f32/|^memory/|^lifetime/`,
+	2: `^(memory|window|slice|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|[a-z_]+/other_memory)$|` +
+		`^plans/two_shot_(flow|multimem)/full_size|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023|1009|2050|2051)|` +
+		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$`,
+	3: `^all_reduce/[a-z_]+/(f16|u8|f64)/.*(17|2050)|^all_reduce/[a-z_]+/(rounding|special_values|epoch_wrap)$`,
+	5: `^all_reduce/[a-z_]+/(f32|i16)/(out/)?(1|17|1023)/`,
+	8: `^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|^all_reduce/[a-z_]+_multimem/f16/|^memory/multicast|^signal/|^(reduce|all_to_all)/[a-z_]+/delayed$`,
+}
+
+// simulatedProcesses are the cases of the short matrix with ranks that are processes, each with a machine of its own, by world size. They pass each
+// other memory as descriptors of files; multicast objects they cannot pass.
+var simulatedProcesses = map[int]string{
+	2: `^(memory|window|signal|transfer)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)/`,
+}
+
+// wholeSimulated are the world sizes and seeds of the whole matrix.
+var (
+	wholeSimulated = []int{1, 2, 3, 4, 5, 6, 7, 8}
+	wholeSeeds     = []uint64{1, 2}
+)
+
+// onSimulated runs the suite on backend native and simulated GPUs, on goroutines of one process.
+func onSimulated(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		_, err := simcuda.New(simcuda.Config{})
+		require.ErrorIs(t, err, symmem.ErrUnavailable)
+		skipWithout(t, simulatedName, "GPUs are simulated on Linux")
+	}
+	whole := wholeMatrix(t)
+	sizes, seeds := wholeSimulated, wholeSeeds
+	if !whole {
+		sizes, seeds = nil, []uint64{1}
+		for size := range shortSimulated {
+			sizes = append(sizes, size)
+		}
+		slices.Sort(sizes)
+	}
+	if given := os.Getenv(seedVariable); given != "" {
+		seed, err := strconv.ParseUint(given, 10, 64)
+		require.NoErrorf(t, err, "%s is %q, and a number is allowed", seedVariable, given)
+		seeds = []uint64{seed}
+	}
+	for _, size := range sizes {
+		for _, seed := range seeds {
+			t.Run(fmt.Sprintf("world=%d/seed=%d", size, seed), func(t *testing.T) {
+				t.Parallel()
+				opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: true, Simulated: true}
+				if !whole {
+					opts.Filter = regexp.MustCompile(shortSimulated[size])
+				}
+				runCases(t, nil, simulatedName, opts, 1, fmt.Sprintf("simulated:%d,%d", size, seed))
+			})
+			filter := simulatedProcesses[size]
+			if filter == "" || whole && seed != seeds[0] {
+				continue
+			}
+			t.Run(fmt.Sprintf("world=%d/seed=%d/processes", size, seed), func(t *testing.T) {
+				t.Parallel()
+				opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: true, Simulated: true}
+				if !whole {
+					opts.Filter = regexp.MustCompile(filter)
+				}
+				runCases(t, nil, simulatedName, opts, size, fmt.Sprintf("simulated_process:%d,%d", size, seed))
+			})
+		}
+	}
+}
+
+// simulatedJob is all ranks of the suite on simulated GPUs; arg is their number and the seed, "3,1:short". Whatever is left in the GPUs' driver in the
+// end, or was used wrongly, is an error.
+func simulatedJob(ctx context.Context, own config.Config, arg string, say func(any)) error {
+	arg, short, _ := strings.Cut(arg, ":")
+	var size int
+	var seed uint64
+	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
+		return err
+	}
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true})
+	if err != nil {
+		return err
+	}
+	cfg := goroutinesConfig(native.Name, own.KernelTimeout)
+	o := &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}
+	if size == 1 {
+		o.Multicast = config.MulticastOff
+	}
+	ranks, err := symmem.OpenLocal(ctx, size, cfg, &symmem.Options{Backend: o})
+	if err != nil {
+		return err
+	}
+	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}, say)
+	return errors.Join(err, m.Err())
+}
+
+// simulatedProcessJob is one rank of the suite, with simulated GPUs of its own process.
+func simulatedProcessJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
+	arg, short, _ := strings.Cut(arg, ":")
+	var size int
+	var seed uint64
+	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
+		return err
+	}
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank)})
+	if err != nil {
+		return err
+	}
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOff}})
+	if err != nil {
+		return err
+	}
+	opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}
+	var report func(suite.Result)
+	if r.Rank() == 0 {
+		report = func(res suite.Result) { say(res) }
+	}
+	chosen := chosenCases(opts)
+	_, err = suite.Run(ctx, r, chosen.all(), opts, report)
+	return errors.Join(err, chosen.err, r.Close(ctx), m.Err())
+}
+
+// backendOf is the backend that a name of the matrix stands for.
+func backendOf(name string) string {
+	if name == simulatedName {
+		return native.Name
+	}
+	return name
+}
