@@ -37,10 +37,12 @@ type Faults struct {
 	// Machine makes a new machine for a case.
 	Machine func() FaultMachine
 	// Unheard are the calls whose failure may be no error of any rank, each with the reason. A name stands for every call of it, a name with a
-	// number for that one: "cuMemCreate/1".
+	// number for that one, "cuMemCreate/1", and a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY".
 	Unheard map[string]string
 	// Keeps are, in the same way, the calls whose failure may leave something behind: those that would have given it back.
 	Keeps map[string]string
+	// Unnamed are, in the same way, the calls whose failure leads to an error that does not name them, since it is an answer.
+	Unnamed map[string]string
 	// Endless are, in the same way, the calls that are not let hang.
 	Endless map[string]string
 }
@@ -131,7 +133,7 @@ func (f Faults) cases(calls *Calls, victim int, full bool, known map[string]bool
 					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
 				}
 			}
-			if reason(f.Endless, name, nth) == "" {
+			if reason(f.Endless, faultCase{call: name, nth: nth}) == "" {
 				cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: hangs})
 			}
 			cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: kills})
@@ -142,8 +144,8 @@ func (f Faults) cases(calls *Calls, victim int, full bool, known map[string]bool
 }
 
 // reason is what an exception says of a call; "" if it is none.
-func reason(exceptions map[string]string, call string, nth int) string {
-	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", call, nth)], exceptions[call])
+func reason(exceptions map[string]string, c faultCase) string {
+	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", c.call, c.nth)], exceptions[c.call+":"+c.code.Name], exceptions[c.call])
 }
 
 // outcome is how a case has ended.
@@ -249,7 +251,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 			complain("rank %d: the next attempt: %v", r, e.second)
 		}
 	}
-	if left := m.Left(); left != "" && reason(f.Keeps, c.call, c.nth) == "" && !c.code.Lasting {
+	if left := m.Left(); left != "" && reason(f.Keeps, c) == "" && !c.code.Lasting {
 		complain("left behind: %s", left)
 	}
 	if c.call != "" && !struck {
@@ -293,7 +295,7 @@ func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)
 	case count == 0 && c.what == hangs:
 		return "goes on late"
 	case count == 0:
-		why := reason(f.Unheard, c.call, c.nth)
+		why := reason(f.Unheard, c)
 		if why == "" {
 			complain("no rank has heard of it")
 		}
@@ -321,6 +323,7 @@ func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)
 		case errors.Is(err, context.DeadlineExceeded):
 			complain("rank %d has waited for its deadline", r)
 		case c.code.Lasting && errors.Is(err, errs.ErrContextLost): // the first call to be heard of may be a later one
+		case reason(f.Unnamed, c) != "":
 		case !strings.Contains(err.Error(), c.call):
 			complain("rank %d does not name %s", r, c.call)
 		case r != c.victim && !strings.Contains(err.Error(), fmt.Sprintf("rank %d", c.victim)):

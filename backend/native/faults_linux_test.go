@@ -31,24 +31,44 @@ func (m *machine) complete() (*cu.Driver, func() int) {
 	return d, m.Recordings(d)
 }
 
+// exceptions are calls with reasons.
+type exceptions map[string]string
+
+func (e exceptions) and(reason string, calls ...string) exceptions {
+	for _, c := range calls {
+		e[c] = reason
+	}
+	return e
+}
+
 // TestFaults lets every call of the driver go wrong.
 func TestFaults(t *testing.T) {
-	const keeps = "it is the call that gives it back"
+	const (
+		notReady = "CUDA_ERROR_SYSTEM_NOT_READY"
+		again    = "all ranks try again"
+		trial    = "the trial of memory for network cards; the next is without"
+	)
 	backendtest.Faults{
-		Unheard: map[string]string{
-			"cuCtxPopCurrent":                 "it is logged; the thread is given away",
-			"cuDeviceTotalMem":                "how much memory there is, is not known then, and cuMemCreate says what is too much",
-			"cuMemGetAllocationGranularity/1": "the trial of memory for network cards; the next is without",
-			"cuMemCreate/1":                   "the trial of memory for network cards; the next is without",
-			"cuMemExportToShareableHandle/1":  "the trial of memory for network cards; the next is without",
-			"cuMemRelease/1":                  "the trial of memory for network cards; the next is without",
-			"cuStreamQuery":                   "memory that goes with it is freed when the driver has answered",
-			"cuMulticastGetGranularity":       "there is no multicast then, and the capability says why",
-		},
-		Keeps: map[string]string{
-			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemAddressFree": keeps,
-			"cuMemFreeHost": keeps, "cuMemRelease": keeps, "cuMemUnmap": keeps, "cuModuleUnload": keeps, "cuMulticastUnbind": keeps,
-			"cuStreamDestroy": keeps,
+		Unheard: exceptions{
+			"cuCtxPopCurrent":                  "it is logged; the thread is given away",
+			"cuCtxPushCurrent":                 "where the driver is asked again, or something is tried",
+			"cuDeviceTotalMem":                 "how much memory there is, is not known then, and cuMemCreate says what is too much",
+			"cuDeviceGetAttribute":             "what the driver does not tell is not there, and the capability says so",
+			"cuStreamQuery":                    "memory that goes with it is freed when the driver has answered",
+			"cuMulticastGetGranularity":        "there is no multicast then, and the capability says why",
+			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
+			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
+			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
+		}.and(trial, "cuMemGetAllocationGranularity/1", "cuMemGetAllocationGranularity/2", "cuMemCreate/1", "cuMemCreate/5",
+			"cuMemExportToShareableHandle/1", "cuMemExportToShareableHandle/5", "cuMemExportToShareableHandle/6", "cuMemRelease/1", "cuMemRelease/8", "cuMemRelease/9",
+		).and("the creator's handle of a multicast object, which goes later: it is logged", "cuMemRelease/6"),
+		Keeps: exceptions{
+			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device",
+		}.and("it is the call that gives it back", "cuDevicePrimaryCtxRelease", "cuGraphDestroy", "cuGraphExecDestroy", "cuMemAddressFree", "cuMemFreeHost",
+			"cuMemRelease", "cuMemUnmap", "cuModuleUnload", "cuMulticastUnbind", "cuStreamDestroy"),
+		Unnamed: exceptions{
+			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": "so the driver says that memory is not of cuMemCreate",
+			"cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": "so the driver says that memory is not of cuMemCreate",
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)
