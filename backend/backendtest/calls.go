@@ -28,8 +28,9 @@ type strike struct {
 	call string
 	nth  int
 	code Code // if it is to fail
-	// instead, unless nil, is run in the place of failing, before the call does its work.
-	instead func()
+	// before, unless nil, is run first; the call does its work after it unless dead is set.
+	before func()
+	dead   bool
 
 	struck bool
 }
@@ -55,8 +56,11 @@ func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
 	s.struck = s.struck || hit
 	c.mu.Unlock()
 	switch {
-	case hit && s.instead != nil:
-		s.instead()
+	case hit && s.before != nil:
+		s.before()
+		if s.dead {
+			return codes[0], true
+		}
 	case hit || lasting:
 		return s.code, true
 	}

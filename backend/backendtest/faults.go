@@ -29,8 +29,9 @@ import (
 // Whatever befalls a call, each rank has an error that names the call and the rank, or none has one where the failure means nothing; the next attempt
 // works on the same ranks, or on those that are left; and nothing is left behind.
 //
-// SYMMEM_TEST_MATRIX=full runs every call, with every fault; otherwise each name has its turn once with each sort of fault. The table of calls, faults
-// and outcomes is logged, and written to the file that SYMMEM_TEST_TABLE names, behind what that has.
+// Without SYMMEM_TEST_MATRIX=full each name has its turn once with each sort of fault. With it every call hangs, ends its rank, and fails with one of its
+// codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
+// file that SYMMEM_TEST_TABLE names, behind what that has.
 type Faults struct {
 	// Ranks is how many there are; default 3.
 	Ranks int
@@ -43,6 +44,8 @@ type Faults struct {
 	Keeps map[string]string
 	// Unnamed are, in the same way, the calls whose failure leads to an error that does not name them, since it is an answer.
 	Unnamed map[string]string
+	// Late are, in the same way, the calls that take all ranks inside the library: the others learn at their own deadline that one has failed.
+	Late map[string]string
 	// Endless are, in the same way, the calls that are not let hang.
 	Endless map[string]string
 }
@@ -87,7 +90,8 @@ const faultPatience = 20 * time.Second
 // Run runs the cases.
 func (f Faults) Run(t *testing.T) {
 	f.Ranks = cmp.Or(f.Ranks, 3)
-	full := os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	all := os.Getenv("SYMMEM_TEST_FAULTS") == "all"
+	full := all || os.Getenv("SYMMEM_TEST_MATRIX") == "full"
 	var cases []faultCase
 	known := map[string]bool{}
 	for victim := range 2 {
@@ -95,7 +99,7 @@ func (f Faults) Run(t *testing.T) {
 		out := f.once(t, faultCase{victim: victim}, calls)
 		require.Empty(t, out.wrong, "without a fault")
 		require.Equal(t, "ok", out.what, "without a fault")
-		cases = append(cases, f.cases(calls, victim, full, known)...)
+		cases = append(cases, f.cases(calls, victim, full, all, known)...)
 	}
 	require.NotEmpty(t, cases, "no native call was seen")
 	table := faultTable{}
@@ -120,7 +124,7 @@ func (f Faults) Run(t *testing.T) {
 }
 
 // cases are the faults of the calls that a rank has made, in the order of their names.
-func (f Faults) cases(calls *Calls, victim int, full bool, known map[string]bool) []faultCase {
+func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string]bool) []faultCase {
 	var cases []faultCase
 	for _, name := range slices.Sorted(maps.Keys(calls.counts)) {
 		codes := calls.codes[name]
@@ -129,7 +133,7 @@ func (f Faults) cases(calls *Calls, victim int, full bool, known map[string]bool
 				continue // the first is as good as another, and what both ranks call is enough on one
 			}
 			for i, code := range codes {
-				if full || i == victim%len(codes) {
+				if all || i == (nth-1+victim)%len(codes) {
 					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
 				}
 			}
@@ -198,9 +202,9 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 			s := &strike{call: c.call, nth: c.nth, code: c.code}
 			switch c.what {
 			case hangs:
-				s.instead = func() { until.come(); time.Sleep(30 * time.Millisecond) }
+				s.before = func() { until.come(); time.Sleep(30 * time.Millisecond) }
 			case kills:
-				s.instead = func() { g.Abort("it was killed") }
+				s.before, s.dead = func() { g.Abort("it was killed") }, true
 			}
 			mine.set(s)
 		}
@@ -320,7 +324,7 @@ func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)
 			if count > 1 {
 				complain("rank %d has no error", r)
 			}
-		case errors.Is(err, context.DeadlineExceeded):
+		case errors.Is(err, context.DeadlineExceeded) && reason(f.Late, c) == "":
 			complain("rank %d has waited for its deadline", r)
 		case c.code.Lasting && errors.Is(err, errs.ErrContextLost): // the first call to be heard of may be a later one
 		case reason(f.Unnamed, c) != "":
