@@ -190,7 +190,11 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 	var gathered sync.WaitGroup // until all have ended the first attempt
 	gathered.Add(f.Ranks)
 	until := &deadline{Context: context.Background(), over: make(chan struct{})}
-	defer time.AfterFunc(faultPatience/2, until.come).Stop()
+	patience := faultPatience / 2
+	if reason(f.Late, c) != "" {
+		patience = time.Second
+	}
+	defer time.AfterFunc(patience, until.come).Stop()
 	var struck bool
 	failed := OnRanks(t, f.Ranks, nil, func(ctx context.Context, g *group.Group) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*faultPatience)

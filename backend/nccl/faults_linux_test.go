@@ -92,7 +92,15 @@ func TestFaults(t *testing.T) {
 					return New(ctx, g, o)
 				},
 				AllReduces: []string{plainForm, symmetricForm},
-				Left:       func() string { return m.left() },
+				Left: func() string {
+					left := m.left()
+					m.set(func() {
+						for _, c := range m.comms { // of the late calls
+							close(c.aborted)
+						}
+					})
+					return left
+				},
 			}
 		},
 	}.Run(t)

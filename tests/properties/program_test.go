@@ -75,7 +75,7 @@ func draw(t *rapid.T, most int) *program {
 	}
 	d.groups = []modelGroup{{ranks: all, inside: -1}}
 	d.zeros(0)
-	kinds := []func(g int){d.zeros, d.fill, d.puts, d.puts, d.gets, d.putSignal, d.allReduce, d.collective, d.collective, d.subGroup, d.closeTensor, d.closeGroup,
+	kinds := []func(g int){d.zeros, d.fill, d.puts, d.puts, d.gets, d.putSignal, d.putSignal, d.putSignal, d.allReduce, d.allReduce, d.collective, d.collective, d.subGroup, d.closeTensor, d.closeGroup,
 		d.check, d.illegal}
 	for range rapid.IntRange(1, most).Draw(t, "steps") {
 		rapid.SampledFrom(kinds).Draw(t, "kind")(d.openGroup())
@@ -150,13 +150,18 @@ func (d *draft) zeros(group int) {
 	}
 	d.tensors = append(d.tensors, made)
 	d.add(group, func(r *rank, g *member) error { return r.zeros(g, t, dtype, n) }, "t%d = Zeros(%s, %d).Rendezvous()", t, dtype, n)
+	if n > 0 && rapid.IntRange(0, 9).Draw(d.T, "zeros") > 0 {
+		d.write(group, span{t, 0, n}) // among zeros nothing is missed
+	}
 }
 
 func (d *draft) fill(group int) {
-	s, ok := d.part(group, -1, 0)
-	if !ok {
-		return
+	if s, ok := d.part(group, -1, 0); ok {
+		d.write(group, s)
 	}
+}
+
+func (d *draft) write(group int, s span) {
 	seed, f := rapid.Int64Range(1, 99).Draw(d.T, "seed"), d.fence()
 	for me, data := range d.tensors[s.t].data {
 		copy(data[s.from:s.to], filling(d.tensors[s.t].dtype, seed, me, s.len()))

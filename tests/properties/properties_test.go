@@ -47,7 +47,7 @@ func TestPrograms(t *testing.T) {
 				steps = 25
 				setUnlessGiven(t, "rapid.checks", "400")
 			} else {
-				setUnlessGiven(t, "rapid.checks", "60")
+				setUnlessGiven(t, "rapid.checks", "100")
 			}
 			rapid.Check(t, func(rt *rapid.T) {
 				p := draw(rt, steps)
@@ -152,8 +152,8 @@ func (p *program) onRank(ctx context.Context, world *symmem.Rank) (err error) {
 		if g == nil {
 			continue
 		}
-		if n := r.rand.IntN(4); n > 0 {
-			time.Sleep(time.Duration(r.rand.IntN(100*n)) * time.Microsecond)
+		if n := r.rand.IntN(6); n > 0 {
+			time.Sleep(time.Duration(r.rand.IntN(60*n*n)) * time.Microsecond)
 		}
 		if err := s.run(r, g); err != nil {
 			return fmt.Errorf("step %d, g%d: %s: %w", i, s.group, s.text, err)
