@@ -78,7 +78,7 @@ var mayImport = map[string][]string{
 	"internal/ptxvm": {},
 
 	// Pretended GPUs for the tests of backends: it knows the driver's table, which backendtest itself does not.
-	"backend/backendtest/fakecuda": {"device"},
+	"backend/backendtest/fakecuda": {"backend/backendtest", "device"},
 
 	// The driver as it is: of device it takes addresses and the conditions of errors.
 	"internal/cuda": {"device"},

@@ -192,7 +192,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 	until := &deadline{Context: context.Background(), over: make(chan struct{})}
 	patience := faultPatience / 2
 	if reason(f.Late, c) != "" {
-		patience = time.Second
+		patience = 3 * time.Second
 	}
 	defer time.AfterFunc(patience, until.come).Stop()
 	var struck bool
