@@ -192,7 +192,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 	until := &deadline{Context: context.Background(), over: make(chan struct{})}
 	patience := faultPatience / 2
 	if reason(f.Late, c) != "" {
-		patience = 3 * time.Second
+		patience = time.Second
 	}
 	defer time.AfterFunc(patience, until.come).Stop()
 	var struck bool
@@ -332,6 +332,7 @@ func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)
 			complain("rank %d has waited for its deadline", r)
 		case c.code.Lasting && errors.Is(err, errs.ErrContextLost): // the first call to be heard of may be a later one
 		case reason(f.Unnamed, c) != "":
+		case reason(f.Late, c) != "" && names(err): // the deadline of all has come while they told each other
 		case !strings.Contains(err.Error(), c.call):
 			complain("rank %d does not name %s", r, c.call)
 		case r != c.victim && !strings.Contains(err.Error(), fmt.Sprintf("rank %d", c.victim)):
