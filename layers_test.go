@@ -79,7 +79,7 @@ var mayImport = map[string][]string{
 	"internal/ptxvm": {},
 
 	// Pretended GPUs for the tests of backends: it knows the driver's table, which backendtest itself does not.
-	"backend/backendtest/fakecuda": {"device"},
+	"backend/backendtest/fakecuda": {"backend/backendtest", "device"},
 
 	// Simulated GPUs: a table of the driver for device/cuda, and a machine for its kernels.
 	"internal/simcuda": {"device", "device/cuda"},

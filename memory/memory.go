@@ -412,23 +412,39 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
-// and all vote again.
+// and all vote again. A device whose context is lost does nothing any more, and never will: that is an error of this rank's, and keeps nothing.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
 	busy = m.idle(ctx, going...)
-	_, behind := m.backend.(backend.Quiescer)
-	if left && !behind {
-		return busy, nil
+	q, behind := m.backend.(backend.Quiescer)
+	var broken error
+	if errors.Is(busy, errs.ErrContextLost) {
+		if broken, busy = busy, nil; behind {
+			busy = q.Quiesce(ctx)
+		}
 	}
+	if left && !behind {
+		return busy, broken
+	}
+	failure := broken
 	if busy != nil {
 		// The caller's context has ended, but the others must be told.
-		ctx = context.WithoutCancel(ctx)
+		ctx, failure = context.WithoutCancel(ctx), busy
 	}
-	err := m.group.Vote(ctx, op, busy)
+	err := m.group.Vote(ctx, op, failure)
 	_, alone := errors.AsType[*group.PeerLostError](err) // in this group: a peer that is busy may tell of a loss elsewhere
-	if behind && busy == nil && err != nil && !alone {
+	if broken != nil && !errors.Is(err, errs.ErrContextLost) {
+		err = errors.Join(broken, err)
+	}
+	if behind && busy == nil && err != nil && !alone && !onlyBroken(err) {
 		return err, nil
 	}
 	return busy, err
+}
+
+// onlyBroken reports whether all ranks that have failed in a vote have lost their contexts, and so are not at work.
+func onlyBroken(err error) bool {
+	vote, ok := errors.AsType[*group.VoteError](err)
+	return ok && !slices.ContainsFunc(vote.Failures, func(f group.RankFailure) bool { return !slices.Contains(f.Conditions, errs.ErrContextLost) })
 }
 
 // release unmaps and releases one allocation on this rank.

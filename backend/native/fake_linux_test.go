@@ -31,6 +31,7 @@ type machine struct {
 	used     []uint64
 	next     uint64
 	handles  map[cu.MemHandle]*physical
+	exported map[uint64]*physical // what was ever exported: a descriptor keeps memory, whoever has given up its handle
 	reserved map[device.Ptr]uint64
 	mapped   map[device.Ptr]*fakeMapping
 	peers    map[[2]int]bool
@@ -65,7 +66,7 @@ type fakeMapping struct {
 func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), counts: map[string]int{}, used: make([]uint64, gpus), next: 1 << 40,
-		handles: map[cu.MemHandle]*physical{}, reserved: map[device.Ptr]uint64{}, mapped: map[device.Ptr]*fakeMapping{},
+		handles: map[cu.MemHandle]*physical{}, exported: map[uint64]*physical{}, reserved: map[device.Ptr]uint64{}, mapped: map[device.Ptr]*fakeMapping{},
 		peers: map[[2]int]bool{},
 	}
 	m.Call = m.called
@@ -145,12 +146,27 @@ func (m *machine) handle(p *physical) cu.MemHandle {
 // data returns the bytes of the memory.
 func (p *physical) data() []byte {
 	if p.mem == nil {
-		p.mem = make([]byte, p.bytes)
+		// Not make: most of it is never looked at.
+		mem, err := unix.Mmap(-1, 0, int(p.bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		if err != nil {
+			panic(err)
+		}
+		p.mem = mem
 		for i := 0; p.dirty && i < len(p.mem); i += 1021 {
 			p.mem[i] = 0xa5
 		}
 	}
 	return p.mem
+}
+
+// forget gives the bytes back; a further look at them finds others.
+func (p *physical) forget() {
+	if p.mem != nil {
+		if err := unix.Munmap(p.mem); err != nil {
+			panic(err)
+		}
+	}
+	p.mem = nil
 }
 
 // drop releases one reference.
@@ -160,6 +176,7 @@ func (m *machine) drop(p *physical) {
 	}
 	if !p.cast {
 		m.used[p.gpu] -= p.bytes
+		p.forget()
 		return
 	}
 	m.live--
@@ -385,6 +402,7 @@ func (m *machine) sharing(d *cu.Driver) {
 			if _, err := unix.Pwrite(n, binary.LittleEndian.AppendUint64(nil, p.id), 0); err != nil {
 				return cu.OperatingSystem
 			}
+			m.exported[p.id] = p
 			*fd = int32(n)
 			return cu.Success
 		})
@@ -395,6 +413,16 @@ func (m *machine) sharing(d *cu.Driver) {
 				*h = m.handle(p)
 				return cu.Success
 			}
+		}
+		if p := m.exported[id]; p != nil {
+			if p.cast {
+				return cu.InvalidValue // a multicast object is gone with its last handle
+			}
+			if p.refs == 0 {
+				m.used[p.gpu] += p.bytes
+			}
+			*h = m.handle(p)
+			return cu.Success
 		}
 		return m.Violation("import of memory that nobody holds")
 	}
@@ -452,7 +480,8 @@ func (m *machine) work(d *cu.Driver) {
 			}
 			return m.bytes(m.Streams[s], p, n, func(of *physical, off, n uint64) {
 				if n == of.bytes {
-					of.mem, of.dirty = nil, false
+					of.forget()
+					of.dirty = false
 				} else {
 					clear(of.data()[off : off+n])
 				}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -144,19 +145,25 @@ func (m *machine) plain(rank int) *Options {
 // requireClean fails the test if something is not given back.
 func (m *machine) requireClean(t *testing.T) {
 	t.Helper()
+	if left := m.left(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// left says what is not given back.
+func (m *machine) left() string {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	for _, what := range m.GPUs.Left(map[string]int{
+	left := m.GPUs.Left(map[string]int{
 		"handles": len(m.handles), "pieces of memory": len(m.memory), "communicators": len(m.comms),
 		"threads and sockets that wait for ranks": len(m.roots), "graphs": len(m.graphs) + len(m.execs),
-	}) {
-		t.Errorf("left: %s", what)
-	}
+	})
 	for g, n := range m.used {
 		if n != 0 {
-			t.Errorf("left: %d bytes of GPU %d", n, g)
+			left = append(left, fmt.Sprintf("%d bytes of GPU %d", n, g))
 		}
 	}
+	return strings.Join(left, ", ")
 }
 
 // number returns a new address or handle, with room behind it.
@@ -738,6 +745,8 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 	switch {
 	case x == nil || !x.virtual:
 		m.Violation("registration of memory that is none")
+		m.Mu.Unlock()
+		return nccl.InvalidArgument
 	case uint64(device.Ptr(p)-base)%4096 != 0 || bytes == 0:
 		m.Violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
 	}

@@ -231,6 +231,12 @@ func (r *fakeRequest) progress() (bool, error) {
 	if time.Now().Before(r.end) || n.hang != nil && n.hang() {
 		return false, nil
 	}
+	for _, b := range r.remote {
+		if !n.engines[r.peer].registered(b) {
+			r.active = false
+			return false, errBackend // its owner has taken the registration back: the network refuses the access
+		}
+	}
 	for i := range r.local {
 		mine, theirs := bytesAt(r.local[i]), bytesAt(r.remote[i])
 		if r.op == nixl.Read {
@@ -240,6 +246,16 @@ func (r *fakeRequest) progress() (bool, error) {
 	}
 	r.active = false
 	return true, nil
+}
+
+// registered reports whether the block is in one that is registered. The network is locked.
+func (e *fakeEngine) registered(b nixl.Block) bool {
+	for r := range e.regs {
+		if r.Addr <= b.Addr && b.Addr+b.Bytes <= r.Addr+r.Bytes {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *fakeRequest) Release() error {

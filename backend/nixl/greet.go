@@ -46,16 +46,19 @@ func (b *Backend) greet(ctx context.Context) error {
 		err = await(ctx, writes)
 	}
 	// No rank releases its words before all have written.
-	err = b.group.Vote(ctx, "reaching each other", err)
+	reached := b.group.Vote(ctx, "reaching each other", err)
+	var own error
 	for r := range f.Words() {
-		if had := f.Words()[r].Load(); err == nil && r != me && had != uint64(r)+1 {
-			err = fmt.Errorf("rank %d wrote %d where %d was read: %w", r, r+1, had, errs.ErrUnsupported)
+		if had := f.Words()[r].Load(); reached == nil && r != me && had != uint64(r)+1 {
+			own = errors.Join(own, fmt.Errorf("rank %d wrote %d where %d was read: %w", r, r+1, had, errs.ErrUnsupported))
 		}
 	}
 	for _, w := range writes {
-		err = errors.Join(err, w.Close())
+		own = errors.Join(own, w.Close())
 	}
-	return errors.Join(err, f.Close())
+	own = errors.Join(own, f.Close())
+	// What one rank finds now, the others must know: they would use a backend that it has not.
+	return errors.Join(reached, b.group.Vote(ctx, "having reached each other", own))
 }
 
 // await waits for the writes, all of which are under way.

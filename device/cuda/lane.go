@@ -24,7 +24,7 @@ type lane struct {
 	mu     sync.Mutex
 	stream cu.StreamHandle
 	stages [2]stage
-	broken error // why it cannot be used any more
+	broken error // why it cannot be used until its stream says that it has nothing left to do
 }
 
 // stage is one pinned buffer.
@@ -39,8 +39,8 @@ func (g *stage) bytes(n int) []byte { return unsafe.Slice((*byte)(g.mem), n) }
 
 // open makes the stream and the buffers; mu is held.
 func (l *lane) open() error {
-	if l.stream != 0 || l.broken != nil {
-		return l.broken
+	if err := l.mend(); err != nil || l.stream != 0 {
+		return err
 	}
 	d := l.dev
 	if err := d.push(); err != nil {
@@ -106,10 +106,29 @@ func (l *lane) release() error {
 func (l *lane) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.broken != nil && !errors.Is(l.broken, cu.ErrContextLost) {
-		return l.broken
+	if err := l.mend(); err != nil && !errors.Is(err, cu.ErrContextLost) {
+		return err
 	}
 	return l.release()
+}
+
+// mend makes a broken lane usable again if no copy is under way any more; else it returns what broke it. mu is held.
+func (l *lane) mend() error {
+	if l.broken == nil {
+		return nil
+	}
+	if err := l.dev.push(); err != nil {
+		return l.broken
+	}
+	defer l.dev.pop()
+	if l.dev.drv.StreamQuery(l.stream) != cu.Success {
+		return l.broken
+	}
+	l.broken = nil
+	for i := range l.stages {
+		l.stages[i].queued = false
+	}
+	return nil
 }
 
 // run calls enqueue with the context current.
@@ -123,8 +142,12 @@ func (l *lane) run(enqueue func() error) error {
 
 // record records that the copies of the stage enqueued so far are what it is busy with; the context is current.
 func (l *lane) record(g *stage) error {
+	if err := l.dev.drv.Check("cuEventRecord", l.dev.drv.EventRecord(g.ready, l.stream)); err != nil {
+		l.broken = fmt.Errorf("a copy between host and device cannot be waited for: %w", err)
+		return l.broken
+	}
 	g.queued = true
-	return l.dev.drv.Check("cuEventRecord", l.dev.drv.EventRecord(g.ready, l.stream))
+	return nil
 }
 
 // await waits until the stage's last copy has run, for at most the device's WaitTimeout.

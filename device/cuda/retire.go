@@ -109,7 +109,7 @@ func (d *Device) whileAll(is func(*Stream) bool, f func() error) (busy bool, err
 }
 
 // idle reports whether the stream has no work that was enqueued; mu is held, and the context is current. A stream in a capture may have work from
-// before. One that was destroyed with work in it is never idle. A lost context has no work.
+// before. One that was destroyed with work in it is never idle. A lost context has no work; a stream whose driver does not say counts as at work.
 func (s *Stream) idle() bool {
 	r := cu.Success
 	switch {
@@ -125,7 +125,7 @@ func (s *Stream) idle() bool {
 	default:
 		r = s.dev.drv.StreamQuery(s.handle)
 	}
-	return r != cu.NotReady
+	return r == cu.Success || r.Sticky()
 }
 
 // reap returns retired memory to the driver as soon as no stream has work, and ends when there is none left, or the device is closed,

@@ -415,8 +415,11 @@ func (s *Stream) finishClose(deadline time.Time) (done bool, err error) {
 	d := s.dev
 	err = s.drain(deadline)
 	done = err == nil || errors.Is(err, cu.ErrContextLost)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = fmt.Errorf("%w after %v: %w", errWorkLeft, d.waitTimeout, err)
+	case !done:
+		done = s.ended(deadline) // it is the wait that has failed, and perhaps not the work
 	}
 	failed := []error{err}
 	if e := d.push(); e != nil {
@@ -465,6 +468,23 @@ func (s *Stream) drain(deadline time.Time) error {
 	defer m.drop(d)
 	// The waits end by the deadline; the work after them has a little longer.
 	return d.await(context.Background(), m.event, deadline.Add(time.Second))
+}
+
+// ended asks the driver, until the deadline, whether a closed stream has nothing left to do. It is for when no event can be waited for.
+func (s *Stream) ended(deadline time.Time) bool {
+	for begin := time.Now(); ; pauseBetween(begin) {
+		if err := s.dev.push(); err != nil {
+			return false
+		}
+		r := s.dev.drv.StreamQuery(s.handle)
+		s.dev.pop()
+		if r == cu.Success || r.Sticky() {
+			return true
+		}
+		if r != cu.NotReady || time.Now().After(deadline) {
+			return false
+		}
+	}
 }
 
 // checkRange refuses a number of bytes below 0, and a range that no address space has.

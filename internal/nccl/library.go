@@ -137,10 +137,13 @@ func Load(opts *Options) (*Library, error) {
 // version since 2.23.4 has.
 func New(path string, f Functions) (*Library, error) {
 	l := &Library{path: path, call: f}
+	var failed error
 	if f.GetVersion != nil { // the version is read first, so that errors can tell it
 		var version int32
 		if r := f.GetVersion(&version); r == Success {
 			l.version = Version(version)
+		} else {
+			failed = l.check("ncclGetVersion", r)
 		}
 	}
 	if lacking := missing(&l.call, true); len(lacking) > 0 {
@@ -149,6 +152,9 @@ func New(path string, f Functions) (*Library, error) {
 			name = fmt.Sprintf("%s %s (%s)", libraryName, l.version, path)
 		}
 		return nil, &dl.SymbolError{Library: name, Symbols: lacking, Hint: needs}
+	}
+	if failed != nil {
+		return nil, failed
 	}
 	return l, nil
 }

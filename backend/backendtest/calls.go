@@ -1,0 +1,131 @@
+package backendtest
+
+import (
+	"reflect"
+	"strings"
+	"sync"
+)
+
+// Calls stands between one rank and the native libraries below it: it counts the calls by name, and lets one of them go wrong. Calls that are
+// made through no wrapper of it are not seen. It is safe for use by several goroutines.
+type Calls struct {
+	mu     sync.Mutex
+	counts map[string]int
+	codes  map[string][]Code
+	strike *strike
+}
+
+// Code is a result of a native call that says that it has failed.
+type Code struct {
+	Name  string // as the library's documentation has it
+	Value int
+	// Lasting: after the call that gave it, every later one through the same table gives it too, as from a context that is lost.
+	Lasting bool
+}
+
+// strike is what befalls a call.
+type strike struct {
+	call string
+	nth  int
+	code Code // if it is to fail
+	// before, unless nil, is run first; the call does its work after it unless dead is set.
+	before func()
+	dead   bool
+
+	struck bool
+}
+
+func newCalls() *Calls { return &Calls{counts: map[string]int{}, codes: map[string][]Code{}} }
+
+// Enter is the beginning of the native call of that name, which may fail with one of the codes. If it is to fail, the answer is true, with what it
+// fails of; the call must then do nothing. It may block, if the call is to hang. Nil Calls let all go on.
+func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
+	if c == nil {
+		return Code{}, false
+	}
+	c.mu.Lock()
+	c.counts[name]++
+	c.codes[name] = codes
+	s := c.strike
+	if s == nil {
+		c.mu.Unlock()
+		return Code{}, false
+	}
+	hit := s.call == name && s.nth == c.counts[name]
+	lasting := s.struck && s.code.Lasting && len(codes) > 0 && has(codes, s.code)
+	s.struck = s.struck || hit
+	c.mu.Unlock()
+	switch {
+	case hit && s.before != nil:
+		s.before()
+		if s.dead {
+			return codes[0], true
+		}
+	case hit || lasting:
+		return s.code, true
+	}
+	return Code{}, false
+}
+
+func has(codes []Code, c Code) bool {
+	for _, one := range codes {
+		if one == c {
+			return true
+		}
+	}
+	return false
+}
+
+// Table puts the Calls before every function of the table that p points to: a struct whose function fields have the tag key with the symbol's name.
+// Functions that do not return one integer are left as they are, as are those whose names except says. The names that are counted are without the
+// version of a symbol ("_v2").
+func (c *Calls) Table(p any, key string, codes []Code, except ...string) {
+	if c == nil {
+		return
+	}
+	v := reflect.ValueOf(p).Elem()
+	for i := range v.NumField() {
+		tag, ok := v.Type().Field(i).Tag.Lookup(key)
+		f := v.Field(i)
+		if !ok || f.IsNil() || f.Type().NumOut() != 1 || !f.Type().Out(0).ConvertibleTo(reflect.TypeFor[int]()) || f.Type().Out(0).Kind() == reflect.String {
+			continue
+		}
+		name, _, _ := strings.Cut(tag, ",")
+		if at := strings.LastIndex(name, "_v"); at > 0 {
+			name = name[:at]
+		}
+		if skip(name, except) {
+			continue
+		}
+		own := reflect.ValueOf(f.Interface())
+		f.Set(reflect.MakeFunc(f.Type(), func(args []reflect.Value) []reflect.Value {
+			if code, refused := c.Enter(name, codes...); refused {
+				return []reflect.Value{reflect.ValueOf(code.Value).Convert(f.Type().Out(0))}
+			}
+			return own.Call(args)
+		}))
+	}
+}
+
+func skip(name string, except []string) bool {
+	for _, one := range except {
+		if one == name {
+			return true
+		}
+	}
+	return false
+}
+
+// set says what is to befall a call; nil lets all go on.
+func (c *Calls) set(s *strike) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.strike = s
+}
+
+// struck reports whether it has befallen one.
+func (c *Calls) struck() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.strike != nil && c.strike.struck
+}

@@ -1,0 +1,694 @@
+package backendtest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// Faults lets every native call go wrong, one in each case, while ranks do everything with a backend from opening to closing it: the n-th call of its
+// name on one rank fails with each of its codes, or hangs until the deadline of what the ranks do, or ends its rank.
+//
+// Whatever befalls a call, each rank has an error that names the call and the rank, or none has one where the failure means nothing; the next attempt
+// works on the same ranks, or on those that are left; and nothing is left behind.
+//
+// Without SYMMEM_TEST_MATRIX=full each name has its turn once with each sort of fault. With it every call hangs, ends its rank, and fails with one of its
+// codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
+// file that SYMMEM_TEST_TABLE names, behind what that has.
+type Faults struct {
+	// Ranks is how many there are; default 3.
+	Ranks int
+	// Machine makes a new machine for a case.
+	Machine func() FaultMachine
+	// Unheard are the calls whose failure may be no error of any rank, each with the reason. A name stands for every call of it, a name with a
+	// number for that one, "cuMemCreate/1", and a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY".
+	Unheard map[string]string
+	// Keeps are, in the same way, the calls whose failure may leave something behind: those that would have given it back.
+	Keeps map[string]string
+	// Unnamed are, in the same way, the calls whose failure leads to an error that does not name them, since it is an answer.
+	Unnamed map[string]string
+	// Late are, in the same way, the calls that take all ranks inside the library: the others learn at their own deadline that one has failed.
+	Late map[string]string
+	// Endless are, in the same way, the calls that are not let hang.
+	Endless map[string]string
+}
+
+// FaultMachine is a pretended machine, and how the ranks that live on it use it.
+type FaultMachine struct {
+	// Open opens the backend for a rank of g. All native calls below it go through calls, which may be nil. Parent is the backend of the group that g
+	// is a part of, or nil.
+	Open func(ctx context.Context, g *group.Group, parent backend.Backend, calls *Calls) (backend.Backend, error)
+	// Adopt, unless nil, is as [Harness.Adoptable].
+	Adopt func(b backend.Backend, rank int, bytes int64) (p device.Ptr, free func() error, err error)
+	// AllReduces are as in [Harness].
+	AllReduces []string
+	// More, unless nil, is what else the ranks do: each runs it as a step that all end together.
+	More func(ctx context.Context, m *memory.Memory) error
+	// Left says what was not given back; "" if everything was.
+	Left func() string
+}
+
+// faultCase is one thing that goes wrong.
+type faultCase struct {
+	victim int
+	call   string
+	nth    int
+	what   string // "hangs", "kills", or the name of a code
+	code   Code
+}
+
+func (c faultCase) String() string {
+	return fmt.Sprintf("rank=%d/%s/%d/%s", c.victim, c.call, c.nth, c.what)
+}
+
+// What befalls a call besides failing.
+const (
+	hangs = "hangs"
+	kills = "kills"
+)
+
+// faultPatience bounds what must end soon.
+const faultPatience = 20 * time.Second
+
+// Run runs the cases.
+func (f Faults) Run(t *testing.T) {
+	f.Ranks = cmp.Or(f.Ranks, 3)
+	all := os.Getenv("SYMMEM_TEST_FAULTS") == "all"
+	full := all || os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	var cases []faultCase
+	known := map[string]bool{}
+	for victim := range 2 {
+		calls := newCalls()
+		out := f.once(t, faultCase{victim: victim}, calls)
+		require.Empty(t, out.wrong, "without a fault")
+		require.Equal(t, "ok", out.what, "without a fault")
+		cases = append(cases, f.cases(calls, victim, full, all, known)...)
+	}
+	require.NotEmpty(t, cases, "no native call was seen")
+	table := faultTable{}
+	for _, c := range cases {
+		t.Run(c.String(), func(t *testing.T) {
+			files, err := OpenFiles()
+			require.NoError(t, err)
+			out := f.once(t, c, newCalls())
+			for _, w := range out.wrong {
+				t.Error(w)
+			}
+			if after, err := OpenFiles(); err != nil || after != files {
+				t.Errorf("%d descriptors are open where %d were: %v", after, files, err)
+			}
+			if len(out.wrong) > 0 {
+				out.what = "WRONG"
+			}
+			table.add(c, out.what)
+		})
+	}
+	table.print(t)
+}
+
+// cases are the faults of the calls that a rank has made, in the order of their names.
+func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string]bool) []faultCase {
+	var cases []faultCase
+	for _, name := range slices.Sorted(maps.Keys(calls.counts)) {
+		codes := calls.codes[name]
+		for nth := 1; nth <= calls.counts[name]; nth++ {
+			if !full && (known[name] || nth > 1) {
+				continue // the first is as good as another, and what both ranks call is enough on one
+			}
+			for i, code := range codes {
+				if all || i == (nth-1+victim)%len(codes) {
+					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
+				}
+			}
+			if reason(f.Endless, faultCase{call: name, nth: nth}) == "" {
+				cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: hangs})
+			}
+			cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: kills})
+		}
+		known[name] = true
+	}
+	return cases
+}
+
+// reason is what an exception says of a call; "" if it is none.
+func reason(exceptions map[string]string, c faultCase) string {
+	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", c.call, c.nth)], exceptions[c.call+":"+c.code.Name], exceptions[c.call])
+}
+
+// outcome is how a case has ended.
+type outcome struct {
+	what  string
+	wrong []string
+}
+
+// deadline is a context whose deadline comes when somebody says so.
+type deadline struct {
+	context.Context
+	once sync.Once
+	over chan struct{}
+}
+
+func (d *deadline) Done() <-chan struct{} { return d.over }
+
+func (d *deadline) Err() error {
+	select {
+	case <-d.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+func (d *deadline) come() { d.once.Do(func() { close(d.over) }) }
+
+// once runs one case on a new machine.
+func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
+	t.Helper()
+	m := f.Machine()
+	type ended struct {
+		first, second error
+		took          time.Duration
+	}
+	all := make([]ended, f.Ranks)
+	var gathered sync.WaitGroup // until all have ended the first attempt
+	gathered.Add(f.Ranks)
+	until := &deadline{Context: context.Background(), over: make(chan struct{})}
+	patience := faultPatience / 2
+	if reason(f.Late, c) != "" {
+		patience = time.Second
+	}
+	defer time.AfterFunc(patience, until.come).Stop()
+	var struck bool
+	failed := OnRanks(t, f.Ranks, nil, func(ctx context.Context, g *group.Group) error {
+		ctx, cancel := context.WithTimeout(ctx, 2*faultPatience)
+		defer cancel()
+		me := &all[g.Rank()]
+		var mine *Calls
+		if g.Rank() == c.victim {
+			mine = calls
+			s := &strike{call: c.call, nth: c.nth, code: c.code}
+			switch c.what {
+			case hangs:
+				s.before = func() { until.come(); time.Sleep(30 * time.Millisecond) }
+			case kills:
+				s.before, s.dead = func() { g.Abort("it was killed") }, true
+			}
+			mine.set(s)
+		}
+		began := time.Now()
+		me.first = m.attempt(until, ctx, g, mine)
+		me.took = time.Since(began)
+		gathered.Done()
+		gathered.Wait()
+		if mine != nil {
+			struck = mine.struck()
+			mine.set(nil)
+		}
+		if c.what != kills || !struckAll(ctx, g) {
+			me.second = m.attempt(ctx, ctx, g, nil)
+			return nil
+		}
+		if g.Rank() == c.victim {
+			return nil
+		}
+		rest := make([]int, 0, f.Ranks)
+		for r := range f.Ranks {
+			if r != c.victim {
+				rest = append(rest, r)
+			}
+		}
+		sub, err := g.Sub(ctx, rest)
+		if err != nil {
+			me.second = fmt.Errorf("the survivors' group: %w", err)
+			return nil
+		}
+		me.second = m.attempt(ctx, ctx, sub, nil)
+		return sub.Close(ctx)
+	})
+	var out outcome
+	complain := func(format string, args ...any) { out.wrong = append(out.wrong, fmt.Sprintf(format, args...)) }
+	for r, err := range failed {
+		if err != nil {
+			complain("rank %d: %v", r, err)
+		}
+	}
+	errors := make([]error, f.Ranks)
+	for r, e := range all {
+		errors[r] = e.first
+		if e.took > faultPatience {
+			complain("rank %d has taken %v: %v", r, e.took, e.first)
+		}
+		if e.second != nil {
+			complain("rank %d: the next attempt: %v", r, e.second)
+		}
+	}
+	if left := m.Left(); left != "" && reason(f.Keeps, c) == "" && !c.code.Lasting {
+		complain("left behind: %s", left)
+	}
+	if c.call != "" && !struck {
+		out.what = "not reached"
+	} else {
+		out.what = f.judge(c, errors, complain)
+	}
+	if len(out.wrong) > 0 {
+		for r, err := range errors {
+			complain("  rank %d had: %v", r, err)
+		}
+	}
+	return out
+}
+
+// struckAll waits until this rank knows that one is lost, and reports whether it is.
+func struckAll(ctx context.Context, g *group.Group) bool {
+	if g.Err() != nil {
+		return true
+	}
+	return errors.Is(g.Barrier(ctx, "after the fault"), errs.ErrPeerLost)
+}
+
+// judge says what has come of a case.
+func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)) string {
+	count := 0
+	for _, err := range failed {
+		if err != nil {
+			count++
+		}
+	}
+	own := failed[c.victim]
+	switch {
+	case c.call == "":
+		if count > 0 {
+			complain("it fails")
+		}
+		return "ok"
+	case c.what == kills:
+		return f.judgeKilled(c, failed, complain)
+	case count == 0 && c.what == hangs:
+		return "goes on late"
+	case count == 0:
+		why := reason(f.Unheard, c)
+		if why == "" {
+			complain("no rank has heard of it")
+		}
+		return "no error: " + why
+	case own == nil:
+		complain("the rank itself has no error, and others have")
+	}
+	if c.what == hangs {
+		for r, err := range failed {
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !isAbandoned(err) {
+				complain("rank %d: the error is not of the deadline", r)
+			}
+			if err != nil && r != c.victim && !names(err) {
+				complain("rank %d does not say who did not come", r)
+			}
+		}
+		return fmt.Sprintf("deadline on %s", someOrAll(count, len(failed)))
+	}
+	for r, err := range failed {
+		switch {
+		case err == nil:
+			if count > 1 {
+				complain("rank %d has no error", r)
+			}
+		case errors.Is(err, context.DeadlineExceeded) && reason(f.Late, c) == "":
+			complain("rank %d has waited for its deadline", r)
+		case c.code.Lasting && errors.Is(err, errs.ErrContextLost): // the first call to be heard of may be a later one
+		case reason(f.Unnamed, c) != "":
+		case reason(f.Late, c) != "" && names(err): // the deadline of all has come while they told each other
+		case !strings.Contains(err.Error(), c.call):
+			complain("rank %d does not name %s", r, c.call)
+		case r != c.victim && !strings.Contains(err.Error(), fmt.Sprintf("rank %d", c.victim)):
+			complain("rank %d does not name rank %d", r, c.victim)
+		}
+	}
+	return "error on " + someOrAll(count, len(failed))
+}
+
+func (f Faults) judgeKilled(c faultCase, failed []error, complain func(string, ...any)) string {
+	count := 0
+	for r, err := range failed {
+		if r == c.victim {
+			continue
+		}
+		if err == nil {
+			continue
+		}
+		count++
+		if !errors.Is(err, errs.ErrPeerLost) {
+			complain("rank %d: the error is not ErrPeerLost", r)
+		}
+		if lost, ok := errors.AsType[*group.PeerLostError](err); ok && lost.Rank != c.victim {
+			complain("rank %d says that rank %d is lost", r, lost.Rank)
+		}
+	}
+	if count == 0 {
+		return "nobody needs the rank any more"
+	}
+	return "lost, and the others go on"
+}
+
+func someOrAll(count, all int) string {
+	if count == all {
+		return "all ranks"
+	}
+	return "the rank alone"
+}
+
+// names reports whether the error says which ranks were waited for: the one that hangs, or those that wait for it as well.
+func names(err error) bool {
+	if missing, ok := errors.AsType[*group.MissingRanksError](err); ok && len(missing.Missing) > 0 {
+		return true
+	}
+	return isAbandoned(err)
+}
+
+func isAbandoned(err error) bool {
+	_, ok := errors.AsType[*group.AbandonedError](err)
+	return ok
+}
+
+// faultTable counts outcomes by call and sort of fault.
+type faultTable map[string]map[string]int
+
+func (t faultTable) add(c faultCase, what string) {
+	fault := c.what
+	if c.code.Name != "" {
+		fault = "fails: " + c.code.Name
+	}
+	key := c.call + "\t" + fault
+	if t[key] == nil {
+		t[key] = map[string]int{}
+	}
+	t[key][what]++
+}
+
+func (t faultTable) print(tt *testing.T) {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	total, wrong := 0, 0
+	fmt.Fprintf(w, "call\tfault\toutcome\tcases\n")
+	for _, key := range slices.Sorted(maps.Keys(t)) {
+		for _, what := range slices.Sorted(maps.Keys(t[key])) {
+			fmt.Fprintf(w, "%s\t%s\t%d\n", key, what, t[key][what])
+			total += t[key][what]
+			if what == "WRONG" {
+				wrong += t[key][what]
+			}
+		}
+	}
+	_ = w.Flush()
+	fmt.Fprintf(&text, "%s: %d of %d cases are as they should be\n", tt.Name(), total-wrong, total)
+	tt.Logf("\n%s", text.String())
+	if path := os.Getenv("SYMMEM_TEST_TABLE"); path != "" {
+		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		require.NoError(tt, err)
+		_, err = file.WriteString(text.String() + "\n")
+		require.NoError(tt, errors.Join(err, file.Close()))
+	}
+}
+
+// attempt does everything with the backend. What it does ends with ctx; giving back what it has ends with after, which ends later.
+func (m FaultMachine) attempt(ctx, after context.Context, g *group.Group, calls *Calls) error {
+	b, err := m.Open(ctx, g, nil, calls)
+	if err != nil {
+		return fmt.Errorf("opening: %w", err)
+	}
+	return m.use(ctx, after, g, b, calls, true)
+}
+
+// use does everything with an open backend, and closes it.
+func (m FaultMachine) use(ctx, after context.Context, g *group.Group, b backend.Backend, calls *Calls, whole bool) error {
+	u := &usage{Memory: memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: 2 * time.Second}), machine: m, ctx: ctx, after: after, calls: calls}
+	err := u.everything(whole)
+	for i := len(u.closing) - 1; i >= 0; i-- {
+		err = errors.Join(err, u.closing[i]())
+	}
+	err = errors.Join(err, u.Close(after))
+	if u.Busy() {
+		err = errors.Join(err, u.Close(after))
+	}
+	return err
+}
+
+// free frees memory, and once more if the device could not say that it is done with it.
+func (u *usage) free(a backend.Allocation) error {
+	err := u.Free(u.after, a)
+	if err != nil && u.Holds(a) {
+		err = errors.Join(err, u.Free(u.after, a))
+	}
+	return err
+}
+
+// usage is what one rank does with everything there is.
+type usage struct {
+	*memory.Memory
+	machine    FaultMachine
+	ctx, after context.Context
+	calls      *Calls
+	stream     device.Stream
+	window     *memory.Window
+	local      device.Ptr
+	closing    []func() error
+}
+
+// usageBytes is the size of the memory that is used.
+const usageBytes = 4096
+
+func (u *usage) later(f func() error) { u.closing = append(u.closing, f) }
+
+// step is done by all ranks; if one fails, all are told.
+func (u *usage) step(name string, f func() error) error {
+	return u.Group().Vote(u.ctx, name, f())
+}
+
+func (u *usage) everything(whole bool) error {
+	caps := u.Backend().Capabilities()
+	steps := []struct {
+		name string
+		when bool
+		do   func() error
+	}{
+		{"a stream", true, u.makeStream},
+		{"memory", true, u.makeMemory},
+		{"stores", caps.PeerPointers, u.store},
+		{"loads", caps.PeerPointers, u.load},
+		{"copies", true, u.copies},
+		{"signals", true, u.signals},
+		{"a transfer", true, u.transfer},
+		{"a graph", whole, u.graph},
+		{"multicast", whole && caps.Multicast, u.multicast},
+		{"workspace", whole, u.workspace},
+		{"adopted memory", whole && u.machine.Adopt != nil, u.adopt},
+		{"the library's all-reduce", whole && len(u.machine.AllReduces) > 0, u.allReduce},
+		{"more", whole && u.machine.More != nil, func() error { return u.machine.More(u.ctx, u.Memory) }},
+		{"a sub-group", whole && u.Group().Size() > 1, u.subGroup},
+	}
+	for _, s := range steps {
+		if !s.when {
+			continue
+		}
+		if err := u.step(s.name, s.do); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (u *usage) makeStream() error {
+	s, err := u.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	u.later(s.Close)
+	u.stream = s
+	e, err := u.Device().NewEvent()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(s.Record(e), s.WaitEvent(e), e.Synchronize(u.ctx)); err != nil {
+		return errors.Join(err, e.Close())
+	}
+	return e.Close()
+}
+
+func (u *usage) makeMemory() error {
+	a, err := u.Allocate(u.ctx, usageBytes, "used")
+	if err == nil {
+		u.later(func() error { return u.free(a) })
+		u.local = a.Ptr().Add(usageBytes / 2)
+	}
+	// Whoever has no memory brings a nil allocation, so that the others are told.
+	w, mapped := u.Rendezvous(u.ctx, a, memory.Record{})
+	u.window = w
+	return errors.Join(err, mapped)
+}
+
+func (u *usage) next() int { return (u.Group().Rank() + 1) % u.Group().Size() }
+func (u *usage) before() int {
+	return (u.Group().Rank() + u.Group().Size() - 1) % u.Group().Size()
+}
+
+// store writes a byte to each rank, and load reads what the others wrote.
+func (u *usage) store() error {
+	me := u.Group().Rank()
+	for r := range u.Group().Size() {
+		p, err := u.window.Peer(r, int64(me))
+		if err == nil {
+			err = u.Device().CopyFromHost(p, []byte{Sent(me, r)})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (u *usage) load() error {
+	got := make([]byte, u.Group().Size())
+	p, err := u.window.Peer(u.Group().Rank(), 0)
+	if err == nil {
+		err = u.Device().CopyToHost(got, p)
+	}
+	if err != nil {
+		return err
+	}
+	for r, b := range got {
+		if b != Sent(r, u.Group().Rank()) {
+			return fmt.Errorf("rank %d's byte is %d: the memory is another", r, b)
+		}
+	}
+	return nil
+}
+
+func (u *usage) copies() error {
+	err := errors.Join(
+		u.stream.Fill(u.local, 0, 64),
+		u.Copy(u.stream, backend.Write, u.next(), u.window, 0, u.local, 64),
+		u.Copy(u.stream, backend.Read, u.next(), u.window, 128, u.local.Add(128), 64),
+	)
+	return errors.Join(err, u.stream.Synchronize(u.ctx))
+}
+
+func (u *usage) signals() error {
+	err := errors.Join(
+		u.PutSignal(u.stream, u.next(), u.window, 0, u.local, 64, 0),
+		u.Wait(u.stream, u.before(), 0),
+		u.Signal(u.stream, u.next(), 1),
+		u.Wait(u.stream, u.before(), 1),
+		u.Barrier(u.stream, 0),
+	)
+	return errors.Join(err, u.stream.Synchronize(u.ctx))
+}
+
+func (u *usage) transfer() error {
+	x, err := u.PrepareTransfer(backend.Write, u.next(), []memory.TransferBlock{{Local: u.local, Window: u.window, Offset: 256, Bytes: 128}})
+	if err != nil {
+		return err
+	}
+	err = x.Post(u.stream)
+	if err == nil {
+		err = errors.Join(x.WaitOn(u.stream), x.Wait(u.ctx))
+	}
+	return errors.Join(err, u.stream.Synchronize(u.ctx), x.Close())
+}
+
+func (u *usage) graph() error {
+	if err := u.stream.BeginCapture(); err != nil {
+		return err
+	}
+	err := u.Copy(u.stream, backend.Write, u.next(), u.window, 0, u.local, 64)
+	g, ended := u.stream.EndCapture()
+	if ended != nil {
+		return errors.Join(err, ended)
+	}
+	if err == nil {
+		err = errors.Join(g.Launch(u.stream), u.stream.Synchronize(u.ctx))
+	}
+	return errors.Join(err, g.Close())
+}
+
+func (u *usage) multicast() error {
+	if err := u.EnableMulticast(u.ctx, u.window, nil); err != nil {
+		return err
+	}
+	_, err := u.window.Multicast(0)
+	return err
+}
+
+func (u *usage) workspace() error {
+	w, err := u.NewWorkspace(u.ctx, memory.WorkspaceRequest{Purpose: "faults", Bytes: 64 << 10})
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.Close(u.after), u.TrimWorkspace(u.after))
+}
+
+func (u *usage) adopt() error {
+	p, free, err := u.machine.Adopt(u.Backend(), u.Group().Rank(), 2<<20)
+	if err == nil {
+		u.later(free)
+	}
+	var a backend.Allocation
+	if err == nil {
+		a, err = u.Register(u.ctx, p, 2<<20, "adopted")
+	}
+	if a != nil {
+		u.later(func() error { return u.free(a) })
+	}
+	_, mapped := u.Rendezvous(u.ctx, a, memory.Record{})
+	return errors.Join(err, mapped)
+}
+
+func (u *usage) allReduce() error {
+	for _, name := range u.machine.AllReduces {
+		place := memory.Place{Window: u.window}
+		var p backend.PreparedAllReduce
+		if err := u.step("preparing "+name, func() (err error) {
+			p, err = u.PrepareAllReduce(u.ctx, name, place, place, 64, 256, "f32", "sum")
+			if err == nil {
+				u.later(p.Close)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := u.step("running "+name, func() error { return errors.Join(p.Enqueue(u.stream), u.stream.Synchronize(u.ctx)) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (u *usage) subGroup() error {
+	ranks := make([]int, u.Group().Size())
+	for i := range ranks {
+		ranks[i] = i
+	}
+	sub, err := u.Group().Sub(u.ctx, ranks)
+	if err != nil {
+		return err
+	}
+	b, err := u.machine.Open(u.ctx, sub, u.Backend(), u.calls)
+	if err == nil {
+		err = u.machine.use(u.ctx, u.after, sub, b, u.calls, false)
+	}
+	return errors.Join(err, sub.Close(u.after))
+}
