@@ -95,10 +95,16 @@ type simFunction struct {
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
-	if f.name == ptx.Pull.Name {
+	switch {
+	case f.name == ptx.Pull.Name:
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])
-	} else {
+	case strings.HasPrefix(f.name, "symmem_many_"):
+		simParam(&launch.list, l.Params[len(l.Params)-1])
+		if len(l.Params) > 1 {
+			simParam(&launch.p, l.Params[0])
+		}
+	default:
 		simParam(&launch.p, l.Params[0])
 	}
 	f.dev.launches = append(f.dev.launches, launch)
@@ -118,6 +124,7 @@ type simLaunch struct {
 	p      ptx.Params
 	comm   ptx.Comm // of the kernel that loads pieces, and its pieces
 	pieces ptx.Pieces
+	list   ptx.Many // of the kernels of lists
 }
 
 func (l *simLaunch) Launch(s device.Stream) error {
@@ -149,6 +156,9 @@ func (l *simLaunch) state(array, peer int) *atomic.Uint32 {
 func (l *simLaunch) RunKernel() error {
 	if l.name == ptx.Pull.Name {
 		return l.pull()
+	}
+	if strings.HasPrefix(l.name, "symmem_many_") {
+		return l.many()
 	}
 	world, rank := int(l.p.World), int(l.p.Rank)
 	if l.dev.at(l.p.Dead).Load() != 0 {
