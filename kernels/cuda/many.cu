@@ -127,7 +127,8 @@ template <class T> SYMMEM_DEVICE void manyOneshot(const Params &p, const Many &m
 template <class T> SYMMEM_DEVICE void manyPull(const Params &p, const Many &m) {
   Frame<0> f(p, kKindMany);
   awaitPrevious();
-  if (!f.alive()) return;
+  // The block decides, not each thread: who has gone is not waited for in a barrier, and neither is the peer that it would have waited for.
+  if (!__syncthreads_and(f.alive())) return;
   const u32 epoch = f.open(), world = f.world();
   const AnyOp op{p.op};
   if (!f.template barrier<false>(kFlagStart, epoch)) return;
@@ -144,7 +145,7 @@ template <class T> SYMMEM_DEVICE void manyPull(const Params &p, const Many &m) {
           for (u32 j = 0; j < B; j++) x[j] = loadStrong(s.at(ins[slot(f, first + j)], v), Words<4>());
           return;
         }
-#pragma unroll 1
+#pragma unroll
         for (u32 j = 0; j < B; j++) x[j] = s.template load<true>(ins[slot(f, first + j)], v);
       });
 #pragma unroll 1

@@ -62,6 +62,9 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
+	for _, width := range []int64{1, 2, 4, 8} {
+		use(ptx.ManyCopy(width))
+	}
 	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull} {
 		use(k)
 	}
