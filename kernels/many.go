@@ -94,10 +94,15 @@ func (m *many) given() error {
 		return errs.Invalid(manyCall, "pairs", fmt.Sprintf("a list of %d", len(m.pairs)), fmt.Sprintf("1 to %d pairs", MaxPairs))
 	}
 	var all []error
+	look := func(arg string, t tensor.SymmetricTensor) {
+		if err := usable(manyCall, arg, t); err != nil {
+			all = append(all, fmt.Errorf("%s: %w", arg, err))
+		}
+	}
 	for i, p := range m.pairs {
-		all = append(all, usable(manyCall, fmt.Sprintf("pairs[%d].In", i), p.In))
+		look(fmt.Sprintf("pairs[%d].In", i), p.In)
 		if !errs.IsNil(p.Out) {
-			all = append(all, usable(manyCall, fmt.Sprintf("pairs[%d].Out", i), p.Out))
+			look(fmt.Sprintf("pairs[%d].Out", i), p.Out)
 		}
 	}
 	return errors.Join(all...)

@@ -75,7 +75,7 @@ func Cases(opts *Options) []Case {
 		collectiveCases(kind),
 		manyCases(kind),
 		rankCases(),
-		sameBitsCases(),
+		sameBitsCases(opts.Short),
 		groupCases(),
 		lifetimeCases(kind, world, opts.Short),
 		badInputCases(),
