@@ -30,7 +30,8 @@ signal to the next rank, wait for the one before. rendezvous is allocating 64 Mi
 time in a process and later. plan_run is what enqueuing one all-reduce of the smallest size costs the host.
 
 broadcast, reduce, all_gather, reduce_scatter and all_to_all take the form that they choose by themselves; bytes are those of the
-whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart.
+whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_reduce_many is one plan of as many
+tensors as --tensors says, each of the size; bytes are those of all of them.
 
 Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter and all_to_all.
 
@@ -52,7 +53,7 @@ of its heap, instead.`,
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter and all_to_all")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_reduce_many")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
@@ -60,6 +61,7 @@ of its heap, instead.`,
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
+	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
 	flags.StringVarP(&o.OutputFile, "output", "o", "", "file for the results as JSON, whatever is printed")

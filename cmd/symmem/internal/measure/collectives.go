@@ -13,7 +13,7 @@ import (
 func busFactor(kind string, ranks int) float64 {
 	w := float64(ranks)
 	switch kind {
-	case AllReduce:
+	case AllReduce, AllReduceMany:
 		return 2 * (w - 1) / w
 	case AllGather, ReduceScatter, AllToAll:
 		return (w - 1) / w
@@ -82,7 +82,13 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, bytes int64) 
 
 // collective measures one, in the form that it takes by itself.
 func (b *bencher) collective(ctx context.Context, kind string, bytes int64) (err error) {
-	p, whole, closeAll, err := b.collectivePlan(ctx, kind, bytes)
+	newPlan := b.collectivePlan
+	if kind == AllReduceMany {
+		newPlan = func(ctx context.Context, _ string, bytes int64) (*kernels.Plan, int64, func(context.Context) error, error) {
+			return b.manyPlan(ctx, bytes)
+		}
+	}
+	p, whole, closeAll, err := newPlan(ctx, kind, bytes)
 	if err != nil {
 		return err
 	}
@@ -95,6 +101,8 @@ func (b *bencher) collective(ctx context.Context, kind string, bytes int64) (err
 		row.Place = "in place"
 	case Reduce, ReduceScatter:
 		row.Op = b.spec.Op
+	case AllReduceMany:
+		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	var graph device.Graph

@@ -85,7 +85,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return err
 				}
 			}
-		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll:
+		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllReduceMany:
 			for _, bytes := range b.spec.Sizes {
 				if err := b.collective(ctx, kind, bytes); err != nil {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
