@@ -24,6 +24,8 @@
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //
+// A list of tensors ([NewAllReduceMany]) is one message of all their vectors, in the same ways: one launch, and one exchange.
+//
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.
 package kernels
