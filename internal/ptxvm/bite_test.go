@@ -3,7 +3,6 @@ package ptxvm
 import (
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -126,7 +125,7 @@ const (
 	launchAlone = "the kernel is alone in its launch: the begin of the launch has released what was before it, and its end acquires"
 	barrierTwin = "the barrier of the block at the end of the last barrier across ranks is just before it, and says the same"
 	fullSays    = "the flag that a lap is full, which the same thread acquires next, was set behind the same fence as this one"
-	deadLater   = "it is for a dead word that another launch sets meanwhile"
+	deadLater   = "it is for a dead word that another launch, or another block, sets meanwhile: then nothing that comes of the launch counts"
 )
 
 // bitten is what nothing notices, by the form or the signal kernel, the instruction and which of those it is.
@@ -151,12 +150,15 @@ var bitten = map[string]string{
 	"wait: ld.acquire.sys.global.u32 (1)":             launchAlone,
 	"wait_all: ld.acquire.sys.global.u32 (0)":         launchAlone,
 	"wait_all: ld.acquire.sys.global.u32 (1)":         launchAlone,
+	"pull: bar.red.and.pred (0)":                      deadLater,
+	"pull: ld.acquire.sys.global.u32 (2)":             launchEnds,
+	"pull: bar.red.and.pred (4)":                      barrierTwin,
 }
 
 // TestBite takes the order out of the kernels, one instruction at a time: each time something notices, or the reason why not is known.
 // SYMMEM_TEST_MATRIX=full does it to more kernels, and with more seeds.
 func TestBite(t *testing.T) {
-	full := os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	full := full()
 	seeds := 24
 	if full {
 		seeds = 48
@@ -203,6 +205,22 @@ func TestBite(t *testing.T) {
 		})
 		subjects = append(subjects, subject{k, strings.TrimPrefix(k.Name, "symmem_"), list})
 	}
+	var list []attempt
+	for _, v := range []movement{
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 4, blocks: 1, threads: 32},
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 2, blocks: 2, threads: 8, in: 1, out: 1},
+		{what: allGather, ranks: 2, bytes: 400, epochs: 4, blocks: 1, threads: 32},
+		{what: allToAll, ranks: 2, bytes: 100, epochs: 4, blocks: 1, threads: 8, in: 1, out: 3},
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1},
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1, began: 1},
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1, began: 2},
+	} {
+		list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			v.replace = replace
+			return v.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+		})
+	}
+	subjects = append(subjects, subject{ptx.Pull, "pull", list})
 	left := maps.Clone(bitten)
 	for _, s := range subjects {
 		t.Run(s.kernel.Name, func(t *testing.T) {

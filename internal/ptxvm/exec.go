@@ -15,7 +15,7 @@ type registers = *[1 << 16]uint64
 
 // locate is where bytes are, or nil: n is 1, 2, 4, 8 or 16, and so aligned.
 func (m *Machine) locate(address, n uint64) unsafe.Pointer {
-	c := &m.cache[(address>>20^address>>32)&15]
+	c := &m.cache[(address>>20)*0x9e3779b97f4a7c15>>60]
 	if off := address - c.base; off < c.size && address&(n-1) == 0 && n <= c.size-off {
 		return unsafe.Add(c.data, off)
 	}
@@ -28,7 +28,7 @@ func (m *Machine) look(address, n uint64) unsafe.Pointer {
 	if r == nil || r.copies != nil || address&(n-1) != 0 || n > r.size-(address-r.base) {
 		return nil
 	}
-	m.cache[(address>>20^address>>32)&15] = cached{r.base, r.size, r.data}
+	m.cache[(address>>20)*0x9e3779b97f4a7c15>>60] = cached{r.base, r.size, r.data}
 	return unsafe.Add(r.data, address-r.base)
 }
 
@@ -87,20 +87,40 @@ func (m *Machine) exec(t *thread) {
 			events = 1 + m.choose.Choose(events)
 		}
 	}
+	slow := m.slow
+	var ticks []bool // coverage, of the function covered
+	var covered *Function
 	for {
 		in := &code[pc]
 		pc++
 		steps++
-		if weak && in.op > opVisible {
-			if !m.hidden || !m.private(r, in) {
-				if events == 0 {
-					t.pc = pc - 1
-					m.steps += steps - 1
-					return
-				}
-				events--
+		if slow {
+			if t.loaded != 0 {
+				m.saw(t, f, r)
 			}
-			if in.op < opFence {
+			if in.op > opVisible {
+				if weak && (!m.hidden || !m.private(r, in)) {
+					if events == 0 {
+						t.pc = pc - 1
+						m.steps += steps - 1
+						return
+					}
+					events--
+				}
+				if m.watch {
+					m.note(t, f, pc-1, in, r)
+				}
+				if m.config.Trace != nil {
+					m.config.Trace(m.who(t), f.place(pc-1))
+				}
+			}
+			if c := m.config.Coverage; c != nil {
+				if covered != f {
+					ticks, covered = c.of(f), f
+				}
+				ticks[pc-1] = true
+			}
+			if weak && in.op > opVisible && in.op < opFence {
 				m.site = site{t.block, t.number, pc - 1, f}
 				if err := m.access(t, f, in, r); err != nil {
 					m.steps += steps
@@ -736,7 +756,7 @@ func (m *Machine) exec(t *thread) {
 				return
 			}
 			if weak {
-				m.pass(t, nil)
+				m.passed(t)
 			}
 		case opGridLaunch:
 			m.trigger(t.block)
@@ -785,19 +805,28 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 			return err
 		}
 		off := address - region.base
+		var pointers [16]unsafe.Pointer
+		where := pointers[:0]
+		for _, c := range region.copies {
+			p, err := m.span(t, a, c+off)
+			if err != nil {
+				return err
+			}
+			where = append(where, p)
+		}
 		var values [16]uint64
 		for i := range int(a.n) {
 			each := values[:0]
-			for _, c := range region.copies {
-				p, err := m.span(t, a, c+off)
-				if err != nil {
-					return err
-				}
+			for _, p := range where {
 				p = unsafe.Add(p, i*int(a.size))
-				switch in.op {
-				case opLdReduce:
+				switch {
+				case in.op == opLdReduce && a.size == 4:
+					each = append(each, uint64(*(*uint32)(p)))
+				case in.op == opLdReduce:
 					each = append(each, load(p, a.size))
-				case opStMulticast:
+				case in.op == opStMulticast && a.size == 4:
+					*(*uint32)(p) = uint32(r[regs[i]])
+				case in.op == opStMulticast:
 					store(p, a.size, r[regs[i]])
 				default:
 					store(p, a.size, sum(a, []uint64{load(p, a.size), r[regs[i]]}))
@@ -846,7 +875,10 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 }
 
 func (m *Machine) multicast(address, n uint64) (*region, error) {
-	r := m.memory.find(address)
+	r := m.cast
+	if r == nil || address-r.base >= r.size {
+		r = m.memory.find(address)
+	}
 	switch {
 	case address&(n-1) != 0:
 		return nil, fmt.Errorf("%d bytes at %#x: %w", n, address, ErrAlignment)
@@ -855,6 +887,7 @@ func (m *Machine) multicast(address, n uint64) (*region, error) {
 	case r.copies == nil:
 		return nil, fmt.Errorf("%d bytes at %#x, which is no multicast address: %w", n, address, ErrAddress)
 	}
+	m.cast = r
 	return r, nil
 }
 

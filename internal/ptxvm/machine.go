@@ -34,8 +34,23 @@ type Config struct {
 	Turn int
 	// MaxSteps ends a run with ErrSteps after so many instructions of all threads together; 0 means never.
 	MaxSteps uint64
-	// Clock gives %globaltimer, in nanoseconds. Nil means as many as the machine has executed instructions.
-	Clock func() uint64
+	// Clock gives %globaltimer, in nanoseconds. Nil means the machine's own time: StepTime for each instruction that it has executed, 0 meaning 1, and
+	// what [Stream.Pause] has let pass.
+	Clock    func() uint64
+	StepTime uint64
+	// Schedule decides which thread goes on; nil means chance.
+	Schedule Schedule
+	// Hangs makes it an error, a [Hang], if no thread goes on any more but by its own time-out. It supposes that nobody but the machine stores to
+	// the memory. Patience is after how many polls, one as the other, a thread counts as waiting: more than any that a kernel makes before it
+	// does something else. 0 means 8192, twice what this module's kernels poll before they have looked at everything.
+	Hangs    bool
+	Patience int
+	// Name says what is at an address, for the text of a Hang; nil: nobody knows.
+	Name func(address uint64) string
+	// Coverage, if not nil, is told which instructions are executed.
+	Coverage *Coverage
+	// Trace, if not nil, is called before each instruction that others may see the effect of, or that may see theirs. It slows the machine down.
+	Trace func(Thread, Place)
 }
 
 // Launch is a grid of blocks that run a kernel.
@@ -61,6 +76,16 @@ type Machine struct {
 	steps   uint64
 	err     error
 	cache   [16]cached
+	cast    *region // the multicast address that was found last
+
+	watch    bool            // what threads poll is known
+	slow     bool            // not only the instructions themselves are executed
+	patience int             // of Config
+	stores   uint64          // while watch
+	stored   map[uint64]site // while watch: who stored last, by address/8*8
+	woken    bool            // for the schedule: a thread may go on that could not
+	skipped  uint64          // time that has passed without instructions
+	floors   map[int]*floor  // of devices that have limits
 
 	site   site     // of the access that is done
 	hidden bool     // there is private memory
@@ -86,6 +111,14 @@ func New(memory *Memory, config Config) *Machine {
 			m.turn = 8
 		}
 	}
+	if config.Schedule != nil && config.Schedule.exact() {
+		m.turn, m.watch = 1, true
+	}
+	if m.patience = config.Patience; m.patience <= 0 {
+		m.patience = defaultPatience
+	}
+	m.watch = m.watch || config.Hangs
+	m.slow = m.weak || m.watch || config.Coverage != nil || config.Trace != nil
 	return m
 }
 
@@ -110,6 +143,8 @@ type item struct {
 	do     func() bool
 	wait   *Stream // until its items up to this number have ended
 	until  int
+	pause  uint64 // until this time; before it has begun, for so long
+	begun  bool
 }
 
 type launch struct {
@@ -122,9 +157,10 @@ type launch struct {
 	params  []byte
 	overlap bool
 
-	before    *launch // the one before it, if that has not ended
-	left      int     // blocks that have not ended
-	triggered int     // blocks that let the launch after this one begin
+	before    *launch  // the one before it, if that has not ended
+	left      int      // blocks that have not ended
+	outside   []*block // that have not begun, because there is no room
+	triggered int      // blocks that let the launch after this one begin
 	waiting   []*thread
 	done      bool
 	final     *vector // what its threads knew in the end
@@ -139,6 +175,7 @@ type block struct {
 	threads   []thread
 	live      int
 	triggered bool
+	on        int // processor, if the device has limits
 	shared    *region
 	barriers  [16]barrier
 }
@@ -159,6 +196,7 @@ const (
 	atBarrier
 	atShuffle
 	atGrid
+	atRoom
 	ended
 )
 
@@ -184,6 +222,10 @@ type thread struct {
 	value uint64 // at a shuffle
 	in    *instr // that it waits at
 	view
+	watched
+
+	priority uint64 // of a schedule
+	slow     bool
 }
 
 // NewStream is a stream of a device. Devices matter to the scope .gpu alone.
@@ -223,6 +265,9 @@ func (s *Stream) Launch(l Launch) error {
 		}
 		n.params = append(n.params, l.Params[i]...)
 	}
+	if err := s.machine.fits(n); err != nil {
+		return err
+	}
 	s.launches++
 	n.item = s.items
 	s.enqueue(item{launch: n})
@@ -257,6 +302,14 @@ func (s *Stream) past(until int) bool {
 // nobody else may look.
 func (s *Stream) Do(do func() (done bool)) { s.enqueue(item{do: do}) }
 
+// Pause makes what is put on the stream from now on wait for so many nanoseconds of the machine's time, from when all before it has ended. If no thread can go on
+// meanwhile, the time passes at once. With Config.Clock it is that time, which passes by itself.
+func (s *Stream) Pause(nanoseconds uint64) {
+	if nanoseconds > 0 {
+		s.enqueue(item{pause: nanoseconds})
+	}
+}
+
 // Idle says whether everything on the stream has ended.
 func (s *Stream) Idle() bool { return len(s.queue) == 0 && len(s.active) == 0 }
 
@@ -279,11 +332,15 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 		return false, m.err
 	}
 	clear(m.cache[:]) // what is mapped may have changed
+	m.cast = nil
 	for n := 0; n < turns && m.err == nil; n++ {
 		if len(m.ready) == 0 || n%256 == 0 {
 			moved := m.begin()
 			if len(m.ready) == 0 {
 				if moved || m.err != nil {
+					continue
+				}
+				if m.pass() {
 					continue
 				}
 				if m.stuck() {
@@ -296,16 +353,16 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 				return idle, nil
 			}
 		}
-		k := m.choose.Choose(len(m.ready))
-		if m.weak && m.turn > 1 {
-			// Some threads are slower than others, so that one may be far behind.
-			for range m.choose.Choose(4) {
-				if o := m.choose.Choose(len(m.ready)); m.ready[o].pace > m.ready[k].pace {
-					k = o
-				}
-			}
+		if n%256 == 255 && m.config.Hangs && m.hanging() {
+			m.deadlock()
+			break
 		}
-		t := m.ready[k]
+		var t *thread
+		if m.config.Schedule != nil {
+			t = m.config.Schedule.pick(m)
+		} else {
+			t = m.chance()
+		}
 		m.exec(t)
 		if m.config.MaxSteps != 0 && m.steps > m.config.MaxSteps {
 			m.fail(t, t.pc, fmt.Errorf("%d steps: %w", m.steps, ErrSteps))
@@ -323,29 +380,32 @@ func (m *Machine) idle() bool {
 	return true
 }
 
-// stuck says whether only threads are left that wait for each other, which is an error.
-func (m *Machine) stuck() bool {
-	if m.active == 0 {
+// pass lets the time pass that streams pause for, up to the first that ends, and says whether any did.
+func (m *Machine) pass() bool {
+	if m.config.Clock != nil {
 		return false
 	}
+	var least uint64
 	for _, s := range m.streams {
-		if len(s.queue) > 0 && s.queue[0].do != nil && len(s.active) == 0 {
-			return false // it may do something yet
+		if len(s.queue) > 0 && s.queue[0].begun && (least == 0 || s.queue[0].pause < least) {
+			least = s.queue[0].pause
 		}
 	}
-	for _, s := range m.streams {
-		for _, l := range s.active {
-			for _, b := range l.blocks() {
-				for i := range b.threads {
-					if t := &b.threads[i]; t.status != ended {
-						m.fail(t, t.pc-1, ErrDeadlock)
-						return true
-					}
-				}
-			}
-		}
+	now := m.now()
+	if least <= now {
+		return false
 	}
-	return false
+	m.skipped += least - now
+	return true
+}
+
+// stuck says whether only threads are left that wait for each other, which is an error.
+func (m *Machine) stuck() bool {
+	if m.active == 0 || m.outside() {
+		return false
+	}
+	m.deadlock()
+	return m.err != nil
 }
 
 // begin starts what can be started, and says whether anything was.
@@ -362,6 +422,17 @@ func (m *Machine) begin() (moved bool) {
 				}
 			} else if i.do != nil {
 				if len(s.active) > 0 || !i.do() {
+					break
+				}
+			} else if i.pause != 0 {
+				if len(s.active) > 0 {
+					break
+				}
+				if !i.begun {
+					s.queue[0].begun, s.queue[0].pause = true, m.now()+i.pause
+					break
+				}
+				if m.now() < i.pause {
 					break
 				}
 			} else {
@@ -410,6 +481,7 @@ func (m *Machine) start(l *launch) {
 	}
 	b.blocks = b.blocks[:0]
 	blocks := make([]block, l.count())
+	room := m.floors[s.device]
 	for i := range blocks {
 		g := uint32(i)
 		k := &blocks[i]
@@ -425,7 +497,7 @@ func (m *Machine) start(l *launch) {
 		for j := range k.threads {
 			t := &k.threads[j]
 			n := i*per + j
-			*t = thread{block: k, number: int32(j), f: l.f, words: b.words[n*stack : (n+1)*stack : (n+1)*stack], frames: t.frames[:0]}
+			*t = thread{block: k, number: int32(j), f: l.f, words: b.words[n*stack : (n+1)*stack : (n+1)*stack], frames: t.frames[:0], watched: watched{polls: t.polls[:0]}}
 			copy(t.words, l.f.consts)
 			if m.weak {
 				m.enter(t, b.first+n)
@@ -433,8 +505,22 @@ func (m *Machine) start(l *launch) {
 					t.pace = m.choose.Choose(1 << 20)
 				}
 			}
-			m.wake(t)
+			if m.config.Schedule != nil {
+				m.config.Schedule.begun(m, t)
+			}
+			if room != nil {
+				t.status = atRoom
+			} else {
+				m.wake(t)
+			}
 		}
+		if room != nil {
+			l.outside = append(l.outside, k)
+		}
+	}
+	if room != nil {
+		room.waiting = append(room.waiting, l)
+		m.admit(room)
 	}
 }
 
@@ -471,6 +557,7 @@ func (m *Machine) room(s *Stream, n int) *bank {
 
 func (m *Machine) wake(t *thread) {
 	t.status = running
+	m.woken = true
 	t.at = int32(len(m.ready))
 	m.ready = append(m.ready, t)
 }
@@ -506,6 +593,7 @@ func (m *Machine) exit(t *thread) {
 		return
 	}
 	l := b.launch
+	m.vacate(b)
 	m.trigger(b)
 	if l.left--; l.left > 0 {
 		return
@@ -527,7 +615,7 @@ func (m *Machine) exit(t *thread) {
 			a.before = nil
 			for _, w := range a.waiting {
 				if m.weak {
-					m.pass(w, l)
+					m.passed(w)
 				}
 				m.wake(w)
 			}
@@ -694,5 +782,5 @@ func (m *Machine) now() uint64 {
 	if m.config.Clock != nil {
 		return m.config.Clock()
 	}
-	return m.steps
+	return m.steps*max(m.config.StepTime, 1) + m.skipped
 }

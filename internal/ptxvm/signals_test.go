@@ -2,7 +2,6 @@ package ptxvm
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -276,8 +275,9 @@ func givesUp(tb testing.TB, kernel ptx.Kernel, missing int, c Config, replace fu
 	if err := p.m.Run(); err != nil {
 		return err
 	}
+	// A thread that finds the dead word set by another one passes that on, in which the channel is not.
 	fault := ptx.DecodeFault(binary.LittleEndian.Uint64(p.pages[2]))
-	if fault.Why != ptx.FaultTimeout || fault.Kernel != signalKinds[kernel] || fault.Peer == 0 || int(fault.Peer) > missing || fault.Index != channel {
+	if fault.Why != ptx.FaultTimeout || fault.Kernel != signalKinds[kernel] || fault.Peer == 0 || int(fault.Peer) > missing || fault.Index != channel && missing == 1 {
 		return fmt.Errorf("fault %+v", fault)
 	}
 	return nil
@@ -302,17 +302,8 @@ func TestGivingUp(t *testing.T) {
 		for seed := range uint64(20) {
 			c := Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}
 			require.NoError(t, givesUp(t, kernel, 1, c, nil), "%s, seed %d", kernel.Name, seed)
-			err := givesUp(t, kernel, 2, c, nil)
-			if kernel == ptx.Signal || kernel == ptx.Wait {
-				require.NoError(t, err, "%s, seed %d", kernel.Name, seed)
-				continue
-			}
-			// Two threads store their faults to one shared variable, by weak stores that nothing orders. Either may win, which is meant so.
-			race, ok := errors.AsType[*Race](err)
-			require.True(t, ok, "%s, seed %d: %v", kernel.Name, seed, err)
-			require.True(t, race.Shared)
-			require.Contains(t, race.First.Instruction, "st.shared.u64")
-			require.Contains(t, race.Second.Instruction, "st.shared.u64")
+			// Two threads give up at the same time: one of them tells why.
+			require.NoError(t, givesUp(t, kernel, 2, c, nil), "%s, seed %d", kernel.Name, seed)
 		}
 	}
 }

@@ -133,8 +133,8 @@ func (m *Machine) leave(t *thread) {
 	set(&l.own.events, t.slot, t.clock)
 }
 
-// pass is what griddepcontrol.wait gives: the launches before this one have ended.
-func (m *Machine) pass(t *thread, _ *launch) {
+// passed is what griddepcontrol.wait gives: the launches before this one have ended.
+func (m *Machine) passed(t *thread) {
 	s := t.block.launch.stream
 	t.vector, t.began = merge(t.vector, s.settled), s.ended
 	for i := range t.rel {

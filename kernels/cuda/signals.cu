@@ -74,8 +74,8 @@ struct Waiting {
   // leave ends a launch: one thread tells for all. Every thread of the block comes here.
   SYMMEM_DEVICE void leave() const {
     if (!__syncthreads_or(fault != 0)) return;
-    __shared__ u64 any;
-    if (fault != 0) any = fault;
+    __shared__ u64 any; // of several that gave up, whoever stores last; relaxed, so that they are no race
+    if (fault != 0) asm volatile("st.relaxed.cta.shared.u64 [%0], %1;" ::"l"(__cvta_generic_to_shared(&any)), "l"(fault) : "memory");
     __syncthreads();
     if (threadIdx.x == 0) tell(p, any);
   }

@@ -39,7 +39,8 @@ On CUDA devices NCCL's own all-reduce, if libnccl.so.2 is there, is measured as 
 and on the same stream, with as many iterations, on plain device memory, and again over symmetric windows (nccl_symmetric) with the
 best of several numbers of blocks. The ratio is the faster one's time divided by ours: above 1 it is slower. Its NVLink multicast is
 switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvshmem measures NVSHMEM's own reductions, on memory
-of its heap, instead.`,
+of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
+--peer-library is the cubin that bench/peers/sglang.sh of the source makes.`,
 		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
 		Args: noArgs,

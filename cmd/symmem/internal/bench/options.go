@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// The values of --peer that are not the name of a peer. A peer that is named, measure.NCCL or measure.NVSHMEM, is required.
+// The values of --peer that are not the name of a peer. A peer that is named, measure.NCCL, measure.NVSHMEM or measure.SGLang, is required.
 const (
 	PeerAuto = "auto" // NCCL if the backend works on CUDA devices and the library is there
 	PeerNone = "none"
@@ -26,7 +26,7 @@ const (
 var (
 	Modes  = []string{"eager", "graph"}
 	Places = []string{"in", "out"}
-	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, PeerNone}
+	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, measure.SGLang, PeerNone}
 )
 
 // DTypes returns the values of --dtype.
@@ -123,13 +123,16 @@ func (o *Options) spec() (measure.Spec, error) {
 // peerSpec checks the flags of the peer and returns what the ranks do about it, nil if nothing. It does not set multicast and timeout,
 // which the configuration decides.
 func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
-	if o.Peer != PeerAuto && o.Peer != PeerNone && o.Peer != measure.NCCL && o.Peer != measure.NVSHMEM {
+	if !slices.Contains(Peers, o.Peer) {
 		return nil, fmt.Errorf("--peer is %q; allowed are %s%s", o.Peer, strings.Join(Peers, ", "), suggest.DidYouMean(o.Peer, Peers))
 	}
 	if o.Peer == measure.NVSHMEM && slices.Contains(kinds, measure.AllReduce) {
 		return o.nvshmemSpec()
 	}
-	p := &measure.PeerSpec{Required: o.Peer == measure.NCCL || o.Peer == measure.NVSHMEM, Library: o.PeerLibrary}
+	if o.Peer == measure.SGLang && slices.Contains(kinds, measure.AllReduce) {
+		return o.sglangSpec()
+	}
+	p := &measure.PeerSpec{Required: o.Peer != PeerAuto && o.Peer != PeerNone, Library: o.PeerLibrary}
 	dtype, err := tensor.ParseDType(o.DType)
 	if err == nil && !measure.NCCLHas(dtype) && o.Peer == measure.NCCL {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
@@ -154,4 +157,17 @@ func (o *Options) nvshmemSpec() (*measure.PeerSpec, error) {
 		return nil, fmt.Errorf("--peer-library is %q, and --peer is %s, whose library SYMMEM_NVSHMEM_LIBRARY names", o.PeerLibrary, o.Peer)
 	}
 	return &measure.PeerSpec{Required: true, NVSHMEM: true}, nil
+}
+
+// sglangSpec checks the flags of bench for the peer SGLang.
+func (o *Options) sglangSpec() (*measure.PeerSpec, error) {
+	dtype, err := tensor.ParseDType(o.DType)
+	op, opErr := kernels.ParseOp(o.Op)
+	if err == nil && opErr == nil && !measure.SGLangHas(dtype, op) {
+		return nil, fmt.Errorf("--peer is %s, which has no %s of %s; choose the sum of bf16, f16 or f32", o.Peer, op, dtype)
+	}
+	if o.PeerLibrary == "" {
+		return nil, fmt.Errorf("--peer is %s, and there is no --peer-library; give the cubin that bench/peers/sglang.sh makes", o.Peer)
+	}
+	return &measure.PeerSpec{Required: true, SGLang: true, Library: o.PeerLibrary}, nil
 }

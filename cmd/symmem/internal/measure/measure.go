@@ -48,6 +48,7 @@ type bencher struct {
 	peer *ncclPeer // nil if none is measured
 
 	nvshmem *nvshmemPeer // the same
+	sglang  *sglangPeer  // the same
 }
 
 func (b *bencher) run(ctx context.Context) (err error) {
@@ -121,6 +122,11 @@ func (b *bencher) allReduces(ctx context.Context, bytes int64) error {
 	if b.nvshmem != nil && row != nil {
 		if err := b.nvshmemAllReduce(ctx, *row); err != nil {
 			return fmt.Errorf("measuring NVSHMEM's all-reduce of %s: %w", bytesize.Text(bytes), err)
+		}
+	}
+	if b.sglang != nil && row != nil {
+		if err := b.sglangAllReduce(ctx, *row); err != nil {
+			return fmt.Errorf("measuring SGLang's all-reduce of %s: %w", bytesize.Text(bytes), err)
 		}
 	}
 	if b.peer == nil || row == nil {

@@ -106,7 +106,7 @@ func (b *bencher) refusePeer(reason string) (refused bool, err error) {
 		return true, b.rep.Refuse(fmt.Sprintf("the peer %s cannot be measured beside backend %s: %s; "+
 			"put that right, or leave it out by --peer=none", b.spec.Peer.name(), b.r.Backend(), reason))
 	}
-	return false, b.rep.Row(Row{Kind: AllReduce, Backend: NCCL, Beside: b.r.Backend(), Note: reason})
+	return false, b.rep.Row(Row{Kind: AllReduce, Backend: b.spec.Peer.name(), Beside: b.r.Backend(), Note: reason})
 }
 
 // loadPeer loads the library of the peer on all ranks. It is nil if the peer is not to be measured. If refused is true the bench ends,
@@ -118,6 +118,10 @@ func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool
 	}
 	if spec.NVSHMEM {
 		refused, err = b.openNVSHMEM(ctx)
+		return nil, refused, err
+	}
+	if spec.SGLang {
+		refused, err = b.openSGLang(ctx)
 		return nil, refused, err
 	}
 	if kind := b.r.Device().Kind(); kind != device.CUDA {

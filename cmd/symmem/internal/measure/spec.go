@@ -37,6 +37,7 @@ const (
 	NCCL          = "nccl"
 	NCCLSymmetric = "nccl_symmetric"
 	NVSHMEM       = "nvshmem"
+	SGLang        = "sglang" // its push kernels
 )
 
 // Spec is what the ranks measure. It is the same on all of them.
@@ -92,6 +93,7 @@ type PeerSpec struct {
 	Multicast bool          `json:"multicast"`         // leave it to NCCL whether multicast is used
 	Timeout   time.Duration `json:"timeout_ns"`        // of coming together
 	NVSHMEM   bool          `json:"nvshmem,omitempty"` // it is NVSHMEM's reductions, and not NCCL
+	SGLang    bool          `json:"sglang,omitempty"`  // it is SGLang's kernels, and Library is their cubin
 }
 
 // Reporter receives what rank 0 finds, one call at a time. An error ends the measuring.
@@ -106,8 +108,11 @@ type Reporter interface {
 
 // name returns the name of the peer.
 func (p *PeerSpec) name() string {
-	if p.NVSHMEM {
+	switch {
+	case p.NVSHMEM:
 		return NVSHMEM
+	case p.SGLang:
+		return SGLang
 	}
 	return NCCL
 }

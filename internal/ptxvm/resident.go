@@ -1,0 +1,117 @@
+package ptxvm
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Limits is what a device has room for at the same time. The zero value is room for everything.
+type Limits struct {
+	Multiprocessors int // 0: there are no limits
+	Blocks          int // of one multiprocessor, whatever launches they are of; 0: as many as there are threads for
+	Threads         int // of one multiprocessor; 0: as many as there are blocks for
+	Shared          int // bytes of one multiprocessor; 0: enough
+}
+
+func (l Limits) holds(blocks, threads, shared int) bool {
+	return (l.Blocks == 0 || blocks <= l.Blocks) && (l.Threads == 0 || threads <= l.Threads) && (l.Shared == 0 || shared <= l.Shared)
+}
+
+// Limit gives a device limits, before anything is launched on it. A block begins only when a multiprocessor has room for it, and keeps its place until all
+// of its threads have ended: nothing takes it away. Which block begins where there is room for one, of all launches that have begun on the device and of all of
+// their blocks, is chosen.
+func (m *Machine) Limit(device int, l Limits) {
+	d := &floor{limits: l}
+	for range l.Multiprocessors {
+		d.processors = append(d.processors, processor{})
+	}
+	if m.floors == nil {
+		m.floors = map[int]*floor{}
+	}
+	delete(m.floors, device)
+	if l.Multiprocessors > 0 {
+		m.floors[device] = d
+	}
+}
+
+// floor is the room of a device.
+type floor struct {
+	limits     Limits
+	processors []processor
+	waiting    []*launch // with blocks that have not begun
+}
+
+type processor struct{ blocks, threads, shared int }
+
+// fits fails if not even one block of a launch has room.
+func (m *Machine) fits(l *launch) error {
+	d := m.floors[l.stream.device]
+	if d == nil || d.limits.holds(1, l.threads(), l.f.module.bytes) {
+		return nil
+	}
+	return fmt.Errorf("launching %s: no multiprocessor of device %d has room for a block of %d threads and %d bytes of shared memory: %w",
+		l.f.Name, l.stream.device, l.threads(), l.f.module.bytes, ErrUnsupported)
+}
+
+func (l *launch) threads() int { return int(l.dim[0] * l.dim[1] * l.dim[2]) }
+
+// waits says whether a block has not begun.
+func (b *block) waits() bool { return b.live > 0 && b.threads[0].status == atRoom }
+
+// admit lets blocks begin for which there is room.
+func (m *Machine) admit(d *floor) {
+	for len(d.waiting) > 0 {
+		// Those that fit somewhere: of one launch all blocks are alike.
+		var able []*launch
+		var where []int
+		for _, l := range d.waiting {
+			best := -1
+			for i, p := range d.processors {
+				if d.limits.holds(p.blocks+1, p.threads+l.threads(), p.shared+l.f.module.bytes) && (best < 0 || p.threads < d.processors[best].threads) {
+					best = i
+				}
+			}
+			if best >= 0 {
+				able, where = append(able, l), append(where, best)
+			}
+		}
+		if len(able) == 0 {
+			return
+		}
+		k := 0
+		if len(able) > 1 {
+			k = m.choose.Choose(len(able))
+		}
+		l := able[k]
+		i := 0
+		if n := len(l.outside); n > 1 {
+			i = m.choose.Choose(n)
+		}
+		b := l.outside[i]
+		l.outside = slices.Delete(l.outside, i, i+1)
+		if len(l.outside) == 0 {
+			d.waiting = slices.DeleteFunc(d.waiting, func(o *launch) bool { return o == l })
+		}
+		p := &d.processors[where[k]]
+		p.blocks++
+		p.threads += l.threads()
+		p.shared += l.f.module.bytes
+		b.on = where[k]
+		for j := range b.threads {
+			m.wake(&b.threads[j])
+		}
+	}
+}
+
+// vacate is a block that has ended.
+func (m *Machine) vacate(b *block) {
+	d := m.floors[b.launch.stream.device]
+	if d == nil {
+		return
+	}
+	p := &d.processors[b.on]
+	p.blocks--
+	p.threads -= b.launch.threads()
+	p.shared -= b.launch.f.module.bytes
+	m.admit(d)
+}
