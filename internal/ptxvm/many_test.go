@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -369,10 +368,7 @@ func TestMany(t *testing.T) {
 
 // TestManyWeak: so they do with memory as weak as it may be, and there is no race in them. SYMMEM_TEST_MATRIX=full tries more seeds.
 func TestManyWeak(t *testing.T) {
-	seeds := uint64(1)
-	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
-		seeds = 10
-	}
+	seeds := seedsOr(1, 10)
 	for _, ranks := range []int{2, 3} {
 		for _, j := range manyJobs(ranks, []string{"f32", "u8"}) {
 			if j.op != ptx.Sum && j.op != ptx.Avg {
@@ -435,10 +431,7 @@ var manyBitten = map[string]string{
 
 // TestManyBite takes the order out of the kernels of lists, as TestBite does of others.
 func TestManyBite(t *testing.T) {
-	seeds := 24
-	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
-		seeds = 48
-	}
+	seeds := int(seedsOr(24, 48))
 	for _, pull := range []bool{false, true} {
 		base := manyJob{pull: pull, dtype: "f32", op: ptx.Sum, ranks: 2, hopper: true, epochs: 4, blocks: 1, most: 64, threads: 32, queued: true}
 		var attempts []attempt
