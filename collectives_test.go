@@ -233,9 +233,11 @@ func TestCollectivesRefuse(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		var none context.Context
 		err = errors.Join(
-			wantIs(r.AllReduce(nil, x, kernels.Sum), symmem.ErrInvalid), //nolint:staticcheck // that is the test
-			wantIs(r.Synchronize(nil), symmem.ErrInvalid),               //nolint:staticcheck // that is the test
+			wantIs(r.AllReduce(none, x, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduceMany(none, []tensor.SymmetricTensor{x}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.Synchronize(none), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, nil, kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, (*tensor.Tensor)(nil), kernels.Sum), symmem.ErrInvalid),
 			wantIs(r.AllReduce(ctx, &tensor.Tensor{}, kernels.Sum), symmem.ErrInvalid),
