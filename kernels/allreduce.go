@@ -75,9 +75,10 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		}
 		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
 	}
-	chosen := fastest(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
+	whole := wholeVectors(t, out)
+	chosen := fastest(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
 	if opts.RankOrder && asked != chosen && !chosen.RankOrder() {
-		chosen = choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize())
+		chosen = choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
 	}
 	return newAllReduce(ctx, chosen, t, out, op, opts)
 }

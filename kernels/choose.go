@@ -11,10 +11,11 @@ import (
 // entry serves all above). Found by `symmem bench --algorithm all`.
 var hostOneShotBytes = [...]int64{2: 1 << 10, 3: 4 << 10, 4: 4 << 10}
 
-// choose makes Auto, and on CUDA the families OneShot and TwoShot, into one form. Everything else stays as it was asked for.
-func choose(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int) Algorithm {
+// choose makes Auto, and on CUDA the families OneShot and TwoShot, into one form. Everything else stays as it was asked for. whole says that
+// the message is whole vectors.
+func choose(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
 	if kind == device.CUDA {
-		return chooseCUDA(asked, dtype, op, bytes, size)
+		return chooseCUDA(asked, dtype, op, bytes, size, whole)
 	}
 	if asked != Auto {
 		return asked
@@ -31,6 +32,8 @@ func choose(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes 
 var (
 	oneShotPushBytes = [...]int64{2: 2 << 20, 3: 384 << 10, 4: 320 << 10, 5: 160 << 10, 6: 128 << 10, 7: 96 << 10, 8: 64 << 10}
 	twoShotPushBytes = int64(12 << 20)
+	// The same for messages of whole vectors.
+	twoShotPushWholeBytes = [...]int64{2: 32 << 20, 3: 16 << 20, 4: 16 << 20, 5: 12 << 20}
 
 	oneShotLLBytes   = [...]int64{2: 768 << 10, 3: 512 << 10, 4: 512 << 10, 5: 256 << 10, 6: 192 << 10, 7: 128 << 10, 8: 96 << 10}
 	twoShotPullBytes = [...]int64{2: 8 << 20, 3: 4 << 20}
@@ -49,7 +52,7 @@ func copyEnginesWin(kind device.Kind, bytes int64, size int) bool {
 func limit(table []int64, size int) int64 { return table[min(size, len(table)-1)] }
 
 // chooseCUDA picks the form by size and world size.
-func chooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size int) Algorithm {
+func chooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
 	if asked != Auto && asked != OneShot && asked != TwoShot {
 		return asked
 	}
@@ -60,7 +63,7 @@ func chooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size in
 		switch {
 		case asked == OneShot, asked == Auto && bytes <= limit(oneShotPushBytes[:], size):
 			return OneShotPush
-		case bytes <= twoShotPushBytes:
+		case bytes <= twoShotPushBytes, whole && bytes <= limit(twoShotPushWholeBytes[:], size):
 			return TwoShotPush
 		}
 		return TwoShotFlow
@@ -125,6 +128,32 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 		return g
 	}
 	return perBlock(vectors)
+}
+
+// pushGeometry is geometry for the kernels of OneShotPush and TwoShotPush that take whole vectors. At least 32 blocks are faster than
+// fewer, however little there is to do.
+func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
+	units, all := bytes/16, int64(multiprocessors)
+	if a == TwoShotPush { // a warp has one peer
+		units = (units + int64(size) - 1) / int64(size) * int64(size-1)
+	}
+	blocks := func(threads int64) int64 { return (units + threads - 1) / threads }
+	g := launchGeometry{threads: 128, blocks: int(min(max(blocks(64), 32), all))}
+	if a == TwoShotPush && size > 5 {
+		g.threads = 256 // a single block has a warp for every peer
+	}
+	switch {
+	case units <= all*int64(g.threads):
+	case units <= 2*all*256:
+		g = launchGeometry{threads: 256, blocks: int(blocks(256))}
+	case a == TwoShotPush && size <= 5: // so that the most threads fit into half of the device
+		g = launchGeometry{threads: 128, blocks: int(min(blocks(128), 4*all))}
+	case size == 2:
+		g = launchGeometry{threads: 512, blocks: int(min(blocks(512), 2*all))}
+	default:
+		g = launchGeometry{threads: 256, blocks: int(2 * all)}
+	}
+	return g
 }
 
 // The most bytes of a message that is small for the form Transfers, by world size (the last entry serves all above). On CUDA devices

@@ -13,13 +13,16 @@ import (
 // gpu is what CUDA devices tell about themselves.
 type gpu interface{ ComputeCapability() int } // ten times the major number plus the minor one
 
+// finder is ptx.AllReduce, or ptx.PushWhole.
+type finder func(form ptx.Form, dtype string, op, world int, hopper bool) (ptx.Kernel, bool)
+
 // findKernel finds the kernel of a form for a device.
-func findKernel(form ptx.Form, d device.Device, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
+func findKernel(find finder, form ptx.Form, d device.Device, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
 	capability := 0
 	if g, ok := d.(gpu); ok {
 		capability = g.ComputeCapability()
 	}
-	k, ok := ptx.AllReduce(form, dtype.String(), int(op), size, capability >= 90)
+	k, ok := find(form, dtype.String(), int(op), size, capability >= 90)
 	if !ok {
 		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), errs.ErrUnsupported)
 	}
@@ -49,7 +52,11 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 			layout.Staged = true
 		}
 	}
-	kernel, image, err := findKernel(layout.Form, a.in.Device(), a.in.DType(), a.op, size)
+	find, whole := finder(ptx.AllReduce), a.whole(layout.Form)
+	if whole {
+		find = ptx.PushWhole
+	}
+	kernel, image, err := findKernel(find, layout.Form, a.in.Device(), a.in.DType(), a.op, size)
 	if err != nil {
 		s.Failure = err
 		return
@@ -59,10 +66,17 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, BlockWorkspace: layout.BlockBytes(),
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(a.algorithm, bytes, size, multiprocessors).atMost(a.maxBlocks)
+			g := geometry(a.algorithm, bytes, size, multiprocessors)
+			if whole {
+				g = pushGeometry(a.algorithm, bytes, size, multiprocessors)
+			}
+			g = g.atMost(a.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {
+			if whole {
+				return []any{a.pushParams(at, layout)}
+			}
 			p := a.params(at, layout, flags)
 			return []any{p.Bytes()}
 		},
@@ -76,9 +90,6 @@ func (a *allReduce) params(at *collective.Addresses, layout ptx.Layout, flags ui
 		Workspace: c.Workspace, Count: uint64(a.in.NumElements()), Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout,
 		Shard: uint64(layout.Shard()), Span: uint64(layout.Span()), Rank: c.Rank, World: c.World, Op: uint32(a.op), Flags: flags,
 	}
-	if n := a.in.Bytes(); (uint64(a.in.Ptr())|uint64(a.out.Ptr())|uint64(n))%16 == 0 && n/16 < 1<<31 {
-		p.Flags |= ptx.Whole
-	}
 	for r := range min(at.WorldSize(), ptx.Inline) {
 		p.In[r], p.Out[r] = uint64(at.Tensor(specIn, r)), uint64(at.Tensor(specOut, r))
 	}
@@ -89,4 +100,31 @@ func (a *allReduce) params(at *collective.Addresses, layout ptx.Layout, flags ui
 		p.MulticastIn, p.MulticastOut = uint64(at.Multicast(specIn)), uint64(at.Multicast(specOut))
 	}
 	return p
+}
+
+// wholeVectors reports whether a message is vectors of 16 bytes and nothing else on this rank, and so on every rank, since tensors lie alike on
+// them modulo 16.
+func wholeVectors(in, out tensor.SymmetricTensor) bool {
+	n := in.Bytes()
+	return (uint64(in.Ptr())|uint64(out.Ptr())|uint64(n))%16 == 0 && n/16 < ptx.MaxPushVectors
+}
+
+// whole reports whether the message is whole vectors, and the form has a kernel for such.
+func (a *allReduce) whole(form ptx.Form) bool {
+	_, ok := ptx.PushWhole(form, a.in.DType().String(), int(a.op), a.in.WorldSize(), false)
+	return ok && wholeVectors(a.in, a.out)
+}
+
+// pushParams is the parameter of a kernel for whole vectors.
+func (a *allReduce) pushParams(at *collective.Addresses, layout ptx.Layout) []byte {
+	c := at.Comm()
+	p := ptx.PushParams{
+		In: uint64(at.Tensor(specIn, at.Rank())), Out: uint64(at.Tensor(specOut, at.Rank())), Records: c.Workspace[at.Rank()], Dead: c.Dead,
+		Vectors: uint32(a.in.Bytes() / 16), Shard: uint32(layout.Shard()), Slot: uint32(layout.Span() / 16), Rank: c.Rank, Op: uint32(a.op),
+		Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout,
+	}
+	for r := range at.WorldSize() {
+		p.Data = append(p.Data, uint64(at.Workspace(r)))
+	}
+	return p.Bytes()
 }

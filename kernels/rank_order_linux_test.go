@@ -36,11 +36,11 @@ func TestRankOrder(t *testing.T) {
 		registered.Unlock()
 	})
 	// As a table of measurements would have it.
-	fastest = func(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int) Algorithm {
+	fastest = func(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
 		if asked == Auto {
 			return other
 		}
-		return choose(asked, kind, dtype, op, bytes, size)
+		return choose(asked, kind, dtype, op, bytes, size, whole)
 	}
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 		near, err := host.New(g, nil)
@@ -94,8 +94,8 @@ func TestAutoIsInRankOrder(t *testing.T) {
 			for _, op := range Ops() {
 				for size := 1; size <= 10; size++ {
 					for bytes := int64(8); bytes < 8<<30; bytes *= 4 {
-						if a := choose(Auto, kind, dtype, op, bytes, size); !a.RankOrder() {
-							t.Fatalf("%s of %d bytes of %s between %d ranks on %s: %s", op, bytes, dtype, size, kind, a)
+						if a, b := choose(Auto, kind, dtype, op, bytes, size, false), choose(Auto, kind, dtype, op, bytes, size, true); !a.RankOrder() || !b.RankOrder() {
+							t.Fatalf("%s of %d bytes of %s between %d ranks on %s: %s or %s", op, bytes, dtype, size, kind, a, b)
 						}
 					}
 				}

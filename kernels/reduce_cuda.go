@@ -12,7 +12,7 @@ import (
 func (r *reduction) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	size := r.in.WorldSize()
-	kernel, image, err := findKernel(ptx.OneShotPull, r.in.Device(), r.in.DType(), r.op, size)
+	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, r.in.Device(), r.in.DType(), r.op, size)
 	if err != nil {
 		s.Failure = err
 		return

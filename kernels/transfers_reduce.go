@@ -63,7 +63,7 @@ func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, 
 
 // newCUDAReduce is the kernel that loads every input, on places that are all this rank's own.
 func newCUDAReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
-	kernel, image, err := findKernel(ptx.OneShotPull, d, dtype, op, size)
+	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, d, dtype, op, size)
 	if err != nil {
 		return nil, err
 	}

@@ -101,12 +101,19 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	j.queued, j.overlap = true, j.hopper && strings.HasSuffix(strings.TrimSuffix(k.File, ".ptx"), "_sm90") || k.File == "multimem.ptx"
 	// Many vectors for few threads, so that those of a block work for each other; a message that is not aligned; in place.
 	j.count = 1600 / width
+	_, pushes := ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)
+	whole := strings.Contains(k.Name, "_whole_")
+	if pushes && !whole {
+		j.offset = 1
+	}
 	if j.form == ptx.TwoShotFlow {
 		j.count = 6400 / width
 		j.threads = 8
 	}
 	add(j)
-	j.offset, j.count = 1, 400/width
+	if j.count = 400 / width; !whole {
+		j.offset = 1
+	}
 	add(j)
 	j.inPlace, j.queued, j.user = true, false, true
 	add(j)
@@ -182,6 +189,9 @@ func TestBite(t *testing.T) {
 						continue // the same kernel
 					}
 					subjects = append(subjects, subject{k, form.String(), attemptsOf(j, k)})
+					if k, ok := ptx.PushWhole(form, dtype, ptx.Sum, ranks, hopper); ok {
+						subjects = append(subjects, subject{k, form.String() + "_whole", attemptsOf(j, k)})
+					}
 				}
 			}
 		}

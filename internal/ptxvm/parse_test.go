@@ -1,6 +1,7 @@
 package ptxvm
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -31,6 +32,11 @@ func TestImages(t *testing.T) {
 				sizes = []int{24} // ptx.Many
 			case strings.HasPrefix(file, "many_"):
 				sizes = []int{304, 24}
+			}
+			if whole, world, ok := strings.Cut(f.Name, "_push_whole_"); ok { // ptx.PushParams
+				n, err := strconv.Atoi(world[strings.LastIndex(world, "_w")+2:])
+				require.NoError(t, err, whole)
+				sizes = []int{80 + 8*n}
 			}
 			require.Len(t, f.Params, len(sizes))
 			for i, size := range sizes {

@@ -126,6 +126,13 @@ func newWorld(tb testing.TB, j job) *world {
 	var ok bool
 	w.kernel, ok = ptx.AllReduce(j.form, j.dtype, j.op, j.ranks, j.hopper)
 	require.True(tb, ok, "%s", j)
+	if k, ok := j.whole(); ok {
+		w.kernel = k
+		w.job.threads = (j.threads + 31) / 32 * 32
+		if j.form == ptx.TwoShotPush { // which has a warp for every peer
+			w.job.threads = max(w.job.threads, (j.ranks-2+j.blocks)/j.blocks*32)
+		}
+	}
 	staged := j.inPlace && (j.form == ptx.OneShotPull || j.form == ptx.OneShotMultimem)
 	w.layout = ptx.Layout{Form: j.form, World: j.ranks, Bytes: int64(bytes), Blocks: j.blocks, LapBytes: j.lap, Staged: staged}
 	base := ptx.Params{
@@ -207,9 +214,6 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 			require.NoError(tb, w.memory.Map(p.Table, table))
 		}
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
-		if j.form == ptx.OneShotPush && (inPtr[r]|outPtr[r]|uint64(bytes))%16 == 0 {
-			p.Flags |= ptx.Whole
-		}
 		params = append(params, p)
 	}
 	w.in, w.out, w.params = append(w.in, ins), append(w.out, outs), append(w.params, params)
@@ -365,6 +369,31 @@ func combine(dtype string, op int, values []uint64) uint64 {
 	return a
 }
 
+// whole finds the kernel for whole vectors, if the tensors of the job are such.
+func (j job) whole() (ptx.Kernel, bool) {
+	width := widths[j.dtype]
+	if (j.count*width|j.offset*width|j.shift*width)%16 != 0 {
+		return ptx.Kernel{}, false
+	}
+	return ptx.PushWhole(j.form, j.dtype, j.op, j.ranks, j.hopper)
+}
+
+// bytes is the parameter of a launch of a rank.
+func (w *world) bytes(epoch, rank int) []byte {
+	p := &w.params[epoch][rank]
+	if _, ok := w.job.whole(); !ok {
+		return p.Bytes()
+	}
+	push := ptx.PushParams{
+		In: p.In[rank], Out: p.Out[rank], Records: p.Workspace[rank], Dead: p.Dead, Vectors: uint32(w.job.count * widths[w.job.dtype] / 16), Shard: uint32(p.Shard),
+		Slot: uint32(p.Span / 16), Rank: p.Rank, Op: p.Op, Fault: p.Fault, Stop: p.Stop, Timeout: p.Timeout,
+	}
+	for _, at := range w.channels {
+		push.Data = append(push.Data, at+uint64(w.layout.ControlBytes()))
+	}
+	return push.Bytes()
+}
+
 // launch puts one launch of every rank on its stream.
 func (w *world) launch(tb testing.TB, streams []*Stream, epoch int) {
 	module := moduleOf(tb, w.kernel.File)
@@ -374,7 +403,7 @@ func (w *world) launch(tb testing.TB, streams []*Stream, epoch int) {
 	f := module.Function(w.kernel.Name)
 	for r, s := range streams {
 		require.NoError(tb, s.Launch(Launch{
-			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.params[epoch][r].Bytes()},
+			Function: f, Grid: [3]uint32{uint32(w.job.blocks)}, Block: [3]uint32{uint32(w.job.threads)}, Params: [][]byte{w.bytes(epoch, r)},
 			Overlap: w.kernel.Overlap || w.job.overlap,
 		}))
 	}

@@ -1,22 +1,28 @@
 // The all-reduce kernels of one dtype. The generator compiles this file once for each dtype and group of forms:
 //
 //   SYMMEM_WORLD 0                 every form that every dtype has, each op and world size
-//   SYMMEM_WORLD W, SYMMEM_PUSH 1  oneshot_push and twoshot_push, sum
+//   SYMMEM_WORLD W, SYMMEM_PUSH 1  oneshot_push and twoshot_push, each for any message and for whole vectors, sum
 //   SYMMEM_WORLD W, SYMMEM_PUSH 0  oneshot_pull, twoshot_pull and twoshot_flow, sum
 #include "oneshot.cuh"
+#include "push.cuh"
 #include "twoshot.cuh"
 
 // Threads in a block at most, and blocks that a multiprocessor is to hold at least: that caps the registers.
 #define SYMMEM_BOUNDS 512
 #define SYMMEM_BOUNDS_FLOW 512, 2
+// A plan has half of the device: of 2048 threads that it can hold there, so many as their registers leave room for. Those that two ranks
+// need fit into 32 for one-shot.
+#define SYMMEM_BOUNDS_ONESHOT 512, (SYMMEM_WORLD == 2 ? 4 : SYMMEM_WORLD <= 4 ? 2 : 1)
+#define SYMMEM_BOUNDS_TWOSHOT 256, (SYMMEM_WORLD <= 4 ? 4 : 2)
 
 #define SYMMEM_JOIN(form, dtype, tail) symmem_allreduce_##form##_##dtype##_##tail
 #define SYMMEM_NAME(form, dtype, tail) SYMMEM_JOIN(form, dtype, tail)
-#define SYMMEM_KERNEL(form, body, bounds)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(bounds)                                                                     \
-      SYMMEM_NAME(form, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ Params p) {                                     \
+#define SYMMEM_TAKES(params, form, body, ...)                                                                              \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                                                                \
+      SYMMEM_NAME(form, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ params p) {                                     \
     body<SYMMEM_TYPE, SYMMEM_OP, SYMMEM_WORLD>(p);                                                                         \
   }
+#define SYMMEM_KERNEL(form, body, ...) SYMMEM_TAKES(Params, form, body, __VA_ARGS__)
 
 #if SYMMEM_WORLD == 0
 #define SYMMEM_OP AnyOp
@@ -32,6 +38,8 @@ SYMMEM_KERNEL(oneshot_ll, oneshotLL, SYMMEM_BOUNDS)
 #if SYMMEM_WORLD != 0 && SYMMEM_PUSH
 SYMMEM_KERNEL(oneshot_push, oneshotPush, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
+SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
+SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 #else
 SYMMEM_KERNEL(oneshot_pull, oneshotPull, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_pull, twoshotPull, SYMMEM_BOUNDS)

@@ -112,24 +112,6 @@ SYMMEM_DEVICE Words<4> unseal(Words<4> x) {
 }
 SYMMEM_DEVICE bool come(const Words<4> &x) { return x.w[0] != 0 && x.w[1] != 0 && x.w[2] != 0 && x.w[3] != 0; }
 
-// fetchLines waits for the sealed lines of all ranks at `at` in their slots, this one's too, empties them, and gives their data.
-template <class T, int W> SYMMEM_DEVICE void fetchLines(Ranks<W, Params> &f, u64 at, Words<4> (&x)[W]) {
-  u32 missing;
-  do {
-#pragma unroll
-    for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * f.comm.span, Words<4>());
-    missing = W;
-#pragma unroll
-    for (u32 r = 0; r < W; r++)
-      if (!come(x[r])) missing = r;
-  } while (missing != W && f.again(missing));
-#pragma unroll
-  for (u32 r = 0; r < W; r++) {
-    storeStrong(at + r * f.comm.span, Words<4>{});
-    x[r] = unseal(x[r]);
-  }
-}
-
 // fetchSealed waits for the lines of ranks first, first+1, … at `at` in their slots, empties them, and gives their data; for
 // this rank, own. Each word says by itself whether it has come. A line is emptied by a strong store, which the writer's next
 // one, two launches later, comes after: between the two are this rank's lines of the launch between and the ends of launches.

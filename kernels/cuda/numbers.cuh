@@ -151,8 +151,14 @@ template <class T, class Op, int N> struct Accumulator {
     }
     each<T::sum>(x);
   }
-  SYMMEM_DEVICE Words<N> result(Op op, u32 world) {
-    if (op.op == kAvg) {
+  // result is what has been combined. W is the world size if that is known when compiling: the inverse of a power of two is exact, so a
+  // product with it has the bits of the quotient, without the call.
+  template <int W = 0> SYMMEM_DEVICE Words<N> result(Op op, u32 world) {
+    if constexpr (W != 0 && (W & (W - 1)) == 0) {
+      const Acc by = op.op == kAvg ? (Acc)1 / W : (Acc)1;
+#pragma unroll
+      for (int e = 0; e < E; e++) a[e] = a[e] * by;
+    } else if (op.op == kAvg) {
 #pragma unroll
       for (int e = 0; e < E; e++) a[e] = T::avg(a[e], world);
     }

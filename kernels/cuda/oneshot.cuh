@@ -48,39 +48,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotLL(const Params &p
   f.close(epoch);
 }
 
-// oneshotPushWhole is oneshotPush for whole vectors. The rank's own lines go through its own slot, so that all are alike and the input is
-// read once. A thread that has all its lines lets the next launch begin: every rank's block of its number is at work then, so that
-// the other threads' lines come, whatever room the next launch takes.
-template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Params &p) {
-  Frame<W> f(p, kKindOneshotPush);
-  awaitPrevious();
-  const u64 in = input(f, p.rank), out = output(f, p.rank);
-  const u32 vectors = (u32)(p.count * T::width / 16), begin = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-  const Op op{p.op};
-  Words<4> own = {};
-  if (begin < vectors) own = loadWeak(in + begin * 16ull, Words<4>()); // under way while the next loads are
-  const bool alive = f.alive();
-  const u32 epoch = f.open();
-  if (!alive) return;
-  const u64 buffer = (epoch & 1) * W * p.span, mine = f.data(p.rank) + buffer;
-  for (u32 v = begin; v < vectors; v += step) {
-    if (v != begin) own = loadWeak(in + v * 16ull, Words<4>());
-    const Words<4> line = seal(own);
-#pragma unroll
-    for (u32 k = 0; k < W; k++) storeStrong(f.data(f.peer(k)) + buffer + p.rank * p.span + v * 16ull, line);
-  }
-  for (u32 v = begin; v < vectors; v += step) {
-    const Words<4> sum = reduce<T, Op, W, 4>(op, W, [&](u32, auto &x) { fetchLines<T>(f, mine + v * 16ull, x); });
-    if (f.ok) storeWeak(out + v * 16ull, sum);
-  }
-  startNext();
-  f.close(epoch);
-}
-
 // oneshotPush is oneshotLL with lines that are all data: see seal. Two buffers take turns, and who reads a line empties it:
 // a peer comes to write it again only after a launch whose lines this rank has sent after this one.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPush(const Params &p) {
-  if (p.flags & kWhole) return oneshotPushWhole<T, Op, W>(p);
   Frame<W> f(p, kKindOneshotPush);
   awaitPrevious();
   const u64 in = input(f, p.rank), out = output(f, p.rank);

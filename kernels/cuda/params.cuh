@@ -4,6 +4,7 @@
 //
 //   oneshot_ll        push 16-byte lines of 8 bytes data and two flags; no barrier. Every dtype.
 //   oneshot_push      push 16-byte lines that are all data; no barrier. f32, f16, bf16.
+//   oneshot_push_whole, twoshot_push_whole   the same as without whole, for messages of whole vectors. They take PushParams
 //   oneshot_pull      load every input; barriers at both ends, or one when staged.
 //   twoshot_push      push shards to their owners and results to everybody; no barrier. f32, f16, bf16.
 //   twoshot_pull      load the own shard from every input, store the result to every output, between two barriers.
@@ -31,7 +32,6 @@ enum : u32 {
                   // result in the workspace until all have read the inputs. Needed in place
   kNoBarrier = 2, // oneshot_pull: touch no workspace and wait for nobody; the inputs are ready and stay
   kAtomics = 4,   // signals: the links to all peers have atomics
-  kWhole = 8,     // oneshot_push: this rank's input and output are whole vectors of 16 bytes, less than 2^31 of them
 };
 
 // Which kernel a fault word comes from.

@@ -46,7 +46,6 @@ const (
 	Staged    = 1 << iota // OneShotPull: the peers read a copy in the workspace; OneShotMultimem: the result waits there; needed in place
 	NoBarrier             // OneShotPull: wait for nobody and use no workspace
 	Atomics               // signals: the links to all peers have atomics
-	Whole                 // OneShotPush: input and output of this rank are whole vectors of 16 bytes, less than 2^31
 )
 
 // Params is the parameter of every kernel, by value. Addresses are of the device.
@@ -82,6 +81,42 @@ const FaultOffset = int(unsafe.Offsetof(Params{}.Fault))
 // Bytes is a copy of p as a kernel takes it.
 func (p *Params) Bytes() []byte {
 	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
+}
+
+// PushParams is the parameter of the kernels that PushWhole finds, by value. Addresses are of the device.
+type PushParams struct {
+	In, Out  uint64   // this rank's; multiples of 16
+	Data     []uint64 // every rank's workspace behind the records, by rank
+	Records  uint64   // this rank's workspace
+	Dead     uint64   // as in Params
+	Vectors  uint32   // of 16 bytes, less than MaxPushVectors
+	Shard    uint32   // Layout.Shard
+	Slot     uint32   // Layout.Span, in vectors
+	Rank, Op uint32
+	Index    uint32 // for the fault word
+	Fault    uint64 // as in Params, and what follows
+	Stop     uint64
+	Timeout  uint64
+}
+
+// MaxPushVectors is more vectors of 16 bytes than a message of PushParams has.
+const MaxPushVectors = 1 << 30
+
+// Bytes is p as a kernel takes it.
+func (p *PushParams) Bytes() []byte {
+	le := binary.LittleEndian
+	b := le.AppendUint64(le.AppendUint64(nil, p.In), p.Out)
+	for _, x := range p.Data {
+		b = le.AppendUint64(b, x)
+	}
+	b = le.AppendUint64(le.AppendUint64(b, p.Records), p.Dead)
+	for _, x := range []uint32{p.Vectors, p.Shard, p.Slot, p.Rank, p.Op, p.Index} {
+		b = le.AppendUint32(b, x)
+	}
+	for _, x := range []uint64{p.Fault, p.Stop, p.Timeout} {
+		b = le.AppendUint64(b, x)
+	}
+	return b
 }
 
 // InlinePieces is how many pieces travel in Pieces, and ChunkBytes what a block moves of one at a time.

@@ -3,6 +3,7 @@ package ptx
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/internal/errs"
@@ -97,6 +98,17 @@ var (
 	dtypes   = []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
 	pushable = []string{"f16", "bf16", "f32"}
 )
+
+// PushWhole finds the kernel that takes the place of AllReduce's for OneShotPush and TwoShotPush where every rank's input and output begin at
+// multiples of 16 and are whole vectors of 16 bytes, and whether there is one. It takes PushParams, and has the same Layout.
+func PushWhole(form Form, dtype string, op, world int, hopper bool) (Kernel, bool) {
+	if form != OneShotPush && form != TwoShotPush {
+		return Kernel{}, false
+	}
+	k, ok := AllReduce(form, dtype, op, world, hopper)
+	k.Name = strings.Replace(k.Name, "_push_", "_push_whole_", 1)
+	return k, ok
+}
 
 // AllReduce finds the kernel for a form, a dtype by its short name ("bf16"), an operation and a world size of at least 1, and
 // whether there is one. hopper says that the device has compute capability 9.0 or later; then kernels that overlap with the

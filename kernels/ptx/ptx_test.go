@@ -129,7 +129,7 @@ func TestConstants(t *testing.T) {
 	text := header(t, "params.cuh") + header(t, "symmem.cuh")
 	for name, want := range map[string]int{
 		"kSum": Sum, "kProd": Prod, "kMin": Min, "kMax": Max, "kAvg": Avg, "kInline": Inline,
-		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics, "kWhole": Whole,
+		"kStaged": Staged, "kNoBarrier": NoBarrier, "kAtomics": Atomics,
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
@@ -250,4 +250,41 @@ func TestPadImage(t *testing.T) {
 	for at := 0; at < len(pad); at += 4 {
 		assert.Equalf(t, want[at], word(at), "word at %d", at)
 	}
+}
+
+// TestPushParams compares the bytes of PushParams with where the kernels' header says that each field is.
+func TestPushParams(t *testing.T) {
+	for _, world := range []int{2, 8} {
+		p := PushParams{In: 1, Out: 2, Records: 3, Dead: 4, Vectors: 5, Shard: 6, Slot: 7, Rank: 8, Op: 9, Index: 10, Fault: 11, Stop: 12, Timeout: 13}
+		for r := range world {
+			p.Data = append(p.Data, uint64(100+r))
+		}
+		b := p.Bytes()
+		assert.Len(t, b, 80+8*world)
+		fields := regexp.MustCompile(`(?m)^SYMMEM_PUSH_AT\((\w+), (\d+), (\d)\);`).FindAllStringSubmatch(header(t, "push.cuh"), -1)
+		require.Len(t, fields, reflect.TypeFor[PushParams]().NumField())
+		want := map[string]byte{"in": 1, "out": 2, "data": 100, "records": 3, "dead": 4, "vectors": 5, "shard": 6, "slot": 7, "rank": 8, "op": 9, "index": 10,
+			"fault": 11, "stop": 12, "timeout": 13}
+		for _, f := range fields {
+			base, err := strconv.Atoi(f[2])
+			require.NoError(t, err)
+			if f[3] == "1" {
+				base += 8 * world
+			}
+			assert.Equal(t, want[f[1]], b[base], "%s of %d ranks", f[1], world)
+		}
+	}
+}
+
+// TestPushWhole: only the forms that push have kernels for whole vectors.
+func TestPushWhole(t *testing.T) {
+	k, ok := PushWhole(TwoShotPush, "f32", Avg, 2, false)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "push_f32_w2.ptx", Name: "symmem_allreduce_twoshot_push_whole_f32_sum_w2"}, k)
+	for _, form := range Forms() {
+		_, ok := PushWhole(form, "f32", Sum, 4, true)
+		assert.Equal(t, form == OneShotPush || form == TwoShotPush, ok, form)
+	}
+	_, ok = PushWhole(OneShotPush, "i32", Sum, 4, true)
+	assert.False(t, ok)
 }

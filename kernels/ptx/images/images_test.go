@@ -57,6 +57,9 @@ func TestKernels(t *testing.T) {
 						if k, ok := ptx.AllReduce(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
+						if k, ok := ptx.PushWhole(form, dtype, op, world, hopper); ok {
+							use(k)
+						}
 					}
 				}
 			}
