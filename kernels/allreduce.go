@@ -106,6 +106,7 @@ type allReduce struct {
 	opts      *AllReduceOptions
 	maxBlocks int
 	inPlace   bool
+	rankOrder bool
 }
 
 // The numbers of the tensors in the Spec.
@@ -115,7 +116,7 @@ const (
 )
 
 func newAllReduce(ctx context.Context, chosen Algorithm, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, inPlace: in.Ptr() == out.Ptr()}
+	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, rankOrder: opts.RankOrder, inPlace: in.Ptr() == out.Ptr()}
 	spec := a.spec()
 	spec.FirstEpoch = opts.FirstEpoch
 	p, err := collective.New(ctx, in.Memory(), spec)
@@ -130,7 +131,7 @@ func (a *allReduce) spec() collective.Spec {
 	s := collective.Spec{
 		Name:       fmt.Sprintf("all-reduce %s of %d %s, %s", a.op, a.in.NumElements(), a.in.DType(), a.algorithm),
 		Tensors:    []tensor.SymmetricTensor{a.in, a.out},
-		Parameters: fmt.Sprintf("at most %d blocks, in rank order %t", a.maxBlocks, a.opts.RankOrder),
+		Parameters: fmt.Sprintf("at most %d blocks, in rank order %t", a.maxBlocks, a.rankOrder),
 		Program:    &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }},
 	}
 	if s.Failure = a.check(s.Name); s.Failure != nil || a.in.Bytes() == 0 {
@@ -164,7 +165,7 @@ func (a *allReduce) check(plan string) error {
 	if a.maxBlocks < 0 {
 		return errs.Invalid(name, "MaxBlocks", a.maxBlocks, "0 for the default, or more")
 	}
-	if a.opts.RankOrder && !a.algorithm.RankOrder() {
+	if a.rankOrder && !a.algorithm.RankOrder() {
 		return fmt.Errorf("%s does not combine in the order of the ranks, which RankOrder asks for: take %s: %w", a.algorithm, Auto, errs.ErrUnsupported)
 	}
 	have := a.in.Memory().Backend().Name()

@@ -104,6 +104,7 @@ func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		if len(l.Params) > 1 {
 			simParam(&launch.p, l.Params[0])
 		}
+	case strings.Contains(f.name, "_push_whole_"): // which is prepared, and not run
 	default:
 		simParam(&launch.p, l.Params[0])
 	}

@@ -1854,7 +1854,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/allreduce.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
-		old: "fmt.Sprintf(\"at most %d blocks, in rank order %t\", a.maxBlocks, a.opts.RankOrder)",
+		old: "fmt.Sprintf(\"at most %d blocks, in rank order %t\", a.maxBlocks, a.rankOrder)",
 		new: "fmt.Sprintf(\"at most %d blocks\", 0*a.maxBlocks)",
 	},
 	{
@@ -2309,8 +2309,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: []stage{kernelTests},
-		old: "a.opts.RankOrder && !a.algorithm.RankOrder()",
-		new: "a.opts.RankOrder && !a.algorithm.known()",
+		old: "a.rankOrder && !a.algorithm.RankOrder()",
+		new: "a.rankOrder && !a.algorithm.known()",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "one rank's part is combined from the last rank on", tests: inPlans,
