@@ -19,7 +19,7 @@ const module = "github.com/symmem/symmem"
 // mayImport says of each package which others its own code (not its tests) may import: only what stands below it.
 // A trailing "/..." stands for the room and all below it. Rooms under internal/ may be imported by all, those of the command excepted.
 var mayImport = map[string][]string{
-	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor"},
+	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor", "kernels"},
 	"config":                   {},
 	"group":                    {},
 	"device":                   {},
@@ -37,7 +37,7 @@ var mayImport = map[string][]string{
 	"backend/all":              {"backend/..."},
 	"tensor":                   {"backend", "device", "memory"},
 	"collective":               {"tensor", "memory", "device", "kernels/ptx"},
-	"kernels":                  {"collective", "tensor", "memory", "device", "kernels/ptx"},
+	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx"},
 	"kernels/ptx":              {},
 	"kernels/ptx/images":       {"kernels/ptx"},
 	"backend/internal/survey":  {"backend"},

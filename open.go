@@ -208,7 +208,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		log.Info("backend passed over", "backend", r.Name, "rank", r.Rank, "reason", r.Err)
 	}
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
-	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout}, nil
+	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout, calls: newPlanCache(m)}, nil
 }
 
 // withoutOptions hides the variables of backends' options from backends: the configuration has read those that count.

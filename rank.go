@@ -19,6 +19,33 @@ import (
 
 // Rank is one rank's place in a group: the group, a device, and symmetric memory on it. Methods may be called from several
 // goroutines; collective ones must come in the same order on every rank.
+//
+// # Collectives without plans
+//
+// AllReduce, AllReduceMany, ReduceScatter, Reduce, AllGather, Broadcast and AllToAll are for who does not want plans. Each runs on the rank's own
+// stream, [Rank.Stream], and returns when it is enqueued there:
+//
+//	err := r.AllReduce(ctx, t, kernels.Sum) // the first time: makes a plan, with all other ranks
+//	err = r.AllReduce(ctx, t, kernels.Sum)  // from then on: finds it and runs it
+//	err = r.Synchronize(ctx)                // both have ended
+//
+// A rank keeps the plan of each call by what was called, on which memory, with which operation and root, and runs it when the same comes again,
+// also through another slice of that memory. So a call is one of two things:
+//
+//   - The first of its kind makes the plan: it blocks until all ranks have come, and takes as long as the constructor in package kernels, some
+//     milliseconds, and two exchanges more. It cannot be recorded in a graph.
+//   - A later one does not wait for other ranks, and may be recorded. Beside the plan's Run it costs a look into a map, well below a microsecond, and
+//     allocates nothing; AllReduceMany looks at each tensor, and allocates.
+//
+// [MaxPlans] plans are kept. The one that was not used for longest goes when another is made, and so do those whose tensors were closed: these
+// closings are collective as well, and wait for the device. A program with more calls in a loop than that makes its own plans, or one of many
+// tensors. Which plan goes follows from the order of the calls alone, which is that of the program and so the same on every rank. Where the calls of
+// the ranks differ, those that make a plan get an ErrMismatch or, if the others do not come, the errors of collective calls; a rank that found its
+// plan waits on the device, for the kernel timeout at most.
+//
+// Their errors are those of the constructors in package kernels, of the plan's Run, and of collective calls, and ErrInvalid for a call that would
+// have to make a plan while the rank's own stream is recorded. A plan that has failed keeps failing, as the ranks no longer agree how often it has
+// run.
 type Rank struct {
 	group    *group.Group
 	memory   *memory.Memory
@@ -28,6 +55,7 @@ type Rank struct {
 	memOpts  memory.Options
 	log      *slog.Logger
 	timeout  time.Duration // of Close, when its context has no deadline
+	calls    *planCache
 
 	mu     sync.Mutex
 	closed bool
@@ -103,7 +131,7 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 		defer cancel()
 		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
 	}
-	s := &Rank{group: g, memory: m, name: r.name, env: r.env, memOpts: r.memOpts, log: r.log, timeout: r.timeout, parent: r}
+	s := &Rank{group: g, memory: m, name: r.name, env: r.env, memOpts: r.memOpts, log: r.log, timeout: r.timeout, calls: newPlanCache(m), parent: r}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.subs = append(r.subs, s)
@@ -135,6 +163,7 @@ func (r *Rank) Close(ctx context.Context) error {
 		r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
 		err = errors.Join(err, s.Close(ctx))
 	}
+	err = errors.Join(err, r.calls.close(ctx))
 	memErr := r.memory.Close(ctx)
 	if memErr != nil && r.memory.Busy() {
 		r.mu.Lock()

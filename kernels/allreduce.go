@@ -40,6 +40,10 @@ type AllReduceOptions struct {
 	// for plans on other streams; the same on every rank. 0, the default, is as many as are of use, but at most what leaves room
 	// for a second plan like it. Ignored by forms that are no such kernel.
 	MaxBlocks int
+	// RankOrder keeps the plan to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), so that a result does not depend
+	// on the size of the message, on how it was split, or on what else was sent with it. Auto takes none but those then, whatever tables and
+	// registered forms there are, and an Algorithm without the promise is ErrUnsupported. Every rank gives the same.
+	RankOrder bool
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around; every rank gives the same.
 	FirstEpoch uint32
 }
@@ -73,9 +77,16 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		}
 		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
 	}
-	chosen := choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), wholeVectors(t, out))
+	whole := wholeVectors(t, out)
+	chosen := fastest(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
+	if opts.RankOrder && asked != chosen && !chosen.RankOrder() {
+		chosen = choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
+	}
 	return newAllReduce(ctx, chosen, t, out, op, opts)
 }
+
+// fastest makes Auto, and on CUDA the families, into one form. Whatever it is, choose takes forms that combine in the order of the ranks.
+var fastest = choose
 
 // reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.
 func reachable(ts ...tensor.SymmetricTensor) bool {
@@ -97,6 +108,7 @@ type allReduce struct {
 	opts      *AllReduceOptions
 	maxBlocks int
 	inPlace   bool
+	rankOrder bool
 }
 
 // The numbers of the tensors in the Spec.
@@ -106,7 +118,7 @@ const (
 )
 
 func newAllReduce(ctx context.Context, chosen Algorithm, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, inPlace: in.Ptr() == out.Ptr()}
+	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, rankOrder: opts.RankOrder, inPlace: in.Ptr() == out.Ptr()}
 	spec := a.spec()
 	spec.FirstEpoch = opts.FirstEpoch
 	p, err := collective.New(ctx, in.Memory(), spec)
@@ -121,7 +133,7 @@ func (a *allReduce) spec() collective.Spec {
 	s := collective.Spec{
 		Name:       fmt.Sprintf("all-reduce %s of %d %s, %s", a.op, a.in.NumElements(), a.in.DType(), a.algorithm),
 		Tensors:    []tensor.SymmetricTensor{a.in, a.out},
-		Parameters: fmt.Sprintf("at most %d blocks", a.maxBlocks),
+		Parameters: fmt.Sprintf("at most %d blocks, in rank order %t", a.maxBlocks, a.rankOrder),
 		Program:    &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }},
 	}
 	if s.Failure = a.check(s.Name); s.Failure != nil || a.in.Bytes() == 0 {
@@ -156,6 +168,9 @@ func (a *allReduce) check(plan string) error {
 	}
 	if a.maxBlocks < 0 {
 		return errs.Invalid(name, "MaxBlocks", a.maxBlocks, "0 for the default, or more")
+	}
+	if a.rankOrder && !a.algorithm.RankOrder() {
+		return fmt.Errorf("%s does not combine in the order of the ranks, which RankOrder asks for: take %s: %w", a.algorithm, Auto, errs.ErrUnsupported)
 	}
 	have := a.in.Memory().Backend().Name()
 	if b := a.algorithm.Backend(); b != "" && b != have {

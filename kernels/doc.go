@@ -28,6 +28,8 @@
 // [NewAllReduceRMSNorm] is an all-reduce with the residual and norm of a transformer behind it, in one kernel. [QuantizedInt8] is an all-reduce that
 // is lossy, for who asks for it: see [QuantizedBytes].
 //
+// A list of tensors ([NewAllReduceMany]) is one message of all their vectors, in the same ways: one launch, and one exchange.
+//
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.
 package kernels

@@ -47,10 +47,20 @@ type transferForm struct {
 	lap   int64 // bytes of a lap
 	laps  int   // of a shard
 	lead  int64
+
+	inWorkspace bool  // the message is not in the tensors but in the workspace, in place
+	at          int64 // and there it begins
 }
 
 func (a *allReduce) newTransferForm() transferForm {
 	f := transferForm{allReduce: a, rank: a.in.Rank(), size: a.in.WorldSize(), bytes: a.in.Bytes(), lead: int64(a.in.Ptr() % 16)}
+	f.cut()
+	return f
+}
+
+// cut decides how the message is cut.
+func (f *transferForm) cut() {
+	a := f.allReduce
 	f.far = !a.in.Memory().Backend().Capabilities().PeerPointers
 	f.small, f.lap = transferGeometry(a.in.Device().Kind(), f.far, f.bytes, f.size)
 	f.shard, f.laps = f.bytes, 1
@@ -60,30 +70,52 @@ func (a *allReduce) newTransferForm() transferForm {
 		f.shard = alignUp((f.bytes+int64(f.size)-1)/int64(f.size), shardAlign)
 		f.laps = int(max((f.shard+f.lap-1)/f.lap, 1))
 	}
-	return f
+}
+
+// input and output are where this rank's message begins.
+func (f transferForm) input(b *collective.Builder) device.Ptr {
+	if f.inWorkspace {
+		return b.Workspace(f.rank).Add(f.at)
+	}
+	return f.in.Ptr()
+}
+
+func (f transferForm) output(b *collective.Builder) device.Ptr {
+	if f.inWorkspace {
+		return f.input(b)
+	}
+	return f.out.Ptr()
 }
 
 // byTransfers makes the spec that of the form Transfers.
 func (a *allReduce) byTransfers(s *collective.Spec) {
 	f := a.newTransferForm()
-	s.Parameters += fmt.Sprintf(", small %t, shards of %d bytes in laps of %d, first byte at %d of 16", f.small, f.shard, f.lap, f.lead)
 	s.Workspace = f.workspaceBytes()
+	f.program(s)
+	s.Program.Build = func(_ context.Context, b *collective.Builder) error { return f.addTo(b) }
+}
+
+// program makes the spec that of a program with the form's steps, which Build adds.
+func (f transferForm) program(s *collective.Spec) {
+	s.Parameters += fmt.Sprintf(", small %t, shards of %d bytes in laps of %d, first byte at %d of 16", f.small, f.shard, f.lap, f.lead)
 	s.Program = &collective.Program{
 		Signals: transferSignals,
 		// A goroutine that copies and reduces gains nothing by another.
-		Lane: !f.small && f.size > 1 && (a.in.Device().Kind() == device.CUDA || f.far),
-		Build: func(_ context.Context, b *collective.Builder) error {
-			reduce, err := f.newReduce(b)
-			if err != nil {
-				return err
-			}
-			f.build(transferBuilder{f, b, reduce})
-			return nil
-		},
+		Lane: !f.small && f.size > 1 && (f.in.Device().Kind() == device.CUDA || f.far),
 	}
 	if f.small {
 		s.Program.Granted = 1 // the peers have room for the first run
 	}
+}
+
+// addTo adds the steps of a run to a program.
+func (f transferForm) addTo(b *collective.Builder) error {
+	reduce, err := f.newReduce(b)
+	if err != nil {
+		return err
+	}
+	f.build(transferBuilder{f, b, reduce})
+	return nil
 }
 
 func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
@@ -189,22 +221,28 @@ func (b transferBuilder) send(signal, lap int) {
 }
 
 // toOwners is the puts of a lap of every peer's shard to its owner.
-func (f transferForm) toOwners(lap int) []collective.Put {
+func (b transferBuilder) toOwners(lap int) []collective.Put {
+	f := b.transferForm
 	var puts []collective.Put
 	for k := 1; k < f.size; k++ {
 		peer := (f.rank + k) % f.size
 		lo, hi := f.piece(peer, lap)
-		puts = append(puts, collective.Put{Peer: peer, Tensor: collective.ToWorkspace, Offset: f.slot(peer, f.rank, lap), Local: f.in.Ptr().Add(lo), Bytes: hi - lo})
+		puts = append(puts, collective.Put{Peer: peer, Tensor: collective.ToWorkspace, Offset: f.slot(peer, f.rank, lap), Local: f.input(b.Builder).Add(lo), Bytes: hi - lo})
 	}
 	return puts
 }
 
 // toAll is the puts of this rank's lap of results to every output.
-func (f transferForm) toAll(lap int) []collective.Put {
+func (b transferBuilder) toAll(lap int) []collective.Put {
+	f := b.transferForm
 	var puts []collective.Put
 	lo, hi := f.piece(f.rank, lap)
+	tensor, at := specOut, lo
+	if f.inWorkspace {
+		tensor, at = collective.ToWorkspace, f.at+lo
+	}
 	for k := 1; k < f.size; k++ {
-		puts = append(puts, collective.Put{Peer: (f.rank + k) % f.size, Tensor: specOut, Offset: lo, Local: f.out.Ptr().Add(lo), Bytes: hi - lo})
+		puts = append(puts, collective.Put{Peer: (f.rank + k) % f.size, Tensor: tensor, Offset: at, Local: f.output(b.Builder).Add(lo), Bytes: hi - lo})
 	}
 	return puts
 }

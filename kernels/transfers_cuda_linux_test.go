@@ -104,12 +104,19 @@ func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		return &machineLaunch{simFunction: f, l: l}, nil
 	}
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
-	if f.compiled() {
+	switch {
+	case f.compiled():
 		launch.compiled = &compiledLaunch{launch: l, dev: f.dev, name: f.name}
-	} else if f.name == ptx.Pull.Name {
+	case f.name == ptx.Pull.Name:
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])
-	} else {
+	case strings.HasPrefix(f.name, "symmem_many_"):
+		simParam(&launch.list, l.Params[len(l.Params)-1])
+		if len(l.Params) > 1 {
+			simParam(&launch.p, l.Params[0])
+		}
+	case strings.Contains(f.name, "_push_whole_"): // which is prepared, and not run
+	default:
 		simParam(&launch.p, l.Params[0])
 	}
 	f.dev.launches = append(f.dev.launches, launch)
@@ -129,6 +136,7 @@ type simLaunch struct {
 	p      ptx.Params
 	comm   ptx.Comm // of the kernel that loads pieces, and its pieces
 	pieces ptx.Pieces
+	list   ptx.Many // of the kernels of lists
 
 	compiled *compiledLaunch // of a kernel that is run as it was compiled
 }
@@ -165,6 +173,9 @@ func (l *simLaunch) RunKernel() error {
 		return l.compiled.run()
 	case l.name == ptx.Pull.Name:
 		return l.pull()
+	}
+	if strings.HasPrefix(l.name, "symmem_many_") {
+		return l.many()
 	}
 	world, rank := int(l.p.World), int(l.p.Rank)
 	if l.dev.at(l.p.Dead).Load() != 0 {

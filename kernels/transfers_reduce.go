@@ -25,12 +25,12 @@ func (f transferForm) sources(b *collective.Builder, lap int) (srcs []device.Ptr
 	lo, hi := f.piece(f.rank, lap)
 	for r := range f.size {
 		if r == f.rank {
-			srcs = append(srcs, f.in.Ptr().Add(lo))
+			srcs = append(srcs, f.input(b).Add(lo))
 			continue
 		}
 		srcs = append(srcs, b.Workspace(f.rank).Add(f.slot(f.rank, r, lap)))
 	}
-	return srcs, f.out.Ptr().Add(lo), hi - lo
+	return srcs, f.output(b).Add(lo), hi - lo
 }
 
 // localReduce adds the step that combines n bytes from each of srcs, by rank, to the plan, for its device; dst may be one of them. All are

@@ -25,8 +25,13 @@ func TestImages(t *testing.T) {
 		for _, f := range m.Functions() {
 			require.Same(t, f, m.Function(f.Name))
 			sizes := []int{304} // ptx.Params
-			if file == "pull.ptx" {
+			switch {
+			case file == "pull.ptx":
 				sizes = []int{128, 280} // ptx.Comm, and the pieces
+			case file == "many_copy.ptx":
+				sizes = []int{24} // ptx.Many
+			case strings.HasPrefix(file, "many_"):
+				sizes = []int{304, 24}
 			}
 			if whole, world, ok := strings.Cut(f.Name, "_push_whole_"); ok { // ptx.PushParams
 				n, err := strconv.Atoi(world[strings.LastIndex(world, "_w")+2:])

@@ -41,7 +41,7 @@ template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p,
   constexpr int U = 8;
   Frame<0> f(p, kind);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(f.alive())) return;
   const u32 epoch = f.open();
   const u64 out = output(f, p.rank);
   const Span<T, 4> s(input(f, p.rank), out, p.count);

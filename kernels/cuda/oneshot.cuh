@@ -86,7 +86,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPull(const Params 
   constexpr int U = W == 0 ? 1 : W <= 2 ? 4 : W <= 4 ? 2 : 1;
   Frame<W> f(p, kKindOneshotPull);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(f.alive())) return; // all or none: the barrier is of all threads
   const bool staged = p.flags & kStaged, barrier = !(p.flags & kNoBarrier);
   const u64 in = input(f, p.rank), out = output(f, p.rank);
   const Span<T, 4> s(in, out, p.count);

@@ -39,7 +39,7 @@ enum : u32 {
 enum : u32 {
   kKindOneshotLL = 1, kKindOneshotPush = 2, kKindOneshotPull = 3, kKindTwoshotPush = 4, kKindTwoshotPull = 5,
   kKindTwoshotFlow = 6, kKindOneshotMultimem = 7, kKindTwoshotMultimem = 8, kKindBarrier = 16, kKindWait = 17,
-  kKindSignal = 18, kKindPull = 19, kKindLines = 24, kKindMeet = 25, kKindScatter = 26, kKindAllToAllV = 27,
+  kKindSignal = 18, kKindPull = 19, kKindLines = 24, kKindMeet = 25, kKindScatter = 26, kKindAllToAllV = 27, kKindMany = 28,
 };
 
 // Params is the parameter of every kernel, by value. It stands for a Comm (see Ranks), with the inputs and outputs beside the workspaces.

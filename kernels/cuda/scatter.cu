@@ -21,7 +21,7 @@ template <class T, class Op, bool sealed> SYMMEM_DEVICE void scatterPush(const P
   constexpr u32 B = 4; // peers to send to at a time
   Frame<0> f(p, kKindScatter);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(f.alive())) return;
   const u32 epoch = f.open(), world = p.world, flag = lineFlag(epoch);
   const Shares shares{p};
   const u64 own = shares.count(p.rank);

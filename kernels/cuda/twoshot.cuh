@@ -89,7 +89,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPull(const Params 
   constexpr int U = W == 0 ? 2 : W <= 2 ? 8 : W <= 4 ? 4 : 2;
   Frame<W> f(p, kKindTwoshotPull);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(f.alive())) return;
   const u32 epoch = f.open(), world = f.world();
   const Span<T, 4> s(input(f, p.rank), output(f, p.rank), p.count);
   const Op op{p.op};
@@ -173,7 +173,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotFlow(const Params 
   constexpr u32 V = W == 0 || W > 4 ? 1 : 2; // vectors to reduce at a time
   Frame<W> f(p, kKindTwoshotFlow);
   awaitPrevious();
-  if (!f.alive()) return;
+  if (!__syncthreads_and(f.alive())) return;
   const u32 epoch = f.open();
   const u32 world = f.world(), tid = threadIdx.x, threads = blockDim.x, blocks = gridDim.x;
   const u32 base = loadRelaxed(f.record + 4);

@@ -69,12 +69,19 @@ def modules():
         macros = dict(DTYPE=dtype, TYPE=dtype.upper(), WORLD=world, PUSH=push)
         out.append((name, "allreduce.cu", arch, [f"-DSYMMEM_{k}={v}" for k, v in macros.items()]))
 
+    def many(name, arch, dtype, *more):
+        out.append((name, "many.cu", arch, [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}", *more]))
+
+    out.append(("many_copy", "many.cu", 80, ["-DSYMMEM_COPY"]))
     for dtype in DTYPES:
         allreduce(f"any_{dtype}", 80, dtype, 0, 0)
         macros = [f"-DSYMMEM_{k}={v}" for k, v in dict(DTYPE=dtype, TYPE=dtype.upper(), FLOAT=int(dtype in SUMS)).items()]
         out.append((f"scatter_{dtype}", "scatter.cu", 80, macros))
         if dtype in SUMS:
             out.append((f"scatter_{dtype}_sm90", "scatter.cu", 90, macros))
+        many(f"many_{dtype}", 80, dtype)
+        if dtype in SUMS:
+            many(f"many_{dtype}_sm90", 90, dtype, "-DSYMMEM_ONESHOT_ONLY")
     for dtype in SUMS:
         for world in WORLDS:
             allreduce(f"pull_{dtype}_w{world}", 80, dtype, world, 0)

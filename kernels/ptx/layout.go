@@ -144,6 +144,27 @@ type Pieces struct {
 	Inlined [InlinePieces]Piece
 }
 
+// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPull and ManyCopy does at a time. Addresses are
+// of the device.
+type Stretch struct {
+	In, Out     uint64 // this rank's, of the tensor's first element; alike on all ranks modulo 16
+	Count       uint64 // elements of the tensor
+	First       uint64 // the stretch's first vector, counted from the last multiple of a vector at or before In
+	Vectors     uint64 // of the stretch
+	Line        uint64 // ManyOneShot: where its first line is in a slot, in lines
+	Row, OutRow uint64 // ManyPull: the rows of the tensor's inputs and outputs in Many.Table
+}
+
+// Many is the parameter of these kernels, beside Params but for ManyCopy, by value.
+type Many struct {
+	_ structs.HostLayout
+
+	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot, the same on every rank; ManyPull, what this rank reduces
+	Table     uint64 // ManyPull: [rows][World]uint64 of addresses, in this device's memory
+	Count     uint32 // of stretches
+	_         uint32
+}
+
 // Why a kernel gave up.
 const (
 	FaultTimeout = 1 // a peer did not come in time
@@ -167,12 +188,13 @@ func DecodeFault(word uint64) Fault {
 	}
 }
 
-// FaultBarrier, FaultWait, FaultSignal and FaultPull are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
+// FaultBarrier, FaultWait, FaultSignal, FaultPull and FaultMany are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
 const (
 	FaultBarrier = 16
 	FaultWait    = 17
 	FaultSignal  = 18
 	FaultPull    = 19
+	FaultMany    = 28
 	FaultUser    = 64
 )
 

@@ -139,3 +139,31 @@ func AllReduce(form Form, dtype string, op, world int, hopper bool) (Kernel, boo
 	}
 	return Kernel{}, false
 }
+
+// ManyOneShot and ManyPull find the kernels that all-reduce a list of tensors of a dtype, by its short name. They take Params and Many. hopper
+// is as for [AllReduce].
+func ManyOneShot(dtype string, hopper bool) (Kernel, bool) {
+	k := Kernel{File: "many_" + dtype + ".ptx", Name: "symmem_many_oneshot_" + dtype}
+	if hopper && slices.Contains(pushable, dtype) {
+		k.File, k.Overlap = "many_"+dtype+"_sm90.ptx", true
+	}
+	return k, slices.Contains(dtypes, dtype)
+}
+
+// ManyPull is described with ManyOneShot.
+func ManyPull(dtype string) (Kernel, bool) {
+	return Kernel{File: "many_" + dtype + ".ptx", Name: "symmem_many_pull_" + dtype}, slices.Contains(dtypes, dtype)
+}
+
+// ManyLine is how many bytes of a message are in one line of ManyOneShot, which has 16.
+func ManyLine(dtype string) int64 {
+	if slices.Contains(pushable, dtype) {
+		return vector
+	}
+	return vector / 2
+}
+
+// ManyCopy is the kernel that copies a list of tensors whose elements have so many bytes, between memory of one device. It takes Many.
+func ManyCopy(width int64) Kernel {
+	return Kernel{File: "many_copy.ptx", Name: fmt.Sprintf("symmem_many_copy_%d", width)}
+}

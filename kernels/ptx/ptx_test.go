@@ -63,6 +63,27 @@ func TestPieces(t *testing.T) {
 	assert.Equal(t, uintptr(32), reflect.TypeFor[Piece]().Size())
 }
 
+// TestMany compares the parameter of the kernels of lists, and a stretch, with the structs that they take.
+func TestMany(t *testing.T) {
+	text := header(t, "many.cu")
+	sameLayout(t, text, "Many", reflect.TypeFor[Many]())
+	typ := reflect.TypeFor[Stretch]()
+	fields := strings.NewReplacer(" ", "", "\n", "").Replace(regexp.MustCompile(`//.*`).ReplaceAllString(regexp.MustCompile(`(?s)struct Stretch \{(.*?)\};`).FindStringSubmatch(text)[1], ""))
+	var names []string
+	for f := range typ.Fields() {
+		names = append(names, strings.ToLower(f.Name))
+		assert.Equal(t, uintptr(8), f.Type.Size())
+	}
+	assert.Equal(t, names, strings.FieldsFunc(strings.ToLower(strings.ReplaceAll(fields, "u64", "")), func(r rune) bool { return r == ',' || r == ';' }))
+	assert.Contains(t, text, fmt.Sprintf("sizeof(Stretch) == %d", typ.Size()))
+	for dtype, line := range map[string]int64{"f32": 16, "bf16": 16, "f64": 8, "i8": 8} {
+		assert.Equal(t, line, ManyLine(dtype))
+	}
+	_, oneShot := ManyOneShot("f8", true)
+	_, pull := ManyPull("f8")
+	assert.False(t, oneShot || pull)
+}
+
 // TestComm compares Comm with the struct of the public header. Kernels that others have compiled rely on every number here: where one
 // changes, so does CommVersion.
 func TestComm(t *testing.T) {
@@ -113,7 +134,7 @@ func TestConstants(t *testing.T) {
 		"kKindOneshotLL": int(OneShotLL), "kKindOneshotPush": int(OneShotPush), "kKindOneshotPull": int(OneShotPull),
 		"kKindTwoshotPush": int(TwoShotPush), "kKindTwoshotPull": int(TwoShotPull), "kKindTwoshotFlow": int(TwoShotFlow),
 		"kKindOneshotMultimem": int(OneShotMultimem), "kKindTwoshotMultimem": int(TwoShotMultimem),
-		"kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kKindSignal": FaultSignal, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
+		"kKindMany": FaultMany, "kKindBarrier": FaultBarrier, "kKindWait": FaultWait, "kKindSignal": FaultSignal, "kFaultTimeout": FaultTimeout, "kFaultStopped": FaultStopped,
 		"kFaultVersion": FaultVersion, "kKindUser": FaultUser, "kVersion": CommVersion,
 		"kStateBytes": stateBytes, "kFlagKinds": flagKinds, "kFlowSlots": flowSlots, "kPadStride": padStride, "kPadKinds": padKinds,
 	} {

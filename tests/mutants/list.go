@@ -18,6 +18,7 @@ var (
 	conditionTests = stage{"group", "Conditions", usual}
 	exitTests      = stage{"group", "AgreedFailure", usual}
 	openTests      = stage{".", "Open|InheritedSocket|Example", long}
+	callTests      = []stage{{".", "Plans|Coll|Calls", usual}}
 	kills          = stage{"tests", "TestKill/backend=(host|far)", long}
 
 	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
@@ -1853,7 +1854,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/allreduce.go", why: "ranks do not compare a plan's most blocks", tests: inPlans,
-		old: "fmt.Sprintf(\"at most %d blocks\", a.maxBlocks)",
+		old: "fmt.Sprintf(\"at most %d blocks, in rank order %t\", a.maxBlocks, a.rankOrder)",
 		new: "fmt.Sprintf(\"at most %d blocks\", 0*a.maxBlocks)",
 	},
 	{
@@ -2245,5 +2246,90 @@ var mutants = []mutant{
 		file: "collective/room.go", why: "a plan does not count the plans beside it", tests: inCollective,
 		old: "\tif streams > 0 && t.takes+taken > t.most+1e-9 {\n\t\treturn",
 		new: "\tif false {\n\t\treturn",
+	},
+	{
+		file: "kernels/many_host.go", why: "outputs of a list may be written after the run", tests: inPlans,
+		old: "\treturn r.Barrier(flagEnd)",
+		new: "\treturn nil",
+	},
+	{
+		file: "kernels/many_host.go", why: "inputs of a list are read before they are ready", tests: inPlans,
+		old: "func (k *hostMany) twoShot(r *collective.HostRun) error {\n\tif err := r.Barrier(flagStart); err != nil {\n\t\treturn err\n\t}\n",
+		new: "func (k *hostMany) twoShot(r *collective.HostRun) error {\n",
+	},
+	{
+		file: "kernels/many_host.go", why: "a list has one copy of the inputs and not two", tests: inPlans,
+		old: "\tparity := r.Epoch() & 1",
+		new: "\tparity := r.Epoch() & 0",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{kernelTests},
+		old: "\t\tline += n\n",
+		new: "\t\tline += n - 1\n",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "every rank reduces the same stretches of a list", tests: []stage{kernelTests},
+		old: "for i := at.Rank(); i < len(stretches); i += size {",
+		new: "for i := 0; i < len(stretches); i += size {",
+	},
+	{
+		file: "kernels/many_transfers.go", why: "a list is not scattered", tests: inPlans,
+		old: "\t\treturn m.addCopies(b, scatter)",
+		new: "\t\treturn nil",
+	},
+	{
+		file: "kernels/many.go", why: "an output in a list may overlap another", tests: inPlans,
+		old: "\t\t\tbefore = last\n",
+		new: "\t\t\tbefore = span{}\n",
+	},
+	{
+		file: "kernels/many.go", why: "an input in a list may overlap an output", tests: inPlans,
+		old: "\t\tbefore := lastWritten\n",
+		new: "\t\tbefore := span{}\n",
+	},
+	{
+		file: "kernels/many.go", why: "the place of a tensor in a list is not compared", tests: inPlans,
+		old: "placeOf(p.In)+\" to \"+placeOf(p.Out)",
+		new: "\"a tensor\"",
+	},
+	{
+		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: []stage{kernelTests},
+		old: "opts.RankOrder && asked != chosen && ",
+		new: "!opts.RankOrder && asked != chosen && ",
+	},
+	{
+		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: []stage{kernelTests},
+		old: "a.rankOrder && !a.algorithm.RankOrder()",
+		new: "a.rankOrder && !a.algorithm.known()",
+	},
+	{
+		file: "kernels/host_allreduce.go", why: "one rank's part is combined from the last rank on", tests: inPlans,
+		old: "\t\tk.reduce(k.out, k.ins, at, end)",
+		new: "\t\tbackwards := append([][]byte(nil), k.ins...)\n\t\tfor i := range backwards {\n\t\t\tbackwards[i] = k.ins[len(k.ins)-1-i]\n\t\t}\n\t\tk.reduce(k.out, backwards, at, end)",
+	},
+	{
+		file: "collectives.go", why: "the plan that was used last makes room", tests: callTests,
+		old: "e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev()",
+		new: "e := c.recent.Front(); e != nil && left >= c.most; e = e.Next()",
+	},
+	{
+		file: "collectives.go", why: "plans of closed tensors are found", tests: callTests,
+		old: "ok && !e.Value.(*cachedPlan).stale()",
+		new: "ok",
+	},
+	{
+		file: "collectives.go", why: "what the ranks have called before is not compared", tests: callTests,
+		old: "func(r callRecord) string { return fmt.Sprintf(\"%x\", r.History) }",
+		new: "func(r callRecord) string { return \"\" }",
+	},
+	{
+		file: "collectives.go", why: "what the ranks call is not compared", tests: callTests,
+		old: "func(r callRecord) string { return r.What }",
+		new: "func(r callRecord) string { return \"\" }",
+	},
+	{
+		file: "collectives.go", why: "a slice that one rank has closed is not noticed", tests: callTests,
+		old: "func(r callRecord) string { return fmt.Sprint(r.Replaces) }",
+		new: "func(r callRecord) string { return \"\" }",
 	},
 }

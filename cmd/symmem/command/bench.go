@@ -31,7 +31,8 @@ time in a process and later. plan_run is what enqueuing one all-reduce of the sm
 
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_to_all_v reads its
-counts, which are equal, when it runs. barrier is one of all ranks on their streams.
+counts, which are equal, when it runs. barrier is one of all ranks on their streams. all_reduce_many is one
+plan of as many tensors as --tensors says, each of the size; bytes are those of all of them.
 
 all_reduce_rms_norm is an all-reduce with what follows it in a transformer, residual and RMSNorm, in one kernel: rows of 8192 elements, as
 many as bytes say. Beside it the same is measured as an all-reduce and a norm behind it (unfused).
@@ -59,7 +60,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier and all_reduce_rms_norm")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm and all_reduce_many")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
@@ -67,6 +68,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
+	flags.IntVar(&o.Tensors, "tensors", 50, "tensors in the list of all_reduce_many")
 	flags.IntVar(&o.Repetitions, "reps", 15, "repetitions of each measurement")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
 	flags.StringVarP(&o.OutputFile, "output", "o", "", "file for the results as JSON, whatever is printed")

@@ -90,6 +90,19 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
+	for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
+		pull, ok := ptx.ManyPull(dtype)
+		require.True(t, ok)
+		use(pull)
+		for _, hopper := range []bool{false, true} {
+			k, ok := ptx.ManyOneShot(dtype, hopper)
+			require.True(t, ok)
+			use(k)
+		}
+	}
+	for _, width := range []int64{1, 2, 4, 8} {
+		use(ptx.ManyCopy(width))
+	}
 	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll, ptx.Pull, ptx.PushLines(false), ptx.PushLines(true), ptx.Meet, ptx.PushAllToAllV} {
 		use(k)
 	}

@@ -64,13 +64,14 @@ type Options struct {
 	PeerLibrary          string // file or folder; "" looks for it
 	OutputFile, PlotFile string // "" writes none
 	Ranks, Repetitions   int
+	Tensors              int  // of measure.AllReduceMany
 	JSON                 bool // print JSON instead of text
 }
 
 // spec checks the flags and says what to measure. An error lists every mistake.
 func (o *Options) spec() (measure.Spec, error) {
 	var all []error
-	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out"}
+	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Tensors: o.Tensors, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out"}
 	var err error
 	if s.Sizes, err = bytesize.ParseList(o.Sizes); err != nil {
 		all = append(all, fmt.Errorf("--sizes: %w", err))
@@ -106,6 +107,9 @@ func (o *Options) spec() (measure.Spec, error) {
 	}
 	if o.Repetitions < 1 || o.Repetitions > 10000 {
 		all = append(all, fmt.Errorf("--reps is %d; 1 to 10000 are allowed", o.Repetitions))
+	}
+	if o.Tensors < 1 || o.Tensors > kernels.MaxPairs {
+		all = append(all, fmt.Errorf("--tensors is %d; 1 to %d are allowed", o.Tensors, kernels.MaxPairs))
 	}
 	if o.Ranks < 1 || o.Ranks > launch.MaxRanks {
 		all = append(all, fmt.Errorf("--ranks is %d; 1 to %d are allowed", o.Ranks, launch.MaxRanks))

@@ -27,6 +27,9 @@ func (r *Report) writeTable(w io.Writer) error {
 		case row.DType != "":
 			title += ", " + row.DType
 		}
+		if row.Tensors > 0 {
+			title += fmt.Sprintf(", %d tensors", row.Tensors)
+		}
 		if row.Mode != "" {
 			title += ", " + row.Mode
 		}

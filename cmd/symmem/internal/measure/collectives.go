@@ -14,7 +14,7 @@ import (
 func busFactor(kind string, ranks int) float64 {
 	w := float64(ranks)
 	switch kind {
-	case AllReduce, AllReduceRMSNorm:
+	case AllReduce, AllReduceRMSNorm, AllReduceMany:
 		return 2 * (w - 1) / w
 	case AllGather, ReduceScatter, AllToAll, AllToAllV:
 		return (w - 1) / w
@@ -152,7 +152,13 @@ func (b *bencher) dispatchPlan(ctx context.Context, in, out *tensor.Tensor, tens
 
 // collective measures one, in one form.
 func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
-	p, whole, closeAll, err := b.collectivePlan(ctx, kind, algorithm, bytes)
+	newPlan := b.collectivePlan
+	if kind == AllReduceMany {
+		newPlan = func(ctx context.Context, _ string, _ kernels.Algorithm, bytes int64) (*kernels.Plan, int64, func(context.Context) error, error) {
+			return b.manyPlan(ctx, bytes)
+		}
+	}
+	p, whole, closeAll, err := newPlan(ctx, kind, algorithm, bytes)
 	if err != nil {
 		return err
 	}
@@ -167,6 +173,8 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 		row.Op = b.spec.Op
 	case Barrier:
 		row.Place, row.DType = "", ""
+	case AllReduceMany:
+		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	var graph device.Graph

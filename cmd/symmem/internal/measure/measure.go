@@ -88,7 +88,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return err
 				}
 			}
-		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier:
+		case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceMany:
 			for _, bytes := range b.collectiveSizes(kind) {
 				for _, alg := range b.collectiveForms(kind) {
 					if err := b.collective(ctx, kind, alg, bytes); err != nil {

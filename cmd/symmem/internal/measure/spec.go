@@ -23,12 +23,13 @@ const (
 	Barrier       = "barrier"      // as a plan
 
 	AllReduceRMSNorm = "all_reduce_rms_norm" // with residual and RMSNorm, in one plan, and beside it in two
+	AllReduceMany    = "all_reduce_many"     // of Spec.Tensors tensors in one plan
 )
 
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany)
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
@@ -54,6 +55,7 @@ type Spec struct {
 	Graph       bool     `json:"graph"`      // replay a captured graph instead of running each time
 	OutOfPlace  bool     `json:"out_of_place"`
 	Repetitions int      `json:"repetitions"` // of each measurement
+	Tensors     int      `json:"tensors"`     // of AllReduceMany, each of the size
 
 	Peer *PeerSpec `json:"peer,omitempty"` // nil measures none
 }
@@ -66,7 +68,8 @@ type Row struct {
 	Backend     string  `json:"backend"`          // or the peer
 	Beside      string  `json:"beside,omitempty"` // of a peer: the backend that it is compared with
 	Ranks       int     `json:"ranks"`
-	Bytes       int64   `json:"bytes"` // of the message: of collectives with a whole and shares, the whole
+	Bytes       int64   `json:"bytes"`             // of the message: of collectives with a whole and shares, the whole
+	Tensors     int     `json:"tensors,omitempty"` // that the bytes are in, if there are many
 	DType       string  `json:"dtype,omitempty"`
 	Op          string  `json:"op,omitempty"`
 	Algorithm   string  `json:"algorithm,omitempty"` // that was asked for

@@ -1,0 +1,432 @@
+package symmem
+
+import (
+	"container/list"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// MaxPlans is how many plans a rank keeps for the collectives that are methods of [Rank].
+const MaxPlans = 128
+
+// AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
+func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kernels.Op) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "AllReduce", op: op}, t, t)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewAllReduce(ctx, t, op, nil)
+	})
+}
+
+// AllReduceMany combines each of ts on all ranks by op, in place, in one launch on the rank's own stream. See [kernels.NewAllReduceMany].
+func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, op kernels.Op) error {
+	c, found, err := r.calls.findMany(ctx, planKey{call: "AllReduceMany", op: op}, ts)
+	if found || err != nil {
+		return err
+	}
+	pairs := make([]kernels.Pair, len(ts))
+	for i, t := range ts {
+		pairs[i].In = t
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewAllReduceMany(ctx, pairs, op, nil)
+	})
+}
+
+// ReduceScatter combines in on all ranks by op and gives each its share, in out, on the rank's own stream. See [kernels.NewReduceScatter].
+func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "ReduceScatter", op: op}, in, out)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewReduceScatter(ctx, in, out, op, nil)
+	})
+}
+
+// Reduce combines in on all ranks by op into root's out, on the rank's own stream. See [kernels.NewReduce].
+func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op, root int) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "Reduce", op: op, root: root}, in, out)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewReduce(ctx, in, out, op, root, nil)
+	})
+}
+
+// AllGather gives every rank all ranks' in, in out, on the rank's own stream. See [kernels.NewAllGather].
+func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "AllGather"}, in, out)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewAllGather(ctx, in, out, nil)
+	})
+}
+
+// Broadcast gives every rank root's t, on the rank's own stream. See [kernels.NewBroadcast].
+func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "Broadcast", root: root}, t, t)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewBroadcast(ctx, t, root, nil)
+	})
+}
+
+// AllToAll gives every rank its block of each rank's in, in out, on the rank's own stream. See [kernels.NewAllToAll].
+func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) error {
+	c, found, err := r.calls.find(ctx, planKey{call: "AllToAll"}, in, out)
+	if found || err != nil {
+		return err
+	}
+	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
+		return kernels.NewAllToAll(ctx, in, out, nil)
+	})
+}
+
+// Stream returns the rank's own stream, on which the collectives that are methods of the rank run, and made it if this is the first call. Work that
+// has to be in front of a collective, or behind it, goes there too. It is the rank's to close.
+func (r *Rank) Stream() (device.Stream, error) {
+	r.calls.mu.Lock()
+	defer r.calls.mu.Unlock()
+	return r.calls.own()
+}
+
+// Synchronize waits until all work on the rank's own stream has ended, or ctx ends, and returns its first error.
+func (r *Rank) Synchronize(ctx context.Context) error {
+	if err := errs.Given("Synchronize", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
+	s, err := r.Stream()
+	if err != nil {
+		return err
+	}
+	return s.Synchronize(ctx)
+}
+
+// planCache is the plans of one rank's calls.
+type planCache struct {
+	memory *memory.Memory
+	most   int
+
+	mu     sync.Mutex
+	stream device.Stream // nil before it is needed
+	closed bool
+	plans  map[planKey]*list.Element
+	recent list.List // of *cachedPlan, the last used in front
+
+	// What has to be the same on every rank: how many calls have run, the next plan's number, and the numbers of all that ran.
+	ran, next, history uint64
+}
+
+// planKey is what a plan is found by.
+type planKey struct {
+	call    string
+	op      kernels.Op
+	root    int
+	in, out place
+	list    string // of places
+}
+
+// place is where a tensor is. A tensor that is closed never has its place taken by another: windows have numbers.
+type place struct {
+	window           *memory.Window // nil for nothing
+	offset, elements int64
+	dtype            tensor.DType
+}
+
+// cachedPlan is one plan.
+type cachedPlan struct {
+	key     planKey
+	number  uint64
+	plan    *kernels.Plan
+	tensors []tensor.SymmetricTensor
+}
+
+// stale reports whether a tensor of the plan was closed.
+func (c *cachedPlan) stale() bool {
+	return slices.ContainsFunc(c.tensors, func(t tensor.SymmetricTensor) bool { return t.Err() != nil })
+}
+
+func newPlanCache(m *memory.Memory) *planCache {
+	return &planCache{memory: m, most: MaxPlans, plans: map[planKey]*list.Element{}}
+}
+
+// placeOf finds a tensor's place.
+func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (place, error) {
+	if err := errs.Given(call, arg, t, "a tensor"); err != nil {
+		return place{}, err
+	}
+	if err := t.Err(); err != nil {
+		return place{}, err
+	}
+	if t.Memory() != c.memory {
+		return place{}, errs.Invalid(call, arg, "a tensor of another group", "a tensor of this rank's memory")
+	}
+	p := place{elements: t.NumElements(), dtype: t.DType()}
+	if t.Bytes() == 0 {
+		return p, nil
+	}
+	var err error
+	p.window, p.offset, err = t.Window()
+	return p, err
+}
+
+// call is a collective call that has no plan yet.
+type call struct {
+	key     planKey
+	tensors []tensor.SymmetricTensor
+	failure error // why this rank cannot take part
+}
+
+// find runs the plan of a call on two tensors, which may be one, if there is a plan.
+func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.SymmetricTensor) (call, bool, error) {
+	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
+		return call{}, false, err
+	}
+	var failure error
+	if key.in, failure = c.placeOf(key.call, "in", in); failure == nil {
+		key.out, failure = c.placeOf(key.call, "out", out)
+	}
+	if found, err := c.runKept(key, &failure); found || err != nil {
+		return call{}, found, err
+	}
+	return call{key, []tensor.SymmetricTensor{in, out}, failure}, false, nil
+}
+
+// findMany is find for a list.
+func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.SymmetricTensor) (call, bool, error) {
+	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
+		return call{}, false, err
+	}
+	var failure error
+	places := make([]byte, 0, 32*len(ts))
+	for i, t := range ts {
+		p, err := c.placeOf(key.call, fmt.Sprintf("ts[%d]", i), t)
+		if err != nil {
+			failure = err
+			break
+		}
+		number := ^uint64(0)
+		if p.window != nil {
+			number = p.window.Number()
+		}
+		for _, word := range []uint64{number, uint64(p.offset), uint64(p.elements), uint64(p.dtype)} {
+			places = binary.LittleEndian.AppendUint64(places, word)
+		}
+	}
+	if len(ts) == 0 {
+		failure = errs.Invalid(key.call, "ts", "an empty list", fmt.Sprintf("1 to %d tensors", kernels.MaxPairs))
+	}
+	key.list = string(places)
+	if found, err := c.runKept(key, &failure); found || err != nil {
+		return call{}, found, err
+	}
+	return call{key, slices.Clone(ts), failure}, false, nil
+}
+
+// runKept runs the plan of a key, if there is one, unless the call has failed already.
+func (c *planCache) runKept(key planKey, failure *error) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.own()
+	if err != nil || *failure != nil {
+		return false, err
+	}
+	if e, ok := c.plans[key]; ok && !e.Value.(*cachedPlan).stale() {
+		c.recent.MoveToFront(e)
+		return true, c.enqueue(e.Value.(*cachedPlan), s)
+	}
+	if s.Capturing() {
+		*failure = errs.Invalid(key.call, "the rank's own stream", "one that is recorded", "a call that was made before the recording, and so has its plan")
+	}
+	return false, nil
+}
+
+// make makes the plan of a call and runs it. Collective.
+func (c *planCache) make(ctx context.Context, what call, create func(ctx context.Context) (*kernels.Plan, error)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, err := c.own()
+	if err != nil {
+		return err
+	}
+	p, err := c.add(ctx, what, create)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what.key.call, err)
+	}
+	return c.enqueue(p, s)
+}
+
+// enqueue runs a plan.
+func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
+	if err := p.plan.Run(s); err != nil {
+		return err
+	}
+	c.ran++
+	c.history = (c.history ^ p.number) * 1099511628211 // FNV-1a, by words
+	return nil
+}
+
+// own is the rank's own stream.
+func (c *planCache) own() (device.Stream, error) {
+	if c.closed {
+		return nil, fmt.Errorf("using rank %d: %w", c.memory.Group().Rank(), ErrClosed)
+	}
+	if c.stream == nil {
+		s, err := c.memory.Device().NewStream()
+		if err != nil {
+			return nil, err
+		}
+		c.stream = s
+	}
+	return c.stream, nil
+}
+
+// callRecord is what ranks compare before they make a plan.
+type callRecord struct {
+	What    string `json:"what"`
+	Ran     uint64 `json:"ran"`
+	Next    uint64 `json:"next"`
+	History uint64 `json:"history"`
+	// Replaces is the number, plus 1, of the plan that there was for the call until one of its tensors was closed; 0 for none.
+	Replaces uint64   `json:"replaces,omitempty"`
+	Stale    []uint64 `json:"stale,omitempty"` // the numbers of all such plans; not compared
+}
+
+// add makes a plan and keeps it, after others that have to go. Collective.
+func (c *planCache) add(ctx context.Context, what call, create func(ctx context.Context) (*kernels.Plan, error)) (*cachedPlan, error) {
+	g := c.memory.Group()
+	if err := g.Vote(ctx, "a collective that makes its plan", what.failure); err != nil {
+		return nil, err
+	}
+	stale, err := c.agree(ctx, what.key)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range c.going(stale) {
+		p := e.Value.(*cachedPlan)
+		c.recent.Remove(e)
+		delete(c.plans, p.key)
+		if err := p.plan.Close(ctx); err != nil {
+			return nil, err
+		}
+	}
+	plan, err := create(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &cachedPlan{key: what.key, number: c.next, plan: plan, tensors: what.tensors}
+	c.next++
+	c.plans[what.key] = c.recent.PushFront(p)
+	return p, nil
+}
+
+// agree compares what the ranks call, and have called, and gives the plans that are stale on all of them. Collective.
+func (c *planCache) agree(ctx context.Context, key planKey) ([]uint64, error) {
+	mine := callRecord{What: key.call, Ran: c.ran, Next: c.next, History: c.history}
+	if key.op != 0 {
+		mine.What += " " + key.op.String()
+	}
+	mine.What = fmt.Sprintf("%s, root %d", mine.What, key.root)
+	if e, ok := c.plans[key]; ok {
+		mine.Replaces = e.Value.(*cachedPlan).number + 1
+	}
+	for e := c.recent.Front(); e != nil; e = e.Next() {
+		if p := e.Value.(*cachedPlan); p.stale() {
+			mine.Stale = append(mine.Stale, p.number)
+		}
+	}
+	blob, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	blobs, err := c.memory.Group().AllGather(ctx, "calls of the ranks", blob)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]callRecord, len(blobs))
+	for r, b := range blobs {
+		if err := json.Unmarshal(b, &all[r]); err != nil {
+			return nil, fmt.Errorf("reading the calls of rank %d: %w", r, err)
+		}
+	}
+	for _, compared := range []struct {
+		what string
+		of   func(r callRecord) string
+	}{
+		{"collective call", func(r callRecord) string { return r.What }},
+		{"collective calls before this one", func(r callRecord) string { return fmt.Sprintf("%d runs of %d plans", r.Ran, r.Next) }},
+		{"order of the collective calls before this one", func(r callRecord) string { return fmt.Sprintf("%x", r.History) }},
+		{"number of the call's earlier plan, of which a tensor was closed", func(r callRecord) string { return fmt.Sprint(r.Replaces) }},
+	} {
+		var values []string
+		for _, r := range all {
+			values = append(values, compared.of(r))
+		}
+		if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
+			return nil, &group.MismatchError{What: compared.what, Values: values}
+		}
+	}
+	return slices.DeleteFunc(mine.Stale, func(n uint64) bool {
+		return n+1 != mine.Replaces && slices.ContainsFunc(all, func(r callRecord) bool { return !slices.Contains(r.Stale, n) })
+	}), nil
+}
+
+// going lists the plans that have to go, in the same order on every rank, before one more is made.
+func (c *planCache) going(stale []uint64) (all []*list.Element) {
+	left := c.recent.Len()
+	for e := c.recent.Back(); e != nil; e = e.Prev() {
+		if p := e.Value.(*cachedPlan); slices.Contains(stale, p.number) {
+			all = append(all, e)
+			left--
+		}
+	}
+	for e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev() {
+		if !slices.Contains(all, e) {
+			all = append(all, e)
+			left--
+		}
+	}
+	return all
+}
+
+// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective.
+func (c *planCache) close(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	var err error
+	for e := c.recent.Front(); e != nil; e = e.Next() {
+		if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
+			err = closeErr // those of the others are the same
+		}
+	}
+	c.recent.Init()
+	clear(c.plans)
+	if c.stream != nil {
+		err = errors.Join(err, c.stream.Close())
+	}
+	return err
+}

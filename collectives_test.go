@@ -1,0 +1,333 @@
+package symmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
+)
+
+// onRanks runs f on each of n ranks, with short timeouts, and closes the ranks.
+func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := config.Default()
+	cfg.Timeout, cfg.KernelTimeout = 2*time.Second, time.Second
+	ranks, err := symmem.OpenLocal(ctx, n, cfg, nobody)
+	require.NoError(t, err)
+	var g errgroup.Group
+	for _, r := range ranks {
+		g.Go(func() error { return errors.Join(f(ctx, r), r.Close(ctx)) })
+	}
+	require.NoError(t, g.Wait())
+}
+
+// ones is a tensor of n elements that are all 1.
+func ones(ctx context.Context, r *symmem.Rank, n int64) (*tensor.Tensor, error) {
+	t, err := r.Zeros(ctx, tensor.Float32, n)
+	if err != nil {
+		return nil, err
+	}
+	one := make([]float32, n)
+	for i := range one {
+		one[i] = 1
+	}
+	if len(one) > 0 {
+		err = tensor.Write(t.Local(), one, 0)
+	}
+	return t, errors.Join(err, t.Rendezvous(ctx))
+}
+
+// kept says whether the rank keeps and has made so many plans.
+func kept(r *symmem.Rank, what string, kept, made int) error {
+	if k, m := r.KeptPlans(); k != kept || m != made {
+		return fmt.Errorf("%s: %d plans are kept and %d were made, not %d and %d", what, k, m, kept, made)
+	}
+	return nil
+}
+
+// first is the first element when all work has ended.
+func first(ctx context.Context, r *symmem.Rank, t tensor.SymmetricTensor, want float32) error {
+	got := make([]float32, 1)
+	if err := errors.Join(r.Synchronize(ctx), tensor.Read(t.Local(), got, 0)); err != nil {
+		return err
+	}
+	if got[0] != want {
+		return fmt.Errorf("%v, not %v", got[0], want)
+	}
+	return nil
+}
+
+// TestPlansAreKept: a plan is made once for what is called on which memory, through whichever tensor, and goes when others were used later, or
+// when its tensor is closed; all on every rank alike.
+func TestPlansAreKept(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, r *symmem.Rank) error {
+		r.KeepPlans(3)
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		sum := func(t tensor.SymmetricTensor) error { return r.AllReduce(ctx, t, kernels.Sum) }
+		err = errors.Join(sum(x), kept(r, "first", 1, 1), sum(x), kept(r, "second", 1, 1), first(ctx, r, x, 9))
+		for range 3 { // slices of the same memory are the same
+			part, subErr := x.Sub(4, 4)
+			err = errors.Join(err, subErr, sum(part))
+		}
+		err = errors.Join(err, kept(r, "slices", 2, 2))
+		part, subErr := x.Sub(4, 5)
+		err = errors.Join(err, subErr, sum(part), kept(r, "another size", 3, 3))
+		// x was used before the slices: it goes.
+		err = errors.Join(err, r.AllReduce(ctx, x, kernels.Max), kept(r, "another operation", 3, 4), sum(x), kept(r, "one that had gone", 3, 5), sum(part), kept(r, "one that had not", 3, 5))
+		y, yErr := ones(ctx, r, 5)
+		err = errors.Join(err, yErr, sum(y), kept(r, "a fourth", 3, 6), y.Close(ctx), kept(r, "after its tensor", 3, 6), r.Broadcast(ctx, x, 2), kept(r, "one closed, one new", 3, 7))
+		if err != nil {
+			return err
+		}
+		// Through a slice that was closed, on other slices of the same memory.
+		part, subErr = x.Sub(8, 4)
+		err = errors.Join(subErr, sum(part), part.Close(ctx))
+		part, subErr = x.Sub(8, 4)
+		err = errors.Join(err, subErr, sum(part), kept(r, "a slice in place of one that was closed", 3, 9))
+		return errors.Join(err, r.Synchronize(ctx), x.Close(ctx))
+	})
+}
+
+// TestCollectiveOfNothing: tensors without elements are tensors.
+func TestCollectiveOfNothing(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 0)
+		if err != nil {
+			return err
+		}
+		all := []tensor.SymmetricTensor{x, x}
+		return errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.AllReduce(ctx, x, kernels.Sum), r.AllReduceMany(ctx, all, kernels.Sum), r.AllReduceMany(ctx, all, kernels.Sum),
+			kept(r, "nothing", 2, 2), r.Synchronize(ctx), x.Close(ctx))
+	})
+}
+
+// TestCallsThatDiffer: ranks whose calls differ are told, by what the call is or by what has been called before, and by timeouts where one rank finds
+// its plan; nobody hangs, and the ranks can be closed.
+func TestCallsThatDiffer(t *testing.T) {
+	for name, c := range map[string]func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error{
+		"another call": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			var err error
+			if r.Rank() == 0 {
+				err = r.AllReduce(ctx, x, kernels.Max)
+			} else {
+				err = r.Broadcast(ctx, x, 0)
+			}
+			// Nothing has run: the same call works.
+			return errors.Join(differs(err, "collective call"), r.AllReduce(ctx, y, kernels.Max))
+		},
+		"another tensor": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			part, err := []*tensor.Tensor{x, y}[r.Rank()].Sub(0, 3)
+			return errors.Join(err, wantIs(r.AllReduce(ctx, part, kernels.Sum), symmem.ErrMismatch))
+		},
+		"another order before": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.AllReduce(ctx, y, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			first, second := x, y
+			if r.Rank() == 0 {
+				first, second = y, x
+			}
+			err := errors.Join(r.AllReduce(ctx, first, kernels.Sum), r.AllReduce(ctx, second, kernels.Sum))
+			_ = r.Synchronize(ctx) // in vain: each rank waits for the other one's second
+			return errors.Join(err, differs(r.AllReduce(ctx, x, kernels.Min), "order of the collective calls"))
+		},
+		"one finds its plan": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 0 {
+				return errors.Join(r.AllReduce(ctx, x, kernels.Sum), wantIs(r.Synchronize(ctx), os.ErrDeadlineExceeded))
+			}
+			if err := r.AllReduce(ctx, y, kernels.Sum); err == nil {
+				return errors.New("a plan was made by one rank alone")
+			}
+			return nil
+		},
+		"one rank's nil": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			return wantIs(r.AllReduce(ctx, []tensor.SymmetricTensor{x, nil}[r.Rank()], kernels.Sum), symmem.ErrInvalid)
+		},
+		"a slice that one rank has closed": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			part, err := x.Sub(0, 3)
+			err = errors.Join(err, r.AllReduce(ctx, part, kernels.Sum))
+			if r.Rank() == 1 {
+				err = errors.Join(err, part.Close(ctx))
+				part, _ = x.Sub(0, 3)
+				err = errors.Join(err, differs(r.AllReduce(ctx, part, kernels.Sum), "earlier plan"))
+			} else {
+				err = errors.Join(err, differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan"))
+			}
+			// Nothing has gone, and what is the same works.
+			return errors.Join(err, kept(r, "refused", 1, 1), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cfg := config.Default()
+			cfg.Timeout, cfg.KernelTimeout = 2*time.Second, 500*time.Millisecond
+			ranks, err := symmem.OpenLocal(ctx, 2, cfg, nobody)
+			require.NoError(t, err)
+			var g errgroup.Group
+			for _, r := range ranks {
+				g.Go(func() error {
+					x, err := ones(ctx, r, 6)
+					if err != nil {
+						return err
+					}
+					y, err := ones(ctx, r, 6)
+					if err != nil {
+						return err
+					}
+					err = c(ctx, r, x, y)
+					_ = r.Close(ctx) // which may tell what has failed
+					return err
+				})
+			}
+			require.NoError(t, g.Wait())
+			require.Less(t, time.Since(began), 50*time.Second, "only the test's own end has ended it")
+		})
+	}
+}
+
+// differs says whether err is that the ranks differ in what begins with that.
+func differs(err error, what string) error {
+	if m, ok := errors.AsType[*group.MismatchError](err); !ok || !strings.Contains(m.What, what) {
+		return fmt.Errorf("%w is not that ranks differ in the %s", err, what)
+	}
+	return nil
+}
+
+func wantIs(err, is error) error {
+	if !errors.Is(err, is) {
+		return fmt.Errorf("%v is not %v: %w", err, is, errors.Join(err, errors.New("another error")))
+	}
+	return nil
+}
+
+// TestCollectivesRefuse: what is wrong is refused on every rank, the next call works, and nothing works after Close.
+func TestCollectivesRefuse(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	onRanks(t, 2, func(_ context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 6)
+		if err != nil {
+			return err
+		}
+		y, err := ones(ctx, r, 6)
+		if err != nil {
+			return err
+		}
+		fresh, err := r.Zeros(ctx, tensor.Float32, 3)
+		if err != nil {
+			return err
+		}
+		sub, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		var none context.Context
+		err = errors.Join(
+			wantIs(r.AllReduce(none, x, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduceMany(none, []tensor.SymmetricTensor{x}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.Synchronize(none), symmem.ErrInvalid),
+			wantIs(r.AllReduce(ctx, nil, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduce(ctx, (*tensor.Tensor)(nil), kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduce(ctx, &tensor.Tensor{}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduce(ctx, x, 0), symmem.ErrInvalid),
+			wantIs(r.AllReduce(ctx, fresh, kernels.Sum), symmem.ErrNoRendezvous),
+			wantIs(sub.AllReduce(ctx, x, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.Broadcast(ctx, x, 2), symmem.ErrInvalid),
+			wantIs(r.AllGather(ctx, x, nil), symmem.ErrInvalid),
+			wantIs(r.AllToAll(ctx, x, x), symmem.ErrInvalid),
+			wantIs(r.AllReduceMany(ctx, nil, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, nil}, kernels.Sum), symmem.ErrInvalid),
+			wantIs(r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, x}, kernels.Sum), symmem.ErrInvalid),
+			kept(r, "refused", 0, 0),
+			r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2),
+		)
+		if err != nil {
+			return err
+		}
+		s, err := r.Stream()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(s.BeginCapture(), r.AllReduce(ctx, x, kernels.Sum), wantIs(r.AllReduce(ctx, y, kernels.Sum), symmem.ErrInvalid)); err != nil {
+			return err
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		err = errors.Join(first(ctx, r, x, 2), g.Launch(s), first(ctx, r, x, 4), g.Close(), sub.Close(ctx), fresh.Close(ctx), y.Close(ctx), x.Close(ctx))
+		err = errors.Join(err, wantIs(r.AllReduce(ctx, x, kernels.Sum), symmem.ErrClosed))
+		if err != nil {
+			return err
+		}
+		// A rank that is closed, with plans.
+		z, err := ones(ctx, r, 6)
+		if err != nil {
+			return err
+		}
+		again, err := r.Sub(ctx, []int{0, 1})
+		if err != nil {
+			return err
+		}
+		zz, err := ones(ctx, again, 3)
+		if err != nil {
+			return err
+		}
+		return errors.Join(r.AllReduce(ctx, z, kernels.Sum), r.AllReduce(ctx, z, kernels.Min), again.AllReduce(ctx, zz, kernels.Sum), again.Close(ctx),
+			wantIs(again.AllReduce(ctx, zz, kernels.Sum), symmem.ErrClosed), wantIs(again.Synchronize(ctx), symmem.ErrClosed))
+	})
+}
+
+// TestCallsAllocateNothing: a call that finds its plan allocates nothing.
+func TestCallsAllocateNothing(t *testing.T) {
+	onRanks(t, 1, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 6)
+		if err != nil {
+			return err
+		}
+		if err := r.AllReduce(ctx, x, kernels.Sum); err != nil {
+			return err
+		}
+		var s device.Stream
+		if s, err = r.Stream(); err != nil {
+			return err
+		}
+		var failed error
+		plan, err := kernels.NewAllReduce(ctx, x, kernels.Sum, nil)
+		if err != nil {
+			return err
+		}
+		each := func(f func() error) float64 {
+			return testing.AllocsPerRun(200, func() { failed = errors.Join(failed, f(), s.Synchronize(ctx)) })
+		}
+		run := each(func() error { return plan.Run(s) })
+		call := each(func() error { return r.AllReduce(ctx, x, kernels.Sum) })
+		if call > run {
+			failed = errors.Join(failed, fmt.Errorf("%v allocations a call, and %v a run", call, run))
+		}
+		return errors.Join(failed, plan.Close(ctx), x.Close(ctx))
+	})
+}

@@ -1,0 +1,481 @@
+package ptxvm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// manyJob is one all-reduce of a list of tensors: all ranks, several launches, each with tensors of its own.
+type manyJob struct {
+	pull    bool
+	dtype   string
+	op      int
+	ranks   int
+	counts  []int // elements of each tensor
+	hopper  bool
+	epochs  int
+	blocks  int
+	threads int
+	most    int  // vectors of a stretch
+	queued  bool // all launches are enqueued at once
+	user    bool // all launches have the tensors of the first, into which kernels on the stream copy those of the others, and back
+	missing int  // so many of the last ranks do not launch
+	began   bool // but they have come to where the last wait of the others begins
+	first   uint32
+
+	replace func(*Module) *Module
+}
+
+func (j manyJob) String() string {
+	return fmt.Sprintf("pull=%t/%s/op=%d/ranks=%d/tensors=%d/hopper=%t/queued=%t/user=%t/missing=%d", j.pull, j.dtype, j.op, j.ranks, len(j.counts), j.hopper, j.queued, j.user, j.missing)
+}
+
+func (j manyJob) kernel(tb testing.TB) ptx.Kernel {
+	k, ok := ptx.ManyOneShot(j.dtype, j.hopper)
+	if j.pull {
+		k, ok = ptx.ManyPull(j.dtype)
+	}
+	require.True(tb, ok)
+	return k
+}
+
+// manyWorld is the memory of the ranks of a job.
+type manyWorld struct {
+	job      manyJob
+	memory   *Memory
+	channels [][]byte
+	words    [][]byte
+	span     int
+	lines    int
+	launches []manyLaunch
+}
+
+// manyLaunch is what one launch works on, by rank. A tensor that is in place has its result in the inputs' memory.
+type manyLaunch struct {
+	ins, outs, list [][]byte // memory of all tensors
+	inAt, outAt     []int    // where each tensor begins in it, in bytes
+	values          [][][]uint64
+	params          [][][]byte
+}
+
+const listAt = 0x500000000
+
+// cut makes the stretches of all tensors, whose memory begins at base; the rows of tensor i are 2i and 2i+1.
+func (w *manyWorld) cut(in, out uint64, l *manyLaunch) (all []ptx.Stretch) {
+	width, vector := widths[w.job.dtype], 16
+	if !w.job.pull {
+		vector = int(ptx.ManyLine(w.job.dtype))
+	}
+	line := 0
+	for i, n := range w.job.counts {
+		from := int(in) + l.inAt[i]
+		to := int(out) + l.outAt[i]
+		if w.inPlace(i) {
+			to = from
+		}
+		vectors := (from%vector + n*width + vector - 1) / vector
+		if n == 0 {
+			continue
+		}
+		for at := 0; at < vectors; at += w.job.most {
+			all = append(all, ptx.Stretch{
+				In: uint64(from), Out: uint64(to), Count: uint64(n), First: uint64(at), Vectors: uint64(min(w.job.most, vectors-at)), Line: uint64(line + at),
+				Row: uint64(2 * i), OutRow: uint64(2*i + 1),
+			})
+		}
+		line += vectors
+	}
+	w.lines = line
+	return all
+}
+
+func (w *manyWorld) inPlace(tensor int) bool { return tensor%2 == 0 }
+
+func newManyWorld(tb testing.TB, j manyJob) *manyWorld {
+	w := &manyWorld{job: j, memory: NewMemory()}
+	width := widths[j.dtype]
+	rnd := rand.New(rand.NewPCG(3, 4))
+	control := int(ptx.ControlBytes(j.blocks, j.ranks))
+	for e := range max(j.epochs, 1) {
+		l := manyLaunch{}
+		at := width
+		for i, n := range j.counts { // one element apart, so that neighbours share vectors; every third output is not aligned as its input is
+			l.inAt, l.outAt = append(l.inAt, at), append(l.outAt, at+i%3*width)
+			at += (n + 1) * width
+		}
+		size := (at + 4*width + 31) / 16 * 16
+		var stretches [][]ptx.Stretch
+		tables := aligned(16 * len(j.counts) * j.ranks)
+		for r := range j.ranks {
+			base := uint64(r+1)*rankAt + uint64(e)*epochAt
+			in, out := bytes.Repeat([]byte{fillByte}, size), bytes.Repeat([]byte{fillByte}, size)
+			l.ins, l.outs = append(l.ins, append(aligned(size)[:0], in...)), append(l.outs, append(aligned(size)[:0], out...))
+			require.NoError(tb, w.memory.Map(base+inAt, l.ins[r]))
+			require.NoError(tb, w.memory.Map(base+outAt, l.outs[r]))
+			stretches = append(stretches, w.cut(base+inAt, base+outAt, &l))
+			var values [][]uint64
+			for i, n := range j.counts {
+				var v []uint64
+				for k := range n {
+					x := element(j.dtype, rnd, false)
+					v = append(v, x)
+					put(l.ins[r][l.inAt[i]+k*width:], width, x)
+				}
+				values = append(values, v)
+				row := tables[16*i*j.ranks:]
+				to := base + outAt + uint64(l.outAt[i])
+				if w.inPlace(i) {
+					to = base + inAt + uint64(l.inAt[i])
+				}
+				binary.LittleEndian.PutUint64(row[8*r:], base+inAt+uint64(l.inAt[i]))
+				binary.LittleEndian.PutUint64(row[8*(j.ranks+r):], to)
+			}
+			l.values = append(l.values, values)
+		}
+		w.span = (w.lines*16 + 127) / 128 * 128
+		for r := range j.ranks {
+			if e == 0 {
+				at := uint64(r+1) * rankAt
+				channel := aligned(control + 2*j.ranks*w.span)
+				for i := 0; i < control; i += 4 {
+					binary.LittleEndian.PutUint32(channel[i:], j.first)
+				}
+				words := aligned(64)
+				require.NoError(tb, w.memory.Map(at+channelAt, channel))
+				require.NoError(tb, w.memory.Map(at+wordsAt, words))
+				w.channels, w.words = append(w.channels, channel), append(w.words, words)
+			}
+			own := stretches[r]
+			if j.pull {
+				own = nil
+				for i := r; i < len(stretches[r]); i += j.ranks {
+					own = append(own, stretches[r][i])
+				}
+			}
+			var list bytes.Buffer
+			require.NoError(tb, binary.Write(&list, binary.LittleEndian, own))
+			list.Write(tables)
+			inMemory := append(aligned(list.Len() + 16)[:0], list.Bytes()...)
+			l.list = append(l.list, inMemory)
+			at := uint64(r+1)*rankAt + uint64(e)*epochAt + listAt
+			require.NoError(tb, w.memory.Map(at, inMemory))
+			words := uint64(r+1)*rankAt + wordsAt
+			p := ptx.Params{
+				Timeout: math.MaxUint64 / 2, Span: uint64(w.span), Rank: uint32(r), World: uint32(j.ranks), Op: uint32(j.op), Dead: words, Fault: words + 16, Stop: words + 32,
+			}
+			if j.missing > 0 {
+				p.Timeout = 20_000
+			}
+			table := make([]byte, 3*8*j.ranks)
+			for q := range j.ranks {
+				channel := uint64(q+1)*rankAt + channelAt
+				if q < ptx.Inline {
+					p.Workspace[q] = channel
+				}
+				binary.LittleEndian.PutUint64(table[8*(2*j.ranks+q):], channel)
+			}
+			if j.ranks > ptx.Inline {
+				p.Table = at + tableAt*16
+				require.NoError(tb, w.memory.Map(p.Table, append(aligned(len(table))[:0], table...)))
+			}
+			m := make([]byte, 24)
+			binary.LittleEndian.PutUint64(m, at)
+			binary.LittleEndian.PutUint64(m[8:], at+uint64(64*len(own)))
+			binary.LittleEndian.PutUint32(m[16:], uint32(len(own)))
+			l.params = append(l.params, [][]byte{p.Bytes(), m})
+		}
+		w.launches = append(w.launches, l)
+	}
+	return w
+}
+
+// wrong says what is not as it should be after a launch.
+func (w *manyWorld) wrong(epoch int) error {
+	j, l, width := w.job, w.launches[epoch], widths[w.job.dtype]
+	for r := range j.ranks {
+		wantIn, wantOut := bytes.Repeat([]byte{fillByte}, len(l.ins[r])), bytes.Repeat([]byte{fillByte}, len(l.outs[r]))
+		for i, n := range j.counts {
+			for k := range n {
+				var all []uint64
+				for q := range j.ranks {
+					all = append(all, l.values[q][i][k])
+				}
+				sum := combine(j.dtype, j.op, all)
+				put(wantIn[l.inAt[i]+k*width:], width, l.values[r][i][k])
+				if w.inPlace(i) {
+					put(wantIn[l.inAt[i]+k*width:], width, sum)
+				} else {
+					put(wantOut[l.outAt[i]+k*width:], width, sum)
+				}
+			}
+		}
+		if !bytes.Equal(l.ins[r], wantIn) || !bytes.Equal(l.outs[r], wantOut) {
+			return fmt.Errorf("rank %d: %x and %x, not %x and %x", r, l.ins[r], l.outs[r], wantIn, wantOut)
+		}
+		for _, x := range w.words[r] {
+			if x != 0 {
+				return fmt.Errorf("rank %d: dead word, fault or stop word: %x", r, w.words[r])
+			}
+		}
+	}
+	return nil
+}
+
+func (j manyJob) run(tb testing.TB, c Config) error {
+	w := newManyWorld(tb, j)
+	m := New(w.memory, c)
+	k := j.kernel(tb)
+	module := moduleOf(tb, k.File)
+	if j.replace != nil {
+		module = j.replace(module)
+	}
+	f := module.Function(k.Name)
+	var streams []*Stream
+	for r := range j.ranks {
+		streams = append(streams, m.NewStream(r))
+	}
+	if j.began {
+		for r := range j.ranks - j.missing {
+			for q := j.ranks - j.missing; q < j.ranks; q++ {
+				binary.LittleEndian.PutUint32(w.channels[r][32+4*q:], j.first+1)
+			}
+		}
+	}
+	launch := func(e int) {
+		for r := range j.ranks - j.missing {
+			require.NoError(tb, streams[r].Launch(Launch{
+				Function: f, Grid: [3]uint32{uint32(j.blocks)}, Block: [3]uint32{uint32(j.threads)}, Params: w.launches[e].params[r], Overlap: k.Overlap,
+			}))
+		}
+	}
+	if j.user {
+		return w.runUser(tb, m, streams, func() { launch(0) })
+	}
+	for e := range w.launches {
+		launch(e)
+		if j.queued && e+1 < len(w.launches) {
+			continue
+		}
+		if err := m.Run(); err != nil {
+			return err
+		}
+		if j.missing > 0 {
+			return w.gaveUp()
+		}
+		for k := range e + 1 {
+			if err := w.wrong(k); err != nil {
+				return fmt.Errorf("launch %d: %w", k, err)
+			}
+		}
+	}
+	return nil
+}
+
+// runUser runs a launch for each but the first, on the first's tensors.
+func (w *manyWorld) runUser(tb testing.TB, m *Machine, streams []*Stream, launch func()) error {
+	copier, err := copier()
+	require.NoError(tb, err)
+	width := widths[w.job.dtype]
+	move := func(r int, to, from uint64, bytes int) {
+		at := uint64(r+1) * rankAt
+		require.NoError(tb, streams[r].Launch(Launch{Function: copier.Function(fmt.Sprintf("copy%d", width)), Block: [3]uint32{8}, Params: [][]byte{u64(at + to), u64(at + from), u32(uint32(bytes / width))}}))
+	}
+	for e := uint64(1); e < uint64(len(w.launches)); e++ {
+		for r, in := range w.launches[e].ins {
+			move(r, inAt, e*epochAt+inAt, len(in))
+		}
+		launch()
+		for r, in := range w.launches[e].ins {
+			move(r, e*epochAt+inAt, inAt, len(in))
+			move(r, e*epochAt+outAt, outAt, len(in))
+		}
+	}
+	if err := m.Run(); err != nil {
+		return err
+	}
+	for e := 1; e < len(w.launches); e++ {
+		if err := w.wrong(e); err != nil {
+			return fmt.Errorf("launch %d: %w", e, err)
+		}
+	}
+	return nil
+}
+
+// gaveUp: who waited for a rank that did not come has told so, closed nothing, and written no output.
+func (w *manyWorld) gaveUp() error {
+	for r := range w.job.ranks - w.job.missing {
+		fault := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
+		if fault.Why != ptx.FaultTimeout || fault.Kernel != ptx.FaultMany || int(fault.Peer) >= w.job.ranks || int(fault.Peer) == r {
+			return fmt.Errorf("rank %d: fault %+v", r, fault)
+		}
+		if e := binary.LittleEndian.Uint32(w.channels[r]); e != w.job.first {
+			return fmt.Errorf("rank %d: block 0 has closed epoch %d", r, e)
+		}
+		if !w.job.began && !bytes.Equal(w.launches[0].outs[r], bytes.Repeat([]byte{fillByte}, len(w.launches[0].outs[r]))) {
+			return fmt.Errorf("rank %d: outputs were written: %x", r, w.launches[0].outs[r])
+		}
+	}
+	return nil
+}
+
+func manyJobs(ranks int, dtypes []string) (out []manyJob) {
+	for _, dtype := range dtypes {
+		for _, pull := range []bool{false, true} {
+			for op := ptx.Sum; op <= ptx.Avg; op++ {
+				j := manyJob{pull: pull, dtype: dtype, op: op, ranks: ranks, counts: []int{1, 37, 0, 16, 5, 80, 3}, epochs: 3, blocks: 2, threads: 8, most: 3, first: 1<<32 - 2}
+				if op == ptx.Sum || op == ptx.Avg {
+					j.hopper, j.queued = op == ptx.Avg, true
+					out = append(out, j)
+					j.queued, j.user = false, true
+					out = append(out, j)
+					j.user = false
+				}
+				if op == ptx.Sum {
+					j.missing = 1
+					out = append(out, j)
+					j.missing = 0
+				}
+				out = append(out, j)
+			}
+		}
+	}
+	return out
+}
+
+// TestMany: the kernels of lists give the exact results of every dtype and operation, and touch nothing between the tensors.
+func TestMany(t *testing.T) {
+	for _, ranks := range []int{1, 2, 4, 9} {
+		dtypes := []string{"f32", "f16", "bf16", "f64", "i8", "u16", "i32", "u64"}
+		if ranks != 2 {
+			dtypes = dtypes[2:5]
+		}
+		for _, j := range manyJobs(ranks, dtypes) {
+			if j.missing > 0 && ranks == 1 || j.op != ptx.Sum && ranks != 2 {
+				continue
+			}
+			t.Run(j.String(), func(t *testing.T) { require.NoError(t, j.run(t, Config{Seed: 1, MaxSteps: 1 << 28})) })
+		}
+	}
+}
+
+// TestManyWeak: so they do with memory as weak as it may be, and there is no race in them. SYMMEM_TEST_MATRIX=full tries more seeds.
+func TestManyWeak(t *testing.T) {
+	seeds := seedsOr(1, 10)
+	for _, ranks := range []int{2, 3} {
+		for _, j := range manyJobs(ranks, []string{"f32", "u8"}) {
+			if j.op != ptx.Sum && j.op != ptx.Avg {
+				continue
+			}
+			t.Run(j.String(), func(t *testing.T) {
+				for seed := range seeds {
+					require.NoError(t, j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 28}), "seed %d", seed)
+				}
+			})
+		}
+	}
+}
+
+// TestManyCopy: the kernel that copies moves all tensors of a list, of every width, and nothing else.
+func TestManyCopy(t *testing.T) {
+	for _, width := range []int{1, 2, 4, 8} {
+		memory := NewMemory()
+		from, to := aligned(512), append(aligned(512)[:0], bytes.Repeat([]byte{fillByte}, 512)...)
+		for i := range from {
+			from[i] = byte(i)
+		}
+		want := bytes.Clone(to)
+		var list bytes.Buffer
+		count := 0
+		for i, n := range []int{1, 9, 20} { // the third is not aligned as where it goes
+			at, there := (1+16*i)*width/1%480, (1+16*i)*width%480
+			if i == 2 {
+				there += width
+			}
+			n = min(n, (500-there)/width, (500-at)/width)
+			copy(want[there:], from[at:at+n*width])
+			vectors := (at%16 + n*width + 15) / 16
+			for first := 0; first < vectors; first += 2 {
+				s := ptx.Stretch{In: uint64(inAt + at), Out: uint64(outAt + there), Count: uint64(n), First: uint64(first), Vectors: uint64(min(2, vectors-first))}
+				require.NoError(t, binary.Write(&list, binary.LittleEndian, s))
+				count++
+			}
+		}
+		inMemory := append(aligned(list.Len())[:0], list.Bytes()...)
+		for at, b := range map[uint64][]byte{inAt: from, outAt: to, listAt: inMemory} {
+			require.NoError(t, memory.Map(at, b))
+		}
+		params := make([]byte, 24)
+		binary.LittleEndian.PutUint64(params, listAt)
+		binary.LittleEndian.PutUint32(params[16:], uint32(count))
+		k := ptx.ManyCopy(int64(width))
+		m := New(memory, Config{Weak: true, MaxSteps: 1 << 24})
+		require.NoError(t, m.NewStream(0).Launch(Launch{Function: moduleOf(t, k.File).Function(k.Name), Grid: [3]uint32{2}, Block: [3]uint32{4}, Params: [][]byte{params}}))
+		require.NoError(t, m.Run())
+		require.Equal(t, want, to, "width %d", width)
+	}
+}
+
+// manyBitten is what nothing notices, as bitten says it of other kernels.
+var manyBitten = map[string]string{
+	"pull: ld.acquire.sys.global.u32 (1)": launchEnds,
+	"pull: bar.red.and.pred (3)":          barrierTwin,
+}
+
+// TestManyBite takes the order out of the kernels of lists, as TestBite does of others.
+func TestManyBite(t *testing.T) {
+	seeds := int(seedsOr(24, 48))
+	for _, pull := range []bool{false, true} {
+		base := manyJob{pull: pull, dtype: "f32", op: ptx.Sum, ranks: 2, hopper: true, epochs: 4, blocks: 1, most: 64, threads: 32, queued: true}
+		var attempts []attempt
+		add := func(j manyJob) {
+			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+				j.replace = replace
+				return j.run(tb, Config{Seed: seed, Weak: j.ranks == 2, MaxSteps: biteSteps})
+			})
+		}
+		base.counts = []int{7, 390, 1}
+		add(base)
+		base.user, base.queued = true, false
+		add(base)
+		base.counts = []int{80, 33}
+		add(base)
+		base.user, base.missing, base.threads = false, 1, 8
+		add(base)
+		base.began = true
+		add(base)
+		// Some threads of a block see that the rank has given up, and others do not.
+		base.began, base.ranks, base.blocks, base.most, base.counts = false, 4, 2, 3, []int{1, 37, 0, 16, 5, 80, 3}
+		add(base)
+		k := base.kernel(t)
+		t.Run(k.Name, func(t *testing.T) {
+			for _, m := range mutants(t, k) {
+				key := fmt.Sprintf("%s (%d)", m.what, m.nth)
+				if pull {
+					key = "pull: " + key
+				} else {
+					key = "oneshot: " + key
+				}
+				why, known := manyBitten[key]
+				n := seeds
+				if known {
+					n = seeds / 4
+				}
+				err := m.noticed(t, attempts, n)
+				t.Logf("line %d: without %s: %v", m.line, key, err)
+				if known {
+					require.NoError(t, err, "%s is noticed, though: %s", key, why)
+				} else {
+					require.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,165 @@
+package kernels
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/tensor"
+)
+
+// A stretch is at most so many vectors, a block's work of one round, unless there were too many of them then.
+const (
+	stretchVectors = 256
+	mostStretches  = 1 << 14
+)
+
+// stretched is one tensor that is cut into stretches.
+type stretched struct {
+	in, out     device.Ptr
+	bytes       int64
+	row, outRow int
+}
+
+// cut cuts tensors of a dtype into stretches of vectors of so many bytes. It also gives how many vectors, and so lines, there are in all, and
+// how many the longest stretch has. Addresses that are alike modulo 16 give the same.
+func cut(tensors []stretched, dtype tensor.DType, vector int64) (stretches []ptx.Stretch, lines, longest uint64) {
+	vectors := func(t stretched) uint64 { return uint64((int64(t.in)%vector + t.bytes + vector - 1) / vector) }
+	for _, t := range tensors {
+		lines += vectors(t)
+	}
+	most := uint64(stretchVectors)
+	for lines/most > mostStretches {
+		most *= 2
+	}
+	line := uint64(0)
+	for _, t := range tensors {
+		n := vectors(t)
+		for first := uint64(0); first < n; first += most {
+			s := ptx.Stretch{
+				In: uint64(t.in), Out: uint64(t.out), Count: uint64(t.bytes / dtype.Bytes()), First: first, Vectors: min(most, n-first), Line: line + first,
+				Row: uint64(t.row), OutRow: uint64(t.outRow),
+			}
+			stretches, longest = append(stretches, s), max(longest, s.Vectors)
+		}
+		line += n
+	}
+	return stretches, lines, longest
+}
+
+// upload copies stretches to the plan's device, and gives the parameter.
+func upload(at *collective.Addresses, stretches []ptx.Stretch) ptx.Many {
+	if len(stretches) == 0 {
+		return ptx.Many{}
+	}
+	var list bytes.Buffer
+	_ = binary.Write(&list, binary.LittleEndian, stretches) // a Buffer takes everything
+	return ptx.Many{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(stretches))}
+}
+
+// manyGeometry is the launch of a kernel for so many stretches: a block each.
+func manyGeometry(stretches int, longest uint64, multiprocessors int) launchGeometry {
+	threads := 64
+	for threads < 256 && uint64(threads) < longest {
+		threads *= 2
+	}
+	return launchGeometry{blocks: min(max(stretches, 1), 2*multiprocessors), threads: threads}
+}
+
+// onCUDA makes the spec that of a kernel on a CUDA device.
+func (m *many) onCUDA(s *collective.Spec) {
+	s.Program = nil
+	size := m.memory.Group().Size()
+	capability := 0
+	if g, ok := m.memory.Device().(gpu); ok {
+		capability = g.ComputeCapability()
+	}
+	oneShot := m.algorithm != TwoShotPull
+	kernel, ok := ptx.ManyPull(m.dtype.String())
+	vector := int64(16)
+	if oneShot {
+		kernel, ok = ptx.ManyOneShot(m.dtype.String(), capability >= 90)
+		vector = ptx.ManyLine(m.dtype.String())
+	}
+	if !ok {
+		s.Failure = fmt.Errorf("no kernels for many %s: %w", m.dtype, errs.ErrUnsupported)
+		return
+	}
+	image, err := ptx.Image(kernel.File)
+	if err != nil {
+		s.Failure = err
+		return
+	}
+	var tensors []stretched
+	for _, v := range m.parts {
+		tensors = append(tensors, stretched{in: v.In.Ptr(), out: v.Out.Ptr(), bytes: v.In.Bytes(), row: v.in, outRow: v.out})
+	}
+	stretches, lines, longest := cut(tensors, m.dtype, vector)
+	var span int64
+	blocks := len(stretches)
+	if oneShot {
+		span = alignUp(int64(lines)*16, shardAlign)
+		s.Workspace = 2 * int64(size) * span
+	} else {
+		blocks = (blocks + size - 1) / size
+	}
+	// Whose stretches were cut otherwise would wait for lines that do not come.
+	s.Parameters += fmt.Sprintf(", %d stretches of %d lines", len(stretches), lines)
+	s.CUDA = &collective.Kernel{
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Fit: func(multiprocessors int) (int, int) {
+			g := manyGeometry(blocks, longest, multiprocessors).atMost(m.opts.MaxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any {
+			p := m.params(at)
+			p.Span = uint64(span)
+			if oneShot {
+				return []any{p.Bytes(), upload(at, stretches)}
+			}
+			var own []ptx.Stretch
+			for i := at.Rank(); i < len(stretches); i += size {
+				own = append(own, stretches[i])
+			}
+			list := upload(at, own)
+			list.Table = uint64(at.Table())
+			return []any{p.Bytes(), list}
+		},
+	}
+}
+
+// params is the kernel's first parameter, without inputs and outputs.
+func (m *many) params(at *collective.Addresses) ptx.Params {
+	c := at.Comm()
+	p := ptx.Params{
+		Workspace: c.Workspace, Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout, Rank: c.Rank, World: c.World, Op: uint32(m.op),
+	}
+	if size := at.WorldSize(); size > ptx.Inline {
+		// The rows of the table are inputs and outputs, which are not used, and workspaces from their records on.
+		p.Table = c.Table - uint64(2*8*size)
+	}
+	return p
+}
+
+// byCopies adds a launch that copies between memory of this rank's device.
+func byCopies(b *collective.Builder, tensors []stretched, dtype tensor.DType) error {
+	kernel := ptx.ManyCopy(dtype.Bytes())
+	image, err := ptx.Image(kernel.File)
+	if err != nil {
+		return err
+	}
+	stretches, _, longest := cut(tensors, dtype, 16)
+	b.Kernel(&collective.Kernel{
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Fit: func(multiprocessors int) (int, int) {
+			g := manyGeometry(len(stretches), longest, multiprocessors)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any { return []any{upload(at, stretches)} },
+	})
+	return nil
+}

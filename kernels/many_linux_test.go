@@ -1,0 +1,380 @@
+package kernels
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// manyTest is one list of tensors on one kind of memory.
+type manyTest struct {
+	algorithm Algorithm
+	dtype     tensor.DType
+	op        Op
+	counts    []int64
+}
+
+// manyCounts are lists: one alone, nothing among others, sizes around vectors and lines, one that is much larger than the rest.
+var manyCounts = [][]int64{{1}, {0, 0}, {3, 0, 17, 1, 64, 33}, {256, 256, 256, 255, 257}, {5, 6_011, 2}}
+
+// value is small numbers in every dtype.
+func (c manyTest) input(i, rank, run int) []byte {
+	b := make([]byte, c.counts[i]*c.dtype.Bytes())
+	for k := range b {
+		b[k] = byte(k*31+rank*17+i*5+run*3+k/257) & 0x3f
+	}
+	return b
+}
+
+// run is one rank of the test: three runs and 4 from a graph, with new input for each. Every other tensor is in place; the tensors lie next to
+// each other in two allocations, at odd places, and what is between them is not touched.
+func (c manyTest) run(ctx context.Context, m *memory.Memory) error {
+	rank, size, d := m.Group().Rank(), m.Group().Size(), m.Device()
+	total := int64(0)
+	for _, n := range c.counts {
+		total += n + 1
+	}
+	ins, err := tensor.Zeros(ctx, m, c.dtype, total+3)
+	if err != nil {
+		return err
+	}
+	outs, err := tensor.Zeros(ctx, m, c.dtype, total+3)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(ins.Rendezvous(ctx), outs.Rendezvous(ctx)); err != nil {
+		return err
+	}
+	var pairs []Pair
+	at := int64(1)
+	for i, n := range c.counts {
+		in, err := ins.Sub(at, n)
+		if err != nil {
+			return err
+		}
+		p := Pair{In: in}
+		if i%2 == 1 {
+			if p.Out, err = outs.Sub(at+int64(i%3), n); err != nil { // some not aligned as the input is
+				return err
+			}
+		}
+		pairs = append(pairs, p)
+		at += n + 1
+	}
+	p, err := NewAllReduceMany(ctx, pairs, c.op, &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2})
+	if err != nil {
+		return err
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	launched := s
+	if sim, ok := s.(*simStream); ok {
+		launched = sim.Stream
+	}
+	poison := bytes.Repeat([]byte{0xab}, int(ins.Bytes()))
+	fill := func(run int) error {
+		err := errors.Join(m.Group().Barrier(ctx, "ended"), d.CopyFromHost(ins.Ptr(), poison), d.CopyFromHost(outs.Ptr(), poison))
+		for i, p := range pairs {
+			if in := c.input(i, rank, run); len(in) > 0 {
+				err = errors.Join(err, d.CopyFromHost(p.In.Ptr(), in))
+			}
+		}
+		return errors.Join(err, m.Group().Barrier(ctx, "filled"))
+	}
+	check := func(run int) error {
+		wants := map[*tensor.Tensor][]byte{ins: bytes.Clone(poison), outs: bytes.Clone(poison)}
+		for i, p := range pairs {
+			if c.counts[i] == 0 {
+				continue
+			}
+			var all [][]byte
+			for r := range size {
+				all = append(all, c.input(i, r, run))
+			}
+			copy(wants[ins][p.In.Ptr()-ins.Ptr():], all[rank])
+			sum := make([]byte, p.In.Bytes())
+			newReducer(c.dtype, c.op, size)(sum, all, 0, c.counts[i])
+			if p.Out == nil {
+				copy(wants[ins][p.In.Ptr()-ins.Ptr():], sum)
+			} else {
+				copy(wants[outs][p.Out.Ptr()-outs.Ptr():], sum)
+			}
+		}
+		for t, want := range wants {
+			got := make([]byte, len(want))
+			if err := d.CopyToHost(got, t.Ptr()); err != nil {
+				return err
+			}
+			for i := range got {
+				if got[i] != want[i] {
+					return fmt.Errorf("run %d on rank %d: byte %d of %d of the inputs (%t) is %x, not %x", run, rank, i, len(got), t == ins, got[i], want[i])
+				}
+			}
+		}
+		return nil
+	}
+	for i := range 3 {
+		if err := errors.Join(fill(i), p.Run(s), s.Synchronize(ctx), check(i)); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.BeginCapture(), p.Run(s)); err != nil {
+		return err
+	}
+	graph, err := s.EndCapture()
+	if err != nil {
+		return err
+	}
+	for i := range 4 {
+		if err := errors.Join(fill(i), graph.Launch(launched), s.Synchronize(ctx), check(i)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(graph.Close(), p.Close(ctx), s.Close(), outs.Close(ctx), ins.Close(ctx))
+}
+
+// everyMany calls f with each list, in each form.
+func everyMany(algorithms func(dtype tensor.DType) []Algorithm, f func(name string, c manyTest)) {
+	i := 0
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Float64, tensor.Uint16} {
+		for _, a := range algorithms(dtype) {
+			for k, counts := range manyCounts {
+				i++
+				c := manyTest{algorithm: a, dtype: dtype, op: Ops()[i%len(Ops())], counts: counts}
+				f(fmt.Sprintf("%s/%s/%s/%d", a, dtype, c.op, k), c)
+			}
+		}
+	}
+}
+
+// TestManyOnHost runs lists on the host device, and without pointers to peers; in the latter cut into laps too.
+func TestManyOnHost(t *testing.T) {
+	smallLimits(t)
+	for _, size := range []int{1, 2, 3} {
+		everyMany(func(tensor.DType) []Algorithm { return []Algorithm{Auto, OneShot, TwoShot, Transfers} }, func(name string, c manyTest) {
+			for _, far := range []bool{false, true} {
+				if far && c.algorithm != Auto {
+					continue
+				}
+				t.Run(fmt.Sprintf("size=%d/far=%t/%s", size, far, name), func(t *testing.T) {
+					backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+						near, err := host.New(g, nil)
+						if err != nil {
+							return err
+						}
+						m := memory.New(near, g, nil)
+						if far {
+							m = memory.New(backendtest.Far(near, g, nil), g, nil)
+						}
+						return errors.Join(c.run(ctx, m), m.Close(ctx))
+					}))
+				})
+			}
+		})
+	}
+}
+
+// TestManyOnCUDA runs lists on the simulated CUDA device: what the kernels are told, launches, streams, graphs; with the tables of large worlds
+// too, and with so many vectors that stretches are longer.
+func TestManyOnCUDA(t *testing.T) {
+	smallLimits(t)
+	for _, size := range []int{1, 2, ptx.Inline + 1} {
+		everyMany(func(dtype tensor.DType) []Algorithm { return append(manyAlgorithms(device.CUDA, dtype), Auto) }, func(name string, c manyTest) {
+			if size > ptx.Inline && (c.op > Prod || c.dtype != tensor.Float32 && c.dtype != tensor.Int8) {
+				return // enough with some
+			}
+			t.Run(fmt.Sprintf("size=%d/%s", size, name), func(t *testing.T) {
+				onSimulated(t, size, func(ctx context.Context, _ *simDevice, m *memory.Memory) error { return c.run(ctx, m) })
+			})
+		})
+	}
+}
+
+// TestCut: stretches are all vectors of all tensors, once, in the order of their lines, however many there are.
+func TestCut(t *testing.T) {
+	for _, tensors := range [][]stretched{
+		{{in: 0x1000, bytes: 1}}, {{in: 0x100f, bytes: 2}}, {{in: 0x1003, bytes: 4096}, {in: 0x3000, bytes: 16}}, {{in: 0x1001, bytes: 1 << 30}, {in: 0x8000_0000, bytes: 77}},
+	} {
+		for _, vector := range []int64{8, 16} {
+			stretches, lines, longest := cut(tensors, tensor.Int8, vector)
+			require.Less(t, len(stretches), mostStretches+mostStretches/2)
+			next, most := uint64(0), uint64(0)
+			got := map[uint64]uint64{}
+			for _, s := range stretches {
+				require.Equal(t, next, s.Line)
+				require.Equal(t, got[s.In], s.First)
+				require.NotZero(t, s.Vectors)
+				got[s.In] += s.Vectors
+				next += s.Vectors
+				most = max(most, s.Vectors)
+			}
+			require.Equal(t, lines, next)
+			require.Equal(t, most, longest)
+			for _, s := range tensors {
+				first := uint64(s.in) / uint64(vector)
+				require.Equal(t, (uint64(s.in)+uint64(s.bytes)-1)/uint64(vector)-first+1, got[uint64(s.in)])
+			}
+		}
+	}
+}
+
+// many does what the kernels of lists do with the same parameters: each line in its place, and stretches alone.
+func (l *simLaunch) many() error {
+	bytes := func(p uint64, n uint64) []byte {
+		if n == 0 {
+			return nil
+		}
+		b, err := l.dev.mem.Bytes(device.Ptr(p), int64(n))
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	stretches := unsafe.Slice((*ptx.Stretch)(unsafe.Pointer(unsafe.SliceData(bytes(l.list.Stretches, uint64(l.list.Count)*64)))), l.list.Count)
+	// of is the bytes of a stretch, from its first address on; vectors of so many bytes.
+	of := func(s ptx.Stretch, width, vector uint64) (from, to uint64) {
+		begin := s.In / vector * vector
+		return max(begin+s.First*vector, s.In) - s.In, min(begin+(s.First+s.Vectors)*vector, s.In+s.Count*width) - s.In
+	}
+	form, name, _ := strings.Cut(strings.TrimPrefix(l.name, "symmem_many_"), "_")
+	if form == "copy" {
+		width := uint64(name[0] - '0')
+		for _, s := range stretches {
+			from, to := of(s, width, 16)
+			copy(bytes(s.Out+from, to-from), bytes(s.In+from, to-from))
+		}
+		return nil
+	}
+	dtype, err := tensor.ParseDType(name)
+	if err != nil {
+		return err
+	}
+	world, rank, width := int(l.p.World), int(l.p.Rank), uint64(dtype.Bytes())
+	run := simRun{dev: l.dev, world: world, rank: rank, workspace: func(r int) uint64 { return l.pointer(2, r) }}
+	run.open()
+	defer run.close()
+	reduce := newReducer(dtype, Op(l.p.Op), world)
+	if form == "pull" {
+		if err := run.meet(0); err != nil {
+			return err
+		}
+		row := func(row uint64, r int) uint64 {
+			return *(*uint64)(unsafe.Pointer(unsafe.SliceData(bytes(l.list.Table+(row*uint64(world)+uint64(r))*8, 8))))
+		}
+		for _, s := range stretches {
+			from, to := of(s, width, 16)
+			var srcs [][]byte
+			for r := range world {
+				srcs = append(srcs, bytes(row(s.Row, r)+from, to-from))
+			}
+			sum := make([]byte, to-from)
+			reduce(sum, srcs, 0, int64((to-from)/width))
+			for r := range world {
+				copy(bytes(row(s.OutRow, r)+from, to-from), sum)
+			}
+		}
+		return run.meet(1)
+	}
+	line := uint64(ptx.ManyLine(name))
+	slot := func(owner, writer int, at uint64) uint64 {
+		data := l.pointer(2, owner) + uint64(ptx.ControlBytes(int(l.grid), world))
+		return data + (uint64(run.epoch&1)*uint64(world)+uint64(writer))*l.p.Span + at*16
+	}
+	// each gives the lines of a stretch: which bytes of the tensor each has, and where in it they begin.
+	each := func(s ptx.Stretch, f func(at, n, line, within uint64)) {
+		from, to := of(s, width, line)
+		for at := from; at < to; {
+			within := (s.In + at) % line
+			n := min(line-within, to-at)
+			f(at, n, s.Line+(s.In+at)/line-s.In/line-s.First, within)
+			at += n
+		}
+	}
+	for _, s := range stretches {
+		each(s, func(at, n, k, within uint64) {
+			for r := range world {
+				copy(bytes(slot(r, rank, k)+within, n), bytes(s.In+at, n))
+			}
+		})
+	}
+	if err := run.meet(0); err != nil {
+		return err
+	}
+	for _, s := range stretches {
+		from, to := of(s, width, line)
+		srcs := make([][]byte, world)
+		for r := range world {
+			each(s, func(_, n, k, within uint64) { srcs[r] = append(srcs[r], bytes(slot(rank, r, k)+within, n)...) })
+		}
+		reduce(bytes(s.Out+from, to-from), srcs, 0, int64((to-from)/width))
+	}
+	return nil
+}
+
+// TestManyRefused: what a list must not be is told with its place, on every rank alike, and nothing is left behind.
+func TestManyRefused(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, nil)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		a, aErr := x.Sub(0, 10)
+		b, bErr := x.Sub(9, 10)
+		c, cErr := x.Sub(40, 10)
+		if err := errors.Join(aErr, bErr, cErr); err != nil {
+			return err
+		}
+		var wrong error
+		refused := func(what string, is error, text string, pairs ...Pair) {
+			p, err := NewAllReduceMany(ctx, pairs, Sum, nil)
+			if err == nil {
+				err = errors.Join(errors.New("no error"), p.Close(ctx))
+			}
+			if !errors.Is(err, is) || !strings.Contains(err.Error(), text) {
+				wrong = errors.Join(wrong, fmt.Errorf("%s: %w", what, err))
+			}
+		}
+		refused("an output that overlaps its input", errs.ErrInvalid, "pairs[0].Out", Pair{In: a, Out: b})
+		refused("outputs that overlap", errs.ErrInvalid, "pairs[1].Out", Pair{In: a}, Pair{In: b})
+		refused("one output twice", errs.ErrInvalid, "pairs[1]", Pair{In: a, Out: c}, Pair{In: b, Out: c})
+		refused("an output that is another's input", errs.ErrInvalid, "pairs[1].Out", Pair{In: a, Out: c}, Pair{In: c, Out: a})
+		refused("other places", errs.ErrMismatch, "pairs[1]", Pair{In: c}, []Pair{{In: a}, {In: b}}[g.Rank()])
+		refused("other lengths", errs.ErrMismatch, "2 tensors", []Pair{{In: c}, {In: a}}[:1+g.Rank()]...)
+		refused("one rank's nil", errs.ErrInvalid, "pairs[1].In", Pair{In: c}, []Pair{{In: a}, {}}[g.Rank()])
+		// Inputs may overlap.
+		d, err := x.Sub(60, 10)
+		if err != nil {
+			return err
+		}
+		p, err := NewAllReduceMany(ctx, []Pair{{In: a, Out: c}, {In: b, Out: d}}, Sum, nil)
+		if err != nil {
+			return errors.Join(wrong, err)
+		}
+		return errors.Join(wrong, p.Close(ctx), x.Close(ctx), m.Close(ctx))
+	}))
+}

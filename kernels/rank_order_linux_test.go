@@ -1,0 +1,105 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// TestRankOrder: with RankOrder, Auto takes no form that combines in another order, though it be the fastest, and nobody can ask for one.
+func TestRankOrder(t *testing.T) {
+	registered.RLock()
+	before := len(registered.forms)
+	registered.RUnlock()
+	other := RegisterAllReduce(AllReduceForm{
+		Name: "in_another_order", AnyOrder: true,
+		Supports: func(device.Kind, tensor.DType, Op, int) bool { return true },
+		Spec: func(tensor.SymmetricTensor, tensor.SymmetricTensor, Op, *AllReduceOptions) (collective.Spec, error) {
+			return collective.Spec{Program: &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}}, nil
+		},
+	})
+	chosen := fastest
+	t.Cleanup(func() {
+		fastest = chosen
+		registered.Lock()
+		registered.forms = registered.forms[:before]
+		registered.Unlock()
+	})
+	// As a table of measurements would have it.
+	fastest = func(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
+		if asked == Auto {
+			return other
+		}
+		return choose(asked, kind, dtype, op, bytes, size, whole)
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, nil)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		var wrong error
+		for _, c := range []struct {
+			opts AllReduceOptions
+			want Algorithm
+			err  error
+		}{
+			{AllReduceOptions{}, other, nil},
+			{AllReduceOptions{RankOrder: true}, OneShot, nil},
+			{AllReduceOptions{RankOrder: true, Algorithm: TwoShot}, TwoShot, nil},
+			{AllReduceOptions{RankOrder: true, Algorithm: other}, Auto, errs.ErrUnsupported},
+			{AllReduceOptions{RankOrder: true, Algorithm: 99}, Auto, errs.ErrInvalid},
+			{AllReduceOptions{RankOrder: g.Rank() == 0, Algorithm: OneShot}, Auto, errs.ErrMismatch},
+		} {
+			p, err := NewAllReduce(ctx, x, Sum, &c.opts)
+			if c.err != nil {
+				if !errors.Is(err, c.err) {
+					wrong = errors.Join(wrong, fmt.Errorf("%+v: %w is not %w", c.opts, err, c.err))
+				}
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if p.Algorithm() != c.want {
+				wrong = errors.Join(wrong, fmt.Errorf("%+v: %s was taken", c.opts, p.Algorithm()))
+			}
+			wrong = errors.Join(wrong, p.Close(ctx))
+		}
+		return errors.Join(wrong, x.Close(ctx), m.Close(ctx))
+	}))
+}
+
+// TestAutoIsInRankOrder: what Auto takes by itself has the promise, so that the README's paragraph holds without any option.
+func TestAutoIsInRankOrder(t *testing.T) {
+	for _, kind := range []device.Kind{device.Host, device.CUDA} {
+		for _, dtype := range tensor.DTypes() {
+			for _, op := range Ops() {
+				for size := 1; size <= 10; size++ {
+					for bytes := int64(8); bytes < 8<<30; bytes *= 4 {
+						if a, b := choose(Auto, kind, dtype, op, bytes, size, false), choose(Auto, kind, dtype, op, bytes, size, true); !a.RankOrder() || !b.RankOrder() {
+							t.Fatalf("%s of %d bytes of %s between %d ranks on %s: %s or %s", op, bytes, dtype, size, kind, a, b)
+						}
+					}
+				}
+			}
+		}
+	}
+}
