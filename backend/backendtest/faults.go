@@ -29,7 +29,7 @@ import (
 // Whatever befalls a call, each rank has an error that names the call and the rank, or none has one where the failure means nothing; the next attempt
 // works on the same ranks, or on those that are left; and nothing is left behind.
 //
-// Without SYMMEM_TEST_MATRIX=full each name has its turn once with each sort of fault. With it every call hangs, ends its rank, and fails with one of its
+// Without SYMMEM_TEST_FAULTS=full each name has its turn once with each sort of fault. With it every call hangs, ends its rank, and fails with one of its
 // codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
 // file that SYMMEM_TEST_TABLE names, behind what that has.
 type Faults struct {
@@ -91,7 +91,7 @@ const faultPatience = 20 * time.Second
 func (f Faults) Run(t *testing.T) {
 	f.Ranks = cmp.Or(f.Ranks, 3)
 	all := os.Getenv("SYMMEM_TEST_FAULTS") == "all"
-	full := all || os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	full := all || os.Getenv("SYMMEM_TEST_FAULTS") == "full"
 	var cases []faultCase
 	known := map[string]bool{}
 	for victim := range 2 {

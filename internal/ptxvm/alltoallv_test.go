@@ -200,6 +200,8 @@ var bittenMoves = map[string]string{
 	"lines: bar.red.and.pred (0)":                       deadLater,
 	"lines: ld.acquire.sys.global.u32 (0)":              loadedSooner,
 	"lines: st.release.sys.global.u32 (0)":              loadedSooner,
+	"scatter_oneshot_ll: bar.red.and.pred (0)":          deadLater,
+	"scatter_oneshot_push: bar.red.and.pred (0)":        deadLater,
 	"scatter_oneshot_ll: ld.acquire.sys.global.u32 (0)": loadedSooner,
 	"scatter_oneshot_ll: st.release.sys.global.u32 (0)": loadedSooner,
 	"alltoallv: bar.red.and.pred (0)":                   deadLater,

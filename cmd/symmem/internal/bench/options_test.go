@@ -24,11 +24,15 @@ func TestPeerFlags(t *testing.T) {
 		"auto, i16":        {Options{Peer: PeerAuto, DType: "i16"}, all, &measure.PeerSpec{}, ""}, // the ranks tell
 		"nccl, put only":   {Options{Peer: measure.NCCL, DType: "f32"}, all[1:], nil, "all_reduce"},
 		"nccl, i16":        {Options{Peer: measure.NCCL, DType: "i16"}, all, nil, "has no i16"},
-		"another":          {Options{Peer: "mpi", DType: "f32"}, all, nil, "auto, nccl, nvshmem, none"},
+		"another":          {Options{Peer: "mpi", DType: "f32"}, all, nil, "auto, nccl, nvshmem, sglang, none"},
 		"nvshmem":          {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "max"}, all, &measure.PeerSpec{Required: true, NVSHMEM: true}, ""},
 		"nvshmem, avg":     {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "avg"}, all, nil, "no avg of f32"},
 		"nvshmem, library": {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "sum", PeerLibrary: "/l"}, all, nil, "SYMMEM_NVSHMEM_LIBRARY"},
 		"nvshmem, put":     {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "sum"}, all[1:], nil, "all_reduce"},
+		"sglang":           {Options{Peer: measure.SGLang, DType: "bf16", Op: "sum", PeerLibrary: "/c"}, all, &measure.PeerSpec{Required: true, SGLang: true, Library: "/c"}, ""},
+		"sglang, max":      {Options{Peer: measure.SGLang, DType: "bf16", Op: "max", PeerLibrary: "/c"}, all, nil, "no max of bf16"},
+		"sglang, no cubin": {Options{Peer: measure.SGLang, DType: "bf16", Op: "sum"}, all, nil, "bench/peers/sglang.sh"},
+		"sglang, put":      {Options{Peer: measure.SGLang, DType: "bf16", Op: "sum", PeerLibrary: "/c"}, all[1:], nil, "all_reduce"},
 		"none, bad dtype":  {Options{Peer: PeerNone, DType: "f8"}, all, nil, ""},
 		"nccl, no kind ok": {Options{Peer: measure.NCCL, DType: "f32"}, nil, nil, ""}, // that is an error of its own
 	} {
