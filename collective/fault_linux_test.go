@@ -37,7 +37,7 @@ func TestNothingIsRecordedAfterFault(t *testing.T) {
 	require.NoError(t, err)
 	b, err := host.New(groups[0], nil)
 	require.NoError(t, err)
-	p := &Plan{name: "fault", memory: memory.New(b, groups[0], nil), size: 1}
+	p := &Plan{name: "fault", memory: memory.New(b, groups[0], nil), size: 1, spec: Spec{CUDA: &Kernel{}}}
 	launch := &counted{}
 	w := &kernelWork{plan: p, blocks: 1, launch: launch}
 	p.held.fault = faultWord{}

@@ -171,7 +171,7 @@ var bitten = map[string]string{
 // SYMMEM_TEST_MATRIX=full does it to more kernels, and with more seeds.
 func TestBite(t *testing.T) {
 	full := full()
-	seeds := 24
+	seeds := 16
 	if full {
 		seeds = 48
 	}

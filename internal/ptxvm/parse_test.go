@@ -24,8 +24,10 @@ func TestImages(t *testing.T) {
 		require.NotEmpty(t, m.Functions())
 		for _, f := range m.Functions() {
 			require.Same(t, f, m.Function(f.Name))
-			sizes := []int{304} // ptx.Params
+			var sizes []int
 			switch {
+			case file == "signals.ptx", file == "multimem.ptx", strings.HasPrefix(file, "any_"), strings.HasPrefix(file, "pull_"), strings.HasPrefix(file, "push_"):
+				sizes = []int{304} // ptx.Params
 			case file == "pull.ptx":
 				sizes = []int{128, 280} // ptx.Comm, and the pieces
 			case file == "many_copy.ptx":
@@ -37,6 +39,10 @@ func TestImages(t *testing.T) {
 				n, err := strconv.Atoi(world[strings.LastIndex(world, "_w")+2:])
 				require.NoError(t, err, whole)
 				sizes = []int{80 + 8*n}
+			}
+			if sizes == nil { // which package ptx compares with its own structs
+				require.NotEmpty(t, f.Params)
+				continue
 			}
 			require.Len(t, f.Params, len(sizes))
 			for i, size := range sizes {

@@ -510,8 +510,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "freeing does not wait for the other ranks", tests: inSuite,
-		old: "\terr := m.group.Vote(ctx, op, busy)\n",
-		new: "\terr := busy\n",
+		old: "\terr := m.group.Vote(ctx, op, failure)\n",
+		new: "\terr := failure\n",
 	},
 	{
 		file: "memory/memory.go", why: "freeing does not wait for the library", tests: inSuite,
@@ -760,17 +760,17 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "a busy rank does not tell the others once its time is up", tests: inSuite,
-		old: "\t\tctx = context.WithoutCancel(ctx)\n\t}\n\terr := m.group.Vote",
-		new: "\t}\n\terr := m.group.Vote",
+		old: "\t\tctx, failure = context.WithoutCancel(ctx), busy\n",
+		new: "\t\tfailure = busy\n",
 	},
 	{
 		file: "memory/memory.go", why: "memory is unmapped while a peer's library still writes it", tests: inSuite,
-		old: "\tif behind && busy == nil && err != nil && !alone {",
+		old: "\tif behind && busy == nil && err != nil && !alone && !onlyBroken(err) {",
 		new: "\tif behind && busy == nil && err != nil && !alone && false {",
 	},
 	{
 		file: "memory/memory.go", why: "memory is kept for a peer that is lost", tests: with(inSuite, nixlTests, kills),
-		old: "\tif behind && busy == nil && err != nil && !alone {",
+		old: "\tif behind && busy == nil && err != nil && !alone && !onlyBroken(err) {",
 		new: "\tif behind && busy == nil && err != nil && (!alone || true) {",
 	},
 	{
@@ -1534,8 +1534,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/library_allreduce.go", why: "a library's all-reduce at the beginning of its allocation", tests: with(onFakes, ncclTests),
-		old: "InOffset: in.Offset, ",
-		new: "",
+		old: "c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset",
+		new: "c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, 0, out.Window.alloc, out.Offset",
 	},
 	{
 		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
