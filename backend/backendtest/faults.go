@@ -29,8 +29,8 @@ import (
 // Whatever befalls a call, each rank has an error that names the call and the rank, or none has one where the failure means nothing; the next attempt
 // works on the same ranks, or on those that are left; and nothing is left behind.
 //
-// Each name has its turn once: it fails, and one in ten hangs and ends its rank, with SYMMEM_TEST_MATRIX=full all. With SYMMEM_TEST_FAULTS=full every call
-// hangs, ends its rank, and fails with one of its codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
+// Each name has its turn once: it fails, and one in ten hangs and ends its rank. With SYMMEM_TEST_FAULTS=full every call hangs, ends its rank, and fails with
+// one of its codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
 // file that SYMMEM_TEST_TABLE names, behind what that has.
 type Faults struct {
 	// Ranks is how many there are; default 3.
@@ -126,7 +126,6 @@ func (f Faults) Run(t *testing.T) {
 // cases are the faults of the calls that a rank has made, in the order of their names.
 func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string]bool) []faultCase {
 	var cases []faultCase
-	whole := full || os.Getenv("SYMMEM_TEST_MATRIX") == "full"
 	for _, name := range slices.Sorted(maps.Keys(calls.counts)) {
 		codes := calls.codes[name]
 		for nth := 1; nth <= calls.counts[name]; nth++ {
@@ -138,7 +137,7 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string
 					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
 				}
 			}
-			if !whole && len(known)%10 != 0 {
+			if !full && len(known)%10 != 0 {
 				continue // hanging and dying take time
 			}
 			if reason(f.Endless, faultCase{call: name, nth: nth}) == "" {
