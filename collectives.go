@@ -18,7 +18,8 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// MaxPlans is how many plans a rank keeps for the collectives that are methods of [Rank].
+// MaxPlans is how many plans a rank keeps for the collectives that are methods of [Rank], besides those that were recorded in a graph, which stay
+// until a tensor of theirs is closed. Each keeps its workspace, which for a small message is some times that.
 const MaxPlans = 128
 
 // AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
@@ -159,6 +160,8 @@ type cachedPlan struct {
 	number  uint64
 	plan    *kernels.Plan
 	tensors []tensor.SymmetricTensor
+	// recorded says that a graph may have it: it stays until one of its tensors is closed.
+	recorded bool
 }
 
 // stale reports whether a tensor of the plan was closed.
@@ -248,12 +251,15 @@ func (c *planCache) runKept(key planKey, failure *error) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.own()
+	if err != nil && !errors.Is(err, ErrClosed) && *failure == nil {
+		*failure = err // which the others are told
+		return false, nil
+	}
 	if err != nil || *failure != nil {
 		return false, err
 	}
-	if e, ok := c.plans[key]; ok && !e.Value.(*cachedPlan).stale() {
-		c.recent.MoveToFront(e)
-		return true, c.enqueue(e.Value.(*cachedPlan), s)
+	if p := c.kept(key); p != nil {
+		return true, c.enqueue(p, s)
 	}
 	if s.Capturing() {
 		*failure = errs.Invalid(key.call, "the rank's own stream", "one that is recorded", "a call that was made before the recording, and so has its plan")
@@ -261,17 +267,35 @@ func (c *planCache) runKept(key planKey, failure *error) (bool, error) {
 	return false, nil
 }
 
-// make makes the plan of a call and runs it. Collective.
+// kept is the plan of a key, as the last used; nil if there is none that can run.
+func (c *planCache) kept(key planKey) *cachedPlan {
+	e, ok := c.plans[key]
+	if !ok || e.Value.(*cachedPlan).stale() {
+		return nil
+	}
+	c.recent.MoveToFront(e)
+	return e.Value.(*cachedPlan)
+}
+
+// make makes the plan of a call, unless another goroutine has made it meanwhile, and runs it. Collective.
 func (c *planCache) make(ctx context.Context, what call, create func(ctx context.Context) (*kernels.Plan, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.own()
-	if err != nil {
+	if errors.Is(err, ErrClosed) {
 		return err
 	}
-	p, err := c.add(ctx, what, create)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what.key.call, err)
+	if what.failure == nil {
+		what.failure = err
+	}
+	var p *cachedPlan
+	if what.failure == nil {
+		p = c.kept(what.key)
+	}
+	if p == nil {
+		if p, err = c.add(ctx, what, create); err != nil {
+			return fmt.Errorf("%s: %w", what.key.call, err)
+		}
 	}
 	return c.enqueue(p, s)
 }
@@ -281,8 +305,13 @@ func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
 	if err := p.plan.Run(s); err != nil {
 		return err
 	}
+	number := p.number
+	if s.Capturing() {
+		p.recorded = true
+		number |= 1 << 63 // every rank knows which plans are recorded
+	}
 	c.ran++
-	c.history = (c.history ^ p.number) * 1099511628211 // FNV-1a, by words
+	c.history = (c.history ^ number) * 1099511628211 // FNV-1a, by words
 	return nil
 }
 
@@ -401,7 +430,7 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 		}
 	}
 	for e := c.recent.Back(); e != nil && left >= c.most; e = e.Prev() {
-		if !slices.Contains(all, e) {
+		if !e.Value.(*cachedPlan).recorded && !slices.Contains(all, e) {
 			all = append(all, e)
 			left--
 		}

@@ -331,3 +331,50 @@ func TestCallsAllocateNothing(t *testing.T) {
 		return errors.Join(failed, plan.Close(ctx), x.Close(ctx))
 	})
 }
+
+// TestRecordedPlansStay: a plan that a graph may have stays, however many others are made.
+func TestRecordedPlansStay(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		r.KeepPlans(2)
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		s, err := r.Stream()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(r.AllReduce(ctx, x, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, x, kernels.Sum)); err != nil {
+			return err
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		for n := int64(1); n <= 5; n++ { // more than are kept
+			part, subErr := x.Sub(n, 4)
+			err = errors.Join(err, subErr, r.AllReduce(ctx, part, kernels.Max))
+		}
+		return errors.Join(err, first(ctx, r, x, 2), g.Launch(s), first(ctx, r, x, 4), g.Close(), r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 8),
+			kept(r, "a recorded one and one other", 2, 6), x.Close(ctx))
+	})
+}
+
+// TestTwoGoroutinesCallAlike: two goroutines of each rank make the same call for the first time; the one that comes second finds the plan.
+func TestTwoGoroutinesCallAlike(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		for n := int64(1); n <= 40; n++ {
+			x, err := ones(ctx, r, n)
+			if err != nil {
+				return err
+			}
+			done := make(chan error, 1)
+			go func() { done <- r.AllReduce(ctx, x, kernels.Sum) }()
+			err = errors.Join(r.AllReduce(ctx, x, kernels.Sum), <-done, first(ctx, r, x, 4), x.Close(ctx))
+			if err != nil {
+				return fmt.Errorf("round %d: %w", n, err)
+			}
+		}
+		return nil
+	})
+}

@@ -37,8 +37,9 @@ import (
 //   - A later one does not wait for other ranks, and may be recorded. Beside the plan's Run it costs a look into a map, well below a microsecond, and
 //     allocates nothing; AllReduceMany looks at each tensor, and allocates.
 //
-// [MaxPlans] plans are kept. The one that was not used for longest goes when another is made, and so do those whose tensors were closed: these
-// closings are collective as well, and wait for the device. A program with more calls in a loop than that makes its own plans, or one of many
+// [MaxPlans] plans are kept, and those that were recorded in a graph besides. The one that was not used for longest goes when another is made, and so
+// do those whose tensors were closed, a slice that the first call was given among them: close such a slice at the same place on every rank, and keep it as
+// long as a graph that has the call. These closings are collective as well, and wait for the device. A program with more calls in a loop than that makes its own plans, or one of many
 // tensors. Which plan goes follows from the order of the calls alone, which is that of the program and so the same on every rank. Where the calls of
 // the ranks differ, those that make a plan get an ErrMismatch or, if the others do not come, the errors of collective calls; a rank that found its
 // plan waits on the device, for the kernel timeout at most.

@@ -90,6 +90,7 @@ template <class T> SYMMEM_DEVICE void manyOneshot(const Params &p, const Many &m
       }
     }
   }
+  bool had = false; // a line from every rank, whose blocks of this number are at work then
   for (u32 i = blockIdx.x; i < m.count; i += gridDim.x) {
     const Stretch t = i == blockIdx.x ? begin : stretchAt(m, i);
     const Span<T, N> s(t.in, t.out, t.count);
@@ -116,9 +117,10 @@ template <class T> SYMMEM_DEVICE void manyOneshot(const Params &p, const Many &m
         }
       });
       if (f.ok) s.store(t.out, t.first + v, sum);
+      had = true;
     }
   }
-  startNext();
+  if (had) startNext();
   f.close(epoch);
 }
 

@@ -69,8 +69,8 @@ template <int W> struct Push {
 };
 
 // oneshotPushWhole is oneshotPush. The rank's own lines go through its own slot, so that all are alike and the input is read once. Warps are
-// dealt to the blocks in turn, so that none has nothing to do. A thread that has all its lines lets the next launch begin: every rank's
-// block of its number is at work then, so that the other threads' lines come, whatever room the next launch takes.
+// dealt to the blocks in turn, so that none has nothing to do. A thread that has had lines, and all of them, lets the next launch begin: every
+// rank's block of its number is at work then, so that the other threads' lines come, whatever room the next launch takes.
 template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const PushParams<W> &p) {
   Push<W> f(p, kKindOneshotPush);
   const u32 begin = (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32, step = gridDim.x * blockDim.x;
@@ -111,7 +111,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
 #pragma unroll
     for (u32 r = 0; r < W; r++) storeStrong(at + r * slot, Words<4>{});
   }
-  startNext();
+  if (begin < p.vectors) startNext();
   f.close(epoch);
 }
 
@@ -159,18 +159,19 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
   auto reduceSome = [&](auto some, u32 v) {
     constexpr u32 n = decltype(some)::value;
     Words<4> x[W][n];
-    bool there;
+    u32 missing;
     do {
 #pragma unroll
       for (u32 u = 0; u < n; u++)
 #pragma unroll
         for (u32 r = 0; r < W; r++) x[r][u] = loadStrong(from[r] + (v + u * all) * 16ull, Words<4>());
-      there = true;
+      missing = p.rank;
 #pragma unroll
       for (u32 u = 0; u < n; u++)
 #pragma unroll
-        for (u32 r = 0; r < W; r++) there = there && (r == p.rank || come(x[r][u]));
-    } while (!there && f.again(q));
+        for (u32 r = 0; r < W; r++)
+          if (r != p.rank && !come(x[r][u])) missing = r;
+    } while (missing != p.rank && f.again(missing));
     if (!f.ok) return;
 #pragma unroll
     for (u32 u = 0; u < n; u++) {
@@ -226,6 +227,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
     for (; i + step < theirs && f.ok; i += 2 * step) takeSome(Some<2>(), i);
 #pragma unroll 1
   for (; i < theirs && f.ok; i += step) takeSome(Some<1>(), i);
-  startNext();
+  // Between two ranks a thread that has had lines knows that the other's block of this number is at work, as in one-shot. Between more the
+  // lines of a block come from blocks of other numbers: so the next launch waits until this block has all of its own.
+  if (W > 2) __syncthreads();
+  if (W > 2 || begin < theirs) startNext();
   f.close(epoch);
 }

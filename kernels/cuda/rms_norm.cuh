@@ -222,7 +222,8 @@ template <class T, int W> SYMMEM_DEVICE void normOneshotPush(const Comm &c, cons
           return f.ok;
         },
         [&] {
-          if (n.rows - row <= gridDim.x) startNext(); // the last of this block's: it waits for nobody any more
+          // The last row of this block's, and the thread has had lines of it from every rank: their blocks of this number are at work.
+          if (tid < vectors && n.rows - row <= gridDim.x) startNext();
         });
   f.close(epoch);
 }
@@ -283,7 +284,7 @@ template <class T, int W> SYMMEM_DEVICE void normTwoshotPush(const Comm &c, cons
           return f.ok;
         },
         [&] {
-          if (n.rows - row <= gridDim.x) startNext();
+          if (threadIdx.x < vectors && n.rows - row <= gridDim.x) startNext();
         });
   f.close(epoch);
 }

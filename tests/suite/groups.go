@@ -48,7 +48,7 @@ func overlappingCase(ctx context.Context, e *Env) error {
 		o     *operands
 		p     *kernels.Plan
 	}
-	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 4000, blocked, false}
+	r := reduction{kernels.Auto, tensor.Int64, kernels.Sum, true, 1000, blocked, false}
 	var mine []*member
 	for _, ranks := range [][]int{lower, upper} {
 		if !slices.Contains(ranks, e.R.Rank()) {
