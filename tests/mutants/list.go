@@ -2314,8 +2314,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collectives.go", why: "plans of closed tensors are found", tests: callTests,
-		old: "ok && !e.Value.(*cachedPlan).stale()",
-		new: "ok",
+		old: "!ok || e.Value.(*cachedPlan).stale()",
+		new: "!ok",
 	},
 	{
 		file: "collectives.go", why: "what the ranks have called before is not compared", tests: callTests,
