@@ -263,6 +263,7 @@ func TestAllToAllVOnHost(t *testing.T) {
 							return err
 						}
 						hm := near.Device().(device.HostMemory)
+						d := d // of this rank
 						d.algorithm = OneShot
 						m := memory.New(near, g, nil)
 						switch way {

@@ -17,7 +17,6 @@ import (
 
 // complete gives the machine's driver what else there is to do with memory: copies, graphs, and kernels that do nothing.
 func (m *machine) complete() (*cu.Driver, func() int) {
-	m.Kernel = func(int, string, []unsafe.Pointer) {}
 	d := m.driver()
 	d.MemcpyDtoDAsync = func(dst, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
 		return m.Do("cuMemcpyDtoDAsync", func(int) cu.Result {
@@ -73,6 +72,7 @@ func TestFaults(t *testing.T) {
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)
 			m.multicast = 1
+			m.Kernel = func(int, string, []unsafe.Pointer) {} // before any driver of the machine is in use
 			var graphs []func() int
 			return backendtest.FaultMachine{
 				Open: func(ctx context.Context, g *group.Group, parent backend.Backend, calls *backendtest.Calls) (backend.Backend, error) {

@@ -27,7 +27,6 @@ var ncclCodes = []backendtest.Code{
 
 // complete gives the machine's driver what else there is to do with memory: copies, waits for events, and kernels that do nothing.
 func (m *machine) complete() *cu.Driver {
-	m.Kernel = func(int, string, []unsafe.Pointer) {}
 	d := m.driver()
 	d.MemcpyDtoDAsync = func(dst, src device.Ptr, n uint64, s cu.StreamHandle) cu.Result {
 		return m.Do("cuMemcpyDtoDAsync", func(int) cu.Result {
@@ -65,6 +64,7 @@ func TestFaults(t *testing.T) {
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)
 			m.version, m.nvls = 22907, true
+			m.Kernel = func(int, string, []unsafe.Pointer) {} // before any driver of the machine is in use
 			return backendtest.FaultMachine{
 				Open: func(ctx context.Context, g *group.Group, parent backend.Backend, calls *backendtest.Calls) (backend.Backend, error) {
 					o := m.plain(g.Rank())
