@@ -89,7 +89,7 @@ func variants() (out []variant) {
 
 // cover runs a kernel in every way that it has.
 func (v variant) cover(tb testing.TB, c *Coverage) {
-	config := Config{Seed: 1, MaxSteps: 1 << 28, Coverage: c}
+	config := Config{Seed: 1, MaxSteps: 1 << 30, Coverage: c}
 	width := widths[v.dtype]
 	j := job{form: v.form, dtype: v.dtype, op: v.op, ranks: v.ranks, hopper: v.hopper, blocks: 2, threads: 8, lap: 128, epochs: 2, exact: v.form >= ptx.OneShotMultimem}
 	run := func(j job) {
