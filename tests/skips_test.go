@@ -21,6 +21,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/multicast"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -61,9 +62,7 @@ func requireCapability(t *testing.T, name string, world int, capability string) 
 // skipWithout skips the test and says why; under SYMMEM_TEST_REQUIRE with name among its names that is a failure.
 func skipWithout(t *testing.T, name, format string, args ...any) {
 	t.Helper()
-	why := fmt.Sprintf(format, args...)
-	require.NotContains(t, required(), name, why)
-	t.Skip(why)
+	testneed.Missing(t, name, fmt.Sprintf(format, args...))
 }
 
 // check turns the result of a case into that of its sub-test. One that was skipped although the backend is required has failed.
