@@ -676,14 +676,8 @@ func twoPlans(ctx context.Context, e *Env, alg kernels.Algorithm, n int64, round
 	if err != nil {
 		return err
 	}
-	for range rounds {
-		first, second := func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }
-		if e.R.Rank()%2 == 1 {
-			first, second = second, first
-		}
-		if err := errors.Join(first(), second()); err != nil {
-			return err
-		}
+	if err := crossed(e, rounds, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
+		return err
 	}
 	if err := errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close()); err != nil {
 		return err

@@ -341,14 +341,8 @@ func twoListsCase(ctx context.Context, e *Env, l list) error {
 	if err != nil {
 		return err
 	}
-	for range 10 {
-		first, second := func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }
-		if e.R.Rank()%2 == 1 {
-			first, second = second, first
-		}
-		if err := errors.Join(first(), second()); err != nil {
-			return err
-		}
+	if err := crossed(e, 10, func() error { return pa.Run(e.S) }, func() error { return pb.Run(other) }); err != nil {
+		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), a.check(), b.check(), closeAll(ctx, pb, pa, b, a))
 }

@@ -171,3 +171,16 @@ func (r *runs) replay(ctx context.Context) error {
 	}
 	return errors.Join(graph.Close(), freeSrc(), freeKept())
 }
+
+// crossed enqueues a and b so many times, on ranks with odd numbers the other way round.
+func crossed(e *Env, rounds int, a, b func() error) error {
+	if e.R.Rank()%2 == 1 {
+		a, b = b, a
+	}
+	for range rounds {
+		if err := errors.Join(a(), b()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

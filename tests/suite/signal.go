@@ -227,15 +227,8 @@ func twoStreamsCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
-	for range 50 {
-		first := func() error { return t.Barrier(e.S, 0) }
-		second := func() error { return t.Barrier(other, 1) }
-		if e.R.Rank()%2 == 1 {
-			first, second = second, first
-		}
-		if err := errors.Join(first(), second()); err != nil {
-			return err
-		}
+	if err := crossed(e, 50, func() error { return t.Barrier(e.S, 0) }, func() error { return t.Barrier(other, 1) }); err != nil {
+		return err
 	}
 	return errors.Join(e.S.Synchronize(ctx), other.Synchronize(ctx), other.Close(), t.Close(ctx))
 }
