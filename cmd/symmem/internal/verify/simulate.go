@@ -107,21 +107,7 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 	}
 	show.Clear()
 	v := Verification{Ranks: o.Ranks, Simulated: true, Seed: o.Seed, Backends: []BackendResult{b}}
-	v.count()
-	if o.JSON {
-		err = p.PrintJSON(v)
-	} else {
-		err = v.write(p.Out, terminal.PainterFor(p.Out, p.Getenv))
-	}
-	switch {
-	case err != nil:
-		return err
-	case interrupted != nil:
-		return &exit.Error{Status: launch.SignalStatus(interrupted)}
-	case v.Summary.Failed > 0:
-		return &exit.Error{Status: exit.Failure}
-	}
-	return nil
+	return v.conclude(p, o, interrupted)
 }
 
 // onSimulated opens the ranks, runs the cases and closes the ranks. report is called with each result.

@@ -135,9 +135,15 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			}
 		}
 	}
+	return v.conclude(p, o, interrupted)
+}
+
+// conclude prints what was found, and makes it the command's status. interrupted is the signal that ended it, or nil.
+func (v *Verification) conclude(p *process.Process, o Options, interrupted os.Signal) error {
 	v.count()
+	var err error
 	if o.JSON {
-		err = p.PrintJSON(v)
+		err = p.PrintJSON(*v)
 	} else {
 		err = v.write(p.Out, terminal.PainterFor(p.Out, p.Getenv))
 	}
