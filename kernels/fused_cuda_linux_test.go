@@ -3,161 +3,19 @@ package kernels
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/internal/ptxvm"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
-
-// onMachine says which kernels the simulated device runs as they are, on a machine for PTX, rather than as Go.
-func onMachine(name string) bool {
-	return strings.HasPrefix(name, "symmem_rms_norm_") || strings.HasPrefix(name, "symmem_quantize") || strings.HasPrefix(name, "symmem_dequantize_")
-}
-
-// machineLaunch is a launch of one. Each rank has a machine of its own, on memory that they share.
-type machineLaunch struct {
-	simFunction
-	l device.Launch
-}
-
-func (l *machineLaunch) Launch(s device.Stream) error {
-	return s.(*simStream).Stream.(device.HostLauncher).Launch(l)
-}
-func (l *machineLaunch) Close() error { return nil }
-
-var machineModules sync.Map // by the hash of the image
-
-func (l *machineLaunch) RunKernel() error {
-	key := sha256.Sum256(l.image)
-	module, ok := machineModules.Load(key)
-	if !ok {
-		m, err := ptxvm.Parse(l.name, l.image)
-		if err != nil {
-			return err
-		}
-		module, _ = machineModules.LoadOrStore(key, m)
-	}
-	space := ptxvm.NewMemory()
-	var failed error
-	mapped := map[uint64]bool{}
-	add := func(p uint64, n int64) {
-		if p == 0 || n == 0 || mapped[p] {
-			return
-		}
-		mapped[p] = true
-		// The machine maps whole sixteens; what is before a table may be mapped already, with its first words.
-		lo, hi := int64(p)&^15, int64(p)+n
-		var err error
-		for _, span := range [][2]int64{{lo, (hi + 15) &^ 15}, {lo, hi}, {lo + 16, (hi + 15) &^ 15}, {lo + 16, hi}} {
-			var b []byte
-			if b, err = l.dev.mem.Bytes(device.Ptr(span[0]), span[1]-span[0]); err == nil {
-				err = space.Map(uint64(span[0]), b)
-			}
-			if err == nil {
-				break
-			}
-		}
-		failed = errors.Join(failed, err)
-	}
-	table := func(p uint64, n uint32) (all []uint64) {
-		add(p, int64(n)*8)
-		for i := range uint64(n) {
-			all = append(all, uint64(l.dev.at(p+8*i).Load())|uint64(l.dev.at(p+8*i+4).Load())<<32)
-		}
-		return all
-	}
-	var comm *ptx.Comm
-	var data int64
-	last := l.l.Params[len(l.l.Params)-1]
-	if len(l.l.Params) == 2 {
-		comm = &ptx.Comm{}
-		simParam(comm, l.l.Params[0])
-	}
-	if strings.HasPrefix(l.name, "symmem_rms_norm_") {
-		var p ptx.Norm
-		simParam(&p, last)
-		width := int64(2)
-		if strings.Contains(l.name, "_f32") {
-			width = 4
-		}
-		row := int64(p.Columns) * width
-		for _, at := range []uint64{p.In, p.Residual, p.ResidualOut, p.Out} {
-			add(at, int64(p.Rows)*row)
-		}
-		add(p.Weight, row)
-		add(p.Quantized, int64(p.Rows)*int64(p.Columns))
-		if comm != nil {
-			form := map[bool]ptx.Form{true: ptx.OneShotPush, false: ptx.TwoShotPush}[strings.Contains(l.name, "oneshot")]
-			if strings.Contains(l.name, "_pull_") {
-				form = ptx.TwoShotPull
-				for _, at := range table(p.Inputs, comm.World) {
-					add(at, int64(p.Rows)*row)
-				}
-			}
-			data = ptx.NormDataBytes(form, int(comm.World), int64(p.Rows), row)
-		}
-	} else {
-		var p ptx.Quantized
-		simParam(&p, last)
-		width := int64(2)
-		if strings.Contains(l.name, "_f32") {
-			width = 4
-		}
-		images := int64(p.World) * int64(p.Span)
-		switch {
-		case comm != nil:
-			data = 4 * images
-			add(p.In, int64(p.Count)*width)
-			add(p.Out, int64(p.Count)*width)
-		case l.name == "symmem_quantized_sum":
-			for _, at := range table(p.Images, p.World) {
-				add(at, int64(p.Span))
-			}
-			add(p.Sum, int64(p.Span))
-		case strings.HasPrefix(l.name, "symmem_quantize_"):
-			add(p.In, int64(p.Count)*width)
-			add(p.Images, images)
-		default:
-			add(p.Out, int64(p.Count)*width)
-			add(p.Images, images)
-		}
-	}
-	if comm != nil {
-		workspaces := comm.Workspace[:min(comm.World, ptx.Inline)]
-		if comm.World > ptx.Inline {
-			workspaces = table(comm.Table, comm.World)
-		}
-		for _, at := range workspaces {
-			add(at, ptx.ControlBytes(int(l.l.Grid[0]), int(comm.World))+data)
-		}
-		add(comm.Dead, 4)
-		add(comm.Fault, 8)
-		add(comm.Stop, 4)
-	}
-	if failed != nil {
-		return failed
-	}
-	m := ptxvm.New(space, ptxvm.Config{Seed: 1, MaxSteps: 1 << 32})
-	err := m.NewStream(0).Launch(ptxvm.Launch{
-		Function: module.(*ptxvm.Module).Function(l.name), Grid: [3]uint32{l.l.Grid[0]}, Block: [3]uint32{l.l.Block[0]}, Params: l.l.Params, Overlap: l.l.Overlap,
-	})
-	if err != nil {
-		return err
-	}
-	return m.Run()
-}
 
 // floats is n elements of a rank: of all sizes.
 func floats(dtype tensor.DType, n int64, seed uint64) []byte {

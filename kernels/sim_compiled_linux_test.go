@@ -1,10 +1,12 @@
 package kernels
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -13,54 +15,38 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// compiledKernels gives the file of each kernel that a simDevice runs as it was compiled, on the machine for PTX, between goroutines that are the
-// ranks. That is sequentially consistent; package ptxvm's own tests run them under weak memory.
-var compiledKernels = sync.OnceValue(func() map[string]string {
-	files := map[string]string{}
-	add := func(k ptx.Kernel) { files[k.Name] = k.File }
-	add(ptx.PushLines(false))
-	add(ptx.PushAllToAllV)
-	add(ptx.Meet)
-	for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
-		for _, form := range []ptx.Form{ptx.OneShotLL, ptx.OneShotPush} {
-			if k, ok := ptx.PushScatter(form, dtype, false); ok {
-				add(k)
-			}
-		}
-	}
-	return files
-})
-
-func (f simFunction) compiled() bool { return compiledKernels()[f.name] != "" }
+// compiled reports whether a simDevice runs a kernel as it was compiled, on the machine for PTX, between goroutines that are the ranks. That is
+// sequentially consistent; package ptxvm's own tests run them under weak memory.
+func (f simFunction) compiled() bool {
+	return slices.ContainsFunc([]string{
+		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet.Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_",
+	}, func(name string) bool { return strings.HasPrefix(f.name, name) })
+}
 
 // compiledLaunch is a launch of a compiled kernel.
 type compiledLaunch struct {
+	simFunction
 	launch device.Launch
-	dev    *simDevice
-	name   string
 	memory *ptxvm.Memory // once it was launched
 }
 
-var compiledModules sync.Map
+var compiledModules sync.Map // by the hash of the image
 
-func compiledModule(file string) (*ptxvm.Module, error) {
-	if m, ok := compiledModules.Load(file); ok {
+func compiledModule(name string, image []byte) (*ptxvm.Module, error) {
+	key := sha256.Sum256(image)
+	if m, ok := compiledModules.Load(key); ok {
 		return m.(*ptxvm.Module), nil
 	}
-	text, err := ptx.Image(file)
-	if err != nil {
-		return nil, err
-	}
-	m, err := ptxvm.Parse(file, text)
+	m, err := ptxvm.Parse(name, image)
 	if err == nil {
-		compiledModules.Store(file, m)
+		compiledModules.Store(key, m)
 	}
 	return m, err
 }
 
 // run runs the launch on a machine of its own, whose memory is this process's.
 func (l *compiledLaunch) run() error {
-	module, err := compiledModule(compiledKernels()[l.name])
+	module, err := compiledModule(l.name, l.image)
 	if err != nil {
 		return err
 	}
@@ -71,7 +57,7 @@ func (l *compiledLaunch) run() error {
 		}
 	}
 	m := ptxvm.New(l.memory, ptxvm.Config{Turn: 200})
-	err = m.NewStream(0).Launch(ptxvm.Launch{Function: module.Function(l.name), Grid: l.launch.Grid, Block: l.launch.Block, Params: l.launch.Params})
+	err = m.NewStream(0).Launch(ptxvm.Launch{Function: module.Function(l.name), Grid: l.launch.Grid, Block: l.launch.Block, Params: l.launch.Params, Overlap: l.launch.Overlap})
 	for err == nil {
 		var idle bool
 		if idle, err = m.Step(256); idle {

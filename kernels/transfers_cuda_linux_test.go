@@ -100,13 +100,10 @@ type simFunction struct {
 
 func (f simFunction) MaxBlocks(int, int) (int, error) { return 64, nil }
 func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
-	if onMachine(f.name) {
-		return &machineLaunch{simFunction: f, l: l}, nil
-	}
 	launch := &simLaunch{simFunction: f, grid: l.Grid[0]}
 	switch {
 	case f.compiled():
-		launch.compiled = &compiledLaunch{launch: l, dev: f.dev, name: f.name}
+		launch.compiled = &compiledLaunch{launch: l, simFunction: f}
 	case f.name == ptx.Pull.Name:
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])
