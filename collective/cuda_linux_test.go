@@ -496,16 +496,20 @@ func TestCUDAForms(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
-// TestRoom: plans that would not fit the device together are refused on the third stream, until one is closed or moves.
+// TestRoom: plans that would not fit the device together are refused on the third stream, until one is closed or moves. A small one fits beside them, and a large
+// one too when a tensor of another was closed.
 func TestRoom(t *testing.T) {
 	m := newMachine(2, map[string]fake{"still": still})
 	onRanks(t, 2, patience, m.open, func(ctx context.Context, r *rank) error {
 		var plans []*collective.Plan
 		var streams []device.Stream
-		for range 3 {
-			p, err := collective.New(ctx, r.m, collective.Spec{Name: "large", CUDA: &collective.Kernel{
-				Image: []byte(image), Function: "still", Blocks: 100, Threads: 32,
-			}})
+		x, err := r.tensor(ctx, 16)
+		if err != nil {
+			return err
+		}
+		for _, spec := range []collective.Spec{{Name: "large"}, {Name: "of a tensor", Tensors: []tensor.SymmetricTensor{x}}, {Name: "third"}} {
+			spec.CUDA = &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}
+			p, err := collective.New(ctx, r.m, spec)
 			if err != nil {
 				return err
 			}
@@ -518,14 +522,34 @@ func TestRoom(t *testing.T) {
 		if err := errors.Join(plans[0].Run(streams[0]), plans[1].Run(streams[1])); err != nil {
 			return err
 		}
-		err := plans[2].Run(streams[2])
+		err = plans[2].Run(streams[2])
 		if room, ok := errors.AsType[*collective.RoomError](err); !ok || room.Streams != 2 || !errors.Is(err, errs.ErrNoRoom) {
 			return fmt.Errorf("a third plan: %w", err)
+		}
+		small, err := collective.New(ctx, r.m, collective.Spec{Name: "small", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 1, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(small.Run(streams[2]), small.Close(ctx)); err != nil {
+			return fmt.Errorf("a small plan: %w", err)
 		}
 		if err := plans[2].Run(streams[0]); err != nil {
 			return fmt.Errorf("a third plan behind the first: %w", err)
 		}
-		if err := errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[2].Run(streams[2]), plans[1].Close(ctx), plans[2].Close(ctx)); err != nil {
+		if err := errors.Join(r.m.Device().Synchronize(ctx), plans[0].Close(ctx), plans[2].Run(streams[2])); err != nil {
+			return err
+		}
+		fourth, err := collective.New(ctx, r.m, collective.Spec{Name: "fourth", CUDA: &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 32}})
+		if err != nil {
+			return err
+		}
+		if err := fourth.Run(streams[0]); !errors.Is(err, errs.ErrNoRoom) {
+			return fmt.Errorf("a fourth plan: %w", err)
+		}
+		if err := errors.Join(x.Close(ctx), fourth.Run(streams[0])); err != nil {
+			return fmt.Errorf("a fourth plan when a tensor of the second is closed: %w", err)
+		}
+		if err := errors.Join(fourth.Close(ctx), plans[1].Close(ctx), plans[2].Close(ctx)); err != nil {
 			return err
 		}
 		return errors.Join(streams[0].Close(), streams[1].Close(), streams[2].Close())

@@ -223,9 +223,7 @@ func (f *kernelForm) newTenant(offers []memory.WorkspaceOffer, devices []deviceO
 		}
 	}
 	takes := float64(f.blocks) / float64(devices[rank].Resident[f.threads]) * float64(sharing(offers, rank)) / float64(here)
-	m := f.plan.memory
-	over := func() bool { return errors.Is(m.Err(), errs.ErrClosed) }
-	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: over}
+	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: f.plan.over}
 }
 
 func (f *kernelForm) launch() string {

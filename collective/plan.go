@@ -125,6 +125,10 @@ func (p *Plan) usable() error {
 	return p.memory.Err()
 }
 
+// over reports whether memory that the plan works on was given back. That waited for the device, and no run comes after it. The close of a
+// slice does not wait, and so does not count.
+func (p *Plan) over() bool { return errors.Is(p.memory.Err(), errs.ErrClosed) || p.released() != nil }
+
 // Err returns the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
 // has run.
 func (p *Plan) Err() error {

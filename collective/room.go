@@ -22,9 +22,10 @@ const plansAtOnce = 2
 // reserved is how many of a device's multiprocessors plans leave to everything else.
 func reserved(processors int) int { return max(1, processors/32) }
 
-// capacity is the part of a device that the plans on it may take together.
+// capacity is the part of a device that the plans on it may take together: beside two of the largest, small ones may have half of the
+// reserve. The plans that a symmem.Rank keeps for its methods are such, on its own stream.
 func capacity(processors int) float64 {
-	return float64(processors-reserved(processors)) / float64(processors)
+	return (float64(processors) - float64(reserved(processors))/2) / float64(processors)
 }
 
 // mostBlocks is how many blocks a plan may launch on a device that runs resident of them at the same time and that so many ranks
@@ -36,7 +37,7 @@ func mostBlocks(resident, processors, ranks int) int {
 // RoomError is the error of Plan.Run where the kernels of plans on different streams, which may all wait for peers at the same time, would
 // not fit the device together: then what one rank waits for might find no place on another one. Two plans of any size always
 // fit, and more if they are small or were made with fewer blocks. A plan counts on the stream that it was last run or recorded on,
-// until it is closed. errors.Is(err, ErrNoRoom) holds.
+// until it, or memory of one of its tensors, is closed. errors.Is(err, ErrNoRoom) holds.
 //
 // The error is this rank's own. Ranks that run their plans alike all get it.
 type RoomError struct {
@@ -65,7 +66,7 @@ type tenant struct {
 	device string      // UUID
 	takes  float64     // part of the device
 	most   float64     // that all may take together
-	over   func() bool // the plan's memory was closed, and the plan with it
+	over   func() bool // the plan's memory was closed, and the plan can never run again
 	stream atomic.Pointer[device.Stream]
 }
 
