@@ -123,6 +123,10 @@ func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	add(j)
 	j.began = true
 	add(j)
+	if j.overlap {
+		j.began, j.missing, j.twice, j.offset, j.blocks, j.epochs, j.count = false, 0, true, 0, 2, 3, 800/width
+		add(j)
+	}
 	return out
 }
 
@@ -236,9 +240,10 @@ func TestBite(t *testing.T) {
 		})
 	}
 	subjects = append(subjects, subject{ptx.Pull, "pull", list})
-	left := maps.Clone(bitten)
+	left, ran := maps.Clone(bitten), 0
 	for _, s := range subjects {
 		t.Run(s.kernel.Name, func(t *testing.T) {
+			ran++
 			for _, a := range s.attempts {
 				for seed := range seeds / 4 {
 					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
@@ -262,5 +267,7 @@ func TestBite(t *testing.T) {
 			}
 		})
 	}
-	require.Empty(t, left, "no kernel has these")
+	if ran == len(subjects) {
+		require.Empty(t, left, "no kernel has these")
+	}
 }

@@ -67,6 +67,7 @@ type job struct {
 	began   bool   // but they have come to where the last wait of the others begins
 	stop    bool   // with missing: the host ends it, and not the time
 	exact   bool   // only whole numbers, whose sum does not depend on the order
+	twice   bool   // two plans at once, on devices that hold no more than both
 
 	replace func(*Module) *Module
 }
@@ -95,6 +96,7 @@ func (j job) String() string {
 type world struct {
 	job           job
 	memory        *Memory
+	above         uint64
 	layout        ptx.Layout
 	kernel        ptx.Kernel
 	in, out       [][][]byte // of each launch and rank, the elements
@@ -120,8 +122,11 @@ const (
 	fillByte  = 0xa5
 )
 
-func newWorld(tb testing.TB, j job) *world {
-	w := &world{job: j, memory: NewMemory()}
+func newWorld(tb testing.TB, j job) *world { return newWorldIn(tb, NewMemory(), 0, j) }
+
+// newWorldIn is newWorld in memory that may have other worlds, with all addresses higher by above.
+func newWorldIn(tb testing.TB, memory *Memory, above uint64, j job) *world {
+	w := &world{job: j, memory: memory, above: above}
 	width := widths[j.dtype]
 	bytes := j.count * width
 	var ok bool
@@ -143,7 +148,7 @@ func newWorld(tb testing.TB, j job) *world {
 		base.Flags |= ptx.Staged
 	}
 	for r := range j.ranks {
-		at := uint64(r+1) * rankAt
+		at := above + uint64(r+1)*rankAt
 		channel := aligned(int(w.layout.WorkspaceBytes()))
 		for i := 0; i < int(w.layout.ControlBytes()); i += 4 {
 			binary.LittleEndian.PutUint32(channel[i:], j.first)
@@ -160,7 +165,7 @@ func newWorld(tb testing.TB, j job) *world {
 			w.in, w.out, w.params = append(w.in, w.in[0]), append(w.out, w.out[0]), append(w.params, w.params[0])
 			continue
 		}
-		w.tensors(tb, base, uint64(e)*epochAt)
+		w.tensors(tb, base, above+uint64(e)*epochAt)
 	}
 	return w
 }
@@ -205,13 +210,13 @@ func (w *world) tensors(tb testing.TB, base ptx.Params, epoch uint64) {
 	var params []ptx.Params
 	for r := range j.ranks {
 		p := base
-		at := uint64(r+1)*rankAt + wordsAt
+		at := w.above + uint64(r+1)*rankAt + wordsAt
 		if j.ranks > ptx.Inline {
 			table := aligned(3 * 8 * j.ranks)
 			for i, x := range slices.Concat(inPtr, outPtr, w.channels) {
 				binary.LittleEndian.PutUint64(table[8*i:], x)
 			}
-			p.Table = at + epoch + tableAt
+			p.Table = at - w.above + epoch + tableAt
 			require.NoError(tb, w.memory.Map(p.Table, table))
 		}
 		p.Rank, p.Dead, p.Fault, p.Stop = uint32(r), at, at+16, at+32
@@ -573,6 +578,9 @@ func (w *world) runMissing(tb testing.TB, m *Machine, streams []*Stream) error {
 
 // run carries out a job, each epoch with new inputs, and gives the first error.
 func (j job) run(tb testing.TB, c Config) (uint64, error) {
+	if j.twice {
+		return j.runTwice(tb, c)
+	}
 	w := newWorld(tb, j)
 	m := New(w.memory, c)
 	var streams []*Stream
@@ -600,6 +608,62 @@ func (j job) run(tb testing.TB, c Config) (uint64, error) {
 		for k := e; k >= 0 && (k == e || j.queued); k-- {
 			if err := w.wrong(k); err != nil {
 				return m.Steps(), fmt.Errorf("launch %d: %w", k, err)
+			}
+		}
+	}
+	return m.Steps(), nil
+}
+
+// idler is a kernel that keeps its place for so many turns of a loop.
+var idler = sync.OnceValues(func() (*Module, error) {
+	return Parse("idler.ptx", []byte(header+`.visible .entry idle(.param .u32 turns) {
+	.reg .b32 %r<2>;
+	.reg .pred %p;
+	ld.param.u32 %r1, [turns];
+Again:
+	add.s32 %r1, %r1, -1;
+	setp.ne.u32 %p, %r1, 0;
+	@%p bra Again;
+	ret;
+}
+`))
+})
+
+// runTwice runs two plans on two streams, each of several launches, on devices that hold no more than the blocks of both, and that have another kernel's block in
+// the beginning: they must not wait for each other, whichever comes first on which rank, and whatever begins early.
+func (j job) runTwice(tb testing.TB, c Config) (uint64, error) {
+	c.Hangs = true
+	memory := NewMemory()
+	worlds := []*world{newWorldIn(tb, memory, 0, j), newWorldIn(tb, memory, 1<<44, j)}
+	m := New(memory, c)
+	for r := range j.ranks {
+		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * j.blocks})
+		idle, err := idler()
+		require.NoError(tb, err)
+		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
+		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
+	}
+	for i, w := range worlds {
+		var streams []*Stream
+		for r := range j.ranks {
+			s := m.NewStream(r)
+			if (r+i)%2 == 1 {
+				s.Pause(1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).Uint64N(1000))
+			}
+			streams = append(streams, s)
+		}
+		for e := range j.epochs {
+			w.fill(e)
+			w.launch(tb, streams, e)
+		}
+	}
+	if err := m.Run(); err != nil {
+		return m.Steps(), err
+	}
+	for i, w := range worlds {
+		for e := range j.epochs {
+			if err := w.wrong(e); err != nil {
+				return m.Steps(), fmt.Errorf("plan %d, launch %d: %w", i, e, err)
 			}
 		}
 	}

@@ -54,7 +54,7 @@ template <int W> struct Push {
     const u32 r = p.rank + k;
     return r >= W ? r - W : r;
   }
-  // again and close are as in Ranks.
+  // again and close are as in Ranks; next says that the next launch may begin when all threads of the block are here.
   SYMMEM_DEVICE bool again(u32 peer) {
     if (++polls % kPollsPerCheck == 0) {
       const u64 fault = (u64)kind << 48 | (u64)(peer & 0xffff) << 32 | (u64)(p.index & 0xffff) << 16 | (blockIdx.x & 0xffff);
@@ -63,8 +63,10 @@ template <int W> struct Push {
     }
     return ok;
   }
-  SYMMEM_DEVICE void close(u32 epoch) {
-    if (__syncthreads_and(ok) && threadIdx.x == 0) storeRelaxed(record(), epoch);
+  SYMMEM_DEVICE void close(u32 epoch, bool next = false) {
+    const bool all = __syncthreads_and(ok);
+    if (next) startNext();
+    if (all && threadIdx.x == 0) storeRelaxed(record(), epoch);
   }
 };
 
@@ -229,7 +231,6 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
   for (; i < theirs && f.ok; i += step) takeSome(Some<1>(), i);
   // Between two ranks a thread that has had lines knows that the other's block of this number is at work, as in one-shot. Between more the
   // lines of a block come from blocks of other numbers: so the next launch waits until this block has all of its own.
-  if (W > 2) __syncthreads();
-  if (W > 2 || begin < theirs) startNext();
-  f.close(epoch);
+  if (W == 2 && begin < theirs) startNext();
+  f.close(epoch, W > 2);
 }

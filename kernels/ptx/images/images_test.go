@@ -112,7 +112,7 @@ func TestKernels(t *testing.T) {
 	assert.ErrorContains(t, err, "nothing.ptx")
 }
 
-// TestDamaged: no byte of the archive can be another one unnoticed, unless it says the same: of a code that stands for nothing, any length
+// TestDamaged: no byte of the archive can be another one unnoticed, unless the texts are the same: of a code that stands for nothing, any length
 // will do.
 func TestDamaged(t *testing.T) {
 	whole, err := open(compressed)
@@ -120,8 +120,17 @@ func TestDamaged(t *testing.T) {
 	for at := 0; at < len(compressed); at += len(compressed) / 157 {
 		damaged := bytes.Clone(compressed)
 		damaged[at] ^= 1 << (at % 8)
-		if a, err := open(damaged); err == nil {
-			require.Equal(t, whole, a, "byte %d", at)
+		a, err := open(damaged)
+		if err != nil {
+			continue
+		}
+		// The stream's checksum is a sum, which bytes that changed places may leave as it was; the texts have one each that is none.
+		for file := range whole.modules {
+			want, err := whole.image(file)
+			require.NoError(t, err)
+			if text, err := a.image(file); err == nil {
+				require.Equal(t, string(want), string(text), "byte %d", at)
+			}
 		}
 	}
 	_, err = open(compressed[:len(compressed)-1])
