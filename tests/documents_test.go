@@ -72,6 +72,7 @@ func documents(t *testing.T) []string {
 // compiled from it, which is put beside the programs. In blocks of console, lines that begin with "$ " are commands, and
 // the others what they print, in any order: "…" stands for any text, and alone in a line for any lines.
 func TestDocuments(t *testing.T) {
+	t.Parallel()
 	command := sync.OnceValues(func() (string, error) { // the folder that symmem is in
 		dir := t.TempDir()
 		out, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, "symmem"), "../cmd/symmem").CombinedOutput()

@@ -27,16 +27,18 @@ import (
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// worlds are the world sizes of the matrix. fullWorld is the one at which the large cases run too, where the whole matrix is run, and
-// shortProcesses are those at which the short matrix starts processes; goroutines it starts at all but fullWorld.
+// worlds are the world sizes of the whole matrix, in which all run with goroutines and with processes. fullWorld is the one at which the large cases run too. The
+// short matrix starts goroutines at the sizes of shortGoroutines, or of shortFar where there are no peer pointers, and processes at those of shortProcesses.
 var (
-	worlds         = []int{1, 2, 3, 4, 5, 8}
-	shortProcesses = []int{2, fullWorld}
+	worlds          = []int{1, 2, 3, 4, 5, 8}
+	shortGoroutines = []int{1, 2, 3, 8}
+	shortFar        = []int{2, 3}
+	shortProcesses  = []int{2, fullWorld}
 )
 
 const fullWorld = 4
 
-// matrixVariable is "full" for the whole matrix; otherwise it is the short one, in which each world size is run once, and one twice.
+// matrixVariable is "full" for the whole matrix; otherwise it is the short one, in which most world sizes are run once.
 const matrixVariable = "SYMMEM_TEST_MATRIX"
 
 func wholeMatrix(t *testing.T) bool {
@@ -108,6 +110,7 @@ func deviceKind(t *testing.T, name string) device.Kind {
 // TestMatrix runs the suite on every backend at every world size, with goroutines and with processes. Each case is a sub-test, which
 // -run and -skip can choose: a world runs those of its cases that are chosen, one after the other.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	for _, name := range backend.Names() {
 		t.Run("backend="+name, func(t *testing.T) {
 			requireBackend(t, name)
@@ -117,17 +120,27 @@ func TestMatrix(t *testing.T) {
 			if deviceKind(t, name) == device.Host {
 				aside = (*testing.T).Parallel
 			}
+			goroutines, processes := worlds, worlds
+			if !whole {
+				goroutines, processes = shortGoroutines, shortProcesses
+				if !capabilities(t, name).PeerPointers {
+					goroutines = shortFar
+				}
+			}
 			for _, size := range worlds {
+				if !slices.Contains(goroutines, size) && !slices.Contains(processes, size) {
+					continue
+				}
 				t.Run(fmt.Sprintf("world=%d", size), func(t *testing.T) {
 					requireGPUs(t, name, size)
 					aside(t)
-					if whole || size != fullWorld {
+					if slices.Contains(goroutines, size) {
 						t.Run("goroutines", func(t *testing.T) {
 							aside(t)
 							onGoroutines(t, name, size)
 						})
 					}
-					if whole || slices.Contains(shortProcesses, size) {
+					if slices.Contains(processes, size) {
 						t.Run("processes", func(t *testing.T) {
 							aside(t)
 							onProcesses(t, name, size)

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +46,11 @@ var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, s
 func TestMain(m *testing.M) {
 	if job := os.Getenv(workerVariable); job != "" {
 		os.Exit(work(job))
+	}
+	flag.Parse()
+	if !slices.ContainsFunc(os.Args[1:], func(a string) bool { return strings.HasPrefix(a, "-test.parallel") }) {
+		// Ranks wait more than they work.
+		_ = flag.Set("test.parallel", strconv.Itoa(runtime.GOMAXPROCS(0)+1))
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -29,7 +29,7 @@ import (
 // Whatever befalls a call, each rank has an error that names the call and the rank, or none has one where the failure means nothing; the next attempt
 // works on the same ranks, or on those that are left; and nothing is left behind.
 //
-// Each name has its turn once: it fails, and one in ten hangs and ends its rank. With SYMMEM_TEST_FAULTS=full every call hangs, ends its rank, and fails with
+// Each name has its turn once: it fails, and one in thirty hangs and ends its rank, or one in ten with SYMMEM_TEST_MATRIX=full. With SYMMEM_TEST_FAULTS=full every call hangs, ends its rank, and fails with
 // one of its codes, in turn; SYMMEM_TEST_FAULTS=all lets every call fail with all of them. The table of calls, faults and outcomes is logged, and written to the
 // file that SYMMEM_TEST_TABLE names, behind what that has.
 type Faults struct {
@@ -92,6 +92,10 @@ func (f Faults) Run(t *testing.T) {
 	f.Ranks = cmp.Or(f.Ranks, 3)
 	all := os.Getenv("SYMMEM_TEST_FAULTS") == "all"
 	full := all || os.Getenv("SYMMEM_TEST_FAULTS") == "full"
+	some := 30
+	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
+		some = 10
+	}
 	var cases []faultCase
 	known := map[string]bool{}
 	for victim := range 2 {
@@ -99,7 +103,7 @@ func (f Faults) Run(t *testing.T) {
 		out := f.once(t, faultCase{victim: victim}, calls)
 		require.Empty(t, out.wrong, "without a fault")
 		require.Equal(t, "ok", out.what, "without a fault")
-		cases = append(cases, f.cases(calls, victim, full, all, known)...)
+		cases = append(cases, f.cases(calls, victim, full, all, some, known)...)
 	}
 	require.NotEmpty(t, cases, "no native call was seen")
 	table := faultTable{}
@@ -124,7 +128,7 @@ func (f Faults) Run(t *testing.T) {
 }
 
 // cases are the faults of the calls that a rank has made, in the order of their names.
-func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string]bool) []faultCase {
+func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known map[string]bool) []faultCase {
 	var cases []faultCase
 	for _, name := range slices.Sorted(maps.Keys(calls.counts)) {
 		codes := calls.codes[name]
@@ -137,7 +141,7 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, known map[string
 					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
 				}
 			}
-			if !full && len(known)%10 != 0 {
+			if !full && len(known)%some != 0 {
 				continue // hanging and dying take time
 			}
 			if reason(f.Endless, faultCase{call: name, nth: nth}) == "" {

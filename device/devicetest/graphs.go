@@ -63,7 +63,7 @@ func graphReplaysManyTimes(t *testing.T, h Harness) {
 			require.NoError(t, enqueue(s, c.RunKernel))
 		}
 	})
-	launches := h.many(1000, 100000)
+	launches := h.many(300, 100000)
 	for range launches {
 		if err := g.Launch(s); err != nil {
 			require.NoError(t, err)
