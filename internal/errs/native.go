@@ -141,6 +141,9 @@ type StuckError struct {
 	// Abortable is set if the library can be told to end it. Otherwise a thread is still inside the library, with all that it holds, and cannot be
 	// stopped: end the process.
 	Abortable bool
+	// Ended is closed when the library has nothing left to do with what it was given, because the call has ended late or was aborted. It is nil if
+	// nobody will know.
+	Ended <-chan struct{}
 }
 
 // Error says what hangs and what to do.

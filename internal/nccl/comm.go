@@ -25,9 +25,13 @@ type Comm struct {
 	mu        sync.Mutex    // held during NCCL's calls
 	handle    atomic.Uint64 // the CommHandle; 0 when destroyed or aborted
 	state     sync.Mutex
-	cause     error // why it was aborted, or cannot go on
-	stuck     bool  // a call has not ended, so that there can be no other
-	failed    error // the first failure of a call, or of what NCCL does by itself
+	cause     error           // why it was aborted, or cannot go on
+	stuck     bool            // a call has not ended, so that there can be no other
+	settled   <-chan struct{} // closed when that call has ended after all, and what it made is gone; nil if none is stuck
+	failed    error           // the first failure of a call, or of what NCCL does by itself
+
+	made  atomic.Bool   // there ever was a handle
+	ended chan struct{} // closed when the call that ends the communicator has returned
 }
 
 // CommOptions says what communicator to make.
@@ -54,8 +58,8 @@ func (l *Library) NewUniqueID() (UniqueID, error) {
 }
 
 // NewComm makes a communicator of the ranks that bring one id, each with another number and another GPU. It is collective and
-// blocks until all have come, or until ctx ends: then a communicator that does not block is aborted, and for one that does the
-// error is a [*StuckError]. Destroy or abort the communicator.
+// blocks until all have come, or until ctx ends: then the error is a [*StuckError], and the communicator is aborted, as soon as NCCL has given its
+// handle, which closes the error's Ended. Destroy or abort the communicator.
 func (l *Library) NewComm(ctx context.Context, o *CommOptions) (*Comm, error) {
 	const op = "NewComm"
 	if o.Ranks < 1 {
@@ -69,19 +73,30 @@ func (l *Library) NewComm(ctx context.Context, o *CommOptions) (*Comm, error) {
 	}
 	c := newComm(l, o.Ranks, o.Rank, o.Scope)
 	handle, config, id := new(CommHandle), o.Config.layout(l.version), o.ID
-	err := c.do(ctx, "making the communicator", "ncclCommInitRankScalable", handle, func(CommHandle) Result {
+	discard := func() {
+		_ = c.note(c.give(errors.New("its rank had given it up")))
+	}
+	err := c.note(c.doOne(ctx, "making the communicator", initCall, handle, discard, func(CommHandle) Result {
 		r := l.call.CommInitRankScalable(handle, int32(o.Ranks), int32(o.Rank), 1, &id, config)
 		if r == Success || r == InProgress {
 			c.handle.Store(uint64(*handle))
+			c.made.Store(true)
 		}
 		return r
-	})
+	}))
 	if err != nil {
 		err = fmt.Errorf("making a communicator of %d ranks: %w", o.Ranks, err)
-		return nil, errors.Join(err, c.give(err))
+		gave := c.give(err)
+		if gave == nil && c.made.Load() { // else the call itself has not returned, which may take long
+			gave = c.awaitLate(context.WithoutCancel(ctx))
+		}
+		return nil, errors.Join(err, gave)
 	}
 	return c, nil
 }
+
+// initCall is the one call that is made without a communicator.
+const initCall = "ncclCommInitRankScalable"
 
 // Adopt wraps a communicator that the caller has made with this library and destroys itself. Nobody else may use it meanwhile.
 func (l *Library) Adopt(handle CommHandle, scope func(func() error) error) (*Comm, error) {
@@ -109,7 +124,7 @@ func newComm(l *Library, ranks, rank int, scope func(func() error) error) *Comm 
 	if scope == nil {
 		scope = func(fn func() error) error { return fn() }
 	}
-	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, owned: true, operation: make(chan struct{}, 1)}
+	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, owned: true, operation: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // Ranks returns the number of ranks.
@@ -129,16 +144,21 @@ func (c *Comm) Device() (int, error) {
 }
 
 // Split makes a communicator of the same ranks, in the same order, from this one, which is cheaper than NewComm. It is collective, and bounded as
-// NewComm is. The error is ErrUnsupported before NCCL 2.18.
+// NewComm is. If ctx ends first, this communicator can only be aborted, and one that comes of the call late is aborted too. The error is ErrUnsupported
+// before NCCL 2.18.
 func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
 	if err := c.lib.Require("ncclCommSplit"); err != nil {
 		return nil, fmt.Errorf("splitting the communicator: %w", err)
 	}
 	child := newComm(c.lib, c.ranks, c.rank, c.scope)
 	handle, layout := new(CommHandle), config.layout(c.lib.version)
-	err := c.do(ctx, "splitting the communicator", "ncclCommSplit", handle, func(h CommHandle) Result {
+	discard := func() {
+		child.handle.Store(uint64(*handle))
+		_ = c.note(child.give(errors.New("it was made after its rank had given it up")))
+	}
+	err := c.note(c.doOne(ctx, "splitting the communicator", "ncclCommSplit", handle, discard, func(h CommHandle) Result {
 		return c.lib.call.CommSplit(h, 0, int32(c.rank), handle, layout)
-	})
+	}))
 	if err == nil && *handle == 0 {
 		err = c.note(errors.New("NCCL has split the communicator and given none"))
 	}
@@ -258,10 +278,7 @@ func (c *Comm) note(err error) error {
 // ErrClosed if the communicator was destroyed or aborted before. An adopted communicator is released and goes on.
 func (c *Comm) Destroy(ctx context.Context) error {
 	if !c.owned {
-		if c.handle.Swap(0) == 0 {
-			return c.gone("Destroy")
-		}
-		return nil
+		return c.release(ctx, "Destroy")
 	}
 	if c.stuckNow() {
 		return c.abort(ctx, errors.New("it was destroyed before a call had ended"))
@@ -284,20 +301,56 @@ func (c *Comm) Destroy(ctx context.Context) error {
 }
 
 // Abort destroys the communicator without the other ranks and ends its work, whether done or not; cause is what its methods return from then on. It
-// is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits until NCCL has released everything. If
-// ctx ends first the error is a [*StuckError]. All its windows are gone. An adopted communicator is released and goes on.
+// is for a rank whose peers have failed, and may be called while another goroutine is in a method. It waits until NCCL has released everything, and for
+// a while until a call that was given up has ended. If ctx ends first, or that call does not end, the error is a [*StuckError]. All its windows are
+// gone, also those that were made late. An adopted communicator is released and goes on.
 func (c *Comm) Abort(ctx context.Context, cause error) error {
 	if !c.owned {
 		c.setCause(cause)
-		if c.handle.Swap(0) == 0 {
-			return c.gone("Abort")
-		}
-		return nil
+		return c.release(ctx, "Abort")
 	}
 	return c.abort(ctx, cause)
 }
 
+// release forgets an adopted communicator. What a call of it does late can only be known while there is a handle.
+func (c *Comm) release(ctx context.Context, op string) error {
+	if c.Handle() == 0 {
+		return c.gone(op)
+	}
+	err := c.awaitLate(ctx)
+	if c.handle.Swap(0) == 0 {
+		return c.gone(op)
+	}
+	return err
+}
+
+// abort aborts the communicator, and waits for a call that was given up.
 func (c *Comm) abort(ctx context.Context, cause error) error {
+	if err := c.abortOnly(ctx, cause); err != nil {
+		return err
+	}
+	return c.awaitLate(ctx)
+}
+
+// awaitLate waits until a call that was given up has ended, if there is one.
+func (c *Comm) awaitLate(ctx context.Context) error {
+	c.state.Lock()
+	settled := c.settled
+	c.state.Unlock()
+	if settled == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lateTime)
+	defer cancel()
+	select {
+	case <-settled:
+		return nil
+	case <-ctx.Done():
+		return &StuckError{Library: libraryName, What: "ending a call that was given up", Err: context.Cause(ctx), Ended: settled}
+	}
+}
+
+func (c *Comm) abortOnly(ctx context.Context, cause error) error {
 	c.setCause(cause)
 	// Calls of a communicator that does not block end at once. One that blocks is ended by the abort.
 	for range 100 {
@@ -320,6 +373,7 @@ func (c *Comm) abort(ctx context.Context, cause error) error {
 // reclaim makes one of the calls that end a communicator, which wait for what it is doing.
 func (c *Comm) reclaim(ctx context.Context, what, call string, fn func(CommHandle) Result, handle CommHandle) error {
 	_, err := Bound(ctx, what, func() (struct{}, error) {
+		defer close(c.ended)
 		return struct{}{}, c.scope(func() error {
 			if r := fn(handle); r != InProgress {
 				return c.lib.check(call, r)
@@ -330,18 +384,24 @@ func (c *Comm) reclaim(ctx context.Context, what, call string, fn func(CommHandl
 	return err
 }
 
-// give aborts a communicator that was never complete.
+// give aborts a communicator that nobody has got, if it is there.
 func (c *Comm) give(cause error) error {
 	if c.Handle() == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), abortTime)
 	defer cancel()
-	return c.abort(ctx, cause)
+	if err := c.abortOnly(ctx, cause); err != nil && !errors.Is(err, errs.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // abortTime is how long NCCL gets to give up a communicator.
 const abortTime = 20 * time.Second
+
+// lateTime is how long a call that was given up gets to end once its communicator was aborted.
+const lateTime = 5 * time.Second
 
 // The pauses between two checks whether a call has ended. They grow to the first limit while an answer may be near, since registering a window takes
 // some milliseconds, and then to the second.
@@ -349,16 +409,18 @@ const (
 	shortest = 20 * time.Microsecond
 	near     = 100 * time.Microsecond
 	longest  = time.Millisecond
+	rarely   = 50 * time.Millisecond // when nobody waits for it any more
 	soon     = 20 * time.Millisecond
 )
 
 // do makes a call and waits until what it began is done. If ctx ends first the communicator is stuck: only Abort can be called. keep is the memory
 // that NCCL may still write.
 func (c *Comm) do(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
-	return c.note(c.doOne(ctx, what, call, keep, fn))
+	return c.note(c.doOne(ctx, what, call, keep, nil, fn))
 }
 
-func (c *Comm) doOne(ctx context.Context, what, call string, keep any, fn func(h CommHandle) Result) error {
+// doOne is do for a call that makes something: discard, unless nil, gives that back when the call ends after it was given up.
+func (c *Comm) doOne(ctx context.Context, what, call string, keep any, discard func(), fn func(h CommHandle) Result) error {
 	select {
 	case c.operation <- struct{}{}:
 	case <-ctx.Done():
@@ -368,18 +430,65 @@ func (c *Comm) doOne(ctx context.Context, what, call string, keep any, fn func(h
 	if c.stuckNow() {
 		return c.gone(what)
 	}
-	made := call == "ncclCommInitRankScalable"
-	err := c.begin(ctx, what, call, made, fn)
+	err := c.begin(ctx, what, call, call == initCall, fn)
 	if err == nil {
 		// Some calls return success when they have only begun (ncclCommWindowRegister in dev_runtime.cc of 2.28), so the state is checked in any
 		// case.
 		err = c.wait(ctx, what, call)
 	}
-	if _, stuck := errors.AsType[*StuckError](err); stuck {
-		c.setStuck(err)
+	if stuck, ok := errors.AsType[*StuckError](err); ok {
 		abandoned.Store(keep, struct{}{})
+		stuck.Ended = c.settle(stuck.Ended, call == initCall, keep, discard)
+		c.setStuck(err, stuck.Ended)
 	}
 	return err
+}
+
+// settle begins to wait until a call that was given up has ended, or its communicator, and lets discard give back what it has made. A call that is not
+// polled any more has ended when NCCL says so, or when NCCL has nothing left of the communicator. returned is closed when the call has returned, and nil
+// if it has already. What settle returns is closed afterwards.
+func (c *Comm) settle(returned <-chan struct{}, making bool, keep any, discard func()) <-chan struct{} {
+	settled := make(chan struct{})
+	go func() {
+		if returned != nil {
+			<-returned
+		}
+		if making { // there is nothing to wait for
+			discard()
+			if c.made.Load() {
+				<-c.ended
+			}
+		} else {
+			if !c.ends() {
+				return
+			}
+			if discard != nil {
+				discard()
+			}
+		}
+		abandoned.Delete(keep)
+		close(settled)
+	}()
+	return settled
+}
+
+// ends waits until no call of the communicator is under way. It reports false if nobody can know.
+func (c *Comm) ends() bool {
+	for pause := longest; ; pause = min(2*pause, rarely) {
+		if state, err := c.ask(); err == nil && state != InProgress {
+			return true
+		}
+		if !c.owned && c.Handle() == 0 {
+			return false
+		}
+		wait := time.NewTimer(pause)
+		select {
+		case <-c.ended:
+			wait.Stop()
+			return true
+		case <-wait.C:
+		}
+	}
 }
 
 // begin makes the call, and waits no longer than ctx for it to return.
@@ -392,6 +501,9 @@ func (c *Comm) begin(ctx context.Context, what, call string, made bool, fn func(
 			return struct{}{}, c.gone(what)
 		}
 		return struct{}{}, c.scope(func() error {
+			if handle != c.Handle() { // it was ended while the context was made current
+				return c.gone(what)
+			}
 			if r := fn(handle); r != InProgress {
 				return c.lib.check(call, r)
 			}
@@ -401,7 +513,7 @@ func (c *Comm) begin(ctx context.Context, what, call string, made bool, fn func(
 	return err
 }
 
-// wait asks until the call is done.
+// wait asks until the call is done. If it cannot know that, the error is a [*StuckError].
 func (c *Comm) wait(ctx context.Context, what, call string) error {
 	began, limit := time.Now(), near
 	for pause := shortest; ; pause = min(2*pause, limit) {
@@ -409,14 +521,14 @@ func (c *Comm) wait(ctx context.Context, what, call string) error {
 			limit = longest
 		}
 		state, err := c.ask()
-		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		if state != InProgress {
+		if err == nil && state != InProgress {
 			return c.lib.check(call, state)
 		}
-		if ctx.Err() != nil {
-			return &StuckError{Library: libraryName, What: what, Err: context.Cause(ctx), Abortable: c.owned}
+		if err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return &StuckError{Library: libraryName, What: what, Err: err, Abortable: c.owned}
 		}
 		futex.Doze(pause)
 	}
@@ -437,6 +549,9 @@ func (c *Comm) ask() (Result, error) {
 
 // quick makes a call that does not wait for anybody.
 func (c *Comm) quick(call string, fn func(h CommHandle) Result) error {
+	if c.stuckNow() { // a thread may be inside NCCL for good
+		return c.gone(call)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	handle := c.Handle()
@@ -457,11 +572,11 @@ func (c *Comm) setCause(cause error) {
 	}
 }
 
-func (c *Comm) setStuck(cause error) {
+func (c *Comm) setStuck(cause error, settled <-chan struct{}) {
 	c.setCause(cause)
 	c.state.Lock()
 	defer c.state.Unlock()
-	c.stuck = true
+	c.stuck, c.settled = true, settled
 }
 
 func (c *Comm) stuckNow() bool {

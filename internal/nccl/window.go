@@ -30,13 +30,38 @@ func (c *Comm) Register(ctx context.Context, p uint64, bytes int64, flags Window
 			"at least 1 byte at an address that is not nil")
 	}
 	handle := new(WindowHandle)
-	err := c.do(ctx, "registering a window", "ncclCommWindowRegister", handle, func(h CommHandle) Result {
+	discard := func() { c.deregisterLate(*handle) }
+	err := c.note(c.doOne(ctx, "registering a window", "ncclCommWindowRegister", handle, discard, func(h CommHandle) Result {
 		return c.lib.call.CommWindowRegister(h, p, uintptr(bytes), handle, flags)
-	})
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("registering a window of %d bytes at %#x: %w", bytes, p, err)
 	}
 	return &Window{comm: c, handle: *handle}, nil
+}
+
+// deregisterLate removes a window that was made after its rank had given it up, unless it is 0, and returns when NCCL does not use its memory any more.
+func (c *Comm) deregisterLate(w WindowHandle) {
+	if w == 0 {
+		return
+	}
+	c.mu.Lock()
+	h := c.Handle()
+	var err error
+	if h != 0 { // else the window is gone with the communicator
+		err = c.note(c.scope(func() error {
+			if r := c.lib.call.CommWindowDeregister(h, w); r != InProgress {
+				return c.lib.check("ncclCommWindowDeregister", r)
+			}
+			return nil
+		}))
+	}
+	c.mu.Unlock()
+	if err != nil {
+		<-c.ended
+	} else if h != 0 {
+		c.ends()
+	}
 }
 
 // Handle returns the ncclWindow_t, which kernels written for NCCL's device interface take.
