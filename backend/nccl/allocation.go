@@ -40,7 +40,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := b.sweep(); err != nil {
+	if err := errors.Join(b.sweep(), b.freeLate()); err != nil {
 		return nil, err
 	}
 	a := &allocation{backend: b, bytes: bytes}
@@ -144,12 +144,26 @@ func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release frees the memory; adopted memory stays the caller's.
-func (a *allocation) Release(context.Context) error {
-	if a.adopted || a.freed {
+// Release frees the memory; adopted memory stays the caller's. If a call of NCCL's that was given up may still use it, it is freed later, and if it is
+// adopted, that is an error.
+func (a *allocation) Release(ctx context.Context) error {
+	if a.freed {
+		return nil
+	}
+	b := a.backend
+	late := b.settle(ctx, a.base)
+	if a.adopted {
+		if late != nil {
+			return fmt.Errorf("the %d bytes at %s, which were adopted, must stay until the rank is closed, since a call of NCCL's that was given up may still use them",
+				a.bytes, a.ptr)
+		}
 		return nil
 	}
 	a.freed = true
+	if late != nil {
+		b.keepFor(late, a.bytes, a.free)
+		return nil
+	}
 	if err := a.free(); err != nil {
 		return fmt.Errorf("releasing %d bytes at %s: %w", a.bytes, a.ptr, err)
 	}

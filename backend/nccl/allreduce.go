@@ -257,13 +257,13 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 		comm = nil
 	}
 	began := time.Now()
-	within, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
 	kept := comm != nil // from a group before, on all ranks
 	var err error
 	if !kept {
+		within, end := b.together(ctx, "splitting the communicator")
 		comm, err = b.comm.Split(within, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
+		err = end(err)
 	}
 	if err == nil {
 		red, err = b.newReducer(form, comm)
@@ -313,14 +313,17 @@ func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *alloca
 		return nil
 	}
 	began := time.Now()
-	within, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
+	within, end := b.together(ctx, "registering a symmetric window")
 	w, err := red.comm.Register(within, uint64(a.base), a.span, nccl.WindowSymmetric)
-	if err == nil && b.group.Size() > 1 {
+	if late := b.givenUp(err, a.base); late != nil {
+		// Nothing else can be done with the communicator, and the memory may be wanted back.
+		err = errors.Join(err, b.giveUp(context.WithoutCancel(ctx), red, err), b.freeLate())
+	}
+	if err = end(err); err == nil && b.group.Size() > 1 {
 		err = b.device.WithContext(func() error { return b.guard(w) })
 	}
-	if err := b.group.Vote(ctx, "a symmetric window for "+red.form, b.explain(err)); err != nil {
+	if err := b.group.Vote(ctx, "a symmetric window for "+red.form, err); err != nil {
 		if w != nil {
 			err = errors.Join(err, w.Deregister(context.WithoutCancel(ctx)))
 		}
@@ -370,18 +373,25 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 		return fmt.Errorf("trying the all-reduce takes as much memory as it reduces: %w", voted)
 	}
 	stream := b.stream.(*cuda.Stream)
-	_, err = nccl.Bound(within, "trying the all-reduce", func() (struct{}, error) {
+	first, end := b.together(ctx, "trying the all-reduce")
+	_, err = nccl.Bound(first, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
 			return p.of.comm.Enqueue(p.what, uintptr(stream.Handle()), scratch, scratch+p.apart(), p.count, p.dtype, p.op, p.root)
 		})
 	})
-	if err = b.group.Vote(ctx, "trying "+plainForm, b.explain(err)); err == nil {
+	late := b.givenUp(err, 0)
+	err = end(err)
+	if err = b.group.Vote(ctx, "trying "+plainForm, err); err == nil {
 		err = stream.Synchronize(within)
 	}
 	if err != nil {
 		// The kernels of some ranks wait for those of others, so they are ended. If that fails, the memory is freed with the device.
 		err = errors.Join(b.explain(err), b.giveUp(context.WithoutCancel(ctx), p.of, err))
 		if !b.idle() {
+			return err
+		}
+		if late != nil && !late.over() {
+			b.keepFor(late, p.bytes()+int64(p.apart()), free)
 			return err
 		}
 	}

@@ -4,8 +4,11 @@
 // # The communicator
 //
 // The ranks of the group make one communicator, whose unique id travels through the group. It does not block: every call is begun and then polled,
-// until it ends, the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A communicator with a call that did not end
-// can only be aborted, which happens when nothing uses its windows any more. A sub-group that has all of its parent's ranks splits the parent's
+// until it ends, the context ends, a member of the group is lost, or Options.KernelTimeout has passed. A rank on which a call has failed tells the others
+// through the group's store, where they look after a tenth of a second, so that they give the call up too. A communicator with a call that did not end
+// can only be aborted, which happens when nothing uses its windows any more. What such a call makes late, a communicator or a window, is ended. Memory
+// that it was given is kept when it is released, and freed when the call has ended or the communicator was aborted. Close waits for that for at most 5
+// seconds; if a call has still not ended, that is an error, and what it was given stays. A sub-group that has all of its parent's ranks splits the parent's
 // communicator, any other makes one of its own. A communicator that the caller made (Options.Comm) is used and never ended.
 //
 // NCCL does not release all memory of a communicator that is destroyed. So a sub-group on its parent's device that is closed leaves its
@@ -35,7 +38,7 @@
 // Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded. Before 2.32 NCCL has no other switch for NVLink
 // multicast; from 2.32 on it is also switched off for each communicator. The function that returns multicast addresses is not looked up. Where
 // multicast may be used, NCCL says whether it has it, and makes one multicast object for all windows of the communicator when the ranks first enable
-// it for one. If NCCL fails in that on one rank, the others wait inside NCCL until KernelTimeout, and then give up the communicator.
+// it for one. If NCCL fails in that on one rank, the others give up the communicator.
 //
 // # NCCL's own all-reduce
 //

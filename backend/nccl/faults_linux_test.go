@@ -44,8 +44,6 @@ func TestFaults(t *testing.T) {
 		keeps      = "it is the call that gives it back"
 		root       = "NCCL keeps a thread and a socket for an id until all its ranks have come"
 		capability = "what the driver or NCCL does not tell is not there, and the capability says so"
-		late       = "a call that ends after its rank has given it up finds what it was given gone, and what it made has no owner"
-		all        = "NCCL does it with all ranks"
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
@@ -55,11 +53,6 @@ func TestFaults(t *testing.T) {
 			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps, "ncclCommDestroy": keeps, "ncclCommAbort": keeps, "ncclMemFree": keeps,
 			"ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
-			"ncclCommSplit": late, "ncclCommWindowRegister": late,
-		},
-		Late: map[string]string{
-			"ncclCommInitRankScalable": all, "ncclCommSplit": all, "ncclAllReduce": all, "ncclCommWindowRegister": all, "ncclDevCommCreate": all,
-			"ncclGetLsaMultimemDevicePointer": all,
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)

@@ -3,6 +3,7 @@ package nccl
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,7 @@ type member struct {
 	NoCast   string // why it may not use multicast; "" if it may
 	MustCast bool   // it wants multicast or an error
 	Kept     keptOffer
+	Topic    string // rank 0's is that of all
 }
 
 // opening names the agreement in errors.
@@ -40,6 +42,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	// From here on every rank decides alike, since all know the same.
 	var shared bool
 	if err == nil {
+		b.topic = peers[0].Topic
 		shared, err = agree(peers, b.group.Members())
 	}
 	if err == nil {
@@ -92,7 +95,7 @@ func (b *Backend) member(o *Options) member {
 		}
 		b.multicast = cast
 	}
-	m.Kept = b.offerKept(o)
+	m.Kept, m.Topic = b.offerKept(o), rand.Text()
 	return m
 }
 
@@ -206,9 +209,8 @@ func (b *Backend) agreeMulticast(peers []member, shared bool) error {
 
 // connect makes the communicator, splits it from the parent's, or takes the one that was given.
 func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.UniqueID) error {
-	ctx, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
+	ctx, end := b.together(ctx, "making the communicator")
 	config := &nccl.Config{NonBlocking: true, NoMulticast: b.noCast != ""}
 	var err error
 	switch {
@@ -222,8 +224,9 @@ func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.U
 			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: id, Config: config,
 			Scope: b.device.WithContext,
 		})
+		b.givenUp(err, 0)
 	}
-	return b.explain(err)
+	return end(err)
 }
 
 // adopt takes the caller's communicator, if it is the right one.

@@ -117,6 +117,11 @@ type Backend struct {
 	words    []*cuda.FaultWord      // of all reducers that there ever were
 	kept     []*allocation          // memory that the GPU still worked on when it was to be given back
 	devComms []*DevComm
+	late     []*lateCall // calls of NCCL's that were given up and have not ended
+	spreads  []string    // keys under which this rank has told of failures
+
+	topic string        // what the keys begin with, the same on all ranks and unique to this opening
+	calls atomic.Uint64 // calls of NCCL's that take all ranks, which all make in the same order
 
 	watching sync.WaitGroup
 	ended    chan struct{} // closed when the watcher need not watch any more; nil without one
@@ -360,6 +365,12 @@ func capabilities(lib *nccl.Library) backend.Capabilities {
 
 // bounded returns ctx with a bound: the timeout, or the loss of a member of the group, which is then the context's cause.
 func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	within, _, release := b.bound(ctx)
+	return within, release
+}
+
+// bound is bounded with a function that ends the context for another cause.
+func (b *Backend) bound(ctx context.Context) (_ context.Context, fail context.CancelCauseFunc, release context.CancelFunc) {
 	within, end := context.WithTimeout(ctx, b.timeout)
 	within, cancel := context.WithCancelCause(within)
 	stop := make(chan struct{})
@@ -371,7 +382,7 @@ func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelF
 		case <-stop:
 		}
 	}()
-	return within, func() {
+	return within, cancel, func() {
 		close(stop)
 		cancel(context.Canceled)
 		end()
@@ -383,6 +394,8 @@ func (b *Backend) bounded(ctx context.Context) (context.Context, context.CancelF
 // aborted.
 func (b *Backend) Close(ctx context.Context) error {
 	err := b.closeWork(ctx)
+	b.closeNews(ctx)
+	err = errors.Join(err, b.closeLate(ctx))
 	if b.owned {
 		err = errors.Join(err, b.device.Close())
 	}

@@ -959,9 +959,7 @@ func TestWarmUpFails(t *testing.T) {
 				})
 			})
 		}))
-		if call != "ncclCommSplit" {
-			m.requireClean(t)
-		}
+		m.requireClean(t)
 	}
 }
 

@@ -192,14 +192,13 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 	if err := b.group.Vote(ctx, "asking for multicast", b.ready()); err != nil {
 		return 0, err
 	}
-	within, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
+	within, end := b.together(ctx, "making the multicast address")
 	p, err := m.window.native.Multicast(within, b.multicast, m.alloc.offset)
-	if err == nil && p == 0 {
+	if err = end(err); err == nil && p == 0 {
 		err = fmt.Errorf("NCCL %s gives no multicast address: %w", b.lib.Version(), errs.ErrUnsupported)
 	}
-	err = b.group.Vote(ctx, "multicast address", b.explain(err))
+	err = b.group.Vote(ctx, "multicast address", err)
 	if err == nil {
 		return device.Ptr(p), nil
 	}
@@ -279,11 +278,11 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
 		return nil, err
 	}
-	within, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
+	within, end := b.together(ctx, "making a device communicator")
 	c, err := b.comm.NewDevComm(within, lsaBarriers)
-	if voted := b.group.Vote(ctx, "device communicator made", b.explain(err)); voted != nil {
+	err = end(err)
+	if voted := b.group.Vote(ctx, "device communicator made", err); voted != nil {
 		if err == nil {
 			voted = errors.Join(voted, c.Close(context.WithoutCancel(ctx)))
 		}

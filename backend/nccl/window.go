@@ -36,12 +36,12 @@ type reach struct {
 // register makes the window of a whole allocation. Collective; every rank's allocation has the same size.
 func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*window, error) {
 	began := time.Now()
-	within, cancel := b.bounded(ctx)
-	defer cancel()
 	defer b.lib.Log()
+	within, end := b.together(ctx, "registering a window")
 	native, err := b.comm.Register(within, uint64(base), bytes, b.flags)
-	if err != nil {
-		return nil, b.explain(err)
+	b.givenUp(err, base)
+	if err := end(err); err != nil {
+		return nil, err
 	}
 	w := &window{native: native, peers: make([]device.Ptr, b.group.Size())}
 	err = b.device.WithContext(func() error { return b.guard(native) })
@@ -158,7 +158,7 @@ func (b *Backend) deregister(ctx context.Context, w *window) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
 	if b.comm.Stuck() {
-		return b.abandon(ctx)
+		return errors.Join(b.abandon(ctx), b.freeLate())
 	}
 	if err := w.native.Deregister(ctx); err != nil {
 		return fmt.Errorf("deregistering a window: %w", err)

@@ -1,0 +1,238 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// between returns the options of a rank whose calls of NCCL go through change.
+func (m *machine) between(rank int, change func(f *nccl.Functions)) *Options {
+	o := m.plain(rank)
+	o.load = func(*nccl.Options) (*nccl.Library, error) {
+		f := m.library()
+		change(&f)
+		return nccl.New("/fake/libnccl.so.2", f)
+	}
+	return o
+}
+
+// gate holds up what comes to it once it is shut.
+type gate struct {
+	mu   sync.Mutex
+	open chan struct{}
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = make(chan struct{})
+}
+
+func (g *gate) pass() {
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	if open != nil {
+		<-open
+	}
+}
+
+// has reports whether there is memory at p.
+func (m *machine) has(p device.Ptr) bool {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	return m.memory[p] != nil
+}
+
+// within bounds f.
+func within(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return f(ctx)
+}
+
+// TestMemoryOfALateRegistration is kept while NCCL may use it, although it was freed: until the call ends, which finds it where it was, or until the
+// communicator is aborted, which waits until nothing uses the other windows.
+func TestMemoryOfALateRegistration(t *testing.T) {
+	const calls = "ncclCommWindowRegister"
+	for _, how := range []string{"the call returns late", "the call never ends", "adopted"} {
+		t.Run(how, func(t *testing.T) {
+			m := newMachine(2)
+			var inside gate
+			var away sync.Mutex // guards stays
+			stays := false
+			m.absent = func(call string, rank int) bool {
+				away.Lock()
+				defer away.Unlock()
+				return stays && call == calls && rank == 1
+			}
+			returnsLate := how == "the call returns late"
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				me := g.Rank()
+				o := m.between(me, func(f *nccl.Functions) {
+					own := f.CommWindowRegister
+					f.CommWindowRegister = func(h nccl.CommHandle, p uint64, n uintptr, w *nccl.WindowHandle, flags nccl.WindowFlags) nccl.Result {
+						if me == 0 && returnsLate {
+							inside.pass()
+						}
+						return own(h, p, n, w, flags)
+					}
+				})
+				b, err := New(ctx, g, o)
+				if err != nil {
+					return err
+				}
+				used, err := b.Allocate(ctx, granule)
+				if err != nil {
+					return err
+				}
+				other, err := b.Rendezvous(ctx, used)
+				if err != nil {
+					return err
+				}
+				var a backend.Allocation
+				var adopted device.Ptr
+				if how == "adopted" {
+					adopted = m.memoryOf(me, granule, true)
+					a, err = b.Register(ctx, adopted, granule)
+				} else {
+					a, err = b.Allocate(ctx, granule)
+				}
+				if err := errors.Join(err, g.Barrier(ctx, "used")); err != nil {
+					return err
+				}
+				if me == 0 {
+					if returnsLate {
+						inside.shut()
+					} else {
+						away.Lock()
+						stays = true
+						away.Unlock()
+					}
+				}
+				if err := g.Barrier(ctx, "shut"); err != nil {
+					return err
+				}
+				err = within(ctx, 100*time.Millisecond, func(ctx context.Context) error {
+					_, err := b.Rendezvous(ctx, a)
+					return err
+				})
+				if !errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("registering: %w", err)
+				}
+				p := a.Ptr()
+				err = a.Release(ctx)
+				switch {
+				case how == "adopted" && (err == nil || !strings.Contains(err.Error(), "must stay until the rank is closed")):
+					return fmt.Errorf("releasing memory that is in use: %w", err)
+				case how != "adopted" && err != nil:
+					return err
+				case !m.has(p):
+					return errors.New("the memory was freed while it is being registered")
+				}
+				if _, err := other.Peer(1 - me); err != nil {
+					return fmt.Errorf("the other window: %w", err)
+				}
+				if err := g.Barrier(ctx, "kept"); err != nil {
+					return err
+				}
+				if me == 0 && returnsLate {
+					close(inside.open)
+				}
+				for returnsLate { // the other rank's call has returned, and is polled;  somebody who allocates notices
+					another, err := b.Allocate(ctx, granule)
+					if err := errors.Join(err, another.Release(ctx), ctx.Err()); err != nil {
+						return err
+					}
+					if !m.has(p) {
+						break
+					}
+					time.Sleep(time.Millisecond)
+				}
+				if err := g.Barrier(ctx, "ended"); err != nil {
+					return err
+				}
+				err = errors.Join(other.Unmap(ctx), used.Release(ctx))
+				if how == "adopted" {
+					err = errors.Join(err, a.Release(ctx)) // the communicator is no more
+					m.drop(adopted)
+				} else if m.has(p) {
+					err = errors.Join(err, errors.New("the memory is still there without the communicator"))
+				}
+				return errors.Join(err, b.Close(ctx))
+			}))
+			m.requireClean(t)
+			assert.Equal(t, 2, m.aborted)
+		})
+	}
+}
+
+// TestMadeLate: a communicator that its rank has given up before the call returned is aborted, and Close waits for that.
+func TestMadeLate(t *testing.T) {
+	for _, call := range []string{"ncclCommInitRankScalable", "ncclCommSplit"} {
+		for victim := range 2 {
+			t.Run(fmt.Sprintf("%s/rank=%d", call, victim), func(t *testing.T) {
+				m := newMachine(2)
+				release, returned := make(chan struct{}), make(chan struct{})
+				failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+					o := m.between(g.Rank(), func(f *nccl.Functions) {
+						hold := func(name string, own func() nccl.Result) nccl.Result {
+							if name != call || g.Rank() != victim {
+								return own()
+							}
+							defer close(returned)
+							r := own()
+							<-release
+							return r
+						}
+						initialise, split := f.CommInitRankScalable, f.CommSplit
+						f.CommInitRankScalable = func(h *nccl.CommHandle, ranks, rank, n int32, id *nccl.UniqueID, c *nccl.ConfigLayout) nccl.Result {
+							return hold("ncclCommInitRankScalable", func() nccl.Result { return initialise(h, ranks, rank, n, id, c) })
+						}
+						f.CommSplit = func(h nccl.CommHandle, color, key int32, child *nccl.CommHandle, c *nccl.ConfigLayout) nccl.Result {
+							return hold("ncclCommSplit", func() nccl.Result { return split(h, color, key, child, c) })
+						}
+					})
+					bounded, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+					defer cancel()
+					if g.Rank() == victim {
+						context.AfterFunc(bounded, func() { time.Sleep(200 * time.Millisecond); close(release) })
+					}
+					if call == "ncclCommInitRankScalable" {
+						_, err := New(bounded, g, o)
+						return err
+					}
+					b, err := New(ctx, g, o)
+					if err != nil {
+						return err
+					}
+					_, err = b.reducer(bounded, plainForm, false)
+					return errors.Join(err, b.Close(ctx))
+				})
+				for r, err := range failed {
+					require.Error(t, err, "rank %d", r)
+				}
+				select {
+				case <-returned:
+				default:
+					t.Error("nobody has waited for the call")
+				}
+				m.requireClean(t)
+			})
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+)
+
+// TestFailureIsTold: a call that takes all ranks and fails on one ends on the others long before their deadline, with an error that names the call and
+// the rank, and is the same condition.
+func TestFailureIsTold(t *testing.T) {
+	type does func(ctx context.Context, b *Backend) error
+	calls := map[string]does{
+		"ncclCommInitRankScalable": nil,
+		"ncclCommSplit": func(ctx context.Context, b *Backend) error {
+			_, err := b.reducer(ctx, plainForm, false)
+			return err
+		},
+		"ncclCommWindowRegister": func(ctx context.Context, b *Backend) error {
+			a, err := b.Allocate(ctx, granule)
+			if err != nil {
+				return err
+			}
+			_, err = b.register(ctx, a.(*allocation).base, a.(*allocation).span) // nobody votes here
+			return errors.Join(err, a.Release(ctx))
+		},
+		"ncclDevCommCreate": func(ctx context.Context, b *Backend) error {
+			_, err := b.NewDevComm(ctx, 1)
+			return err
+		},
+	}
+	for call, do := range calls {
+		for victim := range 2 {
+			t.Run(fmt.Sprintf("%s/rank=%d", call, victim), func(t *testing.T) {
+				m := newMachine(3)
+				failing := func() {
+					m.fail = func(c string, rank, _ int) nccl.Result {
+						if c == call && rank == victim {
+							return nccl.RemoteError
+						}
+						return nccl.Success
+					}
+				}
+				failed := backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+					o := m.plain(g.Rank())
+					o.KernelTimeout = 10 * time.Minute // the test's own limit comes first
+					if do == nil {
+						m.set(failing)
+						_, err := New(ctx, g, o)
+						return err
+					}
+					b, err := New(ctx, g, o)
+					if err != nil {
+						return err
+					}
+					if err := g.Barrier(ctx, "open"); err != nil {
+						return err
+					}
+					m.set(failing)
+					if err := g.Barrier(ctx, "failing"); err != nil {
+						return err
+					}
+					err = do(ctx, b)
+					return errors.Join(err, b.Close(ctx))
+				})
+				for r, err := range failed {
+					switch {
+					case err == nil || errors.Is(err, context.DeadlineExceeded):
+						t.Errorf("rank %d: %v", r, err)
+					case !errors.Is(err, errs.ErrPeerLost): // what ncclRemoteError means
+						t.Errorf("rank %d has another condition: %v", r, err)
+					case !strings.Contains(err.Error(), call):
+						t.Errorf("rank %d does not name the call: %v", r, err)
+					case r != victim && !strings.Contains(err.Error(), fmt.Sprintf("rank %d", victim)):
+						t.Errorf("rank %d does not name the rank: %v", r, err)
+					}
+				}
+				if call != "ncclCommInitRankScalable" { // NCCL keeps what waits for a rank that never comes
+					m.requireClean(t)
+				}
+			})
+		}
+	}
+}
