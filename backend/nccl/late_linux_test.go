@@ -187,7 +187,7 @@ func TestMadeLate(t *testing.T) {
 		for victim := range 2 {
 			t.Run(fmt.Sprintf("%s/rank=%d", call, victim), func(t *testing.T) {
 				m := newMachine(2)
-				release, returned := make(chan struct{}), make(chan struct{})
+				entered, release, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 					o := m.between(g.Rank(), func(f *nccl.Functions) {
 						hold := func(name string, own func() nccl.Result) nccl.Result {
@@ -196,6 +196,7 @@ func TestMadeLate(t *testing.T) {
 							}
 							defer close(returned)
 							r := own()
+							close(entered)
 							<-release
 							return r
 						}
@@ -207,10 +208,20 @@ func TestMadeLate(t *testing.T) {
 							return hold("ncclCommSplit", func() nccl.Result { return split(h, color, key, child, c) })
 						}
 					})
-					bounded, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+					bounded, cancel := context.WithCancel(ctx) // on the victim it ends when the call is inside
 					defer cancel()
 					if g.Rank() == victim {
-						context.AfterFunc(bounded, func() { time.Sleep(200 * time.Millisecond); close(release) })
+						var waiting sync.WaitGroup
+						defer waiting.Wait()
+						waiting.Go(func() {
+							select {
+							case <-entered:
+							case <-ctx.Done():
+							}
+							cancel()
+							time.Sleep(200 * time.Millisecond)
+							close(release)
+						})
 					}
 					if call == "ncclCommInitRankScalable" {
 						_, err := New(bounded, g, o)
