@@ -81,8 +81,8 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 //
 // The launcher knows which rank this process is, whichever Config is given. Each of Rank, WorldSize, LocalRank, LocalWorldSize, Launcher,
 // RendezvousAddr, Job and Restart that cfg leaves open (-1, 0 or "") comes from its variable (SYMMEM_RANK and so on) or else from torchrun, mpirun,
-// srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so are the Token ("", then SYMMEM_TOKEN) and
-// RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
+// srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so are the Token ("", then SYMMEM_TOKEN),
+// RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
 // host need no token; ranks on several hosts need one.
 //
 // # Errors
@@ -128,7 +128,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 	log.Info("launched", "by", launch.Source, "rank", launch.Rank, "world size", launch.WorldSize, "address", launch.Addr)
 	gopts := &group.Options{
 		Rank: launch.Rank, WorldSize: launch.WorldSize, LocalRank: max(launch.LocalRank, 0), Addr: launch.Addr, Job: launch.Job, Restart: launch.Restart,
-		Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
+		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {
 		f := os.NewFile(uintptr(cfg.RendezvousFD), "rendezvous socket")

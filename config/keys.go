@@ -77,6 +77,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.Launcher }},
 	{"rendezvous-addr", "host:port of the rendezvous service of rank 0; empty asks the launcher",
 		func(c *Config) any { return &c.RendezvousAddr }},
+	{"rendezvous-served", "whether the rendezvous service runs outside of the ranks, so that rank 0 joins it as the others do; true or false",
+		func(c *Config) any { return &c.RendezvousServed }},
 	{"rendezvous-fd", "descriptor of a listening socket that rank 0 has inherited for the rendezvous service; -1 is none",
 		func(c *Config) any { return &c.RendezvousFD }},
 	{"job", "id of the job; empty asks the launcher",
