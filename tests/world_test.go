@@ -44,6 +44,7 @@ var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, s
 
 	"simulated_process": simulatedProcessJob,
 	"kill":              killJob,
+	"kill_collectives":  killCollectivesJob,
 	"speed":             speedJob,
 }
 
