@@ -55,8 +55,8 @@ func heapCases(kind device.Kind, world int) []Case {
 	return cases
 }
 
-// sameEverywhere fails unless all ranks bring the same number.
-func sameEverywhere(ctx context.Context, e *Env, what string, number uint64) error {
+// sameNumber fails unless all ranks bring the same number.
+func sameNumber(ctx context.Context, e *Env, what string, number uint64) error {
 	all, err := e.R.Group().AllGather(ctx, "suite: compare", binary.LittleEndian.AppendUint64(nil, number))
 	if err != nil {
 		return err
@@ -110,7 +110,7 @@ func heapTensorsCase(ctx context.Context, e *Env) error {
 				return fmt.Errorf("%s is at %d of window %d (%v)", t, at, w.Number(), err)
 			}
 			windows[w.Number()] = true
-			if err := errors.Join(sameEverywhere(ctx, e, "the offset", uint64(at)), sameEverywhere(ctx, e, "the window", w.Number())); err != nil {
+			if err := errors.Join(sameNumber(ctx, e, "the offset", uint64(at)), sameNumber(ctx, e, "the window", w.Number())); err != nil {
 				return err
 			}
 			if t.Bytes() > 0 {
