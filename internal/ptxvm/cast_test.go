@@ -440,3 +440,76 @@ func TestCast(t *testing.T) {
 		}
 	}
 }
+
+// castAttempts are runs of the kernel that stores to all ranks, which may notice that it lacks some order: its threads load what others have written, and store
+// what others read; in place and not, with edges and without, launched early, with a rank that is late, and with one that does not come.
+func castAttempts() (out []attempt) {
+	for _, j := range []casting{
+		{what: castGather, ranks: 2, count: 800, epochs: 4, blocks: 1, threads: 32, overlap: true},
+		{what: castBroadcast, ranks: 3, count: 400, epochs: 4, blocks: 1, threads: 8, inPlace: true, overlap: true},
+		{what: castGather, ranks: 2, count: 401, inAt: 1, outAt: 2, epochs: 4, blocks: 2, threads: 8, slow: 1, overlap: true},
+		{what: castGather, ranks: 3, count: 131, inAt: 3, inPlace: true, epochs: 3, blocks: 1, threads: 32, slow: 2},
+		{what: castGather, ranks: 2, count: 60, blocks: 1, threads: 8, missing: 1},
+		{what: castGather, ranks: 2, count: 60, blocks: 1, threads: 8, missing: 1, began: true},
+	} {
+		j.dtype = "u8"
+		out = append(out, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+			j.replace = replace
+			return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+		})
+	}
+	return out
+}
+
+// TestCastSchedules: they end, and with the right results, under every schedule, on devices that hold the blocks of one launch and no more.
+func TestCastSchedules(t *testing.T) {
+	for _, s := range schedules {
+		t.Run(s.name, func(t *testing.T) {
+			for _, what := range []string{castBroadcast, castGather, castReduce, castScatter} {
+				t.Run(what, func(t *testing.T) {
+					eachSeed(t, seedsOr(2, 12), func(seed uint64) error {
+						j := casting{what: what, dtype: "f32", ranks: 3, count: 131, inAt: 1, outAt: 2, root: int(seed % 3), epochs: 3, blocks: 2, threads: 8, together: true}
+						return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), MaxSteps: 1 << 27})
+					})
+				})
+			}
+		})
+	}
+}
+
+// TestCastCoverage: each line of the kernel that stores to all ranks is executed.
+func TestCastCoverage(t *testing.T) {
+	c := &Coverage{}
+	coverCasts(t, Config{Seed: 1, MaxSteps: 1 << 28, Coverage: c})
+	m := moduleOf(t, ptx.Cast.File)
+	found := false
+	for _, f := range m.funcs {
+		if f.Name != ptx.Cast.Name {
+			continue
+		}
+		found = true
+		missing, of := c.Missing(m, f)
+		for _, p := range missing {
+			t.Errorf("%s: never executed: %s", p, m.lines[p.Line-1])
+		}
+		require.Greater(t, of, 100)
+	}
+	require.True(t, found)
+}
+
+// coverCasts runs every way that the kernels by multicast addresses have for the collectives beside all-reduce.
+func coverCasts(t *testing.T, c Config) {
+	for _, ranks := range []int{1, 2, 3, 9, 12} {
+		for _, j := range castings(ranks) {
+			require.NoError(t, j.run(t, c), "%s", j)
+		}
+	}
+	// So many vectors that each thread has some after the first few; a rank that is slow, but comes.
+	for _, inPlace := range []bool{false, true} {
+		j := casting{what: castGather, dtype: "u8", ranks: 2, count: 2 * 16 * 27, epochs: 1, blocks: 1, threads: 2, inPlace: inPlace}
+		require.NoError(t, j.run(t, c))
+		slow := c
+		slow.Schedule, slow.Turn = Slow(1000, func(t Thread) bool { return t.Device == 1 }), 20
+		require.NoError(t, j.run(t, slow))
+	}
+}

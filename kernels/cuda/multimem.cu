@@ -89,16 +89,23 @@ template <class T, bool everywhere> SYMMEM_DEVICE void multimem(const Params &p,
       }
       Accumulator<T, SumOp, 4> a;
       const SumOp op{kSum};
-      a.first(s.template load<true>(input(f, 0), i));
+      // To this rank's output only, it is not whole.
+      auto load = [&](u32 r) {
+        if constexpr (everywhere) return s.template load<true>(input(f, r), i);
+        return loadPart<T, 4>(input(f, r), s.first(i), s.count);
+      };
+      a.first(load(0));
 #pragma unroll 1
-      for (u32 r = 1; r < p.world; r++) a.add(op, s.template load<true>(input(f, r), i));
+      for (u32 r = 1; r < p.world; r++) a.add(op, load(r));
       const Words<4> sum = a.result(op, p.world);
-      if (staged) {
-        storeWeak(stage + i * 16, sum);
-        continue;
-      }
+      if constexpr (everywhere) {
 #pragma unroll 1
-      for (u32 k = 0; k < (everywhere ? p.world : 1); k++) s.store(output(f, f.peer(k)), i, sum);
+        for (u32 k = 0; k < p.world; k++) s.store(output(f, f.peer(k)), i, sum);
+      } else if (staged) {
+        storeWeak(stage + i * 16, sum);
+      } else {
+        storePart<T, 4>(out, s.first(i), s.count, sum);
+      }
     }
   }
   fenceAlias(); // what was loaded or stored by the multicast addresses, before what others do behind the barrier by their own
