@@ -192,7 +192,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Options: cfg.BackendOptions, Given: opts.Backend,
 		Getenv: withoutOptions(opts.getenv()), Logger: log,
 	}
-	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
+	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, MaxBlocks: cfg.MaxBlocks, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
 	var m *memory.Memory
 	if err == nil {

@@ -91,6 +91,9 @@ type Config struct {
 	UnprotectedNetwork string `mapstructure:"unprotected-network"`
 	// Channels is the number of channels that the program itself has for signal, wait and barrier, from 1 to 1024.
 	Channels int `mapstructure:"channels"`
+	// MaxBlocks is the most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; of ranks that differ, the least
+	// holds for all. 0 is no bound besides that there is room for a second plan like it.
+	MaxBlocks int `mapstructure:"max-blocks"`
 	// LogLevel is debug, info, warn or error; "" logs nothing.
 	LogLevel string `mapstructure:"log-level"`
 

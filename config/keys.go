@@ -104,6 +104,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.UnprotectedNetwork }},
 	{"channels", "channels that the program has for signal, wait and barrier, from 1 to 1024",
 		func(c *Config) any { return &c.Channels }},
+	{"max-blocks", "most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; 0 for no bound of its own",
+		func(c *Config) any { return &c.MaxBlocks }},
 	{"log-level", "debug, info, warn or error; empty logs nothing",
 		func(c *Config) any { return &c.LogLevel }},
 }

@@ -114,6 +114,9 @@ func (c Config) problems() []error {
 	if c.Channels < minChannels || c.Channels > maxChannels {
 		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", minChannels, maxChannels))
 	}
+	if c.MaxBlocks < 0 {
+		refuse("max-blocks", c.MaxBlocks, "0 for no bound, or more")
+	}
 	if _, ok := c.Level(); !ok && c.LogLevel != "" {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")
 	}

@@ -58,6 +58,8 @@ type Options struct {
 	Channels int
 	// KernelTimeout bounds every wait of device work; default 2 minutes.
 	KernelTimeout time.Duration
+	// MaxBlocks bounds the blocks of the kernel of any plan; default 0, no bound.
+	MaxBlocks int
 	// Logger takes one event for each allocation, rendezvous and release; default: none are logged.
 	Logger *slog.Logger
 }
@@ -146,6 +148,9 @@ func (m *Memory) Channels() int { return m.opts.Channels }
 
 // KernelTimeout bounds every wait of device work.
 func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
+
+// MaxBlocks is the most blocks that the kernel of a plan takes on this rank's device; 0 is no bound.
+func (m *Memory) MaxBlocks() int { return m.opts.MaxBlocks }
 
 // Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
 // may then keep that peer from setting it.
