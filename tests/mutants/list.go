@@ -2293,6 +2293,21 @@ var mutants = []mutant{
 		new: "\"a tensor\"",
 	},
 	{
+		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: []stage{kernelTests},
+		old: "at.Multicast(v.specOut()).Add(c.dst)",
+		new: "at.Multicast(v.specOut())",
+	},
+	{
+		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: []stage{kernelTests},
+		old: "!hopper(d)",
+		new: "!hopper(d) && false",
+	},
+	{
+		file: "kernels/reduce_cuda.go", why: "the switch adds the first share for every rank", tests: []stage{kernelTests},
+		old: "at.Multicast(specIn).Add(lo * r.in.DType().Bytes())",
+		new: "at.Multicast(specIn)",
+	},
+	{
 		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: []stage{kernelTests},
 		old: "opts.RankOrder && asked != chosen && ",
 		new: "!opts.RankOrder && asked != chosen && ",
