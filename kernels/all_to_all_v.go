@@ -157,7 +157,7 @@ func (a *allToAllV) spec(s *collective.Spec) {
 	cuda := a.in.Device().Kind() == device.CUDA
 	switch {
 	case cuda && a.algorithm == Transfers:
-		s.Failure = fmt.Errorf("there is no %s by transfers on a %s device, whose counts the CPU cannot read when a run comes to them: %w", a.describe(), device.CUDA, errs.ErrUnsupported)
+		s.Failure = fmt.Errorf("there is no %s by transfers on a %s device, whose counts the CPU does not read while a stream runs: %w", a.describe(), device.CUDA, errs.ErrUnsupported)
 	case cuda:
 		a.onCUDA(s)
 	case a.algorithm == Transfers:
