@@ -81,8 +81,8 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 //
 // The launcher knows which rank this process is, whichever Config is given. Each of Rank, WorldSize, LocalRank, LocalWorldSize, Launcher,
 // RendezvousAddr, Job and Restart that cfg leaves open (-1, 0 or "") comes from its variable (SYMMEM_RANK and so on) or else from torchrun, mpirun,
-// srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so are the Token ("", then SYMMEM_TOKEN) and
-// RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
+// srun, or what else has started this process: see [group.DetectLaunch]. If RendezvousAddr is left open, so are the Token ("", then SYMMEM_TOKEN),
+// RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
 // host need no token; ranks on several hosts need one.
 //
 // # Errors
@@ -128,7 +128,7 @@ func joinOptions(cfg config.Config, opts *Options, log *slog.Logger) (*group.Opt
 	log.Info("launched", "by", launch.Source, "rank", launch.Rank, "world size", launch.WorldSize, "address", launch.Addr)
 	gopts := &group.Options{
 		Rank: launch.Rank, WorldSize: launch.WorldSize, LocalRank: max(launch.LocalRank, 0), Addr: launch.Addr, Job: launch.Job, Restart: launch.Restart,
-		Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
+		Served: cfg.RendezvousServed, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout, BootID: opts.BootID, Logger: log,
 	}
 	if cfg.RendezvousFD >= 0 && launch.Rank == 0 {
 		f := os.NewFile(uintptr(cfg.RendezvousFD), "rendezvous socket")
@@ -192,7 +192,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, KernelTimeout: cfg.KernelTimeout, Options: cfg.BackendOptions, Given: opts.Backend,
 		Getenv: withoutOptions(opts.getenv()), Logger: log,
 	}
-	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, Logger: log}
+	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, MaxBlocks: cfg.MaxBlocks, Logger: log}
 	name, refusals, err := backend.Choose(ctx, g, cfg.Backend, &env)
 	var m *memory.Memory
 	if err == nil {

@@ -58,7 +58,7 @@ func TestOpenRefusesSettings(t *testing.T) {
 // TestOpenTakesSettings: the zero Config takes variables before the file, and the file before defaults; any other Config is taken as it is.
 func TestOpenTakesSettings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.yaml")
-	require.NoError(t, os.WriteFile(path, []byte("channels: 7\nbackend: nvlink\n"), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte("channels: 7\nmax-blocks: 5\nbackend: nvlink\n"), 0o600))
 	vars := []string{"SYMMEM_CONFIG=" + path, "SYMMEM_BACKEND=host"}
 	opts := &symmem.Options{Environ: func() []string { return vars }}
 	loaded, err := config.Load(&config.LoadOptions{Environ: nobody.Environ, Explicit: map[string]any{"channels": 9}})
@@ -66,15 +66,23 @@ func TestOpenTakesSettings(t *testing.T) {
 	for _, tt := range []struct {
 		cfg      config.Config
 		channels int
-	}{{config.Config{}, 7}, {config.Default(), 64}, {loaded, 9}} {
+		blocks   int
+	}{{config.Config{}, 7, 5}, {config.Default(), 64, 0}, {loaded, 9, 0}} {
 		r, err := symmem.Open(t.Context(), tt.cfg, opts)
 		require.NoError(t, err)
 		require.Equal(t, tt.channels, r.Memory().Channels())
+		require.Equal(t, tt.blocks, r.Memory().MaxBlocks())
 		require.Equal(t, "host", r.Backend())
 		require.NoError(t, r.Close(t.Context()))
 		ranks, err := symmem.OpenLocal(t.Context(), 1, tt.cfg, opts)
 		require.NoError(t, err)
-		require.Equal(t, tt.channels, ranks[0].Memory().Channels())
+		sub, err := ranks[0].Sub(t.Context(), []int{0})
+		require.NoError(t, err)
+		for _, r := range []*symmem.Rank{ranks[0], sub} {
+			require.Equal(t, tt.channels, r.Memory().Channels())
+			require.Equal(t, tt.blocks, r.Memory().MaxBlocks())
+		}
+		require.NoError(t, sub.Close(t.Context()))
 		require.NoError(t, ranks[0].Close(t.Context()))
 	}
 	// What neither Default nor Load has made would be half of a Config.

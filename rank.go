@@ -93,6 +93,12 @@ func (r *Rank) Zeros(ctx context.Context, dtype tensor.DType, shape ...int64) (*
 	return tensor.Zeros(ctx, r.memory, dtype, shape...)
 }
 
+// NewHeap makes a symmetric heap of bytes: collective, once, and then tensors come from it without any exchange between the ranks, in some
+// microseconds. See [tensor.NewHeap] and [tensor.Heap.Zeros].
+func (r *Rank) NewHeap(ctx context.Context, bytes int64) (*tensor.Heap, error) {
+	return tensor.NewHeap(ctx, r.memory, bytes)
+}
+
 // FromPtr makes a symmetric tensor of device memory that the caller owns. See [tensor.FromPtr].
 func (r *Rank) FromPtr(ctx context.Context, p device.Ptr, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
 	return tensor.FromPtr(ctx, r.memory, p, dtype, shape...)

@@ -20,6 +20,7 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -185,6 +186,45 @@ func TestCUDALaunch(t *testing.T) {
 			}
 		}
 		return nil
+	})
+	assert.Empty(t, m.left())
+}
+
+// TestSettingBlocks: no plan takes more blocks than the settings of any rank allow, which need not be alike.
+func TestSettingBlocks(t *testing.T) {
+	m := newMachine(2, map[string]fake{"still": still})
+	most := func(rank int) memory.Options {
+		return memory.Options{KernelTimeout: patience, MaxBlocks: []int{0, 9}[rank]}
+	}
+	onRanksWith(t, 2, most, m.open, func(ctx context.Context, r *rank) error {
+		for _, c := range []struct {
+			kernel collective.Kernel
+			blocks uint32
+		}{
+			{collective.Kernel{Blocks: 7, Threads: 96}, 7},
+			{collective.Kernel{Blocks: 1000, Threads: 96, MinBlocks: 9}, 9},
+			{collective.Kernel{Fit: func(n int) (int, int) { return n, 256 }}, 9},
+		} {
+			c.kernel.Image, c.kernel.Function = []byte(image), "still"
+			p, err := collective.New(ctx, r.m, collective.Spec{Name: "launch", CUDA: &c.kernel})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx)); err != nil {
+				return err
+			}
+			m.Mu.Lock()
+			n := m.launched[r.Rank()].Grid[0]
+			m.Mu.Unlock()
+			if n != c.blocks {
+				return fmt.Errorf("%d blocks, not %d", n, c.blocks)
+			}
+			if err := p.Close(ctx); err != nil {
+				return err
+			}
+		}
+		k := &collective.Kernel{Image: []byte(image), Function: "still", Blocks: 100, Threads: 96, MinBlocks: 10}
+		return r.refused(ctx, collective.Spec{Name: "too few", CUDA: k}, errs.ErrInvalid, "MinBlocks is 10", "at most 9 of 96 threads", "max-blocks")
 	})
 	assert.Empty(t, m.left())
 }

@@ -20,7 +20,7 @@ import (
 //
 // All blocks of the grid run at the same time, so that they may wait for the blocks of other ranks. Every rank launches equally many:
 // as many as Blocks says, or fewer where these would not leave room on each rank's device for a second plan like it and for other
-// work. So a kernel goes by its gridDim, as a loop over the grid does. A rank alone has nobody to wait for: it launches as many as Blocks
+// work, or are more than the setting max-blocks of a rank allows. So a kernel goes by its gridDim, as a loop over the grid does. A rank alone has nobody to wait for: it launches as many as Blocks
 // says, and those that the device has no place for run when others have ended.
 type Kernel struct {
 	// Image is PTX, a cubin or a fat binary, the same on every rank. It is loaded once for a device, however many plans use it.
@@ -76,6 +76,7 @@ type kernelForm struct {
 type deviceOffer struct {
 	Processors int         `json:"processors"` // multiprocessors
 	Resident   map[int]int `json:"resident"`   // blocks of the kernel that the device runs at the same time, by their threads
+	Most       int         `json:"most"`       // blocks that the rank's settings allow; 0 is any number
 }
 
 // gpu is what CUDA devices tell about themselves.
@@ -123,7 +124,7 @@ func (f *kernelForm) offer() ([]byte, error) {
 	if f.function, err = f.plan.memory.Function(f.kernel.Image, f.kernel.Function); err != nil {
 		return nil, err
 	}
-	o := deviceOffer{Processors: g.Multiprocessors(), Resident: map[int]int{}}
+	o := deviceOffer{Processors: g.Multiprocessors(), Resident: map[int]int{}, Most: f.plan.memory.MaxBlocks()}
 	if f.kernel.Fit == nil {
 		if o.Resident[f.kernel.Threads], err = f.function.MaxBlocks(f.kernel.Threads, f.kernel.SharedBytes); err != nil {
 			return nil, err
@@ -168,6 +169,11 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 			return 0, errs.Invalid(call, "Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
 		}
 	}
+	for _, d := range devices {
+		if d.Most > 0 {
+			f.blocks = min(f.blocks, d.Most)
+		}
+	}
 	if len(offers) > 1 { // a rank alone waits for nobody
 		if err := f.makeRoom(offers, devices); err != nil {
 			return 0, err
@@ -175,7 +181,7 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 	}
 	if f.blocks < k.MinBlocks {
 		return 0, errs.Invalid(call, "MinBlocks", k.MinBlocks,
-			fmt.Sprintf("at most %d of %d threads, which leave room for others on every rank's device", f.blocks, f.threads))
+			fmt.Sprintf("at most %d of %d threads, which the setting max-blocks of every rank allows, and leave room for others on its device", f.blocks, f.threads))
 	}
 	if k.BlockWorkspace > maxWorkspaceBytes/int64(f.blocks) {
 		return 0, errs.Invalid(call, "CUDA.BlockWorkspace", k.BlockWorkspace,

@@ -242,6 +242,44 @@ func (b *Builder) Send(signal int, puts ...Put) {
 	b.add(step{kind: stepSend, signal: signal, send: send})
 }
 
+// SendComputed is Send for puts that are known only when a run comes to it, as the counts of an all-to-all are: puts gives them at each run,
+// also at each replay of a graph. All earlier steps of the lane have ended then. It is called by one goroutine at a time, must be quick and must
+// not block. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
+// of the run returns the error. On the host device; ErrUnsupported elsewhere. Lane.
+func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
+	const call = "Builder.SendComputed"
+	if b.err != nil || !b.known(call, signal) {
+		return
+	}
+	if puts == nil {
+		b.fail(errs.Invalid(call, "puts", nil, "a function"))
+		return
+	}
+	send, err := b.work.signals.PrepareComputedSend(signal, func() ([]memory.SendPut, error) {
+		if err := errors.Join(b.plan.released(), b.plan.Err()); err != nil {
+			return nil, err // the step that finds out what to put was left out
+		}
+		found, err := puts()
+		if err != nil {
+			return nil, err
+		}
+		var sends []memory.SendPut
+		for _, put := range found {
+			send, err := b.put(put)
+			if err != nil {
+				return nil, err
+			}
+			sends = append(sends, send)
+		}
+		return sends, nil
+	})
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.add(step{kind: stepSend, signal: signal, send: send})
+}
+
 // Signal adds a signal to every peer. Lane.
 func (b *Builder) Signal(signal int) {
 	if b.known("Builder.Signal", signal) {

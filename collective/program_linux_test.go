@@ -213,6 +213,10 @@ func TestWrongSteps(t *testing.T) {
 			p := collective.Put{Peer: 1 - r.Rank(), Local: r.x.Ptr(), Bytes: 8}
 			b.Send(0, p, p)
 		}, errs.ErrInvalid, "two to rank"},
+		{"computed send signal", func(_ *rank, b *collective.Builder) {
+			b.SendComputed(2, func() ([]collective.Put, error) { return nil, nil })
+		}, errs.ErrInvalid, "2 signals"},
+		{"computed send of nothing", func(_ *rank, b *collective.Builder) { b.SendComputed(0, nil) }, errs.ErrInvalid, "a function"},
 		{"no function", func(_ *rank, b *collective.Builder) { b.Host(nil) }, errs.ErrInvalid, "a function"},
 		{"no launch", func(_ *rank, b *collective.Builder) { b.Launch(nil) }, errs.ErrInvalid, "a prepared launch"},
 		{"nil launch", func(_ *rank, b *collective.Builder) { b.Launch((*watched)(nil)) }, errs.ErrInvalid, "a prepared launch"},

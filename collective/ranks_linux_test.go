@@ -79,6 +79,12 @@ func onHost(_ *group.Group, near backend.Backend) (backend.Backend, error) { ret
 // onRanks runs f on ranks over a backend whose waits last no longer than timeout. What a rank leaves open when f fails goes with its group.
 func onRanks(t *testing.T, size int, timeout time.Duration, open opener, f func(ctx context.Context, r *rank) error) {
 	t.Helper()
+	onRanksWith(t, size, func(int) memory.Options { return memory.Options{KernelTimeout: timeout} }, open, f)
+}
+
+// onRanksWith is onRanks with the options of each rank's memory.
+func onRanksWith(t *testing.T, size int, options func(rank int) memory.Options, open opener, f func(ctx context.Context, r *rank) error) {
+	t.Helper()
 	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) (err error) {
 		near, err := host.New(g, nil)
 		if err != nil {
@@ -89,7 +95,8 @@ func onRanks(t *testing.T, size int, timeout time.Duration, open opener, f func(
 		if err != nil {
 			return err
 		}
-		r.m = memory.New(b, g, &memory.Options{KernelTimeout: timeout})
+		opts := options(g.Rank())
+		r.m = memory.New(b, g, &opts)
 		lost := func(err error) error { // which is what closing tells when a peer has gone
 			if g.Err() != nil && errors.Is(err, errs.ErrPeerLost) || r.over && errors.Is(err, errs.ErrClosed) {
 				return nil

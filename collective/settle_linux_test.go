@@ -25,7 +25,9 @@ func TestSettle(t *testing.T) {
 	small := deviceOffer{Processors: 16, Resident: map[int]int{128: 128, 256: 64}}
 	none := deviceOffer{Processors: 132, Resident: map[int]int{128: 0, 256: 0}}
 	tiny := deviceOffer{Processors: 1, Resident: map[int]int{128: 2, 256: 1}}
-	of := map[rune]deviceOffer{'a': large, 'b': large, 's': small, 'n': none, 't': tiny}
+	few := large
+	few.Most = 9
+	of := map[rune]deviceOffer{'f': few, 'a': large, 'b': large, 's': small, 'n': none, 't': tiny}
 	twice := func(threads int) func(int) (int, int) {
 		return func(processors int) (int, int) { return 2 * processors, threads }
 	}
@@ -50,6 +52,10 @@ func TestSettle(t *testing.T) {
 		{"aabb", twice(256), 0, 128, 128. / 528, ""},
 		{"aaaaaaaa", twice(256), 0, 32, 32. / 528, ""},
 		{"as", twice(256), 0, 30, 30. / 528, ""},
+		{"f", exactly(5000, 256), 0, 9, 0, ""},
+		{"af", twice(256), 0, 9, 9. / 528, ""},
+		{"fa", exactly(7, 256), 0, 7, 7. / 528, ""},
+		{"af", exactly(300, 256), 10, 0, 0, "at most 9 of 256 threads"},
 		{"an", twice(256), 0, 0, 0, "rank 1"},
 		{"att", twice(256), 0, 0, 0, "which 2 ranks share"},
 		{"ab", exactly(300, 256), 257, 0, 0, "at most 256 of 256 threads"},

@@ -56,8 +56,11 @@ type Config struct {
 	// Launcher is the name of the launcher to believe; "" finds it out.
 	Launcher string `mapstructure:"launcher"`
 
-	// RendezvousAddr is the host:port of the rendezvous service, which rank 0 hosts; "" takes it from the launcher.
+	// RendezvousAddr is the host:port of the rendezvous service, which rank 0 hosts unless RendezvousServed; "" takes it from the launcher.
 	RendezvousAddr string `mapstructure:"rendezvous-addr"`
+	// RendezvousServed says that the rendezvous service at RendezvousAddr runs outside of the ranks, as symmem run and symmem rendezvous host it; the
+	// same on every rank. Then rank 0 joins it as the others do, and the job can lose rank 0.
+	RendezvousServed bool `mapstructure:"rendezvous-served"`
 	// RendezvousFD is the descriptor of a socket that already listens at RendezvousAddr and that rank 0 has inherited;
 	// -1 if there is none.
 	RendezvousFD int `mapstructure:"rendezvous-fd"`
@@ -91,6 +94,9 @@ type Config struct {
 	UnprotectedNetwork string `mapstructure:"unprotected-network"`
 	// Channels is the number of channels that the program itself has for signal, wait and barrier, from 1 to 1024.
 	Channels int `mapstructure:"channels"`
+	// MaxBlocks is the most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; of ranks that differ, the least
+	// holds for all. 0 is no bound besides that there is room for a second plan like it.
+	MaxBlocks int `mapstructure:"max-blocks"`
 	// LogLevel is debug, info, warn or error; "" logs nothing.
 	LogLevel string `mapstructure:"log-level"`
 

@@ -91,6 +91,8 @@ var samples = map[string][2]struct {
 	"net-devices":         {{"eth0, mlx5_0:1", []string{"eth0", "mlx5_0:1"}}, {"all", []string{"all"}}},
 	"unprotected-network": {{"refuse", "refuse"}, {"ALLOW", "allow"}},
 	"channels":            {{"1", 1}, {"1024", 1024}},
+	"rendezvous-served":   {{"true", true}, {"1", true}},
+	"max-blocks":          {{"1", 1}, {"32", 32}},
 	"log-level":           {{"debug", "debug"}, {"WARN", "warn"}},
 }
 

@@ -77,6 +77,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.Launcher }},
 	{"rendezvous-addr", "host:port of the rendezvous service of rank 0; empty asks the launcher",
 		func(c *Config) any { return &c.RendezvousAddr }},
+	{"rendezvous-served", "whether the rendezvous service runs outside of the ranks, so that rank 0 joins it as the others do; true or false",
+		func(c *Config) any { return &c.RendezvousServed }},
 	{"rendezvous-fd", "descriptor of a listening socket that rank 0 has inherited for the rendezvous service; -1 is none",
 		func(c *Config) any { return &c.RendezvousFD }},
 	{"job", "id of the job; empty asks the launcher",
@@ -104,6 +106,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.UnprotectedNetwork }},
 	{"channels", "channels that the program has for signal, wait and barrier, from 1 to 1024",
 		func(c *Config) any { return &c.Channels }},
+	{"max-blocks", "most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; 0 for no bound of its own",
+		func(c *Config) any { return &c.MaxBlocks }},
 	{"log-level", "debug, info, warn or error; empty logs nothing",
 		func(c *Config) any { return &c.LogLevel }},
 }

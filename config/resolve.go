@@ -18,7 +18,8 @@ import (
 //   - Any other Config stands for itself. It must be valid, and neither a variable nor a file changes a setting or an option of a backend.
 //
 // Two things are left to the environment even then, where c does not set them. If RendezvousAddr is "", the launcher says where the ranks
-// meet, and Token ("", then SYMMEM_TOKEN) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD) go with that place. And the file of a
+// meet, and Token ("", then SYMMEM_TOKEN), RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then
+// SYMMEM_RENDEZVOUS_FD) go with that place. And the file of a
 // backend's native library, such as nccl-library, comes from its variable, because it belongs to the machine.
 //
 // environ returns the environment as "NAME=value"; nil is os.Environ. All errors are ErrInvalid, but for those of reading the file.
@@ -49,6 +50,13 @@ func (c *Config) takeOpen(environ func() []string) error {
 	if c.RendezvousAddr == "" {
 		if name := lookup("token").env(); c.Token.IsZero() && vars[name] != "" {
 			c.Token, taken["token"] = NewSecret(vars[name]), Source{Env: name}
+		}
+		if name := lookup("rendezvous-served").env(); !c.RendezvousServed && vars[name] != "" {
+			if served, err := truth(vars[name]); err == nil {
+				c.RendezvousServed, taken["rendezvous-served"] = served, Source{Env: name}
+			} else {
+				bad = fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-served", vars[name], allowedForm(err)))
+			}
 		}
 		if name := lookup("rendezvous-fd").env(); c.RendezvousFD == -1 && vars[name] != "" {
 			if fd, err := wholeNumber(vars[name]); err == nil {

@@ -75,6 +75,9 @@ func (c Config) problems() []error {
 		refuse("rendezvous-addr", strconv.Quote(c.RendezvousAddr),
 			"host:port with a port from 1 to 65535, like node1:29400 or [::1]:29400")
 	}
+	if c.RendezvousServed && c.RendezvousFD != -1 {
+		refuse("rendezvous-fd", c.RendezvousFD, "-1, for none, where rendezvous-served says that another process serves")
+	}
 	if c.RendezvousFD < 3 && c.RendezvousFD != -1 {
 		refuse("rendezvous-fd", c.RendezvousFD, "3 or more (0 to 2 are the standard streams), or -1 for none")
 	}
@@ -113,6 +116,9 @@ func (c Config) problems() []error {
 	}
 	if c.Channels < minChannels || c.Channels > maxChannels {
 		refuse("channels", c.Channels, fmt.Sprintf("%d to %d", minChannels, maxChannels))
+	}
+	if c.MaxBlocks < 0 {
+		refuse("max-blocks", c.MaxBlocks, "0 for no bound, or more")
 	}
 	if _, ok := c.Level(); !ok && c.LogLevel != "" {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")

@@ -2,7 +2,7 @@
 // the passing of open files between ranks of one host, and the detection of ranks that have died.
 //
 // A [Group] is one rank's membership. [Join] makes the world group of a job whose ranks are processes on one or many hosts;
-// rank 0 serves the rendezvous for all of them over gRPC. [Local] makes n ranks inside this process, without a network. Both
+// rank 0 serves the rendezvous for all of them over gRPC, unless [Serve] does. [Local] makes n ranks inside this process, without a network. Both
 // give the same type with the same behaviour, and [Group.Sub] makes smaller groups of either.
 //
 // # Collective calls
@@ -32,8 +32,8 @@
 // # Loss
 //
 // A rank whose connection breaks, or from which no byte comes for [Options].LivenessTimeout, is lost. Pending and later collective calls
-// in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Rank 0 hosts the rendezvous
-// service, so when it is lost every group of the job is. Before a collective call returns an error on rank 0, the error
+// in every group that it belongs to end with a [*PeerLostError]. Groups without it go on working. Where rank 0 hosts the rendezvous
+// service, every group of the job is lost with it; with [Serve] it is a rank like any other. Before a collective call returns an error on rank 0, the error
 // has been sent to the other ranks, unless that takes more than a second: they get it even if rank 0 exits at once.
 //
 // # Imports

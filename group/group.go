@@ -126,7 +126,7 @@ func (g *Group) isEnded() bool {
 // Close leaves the group. Calls that are under way on this rank end with ErrClosed. Calls of other ranks that need this one end with a
 // [*PeerLostError] that says that it has left; Lost and Err do not count it as lost. Close is not collective. A second Close is ErrClosed.
 //
-// Closing the world group leaves the job and closes every group of the rank. On rank 0, which serves the rendezvous for all, it then blocks
+// Closing the world group leaves the job and closes every group of the rank. On rank 0, where it serves the rendezvous for all, it then blocks
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
 // [*MissingRanksError] that names them.
 func (g *Group) Close(ctx context.Context) error {

@@ -101,7 +101,7 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 		if _, err := io.ReadFull(conn, limit); err != nil {
 			return nil, fmt.Errorf("waiting for the service's greeting: %w", err)
 		}
-		return nil, &FileLimitError{Limit: binary.BigEndian.Uint64(limit), Owner: "rank 0, which serves the rendezvous"}
+		return nil, &FileLimitError{Limit: binary.BigEndian.Uint64(limit), Owner: o.server()}
 	case theirs != mode && mode == modePlain:
 		return nil, refused(RefusedToken, "the service asks for a token and this rank has none; set SYMMEM_TOKEN to that of the job")
 	case theirs != mode:

@@ -15,7 +15,8 @@ import (
 )
 
 // Join makes this process a rank of a job and returns its world group. It is collective: it blocks until every rank of the world has
-// joined, or until ctx or [Options].Timeout ends. Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close].
+// joined, or until ctx or [Options].Timeout ends. Rank 0 serves the rendezvous for all ranks until it closes the group; see [Group.Close]. With
+// [Options].Served another process does: see [Serve].
 //
 // Its errors are ErrInvalid for options that are not allowed, or that do not go together; a [*ConnectError] if the service was not
 // reached in time; a [*RefusedError] if the job will not have this rank, which disturbs no other; ErrUnavailable if rank 0 cannot
@@ -51,9 +52,9 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	}
 	s.files = newFileCarrier(s)
 	var err error
-	if o.Rank == 0 {
+	if o.Rank == 0 && !o.Served {
 		s.transport, err = host(ctx, s, m, o)
-	} else if err = checkAddress(ctx, o); err == nil {
+	} else if err = checkAddress(ctx, "Join", o); err == nil {
 		s.transport, err = connect(ctx, s, m, o)
 	}
 	if err != nil {
@@ -113,30 +114,19 @@ func host(ctx context.Context, s *session, m Member, o *Options) (*hostTransport
 	if _, ok := t.hub.attach(m, s); !ok {
 		return nil, errors.New("attaching rank 0 to a new hub")
 	}
-	l := o.Listener
 	if o.WorldSize == 1 {
-		if l != nil {
-			if err := l.Close(); err != nil {
+		if o.Listener != nil {
+			if err := o.Listener.Close(); err != nil {
 				return nil, fmt.Errorf("closing the listener, which a world of one does not need: %w", err)
 			}
 		}
 		return t, nil
 	}
-	if l == nil {
-		if err := checkAddress(ctx, o); err != nil {
-			return nil, err
-		}
-		var config net.ListenConfig
-		var err error
-		if l, err = config.Listen(ctx, "tcp", o.Addr); err != nil {
-			return nil, fmt.Errorf("serving the rendezvous on %s (is another job using the port?): %w", o.Addr, errors.Join(ErrUnavailable, err))
-		}
+	l, err := listen(ctx, "Join", o)
+	if err != nil {
+		return nil, err
 	}
-	if a, ok := l.Addr().(*net.TCPAddr); ok && len(o.Token) < MinToken && !a.IP.IsLoopback() {
-		return nil, errors.Join(notLoopback("Listener", l.Addr().String(), o), l.Close())
-	}
-	var err error
-	t.service, err = startService(l, t.hub, o)
+	t.service, err = startService(l, t.hub, o, o.Logger.With("rank", o.Rank))
 	return t, err
 }
 
@@ -171,21 +161,21 @@ func (t *hostTransport) goodbye(ctx context.Context) error {
 
 // checkAddress refuses addresses beyond this host, for serving and for connecting, without a token or with one that can be guessed: anyone could be
 // there.
-func checkAddress(ctx context.Context, o *Options) error {
+func checkAddress(ctx context.Context, op string, o *Options) error {
 	if len(o.Token) >= MinToken {
 		return nil
 	}
 	hostname, port, err := net.SplitHostPort(o.Addr)
 	if err != nil {
-		return invalid("Join", "Addr", o.Addr, "host:port")
+		return invalid(op, "Addr", o.Addr, "host:port")
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		if _, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil {
-			return invalid("Join", "Addr", o.Addr, "host:port with a port from 0 to 65535")
+			return invalid(op, "Addr", o.Addr, "host:port with a port from 0 to 65535")
 		}
 	}
 	if hostname == "" {
-		return notLoopback("Addr", o.Addr, o)
+		return notLoopback(op, "Addr", o.Addr, o)
 	}
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, hostname)
 	if err != nil {
@@ -193,17 +183,17 @@ func checkAddress(ctx context.Context, o *Options) error {
 	}
 	for _, a := range addrs {
 		if !a.IP.IsLoopback() {
-			return notLoopback("Addr", o.Addr, o)
+			return notLoopback(op, "Addr", o.Addr, o)
 		}
 	}
 	return nil
 }
 
-func notLoopback(arg, addr string, o *Options) error {
+func notLoopback(op, arg, addr string, o *Options) error {
 	if o.Token != "" {
-		return errs.Advised("Join", "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address", MinToken, arg, addr),
+		return errs.Advised(op, "len(Token)", len(o.Token), fmt.Sprintf("at least %d bytes where %s, %s, is no loopback address", MinToken, arg, addr),
 			"whoever answers there in place of the service could guess a shorter one: set SYMMEM_TOKEN on every rank to what \"openssl rand -hex 16\" prints")
 	}
-	return errs.Advised("Join", arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token",
+	return errs.Advised(op, arg, addr, "a loopback address such as 127.0.0.1:PORT as long as there is no token",
 		"set SYMMEM_TOKEN on every rank, to one text of 16 bytes or more, to use other addresses")
 }

@@ -22,10 +22,12 @@ type Options struct {
 	WorldSize int
 	// LocalRank is this rank's number among those of its host. The package only passes it on, in Member.
 	LocalRank int
-	// Addr is where the rendezvous service of rank 0 is reached, "host:port". Rank 0 listens there, unless it has a Listener.
+	// Addr is where the rendezvous service is reached, "host:port". Rank 0 listens there, unless it has a Listener or the job is Served.
 	Addr string
-	// Listener is a listening socket for rank 0 to serve on instead of Addr. Join takes it over and closes it.
+	// Listener is a listening socket for rank 0, or for Serve, to serve on instead of Addr. Join and Serve take it over and close it.
 	Listener net.Listener
+	// Served says that Serve serves the rendezvous at Addr, so that rank 0 joins there as the others do; the same on every rank.
+	Served bool
 	// Job names the job, so that a rank that strays into another job's service is refused.
 	Job string
 	// Restart counts how often the job was started again, so that a rank of an earlier attempt is refused.
@@ -35,7 +37,7 @@ type Options struct {
 	// at random: someone who answers at Addr in place of the service cannot use the proof that clients send, but can test guessed tokens against it
 	// for as long as they like.
 	Token string
-	// TLS, used only with a token, replaces the self-signed certificate that rank 0 makes for the job. Rank 0 uses it as a
+	// TLS, used only with a token, replaces the self-signed certificate that rank 0, or Serve, makes for the job. It uses it as a
 	// server, the others as clients: Certificates, ClientAuth and ClientCAs, or RootCAs and ServerName. At least TLS 1.3 is used.
 	TLS *tls.Config
 	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
@@ -58,11 +60,22 @@ func (o *Options) bounds() *limits {
 	return o.limits
 }
 
+// server says whose process the service is in.
+func (o *Options) server() string {
+	if o.Served {
+		return "the rendezvous service"
+	}
+	return "rank 0, which serves the rendezvous"
+}
+
 // minLivenessTimeout keeps a scheduling hiccup from looking like death.
 const minLivenessTimeout = 100 * time.Millisecond
 
 // checked returns a copy of the options with the defaults filled in, or says what is wrong with them.
-func (o *Options) checked() (*Options, error) {
+func (o *Options) checked() (*Options, error) { return o.checkedFor("Join") }
+
+// checkedFor is checked with the name of the call for errors.
+func (o *Options) checkedFor(op string) (*Options, error) {
 	if o == nil {
 		o = &Options{}
 	}
@@ -81,27 +94,29 @@ func (o *Options) checked() (*Options, error) {
 	}
 	switch {
 	case c.WorldSize < 0 || c.WorldSize > MaxWorldSize:
-		return nil, invalid("Join", "WorldSize", c.WorldSize, fmt.Sprintf("1 to %d", MaxWorldSize))
+		return nil, invalid(op, "WorldSize", c.WorldSize, fmt.Sprintf("1 to %d", MaxWorldSize))
 	case c.Rank < 0 || c.Rank >= c.WorldSize:
-		return nil, invalid("Join", "Rank", c.Rank, fmt.Sprintf("0 to %d in a world of %d", c.WorldSize-1, c.WorldSize))
+		return nil, invalid(op, "Rank", c.Rank, fmt.Sprintf("0 to %d in a world of %d", c.WorldSize-1, c.WorldSize))
 	case c.Restart < 0:
-		return nil, invalid("Join", "Restart", c.Restart, "0 or more")
+		return nil, invalid(op, "Restart", c.Restart, "0 or more")
 	case c.Timeout < 0:
-		return nil, invalid("Join", "Timeout", c.Timeout, "more than 0, or 0 for the default")
+		return nil, invalid(op, "Timeout", c.Timeout, "more than 0, or 0 for the default")
 	case c.LivenessTimeout < minLivenessTimeout:
-		return nil, invalid("Join", "LivenessTimeout", c.LivenessTimeout, fmt.Sprintf("at least %v, or 0 for the default", minLivenessTimeout))
+		return nil, invalid(op, "LivenessTimeout", c.LivenessTimeout, fmt.Sprintf("at least %v, or 0 for the default", minLivenessTimeout))
 	case c.Listener != nil && c.Rank != 0:
-		return nil, invalid("Join", "Listener", c.Listener.Addr(), "none on ranks other than 0, which serves for all")
+		return nil, invalid(op, "Listener", c.Listener.Addr(), "none on ranks other than 0, which serves for all")
+	case c.Listener != nil && c.Served:
+		return nil, invalid(op, "Listener", c.Listener.Addr(), "none where the rendezvous is served already")
 	case c.TLS != nil && c.Token == "":
-		return nil, invalid("Join", "TLS", "set without a token", "certificates together with Options.Token")
+		return nil, invalid(op, "TLS", "set without a token", "certificates together with Options.Token")
 	case len(c.Job) > maxText:
-		return nil, invalid("Join", "len(Job)", len(c.Job), fmt.Sprintf("at most %d bytes", maxText))
-	case c.WorldSize > 1 && c.Listener == nil && c.Addr == "":
-		return nil, invalid("Join", "Addr", `""`, "the host:port of rank 0's rendezvous service, the same on every rank")
+		return nil, invalid(op, "len(Job)", len(c.Job), fmt.Sprintf("at most %d bytes", maxText))
+	case (c.WorldSize > 1 || c.Served || op != "Join") && c.Listener == nil && c.Addr == "":
+		return nil, invalid(op, "Addr", `""`, "the host:port of the rendezvous service, the same on every rank")
 	}
 	if c.Addr != "" {
 		if _, _, err := net.SplitHostPort(c.Addr); err != nil {
-			return nil, invalid("Join", "Addr", c.Addr, "host:port")
+			return nil, invalid(op, "Addr", c.Addr, "host:port")
 		}
 	}
 	c.BootID = clip(c.BootID)

@@ -68,7 +68,7 @@ const (
 )
 
 // startService serves on l until stop is called. It takes over l.
-func startService(l net.Listener, h *hub, o *Options) (*service, error) {
+func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*service, error) {
 	var certificates *tls.Config
 	if o.Token != "" {
 		var err error
@@ -80,7 +80,7 @@ func startService(l net.Listener, h *hub, o *Options) (*service, error) {
 		hub:      h,
 		options:  o,
 		limits:   o.bounds(),
-		logger:   o.Logger.With("rank", o.Rank, "service", l.Addr().String()),
+		logger:   logger.With("service", l.Addr().String()),
 		stopping: make(chan struct{}),
 		attached: make(map[int]*serviceConn),
 	}

@@ -33,7 +33,11 @@ func (a *allGather) describe() string {
 }
 
 func (a *allGather) algorithms(kind device.Kind) []Algorithm {
-	return pushOrPull(kind, a.out.Bytes(), a.out.WorldSize(), gatherLLBytes[:])
+	forms := pushOrPull(kind, a.out.Bytes(), a.out.WorldSize(), gatherLLBytes[:])
+	if kind == device.CUDA {
+		forms = append(forms, OneShotMultimem)
+	}
+	return forms
 }
 
 func (a *allGather) spec(s *collective.Spec) {

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
+	"sync/atomic"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -25,8 +27,8 @@ import (
 // and writes nothing anywhere; the plan has then failed. Collective: all ranks come with the same tensors and options (ErrMismatch with
 // everybody's value if not), and these must have had their rendezvous. It blocks until all ranks have come. Close the plan.
 //
-// By transfers, which the host device has where peers have no addresses, every rank puts all of in to every other, since their lengths are fixed
-// when the plan is made: that takes a workspace of W times in. There is no such form for GPUs.
+// By transfers, which the host device has where peers have no addresses, the ranks exchange their counts first, and then put the rows straight to where they
+// go. There is no such form for GPUs: the CPU, which starts transfers, would have to read the counts from memory of the GPU while a stream waits for it.
 //
 // Its errors are those of [collective.New], ErrInvalid for shapes, dtypes and tensors that do not go together, and options that do not exist, and
 // ErrUnsupported for a form that there is not on the device.
@@ -155,7 +157,7 @@ func (a *allToAllV) spec(s *collective.Spec) {
 	cuda := a.in.Device().Kind() == device.CUDA
 	switch {
 	case cuda && a.algorithm == Transfers:
-		s.Failure = fmt.Errorf("there is no %s by transfers on a %s device, which would have to know the counts when the plan is made: %w", a.describe(), device.CUDA, errs.ErrUnsupported)
+		s.Failure = fmt.Errorf("there is no %s by transfers on a %s device, whose counts the CPU does not read while a stream runs: %w", a.describe(), device.CUDA, errs.ErrUnsupported)
 	case cuda:
 		a.onCUDA(s)
 	case a.algorithm == Transfers:
@@ -230,6 +232,7 @@ func (a *allToAllV) settle(counts [][]int64) (places, error) {
 	rows, room := rowsOf(a.in), rowsOf(a.out)
 	var p places
 	for r, words := range counts {
+		words = slices.Clone(words) // the program may write its own while it is looked at, against the rules
 		at, from := int64(0), make([]int64, size)
 		for q, n := range words[:size] {
 			if from[q] = at; a.displaced() {
@@ -308,57 +311,71 @@ func (a *allToAllV) onHost(s *collective.Spec) {
 	}
 }
 
-// byTransfers makes the spec that of a program: every rank puts its counts and its input into everybody's workspace.
+// byTransfers makes the spec that of a program: every rank puts its counts into everybody's workspace, and when it has those of all, its rows to where
+// they go. Where counts are wrong no rank gets that far.
 func (a *allToAllV) byTransfers(s *collective.Spec) {
-	const signalCounts = signalPieces
+	const signalCounts, signalRows = signalPieces, signalPieces + 1
 	rank, size := a.in.Rank(), a.in.WorldSize()
-	rowsAt := alignUp(a.counts.Bytes(), shardAlign)
-	span := rowsAt + alignUp(a.in.Bytes(), shardAlign)
+	span := alignUp(a.counts.Bytes(), shardAlign)
 	s.Workspace = int64(size) * span
 	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
-		counts, ins := make([][]int64, size), make([][]byte, size)
-		slot := func(r int) device.Ptr { return b.Workspace(rank).Add(int64(r) * span) }
+		counts := make([][]int64, size)
 		for r := range size {
+			from := b.Workspace(rank).Add(int64(r) * span)
 			if r == rank {
-				counts[r], ins[r] = collective.Slice[int64](b.Addresses, a.counts.Ptr(), a.counts.NumElements()), b.Bytes(a.in.Ptr(), a.in.Bytes())
-				continue
+				from = a.counts.Ptr()
 			}
-			counts[r], ins[r] = collective.Slice[int64](b.Addresses, slot(r), a.counts.NumElements()), b.Bytes(slot(r).Add(rowsAt), a.in.Bytes())
+			counts[r] = collective.Slice[int64](b.Addresses, from, a.counts.NumElements())
 		}
-		out, received := b.Bytes(a.out.Ptr(), a.out.Bytes()), collective.Slice[int64](b.Addresses, a.received.Ptr(), a.received.NumElements())
+		in, out := b.Bytes(a.in.Ptr(), a.in.Bytes()), b.Bytes(a.out.Ptr(), a.out.Bytes())
+		received := collective.Slice[int64](b.Addresses, a.received.Ptr(), a.received.NumElements())
 		if size > 1 {
-			var first, second []collective.Put
+			var puts []collective.Put
 			for k := 1; k < size; k++ {
-				put := collective.Put{Peer: (rank + k) % size, Tensor: collective.ToWorkspace, Offset: int64(rank) * span, Local: a.counts.Ptr(), Bytes: a.counts.Bytes()}
-				first = append(first, put)
-				put.Offset, put.Local, put.Bytes = put.Offset+rowsAt, a.in.Ptr(), a.in.Bytes()
-				second = append(second, put)
+				puts = append(puts, collective.Put{Peer: (rank + k) % size, Tensor: collective.ToWorkspace, Offset: int64(rank) * span, Local: a.counts.Ptr(), Bytes: a.counts.Bytes()})
 			}
-			b.Signal(signalReady)
+			b.Signal(signalReady) // this rank has done with the counts and the output of the run before
 			b.Wait(signalReady)
-			b.Send(signalCounts, first...)
-			b.Send(signalCounts+1, second...)
+			b.Send(signalCounts, puts...)
 			b.Wait(signalCounts)
-			b.Finish(signalCounts + 1)
 		}
 		width := a.rowBytes()
+		var settled atomic.Pointer[places] // of the run; a graph may be launched on two streams, which is an error, but no crash
 		b.Host(func() error {
 			p, err := a.settle(counts)
 			if err != nil {
 				return err
 			}
+			settled.Store(&p)
 			p.tell(rank, received)
-			for r := range size {
-				from := p.from[r][rank] * width
-				if n := p.rows[r][rank] * width; n > 0 {
-					copy(out[p.behind[r][rank]*width:][:n], ins[r][from:from+n])
-				}
-			}
 			return nil
 		})
+		if size > 1 {
+			b.SendComputed(signalRows, func() ([]collective.Put, error) { return a.putsOf(settled.Load()), nil })
+		}
+		b.Host(func() error {
+			p := settled.Load()
+			copy(out[p.behind[rank][rank]*width:][:p.rows[rank][rank]*width], in[p.from[rank][rank]*width:])
+			return nil
+		})
+		if size > 1 {
+			b.Finish(signalRows)
+		}
 		return nil
 	}}
 	if size > 1 {
-		s.Program.Signals = signalCounts + 2
+		s.Program.Signals = signalRows + 1
 	}
+}
+
+// putsOf is this rank's rows for every other one.
+func (a *allToAllV) putsOf(p *places) (puts []collective.Put) {
+	rank, size, width := a.in.Rank(), a.in.WorldSize(), a.rowBytes()
+	for k := 1; k < size; k++ {
+		q := (rank + k) % size
+		if n := p.rows[rank][q] * width; n > 0 {
+			puts = append(puts, collective.Put{Peer: q, Tensor: specOut, Offset: p.behind[rank][q] * width, Local: a.in.Ptr().Add(p.from[rank][q] * width), Bytes: n})
+		}
+	}
+	return puts
 }

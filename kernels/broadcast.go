@@ -9,8 +9,8 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// NewBroadcast prepares a broadcast of t: after a run, every rank's copy of t has the elements of root's. Root's own copy is not touched. t
-// may be of any shape and dtype, at any offset; 0 elements is no work. Collective: all ranks come with the same t, root and options
+// NewBroadcast prepares a broadcast of t: after a run, every rank's copy of t has the elements of root's. Root's own copy is not touched, but
+// for the form OneShotMultimem, which writes to it the bytes that it has. t may be of any shape and dtype, at any offset; 0 elements is no work. Collective: all ranks come with the same t, root and options
 // (ErrMismatch with everybody's value if not), and t must have had its rendezvous. It blocks until all ranks have come. Close the plan.
 //
 // Its errors are those of [collective.New], ErrInvalid for a root that is no rank and for options that do not exist, and ErrUnsupported for a
@@ -38,9 +38,9 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 		return []Algorithm{OneShot}
 	}
 	if b.in.WorldSize() >= broadcastTwoShotRanks && b.in.Bytes() >= broadcastTwoShotBytes {
-		return []Algorithm{TwoShotPull, OneShotPull, OneShotLL}
+		return []Algorithm{TwoShotPull, OneShotPull, OneShotLL, OneShotMultimem}
 	}
-	return append(pushOrPull(kind, b.in.Bytes(), b.in.WorldSize(), broadcastLLBytes[:]), TwoShotPull)
+	return append(pushOrPull(kind, b.in.Bytes(), b.in.WorldSize(), broadcastLLBytes[:]), TwoShotPull, OneShotMultimem)
 }
 
 // From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or

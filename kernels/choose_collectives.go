@@ -21,7 +21,7 @@ var (
 )
 
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by
-// kernels, and Transfers. Some have a form for some dtypes only. Nil for a constructor that there is not.
+// kernels, and Transfers. Some have a form for some dtypes and operations only, and OneShotMultimem needs multicast addresses. Nil for a constructor that there is not.
 func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		if !slices.Contains([]string{"NewBroadcast", "NewReduce", "NewAllGather", "NewReduceScatter", "NewAllToAll", "NewAllToAllV", "NewBarrier"}, constructor) {
@@ -31,11 +31,13 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	}
 	switch constructor {
 	case "NewBroadcast":
-		return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, Transfers}
-	case "NewAllGather", "NewAllToAll":
+		return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, OneShotMultimem, Transfers}
+	case "NewAllGather":
+		return []Algorithm{OneShotLL, OneShotPull, OneShotMultimem, Transfers}
+	case "NewAllToAll":
 		return []Algorithm{OneShotLL, OneShotPull, Transfers}
 	case "NewReduce", "NewReduceScatter":
-		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, Transfers}
+		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case "NewAllToAllV":
 		return []Algorithm{OneShotPush}
 	case "NewBarrier":

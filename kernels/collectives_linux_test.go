@@ -52,7 +52,25 @@ func (c collectiveTest) input(rank, size int) []byte {
 	for i := range b {
 		b[i] = byte(i*31+rank*17+i/257) & 0x3f
 	}
+	if c.sums() { // exactly, in any order
+		for i := range in {
+			bits := math.Float32bits(float32((int(i)+rank*5)%11 - 5))
+			for k := range c.dtype.Bytes() {
+				b[i*c.dtype.Bytes()+k] = byte(bits >> (32 - 8*c.dtype.Bytes() + 8*k))
+			}
+		}
+	}
 	return b
+}
+
+// onMachine says whether its kernel is run as it was compiled.
+func (c collectiveTest) onMachine() bool {
+	return c.algorithm == OneShotLL || c.algorithm == OneShotPush || c.algorithm == OneShotMultimem
+}
+
+// sums says whether it is of a form that has sums of floats only.
+func (c collectiveTest) sums() bool {
+	return c.algorithm == OneShotMultimem && (c.what == "reduce" || c.what == "reduce-scatter")
 }
 
 // want is the output on a rank that had before in it.
@@ -124,7 +142,7 @@ func (c collectiveTest) run(ctx context.Context, m *memory.Memory, poisoned byte
 		return err
 	}
 	opts := &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2}
-	if c.algorithm == OneShotLL || c.algorithm == OneShotPush {
+	if c.onMachine() {
 		opts.MaxBlocks = 2 // the machine that runs these kernels takes its time
 	}
 	var p *Plan
@@ -238,7 +256,7 @@ func onSimulated(t *testing.T, size int, f func(ctx context.Context, dev *simDev
 				return err
 			}
 			dev := &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory), atomics: true}
-			b := &simBackend{Backend: near, dev: dev}
+			b := &castBackend{ranks: size, simBackend: &simBackend{Backend: near, dev: dev}}
 			b.left.Store(math.MaxInt64)
 			m := memory.New(b, gr, nil)
 			if err := f(ctx, dev, m); err != nil {
@@ -303,13 +321,18 @@ func TestCollectivesOnCUDA(t *testing.T) {
 			if _, ok := ptx.PushScatter(ptx.OneShotPush, c.dtype.String(), true); c.algorithm == OneShotPush && !ok {
 				c.dtype = tensor.BFloat16
 			}
-			if c.n > 1000 && (c.algorithm == OneShotLL || c.algorithm == OneShotPush) {
+			if c.sums() {
+				if c.op = Sum; c.dtype != tensor.BFloat16 {
+					c.dtype = tensor.Float32
+				}
+			}
+			if c.n > 1000 && c.onMachine() {
 				if c.n == 3000 && !fullMatrix || c.n < 50000 && size > ptx.Inline {
 					return
 				}
 				c.n = 1200 - 1200%int64(size)
 			}
-			if size > ptx.Inline && !fullMatrix && (c.algorithm == OneShotLL || c.algorithm == OneShotPush) && (c.n < 2 || c.dtype.Bytes() > 4) {
+			if size > ptx.Inline && !fullMatrix && c.onMachine() && (c.n < 2 || c.dtype.Bytes() > 4) {
 				return
 			}
 			t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%d/in_place=%t", size, c.what, c.algorithm, c.dtype, c.n, c.inPlace), func(t *testing.T) {

@@ -40,6 +40,8 @@ func (v *movement) spec(s *collective.Spec) {
 		v.byTransfers(s)
 	case v.algorithm == OneShotLL:
 		v.byLines(s)
+	case v.algorithm == OneShotMultimem:
+		v.byCast(s)
 	case v.algorithm == NCCL: // bytes: NCCL has not every dtype
 		count := v.in.Bytes()
 		if v.shares > 0 {

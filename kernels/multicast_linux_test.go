@@ -25,6 +25,7 @@ import (
 // castBackend is a simBackend whose windows can have multicast addresses.
 type castBackend struct {
 	*simBackend
+	ranks   int
 	why     string       // why there is no multicast; "" if there is
 	enabled atomic.Int64 // windows that were given an address
 }
@@ -40,20 +41,37 @@ func (b *castBackend) Rendezvous(ctx context.Context, a backend.Allocation) (bac
 	if err != nil {
 		return nil, err
 	}
-	return &castMapping{m, b, a}, nil
+	return &castMapping{m, b, a, b.ranks}, nil
 }
 
 type castMapping struct {
 	backend.Mapping
 	backend *castBackend
 	alloc   backend.Allocation
+	ranks   int
+}
+
+// castCopies is a multicast address, and the addresses of what it stands for.
+type castCopies struct {
+	at     device.Ptr
+	bytes  int64
+	copies []uint64
 }
 
 const castAt device.Ptr = 1 << 60
 
 func (m *castMapping) EnableMulticast(context.Context) (device.Ptr, error) {
 	m.backend.enabled.Add(1)
-	return castAt | m.alloc.Ptr(), nil
+	c := castCopies{at: castAt | m.alloc.Ptr(), bytes: m.alloc.Bytes()}
+	for r := range m.ranks {
+		p, err := m.Peer(r)
+		if err != nil {
+			return 0, err
+		}
+		c.copies = append(c.copies, uint64(p))
+	}
+	m.backend.dev.casts.Store(c.at, c)
+	return c.at, nil
 }
 
 // TestPlansAskForMulticast: a plan of a form that needs multicast addresses makes the ranks have them, once for each tensor; no other plan
@@ -115,7 +133,7 @@ func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBa
 			if err != nil {
 				return err
 			}
-			b := &castBackend{why: why, simBackend: &simBackend{Backend: near,
+			b := &castBackend{ranks: 2, why: why, simBackend: &simBackend{Backend: near,
 				dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}}
 			b.left.Store(math.MaxInt64)
 			m := memory.New(b, g, nil)
@@ -132,4 +150,87 @@ func onCastRanks(t *testing.T, why string, f func(ctx context.Context, b *castBa
 		})
 	}
 	require.NoError(t, ranks.Wait())
+}
+
+// TestCollectivesAskForMulticast: the plans of the other collectives in the form that needs multicast addresses make the ranks have them, those that Auto takes
+// do not; and where there can be none, every rank is told why.
+func TestCollectivesAskForMulticast(t *testing.T) {
+	makes := func(in, out *tensor.Tensor) map[string]func(ctx context.Context, alg Algorithm) (*Plan, error) {
+		return map[string]func(ctx context.Context, alg Algorithm) (*Plan, error){
+			"NewBroadcast": func(ctx context.Context, alg Algorithm) (*Plan, error) {
+				return NewBroadcast(ctx, in, 1, &Options{Algorithm: alg})
+			},
+			"NewAllGather": func(ctx context.Context, alg Algorithm) (*Plan, error) {
+				part, err := in.Sub(0, 2048)
+				if err != nil {
+					return nil, err
+				}
+				return NewAllGather(ctx, part, out, &Options{Algorithm: alg})
+			},
+			"NewReduce": func(ctx context.Context, alg Algorithm) (*Plan, error) {
+				return NewReduce(ctx, in, out, Sum, 0, &Options{Algorithm: alg})
+			},
+			"NewReduceScatter": func(ctx context.Context, alg Algorithm) (*Plan, error) {
+				part, err := out.Sub(0, 2048)
+				if err != nil {
+					return nil, err
+				}
+				return NewReduceScatter(ctx, in, part, Sum, &Options{Algorithm: alg})
+			},
+		}
+	}
+	for name := range makes(nil, nil) {
+		t.Run(name, func(t *testing.T) {
+			onCastRanks(t, "", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
+				make := makes(in, out)[name]
+				for _, alg := range []Algorithm{Auto, OneShot, OneShotLL, OneShotPull, Transfers, OneShotMultimem} {
+					p, err := make(ctx, alg)
+					if err != nil {
+						return fmt.Errorf("%s: %w", alg, err)
+					}
+					if multimem := p.Algorithm() == OneShotMultimem; multimem != (alg == OneShotMultimem) || (b.enabled.Load() > 0) != multimem {
+						return fmt.Errorf("%s: %s, and %d windows with multicast", alg, p.Algorithm(), b.enabled.Load())
+					}
+					if err := p.Close(ctx); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			onCastRanks(t, "the switch is out of order", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
+				make := makes(in, out)[name]
+				if _, err := make(ctx, OneShotMultimem); !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "the switch is out of order") {
+					return fmt.Errorf("a plan without multicast: %w", err)
+				}
+				p, err := make(ctx, Auto)
+				if err != nil {
+					return err
+				}
+				return p.Close(ctx)
+			})
+			onCastRanks(t, "", func(ctx context.Context, b *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
+				make := makes(in, out)[name]
+				if b.dev.capability = 90; m.Group().Rank() == 1 { // one of them is older
+					b.dev.capability = 80
+				}
+				_, err := make(ctx, OneShotMultimem)
+				if !errors.Is(err, errs.ErrUnsupported) || !strings.Contains(err.Error(), "rank 1") {
+					return fmt.Errorf("a plan on a device without multimem: %w", err)
+				}
+				if b.enabled.Load() != 0 {
+					return errors.New("there was nothing to enable multicast for")
+				}
+				mine := []Algorithm{OneShotMultimem, OneShotPull}[m.Group().Rank()]
+				b.dev.capability = 90
+				if _, err := make(ctx, mine); !errors.Is(err, errs.ErrMismatch) {
+					return fmt.Errorf("ranks with other forms: %w", err)
+				}
+				p, err := make(ctx, OneShotMultimem)
+				if err != nil {
+					return err
+				}
+				return p.Close(ctx)
+			})
+		})
+	}
 }

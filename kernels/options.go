@@ -17,7 +17,8 @@ import (
 // same.
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
-	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family.
+	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. OneShotMultimem has to be asked for: neither takes it, since it
+	// was not measured. It makes the ranks have multicast addresses of the tensors.
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
 	MaxBlocks int

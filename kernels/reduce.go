@@ -12,7 +12,8 @@ import (
 )
 
 // NewReduce prepares a reduction to one rank: after a run, every element of root's out is the combination by op of that element of all ranks'
-// in, with the bits that an all-reduce gives. Other ranks' out is not written. In and out have the same number of elements, any, of
+// in, with the bits that an all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]).
+// Other ranks' out is not written. In and out have the same number of elements, any, of
 // one dtype; out may be in itself, in place. 0 elements is no work. Collective: all ranks come with the same tensors, op, root and options
 // (ErrMismatch with everybody's value if not), and the tensors must have had their rendezvous. It blocks until all ranks have come. Close
 // the plan.
@@ -26,7 +27,7 @@ func NewReduce(ctx context.Context, in, out tensor.SymmetricTensor, op Op, root 
 
 // NewReduceScatter prepares a reduction whose result is shared out: in has any number n of elements, out c = ceil(n / world size) of the same
 // dtype, and after a run rank r's out has elements r*c to min((r+1)*c, n) of the combination by op of all ranks' in, with the bits that an
-// all-reduce gives. What the last ranks' out has more is not touched. Out may also be just this rank's share of in, a Sub of it: in place,
+// all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]). What the last ranks' out has more is not touched. Out may also be just this rank's share of in, a Sub of it: in place,
 // on all ranks, and the rest of in is not touched. 0 elements is no work. Collective: all ranks come with the same tensors, op and
 // options (ErrMismatch with everybody's value if not), and the tensors must have had their rendezvous. It blocks until all ranks have
 // come. Close the plan.
@@ -82,11 +83,15 @@ func (r *reduction) algorithms(kind device.Kind) []Algorithm {
 	}
 	size, bytes := r.in.WorldSize(), r.in.Bytes()
 	_, float := ptx.PushScatter(ptx.OneShotPush, r.in.DType().String(), false)
+	var multimem []Algorithm // last: it was not measured
+	if Supported(kind, OneShotMultimem, r.in.DType(), r.op, size) {
+		multimem = []Algorithm{OneShotMultimem}
+	}
 	switch {
 	case float && size > 1 && bytes <= limit(sealed, size):
-		return []Algorithm{OneShotPush, OneShotLL, OneShotPull}
+		return append([]Algorithm{OneShotPush, OneShotLL, OneShotPull}, multimem...)
 	case float:
-		return []Algorithm{OneShotPull, OneShotPush, OneShotLL}
+		return append([]Algorithm{OneShotPull, OneShotPush, OneShotLL}, multimem...)
 	case size > 1 && bytes <= limit(lines, size):
 		return []Algorithm{OneShotLL, OneShotPull}
 	}
@@ -120,7 +125,7 @@ func (r *reduction) spec(s *collective.Spec) {
 			r.byLibrary(s, count, r.in.DType(), r.op, r.root)
 		}
 	case r.in.Device().Kind() == device.CUDA:
-		r.onCUDA(s)
+		r.onCUDA(s) // OneShotMultimem too
 	default:
 		r.onHost(s)
 	}

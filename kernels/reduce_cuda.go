@@ -7,19 +7,25 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// onCUDA makes the spec that of the all-reduce's kernel that loads every input, on this rank's share of them. In place it needs no copies aside:
-// nobody else loads the share of the input that this rank stores to.
+// onCUDA makes the spec that of the all-reduce's kernel that loads every input, or their sums by the multicast address, on this rank's share of
+// them. In place the first needs no copies aside: nobody else loads the share of the input that this rank stores to. The second has its results
+// in the workspace first, since it loads by another address than it stores to.
 func (r *reduction) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	size := r.in.WorldSize()
-	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, r.in.Device(), r.in.DType(), r.op, size)
+	form := ptx.OneShotPull
+	if r.algorithm == OneShotMultimem {
+		form = ptx.OneShotMultimem
+	}
+	kernel, image, err := findKernel(ptx.AllReduce, form, r.in.Device(), r.in.DType(), r.op, size)
 	if err != nil {
 		s.Failure = err
 		return
 	}
-	bytes := r.in.Bytes()
-	if r.scatter {
-		bytes = shareElements(r.in.NumElements(), size) * r.in.DType().Bytes()
+	bytes := r.shareBytes()
+	if form == ptx.OneShotMultimem {
+		s.Multicast = true
+		s.Workspace = ptx.Layout{Form: form, World: size, Bytes: bytes, Staged: r.inPlace()}.DataBytes()
 	}
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
@@ -42,7 +48,13 @@ func (r *reduction) params(at *collective.Addresses) ptx.Params {
 	p := ptx.Params{
 		Workspace: c.Workspace, Count: uint64(hi - lo), Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout, Rank: c.Rank, World: c.World, Op: uint32(r.op),
 	}
-	if size == 1 {
+	switch {
+	case r.algorithm == OneShotMultimem:
+		p.MulticastIn = uint64(at.Multicast(specIn).Add(lo * r.in.DType().Bytes()))
+		if r.inPlace() {
+			p.Flags = ptx.Staged
+		}
+	case size == 1:
 		p.Flags = ptx.NoBarrier
 	}
 	in := func(peer int) uint64 { return uint64(at.Tensor(specIn, peer).Add(lo * r.in.DType().Bytes())) }

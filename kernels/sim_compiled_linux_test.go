@@ -19,7 +19,7 @@ import (
 // sequentially consistent; package ptxvm's own tests run them under weak memory.
 func (f simFunction) compiled() bool {
 	return slices.ContainsFunc([]string{
-		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet.Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_",
+		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet.Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_",
 	}, func(name string) bool { return strings.HasPrefix(f.name, name) })
 }
 
@@ -86,6 +86,16 @@ func (l *compiledLaunch) mapAll(memory *ptxvm.Memory) error {
 	var queue [][]byte
 	queue = append(queue, l.launch.Params...)
 	done := map[uint64]bool{}
+	var casts []castCopies // which come last: what they stand for is mapped then
+	l.dev.casts.Range(func(_, c any) bool {
+		cast := c.(castCopies)
+		var where []byte
+		for _, copy := range cast.copies {
+			where = binary.LittleEndian.AppendUint64(where, copy)
+		}
+		queue, casts = append(queue, where), append(casts, cast)
+		return true
+	})
 	for len(queue) > 0 {
 		words := queue[0]
 		queue = queue[1:]
@@ -110,6 +120,11 @@ func (l *compiledLaunch) mapAll(memory *ptxvm.Memory) error {
 					queue = append(queue, append([]byte(nil), b...))
 				}
 			}
+		}
+	}
+	for _, c := range casts {
+		if err := memory.Multicast(uint64(c.at), uint64(c.bytes), c.copies...); err != nil {
+			return err
 		}
 	}
 	return nil

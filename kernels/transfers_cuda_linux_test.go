@@ -1,12 +1,14 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,10 +36,12 @@ type simDevice struct {
 	atomics       bool
 	launches      []*simLaunch // that were prepared
 	moved         func(phase uint32, to, block uint64)
+	casts         sync.Map // castCopies by multicast address
+	capability    int      // 0: 90
 }
 
 func (d *simDevice) Kind() device.Kind                                         { return device.CUDA }
-func (d *simDevice) ComputeCapability() int                                    { return 90 }
+func (d *simDevice) ComputeCapability() int                                    { return cmp.Or(d.capability, 90) }
 func (d *simDevice) Multiprocessors() int                                      { return 4 }
 func (d *simDevice) PeerAtomics(string) bool                                   { return d.atomics }
 func (d *simDevice) LoadModule(image []byte) (device.Module, error)            { return simModule{d, image}, nil }
@@ -104,6 +108,9 @@ func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	switch {
 	case f.compiled():
 		launch.compiled = &compiledLaunch{launch: l, simFunction: f}
+		if strings.HasPrefix(f.name, "symmem_allreduce_") {
+			simParam(&launch.p, l.Params[0])
+		}
 	case f.name == ptx.Pull.Name:
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])

@@ -36,6 +36,7 @@ type Memory struct {
 	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
 	workspace  pool                    // guarded by collective
 	devices    []string                // every rank's device, by rank, once a workspace was taken; guarded by collective
+	heaps      []*Heap                 // guarded by collective
 	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
 	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
 	compiled   compiled
@@ -58,6 +59,8 @@ type Options struct {
 	Channels int
 	// KernelTimeout bounds every wait of device work; default 2 minutes.
 	KernelTimeout time.Duration
+	// MaxBlocks bounds the blocks of the kernel of any plan; default 0, no bound.
+	MaxBlocks int
 	// Logger takes one event for each allocation, rendezvous and release; default: none are logged.
 	Logger *slog.Logger
 }
@@ -66,9 +69,11 @@ type Options struct {
 type entry struct {
 	alloc  backend.Allocation
 	name   string
-	window *Window // nil before rendezvous
-	place  string  // where it was allocated, for leak reports
-	left   bool    // this rank has told the others that it frees the allocation, but its device was still busy
+	window *Window         // nil before rendezvous
+	place  string          // where it was allocated, for leak reports
+	heap   *Heap           // that the allocation is; nil for all others; guarded by the memory's mu
+	piece  *HeapAllocation // of a heap, which the entry stands for; such an entry is in no list of the memory
+	left   bool            // this rank has told the others that it frees the allocation, but its device was still busy
 
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
 
@@ -147,6 +152,9 @@ func (m *Memory) Channels() int { return m.opts.Channels }
 // KernelTimeout bounds every wait of device work.
 func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
 
+// MaxBlocks is the most blocks that the kernel of a plan takes on this rank's device; 0 is no bound.
+func (m *Memory) MaxBlocks() int { return m.opts.MaxBlocks }
+
 // Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
 // may then keep that peer from setting it.
 func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
@@ -197,7 +205,7 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 	if m.backend.Capabilities().CollectiveAllocate {
 		m.collective.Lock()
 		defer m.collective.Unlock()
-		if _, err := exchange(ctx, m.group, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
+		if _, err := m.exchange(ctx, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
 			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 		}
 	} else {
@@ -263,10 +271,11 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 	return a, nil
 }
 
-// record fills in what every record of this memory has.
+// record fills in what every record of this memory has. The caller holds m.collective.
 func (m *Memory) record(kind, name string, r *Record) *Record {
 	r.Backend, r.Name, r.Operation = m.backend.Name(), name, m.operations
 	r.DeviceUUID = m.device.UUID()
+	r.Heaps = m.heapStates()
 	if r.DType == "" {
 		r.DType = kind
 	}
@@ -312,7 +321,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 		}
 	}
 	mine := m.record("bytes", what.Name, &what)
-	_, err := exchange(ctx, m.group, mine, failure)
+	_, err := m.exchange(ctx, mine, failure)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 	}
@@ -454,7 +463,11 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 	if e.window != nil {
 		e.window.closed.Store(true)
 	}
-	err := m.copies.forget(e)
+	var err error
+	if e.heap != nil {
+		err = e.heap.end()
+	}
+	err = errors.Join(err, m.copies.forget(e))
 	if e.window != nil && e.window.mapping != nil {
 		err = errors.Join(err, e.window.mapping.Unmap(ctx))
 	}
@@ -539,6 +552,9 @@ func (m *Memory) at(p device.Ptr) (*entry, int64) {
 	if i >= 0 && !p.IsNil() {
 		e := m.entries[i]
 		if off := p - e.alloc.Ptr(); uint64(off) < uint64(e.alloc.Bytes()) {
+			if e.heap != nil {
+				e = e.heap.at(int64(off)) // which is nil where nothing is allocated
+			}
 			return e, int64(off)
 		}
 	}
@@ -553,7 +569,11 @@ func (m *Memory) local(op, arg string, p device.Ptr, bytes int64) (*entry, error
 	if e == nil {
 		return nil, fmt.Errorf("%s: the local side of %s must be memory that was allocated or registered here: address %s: %w", op, arg, p, errs.ErrNotSymmetric)
 	}
-	if left := e.alloc.Bytes() - off; bytes > left {
+	end := e.alloc.Bytes()
+	if e.piece != nil {
+		end = e.piece.span.start + e.piece.bytes
+	}
+	if left := end - off; bytes > left {
 		return nil, errs.Invalid(op, arg+".Bytes", bytes, fmt.Sprintf("0 to %d, what is left of the allocation at %s", left, p))
 	}
 	return e, nil
@@ -665,7 +685,12 @@ func (*emptyAllocation) Release(context.Context) error { return nil }
 // callerPlace is file:line of the first caller outside of the packages that allocate on behalf of others.
 func callerPlace() string {
 	var pcs [16]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	return placeOf(pcs[:runtime.Callers(3, pcs[:])])
+}
+
+// placeOf is file:line of the first of the callers that is outside of these packages.
+func placeOf(pcs []uintptr) string {
+	frames := runtime.CallersFrames(pcs)
 	place := "unknown place"
 	for {
 		f, more := frames.Next()

@@ -38,15 +38,16 @@ func (m *Memory) enableMulticast(ctx context.Context, w *Window, failure error) 
 	case w.memory != m:
 		failure = fmt.Errorf("the window is of another memory: %w", errs.ErrNotSymmetric)
 	default:
+		if failure == nil {
+			failure = w.Err()
+		}
+		w = w.base()
 		purpose = fmt.Sprintf("multicast of window %d", w.number)
 		if !w.castAddress().IsNil() {
 			purpose += ", which has it"
 		}
-		if failure == nil {
-			failure = w.Err()
-		}
 	}
-	_, err := exchange(ctx, m.group, m.record("bytes", purpose, &Record{}), failure)
+	_, err := m.exchange(ctx, m.record("bytes", purpose, &Record{}), failure)
 	if err != nil {
 		return err
 	}
@@ -82,6 +83,7 @@ func (w *Window) Multicast(offset int64) (device.Ptr, error) {
 	if err := w.check("Multicast", offset); err != nil {
 		return 0, err
 	}
+	w = w.base()
 	if p := w.castAddress(); !p.IsNil() {
 		return p.Add(offset), nil
 	}

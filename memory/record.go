@@ -35,6 +35,9 @@ type Record struct {
 	Failure    string `json:"failure,omitempty"` // why this rank cannot take part
 	Offer      []byte `json:"offer,omitempty"`   // of a WorkspaceRequest
 
+	// What the rank's heaps were asked for is compared where it has come, see [Heap].
+	Heaps []HeapState `json:"heaps,omitempty"`
+
 	Conditions []uint32 `json:"conditions,omitempty"` // what the failure is, in the codes of package errs
 }
 
@@ -56,7 +59,7 @@ var compared = []struct {
 }
 
 // exchange sends this rank's record to all and gives all records. Collective. An error on any rank, or a difference, is an
-// error on every rank.
+// error on every rank. The records come with an error only if that is a difference between the requests to a heap.
 func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) ([]Record, error) {
 	mine.Version = RecordVersion
 	mine.PID = os.Getpid()
@@ -85,6 +88,9 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 	// What a rank that failed brought may be incomplete: its failure is told, not the difference.
 	if len(vote.Failures) > 0 {
 		return nil, vote
+	}
+	if _, differ := heapDifference(records); differ != nil {
+		return records, differ
 	}
 	for _, c := range compared {
 		values := make([]string, len(records))

@@ -30,6 +30,7 @@ type PreparedSend struct {
 	transfers []*Transfer
 	copies    []copyBlock // where the backend has peer pointers
 	work      *sendWork   // where it has not
+	computed  *computed   // unless the puts are known before it runs
 }
 
 // PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. Its errors are those of
@@ -37,9 +38,8 @@ type PreparedSend struct {
 // fails when it runs makes the plan fail: its peer gets no signal, the next wait of these signals returns the error, and the peers get no
 // signals any more.
 func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, err error) {
-	const call = "PrepareSend"
-	if channel < 0 || channel >= p.user.Channels {
-		return nil, errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
+	if err := p.checkChannel("PrepareSend", channel); err != nil {
+		return nil, err
 	}
 	send := &PreparedSend{signals: p, channel: channel}
 	defer func() {
@@ -47,31 +47,14 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 			err = errors.Join(err, send.Close())
 		}
 	}()
-	size := p.memory.group.Size()
-	taken, moves := make([]bool, size), make([]backend.PreparedTransfer, size) // by peer
+	moves := make([]backend.PreparedTransfer, p.memory.group.Size()) // by peer
+	taken := make([]bool, len(moves))
 	for _, put := range puts {
-		if put.Peer == p.memory.group.Rank() {
-			return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
-		}
-		w, offset := put.Window, put.Offset
-		if w == nil {
-			if p.workspace.closed.Load() {
-				return nil, fmt.Errorf("workspace: %w", errs.ErrClosed)
-			}
-			if offset < 0 || put.Bytes > p.workspace.Bytes()-offset {
-				return nil, errs.Invalid(call, "Offset", offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the workspace", p.workspace.Bytes()-put.Bytes, put.Bytes))
-			}
-			w, offset = p.workspace.block.window, p.workspace.span.start+offset
-		}
-		t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+		t, err := p.prepare(put, taken)
 		if err != nil {
 			return nil, err
 		}
 		send.transfers = append(send.transfers, t)
-		if taken[put.Peer] {
-			return nil, errs.Invalid(call, "puts", fmt.Sprintf("two to rank %d", put.Peer), "one a peer at most")
-		}
-		taken[put.Peer] = true
 		switch m := t.prepared.(type) {
 		case *copyTransfer:
 			send.copies = append(send.copies, m.copies...)
@@ -90,13 +73,47 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	return send, nil
 }
 
+func (p *Signals) checkChannel(call string, channel int) error {
+	if channel < 0 || channel >= p.user.Channels {
+		return errs.Invalid(call, "channel", channel, fmt.Sprintf("0 to %d", p.user.Channels-1))
+	}
+	return nil
+}
+
+// prepare prepares one put of a send, and notes in taken that its peer has one.
+func (p *Signals) prepare(put SendPut, taken []bool) (*Transfer, error) {
+	const call = "PrepareSend"
+	if put.Peer == p.memory.group.Rank() {
+		return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
+	}
+	w, offset := put.Window, put.Offset
+	if w == nil {
+		if p.workspace.closed.Load() {
+			return nil, fmt.Errorf("workspace: %w", errs.ErrClosed)
+		}
+		if offset < 0 || put.Bytes > p.workspace.Bytes()-offset {
+			return nil, errs.Invalid(call, "Offset", offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the workspace", p.workspace.Bytes()-put.Bytes, put.Bytes))
+		}
+		w, offset = p.workspace.block.window, p.workspace.span.start+offset
+	}
+	t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+	if err != nil {
+		return nil, err
+	}
+	if taken[put.Peer] {
+		return nil, errors.Join(errs.Invalid(call, "puts", fmt.Sprintf("two to rank %d", put.Peer), "one a peer at most"), t.Close())
+	}
+	taken[put.Peer] = true
+	return t, nil
+}
+
 // Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
 // is written. It returns at once and allocates nothing.
 func (p *PreparedSend) Enqueue(s device.Stream) error {
 	if p.work != nil {
 		return hostWork(s, p.work)
 	}
-	if _, ok := s.Device().(device.HostMemory); ok && s.Capturing() {
+	if _, ok := s.Device().(device.HostMemory); ok && (s.Capturing() || p.computed != nil) {
 		if err := launch(s, (*recordedSend)(p)); err != nil {
 			return err
 		}
@@ -116,11 +133,14 @@ func (p *PreparedSend) Close() error {
 	for _, t := range p.transfers {
 		err = errors.Join(err, t.Close())
 	}
+	if p.computed != nil {
+		err = errors.Join(err, p.computed.close())
+	}
 	return err
 }
 
 // recordedSend is the copies of a send as a graph runs them on the host device: at any time, so that the memory may be somebody else's by
-// then.
+// then. It is also those that are known only then.
 type recordedSend PreparedSend
 
 // RunKernel copies, unless the plan has failed or was closed, or its memory was freed.
@@ -129,7 +149,15 @@ func (r *recordedSend) RunKernel() error {
 	if user.failedBefore() {
 		return nil
 	}
-	for _, t := range r.transfers {
+	transfers, copies := r.transfers, r.copies
+	if r.computed != nil {
+		var err error
+		if transfers, copies, err = r.computed.now(nil); err != nil {
+			user.failLater(err)
+			return nil
+		}
+	}
+	for _, t := range transfers {
 		for _, side := range t.sides {
 			if side.gone.Load() {
 				user.failLater(side.freed())
@@ -138,7 +166,7 @@ func (r *recordedSend) RunKernel() error {
 		}
 	}
 	hm := r.signals.memory.device.(device.HostMemory)
-	for _, c := range r.copies {
+	for _, c := range copies {
 		dst, err := hm.Bytes(c.dst, c.bytes)
 		if err != nil {
 			return err
@@ -157,7 +185,8 @@ func (r *recordedSend) String() string { return "send" }
 // sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
 // the plan's, not that of the stream that the work happens to be on.
 type sendWork struct {
-	user *signalUser
+	user     *signalUser
+	computed *computed // gives the parts' puts, unless it is nil
 
 	mu    sync.Mutex // two streams may come to it at once, which is found here
 	parts []sendPart // by how far behind this rank the peer is
@@ -165,6 +194,7 @@ type sendWork struct {
 
 // sendPart is what goes to one peer.
 type sendPart struct {
+	peer int
 	put  backend.PreparedTransfer // nil without one
 	lane *flagLane
 	run  device.HostProgress // the put or the signal under way; nil when the part has ended
@@ -179,7 +209,7 @@ func newSendWork(f *flagSignals, channel int, moves []backend.PreparedTransfer) 
 		if err != nil {
 			return nil, fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 		}
-		w.parts = append(w.parts, sendPart{put: moves[peer], lane: lane})
+		w.parts = append(w.parts, sendPart{peer: peer, put: moves[peer], lane: lane})
 	}
 	return w, nil
 }
@@ -193,6 +223,12 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 	}
 	if w.user.dead.Load() {
 		return nothing{}, nil
+	}
+	if w.computed != nil {
+		if err := w.compute(); err != nil {
+			w.user.failLater(err)
+			return nothing{}, nil
+		}
 	}
 	for i := range w.parts {
 		part := &w.parts[i]

@@ -18,6 +18,7 @@ type Window struct {
 	mapping backend.Mapping // nil for an empty allocation
 	number  uint64          // of its rendezvous, the same on every rank
 	closed  atomic.Bool
+	whole   *Window // of the heap, for the window of one of its allocations; else nil
 
 	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
@@ -27,7 +28,15 @@ type Window struct {
 // has it. Ranks tell each other by it which window they mean.
 func (w *Window) Number() uint64 { return w.number }
 
-// Bytes is the size that was asked for at allocation.
+// base is the window of the heap, for that of one of its allocations; else the window itself.
+func (w *Window) base() *Window {
+	if w.whole != nil {
+		return w.whole
+	}
+	return w
+}
+
+// Bytes is the size that was asked for at allocation; for an allocation of a heap, the size of the heap.
 func (w *Window) Bytes() int64 { return w.alloc.Bytes() }
 
 // Err is ErrClosed once the allocation was freed.

@@ -90,7 +90,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	if failure == nil {
 		failure = m.Err()
 	}
-	records, err := exchange(ctx, m.group, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
+	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
 	if err != nil {
 		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}

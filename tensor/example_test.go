@@ -74,3 +74,41 @@ func ExampleHostSlice() {
 	fmt.Println(all, err)
 	// Output: [0 0 0 0.5 1.5 2.5] <nil>
 }
+
+// Tensors that come and go are taken from a heap: one rendezvous for all of them.
+func ExampleHeap() {
+	ctx := context.Background()
+	r, err := symmem.Open(ctx, config.Default(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Close(ctx)
+	h, err := r.NewHeap(ctx, 1<<20) // collective, once
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer h.Close(ctx)
+	for step := range 3 {
+		t, err := h.Zeros(ctx, tensor.Float32, 1000) // no exchange: every rank does the same, in the same order
+		if err != nil {
+			log.Fatal(err)
+		}
+		copyOfRank0, err := t.Remote(0) // it has had its rendezvous
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("step", step, "at", t.Offset(), copyOfRank0.Shape(), h.Usage().Waiting, "bytes wait")
+		if err := t.Close(ctx); err != nil { // local: the memory waits, as a peer may still use it
+			log.Fatal(err)
+		}
+		if step == 1 {
+			if err := h.Reclaim(ctx); err != nil { // collective: now it may be given out again
+				log.Fatal(err)
+			}
+		}
+	}
+	// Output:
+	// step 0 at 0 [1000] 0 bytes wait
+	// step 1 at 4096 [1000] 4096 bytes wait
+	// step 2 at 0 [1000] 0 bytes wait
+}

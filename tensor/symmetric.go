@@ -27,7 +27,7 @@ type SymmetricTensor interface {
 	NumElements() int64
 	// Bytes is the size of one rank's copy.
 	Bytes() int64
-	// Offset is how many bytes into its allocation the tensor begins: 0 unless it is a slice.
+	// Offset is how many bytes into its allocation the tensor begins: 0 unless it is a slice, or from a [Heap], where it counts in the heap.
 	Offset() int64
 	// Rank is this rank, and WorldSize the number of ranks that have the tensor.
 	Rank() int

@@ -17,7 +17,7 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// Tensor is one rank's part of a symmetric tensor, which [Zeros], [ZerosNamed] and [FromPtr] make, or a slice of one. See [SymmetricTensor] for
+// Tensor is one rank's part of a symmetric tensor, which [Zeros], [ZerosNamed], [FromPtr] and [Heap.Zeros] make, or a slice of one. See [SymmetricTensor] for
 // what its methods have in common.
 type Tensor struct {
 	storage *storage
@@ -41,6 +41,7 @@ var _ SymmetricTensor = (*Tensor)(nil)
 type storage struct {
 	memory *memory.Memory
 	alloc  backend.Allocation
+	piece  *memory.HeapAllocation // of a heap, which alloc is; else nil
 	freed  atomic.Bool
 
 	mu     sync.Mutex
@@ -149,7 +150,7 @@ func (t *Tensor) Device() device.Device { return t.storage.memory.Device() }
 // Memory is the symmetric memory that the tensor lies in.
 func (t *Tensor) Memory() *memory.Memory { return t.storage.memory }
 
-// Offset is how many bytes into its allocation the tensor begins; 0 unless it is a slice.
+// Offset is how many bytes into its allocation the tensor begins: 0 unless it is a slice, or from a [Heap], where it counts in the heap.
 func (t *Tensor) Offset() int64 { return t.offset }
 
 // Name is what the tensor was named, as are the slices of it; "" if it has no name.
@@ -167,13 +168,18 @@ func (t *Tensor) String() string {
 // peer was lost is the group's to tell: see [memory.Memory.Err].
 func (t *Tensor) Err() error {
 	if t.storage == nil {
-		return errs.Invalid("using a tensor", "tensor", "the zero Tensor", "one that Zeros, ZerosNamed, FromPtr, Slice or Sub gave")
+		return errs.Invalid("using a tensor", "tensor", "the zero Tensor", "one that Zeros, ZerosNamed, FromPtr, Slice, Sub or a Heap gave")
 	}
 	if t.ended() {
 		return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed)
 	}
 	if err := t.storage.memory.Closed(); err != nil {
 		return fmt.Errorf("tensor %s: %w", t, err)
+	}
+	if p := t.storage.piece; p != nil {
+		if err := p.Err(); err != nil {
+			return fmt.Errorf("tensor %s: %w", t, err)
+		}
 	}
 	return nil
 }
@@ -238,6 +244,9 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if t.met() != nil && t.Err() == nil {
 		return nil
 	}
+	if t.storage.piece != nil {
+		return t.Err() // a heap's tensor has had it on every rank
+	}
 	m := t.storage.memory
 	alloc := t.storage.alloc
 	if t.ended() {
@@ -255,7 +264,7 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 }
 
 // Window is the window that the tensor's memory belongs to, and the tensor's first byte in it. The window is that of the whole allocation
-// and the same object for all tensors in it; [memory.Window.Number] names it alike on every rank, and [memory.Window.Peer],
+// and the same object for all tensors in it (a tensor from a [Heap] has one of its own, with the addresses and offsets of the heap's); [memory.Window.Number] names it alike on every rank, and [memory.Window.Peer],
 // [memory.Window.Multicast] and [memory.Window.Handle] take the offset. Local. ErrNoRendezvous before the rendezvous.
 func (t *Tensor) Window() (w *memory.Window, offset int64, err error) {
 	if w, err = t.mapped(); err != nil {
@@ -368,7 +377,7 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	if err := t.Device().CopyFromHost(table, words); err != nil {
 		return 0, named(t.name, fmt.Errorf("peer table: %w", errors.Join(err, t.Device().Free(table))))
 	}
-	st.tables = append(st.tables, table)
+	st.keepTable(table)
 	t.table = table
 	return table, nil
 }
@@ -430,7 +439,8 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 // Close gives the memory back when this rank's device has nothing left to do, until when it blocks. After a rendezvous, of a slice too, it
 // is collective: it waits for all ranks, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's
 // device still works, nothing is given back: close again. If a peer is lost (ErrPeerLost) this rank's memory is given back all the same. A
-// slice's Close ends the slice and slices of it, locally, and gives nothing back. Closing twice is ErrClosed.
+// slice's Close ends the slice and slices of it, locally, and gives nothing back. That of a tensor from a [Heap] is local too, and waits for
+// nothing: see [Heap.Zeros]. Closing twice is ErrClosed.
 func (t *Tensor) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
@@ -445,6 +455,10 @@ func (t *Tensor) Close(ctx context.Context) error {
 	st := t.storage
 	if t.closed.Swap(true) {
 		return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed)
+	}
+	if st.piece != nil {
+		st.freed.Store(true)
+		return named(t.name, st.piece.Free())
 	}
 	if err := st.memory.Free(ctx, st.alloc); err != nil {
 		if st.memory.Holds(st.alloc) {

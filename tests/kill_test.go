@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,19 +40,23 @@ type survived struct {
 	After string        // why the survivors could not go on among themselves, or ""
 }
 
-// TestKill kills one rank at each stage. The others get an error that names it, and go on among themselves.
+// TestKill kills one rank at each stage. The others get an error that names it, and go on among themselves. Each rank has its turn, rank 0 too, where the rendezvous is
+// served outside of them; where rank 0 serves it, rank 1 has.
 func TestKill(t *testing.T) {
 	for _, name := range backend.Names() {
 		t.Run("backend="+name, func(t *testing.T) {
 			requireBackend(t, name)
 			requireGPUs(t, name, 3)
-			kill(t, name)
+			for victim := range 3 {
+				t.Run(fmt.Sprintf("served/rank=%d", victim), func(t *testing.T) { kill(t, name, victim, true) })
+			}
+			kill(t, name, 1, false)
 		})
 	}
 }
 
-func kill(t *testing.T, name string) {
-	const size, victim = 3, 1
+func kill(t *testing.T, name string, victim int, served bool) {
+	const size = 3
 	stages := slices.Clone(stages)
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
@@ -63,7 +68,7 @@ func kill(t *testing.T, name string) {
 				requireCapability(t, name, size, "peer_pointers")
 				t.Skipf("backend %s has no peer pointers", name)
 			}
-			world := runWorld(t, size, "kill:"+stage, "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
+			world := runWorld(t, size, fmt.Sprintf("kill:%s:%d", stage, victim), fmt.Sprintf("%s=%t", servedVariable, served), "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
 			for _, p := range world {
 				if p.rank == victim {
 					assert.Error(t, p.err, "the victim was killed")
@@ -104,8 +109,12 @@ func endsInAnError(stage string) bool {
 }
 
 // killJob is one rank of TestKill.
-func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)) error {
-	const victim = 1
+func killJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
+	stage, number, _ := strings.Cut(arg, ":")
+	victim, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
 	dies := cfg.Rank == victim
 	last := time.Now() // when this rank last knew that all live
 	die := func(at string) {
@@ -120,7 +129,7 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 	}
 	at := "open"
 	var r *symmem.Rank
-	err := func() error {
+	err = func() error {
 		var err error
 		if r, err = symmem.Open(ctx, cfg, nil); err != nil {
 			return err
@@ -236,7 +245,7 @@ func killJob(ctx context.Context, cfg config.Config, stage string, say func(any)
 		s.Names = lost.Rank
 	}
 	if r != nil {
-		if after := survivorsGoOn(ctx, r); after != nil {
+		if after := survivorsGoOn(ctx, r, victim); after != nil {
 			s.After = after.Error()
 		}
 		// The rank's own close must not hang, and tells of the loss.
@@ -293,8 +302,8 @@ func killPlans(ctx context.Context, r *symmem.Rank, t *tensor.Tensor, s device.S
 }
 
 // survivorsGoOn makes a group of those that live and reduces among them.
-func survivorsGoOn(ctx context.Context, r *symmem.Rank) error {
-	sub, err := r.Sub(ctx, []int{0, 2})
+func survivorsGoOn(ctx context.Context, r *symmem.Rank, victim int) error {
+	sub, err := r.Sub(ctx, slices.DeleteFunc([]int{0, 1, 2}, func(rank int) bool { return rank == victim }))
 	if err != nil {
 		return err
 	}

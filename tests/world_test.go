@@ -27,10 +27,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 )
 
 // workerVariable makes the test binary a rank: its value is the job to run.
 const workerVariable = "SYMMEM_TEST_WORKER"
+
+// servedVariable is true for a world whose rendezvous the test serves, and not rank 0.
+const servedVariable = "SYMMEM_RENDEZVOUS_SERVED"
 
 // jobs are what worker processes run, by name; the rest of the job's name after a colon is the argument.
 var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, say func(any)) error{
@@ -40,6 +44,7 @@ var jobs = map[string]func(ctx context.Context, cfg config.Config, arg string, s
 
 	"simulated_process": simulatedProcessJob,
 	"kill":              killJob,
+	"kill_collectives":  killCollectivesJob,
 	"speed":             speedJob,
 }
 
@@ -173,7 +178,8 @@ func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank in
 	if on != nil {
 		addr = on.addr
 	}
-	env := append(ownEnviron(), workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+rand.Text(),
+	token, served := rand.Text(), slices.Contains(extra, servedVariable+"=true")
+	env := append(ownEnviron(), workerVariable+"="+job, "SYMMEM_RENDEZVOUS_ADDR="+addr, "SYMMEM_TOKEN="+token,
 		"SYMMEM_MULTICAST="+multicastSetting(), "SYMMEM_JOB="+t.Name(), "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size))
 	env = append(env, extra...)
 	w := &world{processes: make([]*process, size), ended: make(chan struct{})}
@@ -204,7 +210,7 @@ func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank in
 			p.cmd.Path, err = exec.LookPath(whole[0])
 			require.NoError(t, err)
 			p.cmd.Args = whole
-		} else if rank == 0 {
+		} else if rank == 0 && !served {
 			p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, socket)
 			p.cmd.Env = append(p.cmd.Env, "SYMMEM_RENDEZVOUS_FD=4")
 		}
@@ -232,7 +238,13 @@ func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank in
 		})
 	}
 	require.NoError(t, socket.Close())
-	require.NoError(t, listener.Close())
+	if served {
+		wg.Go(func() {
+			assert.NoError(t, group.Serve(ctx, &group.Options{Listener: listener, WorldSize: size, Job: t.Name(), Token: token}))
+		})
+	} else {
+		require.NoError(t, listener.Close())
+	}
 	go func() {
 		wg.Wait()
 		close(w.ended)

@@ -169,6 +169,9 @@ var bitten = map[string]string{
 	"pull: bar.red.and.pred (0)":                      deadLater,
 	"pull: ld.acquire.sys.global.u32 (2)":             launchEnds,
 	"pull: bar.red.and.pred (4)":                      barrierTwin,
+	"cast: bar.red.and.pred (0)":                      deadLater,
+	"cast: ld.acquire.sys.global.u32 (1)":             launchEnds,
+	"cast: bar.red.and.pred (3)":                      barrierTwin,
 }
 
 // TestBite takes the order out of the kernels, one instruction at a time: each time something notices, or the reason why not is known.
@@ -240,6 +243,7 @@ func TestBite(t *testing.T) {
 		})
 	}
 	subjects = append(subjects, subject{ptx.Pull, "pull", list})
+	subjects = append(subjects, subject{ptx.Cast, "cast", castAttempts()})
 	left, ran := maps.Clone(bitten), 0
 	for _, s := range subjects {
 		t.Run(s.kernel.Name, func(t *testing.T) {

@@ -184,6 +184,9 @@ func TestCoverage(t *testing.T) {
 		}
 	}
 	require.NoError(t, movement{what: broadcastTwoShot, ranks: 10, bytes: 1275, blocks: 2, threads: 8}.run(t, config))
+	if full() {
+		coverCasts(t, config)
+	}
 	for _, flags := range []uint32{0, ptx.Atomics} {
 		for _, ranks := range []int{2, 3, 9} {
 			require.NoError(t, exchange(t, ranks, flags, config, nil))

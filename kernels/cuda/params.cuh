@@ -9,7 +9,8 @@
 //   twoshot_push      push shards to their owners and results to everybody; no barrier. f32, f16, bf16.
 //   twoshot_pull      load the own shard from every input, store the result to every output, between two barriers.
 //   twoshot_flow      push shards to their owners in laps, store results to every output; credits instead of barriers.
-//   oneshot_multimem, twoshot_multimem   reduction and broadcast by the NVLink switch; f32, f16, bf16, sum only.
+//   oneshot_multimem, twoshot_multimem   reduction and broadcast by the NVLink switch; f32, f16, bf16, sum only. Reduce and
+//                     reduce-scatter take the first, on this rank's share.
 //
 // For f32, f16 and bf16 there are kernels for each world size 2..8 with op "sum", which do Avg too (Params::op says which).
 // For every dtype there are kernels "any_wn": each op, each world size, both taken from Params.
@@ -40,6 +41,7 @@ enum : u32 {
   kKindOneshotLL = 1, kKindOneshotPush = 2, kKindOneshotPull = 3, kKindTwoshotPush = 4, kKindTwoshotPull = 5,
   kKindTwoshotFlow = 6, kKindOneshotMultimem = 7, kKindTwoshotMultimem = 8, kKindBarrier = 16, kKindWait = 17,
   kKindSignal = 18, kKindPull = 19, kKindLines = 24, kKindMeet = 25, kKindScatter = 26, kKindAllToAllV = 27, kKindMany = 28,
+  kKindCast = 29,
 };
 
 // Params is the parameter of every kernel, by value. It stands for a Comm (see Ranks), with the inputs and outputs beside the workspaces.

@@ -188,13 +188,14 @@ func DecodeFault(word uint64) Fault {
 	}
 }
 
-// FaultBarrier, FaultWait, FaultSignal, FaultPull and FaultMany are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
+// FaultBarrier, FaultWait, FaultSignal, FaultPull, FaultMany and FaultCast are the kernels of a Fault that are no all-reduce; FaultUser is the first that is not this module's.
 const (
 	FaultBarrier = 16
 	FaultWait    = 17
 	FaultSignal  = 18
 	FaultPull    = 19
 	FaultMany    = 28
+	FaultCast    = 29
 	FaultUser    = 64
 )
 

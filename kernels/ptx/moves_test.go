@@ -15,11 +15,12 @@ func TestMoves(t *testing.T) {
 	lines, lists := header(t, "lines.cu"), header(t, "alltoallv.cu")
 	sameLayout(t, lines, "Lines", reflect.TypeFor[Lines]())
 	sameLayout(t, lists, "AllToAllV", reflect.TypeFor[AllToAllV]())
+	sameLayout(t, header(t, "multimem.cu"), "Cast", reflect.TypeFor[CastParams]())
 	assert.Equal(t, uintptr(40), reflect.TypeFor[LinePiece]().Size())
 	text := lines + lists + header(t, "params.cuh") + header(t, "lines.cuh")
 	for name, want := range map[string]int{
 		"kInlineLines": InlineLines, "kToRoot": ToRoot, "kFaultCount": FaultCount, "kFaultRoom": FaultRoom, "kCountNegative": CountNegative, "kCountBeyond": CountBeyond,
-		"kKindLines": FaultLines, "kKindMeet": FaultMeet, "kKindScatter": FaultScatter, "kKindAllToAllV": FaultAllToAllV,
+		"kKindLines": FaultLines, "kKindMeet": FaultMeet, "kKindScatter": FaultScatter, "kKindAllToAllV": FaultAllToAllV, "kKindCast": FaultCast,
 	} {
 		m := regexp.MustCompile(`\b` + name + ` = (\d+)`).FindStringSubmatch(text)
 		require.NotNil(t, m, name)

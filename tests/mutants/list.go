@@ -540,8 +540,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "prepared copies outlive their memory", tests: inSuite,
-		old: "\terr := m.copies.forget(e)\n",
-		new: "\tvar err error\n",
+		old: "\terr = errors.Join(err, m.copies.forget(e))\n",
+		new: "",
 	},
 	{
 		file: "memory/memory.go", why: "-1 bytes are allocated", tests: inSuite,
@@ -600,8 +600,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "collective allocation while another collective call is under way", tests: inSuite,
-		old: "\t\tm.collective.Lock()\n\t\tdefer m.collective.Unlock()\n\t\tif _, err := exchange",
-		new: "\t\tif _, err := exchange",
+		old: "\t\tm.collective.Lock()\n\t\tdefer m.collective.Unlock()\n\t\tif _, err := m.exchange",
+		new: "\t\tif _, err := m.exchange",
 	},
 	{
 		file: "memory/memory.go", why: "memory is allocated while the backend is closed", tests: inSuite,
@@ -620,7 +620,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not compare sizes before a collective allocation", tests: inSuite,
-		old: "\t\tif _, err := exchange(ctx, m.group, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {",
+		old: "\t\tif _, err := m.exchange(ctx, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {",
 		new: "\t\tif err := errors.Join(invalid, m.Err()); err != nil {",
 	},
 	{
@@ -900,8 +900,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/record.go", why: "what a failed rank brought is held for a mismatch", tests: inSuite,
-		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n\tfor",
-		new: "\tfor",
+		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n\tif _, differ",
+		new: "\tif _, differ",
 	},
 	{
 		file: "memory/window.go", why: "offsets beyond a window", tests: inSuite,
@@ -932,8 +932,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "blocks beyond their local allocation", tests: inSuite,
-		old: "\tif left := e.alloc.Bytes() - off; bytes > left {",
-		new: "\tif left := e.alloc.Bytes(); bytes-0*off > left {",
+		old: "\tif left := end - off; bytes > left {",
+		new: "\tif left := end; bytes-0*off > left {",
 	},
 	{
 		file: "memory/transfer.go", why: "windows of another group", tests: inSuite,
@@ -1209,13 +1209,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "two puts to one peer", tests: inSends,
-		old: "\t\tif taken[put.Peer] {",
-		new: "\t\tif false {",
+		old: "\tif taken[put.Peer] {",
+		new: "\tif false {",
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on with the copies of a graph", tests: inSends,
-		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\tfor",
-		new: "\tfor",
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\ttransfers,",
+		new: "\ttransfers,",
 	},
 	{
 		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
@@ -1244,23 +1244,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "sends put to the own rank", tests: inSends,
-		old: "\t\tif put.Peer == p.memory.group.Rank() {",
-		new: "\t\tif false {",
+		old: "\tif put.Peer == p.memory.group.Rank() {",
+		new: "\tif false {",
 	},
 	{
 		file: "memory/send.go", why: "sends into a closed workspace", tests: inSends,
-		old: "\t\t\tif p.workspace.closed.Load() {",
-		new: "\t\t\tif false {",
+		old: "\t\tif p.workspace.closed.Load() {",
+		new: "\t\tif false {",
 	},
 	{
 		file: "memory/send.go", why: "sends behind their workspace", tests: inSends,
-		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\t\tif offset < 0 {",
+		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\tif offset < 0 {",
 	},
 	{
 		file: "memory/send.go", why: "sends before their workspace", tests: inSends,
-		old: "\t\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\t\tif put.Bytes > p.workspace.Bytes()-offset {",
+		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
+		new: "\t\tif put.Bytes > p.workspace.Bytes()-offset {",
 	},
 	{
 		file: "memory/send.go", why: "a send that is refused leaves transfers open", tests: inSends,
@@ -1459,7 +1459,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/multicast.go", why: "ranks do not agree on multicast", tests: inSuite,
-		old: "\t_, err := exchange(ctx, m.group, m.record(\"bytes\", purpose, &Record{}), failure)\n",
+		old: "\t_, err := m.exchange(ctx, m.record(\"bytes\", purpose, &Record{}), failure)\n",
 		new: "\t_ = purpose\n\terr := failure\n",
 	},
 	{
@@ -2291,6 +2291,21 @@ var mutants = []mutant{
 		file: "kernels/many.go", why: "the place of a tensor in a list is not compared", tests: inPlans,
 		old: "placeOf(p.In)+\" to \"+placeOf(p.Out)",
 		new: "\"a tensor\"",
+	},
+	{
+		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: []stage{kernelTests},
+		old: "at.Multicast(v.specOut()).Add(c.dst)",
+		new: "at.Multicast(v.specOut())",
+	},
+	{
+		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: []stage{kernelTests},
+		old: "!hopper(d)",
+		new: "!hopper(d) && false",
+	},
+	{
+		file: "kernels/reduce_cuda.go", why: "the switch adds the first share for every rank", tests: []stage{kernelTests},
+		old: "at.Multicast(specIn).Add(lo * r.in.DType().Bytes())",
+		new: "at.Multicast(specIn)",
 	},
 	{
 		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: []stage{kernelTests},

@@ -46,8 +46,12 @@ func collectiveCases(kind device.Kind) []Case {
 			add("two_plans", twoPlansCollective)
 			add("other_stream", otherStreamCollective)
 			add("epoch_wrap", epochWrapCollective)
-			if what == reduce || what == reduceScatter {
+			switch {
+			case what != reduce && what != reduceScatter:
+			case alg.RankOrder():
 				add("same_bits", sameBitsCollective)
+			default:
+				add("lacking", lackingCollective)
 			}
 		}
 		cases = append(cases, Case{Name: what + "/errors", Needs: needsOf(kernels.Auto), Run: func(ctx context.Context, e *Env) error {
@@ -351,6 +355,33 @@ func (o *collected) Close(ctx context.Context) error {
 // canBeInPlace reports whether input and output may be in one tensor.
 func (c collect) canBeInPlace() bool { return c.what != broadcast && c.what != allToAll }
 
+// sumsOnly reports whether the form combines, and has sums of f32, f16 and bf16 only.
+func (c collect) sumsOnly() bool {
+	return (c.what == reduce || c.what == reduceScatter) && c.algorithm.NeedsMulticast()
+}
+
+// lackingCollective: what a form that adds in any order has not, every rank is told alike.
+func lackingCollective(ctx context.Context, e *Env, c collect) error {
+	c.n = 50
+	for _, has := range []struct {
+		dtype tensor.DType
+		op    kernels.Op
+	}{{tensor.Float64, kernels.Sum}, {tensor.Int32, kernels.Sum}, {tensor.Float32, kernels.Avg}, {tensor.BFloat16, kernels.Max}, {tensor.Float16, kernels.Sum}} {
+		c.dtype, c.op = has.dtype, has.op
+		o, err := newCollected(ctx, e, c)
+		if err != nil {
+			return err
+		}
+		if err = o.run(ctx); !e.supported(c.algorithm, c.dtype, c.op) {
+			err = wantError(fmt.Sprintf("%s of %s", c.op, c.dtype), err, symmem.ErrUnsupported, c.algorithm.String())
+		}
+		if err := errors.Join(err, o.Close(ctx)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // onPair runs f with two tensors of a dtype.
 func onPair(ctx context.Context, e *Env, dtype tensor.DType, n int64, f func(first, second tensor.SymmetricTensor) error) error {
 	first, err := e.mapped(ctx, dtype, n)
@@ -380,9 +411,13 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	if e.Short && c.what != reduce && c.what != reduceScatter {
 		dtypes = widths // where elements are only moved, the others are no different
 	}
-	if c.algorithm == kernels.OneShotPush { // which is for these
+	ops := kernels.Ops()
+	if c.algorithm == kernels.OneShotPush || c.sumsOnly() { // which are for these
 		widths = []tensor.DType{tensor.BFloat16, tensor.Float32}
 		dtypes = []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}
+	}
+	if c.sumsOnly() {
+		ops = []kernels.Op{kernels.Sum}
 	}
 	for j, dtype := range dtypes {
 		c.dtype = dtype
@@ -391,7 +426,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 				if turn := i%len(dtypes) == j; !turn && (e.Short || !slices.Contains(widths, dtype)) {
 					continue
 				}
-				c.n, c.root, c.op = n, (i+j)%w, kernels.Ops()[(i+j)%len(kernels.Ops())]
+				c.n, c.root, c.op = n, (i+j)%w, ops[(i+j)%len(ops)]
 				c.inPlace = c.canBeInPlace() && (i/2+j)%2 == 1
 				o, err := c.on(e, first, second, int64(5*i+j)%17)
 				if err != nil {
@@ -413,7 +448,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 // largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
 	c.dtype, c.n = tensor.Float64, 5_001
-	if c.algorithm == kernels.OneShotPush {
+	if c.algorithm == kernels.OneShotPush || c.sumsOnly() {
 		c.dtype = tensor.Float32
 	}
 	switch {

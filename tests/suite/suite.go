@@ -68,6 +68,7 @@ func Cases(opts *Options) []Case {
 		agreementCases(),
 		transferCases(opts.Short),
 		sliceCases(),
+		heapCases(kind, world),
 		signalCases(opts.Short),
 		graphCases(kind, world),
 		windowCases(),

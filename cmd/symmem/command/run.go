@@ -64,7 +64,7 @@ goes with it, on Linux also what has made a session of its own, at the latest wh
 		}
 		job := &launch.Job{
 			Ranks: ranks, Program: args[0], Args: func(int, int) []string { return args[1:] },
-			Environ: a.Environ, Extra: forRanks.Vars, Name: forRanks.Job, Token: forRanks.Token,
+			Environ: a.Environ, Extra: forRanks.Vars, Name: forRanks.Job, Token: forRanks.Token, Timeout: forRanks.Timeout, LivenessTimeout: forRanks.LivenessTimeout,
 			Children: children, Stdin: a.In, Stdout: a.Out, Stderr: a.Err, Grace: grace, Say: a.Say,
 		}
 		signals, stop := launch.CatchSignals()

@@ -98,14 +98,14 @@ func TestRunKeepsWholeLines(t *testing.T) {
 
 func TestRunGivesPlaces(t *testing.T) {
 	const show = `echo $SYMMEM_RANK/$SYMMEM_WORLD_SIZE $SYMMEM_LOCAL_RANK/$SYMMEM_LOCAL_WORLD_SIZE ` +
-		`$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE fd=$SYMMEM_RENDEZVOUS_FD master=$MASTER_ADDR:$MASTER_PORT ` +
+		`$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE served=$SYMMEM_RENDEZVOUS_SERVED fd=$SYMMEM_RENDEZVOUS_FD master=$MASTER_ADDR:$MASTER_PORT ` +
 		`token=${#SYMMEM_TOKEN} timeout=$SYMMEM_TIMEOUT backend=$SYMMEM_BACKEND job=$SYMMEM_JOB "$@"`
-	env := environ("SYMMEM_RANK=5", "SYMMEM_WORLD_SIZE=9", "MASTER_ADDR=far", "MASTER_PORT=1", "RANK=5", "SYMMEM_TIMEOUT=7s")
+	env := environ("SYMMEM_RENDEZVOUS_FD=7", "SYMMEM_RANK=5", "SYMMEM_WORLD_SIZE=9", "MASTER_ADDR=far", "MASTER_PORT=1", "RANK=5", "SYMMEM_TIMEOUT=7s")
 	r := call(t, "", env, "run", "-n", "2", "--backend", "host,auto", "--job", "mine", "sh", "-c", show, "sh", "-n", "--bogus")
 	require.Equal(t, exit.OK, r.status, r.err)
 	assert.Equal(t, []string{
-		"[0] 0/2 0/2 0/2 0/2 fd=3 master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
-		"[1] 1/2 1/2 1/2 1/2 fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[0] 0/2 0/2 0/2 0/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
+		"[1] 1/2 1/2 1/2 1/2 served=true fd= master=: token=64 timeout=7s backend=host,auto job=mine -n --bogus",
 	}, sortedLines(r.out))
 }
 

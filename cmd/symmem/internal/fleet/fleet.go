@@ -165,6 +165,7 @@ func (f *Fleet) Run(ctx context.Context, preferences []string, hear func(Message
 	done := make([]bool, f.Ranks)
 	job := &launch.Job{
 		Ranks: f.Ranks, Program: path, Environ: f.Process.Environ, Extra: extra, Name: f.Settings.Job, Token: f.Settings.Token,
+		Timeout: f.Settings.Timeout, LivenessTimeout: f.Settings.LivenessTimeout,
 		Args: func(_, report int) []string {
 			return append([]string{f.Command, "--" + ReportFlag, strconv.Itoa(report)}, f.Args...)
 		},

@@ -32,6 +32,9 @@ type Job struct {
 	Name    string   // of the job; "" makes a random one
 	Token   string   // "" makes a random one
 
+	// Timeout and LivenessTimeout are those of the rendezvous service, which Run hosts; 0 are the defaults.
+	Timeout, LivenessTimeout time.Duration
+
 	// Args returns the arguments of a rank. report is the descriptor of its report pipe, or -1 if there is none.
 	Args func(rank, report int) []string
 	// Report, if not nil, reads from the report pipe of a rank until its end. It is called on one goroutine for each rank.

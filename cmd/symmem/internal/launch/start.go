@@ -2,6 +2,7 @@ package launch
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/group"
 )
 
 // drainTime is how long the output of a rank is read after it has ended. Only a process that the rank left behind in a session of its
@@ -91,12 +93,31 @@ func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), 
 		<-hold
 	}()
 	s := <-result
-	// Only rank 0 may hold the socket, so that the others are refused, and do not wait, once it is gone.
-	s.err = errors.Join(s.err, place.socket.Close())
 	for _, r := range s.ranks {
 		go func() { ends <- r.wait(l.Children) }()
 	}
-	return s.ranks, func() { close(hold) }, s.err
+	if s.err != nil {
+		return s.ranks, func() { close(hold) }, errors.Join(s.err, place.listener.Close())
+	}
+	stop := l.serve(place)
+	return s.ranks, func() { stop(); close(hold) }, nil
+}
+
+// serve serves the rendezvous of the ranks until stop is called. So the job can lose any rank.
+func (l *Job) serve(place *meetingPlace) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err := group.Serve(ctx, &group.Options{
+			WorldSize: l.Ranks, Listener: place.listener, Job: place.job, Token: place.token, Timeout: l.Timeout, LivenessTimeout: l.LivenessTimeout,
+		})
+		var missing *group.MissingRanksError
+		if err != nil && !errors.As(err, &missing) { // of ranks that are missing, the others tell
+			l.tell("serving the rendezvous: %v", err)
+		}
+	}()
+	return func() { cancel(); <-ended }
 }
 
 // startRank starts one rank and the readers of its output.
@@ -133,9 +154,6 @@ func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync
 		return fail(err)
 	}
 	cmd := &exec.Cmd{Path: path, Stdout: outWrite, Stderr: errWrite, SysProcAttr: groupLeader()}
-	if rank == 0 {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, place.socket)
-	}
 	var reportRead *os.File
 	report := -1
 	if l.Report != nil {
@@ -235,7 +253,7 @@ func startError(err error) error {
 // meetingPlace is what the ranks of a job share: the secrets, and the socket of the rendezvous service, which is open before any rank
 // runs, so that no other process can take the port.
 type meetingPlace struct {
-	socket     *os.File // listens; rank 0 inherits it as descriptor 3
+	listener   net.Listener
 	addr       string
 	job, token string
 }
@@ -248,18 +266,7 @@ func newMeetingPlace(job, token string) (*meetingPlace, error) {
 			return nil, fmt.Errorf("opening the socket of the rendezvous service: %w", errors.Join(err, err6))
 		}
 	}
-	tcp, ok := l.(*net.TCPListener)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("opening the socket of the rendezvous service: it is a %T", l), l.Close())
-	}
-	socket, err := tcp.File()
-	if err != nil {
-		return nil, fmt.Errorf("opening the socket of the rendezvous service: %w", errors.Join(err, l.Close()))
-	}
-	if err := l.Close(); err != nil {
-		return nil, errors.Join(err, socket.Close())
-	}
-	return &meetingPlace{socket: socket, addr: l.Addr().String(), job: job, token: token}, nil
+	return &meetingPlace{listener: l, addr: l.Addr().String(), job: job, token: token}, nil
 }
 
 // variables returns the variables that tell a rank its place. torchrun's names are among them, for programs that know only those; all
@@ -269,6 +276,7 @@ func (p *meetingPlace) variables(rank, ranks int) []string {
 	vars := []string{
 		"SYMMEM_LAUNCHER=none", // so that nothing of a launcher further out fills a gap
 		"SYMMEM_RENDEZVOUS_ADDR=" + p.addr,
+		"SYMMEM_RENDEZVOUS_SERVED=true",
 		"SYMMEM_JOB=" + p.job,
 		"SYMMEM_TOKEN=" + p.token,
 	}
@@ -277,15 +285,12 @@ func (p *meetingPlace) variables(rank, ranks int) []string {
 			prefix+"RANK="+strconv.Itoa(rank), prefix+"WORLD_SIZE="+strconv.Itoa(ranks),
 			prefix+"LOCAL_RANK="+strconv.Itoa(rank), prefix+"LOCAL_WORLD_SIZE="+strconv.Itoa(ranks))
 	}
-	if rank == 0 {
-		vars = append(vars, "SYMMEM_RENDEZVOUS_FD=3")
-	}
 	return vars
 }
 
 // outer are the variables with which an outer launcher tells a process its place. In a rank they would describe another job.
 var outer = []string{"SYMMEM_RANK", "SYMMEM_WORLD_SIZE", "SYMMEM_LOCAL_RANK", "SYMMEM_LOCAL_WORLD_SIZE", "SYMMEM_LAUNCHER",
-	"SYMMEM_RENDEZVOUS_ADDR", "SYMMEM_RENDEZVOUS_FD", "SYMMEM_JOB", "SYMMEM_RESTART", "SYMMEM_TOKEN",
+	"SYMMEM_RENDEZVOUS_ADDR", "SYMMEM_RENDEZVOUS_SERVED", "SYMMEM_RENDEZVOUS_FD", "SYMMEM_JOB", "SYMMEM_RESTART", "SYMMEM_TOKEN",
 	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 	"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
 

@@ -22,7 +22,7 @@ func asksToEnd(os.Signal) bool { return true }
 
 // launchSupported returns the reason why ranks cannot be started on this system.
 func launchSupported() error {
-	return fmt.Errorf("starting ranks passes an open socket to rank 0, which %s cannot do; run on Linux: %w",
+	return fmt.Errorf("starting ranks, and ending all that they leave, needs groups of processes, which %s has not; run on Linux: %w",
 		runtime.GOOS, errs.ErrUnsupported)
 }
 

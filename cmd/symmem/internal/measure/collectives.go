@@ -33,10 +33,13 @@ var constructors = map[string]string{
 // it has none of them, Auto.
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
 	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked it
+	op, _ := kernels.ParseOp(b.spec.Op)
 	float := dtype == tensor.Float32 || dtype == tensor.Float16 || dtype == tensor.BFloat16
 	all := append(kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind()), kernels.LibraryCollectives(constructors[kind], b.r.Backend())...)
 	all = slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
-		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV
+		combines := kind == Reduce || kind == ReduceScatter
+		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV ||
+			a.NeedsMulticast() && (!b.r.Capabilities().Multicast || combines && !kernels.Supported(b.r.Device().Kind(), a, dtype, op, b.r.WorldSize()))
 	})
 	if slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return all

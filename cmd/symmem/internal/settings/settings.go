@@ -46,7 +46,7 @@ var (
 )
 
 // PlaceKeys are the settings that tell a rank its place. The launcher gives them to each rank.
-var PlaceKeys = []string{"rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd",
+var PlaceKeys = []string{"rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-served", "rendezvous-fd",
 	"restart"}
 
 // AddForRanks adds the settings to the flags of a command that starts ranks. PlaceKeys are hidden among them: the command refuses them,
@@ -62,12 +62,14 @@ func AddForRanks(flags *pflag.FlagSet) {
 type Ranks struct {
 	Job, Token string   // "" lets the launcher make them
 	Vars       []string // the settings that were given as flags, as NAME=value: ranks read variables, not flags
+
+	Timeout, LivenessTimeout time.Duration // of the rendezvous service
 }
 
 // ForRanks returns what the ranks of a command are given, from its flags and the configuration that Load returned. The ranks read the environment and
 // the file themselves. If one of PlaceKeys was given as a flag, the error is an *exit.Error with status 2.
 func ForRanks(command string, flags *pflag.FlagSet, cfg config.Config) (Ranks, error) {
-	var s Ranks
+	s := Ranks{Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout}
 	for _, key := range config.Keys() {
 		if cfg.Source(key.Name).Flag == "" {
 			continue

@@ -118,7 +118,7 @@ func onSimulated(ctx context.Context, p *process.Process, own config.Config, o O
 	}
 	cfg := config.Default()
 	cfg.Backend, cfg.Multicast = []string{simulator.Backend()}, own.Multicast
-	cfg.KernelTimeout, cfg.Timeout, cfg.LogLevel, cfg.Channels = own.KernelTimeout, own.Timeout, own.LogLevel, own.Channels
+	cfg.KernelTimeout, cfg.Timeout, cfg.LogLevel, cfg.Channels, cfg.MaxBlocks = own.KernelTimeout, own.Timeout, own.LogLevel, own.Channels, own.MaxBlocks
 	ranks, err := symmem.OpenLocal(ctx, o.Ranks, cfg, &symmem.Options{Backend: s.Options, Environ: func() []string { return p.Environ }})
 	if err != nil {
 		return err

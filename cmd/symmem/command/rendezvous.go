@@ -1,0 +1,111 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"slices"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
+)
+
+// rendezvousKeys are the settings of the service.
+var rendezvousKeys = []string{"rendezvous-addr", "world-size", "job", "restart", "token", "timeout", "liveness-timeout", "log-level"}
+
+func (a app) rendezvousCommand() *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "rendezvous --listen ADDR --world-size N [flags]",
+		Short: "Host the rendezvous of a job outside of its ranks",
+		Long: `Rendezvous hosts the service by which the ranks of one job meet and agree, so that the job can lose any of its ranks, rank 0 too. The
+ranks find it at SYMMEM_RENDEZVOUS_ADDR, and SYMMEM_RENDEZVOUS_SERVED=true tells each of them that it is there. The number of ranks, the job's
+name, attempt and token are theirs. Beyond loopback addresses a token is needed.
+
+It prints the address that it listens on, which has the port if ADDR has port 0, and ends by itself when every rank has come and gone. If some have
+gone and the others do not come within the timeout, it ends with status 1. Ranks that symmem run starts need none: run hosts their rendezvous.`,
+		Example: "  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train",
+		Args:    noArgs,
+	}
+	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
+		cfg, err := settings.LoadForProgram(cmd.Flags(), a.Environ)
+		if err != nil {
+			return err
+		}
+		for _, key := range config.Keys() {
+			if cfg.Source(key.Name).Flag != "" && !slices.Contains(rendezvousKeys, key.Name) {
+				return exit.Usagef("--%s is for ranks, and the rendezvous has none", key.Name)
+			}
+		}
+		addr := listen
+		if addr == "" {
+			addr = cfg.RendezvousAddr
+		}
+		if addr == "" {
+			return exit.Usagef("--listen, the address to serve on, is missing")
+		}
+		if cfg.WorldSize < 1 {
+			return exit.Usagef("--world-size, the number of ranks, is missing")
+		}
+		return a.serve(cmd.Context(), cfg, addr)
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&listen, "listen", "", "host:port to serve on; port 0 takes a free one; empty takes rendezvous-addr")
+	config.AddFlags(flags)
+	for _, key := range config.Keys() {
+		if !slices.Contains(rendezvousKeys, key.Name) {
+			_ = flags.MarkHidden(key.Name) // it is there
+		}
+	}
+	return cmd
+}
+
+// serve serves the rendezvous of a job at addr until the job is over, or a signal asks to end.
+func (a app) serve(ctx context.Context, cfg config.Config, addr string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var ended atomic.Pointer[os.Signal]
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	go func() {
+		select {
+		case sig := <-signals:
+			ended.Store(&sig)
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	logger := slog.New(slog.DiscardHandler)
+	if level, ok := cfg.Level(); ok {
+		logger = slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level}))
+	}
+	opts := &group.Options{
+		WorldSize: cfg.WorldSize, Listener: l, Job: cfg.Job, Restart: cfg.Restart, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout,
+		Logger: logger,
+	}
+	if _, err := fmt.Fprintf(a.Out, "rendezvous at %s\n", l.Addr()); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	err = group.Serve(ctx, opts)
+	if sig := ended.Load(); sig != nil {
+		return &exit.Error{Status: launch.SignalStatus(*sig), Err: err}
+	}
+	return err
+}

@@ -1,0 +1,203 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// served joins n ranks to a service of Serve. ended has what Serve returns.
+func served(t *testing.T, n int, base Options) (groups []*Group, ended <-chan error) {
+	t.Helper()
+	ctx := testContext(t)
+	l := listenLoopback(t)
+	base.WorldSize = n
+	service := base
+	service.Listener = l
+	end := make(chan error, 1)
+	go func() { end <- Serve(ctx, &service) }()
+	groups = make([]*Group, n)
+	failures := make([]error, n)
+	var wait sync.WaitGroup
+	for rank := range n {
+		o := base
+		o.Rank, o.Addr, o.Served = rank, l.Addr().String(), true
+		wait.Go(func() { groups[rank], failures[rank] = Join(ctx, &o) })
+	}
+	wait.Wait()
+	requireNone(t, failures)
+	return groups, end
+}
+
+// TestServe: no rank is another's service: each can leave when it likes, rank 0 too, and be lost; Serve ends with the last.
+func TestServe(t *testing.T) {
+	for name, base := range map[string]Options{"plain": {Job: "j"}, "token": {Job: "j", Token: "0123456789abcdef"}} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			groups, ended := served(t, 4, base)
+			requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+
+			// Rank 0 leaves at once, and the others go on.
+			require.NoError(t, groups[0].Close(ctx))
+			left := groups[1:]
+			for rank, err := range onAll(left, func(g *Group) error { return g.Barrier(ctx, "without") }) {
+				var lost *PeerLostError
+				require.ErrorAsf(t, err, &lost, "rank %d", rank+1)
+				require.Zero(t, lost.Rank)
+			}
+			subs := make([]*Group, 4)
+			requireNone(t, onAll(left, func(g *Group) (err error) {
+				subs[g.Rank()], err = g.Sub(ctx, []int{1, 2, 3})
+				return err
+			}))
+			requireNone(t, onAll(subs[1:], func(g *Group) error { return g.Barrier(ctx, "three") }))
+
+			// Another one is lost.
+			groups[2].Abort("the test says so")
+			for _, rank := range []int{1, 3} {
+				err := subs[rank].Barrier(ctx, "two")
+				var lost *PeerLostError
+				require.ErrorAs(t, err, &lost)
+				require.Equal(t, 1, lost.Rank)
+			}
+			select {
+			case err := <-ended:
+				t.Fatalf("Serve has ended with ranks in the job: %v", err)
+			case <-time.After(3 * servedLook):
+			}
+			requireNone(t, onAll([]*Group{groups[1], groups[2], groups[3]}, func(g *Group) error { return g.Close(ctx) }))
+			require.NoError(t, <-ended)
+		})
+	}
+}
+
+// TestServeAlone: a world of one joins a service too.
+func TestServeAlone(t *testing.T) {
+	groups, ended := served(t, 1, Options{})
+	require.NoError(t, groups[0].Barrier(testContext(t), "alone"))
+	require.NoError(t, groups[0].Close(testContext(t)))
+	require.NoError(t, <-ended)
+}
+
+// TestServeRankZeroDies: the connection of rank 0 breaks, and the service and the others stay.
+func TestServeRankZeroDies(t *testing.T) {
+	ctx := testContext(t)
+	groups, ended := served(t, 3, Options{})
+	r, ok := groups[0].session.transport.(*remote)
+	require.True(t, ok)
+	require.NoError(t, r.socket.Close())
+	for _, rank := range []int{1, 2} {
+		var lost *PeerLostError
+		require.ErrorAs(t, groups[rank].Barrier(ctx, "after"), &lost)
+		require.Zero(t, lost.Rank)
+	}
+	two := make([]*Group, 3)
+	requireNone(t, onAll(groups[1:], func(g *Group) (err error) {
+		two[g.Rank()], err = g.Sub(ctx, []int{1, 2})
+		return err
+	}))
+	requireNone(t, onAll(two[1:], func(g *Group) error { return g.Barrier(ctx, "two") }))
+	for _, g := range groups {
+		_ = g.Close(ctx)
+	}
+	require.NoError(t, <-ended)
+}
+
+// TestServeEnds: it does not wait for ever for those who do not come while nobody is there, and names them.
+func TestServeEnds(t *testing.T) {
+	ctx := testContext(t)
+	t.Run("a rank never comes", func(t *testing.T) {
+		l := listenLoopback(t)
+		o := Options{WorldSize: 3, Timeout: 300 * time.Millisecond}
+		service := o
+		service.Listener = l
+		ended := make(chan error, 1)
+		go func() { ended <- Serve(ctx, &service) }()
+		for rank := range 2 {
+			own := o
+			own.Rank, own.Addr, own.Served = rank, l.Addr().String(), true
+			go func() {
+				if g, err := Join(ctx, &own); err == nil {
+					_ = g.Close(ctx)
+				}
+			}()
+		}
+		var missing *MissingRanksError
+		require.ErrorAs(t, <-ended, &missing)
+		assert.Equal(t, []int{2}, missing.Missing)
+	})
+	t.Run("its context ends first", func(t *testing.T) {
+		l := listenLoopback(t)
+		ctx, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- Serve(ctx, &Options{WorldSize: 2, Listener: l}) }()
+		groups := make([]*Group, 2)
+		var wait sync.WaitGroup
+		for rank := range 2 {
+			wait.Go(func() {
+				groups[rank], _ = Join(testContext(t), &Options{Rank: rank, WorldSize: 2, Addr: l.Addr().String(), Served: true})
+			})
+		}
+		wait.Wait()
+		require.False(t, slices.Contains(groups, nil))
+		cancel()
+		var missing *MissingRanksError
+		err := <-ended
+		require.ErrorAs(t, err, &missing)
+		require.ErrorIs(t, err, context.Canceled)
+		assert.Equal(t, []int{0, 1}, missing.Missing)
+		for _, g := range groups {
+			var lost *PeerLostError
+			require.ErrorAs(t, g.Barrier(testContext(t), "after"), &lost)
+			_ = g.Close(testContext(t))
+		}
+	})
+	t.Run("before any rank", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(ctx, 2*servedLook)
+		defer cancel()
+		err := Serve(ctx, &Options{WorldSize: 2, Listener: listenLoopback(t)})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		var missing *MissingRanksError
+		require.ErrorAs(t, err, &missing)
+		assert.Equal(t, []int{0, 1}, missing.Missing)
+	})
+}
+
+// TestServeBadOptions: what cannot be served is refused, with what was given and what is allowed, and a listener is closed all the same.
+func TestServeBadOptions(t *testing.T) {
+	ctx := testContext(t)
+	l := listenLoopback(t)
+	require.ErrorIs(t, Serve(ctx, &Options{WorldSize: -1, Listener: l}), errs.ErrInvalid)
+	_, err := l.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+	for text, o := range map[string]*Options{
+		"Serve: Addr":     {WorldSize: 2},
+		"Serve: Addr is ": {WorldSize: 2, Addr: "nowhere"},
+	} {
+		require.ErrorIs(t, Serve(ctx, o), errs.ErrInvalid)
+		require.ErrorContains(t, Serve(ctx, o), text)
+	}
+	require.ErrorIs(t, Serve(ctx, nil), errs.ErrInvalid, "nil is a world of one, which needs an address where it is served")
+	require.ErrorIs(t, Serve(ctx, &Options{WorldSize: 2, Addr: "0.0.0.0:0"}), errs.ErrInvalid, "beyond loopback without a token")
+
+	busy := listenLoopback(t)
+	defer busy.Close()
+	require.ErrorIs(t, Serve(ctx, &Options{WorldSize: 2, Addr: busy.Addr().String()}), errs.ErrUnavailable)
+	_, err = Join(ctx, &Options{WorldSize: 2, Served: true})
+	require.ErrorContains(t, err, "Addr")
+	_, err = Join(ctx, &Options{WorldSize: 2, Served: true, Listener: listenLoopback(t)})
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	// A rank 0 that does not know of the service says what may be wrong.
+	_, err = Join(ctx, &Options{WorldSize: 2, Addr: busy.Addr().String(), Timeout: time.Second})
+	require.True(t, errors.Is(err, errs.ErrUnavailable))
+	require.ErrorContains(t, err, "join it as the others do")
+}

@@ -1,0 +1,155 @@
+package memory_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// scarce is a backend that has memory for so many allocations more.
+type scarce struct {
+	backend.Backend
+	left int
+}
+
+func (b *scarce) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	if b.left--; b.left < 0 {
+		return nil, fmt.Errorf("a test: %w", errs.ErrNoMemory)
+	}
+	return b.Backend.Allocate(ctx, bytes)
+}
+
+// TestHeapHalfMade: a heap for which one rank lacks the memory is no rank's, whose error is the same, and nothing of it is left.
+func TestHeapHalfMade(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		b := &scarce{Backend: near, left: 100}
+		m := memory.New(b, g, nil)
+		h, err := m.NewHeap(ctx, 4096) // which makes the signals too
+		if err != nil {
+			return err
+		}
+		had := m.Entries()
+		if g.Rank() == 1 {
+			b.left = 0
+		}
+		_, err = m.NewHeap(ctx, 4096)
+		if !errors.Is(err, errs.ErrNoMemory) || !strings.Contains(err.Error(), "rank 1") {
+			return fmt.Errorf("a heap for which rank 1 has no memory: %w", err)
+		}
+		if m.Entries() != had {
+			return fmt.Errorf("%d allocations are left, and there were %d", m.Entries(), had)
+		}
+		b.left = 100
+		other, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return fmt.Errorf("afterwards: %w", err)
+		}
+		return errors.Join(other.Close(ctx), h.Close(ctx), m.Close(ctx))
+	}))
+}
+
+// TestHeapLosesPeer: what waits for a lost rank ends with ErrPeerLost, and the heap's memory is given back all the same.
+func TestHeapLosesPeer(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, nil)
+		h, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		a, err := h.Allocate(ctx, 4096, "u8", nil)
+		if err != nil {
+			return err
+		}
+		if err := a.Free(); err != nil {
+			return err
+		}
+		if g.Rank() == 2 {
+			time.Sleep(20 * time.Millisecond)
+			g.Abort("a test")
+			_ = m.Close(ctx)
+			return nil
+		}
+		_, full := h.Allocate(ctx, 256, "u8", nil) // reclaims
+		for what, err := range map[string]error{"Allocate": full, "Reclaim": h.Reclaim(ctx), "Check": h.Check(ctx), "Close": h.Close(ctx)} {
+			if !errors.Is(err, errs.ErrPeerLost) {
+				return fmt.Errorf("%s after rank 2 was lost: %w", what, err)
+			}
+		}
+		if n := m.Allocations(); n != 0 {
+			return fmt.Errorf("%d allocations are left", n)
+		}
+		if err := m.Close(ctx); !errors.Is(err, errs.ErrPeerLost) {
+			return fmt.Errorf("closing the memory: %w", err)
+		}
+		return nil
+	}))
+}
+
+// TestHeapLeaks: what a program did not free is logged with its place, when its heap is closed or the memory is, and has ended.
+func TestHeapLeaks(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		var log bytes.Buffer
+		m := memory.New(b, g, &memory.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for _, how := range []string{"heap", "memory"} {
+			h, err := m.NewHeap(ctx, 4096)
+			if err != nil {
+				return err
+			}
+			a, err1 := h.Allocate(ctx, 100, "u8", nil)
+			gone, err2 := h.Allocate(ctx, 101, "u8", nil)
+			none, err3 := h.Allocate(ctx, 0, "u8", nil)
+			if err := errors.Join(err1, err2, err3, gone.Free()); err != nil {
+				return err
+			}
+			log.Reset()
+			if how == "heap" {
+				err = h.Close(ctx)
+			} else {
+				err = m.Close(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			text := log.String()
+			if n := strings.Count(text, "was not freed before its heap was closed"); n != 2 || strings.Contains(text, "bytes=101") || !strings.Contains(text, "bytes=100") {
+				return fmt.Errorf("%d of 2 leaks are logged: %s", n, text)
+			}
+			if how == "memory" && strings.Count(text, "heap_linux_test.go") != 3 || how == "heap" && strings.Count(text, "heap_linux_test.go") != 2 {
+				return fmt.Errorf("the log does not say where: %s", text)
+			}
+			for _, a := range []*memory.HeapAllocation{a, gone, none} {
+				if err := a.Window().Err(); !errors.Is(err, errs.ErrClosed) {
+					return fmt.Errorf("a window of what was closed: %w", err)
+				}
+				if err := a.Free(); !errors.Is(err, errs.ErrClosed) {
+					return fmt.Errorf("freeing what was closed: %w", err)
+				}
+			}
+		}
+		return nil
+	}))
+}

@@ -1,0 +1,143 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// PrepareComputedSend is PrepareSend for puts that are known only when the send runs: puts gives them at each run, after all earlier work of
+// the stream has ended. It is called by one goroutine at a time, must be quick, and must not block. Its error, and puts that PrepareSend would
+// refuse, make the plan fail as a put that fails does. It is for the host device: ErrUnsupported elsewhere, as the CPU cannot read what a GPU
+// has written by then.
+func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error)) (*PreparedSend, error) {
+	const call = "PrepareComputedSend"
+	if err := p.checkChannel(call, channel); err != nil {
+		return nil, err
+	}
+	if puts == nil {
+		return nil, errs.Invalid(call, "puts", nil, "a function")
+	}
+	d := p.memory.device
+	if _, ok := d.(device.HostMemory); !ok || d.Kind() != device.Host {
+		return nil, fmt.Errorf("a send on %s whose puts are known only when it runs: %w", d.Name(), errs.ErrUnsupported)
+	}
+	c := &computed{signals: p, puts: puts}
+	send := &PreparedSend{signals: p, channel: channel, computed: c}
+	if f, ok := p.signals.(*flagSignals); ok {
+		work, err := newSendWork(f, channel, make([]backend.PreparedTransfer, p.memory.group.Size()))
+		if err != nil {
+			return nil, err
+		}
+		work.computed, send.work = c, work
+	}
+	return send, nil
+}
+
+// computed is the puts of a send that are known only when it runs.
+type computed struct {
+	signals *Signals
+	puts    func() ([]SendPut, error)
+
+	mu     sync.Mutex
+	closed bool
+	kept   []computedPut // of the latest run: what is sent again need not be prepared again
+}
+
+// computedPut is one that was prepared.
+type computedPut struct {
+	SendPut
+	transfer *Transfer
+}
+
+// now gives the transfers of a run that begins, and what they copy where the backend has peer pointers; where it has not, moves, by peer,
+// takes them. The run before has ended.
+func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlock, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, nil, fmt.Errorf("send: %w", errs.ErrClosed)
+	}
+	returned := false
+	defer func() {
+		if !returned { // the stream has the panic; nobody may get a signal
+			c.signals.user.failLater(errors.New("what computes its puts has panicked"))
+		}
+	}()
+	puts, err := c.puts()
+	returned = true
+	if err != nil {
+		return nil, nil, err
+	}
+	before := c.kept
+	c.kept = nil
+	taken := make([]bool, c.signals.memory.group.Size())
+	for _, put := range puts {
+		if put.Bytes == 0 {
+			continue
+		}
+		i := slices.IndexFunc(before, func(k computedPut) bool { return k.SendPut == put })
+		if i >= 0 && !taken[put.Peer] {
+			taken[put.Peer] = true
+			c.kept = append(c.kept, before[i])
+			before = slices.Delete(before, i, i+1)
+			continue
+		}
+		t, prepared := c.signals.prepare(put, taken)
+		if err = prepared; err != nil {
+			break
+		}
+		c.kept = append(c.kept, computedPut{put, t})
+	}
+	for _, k := range before {
+		err = errors.Join(err, k.transfer.Close())
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var transfers []*Transfer
+	var copies []copyBlock
+	for _, k := range c.kept {
+		transfers = append(transfers, k.transfer)
+		switch m := k.transfer.prepared.(type) {
+		case *copyTransfer:
+			copies = append(copies, m.copies...)
+		case *workTransfer:
+			if moves == nil {
+				return nil, nil, fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", errs.ErrUnsupported)
+			}
+			moves[k.Peer] = m
+		}
+	}
+	return transfers, copies, nil
+}
+
+// close closes what is prepared. A graph that still has the send puts nothing any more.
+func (c *computed) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	var err error
+	for _, k := range c.kept {
+		err = errors.Join(err, k.transfer.Close())
+	}
+	c.kept = nil
+	return err
+}
+
+// compute gives the parts the puts of the run that begins; w.mu is held.
+func (w *sendWork) compute() error {
+	moves := make([]backend.PreparedTransfer, w.computed.signals.memory.group.Size())
+	if _, _, err := w.computed.now(moves); err != nil {
+		return err
+	}
+	for i := range w.parts {
+		w.parts[i].put = moves[w.parts[i].peer]
+	}
+	return nil
+}
