@@ -43,7 +43,8 @@ type Options struct {
 	// Timeout bounds Join and each collective call whose context does not end sooner. Zero is 60 seconds.
 	Timeout time.Duration
 	// LivenessTimeout is how long a rank (or, for the others, the service) may be silent before it counts as lost, at least
-	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. Zero is 10 seconds.
+	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. How long ranks may be silent is for the process to say
+	// that serves. Zero is 10 seconds.
 	LivenessTimeout time.Duration
 	// BootID pretends that this rank runs on another machine. "" is the truth.
 	BootID string
