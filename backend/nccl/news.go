@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -24,19 +24,9 @@ type news struct {
 	Conditions []uint32 // what the error is, in the codes of package errs
 }
 
-// failedPeer is the error of a call that was given up because it has failed on another rank. It is the same conditions as the error there.
-type failedPeer struct {
-	what string // the call
-	news news
-}
-
-func (e *failedPeer) Error() string {
-	return fmt.Sprintf("%s was given up, since it failed on rank %d: %s", e.what, e.news.Rank, e.news.Text)
-}
-
-// Is reports whether the other rank's error is target.
-func (e *failedPeer) Is(target error) bool {
-	return slices.Contains(errs.Conditions(e.news.Conditions), target)
+// failure is the error of a call that was given up because it has failed on another rank, with the same conditions as the error there.
+func (n news) failure(what string) error {
+	return &group.VoteError{Op: what, Failures: []group.RankFailure{{Rank: n.Rank, Text: n.Text, Conditions: errs.Conditions(n.Conditions)}}}
 }
 
 // together returns a context for one call of NCCL's that takes all ranks: it ends as that of bounded does, and when the call has failed on another
@@ -61,7 +51,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 			return
 		}
 		if word, ok := b.listen(within, key); ok {
-			fail(&failedPeer{what, word})
+			fail(word.failure(what))
 		}
 	}()
 	return within, func(err error) error {
@@ -71,7 +61,7 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 		if first {
 			b.spread(ctx, key, b.explain(err))
 		}
-		if peer, ok := errors.AsType[*failedPeer](err); ok {
+		if peer, ok := errors.AsType[*group.VoteError](err); ok {
 			b.log.Debug("a call of NCCL's was given up", "error", err)
 			err = peer
 		}
