@@ -31,8 +31,8 @@ import (
 // short matrix starts goroutines at the sizes of shortGoroutines, or of shortFar where there are no peer pointers, and processes at those of shortProcesses.
 var (
 	worlds          = []int{1, 2, 3, 4, 5, 8}
-	shortGoroutines = []int{1, 2, 3, 8}
-	shortFar        = []int{2, 3}
+	shortGoroutines = []int{1, 2, 5}
+	shortFar        = []int{3}
 	shortProcesses  = []int{2, fullWorld}
 )
 

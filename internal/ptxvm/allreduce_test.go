@@ -110,11 +110,11 @@ func TestAllReduceWorlds(t *testing.T) {
 
 // TestAllReduceWeak: so they do with memory as weak as it may be, and there is no race in them. SYMMEM_TEST_MATRIX=full tries more seeds.
 func TestAllReduceWeak(t *testing.T) {
-	seeds := uint64(1)
+	seeds, worlds := uint64(1), []int{2}
 	if full() {
-		seeds = 10
+		seeds, worlds = 10, []int{2, 4}
 	}
-	for _, ranks := range []int{2, 4} {
+	for _, ranks := range worlds {
 		for _, j := range jobs(ranks, []string{"f32", "f16"}, []string{"f64", "u8"}) {
 			if j.op != ptx.Sum && j.op != ptx.Avg {
 				continue

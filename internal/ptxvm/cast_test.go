@@ -422,7 +422,7 @@ func castings(ranks int) (all []casting) {
 
 // TestCast: the forms by multicast addresses of the collectives beside all-reduce, strong and weak.
 func TestCast(t *testing.T) {
-	worlds := []int{1, 3, 9}
+	worlds := []int{1, 3} // and 9 in coverCasts
 	if full() {
 		worlds = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
 	}
