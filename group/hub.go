@@ -733,12 +733,15 @@ func (h *hub) gone() <-chan struct{} {
 }
 
 // attached returns the ranks that are present, ascending.
-func (h *hub) attached() []int {
+func (h *hub) attached() []int { return h.in(rankPresent) }
+
+// in returns the ranks that are in a state, ascending.
+func (h *hub) in(state rankState) []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ranks := []int{}
 	for i := range h.ranks {
-		if h.ranks[i].state == rankPresent {
+		if h.ranks[i].state == state {
 			ranks = append(ranks, i)
 		}
 	}

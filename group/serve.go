@@ -47,7 +47,7 @@ func Serve(ctx context.Context, opts *Options) error {
 	started := time.Now()
 	var alone time.Time // since when no rank is there, though not all have come
 	for {
-		present, absent := h.attached(), h.absent()
+		present, absent := h.in(rankPresent), h.in(rankAbsent)
 		switch {
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
@@ -68,18 +68,6 @@ func Serve(ctx context.Context, opts *Options) error {
 			return missing(absent, started, ctx.Err())
 		}
 	}
-}
-
-// absent returns the ranks that have not come, ascending.
-func (h *hub) absent() (ranks []int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.ranks {
-		if h.ranks[i].state == rankAbsent {
-			ranks = append(ranks, i)
-		}
-	}
-	return ranks
 }
 
 // listen is the socket to serve on: the one that was given, or a new one at the address. The socket is closed with an error.
