@@ -43,13 +43,9 @@ func TestComputedSends(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		run := func() error { return p.Run(r.s) }
-		var g device.Graph
-		if graph {
-			if g, err = r.graph(p); err != nil {
-				return err
-			}
-			run = func() error { return g.Launch(r.s) }
+		run, g, err := r.runner(p, graph)
+		if err != nil {
+			return err
 		}
 		if n != 0 {
 			return errors.New("puts were computed before a run")

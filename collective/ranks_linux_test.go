@@ -129,6 +129,17 @@ func (r *rank) tensor(ctx context.Context, shape ...int64) (*tensor.Tensor, erro
 	return t, t.Rendezvous(ctx)
 }
 
+// runner is how a plan is run: by Run, or by launching a graph of one run, which is nil otherwise.
+func (r *rank) runner(p *collective.Plan, graph bool) (run func() error, g device.Graph, err error) {
+	if !graph {
+		return func() error { return p.Run(r.s) }, nil, nil
+	}
+	if g, err = r.graph(p); err != nil {
+		return nil, nil, err
+	}
+	return func() error { return g.Launch(r.s) }, g, nil
+}
+
 // graph records a run.
 func (r *rank) graph(p *collective.Plan) (device.Graph, error) {
 	err := errors.Join(r.s.BeginCapture(), p.Run(r.s))
