@@ -20,11 +20,7 @@ func TestComputedSendKeepsTheLatest(t *testing.T) {
 			return err
 		}
 		m := memory.New(b, g, &memory.Options{Channels: 1})
-		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
-		if err != nil {
-			return err
-		}
-		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		c, signals, err := planned(ctx, m)
 		if err != nil {
 			return err
 		}
@@ -71,11 +67,7 @@ func TestComputedSendIsRefused(t *testing.T) {
 		}
 		none := func() ([]memory.SendPut, error) { return nil, nil }
 		m := memory.New(near, g, &memory.Options{Channels: 1})
-		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
-		if err != nil {
-			return err
-		}
-		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		c, signals, err := planned(ctx, m)
 		if err != nil {
 			return err
 		}

@@ -61,15 +61,21 @@ func overlapSends(ctx context.Context, b *sickly, send *memory.PreparedSend, lan
 	return errors.Join(err, send.Enqueue(other), other.Synchronize(ctx))
 }
 
+// planned makes the workspace and the signals of a plan.
+func planned(ctx context.Context, m *memory.Memory) (*memory.Workspace, *memory.Signals, error) {
+	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
+	if err != nil {
+		return nil, nil, err
+	}
+	signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+	return c, signals, err
+}
+
 func failingSend(
 	ctx context.Context, m *memory.Memory, b *sickly, misuse func(context.Context, *sickly, *memory.PreparedSend, device.Stream, device.Stream) error,
 ) error {
 	g := m.Group()
-	c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
-	if err != nil {
-		return err
-	}
-	signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+	c, signals, err := planned(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -126,11 +132,7 @@ func TestFailedSendTellsNobody(t *testing.T) {
 			return err
 		}
 		m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 300 * time.Millisecond})
-		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
-		if err != nil {
-			return err
-		}
-		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		c, signals, err := planned(ctx, m)
 		if err != nil {
 			return err
 		}
@@ -177,11 +179,7 @@ func TestWaitBesidePanics(t *testing.T) {
 			return err
 		}
 		m := memory.New(b, g, &memory.Options{Channels: 1, KernelTimeout: 300 * time.Millisecond})
-		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
-		if err != nil {
-			return err
-		}
-		signals, err := c.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the plan", Failed: func(err error) error { return err }})
+		c, signals, err := planned(ctx, m)
 		if err != nil {
 			return err
 		}
