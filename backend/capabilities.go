@@ -17,7 +17,7 @@ type Capabilities struct {
 	Graphs             bool `json:"graphs"`               // all stream-ordered work can be captured and replayed
 	CollectiveAllocate bool `json:"collective_allocate"`  // Allocate is collective
 	RanksInOneProcess  bool `json:"ranks_in_one_process"` // several ranks may share a process
-	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts
+	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts, or on one and not share memory ([group.Islands])
 
 	// OnHost says that the memory is the CPU's. It is not a capability and not in List.
 	OnHost bool `json:"on_host"`

@@ -222,7 +222,8 @@ func apart(islands *group.Islands) error {
 	if islands.Count() == 1 {
 		return nil
 	}
-	return fmt.Errorf("not all ranks can share memory: %s: %w", islands.Why(), errs.ErrUnsupported)
+	why := cmp.Or(islands.Why(), "they are in several processes, and /proc/sys/kernel/random/boot_id does not say that these are on one host")
+	return fmt.Errorf("not all ranks can share memory: %s: %w", why, errs.ErrUnsupported)
 }
 
 // fits returns an error if a backend that can be used on this machine cannot serve this group, because of the hosts that its ranks are on.
