@@ -9,7 +9,7 @@ import (
 
 // Capabilities says what a backend can do here. The bits are separate and found by trying: none follows from another.
 type Capabilities struct {
-	PeerPointers       bool `json:"peer_pointers"`        // every peer on this host has an address in this process
+	PeerPointers       bool `json:"peer_pointers"`        // every peer has an address in this process; the same on every rank
 	Contiguous         bool `json:"contiguous"`           // all ranks' copies side by side in one address range
 	Multicast          bool `json:"multicast"`            // one address for all ranks' copies
 	Register           bool `json:"register"`             // adopts memory that the caller allocated
@@ -21,6 +21,10 @@ type Capabilities struct {
 
 	// OnHost says that the memory is the CPU's. It is not a capability and not in List.
 	OnHost bool `json:"on_host"`
+
+	// PointerPeers is how many of the other ranks have an address in this process: all where there are PeerPointers, and otherwise those of this
+	// rank's island, if the backend can do that. It may differ from rank to rank, and is 0 in what Probe returns.
+	PointerPeers int `json:"pointer_peers,omitempty"`
 
 	// Why holds the reason for each bit that is false, by the bit's JSON name.
 	Why map[string]string `json:"why,omitempty"`
