@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -275,7 +276,7 @@ func bytesAt(b nixl.Block) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), b.Bytes)
 }
 
-// onFakes runs f on size ranks over fake engines.
+// onFakes runs f on size ranks over fake engines, which move everything unless the options say otherwise.
 func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -291,6 +292,7 @@ func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx cont
 				return
 			}
 			o := opts
+			o.Islands = cmp.Or(o.Islands, islandsOff)
 			o.Opened, o.engine = d, net.engine
 			b, err := New(ctx, g, &o)
 			if err != nil {
