@@ -41,11 +41,32 @@ var cables = []string{"cable", "second"}
 // twoHosts makes two namespaces, each with one end of each cable, that pretend to be hosts with one rank each.
 func twoHosts(t *testing.T) *hosts {
 	t.Helper()
-	on := twoContainers(t, 1)
+	return hostsOf(t, 1)
+}
+
+// hostsOf is twoHosts with so many ranks on the first host, and the others on the second.
+func hostsOf(t *testing.T, first int) *hosts {
+	t.Helper()
+	on := twoContainers(t, first)
 	on.env = func(rank int) []string {
-		return []string{bootVariable + "=" + fmt.Sprintf("host %d", rank), "SYMMEM_LOCAL_RANK=0", "SYMMEM_LOCAL_WORLD_SIZE=1"}
+		host := 0
+		if rank >= first {
+			host, rank = 1, rank-first
+		}
+		return []string{fmt.Sprintf("%s=host %d", bootVariable, host), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", first)}
 	}
 	return on
+}
+
+// TestIslands runs the suite over two hosts with two ranks each, in network namespaces as those of TestTwoHosts: what is between the ranks of a host
+// goes by address, and the rest by TCP.
+func TestIslands(t *testing.T) {
+	const name = "nixl"
+	requireBackend(t, name)
+	if deviceKind(t, name) != device.Host {
+		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+	}
+	onProcessesAt(t, hostsOf(t, 2), name, 4)
 }
 
 // twoContainers makes two network namespaces on this host, each with one end of each cable, as containers of one host have. The first has the
@@ -104,9 +125,10 @@ func init() { jobs["islands"] = islandsJob }
 
 // islander is what one rank has found.
 type islander struct {
-	Backend string
-	Islands string
-	Refused []string // the reasons why other backends were not taken
+	Backend  string
+	Islands  string
+	Pointers int      // peers with an address
+	Refused  []string // the reasons why other backends were not taken
 }
 
 // islandsJob is one rank that opens, uses what it was given, and says what that is.
@@ -120,7 +142,7 @@ func islandsJob(ctx context.Context, cfg config.Config, _ string, say func(any))
 	if err != nil {
 		return err
 	}
-	found := islander{Backend: r.Backend(), Islands: islands.String()}
+	found := islander{Backend: r.Backend(), Islands: islands.String(), Pointers: r.Capabilities().PointerPeers}
 	for _, refusal := range r.Refusals() {
 		found.Refused = append(found.Refused, refusal.Name+": "+refusal.Err)
 	}
@@ -220,14 +242,19 @@ func TestContainersOfOneHost(t *testing.T) {
 	}
 	t.Run("nixl", func(t *testing.T) {
 		requireBackend(t, "nixl")
-		for rank, p := range runWorldOn(t, on, 2, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_DEVICE=host") {
-			require.Empty(t, p.end.Error)
-			var found islander
-			require.Len(t, p.lines, 1)
-			require.NoError(t, json.Unmarshal(p.lines[0], &found))
-			assert.Equal(t, "nixl", found.Backend, "rank %d", rank)
-			assert.Equal(t, "0; 1", found.Islands)
-			assert.Contains(t, strings.Join(found.Refused, "\n"), reason)
+		check := func(on *hosts, size int, islands string, pointers ...int) {
+			for rank, p := range runWorldOn(t, on, size, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_DEVICE=host") {
+				require.Empty(t, p.end.Error)
+				var found islander
+				require.Len(t, p.lines, 1)
+				require.NoError(t, json.Unmarshal(p.lines[0], &found))
+				assert.Equal(t, "nixl", found.Backend, "rank %d", rank)
+				assert.Equal(t, islands, found.Islands)
+				assert.Equal(t, pointers[rank], found.Pointers)
+				assert.Contains(t, strings.Join(found.Refused, "\n"), reason)
+			}
 		}
+		check(on, 2, "0; 1", 0, 0)
+		check(on, 4, "0; 1-3", 0, 2, 2, 2)
 	})
 }

@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,13 +41,14 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
 	}
-	if bytes > math.MaxInt64-gpuBlock-roundTo-padBytes {
+	if bytes > math.MaxInt64-gpuBlock-padBytes-max(b.granularity, roundTo) {
 		return nil, fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory)
 	}
 	if b.isle != nil {
 		return b.allocateShared(ctx, bytes)
 	}
-	rounded, pad := (bytes+roundTo-1)/roundTo*roundTo, int64(0)
+	to := cmp.Or(b.granularity, roundTo)
+	rounded, pad := (bytes+to-1)/to*to, int64(0)
 	if b.node.pads {
 		pad = rounded
 		rounded += padBytes
@@ -74,7 +76,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 
 // allocateShared allocates memory that the ranks of the island can map, and registers it for the others.
 func (b *Backend) allocateShared(ctx context.Context, bytes int64) (backend.Allocation, error) {
-	near, err := b.isle.near.Allocate(ctx, bytes)
+	near, err := b.isle.near.Allocate(ctx, (bytes+b.granularity-1)/b.granularity*b.granularity)
 	if err != nil {
 		return nil, err
 	}

@@ -49,6 +49,9 @@ func (b *Backend) settle(ctx context.Context, where []location) error {
 	}
 	me, size := b.group.Rank(), b.group.Size()
 	b.islands = islands
+	for _, l := range where { // what the ranks allocate is alike, on an island or not
+		b.granularity = max(b.granularity, l.Page)
+	}
 	i := &isle{group: b.group, ranks: islands.Of(me)}
 	if len(i.ranks) < size {
 		if len(i.ranks) == 1 {

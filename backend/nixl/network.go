@@ -52,6 +52,7 @@ const (
 type location struct {
 	Alone      bool   // the library works without a network
 	Maps       bool   // it can map memory of the ranks on its island
+	Page       int64  // of its memory, in bytes
 	Namespaces string // in which processes find each other's memory, and the user; "" if not known
 	Network    string // the namespace of the network; "" if not known
 	Addr       string // from which the rendezvous service is reached; "" if there is none
@@ -111,9 +112,9 @@ func (b *Backend) locate(ctx context.Context, o *Options, failure error) ([]loca
 	switch {
 	case failure != nil:
 	case o.Parent != nil: // which has the network
-		mine.Maps = b.mayMap(o)
+		mine.Maps, mine.Page = b.mayMap(o), int64(os.Getpagesize())
 	default:
-		mine = location{Alone: b.alone, Maps: b.mayMap(o), Namespaces: namespaces("pid", "ipc", "user"), Network: namespaces("net"), Addr: sourceAddr(ctx, o.Rendezvous)}
+		mine = location{Alone: b.alone, Maps: b.mayMap(o), Page: int64(os.Getpagesize()), Namespaces: namespaces("pid", "ipc", "user"), Network: namespaces("net"), Addr: sourceAddr(ctx, o.Rendezvous)}
 	}
 	return backend.Tell(ctx, b.group, "opening backend nixl: where the ranks are", mine, failure)
 }

@@ -78,19 +78,20 @@ const defaultTimeout = 2 * time.Minute
 
 // Backend is one rank's side of the NIXL backend.
 type Backend struct {
-	group    *group.Group
-	log      *slog.Logger
-	timeout  time.Duration
-	device   device.Device
-	owned    bool          // whether Close closes the device
-	lib      *nixl.Library // nil for a sub-group
-	alone    bool          // the library works without a network
-	node     *node
-	ownsNode bool           // whether Close closes the node
-	peers    []member       // by rank
-	sharing  bool           // the ranks share the memory of their flags
-	islands  *group.Islands // unless no rank maps memory
-	isle     *isle          // the ranks whose memory this one maps; nil for none
+	group       *group.Group
+	log         *slog.Logger
+	timeout     time.Duration
+	device      device.Device
+	owned       bool          // whether Close closes the device
+	lib         *nixl.Library // nil for a sub-group
+	alone       bool          // the library works without a network
+	node        *node
+	ownsNode    bool           // whether Close closes the node
+	peers       []member       // by rank
+	sharing     bool           // the ranks share the memory of their flags
+	islands     *group.Islands // unless no rank maps memory
+	granularity int64          // of memory in bytes, where ranks may map it; else 0
+	isle        *isle          // the ranks whose memory this one maps; nil for none
 }
 
 var (
