@@ -110,6 +110,25 @@ func (g *Group) Islands(ctx context.Context) (*Islands, error) {
 	return g.islands.Load(), nil
 }
 
+// pretend makes ranks of one machine share memory only with those of the same name, unless there are no names.
+func (g *Group) pretend(names []string) {
+	if names == nil {
+		return
+	}
+	words := make([]islandsWord, len(names))
+	for a := range names {
+		words[a].Why = map[int]string{}
+		for b := range names {
+			if names[a] == names[b] {
+				words[a].Ranks = append(words[a].Ranks, b)
+			} else {
+				words[a].Why[b] = "a test pretends that it is elsewhere"
+			}
+		}
+	}
+	g.islands.Store(g.islandsOf(words))
+}
+
 // severalProcesses reports whether a machine has ranks in several processes, and so whether there is anything to try.
 func (g *Group) severalProcesses() bool {
 	for a, m := range g.members {
@@ -194,7 +213,8 @@ func (g *Group) islandsOf(words []islandsWord) *Islands {
 		if !g.members[a].sameMachine(g.members[b]) {
 			return false
 		}
-		return g.members[a].Process == g.members[b].Process || slices.Contains(words[a].Ranks, b) && slices.Contains(words[b].Ranks, a)
+		// Ranks of one process share its memory, unless a test says otherwise.
+		return g.members[a].Process == g.members[b].Process && words[a].Why[b] == "" || slices.Contains(words[a].Ranks, b) && slices.Contains(words[b].Ranks, a)
 	}
 	found := &Islands{of: make([]int, g.Size())}
 	var whys []string
