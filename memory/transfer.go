@@ -458,7 +458,8 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 		return err
 	}
 	d, compiled := sig.(*deviceSignals)
-	if _, far := m.transferrer(peer); compiled && !far && bytes > 0 && bytes <= putSignalBytes {
+	near := w != nil && w.memory == m && w.mapping != nil && w.near[peer]
+	if _, far := m.transferrer(near); compiled && !far && bytes > 0 && bytes <= putSignalBytes {
 		return m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
 			if to == from {
 				return sig.signal(s, peer, channel)
