@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -72,6 +73,7 @@ func TestIslandsLeaveNothing(t *testing.T) {
 		}
 	}
 	find()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes what was forgotten
 	before := openFiles(t)
 	for range 20 {
 		find()
@@ -167,6 +169,43 @@ func TestLyingIslander(t *testing.T) {
 	}))
 	assert.Equal(t, "0; 1", found.String())
 	assert.Contains(t, found.Why(), "rank 0 cannot pass memory to rank 1")
+}
+
+// TestOlderIslander: a rank that does everything right, as another version does it, is alone.
+func TestOlderIslander(t *testing.T) {
+	for _, version := range []int{islandsVersion, islandsVersion + 1} {
+		groups := newApart(t, 2)
+		ctx := testContext(t)
+		var found *Islands
+		requireNone(t, onAll(groups, func(g *Group) (err error) {
+			if g.Rank() == 0 {
+				found, err = g.Islands(ctx)
+				return err
+			}
+			seq := g.take(4)
+			trial := newIslandTrial(g, seq, map[int]string{})
+			defer trial.end()
+			word := islandsWord{Version: version, Ticket: trial.ticket()}
+			for round, op := range []string{"tickets", "passing files", "writing", "reading"} {
+				text, _ := json.Marshal(word)
+				o, err := g.call(ctx, seq+uint64(round), &arrival{kind: kindAllGather, op: "islands: " + op, data: text}, nil)
+				if err != nil {
+					return err
+				}
+				words := readIslands(o.blobs)
+				switch round {
+				case 0:
+					word.Ranks = trial.send(ctx, words)
+				case 1:
+					word.Ranks = trial.write(ctx, []int{0})
+				case 2:
+					word.Ranks = trial.read([]int{0})
+				}
+			}
+			return nil
+		}))
+		assert.Equal(t, map[bool]string{true: "0,1", false: "0; 1"}[version == islandsVersion], found.String())
+	}
 }
 
 // TestIslanderDies: the death of a rank, in any round, ends the call on all others with its number.

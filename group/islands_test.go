@@ -69,6 +69,7 @@ func TestWhoIsInAnIsland(t *testing.T) {
 		"unknown":        {"  ", all(2), "0; 1", ""},
 		"one direction":  {"aa", []islandsWord{{Ranks: []int{1}}, {Why: map[int]string{0: why}}}, "0; 1", "rank 1 cannot pass memory to rank 0: the reason"},
 		"no triangle":    {"aaa", []islandsWord{{Ranks: []int{1}}, {Ranks: []int{0, 2}}, {Ranks: []int{1}, Why: map[int]string{0: why}}}, "0,1; 2", "rank 2 cannot pass memory to rank 0: the reason"},
+		"not with all":   {"aaa", []islandsWord{{Ranks: []int{1, 2}}, {Ranks: []int{0}, Why: map[int]string{2: why}}, {Ranks: []int{0}}}, "0,1; 2", "rank 1 cannot pass memory to rank 2: the reason"},
 		"the other pair": {"aaa", []islandsWord{{}, {Ranks: []int{2}}, {Ranks: []int{1}}}, "0; 1,2", "ranks 0 and 1 do not reach each other's memory; ranks 0 and 2 do not reach each other's memory"},
 		"nonsense":       {"aa", []islandsWord{{Ranks: []int{-1, 7, 1, 1}, Why: map[int]string{9: why}}, {Ranks: []int{0, 99}}}, "0,1", ""},
 		"two and two":    {"aaaa", []islandsWord{{Ranks: []int{2}}, {Ranks: []int{3}}, {Ranks: []int{0}, Why: map[int]string{1: why}}, {Ranks: []int{1}}}, "0,2; 1,3", ""},

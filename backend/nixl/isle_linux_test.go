@@ -133,6 +133,7 @@ func TestWholeIsland(t *testing.T) {
 		c := sub.Capabilities()
 		assert.True(t, c.PeerPointers && c.Contiguous)
 		assert.Equal(t, 1, c.PointerPeers)
+		assert.Positive(t, sub.SignalsBytes(1), "signals lie in symmetric memory")
 		before := net.of(me)
 		a, w, err := mapped(ctx, sub, 100)
 		if err != nil {
@@ -143,6 +144,13 @@ func TestWholeIsland(t *testing.T) {
 		assert.Equal(t, a.RoundedBytes(), stride)
 		s, err := m.Device().NewStream()
 		if err != nil {
+			return err
+		}
+		x, err := prepare(sub, a, w)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(x.Post(s), s.Synchronize(ctx), x.Close(), g.Barrier(ctx, "moved")); err != nil {
 			return err
 		}
 		err = errors.Join(sub.Barrier(s, 0), sub.PutSignal(s, 1-g.Rank(), w, 50, a.Ptr(), 8, 0), sub.Wait(s, 1-g.Rank(), 0), s.Synchronize(ctx), s.Close())
