@@ -19,7 +19,7 @@ const module = "github.com/symmem/symmem"
 // mayImport says of each package which others its own code (not its tests) may import: only what stands below it.
 // A trailing "/..." stands for the room and all below it. Rooms under internal/ may be imported by all, those of the command excepted.
 var mayImport = map[string][]string{
-	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor", "kernels"},
+	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor", "kernels", "kernels/tuning"},
 	"config":                   {},
 	"group":                    {},
 	"device":                   {},
@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 	"device/cuda":              {"device"},
 	"device/devicetest":        {"device"},
 	"backend":                  {"device", "group"},
-	"memory":                   {"backend", "device", "group", "kernels/ptx"},
+	"memory":                   {"backend", "device", "group", "kernels/ptx", "kernels/tuning"},
 	"backend/host":             {"backend", "device", "device/host", "group"},
 	"backend/native":           {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
 	"backend/nvshmem":          {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
@@ -37,7 +37,8 @@ var mayImport = map[string][]string{
 	"backend/all":              {"backend/..."},
 	"tensor":                   {"backend", "device", "memory"},
 	"collective":               {"tensor", "memory", "device", "kernels/ptx"},
-	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx"},
+	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx", "kernels/tuning"},
+	"kernels/tuning":           {},
 	"kernels/ptx":              {},
 	"kernels/ptx/images":       {"kernels/ptx"},
 	"backend/internal/survey":  {"backend"},
