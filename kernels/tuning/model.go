@@ -27,10 +27,13 @@ type cost struct {
 	speed float64 // of the bytes, in times of Speed.Bandwidth
 }
 
-// The hops of forms with barriers, and how well forms use the links, are those of 2 and 4 H200 (docs/hardware.md): they belong to the kernels more than to the machine.
+// BarrierHops is how many times Speed.Hop the barriers before and behind a form take that loads from its peers.
+const BarrierHops = 3.0
+
+// The hops of forms, and how well forms use the links, are those of 2 and 4 H200 (docs/hardware.md): they belong to the kernels more than to the machine.
 const (
 	hopsPush2   = 1.3 // the second exchange is under way before the first is over
-	hopsBarrier = 3.0 // a barrier before and one behind
+	hopsBarrier = BarrierHops
 	hopsFlow    = 3.3
 	hopsPhases  = 4.5 // three barriers
 

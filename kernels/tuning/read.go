@@ -94,8 +94,8 @@ func (p *problems) decoding(text []byte, err error) {
 		p.add(line(syntax.Offset), strings.TrimPrefix(syntax.Error(), "json: "), "JSON")
 	} else if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		p.add(fmt.Sprintf("%s (%s)", kind.Field, line(kind.Offset)), "a JSON "+kind.Value, "a value of type "+kind.Type.String())
-	} else if size, ok := errors.AsType[*sizeError](err); ok {
-		p.add("up_to or lap_bytes", fmt.Sprintf("%q", size.text), sizeForm)
+	} else if size, ok := errors.AsType[*errs.ArgumentError](err); ok {
+		p.add("up_to or lap_bytes", size.Value, size.Allowed)
 	} else if name, ok := strings.CutPrefix(err.Error(), unknown); ok {
 		p.add("field", name, "version, devices, link, machine, date, driver, command, notes, rules; of a rule collective, ranks, and_more, dtypes, multicast, source, steps; "+
 			"of a step up_to, whole_vectors, form, blocks, lap_bytes")
@@ -165,8 +165,8 @@ func (t *Table) checkRule(p *problems, i int) {
 		switch last := k == len(r.Steps)-1; {
 		case last && (s.UpTo != 0 || s.WholeVectors):
 			p.add(at("up_to"), fmt.Sprintf("%s, whole vectors %t", s.UpTo, s.WholeVectors), "nothing for the last step, which serves every message that is left")
-		case !last && s.UpTo <= before:
-			p.add(at("up_to"), s.UpTo, fmt.Sprintf("more than %s, that of the step before", before))
+		case !last && (s.UpTo < before || s.UpTo == before && !(k > 0 && r.Steps[k-1].WholeVectors && !s.WholeVectors)):
+			p.add(at("up_to"), s.UpTo, fmt.Sprintf("more than %s, that of the step before, or as much for what is not whole vectors", before))
 		}
 		before = s.UpTo
 		switch {

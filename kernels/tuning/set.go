@@ -7,7 +7,8 @@ import "iter"
 // A Set is not changed once it is in use, and may be used by several goroutines at once.
 type Set struct {
 	Tables    []*Table
-	Multicast bool // every rank's memory can have multicast addresses, so that rules for such count
+	Link      string // that joins the devices, of Links; "" where it is not known
+	Multicast bool   // every rank's memory can have multicast addresses, so that rules for such count
 }
 
 // Rules yields the rules for a collective between ranks of a dtype, in the order in which they are asked.

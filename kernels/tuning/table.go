@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Version is that of the form of the files that this package reads and writes.
@@ -173,13 +175,8 @@ func (s *Size) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return &sizeError{string(text)}
+	return errs.Invalid("a tuning table", "a size", strconv.Quote(string(text)), sizeForm)
 }
-
-// sizeError is a size that is not of the form.
-type sizeError struct{ text string }
-
-func (e *sizeError) Error() string { return fmt.Sprintf("%q is not %s", e.text, sizeForm) }
 
 // For reports whether the table is for a device behind links of a kind. "" stands for links of which nothing is known.
 func (t *Table) For(device, link string) bool {
@@ -192,6 +189,18 @@ func (t *Table) For(device, link string) bool {
 // Covers reports whether the table has any rule that serves so many ranks.
 func (t *Table) Covers(ranks int) bool {
 	return slices.ContainsFunc(t.Rules, func(r Rule) bool { return r.Ranks == ranks || r.AndMore && r.Ranks < ranks })
+}
+
+// Complete reports whether the table has a rule for every collective between so many ranks and every dtype.
+func (t *Table) Complete(ranks int) bool {
+	for _, collective := range Collectives() {
+		for _, dtype := range DTypes() {
+			if t.Find(collective, ranks, dtype, false) == nil {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Find returns the rule of the table for a collective between ranks, of a dtype; nil if there is none.

@@ -68,18 +68,54 @@ func line(v any) ([]byte, error) {
 	return bytes.TrimSpace(b.Bytes()), err
 }
 
-// Merge takes the rules of newer into the table, in place of those for the same collective, ranks and dtypes. Of all else newer's counts.
+// Merge returns the table newer with those rules of t that newer has none for: not for the collective, ranks and dtype, with multicast or without.
 func (t *Table) Merge(newer *Table) *Table {
 	merged := *newer
 	merged.Rules = slices.Clone(newer.Rules)
 	for _, r := range t.Rules {
-		clash := slices.ContainsFunc(newer.Rules, func(n Rule) bool {
-			return n.Collective == r.Collective && n.Ranks == r.Ranks && n.Multicast == r.Multicast && (len(n.DTypes) == 0 && len(r.DTypes) == 0 ||
-				slices.ContainsFunc(n.DTypes, func(d string) bool { return slices.Contains(r.DTypes, d) }))
-		})
-		if !clash {
-			merged.Rules = append(merged.Rules, r)
+		same := func(n Rule) bool {
+			return n.Collective == r.Collective && n.Ranks == r.Ranks && n.Multicast == r.Multicast
 		}
+		if len(r.DTypes) == 0 {
+			if slices.ContainsFunc(newer.Rules, func(n Rule) bool { return same(n) && len(n.DTypes) == 0 }) {
+				continue
+			}
+		} else {
+			r.DTypes = slices.DeleteFunc(slices.Clone(r.DTypes), func(d string) bool {
+				return slices.ContainsFunc(newer.Rules, func(n Rule) bool { return same(n) && slices.Contains(n.DTypes, d) })
+			})
+			if len(r.DTypes) == 0 {
+				continue
+			}
+		}
+		merged.Rules = append(merged.Rules, r)
 	}
 	return &merged
+}
+
+// For returns the rules of the set as a table for just so many ranks.
+func (s *Set) For(ranks int) *Table {
+	all := &Table{Version: Version}
+	for _, t := range s.Tables {
+		var own Table
+		for _, collective := range Collectives() {
+			for _, multicast := range []bool{true, false} {
+				if multicast && !s.Multicast {
+					continue
+				}
+				var seen []*Rule
+				for _, dtype := range DTypes() {
+					if r := t.Find(collective, ranks, dtype, multicast); r != nil && !slices.Contains(seen, r) {
+						seen = append(seen, r)
+						rule := *r
+						rule.Ranks, rule.AndMore = ranks, false
+						own.Rules = append(own.Rules, rule)
+					}
+				}
+			}
+		}
+		all = own.Merge(all)
+	}
+	all.Version = Version
+	return all
 }
