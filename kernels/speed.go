@@ -22,6 +22,9 @@ const (
 	hopRuns     = 20      // in a graph
 	streamRuns  = 3
 	speedRounds = 5 // of which the median counts
+
+	slowHop   = 500 // us
+	slowBytes = 64 << 10
 )
 
 // speedRecord is what a rank tells the others.
@@ -43,6 +46,9 @@ func MeasureSpeed(ctx context.Context, m *memory.Memory) (tuning.Speed, error) {
 		return tuning.Speed{}, fmt.Errorf("measuring the links of a %s device between %d ranks: %w", m.Device().Kind(), m.Group().Size(), errs.ErrUnsupported)
 	}
 	speed, err := measureSpeed(ctx, m)
+	if err == nil && !speed.Known() {
+		err = fmt.Errorf("an exchange takes %v us, and they carry %v GB/s: %w", speed.Hop, speed.Bandwidth, errs.ErrUnavailable)
+	}
 	if err != nil {
 		return tuning.Speed{}, fmt.Errorf("measuring the links: %w", err)
 	}
@@ -75,15 +81,45 @@ func measureSpeed(ctx context.Context, m *memory.Memory) (speed tuning.Speed, er
 		return speed, err
 	}
 	defer func() { err = errors.Join(err, hop.Close(ctx)) }()
-	stream, err := NewAllReduce(ctx, t, Sum, &AllReduceOptions{Algorithm: TwoShotPull})
+	mine := speedRecord{}
+	stream, err := m.Device().NewStream()
+	if err == nil {
+		defer func() { err = errors.Join(err, stream.Close()) }()
+		mine.Hop, err = timeGraph(ctx, stream, hop, hopRuns)
+	}
+	if speed, err = slowestSpeed(ctx, m, mine, err); err != nil {
+		return speed, err
+	}
+	// A machine on which an exchange takes so long is none of hardware; there nobody wants to wait for megabytes.
+	n := int64(streamBytes)
+	if speed.Hop > slowHop {
+		n = slowBytes
+	}
+	large, err := t.Sub(0, n/4)
+	if vote := m.Group().Vote(ctx, "memory to measure the links with", err); vote != nil {
+		return speed, vote
+	}
+	flow, err := NewAllReduce(ctx, large, Sum, &AllReduceOptions{Algorithm: TwoShotPull})
 	if err != nil {
 		return speed, err
 	}
-	defer func() { err = errors.Join(err, stream.Close(ctx)) }()
-	mine := timeBoth(ctx, m, hop, stream)
+	defer func() { err = errors.Join(err, flow.Close(ctx)) }()
+	mine = speedRecord{Speed: speed}
+	took, err := timeGraph(ctx, stream, flow, streamRuns)
+	w := float64(m.Group().Size())
+	// What is left of a run behind its barriers, but not less than a tenth: then it was nothing but waiting.
+	mine.Bandwidth = float64(n) * 2 * (w - 1) / w / max(took-tuning.BarrierHops*speed.Hop, took/10) / 1e3
+	return slowestSpeed(ctx, m, mine, err)
+}
+
+// slowestSpeed is the slowest of what the ranks have measured, or an error on all of them if one has failed.
+func slowestSpeed(ctx context.Context, m *memory.Memory, mine speedRecord, failure error) (speed tuning.Speed, err error) {
+	if failure != nil {
+		mine = speedRecord{Failure: failure.Error()}
+	}
 	blob, err := json.Marshal(mine)
 	if err != nil {
-		return speed, err
+		blob = []byte(`{"failure": "it is no number"}`)
 	}
 	blobs, err := m.Group().AllGather(ctx, "speed of the links", blob)
 	if err != nil {
@@ -94,7 +130,7 @@ func measureSpeed(ctx context.Context, m *memory.Memory) (speed tuning.Speed, er
 		if err := json.Unmarshal(b, &theirs); err != nil {
 			return speed, fmt.Errorf("reading what rank %d has measured: %w", r, err)
 		}
-		if theirs.Failure != "" || !theirs.Known() {
+		if theirs.Failure != "" {
 			return speed, fmt.Errorf("rank %d has measured nothing: %s: %w", r, theirs.Failure, errs.ErrUnavailable)
 		}
 		if speed.Hop = max(speed.Hop, theirs.Hop); r == 0 || theirs.Bandwidth < speed.Bandwidth {
@@ -102,32 +138,6 @@ func measureSpeed(ctx context.Context, m *memory.Memory) (speed tuning.Speed, er
 		}
 	}
 	return speed, nil
-}
-
-// timeBoth is what this rank measures. It is local; a rank that fails leaves its peers' kernels waiting until it closes its plans.
-func timeBoth(ctx context.Context, m *memory.Memory, hop, stream *Plan) (r speedRecord) {
-	fail := func(err error) speedRecord { return speedRecord{Failure: err.Error()} }
-	s, err := m.Device().NewStream()
-	if err != nil {
-		return fail(err)
-	}
-	defer func() {
-		if err := s.Close(); err != nil && r.Failure == "" {
-			r = fail(err)
-		}
-	}()
-	each, err := timeGraph(ctx, s, hop, hopRuns)
-	if err != nil {
-		return fail(err)
-	}
-	r.Hop = each
-	if each, err = timeGraph(ctx, s, stream, streamRuns); err != nil {
-		return fail(err)
-	}
-	w := float64(m.Group().Size())
-	// What is left of a run behind its barriers, but not less than a tenth: then it was nothing but waiting.
-	r.Bandwidth = streamBytes * 2 * (w - 1) / w / max(each-tuning.BarrierHops*r.Hop, each/10) / 1e3
-	return r
 }
 
 // timeGraph is what one of so many runs of a plan in a graph takes, in microseconds.
