@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/tensor"
@@ -236,12 +235,15 @@ func (t *tuner) tellMachine(ctx context.Context) error {
 		if err := json.Unmarshal(text, &name); err != nil {
 			return err
 		}
+		if name == "" { // a processor that does not say what it is called
+			name = tuning.AnyDevice
+		}
 		if !slices.Contains(m.Devices, name) {
 			m.Devices = append(m.Devices, name)
 		}
 	}
 	if t.r.Device().Kind() == device.CUDA {
-		m.Driver = driverVersion()
+		m.Driver = cuda.ModuleVersion()
 		if m.Link == "" {
 			m.Link = tuning.LinkNVLink
 		}
@@ -252,18 +254,6 @@ func (t *tuner) tellMachine(ctx context.Context) error {
 		}
 	}
 	return t.rep.Tuned(Tuned{Machine: m})
-}
-
-// driverVersion is that of NVIDIA's driver, "" if it is not known.
-func driverVersion() string {
-	text, err := os.ReadFile("/proc/driver/nvidia/version")
-	if err != nil {
-		return ""
-	}
-	if found := regexp.MustCompile(`Kernel Module[^\n]*?\s(\d+\.[\d.]+)`).FindSubmatch(text); found != nil {
-		return string(found[1])
-	}
-	return ""
 }
 
 // late says, on every rank alike, whether rank 0's time is over.
