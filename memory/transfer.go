@@ -455,6 +455,15 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 	if err != nil {
 		return err
 	}
+	d, compiled := sig.(*deviceSignals)
+	if _, far := m.transferrer(peer); compiled && !far && bytes > 0 && bytes <= putSignalBytes {
+		return m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+			if to == from {
+				return sig.signal(s, peer, channel)
+			}
+			return d.putSignal(s, peer, channel, to, from, bytes)
+		})
+	}
 	if err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {
 		return err
 	}
@@ -465,6 +474,18 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+		if to == from {
+			return nil
+		}
+		return s.Copy(to, from, bytes)
+	})
+}
+
+// copy is Copy, with what enqueues it where the peer's memory has an address.
+func (m *Memory) copy(
+	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64, enqueue func(to, from device.Ptr) error,
+) error {
 	if op != backend.Read && op != backend.Write {
 		return errs.Invalid("Copy", "op", op, "Read or Write")
 	}
@@ -506,11 +527,8 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	if remote == local {
-		return nil
-	}
 	if op == backend.Write {
-		return s.Copy(remote, local, bytes)
+		return enqueue(remote, local)
 	}
-	return s.Copy(local, remote, bytes)
+	return enqueue(local, remote)
 }

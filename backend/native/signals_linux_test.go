@@ -85,10 +85,29 @@ func (k *signalKernel) await(counter *atomic.Uint32, want, peer uint32, kernel u
 	}
 }
 
+// put copies what a put with signal moves.
+func (k *signalKernel) put() {
+	data := make([]byte, k.p.Count)
+	side := func(at uint64, move func(piece, data []byte)) {
+		k.machine.Mu.Lock()
+		defer k.machine.Mu.Unlock()
+		rest := data
+		k.machine.bytes(k.gpu, device.Ptr(at), k.p.Count, func(of *physical, off, n uint64) {
+			move(of.data()[off:off+n], rest)
+			rest = rest[n:]
+		})
+	}
+	side(k.p.In[0], func(piece, data []byte) { copy(data, piece) })
+	side(k.p.Out[0], func(piece, data []byte) { copy(piece, data) })
+}
+
 func (k *signalKernel) run(name string) {
 	world, rank, peer := k.p.World, k.p.Rank, k.p.Peer
 	switch name {
-	case ptx.Signal.Name:
+	case ptx.Signal.Name, ptx.PutSignal.Name:
+		if name == ptx.PutSignal.Name {
+			k.put()
+		}
 		if k.p.Flags&ptx.Atomics != 0 {
 			k.counter(peer, 0, rank).Add(1)
 		} else {
