@@ -108,11 +108,16 @@ func visibility() string {
 // PeerAtomics reports whether the link to the GPU with that UUID carries atomic operations: NVLink does, PCI Express mostly does
 // not. The driver can only be asked about GPUs that this process sees.
 func (d *Device) PeerAtomics(uuid string) bool {
-	return uuid == d.uuid || d.PeerLinks()[uuid]
+	return uuid == d.uuid || d.links(func(g gpu) bool { return g.uuid == uuid })[uuid]
 }
 
-// PeerLinks says of every other GPU that this process sees, by UUID, whether the link to it carries atomic operations. It is empty where the driver cannot say.
+// PeerLinks says of every other GPU that this process sees, by UUID, what PeerAtomics does. It is empty where the driver cannot say.
 func (d *Device) PeerLinks() map[string]bool {
+	return d.links(func(g gpu) bool { return g.uuid != d.uuid })
+}
+
+// links asks the driver about some GPUs.
+func (d *Device) links(about func(gpu) bool) map[string]bool {
 	links := map[string]bool{}
 	if d.drv.DeviceGetP2PAttribute == nil || d.use("PeerLinks") != nil {
 		return links
@@ -124,7 +129,7 @@ func (d *Device) PeerLinks() map[string]bool {
 	}
 	for _, g := range all {
 		var have int32
-		if g.uuid != d.uuid && d.drv.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, d.ordinal, g.ordinal) == cu.Success {
+		if about(g) && d.drv.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, d.ordinal, g.ordinal) == cu.Success {
 			links[g.uuid] = have != 0
 		}
 	}
