@@ -76,7 +76,7 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	}
 	w := int64(b.r.WorldSize())
 	share := (bytes + w*dtype.Bytes() - 1) / (w * dtype.Bytes()) // elements
-	var tensors []*tensor.Tensor
+	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
 		if p != nil {
@@ -128,9 +128,9 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 }
 
 // dispatchPlan makes the plan of an all-to-all with counts on the device, which are equal. The tensors that it makes are added to tensors.
-func (b *bencher) dispatchPlan(ctx context.Context, in, out *tensor.Tensor, tensors *[]*tensor.Tensor, opts *kernels.Options) (*kernels.Plan, error) {
+func (b *bencher) dispatchPlan(ctx context.Context, in, out tensor.SymmetricTensor, tensors *[]tensor.SymmetricTensor, opts *kernels.Options) (*kernels.Plan, error) {
 	w := int64(b.r.WorldSize())
-	var made [2]*tensor.Tensor
+	var made [2]tensor.SymmetricTensor
 	for i, n := range []int64{w, 2 * w} {
 		t, err := b.tensorOf(ctx, tensor.Int64, 8*n)
 		if err != nil {

@@ -21,7 +21,7 @@ const normHidden = 8192
 type normBench struct {
 	*bencher
 	dtype tensor.DType
-	in    *tensor.Tensor
+	in    tensor.SymmetricTensor
 	n     kernels.RMSNorm
 	took  []device.Ptr
 }
