@@ -43,6 +43,7 @@ func TestFaults(t *testing.T) {
 	const (
 		keeps      = "it is the call that gives it back"
 		root       = "NCCL keeps a thread and a socket for an id until all its ranks have come"
+		noContext  = "a context that cannot be made current is the end of a device"
 		capability = "what the driver or NCCL does not tell is not there, and the capability says so"
 	)
 	backendtest.Faults{
@@ -52,7 +53,7 @@ func TestFaults(t *testing.T) {
 		Keeps: map[string]string{
 			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps, "ncclCommDestroy": keeps, "ncclCommAbort": keeps, "ncclMemFree": keeps,
-			"ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
+			"cuCtxPushCurrent": noContext, "cuCtxPopCurrent/2": root, "ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)
