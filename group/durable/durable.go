@@ -118,6 +118,7 @@ const (
 	Full                             // it takes no more
 	Denied                           // it does not let this program in
 	Replaced                         // another process has taken it
+	Forgotten                        // it was away for so long that it has forgotten the job
 	Damaged                          // what is kept there cannot be read
 )
 
@@ -132,6 +133,8 @@ func (c Condition) String() string {
 		return "it does not let this program in"
 	case Replaced:
 		return "another service has taken it"
+	case Forgotten:
+		return "it has forgotten the job"
 	case Damaged:
 		return "what is kept there cannot be read"
 	}
@@ -149,7 +152,7 @@ func (c Condition) advice() string {
 		return "see the user, the password and the certificates that it is opened with, and what that user may do"
 	case Replaced:
 		return "only one service may run for an attempt of a job"
-	case Damaged:
+	case Forgotten, Damaged:
 		return "start the job again as another attempt, which is kept apart"
 	}
 	return ""
