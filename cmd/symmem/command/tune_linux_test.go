@@ -119,7 +119,9 @@ func TestTuneKeepsFiles(t *testing.T) {
 	text, err = host.Text()
 	require.NoError(t, err)
 	untouched(string(text), func() result { return tuned(t, environ(), "-n", "2", "--time", "1ns", "--output", file) }, exit.Failure, "measured nothing")
-	untouched(string(text), func() result { return tuned(t, environ(brokenVar+"=1"), "-n", "2", "--backend", "hangs", "--timeout", "2s", "--output", file) }, exit.Failure, "")
+	untouched(string(text), func() result {
+		return tuned(t, environ(brokenVar+"=1"), "-n", "2", "--backend", "hangs", "--timeout", "2s", "--output", file)
+	}, exit.Failure, "")
 }
 
 // TestTuneInterrupted: nothing outlives an interrupt, and nothing is written.
