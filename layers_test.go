@@ -65,7 +65,7 @@ var mayImport = map[string][]string{
 	"cmd/symmem/internal/probe":                 {"backend", "config", "cmd/symmem/internal/process", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/launch":                {"group", "cmd/symmem/internal/exit", "cmd/symmem/internal/process", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/measure":               {".", "backend", "memory", "device", "device/cuda", "group", "kernels", "kernels/tuning", "tensor", "cmd/symmem/internal/bytesize"},
-	"cmd/symmem/internal/fleet": {".", "backend", "config", "device", "cmd/symmem/internal/exit", "cmd/symmem/internal/launch", "cmd/symmem/internal/probe",
+	"cmd/symmem/internal/fleet": {".", "backend", "config", "device", "group", "cmd/symmem/internal/exit", "cmd/symmem/internal/launch", "cmd/symmem/internal/probe",
 		"cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest"},
 	"cmd/symmem/internal/doctor": {"backend", "config", "group", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},

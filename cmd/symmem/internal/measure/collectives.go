@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -166,9 +165,8 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	n, each := b.iterations(max(whole, 1)), 1
 	row := Row{Kind: kind, Bytes: whole, Place: "out of place", DType: b.spec.DType, Algorithm: algorithm.String(),
-		Chosen: p.Algorithm().String(), Mode: "eager"}
+		Chosen: p.Algorithm().String()}
 	switch kind {
 	case Broadcast:
 		row.Place = "in place"
@@ -179,21 +177,5 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case AllReduceMany:
 		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
-	enqueue := func() error { return p.Run(b.s) }
-	var graph device.Graph
-	if b.spec.Graph {
-		row.Mode, each = "graph", min(graphRuns, n)
-		n -= n % each
-		if graph, err = b.capture(repeated(each, enqueue)); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(graph.Close(), err) }()
-		enqueue = func() error { return graph.Launch(b.s) }
-	}
-	row.Iterations = n
-	times, err := b.measure(ctx, n, each, enqueue)
-	if err != nil {
-		return err
-	}
-	return b.report(ctx, row, times.total)
+	return b.timed(ctx, row, func() error { return p.Run(b.s) })
 }

@@ -496,12 +496,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			return remote.Wait(b.s, before, signalChannel)
 		}
 	}
-	n := b.iterations(bytes)
-	times, err := b.measure(ctx, n, 1, enqueue)
-	if err != nil {
-		return err
-	}
-	if err := b.report(ctx, Row{Kind: kind, Bytes: bytes, Iterations: n}, times.total); err != nil {
+	if err := b.timed(ctx, Row{Kind: kind, Bytes: bytes}, enqueue); err != nil {
 		return err
 	}
 	return errors.Join(local.Close(ctx), remote.Close(ctx))
