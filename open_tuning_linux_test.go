@@ -181,15 +181,25 @@ func TestOpenTuningIsAgreed(t *testing.T) {
 // onGPUs opens a rank on a simulated GPU of each name.
 func onGPUs(t *testing.T, file string, names ...string) ([]*symmem.Rank, error) {
 	t.Helper()
+	return onMachine(t, simcuda.Config{}, file, names...)
+}
+
+// onMachine is onGPUs for a machine that has more.
+func onMachine(t *testing.T, c simcuda.Config, file string, names ...string) ([]*symmem.Rank, error) {
+	t.Helper()
 	gpus := make([]simcuda.GPU, len(names))
 	for i, name := range names {
 		gpus[i].Name = name
 	}
-	m, err := simcuda.New(simcuda.Config{GPUs: len(names), Each: gpus, Seed: 1})
+	c.GPUs, c.Each, c.Seed = len(names), gpus, 1
+	m, err := simcuda.New(c)
 	require.NoError(t, err)
 	cfg := config.Default()
 	cfg.Backend, cfg.Multicast, cfg.KernelTimeout, cfg.Tuning = []string{nativebackend.Name}, config.MulticastOff, time.Minute, file
-	ranks, err := symmem.OpenLocal(t.Context(), len(names), cfg, &symmem.Options{Backend: &nativebackend.Options{Driver: m.Driver()}, Environ: nobody.Environ})
+	if c.Multicast {
+		cfg.Multicast = config.MulticastOn
+	}
+	ranks, err := symmem.OpenLocal(t.Context(), len(names), cfg, &symmem.Options{Backend: &nativebackend.Options{Driver: m.Driver(), Multicast: cfg.Multicast}, Environ: nobody.Environ})
 	t.Cleanup(func() {
 		assert.Empty(t, m.Left())
 		assert.Empty(t, m.Violations())
@@ -251,4 +261,151 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 	_, err = onGPUs(t, file, "NVIDIA B200", "NVIDIA H200")
 	require.ErrorIs(t, err, symmem.ErrInvalid)
 	require.ErrorContains(t, err, `a table for ["NVIDIA B200" "NVIDIA H200"]`)
+}
+
+// onlyStep is tables that have one step for every collective, before those that are there.
+func onlyStep(s tuning.Step, multicast bool) *tuning.Set {
+	t := &tuning.Table{Name: "of a test"}
+	for _, collective := range tuning.Collectives() {
+		t.Rules = append(t.Rules, tuning.Rule{Collective: collective, Ranks: 2, AndMore: true, Multicast: multicast, Steps: []tuning.Step{s}})
+	}
+	return &tuning.Set{Tables: append([]*tuning.Table{t}, tuning.Default(false).Tables...), Multicast: multicast}
+}
+
+// TestOpenTablesReachPlans: the form, the number of blocks and the lap of a table are those of the plan, of every collective; ranks that were given different tables are all told, and none waits.
+func TestOpenTablesReachPlans(t *testing.T) {
+	ranks, err := onGPUs(t, "", "NVIDIA H200", "NVIDIA H200")
+	require.NoError(t, err)
+	defer closeRanks(t, ranks)
+	norm := func(ctx context.Context, x, y *tensor.Tensor) (*kernels.Plan, error) {
+		row, err := x.Sub(0, 1, 64)
+		if err != nil {
+			return nil, err
+		}
+		n := kernels.RMSNorm{Weight: kernels.LocalOf(y.Local()), Residual: kernels.LocalOf(y.Local())}
+		n.Weight.NumElements, n.Residual.NumElements, n.Residual.Ptr = 64, 64, n.Residual.Ptr.Add(4096)
+		return kernels.NewAllReduceRMSNorm(ctx, row, n, nil)
+	}
+	plans := map[string]struct {
+		form string
+		make func(ctx context.Context, x, y *tensor.Tensor) (*kernels.Plan, error)
+	}{
+		"all_reduce": {"two_shot_flow", func(ctx context.Context, x, _ *tensor.Tensor) (*kernels.Plan, error) {
+			return kernels.NewAllReduce(ctx, x, kernels.Sum, nil)
+		}},
+		"all_reduce_many": {"two_shot_pull", func(ctx context.Context, x, y *tensor.Tensor) (*kernels.Plan, error) {
+			return kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: x}, {In: y}}, kernels.Sum, nil)
+		}},
+		"all_reduce_rms_norm": {"two_shot_push", norm},
+		"broadcast": {"two_shot_pull", func(ctx context.Context, x, _ *tensor.Tensor) (*kernels.Plan, error) {
+			return kernels.NewBroadcast(ctx, x, 0, nil)
+		}},
+		"reduce": {"one_shot_pull", func(ctx context.Context, x, y *tensor.Tensor) (*kernels.Plan, error) {
+			return kernels.NewReduce(ctx, x, y, kernels.Sum, 0, nil)
+		}},
+		"all_to_all": {"one_shot_pull", func(ctx context.Context, x, y *tensor.Tensor) (*kernels.Plan, error) {
+			return kernels.NewAllToAll(ctx, x, y, nil)
+		}},
+	}
+	onAll(t, ranks, func(r *symmem.Rank) error {
+		ctx := t.Context()
+		var made [2]*tensor.Tensor
+		for i := range made {
+			var err error
+			if made[i], err = r.Zeros(ctx, tensor.Float32, 4096); err != nil {
+				return err
+			}
+			if err := made[i].Rendezvous(ctx); err != nil {
+				return err
+			}
+		}
+		home := r.Memory().Tuning()
+		defer r.Memory().SetTuning(home)
+		for _, name := range tuning.Collectives() {
+			c, ok := plans[name]
+			if !ok {
+				continue // all-gather and reduce-scatter are as the last two
+			}
+			// The shipped table would take one step of these few bytes, in lines.
+			r.Memory().SetTuning(onlyStep(tuning.Step{Form: c.form, Blocks: 2}, false))
+			p, err := c.make(ctx, made[0], made[1])
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if p.Algorithm().String() != c.form {
+				return fmt.Errorf("%s takes %s", name, p.Algorithm())
+			}
+			if err := p.Close(ctx); err != nil {
+				return err
+			}
+			for _, step := range []tuning.Step{{Form: c.form, Blocks: 1 + r.Rank()}, {Form: []string{c.form, "transfers"}[r.Rank()]}} {
+				r.Memory().SetTuning(onlyStep(step, false))
+				if _, err := c.make(ctx, made[0], made[1]); !errors.Is(err, symmem.ErrMismatch) {
+					return fmt.Errorf("%s, %+v: %w is no mismatch", name, step, err)
+				}
+			}
+		}
+		laps := onlyStep(tuning.Step{Form: tuning.Flow, LapBytes: tuning.Size(1+r.Rank()) << 12}, false)
+		r.Memory().SetTuning(laps)
+		if _, err := kernels.NewAllReduce(ctx, made[0], kernels.Sum, nil); !errors.Is(err, symmem.ErrMismatch) {
+			return fmt.Errorf("laps: %w is no mismatch", err)
+		}
+		return errors.Join(made[1].Close(ctx), made[0].Close(ctx))
+	})
+}
+
+// TestOpenAutoWithMulticast: where the tables say so and the ranks' memory has it, auto takes forms of multicast; not with RankOrder, not where the operation has none, and another form, on all ranks,
+// when there are no more multicast objects.
+func TestOpenAutoWithMulticast(t *testing.T) {
+	ranks, err := onMachine(t, simcuda.Config{Multicast: true, MulticastObjects: 1}, "", "NVIDIA H200", "NVIDIA H200", "NVIDIA H200")
+	require.NoError(t, err)
+	defer closeRanks(t, ranks)
+	require.True(t, ranks[0].Memory().Tuning().Multicast)
+	onAll(t, ranks, func(r *symmem.Rank) error {
+		ctx := t.Context()
+		var made [2]*tensor.Tensor
+		for i := range made {
+			var err error
+			if made[i], err = r.Zeros(ctx, tensor.Float32, 1024); err != nil {
+				return err
+			}
+			if err := made[i].Rendezvous(ctx); err != nil {
+				return err
+			}
+		}
+		home := r.Memory().Tuning()
+		var wrong error
+		check := func(what string, want kernels.Algorithm, p *kernels.Plan, err error) {
+			if err != nil {
+				wrong = errors.Join(wrong, fmt.Errorf("%s: %w", what, err))
+				return
+			}
+			if p.Algorithm() != want {
+				wrong = errors.Join(wrong, fmt.Errorf("%s takes %s, and not %s", what, p.Algorithm(), want))
+			}
+			wrong = errors.Join(wrong, p.Close(ctx))
+		}
+		reduce := func(what string, want kernels.Algorithm, i int, op kernels.Op, rankOrder bool) {
+			p, err := kernels.NewAllReduce(ctx, made[i], op, &kernels.AllReduceOptions{RankOrder: rankOrder})
+			check(what, want, p, err)
+		}
+		r.Memory().SetTuning(onlyStep(tuning.Step{Form: "two_shot_multimem"}, true))
+		reduce("a sum", kernels.TwoShotMultimem, 0, kernels.Sum, false)
+		reduce("a sum in rank order", kernels.OneShotPush, 0, kernels.Sum, true)
+		reduce("a maximum", kernels.OneShotLL, 0, kernels.Max, false)
+		reduce("without objects", kernels.OneShotPush, 1, kernels.Sum, false)
+		r.Memory().SetTuning(onlyStep(tuning.Step{Form: "one_shot_multimem"}, true))
+		p, err := kernels.NewBroadcast(ctx, made[0], 0, nil)
+		check("a broadcast", kernels.OneShotMultimem, p, err)
+		p, err = kernels.NewBroadcast(ctx, made[1], 0, nil)
+		check("a broadcast without objects", kernels.OneShotLL, p, err)
+		p, err = kernels.NewBroadcast(ctx, made[0], 0, &kernels.Options{Algorithm: kernels.OneShot})
+		check("a family", kernels.OneShotLL, p, err)
+		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.TwoShotMultimem})
+		if !errors.Is(err, symmem.ErrNoMemory) {
+			wrong = errors.Join(wrong, fmt.Errorf("a form that was asked for: %v, %w", p, err))
+		}
+		r.Memory().SetTuning(home)
+		return errors.Join(wrong, made[1].Close(ctx), made[0].Close(ctx))
+	})
 }

@@ -268,7 +268,7 @@ func (m *many) choose() error {
 	case asked == Auto && size == 1:
 		m.algorithm = have[1] // a copy, or the rounding of an average
 	case asked == Auto:
-		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype, bytes: m.bytes, size: size, whole: true}
+		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: true}
 		l.can = func(a Algorithm) bool { return slices.Contains(have, a) }
 		c, ok := l.find()
 		if !ok {

@@ -278,7 +278,7 @@ func (n *norm) chosen(asked Algorithm, kind device.Kind) Algorithm {
 	case kind != device.CUDA && asked == Auto && size == 1:
 		c.algorithm = OneShot
 	case asked == Auto, asked == TwoShot && kind == device.CUDA:
-		l := lookup{tables: n.in.Memory().Tuning(), collective: tuning.AllReduceRMSNorm, asked: asked, kind: kind, dtype: n.in.DType(), bytes: bytes, size: size, whole: true}
+		l := lookup{tables: n.in.Memory().Tuning(), collective: tuning.AllReduceRMSNorm, asked: asked, kind: kind, dtype: n.in.DType().String(), bytes: bytes, size: size, whole: true}
 		l.can = func(a Algorithm) bool {
 			if _, compiled := normForms[a]; kind == device.CUDA {
 				return compiled || a == Transfers

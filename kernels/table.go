@@ -18,7 +18,7 @@ type lookup struct {
 	collective string // of package tuning
 	asked      Algorithm
 	kind       device.Kind
-	dtype      tensor.DType
+	dtype      string // as rules name it; "" is for rules that name none
 	bytes      int64
 	size       int
 	whole      bool                   // the message is whole vectors
@@ -34,7 +34,7 @@ type choice struct {
 
 // find makes Auto and families into a form. ok is false if the tables have none that can be had.
 func (l lookup) find() (c choice, ok bool) {
-	step, ok := l.tables.Choose(l.collective, l.size, l.dtype.String(), l.bytes, l.whole, func(s *tuning.Step) bool {
+	step, ok := l.tables.Choose(l.collective, l.size, l.dtype, l.bytes, l.whole, func(s *tuning.Step) bool {
 		a, err := ParseAlgorithm(s.Form)
 		return err == nil && l.fits(a) && l.can(a)
 	})
@@ -73,7 +73,10 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 	case size == 1:
 		return choice{algorithm: OneShot}
 	}
-	l := lookup{tables: tables, collective: tuning.AllReduce, asked: asked, kind: kind, dtype: dtype, bytes: bytes, size: size, whole: whole}
+	l := lookup{tables: tables, collective: tuning.AllReduce, asked: asked, kind: kind, dtype: dtype.String(), bytes: bytes, size: size, whole: whole}
+	if slices.Contains(tuning.Floats, l.dtype) && !Supported(kind, OneShotPush, dtype, op, size) && kind == device.CUDA {
+		l.dtype = "" // rules for these were measured with sums, whose lines are all data
+	}
 	l.can = func(a Algorithm) bool {
 		return Supported(kind, a, dtype, op, size) && !(a.NeedsMulticast() && !castable(m)) && !avoided(a)
 	}
@@ -129,7 +132,7 @@ func (m *maker) byTable(have []Algorithm) {
 		return
 	}
 	l := lookup{
-		tables: m.in.Memory().Tuning(), collective: collectiveNames[m.call], asked: m.opts.Algorithm, kind: kind, dtype: m.in.DType(),
+		tables: m.in.Memory().Tuning(), collective: collectiveNames[m.call], asked: m.opts.Algorithm, kind: kind, dtype: m.in.DType().String(),
 		bytes: max(m.in.Bytes(), m.out.Bytes()), size: size, whole: true,
 	}
 	l.can = func(a Algorithm) bool {

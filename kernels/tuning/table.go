@@ -122,7 +122,8 @@ type Rule struct {
 	Collective string `json:"collective"`
 	Ranks      int    `json:"ranks"`
 	AndMore    bool   `json:"and_more,omitempty"` // it serves larger worlds too, for which the table has no rule
-	// DTypes are those that the rule is for. Without any it is for all that no other rule of the table names.
+	// DTypes are those that the rule is for. Without any it is for all that no other rule of the table names, and for operations of f16, bf16 and f32
+	// other than sum and avg between GPUs, which do without the push forms that these two have.
 	DTypes    []string `json:"dtypes,omitempty"`
 	Multicast bool     `json:"multicast,omitempty"` // for memory that has multicast addresses, before the rule for any memory
 	Source    string   `json:"source"`              // Measured or Estimated
