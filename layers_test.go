@@ -19,7 +19,7 @@ const module = "github.com/symmem/symmem"
 // mayImport says of each package which others its own code (not its tests) may import: only what stands below it.
 // A trailing "/..." stands for the room and all below it. Rooms under internal/ may be imported by all, those of the command excepted.
 var mayImport = map[string][]string{
-	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor", "kernels"},
+	".":                        {"config", "group", "device", "backend", "backend/host", "memory", "tensor", "kernels", "kernels/tuning"},
 	"config":                   {},
 	"group":                    {},
 	"device":                   {},
@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 	"device/cuda":              {"device"},
 	"device/devicetest":        {"device"},
 	"backend":                  {"device", "group"},
-	"memory":                   {"backend", "device", "group", "kernels/ptx"},
+	"memory":                   {"backend", "device", "group", "kernels/ptx", "kernels/tuning"},
 	"backend/host":             {"backend", "device", "device/host", "group"},
 	"backend/native":           {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
 	"backend/nvshmem":          {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
@@ -37,7 +37,8 @@ var mayImport = map[string][]string{
 	"backend/all":              {"backend/..."},
 	"tensor":                   {"backend", "device", "memory"},
 	"collective":               {"tensor", "memory", "device", "kernels/ptx"},
-	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx"},
+	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx", "kernels/tuning"},
+	"kernels/tuning":           {},
 	"kernels/ptx":              {},
 	"kernels/ptx/images":       {"kernels/ptx"},
 	"backend/internal/survey":  {"backend"},
@@ -63,10 +64,10 @@ var mayImport = map[string][]string{
 	"cmd/symmem/internal/settings":              {"config", "cmd/symmem/internal/exit", "cmd/symmem/internal/suggest"},
 	"cmd/symmem/internal/probe":                 {"backend", "config", "cmd/symmem/internal/process", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/launch":                {"group", "cmd/symmem/internal/exit", "cmd/symmem/internal/process", "cmd/symmem/internal/terminal"},
-	"cmd/symmem/internal/measure":               {".", "backend", "memory", "device", "device/cuda", "group", "kernels", "tensor", "cmd/symmem/internal/bytesize"},
-	"cmd/symmem/internal/fleet": {".", "backend", "config", "device", "cmd/symmem/internal/exit", "cmd/symmem/internal/launch", "cmd/symmem/internal/probe",
+	"cmd/symmem/internal/measure":               {".", "backend", "memory", "device", "device/cuda", "group", "kernels", "kernels/tuning", "tensor", "cmd/symmem/internal/bytesize"},
+	"cmd/symmem/internal/fleet": {".", "backend", "config", "device", "group", "cmd/symmem/internal/exit", "cmd/symmem/internal/launch", "cmd/symmem/internal/probe",
 		"cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest"},
-	"cmd/symmem/internal/doctor": {"backend", "config", "group", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/machine",
+	"cmd/symmem/internal/doctor": {"backend", "config", "group", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/simulate": {"backend/native", "config", "cmd/symmem/internal/verify"},
 	"cmd/symmem/internal/verify": {".", "backend", "config", "device", "tests/suite", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch",
@@ -74,6 +75,10 @@ var mayImport = map[string][]string{
 	"cmd/symmem/internal/bench": {".", "config", "device", "kernels", "tensor", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize",
 		"cmd/symmem/internal/chart", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/measure", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
+
+	"cmd/symmem/internal/tune": {".", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet",
+		"cmd/symmem/internal/launch", "cmd/symmem/internal/machine", "cmd/symmem/internal/measure", "cmd/symmem/internal/process", "cmd/symmem/internal/settings",
+		"cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
 
 	// A machine for PTX, which knows nothing of this module.
 	"internal/ptxvm": {},
