@@ -405,6 +405,11 @@ func TestOpenAutoWithMulticast(t *testing.T) {
 		if !errors.Is(err, symmem.ErrNoMemory) {
 			wrong = errors.Join(wrong, fmt.Errorf("a form that was asked for: %v, %w", p, err))
 		}
+		// Whoever asks for the form would not come along to another one: that is told before anything is tried.
+		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.Auto, kernels.OneShotMultimem, kernels.Auto}[r.Rank()]})
+		if !errors.Is(err, symmem.ErrMismatch) {
+			wrong = errors.Join(wrong, fmt.Errorf("a form that one rank has asked for: %v, %w", p, err))
+		}
 		r.Memory().SetTuning(home)
 		return errors.Join(wrong, made[1].Close(ctx), made[0].Close(ctx))
 	})
