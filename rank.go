@@ -86,8 +86,8 @@ func (r *Rank) Backend() string { return r.name }
 // Refusals says why the backends that were preferred to the chosen one could not be used.
 func (r *Rank) Refusals() []backend.Refusal { return slices.Clone(r.refusals) }
 
-// Capabilities says what the backend can do here.
-func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Backend().Capabilities() }
+// Capabilities says what the backend can do here, and how many of the other ranks have addresses in this process.
+func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Capabilities() }
 
 // Zeros allocates a symmetric tensor, filled with zeros: every rank does the same, then Rendezvous. See [tensor.Zeros].
 func (r *Rank) Zeros(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {

@@ -145,6 +145,15 @@ func (m *Memory) Backend() backend.Backend { return m.backend }
 // Group is the group whose ranks share the memory.
 func (m *Memory) Group() *group.Group { return m.group }
 
+// Capabilities says what the backend can do here, with the number of peers whose memory has an address in this process.
+func (m *Memory) Capabilities() backend.Capabilities {
+	c := m.backend.Capabilities()
+	if c.PeerPointers {
+		c.PointerPeers = m.group.Size() - 1
+	}
+	return c
+}
+
 // Device is the device whose memory it is.
 func (m *Memory) Device() device.Device { return m.device }
 
@@ -354,6 +363,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 			return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 		}
 		w.mapping = mapping
+		w.reach()
 	}
 	m.mu.Lock()
 	e.window = w

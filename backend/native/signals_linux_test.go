@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
@@ -237,4 +238,70 @@ func signalAround(ctx context.Context, mem *memory.Memory, rounds int) error {
 		return nil
 	}
 	return errors.Join(peers(mem.Signal), peers(mem.Wait), s.Synchronize(ctx), s.Close())
+}
+
+// TestPutSignals: puts of many different pieces, more than are kept prepared, from several goroutines at once on streams of their own, each arrive,
+// again and again.
+func TestPutSignals(t *testing.T) {
+	const size, streams, pieces, rounds, piece = 2, 3, 150, 2, 16
+	m := newMachine(size)
+	m.signalKernels()
+	var launched atomic.Int32
+	run := m.Kernel
+	m.Kernel = func(gpu int, name string, params []unsafe.Pointer) {
+		if name == ptx.PutSignal.Name {
+			launched.Add(1)
+		}
+		run(gpu, name, params)
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.plain(g.Rank()))
+		if err != nil {
+			return err
+		}
+		mem := memory.New(b, g, &memory.Options{Channels: streams, KernelTimeout: 20 * time.Second})
+		const half = streams * pieces * piece // what is sent lies in the first half, and what comes in the second
+		err = backendtest.WithWindow(ctx, mem, 2*half, func(w *memory.Window) error {
+			peer, own := 1-g.Rank(), w.Allocation().Ptr()
+			image := make([]byte, half)
+			for i := range image {
+				image[i] = byte(i/piece + i%piece + 7*g.Rank())
+			}
+			if err := mem.Device().CopyFromHost(own, image); err != nil {
+				return err
+			}
+			var all errgroup.Group
+			for channel := range streams {
+				all.Go(func() error {
+					s, err := mem.Device().NewStream()
+					if err != nil {
+						return err
+					}
+					for range rounds {
+						for i := range pieces {
+							at := int64(channel*pieces+i) * piece
+							err = errors.Join(err, mem.PutSignal(s, peer, w, half+at, own.Add(at), piece, channel), mem.Wait(s, peer, channel))
+						}
+					}
+					return errors.Join(err, s.Synchronize(ctx), s.Close())
+				})
+			}
+			if err := all.Wait(); err != nil {
+				return err
+			}
+			got := make([]byte, half)
+			if err := mem.Device().CopyToHost(got, own.Add(half)); err != nil {
+				return err
+			}
+			for i, x := range got {
+				if want := byte(i/piece + i%piece + 7*peer); x != want {
+					return fmt.Errorf("byte %d is %d, not %d", i, x, want)
+				}
+			}
+			return nil
+		})
+		return errors.Join(err, g.Barrier(ctx, "end"), mem.Close(ctx))
+	}))
+	assert.EqualValues(t, size*streams*pieces*rounds, launched.Load())
+	assert.Empty(t, m.left())
 }

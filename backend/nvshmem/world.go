@@ -133,6 +133,9 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	if failure == nil {
 		failure = w.usable()
 	}
+	if failure == nil { // a rank whose context is lost could not come, and the others would wait for it in the library
+		failure = w.device.WithContext(func() error { return nil })
+	}
 	if w.pe == 0 {
 		w.issuing.Lock()
 		defer w.issuing.Unlock()

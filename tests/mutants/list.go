@@ -411,8 +411,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "ranks do not vote before they make flags", tests: inSends,
-		old: "\tif _, ok := m.backend.(backend.Flagger); ok { // making flags is collective\n",
-		new: "\tif _, ok := m.backend.(backend.Flagger); ok && false {\n",
+		old: "\tif _, ok := m.flagger(); ok { // making flags is collective\n",
+		new: "\tif _, ok := m.flagger(); ok && false {\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "signals that some ranks have are left open", tests: inSends,
