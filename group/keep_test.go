@@ -599,9 +599,5 @@ func breakLink(t *testing.T, g *Group) {
 	t.Helper()
 	r, ok := g.session.transport.(*remote)
 	require.True(t, ok)
-	r.mu.Lock()
-	l := r.link
-	r.kept = false // it does not come again
-	r.mu.Unlock()
-	require.NoError(t, l.socket.Close())
+	r.cancel() // it does not come again
 }
