@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -13,6 +14,8 @@ type Calls struct {
 	counts map[string]int
 	codes  map[string][]Code
 	strike *strike
+	polls  []string // names of calls that ask again and again: of several without another call between them, one is counted
+	latest string
 }
 
 // Code is a result of a native call that says that it has failed.
@@ -35,7 +38,9 @@ type strike struct {
 	struck bool
 }
 
-func newCalls() *Calls { return &Calls{counts: map[string]int{}, codes: map[string][]Code{}} }
+func newCalls(polls []string) *Calls {
+	return &Calls{counts: map[string]int{}, codes: map[string][]Code{}, polls: polls}
+}
 
 // Enter is the beginning of the native call of that name, which may fail with one of the codes. If it is to fail, the answer is true, with what it
 // fails of; the call must then do nothing. It may block, if the call is to hang. Nil Calls let all go on.
@@ -44,36 +49,32 @@ func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
 		return Code{}, false
 	}
 	c.mu.Lock()
-	c.counts[name]++
+	again := c.latest == name && slices.Contains(c.polls, name)
+	c.latest = name
+	if !again {
+		c.counts[name]++
+	}
 	c.codes[name] = codes
 	s := c.strike
 	if s == nil {
 		c.mu.Unlock()
 		return Code{}, false
 	}
-	hit := s.call == name && s.nth == c.counts[name]
-	lasting := s.struck && s.code.Lasting && len(codes) > 0 && has(codes, s.code)
+	hit := !again && s.call == name && s.nth == c.counts[name]
+	lasting := s.struck && s.code.Lasting && slices.Contains(codes, s.code)
 	s.struck = s.struck || hit
 	c.mu.Unlock()
 	switch {
 	case hit && s.before != nil:
 		s.before()
-		if s.dead {
+		if s.dead && len(codes) > 0 {
 			return codes[0], true
 		}
+		return Code{}, s.dead
 	case hit || lasting:
 		return s.code, true
 	}
 	return Code{}, false
-}
-
-func has(codes []Code, c Code) bool {
-	for _, one := range codes {
-		if one == c {
-			return true
-		}
-	}
-	return false
 }
 
 // Table puts the Calls before every function of the table that p points to: a struct whose function fields have the tag key with the symbol's name.
@@ -94,7 +95,7 @@ func (c *Calls) Table(p any, key string, codes []Code, except ...string) {
 		if at := strings.LastIndex(name, "_v"); at > 0 {
 			name = name[:at]
 		}
-		if skip(name, except) {
+		if slices.Contains(except, name) {
 			continue
 		}
 		own := reflect.ValueOf(f.Interface())
@@ -105,15 +106,6 @@ func (c *Calls) Table(p any, key string, codes []Code, except ...string) {
 			return own.Call(args)
 		}))
 	}
-}
-
-func skip(name string, except []string) bool {
-	for _, one := range except {
-		if one == name {
-			return true
-		}
-	}
-	return false
 }
 
 // set says what is to befall a call; nil lets all go on.

@@ -48,6 +48,8 @@ type Faults struct {
 	Late map[string]string
 	// Endless are, in the same way, the calls that are not let hang.
 	Endless map[string]string
+	// Polls are the calls by which a rank asks again and again whether something is done: of those in a row, the first is a case.
+	Polls []string
 }
 
 // FaultMachine is a pretended machine, and how the ranks that live on it use it.
@@ -99,24 +101,42 @@ func (f Faults) Run(t *testing.T) {
 	var cases []faultCase
 	known := map[string]bool{}
 	for victim := range 2 {
-		calls := newCalls()
+		calls := newCalls(f.Polls)
 		out := f.once(t, faultCase{victim: victim}, calls)
 		require.Empty(t, out.wrong, "without a fault")
 		require.Equal(t, "ok", out.what, "without a fault")
 		cases = append(cases, f.cases(calls, victim, full, all, some, known)...)
 	}
 	require.NotEmpty(t, cases, "no native call was seen")
-	table := faultTable{}
+	table := faultTable{outcomes: map[string]map[string]int{}}
+	files, err := OpenFiles()
+	require.NoError(t, err)
+	sameFiles := func(t *testing.T, c faultCase) {
+		after, err := OpenFiles()
+		if err == nil && (reason(f.Keeps, c) != "" || c.code.Lasting) {
+			files = after // memory that stays may have one
+		}
+		if err != nil || after != files {
+			t.Errorf("%d descriptors are open where %d were: %v", after, files, err)
+		}
+	}
+	t.Cleanup(func() { // when the cases have ended
+		if full && len(f.Keeps) == 0 {
+			sameFiles(t, faultCase{})
+		}
+		table.print(t)
+	})
 	for _, c := range cases {
 		t.Run(c.String(), func(t *testing.T) {
-			files, err := OpenFiles()
-			require.NoError(t, err)
-			out := f.once(t, c, newCalls())
+			// Most of a case is waiting. So where there are thousands they run beside each other, and descriptors are not counted in each.
+			if full {
+				t.Parallel()
+			} else {
+				defer sameFiles(t, c)
+			}
+			out := f.once(t, c, newCalls(f.Polls))
 			for _, w := range out.wrong {
 				t.Error(w)
-			}
-			if after, err := OpenFiles(); err != nil || after != files {
-				t.Errorf("%d descriptors are open where %d were: %v", after, files, err)
 			}
 			if len(out.wrong) > 0 {
 				out.what = "WRONG"
@@ -124,7 +144,6 @@ func (f Faults) Run(t *testing.T) {
 			table.add(c, out.what)
 		})
 	}
-	table.print(t)
 }
 
 // cases are the faults of the calls that a rank has made, in the order of their names.
@@ -393,31 +412,37 @@ func isAbandoned(err error) bool {
 }
 
 // faultTable counts outcomes by call and sort of fault.
-type faultTable map[string]map[string]int
+type faultTable struct {
+	mu       sync.Mutex
+	outcomes map[string]map[string]int
+}
 
-func (t faultTable) add(c faultCase, what string) {
+func (t *faultTable) add(c faultCase, what string) {
 	fault := c.what
 	if c.code.Name != "" {
 		fault = "fails: " + c.code.Name
 	}
 	key := c.call + "\t" + fault
-	if t[key] == nil {
-		t[key] = map[string]int{}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outcomes[key] == nil {
+		t.outcomes[key] = map[string]int{}
 	}
-	t[key][what]++
+	t.outcomes[key][what]++
 }
 
-func (t faultTable) print(tt *testing.T) {
+func (t *faultTable) print(tt *testing.T) {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	total, wrong := 0, 0
 	fmt.Fprintf(w, "call\tfault\toutcome\tcases\n")
-	for _, key := range slices.Sorted(maps.Keys(t)) {
-		for _, what := range slices.Sorted(maps.Keys(t[key])) {
-			fmt.Fprintf(w, "%s\t%s\t%d\n", key, what, t[key][what])
-			total += t[key][what]
+	for _, key := range slices.Sorted(maps.Keys(t.outcomes)) {
+		for _, what := range slices.Sorted(maps.Keys(t.outcomes[key])) {
+			count := t.outcomes[key][what]
+			fmt.Fprintf(w, "%s\t%s\t%d\n", key, what, count)
+			total += count
 			if what == "WRONG" {
-				wrong += t[key][what]
+				wrong += count
 			}
 		}
 	}

@@ -48,6 +48,7 @@ func TestFaults(t *testing.T) {
 		trial    = "the trial of memory for network cards; the next is without"
 	)
 	backendtest.Faults{
+		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: exceptions{
 			"cuCtxPopCurrent":                  "it is logged; the thread is given away",
 			"cuCtxPushCurrent":                 "where the driver is asked again, or something is tried",

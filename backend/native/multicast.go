@@ -50,7 +50,7 @@ func (m *mapping) EnableMulticast(ctx context.Context) (device.Ptr, error) {
 		c := &cast{backend: b, mapping: m}
 		err := c.make(ctx)
 		if err == nil {
-			m.undo = append(m.undo, c.undo...)
+			m.undo.add(c.undo.run) // as a whole: what of it cannot be undone keeps nothing else
 			return c.at, nil
 		}
 		undone := b.device.WithContext(func() error { return errors.Join(c.undo.run(), c.creation.run()) })
@@ -198,7 +198,7 @@ func (c *cast) bind(h cu.MemHandle) error {
 	if err := b.drv.Check("cuMulticastBindMem", r); err != nil {
 		return err
 	}
-	c.undo.add(func() error {
+	c.undo.addUnmapped(fmt.Sprintf("%d bytes of memory stay bound to a multicast object", bytes), func() error {
 		return b.drv.Check("cuMulticastUnbind", b.multicast.Unbind(h, b.device.Ordinal(), 0, uint64(bytes)))
 	})
 	p, err := reserve(b.drv, bytes, b.granularity, &c.undo)

@@ -35,7 +35,9 @@ func reserve(drv *cu.Driver, bytes, alignment int64, u *undo) (device.Ptr, error
 	if err := drv.Check("cuMemAddressReserve", r); err != nil {
 		return 0, fmt.Errorf("reserving %d bytes of addresses: %w", bytes, err)
 	}
-	u.add(func() error { return drv.Check("cuMemAddressFree", drv.MemAddressFree(p, uint64(bytes))) })
+	u.addUnmapped(fmt.Sprintf("%d bytes of addresses at %s stay reserved", bytes, p), func() error {
+		return drv.Check("cuMemAddressFree", drv.MemAddressFree(p, uint64(bytes)))
+	})
 	return p, nil
 }
 
@@ -44,7 +46,7 @@ func mapAt(drv *cu.Driver, p device.Ptr, bytes int64, h cu.MemHandle, u *undo) e
 	if err := drv.Check("cuMemMap", drv.MemMap(p, uint64(bytes), 0, h, 0)); err != nil {
 		return withFree(drv, err)
 	}
-	u.add(func() error { return drv.Check("cuMemUnmap", drv.MemUnmap(p, uint64(bytes))) })
+	u.addUnmap(func() error { return drv.Check("cuMemUnmap", drv.MemUnmap(p, uint64(bytes))) })
 	return nil
 }
 

@@ -58,11 +58,13 @@ type reducer struct {
 	fault *cuda.FaultWord
 	used  atomic.Bool           // some stream watches it
 	cause atomic.Pointer[error] // why it was given up; nil while it was not
+
+	key string // under which a rank tells that a run has failed there; "" in a group of one rank
 }
 
-// newReducer returns a reducer for this rank's device.
-func (b *Backend) newReducer(form string, comm *nccl.Comm) (*reducer, error) {
-	red := &reducer{form: form, comm: comm, windows: map[device.Ptr]*nccl.Window{}}
+// newReducer returns a reducer for this rank's device. key is where a rank tells of runs that have failed.
+func (b *Backend) newReducer(form, key string, comm *nccl.Comm) (*reducer, error) {
+	red := &reducer{form: form, comm: comm, key: key, windows: map[device.Ptr]*nccl.Window{}}
 	fault, err := b.device.NewFaultWord(func(uint64) error {
 		return fmt.Errorf("NCCL's all-reduce was ended: %w", *red.cause.Load())
 	})
@@ -258,7 +260,8 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 	}
 	began := time.Now()
 	defer b.lib.Log()
-	kept := comm != nil // from a group before, on all ranks
+	key := b.key("runs of " + form) // all ranks come here, whatever fails below
+	kept := comm != nil             // from a group before, on all ranks
 	var err error
 	if !kept {
 		within, end := b.together(ctx, "splitting the communicator")
@@ -266,7 +269,7 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 		err = end(err)
 	}
 	if err == nil {
-		red, err = b.newReducer(form, comm)
+		red, err = b.newReducer(form, key, comm)
 	}
 	if err := b.group.Vote(ctx, "the communicator of "+form, b.explain(err)); err != nil {
 		if comm != nil && !kept {
@@ -279,6 +282,7 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 	b.reducers[form] = red
 	b.mu.Unlock()
 	b.watch()
+	b.hear(red)
 	b.log.Info("NCCL communicator ready", "for", form, "communicator", fmt.Sprintf("%#x", uintptr(comm.Handle())), "split", true,
 		"kept", kept, "took", time.Since(began))
 	return red, nil
@@ -441,7 +445,23 @@ func (p *reduction) Enqueue(s device.Stream) error {
 	err := p.backend.device.WithContext(x.call)
 	p.of.fault.Watch(stream)
 	p.runs.Put(x)
-	return err
+	if err != nil {
+		return p.backend.runFailed(p.of, err)
+	}
+	return nil
+}
+
+// runFailed gives the communicator up after a run that this rank could not enqueue: the kernels of the other ranks wait for it, and nothing of NCCL's
+// tells them. So they are told, and give it up too.
+func (b *Backend) runFailed(red *reducer, failure error) error {
+	if errors.Is(failure, errs.ErrClosed) { // of the device, or the communicator was given up already
+		return failure
+	}
+	failure = b.explain(failure)
+	if red.key != "" && b.group.Err() == nil {
+		b.spread(context.Background(), red.key, failure)
+	}
+	return errors.Join(failure, b.giveUp(context.Background(), red, failure))
 }
 
 func (x *run) make() error {
@@ -518,22 +538,41 @@ func (b *Backend) idle() bool {
 // checkEvery is how often NCCL is asked for asynchronous errors.
 const checkEvery = 250 * time.Millisecond
 
+// hear begins to wait for word that a run of the reducer has failed on another rank, and gives it up then. It ends with the watching.
+func (b *Backend) hear(red *reducer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ctx := b.watched
+	if ctx == nil || red.key == "" {
+		return
+	}
+	b.watching.Go(func() {
+		word, ok := b.listen(ctx, red.key)
+		if !ok || word.Rank == b.group.Rank() {
+			return
+		}
+		if err := b.giveUp(context.Background(), red, word.failure("running "+red.form)); err != nil {
+			b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
+		}
+	})
+}
+
 // watch begins to watch the communicators of the library's own all-reduces. When a member of the group is lost, or NCCL reports an error, they are
 // aborted, so that no kernel waits for ever.
 func (b *Backend) watch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.ended != nil {
+	if b.watched != nil {
 		return
 	}
-	ended := make(chan struct{})
-	b.ended = ended
+	ctx, cancel := context.WithCancel(context.Background())
+	b.watched, b.unwatch = ctx, cancel
 	b.watching.Go(func() {
 		tick := time.NewTicker(checkEvery)
 		defer tick.Stop()
 		for {
 			select {
-			case <-ended:
+			case <-ctx.Done():
 				return
 			case <-b.group.Lost():
 				if err := b.giveUpAll(context.Background(), b.group.Err()); err != nil {
@@ -560,11 +599,11 @@ func (b *Backend) watch() {
 // stopWatching ends the watching.
 func (b *Backend) stopWatching() {
 	b.mu.Lock()
-	ended := b.ended
-	b.ended = nil
+	end := b.unwatch
+	b.watched, b.unwatch = nil, nil
 	b.mu.Unlock()
-	if ended != nil {
-		close(ended)
+	if end != nil {
+		end()
 		b.watching.Wait()
 	}
 }

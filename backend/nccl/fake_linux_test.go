@@ -379,8 +379,9 @@ func (m *machine) work(d *cu.Driver) {
 	}
 	d.MemsetD8Async = func(p device.Ptr, value uint8, n uint64, _ cu.StreamHandle) cu.Result {
 		return m.Do("cuMemsetD8Async", func(int) cu.Result {
-			for b := m.span(p, n); len(b) > 0; b = b[1:] {
-				b[0] = value
+			b := m.span(p, n)
+			for filled := copy(b, []byte{value}); filled < len(b); { // a loop over bytes took most of the tests' time
+				filled += copy(b[filled:], b[:filled])
 			}
 			return cu.Success
 		})
@@ -625,7 +626,7 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 		}
 		return nccl.InProgress
 	}
-	for {
+	for began := time.Now(); ; {
 		m.Mu.Lock()
 		done := c.pending == nil
 		m.Mu.Unlock()
@@ -634,11 +635,25 @@ func (m *machine) together(h nccl.CommHandle, call string, arg any, after func(s
 			return nccl.InternalError
 		default:
 		}
+		if !done && time.Since(began) > forGood {
+			return m.endless(call, c)
+		}
 		if done {
 			return nccl.Success
 		}
 		time.Sleep(20 * time.Microsecond)
 	}
+}
+
+// forGood is after how long a wait is held to be one that would not end, which nothing bounds in NCCL.
+const forGood = 30 * time.Second
+
+// endless notes a wait that would not have ended.
+func (m *machine) endless(call string, c *fakeComm) nccl.Result {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	m.Violation("%s on rank %d waits for ever for ranks that do not come, and nobody aborts it", call, c.rank)
+	return nccl.InternalError
 }
 
 // asyncError needs no context.
@@ -667,6 +682,7 @@ func (m *machine) finalize(h nccl.CommHandle) nccl.Result {
 
 func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
 	var w *world
+	began := time.Now()
 	defer func() {
 		m.Mu.Lock()
 		after := m.afterAbort
@@ -679,6 +695,12 @@ func (m *machine) end(h nccl.CommHandle, abort bool) nccl.Result {
 			all := !m.joint || w.ended == w.size
 			m.Mu.Unlock()
 			if all {
+				return
+			}
+			if time.Since(began) > forGood {
+				m.Mu.Lock()
+				m.Violation("the end of a communicator waits for ever for ranks that do not end theirs")
+				m.Mu.Unlock()
 				return
 			}
 			time.Sleep(100 * time.Microsecond)
@@ -836,6 +858,8 @@ func (m *machine) multimem(w nccl.WindowHandle, offset uintptr, p *uint64) nccl.
 		case <-made:
 		case <-c.aborted:
 			return nccl.InternalError
+		case <-time.After(forGood):
+			return m.endless("ncclGetLsaMultimemDevicePointer", c)
 		}
 	}
 	*p = castAt | flat + uint64(offset)

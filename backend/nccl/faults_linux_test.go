@@ -42,17 +42,26 @@ func (m *machine) complete() *cu.Driver {
 func TestFaults(t *testing.T) {
 	const (
 		keeps      = "it is the call that gives it back"
+		notKept    = "where it asks whether a communicator can be kept for the next sub-group: it is not"
+		notVMM     = "so the driver says that memory is not of cuMemCreate"
 		root       = "NCCL keeps a thread and a socket for an id until all its ranks have come"
+		noContext  = "a context that cannot be made current is the end of a device"
 		capability = "what the driver or NCCL does not tell is not there, and the capability says so"
 	)
 	backendtest.Faults{
+		Polls: []string{"cuEventQuery", "cuStreamQuery", "ncclCommGetAsyncError"},
 		Unheard: map[string]string{
-			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
+			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent": "where something is tried: " + notKept, "ncclCommGetAsyncError": notKept,
+			"cuStreamQuery":    "memory that goes with it is freed when the driver has answered",
+			"cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
+		},
+		Unnamed: map[string]string{
+			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": notVMM, "cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": notVMM,
 		},
 		Keeps: map[string]string{
 			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps, "ncclCommDestroy": keeps, "ncclCommAbort": keeps, "ncclMemFree": keeps,
-			"ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
+			"cuCtxPushCurrent": noContext, "cuCtxPopCurrent/2": root, "cuCtxPopCurrent/3": root, "ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)

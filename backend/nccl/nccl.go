@@ -124,7 +124,8 @@ type Backend struct {
 	calls atomic.Uint64 // calls of NCCL's that take all ranks, which all make in the same order
 
 	watching sync.WaitGroup
-	ended    chan struct{} // closed when the watcher need not watch any more; nil without one
+	watched  context.Context // ends when the watchers need not watch any more; nil without any
+	unwatch  context.CancelFunc
 }
 
 var (

@@ -33,12 +33,11 @@ func (n news) failure(what string) error {
 // rank. end must be called with what has come of the call here. It tells the others if the call has failed on this rank first, and returns the error
 // with the reason, if that is known. All ranks make these calls in the same order.
 func (b *Backend) together(ctx context.Context, what string) (within context.Context, end func(error) error) {
-	n := b.calls.Add(1)
-	if b.group.Size() == 1 {
+	key := b.key(what)
+	if key == "" {
 		within, cancel := b.bounded(ctx)
 		return within, func(err error) error { cancel(); return b.explain(err) }
 	}
-	key := fmt.Sprintf("%s/%s/%d/%s", Name, b.topic, n, what)
 	within, fail, release := b.bound(ctx)
 	heard := make(chan struct{})
 	go func() {
@@ -67,6 +66,15 @@ func (b *Backend) together(ctx context.Context, what string) (within context.Con
 		}
 		return b.explain(err)
 	}
+}
+
+// key returns where a rank leaves word of the next thing that takes all ranks, which all count in the same order; "" in a group of one rank.
+func (b *Backend) key(what string) string {
+	n := b.calls.Add(1)
+	if b.group.Size() == 1 {
+		return ""
+	}
+	return fmt.Sprintf("%s/%s/%d/%s", Name, b.topic, n, what)
 }
 
 // listen waits for the word under key.

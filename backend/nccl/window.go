@@ -69,7 +69,10 @@ func (b *Backend) guard(w *nccl.Window) error {
 	}
 	var where cu.MemoryType
 	r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, device.Ptr(w.Handle()))
-	if r != cu.Success || where != cu.MemoryDevice {
+	if r != cu.Success {
+		return b.noWindows("what it gave is none, as the driver has it: " + b.drv.Check("cuPointerGetAttribute", r).Error())
+	}
+	if where != cu.MemoryDevice {
 		return b.noWindows("what it gave is none")
 	}
 	return nil
@@ -234,9 +237,12 @@ func (b *Backend) tryWindow(a *allocation, w *window) error {
 				missing = append(missing, fmt.Sprint(r))
 				continue
 			}
-			if r := b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType,
-				p); r != cu.Success || where != cu.MemoryDevice {
-				return fmt.Errorf("at %s, where rank %d's memory should be, the driver knows none: %w", p, r, errs.ErrUnsupported)
+			err := b.drv.Check("cuPointerGetAttribute", b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p))
+			if err != nil {
+				return fmt.Errorf("at %s, where rank %d's memory should be, the driver knows none: %w: %w", p, r, err, errs.ErrUnsupported)
+			}
+			if where != cu.MemoryDevice {
+				return fmt.Errorf("at %s, where rank %d's memory should be, is none of a GPU: %w", p, r, errs.ErrUnsupported)
 			}
 			b.reach.first = min(b.reach.first, r)
 			b.reach.ranks++

@@ -404,7 +404,7 @@ func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
 // heap returns the memory of a PE's heap.
 func (m *machine) heap(pe int) []byte {
 	if m.job.mem[pe] == nil {
-		m.job.mem[pe] = make([]byte, fakeHeap)
+		m.job.mem[pe] = make([]byte, m.job.limit)
 	}
 	return m.job.mem[pe]
 }
@@ -419,7 +419,7 @@ func (m *machine) at(gpu int, p device.Ptr, n uint64) []byte {
 	v := int(p>>44) - 1
 	pe := (int(p>>36)&0xff + v) % m.pes
 	off := uint64(p) & (1<<36 - 1)
-	if v != gpu || off >= fakeHeap && m.job.aliases[off/(1<<30)*(1<<30)] == nil {
+	if v != gpu || off >= m.job.limit && m.job.aliases[off/(1<<30)*(1<<30)] == nil {
 		m.Violation("GPU %d has no access to %d bytes at %s", gpu, n, p)
 		return make([]byte, n)
 	}

@@ -124,7 +124,7 @@ func (w *world) grow(chunk int64) error {
 		return w.breakUp(err)
 	}
 	if p == 0 {
-		return w.tear(fmt.Errorf("NVSHMEM could not allocate %d bytes of its heap (grown by %d so far) and has torn the heap down: %w",
+		return w.tear(fmt.Errorf("NVSHMEM could not allocate %d bytes of its heap (nvshmem_align; grown by %d so far) and has torn the heap down: %w",
 			chunk, w.heap.grown, errs.ErrNoMemory))
 	}
 	w.heap.grown += w.heap.growth(chunk)

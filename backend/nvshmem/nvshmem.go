@@ -160,14 +160,15 @@ func (b *Backend) whyNoRegister() string {
 func (b *Backend) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
+	var err error
 	switch {
 	case b.world == nil:
 	case b.first:
-		b.finalize(ctx)
+		err = b.finalize(ctx)
 	default:
 		b.leave(ctx)
 	}
-	if err := b.giveUp(); err != nil {
+	if err := errors.Join(err, b.giveUp()); err != nil {
 		return fmt.Errorf("closing backend %s: %w", Name, err)
 	}
 	return nil
@@ -184,8 +185,8 @@ func (b *Backend) leave(ctx context.Context) {
 	w.mu.Unlock()
 }
 
-// finalize ends the library.
-func (b *Backend) finalize(ctx context.Context) {
+// finalize ends the library. The error is what the library could not give back before; that it could not be ended is logged.
+func (b *Backend) finalize(ctx context.Context) error {
 	w := b.world
 	w.mu.Lock()
 	groups := w.groups
@@ -201,6 +202,10 @@ func (b *Backend) finalize(ctx context.Context) {
 		_ = w.breakUp(err)
 	}
 	b.home.leave(err)
+	if failed, ok := errors.AsType[*giveBackError](err); ok {
+		return failed
+	}
+	return nil
 }
 
 // giveUp releases what belongs to this rank alone.

@@ -50,13 +50,24 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 		*place.ptr = b.inHeap(place.alloc.Ptr().Add(place.offset))
 	}
 	mine := ask{Op: "a team to reduce " + r.DType + " by " + r.Op}
+	stream := b.stream // a call that is given up may end after Close
 	err := w.collectively(ctx, b.group, mine, failure, func(turn uint64, _ []ask) error {
-		if err := w.takeTeam(p); err != nil {
+		// NVSHMEM bounds nothing, so no rank enqueues a reduction before all have a team.
+		team, err := w.takeTeam()
+		if err := b.group.Vote(context.WithoutCancel(ctx), mine.Op, err); err != nil {
 			return err
 		}
-		p.turn = turn
-		w.hold(turn, &resource{team: p.team})
-		return p.warmUp(ctx, r.DType+" "+r.Op)
+		p.team, p.turn = team, turn
+		w.hold(turn, &resource{team: team})
+		name := r.DType + " " + r.Op
+		if w.warm[name] {
+			return nil
+		}
+		if err := b.group.Vote(context.WithoutCancel(ctx), "the first reduction", p.warmUp(ctx, stream)); err != nil {
+			return w.breakUp(fmt.Errorf("a reduction that only some ranks run never ends on them: %w", err))
+		}
+		w.warm[name] = true
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -64,41 +75,33 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	return p, nil
 }
 
-// takeTeam takes a team for the reduction. It is part of a turn.
-func (w *world) takeTeam(p *reduce) error {
+// takeTeam takes a team for a reduction. It is part of a turn.
+func (w *world) takeTeam() (nvshmem.Team, error) {
 	h := &w.heap
 	if len(h.teams) > 0 {
-		p.team = h.teams[0]
+		team := h.teams[0]
 		h.teams = slices.Delete(h.teams, 0, 1)
-		return nil
+		return team, nil
 	}
 	team, err := w.lib.NewTeam()
 	if err != nil {
-		return fmt.Errorf("after %d teams: %w", h.made, err)
+		return team, fmt.Errorf("after %d teams: %w", h.made, err)
 	}
-	p.team = team
 	h.made++
-	return nil
+	return team, nil
 }
 
 // warmUp runs the first reduction of a type and operation on scratch memory, so that the GPU loads its kernel: that must not happen while a stream is
 // recorded. It is part of a turn.
-func (p *reduce) warmUp(ctx context.Context, name string) error {
+func (p *reduce) warmUp(ctx context.Context, stream device.Stream) error {
 	b, w := p.backend, p.backend.world
-	if w.warm[name] {
-		return nil
-	}
 	at := w.ref.Add(w.scratch)
-	if err := p.enqueue(b.stream, at, at, 1); err != nil {
+	if err := p.enqueue(stream, at, at, 1); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
-	if err := b.stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	w.warm[name] = true
-	return nil
+	return stream.Synchronize(ctx)
 }
 
 // Enqueue enqueues one run. NVSHMEM does not bound waits on the GPU: if a peer is lost, the work on the stream never ends.

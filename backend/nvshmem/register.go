@@ -185,7 +185,7 @@ func (m *mapping) register(turn uint64, a *allocation) error {
 		return w.breakUp(err)
 	}
 	if p == 0 {
-		return w.tear(fmt.Errorf("NVSHMEM could not register %d bytes at %s and has torn its heap down: %w", a.span, base,
+		return w.tear(fmt.Errorf("NVSHMEM could not register %d bytes at %s (nvshmemx_buffer_register_symmetric) and has torn its heap down: %w", a.span, base,
 			errs.ErrUnsupported))
 	}
 	h.registered += a.span

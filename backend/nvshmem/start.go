@@ -305,7 +305,7 @@ func (b *Backend) furnish(ctx context.Context, w *world, o *Options) error {
 				}
 			}
 			if len(unreachable) > 0 {
-				return fmt.Errorf("rank %d has no pointers to the memory of ranks %v, whose GPUs have no peer access to its own (%s); use nccl or host: %w",
+				return fmt.Errorf("nvshmem_ptr gives rank %d no pointers to the memory of ranks %v, whose GPUs have no peer access to its own (%s); use nccl or host: %w",
 					w.pe, unreachable, b.device.UUID(), errs.ErrNotReachable)
 			}
 			return nil

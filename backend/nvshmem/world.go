@@ -133,6 +133,9 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	if failure == nil {
 		failure = w.usable()
 	}
+	if failure == nil { // a rank whose context is lost could not come, and the others would wait for it in the library
+		failure = w.device.WithContext(func() error { return nil })
+	}
 	if w.pe == 0 {
 		w.issuing.Lock()
 		defer w.issuing.Unlock()
@@ -152,12 +155,25 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	}
 	defer w.pass()
 	return w.call(ctx, mine.Op, func() error {
-		if err := w.giveBack(all); err != nil {
-			return err
+		asked, err := w.giveBack(all)
+		if asked { // on every rank alike: those on which it went well would wait in the next call for the others
+			if err := g.Vote(ctx, "giving back", err); err != nil {
+				return w.breakUp(&giveBackError{err})
+			}
+		} else if err != nil {
+			return w.breakUp(&giveBackError{err})
 		}
 		return do(turn, all)
 	})
 }
+
+// giveBackError says that the library, or the book that is kept of it, could not give back what all ranks have released.
+type giveBackError struct{ err error }
+
+func (e *giveBackError) Error() string {
+	return fmt.Sprintf("giving back what was released: %v", e.err)
+}
+func (e *giveBackError) Unwrap() error { return e.err }
 
 // await waits until the turn may begin.
 func (w *world) await(ctx context.Context, turn uint64, op string) error {
@@ -243,8 +259,8 @@ func (w *world) release(turn uint64) {
 	}
 }
 
-// giveBack frees what all PEs have released. It is part of a turn.
-func (w *world) giveBack(all []ask) error {
+// giveBack frees what all PEs have released, and reports whether that took the library, as it does on every PE or on none. It is part of a turn.
+func (w *world) giveBack(all []ask) (asked bool, err error) {
 	for _, turn := range all[0].Released {
 		if slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) }) {
 			continue
@@ -254,23 +270,21 @@ func (w *world) giveBack(all []ask) error {
 		delete(w.held, turn)
 		w.released = slices.DeleteFunc(w.released, func(t uint64) bool { return t == turn })
 		w.mu.Unlock()
-		var err error
 		switch {
 		case r == nil:
-			err = fmt.Errorf("what was made in turn %d is not known here: %w", turn, errs.ErrMismatch)
+			err = errors.Join(err, fmt.Errorf("what was made in turn %d is not known here: %w", turn, errs.ErrMismatch))
 		case r.team != nvshmem.TeamWorld:
 			w.heap.teams = append(w.heap.teams, r.team)
 		case r.alias:
-			err = w.lib.Unregister(r.ptr, r.bytes)
+			// It takes all PEs, so it is called for all that is released, whatever has failed before.
+			asked = true
+			err = errors.Join(err, w.lib.Unregister(r.ptr, r.bytes))
 			w.heap.registered -= r.bytes
 		default:
 			w.heap.give(span{int64(r.ptr), r.bytes})
 		}
-		if err != nil {
-			return w.breakUp(fmt.Errorf("giving back: %w", err))
-		}
 	}
-	return nil
+	return asked, err
 }
 
 // offset returns the offset of an address in the heap from the world's ref.

@@ -2,6 +2,7 @@ package fakecuda
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -110,4 +111,11 @@ func (g *GPUs) Left(besides map[string]int) []string {
 		count(what, n)
 	}
 	return append(left, g.violations...)
+}
+
+// Violations returns what a real driver or library would not have survived.
+func (g *GPUs) Violations() []string {
+	g.Mu.Lock()
+	defer g.Mu.Unlock()
+	return slices.Clone(g.violations)
 }

@@ -66,7 +66,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
-	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each collective; graph replays a captured graph")
+	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each piece of work; graph replays a captured graph of several")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")
