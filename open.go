@@ -87,7 +87,8 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 //
 // # Errors
 //
-// ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed. fs.ErrNotExist: a
+// ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed; a table of the setting
+// tuning that is for other devices or numbers of ranks. fs.ErrNotExist: a
 // file that was asked for is not there. group.ConnectError, group.RefusedError, group.MissingRanksError: the ranks did not meet. ErrMismatch: they do
 // not ask for the same thing. ErrUnavailable, with a backend.RefusedError: no backend can be used.
 func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) {
@@ -198,6 +199,14 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 	if err == nil {
 		m, err = memory.Open(ctx, name, &env, &memOpts)
 	}
+	var tables *tuned
+	if err == nil {
+		if tables, err = tune(ctx, m, cfg.Tuning, log); err != nil {
+			ctx, cancel := afterwards(ctx, cfg.Timeout)
+			defer cancel()
+			err = errors.Join(err, m.Close(ctx))
+		}
+	}
 	if err != nil {
 		err = because(ctx, err)
 		ctx, cancel := afterwards(ctx, cfg.Timeout)
@@ -208,7 +217,7 @@ func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options,
 		log.Info("backend passed over", "backend", r.Name, "rank", r.Rank, "reason", r.Err)
 	}
 	log.Info("opened", "backend", name, "rank", g.Rank(), "world size", g.Size(), "device", m.Device().Name())
-	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout, calls: newPlanCache(m)}, nil
+	return &Rank{group: g, memory: m, name: name, refusals: refusals, env: env, memOpts: memOpts, log: log, timeout: cfg.Timeout, tuned: tables, calls: newPlanCache(m)}, nil
 }
 
 // withoutOptions hides the variables of backends' options from backends: the configuration has read those that count.

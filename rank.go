@@ -55,6 +55,7 @@ type Rank struct {
 	env      backend.Env
 	memOpts  memory.Options
 	log      *slog.Logger
+	tuned    *tuned        // the tables of the fastest forms
 	timeout  time.Duration // of Close, when its context has no deadline
 	calls    *planCache
 
@@ -85,8 +86,8 @@ func (r *Rank) Backend() string { return r.name }
 // Refusals says why the backends that were preferred to the chosen one could not be used.
 func (r *Rank) Refusals() []backend.Refusal { return slices.Clone(r.refusals) }
 
-// Capabilities says what the backend can do here.
-func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Backend().Capabilities() }
+// Capabilities says what the backend can do here, and how many of the other ranks have addresses in this process.
+func (r *Rank) Capabilities() backend.Capabilities { return r.memory.Capabilities() }
 
 // Zeros allocates a symmetric tensor, filled with zeros: every rank does the same, then Rendezvous. See [tensor.Zeros].
 func (r *Rank) Zeros(ctx context.Context, dtype tensor.DType, shape ...int64) (*tensor.Tensor, error) {
@@ -138,7 +139,14 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 		defer cancel()
 		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, g.Close(ctx)))
 	}
-	s := &Rank{group: g, memory: m, name: r.name, env: r.env, memOpts: r.memOpts, log: r.log, timeout: r.timeout, calls: newPlanCache(m), parent: r}
+	tables, err := tuneSub(ctx, r.tuned, m, r.log)
+	if err != nil {
+		err = because(ctx, err)
+		ctx, cancel := afterwards(ctx, r.timeout)
+		defer cancel()
+		return nil, fmt.Errorf("making a sub-group: %w", errors.Join(err, m.Close(ctx), g.Close(ctx)))
+	}
+	s := &Rank{group: g, memory: m, name: r.name, env: r.env, memOpts: r.memOpts, log: r.log, tuned: tables, timeout: r.timeout, calls: newPlanCache(m), parent: r}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.subs = append(r.subs, s)

@@ -9,7 +9,7 @@ import (
 
 // Capabilities says what a backend can do here. The bits are separate and found by trying: none follows from another.
 type Capabilities struct {
-	PeerPointers       bool `json:"peer_pointers"`        // every peer on this host has an address in this process
+	PeerPointers       bool `json:"peer_pointers"`        // every peer has an address in this process; the same on every rank
 	Contiguous         bool `json:"contiguous"`           // all ranks' copies side by side in one address range
 	Multicast          bool `json:"multicast"`            // one address for all ranks' copies
 	Register           bool `json:"register"`             // adopts memory that the caller allocated
@@ -17,10 +17,14 @@ type Capabilities struct {
 	Graphs             bool `json:"graphs"`               // all stream-ordered work can be captured and replayed
 	CollectiveAllocate bool `json:"collective_allocate"`  // Allocate is collective
 	RanksInOneProcess  bool `json:"ranks_in_one_process"` // several ranks may share a process
-	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts
+	SeveralHosts       bool `json:"several_hosts"`        // ranks may be on different hosts, or on one and not share memory ([group.Islands])
 
 	// OnHost says that the memory is the CPU's. It is not a capability and not in List.
 	OnHost bool `json:"on_host"`
+
+	// PointerPeers is how many of the other ranks have an address in this process: all where there are PeerPointers, and otherwise those of this
+	// rank's island, if the backend can do that. It may differ from rank to rank, and is 0 in what Probe returns.
+	PointerPeers int `json:"pointer_peers,omitempty"`
 
 	// Why holds the reason for each bit that is false, by the bit's JSON name.
 	Why map[string]string `json:"why,omitempty"`

@@ -131,6 +131,7 @@ type offer struct {
 	Refused    string   // "" if it is usable, else the reason
 	Conditions []uint32 // what the reason is, in the codes of package errs
 	OnHost     bool     // it would work on the CPU's memory
+	Shares     bool     // its ranks must share memory
 }
 
 // Choose picks the first backend of the preferences that every rank of the group can use, and returns why the ones before it were passed over. One
@@ -195,11 +196,34 @@ func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer
 	if err == nil {
 		err = fits(c, g.Members())
 	}
-	mine := offer{OnHost: c.OnHost}
+	mine := offer{OnHost: c.OnHost, Shares: !c.SeveralHosts}
 	if err != nil {
 		mine.Refused, mine.Conditions = errs.Text(err), errs.Codes(err)
 	}
-	return Tell(ctx, g, "trying backend "+name, mine, nil)
+	offers, err := Tell(ctx, g, "trying backend "+name, mine, nil)
+	if err != nil || slices.ContainsFunc(offers, func(o offer) bool { return o.Refused != "" }) || !slices.ContainsFunc(offers, func(o offer) bool { return o.Shares }) {
+		return offers, err
+	}
+	// A rank's memory may not reach others on its host, as in containers. All ranks have come here, and all find the same.
+	islands, err := g.Islands(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := apart(islands); err != nil {
+		for r := range offers {
+			offers[r].Refused, offers[r].Conditions = errs.Text(err), errs.Codes(err)
+		}
+	}
+	return offers, nil
+}
+
+// apart returns an error if the ranks cannot all share memory.
+func apart(islands *group.Islands) error {
+	if islands.Count() == 1 {
+		return nil
+	}
+	why := cmp.Or(islands.Why(), "they are in several processes, and /proc/sys/kernel/random/boot_id does not say that these are on one host")
+	return fmt.Errorf("not all ranks can share memory: %s: %w", why, errs.ErrUnsupported)
 }
 
 // fits returns an error if a backend that can be used on this machine cannot serve this group, because of the hosts that its ranks are on.

@@ -24,6 +24,8 @@ type Library struct {
 	Fix    string `json:"fix,omitempty"`
 	// Tried lists the places where a missing library was looked for.
 	Tried []string `json:"tried,omitempty"`
+	// Devices are the names of the devices that a driver has.
+	Devices []string `json:"devices,omitempty"`
 	// Details are more facts, in the order in which they are worth reading: what it supports here, and why not.
 	Details []Detail `json:"details,omitempty"`
 }

@@ -446,3 +446,57 @@ func TestPick(t *testing.T) {
 	_, _, err = Pick([]string{"fourth"}, nil)
 	require.ErrorIs(t, err, errs.ErrInvalid)
 }
+
+// spread is a backend that serves ranks that share no memory.
+type spread struct{ fake }
+
+func (s spread) Probe(context.Context, *Env) (Capabilities, error) {
+	return Capabilities{RanksInOneProcess: true, SeveralHosts: true, OnHost: true}, s.refuse
+}
+
+// TestChooseByIslands: where not all ranks of a host share memory, a backend that needs that is passed over on every rank, with the reason.
+func TestChooseByIslands(t *testing.T) {
+	withRegistry(t, map[string]Factory{"native": fake{place: asNative}, "nixl": spread{fake{place: asNIXL}}, "host": fake{place: asHost}})
+	for name, c := range map[string]struct {
+		islands []string
+		list    string
+		want    string
+		refused int
+	}{
+		"one island":            {[]string{"a", "a", "a"}, "auto", "native", 0},
+		"two":                   {[]string{"a", "b", "a"}, "auto", "nixl", 2},
+		"none of several":       {[]string{"a", "b", "c"}, "host", "", 1},
+		"not the first":         {[]string{"a", "b", "c"}, "host,nixl", "nixl", 1},
+		"what needs no sharing": {[]string{"a", "b", "c"}, "nixl", "nixl", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups, err := group.Local(3, &group.LocalOptions{Islands: c.islands})
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for _, g := range groups {
+				wg.Go(func() {
+					got, refusals, err := Choose(t.Context(), g, strings.Split(c.list, ","), &Env{})
+					assert.Equal(t, c.want, got)
+					assert.Len(t, refusals, 3*c.refused)
+					for i, r := range refusals {
+						assert.Equal(t, i%3, r.Rank)
+						assert.Contains(t, r.Err, "not all ranks can share memory: rank 0 cannot pass memory to rank 1: a test pretends")
+						assert.Contains(t, r.Conditions, errs.ErrUnsupported)
+					}
+					if c.want == "" {
+						assert.ErrorIs(t, err, errs.ErrUnsupported)
+						assert.ErrorIs(t, err, errs.ErrUnavailable)
+						assert.NotContains(t, err.Error(), "\n", "one line")
+						assert.Equal(t, 1, strings.Count(err.Error(), "a test pretends that it is elsewhere; rank 0"), err)
+					} else {
+						assert.NoError(t, err)
+					}
+					assert.NoError(t, g.Close(t.Context()))
+				})
+			}
+			wg.Wait()
+		})
+	}
+	_, err := group.Local(2, &group.LocalOptions{Islands: []string{"a"}})
+	require.ErrorIs(t, err, errs.ErrInvalid)
+}

@@ -93,6 +93,7 @@ var samples = map[string][2]struct {
 	"channels":            {{"1", 1}, {"1024", 1024}},
 	"rendezvous-served":   {{"true", true}, {"1", true}},
 	"max-blocks":          {{"1", 1}, {"32", 32}},
+	"tuning":              {{"table.json", "table.json"}, {"/etc/symmem/h200.json", "/etc/symmem/h200.json"}},
 	"log-level":           {{"debug", "debug"}, {"WARN", "warn"}},
 }
 

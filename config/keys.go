@@ -108,6 +108,8 @@ var specs = []*spec{
 		func(c *Config) any { return &c.Channels }},
 	{"max-blocks", "most blocks that the kernel of any plan takes on a CUDA device, to leave room for other work; 0 for no bound of its own",
 		func(c *Config) any { return &c.MaxBlocks }},
+	{"tuning", "file of a table that symmem tune has made, with the forms that are the fastest; empty takes the one that comes with symmem, or an estimate",
+		func(c *Config) any { return &c.Tuning }},
 	{"log-level", "debug, info, warn or error; empty logs nothing",
 		func(c *Config) any { return &c.LogLevel }},
 }

@@ -22,10 +22,11 @@ func (c Config) Validate() error { return errors.Join(c.problems()...) }
 // deviceForm is an index or what vendors make of a UUID (GPU-5a1e..., MIG-...). Package device/cuda knows which exist.
 var deviceForm = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._:/-]{0,127}$`)
 
-// The bounds of texts that travel between ranks, in bytes.
+// The bounds of texts, in bytes.
 const (
 	maxJob   = 255
 	maxToken = 4096
+	maxPath  = 4096
 )
 
 // problems returns all that is wrong with the values.
@@ -119,6 +120,9 @@ func (c Config) problems() []error {
 	}
 	if c.MaxBlocks < 0 {
 		refuse("max-blocks", c.MaxBlocks, "0 for no bound, or more")
+	}
+	if len(c.Tuning) > maxPath || !printable(c.Tuning) {
+		refuse("tuning", quoteClipped(c.Tuning), fmt.Sprintf("the name of a file, at most %d bytes, all of them printable, or nothing", maxPath))
 	}
 	if _, ok := c.Level(); !ok && c.LogLevel != "" {
 		refuse("log-level", strconv.Quote(c.LogLevel), "debug, info, warn or error, or nothing for silence")

@@ -236,9 +236,12 @@ func TestHugeJobName(t *testing.T) {
 		require.NoError(t, err)
 		secure, err := handshakeClient(t.Context(), raw, &Options{Addr: addr})
 		require.NoError(t, err)
-		r := &remote{outbox: newOutbox(1, 1), session: newSession(1, 0, nil, &defaultLimits), socket: &heardConn{Conn: raw}}
+		r := &remote{
+			outbox: newOutbox(1, 1), session: newSession(1, 0, nil, &defaultLimits), member: thisProcess(1, 0, ""), ctx: t.Context(),
+			options: &Options{Addr: addr, WorldSize: 2, Job: strings.Repeat("\xffx\n", size/3)},
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		err = r.open(ctx, secure, thisProcess(1, 0, ""), &Options{Addr: addr, WorldSize: 2, Job: strings.Repeat("\xffx\n", size/3)})
+		err = r.open(ctx, &link{socket: &heardConn{Conn: raw}}, secure, false)
 		require.Error(t, err)
 		require.NoError(t, ctx.Err(), "it ended by itself")
 		cancel()

@@ -224,6 +224,15 @@ func (o *outbox) put(messages ...any) {
 	signal(o.wake)
 }
 
+// reset puts messages in place of all that is queued or under way.
+func (o *outbox) reset(messages []any) {
+	o.mu.Lock()
+	o.queued, o.count, o.bytes = nil, 0, 0
+	o.mu.Unlock()
+	signal(o.room)
+	o.put(messages...)
+}
+
 func (o *outbox) take() []queuedMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -33,6 +33,8 @@ type Group struct {
 
 	seq atomic.Uint64 // the next collective call
 
+	islands atomic.Pointer[Islands] // nil until they are known
+
 	state   atomic.Pointer[groupState]
 	lost    chan struct{} // closed when a member is lost
 	stopped chan struct{} // closed when a member is lost or the group is closed
@@ -276,6 +278,9 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 		members[i], world[i] = g.members[r], g.world[r]
 	}
 	sub := newGroup(g.session, name, rank, members, world)
+	if known := g.islands.Load(); known != nil {
+		sub.islands.Store(known.among(ranks))
+	}
 	var quota *QuotaError
 	err := g.session.add(sub)
 	if errors.As(err, &quota) { // the other ranks come, and learn of it

@@ -17,10 +17,11 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// eachKind runs a test over both kinds of group.
+// eachKind runs a test over every kind of group: in this process, over the network, and over a service that keeps what it knows in a store.
 func eachKind(t *testing.T, n int, fn func(t *testing.T, groups []*Group)) {
 	t.Run("local", func(t *testing.T) { fn(t, newLocal(t, n, nil)) })
 	t.Run("network", func(t *testing.T) { fn(t, newJob(t, n, Options{})) })
+	eachStore(t, func(t *testing.T, store string) { fn(t, newKept(t, n, store)) })
 }
 
 func TestMismatch(t *testing.T) {

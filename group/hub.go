@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/symmem/symmem/group/durable"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -59,6 +60,10 @@ type hub struct {
 
 	keys       int   // in the stores of all groups
 	storeBytes int64 // of keys and values there
+
+	keeper    *keeper     // nil unless what the hub knows outlives it
+	lossCount uint64      // ranks that were lost
+	woken     []getWaiter // Gets that the request under way has answered
 }
 
 // rankState is the state of a rank: absent, present, and then left or lost, which are final.
@@ -81,6 +86,12 @@ type hubRank struct {
 	gets      int      // Gets that wait
 	opened    int      // groups that this rank was the first to come to
 	unopened  []string // those of them whose opening failed and that some rank has yet to come to, oldest first
+
+	// Only in a hub that is kept:
+	session string                 // which join of the rank it is
+	loss    *loss                  // set once the rank is lost
+	order   uint64                 // of the loss among the losses, from 1
+	replies map[uint64]*storeReply // that the rank may not have yet
 }
 
 // loss says which rank was lost, to whom it matters and what was seen.
@@ -198,6 +209,10 @@ type hubGroup struct {
 	buried  uint64   // failed rounds below this number are no longer kept one by one
 	store   map[string][]byte
 	waiting map[string][]getWaiter
+
+	// Only in a hub that is kept:
+	kept     map[uint64]*keptCall // outcomes that some member may not have yet
+	recorded bool                 // as it is now, the group is kept
 }
 
 // round is one collective call under way, or one that failed and that some ranks have yet to come to.
@@ -229,7 +244,26 @@ func newHubGroup(name string, opener int, members []int) *hubGroup {
 		rounds:  make(map[uint64]*round),
 		store:   make(map[string][]byte),
 		waiting: make(map[string][]getWaiter),
+		kept:    make(map[uint64]*keptCall),
 	}
+}
+
+// answer hands out the outcome of a call to one rank.
+func (h *hub) answer(a *arrival, group string, seq uint64, o *outcome) {
+	if h.keeper == nil {
+		a.to.receiveOutcome(group, seq, o)
+		return
+	}
+	h.keeper.tell(func() { a.to.receiveOutcome(group, seq, o) })
+}
+
+// reply hands out the reply to a request.
+func (h *hub) reply(to storeReceiver, r *storeReply) {
+	if h.keeper == nil {
+		to.receiveReply(r)
+		return
+	}
+	h.keeper.tell(func() { to.receiveReply(r) })
 }
 
 // rankOf returns the rank in the group, or -1.
@@ -242,14 +276,22 @@ func (g *hubGroup) rankOf(worldRank int) int {
 
 // attach makes a rank present. It returns rankPresent, or the state that forbids it.
 func (h *hub) attach(m Member, events eventReceiver) (before rankState, ok bool) {
+	return h.attachAs(m, "", events)
+}
+
+// attachAs is attach with what is unique to this join of the rank.
+func (h *hub) attachAs(m Member, session string, events eventReceiver) (before rankState, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.ranks[m.WorldRank]
 	if r.state != rankAbsent {
 		return r.state, false
 	}
-	*r = hubRank{state: rankPresent, member: m, events: events}
+	*r = hubRank{state: rankPresent, member: m, events: events, session: session}
 	h.present++
+	if h.keeper != nil {
+		h.keeper.keep(h.rankChange(m.WorldRank, rankPresent))
+	}
 	return rankAbsent, true
 }
 
@@ -267,6 +309,10 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g := h.groups[group]
+	if g != nil && g.rankOf(worldRank) >= 0 && g.kept[seq] != nil {
+		h.answer(a, group, seq, g.kept[seq].outcome)
+		return
+	}
 	var f *failure
 	if g == nil && a.kind == kindSub {
 		g, f = h.open(group, worldRank, a.members)
@@ -279,14 +325,14 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 			text: fmt.Sprintf("collective call %d of this group failed long ago, before this rank came to it", seq)}
 	}
 	if f != nil {
-		a.to.receiveOutcome(group, seq, &outcome{failure: f})
+		h.answer(a, group, seq, &outcome{failure: f})
 		return
 	}
 	rank := g.rankOf(worldRank)
 	r := g.rounds[seq]
 	if r == nil || r.failed == nil {
 		if f := h.charge(worldRank, a, g, r == nil); f != nil {
-			a.to.receiveOutcome(group, seq, &outcome{failure: f})
+			h.answer(a, group, seq, &outcome{failure: f})
 			if r == nil && len(g.rounds) == 0 && !g.opened && g.name != worldName {
 				h.drop(g)
 			}
@@ -299,7 +345,7 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 	if r.failed != nil {
 		r.came++
-		a.to.receiveOutcome(group, seq, r.failed)
+		h.answer(a, group, seq, r.failed)
 		if r.came == len(g.members) {
 			h.forget(g, seq)
 		}
@@ -307,7 +353,7 @@ func (h *hub) arrive(worldRank int, group string, seq uint64, a *arrival) {
 	}
 	if r.arrivals[rank] != nil {
 		h.discharge(worldRank, a)
-		a.to.receiveOutcome(group, seq, &outcome{failure: &failure{kind: failInvalid,
+		h.answer(a, group, seq, &outcome{failure: &failure{kind: failInvalid,
 			text: fmt.Sprintf("rank %d came twice to collective call %d of group %s", rank, seq, group)}})
 		return
 	}
@@ -372,6 +418,9 @@ func (h *hub) drop(g *hubGroup) {
 	for key, value := range g.store {
 		h.keys--
 		h.storeBytes -= int64(len(key) + len(value))
+	}
+	if h.keeper != nil {
+		h.keeper.keep(remove(groupKey(g.name)), durable.Change{Key: ofKey(g.name), All: true})
 	}
 }
 
@@ -470,14 +519,21 @@ func (h *hub) finish(g *hubGroup, seq uint64, r *round) {
 	case r.first.kind == kindBroadcast:
 		o.blobs = [][]byte{r.arrivals[r.first.root].data}
 	}
-	g.opened = g.opened || o.failure == nil
+	if !g.opened && o.failure == nil {
+		g.opened, g.recorded = true, false
+	}
 	delete(g.rounds, seq)
 	h.settle(g, r)
+	h.keepCall(g, seq, o)
 	if !g.opened && g.name != worldName {
-		h.drop(g) // nobody got this group
+		if h.keeper != nil {
+			h.keepUnopened(g) // until all have been told
+		} else {
+			h.drop(g) // nobody got this group
+		}
 	}
 	for _, a := range r.arrivals {
-		a.to.receiveOutcome(g.name, seq, o)
+		h.answer(a, g.name, seq, o)
 	}
 }
 
@@ -489,12 +545,20 @@ func (h *hub) fail(g *hubGroup, seq uint64, r *round, f *failure) {
 		}
 	}
 	o := &outcome{failure: f}
+	h.keepCall(g, seq, o)
 	for _, a := range r.arrivals {
 		if a != nil {
-			a.to.receiveOutcome(g.name, seq, o)
+			h.answer(a, g.name, seq, o)
 		}
 	}
 	h.settle(g, r)
+	if h.keeper != nil {
+		delete(g.rounds, seq)
+		if !g.opened && g.opener >= 0 {
+			h.keepUnopened(g)
+		}
+		return
+	}
 	*r = round{came: r.came, failed: o}
 	g.failed = append(g.failed, seq)
 	if !g.opened && g.opener >= 0 {
@@ -528,7 +592,7 @@ func (h *hub) keepUnopened(g *hubGroup) {
 		h.settle(oldest, live)
 		for _, a := range live.arrivals {
 			if a != nil {
-				a.to.receiveOutcome(oldest.name, seq, &outcome{failure: &failure{kind: failClosed}})
+				h.answer(a, oldest.name, seq, &outcome{failure: &failure{kind: failClosed}})
 			}
 		}
 	}
@@ -602,6 +666,9 @@ func (h *hub) leaveGroup(worldRank int, group string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if g := h.groups[group]; g != nil && g.rankOf(worldRank) >= 0 {
+		if h.keeper != nil {
+			h.keeper.keep(durable.Change{Key: awayKey(g.name, worldRank), Value: []byte{}})
+		}
 		h.partLocked(g, g.rankOf(worldRank))
 	}
 }
@@ -620,6 +687,7 @@ func (h *hub) partLocked(g *hubGroup, rank int) {
 			h.fail(g, seq, r, &failure{kind: failLeft, rank: rank})
 		}
 	}
+	h.settleKept(g)
 }
 
 // liveRounds returns the rounds that have not failed, in order, so that answers go out in order too.
@@ -645,6 +713,7 @@ func (h *hub) leave(worldRank int) {
 		h.partLocked(g, g.rankOf(worldRank))
 	}
 	h.detach(worldRank, rankLeft)
+	h.keepGone(worldRank, rankLeft)
 }
 
 // lose declares a present rank lost: every call that needs it ends, and all present ranks are told.
@@ -656,10 +725,14 @@ func (h *hub) lose(worldRank int, reason string) {
 		return
 	}
 	l := &loss{worldRank: worldRank, host: r.member.Host, pid: r.member.PID, reason: reason}
+	h.lossCount++
+	r.order = h.lossCount
 	groups := slices.DeleteFunc(h.groupsOf(worldRank), func(g *hubGroup) bool { return g.away[g.rankOf(worldRank)] })
 	for _, g := range groups { // all of them before the first answer goes out: from then on the loss is not changed
 		l.groups = append(l.groups, g.name)
 	}
+	r.loss = l
+	h.keepGone(worldRank, rankLost)
 	for _, g := range groups {
 		g.markAway(g.rankOf(worldRank))
 		h.dropWaiters(g, worldRank)
@@ -672,11 +745,18 @@ func (h *hub) lose(worldRank int, reason string) {
 			h.settle(g, g.rounds[seq])
 			for _, a := range g.rounds[seq].arrivals {
 				if a != nil {
-					a.to.receiveOutcome(g.name, seq, o)
+					h.answer(a, g.name, seq, o)
 				}
 			}
 		}
-		g.rounds, g.failed = make(map[uint64]*round), nil // every later arrival gets the loss instead
+		g.rounds = make(map[uint64]*round) // every later arrival gets the loss instead
+		for _, seq := range slices.Clone(g.failed) {
+			if g.kept[seq] != nil {
+				h.dropCall(g, seq)
+			}
+		}
+		g.failed = nil
+		h.settleKept(g)
 		h.failWaiters(g, f)
 		if g.nAway == len(g.members) || !g.opened && g.name != worldName {
 			h.drop(g)
@@ -684,10 +764,19 @@ func (h *hub) lose(worldRank int, reason string) {
 	}
 	h.detach(worldRank, rankLost)
 	for i := range h.ranks {
-		if h.ranks[i].state == rankPresent {
-			h.ranks[i].events.receiveLoss(l)
+		if events := h.ranks[i].events; h.ranks[i].state == rankPresent && events != nil {
+			h.tellLoss(events, l)
 		}
 	}
+}
+
+// tellLoss hands out the news of a loss to one rank.
+func (h *hub) tellLoss(to eventReceiver, l *loss) {
+	if h.keeper == nil {
+		to.receiveLoss(l)
+		return
+	}
+	h.keeper.tell(func() { to.receiveLoss(l) })
 }
 
 // groupsOf returns the groups that a rank is a member of, by name, so that news goes out in the same order every time.

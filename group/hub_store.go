@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/symmem/symmem/group/durable"
 )
 
 // verb is what a store request does.
@@ -76,6 +78,10 @@ type getWaiter struct {
 func (h *hub) request(worldRank int, group string, req *storeRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if kept := h.ranks[worldRank].replies[req.id]; kept != nil { // an earlier service has done it
+		h.reply(req.replyTo, kept)
+		return
+	}
 	reply := &storeReply{id: req.id}
 	g := h.groups[group]
 	switch {
@@ -87,6 +93,7 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 		reply.failure = &failure{kind: failClosed}
 	default:
 		if reply = h.do(g, req, reply); reply != nil {
+			h.keepRequest(worldRank, g, req, reply)
 			break
 		}
 		if h.ranks[worldRank].gets < h.limits.gets {
@@ -96,7 +103,35 @@ func (h *hub) request(worldRank int, group string, req *storeRequest) {
 		}
 		reply = &storeReply{id: req.id, failure: &failure{kind: failQuota, text: quotaGets, limit: int64(h.limits.gets)}}
 	}
-	req.replyTo.receiveReply(reply)
+	h.reply(req.replyTo, reply)
+}
+
+// keepRequest keeps what a request has changed, together with its reply, and then answers the Gets that waited for it.
+func (h *hub) keepRequest(worldRank int, g *hubGroup, req *storeRequest, reply *storeReply) {
+	if h.keeper != nil && reply.failure == nil {
+		change := remove(valueKey(g.name, req.key))
+		if value, ok := g.store[req.key]; ok {
+			change = durable.Change{Key: change.Key, Value: value}
+		}
+		changed := true
+		switch req.verb {
+		case verbDelete:
+			changed = reply.found
+		case verbCompareAndSwap:
+			changed = reply.swapped
+		case verbGet, verbTryGet:
+			changed = false
+		case verbSet, verbAdd:
+		}
+		if changed {
+			h.ranks[worldRank].keepReply(reply)
+			h.keeper.keep(change, put(replyKey(worldRank, req.id), replyToWire(reply)))
+		}
+	}
+	for _, w := range h.woken {
+		h.reply(w.to, &storeReply{id: w.id, value: g.store[req.key], found: true})
+	}
+	h.woken = nil
 }
 
 // do fills in the reply, or returns nil if the rank must wait.
@@ -160,7 +195,7 @@ func addTo(value []byte, ok bool, delta int64) (int64, error) {
 	return sum, nil
 }
 
-// put stores the value and answers those who wait for it, or returns a failure that names the quota that forbids it.
+// put stores the value and wakes those who wait for it, or returns a failure that names the quota that forbids it.
 func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	if value == nil {
 		value = []byte{}
@@ -181,8 +216,8 @@ func (h *hub) put(g *hubGroup, key string, value []byte) *failure {
 	g.store[key] = value
 	for _, w := range g.waiting[key] {
 		h.ranks[w.worldRank].gets--
-		w.to.receiveReply(&storeReply{id: w.id, value: value, found: true})
 	}
+	h.woken = g.waiting[key]
 	delete(g.waiting, key)
 	return nil
 }
@@ -223,7 +258,7 @@ func (h *hub) failWaiters(g *hubGroup, f *failure) {
 	for key, waiters := range g.waiting {
 		for _, w := range waiters {
 			h.ranks[w.worldRank].gets--
-			w.to.receiveReply(&storeReply{id: w.id, failure: f})
+			h.reply(w.to, &storeReply{id: w.id, failure: f})
 		}
 		delete(g.waiting, key)
 	}

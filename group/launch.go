@@ -66,7 +66,8 @@ const launchOp = "finding this process's place in the job"
 // 20480 + MASTER_PORT mod 8192 (29500 gives 25404; MASTER_PORT itself belongs to torchrun's own store); under srun the first
 // host of SLURM_STEP_NODELIST, where rank 0 runs unless the tasks were distributed arbitrarily; under mpirun on one host
 // 127.0.0.1; under mpirun in a Slurm job the first host of SLURM_JOB_NODELIST. Where there is no MASTER_PORT, the port is made
-// from the id of the job, between 20480 and 28671. Where nothing gives an address it is an error. Every rank comes to the same
+// from the id of the job, between 20480 and 28671, so that jobs that run on one host at the same time have ports of their own. Hydra gives no id: on one
+// host its daemon's process stands for it, to which the socket PMI_FD leads (on Linux). Where nothing gives an address it is an error. Every rank comes to the same
 // address by itself; nothing here makes sure that the port is free on rank 0's host.
 //
 // Every error is ErrInvalid or lists errors that are.

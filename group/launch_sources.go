@@ -38,7 +38,7 @@ var launchers = []launcher{
 		"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PET_NNODES", "PET_NPROC_PER_NODE"}, readTorchrun},
 	{"openmpi", []string{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
 		"OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid"}, readOpenMPI},
-	{"hydra", []string{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"}, readHydra},
+	{"hydra", []string{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", "PMI_FD"}, readHydra},
 	{"pmix", []string{"PMIX_RANK", "PMIX_NAMESPACE"}, readPMIx},
 	{"slurm", []string{"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID",
 		"SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST",
@@ -177,6 +177,9 @@ func readHydra(e *launchEnv, forced bool) launchReading {
 	if r.started && !forced && e.inSlurmStep() && rank == e.get("SLURM_PROCID") &&
 		size == e.first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS") {
 		r.started, r.why = false, "PMI_RANK and PMI_SIZE are those of the Slurm step: srun has set them"
+	}
+	if r.started && r.launch.LocalWorldSize == r.launch.WorldSize { // on several hosts there are several daemons
+		r.launch.Job = hydraDaemon(e.get("PMI_FD"))
 	}
 	return r
 }

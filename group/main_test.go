@@ -11,5 +11,8 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv("SYMMEM_TEST_GROUP_WORKER"); role != "" {
 		os.Exit(runWorker(role))
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(status int) {
+		endEtcd()
+		os.Exit(status)
+	}))
 }

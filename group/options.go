@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"time"
+
+	"github.com/symmem/symmem/group/durable"
 )
 
 // MaxWorldSize is the most ranks that a job may have.
@@ -46,6 +48,9 @@ type Options struct {
 	// 100 ms; heartbeats are sent far more often. A connection that breaks is noticed at once. How long ranks may be silent is for the process to say
 	// that serves. Zero is 10 seconds.
 	LivenessTimeout time.Duration
+	// Store, for Serve alone, is the URL of a store that keeps the state of the job, such as etcd://10.0.0.1:2379/symmem, so that a service that is started
+	// again goes on with it. The program imports the kind's package: [github.com/symmem/symmem/group/durable/etcd]. "" keeps nothing.
+	Store string
 	// BootID pretends that this rank runs on another machine. "" is the truth.
 	BootID string
 	// Logger takes the rank's events: ranks that come, leave or are lost, refusals. Nil is silence.
@@ -110,6 +115,8 @@ func (o *Options) checkedFor(op string) (*Options, error) {
 		return nil, invalid(op, "Listener", c.Listener.Addr(), "none where the rendezvous is served already")
 	case c.TLS != nil && c.Token == "":
 		return nil, invalid(op, "TLS", "set without a token", "certificates together with Options.Token")
+	case c.Store != "" && op != "Serve":
+		return nil, invalid(op, "Store", durable.Redacted(c.Store), "none but for Serve: the ranks do not speak to it")
 	case len(c.Job) > maxText:
 		return nil, invalid(op, "len(Job)", len(c.Job), fmt.Sprintf("at most %d bytes", maxText))
 	case (c.WorldSize > 1 || c.Served || op != "Join") && c.Listener == nil && c.Addr == "":

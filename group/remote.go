@@ -1,12 +1,15 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,22 +21,39 @@ import (
 	"github.com/symmem/symmem/group/internal/pb"
 )
 
-// remote reaches the hub of rank 0 over the network.
+// remote reaches the hub of the rendezvous service over the network. If the service is kept, it looks for the one that comes after it when its connection
+// breaks, and brings there again what it waits for.
 type remote struct {
 	session  *session
-	conn     *grpc.ClientConn
-	stream   grpc.BidiStreamingClient[pb.ClientMessage, pb.ServerMessage]
-	cancel   context.CancelFunc
+	member   Member
+	options  *Options
 	outbox   *outbox
-	socket   *heardConn
 	liveness time.Duration
-	ended    chan struct{} // closed when the stream has ended
+	kept     bool // what the service knows outlives it
+	ctx      context.Context
+	cancel   context.CancelFunc // ends the connection, and the search for another
+	ended    chan struct{}      // closed when there is no connection any more, and will be none
 	work     sync.WaitGroup
 
 	mu       sync.Mutex
+	link     *link
 	leaving  bool
 	rounds   map[roundKey]*remoteRound
-	requests map[uint64]storeReceiver
+	requests map[uint64]remoteRequest
+	// What the service may not have heard yet, if it is kept:
+	left     []string // groups
+	aborting *pb.ClientMessage
+}
+
+// link is one connection to the service.
+type link struct {
+	conn   *grpc.ClientConn
+	stream grpc.BidiStreamingClient[pb.ClientMessage, pb.ServerMessage]
+	cancel context.CancelFunc
+	socket *heardConn
+	ended  chan struct{} // closed when the stream has ended
+	why    atomic.Pointer[string]
+	work   sync.WaitGroup
 }
 
 type roundKey struct {
@@ -43,8 +63,16 @@ type roundKey struct {
 
 // remoteRound is a collective call that waits for its outcome.
 type remoteRound struct {
-	to    outcomeReceiver
-	blobs [][]byte // of the messages so far
+	to      outcomeReceiver
+	blobs   [][]byte          // of the messages so far
+	arrival *pb.ClientMessage // if the service is kept
+	abandon *pb.ClientMessage // if this rank has given up, likewise
+}
+
+// remoteRequest is a request that waits for its reply.
+type remoteRequest struct {
+	to      storeReceiver
+	message *pb.ClientMessage // if the service is kept
 }
 
 const (
@@ -58,14 +86,38 @@ const (
 
 // connect reaches the service, trying again with growing, jittered pauses until the context ends or the service refuses.
 func connect(ctx context.Context, s *session, m Member, o *Options) (*remote, error) {
+	r := &remote{
+		session:  s,
+		member:   m,
+		options:  o,
+		outbox:   newOutbox(queueFactor*s.limits.queued, queueFactor*s.limits.queueBytes),
+		liveness: o.LivenessTimeout,
+		ended:    make(chan struct{}),
+		rounds:   make(map[roundKey]*remoteRound),
+		requests: make(map[uint64]remoteRequest),
+	}
+	// The connection lives as long as the session.
+	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	l, err := r.find(ctx, false)
+	if err != nil {
+		r.cancel()
+		return nil, err
+	}
+	r.work.Go(func() { r.run(l) })
+	return r, nil
+}
+
+// find connects, as connect does. again says that this rank was admitted before.
+func (r *remote) find(ctx context.Context, again bool) (*link, error) {
+	s, o := r.session, r.options
 	started := time.Now()
 	backoff := firstBackoff
 	var last error
 	bound := s.limits.attempt
 	for attempts := 1; ; attempts++ {
-		r, err := attempt(ctx, s, m, o, bound)
+		l, err := r.attempt(ctx, bound, again)
 		if err == nil {
-			return r, nil
+			return l, nil
 		}
 		var refusal *RefusedError
 		if errors.As(err, &refusal) {
@@ -102,24 +154,16 @@ var errAttempt = errors.New("no answer in time")
 
 // attempt connects once. Only making the connection has a bound of its own, because neither a listening socket whose service has not started nor a
 // host that is gone answers. From the hello on, the rank may be stopped, or the service busy, for as long as the context lasts.
-func attempt(ctx context.Context, s *session, m Member, o *Options, bound time.Duration) (*remote, error) {
-	secure, socket, err := secureConnection(ctx, o, bound)
+func (r *remote) attempt(ctx context.Context, bound time.Duration, again bool) (*link, error) {
+	secure, socket, err := secureConnection(ctx, r.options, bound)
 	if err != nil {
 		return nil, err
 	}
-	r := &remote{
-		session:  s,
-		outbox:   newOutbox(queueFactor*s.limits.queued, queueFactor*s.limits.queueBytes),
-		socket:   socket,
-		liveness: o.LivenessTimeout,
-		ended:    make(chan struct{}),
-		rounds:   make(map[roundKey]*remoteRound),
-		requests: make(map[uint64]storeReceiver),
-	}
-	if err := r.open(ctx, secure, m, o); err != nil {
+	l := &link{socket: socket, ended: make(chan struct{})}
+	if err := r.open(ctx, l, secure, again); err != nil {
 		return nil, closing(err, socket)
 	}
-	return r, nil
+	return l, nil
 }
 
 // secureConnection returns an authenticated connection, and the connection below it.
@@ -153,11 +197,11 @@ func closing(err error, c io.Closer) error {
 	return err
 }
 
-// open says hello on an authenticated connection, and starts the goroutines that carry messages.
-func (r *remote) open(ctx context.Context, conn net.Conn, m Member, o *Options) error {
+// open says hello on an authenticated connection, and starts the goroutines that carry messages, all but the one that reads.
+func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) error {
 	var dialed atomic.Bool
 	var err error
-	r.conn, err = grpc.NewClient("passthrough:///"+o.Addr,
+	l.conn, err = grpc.NewClient("passthrough:///"+r.options.Addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the connection is secured already
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if dialed.Swap(true) {
@@ -174,43 +218,49 @@ func (r *remote) open(ctx context.Context, conn net.Conn, m Member, o *Options) 
 		return fmt.Errorf("preparing the connection: %w", err)
 	}
 	// The stream lives as long as the session; until it is welcomed it ends with the attempt.
-	streamCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	r.cancel = cancel
+	streamCtx, cancel := context.WithCancel(r.ctx)
+	l.cancel = cancel
 	stop := context.AfterFunc(ctx, cancel)
-	err = r.welcome(streamCtx, m, o)
+	err = r.welcome(streamCtx, l, again)
 	if err == nil && !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		stop()
 		cancel()
-		return closing(err, r.conn)
+		return closing(err, l.conn)
 	}
-	r.socket.hear()
-	r.work.Go(r.read)
-	r.work.Go(r.write)
-	r.work.Go(r.watch)
-	r.work.Go(func() { r.beat(streamCtx) })
+	l.socket.hear()
+	l.work.Go(func() { r.write(l) })
+	l.work.Go(func() { r.watch(l) })
+	l.work.Go(func() { r.beat(streamCtx, l) })
 	return nil
 }
 
-func (r *remote) welcome(ctx context.Context, m Member, o *Options) error {
+func (r *remote) welcome(ctx context.Context, l *link, again bool) error {
 	var err error
-	if r.stream, err = pb.NewRendezvousClient(r.conn).Connect(ctx); err != nil {
+	if l.stream, err = pb.NewRendezvousClient(l.conn).Connect(ctx); err != nil {
 		return fmt.Errorf("opening the stream: %w", err)
 	}
-	err = r.stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: &pb.Hello{
-		Job: []byte(o.Job), Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: m.toWire(), Session: r.session.id,
-	}}})
+	o := r.options
+	hello := &pb.Hello{
+		Job: []byte(o.Job), Restart: int64(o.Restart), WorldSize: int64(o.WorldSize), Member: r.member.toWire(), Session: r.session.id,
+		Again: again,
+	}
+	if again {
+		hello.Waits = r.waits()
+	}
+	err = l.stream.Send(&pb.ClientMessage{Body: &pb.ClientMessage_Hello{Hello: hello}})
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: the stream has ended, and Recv says why
 		return fmt.Errorf("saying hello: %w", err)
 	}
-	answer, err := r.stream.Recv()
+	answer, err := l.stream.Recv()
 	if err != nil {
 		return fmt.Errorf("waiting for the welcome: %w", err)
 	}
 	switch b := answer.GetBody().(type) {
 	case *pb.ServerMessage_Welcome:
+		r.welcomed(l, b.Welcome.GetKept(), again)
 		return nil
 	case *pb.ServerMessage_Refusal:
 		return refused(RefusalReason(b.Refusal.GetReason()), "%s", clip(b.Refusal.GetText()))
@@ -218,28 +268,119 @@ func (r *remote) welcome(ctx context.Context, m Member, o *Options) error {
 	return refused(RefusedProtocol, "the service answered hello with %T", answer.GetBody())
 }
 
-// read takes the service's messages until the stream ends.
-func (r *remote) read() {
+// waits lists what this rank waits for. What is added to it before the rank is welcomed, the service does not know.
+func (r *remote) waits() []*pb.Taken {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var waits []*pb.Taken
+	for key := range r.rounds {
+		waits = append(waits, &pb.Taken{Group: key.group, Sequence: key.seq})
+	}
+	for id := range r.requests {
+		waits = append(waits, &pb.Taken{Request: id})
+	}
+	return waits
+}
+
+// welcomed takes the connection that was made. A rank that has come back brings again all that it waits for, and what the service before may not have
+// heard, in place of what is queued.
+func (r *remote) welcomed(l *link, kept, again bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.link, r.kept = l, kept
+	if !again {
+		return
+	}
+	messages := []any{&pb.ClientMessage{Body: &pb.ClientMessage_Taken{Taken: &pb.Taken{}}}} // so that the service knows that the rank knows
+	keys := slices.SortedFunc(maps.Keys(r.rounds), func(a, b roundKey) int {
+		return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.group, b.group))
+	})
+	for _, key := range keys {
+		round := r.rounds[key]
+		round.blobs = nil
+		if messages = append(messages, round.arrival); round.abandon != nil {
+			messages = append(messages, round.abandon)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(r.requests)) {
+		messages = append(messages, r.requests[id].message)
+	}
+	for _, group := range r.left {
+		messages = append(messages, leaveMessage(group))
+	}
+	if r.aborting != nil {
+		messages = append(messages, r.aborting)
+	}
+	if r.leaving {
+		messages = append(messages, goodbyeMessage())
+	}
+	r.outbox.reset(messages)
+}
+
+// run reads from one connection after the other, until this rank has left or the service is lost.
+func (r *remote) run(l *link) {
 	defer close(r.ended)
+	defer r.cancel()
 	for {
-		m, err := r.stream.Recv()
-		if err != nil {
-			r.end(fmt.Sprintf("the connection to the rendezvous service broke: %v", readable(err)))
+		why := r.read(l)
+		if silent := l.why.Load(); silent != nil {
+			why.reason, why.said = *silent, false
+		}
+		l.cancel()
+		close(l.ended)
+		if err := l.conn.Close(); err != nil {
+			r.session.logger.Debug("closing a connection to the rendezvous service", "error", err)
+		}
+		l.work.Wait()
+		r.mu.Lock()
+		kept, leaving := r.kept, r.leaving
+		r.mu.Unlock()
+		switch {
+		case leaving && (!kept || why.said || r.ctx.Err() != nil):
+			return // the service has answered the goodbye, or nobody waits for the answer
+		case !kept || why.garbled || r.ctx.Err() != nil:
+			r.session.serviceLost(why.reason)
 			return
+		}
+		r.session.logger.Warn("looking for the next rendezvous service", "reason", why.reason)
+		ctx, cancel := context.WithTimeout(r.ctx, r.options.Timeout)
+		next, err := r.find(ctx, true)
+		cancel()
+		if err != nil {
+			if !leaving {
+				r.session.serviceLost(fmt.Sprintf("%s; and there is none in its place: %v", why.reason, err))
+			}
+			return
+		}
+		l = next
+	}
+}
+
+// ending is why a connection is over.
+type ending struct {
+	reason  string
+	said    bool // the service has ended it in good order
+	garbled bool // it sent what this version does not know
+}
+
+// read takes the service's messages until the stream ends.
+func (r *remote) read(l *link) ending {
+	for {
+		m, err := l.stream.Recv()
+		if err != nil {
+			return ending{reason: fmt.Sprintf("the connection to the rendezvous service broke: %v", readable(err)), said: errors.Is(err, io.EOF)}
 		}
 		switch b := m.GetBody().(type) {
 		case *pb.ServerMessage_Outcome:
 			if err := r.outcome(b.Outcome); err != nil {
-				r.end(fmt.Sprintf("the rendezvous service sent what cannot be read: %v", err))
-				return
+				return ending{reason: fmt.Sprintf("the rendezvous service sent what cannot be read: %v", err), garbled: true}
 			}
 		case *pb.ServerMessage_Store:
 			r.reply(b.Store)
 		case *pb.ServerMessage_Loss:
 			r.session.receiveLoss(lossFromWire(b.Loss))
 		default:
-			r.end(fmt.Sprintf("the rendezvous service sent a message that this version does not know: %T", b))
-			return
+			return ending{reason: fmt.Sprintf("the rendezvous service sent a message that this version does not know: %T", b), garbled: true}
 		}
 	}
 }
@@ -252,28 +393,18 @@ func readable(err error) string {
 	return err.Error()
 }
 
-// end tells the session that the service is gone, unless this rank is leaving it.
-func (r *remote) end(reason string) {
-	r.mu.Lock()
-	leaving := r.leaving
-	r.mu.Unlock()
-	if !leaving {
-		r.session.serviceLost(reason)
-	}
-	r.cancel()
-}
-
 // write sends what is queued until the stream ends.
-func (r *remote) write() {
+func (r *remote) write(l *link) {
 	for {
 		select {
 		case <-r.outbox.wake:
-		case <-r.ended:
+		case <-l.ended:
+			signal(r.outbox.wake) // it may have been for the next connection
 			return
 		}
 		for _, m := range r.outbox.take() {
-			if err := r.stream.SendMsg(m.message); err != nil {
-				r.cancel() // the reader tells the session
+			if err := l.stream.SendMsg(m.message); err != nil {
+				l.cancel() // the reader tells the session
 				return
 			}
 			r.outbox.sent(m)
@@ -282,14 +413,14 @@ func (r *remote) write() {
 }
 
 // beat exchanges heartbeats with the service, over a stream of its own. What counts is that bytes come; see heardConn.
-func (r *remote) beat(ctx context.Context) {
+func (r *remote) beat(ctx context.Context, l *link) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := pb.NewRendezvousClient(r.conn).Beat(ctx)
+	stream, err := pb.NewRendezvousClient(l.conn).Beat(ctx)
 	if err != nil { // the connection is over, as the reader will find
 		return
 	}
-	r.work.Go(func() {
+	l.work.Go(func() {
 		for {
 			if _, err := stream.Recv(); err != nil {
 				return
@@ -300,7 +431,7 @@ func (r *remote) beat(ctx context.Context) {
 	defer ticker.Stop()
 	for stream.Send(&pb.Heartbeat{}) == nil {
 		select {
-		case <-r.ended:
+		case <-l.ended:
 			return
 		case <-ticker.C:
 		}
@@ -308,23 +439,25 @@ func (r *remote) beat(ctx context.Context) {
 }
 
 // watch ends the connection when the service is silent.
-func (r *remote) watch() {
+func (r *remote) watch(l *link) {
 	interval := heartbeatInterval(r.liveness)
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	last := time.Now()
 	for {
 		select {
-		case <-r.ended:
+		case <-l.ended:
 			return
 		case <-ticker.C:
 		}
 		late := time.Since(last) > 2*interval // see service.watch
 		last = time.Now()
 		if late {
-			r.socket.hear()
-		} else if r.socket.silence() > r.liveness {
-			r.end(fmt.Sprintf("the rendezvous service was silent for %v", r.liveness))
+			l.socket.hear()
+		} else if l.socket.silence() > r.liveness {
+			why := fmt.Sprintf("the rendezvous service was silent for %v", r.liveness)
+			l.why.Store(&why)
+			l.cancel()
 			return
 		}
 	}
@@ -338,15 +471,17 @@ func (r *remote) outcome(m *pb.Outcome) error {
 	key := roundKey{group: m.GetGroup(), seq: m.GetSequence()}
 	r.mu.Lock()
 	round := r.rounds[key]
-	if round == nil {
+	if round == nil { // nobody waits for it any more
+		r.take(&pb.Taken{Group: key.group, Sequence: key.seq})
 		r.mu.Unlock()
-		return nil // nobody waits for it any more
+		return nil
 	}
 	if round.blobs = append(round.blobs, blobs...); m.GetMore() {
 		r.mu.Unlock()
 		return nil
 	}
 	delete(r.rounds, key)
+	r.take(&pb.Taken{Group: key.group, Sequence: key.seq})
 	r.mu.Unlock()
 	round.to.receiveOutcome(key.group, key.seq, &outcome{blobs: round.blobs, failure: failureFromWire(m.GetFailure()), own: true})
 	return nil
@@ -354,16 +489,20 @@ func (r *remote) outcome(m *pb.Outcome) error {
 
 func (r *remote) reply(m *pb.StoreReply) {
 	r.mu.Lock()
-	to := r.requests[m.GetId()]
+	req := r.requests[m.GetId()]
 	delete(r.requests, m.GetId())
+	r.take(&pb.Taken{Request: m.GetId()})
 	r.mu.Unlock()
-	if to == nil {
-		return // it was cancelled
+	if req.to != nil { // else it was cancelled
+		req.to.receiveReply(replyFromWire(m))
 	}
-	to.receiveReply(&storeReply{
-		id: m.GetId(), value: m.GetValue(), found: m.GetFound(), swapped: m.GetSwapped(), number: m.GetNumber(),
-		failure: failureFromWire(m.GetFailure()),
-	})
+}
+
+// take tells a service that is kept that this rank has what was kept for it. The caller holds the lock.
+func (r *remote) take(what *pb.Taken) {
+	if r.kept {
+		r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Taken{Taken: what}})
+	}
 }
 
 // queueFull returns the failure of a request for which the outbox has no room.
@@ -375,21 +514,32 @@ func (r *remote) queueFull() *failure {
 }
 
 func (r *remote) arrive(group string, seq uint64, a *arrival) {
-	r.mu.Lock()
-	r.rounds[roundKey{group: group, seq: seq}] = &remoteRound{to: a.to}
-	r.mu.Unlock()
 	// The message is encoded later by another goroutine, when the caller may have given up and changed its data.
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Arrival{Arrival: &pb.Arrival{
+	m := &pb.ClientMessage{Body: &pb.ClientMessage_Arrival{Arrival: &pb.Arrival{
 		Group: group, Sequence: seq, Kind: uint32(a.kind), Op: a.op, Root: int64(a.root), Data: append([]byte(nil), a.data...),
 		Refused: a.refused, Refusal: a.refusal, Excuse: a.excuse, Members: toInt64s(a.members),
 		Conditions: a.conditions, ExcuseConditions: a.excuseConditions,
-	}}})
+	}}}
+	round := &remoteRound{to: a.to}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept {
+		round.arrival = m
+	}
+	r.rounds[roundKey{group: group, seq: seq}] = round
+	r.outbox.put(m)
 }
 
 func (r *remote) abandon(group string, seq uint64, reason string) {
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Abandon{Abandon: &pb.Abandon{
+	m := &pb.ClientMessage{Body: &pb.ClientMessage_Abandon{Abandon: &pb.Abandon{
 		Group: group, Sequence: seq, Reason: clip(reason),
-	}}})
+	}}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if round := r.rounds[roundKey{group: group, seq: seq}]; round != nil && r.kept {
+		round.abandon = m
+	}
+	r.outbox.put(m)
 }
 
 func (r *remote) request(group string, req *storeRequest) {
@@ -397,48 +547,75 @@ func (r *remote) request(group string, req *storeRequest) {
 		req.replyTo.receiveReply(&storeReply{id: req.id, failure: r.queueFull()})
 		return
 	}
-	r.mu.Lock()
-	r.requests[req.id] = req.replyTo
-	r.mu.Unlock()
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Store{Store: &pb.StoreRequest{
+	m := &pb.ClientMessage{Body: &pb.ClientMessage_Store{Store: &pb.StoreRequest{
 		Id: req.id, Group: group, Verb: uint32(req.verb), Key: []byte(req.key), Value: append([]byte(nil), req.value...),
 		Old: append([]byte(nil), req.old...), HasOld: req.hasOld, Delta: req.delta,
-	}}})
+	}}}
+	pending := remoteRequest{to: req.replyTo}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept {
+		pending.message = m
+	}
+	r.requests[req.id] = pending
+	r.outbox.put(m)
 }
 
 func (r *remote) cancelGet(group, key string, id uint64) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	delete(r.requests, id)
-	r.mu.Unlock()
 	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_CancelGet{CancelGet: &pb.CancelGet{
 		Group: group, Key: []byte(key), Id: id,
 	}}})
 }
 
+func leaveMessage(group string) *pb.ClientMessage {
+	return &pb.ClientMessage{Body: &pb.ClientMessage_LeaveGroup{LeaveGroup: &pb.LeaveGroup{Group: group}}}
+}
+
+func goodbyeMessage() *pb.ClientMessage {
+	return &pb.ClientMessage{Body: &pb.ClientMessage_Goodbye{Goodbye: &pb.Goodbye{}}}
+}
+
+// maxLeft is how many groups a rank remembers to have left lately, for a service that may not have heard of it.
+const maxLeft = 64
+
 func (r *remote) leaveGroup(group string) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	for key := range r.rounds {
 		if key.group == group {
 			delete(r.rounds, key)
 		}
 	}
-	r.mu.Unlock()
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_LeaveGroup{LeaveGroup: &pb.LeaveGroup{Group: group}}})
+	if r.kept {
+		if r.left = append(r.left, group); len(r.left) > maxLeft {
+			r.left = slices.Delete(r.left, 0, 1)
+		}
+	}
+	r.outbox.put(leaveMessage(group))
 }
 
 // flush does nothing: the outcomes are the service's to send.
 func (r *remote) flush() {}
 
 func (r *remote) abort(reason string) {
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Abort{Abort: &pb.Abort{Reason: clip(reason)}}})
+	m := &pb.ClientMessage{Body: &pb.ClientMessage_Abort{Abort: &pb.Abort{Reason: clip(reason)}}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept {
+		r.aborting = m
+	}
+	r.outbox.put(m)
 }
 
 // goodbye leaves the job. The service answers by ending the stream.
 func (r *remote) goodbye(ctx context.Context) error {
 	r.mu.Lock()
 	r.leaving = true
+	r.outbox.put(goodbyeMessage())
 	r.mu.Unlock()
-	r.outbox.put(&pb.ClientMessage{Body: &pb.ClientMessage_Goodbye{Goodbye: &pb.Goodbye{}}})
 	ctx, cancel := context.WithTimeout(ctx, r.liveness)
 	defer cancel()
 	var err error
@@ -448,9 +625,6 @@ func (r *remote) goodbye(ctx context.Context) error {
 		err = fmt.Errorf("the rendezvous service did not confirm the goodbye, this rank may count as lost: %w", ctx.Err())
 	}
 	r.cancel()
-	if closeErr := r.conn.Close(); err == nil {
-		err = closeErr
-	}
 	r.work.Wait()
 	return err
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/symmem/symmem/group/durable"
 )
 
 // servedLook is the pause between two looks whether a served job is over.
@@ -20,7 +22,18 @@ const servedLook = 50 * time.Millisecond
 //
 // If ctx ends first, Serve ends the service for the ranks that remain and returns a [*MissingRanksError] that names them, or those that had not
 // come. Further errors are ErrInvalid for options that are not allowed, and ErrUnavailable if Addr cannot be listened on.
-func Serve(ctx context.Context, opts *Options) error {
+//
+// # A service that is started again
+//
+// With [Options].Store, a Serve that has ended before the job, however it ended, can be called again, by any process that the ranks reach at their Addr,
+// and goes on with the job. The ranks look for it for their Options.Timeout, and then count it as lost. Their calls wait meanwhile, as long as they
+// wait for anything, and are done once: what a rank was told before is known to the new service, what it asked for and was not told yet it asks for again.
+// A rank that has not come back within LivenessTimeout and some seconds is lost. Of two services for one attempt of a job, the later one takes the
+// store, and the other ends. A job that is over leaves nothing in the store; one that was given up is forgotten there some time after its
+// ranks have stopped waiting. To start a job anew before that, count Restart up.
+//
+// If the store takes no more, or does not answer in time, Serve ends with a [*durable.Error].
+func Serve(ctx context.Context, opts *Options) (err error) {
 	const op = "Serve"
 	o, err := opts.checkedFor(op)
 	if err != nil {
@@ -30,15 +43,25 @@ func Serve(ctx context.Context, opts *Options) error {
 		return err
 	}
 	h := newHub(o.WorldSize, o.bounds())
+	// The socket comes first: where another service of the job has it, the store is that one's.
 	l, err := listen(ctx, op, o)
 	if err != nil {
 		return err
 	}
+	k, err := recall(ctx, h, o)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	s, err := startService(l, h, o, o.Logger)
 	if err != nil {
-		return err
+		return errors.Join(err, k.end(ctx, false))
 	}
-	defer s.stop()
+	over := false
+	defer func() {
+		// Nothing that the end of the service does to its ranks is kept.
+		err = errors.Join(err, k.end(ctx, over))
+		s.stop()
+	}()
 	missing := func(ranks []int, since time.Time, err error) error {
 		return &MissingRanksError{Op: "serving the rendezvous of job " + quoteJob(o.Job), Missing: ranks, Size: o.WorldSize, Waited: time.Since(since), Err: err}
 	}
@@ -46,12 +69,23 @@ func Serve(ctx context.Context, opts *Options) error {
 	defer look.Stop()
 	started := time.Now()
 	var alone time.Time // since when no rank is there, though not all have come
+	awaited := h.awaited()
 	for {
+		if since := time.Since(started); len(awaited) > 0 && since > o.LivenessTimeout+returnTime {
+			for _, rank := range h.awaited() {
+				h.lose(rank, fmt.Sprintf("it has not come back within %v to the rendezvous service that was started again", since.Round(time.Second)))
+			}
+			awaited = nil
+		}
 		present, absent := h.in(rankPresent), h.in(rankAbsent)
 		switch {
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
 		case len(absent) == 0:
+			over = true
+			if err := k.flush(ctx); err != nil {
+				return err
+			}
 			s.drain(ctx)
 			return nil
 		case alone.IsZero():
@@ -61,6 +95,8 @@ func Serve(ctx context.Context, opts *Options) error {
 		}
 		select {
 		case <-look.C:
+		case <-k.broken():
+			return k.err
 		case <-ctx.Done():
 			if len(present) > 0 {
 				return missing(present, started, ctx.Err())
@@ -68,6 +104,41 @@ func Serve(ctx context.Context, opts *Options) error {
 			return missing(absent, started, ctx.Err())
 		}
 	}
+}
+
+// returnTime is how long a rank may take to come back to a service that was started again, beyond the liveness timeout: its attempts are a pause apart.
+const returnTime = 2 * lastBackoff
+
+// storeTime bounds what is done with a store, at least: a store of several hosts elects a leader in some seconds.
+const storeTime = 5 * time.Second
+
+// recall opens the store of the job, if it has one, and gives the hub what an earlier service has kept there.
+func recall(ctx context.Context, h *hub, o *Options) (*keeper, error) {
+	if o.Store == "" {
+		return nil, nil
+	}
+	bound := max(o.LivenessTimeout, storeTime)
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	store, err := durable.Open(ctx, o.Store, durable.Options{
+		Name: fmt.Sprintf("%s\x00%d", o.Job, o.Restart), TTL: 2*o.Timeout + o.LivenessTimeout + storeTime, Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("serving the rendezvous of job %s: %w", quoteJob(o.Job), err)
+	}
+	kept, err := store.Load(ctx)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("serving the rendezvous of job %s: %w", quoteJob(o.Job), err), store.Close())
+	}
+	h.keeper = newKeeper(store, bound, o.Logger)
+	if err := h.restore(kept); err != nil {
+		err = &durable.Error{Op: "reading the state of job " + quoteJob(o.Job), URL: durable.Redacted(o.Store), Condition: durable.Damaged, Err: err}
+		return nil, errors.Join(err, h.keeper.end(ctx, false))
+	}
+	if n := len(h.awaited()); n > 0 {
+		o.Logger.Info("going on with a job", "job", o.Job, "restart", o.Restart, "ranks", n)
+	}
+	return h.keeper, nil
 }
 
 // listen is the socket to serve on: the one that was given, or a new one at the address. The socket is closed with an error.

@@ -94,7 +94,7 @@ func TestServeRankZeroDies(t *testing.T) {
 	groups, ended := served(t, 3, Options{})
 	r, ok := groups[0].session.transport.(*remote)
 	require.True(t, ok)
-	require.NoError(t, r.socket.Close())
+	require.NoError(t, r.link.socket.Close())
 	for _, rank := range []int{1, 2} {
 		var lost *PeerLostError
 		require.ErrorAs(t, groups[rank].Barrier(ctx, "after"), &lost)

@@ -52,6 +52,7 @@ type serviceConn struct {
 	outbox  *outbox
 	due     atomic.Int64 // how many bytes the socket has written, at least, when it has written all messages of the outbox that were sent
 	phase   atomic.Int32
+	parted  atomic.Bool   // the rank has said goodbye, or is lost
 	gone    chan struct{} // closed when the rank is no longer attached over this connection
 	once    sync.Once
 
@@ -239,6 +240,9 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	case <-s.stopping:
 		return nil
 	}
+	if refusal == refusedEnding && s.hub.keeper != nil {
+		return status.Error(codes.Unavailable, refusal.Text) // another service goes on with the job
+	}
 	if refusal != nil {
 		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
 		return stream.Send(&pb.ServerMessage{Body: &pb.ServerMessage_Refusal{Refusal: &pb.Refusal{
@@ -246,6 +250,10 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 		}}})
 	}
 	c.write(stream)
+	if s.hub.keeper != nil && !c.parted.Load() {
+		// Not as after a goodbye: the rank is to look for the next service.
+		return status.Error(codes.Unavailable, "the rendezvous service is stopping")
+	}
 	return nil
 }
 
@@ -283,6 +291,9 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	}
 }
 
+// refusedEnding refuses a rank that comes while the service stops.
+var refusedEnding = refused(RefusedLate, "the job is ending")
+
 // admit admits the rank that says hello, or says why not. From then on its connection is watched for silence.
 func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	s, o, m := c.service, c.service.options, memberFromWire(h.GetMember())
@@ -300,13 +311,13 @@ func (c *serviceConn) admit(h *pb.Hello) *RefusedError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		return refused(RefusedLate, "the job is ending")
+		return refusedEnding
 	}
 	c.socket.hear()
 	c.rank.Store(int64(m.WorldRank))
 	// The welcome is queued before the hub may queue anything else.
-	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{}}})
-	if before, ok := s.hub.attach(m, c); !ok {
+	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Welcome{Welcome: &pb.Welcome{Kept: s.hub.keeper != nil}}})
+	if before, ok := s.hub.attachAs(m, c.session, c); !ok && (s.hub.keeper == nil || !s.hub.back(m.WorldRank, c.session, h.GetWaits(), c)) {
 		if before != rankPresent || !s.replace(m.WorldRank, c) {
 			c.rank.Store(-1)
 			if before == rankPresent {
@@ -344,7 +355,9 @@ func (c *serviceConn) write(stream grpc.BidiStreamingServer[pb.ClientMessage, pb
 		case <-c.gone:
 			ended = true
 		case <-c.service.stopping:
-			c.lose("the rendezvous service was stopped")
+			if c.service.hub.keeper == nil {
+				c.lose("the rendezvous service was stopped")
+			}
 			return
 		}
 		for _, m := range c.outbox.take() {
@@ -500,8 +513,10 @@ func (c *serviceConn) serve(m *pb.ClientMessage) bool {
 		h.lose(rank, b.Abort.GetReason()) // the connection stays, for the goodbye
 	case *pb.ClientMessage_Goodbye:
 		h.leave(rank)
-		c.detach()
+		h.keeper.tell(func() { c.parted.Store(true); c.detach() })
 		return false
+	case *pb.ClientMessage_Taken:
+		h.taken(rank, b.Taken.GetGroup(), b.Taken.GetSequence(), b.Taken.GetRequest())
 	default:
 		c.lose("it sent a message that this version does not know")
 		return false
@@ -525,7 +540,8 @@ func oversized(m *pb.ClientMessage, worldSize int) error {
 	// A text that was clipped may have grown when it was made valid.
 	const longest = 4 * maxText
 	for what, size := range map[string]int{
-		"the name of a group":   max(len(a.GetGroup()), len(r.GetGroup()), len(m.GetAbandon().GetGroup()), len(m.GetCancelGet().GetGroup())),
+		"the name of a group": max(len(a.GetGroup()), len(r.GetGroup()), len(m.GetAbandon().GetGroup()), len(m.GetCancelGet().GetGroup()),
+			len(m.GetTaken().GetGroup())),
 		"an op text":            len(a.GetOp()),
 		"the text of a failure": max(len(a.GetRefusal()), len(a.GetExcuse())),
 		"a key":                 max(len(r.GetKey()), len(m.GetCancelGet().GetKey())),
@@ -565,6 +581,7 @@ func (c *serviceConn) breaks(reason string) {
 func (c *serviceConn) lose(reason string) {
 	if rank := c.attachedRank(); rank >= 0 && c.phase.Load() != phaseReplaced {
 		c.service.hub.lose(rank, reason)
+		c.parted.Store(true)
 	}
 	c.detach()
 }
@@ -644,9 +661,7 @@ func (c *serviceConn) receiveOutcome(group string, seq uint64, o *outcome) {
 
 // receiveReply queues the reply to a store request for the rank.
 func (c *serviceConn) receiveReply(r *storeReply) {
-	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Store{Store: &pb.StoreReply{
-		Id: r.id, Value: r.value, Found: r.found, Swapped: r.swapped, Number: r.number, Failure: r.failure.toWire(),
-	}}})
+	c.outbox.put(&pb.ServerMessage{Body: &pb.ServerMessage_Store{Store: replyToWire(r)}})
 }
 
 // receiveLoss queues the news of a loss for the rank.

@@ -436,20 +436,8 @@ func (x *socketExchange) deliver(ctx context.Context) error {
 	if x.parcel.send == nil {
 		return nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := x.untilLost(ctx)
 	defer cancel()
-	// A loss ends the sending too.
-	unwatch := make(chan struct{})
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case <-x.parcel.group.stopped:
-			cancel()
-		case <-unwatch:
-		}
-	})
-	defer watch.Wait()
-	defer close(unwatch)
 	for rank, ticket := range x.tickets {
 		if rank == x.parcel.group.rank || ticket.Address == "" {
 			continue
@@ -459,6 +447,20 @@ func (x *socketExchange) deliver(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// untilLost returns a context that a loss ends too. cancel frees what that takes.
+func (x *socketExchange) untilLost(ctx context.Context) (_ context.Context, cancel func()) {
+	ctx, end := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-x.parcel.group.stopped:
+			end()
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() { end(); watch.Wait() }
 }
 
 // sendTo connects to one rank and leaves the file in its socket. It does not wait for the rank to take it.

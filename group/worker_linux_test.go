@@ -46,6 +46,9 @@ func work(role string) error {
 	if role == "exiting" {
 		return runExiting()
 	}
+	if role == "impostor" {
+		return runImpostor()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	rank, err := strconv.Atoi(os.Getenv("SYMMEM_TEST_RANK"))
@@ -90,6 +93,11 @@ func work(role string) error {
 		err = g.Err()
 	case "files":
 		err = exchangePipes(ctx, g)
+	case "islands":
+		var islands *Islands
+		if islands, err = g.Islands(ctx); err == nil {
+			report.Text = islands.String() + " " + islands.Why()
+		}
 	default:
 		return fmt.Errorf("no role %q", role)
 	}

@@ -17,7 +17,7 @@ type Algorithm int
 // The forms. The host device has OneShot and TwoShot; on CUDA these stand for the best of their family at the size, and the
 // members can be asked for by themselves.
 const (
-	Auto            Algorithm = iota // by size and world size, from one table
+	Auto            Algorithm = iota // by size, world size and dtype, from tables: package tuning
 	OneShot                          // every rank computes everything
 	TwoShot                          // every rank computes one part for all
 	OneShotLL                        // CUDA: push lines that carry data and flags, without a barrier

@@ -33,11 +33,10 @@ func (a *allGather) describe() string {
 }
 
 func (a *allGather) algorithms(kind device.Kind) []Algorithm {
-	forms := pushOrPull(kind, a.out.Bytes(), a.out.WorldSize(), gatherLLBytes[:])
-	if kind == device.CUDA {
-		forms = append(forms, OneShotMultimem)
+	if kind != device.CUDA {
+		return []Algorithm{OneShot}
 	}
-	return forms
+	return []Algorithm{OneShotLL, OneShotPull, OneShotMultimem}
 }
 
 func (a *allGather) spec(s *collective.Spec) {

@@ -40,7 +40,10 @@ func (a *allToAll) describe() string {
 }
 
 func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
-	return pushOrPull(kind, a.in.Bytes(), a.in.WorldSize(), allToAllLLBytes[:])
+	if kind != device.CUDA {
+		return []Algorithm{OneShot}
+	}
+	return []Algorithm{OneShotLL, OneShotPull}
 }
 
 func (a *allToAll) spec(s *collective.Spec) {

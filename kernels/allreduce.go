@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -30,9 +31,11 @@ type AllReduceOptions struct {
 	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
 	// not overlap the input in part. Nil: in place.
 	Out tensor.SymmetricTensor
-	// Algorithm is the form; Auto by default. Of messages of 1 GiB and more between 2 to 4 GPUs Auto takes Transfers, which copy engines
+	// Algorithm is the form; Auto by default, which takes what tables say is the fastest ([memory.Memory.Tuning]). Of messages of 1 GiB and more between 2 to 4
+	// H200 that is Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
-	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans.
+	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
+	// may be a form that does not combine in the order of the ranks: see RankOrder.
 	//
 	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm
@@ -70,23 +73,21 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
 		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
-	if asked == Auto && copyEnginesWin(t.Device().Kind(), t.Bytes(), t.WorldSize()) {
-		p, err := newAllReduce(ctx, Transfers, t, out, op, opts)
-		if _, large := errors.AsType[*memory.WorkspaceError](err); !large {
+	whole := wholeVectors(t, out)
+	var avoided []Algorithm
+	for {
+		c := chooseAllReduce(t.Memory(), t.Memory().Tuning(), asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole, func(a Algorithm) bool {
+			return opts.RankOrder && !a.RankOrder() || slices.Contains(avoided, a)
+		})
+		p, err := newAllReduce(ctx, c, t, out, op, opts)
+		_, large := errors.AsType[*memory.WorkspaceError](err)
+		if asked != Auto || slices.Contains(avoided, c.algorithm) || !(large && c.algorithm == Transfers) && !avoidable(c.algorithm, err) {
 			return p, err
 		}
-		t.Memory().Logger().Info("an all-reduce by transfers needs more workspace than there is memory; a kernel does it", "bytes", t.Bytes(), "error", err)
+		t.Memory().Logger().Info("a form of all-reduce cannot be had; auto takes another one", "form", c.algorithm, "bytes", t.Bytes(), "error", err)
+		avoided = append(avoided, c.algorithm)
 	}
-	whole := wholeVectors(t, out)
-	chosen := fastest(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
-	if opts.RankOrder && asked != chosen && !chosen.RankOrder() {
-		chosen = choose(asked, t.Device().Kind(), t.DType(), op, t.Bytes(), t.WorldSize(), whole)
-	}
-	return newAllReduce(ctx, chosen, t, out, op, opts)
 }
-
-// fastest makes Auto, and on CUDA the families, into one form. Whatever it is, choose takes forms that combine in the order of the ranks.
-var fastest = choose
 
 // reachable reports whether every peer's copy of the tensors has an address in this process, as far as it is known.
 func reachable(ts ...tensor.SymmetricTensor) bool {
@@ -107,6 +108,7 @@ type allReduce struct {
 	algorithm Algorithm
 	opts      *AllReduceOptions
 	maxBlocks int
+	lap       int64 // of TwoShotFlow
 	inPlace   bool
 	rankOrder bool
 }
@@ -117,15 +119,18 @@ const (
 	specOut
 )
 
-func newAllReduce(ctx context.Context, chosen Algorithm, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	a := allReduce{in: in, out: out, op: op, algorithm: chosen, opts: opts, maxBlocks: opts.MaxBlocks, rankOrder: opts.RankOrder, inPlace: in.Ptr() == out.Ptr()}
+func newAllReduce(ctx context.Context, c choice, in, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
+	a := allReduce{in: in, out: out, op: op, algorithm: c.algorithm, opts: opts, maxBlocks: opts.MaxBlocks, lap: c.lap, rankOrder: opts.RankOrder, inPlace: in.Ptr() == out.Ptr()}
+	if opts.MaxBlocks >= 0 { // which check refuses otherwise
+		a.maxBlocks = atMostBlocks(opts.MaxBlocks, c.blocks)
+	}
 	spec := a.spec()
 	spec.FirstEpoch = opts.FirstEpoch
 	p, err := collective.New(ctx, in.Memory(), spec)
 	if err != nil {
 		return nil, err
 	}
-	return &Plan{Plan: p, algorithm: chosen, bytes: in.Bytes()}, nil
+	return &Plan{Plan: p, algorithm: c.algorithm, bytes: in.Bytes()}, nil
 }
 
 // spec describes the all-reduce.

@@ -50,9 +50,13 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:
-		image, err := ptx.Image(ptx.Meet.File)
+		k := ptx.Meet(hopper(m.Device()))
+		image, err := ptx.Image(k.File)
 		s.Failure = err
-		s.CUDA = &collective.Kernel{Image: image, Function: ptx.Meet.Name, Blocks: 1, Threads: 32, Params: func(at *collective.Addresses) []any { return []any{at.Comm()} }}
+		s.CUDA = &collective.Kernel{
+			Image: image, Function: k.Name, Overlap: k.Overlap, Blocks: 1, Threads: 32,
+			Params: func(at *collective.Addresses) []any { return []any{at.Comm()} },
+		}
 	default:
 		s.Host = func(*collective.Addresses) (collective.HostKernel, error) {
 			return func(r *collective.HostRun) error { return r.Barrier(flagStart) }, nil

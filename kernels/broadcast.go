@@ -37,19 +37,12 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot}
 	}
-	if b.in.WorldSize() >= broadcastTwoShotRanks && b.in.Bytes() >= broadcastTwoShotBytes {
-		return []Algorithm{TwoShotPull, OneShotPull, OneShotLL, OneShotMultimem}
-	}
-	return append(pushOrPull(kind, b.in.Bytes(), b.in.WorldSize(), broadcastLLBytes[:]), TwoShotPull, OneShotMultimem)
+	return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, OneShotMultimem}
 }
 
-// From so many ranks and bytes on, root gives each rank a shard, which all then have from there: what leaves root is the message once or
-// twice, and not once for every other rank. It is the count of bytes on the wire; what another step costs was not measured.
-const (
-	broadcastTwoShotRanks  = 4 // by the kernel for GPUs
-	broadcastTwoShotBytes  = 1 << 20
-	broadcastTwoPhaseRanks = 3 // by transfers; see viaAllBytes
-)
+// From so many ranks on, root gives each rank a shard by transfers, which all then have from there, if the message has viaAllBytes: what leaves root is the
+// message once or twice, and not once for every other rank. It is the count of bytes on the wire; what another step costs was not measured.
+const broadcastTwoPhaseRanks = 3
 
 // viaAllBytes is the size of a message in bytes from which on transfers have each rank send a part of it to all, or combine a part, in place of
 // the one rank that has it or is to get it: a step more, which takes longer between GPUs than what it saves of a smaller message. It was not

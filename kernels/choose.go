@@ -4,78 +4,10 @@ import (
 	"math"
 
 	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/tensor"
 )
-
-// hostOneShotBytes is the size in bytes up to which one-shot is the faster form on the host device, by world size (the last
-// entry serves all above). Found by `symmem bench --algorithm all`.
-var hostOneShotBytes = [...]int64{2: 1 << 10, 3: 4 << 10, 4: 4 << 10}
-
-// choose makes Auto, and on CUDA the families OneShot and TwoShot, into one form. Everything else stays as it was asked for. whole says that
-// the message is whole vectors.
-func choose(asked Algorithm, kind device.Kind, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
-	if kind == device.CUDA {
-		return chooseCUDA(asked, dtype, op, bytes, size, whole)
-	}
-	if asked != Auto {
-		return asked
-	}
-	if size < 2 || bytes <= hostOneShotBytes[min(size, len(hostOneShotBytes)-1)] {
-		return OneShot
-	}
-	return TwoShot
-}
-
-// The sizes in bytes up to which each form is the fastest on CUDA devices, by world size (the last entry serves all above),
-// measured on H200 with NVLink for 2 to 4 ranks and from a model of the bytes on the wire above. First for sums of f32, f16 and
-// bf16, which have kernels that push whole lines; then for everything else.
-var (
-	oneShotPushBytes = [...]int64{2: 2 << 20, 3: 384 << 10, 4: 320 << 10, 5: 160 << 10, 6: 128 << 10, 7: 96 << 10, 8: 64 << 10}
-	twoShotPushBytes = int64(12 << 20)
-	// The same for messages of whole vectors.
-	twoShotPushWholeBytes = [...]int64{2: 32 << 20, 3: 16 << 20, 4: 16 << 20, 5: 12 << 20}
-
-	oneShotLLBytes   = [...]int64{2: 768 << 10, 3: 512 << 10, 4: 512 << 10, 5: 256 << 10, 6: 192 << 10, 7: 128 << 10, 8: 96 << 10}
-	twoShotPullBytes = [...]int64{2: 8 << 20, 3: 4 << 20}
-)
-
-// copyEngineBytes is the size in bytes from which on Transfers is faster than every kernel on CUDA devices, by world size, measured as
-// above; the last entry serves all above, for which it was not measured.
-var copyEngineBytes = [...]int64{2: 1 << 30, 3: 1 << 30, 4: 1 << 30, 5: math.MaxInt64}
-
-// copyEnginesWin reports whether Transfers is the fastest form where peers have pointers.
-func copyEnginesWin(kind device.Kind, bytes int64, size int) bool {
-	return kind == device.CUDA && size > 1 && bytes >= limit(copyEngineBytes[:], size)
-}
 
 // limit is the entry of a table for a world size of at least 2.
 func limit(table []int64, size int) int64 { return table[min(size, len(table)-1)] }
-
-// chooseCUDA picks the form by size and world size.
-func chooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
-	if asked != Auto && asked != OneShot && asked != TwoShot {
-		return asked
-	}
-	if size == 1 {
-		return OneShotPull // a copy, or the rounding of an average
-	}
-	if Supported(device.CUDA, OneShotPush, dtype, op, size) {
-		switch {
-		case asked == OneShot, asked == Auto && bytes <= limit(oneShotPushBytes[:], size):
-			return OneShotPush
-		case bytes <= twoShotPushBytes, whole && bytes <= limit(twoShotPushWholeBytes[:], size):
-			return TwoShotPush
-		}
-		return TwoShotFlow
-	}
-	switch {
-	case asked == OneShot, asked == Auto && bytes <= limit(oneShotLLBytes[:], size):
-		return OneShotLL
-	case bytes <= limit(twoShotPullBytes[:], size):
-		return TwoShotPull
-	}
-	return TwoShotFlow
-}
 
 // launchGeometry is how many blocks of how many threads a form is launched with, and the bytes of a lap of TwoShotFlow.
 type launchGeometry struct {
@@ -91,10 +23,10 @@ func (g launchGeometry) atMost(blocks int) launchGeometry {
 	return g
 }
 
-// geometry gives the launch of a form for a message of bytes between size ranks, on devices with so many multiprocessors, as it is
+// geometry gives the launch of a form for a message of bytes between size ranks, with laps of so many bytes if it is TwoShotFlow, on devices with so many multiprocessors, as it is
 // the fastest: at most two blocks of 256 threads for each multiprocessor. The plan takes fewer blocks where these would not leave
 // room for others.
-func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {
+func geometry(a Algorithm, bytes, lap int64, size, multiprocessors int) launchGeometry {
 	const most = 256
 	perBlock := func(units int64) launchGeometry {
 		threads := most
@@ -117,11 +49,8 @@ func geometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometr
 	case TwoShotPull, TwoShotMultimem:
 		return launchGeometry{blocks: int(min(max((shard+most-1)/most, 1), 2*int64(multiprocessors))), threads: most}
 	case TwoShotFlow:
-		// Laps of 32 KiB are the fastest from 64 MiB on; the workspace is world * blocks * 4 laps.
-		g := launchGeometry{blocks: 2 * multiprocessors, threads: most, lapBytes: 16 << 10}
-		if bytes >= 64<<20 {
-			g.lapBytes = 32 << 10
-		}
+		// The workspace is world * blocks * 4 laps.
+		g := launchGeometry{blocks: 2 * multiprocessors, threads: most, lapBytes: lap}
 		// No more blocks than there are laps to do.
 		laps := (shard*16 + g.lapBytes - 1) / g.lapBytes
 		g.blocks = int(min(int64(g.blocks), max(laps, 1)))

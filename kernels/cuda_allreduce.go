@@ -37,7 +37,7 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	size, bytes := a.in.WorldSize(), a.in.Bytes()
 	layout := ptx.Layout{Form: ptxForms[a.algorithm], World: size, Bytes: bytes}
-	layout.LapBytes = geometry(a.algorithm, bytes, size, 1).lapBytes
+	layout.LapBytes = geometry(a.algorithm, bytes, a.lap, size, 1).lapBytes
 	var flags uint32
 	switch layout.Form {
 	case ptx.OneShotPull:
@@ -68,7 +68,7 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, BlockWorkspace: layout.BlockBytes(),
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(a.algorithm, bytes, size, multiprocessors)
+			g := geometry(a.algorithm, bytes, a.lap, size, multiprocessors)
 			if whole {
 				g = pushGeometry(a.algorithm, bytes, size, multiprocessors)
 			}

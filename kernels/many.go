@@ -12,6 +12,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -261,22 +262,22 @@ func (m *many) choose() error {
 	if !asked.known() {
 		return errs.Invalid(manyCall, "Algorithm", asked, fmt.Sprint(append([]Algorithm{Auto}, have...)))
 	}
-	most := hostOneShotBytes[min(size, len(hostOneShotBytes)-1)]
-	switch {
-	case kind != device.CUDA:
-	case have[0] == OneShotPush:
-		most = limit(oneShotPushBytes[:], size)
-	default:
-		most = limit(oneShotLLBytes[:], size)
-	}
 	switch {
 	case asked == Auto && (m.bytes == 0 || !m.reachable()):
 		m.algorithm = Transfers
 	case asked == Auto && size == 1:
 		m.algorithm = have[1] // a copy, or the rounding of an average
-	case asked == Auto && m.bytes <= most, asked == OneShot:
+	case asked == Auto:
+		l := lookup{tables: m.memory.Tuning(), collective: tuning.AllReduceMany, kind: kind, dtype: m.dtype.String(), bytes: m.bytes, size: size, whole: true}
+		l.can = func(a Algorithm) bool { return slices.Contains(have, a) }
+		c, ok := l.find()
+		if !ok {
+			c.algorithm = have[1]
+		}
+		m.algorithm, m.opts.MaxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)
+	case asked == OneShot:
 		m.algorithm = have[0]
-	case asked == Auto, asked == TwoShot:
+	case asked == TwoShot:
 		m.algorithm = have[1]
 	case slices.Contains(have, asked):
 		m.algorithm = asked

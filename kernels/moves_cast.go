@@ -29,7 +29,7 @@ func (v *movement) byCast(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: ptx.Cast.Name, Overlap: ptx.Cast.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(v.algorithm, longest, v.in.WorldSize(), multiprocessors).atMost(v.opts.MaxBlocks)
+			g := geometry(v.algorithm, longest, 0, v.in.WorldSize(), multiprocessors).atMost(v.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.castParams(at)} },

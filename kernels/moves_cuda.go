@@ -20,7 +20,7 @@ func (v *movement) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := pullGeometry(message, v.in.WorldSize(), multiprocessors).atMost(v.opts.MaxBlocks)
+			g := pullGeometry(message, v.in.WorldSize(), multiprocessors).atMost(v.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.pieces(at)} },

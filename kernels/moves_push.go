@@ -22,7 +22,7 @@ func (v *movement) byLines(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), size, multiprocessors).atMost(v.opts.MaxBlocks)
+			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors).atMost(v.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.lines(at)} },

@@ -17,8 +17,9 @@ import (
 // same.
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
-	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. OneShotMultimem has to be asked for: neither takes it, since it
-	// was not measured. It makes the ranks have multicast addresses of the tensors.
+	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
+	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
+	// since it does not combine in the order of the ranks; OneShot never takes it.
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
 	MaxBlocks int
@@ -36,6 +37,8 @@ type maker struct {
 
 	whole     tensor.SymmetricTensor // in place: the larger of the two
 	algorithm Algorithm              // that was chosen
+	maxBlocks int                    // opts.MaxBlocks, or fewer if the table says so
+	avoided   []Algorithm            // that Auto has tried in vain
 }
 
 // argument is a tensor by its name.
@@ -69,7 +72,7 @@ type collectiveForm interface {
 	check() (whole tensor.SymmetricTensor, err error)
 	// describe is what errors call it, and all that ranks have to agree on beside the tensors.
 	describe() string
-	// algorithms lists the forms on a kind of device, the one that Auto takes first.
+	// algorithms lists the forms on a kind of device, Transfers excluded.
 	algorithms(kind device.Kind) []Algorithm
 	// spec makes the spec that of the form that was chosen. There is something to do.
 	spec(s *collective.Spec)
@@ -116,7 +119,20 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 		_, err := collective.New(ctx, memory, collective.Spec{Name: m.call, Failure: failure})
 		return nil, err
 	}
+	for {
+		p, err := m.planOnce(ctx, f)
+		if m.opts.Algorithm != Auto || !avoidable(m.algorithm, err) {
+			return p, err
+		}
+		m.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
+		m.avoided = append(m.avoided, m.algorithm)
+	}
+}
+
+// planOnce is plan for arguments that are there.
+func (m *maker) planOnce(ctx context.Context, f collectiveForm) (*Plan, error) {
 	s := collective.Spec{FirstEpoch: m.opts.FirstEpoch}
+	m.maxBlocks = m.opts.MaxBlocks
 	if s.Failure = m.check(); s.Failure == nil {
 		m.whole, s.Failure = f.check()
 	}
@@ -124,7 +140,7 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 		s.Failure = m.choose(f)
 	}
 	s.Name = fmt.Sprintf("%s, %s", f.describe(), m.algorithm)
-	s.Parameters = fmt.Sprintf("at most %d blocks, in one tensor %t", m.opts.MaxBlocks, m.inPlace())
+	s.Parameters = fmt.Sprintf("at most %d blocks, in one tensor %t", m.maxBlocks, m.inPlace())
 	if s.Tensors = []tensor.SymmetricTensor{m.in, m.out}; m.inPlace() {
 		s.Tensors = []tensor.SymmetricTensor{m.whole} // of which the other is a part, at another place on each rank
 	}
@@ -242,10 +258,8 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
 		m.algorithm = Transfers
-	case asked == Auto:
-		m.algorithm = have[0]
-	case asked == OneShot && kind == device.CUDA:
-		m.algorithm = oneShotOf(have)
+	case asked == Auto, asked == OneShot && kind == device.CUDA:
+		m.byTable(have)
 	case !slices.Contains(all, asked):
 		return fmt.Errorf("there is no %s in the form %s on a %s device; there are %v: %w", f.describe(), asked, kind, all, errs.ErrUnsupported)
 	}

@@ -77,25 +77,14 @@ func (r *reduction) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot}
 	}
-	lines, sealed := scatterLLBytes[:], scatterPushBytes[:]
-	if !r.scatter {
-		lines, sealed = reduceLLBytes[:], reducePushBytes[:]
+	forms := []Algorithm{OneShotLL, OneShotPull}
+	if _, float := ptx.PushScatter(ptx.OneShotPush, r.in.DType().String(), false); float {
+		forms = append(forms, OneShotPush)
 	}
-	size, bytes := r.in.WorldSize(), r.in.Bytes()
-	_, float := ptx.PushScatter(ptx.OneShotPush, r.in.DType().String(), false)
-	var multimem []Algorithm // last: it was not measured
-	if Supported(kind, OneShotMultimem, r.in.DType(), r.op, size) {
-		multimem = []Algorithm{OneShotMultimem}
+	if Supported(kind, OneShotMultimem, r.in.DType(), r.op, r.in.WorldSize()) {
+		forms = append(forms, OneShotMultimem)
 	}
-	switch {
-	case float && size > 1 && bytes <= limit(sealed, size):
-		return append([]Algorithm{OneShotPush, OneShotLL, OneShotPull}, multimem...)
-	case float:
-		return append([]Algorithm{OneShotPull, OneShotPush, OneShotLL}, multimem...)
-	case size > 1 && bytes <= limit(lines, size):
-		return []Algorithm{OneShotLL, OneShotPull}
-	}
-	return []Algorithm{OneShotPull, OneShotLL}
+	return forms
 }
 
 // share is the range of elements of the input whose combination rank has in its output.

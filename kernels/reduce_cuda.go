@@ -30,7 +30,7 @@ func (r *reduction) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(OneShotPull, bytes, size, multiprocessors).atMost(r.opts.MaxBlocks)
+			g := geometry(OneShotPull, bytes, 0, size, multiprocessors).atMost(r.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {

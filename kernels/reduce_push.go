@@ -30,7 +30,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(r.algorithm, share, size, multiprocessors).atMost(r.opts.MaxBlocks)
+			g := geometry(r.algorithm, share, 0, size, multiprocessors).atMost(r.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {

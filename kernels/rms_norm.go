@@ -10,6 +10,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -109,6 +110,7 @@ func (n *norm) plan(ctx context.Context) (*Plan, error) {
 		return nil, err
 	}
 	n.fill()
+	n.maxBlocks = n.opts.MaxBlocks
 	s := collective.Spec{FirstEpoch: n.opts.FirstEpoch, Tensors: []tensor.SymmetricTensor{n.in}}
 	if s.Failure = n.maker.check(); s.Failure == nil {
 		s.Failure = n.check()
@@ -118,7 +120,7 @@ func (n *norm) plan(ctx context.Context) (*Plan, error) {
 	}
 	s.Name = n.describe()
 	s.Parameters = fmt.Sprintf("at most %d blocks, epsilon %v, weight bias %v, out %t, fp8 %t with scale %v",
-		n.opts.MaxBlocks, n.Epsilon, n.WeightBias, !n.Out.none(), !n.Quantized.none(), n.Scale)
+		n.maxBlocks, n.Epsilon, n.WeightBias, !n.Out.none(), !n.Quantized.none(), n.Scale)
 	s.Program = &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }}
 	if s.Failure == nil && n.in.Bytes() > 0 {
 		n.spec(&s)
@@ -269,22 +271,29 @@ func (n *norm) chosen(asked Algorithm, kind device.Kind) Algorithm {
 	if asked == Auto && (n.far() || bytes == 0 || !reachable(n.in)) {
 		return Transfers
 	}
-	if kind != device.CUDA {
-		return choose(asked, kind, n.in.DType(), Sum, bytes, size, false)
-	}
-	switch asked {
-	case Auto, OneShot:
-		if asked == OneShot || size == 1 || bytes <= limit(oneShotPushBytes[:], size) {
-			return OneShotPush
+	c := choice{algorithm: asked}
+	switch {
+	case kind == device.CUDA && (asked == OneShot || asked == Auto && size == 1):
+		c.algorithm = OneShotPush
+	case kind != device.CUDA && asked == Auto && size == 1:
+		c.algorithm = OneShot
+	case asked == Auto, asked == TwoShot && kind == device.CUDA:
+		l := lookup{tables: n.in.Memory().Tuning(), collective: tuning.AllReduceRMSNorm, asked: asked, kind: kind, dtype: n.in.DType().String(), bytes: bytes, size: size, whole: true}
+		l.can = func(a Algorithm) bool {
+			if _, compiled := normForms[a]; kind == device.CUDA {
+				return compiled || a == Transfers
+			}
+			return a == OneShot || a == TwoShot || a == Transfers
 		}
-	case TwoShot:
-	default:
-		return asked
+		var ok bool
+		if c, ok = l.find(); !ok {
+			if c.algorithm = TwoShot; kind == device.CUDA {
+				c.algorithm = TwoShotPull
+			}
+		}
 	}
-	if bytes <= twoShotPushBytes {
-		return TwoShotPush
-	}
-	return TwoShotPull
+	n.maxBlocks = atMostBlocks(n.opts.MaxBlocks, c.blocks)
+	return c.algorithm
 }
 
 func (n *norm) spec(s *collective.Spec) {
@@ -327,7 +336,7 @@ func (n *norm) params(in device.Ptr) ptx.Norm {
 
 // fit is the launch: a block for each row.
 func (n *norm) fit(multiprocessors int) (blocks, threads int) {
-	g := launchGeometry{blocks: int(min(n.rows, 2*int64(multiprocessors))), threads: normThreads(n.rowBytes())}.atMost(n.opts.MaxBlocks)
+	g := launchGeometry{blocks: int(min(n.rows, 2*int64(multiprocessors))), threads: normThreads(n.rowBytes())}.atMost(n.maxBlocks)
 	return g.blocks, g.threads
 }
 

@@ -19,7 +19,7 @@ import (
 // sequentially consistent; package ptxvm's own tests run them under weak memory.
 func (f simFunction) compiled() bool {
 	return slices.ContainsFunc([]string{
-		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet.Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_",
+		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet(false).Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_",
 	}, func(name string) bool { return strings.HasPrefix(f.name, name) })
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // the host backend brings none
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -513,9 +514,6 @@ func simulatedRun(g *group.Group, dtype tensor.DType, op Op, n, offset int64, at
 // TestCopyEnginesForLargeMessages: Auto takes transfers from some size on, and a kernel on every rank where one rank has no memory for
 // their workspace.
 func TestCopyEnginesForLargeMessages(t *testing.T) {
-	from := copyEngineBytes
-	t.Cleanup(func() { copyEngineBytes = from })
-	copyEngineBytes[2] = 64 << 20
 	for _, c := range []struct {
 		bytes int64
 		left  int64 // of rank 1's memory
@@ -551,6 +549,9 @@ func chosenOnSimulated(g *group.Group, bytes, left int64, want Algorithm) error 
 	b := &simBackend{Backend: near, dev: dev}
 	b.left.Store(left)
 	m := memory.New(b, g, nil)
+	m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
+		Collective: tuning.AllReduce, Ranks: 2, Steps: []tuning.Step{{UpTo: 64<<20 - 1, Form: "two_shot_flow"}, {Form: "transfers"}},
+	}}}}})
 	x, err := tensor.Zeros(ctx, m, tensor.Float32, bytes/4)
 	if err != nil {
 		return err

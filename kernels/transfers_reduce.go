@@ -93,7 +93,7 @@ func newCUDAReduce(b *collective.Builder, d device.Device, dtype tensor.DType, o
 		b.Kernel(&collective.Kernel{
 			Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
-				g := geometry(OneShotPull, n, size, multiprocessors)
+				g := geometry(OneShotPull, n, 0, size, multiprocessors)
 				return g.blocks, g.threads
 			},
 			Params: func(*collective.Addresses) []any { return []any{params.Bytes()} },

@@ -240,7 +240,7 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 	w := h.entry.window
 	e := &entry{alloc: h.entry.alloc, name: heapName}
 	// The window has a number of its own, the same on every rank, and the addresses of the heap's.
-	e.window = &Window{memory: h.memory, alloc: w.alloc, entry: e, mapping: w.mapping, number: w.number | number<<32, whole: w}
+	e.window = &Window{memory: h.memory, alloc: w.alloc, entry: e, mapping: w.mapping, number: w.number | number<<32, whole: w, near: w.near}
 	a := &HeapAllocation{heap: h, entry: e, window: e.window, number: number, span: at, bytes: bytes}
 	e.piece = a
 	runtime.Callers(2, a.callers[:])

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/tuning"
 )
 
 // Memory is one rank's symmetric memory: a backend, the group it serves, and every allocation made through it. It is safe
@@ -33,12 +34,13 @@ type Memory struct {
 
 	// collective serialises the collective operations of this rank, so that their order is one order.
 	collective sync.Mutex
-	operations uint64                  // rendezvous that all ranks agreed on; guarded by collective
-	workspace  pool                    // guarded by collective
-	devices    []string                // every rank's device, by rank, once a workspace was taken; guarded by collective
-	heaps      []*Heap                 // guarded by collective
-	left       bool                    // Close has told the others, but the device was still busy; guarded by collective
-	signals    atomic.Pointer[signals] // made with the signal pads by the first rendezvous
+	operations uint64                     // rendezvous that all ranks agreed on; guarded by collective
+	workspace  pool                       // guarded by collective
+	devices    []string                   // every rank's device, by rank, once a workspace was taken; guarded by collective
+	heaps      []*Heap                    // guarded by collective
+	tuning     atomic.Pointer[tuning.Set] // that SetTuning gave
+	left       bool                       // Close has told the others, but the device was still busy; guarded by collective
+	signals    atomic.Pointer[signals]    // made with the signal pads by the first rendezvous
 	compiled   compiled
 	copies     copies
 
@@ -143,6 +145,15 @@ func (m *Memory) Backend() backend.Backend { return m.backend }
 // Group is the group whose ranks share the memory.
 func (m *Memory) Group() *group.Group { return m.group }
 
+// Capabilities says what the backend can do here, with the number of peers whose memory has an address in this process.
+func (m *Memory) Capabilities() backend.Capabilities {
+	c := m.backend.Capabilities()
+	if c.PeerPointers {
+		c.PointerPeers = m.group.Size() - 1
+	}
+	return c
+}
+
 // Device is the device whose memory it is.
 func (m *Memory) Device() device.Device { return m.device }
 
@@ -154,6 +165,19 @@ func (m *Memory) KernelTimeout() time.Duration { return m.opts.KernelTimeout }
 
 // MaxBlocks is the most blocks that the kernel of a plan takes on this rank's device; 0 is no bound.
 func (m *Memory) MaxBlocks() int { return m.opts.MaxBlocks }
+
+// Tuning is the tables that say which form of a collective is the fastest: those that SetTuning gave, or else [tuning.Default].
+func (m *Memory) Tuning() *tuning.Set {
+	if s := m.tuning.Load(); s != nil {
+		return s
+	}
+	return tuning.Default(m.device.Kind() == device.Host)
+}
+
+// SetTuning gives plans that are made from now on other tables; nil gives the default back. Every rank of the group gives the same, at the same place in the
+// order of its collective calls: it is local, and ranks that go by different tables may not agree on a form, so that making a plan is ErrMismatch. Nobody may change the tables
+// afterwards. [github.com/symmem/symmem.Open] does this with the tables that the ranks have agreed on.
+func (m *Memory) SetTuning(s *tuning.Set) { m.tuning.Store(s) }
 
 // Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
 // may then keep that peer from setting it.
@@ -339,6 +363,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 			return nil, fmt.Errorf("rendezvous %d: %w", mine.Operation, err)
 		}
 		w.mapping = mapping
+		w.reach()
 	}
 	m.mu.Lock()
 	e.window = w

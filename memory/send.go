@@ -28,8 +28,8 @@ type PreparedSend struct {
 	signals   *Signals
 	channel   int
 	transfers []*Transfer
-	copies    []copyBlock // where the backend has peer pointers
-	work      *sendWork   // where it has not
+	copies    []copyBlock // to peers whose memory has an address, unless the work does them
+	work      *sendWork   // where a peer's memory or signal has none
 	computed  *computed   // unless the puts are known before it runs
 }
 
@@ -49,6 +49,9 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	}()
 	moves := make([]backend.PreparedTransfer, p.memory.group.Size()) // by peer
 	taken := make([]bool, len(moves))
+	_, onHost := p.memory.device.(device.HostMemory)
+	flags, byFlags := p.signals.(*flagSignals)
+	far := byFlags
 	for _, put := range puts {
 		t, err := p.prepare(put, taken)
 		if err != nil {
@@ -59,15 +62,23 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		case *copyTransfer:
 			send.copies = append(send.copies, m.copies...)
 		case *workTransfer:
-			moves[put.Peer] = m
+			moves[put.Peer], far = m, true
 		}
 	}
-	if f, ok := p.signals.(*flagSignals); ok {
-		send.work, err = newSendWork(f, channel, moves)
-	} else if slices.ContainsFunc(moves, func(m backend.PreparedTransfer) bool { return m != nil }) {
-		err = fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", errs.ErrUnsupported)
+	switch {
+	case !far:
+		return send, nil
+	case !byFlags && !onHost:
+		return nil, fmt.Errorf("a plan on %s with puts to memory without addresses, whose signals are in memory with them: %w", p.memory.device.Name(), errs.ErrUnsupported)
+	case onHost: // the work does everything, so that no peer waits for another's put
+		send.copies = nil
+		for i, put := range puts {
+			if m, near := send.transfers[i].prepared.(*copyTransfer); near {
+				moves[put.Peer] = &nearMove{memory: p.memory, transfer: send.transfers[i], copies: m.copies}
+			}
+		}
 	}
-	if err != nil {
+	if send.work, err = newSendWork(p, flags, channel, moves); err != nil {
 		return nil, err
 	}
 	return send, nil
@@ -111,7 +122,15 @@ func (p *Signals) prepare(put SendPut, taken []bool) (*Transfer, error) {
 // is written. It returns at once and allocates nothing.
 func (p *PreparedSend) Enqueue(s device.Stream) error {
 	if p.work != nil {
-		return hostWork(s, p.work)
+		for _, c := range p.copies { // before the work, which signals
+			if err := s.Copy(c.dst, c.src, c.bytes); err != nil {
+				return err
+			}
+		}
+		if err := hostWork(s, p.work); err != nil || p.work.signals {
+			return err
+		}
+		return p.signals.SignalAll(s, p.channel)
 	}
 	if _, ok := s.Device().(device.HostMemory); ok && (s.Capturing() || p.computed != nil) {
 		if err := launch(s, (*recordedSend)(p)); err != nil {
@@ -158,14 +177,26 @@ func (r *recordedSend) RunKernel() error {
 		}
 	}
 	for _, t := range transfers {
-		for _, side := range t.sides {
-			if side.gone.Load() {
-				user.failLater(side.freed())
-				return nil
-			}
+		if err := t.freed(); err != nil {
+			user.failLater(err)
+			return nil
 		}
 	}
-	hm := r.signals.memory.device.(device.HostMemory)
+	return copyOnHost(r.signals.memory.device.(device.HostMemory), copies)
+}
+
+// freed is an error if memory of either side of the transfer was freed.
+func (t *Transfer) freed() error {
+	for _, side := range t.sides {
+		if side.gone.Load() {
+			return side.freed()
+		}
+	}
+	return nil
+}
+
+// copyOnHost copies between addresses of the host device, on the goroutine that asks.
+func copyOnHost(hm device.HostMemory, copies []copyBlock) error {
 	for _, c := range copies {
 		dst, err := hm.Bytes(c.dst, c.bytes)
 		if err != nil {
@@ -180,6 +211,24 @@ func (r *recordedSend) RunKernel() error {
 	return nil
 }
 
+// nearMove is a put to a peer whose memory has an address, as a part of a send by work, on the host device.
+type nearMove struct {
+	memory   *Memory
+	transfer *Transfer
+	copies   []copyBlock
+}
+
+// Start copies. The run has ended then.
+func (n *nearMove) Start() (device.HostProgress, error) {
+	if err := n.transfer.freed(); err != nil {
+		return nil, err
+	}
+	return nothing{}, copyOnHost(n.memory.device.(device.HostMemory), n.copies)
+}
+
+// Close does nothing: the send closes its transfers.
+func (n *nearMove) Close() error { return nil }
+
 func (r *recordedSend) String() string { return "send" }
 
 // sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
@@ -187,6 +236,7 @@ func (r *recordedSend) String() string { return "send" }
 type sendWork struct {
 	user     *signalUser
 	computed *computed // gives the parts' puts, unless it is nil
+	signals  bool      // the work signals each peer; otherwise that is done when all of it has ended
 
 	mu    sync.Mutex // two streams may come to it at once, which is found here
 	parts []sendPart // by how far behind this rank the peer is
@@ -196,20 +246,25 @@ type sendWork struct {
 type sendPart struct {
 	peer int
 	put  backend.PreparedTransfer // nil without one
-	lane *flagLane
-	run  device.HostProgress // the put or the signal under way; nil when the part has ended
-	sent bool                // the run is the signal
+	lane *flagLane                // nil if the work does not signal
+	run  device.HostProgress      // the put or the signal under way; nil when the part has ended
+	sent bool                     // the run is the signal
 }
 
-func newSendWork(f *flagSignals, channel int, moves []backend.PreparedTransfer) (*sendWork, error) {
-	w := &sendWork{user: f.user}
-	for k := 1; k < f.size; k++ {
-		peer := (f.memory.group.Rank() + k) % f.size
-		lane, err := f.lane(channel, padSignal, peer)
-		if err != nil {
-			return nil, fmt.Errorf("preparing signals to rank %d: %w", peer, err)
+// newSendWork makes the work of a send that moves what moves has, by peer. It signals if the signals are flags; else f is nil.
+func newSendWork(p *Signals, f *flagSignals, channel int, moves []backend.PreparedTransfer) (*sendWork, error) {
+	w := &sendWork{user: p.user, signals: f != nil}
+	me, size := p.memory.group.Rank(), p.memory.group.Size()
+	for k := 1; k < size; k++ {
+		part := sendPart{peer: (me + k) % size}
+		part.put = moves[part.peer]
+		if f != nil {
+			var err error
+			if part.lane, err = f.lane(channel, padSignal, part.peer); err != nil {
+				return nil, fmt.Errorf("preparing signals to rank %d: %w", part.peer, err)
+			}
 		}
-		w.parts = append(w.parts, sendPart{peer: peer, put: moves[peer], lane: lane})
+		w.parts = append(w.parts, part)
 	}
 	return w, nil
 }
@@ -230,19 +285,28 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 			return nothing{}, nil
 		}
 	}
-	for i := range w.parts {
-		part := &w.parts[i]
-		part.sent = part.put == nil
-		if part.sent {
-			w.signal(part)
-			continue
-		}
-		run, err := part.put.Start()
-		if part.run = run; err != nil {
-			w.fail(part, err)
+	// What goes far is under way while the CPU copies what is near.
+	for _, near := range []bool{false, true} {
+		for i := range w.parts {
+			part := &w.parts[i]
+			if _, copied := part.put.(*nearMove); copied == near {
+				w.begin(part)
+			}
 		}
 	}
 	return w, nil
+}
+
+// begin begins a part.
+func (w *sendWork) begin(part *sendPart) {
+	if part.sent = part.put == nil; part.sent {
+		w.signal(part)
+		return
+	}
+	run, err := part.put.Start()
+	if part.run = run; err != nil {
+		w.fail(part, err)
+	}
 }
 
 // ended reports whether all parts have.
@@ -250,8 +314,12 @@ func (w *sendWork) ended() bool {
 	return !slices.ContainsFunc(w.parts, func(p sendPart) bool { return p.run != nil })
 }
 
-// signal begins the signal of a part whose put has ended.
+// signal begins the signal of a part whose put has ended, if the work signals.
 func (w *sendWork) signal(part *sendPart) {
+	if part.lane == nil {
+		part.run = nil
+		return
+	}
 	run, err := part.lane.Start()
 	if part.run, part.sent = run, true; err != nil {
 		w.fail(part, err)

@@ -29,8 +29,9 @@ func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error
 	}
 	c := &computed{signals: p, puts: puts}
 	send := &PreparedSend{signals: p, channel: channel, computed: c}
-	if f, ok := p.signals.(*flagSignals); ok {
-		work, err := newSendWork(f, channel, make([]backend.PreparedTransfer, p.memory.group.Size()))
+	flags, byFlags := p.signals.(*flagSignals)
+	if _, own := p.memory.backend.(backend.Transferrer); own || byFlags { // some memory may have no addresses
+		work, err := newSendWork(p, flags, channel, make([]backend.PreparedTransfer, p.memory.group.Size()))
 		if err != nil {
 			return nil, err
 		}
@@ -55,7 +56,7 @@ type computedPut struct {
 	transfer *Transfer
 }
 
-// now gives the transfers of a run that begins, and what they copy where the backend has peer pointers; where it has not, moves, by peer,
+// now gives the transfers of a run that begins, and what they copy where all memory has addresses; where it has not, moves, by peer,
 // takes them. The run before has ended.
 func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlock, error) {
 	c.mu.Lock()
@@ -106,10 +107,14 @@ func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlo
 		transfers = append(transfers, k.transfer)
 		switch m := k.transfer.prepared.(type) {
 		case *copyTransfer:
-			copies = append(copies, m.copies...)
+			if moves != nil {
+				moves[k.Peer] = &nearMove{memory: c.signals.memory, transfer: k.transfer, copies: m.copies}
+			} else {
+				copies = append(copies, m.copies...)
+			}
 		case *workTransfer:
 			if moves == nil {
-				return nil, nil, fmt.Errorf("a backend that moves blocks in its own way must be a Flagger too: %w", errs.ErrUnsupported)
+				return nil, nil, fmt.Errorf("rank %d's memory has no address, and the backend does not move blocks: %w", k.Peer, errs.ErrNotReachable)
 			}
 			moves[k.Peer] = m
 		}

@@ -56,9 +56,16 @@ func (m *Memory) padFailure() error {
 	return nil
 }
 
+// flagger gives the backend's own words for signals. There are none where every peer's memory has an address: they lie in symmetric memory there.
+// All ranks decide alike.
+func (m *Memory) flagger() (backend.Flagger, bool) {
+	f, ok := m.backend.(backend.Flagger)
+	return f, ok && !m.backend.Capabilities().PeerPointers
+}
+
 // padBytes is the size of a signal pad in symmetric memory; 0 where signals go another way.
 func (m *Memory) padBytes(channels int) int64 {
-	if _, ok := m.backend.(backend.Flagger); ok {
+	if _, ok := m.flagger(); ok {
 		return 0
 	}
 	if _, ok := m.device.(device.HostMemory); ok {
@@ -70,7 +77,7 @@ func (m *Memory) padBytes(channels int) int64 {
 // signalsOn makes signals on the pad at offset of a workspace, for user or, if that is nil, for the memory itself. Collective; the
 // caller holds m.collective and tells the others of a failure.
 func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, channels int, user *signalUser) (signals, error) {
-	if f, ok := m.backend.(backend.Flagger); ok {
+	if f, ok := m.flagger(); ok {
 		return newFlagSignals(ctx, m, f, channels, user)
 	}
 	if hm, ok := m.device.(device.HostMemory); ok {

@@ -25,10 +25,13 @@ type deviceSignals struct {
 	dead     device.Ptr // of a plan: its dead word, and a fault cell that nobody looks at
 	table    device.Ptr
 	kernels  [launchKinds]device.Function // loaded beforehand: loading waits for what the device has under way
+	overlap  bool                         // they may overlap with the work before them
 
 	// One prepared launch for each kind, channel and peer, made when it is first needed.
 	mu       sync.Mutex
 	launches []atomic.Pointer[device.PreparedLaunch]
+
+	puts putLaunches
 }
 
 // The kinds of launch.
@@ -69,8 +72,15 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 			err = errors.Join(err, d.close())
 		}
 	}()
+	hopper := hopper(m.device)
 	for kind, k := range signalKernels {
-		if d.kernels[kind], err = m.kernel(k); err != nil {
+		if d.kernels[kind], err = m.kernel(ptx.SignalOn(k, hopper)); err != nil {
+			return d, err
+		}
+	}
+	d.overlap = ptx.SignalOn(ptx.Signal, hopper).Overlap
+	if user == nil {
+		if d.puts.kernel, err = m.kernel(ptx.SignalOn(ptx.PutSignal, hopper)); err != nil {
 			return d, err
 		}
 	}
@@ -121,6 +131,12 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 	return d, nil
 }
 
+// hopper reports whether kernels of a device can overlap with the work before them: it has compute capability 9.0 or later.
+func hopper(d device.Device) bool {
+	g, ok := d.(interface{ ComputeCapability() int }) // ten times the major number plus the minor one
+	return ok && g.ComputeCapability() >= 90
+}
+
 // peerAtomics reports whether kernels of d can do atomic operations on the memory of every device, as far as d can tell. Where they
 // cannot, or nobody knows, signals are counts that are stored.
 func peerAtomics(d device.Device, uuids []string) bool {
@@ -156,7 +172,7 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	if kind >= launchBarrier { // a thread for each rank
 		threads = uint32(min(max(size, 32), ptx.MaxThreads)+31) / 32 * 32
 	}
-	l := device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Overlap: signalKernels[kind].Overlap}
+	l := device.Launch{Grid: [3]uint32{1}, Block: [3]uint32{threads}, Overlap: d.overlap}
 	if d.user != nil && (kind == launchSignal || kind == launchSignalAll || kind == launchWaitBeside) {
 		// The plan may do this on streams of its own. Its next wait finds the dead word, and tells what that says.
 		params.Fault = uint64(d.dead.Add(unseenCell))
@@ -230,7 +246,7 @@ func (m *Memory) WaitFailed(op string, f ptx.Fault) error {
 }
 
 func (d *deviceSignals) close() error {
-	var err error
+	err := d.puts.close()
 	for i := range d.launches {
 		if prepared := d.launches[i].Swap(nil); prepared != nil {
 			err = errors.Join(err, (*prepared).Close())

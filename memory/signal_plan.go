@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -107,7 +106,7 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	case offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels):
 		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
 	}
-	if _, ok := m.backend.(backend.Flagger); ok { // making flags is collective
+	if _, ok := m.flagger(); ok { // making flags is collective
 		if vote := m.group.Vote(ctx, "signals", err); vote != nil {
 			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
 		}

@@ -78,6 +78,7 @@ func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []Trans
 		return nil, errs.Invalid(name, "blocks", "an empty list", "at least one block")
 	}
 	var sides []side
+	near := true
 	for i, b := range blocks {
 		arg := fmt.Sprintf("blocks[%d]", i)
 		switch {
@@ -101,10 +102,11 @@ func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []Trans
 			return nil, err
 		}
 		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
+		near = near && b.Window.near[peer]
 	}
 	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
-	if own, ok := m.transferrer(peer); ok {
+	if own, ok := m.transferrer(near); ok {
 		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
 	} else {
 		t.prepared, err = newCopyTransfer(m.device, op, peer, blocks)
@@ -234,11 +236,11 @@ func (t *Transfer) refresh() {
 	}
 }
 
-// transferrer gives the backend's own way to move blocks to and from peer. There is none where addresses do: this rank's own
-// memory, always.
-func (m *Memory) transferrer(peer int) (backend.Transferrer, bool) {
+// transferrer gives the backend's own way to move blocks to and from a peer. Where the peer's memory is near, which this rank's own always is, there
+// is none: its addresses do.
+func (m *Memory) transferrer(near bool) (backend.Transferrer, bool) {
 	own, ok := m.backend.(backend.Transferrer)
-	return own, ok && peer != m.group.Rank()
+	return own, ok && !near
 }
 
 // side is memory that a transfer reads or writes on this rank, or on the peer, which frees it with this rank.
@@ -455,6 +457,16 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 	if err != nil {
 		return err
 	}
+	d, compiled := sig.(*deviceSignals)
+	near := w != nil && w.memory == m && w.mapping != nil && w.near[peer]
+	if _, far := m.transferrer(near); compiled && !far && bytes > 0 && bytes <= putSignalBytes {
+		return m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+			if to == from {
+				return sig.signal(s, peer, channel)
+			}
+			return d.putSignal(s, peer, channel, to, from, bytes)
+		})
+	}
 	if err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {
 		return err
 	}
@@ -465,6 +477,18 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
+	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+		if to == from {
+			return nil
+		}
+		return s.Copy(to, from, bytes)
+	})
+}
+
+// copy is Copy, with what enqueues it where the peer's memory has an address.
+func (m *Memory) copy(
+	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64, enqueue func(to, from device.Ptr) error,
+) error {
 	if op != backend.Read && op != backend.Write {
 		return errs.Invalid("Copy", "op", op, "Read or Write")
 	}
@@ -499,18 +523,15 @@ func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Windo
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	defer unuseSides(sides[:])
-	if own, ok := m.transferrer(peer); ok {
+	if own, ok := m.transferrer(w.near[peer]); ok {
 		return m.copies.enqueue(s, own, e, copyKey{op: op, peer: peer, window: w, offset: offset, local: local, bytes: bytes})
 	}
 	remote, err := w.Peer(peer, offset)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	if remote == local {
-		return nil
-	}
 	if op == backend.Write {
-		return s.Copy(remote, local, bytes)
+		return enqueue(remote, local)
 	}
-	return s.Copy(local, remote, bytes)
+	return enqueue(local, remote)
 }

@@ -19,6 +19,7 @@ type Window struct {
 	number  uint64          // of its rendezvous, the same on every rank
 	closed  atomic.Bool
 	whole   *Window // of the heap, for the window of one of its allocations; else nil
+	near    []bool  // by rank: its copy has an address here
 
 	multicast   atomic.Uint64         // the multicast address, 0 before EnableMulticast
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
@@ -34,6 +35,15 @@ func (w *Window) base() *Window {
 		return w.whole
 	}
 	return w
+}
+
+// reach finds out which copies have an address in this process.
+func (w *Window) reach() {
+	w.near = make([]bool, w.memory.group.Size())
+	for r := range w.near {
+		_, err := w.mapping.Peer(r)
+		w.near[r] = err == nil
+	}
 }
 
 // Bytes is the size that was asked for at allocation; for an allocation of a heap, the size of the heap.

@@ -63,9 +63,9 @@ type SymmetricTensor interface {
 	// Contiguous is the view on all ranks' copies: their shape with the world size in front. Local. ErrNoRendezvous before the rendezvous,
 	// ErrUnsupported where the backend does not lay them side by side.
 	Contiguous() (*View, error)
-	// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words, nil for an
-	// empty tensor's. It is made once and lives as long as the memory. Local; it may block while memory is found. ErrNoRendezvous before
-	// the rendezvous, ErrNotReachable where a peer's memory has no address here, ErrNoMemory where the device has no room for the table.
+	// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words, 0 for a
+	// peer whose memory has no address here, nil for an empty tensor's. It is made once and lives as long as the memory. Local; it may block
+	// while memory is found. ErrNoRendezvous before the rendezvous, ErrNoMemory where the device has no room for the table.
 	PeerTable() (device.Ptr, error)
 
 	// Put enqueues copying this rank's copy of src, of the same dtype and number of elements, to peer's copy of the tensor. It returns at

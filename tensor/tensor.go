@@ -339,10 +339,9 @@ func (t *Tensor) Contiguous() (*View, error) {
 	return v, nil
 }
 
-// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words,
-// nil for an empty tensor. It is made once and lives until the memory is given back. Local; it may block while memory is found.
-// ErrNoRendezvous before the rendezvous, ErrNotReachable where a peer's memory has no address here, ErrNoMemory where the device has no
-// room for the table.
+// PeerTable is the address, in device memory, of the addresses of all ranks' copies: WorldSize little-endian 64-bit words, 0 for a
+// peer whose memory has no address here, and nil for an empty tensor. It is made once and lives until the memory is given back. Local; it may block
+// while memory is found. ErrNoRendezvous before the rendezvous, ErrNoMemory where the device has no room for the table.
 func (t *Tensor) PeerTable() (device.Ptr, error) {
 	w, err := t.mapped()
 	if err != nil {
@@ -356,10 +355,10 @@ func (t *Tensor) PeerTable() (device.Ptr, error) {
 	var words []byte
 	for r := range t.WorldSize() {
 		p, err := w.Peer(r, t.offset)
-		if err != nil {
+		if err != nil && !errors.Is(err, errs.ErrNotReachable) {
 			return 0, named(t.name, err)
 		}
-		if t.bytes == 0 {
+		if t.bytes == 0 || err != nil {
 			p = 0
 		}
 		words = binary.LittleEndian.AppendUint64(words, uint64(p))

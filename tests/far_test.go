@@ -12,9 +12,15 @@ import (
 // farName is a backend without peer pointers that needs nothing: host memory, reached by transfers and flags only.
 const farName = "far"
 
-func init() { backend.Register(farName, farFactory{}) }
+// islesName is far with islands of two ranks, the first of one: ranks of one island have addresses of each other's memory.
+const islesName = "isles"
 
-type farFactory struct{}
+func init() {
+	backend.Register(farName, farFactory{})
+	backend.Register(islesName, farFactory{islands: true})
+}
+
+type farFactory struct{ islands bool }
 
 func (farFactory) near() (backend.Factory, error) { return backend.Lookup("host") }
 
@@ -36,5 +42,12 @@ func (f farFactory) Open(ctx context.Context, env *backend.Env) (backend.Backend
 	if err != nil {
 		return nil, fmt.Errorf("opening what is near: %w", err)
 	}
-	return backendtest.Far(b, env.Group, &backendtest.FarOptions{Delay: 20 * time.Microsecond}), nil
+	o := &backendtest.FarOptions{Delay: 20 * time.Microsecond}
+	if f.islands {
+		o.Name = islesName
+		for _, m := range env.Group.Members() {
+			o.Islands = append(o.Islands, (m.WorldRank+1)/2)
+		}
+	}
+	return backendtest.Far(b, env.Group, o), nil
 }

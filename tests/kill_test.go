@@ -66,13 +66,15 @@ func kill(t *testing.T, name string, victim int, served bool) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
 	pointers := capabilities(t, name).PeerPointers
+	// Where rank 0 serves the rendezvous, the library moves everything; elsewhere the ranks of one host share memory.
+	islands := map[bool]string{true: "auto", false: "off"}[served]
 	for _, stage := range stages {
 		t.Run(stage, func(t *testing.T) {
 			if !pointers && slices.Contains(pointerStages, stage) {
 				requireCapability(t, name, size, "peer_pointers")
 				t.Skipf("backend %s has no peer pointers", name)
 			}
-			world := runWorld(t, size, fmt.Sprintf("kill:%s:%d", stage, victim), fmt.Sprintf("%s=%t", servedVariable, served), "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
+			world := runWorld(t, size, fmt.Sprintf("kill:%s:%d", stage, victim), fmt.Sprintf("%s=%t", servedVariable, served), "SYMMEM_NIXL_ISLANDS="+islands, "SYMMEM_BACKEND="+name, "SYMMEM_TIMEOUT=20s", "SYMMEM_KERNEL_TIMEOUT=60s")
 			for _, p := range world {
 				if p.rank == victim {
 					assert.Error(t, p.err, "the victim was killed")

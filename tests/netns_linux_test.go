@@ -1,6 +1,10 @@
 package tests
 
 import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,9 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/tensor"
 )
 
 // TestTwoHosts runs the suite between two network namespaces that are joined by cables: as far as the library can tell, two
@@ -28,8 +38,40 @@ func TestTwoHosts(t *testing.T) {
 // cables join the two hosts. The rendezvous service is reached by the first.
 var cables = []string{"cable", "second"}
 
-// twoHosts makes two namespaces, each with one end of each cable.
+// twoHosts makes two namespaces, each with one end of each cable, that pretend to be hosts with one rank each.
 func twoHosts(t *testing.T) *hosts {
+	t.Helper()
+	return hostsOf(t, 1)
+}
+
+// hostsOf is twoHosts with so many ranks on the first host, and the others on the second.
+func hostsOf(t *testing.T, first int) *hosts {
+	t.Helper()
+	on := twoContainers(t, first)
+	on.env = func(rank int) []string {
+		host := 0
+		if rank >= first {
+			host, rank = 1, rank-first
+		}
+		return []string{fmt.Sprintf("%s=host %d", bootVariable, host), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", first)}
+	}
+	return on
+}
+
+// TestIslands runs the suite over two hosts with two ranks each, in network namespaces as those of TestTwoHosts: what is between the ranks of a host
+// goes by address, and the rest by TCP.
+func TestIslands(t *testing.T) {
+	const name = "nixl"
+	requireBackend(t, name)
+	if deviceKind(t, name) != device.Host {
+		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+	}
+	onProcessesAt(t, hostsOf(t, 2), name, 4)
+}
+
+// twoContainers makes two network namespaces on this host, each with one end of each cable, as containers of one host have. The first has the
+// first ranks, so many of them, and the second all others.
+func twoContainers(t *testing.T, first int) *hosts {
 	t.Helper()
 	var names, addrs [2]string
 	run := func(args ...string) {
@@ -68,12 +110,151 @@ func twoHosts(t *testing.T) *hosts {
 		}
 	}
 	return &hosts{
-		addr:    addrs[0] + ":17717",
-		command: func(rank int) []string { return []string{"ip", "netns", "exec", names[rank]} },
-		env: func(rank int) []string {
-			return []string{
-				bootVariable + "=" + fmt.Sprintf("host %d", rank), "SYMMEM_LOCAL_RANK=0", "SYMMEM_LOCAL_WORLD_SIZE=1",
+		addr: addrs[0] + ":17717",
+		command: func(rank int) []string {
+			if rank < first {
+				return []string{"ip", "netns", "exec", names[0]}
 			}
+			return []string{"ip", "netns", "exec", names[1]}
 		},
+		env: func(int) []string { return nil },
 	}
+}
+
+func init() { jobs["islands"] = islandsJob }
+
+// islander is what one rank has found.
+type islander struct {
+	Backend  string
+	Islands  string
+	Pointers int      // peers with an address
+	Refused  []string // the reasons why other backends were not taken
+}
+
+// islandsJob is one rank that opens, uses what it was given, and says what that is.
+func islandsJob(ctx context.Context, cfg config.Config, _ string, say func(any)) (err error) {
+	r, err := symmem.Open(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close(ctx)) }()
+	islands, err := r.Group().Islands(ctx)
+	if err != nil {
+		return err
+	}
+	found := islander{Backend: r.Backend(), Islands: islands.String(), Pointers: r.Capabilities().PointerPeers}
+	for _, refusal := range r.Refusals() {
+		found.Refused = append(found.Refused, refusal.Name+": "+refusal.Err)
+	}
+	if err := tryNeighbours(ctx, r, islands); err != nil {
+		return err
+	}
+	say(found)
+	return nil
+}
+
+// tryNeighbours gives every rank the number of every other one by a put and a signal, looks at those that have an address here, and runs an
+// all-reduce.
+func tryNeighbours(ctx context.Context, r *symmem.Rank, islands *group.Islands) (err error) {
+	me, size := r.Rank(), r.WorldSize()
+	t, err := r.Zeros(ctx, tensor.Int64, int64(size))
+	if err != nil {
+		return err
+	}
+	own, err := r.Zeros(ctx, tensor.Int64, 1)
+	if err != nil {
+		return err
+	}
+	s, err := r.NewStream()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(t.Rendezvous(ctx), tensor.Write(own.Local(), []int64{int64(me + 1)}, 0)); err != nil {
+		return err
+	}
+	place, err := t.Sub(int64(me), 1)
+	if err != nil {
+		return err
+	}
+	for peer := range size {
+		if err := errors.Join(place.PutSignal(s, peer, own, 0)); err != nil {
+			return err
+		}
+	}
+	for peer := range size {
+		if err := t.Wait(s, peer, 0); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(t.Barrier(s, 1), s.Synchronize(ctx)); err != nil {
+		return err
+	}
+	for peer := range size {
+		view, err := t.Remote(peer)
+		switch near := islands.Same(me, peer); {
+		case !near && !errors.Is(err, symmem.ErrNotReachable):
+			return fmt.Errorf("rank %d is in another island, and its tensor is there: %v", peer, err)
+		case !near:
+			continue
+		case err != nil:
+			return err
+		default:
+			got := make([]byte, 8*size)
+			if err := r.Device().CopyToHost(got, view.Ptr()); err != nil {
+				return err
+			}
+			for other := range size {
+				if n := binary.LittleEndian.Uint64(got[8*other:]); n != uint64(other+1) {
+					return fmt.Errorf("rank %d has %d of rank %d", peer, n, other)
+				}
+			}
+		}
+	}
+	if err := errors.Join(r.Barrier(ctx), r.AllReduce(ctx, t, kernels.Sum), r.Synchronize(ctx)); err != nil {
+		return err
+	}
+	sum, err := tensor.ReadAll[int64](t.Local())
+	if err != nil {
+		return err
+	}
+	for other, n := range sum {
+		if n != int64(size*(other+1)) {
+			return fmt.Errorf("the sum of rank %d's numbers is %d", other, n)
+		}
+	}
+	return errors.Join(s.Close(), t.Close(ctx), own.Close(ctx))
+}
+
+// TestContainersOfOneHost: between two network namespaces of one host, as containers have, no backend is chosen whose first rendezvous fails: it
+// is nixl where that is, and otherwise all ranks are told the same reason, and what to do.
+func TestContainersOfOneHost(t *testing.T) {
+	const reason = "runs in another network namespace"
+	on := twoContainers(t, 1)
+	for _, p := range runWorldOn(t, on, 2, "islands", "SYMMEM_BACKEND=host") {
+		assert.Contains(t, p.end.Error, reason)
+		assert.Contains(t, p.end.Error, "give the containers of one host one network namespace")
+		assert.NotContains(t, p.end.Error, "\n", "one line")
+	}
+	refused := func(p *process) bool { return strings.Contains(p.end.Error, reason) }
+	world := runWorldOn(t, on, 2, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_NIXL_LIBRARY=/none", "SYMMEM_DEVICE=host")
+	for _, p := range world {
+		assert.True(t, refused(p), p.end.Error)
+	}
+	t.Run("nixl", func(t *testing.T) {
+		requireBackend(t, "nixl")
+		check := func(on *hosts, size int, islands string, pointers ...int) {
+			for rank, p := range runWorldOn(t, on, size, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_DEVICE=host") {
+				require.Empty(t, p.end.Error)
+				var found islander
+				require.Len(t, p.lines, 1)
+				require.NoError(t, json.Unmarshal(p.lines[0], &found))
+				assert.Equal(t, "nixl", found.Backend, "rank %d", rank)
+				assert.Equal(t, islands, found.Islands)
+				assert.Equal(t, pointers[rank], found.Pointers)
+				assert.Contains(t, strings.Join(found.Refused, "\n"), reason)
+			}
+		}
+		check(on, 2, "0; 1", 0, 0)
+		check(on, 4, "0; 1-3", 0, 2, 2, 2)
+	})
 }

@@ -41,7 +41,7 @@ func TestTransferSpeed(t *testing.T) {
 	if deviceKind(t, name) == device.CUDA {
 		plain = "native"
 	}
-	world := runWorld(t, size, "speed:"+plain, "SYMMEM_BACKEND="+name)
+	world := runWorld(t, size, "speed:"+plain, "SYMMEM_BACKEND="+name, "SYMMEM_NIXL_ISLANDS=off")
 	figures := map[string]float64{}
 	for _, p := range world {
 		require.NoErrorf(t, p.err, "rank %d", p.rank)

@@ -78,7 +78,7 @@ func TestVariables(t *testing.T) {
 			defaults = append(defaults, k.Name+"="+k.Default)
 		}
 	}
-	require.Equal(t, []string{"nccl-library=", "nccl-window=plain", "nixl-library=", "nvshmem-arena=64M", "nvshmem-library="}, defaults)
+	require.Equal(t, []string{"nccl-library=", "nccl-window=plain", "nixl-islands=auto", "nixl-library=", "nvshmem-arena=64M", "nvshmem-library="}, defaults)
 
 	for name, value := range map[string]string{"NCCL_WINDOW": "round", "NVSHMEM_ARENA": "much", "NVSHMEM_ARNA": "1", "HOST_SIZE": "1"} {
 		_, err := config.Load(&config.LoadOptions{Environ: func() []string { return []string{"SYMMEM_" + name + "=" + value} }})

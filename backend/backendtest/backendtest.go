@@ -30,6 +30,9 @@ type Harness struct {
 	WorldSizes []int
 	// Unreachable is set if Peer of another rank returns ErrNotReachable by design.
 	Unreachable bool
+	// Hosts pretends, by rank, that ranks are on several hosts, by names; those of other hosts are unreachable by design then. WorldSizes are at most
+	// its length. Nil is one host.
+	Hosts []string
 	// Adoptable makes memory of this rank's device, as a caller would that wants the backend to adopt it, and a function that frees it. It must be
 	// set if the backend has the capability.
 	Adoptable func(b backend.Backend, rank int, bytes int64) (p device.Ptr, free func() error, err error)
@@ -101,12 +104,16 @@ type rank struct {
 
 // onBackends opens the backend on size ranks of this process, runs the test on each, and returns what came of it, by rank.
 func onBackends(t *testing.T, h Harness, size int, tt test) []error {
+	opts := &group.LocalOptions{}
+	if h.Hosts != nil {
+		opts.BootIDs = h.Hosts[:size]
+	}
 	if h.patience == 0 {
 		h.patience = 20 * time.Second
 	}
 	var others sync.WaitGroup
 	others.Add(size - 1)
-	return OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+	return OnRanks(t, size, opts, func(ctx context.Context, g *group.Group) error {
 		// Whoever has failed must not leave the others waiting: all come to the barrier.
 		b, err := h.Open(ctx, g)
 		if err != nil {
@@ -211,7 +218,7 @@ func rendezvous(ctx context.Context, h Harness, r *rank) error {
 	// Every rank writes its number plus one at its place of every copy, and reads what all wrote to its own.
 	for peer := range r.group.Size() {
 		p, err := m.Peer(peer)
-		if peer != me && h.Unreachable {
+		if peer != me && h.unreachable(me, peer) {
 			if !errors.Is(err, errs.ErrNotReachable) {
 				return fmt.Errorf("Peer(%d): %w", peer, err)
 			}
@@ -230,18 +237,24 @@ func rendezvous(ctx context.Context, h Harness, r *rank) error {
 	if err := r.group.Barrier(ctx, "written"); err != nil {
 		return err
 	}
-	if !h.Unreachable {
-		got := make([]byte, n)
-		if err := r.Device().CopyToHost(got, a.Ptr()); err != nil {
-			return err
+	got := make([]byte, n)
+	if err := r.Device().CopyToHost(got, a.Ptr()); err != nil {
+		return err
+	}
+	for peer := range r.group.Size() {
+		if peer != me && h.unreachable(me, peer) {
+			continue
 		}
-		for peer := range r.group.Size() {
-			if got[peer] != byte(peer+1) || got[n-1-peer] != byte(peer+101) {
-				return fmt.Errorf("rank %d wrote %d and %d, and they read %d and %d", peer, peer+1, peer+101, got[peer], got[n-1-peer])
-			}
+		if got[peer] != byte(peer+1) || got[n-1-peer] != byte(peer+101) {
+			return fmt.Errorf("rank %d wrote %d and %d, and they read %d and %d", peer, peer+1, peer+101, got[peer], got[n-1-peer])
 		}
 	}
 	return r.done(ctx, a, m)
+}
+
+// unreachable reports whether two ranks have no addresses of each other's memory by design.
+func (h Harness) unreachable(a, b int) bool {
+	return h.Unreachable || h.Hosts != nil && h.Hosts[a] != h.Hosts[b]
 }
 
 // rendezvousAgain: an allocation whose mapping was undone, as after a failed vote, can be mapped again.

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,26 +20,32 @@ import (
 type FarOptions struct {
 	// Delay is how long each transfer and each write of a flag takes, besides the time of the copy itself.
 	Delay time.Duration
+	// Name is the backend's; default "far".
+	Name string
+	// Islands are numbers, by rank: ranks with the same one are near each other and have addresses of each other's memory. Nil is none.
+	Islands []int
 	// Fail, unless nil, is called by each transfer that begins, which fails with the error that it returns.
 	Fail func() error
 }
 
 // Far turns a backend for the host device, whose ranks share memory, into one without peer pointers, as if the peers were on other hosts: all data
-// goes through transfers, which take their time, and flags. It is for tests of code that works on backends without peer pointers.
+// goes through transfers, which take their time, and flags, but for that between ranks that the options put on one island. It is for tests of code that works on backends without peer pointers.
 func Far(near backend.Backend, g *group.Group, opts *FarOptions) backend.Backend {
-	f := &far{Backend: near, group: g}
+	f := &far{Backend: near, group: g, name: "far"}
 	if opts != nil {
-		f.delay, f.fail = opts.Delay, opts.Fail
+		f.name, f.delay, f.fail, f.islands = cmp.Or(opts.Name, f.name), opts.Delay, opts.Fail, opts.Islands
 	}
 	return f
 }
 
 type far struct {
 	backend.Backend
-	group *group.Group
-	delay time.Duration
-	fail  func() error // nil if none does
-	moves atomic.Int64 // under way
+	name    string
+	group   *group.Group
+	delay   time.Duration
+	fail    func() error // nil if none does
+	islands []int
+	moves   atomic.Int64 // under way
 }
 
 var (
@@ -47,10 +54,26 @@ var (
 	_ backend.Quiescer    = (*far)(nil)
 )
 
-// Name returns "far".
-func (f *far) Name() string { return "far" }
+// Name returns "far", unless the options say otherwise.
+func (f *far) Name() string { return f.name }
 
-func (f *far) Capabilities() backend.Capabilities { return FarCapabilities(f.Backend.Capabilities()) }
+func (f *far) Capabilities() backend.Capabilities {
+	c := FarCapabilities(f.Backend.Capabilities())
+	c.PeerPointers = f.islands != nil
+	for r := range f.islands {
+		if !f.near(r) {
+			c.PeerPointers = false
+		} else if r != f.group.Rank() {
+			c.PointerPeers++
+		}
+	}
+	return c
+}
+
+// near reports whether a rank is on this rank's island.
+func (f *far) near(rank int) bool {
+	return rank == f.group.Rank() || f.islands != nil && f.islands[rank] == f.islands[f.group.Rank()]
+}
 
 // FarCapabilities returns the capabilities of Far over a backend with the capabilities near.
 func FarCapabilities(near backend.Capabilities) backend.Capabilities {
@@ -68,7 +91,7 @@ func (f *far) Rendezvous(ctx context.Context, a backend.Allocation) (backend.Map
 	if err != nil {
 		return nil, err
 	}
-	return &farMapping{near: near, rank: f.group.Rank()}, nil
+	return &farMapping{far: f, near: near}, nil
 }
 
 // Quiesce waits for what was given up.
@@ -83,14 +106,14 @@ func (f *far) Quiesce(ctx context.Context) error {
 	return nil
 }
 
-// farMapping hides the peers' addresses.
+// farMapping hides the addresses of the peers that are far.
 type farMapping struct {
+	far  *far
 	near backend.Mapping
-	rank int
 }
 
 func (m *farMapping) Peer(rank int) (device.Ptr, error) {
-	if rank != m.rank {
+	if !m.far.near(rank) {
 		return 0, fmt.Errorf("rank %d is far: %w", rank, errs.ErrNotReachable)
 	}
 	return m.near.Peer(rank)
@@ -236,6 +259,9 @@ func (f *farFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	if err != nil {
 		return nil, err
 	}
+	if f.far.near(peer) {
+		return nearStore{&words[index]}, nil
+	}
 	return &farStore{far: f.far, word: &words[index]}, nil
 }
 
@@ -243,6 +269,13 @@ func (f *farFlags) Close() error {
 	ctx := context.Background()
 	return errors.Join(f.mapping.Unmap(ctx), f.alloc.Release(ctx))
 }
+
+// nearStore writes a word at once.
+type nearStore struct{ word *atomic.Uint64 }
+
+func (s nearStore) Post(value uint64) error { s.word.Store(value); return nil }
+func (s nearStore) Poll() (bool, error)     { return true, nil }
+func (s nearStore) Close() error            { return nil }
 
 // farStore writes a word, one half after the other.
 type farStore struct {

@@ -98,7 +98,7 @@ func (r *rank) place(ctx context.Context, h Harness, m backend.Mapping, a backen
 		return r.Device().CopyFromHost(p.Add(offset), []byte{value})
 	}
 	mover, ok := r.Backend.(backend.Transferrer)
-	if !errors.Is(err, errs.ErrNotReachable) || !h.Unreachable || !ok {
+	if !errors.Is(err, errs.ErrNotReachable) || !ok {
 		return fmt.Errorf("Peer(%d): %w", peer, err)
 	}
 	src := a.Ptr()

@@ -92,7 +92,9 @@ type mapping struct {
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
 	a, ok := ba.(*allocation)
 	if !ok || a.backend != b {
-		return nil, b.group.Vote(ctx, "exporting", fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid))
+		// The others are in the exchange, which fails on all ranks for want of this one's file.
+		_, err := b.group.ExchangeFile(ctx, "shared memory", nil)
+		return nil, errors.Join(fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid), err)
 	}
 	members := b.group.Members()
 	for r, m := range members {

@@ -43,6 +43,7 @@ func driverLibrary(drv *cu.Driver) backend.Library {
 	}
 	detail("kernel module", cuda.ModuleVersion())
 	for _, g := range gpus {
+		l.Devices = append(l.Devices, g.Name)
 		detail(fmt.Sprintf("GPU %d", g.Index), fmt.Sprintf("%s, compute capability %d.%d, %d MiB, %s", g.Name, g.ComputeCapability/10,
 			g.ComputeCapability%10, g.Memory>>20, g.UUID))
 	}

@@ -1,13 +1,13 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/symmem/symmem/backend"
-	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -36,6 +36,9 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		return err
 	}
 	b.peers = peers
+	if b.islands, err = b.group.Islands(ctx); err != nil {
+		return err
+	}
 	for _, p := range peers {
 		b.granularity = max(b.granularity, p.Granularity)
 		b.mustCast = b.mustCast || p.MustCast && len(peers) > 1
@@ -99,21 +102,10 @@ func (b *Backend) agreeMulticast(shared bool) string {
 		return some(whys)
 	case shared:
 		return "several ranks share a device, and a device can take part in multicast once"
-	case b.otherHost() >= 0:
-		return "the ranks are on several hosts"
+	case b.islands.Count() > 1:
+		return "the ranks are on several hosts, or in containers that cannot pass memory to each other"
 	}
 	return ""
-}
-
-// otherHost returns the first rank that is not on rank 0's host, or -1.
-func (b *Backend) otherHost() int {
-	members := b.group.Members()
-	return slices.IndexFunc(members, func(m group.Member) bool { return !sameHost(m, members[0]) })
-}
-
-// sameHost reports whether two ranks run under one kernel, as far as is known.
-func sameHost(a, b group.Member) bool {
-	return a.BootID == b.BootID && (a.BootID != "" || a.Process == b.Process)
 }
 
 // unreachablePairs lists the ranks whose memory this rank's device cannot reach, as far as that can be known before it is mapped: the driver says
@@ -123,10 +115,10 @@ func (b *Backend) unreachablePairs() ([]string, error) {
 	me := b.group.Rank()
 	members := b.group.Members()
 	for r, p := range b.peers {
-		if !sameHost(members[me], members[r]) {
+		if !b.islands.Same(me, r) {
 			if !b.peers[me].Fabric || !p.Fabric {
-				pairs = append(pairs, fmt.Sprintf("rank %d is on %s and rank %d on %s, and memory can be passed between hosts only by "+
-					"fabric handles, which do not work (use backend nixl)", me, members[me].Host, r, members[r].Host))
+				apart := cmp.Or(b.islands.Why(), fmt.Sprintf("rank %d is on %s and rank %d on %s", me, members[me].Host, r, members[r].Host))
+				pairs = append(pairs, apart+", and memory can be passed there only by fabric handles, which do not work (use backend nixl)")
 			}
 			continue
 		}

@@ -63,6 +63,7 @@ type Backend struct {
 	found       *finding
 	granularity int64            // of all ranks' memory, in bytes
 	peers       []member         // by rank
+	islands     *group.Islands   // of the ranks that can pass each other files
 	unreachable string           // which pairs of ranks cannot reach each other; "" if all can
 	multicast   *cu.Multicast    // nil unless all ranks agreed to use it
 	mustCast    bool             // the policy of some rank is "on"

@@ -340,12 +340,15 @@ func TestAccessRefused(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestTwoHosts: between hosts, and between containers of one host, memory is passed by fabric handles or not at all.
 func TestTwoHosts(t *testing.T) {
-	for _, works := range []bool{false, true} {
-		t.Run(fmt.Sprintf("fabric=%t", works), func(t *testing.T) {
+	for i, hosts := range []*group.LocalOptions{
+		{BootIDs: []string{"", "", "another"}}, {BootIDs: []string{"", "", "another"}}, {Islands: []string{"", "", "another"}}, {Islands: []string{"", "", "another"}},
+	} {
+		works := i%2 == 1
+		t.Run(fmt.Sprintf("fabric=%t/containers=%t", works, hosts.Islands != nil), func(t *testing.T) {
 			m := newMachine(3)
 			m.fabric, m.fabricWorks = 1, works
-			hosts := &group.LocalOptions{BootIDs: []string{"", "", "another"}}
 			failed := backendtest.OnRanks(t, 3, hosts, func(ctx context.Context, g *group.Group) error {
 				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 					if c := b.Capabilities(); c.SeveralHosts != works || !works && !strings.Contains(c.Why["several_hosts"], "IMEX") {
@@ -359,7 +362,7 @@ func TestTwoHosts(t *testing.T) {
 					require.NoError(t, err)
 				} else {
 					require.ErrorIs(t, err, errs.ErrNotReachable)
-					assert.ErrorContains(t, err, "rank 0 is on")
+					assert.ErrorContains(t, err, map[bool]string{false: "rank 0 is on", true: "rank 0 cannot pass memory to rank 2: a test pretends"}[hosts.Islands != nil])
 				}
 			}
 			assert.Empty(t, m.left())

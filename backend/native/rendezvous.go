@@ -139,7 +139,7 @@ func (a *allocation) offer() (o offer, f *os.File, err error) {
 		if err := b.drv.Check("cuMemGetAddressRange", r); err != nil {
 			return o, nil, fmt.Errorf("finding the adopted memory at %s (was it freed?): %w", a.ptr, err)
 		}
-	case b.otherHost() >= 0:
+	case b.islands.Count() > 1:
 		if !a.fabric {
 			return o, nil, fmt.Errorf("the adopted memory at %s was not created with CU_MEM_HANDLE_TYPE_FABRIC, so that it cannot be "+
 				"passed to other hosts: %w", a.ptr, errs.ErrNotReachable)

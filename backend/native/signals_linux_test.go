@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
@@ -85,10 +86,29 @@ func (k *signalKernel) await(counter *atomic.Uint32, want, peer uint32, kernel u
 	}
 }
 
+// put copies what a put with signal moves.
+func (k *signalKernel) put() {
+	data := make([]byte, k.p.Count)
+	side := func(at uint64, move func(piece, data []byte)) {
+		k.machine.Mu.Lock()
+		defer k.machine.Mu.Unlock()
+		rest := data
+		k.machine.bytes(k.gpu, device.Ptr(at), k.p.Count, func(of *physical, off, n uint64) {
+			move(of.data()[off:off+n], rest)
+			rest = rest[n:]
+		})
+	}
+	side(k.p.In[0], func(piece, data []byte) { copy(data, piece) })
+	side(k.p.Out[0], func(piece, data []byte) { copy(piece, data) })
+}
+
 func (k *signalKernel) run(name string) {
 	world, rank, peer := k.p.World, k.p.Rank, k.p.Peer
 	switch name {
-	case ptx.Signal.Name:
+	case ptx.Signal.Name, ptx.PutSignal.Name:
+		if name == ptx.PutSignal.Name {
+			k.put()
+		}
 		if k.p.Flags&ptx.Atomics != 0 {
 			k.counter(peer, 0, rank).Add(1)
 		} else {
@@ -218,4 +238,70 @@ func signalAround(ctx context.Context, mem *memory.Memory, rounds int) error {
 		return nil
 	}
 	return errors.Join(peers(mem.Signal), peers(mem.Wait), s.Synchronize(ctx), s.Close())
+}
+
+// TestPutSignals: puts of many different pieces, more than are kept prepared, from several goroutines at once on streams of their own, each arrive,
+// again and again.
+func TestPutSignals(t *testing.T) {
+	const size, streams, pieces, rounds, piece = 2, 3, 150, 2, 16
+	m := newMachine(size)
+	m.signalKernels()
+	var launched atomic.Int32
+	run := m.Kernel
+	m.Kernel = func(gpu int, name string, params []unsafe.Pointer) {
+		if name == ptx.PutSignal.Name {
+			launched.Add(1)
+		}
+		run(gpu, name, params)
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := New(ctx, g, m.plain(g.Rank()))
+		if err != nil {
+			return err
+		}
+		mem := memory.New(b, g, &memory.Options{Channels: streams, KernelTimeout: 20 * time.Second})
+		const half = streams * pieces * piece // what is sent lies in the first half, and what comes in the second
+		err = backendtest.WithWindow(ctx, mem, 2*half, func(w *memory.Window) error {
+			peer, own := 1-g.Rank(), w.Allocation().Ptr()
+			image := make([]byte, half)
+			for i := range image {
+				image[i] = byte(i/piece + i%piece + 7*g.Rank())
+			}
+			if err := mem.Device().CopyFromHost(own, image); err != nil {
+				return err
+			}
+			var all errgroup.Group
+			for channel := range streams {
+				all.Go(func() error {
+					s, err := mem.Device().NewStream()
+					if err != nil {
+						return err
+					}
+					for range rounds {
+						for i := range pieces {
+							at := int64(channel*pieces+i) * piece
+							err = errors.Join(err, mem.PutSignal(s, peer, w, half+at, own.Add(at), piece, channel), mem.Wait(s, peer, channel))
+						}
+					}
+					return errors.Join(err, s.Synchronize(ctx), s.Close())
+				})
+			}
+			if err := all.Wait(); err != nil {
+				return err
+			}
+			got := make([]byte, half)
+			if err := mem.Device().CopyToHost(got, own.Add(half)); err != nil {
+				return err
+			}
+			for i, x := range got {
+				if want := byte(i/piece + i%piece + 7*peer); x != want {
+					return fmt.Errorf("byte %d is %d, not %d", i, x, want)
+				}
+			}
+			return nil
+		})
+		return errors.Join(err, g.Barrier(ctx, "end"), mem.Close(ctx))
+	}))
+	assert.EqualValues(t, size*streams*pieces*rounds, launched.Load())
+	assert.Empty(t, m.left())
 }

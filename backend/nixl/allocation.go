@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,19 +31,24 @@ type allocation struct {
 	rounded int64
 	pad     int64 // where the pad begins, counting from ptr; 0 if there is none
 	adopted bool
+	near    backend.Allocation // the memory as the island shares it; nil if it does not
 	region  nixl.Block
 }
 
 // Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU it is memory of cuMemAlloc, which
 // every UCX can pass to other processes.
-func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, error) {
+func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
 	}
-	if bytes > math.MaxInt64-gpuBlock-roundTo-padBytes {
+	if bytes > math.MaxInt64-gpuBlock-padBytes-max(b.granularity, roundTo) {
 		return nil, fmt.Errorf("%d bytes are asked for: %w", bytes, errs.ErrNoMemory)
 	}
-	rounded, pad := (bytes+roundTo-1)/roundTo*roundTo, int64(0)
+	if b.isle != nil {
+		return b.allocateShared(ctx, bytes)
+	}
+	to := cmp.Or(b.granularity, roundTo)
+	rounded, pad := (bytes+to-1)/to*to, int64(0)
 	if b.node.pads {
 		pad = rounded
 		rounded += padBytes
@@ -64,6 +70,19 @@ func (b *Backend) Allocate(_ context.Context, bytes int64) (backend.Allocation, 
 	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad}
 	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
 		return nil, errors.Join(err, b.device.Free(p))
+	}
+	return a, nil
+}
+
+// allocateShared allocates memory that the ranks of the island can map, and registers it for the others.
+func (b *Backend) allocateShared(ctx context.Context, bytes int64) (backend.Allocation, error) {
+	near, err := b.isle.near.Allocate(ctx, (bytes+b.granularity-1)/b.granularity*b.granularity)
+	if err != nil {
+		return nil, err
+	}
+	a := &allocation{backend: b, ptr: near.Ptr(), bytes: bytes, rounded: near.RoundedBytes(), near: near}
+	if a.region, err = b.node.register(b.node.memory, a.ptr, a.rounded); err != nil {
+		return nil, errors.Join(err, near.Release(ctx))
 	}
 	return a, nil
 }
@@ -90,9 +109,13 @@ func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
 // Release deregisters the memory, and frees it unless it was adopted.
-func (a *allocation) Release(context.Context) error {
+func (a *allocation) Release(ctx context.Context) error {
 	err := a.backend.node.deregister(a.backend.node.memory, a.region)
-	if !a.adopted {
+	switch {
+	case a.adopted:
+	case a.near != nil:
+		err = errors.Join(err, a.near.Release(ctx))
+	default:
 		err = errors.Join(err, a.backend.device.Free(a.ptr))
 	}
 	if err != nil {

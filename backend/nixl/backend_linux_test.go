@@ -28,10 +28,15 @@ func TestConformanceOfFakes(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts   Options
 		worlds []int
+		near   bool
+		hosts  []string
 	}{
-		"plain":                 {Options{}, []int{1, 2, 4}},
-		"pads":                  {Options{pads: true}, []int{1, 3}},
-		"pads and shared flags": {Options{pads: true, shareFlags: true}, []int{2, 4}},
+		"one island":            {Options{}, []int{1, 2, 4}, true, nil},
+		"two islands":           {Options{NetDevices: []string{"lo"}}, []int{2, 4}, true, []string{"a", "a", "b", "b"}},
+		"mixed islands":         {Options{NetDevices: []string{"lo"}}, []int{3, 5}, true, []string{"a", "b", "a", "c", "b"}},
+		"no islands":            {Options{Islands: "off"}, []int{1, 2, 4}, false, nil},
+		"pads":                  {Options{pads: true}, []int{1, 3}, false, nil},
+		"pads and shared flags": {Options{pads: true, shareFlags: true}, []int{2, 4}, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			net := &network{delay: 10 * time.Microsecond}
@@ -51,7 +56,7 @@ func TestConformanceOfFakes(t *testing.T) {
 					assert.Equal(t, o.shareFlags && g.Size() > 1, b.sharing)
 					return b, nil
 				},
-				WorldSizes: c.worlds, Unreachable: true, Adoptable: OnDevice,
+				WorldSizes: c.worlds, Unreachable: !c.near, Hosts: c.hosts, Adoptable: OnDevice,
 			})
 			for name, e := range net.engines {
 				assert.True(t, e.closed, name)

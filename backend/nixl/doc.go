@@ -1,7 +1,7 @@
 // Package nixl is the backend that moves data by one-sided transfers of NVIDIA's inference transfer library, over UCX:
-// between hosts through network cards or TCP, on one host through NVLink or the kernel. There are no peer pointers. What
-// other backends do by load and store, this one does by transfers: put and get, prepared transfers, and signals, waits and
-// barriers.
+// between hosts through network cards or TCP, on one host through NVLink or the kernel. What other backends do by load and store, this one does
+// by transfers: put and get, prepared transfers, and signals, waits and barriers. Only ranks that share memory of the CPU have pointers to each
+// other.
 //
 // # Devices
 //
@@ -18,6 +18,12 @@
 // Memory of a GPU is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
 // maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
 // stream waits for a transfer.
+//
+// # Islands
+//
+// Ranks on one island ([group.Islands]) map each other's memory of the CPU, as those of backend host do, which serves them. Puts, gets and signals
+// between them are copies and stores, and where all ranks are on one island so is everything. The library moves what leaves the island, and memory
+// that was adopted. Memory of GPUs is the library's alone.
 //
 // # Network
 //
@@ -40,5 +46,5 @@
 //
 // # Imports
 //
-// The package imports both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
+// The package imports backend host, both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
 package nixl

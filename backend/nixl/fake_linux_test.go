@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -275,12 +276,19 @@ func bytesAt(b nixl.Block) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), b.Bytes)
 }
 
-// onFakes runs f on size ranks over fake engines.
+// onFakes runs f on size ranks over fake engines, which move everything unless the options say otherwise.
 func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx context.Context, m *memory.Memory) error) {
+	t.Helper()
+	opts.Islands = cmp.Or(opts.Islands, islandsOff)
+	onFakesAt(t, net, make([]string, size), func(int) Options { return opts }, f)
+}
+
+// onFakesAt is onFakes for ranks of several hosts, named by rank, with the options of each rank.
+func onFakesAt(t *testing.T, net *network, hosts []string, opts func(rank int) Options, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	groups, err := group.Local(size, nil)
+	groups, err := group.Local(len(hosts), &group.LocalOptions{BootIDs: hosts})
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	for _, g := range groups {
@@ -290,14 +298,14 @@ func onFakes(t *testing.T, net *network, size int, opts Options, f func(ctx cont
 				t.Error(err)
 				return
 			}
-			o := opts
+			o := opts(g.Rank())
 			o.Opened, o.engine = d, net.engine
 			b, err := New(ctx, g, &o)
 			if err != nil {
 				t.Errorf("rank %d: %v", g.Rank(), err)
 				return
 			}
-			m := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: opts.KernelTimeout})
+			m := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: o.KernelTimeout})
 			err = f(ctx, m)
 			left := errors.Join(m.Close(ctx), g.Close(ctx))
 			if errors.Is(left, errs.ErrPeerLost) {

@@ -19,8 +19,11 @@ const wordBytes = 8
 
 // NewFlags makes words of the host's memory: in memory that the ranks share if they can, otherwise in memory that the library writes. Collective.
 func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error) {
-	if b.sharing {
+	switch {
+	case b.sharing:
 		return newSharedFlags(ctx, b, count)
+	case b.isle != nil: // the ranks of an island agree, and the others make words for the library as these do
+		return b.newIsleFlags(ctx, count)
 	}
 	return b.newFlags(ctx, count)
 }
@@ -59,13 +62,18 @@ type flags struct {
 // newFlags makes the words. Collective.
 func (b *Backend) newFlags(ctx context.Context, count int) (*flags, error) {
 	f := &flags{backend: b}
-	err := f.make(count)
-	offers, err := b.share(ctx, "flags", nixl.DRAM, offer{Block: f.region}, err)
-	f.peers = blocksOf(offers)
+	_, err := f.meet(ctx, f.make(count))
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
 		return nil, errors.Join(fmt.Errorf("making %d flags: %w", count, voted), f.Close())
 	}
 	return f, nil
+}
+
+// meet tells the peers where the words are. Collective; a rank that has none says why. told says that all have: then an error is this rank's alone.
+func (f *flags) meet(ctx context.Context, failure error) (told bool, err error) {
+	offers, err := f.backend.share(ctx, "flags", nixl.DRAM, offer{Block: f.region}, failure)
+	f.peers = blocksOf(offers)
+	return offers != nil, err
 }
 
 // make makes and registers the memory.
@@ -75,9 +83,15 @@ func (f *flags) make(count int) error {
 		return fmt.Errorf("memory for %d flags: %w", count, err)
 	}
 	f.mem = mem
-	all := unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), 2*count)
+	return f.use(unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), 2*count))
+}
+
+// use registers memory for words, and as many sources behind them.
+func (f *flags) use(all []atomic.Uint64) error {
+	count := len(all) / 2
 	f.words, f.sources = all[:count:count], all[count:]
-	f.region, err = f.backend.node.register(nixl.DRAM, device.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), int64(len(mem)))
+	var err error
+	f.region, err = f.backend.node.register(nixl.DRAM, device.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(all)))), int64(len(all)*wordBytes))
 	return err
 }
 

@@ -90,15 +90,3 @@ func (f *sharedFlags) Close() error {
 	f.mapped, f.words = nil, nil
 	return err
 }
-
-// sharedFlag is a word of a peer.
-type sharedFlag struct{ word *atomic.Uint64 }
-
-// Post writes value, at once.
-func (s sharedFlag) Post(value uint64) error {
-	s.word.Store(value)
-	return nil
-}
-
-func (s sharedFlag) Poll() (bool, error) { return true, nil }
-func (s sharedFlag) Close() error        { return nil }

@@ -51,6 +51,8 @@ const (
 // location is where a rank is, for finding the way to the others.
 type location struct {
 	Alone      bool   // the library works without a network
+	Maps       bool   // it can map memory of the ranks on its island
+	Page       int64  // of its memory, in bytes
 	Namespaces string // in which processes find each other's memory, and the user; "" if not known
 	Network    string // the namespace of the network; "" if not known
 	Addr       string // from which the rendezvous service is reached; "" if there is none
@@ -107,8 +109,12 @@ func staysOnHost(transports string) bool {
 // locate finds out where all ranks are. A rank that cannot take part makes it fail on every rank. Collective.
 func (b *Backend) locate(ctx context.Context, o *Options, failure error) ([]location, error) {
 	var mine location
-	if failure == nil {
-		mine = location{Alone: b.alone, Namespaces: namespaces("pid", "ipc", "user"), Network: namespaces("net"), Addr: sourceAddr(ctx, o.Rendezvous)}
+	switch {
+	case failure != nil:
+	case o.Parent != nil: // which has the network
+		mine.Maps, mine.Page = b.mayMap(o), int64(os.Getpagesize())
+	default:
+		mine = location{Alone: b.alone, Maps: b.mayMap(o), Page: int64(os.Getpagesize()), Namespaces: namespaces("pid", "ipc", "user"), Network: namespaces("net"), Addr: sourceAddr(ctx, o.Rendezvous)}
 	}
 	return backend.Tell(ctx, b.group, "opening backend nixl: where the ranks are", mine, failure)
 }

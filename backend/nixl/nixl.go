@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/internal/fromenv"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
 	_ "github.com/symmem/symmem/kernels/ptx/images" // for its CUDA devices
 )
@@ -48,6 +50,9 @@ type Options struct {
 	// encrypts. "warn" logs a warning that says who can reach the memory, "allow" only a note, and with "refuse" opening the backend is
 	// ErrUnsupported. "" is "warn".
 	UnprotectedNetwork string
+	// Islands says whether ranks that can share memory of the CPU do. "auto" finds out which can: what is between them goes by address, and only the
+	// rest through the library. With "off", from any rank, the library moves everything. "" is "auto".
+	Islands string
 	// Rendezvous is a host:port that is reached over the network that leads to the other hosts, such as that of the rendezvous service. Nothing is
 	// sent there.
 	Rendezvous string
@@ -73,17 +78,20 @@ const defaultTimeout = 2 * time.Minute
 
 // Backend is one rank's side of the NIXL backend.
 type Backend struct {
-	group    *group.Group
-	log      *slog.Logger
-	timeout  time.Duration
-	device   device.Device
-	owned    bool          // whether Close closes the device
-	lib      *nixl.Library // nil for a sub-group
-	alone    bool          // the library works without a network
-	node     *node
-	ownsNode bool     // whether Close closes the node
-	peers    []member // by rank
-	sharing  bool     // the ranks share the memory of their flags
+	group       *group.Group
+	log         *slog.Logger
+	timeout     time.Duration
+	device      device.Device
+	owned       bool          // whether Close closes the device
+	lib         *nixl.Library // nil for a sub-group
+	alone       bool          // the library works without a network
+	node        *node
+	ownsNode    bool           // whether Close closes the node
+	peers       []member       // by rank
+	sharing     bool           // the ranks share the memory of their flags
+	islands     *group.Islands // unless no rank maps memory
+	granularity int64          // of memory in bytes, where ranks may map it; else 0
+	isle        *isle          // the ranks whose memory this one maps; nil for none
 }
 
 var (
@@ -111,12 +119,11 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	b := &Backend{group: g, log: o.Logger.With("backend", Name, "rank", g.Rank()), timeout: o.KernelTimeout}
-	err := b.open(ctx, &o)
-	if o.Parent == nil {
-		var where []location
-		if where, err = b.locate(ctx, &o, err); err != nil {
-			return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
-		}
+	where, err := b.locate(ctx, &o, b.open(ctx, &o))
+	if err != nil {
+		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
+	}
+	if err = b.settle(ctx, where); err == nil && o.Parent == nil {
 		err = b.join(ctx, &o, where)
 	}
 	if err = b.meet(ctx, &o, err); err != nil {
@@ -128,6 +135,9 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 
 // open opens the device and tries the library. Close closes what it opened, also after an error.
 func (b *Backend) open(ctx context.Context, o *Options) error {
+	if o.Islands != "" && o.Islands != islandsAuto && o.Islands != islandsOff {
+		return errs.Invalid("opening backend nixl", "islands", strconv.Quote(o.Islands), islandsAuto+", "+islandsOff)
+	}
 	if o.Parent != nil {
 		b.device, b.node = o.Parent.device, o.Parent.node
 		return nil
@@ -196,7 +206,11 @@ func (b *Backend) Name() string { return Name }
 func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works on the device.
-func (b *Backend) Capabilities() backend.Capabilities { return capabilities(b.device.Kind()) }
+func (b *Backend) Capabilities() backend.Capabilities {
+	c := capabilities(b.device.Kind())
+	b.shareCapabilities(&c)
+	return c
+}
 
 // capabilities says what works on a kind of device.
 func capabilities(kind device.Kind) backend.Capabilities {
@@ -222,9 +236,9 @@ func capabilities(kind device.Kind) backend.Capabilities {
 
 // Close releases the agent, and closes the device unless it was given by the caller or the parent.
 func (b *Backend) Close(ctx context.Context) error {
-	var err error
+	err := b.isle.close(ctx)
 	if b.ownsNode {
-		err = b.node.close(ctx)
+		err = errors.Join(err, b.node.close(ctx))
 	}
 	if b.owned {
 		err = errors.Join(err, b.device.Close())
@@ -279,12 +293,8 @@ func (factory) Open(ctx context.Context, env *backend.Env) (backend.Backend, err
 	o, err := options(env)
 	if err != nil {
 		// The other ranks are in New already, or will call it, so they must be told.
-		b := &Backend{group: env.Group}
-		if env.Parent == nil {
-			_, err = b.locate(ctx, &Options{}, err)
-			return nil, err
-		}
-		return nil, b.meet(ctx, &Options{}, err)
+		_, err = (&Backend{group: env.Group}).locate(ctx, &Options{}, err)
+		return nil, err
 	}
 	b, err := New(ctx, env.Group, o)
 	if err != nil {
@@ -301,9 +311,12 @@ func (factory) Preference(onHost bool) int {
 	return 200
 }
 
-// Options returns the library.
+// Options returns the library, and whether ranks share memory.
 func (factory) Options() []backend.Option {
-	return []backend.Option{fromenv.Library("libnixl_capi.so")}
+	return []backend.Option{fromenv.Library("libnixl_capi.so"), {
+		Name: "islands", Values: []string{islandsAuto, islandsOff}, Default: islandsAuto,
+		Usage: "ranks that can share memory of the CPU do, and only the rest goes through the library; off: everything does",
+	}}
 }
 
 // Takes reports whether v is an *Options.
@@ -315,5 +328,5 @@ func options(env *backend.Env) (*Options, error) {
 	if err != nil {
 		return nil, err
 	}
-	return o, fromenv.Text(&o.Library, Name, env, "library")
+	return o, errors.Join(fromenv.Text(&o.Library, Name, env, "library"), fromenv.Text(&o.Islands, Name, env, "islands"))
 }

@@ -23,13 +23,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
 	nixl.RequireLibrary(t)
-	backendtest.Run(t, backendtest.Harness{
-		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
-			return nixl.New(ctx, g, &nixl.Options{Device: "host"})
-		},
-		WorldSizes: []int{1, 2, 3}, Unreachable: true,
-		Adoptable: nixl.OnDevice,
-	})
+	for islands, unreachable := range map[string]bool{"auto": false, "off": true} {
+		t.Run("islands="+islands, func(t *testing.T) {
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+					return nixl.New(ctx, g, &nixl.Options{Device: "host", Islands: islands})
+				},
+				WorldSizes: []int{1, 2, 3}, Unreachable: unreachable,
+				Adoptable: nixl.OnDevice,
+			})
+		})
+	}
 }
 
 // TestLibraries: the answers of doctor, with and without the library.

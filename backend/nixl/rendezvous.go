@@ -3,6 +3,7 @@ package nixl
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -14,6 +15,7 @@ import (
 type offer struct {
 	Block    nixl.Block
 	Pad      int64 // where the pad begins; 0 if there is none
+	Adopted  bool  `json:",omitempty"` // only the library reaches it
 	Metadata []byte
 }
 
@@ -22,6 +24,8 @@ type mapping struct {
 	own   device.Ptr
 	rank  int
 	peers []nixl.Block // by rank
+	isle  *isle
+	near  backend.Mapping // of the island; nil where no memory has addresses
 }
 
 // Rendezvous exchanges what the ranks need to reach each other's memory.
@@ -30,22 +34,40 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	var failure error
 	a, ok := ba.(*allocation)
 	if ok && a.backend == b {
-		mine = offer{Block: a.region, Pad: a.pad}
+		mine = offer{Block: a.region, Pad: a.pad, Adopted: a.adopted}
 	} else {
 		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
 	}
 	offers, err := b.share(ctx, "memory", b.node.memory, mine, failure)
-	if err != nil {
+	if offers == nil {
 		return nil, err
 	}
-	if err := b.warm(ctx, offers); err != nil {
+	// From here on a failure is this rank's alone, and the others of its island are told.
+	if err == nil {
+		err = b.warm(ctx, offers)
+	}
+	m := &mapping{rank: b.group.Rank(), peers: blocksOf(offers), isle: b.isle}
+	if ok {
+		m.own = a.ptr
+	}
+	// Memory that some rank has adopted has addresses nowhere: all ranks of the group do the same with it.
+	if b.isle == nil || slices.ContainsFunc(offers, func(o offer) bool { return o.Adopted }) {
+		if err != nil {
+			return nil, err
+		}
+		return m, nil
+	}
+	if m.near, err = b.isle.meet(ctx, a.near, err); err != nil {
 		return nil, err
 	}
-	return &mapping{own: a.ptr, rank: b.group.Rank(), peers: blocksOf(offers)}, nil
+	if b.whole() {
+		return wholeMapping{m}, nil
+	}
+	return m, nil
 }
 
-// share exchanges what the ranks need to reach each other's registered regions. Collective. A failure of one rank beforehand is an error on all. What
-// follows is for the caller to vote on.
+// share exchanges what the ranks need to reach each other's registered regions. Collective. A failure of one rank beforehand is an error on all, which
+// get no offers. With offers, an error is this rank's alone, for the caller to vote on.
 func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine offer, failure error) ([]offer, error) {
 	if failure == nil {
 		mine.Metadata, failure = b.node.engine.MetadataOf(m, mine.Block)
@@ -59,7 +81,7 @@ func (b *Backend) share(ctx context.Context, what string, m nixl.Memory, mine of
 			continue
 		}
 		if _, err := b.node.learn(ctx, o.Metadata); err != nil {
-			return nil, fmt.Errorf("memory of rank %d: %w", r, err)
+			return offers, fmt.Errorf("memory of rank %d: %w", r, err)
 		}
 	}
 	return offers, nil
@@ -74,14 +96,21 @@ func blocksOf(offers []offer) []nixl.Block {
 	return blocks
 }
 
-// Peer returns this rank's own address; the peers' memory has none.
+// Peer returns this rank's own address, and that of a peer of the island; other memory has none.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
-	if rank != m.rank {
-		return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank,
-			errs.ErrNotReachable)
+	if rank == m.rank {
+		return m.own, nil
 	}
-	return m.own, nil
+	if at := m.isle.number(rank); at >= 0 && m.near != nil {
+		return m.near.Peer(at)
+	}
+	return 0, fmt.Errorf("backend %s moves memory of rank %d and does not map it; use put, get and transfers: %w", Name, rank, errs.ErrNotReachable)
 }
 
-// Unmap has nothing to do: what the agent knows about the peers' memory is never found again.
-func (m *mapping) Unmap(context.Context) error { return nil }
+// Unmap unmaps what the island shares. What the agent knows about the peers' memory is never found again.
+func (m *mapping) Unmap(ctx context.Context) error {
+	if m.near == nil {
+		return nil
+	}
+	return m.near.Unmap(ctx)
+}

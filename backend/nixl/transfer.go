@@ -42,8 +42,8 @@ func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int,
 		t.op = nixl.Read
 	}
 	for _, blk := range blocks {
-		m, ok := blk.Remote.(*mapping)
-		if !ok {
+		m := mappingOf(blk.Remote)
+		if m == nil {
 			return nil, errs.Invalid("transfer", "window", "of another backend", "a window of backend "+Name)
 		}
 		local, err := b.node.block(blk.Local, blk.Bytes)

@@ -108,22 +108,30 @@ func visibility() string {
 // PeerAtomics reports whether the link to the GPU with that UUID carries atomic operations: NVLink does, PCI Express mostly does
 // not. The driver can only be asked about GPUs that this process sees.
 func (d *Device) PeerAtomics(uuid string) bool {
-	if uuid == d.uuid {
-		return true
-	}
-	if d.drv.DeviceGetP2PAttribute == nil || d.use("PeerAtomics") != nil {
-		return false
+	return uuid == d.uuid || d.links(func(g gpu) bool { return g.uuid == uuid })[uuid]
+}
+
+// PeerLinks says of every other GPU that this process sees, by UUID, what PeerAtomics does. It is empty where the driver cannot say.
+func (d *Device) PeerLinks() map[string]bool {
+	return d.links(func(g gpu) bool { return g.uuid != d.uuid })
+}
+
+// links asks the driver about some GPUs.
+func (d *Device) links(about func(gpu) bool) map[string]bool {
+	links := map[string]bool{}
+	if d.drv.DeviceGetP2PAttribute == nil || d.use("PeerLinks") != nil {
+		return links
 	}
 	defer d.unuse()
 	all, err := visible(d.drv)
 	if err != nil {
-		return false
+		return links
 	}
 	for _, g := range all {
-		if g.uuid == uuid {
-			var have int32
-			return d.drv.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, d.ordinal, g.ordinal) == cu.Success && have != 0
+		var have int32
+		if about(g) && d.drv.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, d.ordinal, g.ordinal) == cu.Success {
+			links[g.uuid] = have != 0
 		}
 	}
-	return false
+	return links
 }

@@ -233,7 +233,9 @@ func TestPeerAtomics(t *testing.T) {
 	assert.False(t, d.PeerAtomics(uuid(2)))
 	assert.False(t, d.PeerAtomics("GPU-of another container"))
 	assert.Equal(t, 2, asked)
+	assert.Equal(t, map[string]bool{uuid(0): true, uuid(2): false}, d.PeerLinks())
 	drv.DeviceGetP2PAttribute = nil
+	assert.Empty(t, d.PeerLinks())
 	assert.False(t, d.PeerAtomics(uuid(0)), "the driver cannot be asked")
 	require.NoError(t, d.Close())
 	assert.False(t, d.PeerAtomics(uuid(0)))

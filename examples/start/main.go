@@ -26,7 +26,7 @@ func main() {
 	defer t.Close(ctx)
 	check(t.Rendezvous(ctx)) // collective: now every rank reaches every other's copy
 
-	if r.Capabilities().PeerPointers { // over nixl there are none: it moves memory by put and get
+	if r.Capabilities().PeerPointers { // between hosts there are none: nixl moves memory by put and get
 		remote, err := t.Remote(r.WorldSize() - 1)
 		check(err)
 		fmt.Println("the last rank's copy is at", remote.Ptr())

@@ -208,24 +208,27 @@ func TestBite(t *testing.T) {
 			}
 		}
 	}
-	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
-		var list []attempt
-		for _, flags := range []uint32{0, ptx.Atomics} {
-			list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-				return exchange(tb, 3, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
-			})
-		}
-		for _, flags := range []uint32{0, ptx.Atomics} {
-			if k == ptx.Signal || k == ptx.SignalAll {
+	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
+		for _, hopper := range []bool{false, true} {
+			k, name := ptx.SignalOn(k, hopper), strings.TrimPrefix(k.Name, "symmem_")
+			var list []attempt
+			for _, flags := range []uint32{0, ptx.Atomics} {
 				list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-					return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+					return exchange(tb, 3, flags, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
 				})
 			}
+			for _, flags := range []uint32{0, ptx.Atomics} {
+				if signalKinds[k] == ptx.FaultSignal {
+					list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+						return twoStreams(tb, k, flags, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+					})
+				}
+			}
+			list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+				return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+			})
+			subjects = append(subjects, subject{k, name, list})
 		}
-		list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-			return givesUp(tb, k, 1, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
-		})
-		subjects = append(subjects, subject{k, strings.TrimPrefix(k.Name, "symmem_"), list})
 	}
 	var list []attempt
 	for _, v := range []movement{

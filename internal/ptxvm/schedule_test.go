@@ -96,7 +96,7 @@ func TestSchedules(t *testing.T) {
 			})
 			t.Run("signals", func(t *testing.T) {
 				eachSeed(t, seedsOr(2, 12), func(seed uint64) error {
-					return exchange(t, 3, uint32(seed/2%2)*ptx.Atomics, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
+					return exchange(t, 3, uint32(seed/2%2)*ptx.Atomics, seed/4%2 == 1, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
 				})
 			})
 		})

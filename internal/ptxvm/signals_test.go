@@ -1,8 +1,11 @@
 package ptxvm
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,6 +54,8 @@ type pads struct {
 	streams []*Stream
 	kernels *Module
 	replace func(*Module) *Module
+	hopper  bool   // the kernels that overlap
+	threads uint32 // a block; 0 is 32
 }
 
 const channels, channel = 3, 1
@@ -64,7 +69,7 @@ func newPads(tb testing.TB, ranks int, flags uint32, c Config) *pads {
 		pad := aligned(int(ptx.PadBytes(ranks, channels)))
 		copy(pad, ptx.PadImage(ranks, channels, 1<<32-2, func(int) uint32 { return 1<<32 - 2 }))
 		require.NoError(tb, memory.Map(at+channelAt, pad))
-		page := aligned(4096)
+		page := aligned(8192)
 		p.pages = append(p.pages, page)
 		require.NoError(tb, memory.Map(at+inAt, page))
 		require.NoError(tb, memory.Map(at+wordsAt, aligned(64)))
@@ -93,13 +98,26 @@ func newPads(tb testing.TB, ranks int, flags uint32, c Config) *pads {
 }
 
 func (p *pads) signals(rank, peer int, k ptx.Kernel) {
-	q := p.params[rank]
+	p.signalsWith(p.params[rank], rank, peer, k)
+}
+
+func (p *pads) signalsWith(q ptx.Params, rank, peer int, k ptx.Kernel) {
 	q.Peer = uint32(peer)
+	k = ptx.SignalOn(k, p.hopper)
 	m := moduleOf(p.tb, k.File)
 	if p.replace != nil {
 		m = p.replace(m)
 	}
-	require.NoError(p.tb, p.streams[rank].Launch(Launch{Function: m.Function(k.Name), Block: [3]uint32{32}, Params: [][]byte{q.Bytes()}}))
+	require.NoError(p.tb, p.streams[rank].Launch(Launch{
+		Function: m.Function(k.Name), Block: [3]uint32{cmp.Or(p.threads, 32)}, Params: [][]byte{q.Bytes()}, Overlap: k.Overlap,
+	}))
+}
+
+// putSignal puts bytes from one byte of the rank's page to another of the peer's, and signals.
+func (p *pads) putSignal(rank, peer int, to, from, bytes uint64) {
+	q := p.params[rank]
+	q.Out[0], q.In[0], q.Count = page(peer, 0)+to, page(rank, 0)+from, bytes
+	p.signalsWith(q, rank, peer, ptx.PutSignal)
 }
 
 func page(rank, word int) uint64 { return uint64(rank+1)*rankAt + inAt + uint64(word)*4 }
@@ -115,9 +133,9 @@ func (p *pads) get(rank, from, word, to int) {
 func (p *pads) word(rank, word int) uint32 { return binary.LittleEndian.Uint32(p.pages[rank][word*4:]) }
 
 // exchange uses every kernel for signals a few times, with values that each receiver must see.
-func exchange(tb testing.TB, ranks int, flags uint32, c Config, replace func(*Module) *Module) error {
+func exchange(tb testing.TB, ranks int, flags uint32, hopper bool, c Config, replace func(*Module) *Module) error {
 	p := newPads(tb, ranks, flags, c)
-	p.replace = replace
+	p.replace, p.hopper = replace, hopper
 	result := 256
 	type want struct {
 		rank, word int
@@ -138,6 +156,34 @@ func exchange(tb testing.TB, ranks int, flags uint32, c Config, replace func(*Mo
 			p.signals(r, next, ptx.Signal)
 			p.signals(r, last, ptx.Wait)
 			look(r, round*64+0, v(last, 1))
+			// The same in one: words that this rank has just written, as vectors, words or bytes, and none.
+			const words = 9
+			for i := range words {
+				p.put(r, r, 200+i, v(r, 10+i))
+			}
+			at := round*64 + 16 + round%2 // of a page that both look at as words
+			p.putSignal(r, next, uint64(at)*4, 200*4, words*4)
+			p.signals(r, last, ptx.Wait)
+			// What is behind the wait is behind the put, too, though all of them overlap.
+			p.putSignal(r, r, 200*4, 230*4, words*4)
+			p.signals(r, r, ptx.Wait)
+			for i := range words {
+				look(r, at+i, v(last, 10+i))
+			}
+			// And among all.
+			at += words
+			p.put(r, r, 220, v(r, 30))
+			for q := range ranks {
+				if q == next {
+					p.putSignal(r, q, uint64(at)*4, 220*4, 4)
+				} else if q != r {
+					p.putSignal(r, q, uint64(at)*4, 220*4, 0)
+				}
+			}
+			p.signals(r, 0, ptx.WaitAll)
+			p.putSignal(r, r, 220*4, 230*4, 4)
+			p.signals(r, r, ptx.Wait)
+			look(r, at, v(last, 30))
 			// To all, and from all.
 			for q := range ranks {
 				p.put(r, q, round*64+8+r, v(r, 2))
@@ -170,12 +216,51 @@ func exchange(tb testing.TB, ranks int, flags uint32, c Config, replace func(*Mo
 func TestSignals(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
 		for _, flags := range []uint32{0, ptx.Atomics} {
-			for _, weak := range []bool{false, true} {
-				for seed := range uint64(3) {
-					t.Run(fmt.Sprintf("ranks=%d/flags=%d/weak=%v/seed=%d", ranks, flags, weak, seed), func(t *testing.T) {
-						require.NoError(t, exchange(t, ranks, flags, Config{Seed: seed, Weak: weak, MaxSteps: 1 << 26}, nil))
-					})
+			for _, hopper := range []bool{false, true} {
+				for _, weak := range []bool{false, true} {
+					for seed := range uint64(3) {
+						t.Run(fmt.Sprintf("ranks=%d/flags=%d/hopper=%v/weak=%v/seed=%d", ranks, flags, hopper, weak, seed), func(t *testing.T) {
+							require.NoError(t, exchange(t, ranks, flags, hopper, Config{Seed: seed, Weak: weak, MaxSteps: 1 << 26}, nil))
+						})
+					}
 				}
+			}
+		}
+	}
+}
+
+// TestPutSignal: what is put is all bytes and no other, however the two sides lie.
+func TestPutSignal(t *testing.T) {
+	for _, hopper := range []bool{false, true} {
+		putSignals(t, hopper, 32, Config{Weak: true, MaxSteps: 1 << 26})
+	}
+}
+
+// putSignals puts pieces of all kinds of alignment, of each so many bytes that threads have none, one and several elements.
+func putSignals(t *testing.T, hopper bool, threads uint32, c Config) {
+	const source = 2560 // so that a page holds both
+	for _, apart := range []uint64{0, 1, 2, 4, 8} {
+		for _, lead := range []uint64{0, 5} {
+			for _, n := range []uint64{1, 16, 33, 100, 700, 1501} {
+				if apart == 0 && lead == 0 && n == 1501 {
+					n = 2501
+				}
+				p := newPads(t, 2, ptx.Atomics, c)
+				p.hopper, p.threads = hopper, threads
+				for i := range p.pages[0] {
+					p.pages[0][i], p.pages[1][i] = byte(i*7+i/256), 0xa5
+				}
+				from := source + lead
+				if from+n > uint64(len(p.pages[0])) {
+					from = lead
+				}
+				to := lead + apart
+				p.putSignal(0, 1, to, from, n)
+				p.signals(1, 0, ptx.Wait)
+				require.NoError(t, p.m.Run())
+				want := bytes.Repeat([]byte{0xa5}, len(p.pages[1]))
+				copy(want[to:], p.pages[0][from:][:n])
+				require.Equal(t, want, p.pages[1], "%d bytes, %d apart, lead %d", n, apart, lead)
 			}
 		}
 	}
@@ -316,13 +401,21 @@ func stopped(tb testing.TB, kernel ptx.Kernel, c Config) error {
 	return err
 }
 
-var signalKinds = map[ptx.Kernel]uint8{
-	ptx.Signal: ptx.FaultSignal, ptx.SignalAll: ptx.FaultSignal, ptx.Wait: ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
-}
+// signalKinds is what a kernel of signals that gives up calls itself.
+var signalKinds = func() map[ptx.Kernel]uint8 {
+	kinds := map[ptx.Kernel]uint8{
+		ptx.Signal: ptx.FaultSignal, ptx.PutSignal: ptx.FaultSignal, ptx.SignalAll: ptx.FaultSignal,
+		ptx.Wait: ptx.FaultWait, ptx.WaitAll: ptx.FaultWait, ptx.Barrier: ptx.FaultBarrier,
+	}
+	for k, kind := range maps.Clone(kinds) {
+		kinds[ptx.SignalOn(k, true)] = kind
+	}
+	return kinds
+}()
 
 func TestSignalsOfTwoStreams(t *testing.T) {
 	for _, flags := range []uint32{0, ptx.Atomics} {
-		for _, kernel := range []ptx.Kernel{ptx.Signal, ptx.SignalAll} {
+		for _, kernel := range []ptx.Kernel{ptx.Signal, ptx.PutSignal, ptx.SignalAll} {
 			for seed := range uint64(20) {
 				require.NoError(t, twoStreams(t, kernel, flags, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22}, nil), "%s, flags %d, seed %d", kernel.Name, flags, seed)
 			}

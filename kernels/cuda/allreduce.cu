@@ -10,6 +10,9 @@
 // Threads in a block at most, and blocks that a multiprocessor is to hold at least: that caps the registers.
 #define SYMMEM_BOUNDS 512
 #define SYMMEM_BOUNDS_FLOW 512, 2
+// Blocks of oneshot_push_whole are of at most 256 threads. Asked for 4, the compiler takes 44 registers in place of 40 between two ranks, loads
+// earlier, and is up to 5 % faster.
+#define SYMMEM_BOUNDS_ONESHOT 256, 4
 // A plan has half of the device: the fewer registers, the more threads.
 #define SYMMEM_BOUNDS_TWOSHOT 256, (SYMMEM_WORLD <= 4 ? 4 : 2)
 
@@ -36,7 +39,7 @@ SYMMEM_KERNEL(oneshot_ll, oneshotLL, SYMMEM_BOUNDS)
 #if SYMMEM_WORLD != 0 && SYMMEM_PUSH
 SYMMEM_KERNEL(oneshot_push, oneshotPush, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
-SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS)
+SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 #else
 SYMMEM_KERNEL(oneshot_pull, oneshotPull, SYMMEM_BOUNDS)

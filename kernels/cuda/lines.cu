@@ -133,10 +133,12 @@ extern "C" __global__ void __launch_bounds__(512) symmem_lines(const __grid_cons
   ranks.close(epoch);
 }
 
-// symmem_meet is a barrier of all ranks on their streams, of one block: what every rank's stream has done before is visible behind it.
+// symmem_meet is a barrier of all ranks on their streams, of one block: what every rank's stream has done before is visible behind it. The launch
+// itself writes nothing, so its barrier need not release.
 extern "C" __global__ void __launch_bounds__(512) symmem_meet(const __grid_constant__ Comm c) {
   Ranks<> ranks(c, kKindMeet);
   u32 epoch;
-  if (!ranks.begin(epoch) || !ranks.barrier<true>(0, epoch)) return;
+  if (!ranks.begin(epoch) || !ranks.barrier<false>(0, epoch)) return;
+  startNext();
   ranks.close(epoch);
 }

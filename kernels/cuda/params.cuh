@@ -51,7 +51,7 @@ struct Params {
   u64 out[kInline];     // every rank's output, by rank; likewise. May equal in
   u64 workspace[kInline]; // every rank's part of this plan's workspace, by rank; 128-byte aligned
   u64 table;            // world > 8: u64[3][world] in device memory that takes the place of in, out and workspace
-  u64 count;            // elements
+  u64 count;            // elements; symmem_put_signal: bytes
   u64 fault;            // 64-bit fault word; memory that this device and the host can access. Signals: the launch's cell, see signals.cu
   u64 dead;             // 32-bit word in this device's memory, 0 as long as all is well; signals: or 0 for none
   u64 stop;             // 32-bit word that the host sets to end all waiting, or 0

@@ -54,7 +54,7 @@ template <int W> struct Push {
     const u32 r = p.rank + k;
     return r >= W ? r - W : r;
   }
-  // again and close are as in Ranks; next says that the next launch may begin when all threads of the block are here.
+  // again is as in Ranks.
   SYMMEM_DEVICE bool again(u32 peer) {
     if (++polls % kPollsPerCheck == 0) {
       const u64 fault = (u64)kind << 48 | (u64)(peer & 0xffff) << 32 | (u64)(p.index & 0xffff) << 16 | (blockIdx.x & 0xffff);
@@ -63,10 +63,11 @@ template <int W> struct Push {
     }
     return ok;
   }
-  SYMMEM_DEVICE void close(u32 epoch, bool next = false) {
-    const bool all = __syncthreads_and(ok);
-    if (next) startNext();
-    if (all && threadIdx.x == 0) storeRelaxed(record(), epoch);
+  // close keeps the epoch for the next launch, as soon as all threads of the block know it, while lines are on their way: at the end it
+  // would be what the next launch waits for. Whoever gives up later leaves a plan that is dead, whatever its epoch.
+  SYMMEM_DEVICE void close(u32 epoch) {
+    __syncthreads();
+    if (threadIdx.x == 0) storeRelaxed(record(), epoch);
   }
 };
 
@@ -91,6 +92,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
 #pragma unroll
     for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, line);
   }
+  f.close(epoch);
   const u64 mine = p.data[p.rank] + buffer;
   for (u32 v = begin; v < p.vectors; v += step) {
     const u64 at = mine + v * 16ull;
@@ -111,10 +113,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
     for (u32 r = 1; r < W; r++) a.add(op, unseal(x[r]));
     storeWeak(p.out + v * 16ull, a.template result<W>(op, W));
 #pragma unroll
-    for (u32 r = 0; r < W; r++) storeStrong(at + r * slot, Words<4>{});
+    for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
   }
   if (begin < p.vectors) startNext();
-  f.close(epoch);
 }
 
 // Some is a number that is known when compiling, for a parameter of a lambda.
@@ -154,6 +155,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
 #pragma unroll 1
   for (; i < theirs; i += step) storeStrong(to + i * 16ull, seal(loadWeak(source + i * 16ull, Words<4>())));
 
+  f.close(epoch);
   const u32 all = warps * 32;
   u64 from[W]; // each rank's part of the own shard
 #pragma unroll
@@ -230,7 +232,6 @@ template <class T, class Op, int W> SYMMEM_DEVICE void twoshotPushWhole(const Pu
 #pragma unroll 1
   for (; i < theirs && f.ok; i += step) takeSome(Some<1>(), i);
   // Between two ranks a thread that has had lines knows that the other's block of this number is at work, as in one-shot. Between more the
-  // lines of a block come from blocks of other numbers: so the next launch waits until this block has all of its own.
+  // lines of a block come from blocks of other numbers: so the next launch waits until the blocks have ended.
   if (W == 2 && begin < theirs) startNext();
-  f.close(epoch, W > 2);
 }

@@ -1,6 +1,7 @@
 // Barrier, signal and wait, with the counting of the host's: counters only grow and wrap around, signals may be several
 // under way, what a waiter has consumed is its own. Params::workspace is every rank's signal pad, Params::index the channel in it.
 // Each is one block.
+#include "copy.cuh"
 #include "frame.cuh"
 
 struct Pad {
@@ -101,10 +102,29 @@ SYMMEM_DEVICE void signal(Waiting &w, u32 peer) {
   storeRelease(pad.stored(peer), before + 1);
 }
 
+// startBesides lets the next launch begin while this one signals, if that waits for nobody.
+SYMMEM_DEVICE void startBesides(const Params &p) {
+  if (p.flags & kAtomics) startNext();
+}
+
 extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
   Waiting w(p, kKindSignal);
   awaitPrevious();
+  startBesides(p);
   if (threadIdx.x != 0 || !w.alive()) return;
+  signal(w, p.peer);
+  tell(p, w.fault);
+}
+
+// symmem_put_signal is symmem_signal behind a copy of Params::count bytes from Params::in[0], memory of this rank, to Params::out[0] at the
+// peer. It is for few bytes: a copy of the device's and a launch behind it take longer to begin than these do to move.
+extern "C" __global__ void __launch_bounds__(1024) symmem_put_signal(const __grid_constant__ Params p) {
+  Waiting w(p, kKindSignal);
+  awaitPrevious();
+  startBesides(p);
+  copyChunk(p.out[0], p.in[0], p.count);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
   signal(w, p.peer);
   tell(p, w.fault);
 }
@@ -113,6 +133,7 @@ extern "C" __global__ void symmem_signal(const __grid_constant__ Params p) {
 extern "C" __global__ void symmem_signal_all(const __grid_constant__ Params p) {
   Waiting w(p, kKindSignal);
   awaitPrevious();
+  startBesides(p);
   if (!__syncthreads_and(w.alive())) return;
   for (u32 r = threadIdx.x; r < p.world; r += blockDim.x)
     if (r != p.rank) signal(w, r);
@@ -130,6 +151,7 @@ extern "C" __global__ void symmem_wait(const __grid_constant__ Params p) {
     while (late(loadAcquire(at), want))
       if (!w.again(p.peer)) break;
   }
+  startNext();
   tell(p, w.fault);
 }
 
@@ -147,6 +169,7 @@ extern "C" __global__ void symmem_wait_all(const __grid_constant__ Params p) {
         if (!w.again(r)) break;
     }
   }
+  startNext();
   w.leave();
 }
 
@@ -165,5 +188,6 @@ extern "C" __global__ void symmem_barrier(const __grid_constant__ Params p) {
     __syncthreads();
     if (threadIdx.x == 0) storeRelaxed(pad.state(), epoch);
   }
+  startNext();
   w.leave();
 }

@@ -62,7 +62,8 @@ OPTIONS = [
 
 def modules():
     """Every file of the archive: its name without .ptx, source, lowest architecture and macros."""
-    out = [("signals", "signals.cu", 80, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, []),
+    # Those with _sm90 are the same again with programmatic dependent launch, which sm_80 has not.
+    out = [("signals", "signals.cu", 80, []), ("signals_sm90", "signals.cu", 90, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, []),
            ("lines", "lines.cu", 80, []), ("lines_sm90", "lines.cu", 90, []), ("alltoallv", "alltoallv.cu", 80, [])]
 
     def allreduce(name, arch, dtype, world, push):
@@ -86,7 +87,6 @@ def modules():
         for world in WORLDS:
             allreduce(f"pull_{dtype}_w{world}", 80, dtype, world, 0)
             allreduce(f"push_{dtype}_w{world}", 80, dtype, world, 1)
-            # The same again with programmatic dependent launch, which sm_80 has not.
             allreduce(f"push_{dtype}_w{world}_sm90", 90, dtype, world, 1)
         macros = [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}"]
         out.append((f"rms_norm_{dtype}", "rms_norm.cu", 80, macros + ["-DSYMMEM_SPECIAL=0"]))

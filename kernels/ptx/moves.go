@@ -82,11 +82,15 @@ const (
 	FaultAllToAllV = 27
 )
 
-// PushAllToAllV takes Comm and AllToAllV, Meet only Comm and is one block.
-var (
-	PushAllToAllV = Kernel{File: "alltoallv.ptx", Name: "symmem_all_to_all_v"}
-	Meet          = Kernel{File: "lines.ptx", Name: "symmem_meet"}
-)
+// PushAllToAllV takes Comm and AllToAllV.
+var PushAllToAllV = Kernel{File: "alltoallv.ptx", Name: "symmem_all_to_all_v"}
+
+// Meet is the kernel that is a barrier of all ranks on their streams. It takes Comm, and is one block. hopper is as for AllReduce.
+func Meet(hopper bool) Kernel {
+	k := PushLines(hopper)
+	k.Name = "symmem_meet"
+	return k
+}
 
 // PushLines is the kernel that pushes pieces in lines. It takes Comm and Lines. hopper is as for AllReduce.
 func PushLines(hopper bool) Kernel {

@@ -70,8 +70,11 @@ const (
 	Avg
 )
 
-// MaxThreads is the most threads a block of any all-reduce kernel may have.
-const MaxThreads = 512
+// MaxThreads is the most threads a block of any all-reduce kernel may have, and MaxPutThreads one of PutSignal.
+const (
+	MaxThreads    = 512
+	MaxPutThreads = 1024
+)
 
 // Kernel is one compiled kernel.
 type Kernel struct {
@@ -82,14 +85,23 @@ type Kernel struct {
 	Overlap bool
 }
 
-// The kernels of signals. All take Params and are one block.
+// The kernels of signals. All take Params and are one block. PutSignal copies Count bytes from In[0] to Out[0] before.
 var (
 	Barrier   = Kernel{File: "signals.ptx", Name: "symmem_barrier"}
+	PutSignal = Kernel{File: "signals.ptx", Name: "symmem_put_signal"}
 	Signal    = Kernel{File: "signals.ptx", Name: "symmem_signal"}
 	SignalAll = Kernel{File: "signals.ptx", Name: "symmem_signal_all"}
 	Wait      = Kernel{File: "signals.ptx", Name: "symmem_wait"}
 	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
 )
+
+// SignalOn is a kernel of signals for a device; hopper says that it has compute capability 9.0 or later.
+func SignalOn(k Kernel, hopper bool) Kernel {
+	if hopper {
+		k.File, k.Overlap = "signals_sm90.ptx", true
+	}
+	return k
+}
 
 // Pull moves pieces between ranks. It takes Comm and Pieces, and has as many blocks as are of use.
 var Pull = Kernel{File: "pull.ptx", Name: "symmem_pull"}

@@ -31,7 +31,7 @@ func init() {
 		mutant{file: "kernels/rms_norm.go", why: "overlaps are not looked for", tests: inNorm,
 			old: "return errors.Join(n.checkLocals(hidden), n.checkOverlaps())", new: "return n.checkLocals(hidden)"},
 		mutant{file: "kernels/rms_norm.go", why: "ranks need not agree on epsilon", tests: inNorm,
-			old: "n.opts.MaxBlocks, n.Epsilon, n.WeightBias", new: "n.opts.MaxBlocks, 0, n.WeightBias"},
+			old: "n.maxBlocks, n.Epsilon, n.WeightBias", new: "n.maxBlocks, 0, n.WeightBias"},
 		mutant{file: "kernels/rms_norm.go", why: "kernels get the scale in place of its reciprocal", tests: inNorm,
 			old: "p.Inverse = 1 / n.Scale", new: "p.Inverse = n.Scale"},
 		mutant{file: "kernels/quantized.go", why: "sums are taken before everybody has made them", tests: inInt8,

@@ -7,6 +7,7 @@ var (
 	memoryTests    = stage{"memory", ".", usual}
 	tensorTests    = stage{"tensor", ".", usual}
 	kernelTests    = stage{"kernels", ".", usual}
+	tuningTests    = stage{"kernels/tuning", ".", usual}
 	planTests      = stage{"collective", ".", usual}
 	hostTests      = stage{"backend/host", ".", usual}
 	nativeTests    = stage{"backend/native", ".", usual}
@@ -410,8 +411,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_plan.go", why: "ranks do not vote before they make flags", tests: inSends,
-		old: "\tif _, ok := m.backend.(backend.Flagger); ok { // making flags is collective\n",
-		new: "\tif _, ok := m.backend.(backend.Flagger); ok && false {\n",
+		old: "\tif _, ok := m.flagger(); ok { // making flags is collective\n",
+		new: "\tif _, ok := m.flagger(); ok && false {\n",
 	},
 	{
 		file: "memory/signal_plan.go", why: "signals that some ranks have are left open", tests: inSends,
@@ -1998,9 +1999,44 @@ var mutants = []mutant{
 		new: "blocks*perBlock:], x[blocks*perBlock-1:]",
 	},
 	{
-		file: "kernels/choose.go", why: "the table of sizes has no last entry for all above", tests: with(inPlans, worldOfFive),
-		old: "min(size, len(hostOneShotBytes)-1)",
-		new: "size",
+		file: "kernels/tuning/table.go", why: "a rule does not serve larger worlds too", tests: []stage{tuningTests},
+		old: "r.Ranks != ranks && !(r.AndMore && r.Ranks < ranks) {",
+		new: "r.Ranks != ranks {",
+	},
+	{
+		file: "kernels/tuning/set.go", why: "a step without bound does not serve every message", tests: []stage{tuningTests},
+		old: "step.UpTo == 0 || bytes <= int64(step.UpTo)",
+		new: "bytes <= int64(step.UpTo)",
+	},
+	{
+		file: "kernels/tuning/set.go", why: "rules for multicast count where there is none", tests: []stage{tuningTests},
+		old: "if multicast && !s.Multicast {\n\t\t\t\t\tcontinue",
+		new: "if multicast && !s.Multicast && false {\n\t\t\t\t\tcontinue",
+	},
+	{
+		file: "kernels/tuning/read.go", why: "fields that there are not are passed over", tests: []stage{tuningTests},
+		old: "\td.DisallowUnknownFields()\n",
+		new: "",
+	},
+	{
+		file: "kernels/tuning/read.go", why: "two rules may be for the same", tests: []stage{tuningTests},
+		old: "if same && o.Collective",
+		new: "if same && false && o.Collective",
+	},
+	{
+		file: "tuning.go", why: "ranks may have different tables", tests: []stage{openTests},
+		old: "if r.Digest == all[0].Digest {",
+		new: "if r.Digest == all[0].Digest || true {",
+	},
+	{
+		file: "tuning.go", why: "a table of another GPU is taken", tests: []stage{openTests},
+		old: "if !t.file.For(name, \"\") && ",
+		new: "if false && !t.file.For(name, \"\") && ",
+	},
+	{
+		file: "tuning.go", why: "unequal GPUs go by the table of rank 0's", tests: []stage{openTests},
+		old: "if shipped != nil && !shipped.For(name, link) {",
+		new: "if shipped != nil && !shipped.For(names[0], link) {",
 	},
 	{
 		file: "kernels/choose.go", why: "laps are not aligned", tests: inPlans,
@@ -2309,8 +2345,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: []stage{kernelTests},
-		old: "opts.RankOrder && asked != chosen && ",
-		new: "!opts.RankOrder && asked != chosen && ",
+		old: "opts.RankOrder && !a.RankOrder() || ",
+		new: "",
 	},
 	{
 		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: []stage{kernelTests},

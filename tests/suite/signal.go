@@ -23,6 +23,7 @@ func signalCases(short bool) []Case {
 		{Name: "signal/barrier", Needs: []string{"transfers"}, Run: barrierCase},
 		{Name: "signal/graph", Needs: []string{"graphs"}, Run: signalGraphCase},
 		{Name: "signal/two_streams", Run: twoStreamsCase},
+		{Name: "signal/put", Run: putSignalCase},
 	}
 	if short {
 		return cases
@@ -102,6 +103,50 @@ func channelsCase(ctx context.Context, e *Env) error {
 		}
 	}
 	return errors.Join(e.S.Synchronize(ctx), t.Close(ctx))
+}
+
+// putSignalCase puts pieces of many sizes, to and from where they happen to lie, each with a signal behind it. Small ones are moved another way
+// than large ones. What has come goes on to the next rank.
+func putSignalCase(ctx context.Context, e *Env) error {
+	const most, half, room = 64<<10 + 2, 128 << 10, 256 << 10
+	box, err1 := e.mapped(ctx, tensor.Uint8, room)
+	src, err2 := e.R.Zeros(ctx, tensor.Uint8, room)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	next, prev := ring(e)
+	for round, p := range []struct{ to, from, n int64 }{
+		{0, 0, 1}, {16, 32, 16}, {3, 3, 33}, {1, 2, 1000}, {2, 6, 4099}, {4, 0, 16 << 10}, {8, 16, 40000}, {0, 16, 64<<10 - 1}, {16, 0, 64 << 10}, {5, 4, most},
+	} {
+		to, err1 := box.Slice(p.to, p.to+p.n)
+		from, err2 := src.Slice(p.from, p.from+p.n)
+		further, err3 := box.Slice(half+p.to, half+p.to+p.n)
+		if err := errors.Join(err1, err2, err3, writeBytes(box.Local(), poisoned(room)), writeBytes(src.Local(), pattern(e.R.Rank(), round, room)), e.R.Barrier(ctx)); err != nil {
+			return err
+		}
+		e.Skew()
+		const channel = 5
+		err := errors.Join(to.PutSignal(e.S, next, from, channel), to.Wait(e.S, prev, channel))
+		err = errors.Join(err, further.PutSignal(e.S, next, to, channel), to.Wait(e.S, prev, channel), e.S.Synchronize(ctx)) // what has come goes further
+		if err != nil {
+			return fmt.Errorf("%d bytes from %d to %d: %w", p.n, p.from, p.to, err)
+		}
+		want := poisoned(room)
+		first := (prev + e.R.WorldSize() - 1) % e.R.WorldSize()
+		copy(want[p.to:p.to+p.n], pattern(prev, round, room)[p.from:])
+		copy(want[half+p.to:half+p.to+p.n], pattern(first, round, room)[p.from:])
+		got, err := readBytes(box.Local())
+		if err == nil {
+			err = sameBytes(tensor.Uint8, got, want)
+		}
+		if err != nil {
+			return fmt.Errorf("%d bytes from %d to %d: %w", p.n, p.from, p.to, err)
+		}
+		if err := e.R.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	return closeAll(ctx, box, src)
 }
 
 func selfSignalCase(ctx context.Context, e *Env) error {

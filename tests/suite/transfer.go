@@ -709,6 +709,8 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 	if err != nil {
 		return err
 	}
+	_, err = box.Remote(next)
+	far := errors.Is(err, errs.ErrNotReachable)
 	for _, what := range []string{"put", "transfer", "closed transfer"} {
 		alone, err := e.R.Zeros(ctx, tensor.Uint8, 100)
 		if err != nil {
@@ -742,7 +744,7 @@ func closedGraphCase(ctx context.Context, e *Env) error {
 			return err
 		}
 		err = e.S.Synchronize(ctx)
-		switch far := !e.R.Capabilities().PeerPointers && next != e.R.Rank(); {
+		switch {
 		case far:
 			if err := wantError("launching a graph with a "+what+" that was closed", err, symmem.ErrClosed); err != nil {
 				return err

@@ -77,8 +77,8 @@ func (a app) rootCommand() *cobra.Command {
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.UsageError(suggest.Flag(cmd, err)) })
-	root.AddCommand(a.doctorCommand(), a.runCommand(), a.rendezvousCommand(), a.verifyCommand(), a.benchCommand(), a.versionCommand(),
-		a.verifyRankCommand(), a.benchRankCommand(), a.probeCommand())
+	root.AddCommand(a.doctorCommand(), a.runCommand(), a.rendezvousCommand(), a.verifyCommand(), a.benchCommand(), a.tuneCommand(), a.versionCommand(),
+		a.verifyRankCommand(), a.benchRankCommand(), a.tuneRankCommand(), a.probeCommand())
 	for _, cmd := range root.Commands() {
 		a.completeValues(cmd)
 	}

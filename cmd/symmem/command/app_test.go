@@ -45,6 +45,14 @@ func TestUsageErrors(t *testing.T) {
 		"bench, algorithm":        {[]string{"bench", "--algorithm", "three_shot"}, nil, "two_shot"},
 		"bench, file":             {[]string{"bench", "--output", "/no/such/folder/x.json"}, nil, "no such file"},
 		"a rank of verify":        {[]string{"verify-rank"}, nil, "started by symmem itself"},
+		"tune, sizes":             {[]string{"tune", "--sizes", "17"}, nil, "multiples of 16"},
+		"tune, everything":        {[]string{"tune", "--kind", "put", "--dtype", "f8", "-n", "1", "--reps", "1", "--time", "-1s"}, nil, "--time is -1s"},
+		"tune, kinds":             {[]string{"tune", "--kind", "all_gathr"}, nil, "did you mean all_gather"},
+		"tune, two backends":      {[]string{"tune", "--backend", "host,host2"}, nil, "allowed are"},
+		"tune, all backends":      {[]string{"tune", "--backend", "all"}, nil, "one name, or auto"},
+		"tune, a table":           {[]string{"tune", "--tuning", "x.json"}, nil, "--output names the file"},
+		"tune, no folder":         {[]string{"tune", "--output", "/no/such/folder/x.json"}, nil, "no such file"},
+		"a rank of tune":          {[]string{"tune-rank", "--spec", "{"}, nil, "--spec"},
 		"a rank of bench":         {[]string{"bench-rank", "--spec", "{"}, nil, "--spec"},
 		"a probe of nothing":      {[]string{"probe", "abacus"}, nil, "abacus"},
 	} {
@@ -61,7 +69,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, command := range []string{"run", "verify", "doctor", "bench", "version"} {
+	for _, command := range []string{"run", "verify", "doctor", "bench", "tune", "version"} {
 		r := call(t, "", environ(), command, "--help")
 		assert.Equal(t, exit.OK, r.status)
 		assert.Contains(t, r.out, "symmem "+command)

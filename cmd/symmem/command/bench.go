@@ -20,8 +20,9 @@ func (a app) benchCommand() *cobra.Command {
 	var o bench.Options
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure all-reduce, put and get on this machine",
-		Long: `Bench starts ranks on this machine and measures. One repetition of a measurement is a barrier of all ranks and then many
+		Short: "Measure all-reduce, put and get",
+		Long: `Bench starts ranks on this machine and measures. In a job that torchrun, mpirun, srun or Kubernetes has started, each process is one rank
+of the job instead: all are given the same flags without --ranks, and rank 0 prints and writes the files. One repetition of a measurement is a barrier of all ranks and then many
 iterations back to back on one stream; its time is that of the slowest rank, and a row shows the median of the repetitions.
 Results of all-reduce are checked before they are measured.
 
@@ -48,6 +49,7 @@ switched off (NCCL_NVLS_ENABLE=0) unless the setting multicast is on. --peer nvs
 of its heap, instead, and --peer sglang SGLang's push kernels, on the same memory as ours, with the best of several launches; its
 --peer-library is the cubin that bench/peers/sglang.sh of the source makes.`,
 		Example: "  symmem bench -n 2 --sizes 1K:64M --algorithm all --output out.json --plot out.png\n" +
+			"  srun --nodes 2 --ntasks-per-node 4 symmem bench --backend nixl\n" +
 			"  symmem bench --backend native --kind all_reduce --dtype bf16 --mode graph --peer nccl",
 		Args: noArgs,
 	}
@@ -57,14 +59,14 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags := cmd.Flags()
 	flags.StringVar(&o.Backends, "backend", config.BackendAuto,
 		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
-	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
+	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
 		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm and all_reduce_many")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")
-	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each collective; graph replays a captured graph")
+	flags.StringVar(&o.Mode, "mode", "eager", "eager enqueues each piece of work; graph replays a captured graph of several")
 	flags.StringVar(&o.Place, "place", "in", "in reduces each tensor in place; out writes the result to another tensor")
 	flags.StringVar(&o.Peer, "peer", bench.PeerAuto, "library to measure beside all_reduce: auto takes nccl if it is there, nccl or nvshmem must be there, or none")
 	flags.StringVar(&o.PeerLibrary, "peer-library", "", "file of the peer's library, or the folder it is in; empty looks for it")

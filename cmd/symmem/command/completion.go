@@ -35,6 +35,10 @@ func (a app) completeValues(cmd *cobra.Command) {
 	lists := map[string]func() []string{
 		"backend": func() []string { return backendValues(cmd.Name()) }, "require": backend.Names, "kind": func() []string { return measure.Kinds },
 	}
+	if cmd.Name() == "tune" { // which has lists where bench has one
+		lists["kind"] = func() []string { return measure.TuneKinds }
+		lists["dtype"] = bench.DTypes
+	}
 	words := map[string]func() []string{
 		"dtype": bench.DTypes, "op": bench.Ops, "algorithm": bench.Algorithms, "launcher": launchers,
 		"mode": func() []string { return bench.Modes }, "place": func() []string { return bench.Places }, "peer": func() []string { return bench.Peers },
@@ -51,6 +55,9 @@ func (a app) completeValues(cmd *cobra.Command) {
 		})
 	}
 	for name, values := range words {
+		if lists[name] != nil {
+			continue
+		}
 		register(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return values(), cobra.ShellCompDirectiveNoFileComp
 		})

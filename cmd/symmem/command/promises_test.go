@@ -40,8 +40,8 @@ func TestFlagsAreAlike(t *testing.T) {
 			assert.Equal(t, "int", flag.Value.Type())
 		}
 	}
-	assert.ElementsMatch(t, []string{"verify", "doctor", "bench", "version"}, withJSON)
-	assert.ElementsMatch(t, []string{"run", "verify", "bench"}, withRanks)
+	assert.ElementsMatch(t, []string{"verify", "doctor", "bench", "tune", "version"}, withJSON)
+	assert.ElementsMatch(t, []string{"run", "verify", "bench", "tune"}, withRanks)
 }
 
 // documentOf reads the only thing that was printed, a document.
@@ -90,7 +90,7 @@ func TestJSONOnly(t *testing.T) {
 func TestRefusedFlags(t *testing.T) {
 	values := map[string]string{"rank": "0", "world-size": "2", "local-rank": "0", "local-world-size": "2", "launcher": "none",
 		"rendezvous-addr": "127.0.0.1:7", "rendezvous-fd": "9", "rendezvous-served": "true", "restart": "1"}
-	for _, command := range []string{"run", "verify", "bench"} {
+	for _, command := range []string{"run", "verify", "bench", "tune"} {
 		help := call(t, "", environ(), command, "--help").out
 		for _, key := range settings.PlaceKeys {
 			require.Contains(t, values, key)
@@ -117,7 +117,7 @@ func TestRefusedFlags(t *testing.T) {
 
 // TestEveryChoiceIsCompleted: a flag whose error lists what is allowed has its values completed too, on every command that has it.
 func TestEveryChoiceIsCompleted(t *testing.T) {
-	for flag, value := range map[string]string{"backend": "host", "require": "host", "kind": "put", "dtype": "f32", "op": "sum", "algorithm": "auto",
+	for flag, value := range map[string]string{"backend": "host", "require": "host", "kind": "all_reduce", "dtype": "f32", "op": "sum", "algorithm": "auto",
 		"mode": "graph", "place": "out", "peer": "nccl", "multicast": "auto", "log-level": "info"} {
 		found := false
 		for _, cmd := range shownCommands() {

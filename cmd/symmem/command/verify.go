@@ -16,16 +16,19 @@ func (a app) verifyCommand() *cobra.Command {
 	var o verify.Options
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Run the correctness suite on this machine",
+		Short: "Run the correctness suite",
 		Long: `Verify starts ranks on this machine and runs the correctness suite on one backend, or on several in turn. A rank that dies
 or hangs is a failure that names it. The last line is the count of cases that passed, failed and were skipped; a backend of
 "all" that cannot be used counts as one skipped case. A backend that was asked for by name, or with --require, must be there.
+
+In a job that torchrun, mpirun, srun or Kubernetes has started, each process is one rank of the job instead: all are given the same flags without
+--ranks, rank 0 prints, and every rank has the same exit status. An error of another rank is on its standard error, with its number.
 
 With --simulate there are no GPUs and no driver: simulated ones run the kernels' PTX, and every line says simulated. The seed makes a
 run alike, not the same: when work is enqueued is up to this machine.
 
 The exit status is 1 if anything failed.`,
-		Example: "  symmem verify --backend all --require host -n 4",
+		Example: "  symmem verify --backend all --require host -n 4\n  mpiexec -n 4 symmem verify",
 		Args:    noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
@@ -34,7 +37,7 @@ The exit status is 1 if anything failed.`,
 	flags := cmd.Flags()
 	flags.StringVar(&o.Backends, "backend", config.BackendAuto,
 		"names with commas between them, each in turn; auto takes the best that works, all takes every one")
-	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks, 1 to %d", launch.MaxRanks))
+	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Filter, "filter", "", "regular expression that the names of the cases must match")
 	flags.StringVar(&o.Require, "require", "", "names of backends that must be there, with commas between them")
 	flags.BoolVar(&o.Short, "short", false, "leave out large sizes and do fewer rounds")

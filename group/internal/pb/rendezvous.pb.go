@@ -41,6 +41,7 @@ type ClientMessage struct {
 	//	*ClientMessage_LeaveGroup
 	//	*ClientMessage_Abort
 	//	*ClientMessage_Goodbye
+	//	*ClientMessage_Taken
 	Body          isClientMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -155,6 +156,15 @@ func (x *ClientMessage) GetGoodbye() *Goodbye {
 	return nil
 }
 
+func (x *ClientMessage) GetTaken() *Taken {
+	if x != nil {
+		if x, ok := x.Body.(*ClientMessage_Taken); ok {
+			return x.Taken
+		}
+	}
+	return nil
+}
+
 type isClientMessage_Body interface {
 	isClientMessage_Body()
 }
@@ -191,6 +201,10 @@ type ClientMessage_Goodbye struct {
 	Goodbye *Goodbye `protobuf:"bytes,9,opt,name=goodbye,proto3,oneof"`
 }
 
+type ClientMessage_Taken struct {
+	Taken *Taken `protobuf:"bytes,10,opt,name=taken,proto3,oneof"`
+}
+
 func (*ClientMessage_Hello) isClientMessage_Body() {}
 
 func (*ClientMessage_Arrival) isClientMessage_Body() {}
@@ -206,6 +220,8 @@ func (*ClientMessage_LeaveGroup) isClientMessage_Body() {}
 func (*ClientMessage_Abort) isClientMessage_Body() {}
 
 func (*ClientMessage_Goodbye) isClientMessage_Body() {}
+
+func (*ClientMessage_Taken) isClientMessage_Body() {}
 
 type ServerMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -382,6 +398,8 @@ type Hello struct {
 	WorldSize     int64                  `protobuf:"varint,3,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	Member        *Member                `protobuf:"bytes,4,opt,name=member,proto3" json:"member,omitempty"`
 	Session       string                 `protobuf:"bytes,5,opt,name=session,proto3" json:"session,omitempty"` // unique to one join of one rank
+	Again         bool                   `protobuf:"varint,6,opt,name=again,proto3" json:"again,omitempty"`    // the rank was admitted by a service that is gone, and comes back to the one in its place
+	Waits         []*Taken               `protobuf:"bytes,7,rep,name=waits,proto3" json:"waits,omitempty"`     // what such a rank waits for; what else is kept for it, it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -449,6 +467,20 @@ func (x *Hello) GetSession() string {
 		return x.Session
 	}
 	return ""
+}
+
+func (x *Hello) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
+}
+
+func (x *Hello) GetWaits() []*Taken {
+	if x != nil {
+		return x.Waits
+	}
+	return nil
 }
 
 // Member is what a group knows of one of its ranks.
@@ -539,6 +571,7 @@ func (x *Member) GetLocalRank() int64 {
 // Welcome answers Hello: the rank is attached.
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"` // what the service knows outlives it, so a rank that loses its connection looks for the next one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -571,6 +604,13 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
 	return file_rendezvous_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Welcome) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
 }
 
 // Refusal answers Hello instead, and ends the stream.
@@ -1514,11 +1554,227 @@ func (*Goodbye) Descriptor() ([]byte, []int) {
 	return file_rendezvous_proto_rawDescGZIP(), []int{18}
 }
 
+// Taken says that a rank has the outcome of a collective call, or the reply to a request if that is not 0. A service whose knowledge outlives it keeps
+// them until then.
+type Taken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Request       uint64                 `protobuf:"varint,3,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Taken) Reset() {
+	*x = Taken{}
+	mi := &file_rendezvous_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Taken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Taken) ProtoMessage() {}
+
+func (x *Taken) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Taken.ProtoReflect.Descriptor instead.
+func (*Taken) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Taken) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Taken) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Taken) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+// KeptRank is a rank as it is kept outside of the service.
+type KeptRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	State         uint32                 `protobuf:"varint,2,opt,name=state,proto3" json:"state,omitempty"`
+	Session       string                 `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	Loss          *Loss                  `protobuf:"bytes,4,opt,name=loss,proto3" json:"loss,omitempty"`
+	Order         uint64                 `protobuf:"varint,5,opt,name=order,proto3" json:"order,omitempty"` // of losses: which was first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptRank) Reset() {
+	*x = KeptRank{}
+	mi := &file_rendezvous_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptRank) ProtoMessage() {}
+
+func (x *KeptRank) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptRank.ProtoReflect.Descriptor instead.
+func (*KeptRank) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *KeptRank) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *KeptRank) GetState() uint32 {
+	if x != nil {
+		return x.State
+	}
+	return 0
+}
+
+func (x *KeptRank) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *KeptRank) GetLoss() *Loss {
+	if x != nil {
+		return x.Loss
+	}
+	return nil
+}
+
+func (x *KeptRank) GetOrder() uint64 {
+	if x != nil {
+		return x.Order
+	}
+	return 0
+}
+
+// KeptGroup is a group as it is kept outside of the service.
+type KeptGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Opener        int64                  `protobuf:"varint,2,opt,name=opener,proto3" json:"opener,omitempty"`
+	Members       []int64                `protobuf:"varint,3,rep,packed,name=members,proto3" json:"members,omitempty"`
+	Opened        bool                   `protobuf:"varint,4,opt,name=opened,proto3" json:"opened,omitempty"`
+	Buried        uint64                 `protobuf:"varint,5,opt,name=buried,proto3" json:"buried,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptGroup) Reset() {
+	*x = KeptGroup{}
+	mi := &file_rendezvous_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptGroup) ProtoMessage() {}
+
+func (x *KeptGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptGroup.ProtoReflect.Descriptor instead.
+func (*KeptGroup) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *KeptGroup) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KeptGroup) GetOpener() int64 {
+	if x != nil {
+		return x.Opener
+	}
+	return 0
+}
+
+func (x *KeptGroup) GetMembers() []int64 {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *KeptGroup) GetOpened() bool {
+	if x != nil {
+		return x.Opened
+	}
+	return false
+}
+
+func (x *KeptGroup) GetBuried() uint64 {
+	if x != nil {
+		return x.Buried
+	}
+	return 0
+}
+
 var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\x14symmem.rendezvous.v1\"\xf5\x03\n" +
+	"\x10rendezvous.proto\x12\x14symmem.rendezvous.v1\"\xaa\x04\n" +
 	"\rClientMessage\x123\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1b.symmem.rendezvous.v1.HelloH\x00R\x05hello\x129\n" +
 	"\aarrival\x18\x03 \x01(\v2\x1d.symmem.rendezvous.v1.ArrivalH\x00R\aarrival\x129\n" +
@@ -1529,7 +1785,9 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\vleave_group\x18\a \x01(\v2 .symmem.rendezvous.v1.LeaveGroupH\x00R\n" +
 	"leaveGroup\x123\n" +
 	"\x05abort\x18\b \x01(\v2\x1b.symmem.rendezvous.v1.AbortH\x00R\x05abort\x129\n" +
-	"\agoodbye\x18\t \x01(\v2\x1d.symmem.rendezvous.v1.GoodbyeH\x00R\agoodbyeB\x06\n" +
+	"\agoodbye\x18\t \x01(\v2\x1d.symmem.rendezvous.v1.GoodbyeH\x00R\agoodbye\x123\n" +
+	"\x05taken\x18\n" +
+	" \x01(\v2\x1b.symmem.rendezvous.v1.TakenH\x00R\x05takenB\x06\n" +
 	"\x04body\"\xb4\x02\n" +
 	"\rServerMessage\x129\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1d.symmem.rendezvous.v1.WelcomeH\x00R\awelcome\x129\n" +
@@ -1538,14 +1796,16 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05store\x18\x05 \x01(\v2 .symmem.rendezvous.v1.StoreReplyH\x00R\x05store\x120\n" +
 	"\x04loss\x18\x06 \x01(\v2\x1a.symmem.rendezvous.v1.LossH\x00R\x04lossB\x06\n" +
 	"\x04body\"\v\n" +
-	"\tHeartbeat\"\xa2\x01\n" +
+	"\tHeartbeat\"\xeb\x01\n" +
 	"\x05Hello\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\fR\x03job\x12\x18\n" +
 	"\arestart\x18\x02 \x01(\x03R\arestart\x12\x1d\n" +
 	"\n" +
 	"world_size\x18\x03 \x01(\x03R\tworldSize\x124\n" +
 	"\x06member\x18\x04 \x01(\v2\x1c.symmem.rendezvous.v1.MemberR\x06member\x12\x18\n" +
-	"\asession\x18\x05 \x01(\tR\asession\"\x9f\x01\n" +
+	"\asession\x18\x05 \x01(\tR\asession\x12\x14\n" +
+	"\x05again\x18\x06 \x01(\bR\x05again\x121\n" +
+	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\"\x9f\x01\n" +
 	"\x06Member\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +
@@ -1554,8 +1814,9 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\aboot_id\x18\x04 \x01(\tR\x06bootId\x12\x18\n" +
 	"\aprocess\x18\x05 \x01(\tR\aprocess\x12\x1d\n" +
 	"\n" +
-	"local_rank\x18\x06 \x01(\x03R\tlocalRank\"\t\n" +
-	"\aWelcome\"5\n" +
+	"local_rank\x18\x06 \x01(\x03R\tlocalRank\"\x1d\n" +
+	"\aWelcome\x12\x12\n" +
+	"\x04kept\x18\x01 \x01(\bR\x04kept\"5\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\xc6\x02\n" +
@@ -1634,7 +1895,23 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"\x1f\n" +
 	"\x05Abort\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\t\n" +
-	"\aGoodbye2\xb3\x01\n" +
+	"\aGoodbye\"S\n" +
+	"\x05Taken\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\x04R\arequest\"\xb6\x01\n" +
+	"\bKeptRank\x124\n" +
+	"\x06member\x18\x01 \x01(\v2\x1c.symmem.rendezvous.v1.MemberR\x06member\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\rR\x05state\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x12.\n" +
+	"\x04loss\x18\x04 \x01(\v2\x1a.symmem.rendezvous.v1.LossR\x04loss\x12\x14\n" +
+	"\x05order\x18\x05 \x01(\x04R\x05order\"\x85\x01\n" +
+	"\tKeptGroup\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06opener\x18\x02 \x01(\x03R\x06opener\x12\x1c\n" +
+	"\amembers\x18\x03 \x03(\x03B\x02\x10\x01R\amembers\x12\x16\n" +
+	"\x06opened\x18\x04 \x01(\bR\x06opened\x12\x16\n" +
+	"\x06buried\x18\x05 \x01(\x04R\x06buried2\xb3\x01\n" +
 	"\n" +
 	"Rendezvous\x12W\n" +
 	"\aConnect\x12#.symmem.rendezvous.v1.ClientMessage\x1a#.symmem.rendezvous.v1.ServerMessage(\x010\x01\x12L\n" +
@@ -1652,7 +1929,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 	return file_rendezvous_proto_rawDescData
 }
 
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_rendezvous_proto_goTypes = []any{
 	(*ClientMessage)(nil), // 0: symmem.rendezvous.v1.ClientMessage
 	(*ServerMessage)(nil), // 1: symmem.rendezvous.v1.ServerMessage
@@ -1673,6 +1950,9 @@ var file_rendezvous_proto_goTypes = []any{
 	(*LeaveGroup)(nil),    // 16: symmem.rendezvous.v1.LeaveGroup
 	(*Abort)(nil),         // 17: symmem.rendezvous.v1.Abort
 	(*Goodbye)(nil),       // 18: symmem.rendezvous.v1.Goodbye
+	(*Taken)(nil),         // 19: symmem.rendezvous.v1.Taken
+	(*KeptRank)(nil),      // 20: symmem.rendezvous.v1.KeptRank
+	(*KeptGroup)(nil),     // 21: symmem.rendezvous.v1.KeptGroup
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	3,  // 0: symmem.rendezvous.v1.ClientMessage.hello:type_name -> symmem.rendezvous.v1.Hello
@@ -1683,25 +1963,29 @@ var file_rendezvous_proto_depIdxs = []int32{
 	16, // 5: symmem.rendezvous.v1.ClientMessage.leave_group:type_name -> symmem.rendezvous.v1.LeaveGroup
 	17, // 6: symmem.rendezvous.v1.ClientMessage.abort:type_name -> symmem.rendezvous.v1.Abort
 	18, // 7: symmem.rendezvous.v1.ClientMessage.goodbye:type_name -> symmem.rendezvous.v1.Goodbye
-	5,  // 8: symmem.rendezvous.v1.ServerMessage.welcome:type_name -> symmem.rendezvous.v1.Welcome
-	6,  // 9: symmem.rendezvous.v1.ServerMessage.refusal:type_name -> symmem.rendezvous.v1.Refusal
-	9,  // 10: symmem.rendezvous.v1.ServerMessage.outcome:type_name -> symmem.rendezvous.v1.Outcome
-	14, // 11: symmem.rendezvous.v1.ServerMessage.store:type_name -> symmem.rendezvous.v1.StoreReply
-	12, // 12: symmem.rendezvous.v1.ServerMessage.loss:type_name -> symmem.rendezvous.v1.Loss
-	4,  // 13: symmem.rendezvous.v1.Hello.member:type_name -> symmem.rendezvous.v1.Member
-	10, // 14: symmem.rendezvous.v1.Outcome.failure:type_name -> symmem.rendezvous.v1.Failure
-	11, // 15: symmem.rendezvous.v1.Failure.failures:type_name -> symmem.rendezvous.v1.RankFailure
-	12, // 16: symmem.rendezvous.v1.Failure.lost:type_name -> symmem.rendezvous.v1.Loss
-	10, // 17: symmem.rendezvous.v1.StoreReply.failure:type_name -> symmem.rendezvous.v1.Failure
-	0,  // 18: symmem.rendezvous.v1.Rendezvous.Connect:input_type -> symmem.rendezvous.v1.ClientMessage
-	2,  // 19: symmem.rendezvous.v1.Rendezvous.Beat:input_type -> symmem.rendezvous.v1.Heartbeat
-	1,  // 20: symmem.rendezvous.v1.Rendezvous.Connect:output_type -> symmem.rendezvous.v1.ServerMessage
-	2,  // 21: symmem.rendezvous.v1.Rendezvous.Beat:output_type -> symmem.rendezvous.v1.Heartbeat
-	20, // [20:22] is the sub-list for method output_type
-	18, // [18:20] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	19, // 8: symmem.rendezvous.v1.ClientMessage.taken:type_name -> symmem.rendezvous.v1.Taken
+	5,  // 9: symmem.rendezvous.v1.ServerMessage.welcome:type_name -> symmem.rendezvous.v1.Welcome
+	6,  // 10: symmem.rendezvous.v1.ServerMessage.refusal:type_name -> symmem.rendezvous.v1.Refusal
+	9,  // 11: symmem.rendezvous.v1.ServerMessage.outcome:type_name -> symmem.rendezvous.v1.Outcome
+	14, // 12: symmem.rendezvous.v1.ServerMessage.store:type_name -> symmem.rendezvous.v1.StoreReply
+	12, // 13: symmem.rendezvous.v1.ServerMessage.loss:type_name -> symmem.rendezvous.v1.Loss
+	4,  // 14: symmem.rendezvous.v1.Hello.member:type_name -> symmem.rendezvous.v1.Member
+	19, // 15: symmem.rendezvous.v1.Hello.waits:type_name -> symmem.rendezvous.v1.Taken
+	10, // 16: symmem.rendezvous.v1.Outcome.failure:type_name -> symmem.rendezvous.v1.Failure
+	11, // 17: symmem.rendezvous.v1.Failure.failures:type_name -> symmem.rendezvous.v1.RankFailure
+	12, // 18: symmem.rendezvous.v1.Failure.lost:type_name -> symmem.rendezvous.v1.Loss
+	10, // 19: symmem.rendezvous.v1.StoreReply.failure:type_name -> symmem.rendezvous.v1.Failure
+	4,  // 20: symmem.rendezvous.v1.KeptRank.member:type_name -> symmem.rendezvous.v1.Member
+	12, // 21: symmem.rendezvous.v1.KeptRank.loss:type_name -> symmem.rendezvous.v1.Loss
+	0,  // 22: symmem.rendezvous.v1.Rendezvous.Connect:input_type -> symmem.rendezvous.v1.ClientMessage
+	2,  // 23: symmem.rendezvous.v1.Rendezvous.Beat:input_type -> symmem.rendezvous.v1.Heartbeat
+	1,  // 24: symmem.rendezvous.v1.Rendezvous.Connect:output_type -> symmem.rendezvous.v1.ServerMessage
+	2,  // 25: symmem.rendezvous.v1.Rendezvous.Beat:output_type -> symmem.rendezvous.v1.Heartbeat
+	24, // [24:26] is the sub-list for method output_type
+	22, // [22:24] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -1718,6 +2002,7 @@ func file_rendezvous_proto_init() {
 		(*ClientMessage_LeaveGroup)(nil),
 		(*ClientMessage_Abort)(nil),
 		(*ClientMessage_Goodbye)(nil),
+		(*ClientMessage_Taken)(nil),
 	}
 	file_rendezvous_proto_msgTypes[1].OneofWrappers = []any{
 		(*ServerMessage_Welcome)(nil),
@@ -1732,7 +2017,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

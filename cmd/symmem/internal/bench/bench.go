@@ -34,7 +34,7 @@ const (
 	SpecFlag    = "spec"
 )
 
-// Run starts the ranks, measures each backend in turn and writes the results. flags are all flags of the command, the settings of the
+// Run starts the ranks, unless this process is a rank of a launcher's job, measures each backend in turn and writes the results, in a job on rank 0. flags are all flags of the command, the settings of the
 // configuration among them; the report records those that were used, after command. Run blocks until all ranks have ended. If something
 // fails, what was measured before is still written, and the error says what failed.
 func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) (err error) {
@@ -61,6 +61,20 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
+	stall := cfg.Timeout + 10*time.Minute // one row takes a moment, but for very large messages on a slow machine
+	job, err := fleet.FindJob("bench", flags, p, cfg)
+	if err != nil {
+		return err
+	}
+	if job != nil {
+		if err := job.Several(len(choice.Runs)); err != nil {
+			return err
+		}
+		job.Stall, o.Ranks, p = stall, job.Launch.WorldSize, job.Quiet()
+		if job.Launch.Rank != 0 {
+			o.OutputFile, o.PlotFile = "", "" // rank 0 writes them
+		}
+	}
 	// If a file cannot be written, the time to say so is before measuring.
 	outputs, err := openOutputs(o)
 	if err != nil {
@@ -68,20 +82,31 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	}
 	defer func() { err = errors.Join(err, outputs.close()) }()
 
-	signals, stop := launch.CatchSignals()
-	defer stop()
-	f := &fleet.Fleet{
-		Process: p, Command: RankCommand, Args: []string{"--" + SpecFlag, string(specText)}, Ranks: o.Ranks, Settings: forRanks, Signals: signals,
-		Opening: fleet.OpeningTime(cfg),
-		Stall:   cfg.Timeout + 10*time.Minute, // one row takes a moment, but for very large messages on a slow machine
-	}
 	report := Report{Version: build.Read(), Date: time.Now().UTC().Truncate(time.Second), Machine: machine.Read(),
 		Command: cmdline(command, flags), Rows: []measure.Row{}}
 	show := terminal.NewProgress(p.Err)
+	measured := func(preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
+		return job.Run(ctx, preferences, hear, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+			return measure.Run(ctx, r, spec, teller{rep})
+		})
+	}
+	if job != nil {
+		report.Launcher = job.Launch.Source
+	} else {
+		signals, stop := launch.CatchSignals()
+		defer stop()
+		f := &fleet.Fleet{
+			Process: p, Command: RankCommand, Args: []string{"--" + SpecFlag, string(specText)}, Ranks: o.Ranks, Settings: forRanks, Signals: signals,
+			Opening: fleet.OpeningTime(cfg), Stall: stall,
+		}
+		measured = func(preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
+			show.Say("starting %d ranks", o.Ranks)
+			return f.Run(ctx, preferences, hear)
+		}
+	}
 	for _, preferences := range choice.Runs {
-		show.Say("starting %d ranks", o.Ranks)
 		total, done, where := 0, 0, ""
-		end, err := f.Run(ctx, preferences, func(m fleet.Message) {
+		end, err := measured(preferences, func(m fleet.Message) {
 			var found finding
 			if len(m.Work) > 0 {
 				_ = json.Unmarshal(m.Work, &found) // the same program has written it
@@ -106,21 +131,28 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		case err != nil:
 		case end.Interrupted != nil:
 			err = &exit.Error{Status: launch.SignalStatus(end.Interrupted), Err: errors.New("interrupted")}
+		case end.Failure != "" && job != nil:
+			err = job.Fail(fmt.Sprintf("measuring backend %s: %s", end.Backend, end.Failure))
 		case end.Failure != "":
 			err = fmt.Errorf("measuring backend %s: %s", end.Backend, end.Failure)
+		case end.Refused != "" && choice.Required && job != nil:
+			err = job.Fail(end.Refused)
 		case end.Refused != "" && choice.Required:
 			err = errors.New(end.Refused)
 		case end.Refused != "":
 			report.Skipped = append(report.Skipped, Skipped{Backend: end.Backend, Reason: terminal.OneLine(end.Refused)})
 		}
 		if err != nil {
-			if len(report.Rows) == 0 {
+			if len(report.Rows) == 0 || job != nil && job.Launch.Rank != 0 {
 				return err
 			}
 			// What was measured took long, and is not thrown away.
 			report.Incomplete = terminal.OneLine(err.Error())
 			return errors.Join(err, report.write(p.Out, o, outputs))
 		}
+	}
+	if job != nil && job.Launch.Rank != 0 {
+		return nil
 	}
 	return report.write(p.Out, o, outputs)
 }

@@ -19,7 +19,9 @@ type Report struct {
 	Date    time.Time       `json:"date"`
 	Machine machine.Machine `json:"machine"`
 	Command []string        `json:"command"`
-	Skipped []Skipped       `json:"skipped,omitempty"`
+	// Launcher names what has started the ranks, as group.Launch.Source does; "" if bench has. The machine is rank 0's then.
+	Launcher string    `json:"launcher,omitempty"`
+	Skipped  []Skipped `json:"skipped,omitempty"`
 	// Incomplete says why bench ended before it had measured everything; "" if it has.
 	Incomplete string        `json:"incomplete,omitempty"`
 	Rows       []measure.Row `json:"rows"`

@@ -35,6 +35,7 @@ type Diagnosis struct {
 	Launchers []Launcher      `json:"launchers"`
 	Limits    []machine.Limit `json:"limits"`
 	Config    Config          `json:"config"`
+	Tuning    Tuning          `json:"tuning"`
 	Verdict   Verdict         `json:"verdict"`
 }
 
@@ -103,6 +104,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 		}
 	}
 	d.judge(cfg)
+	d.tune(cfg)
 	return d
 }
 
@@ -194,6 +196,7 @@ func (d *Diagnosis) Write(w io.Writer, verbose bool, paint terminal.Painter) err
 		d.writeLaunchers(t)
 	}
 	d.writeSettings(t, verbose)
+	d.writeTuning(t)
 	if !verbose {
 		fmt.Fprintln(t, "\nsymmem doctor --verbose shows capabilities, where libraries were looked for, launchers, limits and all settings")
 	}

@@ -1,4 +1,5 @@
-// Package fleet starts the ranks of verify and bench, which are this same executable, and receives what they report.
+// Package fleet starts the ranks of verify and bench, which are this same executable, and receives what they report. Where a launcher has started
+// this process as one of several ranks, it is that rank instead.
 package fleet
 
 import (
@@ -40,8 +41,8 @@ type Message struct {
 	Done    bool            `json:"done,omitempty"`
 }
 
-// Reporter writes messages to the parent. One goroutine uses it.
-type Reporter struct{ to *os.File }
+// Reporter takes a rank's messages to whoever prints: the parent, or this process itself as a rank of a launcher's job. One goroutine uses it.
+type Reporter struct{ send func(Message) error }
 
 // openReporter takes over the descriptor that the parent passed.
 func openReporter(fd int) (*Reporter, error) {
@@ -52,7 +53,12 @@ func openReporter(fd int) (*Reporter, error) {
 	if f == nil {
 		return nil, exit.Usagef("--%s is %d, which is not open", ReportFlag, fd)
 	}
-	return &Reporter{to: f}, nil
+	return &Reporter{send: func(m Message) error {
+		if err := json.NewEncoder(f).Encode(m); err != nil {
+			return fmt.Errorf("reporting to the parent: %w", err)
+		}
+		return nil
+	}}, nil
 }
 
 // Work reports what the work has found. It arrives as Message.Work, in JSON.
@@ -67,12 +73,7 @@ func (r *Reporter) Work(found any) error {
 // Refuse reports why the backend cannot be used. This does not make the rank fail.
 func (r *Reporter) Refuse(reason string) error { return r.tell(Message{Refused: reason}) }
 
-func (r *Reporter) tell(m Message) error {
-	if err := json.NewEncoder(r.to).Encode(m); err != nil {
-		return fmt.Errorf("reporting to the parent: %w", err)
-	}
-	return nil
-}
+func (r *Reporter) tell(m Message) error { return r.send(m) }
 
 // ReportFlag is the flag of the hidden sub-commands of ranks whose value is the descriptor of the report pipe.
 const ReportFlag = "report-fd"

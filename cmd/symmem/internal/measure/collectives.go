@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -77,7 +76,7 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	}
 	w := int64(b.r.WorldSize())
 	share := (bytes + w*dtype.Bytes() - 1) / (w * dtype.Bytes()) // elements
-	var tensors []*tensor.Tensor
+	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
 		if p != nil {
@@ -129,9 +128,9 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 }
 
 // dispatchPlan makes the plan of an all-to-all with counts on the device, which are equal. The tensors that it makes are added to tensors.
-func (b *bencher) dispatchPlan(ctx context.Context, in, out *tensor.Tensor, tensors *[]*tensor.Tensor, opts *kernels.Options) (*kernels.Plan, error) {
+func (b *bencher) dispatchPlan(ctx context.Context, in, out tensor.SymmetricTensor, tensors *[]tensor.SymmetricTensor, opts *kernels.Options) (*kernels.Plan, error) {
 	w := int64(b.r.WorldSize())
-	var made [2]*tensor.Tensor
+	var made [2]tensor.SymmetricTensor
 	for i, n := range []int64{w, 2 * w} {
 		t, err := b.tensorOf(ctx, tensor.Int64, 8*n)
 		if err != nil {
@@ -166,9 +165,8 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll(ctx)) }()
-	n, each := b.iterations(max(whole, 1)), 1
 	row := Row{Kind: kind, Bytes: whole, Place: "out of place", DType: b.spec.DType, Algorithm: algorithm.String(),
-		Chosen: p.Algorithm().String(), Mode: "eager"}
+		Chosen: p.Algorithm().String()}
 	switch kind {
 	case Broadcast:
 		row.Place = "in place"
@@ -179,21 +177,5 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case AllReduceMany:
 		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
-	enqueue := func() error { return p.Run(b.s) }
-	var graph device.Graph
-	if b.spec.Graph {
-		row.Mode, each = "graph", min(graphRuns, n)
-		n -= n % each
-		if graph, err = b.capture(repeated(each, enqueue)); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(graph.Close(), err) }()
-		enqueue = func() error { return graph.Launch(b.s) }
-	}
-	row.Iterations = n
-	times, err := b.measure(ctx, n, each, enqueue)
-	if err != nil {
-		return err
-	}
-	return b.report(ctx, row, times.total)
+	return b.timed(ctx, row, func() error { return p.Run(b.s) })
 }

@@ -18,7 +18,7 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	var tensors []*tensor.Tensor
+	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
 		if p != nil {

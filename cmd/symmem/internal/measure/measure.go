@@ -51,6 +51,10 @@ type bencher struct {
 
 	nvshmem *nvshmemPeer // the same
 	sglang  *sglangPeer  // the same
+
+	unchecked bool // results are not checked before they are measured
+
+	pool *pool // of tensors; nil makes new ones each time
 }
 
 func (b *bencher) run(ctx context.Context) (err error) {
@@ -307,7 +311,15 @@ func median(sorted []float64) float64 {
 }
 
 // tensorOf makes a tensor of at least bytes and calls its rendezvous.
-func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
+func (b *bencher) tensorOf(ctx context.Context, dtype tensor.DType, bytes int64) (tensor.SymmetricTensor, error) {
+	if b.pool != nil {
+		return b.pool.take(ctx, b, dtype, bytes)
+	}
+	return b.newTensor(ctx, dtype, bytes)
+}
+
+// newTensor is tensorOf for memory of its own.
+func (b *bencher) newTensor(ctx context.Context, dtype tensor.DType, bytes int64) (*tensor.Tensor, error) {
 	t, err := b.r.Zeros(ctx, dtype, (bytes+dtype.Bytes()-1)/dtype.Bytes())
 	if err != nil {
 		return nil, err
@@ -360,6 +372,9 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }}
 	if p.Algorithm() == kernels.QuantizedInt8 {
 		check.tolerance = quantizedTolerance
+	}
+	if b.unchecked {
+		return p, closeAll, nil
 	}
 	return p, closeAll, b.checkResult(ctx, check)
 }
@@ -481,12 +496,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			return remote.Wait(b.s, before, signalChannel)
 		}
 	}
-	n := b.iterations(bytes)
-	times, err := b.measure(ctx, n, 1, enqueue)
-	if err != nil {
-		return err
-	}
-	if err := b.report(ctx, Row{Kind: kind, Bytes: bytes, Iterations: n}, times.total); err != nil {
+	if err := b.timed(ctx, Row{Kind: kind, Bytes: bytes}, enqueue); err != nil {
 		return err
 	}
 	return errors.Join(local.Close(ctx), remote.Close(ctx))

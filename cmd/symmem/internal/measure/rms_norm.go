@@ -21,7 +21,7 @@ const normHidden = 8192
 type normBench struct {
 	*bencher
 	dtype tensor.DType
-	in    *tensor.Tensor
+	in    tensor.SymmetricTensor
 	n     kernels.RMSNorm
 	took  []device.Ptr
 }
@@ -162,7 +162,7 @@ func (n *normBench) same(ctx context.Context, runs ...func() error) error {
 
 // timed measures what enqueue does, eager or from a graph, and reports the row.
 func (b *bencher) timed(ctx context.Context, row Row, enqueue func() error) (err error) {
-	n, each := b.iterations(row.Bytes), 1
+	n, each := b.iterations(max(row.Bytes, 1)), 1
 	row.Mode = "eager"
 	if b.spec.Graph {
 		row.Mode, each = "graph", min(graphRuns, n)

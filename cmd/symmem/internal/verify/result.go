@@ -20,6 +20,12 @@ func (b *BackendResult) fail(reason string) {
 	b.Results = append(b.Results, suite.Result{Case: runFailure, Status: suite.Failed, Reason: reason})
 }
 
+// broken reports whether the run itself failed.
+func (b *BackendResult) broken() bool {
+	n := len(b.Results)
+	return n > 0 && b.Results[n-1].Case == runFailure
+}
+
 // count sums up. A backend that cannot be used is one skipped case.
 func (v *Verification) count() {
 	var sum suite.Summary

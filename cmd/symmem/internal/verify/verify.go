@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tests/suite"
 )
 
@@ -68,7 +69,8 @@ type BackendResult struct {
 // runFailure is the name under which a run that could not go on counts as a failed case.
 const runFailure = "run"
 
-// Run starts the ranks, runs the suite on each backend in turn and prints the results. flags are all flags of the command, the settings
+// Run starts the ranks, unless this process is a rank of a launcher's job, runs the suite on each backend in turn and prints the results, in a job
+// on rank 0. flags are all flags of the command, the settings
 // of the configuration among them. Run blocks until all ranks have ended. The error is an *exit.Error with status 1 if a case failed, 2
 // after a mistake in the command line, and that of a shell after a signal.
 func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Options) error {
@@ -78,8 +80,27 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 	if o.Ranks < 1 || o.Ranks > launch.MaxRanks {
 		return exit.Usagef("--ranks is %d; 1 to %d are allowed", o.Ranks, launch.MaxRanks)
 	}
-	if o.Simulate {
+	cfg, err := settings.Load(flags, p.Environ)
+	if err != nil {
+		return err
+	}
+	var forRanks settings.Ranks
+	if !o.Simulate {
+		if forRanks, err = settings.ForRanks("verify", flags, cfg); err != nil {
+			return err
+		}
+	}
+	job, err := fleet.FindJob("verify", flags, p, cfg)
+	switch {
+	case err != nil:
+		return err
+	case o.Simulate && job != nil && job.Launch.WorldSize > 1:
+		return exit.UsageError(errs.Advised("verify", "--simulate", true, "outside of jobs, since all its ranks are in one process",
+			fmt.Sprintf("this is rank %d of %d (%s); start it without the launcher", job.Launch.Rank, job.Launch.WorldSize, job.Launch.Source)))
+	case o.Simulate:
 		return simulate(ctx, p, flags, o)
+	case job != nil:
+		o.Ranks, p = job.Launch.WorldSize, job.Quiet()
 	}
 	choice, err := fleet.Choose(o.Backends, flags.Changed("backend"))
 	if err != nil {
@@ -97,27 +118,26 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			return err
 		}
 	}
-	cfg, err := settings.Load(flags, p.Environ)
-	if err != nil {
-		return err
-	}
-	forRanks, err := settings.ForRanks("verify", flags, cfg)
-	if err != nil {
-		return err
-	}
-
-	signals, stop := launch.CatchSignals()
-	defer stop()
-	f := &fleet.Fleet{
-		Process: p, Command: RankCommand, Args: o.rankArgs(), Ranks: o.Ranks, Settings: forRanks, Signals: signals,
-		Opening: fleet.OpeningTime(cfg),
-		Stall:   3*suite.CaseTimeout + cfg.Timeout, // two waits of a case are bounded by CaseTimeout, and one by Timeout
+	stall := 3*suite.CaseTimeout + cfg.Timeout // two waits of a case are bounded by CaseTimeout, and one by Timeout
+	r := runner{process: p, options: o, job: job}
+	if job != nil {
+		job.Stall = stall
+		if err := job.Several(len(choice.Runs)); err != nil {
+			return err
+		}
+	} else {
+		signals, stop := launch.CatchSignals()
+		defer stop()
+		r.fleet = &fleet.Fleet{
+			Process: p, Command: RankCommand, Args: o.rankArgs(), Ranks: o.Ranks, Settings: forRanks, Signals: signals,
+			Opening: fleet.OpeningTime(cfg), Stall: stall,
+		}
 	}
 	v := Verification{Ranks: o.Ranks, Backends: []BackendResult{}}
 	var interrupted os.Signal
 	for i := 0; i < len(choice.Runs) && interrupted == nil; i++ {
 		var b BackendResult
-		b, interrupted, err = verifyBackend(ctx, f, choice.Runs[i], o)
+		b, interrupted, err = r.verify(ctx, choice.Runs[i])
 		if err != nil {
 			return err
 		}
@@ -126,12 +146,23 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 			b.fail("a required backend cannot be used: " + b.Reason)
 		}
 		v.Backends = append(v.Backends, b)
+		if job != nil && b.broken() {
+			// The ranks may be at different places, so they cannot go on to another backend.
+			_ = v.conclude(p, o, nil) // this is a failure, whatever else is
+			if job.Launch.Rank != 0 {
+				return job.Fail(b.Reason)
+			}
+			return &exit.Error{Status: exit.Failure}
+		}
 		// A required backend that was not run, because auto took another, is run by name.
 		if i == len(choice.Runs)-1 {
 			for _, name := range required {
 				if !slices.ContainsFunc(v.Backends, func(b BackendResult) bool { return b.Name == name }) {
 					choice.Runs = append(choice.Runs, []string{name})
 				}
+			}
+			if err := job.Several(len(choice.Runs)); err != nil {
+				return err
 			}
 		}
 	}
@@ -187,28 +218,45 @@ func (o *Options) rankArgs() []string {
 	return []string{"--filter=" + o.Filter, fmt.Sprintf("--short=%t", o.Short)}
 }
 
-// verifyBackend runs the suite on one backend.
-func verifyBackend(
-	ctx context.Context, f *fleet.Fleet, preferences []string, o Options,
-) (result BackendResult, interrupted os.Signal, err error) {
+// runner runs the suite on ranks that it starts, or as a rank of a job.
+type runner struct {
+	process *process.Process
+	options Options
+	fleet   *fleet.Fleet
+	job     *fleet.Job // nil if fleet starts the ranks
+}
+
+// start runs the ranks, or this rank, on the first of the preferred backends that can be used.
+func (r *runner) start(ctx context.Context, show *terminal.Progress, preferences []string, hear func(fleet.Message)) (*fleet.End, error) {
+	if r.job != nil {
+		return r.job.Run(ctx, preferences, hear, func(ctx context.Context, rank *symmem.Rank, rep *fleet.Reporter) error {
+			return runSuite(ctx, rank, r.options, rep.Work)
+		})
+	}
+	show.Say("starting %d ranks", r.fleet.Ranks)
+	return r.fleet.Run(ctx, preferences, hear)
+}
+
+// verify runs the suite on one backend.
+func (r *runner) verify(ctx context.Context, preferences []string) (result BackendResult, interrupted os.Signal, err error) {
+	o := r.options
 	b := BackendResult{Status: suite.Passed, Results: []suite.Result{}}
-	if why := preflight(ctx, f.Process, preferences); why != "" {
+	if why := r.preflight(ctx, preferences); why != "" {
 		b.Name, b.Status, b.Reason = preferences[0], suite.Skipped, why
 		return b, nil, nil
 	}
-	show := terminal.NewProgress(f.Process.Err)
-	show.Say("starting %d ranks", f.Ranks)
+	show := terminal.NewProgress(r.process.Err)
 	name, opened := strings.Join(preferences, ","), false
 	var cases []suite.Case
-	end, err := f.Run(ctx, preferences, func(m fleet.Message) {
+	end, err := r.start(ctx, show, preferences, func(m fleet.Message) {
 		if m.Opened != "" {
 			name, opened = m.Opened, true
-			cases, _ = chooseCases(o, m.Opened, m.Device, f.Ranks) // the filter was tried before
+			cases, _ = chooseCases(o, m.Opened, m.Device, o.Ranks) // the filter was tried before
 		}
-		var r suite.Result
-		if len(m.Work) > 0 && json.Unmarshal(m.Work, &r) == nil { // a result that is missing fails below
-			b.Results = append(b.Results, r)
-			if r.Status == suite.Failed {
+		var res suite.Result
+		if len(m.Work) > 0 && json.Unmarshal(m.Work, &res) == nil { // a result that is missing fails below
+			b.Results = append(b.Results, res)
+			if res.Status == suite.Failed {
 				b.Status = suite.Failed
 			}
 		}
@@ -239,16 +287,16 @@ func verifyBackend(
 }
 
 // preflight tries a backend whose library may end its process, in a process of its own, before ranks are started. It returns why the
-// backend cannot be used, or "".
-func preflight(ctx context.Context, p *process.Process, preferences []string) string {
-	if len(preferences) != 1 {
+// backend cannot be used, or "". In a job it tries nothing, since the ranks might come to know different things.
+func (r *runner) preflight(ctx context.Context, preferences []string) string {
+	if len(preferences) != 1 || r.job != nil {
 		return ""
 	}
 	f, err := backend.Lookup(preferences[0])
 	if _, ends := f.(backend.Preflighter); err != nil || !ends {
 		return "" // auto, or a backend that ends no process
 	}
-	if b := probe.Apart(ctx, p, preferences[0]); !b.Available {
+	if b := probe.Apart(ctx, r.process, preferences[0]); !b.Available {
 		return b.Reason
 	}
 	return ""
@@ -258,19 +306,29 @@ func preflight(ctx context.Context, p *process.Process, preferences []string) st
 // cases have been run.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, o Options) error {
 	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
-		cases, err := chooseCases(o, r.Backend(), r.Device().Kind(), r.WorldSize())
-		if err != nil {
-			return err
-		}
-		var lost error
-		_, err = suite.Run(ctx, r, slices.Values(cases), &suite.Options{Short: o.Short}, func(res suite.Result) {
-			if r.Rank() == 0 && lost == nil {
-				lost = rep.Work(res)
+		return runSuite(ctx, r, o, func(found any) error {
+			if r.Rank() != 0 {
+				return nil
 			}
+			return rep.Work(found)
 		})
-		if err != nil {
-			return err
-		}
-		return lost
 	})
+}
+
+// runSuite runs the cases on this rank. tell is called with each suite.Result, which is the same on every rank.
+func runSuite(ctx context.Context, r *symmem.Rank, o Options, tell func(found any) error) error {
+	cases, err := chooseCases(o, r.Backend(), r.Device().Kind(), r.WorldSize())
+	if err != nil {
+		return err
+	}
+	var lost error
+	_, err = suite.Run(ctx, r, slices.Values(cases), &suite.Options{Short: o.Short}, func(res suite.Result) {
+		if lost == nil {
+			lost = tell(res)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return lost
 }

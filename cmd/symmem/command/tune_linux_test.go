@@ -1,0 +1,141 @@
+package command
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/bench"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/kernels/tuning"
+)
+
+// tuned calls tune on the host with little to measure.
+func tuned(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	return call(t, "", env, append([]string{"tune", "--backend", "host", "--sizes", "1K,64K", "--dtype", "f32", "--reps", "3"}, args...)...)
+}
+
+// TestTune: tune prints what it found beside what is in use, and writes a table that is read again, with where it comes from; tables of several numbers of ranks share a file; and a program
+// goes by the file.
+func TestTune(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tuning.json")
+	// What is measured is compared with what there is without a file: one that is broken is in nobody's way.
+	r := tuned(t, environ("SYMMEM_TUNING=/no/such.json"), "-n", "2", "--kind", "all_reduce,all_gather", "--token", "hunter2", "--output", file)
+	require.Equal(t, exit.OK, r.status, r.err)
+	for _, part := range []string{"2 ranks of", "in use is the shipped table for links of kind host", "all_reduce of f32", "all_gather", "  64K ", "two_shot", "one_shot", "transfers", "of 4 sizes"} {
+		assert.Contains(t, r.out, part)
+	}
+	assert.Contains(t, r.err, "SYMMEM_TUNING="+file)
+	table, text, err := tuning.Read(file)
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "hunter2")
+	assert.Equal(t, time.Now().UTC().Format(time.DateOnly), table.Date)
+	assert.Contains(t, table.Machine, "2 ranks of")
+	assert.Contains(t, table.Command, "symmem tune --backend=host")
+	assert.Equal(t, tuning.LinkHost, table.Link)
+	assert.True(t, table.Complete(2))
+	assert.False(t, table.Covers(3))
+	measured := func(table *tuning.Table) (all []string) {
+		for _, r := range table.Rules {
+			if r.Source == tuning.Measured && slices.Contains(r.DTypes, "f32") {
+				all = append(all, r.Collective)
+			}
+		}
+		return all
+	}
+	assert.Equal(t, []string{tuning.AllReduce}, measured(table))
+
+	r = tuned(t, environ(), "-n", "3", "--kind", "all_reduce", "--output", file, "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	table, text, err = tuning.Read(file)
+	require.NoError(t, err)
+	assert.Equal(t, string(text), r.out, "--json prints what the file gets")
+	assert.True(t, table.Complete(2))
+	assert.True(t, table.Complete(3))
+	assert.Len(t, measured(table), 2)
+
+	// Somebody knows better.
+	for i := range table.Rules {
+		if table.Rules[i].Collective == tuning.AllReduce {
+			table.Rules[i].Steps = []tuning.Step{{UpTo: 32 << 10, Form: "two_shot"}, {Form: "transfers"}}
+		}
+	}
+	text, err = table.Text()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, text, 0o600))
+	for _, ranks := range []string{"2", "3"} {
+		r = call(t, "", environ("SYMMEM_TUNING="+file), "bench", "--backend", "host", "-n", ranks, "--kind", "all_reduce", "--sizes", "1K,64K", "--reps", "1", "--json")
+		require.Equal(t, exit.OK, r.status, r.err)
+		var report bench.Report
+		require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+		require.Len(t, report.Rows, 2)
+		assert.Equal(t, "two_shot", report.Rows[0].Chosen)
+		assert.Equal(t, "transfers", report.Rows[1].Chosen)
+	}
+	r = call(t, "", environ(), "bench", "--backend", "host", "-n", "4", "--kind", "all_reduce", "--sizes", "1K", "--reps", "1", "--tuning", file)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.err, "rules for 4 ranks, which this group has")
+
+	r = call(t, "", environ(), "doctor", "--backend", "host", "--tuning", file)
+	assert.Contains(t, r.out, "auto chooses forms by the file "+file)
+	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
+	r = call(t, "", environ(), "doctor", "--backend", "host", "--tuning", file)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.out, "no program starts")
+}
+
+// TestTuneKeepsFiles: where nothing is measured, or it is of something else, the file stays as it was.
+func TestTuneKeepsFiles(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "tuning.json")
+	untouched := func(text string, run func() result, status int, says string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		r := run()
+		assert.Equal(t, status, r.status, r.err)
+		assert.Contains(t, r.err, says)
+		left, err := os.ReadFile(file)
+		require.NoError(t, err)
+		assert.Equal(t, text, string(left))
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		assert.Len(t, files, 1, "nothing else is left behind")
+	}
+	gpu := tuning.Model(tuning.LinkPCIe, 2, tuning.Speed{Hop: 9, Bandwidth: 20}, false)
+	gpu.Devices = []string{"NVIDIA A100-PCIE-40GB"}
+	text, err := gpu.Text()
+	require.NoError(t, err)
+	untouched(string(text), func() result { return tuned(t, environ(), "-n", "2", "--kind", "all_gather", "--output", file) }, exit.Failure, "name another file")
+	untouched("not a table", func() result { return tuned(t, environ(), "-n", "2", "--output", file) }, exit.Usage, "JSON")
+	host := &tuning.Table{Version: tuning.Version, Devices: []string{tuning.AnyDevice}, Link: tuning.LinkHost,
+		Rules: []tuning.Rule{{Collective: tuning.AllReduce, Ranks: 7, Source: tuning.Measured, Steps: []tuning.Step{{Form: "one_shot"}}}}}
+	text, err = host.Text()
+	require.NoError(t, err)
+	untouched(string(text), func() result { return tuned(t, environ(), "-n", "2", "--time", "1ns", "--output", file) }, exit.Failure, "measured nothing")
+	untouched(string(text), func() result {
+		return tuned(t, environ(brokenVar+"=1"), "-n", "2", "--backend", "hangs", "--timeout", "2s", "--output", file)
+	}, exit.Failure, "")
+}
+
+// TestTuneInterrupted: nothing outlives an interrupt, and nothing is written.
+func TestTuneInterrupted(t *testing.T) {
+	mark := marker()
+	dir := t.TempDir()
+	c := startCommand(t, environ(mark), "tune", "--ranks", "2", "--backend", "host", "--output", filepath.Join(dir, "tuning.json"))
+	require.Eventually(t, func() bool { return len(marked(t, mark)) == 3 }, patience, 10*time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // somewhere in the work, wherever that is
+	require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
+	assert.Equal(t, 130, c.status(t))
+	assertGone(t, mark)
+	assert.Contains(t, c.err.String(), "interrupted; no table was written")
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, files)
+}

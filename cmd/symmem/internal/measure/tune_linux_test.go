@@ -1,0 +1,116 @@
+package measure
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/kernels/tuning"
+)
+
+// simulated gives ranks with a simulated GPU of that name each.
+func simulated(t *testing.T, ranks int, name string) []*symmem.Rank {
+	t.Helper()
+	each := make([]simcuda.GPU, ranks)
+	for i := range each {
+		each[i].Name = name
+	}
+	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Each: each, Seed: 1, Multicast: true})
+	require.NoError(t, err)
+	cfg := config.Default()
+	cfg.Backend, cfg.Multicast, cfg.KernelTimeout = []string{native.Name}, config.MulticastOn, time.Minute
+	all, err := symmem.OpenLocal(t.Context(), ranks, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		onRanks(t, all, func(r *symmem.Rank) error { return r.Close(context.WithoutCancel(t.Context())) })
+		require.Empty(t, m.Left())
+		require.Empty(t, m.Violations())
+	})
+	return all
+}
+
+// onRanks runs f on every rank at the same time.
+func onRanks(t *testing.T, all []*symmem.Rank, f func(r *symmem.Rank) error) {
+	t.Helper()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, r := range all {
+		wg.Go(func() { errs[i] = f(r) })
+	}
+	wg.Wait()
+	for i, err := range errs {
+		require.NoErrorf(t, err, "rank %d", i)
+	}
+}
+
+// found collects what rank 0 reports.
+type found struct {
+	machine *TunedMachine
+	points  []Point
+	late    string
+}
+
+func (f *found) Tuned(t Tuned) error {
+	switch {
+	case t.Machine != nil:
+		f.machine = t.Machine
+	case t.Point != nil:
+		f.points = append(f.points, *t.Point)
+	default:
+		f.late = t.Late
+	}
+	return nil
+}
+
+func (f *found) Refuse(reason string) error {
+	f.late = reason
+	return nil
+}
+
+// TestTuneOnSimulatedGPUs: every form of the collectives is measured, multimem ones apart for memory that has multicast, with several numbers of blocks and laps; the ranks go by their own tables again
+// afterwards.
+func TestTuneOnSimulatedGPUs(t *testing.T) {
+	ranks := simulated(t, 3, "Somebody's GPU")
+	before := ranks[0].Memory().Tuning()
+	assert.Contains(t, before.Names(), "a model of the links between 3 ranks")
+	var f found
+	spec := TuneSpec{Kinds: []string{AllReduce, Broadcast}, Sizes: []int64{1 << 10}, DTypes: []string{"bf16"}, Repetitions: 3}
+	onRanks(t, ranks, func(r *symmem.Rank) error { return Tune(t.Context(), r, spec, &f) })
+	require.Len(t, f.points, 4)
+	require.Equal(t, 4, f.machine.Points)
+	assert.Equal(t, []string{"Somebody's GPU"}, f.machine.Devices)
+	assert.Equal(t, tuning.LinkNVLink, f.machine.Link)
+	forms := func(p Point) (all []string) {
+		for _, c := range p.All {
+			if c.Blocks == 0 {
+				all = append(all, c.Form)
+			}
+		}
+		return all
+	}
+	reduce := []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "two_shot_push", "two_shot_pull", "two_shot_flow", "transfers"}
+	assert.Subset(t, forms(f.points[0]), reduce)
+	assert.NotContains(t, forms(f.points[0]), "two_shot_multimem")
+	assert.Subset(t, forms(f.points[1]), append(reduce, "one_shot_multimem", "two_shot_multimem"))
+	assert.True(t, f.points[1].Multicast)
+	assert.Subset(t, forms(f.points[3]), []string{"one_shot_ll", "one_shot_pull", "two_shot_pull", "one_shot_multimem", "transfers"})
+	blocks := 0
+	for _, p := range f.points {
+		assert.Positive(t, p.Best.Median)
+		for _, c := range p.All {
+			blocks += c.Blocks
+		}
+	}
+	assert.Positive(t, blocks, "no number of blocks was tried")
+	for _, r := range ranks {
+		assert.Contains(t, r.Memory().Tuning().Names(), "a model of the links between 3 ranks")
+	}
+}

@@ -1,0 +1,160 @@
+package tune
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/kernels/tuning"
+)
+
+// classes are the dtypes that go by what was measured with one of them: of one width, and with or without push forms whose lines are all data.
+var classes = [][]string{{"f16", "bf16"}, {"f32"}, {"f64", "i64", "u64"}, {"i32", "u32"}, {"i16", "u16"}, {"i8", "u8"}}
+
+// classOf is the class of a dtype.
+func classOf(dtype string) []string {
+	for _, c := range classes {
+		if slices.Contains(c, dtype) {
+			return c
+		}
+	}
+	return []string{dtype}
+}
+
+// series is what was found of one collective, at ascending sizes.
+type series struct {
+	collective string
+	dtypes     []string // nil for all
+	multicast  bool
+	points     []measure.Point
+}
+
+// seriesOf sorts points.
+func seriesOf(points []measure.Point) []*series {
+	var all []*series
+	for _, p := range points {
+		dtypes := classOf(p.DType)
+		if p.Moves {
+			dtypes = nil
+		}
+		i := slices.IndexFunc(all, func(s *series) bool {
+			return s.collective == p.Collective && s.multicast == p.Multicast && slices.Equal(s.dtypes, dtypes)
+		})
+		if i < 0 {
+			i = len(all)
+			all = append(all, &series{collective: p.Collective, dtypes: dtypes, multicast: p.Multicast})
+		}
+		all[i].points = append(all[i].points, p)
+	}
+	for _, s := range all {
+		slices.SortFunc(s.points, func(a, b measure.Point) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	}
+	return all
+}
+
+// tableOf makes a table of what was found: where another form, number of blocks or lap was faster by more than noise, that, and all else as it was.
+func tableOf(m *measure.TunedMachine, points []measure.Point) *tuning.Table {
+	before := &tuning.Table{Version: tuning.Version, Devices: m.Devices, Link: m.Link, Rules: m.Rules}
+	t := &tuning.Table{Version: tuning.Version, Devices: m.Devices, Link: m.Link, Driver: m.Driver}
+	for _, s := range seriesOf(points) {
+		t.Rules = append(t.Rules, s.rule(before, m.Ranks))
+	}
+	return before.Merge(t)
+}
+
+// rule makes a rule of a series. Between two sizes that were measured, the nearer one counts, and beyond the largest what was there before.
+func (s *series) rule(before *tuning.Table, ranks int) tuning.Rule {
+	r := tuning.Rule{Collective: s.collective, Ranks: ranks, DTypes: s.dtypes, Multicast: s.multicast, Source: tuning.Measured}
+	dtype := s.points[0].DType
+	old := before.Find(s.collective, ranks, dtype, s.multicast)
+	if old == nil {
+		old = before.Find(s.collective, ranks, dtype, false)
+	}
+	var bounds []int64 // of the sizes between which nothing changes
+	for i := range s.points {
+		bounds = append(bounds, s.boundary(i))
+	}
+	if old != nil {
+		for _, step := range old.Steps {
+			if step.UpTo > 0 {
+				bounds = append(bounds, int64(step.UpTo))
+			}
+		}
+	}
+	slices.Sort(bounds)
+	bounds = append(slices.Compact(bounds), math.MaxInt64)
+	for _, bound := range bounds {
+		for _, whole := range []bool{true, false} {
+			step := s.at(old, bound, whole)
+			if step.WholeVectors = whole; bound < math.MaxInt64 {
+				step.UpTo = tuning.Size(bound)
+			} else {
+				step.UpTo = 0
+			}
+			r.Steps = append(r.Steps, step)
+		}
+	}
+	r.Steps = merged(r.Steps)
+	return r
+}
+
+// boundary is the largest size that goes by point i: half way to the next one, in powers.
+func (s *series) boundary(i int) int64 {
+	at := float64(s.points[i].Bytes)
+	if i+1 < len(s.points) {
+		at = math.Sqrt(at * float64(s.points[i+1].Bytes))
+	}
+	return max(int64(at)/1024*1024, s.points[i].Bytes)
+}
+
+// at is the step for a message of just so many bytes.
+func (s *series) at(old *tuning.Rule, bytes int64, whole bool) tuning.Step {
+	i := slices.IndexFunc(s.points, func(p measure.Point) bool { return true })
+	for i < len(s.points) && bytes > s.boundary(i) {
+		i++
+	}
+	var was tuning.Step
+	if old != nil {
+		set := tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{*old}}}, Multicast: true}
+		was, _ = set.Choose(old.Collective, old.Ranks, s.points[0].DType, bytes, whole, func(*tuning.Step) bool { return true })
+	}
+	if i == len(s.points) && old != nil {
+		return was // it was not measured
+	}
+	p := s.points[min(i, len(s.points)-1)]
+	if p.Best.Candidate == p.Default.Candidate && old != nil {
+		return was
+	}
+	return tuning.Step{Form: p.Best.Form, Blocks: p.Best.Blocks, LapBytes: tuning.Size(p.Best.Lap)}
+}
+
+// merged leaves out steps that say no more than others. They come in pairs for one size: for whole vectors, and for all others.
+func merged(steps []tuning.Step) []tuning.Step {
+	same := func(a, b tuning.Step) bool {
+		return a.Form == b.Form && a.Blocks == b.Blocks && a.LapBytes == b.LapBytes
+	}
+	var found []tuning.Step
+	for i := 0; i < len(steps); i += 2 {
+		whole, any := steps[i], steps[i+1]
+		// A pair like the one before takes its place.
+		if i > 0 && same(whole, steps[i-2]) && same(any, steps[i-1]) {
+			for len(found) > 0 && found[len(found)-1].UpTo == steps[i-1].UpTo {
+				found = found[:len(found)-1]
+			}
+		}
+		if !same(whole, any) {
+			found = append(found, whole)
+		}
+		found = append(found, any)
+	}
+	// What is for messages of any kind and as the next such step is said by that one, if what is between is for whole vectors and the same too.
+	var least []tuning.Step
+	for i, s := range found {
+		if !s.WholeVectors && i+1 < len(found) && !found[i+1].WholeVectors && same(s, found[i+1]) {
+			continue
+		}
+		least = append(least, s)
+	}
+	return least
+}

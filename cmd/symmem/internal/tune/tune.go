@@ -1,0 +1,237 @@
+// Package tune starts ranks that measure every form of the collectives, and makes a table of the fastest ones.
+package tune
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/cmd/symmem/internal/build"
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/machine"
+	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
+	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+	"github.com/symmem/symmem/kernels/tuning"
+)
+
+// RankCommand is the hidden sub-command of the ranks, which calls Rank. The value of its flag SpecFlag is a measure.TuneSpec in JSON.
+const (
+	RankCommand = "tune-rank"
+	SpecFlag    = "spec"
+)
+
+// Run starts the ranks, measures, prints what was found beside the table in use, and writes the new table to a file. flags are all flags of the command, the settings of
+// the configuration among them; the table records those that were used, after command. It blocks until all ranks have ended. If something fails, or the user interrupts, what was
+// measured before is printed, no file is written, and one that was there stays as it was.
+func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) error {
+	spec, err := o.spec()
+	if err != nil {
+		return err
+	}
+	choice, err := fleet.Choose(o.Backend, flags.Changed("backend"))
+	if err == nil && len(choice.Runs) != 1 {
+		err = exit.Usagef("--backend is %s; one name, or auto, is allowed: a table is of one backend's devices", o.Backend)
+	}
+	if err != nil {
+		return err
+	}
+	if flags.Changed("tuning") {
+		return exit.Usagef("--tuning is not for tune, which compares with the table that would be used without one; --output names the file to write")
+	}
+	cfg, err := settings.Load(flags, p.Environ)
+	if err != nil {
+		return err
+	}
+	forRanks, err := settings.ForRanks("tune", flags, cfg)
+	if err != nil {
+		return err
+	}
+	old, err := kept(o.OutputFile)
+	if err != nil {
+		return err
+	}
+	specText, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	signals, stop := launch.CatchSignals()
+	defer stop()
+	f := &fleet.Fleet{
+		Process: p, Command: RankCommand, Args: []string{"--" + SpecFlag, string(specText)}, Ranks: o.Ranks, Settings: forRanks, Signals: signals,
+		Opening: fleet.OpeningTime(cfg),
+		Stall:   cfg.Timeout + 10*time.Minute, // one size takes a moment, but for very large messages on a slow machine
+	}
+	show := terminal.NewProgress(p.Err)
+	show.Say("starting %d ranks", o.Ranks)
+	var where *measure.TunedMachine
+	var points []measure.Point
+	late := ""
+	end, err := f.Run(ctx, choice.Runs[0], func(m fleet.Message) {
+		var found measure.Tuned
+		if len(m.Work) > 0 {
+			_ = json.Unmarshal(m.Work, &found) // the same program has written it
+		}
+		switch {
+		case found.Machine != nil:
+			where = found.Machine
+		case found.Point != nil:
+			points = append(points, *found.Point)
+		case found.Late != "":
+			late = found.Late
+		}
+		if where != nil && len(points) > 0 {
+			last := points[len(points)-1]
+			show.Show(where.Backend, len(points), where.Points, fmt.Sprintf("%s of %s of %s", last.Collective, bytesize.Text(last.Bytes), last.DType))
+		}
+	})
+	show.Clear()
+	switch {
+	case err != nil:
+	case end.Interrupted != nil:
+		err = &exit.Error{Status: launch.SignalStatus(end.Interrupted), Err: errors.New("interrupted; no table was written")}
+	case end.Failure != "":
+		err = fmt.Errorf("tuning backend %s: %s", end.Backend, end.Failure)
+	case end.Refused != "":
+		err = errors.New(end.Refused)
+	}
+	if where == nil || len(points) == 0 {
+		if err == nil {
+			err = errors.New("the ranks have measured nothing")
+			if late != "" {
+				err = fmt.Errorf("%w: %s before the first size", err, late)
+			}
+		}
+		return err
+	}
+	table := tableOf(where, points)
+	table.Machine, table.Date, table.Command = describe(where), time.Now().UTC().Format(time.DateOnly), strings.Join(cmdline(command, flags), " ")
+	table.Notes = append(table.Notes, "Made by "+build.Read().String()+".")
+	if late != "" {
+		table.Notes = append(table.Notes, fmt.Sprintf("%s with %d of %d sizes measured; rules without a measurement are as they were.", late, len(points), where.Points))
+	}
+	for i := range table.Rules {
+		if table.Rules[i].Source == "" {
+			table.Rules[i].Source = tuning.Estimated
+		}
+	}
+	if old != nil {
+		if !slices.Equal(old.Devices, table.Devices) || old.Link != table.Link {
+			return errors.Join(err, fmt.Errorf("--output names a table of %q over %s, and this machine has %q over %s: name another file", old.Devices, old.Link, table.Devices, table.Link))
+		}
+		table = old.Merge(table)
+	}
+	text, textErr := table.Text()
+	if textErr == nil {
+		_, textErr = tuning.Parse("that was made", text) // nobody gets a file that would be refused
+	}
+	if textErr != nil {
+		return errors.Join(err, textErr)
+	}
+	if o.JSON {
+		if err == nil {
+			_, err = p.Out.Write(text)
+		}
+	} else if writeErr := write(p.Out, where, points); writeErr != nil {
+		err = errors.Join(err, writeErr)
+	}
+	if err != nil || o.OutputFile == "" {
+		return err
+	}
+	if err := replace(o.OutputFile, text); err != nil {
+		return err
+	}
+	if late != "" {
+		fmt.Fprintf(p.Err, "%s: %d of %d sizes were measured\n", late, len(points), where.Points)
+	}
+	fmt.Fprintf(p.Err, "wrote %s; SYMMEM_TUNING=%s uses it\n", o.OutputFile, o.OutputFile)
+	return nil
+}
+
+// describe says on what was measured.
+func describe(m *measure.TunedMachine) string {
+	host := machine.Read()
+	return fmt.Sprintf("%d ranks of %s, %s with %d cores, %s %s, backend %s", m.Ranks, strings.Join(m.Devices, " and "), host.Processor(), host.Cores, host.OS, host.Kernel, m.Backend)
+}
+
+// kept reads the table that is in the file already, whose rules for other numbers of ranks stay, and sees that a file can be written there. If not, the time to say so is
+// before measuring.
+func kept(path string) (*tuning.Table, error) {
+	if path == "" {
+		return nil, nil
+	}
+	old, _, err := tuning.Read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".symmem-tune-*")
+	if err != nil {
+		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
+	}
+	return old, errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// replace writes a file, or leaves the one that is there.
+func replace(path string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".symmem-tune-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// cmdline returns the command with the flags that were used, without the token.
+func cmdline(command string, flags *pflag.FlagSet) []string {
+	args := strings.Fields(command)
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Name != "token" {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	return args
+}
+
+// teller reports to the parent. It is a measure.TuneReporter.
+type teller struct{ to *fleet.Reporter }
+
+func (t teller) Tuned(found measure.Tuned) error { return t.to.Work(found) }
+func (t teller) Refuse(reason string) error      { return t.to.Refuse(reason) }
+
+// Rank is one rank of tune. spec, the value of SpecFlag, is what it measures. It reports on the descriptor fd, and blocks until it has finished.
+func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, spec string) error {
+	var s measure.TuneSpec
+	if err := json.Unmarshal([]byte(spec), &s); err != nil {
+		return exit.Usagef("--%s: %w", SpecFlag, err)
+	}
+	// What is compared with is what there is without a file.
+	own := *p
+	own.Environ = append(slices.Clone(p.Environ), "SYMMEM_TUNING=")
+	return fleet.Rank(ctx, &own, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+		return measure.Tune(ctx, r, s, teller{rep})
+	})
+}

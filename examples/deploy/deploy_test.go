@@ -1,0 +1,270 @@
+// Package deploy holds the examples of this folder to what they are for.
+package deploy
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// required reports whether SYMMEM_TEST_REQUIRE forbids to skip a test for what name stands for.
+func required(name string) bool {
+	return slices.Contains(strings.Split(os.Getenv("SYMMEM_TEST_REQUIRE"), ","), name)
+}
+
+// manifest reads kubernetes.yaml; a field that Kubernetes does not have is an error.
+func manifest(t *testing.T) (corev1.Service, batchv1.Job) {
+	t.Helper()
+	text, err := os.ReadFile("kubernetes.yaml")
+	require.NoError(t, err)
+	parts := strings.Split(string(text), "\n---\n")
+	require.Len(t, parts, 2)
+	var service corev1.Service
+	var job batchv1.Job
+	require.NoError(t, yaml.UnmarshalStrict([]byte(parts[0]), &service))
+	require.NoError(t, yaml.UnmarshalStrict([]byte(parts[1]), &job))
+	return service, job
+}
+
+// variables are those of the container that have their value in the manifest.
+func variables(job batchv1.Job) map[string]string {
+	vars := map[string]string{}
+	for _, v := range job.Spec.Template.Spec.Containers[0].Env {
+		vars[v.Name] = v.Value
+	}
+	return vars
+}
+
+// TestManifest: the Job's numbers are one number, and every rank finds rank 0 by the service.
+func TestManifest(t *testing.T) {
+	service, job := manifest(t)
+	assert.Equal(t, []string{"v1", "Service", "batch/v1", "Job"}, []string{service.APIVersion, service.Kind, job.APIVersion, job.Kind})
+	spec, pod := job.Spec, job.Spec.Template.Spec
+	assert.Equal(t, batchv1.IndexedCompletion, *spec.CompletionMode)
+	assert.Equal(t, *spec.Completions, *spec.Parallelism, "all ranks run at once")
+	assert.Zero(t, *spec.BackoffLimit)
+	require.Len(t, pod.Containers, 1)
+	assert.Equal(t, corev1.RestartPolicyNever, pod.RestartPolicy)
+	vars := variables(job)
+	assert.Equal(t, fmt.Sprint(*spec.Completions), vars["SYMMEM_WORLD_SIZE"])
+
+	assert.Equal(t, corev1.ClusterIPNone, service.Spec.ClusterIP)
+	assert.True(t, service.Spec.PublishNotReadyAddresses)
+	assert.Equal(t, map[string]string{"batch.kubernetes.io/job-name": job.Name}, service.Spec.Selector, "the label that the Job gives its pods")
+	assert.Equal(t, service.Name, pod.Subdomain)
+	require.Len(t, service.Spec.Ports, 1)
+	assert.Equal(t, fmt.Sprintf("%s-0.%s:%d", job.Name, service.Name, service.Spec.Ports[0].Port), vars["SYMMEM_RENDEZVOUS_ADDR"])
+
+	token := slices.IndexFunc(pod.Containers[0].Env, func(v corev1.EnvVar) bool { return v.Name == "SYMMEM_TOKEN" })
+	require.GreaterOrEqual(t, token, 0)
+	require.NotNil(t, pod.Containers[0].Env[token].ValueFrom.SecretKeyRef, "a token is not in a manifest")
+	assert.Empty(t, pod.Containers[0].Env[token].Value)
+	assert.True(t, *pod.SecurityContext.RunAsNonRoot)
+	assert.False(t, *pod.EnableServiceLinks, "a service called symmem would make SYMMEM_ variables that nothing reads")
+}
+
+// TestImage: the image has what the program needs and no more, and two processes in its root, with the manifest's variables, are the ranks of the
+// Job. Without nixl they use the memory of this host.
+func TestImage(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	command := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s %v: %s", name, args, out)
+	}
+	symmem, file := filepath.Join(dir, "symmem"), filepath.Join(dir, "symmem.tar")
+	build := exec.CommandContext(ctx, "go", "build", "-o", symmem, "./cmd/symmem")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	data := filepath.Join(dir, "data")
+	require.NoError(t, os.Mkdir(data, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(data, "hello"), []byte("hello"), 0o600))
+	args := []string{"run", "./image", "-program", symmem, "-output", file, "-tree", data + "=/data"}
+	nixl := os.Getenv("SYMMEM_NIXL_LIBRARY")
+	if nixl != "" {
+		args = append(args, "-tree", nixl+"=/opt/nixl")
+	}
+	command("go", args...)
+	if nixl == "" { // which is large
+		again := filepath.Join(dir, "again.tar")
+		args[slices.Index(args, file)] = again
+		command("go", args...)
+		one, err := os.ReadFile(file)
+		require.NoError(t, err)
+		two, err := os.ReadFile(again)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(one, two), "the same files give the same image")
+	}
+
+	image, err := tarball.ImageFromPath(file, nil)
+	require.NoError(t, err)
+	config, err := image.ConfigFile()
+	require.NoError(t, err)
+	assert.Equal(t, []string{"/symmem"}, config.Config.Entrypoint)
+	assert.Equal(t, "65532:65532", config.Config.User)
+	root := filepath.Join(dir, "root")
+	names := extract(t, mutate.Extract(image), root)
+	assert.Contains(t, names, "data/hello")
+	if nixl == "" {
+		for _, name := range names {
+			assert.True(t, name == "symmem" || name == "data/hello" || strings.Contains(name, ".so"), "%s is in the image", name)
+		}
+		assert.Less(t, len(names), 10)
+	}
+	if os.Geteuid() != 0 {
+		if required("deploy") {
+			t.Fatal("SYMMEM_TEST_REQUIRE names deploy, and only root can run what is in the image")
+		}
+		t.Skip("deploy is missing: only root can run what is in the image")
+	}
+
+	_, job := manifest(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	vars := variables(job)
+	vars["SYMMEM_RENDEZVOUS_ADDR"], vars["SYMMEM_TOKEN"] = addr, "0123456789abcdef"
+	vars["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
+	if nixl == "" {
+		vars["SYMMEM_BACKEND"] = "host"
+		delete(vars, "SYMMEM_NIXL_LIBRARY")
+	}
+	for _, folder := range []string{"proc", "sys", "dev"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, folder), 0o755))
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "tmp"), 0o777)) // as the manifest has it
+	require.NoError(t, os.Chmod(filepath.Join(root, "tmp"), 0o777))
+	require.NoError(t, os.Chmod(dir, 0o755))
+	ranks, err := strconv.Atoi(vars["SYMMEM_WORLD_SIZE"])
+	require.NoError(t, err)
+	outs, errs := make([]string, ranks), make([]error, ranks)
+	var wait sync.WaitGroup
+	for rank := range ranks {
+		// What a container runtime does: a root of its own with /proc, /sys and /dev, and the image's user.
+		const shell = `mount -t proc proc "$0/proc" && mount -t sysfs sysfs "$0/sys" && mount --rbind /dev "$0/dev" && exec chroot --userspec=65532:65532 "$0" /symmem "$@"`
+		arguments := append(slices.Clone(job.Spec.Template.Spec.Containers[0].Args), "--short", "--filter", "^(agreement|put)")
+		cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "sh", "-c", shell, root}, arguments...)...)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), fmt.Sprint("JOB_COMPLETION_INDEX=", rank), fmt.Sprintf("HOSTNAME=%s-%d", job.Name, rank)}
+		for name, value := range vars {
+			cmd.Env = append(cmd.Env, name+"="+value)
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		cmd.WaitDelay = 5 * time.Second
+		wait.Go(func() {
+			out, err := cmd.CombinedOutput()
+			outs[rank], errs[rank] = string(out), err
+		})
+	}
+	wait.Wait()
+	for rank := range ranks {
+		require.NoError(t, errs[rank], "rank %d: %s", rank, outs[rank])
+	}
+	assert.Regexp(t, `(?m)^[1-9][0-9]* passed, 0 failed`, outs[0])
+	assert.Empty(t, outs[1], "only rank 0 prints")
+}
+
+// extract writes the files of an archive below root, and returns their names.
+func extract(t *testing.T, archive io.ReadCloser, root string) []string {
+	t.Helper()
+	defer archive.Close()
+	var names []string
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return names
+		}
+		require.NoError(t, err)
+		require.True(t, filepath.IsLocal(h.Name), h.Name)
+		file := filepath.Join(root, h.Name)
+		require.Zero(t, h.Uid)
+		if h.Typeflag == tar.TypeDir {
+			require.NoError(t, os.MkdirAll(file, 0o755))
+			continue
+		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		content, err := io.ReadAll(r)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(file, content, 0o755))
+		names = append(names, h.Name)
+	}
+}
+
+// srun stands in for Slurm's: it starts two tasks on this host with the variables of a step.
+const srun = `#!/bin/sh
+while case $1 in -*) true ;; *) false ;; esac; do shift; done
+step=$(cat "$STEPS"); echo $((step + 1)) >"$STEPS"
+export SLURM_STEP_ID=$step SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=localhost SLURM_NODEID=0
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & other=$!
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; status=$?
+wait $other || status=$?
+exit $status
+`
+
+// TestSlurm: the batch script runs verify and bench as the ranks of a step each, with a token that all of them have, and ends with the first failure.
+func TestSlurm(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	symmem, script := filepath.Join(dir, "symmem"), ""
+	build := exec.CommandContext(ctx, "go", "build", "-o", symmem, "./cmd/symmem")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "srun"), []byte(srun), 0o755))
+	script, err = filepath.Abs("slurm.sh")
+	require.NoError(t, err)
+	run := func(id, backend string) (string, error) {
+		t.Helper()
+		steps := filepath.Join(dir, "steps-"+id)
+		require.NoError(t, os.WriteFile(steps, []byte("0"), 0o600))
+		cmd := exec.CommandContext(ctx, "bash", script, "--sizes", "1K", "--reps", "1", "--peer", "none")
+		cmd.Dir = dir
+		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "SYMMEM=" + symmem, "SYMMEM_BACKEND=" + backend, "STEPS=" + steps,
+			// What sbatch sets for the script, which is no step.
+			"SLURM_JOB_ID=" + id, "SLURM_NTASKS=2", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_JOB_NODELIST=localhost"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		cmd.WaitDelay = 5 * time.Second
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	id := strconv.Itoa(os.Getpid())
+	text, err := run(id, "host")
+	require.NoError(t, err, text)
+	assert.Regexp(t, `(?m)^[1-9][0-9]* passed, 0 failed`, text)
+	assert.Contains(t, text, "all_reduce on host, 2 ranks")
+	assert.FileExists(t, filepath.Join(dir, "symmem-"+id+".json"))
+
+	text, err = run(id+"1", "nixl,nccl")
+	require.Error(t, err, text)
+	assert.NotContains(t, text, "all_reduce on", "bench is not run after verify has failed")
+}

@@ -1,0 +1,182 @@
+// Package durable is what keeps the state of a rendezvous service outside of its process, so that another process can go on in its place. A kind of store is
+// a package of its own, which a program imports for its effect; package group takes the store by its URL ([group.Options].Store):
+//
+//	import _ "github.com/symmem/symmem/group/durable/etcd"
+//
+// The service is the only one that speaks to the store. The ranks speak to the service, as they do to one without a store.
+//
+// [group.Options]: https://pkg.go.dev/github.com/symmem/symmem/group#Options
+package durable
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/symmem/symmem/internal/errs"
+)
+
+// Change is one change of what is kept.
+type Change struct {
+	Key   string // any bytes but "" and NUL
+	Value []byte // what is put there; nil removes what is there
+	All   bool   // remove all keys that begin with Key
+}
+
+// Store keeps keys and values for one job. It has one user: whoever opens the same store after it takes it away, and then every call of this one is
+// ErrReplaced. Its methods are called by one goroutine. Each ends with its context, at the latest a moment later, and returns an [*Error].
+type Store interface {
+	// Load returns all that is kept.
+	Load(ctx context.Context) (map[string][]byte, error)
+	// Commit makes changes, each group of them wholly or not at all, and the groups in their order. After nil they outlive this process. After an
+	// error nobody knows which of the groups were made, but these are the first ones.
+	Commit(ctx context.Context, groups [][]Change) error
+	// Clear removes all that is kept: the job is over.
+	Clear(ctx context.Context) error
+	// Close lets go of the store, and leaves what is kept.
+	Close() error
+}
+
+// Options are what a Store is opened with.
+type Options struct {
+	// Name tells jobs apart that are kept in one place. It may have any bytes.
+	Name string
+	// TTL is how long what is kept outlives the last process that had the store open. The store counts it, not this process's clock.
+	TTL time.Duration
+	// Logger takes events; never nil.
+	Logger *slog.Logger
+}
+
+// Opener opens a store of one kind. The URL has that kind's scheme.
+type Opener func(ctx context.Context, u *url.URL, opts Options) (Store, error)
+
+var (
+	mu      sync.Mutex
+	openers = map[string]Opener{}
+)
+
+// Register makes a kind of store known by the scheme of its URLs. It is for the init of a store's package, and panics if the scheme is taken.
+func Register(scheme string, open Opener) {
+	mu.Lock()
+	defer mu.Unlock()
+	if openers[scheme] != nil {
+		panic("durable: two stores have the scheme " + strconv.Quote(scheme))
+	}
+	openers[scheme] = open
+}
+
+// Schemes returns the schemes of all kinds that are known, in alphabetical order.
+func Schemes() []string {
+	mu.Lock()
+	defer mu.Unlock()
+	return slices.Sorted(maps.Keys(openers))
+}
+
+// Open opens the store of a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem. It is ErrInvalid if that is no URL, or of a kind that this program
+// has not; other errors are the kind's own, [*Error] among them.
+func Open(ctx context.Context, text string, opts Options) (Store, error) {
+	const op = "opening a store"
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Host == "" {
+		return nil, errs.Invalid(op, "the store", strconv.Quote(Redacted(text)), "a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem")
+	}
+	mu.Lock()
+	open := openers[u.Scheme]
+	mu.Unlock()
+	if open == nil {
+		return nil, errs.Advised(op, "the kind of the store", strconv.Quote(u.Scheme), strings.Join(Schemes(), ", "),
+			"a program that is to have another imports its package, such as github.com/symmem/symmem/group/durable/etcd")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return open(ctx, u, opts)
+}
+
+// Redacted returns a URL without the secret that it may have.
+func Redacted(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "a text that is no URL"
+	}
+	return u.Redacted()
+}
+
+// Condition is what is wrong with a store.
+type Condition int
+
+// The conditions of a store.
+const (
+	Unreachable Condition = iota + 1 // it does not answer, or not in time
+	Full                             // it takes no more
+	Denied                           // it does not let this program in
+	Replaced                         // another process has taken it
+	Forgotten                        // it was away for so long that it has forgotten the job
+	Damaged                          // what is kept there cannot be read
+)
+
+// String returns the condition in a few words.
+func (c Condition) String() string {
+	switch c {
+	case Unreachable:
+		return "it does not answer in time"
+	case Full:
+		return "it is full"
+	case Denied:
+		return "it does not let this program in"
+	case Replaced:
+		return "another service has taken it"
+	case Forgotten:
+		return "it has forgotten the job"
+	case Damaged:
+		return "what is kept there cannot be read"
+	}
+	return fmt.Sprintf("Condition(%d)", int(c))
+}
+
+// advice says what to do.
+func (c Condition) advice() string {
+	switch c {
+	case Unreachable:
+		return "see whether it runs, and whether its address is right"
+	case Full:
+		return "make room there, such as by compaction and defragmentation, and disarm its alarm"
+	case Denied:
+		return "see the user, the password and the certificates that it is opened with, and what that user may do"
+	case Replaced:
+		return "only one service may run for an attempt of a job"
+	case Forgotten, Damaged:
+		return "start the job again as another attempt, which is kept apart"
+	}
+	return ""
+}
+
+// Error says what is wrong with a store. It is ErrUnavailable.
+type Error struct {
+	Op        string    // what was done: "keeping the state of the job"
+	URL       string    // without secrets
+	Condition Condition // what is wrong, for programs
+	Err       error     // what the store, or the network, said; may be nil
+}
+
+// Error says what was done, where, what is wrong and what to do.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("%s in %s: %v", e.Op, e.URL, e.Condition)
+	if e.Err != nil {
+		text += fmt.Sprintf(" (%v)", e.Err)
+	}
+	return text + "; " + e.Condition.advice()
+}
+
+// Is reports that an Error is ErrUnavailable.
+func (e *Error) Is(target error) bool { return target == errs.ErrUnavailable }
+
+// Unwrap returns what the store said.
+func (e *Error) Unwrap() error { return e.Err }

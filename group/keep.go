@@ -1,0 +1,578 @@
+package group
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/group/internal/pb"
+)
+
+// A hub that is kept has a keeper. What it changes is noted with the keeper, and what it hands out goes through the keeper too, which passes it on when
+// the changes before it are in the store. So no rank ever learns what a service that comes after this one would not know. A change that
+// has not reached the store is one that nobody was told of: its rank asks for it again.
+//
+// Kept are ranks, groups, keys with their values, the outcomes of collective calls that some member may not have yet, and the replies to requests
+// that have changed something. Calls that still wait are not kept: the ranks bring them again. The keys of the store, with names in hexadecimal:
+//
+//	rank/R                 a KeptRank
+//	group/G                a KeptGroup
+//	of/G/away/R            member R has left the group
+//	of/G/call/SEQ          an Outcome
+//	of/G/key/K             a value
+//	reply/R/ID             a StoreReply
+
+// keeper takes changes and what depends on them, in order. A nil keeper passes everything on at once.
+type keeper struct {
+	store  durable.Store
+	bound  time.Duration // of one commit
+	logger *slog.Logger
+	wake   chan struct{}
+	failed chan struct{} // closed when the store has failed; err says how
+	err    error
+	quit   chan struct{}
+	ended  chan struct{}
+
+	mu      sync.Mutex
+	changes [][]durable.Change
+	news    []func() // for when the changes are kept
+	busy    bool
+	idle    []chan struct{}
+}
+
+// newKeeper starts keeping; stop ends it.
+func newKeeper(store durable.Store, bound time.Duration, logger *slog.Logger) *keeper {
+	k := &keeper{store: store, bound: bound, logger: logger, wake: make(chan struct{}, 1), failed: make(chan struct{}), quit: make(chan struct{}), ended: make(chan struct{})}
+	go k.run()
+	return k
+}
+
+// keep notes changes that belong together.
+func (k *keeper) keep(changes ...durable.Change) {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	k.changes = append(k.changes, changes)
+	k.mu.Unlock()
+	signal(k.wake)
+}
+
+// tell calls f when all changes before are kept.
+func (k *keeper) tell(f func()) {
+	if k == nil {
+		f()
+		return
+	}
+	k.mu.Lock()
+	k.news = append(k.news, f)
+	k.mu.Unlock()
+	signal(k.wake)
+}
+
+// run commits what has been noted, all of it at a time, until stop is called or the store fails.
+func (k *keeper) run() {
+	defer close(k.ended)
+	for {
+		k.mu.Lock()
+		changes, news := k.changes, k.news
+		k.changes, k.news = nil, nil
+		k.busy = len(changes) > 0 || len(news) > 0
+		if !k.busy {
+			for _, c := range k.idle {
+				close(c)
+			}
+			k.idle = nil
+		}
+		busy := k.busy
+		k.mu.Unlock()
+		if !busy {
+			select {
+			case <-k.wake:
+				continue
+			case <-k.quit:
+				return
+			}
+		}
+		if len(changes) > 0 {
+			ctx, cancel := context.WithTimeout(context.Background(), k.bound)
+			err := k.store.Commit(ctx, changes)
+			cancel()
+			if err != nil {
+				k.err = err
+				k.logger.Error("keeping the state of the job", "error", err)
+				close(k.failed)
+				return
+			}
+		}
+		for _, f := range news {
+			f()
+		}
+	}
+}
+
+// flush waits until everything that was noted is kept, or the store has failed, or ctx ends.
+func (k *keeper) flush(ctx context.Context) error {
+	if k == nil {
+		return nil
+	}
+	done := make(chan struct{})
+	k.mu.Lock()
+	k.idle = append(k.idle, done)
+	k.mu.Unlock()
+	signal(k.wake)
+	select {
+	case <-done:
+		return nil
+	case <-k.failed:
+		return k.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// broken returns a channel that is closed when the store has failed.
+func (k *keeper) broken() <-chan struct{} {
+	if k == nil {
+		return nil
+	}
+	return k.failed
+}
+
+// end lets go of the store, without what is not kept yet; where the job is over, nothing is kept any more. Ending takes some seconds at most, whether ctx
+// has ended or not.
+func (k *keeper) end(ctx context.Context, over bool) error {
+	if k == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTime)
+	defer cancel()
+	close(k.quit)
+	<-k.ended
+	var err error
+	if over {
+		err = k.store.Clear(ctx)
+	}
+	return errors.Join(err, k.store.Close())
+}
+
+func rankKey(rank int) string      { return "rank/" + strconv.Itoa(rank) }
+func groupKey(group string) string { return "group/" + hex.EncodeToString([]byte(group)) }
+func ofKey(group string) string    { return "of/" + hex.EncodeToString([]byte(group)) + "/" }
+func awayKey(group string, worldRank int) string {
+	return ofKey(group) + "away/" + strconv.Itoa(worldRank)
+}
+func callKey(group string, seq uint64) string {
+	return ofKey(group) + "call/" + strconv.FormatUint(seq, 10)
+}
+func valueKey(group, key string) string {
+	return ofKey(group) + "key/" + hex.EncodeToString([]byte(key))
+}
+func replyKey(rank int, id uint64) string {
+	return repliesKey(rank) + strconv.FormatUint(id, 10)
+}
+func repliesKey(rank int) string { return fmt.Sprintf("reply/%d/", rank) }
+
+// put is the change that puts a message under a key.
+func put(key string, m proto.Message) durable.Change {
+	value, err := proto.Marshal(m)
+	if err != nil { // texts were made valid where they came from; what cannot be kept is better not there than half there
+		value = nil
+	}
+	if value == nil {
+		value = []byte{}
+	}
+	return durable.Change{Key: key, Value: value}
+}
+
+func remove(key string) durable.Change { return durable.Change{Key: key} }
+
+// keptCall is the outcome of a collective call, kept until every member has it.
+type keptCall struct {
+	outcome *outcome
+	taken   []bool // by rank in the group
+}
+
+// toWire is the whole outcome in one message.
+func (o *outcome) toWire(group string, seq uint64) *pb.Outcome {
+	m := &pb.Outcome{Group: group, Sequence: seq, Failure: o.failure.toWire()}
+	for _, blob := range o.blobs {
+		m.Data, m.Sizes = append(m.Data, blob...), append(m.Sizes, uint32(len(blob)))
+	}
+	return m
+}
+
+// rankChange keeps a rank in a state.
+func (h *hub) rankChange(rank int, state rankState) durable.Change {
+	r := &h.ranks[rank]
+	return put(rankKey(rank), &pb.KeptRank{Member: r.member.toWire(), State: uint32(state), Session: r.session, Loss: r.loss.toWire(), Order: r.order})
+}
+
+// groupChanges keeps a group as it is, if it is not.
+func groupChanges(g *hubGroup) []durable.Change {
+	if g.recorded {
+		return nil
+	}
+	g.recorded = true
+	return []durable.Change{groupChange(g)}
+}
+
+func groupChange(g *hubGroup) durable.Change {
+	return put(groupKey(g.name), &pb.KeptGroup{Name: g.name, Opener: int64(g.opener), Members: toInt64s(g.members), Opened: g.opened, Buried: g.buried})
+}
+
+// keepCall keeps the outcome of a call before any member has it. The world, and a group that was opened, is kept already.
+func (h *hub) keepCall(g *hubGroup, seq uint64, o *outcome) {
+	if h.keeper == nil || h.groups[g.name] != g {
+		return
+	}
+	g.kept[seq] = &keptCall{outcome: o, taken: make([]bool, len(g.members))}
+	h.keeper.keep(append(groupChanges(g), put(callKey(g.name, seq), o.toWire(g.name, seq)))...)
+	if o.failure == nil {
+		return
+	}
+	if g.failed = append(g.failed, seq); len(g.failed) > maxTombstones {
+		oldest := g.failed[0]
+		g.buried = max(g.buried, oldest+1)
+		h.keeper.keep(groupChange(g))
+		h.dropCall(g, oldest)
+	}
+}
+
+// dropCall forgets an outcome that all members have, or that is too old.
+func (h *hub) dropCall(g *hubGroup, seq uint64) {
+	delete(g.kept, seq)
+	if i := slices.Index(g.failed, seq); i >= 0 {
+		g.failed = slices.Delete(g.failed, i, i+1)
+	}
+	h.keeper.keep(remove(callKey(g.name, seq)))
+}
+
+// taken notes that a rank has what was kept for it: the outcome of a call or, if request is not 0, a reply.
+func (h *hub) taken(worldRank int, group string, seq, request uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.keeper == nil {
+		return
+	}
+	if request != 0 {
+		if replies := h.ranks[worldRank].replies; replies[request] != nil {
+			delete(replies, request)
+			h.keeper.keep(remove(replyKey(worldRank, request)))
+		}
+		return
+	}
+	if g := h.groups[group]; g != nil {
+		h.takenLocked(g, g.rankOf(worldRank), seq)
+	}
+}
+
+func (h *hub) takenLocked(g *hubGroup, rank int, seq uint64) {
+	c := g.kept[seq]
+	if c == nil || rank < 0 {
+		return
+	}
+	c.taken[rank] = true
+	h.settleCall(g, seq, c)
+}
+
+// settleCall forgets an outcome if every member has it or needs none any more.
+func (h *hub) settleCall(g *hubGroup, seq uint64, c *keptCall) {
+	for i, has := range c.taken {
+		if !has && !g.away[i] {
+			return
+		}
+	}
+	h.dropCall(g, seq)
+	if !g.opened && g.name != worldName && len(g.kept) == 0 && len(g.rounds) == 0 {
+		h.drop(g)
+	}
+}
+
+// settleKept does that for all outcomes of a group, of which a member has gone.
+func (h *hub) settleKept(g *hubGroup) {
+	if h.keeper == nil || h.groups[g.name] != g {
+		return
+	}
+	for _, seq := range g.keptCalls() {
+		h.settleCall(g, seq, g.kept[seq])
+	}
+}
+
+// keepGone keeps that a rank has gone. It needs no reply any more.
+func (h *hub) keepGone(rank int, state rankState) {
+	if h.keeper == nil {
+		return
+	}
+	h.ranks[rank].replies = nil
+	h.keeper.keep(h.rankChange(rank, state), durable.Change{Key: repliesKey(rank), All: true})
+}
+
+// back is a rank that was admitted by an earlier service coming to this one. What is kept for it and that it does not wait for, it has.
+func (h *hub) back(worldRank int, session string, waits []*pb.Taken, events eventReceiver) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := &h.ranks[worldRank]
+	if r.state != rankPresent || r.events != nil || r.session != session {
+		return false
+	}
+	r.events = events
+	calls, requests := map[roundKey]bool{}, map[uint64]bool{}
+	for _, w := range waits {
+		if w.GetRequest() != 0 {
+			requests[w.GetRequest()] = true
+		} else {
+			calls[roundKey{w.GetGroup(), w.GetSequence()}] = true
+		}
+	}
+	for _, g := range h.groupsOf(worldRank) {
+		for _, seq := range g.keptCalls() {
+			if g.kept[seq].outcome.failure == nil && !calls[roundKey{g.name, seq}] {
+				h.takenLocked(g, g.rankOf(worldRank), seq)
+			}
+		}
+	}
+	for id := range r.replies {
+		if !requests[id] {
+			delete(r.replies, id)
+			h.keeper.keep(remove(replyKey(worldRank, id)))
+		}
+	}
+	for _, l := range h.losses() { // it may not have heard of them
+		h.tellLoss(events, l)
+	}
+	return true
+}
+
+// losses returns the losses of the job, the first first.
+func (h *hub) losses() []*loss {
+	var lost []int
+	for rank := range h.ranks {
+		if h.ranks[rank].loss != nil {
+			lost = append(lost, rank)
+		}
+	}
+	slices.SortFunc(lost, func(a, b int) int { return int(h.ranks[a].order) - int(h.ranks[b].order) })
+	all := make([]*loss, len(lost))
+	for i, rank := range lost {
+		all[i] = h.ranks[rank].loss
+	}
+	return all
+}
+
+func (g *hubGroup) keptCalls() []uint64 {
+	var all []uint64
+	for seq := range g.kept {
+		all = append(all, seq)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// awaited returns the ranks that are present and have not come back from an earlier service.
+func (h *hub) awaited() []int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var ranks []int
+	for i := range h.ranks {
+		if h.ranks[i].state == rankPresent && h.ranks[i].events == nil {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}
+
+// restore makes the hub what an earlier service has kept. Nothing was asked of the hub before.
+func (h *hub) restore(kept map[string][]byte) error {
+	bad := func(key string, err error) error { return fmt.Errorf("key %q: %w", key, err) }
+	var orphans []string
+	for key, value := range kept {
+		if strings.HasPrefix(key, "group/") {
+			var w pb.KeptGroup
+			if err := proto.Unmarshal(value, &w); err != nil {
+				return bad(key, err)
+			}
+			g := newHubGroup(w.GetName(), int(w.GetOpener()), toInts(w.GetMembers()))
+			if err := h.fits(g); err != nil {
+				return bad(key, err)
+			}
+			g.opened, g.buried = w.GetOpened(), w.GetBuried()
+			g.recorded = true
+			h.groups[g.name] = g
+			if g.opener >= 0 {
+				h.ranks[g.opener].opened++
+			}
+		}
+	}
+	for key, value := range kept {
+		kind, rest, _ := strings.Cut(key, "/")
+		var err error
+		switch kind {
+		case "group":
+		case "rank":
+			err = h.restoreRank(rest, value)
+		case "reply":
+			err = h.restoreReply(rest, value)
+		case "of":
+			name, what, _ := strings.Cut(rest, "/")
+			text, hexErr := hex.DecodeString(name)
+			g := h.groups[string(text)]
+			if hexErr == nil && g == nil {
+				orphans = append(orphans, key) // a service ended while it dropped the group
+				continue
+			}
+			if err = hexErr; err == nil {
+				err = h.restoreOf(g, what, value)
+			}
+		default:
+			err = errors.New("this version does not know it; use one release of symmem")
+		}
+		if err != nil {
+			return bad(key, err)
+		}
+	}
+	for _, g := range h.groups {
+		slices.Sort(g.failed)
+		for i, m := range g.members {
+			if s := h.ranks[m].state; s == rankLeft || s == rankLost {
+				g.markAway(i)
+			}
+		}
+	}
+	for _, l := range h.losses() {
+		for _, name := range l.groups {
+			if g := h.groups[name]; g != nil && g.lost == nil {
+				g.lost = l
+			}
+		}
+	}
+	for _, g := range h.groups {
+		if g.nAway == len(g.members) {
+			h.drop(g)
+		}
+	}
+	for _, key := range orphans {
+		h.keeper.keep(remove(key))
+	}
+	return nil
+}
+
+// fits says what is wrong with a group that was kept.
+func (h *hub) fits(g *hubGroup) error {
+	if g.opener >= len(h.ranks) || len(g.members) == 0 {
+		return fmt.Errorf("a group of another world")
+	}
+	for i, m := range g.members {
+		if m < 0 || m >= len(h.ranks) || i > 0 && g.members[i-1] >= m {
+			return fmt.Errorf("members %v in a world of %d", g.members, len(h.ranks))
+		}
+	}
+	return nil
+}
+
+func (h *hub) restoreRank(text string, value []byte) error {
+	rank, err := strconv.Atoi(text)
+	if err != nil || rank < 0 || rank >= len(h.ranks) {
+		return fmt.Errorf("rank %q in a world of %d: the attempt was kept with another world size", text, len(h.ranks))
+	}
+	var w pb.KeptRank
+	if err := proto.Unmarshal(value, &w); err != nil {
+		return err
+	}
+	r := &h.ranks[rank]
+	r.state, r.member, r.session, r.loss, r.order = rankState(w.GetState()), memberFromWire(w.GetMember()), w.GetSession(), lossFromWire(w.GetLoss()), w.GetOrder()
+	if r.state < rankPresent || r.state > rankLost {
+		return fmt.Errorf("state %d", r.state)
+	}
+	h.lossCount = max(h.lossCount, r.order)
+	if r.state == rankPresent {
+		h.present++
+	}
+	return nil
+}
+
+func (h *hub) restoreReply(text string, value []byte) error {
+	rank, id := 0, uint64(0)
+	if _, err := fmt.Sscanf(text, "%d/%d", &rank, &id); err != nil || rank < 0 || rank >= len(h.ranks) {
+		return fmt.Errorf("a reply to %q", text)
+	}
+	var w pb.StoreReply
+	if err := proto.Unmarshal(value, &w); err != nil {
+		return err
+	}
+	h.ranks[rank].keepReply(replyFromWire(&w))
+	return nil
+}
+
+func (h *hub) restoreOf(g *hubGroup, what string, value []byte) error {
+	kind, name, _ := strings.Cut(what, "/")
+	switch kind {
+	case "away":
+		rank, err := strconv.Atoi(name)
+		if err != nil || g.rankOf(rank) < 0 {
+			return fmt.Errorf("member %q", name)
+		}
+		g.markAway(g.rankOf(rank))
+	case "key":
+		key, err := hex.DecodeString(name)
+		if err != nil {
+			return err
+		}
+		g.store[string(key)] = value
+		h.keys++
+		h.storeBytes += int64(len(key) + len(value))
+	case "call":
+		seq, err := strconv.ParseUint(name, 10, 64)
+		if err != nil {
+			return err
+		}
+		var w pb.Outcome
+		if err := proto.Unmarshal(value, &w); err != nil {
+			return err
+		}
+		blobs, err := splitBlobs(&w)
+		if err != nil {
+			return err
+		}
+		if len(w.GetSizes()) == 0 {
+			blobs = nil
+		}
+		o := &outcome{blobs: blobs, failure: failureFromWire(w.GetFailure())}
+		g.kept[seq] = &keptCall{outcome: o, taken: make([]bool, len(g.members))}
+		if o.failure != nil {
+			g.failed = append(g.failed, seq)
+		}
+	default:
+		return fmt.Errorf("this version does not know %q", what)
+	}
+	return nil
+}
+
+// keepReply notes the reply to a request that has changed something.
+func (r *hubRank) keepReply(reply *storeReply) {
+	if r.replies == nil {
+		r.replies = make(map[uint64]*storeReply)
+	}
+	r.replies[reply.id] = reply
+}
+
+func replyToWire(r *storeReply) *pb.StoreReply {
+	return &pb.StoreReply{Id: r.id, Value: r.value, Found: r.found, Swapped: r.swapped, Number: r.number, Failure: r.failure.toWire()}
+}
+
+func replyFromWire(m *pb.StoreReply) *storeReply {
+	return &storeReply{
+		id: m.GetId(), value: m.GetValue(), found: m.GetFound(), swapped: m.GetSwapped(), number: m.GetNumber(),
+		failure: failureFromWire(m.GetFailure()),
+	}
+}

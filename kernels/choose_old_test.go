@@ -1,0 +1,119 @@
+package kernels
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/tuning"
+	"github.com/symmem/symmem/tensor"
+)
+
+// What the code had before there were tables.
+var (
+	oldOneShotPushBytes = [...]int64{2: 2 << 20, 3: 384 << 10, 4: 320 << 10, 5: 160 << 10, 6: 128 << 10, 7: 96 << 10, 8: 64 << 10}
+	oldTwoShotPushBytes = int64(12 << 20)
+	// The same for messages of whole vectors.
+	oldTwoShotPushWholeBytes = [...]int64{2: 32 << 20, 3: 16 << 20, 4: 16 << 20, 5: 12 << 20}
+
+	oldOneShotLLBytes   = [...]int64{2: 768 << 10, 3: 512 << 10, 4: 512 << 10, 5: 256 << 10, 6: 192 << 10, 7: 128 << 10, 8: 96 << 10}
+	oldTwoShotPullBytes = [...]int64{2: 8 << 20, 3: 4 << 20}
+)
+
+// oldChooseCUDA picked the form by size and world size.
+func oldChooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size int, whole bool) Algorithm {
+	if asked != Auto && asked != OneShot && asked != TwoShot {
+		return asked
+	}
+	if size == 1 {
+		return OneShotPull // a copy, or the rounding of an average
+	}
+	if Supported(device.CUDA, OneShotPush, dtype, op, size) {
+		switch {
+		case asked == OneShot, asked == Auto && bytes <= limit(oldOneShotPushBytes[:], size):
+			return OneShotPush
+		case bytes <= oldTwoShotPushBytes, whole && bytes <= limit(oldTwoShotPushWholeBytes[:], size):
+			return TwoShotPush
+		}
+		return TwoShotFlow
+	}
+	switch {
+	case asked == OneShot, asked == Auto && bytes <= limit(oldOneShotLLBytes[:], size):
+		return OneShotLL
+	case bytes <= limit(oldTwoShotPullBytes[:], size):
+		return TwoShotPull
+	}
+	return TwoShotFlow
+}
+
+// TestTablesChooseAsTheCode: on the GPUs that tables come with, auto and the families take what the code took before there were tables: for every dtype, operation, world and size.
+func TestTablesChooseAsTheCode(t *testing.T) {
+	for _, name := range []string{"NVIDIA H200", "NVIDIA H100 80GB HBM3", "Simulated GPU"} {
+		set := &tuning.Set{Tables: []*tuning.Table{tuning.Shipped(name, "")}}
+		for size := 1; size <= 10; size++ {
+			for _, dtype := range []tensor.DType{tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Int32, tensor.Uint8} {
+				for _, op := range Ops() {
+					for n := int64(16); n < 1<<30; n *= 2 {
+						for _, bytes := range []int64{n, n + 1, n / 4 * 3, n/4*3 + 1, n / 8 * 5, n/8*5 + 1, n / 8 * 7, n/8*7 + 1} {
+							for _, asked := range []Algorithm{Auto, OneShot, TwoShot, OneShotPull, TwoShotFlow, Transfers} {
+								for _, whole := range []bool{false, true} {
+									want := oldChooseCUDA(asked, dtype, op, bytes, size, whole)
+									c := chooseAllReduce(nil, set, asked, device.CUDA, dtype, op, bytes, size, whole, func(Algorithm) bool { return false })
+									require.Equal(t, want.String(), c.algorithm.String(), "%s: %s %s of %d bytes of %s between %d ranks, whole %t", name, asked, op, bytes, dtype, size, whole)
+									require.Zero(t, c.blocks)
+									if want == TwoShotFlow {
+										lap := int64(16 << 10)
+										if bytes >= 64<<20 && size > 1 {
+											lap = 32 << 10
+										}
+										require.Equal(t, lap, c.lap, "%d bytes between %d ranks", bytes, size)
+									}
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestFormsOfTables: every form that a rule may take is one that the collective has, by that name, and none is missing but what a table must not take.
+func TestFormsOfTables(t *testing.T) {
+	for kind, link := range map[device.Kind]string{device.CUDA: tuning.LinkNVLink, device.Host: tuning.LinkHost} {
+		names := func(all []Algorithm, without ...Algorithm) (names []string) {
+			for _, a := range all {
+				skip := a.form() != nil
+				for _, w := range without {
+					skip = skip || a == w
+				}
+				if !skip {
+					names = append(names, a.String())
+				}
+			}
+			return names
+		}
+		require.ElementsMatch(t, names(Algorithms(kind)), tuning.Forms(tuning.AllReduce, link))
+		for call, collective := range collectiveNames {
+			var without []Algorithm
+			if collective == tuning.Reduce || collective == tuning.ReduceScatter {
+				without = append(without, OneShotMultimem) // which has no option to keep to the order of the ranks
+			}
+			require.ElementsMatch(t, names(CollectiveAlgorithms(call, kind), without...), tuning.Forms(collective, link), collective)
+		}
+		require.Subset(t, tuning.Forms(tuning.AllReduceMany, link), append(names(manyAlgorithms(kind, tensor.Float32)), names(manyAlgorithms(kind, tensor.Int8))...))
+		for _, form := range tuning.Forms(tuning.AllReduce, link) {
+			a, err := ParseAlgorithm(form)
+			require.NoError(t, err)
+			require.Equal(t, a.NeedsMulticast(), tuning.NeedsMulticast(form), form)
+		}
+	}
+	var dtypes []string
+	for _, d := range tensor.DTypes() {
+		dtypes = append(dtypes, d.String())
+	}
+	require.ElementsMatch(t, dtypes, tuning.DTypes())
+	require.Nil(t, tuning.Forms("none", tuning.LinkNVLink))
+	require.Nil(t, tuning.Forms(tuning.AllReduce, "none"))
+}

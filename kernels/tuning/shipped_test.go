@@ -1,0 +1,134 @@
+package tuning_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/tuning"
+)
+
+// sizesAround are the sizes at which choices may change: around every power of two, and three quarters and 5/8 of them.
+func sizesAround() (sizes []int64) {
+	for n := int64(16); n <= 8<<30; n *= 2 {
+		for _, m := range []int64{n, n / 4 * 3, n / 8 * 5, n / 8 * 7} {
+			sizes = append(sizes, m-1, m, m+1)
+		}
+	}
+	return sizes
+}
+
+// any takes every form.
+func any(*tuning.Step) bool { return true }
+
+// TestShippedTables: without multicast, the tables that come with this package take what the constants took that were in the code before: for every collective, world, dtype and
+// size. So nobody's program became slower by the tables themselves.
+func TestShippedTables(t *testing.T) {
+	for _, tt := range []struct {
+		device, link string
+	}{{"NVIDIA H200", tuning.LinkNVLink}, {"NVIDIA H200", ""}, {"NVIDIA H100 80GB HBM3", tuning.LinkNVLink}, {"Simulated GPU", ""}, {"some processor", tuning.LinkHost}} {
+		table := tuning.Shipped(tt.device, tt.link)
+		require.NotNil(t, table, tt.device)
+		set := &tuning.Set{Tables: []*tuning.Table{table}}
+		for size := 2; size <= 12; size++ {
+			require.True(t, table.Complete(size))
+			for _, collective := range tuning.Collectives() {
+				for _, dtype := range []string{"bf16", "f32", "f64", "i32", "u8"} {
+					floats := slices.Contains(tuning.Floats, dtype)
+					if collective == tuning.AllReduceRMSNorm && !floats {
+						continue // which it has not
+					}
+					for _, bytes := range sizesAround() {
+						for _, whole := range []bool{false, true} {
+							step, ok := set.Choose(collective, size, dtype, bytes, whole, any)
+							require.True(t, ok)
+							want := oldForm(collective, tt.link == tuning.LinkHost, size, bytes, floats, whole)
+							require.Equal(t, want, step.Form, "%s: %s of %d bytes of %s between %d ranks, whole vectors %t", tt.device, collective, bytes, dtype, size, whole)
+							require.Zero(t, step.Blocks)
+							if step.Form != tuning.Flow {
+								continue
+							}
+							lap := int64(16 << 10)
+							if bytes >= oldLongLapsFrom {
+								lap = 32 << 10
+							}
+							require.EqualValues(t, lap, step.LapBytes)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestShippedTablesSay: where tables come from, and what of them was not measured.
+func TestShippedTablesSay(t *testing.T) {
+	require.Len(t, tuning.AllShipped(), 3)
+	for _, table := range tuning.AllShipped() {
+		assert.NotEmpty(t, table.Machine, table.Name)
+		assert.NotEmpty(t, table.Date, table.Name)
+		assert.NotEmpty(t, table.Command, table.Name)
+		assert.NotEmpty(t, table.Notes, table.Name)
+		for _, r := range table.Rules {
+			if r.Ranks > 4 || r.Multicast || table.Devices[0] == "NVIDIA H100 80GB HBM3" {
+				assert.Equal(t, tuning.Estimated, r.Source, "%s, %s between %d ranks", table.Name, r.Collective, r.Ranks)
+			}
+		}
+	}
+	assert.Nil(t, tuning.Shipped("NVIDIA H200", tuning.LinkPCIe), "cards whose links are not NVLink go by a model")
+	assert.Nil(t, tuning.Shipped("NVIDIA H100 PCIe", ""))
+	assert.Nil(t, tuning.Shipped("NVIDIA A100-SXM4-80GB", tuning.LinkNVLink))
+}
+
+// TestTextIsRead: what is written is read again as the same, and the shipped files are as they would be written.
+func TestTextIsRead(t *testing.T) {
+	files, err := filepath.Glob("tables/*.json")
+	require.NoError(t, err)
+	require.Len(t, files, 3)
+	for _, file := range files {
+		table, text, err := tuning.Read(file)
+		require.NoError(t, err)
+		again, err := table.Text()
+		require.NoError(t, err)
+		assert.Equal(t, string(text), string(again), file)
+	}
+	model := tuning.Model(tuning.LinkPCIe, 5, tuning.Speed{Hop: 9, Bandwidth: 20}, true)
+	text, err := model.Text()
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "model.json")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	read, _, err := tuning.Read(path)
+	require.NoError(t, err)
+	read.Name = model.Name
+	assert.Equal(t, model, read)
+}
+
+// TestMulticastWins: where memory has multicast, large all-reduces and broadcasts go by forms of it between three ranks and more, sums alone, and never a reduction that has no option to
+// keep to the order of the ranks.
+func TestMulticastWins(t *testing.T) {
+	speed := tuning.Speed{Hop: 2.2, Bandwidth: 320}
+	for name, table := range map[string]*tuning.Table{"shipped": tuning.Shipped("NVIDIA H200", ""), "model": tuning.Model(tuning.LinkNVLink, 8, speed, true)} {
+		set := &tuning.Set{Tables: []*tuning.Table{table}, Multicast: true}
+		form := func(collective, dtype string, bytes int64, usable func(*tuning.Step) bool) string {
+			step, ok := set.Choose(collective, 8, dtype, bytes, true, usable)
+			require.True(t, ok)
+			return step.Form
+		}
+		assert.Equal(t, "two_shot_multimem", form(tuning.AllReduce, "bf16", 64<<20, any), name)
+		assert.Equal(t, "one_shot_push", form(tuning.AllReduce, "bf16", 1<<10, any), name)
+		assert.Equal(t, "one_shot_multimem", form(tuning.Broadcast, "i8", 1<<20, any), name)
+		assert.Equal(t, tuning.Flow, form(tuning.AllReduce, "i32", 64<<20, any), name)
+		assert.Equal(t, tuning.Flow, form(tuning.AllReduce, "bf16", 64<<20, func(s *tuning.Step) bool { return !tuning.NeedsMulticast(s.Form) }), "%s: without such a form the other rule", name)
+		set.Multicast = false
+		assert.Equal(t, tuning.Flow, form(tuning.AllReduce, "bf16", 64<<20, any), name)
+		for _, r := range table.Rules {
+			for _, s := range r.Steps {
+				assert.False(t, tuning.NeedsMulticast(s.Form) && (!r.Multicast || r.Collective != tuning.AllReduce && r.Collective != tuning.Broadcast), "%s: %+v", name, r)
+			}
+		}
+	}
+}

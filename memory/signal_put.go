@@ -1,0 +1,105 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// putSignalBytes is how many bytes at most PutSignal moves by the kernel that signals. Up to there its one block of threads is faster than a
+// copy of the device's with a launch behind it: see docs/hardware.md.
+const putSignalBytes = 64 << 10
+
+// mostPutLaunches is how many launches of PutSignal are kept for the next ones like them. Preparing takes some microseconds, and a program puts
+// the same few pieces again and again.
+const mostPutLaunches = 256
+
+// putKey is what a launch of PutSignal does.
+type putKey struct {
+	peer, channel int
+	to, from      device.Ptr
+	bytes         int64
+}
+
+// putLaunches are the launches of PutSignal that are prepared.
+type putLaunches struct {
+	kernel device.Function
+
+	mu       sync.RWMutex // held for writing, nobody launches any of them
+	closed   bool
+	prepared map[putKey]device.PreparedLaunch
+	order    []putKey // the oldest first
+}
+
+// putSignal enqueues a copy of bytes, at most putSignalBytes, from memory of this rank to memory of peer, and a signal to peer on channel behind
+// it.
+func (d *deviceSignals) putSignal(s device.Stream, peer, channel int, to, from device.Ptr, bytes int64) error {
+	key := putKey{peer: peer, channel: channel, to: to, from: from, bytes: bytes}
+	c := &d.puts
+	for {
+		c.mu.RLock()
+		if prepared, ok := c.prepared[key]; ok {
+			defer c.mu.RUnlock()
+			return prepared.Launch(s)
+		}
+		c.mu.RUnlock()
+		if err := d.preparePut(key); err != nil {
+			return err
+		}
+	}
+}
+
+// preparePut prepares a launch, in the place of the oldest if there are many.
+func (d *deviceSignals) preparePut(key putKey) error {
+	c := &d.puts
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return fmt.Errorf("signals: %w", errs.ErrClosed)
+	}
+	if _, ok := c.prepared[key]; ok {
+		return nil
+	}
+	params := d.params
+	params.Index, params.Peer = uint32(key.channel), uint32(key.peer)
+	params.Out[0], params.In[0], params.Count = uint64(key.to), uint64(key.from), uint64(key.bytes)
+	// A thread for 16 bytes.
+	threads := uint32(min(max(key.bytes/16, 32), ptx.MaxPutThreads)+31) / 32 * 32
+	prepared, err := c.kernel.Prepare(device.Launch{
+		Grid: [3]uint32{1}, Block: [3]uint32{threads}, Overlap: d.overlap, Params: [][]byte{params.Bytes()},
+		FaultCell: &device.FaultCellParam{Word: d.fault, Offset: ptx.FaultOffset},
+	})
+	if err != nil {
+		return err
+	}
+	if c.prepared == nil {
+		c.prepared = map[putKey]device.PreparedLaunch{}
+	}
+	c.prepared[key] = prepared
+	c.order = append(c.order, key)
+	if len(c.order) <= mostPutLaunches {
+		return nil
+	}
+	oldest := c.order[0]
+	c.order = c.order[1:]
+	err = c.prepared[oldest].Close() // what was launched still runs
+	delete(c.prepared, oldest)
+	return err
+}
+
+// close releases the launches.
+func (c *putLaunches) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	var err error
+	for _, key := range c.order {
+		err = errors.Join(err, c.prepared[key].Close())
+	}
+	c.prepared, c.order = nil, nil
+	return err
+}
