@@ -998,8 +998,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "gets put", tests: inSuite,
-		old: "\tif op == backend.Write {\n\t\treturn s.Copy(remote, local, bytes)",
-		new: "\tif op == backend.Read {\n\t\treturn s.Copy(remote, local, bytes)",
+		old: "\tif op == backend.Write {\n\t\treturn enqueue(remote, local)",
+		new: "\tif op == backend.Read {\n\t\treturn enqueue(remote, local)",
 	},
 	{
 		file: "memory/transfer.go", why: "copies to closed windows", tests: inSuite,
@@ -1620,13 +1620,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal does not signal", tests: inTensor,
-		old: "\treturn sig.signal(s, peer, channel)\n",
-		new: "\t_ = sig\n\treturn nil\n",
+		old: "\t}\n\treturn sig.signal(s, peer, channel)\n}\n\n// Copy",
+		new: "\t}\n\treturn nil\n}\n\n// Copy",
 	},
 	{
 		file: "memory/transfer.go", why: "a put whose signal is refused is put all the same", tests: inTensor,
-		old: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n",
-		new: "\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n",
+		old: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn err\n\t}\n",
+		new: "\tsig, err := m.signalsFor(\"PutSignal\", s, peer, channel)\n\tif err != nil {\n\t\treturn errors.Join(m.Copy(s, backend.Write, peer, w, offset, local, bytes), err)\n\t}\n",
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
