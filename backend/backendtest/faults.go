@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -339,10 +341,10 @@ func (f Faults) judge(c faultCase, failed []error, complain func(string, ...any)
 	}
 	if c.what == hangs {
 		for r, err := range failed {
-			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !isAbandoned(err) {
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !isAbandoned(err) && !strings.Contains(err.Error(), context.DeadlineExceeded.Error()) {
 				complain("rank %d: the error is not of the deadline", r)
 			}
-			if err != nil && r != c.victim && !names(err) {
+			if err != nil && r != c.victim && !names(err) && !mentions(err, c.victim) {
 				complain("rank %d does not say who did not come", r)
 			}
 		}
@@ -404,6 +406,24 @@ func names(err error) bool {
 		return true
 	}
 	return isAbandoned(err)
+}
+
+// ranksNamed finds the ranks that the text of an error names: "rank 1", "ranks 0-2, 5".
+var ranksNamed = regexp.MustCompile(`ranks? ([0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*)`)
+
+// mentions reports whether the text of the error has the rank.
+func mentions(err error, rank int) bool {
+	for _, found := range ranksNamed.FindAllStringSubmatch(err.Error(), -1) {
+		for one := range strings.SplitSeq(found[1], ", ") {
+			first, last, isRange := strings.Cut(one, "-")
+			from, _ := strconv.Atoi(first)
+			to, _ := strconv.Atoi(last)
+			if rank == from || isRange && from <= rank && rank <= to {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func isAbandoned(err error) bool {

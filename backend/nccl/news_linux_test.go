@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // TestFailureIsTold: a call that takes all ranks and fails on one ends on the others long before their deadline, with an error that names the call and
@@ -88,5 +92,50 @@ func TestFailureIsTold(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestFailedRunIsTold: a run that one rank cannot enqueue, which the kernels of the others would wait for without a bound, ends on all ranks, with an
+// error that names the call and the rank. Prepared again, the all-reduce runs.
+func TestFailedRunIsTold(t *testing.T) {
+	const victim = 1
+	for _, form := range []string{plainForm, symmetricForm} {
+		t.Run(form, func(t *testing.T) {
+			m := newMachine(3)
+			var failing atomic.Bool
+			m.fail = func(call string, rank, _ int) nccl.Result {
+				if call == "ncclAllReduce" && rank == victim && failing.CompareAndSwap(true, false) {
+					return nccl.InternalError
+				}
+				return nccl.Success
+			}
+			run := func(p backend.PreparedAllReduce, s device.Stream) error {
+				return errors.Join(p.Enqueue(s), s.Synchronize(t.Context()))
+			}
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(_ *Backend, mem *memory.Memory) error {
+					err := reduceBy(ctx, g, mem, form, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+						if err := errors.Join(run(p, s), g.Barrier(ctx, "ran")); err != nil {
+							return err
+						}
+						failing.Store(true)
+						if err := g.Barrier(ctx, "failing"); err != nil {
+							return err
+						}
+						switch err := run(p, s); {
+						case err == nil:
+							return fmt.Errorf("rank %d has no error", g.Rank())
+						case !strings.Contains(err.Error(), "ncclAllReduce returned"):
+							return fmt.Errorf("rank %d does not name the call: %w", g.Rank(), err)
+						case g.Rank() != victim && !strings.Contains(err.Error(), fmt.Sprintf("rank %d", victim)):
+							return fmt.Errorf("rank %d does not name the rank: %w", g.Rank(), err)
+						}
+						return g.Barrier(ctx, "failed")
+					})
+					return errors.Join(err, reduceBy(ctx, g, mem, form, 10, run))
+				})
+			}))
+			m.requireClean(t)
+		})
 	}
 }

@@ -222,7 +222,11 @@ func TestFaults(t *testing.T) {
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: map[string]string{
 			"cuCtxPushCurrent": "in the end: that NVSHMEM could not be ended is logged, and opening it again says so",
-			"nvshmemx_mc_ptr": "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
+			"nvshmem_ptr/4":    "so the library says that memory which is adopted is not of its heap",
+			"nvshmemx_mc_ptr":  "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
+		},
+		Late: map[string]string{
+			"cuCtxPushCurrent": "a context that is lost just before a call which takes all PEs: the others are bound by the timeout of NVSHMEM's calls",
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent": noContext, "cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps,

@@ -102,7 +102,7 @@ func (m *mapping) locate(a *allocation, all []ask, base int64) {
 }
 
 // noneThere is why NVSHMEM has no multicast address for memory of the heap.
-const noneThere = "NVSHMEM has no multicast address for it: the GPUs have no NVLink multicast, or it could not be set up"
+const noneThere = "NVSHMEM has no multicast address for it (nvshmemx_mc_ptr): the GPUs have no NVLink multicast, or it could not be set up"
 
 // findMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap. NVSHMEM has made its multicast objects
 // with the heap, so this makes none.

@@ -169,7 +169,11 @@ func (s *Stream) EndCapture() (device.Graph, error) {
 			reason = "a stream that joined the capture was not joined back, so it is discarded; before EndCapture record an event " +
 				"behind the last work of each such stream, and wait for it in the stream that began"
 		}
-		return nil, &device.CaptureError{Op: call, Reason: reason, Err: s.dev.drv.Check("cuStreamEndCapture", r)}
+		err := s.dev.drv.Check("cuStreamEndCapture", r)
+		if s.captures() {
+			err = errors.Join(err, s.discardCapture())
+		}
+		return nil, &device.CaptureError{Op: call, Reason: reason, Err: err}
 	}
 	g, err := s.newGraph(c, handle)
 	if err != nil {
@@ -185,18 +189,38 @@ func (s *Stream) abandon(c *capture) {
 	}
 	c.end()
 	c.parts.drop(s.dev)
-	drv := s.dev.drv
 	if err := s.dev.push(); err != nil {
 		s.dev.log.Debug("abandoning a capture failed", "error", err)
 		return
 	}
 	defer s.dev.pop()
+	if err := s.discardCapture(); err != nil {
+		s.dev.log.Debug("abandoning a capture failed", "error", err)
+	}
+}
+
+// captures reports whether the driver says that the stream still captures, after a call that should have ended it. A stream that went on so could neither
+// be waited for nor closed.
+func (s *Stream) captures() bool {
+	ask := s.dev.drv.StreamGetCaptureInfo
+	if ask == nil {
+		return false
+	}
+	var status int32
+	var id, count uint64
+	var graph cu.GraphHandle
+	var deps *cu.GraphNodeHandle
+	var edges *cu.GraphEdgeData
+	return ask(s.handle, &status, &id, &graph, &deps, &edges, &count) == cu.Success && status != 0
+}
+
+// discardCapture ends the capture, and destroys the graph if there is one. The device's context is current.
+func (s *Stream) discardCapture() error {
+	drv := s.dev.drv
 	var handle cu.GraphHandle
 	err := drv.Check("cuStreamEndCapture", drv.StreamEndCapture(s.handle, &handle))
 	if handle != 0 {
 		err = errors.Join(err, drv.Check("cuGraphDestroy", drv.GraphDestroy(handle)))
 	}
-	if err != nil {
-		s.dev.log.Debug("abandoning a capture failed", "error", err)
-	}
+	return err
 }

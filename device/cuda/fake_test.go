@@ -536,6 +536,9 @@ func (f *fake) driver() *cu.Driver {
 		return cu.Success
 	}
 	d.StreamGetCaptureInfo = func(s cu.StreamHandle, status *int32, id *uint64, g *cu.GraphHandle, _ **cu.GraphNodeHandle, _ **cu.GraphEdgeData, n *uint64) cu.Result {
+		if *status = 0; f.streams[s].graph == nil {
+			return cu.Success
+		}
 		*status = cu.CaptureStatusActive
 		*g = cu.GraphHandle(s) // the graph has no handle yet; GraphAddChildGraphNode knows
 		return cu.Success
