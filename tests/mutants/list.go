@@ -2024,6 +2024,36 @@ var mutants = []mutant{
 		new: "if same && false && o.Collective",
 	},
 	{
+		file: "kernels/table.go", why: "tables: their number of blocks is not a plan's", tests: []stage{openTests},
+		old: "if asked == 0 || table > 0 && table < asked {",
+		new: "if false {",
+	},
+	{
+		file: "kernels/table.go", why: "tables: auto does not go on without multicast objects", tests: []stage{openTests},
+		old: "\treturn err != nil && a.NeedsMulticast()",
+		new: "\treturn false && a.NeedsMulticast()",
+	},
+	{
+		file: "kernels/table.go", why: "tables: operations without push forms go by the rules for sums", tests: []stage{kernelTests},
+		old: "\t\tl.dtype = \"\" //",
+		new: "\t\t//",
+	},
+	{
+		file: "kernels/allreduce.go", why: "tables: whoever asks for a form and who leaves it to auto are alike", tests: []stage{openTests},
+		old: "\t\ts.Parameters += \", chosen by auto\" //",
+		new: "\t\t//",
+	},
+	{
+		file: "kernels/table.go", why: "tables: their lap is not a plan's", tests: []stage{kernelTests},
+		old: "lap: int64(step.LapBytes)}, true",
+		new: "lap: 0}, true",
+	},
+	{
+		file: "cmd/symmem/internal/tune/table.go", why: "tables: what is not whole vectors goes by what was measured of such", tests: []stage{{"cmd/symmem/internal/tune", ".", usual}},
+		old: "bytes, whole, func(*tuning.Step) bool { return true })",
+		new: "bytes, true, func(*tuning.Step) bool { return true })",
+	},
+	{
 		file: "tuning.go", why: "ranks may have different tables", tests: []stage{openTests},
 		old: "if r.Digest == all[0].Digest {",
 		new: "if r.Digest == all[0].Digest || true {",
@@ -2036,7 +2066,7 @@ var mutants = []mutant{
 	{
 		file: "tuning.go", why: "unequal GPUs go by the table of rank 0's", tests: []stage{openTests},
 		old: "if shipped != nil && !shipped.For(name, link) {",
-		new: "if shipped != nil && !shipped.For(names[0], link) {",
+		new: "if shipped != nil && name == \"\" {",
 	},
 	{
 		file: "kernels/choose.go", why: "laps are not aligned", tests: inPlans,
