@@ -44,7 +44,7 @@ func openStore(t *testing.T, url, name string, ttl time.Duration) durable.Store 
 
 func requireCondition(t *testing.T, err error, want durable.Condition) {
 	t.Helper()
-	var failed *durable.Error
+	var failed *durable.StoreError
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, want, failed.Condition, failed.Error())
 	require.ErrorIs(t, err, ErrUnavailable)

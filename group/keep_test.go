@@ -64,7 +64,7 @@ func memoryPlaceOf(u, name string) *memoryPlace {
 
 func (s *memoryStore) own() error {
 	if s.place.owner != s {
-		return &durable.Error{Op: "keeping", URL: "memory://", Condition: durable.Replaced}
+		return &durable.StoreError{Op: "keeping", URL: "memory://", Condition: durable.Replaced}
 	}
 	return nil
 }
@@ -239,14 +239,14 @@ func TestServiceStartedAgain(t *testing.T) {
 							p.mu.Lock()
 							p.commit = func() error {
 								if left--; left < 0 {
-									return &durable.Error{Op: "keeping", URL: "memory://", Condition: durable.Full}
+									return &durable.StoreError{Op: "keeping", URL: "memory://", Condition: durable.Full}
 								}
 								return nil
 							}
 							p.mu.Unlock()
 							select {
 							case err := <-s.ended:
-								var failed *durable.Error
+								var failed *durable.StoreError
 								if assert.ErrorAs(t, err, &failed) {
 									assert.Equal(t, durable.Full, failed.Condition)
 								}
@@ -556,7 +556,7 @@ func TestKeptRefuses(t *testing.T) {
 		place.mu.Unlock()
 		o := s.opts
 		o.Listener = listenLoopback(t)
-		var damaged *durable.Error
+		var damaged *durable.StoreError
 		require.ErrorAs(t, Serve(ctx, &o), &damaged, name)
 		require.Equal(t, durable.Damaged, damaged.Condition, name)
 		require.ErrorIs(t, damaged, errs.ErrUnavailable)
@@ -610,7 +610,7 @@ func TestTwoServices(t *testing.T) {
 		}) {
 			require.Errorf(t, err, "rank %d", rank)
 		}
-		var replaced *durable.Error
+		var replaced *durable.StoreError
 		require.ErrorAs(t, s.wait(), &replaced)
 		require.Equal(t, durable.Replaced, replaced.Condition)
 		require.NoError(t, <-second, "no rank has come back, so the job is over")

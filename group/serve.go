@@ -32,7 +32,7 @@ const servedLook = 50 * time.Millisecond
 // store, and the other ends. A job that is over leaves nothing in the store; one that was given up is forgotten there some time after its
 // ranks have stopped waiting. To start a job anew before that, count Restart up.
 //
-// If the store takes no more, or does not answer in time, Serve ends with a [*durable.Error].
+// If the store takes no more, or does not answer in time, Serve ends with a [*durable.StoreError].
 func Serve(ctx context.Context, opts *Options) (err error) {
 	const op = "Serve"
 	o, err := opts.checkedFor(op)
@@ -135,7 +135,7 @@ func recall(ctx context.Context, h *hub, o *Options) (*keeper, error) {
 	h.keeper = newKeeper(store, bound, o.Logger)
 	h.keeper.restored = len(kept) > 0
 	if err := h.restore(kept); err != nil {
-		err = &durable.Error{Op: "reading the state of job " + quoteJob(o.Job), URL: durable.Redacted(o.Store), Condition: durable.Damaged, Err: err}
+		err = &durable.StoreError{Op: "reading the state of job " + quoteJob(o.Job), URL: durable.Redacted(o.Store), Condition: durable.Damaged, Err: err}
 		return nil, errors.Join(err, h.keeper.end(ctx, false))
 	}
 	if n := len(h.awaited()); n > 0 {

@@ -31,7 +31,7 @@ type Change struct {
 }
 
 // Store keeps keys and values for one job. It has one user: whoever opens the same store after it takes it away, and then every call of this one is
-// ErrReplaced. Its methods are called by one goroutine. Each ends with its context, at the latest a moment later, and returns an [*Error].
+// ErrReplaced. Its methods are called by one goroutine. Each ends with its context, at the latest a moment later, and returns an [*StoreError].
 type Store interface {
 	// Load returns all that is kept.
 	Load(ctx context.Context) (map[string][]byte, error)
@@ -80,7 +80,7 @@ func Schemes() []string {
 }
 
 // Open opens the store of a URL such as etcd://10.0.0.1:2379,10.0.0.2:2379/symmem. It is ErrInvalid if that is no URL, or of a kind that this program
-// has not; other errors are the kind's own, [*Error] among them.
+// has not; other errors are the kind's own, [*StoreError] among them.
 func Open(ctx context.Context, text string, opts Options) (Store, error) {
 	const op = "opening a store"
 	u, err := url.Parse(text)
@@ -158,8 +158,8 @@ func (c Condition) advice() string {
 	return ""
 }
 
-// Error says what is wrong with a store. It is ErrUnavailable.
-type Error struct {
+// StoreError says what is wrong with a store. It is ErrUnavailable.
+type StoreError struct {
 	Op        string    // what was done: "keeping the state of the job"
 	URL       string    // without secrets
 	Condition Condition // what is wrong, for programs
@@ -167,7 +167,7 @@ type Error struct {
 }
 
 // Error says what was done, where, what is wrong and what to do.
-func (e *Error) Error() string {
+func (e *StoreError) Error() string {
 	text := fmt.Sprintf("%s in %s: %v", e.Op, e.URL, e.Condition)
 	if e.Err != nil {
 		text += fmt.Sprintf(" (%v)", e.Err)
@@ -175,8 +175,8 @@ func (e *Error) Error() string {
 	return text + "; " + e.Condition.advice()
 }
 
-// Is reports that an Error is ErrUnavailable.
-func (e *Error) Is(target error) bool { return target == errs.ErrUnavailable }
+// Is reports that a StoreError is ErrUnavailable.
+func (e *StoreError) Is(target error) bool { return target == errs.ErrUnavailable }
 
 // Unwrap returns what the store said.
-func (e *Error) Unwrap() error { return e.Err }
+func (e *StoreError) Unwrap() error { return e.Err }

@@ -504,5 +504,5 @@ func (s *store) failure(op string, err error) error {
 	case c == codes.ResourceExhausted:
 		condition = durable.Full
 	}
-	return &durable.Error{Op: op, URL: s.where, Condition: condition, Err: err}
+	return &durable.StoreError{Op: op, URL: s.where, Condition: condition, Err: err}
 }
