@@ -31,6 +31,7 @@
 //   - group.PeerLostError: a rank is gone; group.MissingRanksError, group.AbandonedError: ranks did not come in time
 //   - group.ConnectError, group.RefusedError: there is no rendezvous service, or it will not have this rank
 //   - group.QuotaError, group.FileLimitError: more was asked for than the service keeps, or than files that may be open
+//   - durable.Error: the store of a rendezvous service is full, does not answer, or is not its own any more
 //   - symmem.ArgumentError: a refused argument or setting
 //   - backend.RefusedError: no backend can be used; symmem.LoadError, symmem.SymbolError, symmem.CallError, symmem.StuckError: what
 //     a native library lacks, has answered, or has not done in time

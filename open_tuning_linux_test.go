@@ -219,7 +219,7 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 	}
 	ranks, err := onGPUs(t, "", "NVIDIA H200", "NVIDIA H200")
 	require.NoError(t, err)
-	assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-22)", names(ranks))
+	assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-23)", names(ranks))
 	closeRanks(t, ranks)
 
 	for _, unlike := range [][]string{{"NVIDIA B200", "NVIDIA B200"}, {"NVIDIA H200", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"}, {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}} {
@@ -233,7 +233,7 @@ func TestOpenTuningOfGPUs(t *testing.T) {
 				subs[r.Rank()], err = r.Sub(t.Context(), []int{0, 1})
 				return err
 			})
-			assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-22)", names(subs))
+			assert.Equal(t, "the shipped table of NVIDIA H200 (2026-11-23)", names(subs))
 			closeRanks(t, subs)
 		} else {
 			subs := make([]*symmem.Rank, 2)
@@ -404,6 +404,11 @@ func TestOpenAutoWithMulticast(t *testing.T) {
 		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.TwoShotMultimem})
 		if !errors.Is(err, symmem.ErrNoMemory) {
 			wrong = errors.Join(wrong, fmt.Errorf("a form that was asked for: %v, %w", p, err))
+		}
+		// Whoever asks for the form would not come along to another one: that is told before anything is tried.
+		p, err = kernels.NewAllReduce(ctx, made[1], kernels.Sum, &kernels.AllReduceOptions{Algorithm: []kernels.Algorithm{kernels.Auto, kernels.OneShotMultimem, kernels.Auto}[r.Rank()]})
+		if !errors.Is(err, symmem.ErrMismatch) {
+			wrong = errors.Join(wrong, fmt.Errorf("a form that one rank has asked for: %v, %w", p, err))
 		}
 		r.Memory().SetTuning(home)
 		return errors.Join(wrong, made[1].Close(ctx), made[0].Close(ctx))

@@ -64,6 +64,9 @@ type Config struct {
 	// RendezvousFD is the descriptor of a socket that already listens at RendezvousAddr and that rank 0 has inherited;
 	// -1 if there is none.
 	RendezvousFD int `mapstructure:"rendezvous-fd"`
+	// RendezvousStore is the URL of a store in which a rendezvous service outside of the ranks keeps the state of the job, as symmem rendezvous does;
+	// ranks do not use it. It may have a password.
+	RendezvousStore Secret `mapstructure:"rendezvous-store"`
 	// Job names the job, so that ranks of two jobs never meet in one group; "" takes it from the launcher.
 	Job string `mapstructure:"job"`
 	// Restart counts how often the job was restarted; ranks of an earlier attempt are refused.

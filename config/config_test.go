@@ -92,6 +92,7 @@ var samples = map[string][2]struct {
 	"unprotected-network": {{"refuse", "refuse"}, {"ALLOW", "allow"}},
 	"channels":            {{"1", 1}, {"1024", 1024}},
 	"rendezvous-served":   {{"true", true}, {"1", true}},
+	"rendezvous-store":    {{"etcd://10.0.0.1:2379/jobs", config.NewSecret("etcd://10.0.0.1:2379/jobs")}, {"etcds://host:1/x", config.NewSecret("etcds://host:1/x")}},
 	"max-blocks":          {{"1", 1}, {"32", 32}},
 	"tuning":              {{"table.json", "table.json"}, {"/etc/symmem/h200.json", "/etc/symmem/h200.json"}},
 	"log-level":           {{"debug", "debug"}, {"WARN", "warn"}},

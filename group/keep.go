@@ -43,6 +43,8 @@ type keeper struct {
 	quit   chan struct{}
 	ended  chan struct{}
 
+	restored bool // there was a service before
+
 	mu      sync.Mutex
 	changes [][]durable.Change
 	news    []func() // for when the changes are kept

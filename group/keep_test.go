@@ -17,8 +17,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -493,6 +495,30 @@ func TestLeaveWithoutService(t *testing.T) {
 	require.NoError(t, s.wait())
 }
 
+// TestGoodbyeBeforeTheEnd: ranks whose goodbye was the last thing that a service has kept learn from the next one that they have left.
+func TestGoodbyeBeforeTheEnd(t *testing.T) {
+	ctx := testContext(t)
+	store := "memory://here/" + uniqueJob()
+	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: store})
+	groups := s.join()
+	require.ErrorAs(t, s.end(), new(*MissingRanksError))
+	place := memoryPlaceOf(store, s.opts.Job+"\x000")
+	place.mu.Lock()
+	for rank := range 2 {
+		var kept pb.KeptRank
+		require.NoError(t, proto.Unmarshal(place.kept[rankKey(rank)], &kept))
+		kept.State = uint32(rankLeft)
+		place.kept[rankKey(rank)] = put(rankKey(rank), &kept).Value
+	}
+	place.mu.Unlock()
+	ends := make(chan []error, 1)
+	go func() { ends <- onAll(groups, func(g *Group) error { return g.Close(ctx) }) }()
+	time.Sleep(50 * time.Millisecond) // so that they say goodbye in vain
+	s.start(nil)
+	requireNone(t, <-ends)
+	require.NoError(t, s.wait())
+}
+
 // TestKeptRefuses: who comes to a job that goes on, and is none of its ranks, is refused, and a job that does not fit what is kept does not start.
 func TestKeptRefuses(t *testing.T) {
 	ctx := testContext(t)
@@ -599,9 +625,5 @@ func breakLink(t *testing.T, g *Group) {
 	t.Helper()
 	r, ok := g.session.transport.(*remote)
 	require.True(t, ok)
-	r.mu.Lock()
-	l := r.link
-	r.kept = false // it does not come again
-	r.mu.Unlock()
-	require.NoError(t, l.socket.Close())
+	r.cancel() // it does not come again
 }

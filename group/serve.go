@@ -81,6 +81,8 @@ func Serve(ctx context.Context, opts *Options) (err error) {
 		switch {
 		case len(present) > 0 || len(absent) == o.WorldSize:
 			alone = time.Time{}
+		case len(absent) == 0 && k != nil && k.restored && time.Since(started) < returnTime:
+			// A rank that has left may not know yet that it has: it comes again to be told.
 		case len(absent) == 0:
 			over = true
 			if err := k.flush(ctx); err != nil {
@@ -131,6 +133,7 @@ func recall(ctx context.Context, h *hub, o *Options) (*keeper, error) {
 		return nil, errors.Join(fmt.Errorf("serving the rendezvous of job %s: %w", quoteJob(o.Job), err), store.Close())
 	}
 	h.keeper = newKeeper(store, bound, o.Logger)
+	h.keeper.restored = len(kept) > 0
 	if err := h.restore(kept); err != nil {
 		err = &durable.Error{Op: "reading the state of job " + quoteJob(o.Job), URL: durable.Redacted(o.Store), Condition: durable.Damaged, Err: err}
 		return nil, errors.Join(err, h.keeper.end(ctx, false))

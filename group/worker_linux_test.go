@@ -208,7 +208,7 @@ func reports(t *testing.T, workers []*worker, victim int) []workerReport {
 
 // TestKill kills a rank while the others wait for it, and sees how long it takes until they know.
 func TestKill(t *testing.T) {
-	for _, role := range []string{"all-gather", "get", "exchange", "lost"} {
+	for _, role := range []string{"all-gather", "get", "exchange", "islands", "lost"} {
 		for _, victim := range []int{2, 0} {
 			t.Run(fmt.Sprintf("%s/victim=%d", role, victim), func(t *testing.T) {
 				t.Parallel()

@@ -9,7 +9,6 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
-	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -31,7 +30,7 @@ type AllReduceOptions struct {
 	// Out takes the result, of the same dtype and number of elements as the input, with its rendezvous behind it; it must
 	// not overlap the input in part. Nil: in place.
 	Out tensor.SymmetricTensor
-	// Algorithm is the form; Auto by default, which takes what tables say is the fastest ([memory.Memory.Tuning]). Of messages of 1 GiB and more between 2 to 4
+	// Algorithm is the form; Auto by default, which takes what tables say is the fastest ([github.com/symmem/symmem/memory.Memory.Tuning]). Of messages of 1 GiB and more between 2 to 4
 	// H200 that is Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
@@ -80,8 +79,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 			return opts.RankOrder && !a.RankOrder() || slices.Contains(avoided, a)
 		})
 		p, err := newAllReduce(ctx, c, t, out, op, opts)
-		_, large := errors.AsType[*memory.WorkspaceError](err)
-		if asked != Auto || slices.Contains(avoided, c.algorithm) || !(large && c.algorithm == Transfers) && !avoidable(c.algorithm, err) {
+		if asked != Auto || slices.Contains(avoided, c.algorithm) || !avoidable(c.algorithm, err) {
 			return p, err
 		}
 		t.Memory().Logger().Info("a form of all-reduce cannot be had; auto takes another one", "form", c.algorithm, "bytes", t.Bytes(), "error", err)
@@ -140,6 +138,9 @@ func (a *allReduce) spec() collective.Spec {
 		Tensors:    []tensor.SymmetricTensor{a.in, a.out},
 		Parameters: fmt.Sprintf("at most %d blocks, in rank order %t", a.maxBlocks, a.rankOrder),
 		Program:    &collective.Program{Build: func(context.Context, *collective.Builder) error { return nil }},
+	}
+	if a.opts != nil && a.opts.Algorithm == Auto {
+		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
 	}
 	if s.Failure = a.check(s.Name); s.Failure != nil || a.in.Bytes() == 0 {
 		return s

@@ -121,7 +121,7 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 	}
 	for {
 		p, err := m.planOnce(ctx, f)
-		if m.opts.Algorithm != Auto || !avoidable(m.algorithm, err) {
+		if m.opts.Algorithm != Auto || slices.Contains(m.avoided, m.algorithm) || !avoidable(m.algorithm, err) {
 			return p, err
 		}
 		m.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
@@ -141,6 +141,9 @@ func (m *maker) planOnce(ctx context.Context, f collectiveForm) (*Plan, error) {
 	}
 	s.Name = fmt.Sprintf("%s, %s", f.describe(), m.algorithm)
 	s.Parameters = fmt.Sprintf("at most %d blocks, in one tensor %t", m.maxBlocks, m.inPlace())
+	if m.opts.Algorithm == Auto {
+		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
+	}
 	if s.Tensors = []tensor.SymmetricTensor{m.in, m.out}; m.inPlace() {
 		s.Tensors = []tensor.SymmetricTensor{m.whole} // of which the other is a part, at another place on each rank
 	}

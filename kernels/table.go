@@ -106,8 +106,12 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 // castable reports whether memory can have multicast addresses, as far as it is known. What takes that away takes it away on every rank.
 func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabilities().Multicast }
 
-// avoidable reports whether a form that Auto has taken failed for what only that form needs, on every rank: multicast addresses.
+// avoidable reports whether a form that Auto has taken failed for what only that form needs, on every rank: multicast addresses, or the large workspace of
+// transfers.
 func avoidable(a Algorithm, err error) bool {
+	if _, large := errors.AsType[*memory.WorkspaceError](err); large && a == Transfers {
+		return true
+	}
 	return err != nil && a.NeedsMulticast() && a.form() == nil && (errors.Is(err, errs.ErrUnsupported) || errors.Is(err, errs.ErrNoMemory)) && !errors.Is(err, errs.ErrMismatch)
 }
 

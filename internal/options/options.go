@@ -79,7 +79,7 @@ var declared struct {
 // Reserved are the keys of package config, and variables that look like one in the environment: no option may have such a name. A test of package
 // config compares the list with the keys.
 var Reserved = []string{
-	"backend", "rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd", "rendezvous-served", "job", "restart", "token",
+	"backend", "rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-fd", "rendezvous-served", "rendezvous-store", "job", "restart", "token",
 	"timeout", "kernel-timeout", "liveness-timeout", "device", "share-device", "multicast", "net-devices", "unprotected-network", "channels", "max-blocks", "tuning",
 	"log-level", "config", "cuda-library",
 }

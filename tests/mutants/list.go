@@ -76,8 +76,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
-		old: "\tif own, ok := m.transferrer(peer); ok {\n\t\treturn m.copies",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(peer); ok {\n\t\treturn m.copies",
+		old: "\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\tif own, ok := m.transferrer(w.near[peer]); ok {\n\t\treturn m.copies",
 	},
 	{
 		file: "collective/host.go", why: "a recorded run does nothing", tests: inCollective,
@@ -1185,8 +1185,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a recorded send does not signal", tests: inPlans,
-		old: "\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
-		new: "\n\t\treturn nil\n",
+		old: "(*recordedSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
+		new: "(*recordedSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn nil\n",
 	},
 	{
 		file: "memory/send.go", why: "a send signals before it puts", tests: inPlans,
@@ -1195,8 +1195,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a send over a library signals without waiting for its put", tests: inPlans,
-		old: "\t\tpart.sent = part.put == nil\n\t\tif part.sent {\n\t\t\tw.signal(part)\n\t\t\tcontinue\n\t\t}\n\t\trun, err := part.put.Start()\n\t\tif part.run = run; err != nil {\n\t\t\tw.fail(part, err)\n\t\t}",
-		new: "\t\tw.signal(part)\n\t\tif part.put != nil {\n\t\t\t_, _ = part.put.Start()\n\t\t}",
+		old: "\tif part.sent = part.put == nil; part.sent {\n\t\tw.signal(part)\n\t\treturn\n\t}\n\trun, err := part.put.Start()\n\tif part.run = run; err != nil {\n\t\tw.fail(part, err)\n\t}",
+		new: "\tw.signal(part)\n\tif part.put != nil {\n\t\t_, _ = part.put.Start()\n\t}",
 	},
 	{
 		file: "memory/send.go", why: "sends into a workspace go to the beginning of its block", tests: inPlans,
@@ -1220,8 +1220,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
-		old: "\t\t\tif side.gone.Load() {\n",
-		new: "\t\t\tif false {\n",
+		old: "\t\tif side.gone.Load() {\n",
+		new: "\t\tif false {\n",
 	},
 	{
 		file: "memory/send.go", why: "a send that was cut off is not told", tests: inSends,
@@ -1665,7 +1665,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "tensor/tensor.go", why: "peer tables of slices without elements have addresses", tests: inTensor,
-		old: "\t\tif t.bytes == 0 {\n\t\t\tp = 0\n\t\t}\n\t\twords",
+		old: "\t\tif t.bytes == 0 || err != nil {\n\t\t\tp = 0\n\t\t}\n\t\twords",
 		new: "\t\twords",
 	},
 	{

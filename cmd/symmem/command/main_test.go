@@ -18,6 +18,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	_ "github.com/symmem/symmem/backend/all" // as the command has them
 	"github.com/symmem/symmem/config"
+	_ "github.com/symmem/symmem/group/durable/etcd" // likewise
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/options"
 	"github.com/symmem/symmem/kernels"

@@ -89,7 +89,7 @@ func TestJSONOnly(t *testing.T) {
 // TestRefusedFlags: what a command that starts ranks gives each rank itself, it refuses, and so does not show.
 func TestRefusedFlags(t *testing.T) {
 	values := map[string]string{"rank": "0", "world-size": "2", "local-rank": "0", "local-world-size": "2", "launcher": "none",
-		"rendezvous-addr": "127.0.0.1:7", "rendezvous-fd": "9", "rendezvous-served": "true", "restart": "1"}
+		"rendezvous-addr": "127.0.0.1:7", "rendezvous-fd": "9", "rendezvous-served": "true", "rendezvous-store": "etcd://h:1/x", "restart": "1"}
 	for _, command := range []string{"run", "verify", "bench", "tune"} {
 		help := call(t, "", environ(), command, "--help").out
 		for _, key := range settings.PlaceKeys {

@@ -22,7 +22,7 @@ import (
 )
 
 // rendezvousKeys are the settings of the service.
-var rendezvousKeys = []string{"rendezvous-addr", "world-size", "job", "restart", "token", "timeout", "liveness-timeout", "log-level"}
+var rendezvousKeys = []string{"rendezvous-addr", "rendezvous-store", "world-size", "job", "restart", "token", "timeout", "liveness-timeout", "log-level"}
 
 func (a app) rendezvousCommand() *cobra.Command {
 	var listen string
@@ -34,9 +34,13 @@ ranks find it at SYMMEM_RENDEZVOUS_ADDR, and SYMMEM_RENDEZVOUS_SERVED=true tells
 name, attempt and token are theirs. Beyond loopback addresses a token is needed.
 
 It prints the address that it listens on, which has the port if ADDR has port 0, and ends by itself when every rank has come and gone. If some have
-gone and the others do not come within the timeout, it ends with status 1. Ranks that symmem run starts need none: run hosts their rendezvous.`,
-		Example: "  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train",
-		Args:    noArgs,
+gone and the others do not come within the timeout, it ends with status 1. Ranks that symmem run starts need none: run hosts their rendezvous.
+
+With --rendezvous-store it keeps the state of the job in etcd, and when it has ended before the job, one that is started with the same flags at the
+same address goes on with it. The ranks look for it for their timeout, and are not told of anything that it would not know.`,
+		Example: "  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train\n" +
+			"  symmem rendezvous --listen 10.0.0.1:29400 --world-size 16 --job train --rendezvous-store etcd://10.0.0.2:2379/symmem",
+		Args: noArgs,
 	}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
 		cfg, err := settings.LoadForProgram(cmd.Flags(), a.Environ)
@@ -98,7 +102,7 @@ func (a app) serve(ctx context.Context, cfg config.Config, addr string) error {
 	}
 	opts := &group.Options{
 		WorldSize: cfg.WorldSize, Listener: l, Job: cfg.Job, Restart: cfg.Restart, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout,
-		Logger: logger,
+		Logger: logger, Store: cfg.RendezvousStore.Reveal(),
 	}
 	if _, err := fmt.Fprintf(a.Out, "rendezvous at %s\n", l.Addr()); err != nil {
 		return errors.Join(err, l.Close())

@@ -2,8 +2,11 @@ package command
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"sync"
 	"syscall"
 	"testing"
@@ -14,7 +17,9 @@ import (
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
+	"github.com/symmem/symmem/cmd/symmem/internal/verify"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/testneed"
 )
 
 // freeAddress is an address that nobody listens on.
@@ -101,4 +106,61 @@ func TestRendezvousRefuses(t *testing.T) {
 			assert.Contains(t, r.err, tt.says)
 		})
 	}
+}
+
+// TestRendezvousKilled: a service that keeps its state in etcd is killed, more than once, while symmem verify runs as the job's ranks; each time one is
+// started in its place, and the job ends as if nothing had happened.
+func TestRendezvousKilled(t *testing.T) {
+	if _, err := exec.LookPath("etcd"); err != nil {
+		testneed.Missing(t, "etcd", err)
+	}
+	dir, client, peer := t.TempDir(), freeAddress(t), freeAddress(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	server := exec.CommandContext(ctx, "etcd", "--data-dir", dir, "--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
+		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer, "--initial-cluster", "default=http://"+peer, "--log-level", "error")
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, server.Start())
+	defer func() { _ = server.Wait() }() // it was killed
+	defer func() { _ = server.Process.Kill() }()
+
+	const size = 3
+	addr := freeAddress(t)
+	token := "SYMMEM_TOKEN=0123456789abcdef"
+	start := func() *command {
+		return startCommand(t, environ(token, "SYMMEM_RENDEZVOUS_STORE=etcd://"+client+"/jobs"), "rendezvous", "--listen", addr, "--world-size", "3", "--job", "killed")
+	}
+	service := start()
+	ranks := make(chan []result, 1)
+	go func() {
+		ranks <- ranksOf(t, size, func(rank int) []string {
+			return []string{token, fmt.Sprint("SYMMEM_RANK=", rank), "SYMMEM_WORLD_SIZE=3", "SYMMEM_JOB=killed", "SYMMEM_RENDEZVOUS_ADDR=" + addr, "SYMMEM_RENDEZVOUS_SERVED=true"}
+		}, same("verify", "--short", "--backend", "host", "--filter", "^(agreement|put|signals)", "--json"))
+	}()
+	kills := 0
+	var ends []result
+	for ends == nil {
+		select {
+		case ends = <-ranks:
+		case <-time.After(300 * time.Millisecond):
+			if kills == 5 {
+				ends = <-ranks
+				break
+			}
+			require.NoError(t, service.cmd.Process.Kill())
+			<-service.ended
+			service = start()
+			kills++
+		}
+	}
+	for rank, r := range ends {
+		require.Equal(t, exit.OK, r.status, "rank %d: %s\n%s", rank, r.err, r.out)
+	}
+	assert.Positive(t, kills)
+	var v verify.Verification
+	require.NoError(t, json.Unmarshal([]byte(ends[0].out), &v))
+	assert.Positive(t, v.Summary.Passed)
+	assert.Zero(t, v.Summary.Failed)
+	assert.Equal(t, exit.OK, service.status(t), service.err)
+	t.Log("killed", kills, "times;", v.Summary.Passed, "cases")
 }

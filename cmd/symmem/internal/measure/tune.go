@@ -100,6 +100,7 @@ const (
 	tuneRepetition = 3 * time.Millisecond // that a repetition takes, if a run is not longer
 	mostTuneRuns   = 2000
 	hopeless       = 1.5  // times the best, at a size: a one-shot form that takes so much longer is not tried for larger messages
+	latencies      = 2    // times the smallest message: the bytes of one that takes longer matter
 	contender      = 1.05 // times the best: numbers of blocks are tried of such forms
 	leastGain      = 0.02 // of the time: less is noise, however narrow the spread
 )
@@ -146,13 +147,13 @@ func (t *tuner) run(ctx context.Context) (err error) {
 		for _, dtype := range t.dtypesOf(kind) {
 			t.spec.DType = dtype
 			for _, multicast := range t.casts(kind, dtype) {
-				tired := map[string]bool{}
+				forms := &trend{tired: map[string]bool{}}
 				for _, bytes := range t.Sizes {
 					late, err := t.late(ctx)
 					if err != nil || late {
 						return err
 					}
-					if err := t.point(ctx, kind, dtype, multicast, bytes, tired); err != nil {
+					if err := t.point(ctx, kind, dtype, multicast, bytes, forms); err != nil {
 						return fmt.Errorf("tuning %s of %s of %s: %w", kind, bytesize.Text(bytes), dtype, err)
 					}
 				}
@@ -272,8 +273,42 @@ func (t *tuner) late(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// point measures one size. tired collects the forms that are not tried any more.
-func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, bytes int64, tired map[string]bool) error {
+// trend is how forms did at smaller sizes.
+type trend struct {
+	tired  map[string]bool // that are not tried any more
+	first  float64         // the time of the fastest at the smallest size
+	before []Timed         // at the size before
+}
+
+// see looks at one size, and finds the one-shot forms that will be slow for all larger messages: those that take much longer than the fastest where messages are long enough to matter, and fall further behind.
+func (r *trend) see(all []Timed) {
+	fastest := best(all)
+	if r.first == 0 {
+		r.first = fastest.Median
+	}
+	grown := func(form string, median float64) float64 {
+		for _, c := range r.before {
+			if c.Form == form && c.Blocks == 0 {
+				return median - c.Median
+			}
+		}
+		return 0
+	}
+	least := 0.0
+	if len(r.before) > 0 {
+		least = fastest.Median - best(r.before).Median
+	}
+	for _, c := range all {
+		if strings.HasPrefix(c.Form, kernels.OneShot.String()) && c.Blocks == 0 && c.Form != fastest.Form && c.Median > hopeless*fastest.Median &&
+			fastest.Median > latencies*r.first && grown(c.Form, c.Median) > least {
+			r.tired[c.Form] = true
+		}
+	}
+	r.before = all
+}
+
+// point measures one size.
+func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, bytes int64, forms *trend) error {
 	p := Point{Collective: kind, DType: dtype, Moves: moves(kind), Multicast: multicast, Bytes: bytes}
 	choice, ok := t.inUse(kind, dtype, multicast, bytes)
 	try := func(c Candidate) (bool, error) {
@@ -292,7 +327,7 @@ func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, b
 		}
 	}
 	for _, form := range t.forms(kind, dtype, multicast) {
-		if tired[form] && form != choice.Form {
+		if forms.tired[form] && form != choice.Form {
 			continue
 		}
 		if _, err := try(t.plain(form, choice)); err != nil {
@@ -306,11 +341,7 @@ func (t *tuner) point(ctx context.Context, kind, dtype string, multicast bool, b
 		ok = false // it cannot be had here
 	}
 	fastest := best(p.All)
-	for _, c := range p.All {
-		if strings.HasPrefix(c.Form, kernels.OneShot.String()) && c.Form != fastest.Form && c.Median > hopeless*fastest.Median {
-			tired[c.Form] = true
-		}
-	}
+	forms.see(slices.Clone(p.All))
 	for _, c := range slices.Clone(p.All) {
 		if c.Median > contender*fastest.Median {
 			continue

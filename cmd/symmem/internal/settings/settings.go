@@ -47,7 +47,7 @@ var (
 
 // PlaceKeys are the settings that tell a rank its place. The launcher gives them to each rank.
 var PlaceKeys = []string{"rank", "world-size", "local-rank", "local-world-size", "launcher", "rendezvous-addr", "rendezvous-served", "rendezvous-fd",
-	"restart"}
+	"rendezvous-store", "restart"}
 
 // AddForRanks adds the settings to the flags of a command that starts ranks. PlaceKeys are hidden among them: the command refuses them,
 // with a better error than that of an unknown flag.

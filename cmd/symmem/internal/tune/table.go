@@ -63,7 +63,7 @@ func tableOf(m *measure.TunedMachine, points []measure.Point) *tuning.Table {
 	return before.Merge(t)
 }
 
-// rule makes a rule of a series. Between two sizes that were measured, the nearer one counts, and beyond the largest what was there before.
+// rule makes a rule of a series. Between two sizes that were measured, the nearer one counts, and beyond the largest that one, as far as there was one form before.
 func (s *series) rule(before *tuning.Table, ranks int) tuning.Rule {
 	r := tuning.Rule{Collective: s.collective, Ranks: ranks, DTypes: s.dtypes, Multicast: s.multicast, Source: tuning.Measured}
 	dtype := s.points[0].DType
@@ -101,11 +101,13 @@ func (s *series) rule(before *tuning.Table, ranks int) tuning.Rule {
 
 // boundary is the largest size that goes by point i: half way to the next one, in powers.
 func (s *series) boundary(i int) int64 {
-	at := float64(s.points[i].Bytes)
-	if i+1 < len(s.points) {
-		at = math.Sqrt(at * float64(s.points[i+1].Bytes))
+	if i+1 == len(s.points) {
+		return s.points[i].Bytes
 	}
-	return max(int64(at)/1024*1024, s.points[i].Bytes)
+	at := math.Sqrt(float64(s.points[i].Bytes) * float64(s.points[i+1].Bytes))
+	// In quarters of a power of two, which people can read: 24 KiB is between 16 and 32 KiB.
+	quarter := math.Exp2(math.Floor(math.Log2(at))) / 4
+	return max(int64(math.Round(at/quarter)*quarter), s.points[i].Bytes)
 }
 
 // at is the step for a message of just so many bytes.
@@ -119,10 +121,10 @@ func (s *series) at(old *tuning.Rule, bytes int64, whole bool) tuning.Step {
 		set := tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{*old}}}, Multicast: true}
 		was, _ = set.Choose(old.Collective, old.Ranks, s.points[0].DType, bytes, whole, func(*tuning.Step) bool { return true })
 	}
-	if i == len(s.points) && old != nil {
-		return was // it was not measured
-	}
 	p := s.points[min(i, len(s.points)-1)]
+	if i == len(s.points) && old != nil && (was.Form != p.Default.Form || was.Blocks != p.Default.Blocks || int64(was.LapBytes) != p.Default.Lap) {
+		return was // it was not measured, and is not what was there for the largest size that was
+	}
 	if p.Best.Candidate == p.Default.Candidate && old != nil {
 		return was
 	}

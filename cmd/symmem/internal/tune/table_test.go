@@ -61,7 +61,7 @@ func TestTableTakesWhatIsFaster(t *testing.T) {
 	m := h200()
 	push := measure.Candidate{Form: "one_shot_push"}
 	few, long := measure.Candidate{Form: "two_shot_pull", Blocks: 32}, measure.Candidate{Form: tuning.Flow, Lap: 64 << 10}
-	table := tableOf(m, []measure.Point{point(1<<20, push, few), point(256<<10, push, push), point(64<<20, measure.Candidate{Form: tuning.Flow}, long)})
+	table := tableOf(m, []measure.Point{point(1<<20, push, few), point(256<<10, push, push), point(64<<20, measure.Candidate{Form: tuning.Flow, Lap: 32 << 10}, long)})
 	text, err := table.Text()
 	require.NoError(t, err)
 	_, err = tuning.Parse("made.json", text)
@@ -74,7 +74,8 @@ func TestTableTakesWhatIsFaster(t *testing.T) {
 		assert.Equal(t, "two_shot_pull", chosen(t, table, "bf16", 8<<20, whole).Form)
 		step = chosen(t, table, "bf16", 64<<20, whole)
 		assert.EqualValues(t, 64<<10, step.LapBytes)
-		assert.Equal(t, "transfers", chosen(t, table, "bf16", 1<<30, whole).Form, "beyond what was measured")
+		assert.EqualValues(t, 64<<10, chosen(t, table, "bf16", 512<<20, whole).LapBytes, "beyond what was measured, as far as one form was the best")
+		assert.Equal(t, "transfers", chosen(t, table, "bf16", 1<<30, whole).Form, "and no further")
 		assert.Equal(t, "one_shot_push", chosen(t, table, "f32", 1<<20, whole).Form)
 	}
 }
