@@ -226,7 +226,8 @@ func TestFaults(t *testing.T) {
 			"nvshmemx_mc_ptr":  "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
 		},
 		Late: map[string]string{
-			"cuCtxPushCurrent": "a context that is lost just before a call which takes all PEs: the others are bound by the timeout of NVSHMEM's calls",
+			"cuCtxPopCurrent:CUDA_ERROR_ILLEGAL_ADDRESS": "the same, by what follows it",
+			"cuCtxPushCurrent":                           "a context that is lost just before a call which takes all PEs: the others are bound by the timeout of NVSHMEM's calls",
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent": noContext, "cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps,

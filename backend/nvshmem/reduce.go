@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -51,24 +52,28 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	}
 	mine := ask{Op: "a team to reduce " + r.DType + " by " + r.Op}
 	stream := b.stream // a call that is given up may end after Close
-	err := w.collectively(ctx, b.group, mine, failure, func(turn uint64, _ []ask) error {
-		// NVSHMEM bounds nothing, so no rank enqueues a reduction before all have a team.
+	name := r.DType + " " + r.Op
+	var warming atomic.Bool
+	take := func(turn uint64, _ []ask) error {
 		team, err := w.takeTeam()
-		if err := b.group.Vote(context.WithoutCancel(ctx), mine.Op, err); err != nil {
-			return err
-		}
 		p.team, p.turn = team, turn
-		w.hold(turn, &resource{team: team})
-		name := r.DType + " " + r.Op
+		return err
+	}
+	// NVSHMEM bounds nothing, so no rank enqueues a reduction before all have a team.
+	warm := func(turn uint64, _ []ask) error {
+		w.hold(turn, &resource{team: p.team})
 		if w.warm[name] {
 			return nil
 		}
-		if err := b.group.Vote(context.WithoutCancel(ctx), "the first reduction", p.warmUp(ctx, stream)); err != nil {
-			return w.breakUp(fmt.Errorf("a reduction that only some ranks run never ends on them: %w", err))
-		}
-		w.warm[name] = true
-		return nil
-	})
+		warming.Store(true)
+		err := p.warmUp(ctx, stream)
+		w.warm[name] = err == nil
+		return err
+	}
+	err := w.collectively(ctx, b.group, mine, failure, take, warm)
+	if err != nil && warming.Load() {
+		err = w.breakUp(fmt.Errorf("a reduction that only some ranks run never ends on them: %w", err))
+	}
 	if err != nil {
 		return nil, err
 	}

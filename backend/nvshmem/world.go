@@ -128,8 +128,8 @@ func (w *world) gone() error {
 
 // collectively agrees with all ranks of g, which are all PEs, that op is done now, and calls do, which calls NVSHMEM, in the same turn on every PE.
 // It first frees what all of them have released. If a rank brings a failure, no rank calls do. Collective: the caller knows that every rank is
-// coming.
-func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, failure error, do func(turn uint64, all []ask) error) error {
+// coming. With steps that are voted, the ranks vote after do and after each of them, and none goes on unless all do.
+func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, failure error, do step, voted ...step) error {
 	if failure == nil {
 		failure = w.usable()
 	}
@@ -150,20 +150,50 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	// From here on every PE takes part, even if the caller's context ends.
 	ctx = context.WithoutCancel(ctx)
 	turn := all[0].Turn
-	if err := w.await(ctx, turn, mine.Op); err != nil {
+	if err = w.await(ctx, turn, mine.Op); err == nil {
+		defer w.pass()
+	}
+	// Votes are outside of the library's calls, since one that is given up may end at any time.
+	run := func(one step) {
+		if err == nil {
+			err = w.call(ctx, mine.Op, func() error { return one(turn, all) })
+		}
+	}
+	asks := w.asks(all)
+	run(func(uint64, []ask) error { return w.giveBack(all) })
+	if asks { // those on which it went well would wait in the next call for the others
+		err = g.Vote(ctx, "giving back", err)
+	}
+	switch {
+	case err != nil && asks:
+		return w.breakUp(&giveBackError{err})
+	case errors.Is(err, errs.ErrMismatch): // the book is not that of the others
+		return w.breakUp(err)
+	case err != nil:
 		return err
 	}
-	defer w.pass()
-	return w.call(ctx, mine.Op, func() error {
-		asked, err := w.giveBack(all)
-		if asked { // on every rank alike: those on which it went well would wait in the next call for the others
-			if err := g.Vote(ctx, "giving back", err); err != nil {
-				return w.breakUp(&giveBackError{err})
-			}
-		} else if err != nil {
-			return w.breakUp(&giveBackError{err})
+	if run(do); len(voted) == 0 {
+		return err
+	}
+	for _, next := range voted {
+		if err = g.Vote(ctx, mine.Op, err); err != nil {
+			return err
 		}
-		return do(turn, all)
+		run(next)
+	}
+	return g.Vote(ctx, mine.Op, err)
+}
+
+// step is what is done in a turn; all is what the ranks have brought.
+type step func(turn uint64, all []ask) error
+
+// asks reports whether giveBack calls the library, as it does on every PE or on none.
+func (w *world) asks(all []ask) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(all[0].Released, func(turn uint64) bool {
+		r := w.held[turn]
+		return r != nil && r.alias && !slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) })
 	})
 }
 
@@ -259,8 +289,8 @@ func (w *world) release(turn uint64) {
 	}
 }
 
-// giveBack frees what all PEs have released, and reports whether that took the library, as it does on every PE or on none. It is part of a turn.
-func (w *world) giveBack(all []ask) (asked bool, err error) {
+// giveBack frees what all PEs have released. It is part of a turn.
+func (w *world) giveBack(all []ask) (err error) {
 	for _, turn := range all[0].Released {
 		if slices.ContainsFunc(all[1:], func(a ask) bool { return !slices.Contains(a.Released, turn) }) {
 			continue
@@ -277,14 +307,13 @@ func (w *world) giveBack(all []ask) (asked bool, err error) {
 			w.heap.teams = append(w.heap.teams, r.team)
 		case r.alias:
 			// It takes all PEs, so it is called for all that is released, whatever has failed before.
-			asked = true
 			err = errors.Join(err, w.lib.Unregister(r.ptr, r.bytes))
 			w.heap.registered -= r.bytes
 		default:
 			w.heap.give(span{int64(r.ptr), r.bytes})
 		}
 	}
-	return asked, err
+	return err
 }
 
 // offset returns the offset of an address in the heap from the world's ref.
