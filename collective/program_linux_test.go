@@ -249,7 +249,7 @@ func TestWrongSteps(t *testing.T) {
 							b.Launch(before)
 							if bad == 2 || r.Rank() == bad {
 								c.step(r, b)
-								b.Multicast(99) // a second error, which is not looked at
+								b.Multicast(987654321) // a second error, which is not looked at
 								looked = true
 							}
 							b.Launch(behind)
@@ -257,7 +257,7 @@ func TestWrongSteps(t *testing.T) {
 						if err := r.refused(ctx, spec, c.want, "preparing steps", c.says); err != nil {
 							return err
 						}
-						if _, err := collective.New(ctx, r.m, spec); strings.Contains(err.Error(), "99") {
+						if _, err := collective.New(ctx, r.m, spec); strings.Contains(err.Error(), "987654321") {
 							return fmt.Errorf("not the first: %w", err)
 						}
 						if n := before.closed.Load() * behind.closed.Load(); n != 4 || before.launched.Load() != 0 {
