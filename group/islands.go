@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -245,12 +246,22 @@ func (g *Group) islandsOf(words []islandsWord) *Islands {
 	return found
 }
 
-// whyApart says why two ranks of one machine do not share memory.
+// whyApart says why two ranks of one machine do not share memory: what has failed on one of them, rather than what the other has noticed of that.
 func whyApart(words []islandsWord, a, b int) string {
+	said := ""
 	for _, pair := range [][2]int{{a, b}, {b, a}} {
-		if why := words[pair[0]].Why[pair[1]]; why != "" {
-			return fmt.Sprintf("rank %d cannot pass memory to rank %d: %s", pair[0], pair[1], clip(why))
+		why := words[pair[0]].Why[pair[1]]
+		if why == "" {
+			continue
 		}
+		text := fmt.Sprintf("rank %d cannot pass memory to rank %d: %s", pair[0], pair[1], clip(why))
+		if why != noPlace(pair[1]) {
+			return text
+		}
+		said = text
 	}
-	return fmt.Sprintf("ranks %d and %d do not reach each other's memory", a, b)
+	return cmp.Or(said, fmt.Sprintf("ranks %d and %d do not reach each other's memory", a, b))
 }
+
+// noPlace is what a rank says of one that has told no place to receive files, and may say itself why.
+func noPlace(rank int) string { return fmt.Sprintf("rank %d has no place to receive files", rank) }

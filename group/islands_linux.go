@@ -128,7 +128,7 @@ func (t *islandTrial) send(ctx context.Context, words []islandsWord) []int {
 		ticket := &t.x.tickets[r]
 		if err := json.Unmarshal(words[r].Ticket, ticket); err != nil || ticket.Address == "" {
 			*ticket = fileTicket{}
-			t.fail(r, fmt.Errorf("rank %d has no place to receive files", r))
+			t.fail(r, errors.New(noPlace(r)))
 			continue
 		}
 		if err := t.x.deliverTo(ctx, r, *ticket); err != nil {
