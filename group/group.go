@@ -485,8 +485,9 @@ func (o *outcome) copyBlobs() [][]byte {
 
 // clip bounds a text that goes to other ranks, and makes it valid UTF-8.
 func clip(text string) string {
+	const more = "…"
 	if len(text) > maxText {
-		text = text[:maxText] + "…"
+		text = text[:maxText-len(more)] + more
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
 }

@@ -93,7 +93,8 @@ func TestDeafIslands(t *testing.T) {
 	}
 	islands := islandsOn(t, groups)
 	assert.Equal(t, "0,2; 1", islands.String())
-	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: receiving a file: deaf")
+	// Who passes it a file may find its socket closed by then.
+	assert.Regexp(t, "rank 1 cannot pass memory to rank 0: receiving a file: deaf|rank 0 cannot pass memory to rank 1: .*broken pipe", islands.Why())
 }
 
 // byHand takes a rank's part in looking for islands, with what word gives for each round.
@@ -125,7 +126,7 @@ func TestOddIslanders(t *testing.T) {
 		"nothing":             {func(int) []byte { return nil }, "run the same version of symmem everywhere"},
 		"no text":             {func(int) []byte { return []byte("\x00{{") }, "run the same version of symmem everywhere"},
 		"it reaches all":      {everybody(1, ""), "rank 0 cannot pass memory to rank 1: rank 1 has no place to receive files"},
-		"a long reason":       {everybody(1, strings.Repeat("long ", 10000)), "rank 0 cannot pass memory to rank 1"},
+		"a long reason":       {everybody(1, strings.Repeat("long ", 10000)), "rank 1 cannot pass memory to rank 0"},
 		"at first, not later": {func(round int) []byte { return everybody(1+round, "")(0) }, "rank 0 cannot pass memory to rank 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
