@@ -13,7 +13,6 @@ var (
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
 	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
-	worldOfFive    = stage{"tests", "TestMatrix/backend=(host|far)/world=5/goroutines", usual}
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
 	conditionTests = stage{"group", "Conditions", usual}
