@@ -34,11 +34,11 @@ func main() {
 	tag := flag.String("tag", "registry.example.com/symmem:latest", "name of the image in the file")
 	trees := map[string]string{}
 	flag.Func("tree", "FOLDER=PATH, a folder of this machine and where it is in the image; may be given again", func(text string) error {
-		folder, at, ok := strings.Cut(text, "=")
-		if !ok || folder == "" || !path.IsAbs(at) {
+		i := strings.LastIndex(text, "=/") // the folder may have a = in its name
+		if i < 1 {
 			return errors.New("FOLDER=/PATH is allowed")
 		}
-		trees[path.Clean(at)] = folder
+		trees[path.Clean(text[i+1:])] = text[:i]
 		return nil
 	})
 	flag.Parse()
