@@ -101,6 +101,7 @@ func TestStoreKeeps(t *testing.T) {
 
 // TestEtcdKeepsNothingElse: a job that is over leaves no key in etcd, long values and all.
 func TestEtcdKeepsNothingElse(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t)
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: server.url})
@@ -154,6 +155,7 @@ func (s *etcdServer) ctl(t *testing.T, args ...string) string {
 
 // TestEtcdFull: an etcd that takes no more ends the service with an error that says so, and when there is room again, the next service goes on.
 func TestEtcdFull(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t, "--quota-backend-bytes", fmt.Sprint(8<<20))
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: server.url})
@@ -193,6 +195,7 @@ func TestEtcdFull(t *testing.T) {
 
 // TestEtcdSlow: an etcd that stops for a while holds the job up; one that stops for too long ends the service with an error that says so.
 func TestEtcdSlow(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t)
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: server.url, LivenessTimeout: time.Second, Timeout: 30 * time.Second})
@@ -217,6 +220,7 @@ func TestEtcdSlow(t *testing.T) {
 
 // TestEtcdStartedAgain: an etcd that is killed and started again holds the job up, and has kept its state.
 func TestEtcdStartedAgain(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	client, peer := freePort(), freePort()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		testneed.Missing(t, "etcd", err)
@@ -245,6 +249,7 @@ func TestEtcdStartedAgain(t *testing.T) {
 
 // TestEtcdRefuses: an etcd that is not there, or does not let the service in, is an error that says so, in bounded time and without the password.
 func TestEtcdRefuses(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t)
 	for _, args := range [][]string{
 		{"user", "add", "root:secret"}, {"user", "grant-role", "root", "root"}, {"user", "add", "poor:secret"},
@@ -283,6 +288,7 @@ func TestEtcdRefuses(t *testing.T) {
 
 // TestEtcdForgets: what nobody comes back for is forgotten by etcd, and a service that was away for as long is told so.
 func TestEtcdForgets(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	server := ownEtcd(t)
 	ctx := testContext(t)
 	s, err := durable.Open(ctx, server.url, durable.Options{Name: "job", TTL: 2 * time.Second})

@@ -215,6 +215,7 @@ func eachStore(t *testing.T, fn func(t *testing.T, store string)) {
 // TestServiceStartedAgain: services come and go, some in good order and some by the failure of their store between two changes, while the ranks call and
 // store. Each call ends as if there had been one service: all-gathers have everybody's data, and sums count everything once.
 func TestServiceStartedAgain(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	const n, enough = 4, 8
 	for name, token := range map[string]string{"plain": "", "token": "0123456789abcdef"} {
 		t.Run(name, func(t *testing.T) {
@@ -350,6 +351,7 @@ func requireNothingKept(t *testing.T, store, job string) {
 
 // TestKeptCallsAreDropped: what the store keeps does not grow with the number of calls.
 func TestKeptCallsAreDropped(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	store := "memory://here/" + uniqueJob()
 	s := newKeptService(t, 3, Options{Job: uniqueJob(), Store: store})
@@ -412,6 +414,7 @@ func (s *keptService) endAndStart() error {
 // TestRankGoneMeanwhile: a rank that dies while there is no service is lost for the next one, one that was lost before stays lost, one that has left
 // has left, and all of that is told.
 func TestRankGoneMeanwhile(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	eachStore(t, func(t *testing.T, store string) {
 		ctx := testContext(t)
 		s := newKeptService(t, 5, Options{Job: uniqueJob(), Store: store, LivenessTimeout: time.Second})
@@ -459,6 +462,7 @@ func TestRankGoneMeanwhile(t *testing.T) {
 
 // TestServiceDoesNotComeBack: ranks look for the next service for their timeout, and calls end with their own.
 func TestServiceDoesNotComeBack(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: "memory://here/" + uniqueJob(), Timeout: 2 * time.Second})
 	groups := s.join()
@@ -479,6 +483,7 @@ func TestServiceDoesNotComeBack(t *testing.T) {
 
 // TestLeaveWithoutService: a rank that leaves while there is no service has left for the next one.
 func TestLeaveWithoutService(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: "memory://here/" + uniqueJob()})
 	groups := s.join()
@@ -497,6 +502,7 @@ func TestLeaveWithoutService(t *testing.T) {
 
 // TestGoodbyeBeforeTheEnd: ranks whose goodbye was the last thing that a service has kept learn from the next one that they have left.
 func TestGoodbyeBeforeTheEnd(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	store := "memory://here/" + uniqueJob()
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: store})
@@ -521,6 +527,7 @@ func TestGoodbyeBeforeTheEnd(t *testing.T) {
 
 // TestKeptRefuses: who comes to a job that goes on, and is none of its ranks, is refused, and a job that does not fit what is kept does not start.
 func TestKeptRefuses(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	ctx := testContext(t)
 	store := "memory://here/" + uniqueJob()
 	s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: store, LivenessTimeout: time.Second})
@@ -586,6 +593,7 @@ func TestKeptRefuses(t *testing.T) {
 
 // TestTwoServices: of two services for one job the later one has it.
 func TestTwoServices(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	eachStore(t, func(t *testing.T, store string) {
 		ctx := testContext(t)
 		s := newKeptService(t, 2, Options{Job: uniqueJob(), Store: store, Timeout: 5 * time.Second, LivenessTimeout: time.Second})
