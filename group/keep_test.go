@@ -236,10 +236,11 @@ func TestServiceStartedAgain(t *testing.T) {
 						case <-time.After(time.Duration(random.IntN(60)) * time.Millisecond):
 						}
 						if p := memoryPlaceOf(store, fmt.Sprintf("%s\x00%d", s.opts.Job, 0)); strings.HasPrefix(store, "memory") && random.IntN(2) == 0 {
-							left := random.IntN(20)
+							left, refused := random.IntN(20), false
 							p.mu.Lock()
 							p.commit = func() error {
 								if left--; left < 0 {
+									refused = true
 									return &durable.StoreError{Op: "keeping", URL: "memory://", Condition: durable.Full}
 								}
 								return nil
@@ -252,7 +253,14 @@ func TestServiceStartedAgain(t *testing.T) {
 									assert.Equal(t, durable.Full, failed.Condition)
 								}
 							case <-done:
-								return
+								p.mu.Lock()
+								p.commit = nil // the goodbyes are to be kept
+								ends := refused
+								p.mu.Unlock()
+								if !ends {
+									return
+								}
+								<-s.ended
 							}
 							p.mu.Lock()
 							p.commit = nil
