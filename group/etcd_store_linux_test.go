@@ -272,7 +272,7 @@ func TestEtcdRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			began := time.Now()
-			err := Serve(testContext(t), &Options{WorldSize: 2, Listener: listenLoopback(t), Store: tt.url, LivenessTimeout: time.Second})
+			err := Serve(testContext(t), &Options{WorldSize: 2, Listener: listenLoopback(t), Store: tt.url, LivenessTimeout: 3 * time.Second}) // etcd takes long to look at a password
 			requireCondition(t, err, tt.want)
 			require.Less(t, time.Since(began), time.Minute)
 		})

@@ -246,21 +246,26 @@ func (g *Group) islandsOf(words []islandsWord) *Islands {
 	return found
 }
 
-// whyApart says why two ranks of one machine do not share memory: what has failed on one of them, rather than what the other has noticed of that.
+// whyApart says why two ranks of one machine do not share memory: what each of them says. That the other has told no place is said only if it says
+// nothing itself.
 func whyApart(words []islandsWord, a, b int) string {
-	said := ""
+	var whys []string
+	noticed := ""
 	for _, pair := range [][2]int{{a, b}, {b, a}} {
 		why := words[pair[0]].Why[pair[1]]
-		if why == "" {
-			continue
-		}
 		text := fmt.Sprintf("rank %d cannot pass memory to rank %d: %s", pair[0], pair[1], clip(why))
-		if why != noPlace(pair[1]) {
-			return text
+		switch why {
+		case "":
+		case noPlace(pair[1]):
+			noticed = text
+		default:
+			whys = append(whys, text)
 		}
-		said = text
 	}
-	return cmp.Or(said, fmt.Sprintf("ranks %d and %d do not reach each other's memory", a, b))
+	if len(whys) == 0 {
+		return cmp.Or(noticed, fmt.Sprintf("ranks %d and %d do not reach each other's memory", a, b))
+	}
+	return strings.Join(whys, ", and ")
 }
 
 // noPlace is what a rank says of one that has told no place to receive files, and may say itself why.

@@ -93,8 +93,8 @@ func TestDeafIslands(t *testing.T) {
 	}
 	islands := islandsOn(t, groups)
 	assert.Equal(t, "0,2; 1", islands.String())
-	// Who passes it a file may find its socket closed by then.
-	assert.Regexp(t, "rank 1 cannot pass memory to rank 0: receiving a file: deaf|rank 0 cannot pass memory to rank 1: .*broken pipe", islands.Why())
+	// Who passes it a file may find its socket closed by then, and says so, too.
+	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: receiving a file: deaf")
 }
 
 // byHand takes a rank's part in looking for islands, with what word gives for each round.
