@@ -125,8 +125,7 @@ func TestEtcdKeepsNothingElse(t *testing.T) {
 		return err
 	}))
 	require.Positive(t, server.keys(t))
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 	require.Eventually(t, func() bool { return server.keys(t) == 0 }, 10*time.Second, 50*time.Millisecond, "the lease of the probe ends too")
 }
 
@@ -189,8 +188,7 @@ func TestEtcdFull(t *testing.T) {
 	before, err := groups[1].Store().Get(ctx, "before")
 	require.NoError(t, err)
 	require.Equal(t, "kept", string(before))
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 }
 
 // TestEtcdSlow: an etcd that stops for a while holds the job up; one that stops for too long ends the service with an error that says so.
@@ -214,8 +212,7 @@ func TestEtcdSlow(t *testing.T) {
 	require.NoError(t, server.cmd.Process.Signal(syscall.SIGCONT))
 	s.start(nil)
 	requireNone(t, <-ends)
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 }
 
 // TestEtcdStartedAgain: an etcd that is killed and started again holds the job up, and has kept its state.
@@ -243,8 +240,7 @@ func TestEtcdStartedAgain(t *testing.T) {
 	v, err := groups[1].Store().Get(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, "v", string(v))
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 }
 
 // TestEtcdRefuses: an etcd that is not there, or does not let the service in, is an error that says so, in bounded time and without the password.
@@ -282,8 +278,7 @@ func TestEtcdRefuses(t *testing.T) {
 	groups := s.join()
 	require.NoError(t, s.endAndStart())
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "let in") }))
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 }
 
 // TestEtcdForgets: what nobody comes back for is forgotten by etcd, and a service that was away for as long is told so.

@@ -168,6 +168,14 @@ func (t *islandTrial) write(ctx context.Context, from []int) []int {
 		}
 		wrote = append(wrote, r)
 	}
+	// Whoever could pass this rank nothing may have failed because this one did: then only this one knows why.
+	if err := t.x.failed(); err != nil {
+		for _, r := range t.x.parcel.senders {
+			if !slices.Contains(from, r) {
+				t.fail(r, err)
+			}
+		}
+	}
 	return wrote
 }
 

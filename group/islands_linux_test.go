@@ -97,6 +97,17 @@ func TestDeafIslands(t *testing.T) {
 	assert.Contains(t, islands.Why(), "rank 1 cannot pass memory to rank 0: receiving a file: deaf")
 }
 
+// TestDeafIslandsSay: a rank that cannot receive files says so, too, where nobody has managed to send it one, for it hung up.
+func TestDeafIslandsSay(t *testing.T) {
+	groups := newApart(t, 3)
+	why := map[int]string{2: "its own reason"}
+	trial := newIslandTrial(groups[0], groups[0].take(4), why)
+	defer trial.end()
+	trial.x.fail(errors.New("deaf"))
+	assert.Empty(t, trial.write(testContext(t), nil))
+	assert.Equal(t, map[int]string{1: "deaf", 2: "its own reason"}, why)
+}
+
 // byHand takes a rank's part in looking for islands, with what word gives for each round.
 func byHand(ctx context.Context, g *Group, word func(round int) []byte) ([]islandsWord, error) {
 	var words []islandsWord

@@ -181,6 +181,13 @@ func (s *keptService) wait() error {
 	}
 }
 
+// finish lets the ranks leave, with which the service ends.
+func (s *keptService) finish(ctx context.Context, groups []*Group) {
+	s.t.Helper()
+	requireNone(s.t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
+	require.NoError(s.t, s.wait())
+}
+
 // join joins all ranks.
 func (s *keptService) join() []*Group {
 	s.t.Helper()
@@ -338,8 +345,7 @@ func TestServiceStartedAgain(t *testing.T) {
 				close(done)
 				again.Wait()
 				t.Log("the service was started again", restarts.Load(), "times in", rounds, "rounds")
-				requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-				require.NoError(t, s.wait())
+				s.finish(ctx, groups)
 				requireNothingKept(t, store, s.opts.Job)
 			})
 		})
@@ -405,8 +411,7 @@ func TestKeptCallsAreDropped(t *testing.T) {
 	var gaveUp *AbandonedError
 	require.ErrorAs(t, groups[0].Barrier(ctx, "alone"), &gaveUp)
 	require.Eventually(t, func() bool { return size() <= 5+maxTombstones }, 20*time.Second, 10*time.Millisecond, "%d keys are kept", size())
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 }
 
 // endAndStart ends the service in good order and starts another.
@@ -462,8 +467,7 @@ func TestRankGoneMeanwhile(t *testing.T) {
 			require.Contains(t, lost.Reason, "not come back")
 		}
 		requireNone(t, onAll(pair, func(g *Group) error { return g.Barrier(ctx, "survivors") }))
-		requireNone(t, onAll(groups[:2], func(g *Group) error { return g.Close(ctx) }))
-		require.NoError(t, s.wait())
+		s.finish(ctx, groups[:2])
 		requireNothingKept(t, store, s.opts.Job)
 	})
 }
@@ -580,8 +584,7 @@ func TestKeptRefuses(t *testing.T) {
 		place.mu.Unlock()
 	}
 	s.start(nil)
-	requireNone(t, onAll(groups, func(g *Group) error { return g.Close(ctx) }))
-	require.NoError(t, s.wait())
+	s.finish(ctx, groups)
 
 	o := s.opts
 	for name, tt := range map[string]struct{ store, says string }{
