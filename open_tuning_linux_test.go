@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/backendtest"
 	nativebackend "github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/simcuda"
@@ -63,15 +64,20 @@ func openWith(t *testing.T, files ...string) ([]*symmem.Rank, []error) {
 // onAll runs f on every rank at the same time.
 func onAll(t *testing.T, ranks []*symmem.Rank, f func(r *symmem.Rank) error) {
 	t.Helper()
-	errs := make([]error, len(ranks))
-	var wg sync.WaitGroup
-	for i, r := range ranks {
-		wg.Go(func() { errs[i] = f(r) })
+	backendtest.RequireAll(t, backendtest.OnAll(ranks, f))
+}
+
+// twoOf makes two tensors of so many elements, which all ranks reach.
+func twoOf(ctx context.Context, r *symmem.Rank, n int64) (made [2]*tensor.Tensor, err error) {
+	for i := range made {
+		if made[i], err = r.Zeros(ctx, tensor.Float32, n); err != nil {
+			return made, err
+		}
+		if err := made[i].Rendezvous(ctx); err != nil {
+			return made, err
+		}
 	}
-	wg.Wait()
-	for i, err := range errs {
-		require.NoErrorf(t, err, "rank %d", i)
-	}
+	return made, nil
 }
 
 // taken is the form that auto takes for an all-reduce of so many bytes.
@@ -309,15 +315,9 @@ func TestOpenTablesReachPlans(t *testing.T) {
 	}
 	onAll(t, ranks, func(r *symmem.Rank) error {
 		ctx := t.Context()
-		var made [2]*tensor.Tensor
-		for i := range made {
-			var err error
-			if made[i], err = r.Zeros(ctx, tensor.Float32, 4096); err != nil {
-				return err
-			}
-			if err := made[i].Rendezvous(ctx); err != nil {
-				return err
-			}
+		made, err := twoOf(ctx, r, 4096)
+		if err != nil {
+			return err
 		}
 		home := r.Memory().Tuning()
 		defer r.Memory().SetTuning(home)
@@ -363,15 +363,9 @@ func TestOpenAutoWithMulticast(t *testing.T) {
 	require.True(t, ranks[0].Memory().Tuning().Multicast)
 	onAll(t, ranks, func(r *symmem.Rank) error {
 		ctx := t.Context()
-		var made [2]*tensor.Tensor
-		for i := range made {
-			var err error
-			if made[i], err = r.Zeros(ctx, tensor.Float32, 1024); err != nil {
-				return err
-			}
-			if err := made[i].Rendezvous(ctx); err != nil {
-				return err
-			}
+		made, err := twoOf(ctx, r, 1024)
+		if err != nil {
+			return err
 		}
 		home := r.Memory().Tuning()
 		var wrong error

@@ -10,21 +10,12 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// gpu is what CUDA devices tell about themselves.
-type gpu interface{ ComputeCapability() int } // ten times the major number plus the minor one
-
-// hopper reports whether a device has compute capability 9.0 or later.
-func hopper(d device.Device) bool {
-	g, ok := d.(gpu)
-	return ok && g.ComputeCapability() >= 90
-}
-
 // finder is ptx.AllReduce, or ptx.PushWhole.
 type finder func(form ptx.Form, dtype string, op, world int, hopper bool) (ptx.Kernel, bool)
 
 // findKernel finds the kernel of a form for a device.
 func findKernel(find finder, form ptx.Form, d device.Device, dtype tensor.DType, op Op, size int) (ptx.Kernel, []byte, error) {
-	k, ok := find(form, dtype.String(), int(op), size, hopper(d))
+	k, ok := find(form, dtype.String(), int(op), size, ptx.Hopper(d))
 	if !ok {
 		return k, nil, fmt.Errorf("no kernels for %s: %w", d.Name(), errs.ErrUnsupported)
 	}

@@ -74,15 +74,11 @@ func manyGeometry(stretches int, longest uint64, multiprocessors int) launchGeom
 func (m *many) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	size := m.memory.Group().Size()
-	capability := 0
-	if g, ok := m.memory.Device().(gpu); ok {
-		capability = g.ComputeCapability()
-	}
 	oneShot := m.algorithm != TwoShotPull
 	kernel, ok := ptx.ManyPull(m.dtype.String())
 	vector := int64(16)
 	if oneShot {
-		kernel, ok = ptx.ManyOneShot(m.dtype.String(), capability >= 90)
+		kernel, ok = ptx.ManyOneShot(m.dtype.String(), ptx.Hopper(m.memory.Device()))
 		vector = ptx.ManyLine(m.dtype.String())
 	}
 	if !ok {

@@ -12,7 +12,7 @@ import (
 // byCast makes the spec that of the kernel that stores to all ranks at once, in one phase, for a movement that gives all the same of each rank.
 func (v *movement) byCast(s *collective.Spec) {
 	s.Program = nil
-	if d := v.in.Device(); !hopper(d) {
+	if d := v.in.Device(); !ptx.Hopper(d) {
 		s.Failure = fmt.Errorf("the form %s needs compute capability 9.0, which %s has not: %w", v.algorithm, d.Name(), errs.ErrUnsupported)
 		return
 	}

@@ -11,7 +11,7 @@ import (
 // byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
 func (v *movement) byLines(s *collective.Spec) {
 	s.Program = nil
-	kernel := ptx.PushLines(hopper(v.in.Device()))
+	kernel := ptx.PushLines(ptx.Hopper(v.in.Device()))
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err

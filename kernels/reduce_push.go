@@ -14,7 +14,7 @@ import (
 func (r *reduction) byPush(s *collective.Spec) {
 	s.Program = nil
 	form, size := ptxForms[r.algorithm], r.in.WorldSize()
-	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), hopper(r.in.Device()))
+	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), ptx.Hopper(r.in.Device()))
 	if !ok {
 		s.Failure = fmt.Errorf("there is no %s in the form %s: %w", r.describe(), r.algorithm, errs.ErrUnsupported)
 		return

@@ -344,7 +344,7 @@ func (n *norm) fit(multiprocessors int) (blocks, threads int) {
 func (n *norm) onCUDA(s *collective.Spec) {
 	s.Program = nil
 	form, size := normForms[n.algorithm], n.in.WorldSize()
-	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, hopper(n.in.Device())) // check has found the dtype
+	kernel, _ := ptx.RMSNorm(form, n.in.DType().String(), size, ptx.Hopper(n.in.Device())) // check has found the dtype
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err
@@ -375,7 +375,7 @@ func (n *norm) step(b *collective.Builder, sum device.Ptr) error {
 		})
 		return nil
 	}
-	kernel, _ := ptx.LocalRMSNorm(n.in.DType().String(), hopper(n.in.Device()))
+	kernel, _ := ptx.LocalRMSNorm(n.in.DType().String(), ptx.Hopper(n.in.Device()))
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		return err

@@ -72,7 +72,7 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 			err = errors.Join(err, d.close())
 		}
 	}()
-	hopper := hopper(m.device)
+	hopper := ptx.Hopper(m.device)
 	for kind, k := range signalKernels {
 		if d.kernels[kind], err = m.kernel(ptx.SignalOn(k, hopper)); err != nil {
 			return d, err
@@ -129,12 +129,6 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 		return d, d.begin(pad, offset)
 	}
 	return d, nil
-}
-
-// hopper reports whether kernels of a device can overlap with the work before them: it has compute capability 9.0 or later.
-func hopper(d device.Device) bool {
-	g, ok := d.(interface{ ComputeCapability() int }) // ten times the major number plus the minor one
-	return ok && g.ComputeCapability() >= 90
 }
 
 // peerAtomics reports whether kernels of d can do atomic operations on the memory of every device, as far as d can tell. Where they

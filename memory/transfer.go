@@ -457,17 +457,15 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 	if err != nil {
 		return err
 	}
-	d, compiled := sig.(*deviceSignals)
-	near := w != nil && w.memory == m && w.mapping != nil && w.near[peer]
-	if _, far := m.transferrer(near); compiled && !far && bytes > 0 && bytes <= putSignalBytes {
-		return m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
-			if to == from {
-				return sig.signal(s, peer, channel)
-			}
+	signalled := false
+	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
+		if d, ok := sig.(*deviceSignals); ok && bytes <= putSignalBytes {
+			signalled = true
 			return d.putSignal(s, peer, channel, to, from, bytes)
-		})
-	}
-	if err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {
+		}
+		return s.Copy(to, from, bytes)
+	})
+	if err != nil || signalled {
 		return err
 	}
 	return sig.signal(s, peer, channel)
@@ -477,15 +475,10 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 // of peer's copy of w. It is what Put and Get of a tensor do; it returns at once, and later work of s runs after it. What is freed on
 // either side is ErrClosed, or ErrNotSymmetric if nothing else is at local.
 func (m *Memory) Copy(s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64) error {
-	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error {
-		if to == from {
-			return nil
-		}
-		return s.Copy(to, from, bytes)
-	})
+	return m.copy(s, op, peer, w, offset, local, bytes, func(to, from device.Ptr) error { return s.Copy(to, from, bytes) })
 }
 
-// copy is Copy, with what enqueues it where the peer's memory has an address.
+// copy is Copy, with what enqueues it where the peer's memory has an address, and is not what it is copied to.
 func (m *Memory) copy(
 	s device.Stream, op backend.TransferOp, peer int, w *Window, offset int64, local device.Ptr, bytes int64, enqueue func(to, from device.Ptr) error,
 ) error {
@@ -529,6 +522,9 @@ func (m *Memory) copy(
 	remote, err := w.Peer(peer, offset)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
+	}
+	if remote == local {
+		return nil
 	}
 	if op == backend.Write {
 		return enqueue(remote, local)

@@ -31,19 +31,25 @@ func OnRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx contex
 	defer cancel()
 	groups, err := group.Local(size, opts)
 	require.NoError(t, err)
-	failed := make([]error, size)
-	var wg sync.WaitGroup
-	for r, g := range groups {
-		wg.Go(func() { failed[r] = f(ctx, g) })
-	}
-	wg.Wait()
+	failed := OnAll(groups, func(g *group.Group) error { return f(ctx, g) })
 	for r, g := range groups {
 		assert.NoError(t, g.Close(ctx), "rank %d leaves", r)
 	}
 	return failed
 }
 
-// RequireAll fails the test if a rank has failed; the errors are those of [OnRanks], by rank.
+// OnAll runs f on each of the ranks at the same time, waits until all have returned, and returns what f returned, by rank.
+func OnAll[R any](ranks []R, f func(r R) error) []error {
+	failed := make([]error, len(ranks))
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() { failed[i] = f(r) })
+	}
+	wg.Wait()
+	return failed
+}
+
+// RequireAll fails the test if a rank has failed; the errors are those of [OnRanks] or [OnAll], by rank.
 func RequireAll(t *testing.T, failed []error) {
 	t.Helper()
 	ok := true

@@ -3,13 +3,13 @@ package simcuda_test
 import (
 	"context"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
@@ -44,15 +44,7 @@ func open(t *testing.T, ranks int, c simcuda.Config) (*simcuda.Machine, []*symme
 // each runs f on every rank at the same time.
 func each(t *testing.T, all []*symmem.Rank, f func(r *symmem.Rank) error) {
 	t.Helper()
-	errs := make([]error, len(all))
-	var wg sync.WaitGroup
-	for i, r := range all {
-		wg.Go(func() { errs[i] = f(r) })
-	}
-	wg.Wait()
-	for i, err := range errs {
-		require.NoErrorf(t, err, "rank %d", i)
-	}
+	backendtest.RequireAll(t, backendtest.OnAll(all, f))
 }
 
 // TestAllReduce: every form gives the sum, and its kernel has run.

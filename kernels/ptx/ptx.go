@@ -95,6 +95,13 @@ var (
 	WaitAll   = Kernel{File: "signals.ptx", Name: "symmem_wait_all"}
 )
 
+// Hopper reports whether a device is a GPU of compute capability 9.0 or later, by its method ComputeCapability, which gives ten times the major number plus
+// the minor one.
+func Hopper(device any) bool {
+	g, ok := device.(interface{ ComputeCapability() int })
+	return ok && g.ComputeCapability() >= 90
+}
+
 // SignalOn is a kernel of signals for a device; hopper says that it has compute capability 9.0 or later.
 func SignalOn(k Kernel, hopper bool) Kernel {
 	if hopper {

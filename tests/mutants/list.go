@@ -1629,8 +1629,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "PutSignal signals before it puts", tests: inTensor,
-		old: "\tif err := m.Copy(s, backend.Write, peer, w, offset, local, bytes); err != nil {\n\t\treturn err\n\t}\n\treturn sig.signal(s, peer, channel)\n",
-		new: "\tif err := sig.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\treturn m.Copy(s, backend.Write, peer, w, offset, local, bytes)\n",
+		old: "\tsignalled := false\n\terr = m.copy(s, backend.Write,",
+		new: "\tsignalled := true\n\tif err := sig.signal(s, peer, channel); err != nil {\n\t\treturn err\n\t}\n\terr = m.copy(s, backend.Write,",
 	},
 	{
 		file: "tensor/transfer.go", why: "puts with a signal go to the beginning of the allocation", tests: inTensor,
@@ -2364,8 +2364,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: []stage{kernelTests},
-		old: "!hopper(d)",
-		new: "!hopper(d) && false",
+		old: "!ptx.Hopper(d)",
+		new: "!ptx.Hopper(d) && false",
 	},
 	{
 		file: "kernels/reduce_cuda.go", why: "the switch adds the first share for every rank", tests: []stage{kernelTests},

@@ -1,15 +1,18 @@
 package command
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/bench"
 	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/kernels"
@@ -81,13 +84,20 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 
 // benchRankCommand is what a rank of bench runs.
 func (a app) benchRankCommand() *cobra.Command {
+	return a.measuringRankCommand("bench", bench.RankCommand, bench.SpecFlag, bench.Rank)
+}
+
+// measuringRankCommand is what a rank of a command runs that gives its ranks as JSON what they measure.
+func (a app) measuringRankCommand(
+	of, use, specFlag string, rank func(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, spec string) error,
+) *cobra.Command {
 	var spec string
 	fd := -1
-	cmd := &cobra.Command{Use: bench.RankCommand, Short: "Be one rank of bench", Hidden: true, Args: noArgs}
+	cmd := &cobra.Command{Use: use, Short: "Be one rank of " + of, Hidden: true, Args: noArgs}
 	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
-		return bench.Rank(cmd.Context(), a.Process, cmd.Flags(), fd, spec)
+		return rank(cmd.Context(), a.Process, cmd.Flags(), fd, spec)
 	})
-	cmd.Flags().StringVar(&spec, bench.SpecFlag, "", "what to measure, as JSON")
+	cmd.Flags().StringVar(&spec, specFlag, "", "what to measure, as JSON")
 	cmd.Flags().IntVar(&fd, fleet.ReportFlag, fd, "descriptor of the pipe to report to")
 	return cmd
 }

@@ -198,6 +198,19 @@ func startCommand(t *testing.T, env []string, args ...string) *command {
 	return c
 }
 
+// interrupted is a command with 2 ranks that an interrupt has ended in its work, with the status of one, and of which nothing is left.
+func interrupted(t *testing.T, args ...string) *command {
+	t.Helper()
+	mark := marker()
+	c := startCommand(t, environ(mark), args...)
+	require.Eventually(t, func() bool { return len(marked(t, mark)) == 3 }, patience, 10*time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // somewhere in the work, wherever that is
+	require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
+	assert.Equal(t, 130, c.status(t))
+	assertGone(t, mark)
+	return c
+}
+
 func (c *command) awaitOutput(t *testing.T, text string, times int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Count(c.out.String(), text) >= times }, patience, 10*time.Millisecond,

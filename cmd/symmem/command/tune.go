@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
@@ -53,13 +52,5 @@ nothing is written.`,
 
 // tuneRankCommand is what a rank of tune runs.
 func (a app) tuneRankCommand() *cobra.Command {
-	var spec string
-	fd := -1
-	cmd := &cobra.Command{Use: tune.RankCommand, Short: "Be one rank of tune", Hidden: true, Args: noArgs}
-	cmd.RunE = failing(func(cmd *cobra.Command, _ []string) error {
-		return tune.Rank(cmd.Context(), a.Process, cmd.Flags(), fd, spec)
-	})
-	cmd.Flags().StringVar(&spec, tune.SpecFlag, "", "what to measure, as JSON")
-	cmd.Flags().IntVar(&fd, fleet.ReportFlag, fd, "descriptor of the pipe to report to")
-	return cmd
+	return a.measuringRankCommand("tune", tune.RankCommand, tune.SpecFlag, tune.Rank)
 }

@@ -2,11 +2,9 @@ package command
 
 import (
 	"encoding/json"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -134,12 +132,6 @@ func TestVerifyARankHangs(t *testing.T) {
 }
 
 func TestVerifyInterrupted(t *testing.T) {
-	mark := marker()
-	c := startCommand(t, environ(mark), "verify", "--ranks", "2", "--backend", "host")
-	require.Eventually(t, func() bool { return len(marked(t, mark)) == 3 }, patience, 10*time.Millisecond)
-	time.Sleep(50 * time.Millisecond) // somewhere in the work, wherever that is
-	require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
-	assert.Equal(t, 130, c.status(t))
-	assertGone(t, mark)
+	c := interrupted(t, "verify", "--ranks", "2", "--backend", "host")
 	assert.Contains(t, c.out.String(), "interrupted")
 }

@@ -177,5 +177,5 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case AllReduceMany:
 		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
-	return b.timed(ctx, row, func() error { return p.Run(b.s) })
+	return b.timed(ctx, &row, func() error { return p.Run(b.s) })
 }

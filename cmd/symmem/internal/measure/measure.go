@@ -385,9 +385,8 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 	if err != nil {
 		return nil, err
 	}
-	n, each := b.iterations(p.Bytes()), 1
 	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
-		Chosen: p.Algorithm().String(), Mode: "eager"}
+		Chosen: p.Algorithm().String()}
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
 	}
@@ -398,31 +397,12 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	if p.Algorithm() == kernels.NVSHMEM {
-		if n, err = b.affordable(ctx, n, enqueue); err != nil {
+		if row.Iterations, err = b.affordable(ctx, b.iterations(p.Bytes()), enqueue); err != nil {
 			return nil, err
 		}
 	}
-	var graph device.Graph
-	if b.spec.Graph {
-		row.Mode, each = "graph", min(graphRuns, n)
-		n -= n % each
-		if graph, err = b.capture(repeated(each, enqueue)); err != nil {
-			return nil, err
-		}
-		enqueue = func() error { return graph.Launch(b.s) }
-	}
-	row.Iterations = n
-	times, err := b.measure(ctx, n, each, enqueue)
-	if err != nil {
+	if err := b.timed(ctx, &row, enqueue); err != nil {
 		return nil, err
-	}
-	if err := b.report(ctx, row, times.total); err != nil {
-		return nil, err
-	}
-	if graph != nil {
-		if err := graph.Close(); err != nil {
-			return nil, err
-		}
 	}
 	return &row, closeAll(ctx)
 }
@@ -496,7 +476,7 @@ func (b *bencher) transfer(ctx context.Context, kind string, bytes int64) error 
 			return remote.Wait(b.s, before, signalChannel)
 		}
 	}
-	if err := b.timed(ctx, Row{Kind: kind, Bytes: bytes}, enqueue); err != nil {
+	if err := b.timed(ctx, &Row{Kind: kind, Bytes: bytes}, enqueue); err != nil {
 		return err
 	}
 	return errors.Join(local.Close(ctx), remote.Close(ctx))

@@ -126,12 +126,12 @@ func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error)
 		return err
 	}
 	row := Row{Kind: AllReduceRMSNorm, Bytes: n.in.Bytes(), Place: "out of place", DType: b.spec.DType, Algorithm: name, Chosen: fused.Algorithm().String()}
-	if err := b.timed(ctx, row, together); err != nil {
+	if err := b.timed(ctx, &row, together); err != nil {
 		return err
 	}
 	row.Backend, row.Beside, row.Algorithm, row.Chosen = Unfused, b.r.Backend(), kernels.Auto.String(), sum.Algorithm().String()
 	row.Note = "our all-reduce, in the form that it chooses, and then our RMSNorm, a launch of its own"
-	return b.timed(ctx, row, apart)
+	return b.timed(ctx, &row, apart)
 }
 
 // same runs both on the same values, compares what comes of them, and leaves zeros. Collective.
@@ -160,9 +160,12 @@ func (n *normBench) same(ctx context.Context, runs ...func() error) error {
 	return errors.Join(n.r.Device().CopyFromHost(n.in.Ptr(), make([]byte, n.in.Bytes())), n.r.Barrier(ctx))
 }
 
-// timed measures what enqueue does, eager or from a graph, and reports the row.
-func (b *bencher) timed(ctx context.Context, row Row, enqueue func() error) (err error) {
-	n, each := b.iterations(max(row.Bytes, 1)), 1
+// timed measures what enqueue does, eager or from a graph, and reports the row, with as many iterations as it says or, if that is 0, as are enough.
+func (b *bencher) timed(ctx context.Context, row *Row, enqueue func() error) (err error) {
+	n, each := row.Iterations, 1
+	if n == 0 {
+		n = b.iterations(max(row.Bytes, 1))
+	}
 	row.Mode = "eager"
 	if b.spec.Graph {
 		row.Mode, each = "graph", min(graphRuns, n)
@@ -179,5 +182,5 @@ func (b *bencher) timed(ctx context.Context, row Row, enqueue func() error) (err
 	if err != nil {
 		return err
 	}
-	return b.report(ctx, row, times.total)
+	return b.report(ctx, *row, times.total)
 }

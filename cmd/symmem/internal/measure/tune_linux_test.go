@@ -2,7 +2,6 @@ package measure
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/simcuda"
@@ -40,15 +40,7 @@ func simulated(t *testing.T, ranks int, name string) []*symmem.Rank {
 // onRanks runs f on every rank at the same time.
 func onRanks(t *testing.T, all []*symmem.Rank, f func(r *symmem.Rank) error) {
 	t.Helper()
-	errs := make([]error, len(all))
-	var wg sync.WaitGroup
-	for i, r := range all {
-		wg.Go(func() { errs[i] = f(r) })
-	}
-	wg.Wait()
-	for i, err := range errs {
-		require.NoErrorf(t, err, "rank %d", i)
-	}
+	backendtest.RequireAll(t, backendtest.OnAll(all, f))
 }
 
 // found collects what rank 0 reports.
