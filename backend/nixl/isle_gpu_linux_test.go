@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
@@ -36,12 +39,23 @@ type gpuWorld struct {
 	loses   bool // a rank leaves without a word
 }
 
-// run runs f on each rank. Whatever is left in the driver or in the engines in the end is a failure.
+// inUse counts the open files of this process, and the memory in files that it maps.
+func inUse(t *testing.T) (files, maps int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	text, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return len(entries), strings.Count(string(text), "memfd:")
+}
+
+// run runs f on each rank. Whatever is left in the driver, in the engines or in the process in the end is a failure.
 func (w gpuWorld) run(t *testing.T, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	size := len(w.hosts)
+	files, maps := inUse(t)
 	machine, err := simcuda.New(simcuda.Config{GPUs: size, Seed: 1, Peers: w.peers})
 	require.NoError(t, err)
 	if w.net == nil {
@@ -72,6 +86,9 @@ func (w gpuWorld) run(t *testing.T, f func(ctx context.Context, m *memory.Memory
 	for name, e := range w.net.engines {
 		assert.True(t, e.closed, name)
 	}
+	nowFiles, nowMaps := inUse(t)
+	assert.LessOrEqual(t, nowFiles, files, "open files")
+	assert.LessOrEqual(t, nowMaps, maps, "mapped memory of files")
 }
 
 func (w gpuWorld) rank(ctx context.Context, machine *simcuda.Machine, g *group.Group, f func(ctx context.Context, m *memory.Memory) error) error {
@@ -568,4 +585,51 @@ func TestRankIsLostInTheTrial(t *testing.T) {
 	wg.Wait()
 	assert.NoError(t, machine.Err())
 	assert.Empty(t, machine.Left())
+}
+
+// TestConformanceOfIslandsOfGPUs: what every backend promises, on one island, on several, and on none.
+func TestConformanceOfIslandsOfGPUs(t *testing.T) {
+	for name, c := range map[string]struct {
+		worlds  []int
+		hosts   []string
+		islands string
+	}{
+		"one island":    {[]int{1, 2}, nil, ""},
+		"mixed islands": {[]int{3}, []string{"a", "b", "a"}, ""},
+		"no islands":    {[]int{2}, nil, islandsOff},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			machine, err := simcuda.New(simcuda.Config{GPUs: 3, Seed: 1})
+			require.NoError(t, err)
+			net := &network{}
+			for i := range 3 {
+				d, err := cuda.Open(&cuda.Options{Driver: machine.Driver(), LocalRank: i})
+				require.NoError(t, err)
+				net.gpus = append(net.gpus, d)
+			}
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+					d, err := cuda.Open(&cuda.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Err: g.Err})
+					if err != nil {
+						return nil, err
+					}
+					b, err := New(ctx, g, &Options{Opened: d, engine: net.engine, pads: true, Islands: c.islands, NetDevices: []string{"lo"}})
+					if err != nil {
+						return nil, errors.Join(err, d.Close())
+					}
+					b.owned = true // so that the device is closed
+					return b, nil
+				},
+				WorldSizes: c.worlds, Unreachable: c.islands == islandsOff, Hosts: c.hosts,
+				Adoptable: func(b backend.Backend, rank int, bytes int64) (device.Ptr, func() error, error) {
+					return OnDevice(b, rank, max(bytes, gpuBlock))
+				},
+			})
+			for _, d := range net.gpus {
+				require.NoError(t, d.Close())
+			}
+			assert.NoError(t, machine.Err())
+			assert.Empty(t, machine.Left())
+		})
+	}
 }

@@ -75,8 +75,7 @@ func (s *simulated) Open(ctx context.Context, env *backend.Env) (backend.Backend
 }
 
 // shortSuite are the cases without SYMMEM_TEST_MATRIX=full, which take some seconds of one core.
-const shortSuite = `^(memory|window|slice|heap|agreement|groups|signal|transfer|graph|lifetime)/|^all_reduce/[a-z_]+/f32/1023/|` +
-	`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/delayed$`
+const shortSuite = `^(memory|window|groups|signal|transfer|lifetime)/|^all_reduce/[a-z_]+/f32/1023/|^(broadcast|reduce|all_gather)/.*/delayed$`
 
 // TestSuiteOnGPUs: the suite over simulated GPUs, with everything by address, and with everything by the library.
 func TestSuiteOnGPUs(t *testing.T) {
