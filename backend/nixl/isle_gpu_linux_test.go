@@ -288,10 +288,16 @@ func TestIslandsOfGPUs(t *testing.T) {
 	})
 }
 
-// TestIslandOfGPUsInAGroup: a sub-group on one island does all by address.
+// TestIslandOfGPUsInAGroup: a sub-group on one island does all by address, and closing it gives back what it holds.
 func TestIslandOfGPUsInAGroup(t *testing.T) {
 	net := newCounting()
-	gpuWorld{hosts: []string{"a", "b", "a"}, net: &net.network}.run(t, func(ctx context.Context, m *memory.Memory) error {
+	var streams [3]atomic.Int64
+	driver := func(rank int, d *cu.Driver) {
+		create, destroy := d.StreamCreate, d.StreamDestroy
+		d.StreamCreate = func(s *cu.StreamHandle, flags uint32) cu.Result { streams[rank].Add(1); return create(s, flags) }
+		d.StreamDestroy = func(s cu.StreamHandle) cu.Result { streams[rank].Add(-1); return destroy(s) }
+	}
+	gpuWorld{hosts: []string{"a", "b", "a"}, net: &net.network, driver: driver}.run(t, func(ctx context.Context, m *memory.Memory) error {
 		me := m.Group().Rank()
 		if me == 1 {
 			return nil
@@ -300,6 +306,7 @@ func TestIslandOfGPUsInAGroup(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		had := streams[me].Load()
 		b, err := New(ctx, g, &Options{Parent: m.Backend().(*Backend)})
 		if err != nil {
 			return errors.Join(err, g.Close(ctx))
@@ -309,7 +316,9 @@ func TestIslandOfGPUsInAGroup(t *testing.T) {
 		assert.True(t, sub.Capabilities().PeerPointers)
 		err = errors.Join(putRound(ctx, sub, []int{1 - g.Rank()}), allReduced(ctx, sub, kernels.OneShotLL))
 		assert.Equal(t, before, net.of(me))
-		return errors.Join(err, sub.Close(ctx), g.Close(ctx))
+		err = errors.Join(err, sub.Close(ctx))
+		assert.Equal(t, had, streams[me].Load(), "streams")
+		return errors.Join(err, g.Close(ctx))
 	})
 }
 
