@@ -101,6 +101,9 @@ func TestSuiteOnGPUs(t *testing.T) {
 			if os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
 				o.Filter = regexp.MustCompile(shortSuite)
 			}
+			if testing.Short() {
+				o.Filter = regexp.MustCompile(`^(memory|window|signal)/`)
+			}
 			var wg sync.WaitGroup
 			passed, skipped := 0, map[string]int{}
 			for _, r := range ranks {
@@ -124,7 +127,7 @@ func TestSuiteOnGPUs(t *testing.T) {
 			}
 			wg.Wait()
 			t.Logf("%d passed, skipped: %v", passed, skipped)
-			assert.Greater(t, passed, 50)
+			assert.Greater(t, passed, 20)
 			for _, d := range s.net.gpus {
 				assert.NoError(t, d.Close())
 			}
