@@ -2408,8 +2408,33 @@ var mutants = []mutant{
 		new: "func(r callRecord) string { return \"\" }",
 	},
 	{
-		file: "collectives.go", why: "a slice that one rank has closed is not noticed", tests: callTests,
+		file: "collectives.go", why: "a tensor that one rank has closed is not noticed", tests: callTests,
 		old: "func(r callRecord) string { return fmt.Sprint(r.Replaces) }",
 		new: "func(r callRecord) string { return \"\" }",
+	},
+	{
+		file: "collectives.go", why: "a plan ends with the slice that it was made through", tests: callTests,
+		old: "what.lasting()\n\treturn what, false, nil\n}\n\n// findMany",
+		new: "return what, false, nil\n}\n\n// findMany",
+	},
+	{
+		file: "collectives.go", why: "a plan of many ends with a slice that it was made through", tests: callTests,
+		old: "what := call{key, slices.Clone(ts), failure}\n\twhat.lasting()",
+		new: "what := call{key, slices.Clone(ts), failure}",
+	},
+	{
+		file: "collectives.go", why: "a call through a closed slice waits for ranks that run their plan", tests: callTests,
+		old: "known && ok && !e.Value.(*cachedPlan).stale()",
+		new: "known && ok && e.Value.(*cachedPlan).stale()",
+	},
+	{
+		file: "tensor/tensor.go", why: "what outlives a slice has not the slice's own rendezvous", tests: []stage{tensorTests},
+		old: "lasting.window.Store(w)",
+		new: "_ = w",
+	},
+	{
+		file: "tensor/tensor.go", why: "what should outlive a slice ends with it", tests: []stage{tensorTests},
+		old: "whole: owner, name: part.name",
+		new: "whole: part, name: part.name",
 	},
 }
