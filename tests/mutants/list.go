@@ -13,6 +13,7 @@ var (
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
 	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	nvshmemTests   = stage{"backend/nvshmem", "Collectives", usual}
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
 	conditionTests = stage{"group", "Conditions", usual}
@@ -2436,5 +2437,25 @@ var mutants = []mutant{
 		file: "tensor/tensor.go", why: "what should outlive a slice ends with it", tests: []stage{tensorTests},
 		old: "whole: owner, name: part.name",
 		new: "whole: part, name: part.name",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "no barrier in front of a collective of NVSHMEM's", tests: []stage{nvshmemTests},
+		old: "if p.what != \"\" {\n\t\t\t// What",
+		new: "if p.call == nil {\n\t\t\t// What",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's reduce-scatter may be of any size", tests: []stage{nvshmemTests},
+		old: "size > 1 && ins > b.world.reduceRoom()",
+		new: "size > 1 && ins > 1<<40",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "what is not aligned goes as integers of 32 bits", tests: []stage{nvshmemTests},
+		old: "bytes%wide == 0 && p.in%wide == 0 && p.out%wide == 0",
+		new: "bytes%wide == 0",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's all-gather may be in place", tests: []stage{nvshmemTests},
+		old: "p.what != \"broadcast\" && p.in < p.out.Add(outs)",
+		new: "p.what == \"reduce_scatter\" && p.in < p.out.Add(outs)",
 	},
 }
