@@ -193,5 +193,11 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case AllReduceMany:
 		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
-	return b.timed(ctx, &row, func() error { return p.Run(b.s) })
+	if err := b.timed(ctx, &row, func() error { return p.Run(b.s) }); err != nil || kind != AllReduceMany || b.peer == nil {
+		return err
+	}
+	if err := b.peerMany(ctx, row); err != nil {
+		return fmt.Errorf("NCCL's all-reduces in a group: %w", err)
+	}
+	return nil
 }
