@@ -76,9 +76,16 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 
 // ready returns an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
-	if b.comm.Handle() == 0 || b.comm.Stuck() {
-		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
-			errs.ErrClosed)
+	for _, comm := range []*nccl.Comm{b.near, b.comm} {
+		if comm.Handle() == 0 || comm.Stuck() {
+			return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
+				errs.ErrClosed)
+		}
+	}
+	if b.apart() {
+		if err := b.near.Err(); err != nil {
+			return err
+		}
 	}
 	return b.comm.Err()
 }
@@ -134,6 +141,9 @@ func (m *mapping) place(offers []offer) {
 // Peer returns the place of rank's memory in NCCL's range of addresses, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if m.peers[rank].IsNil() {
+		if err := m.backend.far(rank); err != nil {
+			return 0, err
+		}
 		return 0, fmt.Errorf("NCCL has no address of rank %d on rank %d: %w", rank, m.backend.group.Rank(), errs.ErrNotReachable)
 	}
 	return m.peers[rank], nil
@@ -227,7 +237,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 	}
 	var unreachable, apart, casts []string
 	for _, f := range all {
-		if f.Unreachable != "" {
+		if f.Unreachable != "" && !slices.Contains(unreachable, f.Unreachable) {
 			unreachable = append(unreachable, f.Unreachable)
 		}
 		if f.NotContiguous != "" && !slices.Contains(apart, f.NotContiguous) {
@@ -249,7 +259,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 
 // lacksMulticast says why NCCL has no multicast for the communicator; "" if it has.
 func (b *Backend) lacksMulticast() (string, error) {
-	has, err := b.comm.MulticastSupport()
+	has, err := b.near.MulticastSupport()
 	switch {
 	case errors.Is(err, errs.ErrUnsupported):
 		return err.Error(), nil
@@ -271,8 +281,8 @@ type DevComm struct {
 	comm    *nccl.DevComm
 }
 
-// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each. Collective: all ranks ask for
-// the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
+// NewDevComm makes a device communicator of [Backend.WindowComm] with lsaBarriers barriers, as many as a kernel has blocks that use one each.
+// Collective: all ranks of the group ask for the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
 // not known. Close it before the rank.
 func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
 	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
@@ -280,7 +290,7 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 	}
 	defer b.lib.Log()
 	within, end := b.together(ctx, "making a device communicator")
-	c, err := b.comm.NewDevComm(within, lsaBarriers)
+	c, err := b.near.NewDevComm(within, lsaBarriers)
 	err = end(err)
 	if voted := b.group.Vote(ctx, "device communicator made", err); voted != nil {
 		if err == nil {
