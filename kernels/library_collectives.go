@@ -13,10 +13,27 @@ import (
 // LibraryCollectives lists the forms that the library below a backend has of what a constructor other than NewAllReduce makes, for the memory of
 // that backend. What is shared out has to come out even: NCCL has no shares of different length.
 func LibraryCollectives(constructor, backend string) []Algorithm {
-	if backend == NCCL.Backend() && libraryNames[constructor] != "" {
+	if libraryNames[constructor] != "" {
+		return libraryForms(backend)
+	}
+	return nil
+}
+
+// libraryForms are the forms of the library below a backend that serve every collective.
+func libraryForms(backend string) []Algorithm {
+	if backend == NCCL.Backend() {
 		return []Algorithm{NCCL}
 	}
 	return nil
+}
+
+// farForm is the form that Auto takes where peers have no addresses: puts and signals, or else, where ranks cannot signal each other, what the library
+// below the backend has.
+func farForm(m *memory.Memory, library ...Algorithm) Algorithm {
+	if len(library) > 0 && !m.CanSignal() {
+		return library[0]
+	}
+	return Transfers
 }
 
 // libraryNames are what backends call the collectives.

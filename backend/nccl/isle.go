@@ -47,7 +47,7 @@ func (i *isle) part() nccl.Part {
 	return nccl.Part{Color: i.ranks[0], Ranks: len(i.ranks), Rank: i.me}
 }
 
-// String lists the isles of the group: "0-1; 2-3".
+// String lists the isles of the group: "0,1; 2,3".
 func (i *isle) String() string {
 	var all []string
 	for r, first := range i.firsts {

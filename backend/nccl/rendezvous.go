@@ -37,9 +37,12 @@ type mapping struct {
 
 var (
 	_ backend.Multicaster      = (*mapping)(nil)
-	_ backend.ContiguousViewer = (*mapping)(nil)
 	_ backend.WindowHandler    = (*mapping)(nil)
+	_ backend.ContiguousViewer = wholeMapping{}
 )
+
+// wholeMapping is a mapping with addresses of all ranks.
+type wholeMapping struct{ *mapping }
 
 // Rendezvous registers the allocation that the memory is in, unless it has its window, and finds the ranks' addresses in it.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
@@ -71,6 +74,9 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	w.users++
 	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers))}
 	m.place(offers)
+	if b.isle.whole() {
+		return wholeMapping{m}, nil
+	}
 	return m, nil
 }
 
@@ -150,7 +156,7 @@ func (m *mapping) Peer(rank int) (device.Ptr, error) {
 }
 
 // Contiguous returns NCCL's range: the ranks' copies lie one stride of some GiB apart.
-func (m *mapping) Contiguous() (device.Ptr, int64, error) {
+func (m wholeMapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
 	}
