@@ -103,7 +103,6 @@ func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*ser
 		grpc.MaxRecvMsgSize(maxClientMessage),
 		grpc.MaxSendMsgSize(maxServerMessage),
 		grpc.WriteBufferSize(streamBuffer),
-		grpc.SharedWriteBuffer(true), // most ranks wait for others at any time
 		grpc.WaitForHandlers(true),
 	)
 	pb.RegisterRendezvousServer(s.server, s)
