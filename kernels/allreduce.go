@@ -72,7 +72,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	switch {
 	case asked != Auto:
 	case t.Bytes() > 0 && !reachable(t, out):
-		asked = farForm(t.Memory(), libraryForms(t.Memory().Backend().Name())...)
+		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
 	case t.Bytes() == 0:
 		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
