@@ -60,7 +60,7 @@ func onPretended(t *testing.T, m *machine, h hosts, f func(ctx context.Context, 
 // tryHosts tries what there is between the ranks: addresses of those that isle lists, and collectives of all.
 func tryHosts(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory, isle []int) error {
 	c := mem.Capabilities()
-	if c.PeerPointers || c.Contiguous || c.PointerPeers != len(isle)-1 || !c.SeveralHosts || c.Why["peer_pointers"] == "" || c.Why["contiguous"] == "" {
+	if c.PeerPointers || c.Contiguous || c.Transfers || c.Why["transfers"] == "" || c.PointerPeers != len(isle)-1 || !c.SeveralHosts || c.Why["peer_pointers"] == "" || c.Why["contiguous"] == "" {
 		return fmt.Errorf("the capabilities are %+v", c)
 	}
 	err := backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {

@@ -355,6 +355,9 @@ func (b *Backend) Capabilities() backend.Capabilities {
 		c.PeerPointers, c.Why["peer_pointers"] = false, b.reach.unreachable
 		c.PointerPeers = max(b.reach.ranks-1, 0)
 	}
+	if b.isle != nil && !b.isle.whole() { // puts and gets are copies by address
+		c.Transfers, c.Why["transfers"] = false, b.isle.why()
+	}
 	b.mu.Lock()
 	why := b.noCast
 	b.mu.Unlock()
