@@ -17,14 +17,24 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/backend/nccl"
+	"github.com/symmem/symmem/backend/nvshmem"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/simlib"
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// simulatedName is what the matrix calls backend native on simulated GPUs, which have multicast. It is no backend that a program could choose.
+// simulatedName is what the matrix calls backend native on simulated GPUs, which have multicast. It is no backend that a program could choose. Backends
+// over libraries, which are simulated too, have their own names behind it: "simulated_nccl".
 const simulatedName = "simulated"
+
+// simulatedLibraries are the backends that work on simulated GPUs with a simulated library, and the cases of the short matrix by world size.
+var simulatedLibraries = map[string]map[int]string{
+	nccl.Name:    {2: `.`},
+	nvshmem.Name: {2: `.`},
+}
 
 // seedVariable is the seed of simulated GPUs: a number. Without it the short matrix takes 1, and the whole one several.
 const seedVariable = "SYMMEM_TEST_SEED"
@@ -105,21 +115,54 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
 		return err
 	}
+	name := native.Name
+	if parts := strings.SplitN(arg, ",", 3); len(parts) == 3 {
+		name = parts[2]
+	}
 	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true})
 	if err != nil {
 		return err
 	}
-	cfg := goroutinesConfig(native.Name, own.KernelTimeout)
-	o := &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}
+	cast := config.MulticastOn
 	if size == 1 {
-		o.Multicast = config.MulticastOff
+		cast = config.MulticastOff
+	}
+	cfg := goroutinesConfig(name, own.KernelTimeout)
+	var o any
+	left := func() []string { return nil }
+	switch name {
+	case nccl.Name:
+		lib := simlib.NewNCCL(m)
+		o, left = &nccl.Options{Driver: m.Driver(), Functions: lib.Functions(), Multicast: cast}, lib.Left
+	default:
+		o = &native.Options{Driver: m.Driver(), Multicast: cast}
 	}
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, &symmem.Options{Backend: o})
 	if err != nil {
 		return err
 	}
-	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}, say)
+	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: short == "short", Simulated: true}, say)
+	if rest := left(); len(rest) > 0 {
+		err = errors.Join(err, fmt.Errorf("the simulated library still has %s", strings.Join(rest, ", ")))
+	}
 	return errors.Join(err, m.Err())
+}
+
+// onSimulatedLibrary runs the suite on a backend over a simulated library.
+func onSimulatedLibrary(t *testing.T, name string) {
+	if runtime.GOOS != "linux" {
+		skipWithout(t, simulatedName, "GPUs are simulated on Linux")
+	}
+	for _, size := range slices.Sorted(maps.Keys(simulatedLibraries[name])) {
+		t.Run(fmt.Sprintf("world=%d/seed=1", size), func(t *testing.T) {
+			t.Parallel()
+			opts := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: true, Simulated: true}
+			if !wholeMatrix(t) {
+				opts.Filter = regexp.MustCompile(simulatedLibraries[name][size])
+			}
+			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:%d,1,%s", size, name))
+		})
+	}
 }
 
 // simulatedProcessJob is one rank of the suite, with simulated GPUs of its own process.
@@ -153,5 +196,5 @@ func backendOf(name string) string {
 	if name == simulatedName {
 		return native.Name
 	}
-	return name
+	return strings.TrimPrefix(name, simulatedName+"_")
 }

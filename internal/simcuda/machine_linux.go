@@ -47,6 +47,9 @@ type Machine struct {
 	later      []uintptr // user objects whose functions are to be called
 	violations []string
 	stats      Stats
+
+	noted  sync.Mutex // held without mu, or within it
+	misuse []string   // of libraries
 }
 
 // gpu is one GPU and its primary context.
@@ -150,7 +153,9 @@ func (m *Machine) violation(r cu.Result, format string, args ...any) cu.Result {
 func (m *Machine) Violations() []string {
 	m.lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.violations)
+	m.noted.Lock()
+	defer m.noted.Unlock()
+	return slices.Concat(m.violations, m.misuse)
 }
 
 // Left lists what was made and not given back.

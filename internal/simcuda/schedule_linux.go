@@ -277,6 +277,12 @@ func (m *Machine) perform(g *gpu, w *work) (done, more bool, err error) {
 			return false, true, nil
 		}
 		return w.ended.Load(), false, nil
+	case opLibrary:
+		if w.step == nil {
+			w.step, more = o.library(), true
+		}
+		done, moved, err := w.step(&Access{machine: m, gpu: g})
+		return done, more || moved, err
 	case opGraph:
 		if w.run == nil {
 			if o.exec.ended != w.ticket {
