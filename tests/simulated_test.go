@@ -134,6 +134,9 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 	case nccl.Name:
 		lib := simlib.NewNCCL(m)
 		o, left = &nccl.Options{Driver: m.Driver(), Functions: lib.Functions(), Multicast: cast}, lib.Left
+	case nvshmem.Name:
+		lib := simlib.NewNVSHMEM(m)
+		o, left = &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: cast, Arena: 16 << 20, Chunk: 32 << 20}, lib.Left
 	default:
 		o = &native.Options{Driver: m.Driver(), Multicast: cast}
 	}
