@@ -30,11 +30,28 @@ import (
 // over libraries, which are simulated too, have their own names behind it: "simulated_nccl".
 const simulatedName = "simulated"
 
-// simulatedLibraries are the backends that work on simulated GPUs with a simulated library, and the cases of the short matrix by world size.
-var simulatedLibraries = map[string]map[int]string{
-	nccl.Name:    {2: `.`},
-	nvshmem.Name: {2: `.`},
-}
+// simulatedLibraries are the backends that work on simulated GPUs with a simulated library, and the cases by world size: those that depend on where
+// memory comes from, the library's own collectives, and of each kernel a few runs. The short matrix has those of the first map, the whole one all.
+var (
+	simulatedLibraries = map[string]map[int]string{
+		nccl.Name: {
+			2: libraryCases + `|^all_reduce/nccl[a-z_]*/(f32|bf16)/|^all_reduce/nccl[a-z_]*/odd_place|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/.*(delayed|f32)`,
+			3: `^memory/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
+		},
+		nvshmem.Name: {
+			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place`,
+			3: `^memory/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
+		},
+	}
+	wholeLibraries = map[int]string{
+		1: `^(memory|window|heap|bad_input)/`,
+		2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/(nccl|nvshmem)|` +
+			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|/two_plans$`,
+		4: `^(memory|heap|groups|signal)/|^all_reduce/(nccl|nvshmem)[a-z_]*/(f32|u8)/|^all_reduce/[a-z_]+/f32/.*1023`,
+	}
+)
+
+const libraryCases = `^(memory|window|slice|heap|agreement|groups|bad_input|signal)/|^transfer/(put|get)|^graph/|^all_reduce/[a-z_]+/f32/.*1023`
 
 // seedVariable is the seed of simulated GPUs: a number. Without it the short matrix takes 1, and the whole one several.
 const seedVariable = "SYMMEM_TEST_SEED"
@@ -156,13 +173,15 @@ func onSimulatedLibrary(t *testing.T, name string) {
 	if runtime.GOOS != "linux" {
 		skipWithout(t, simulatedName, "GPUs are simulated on Linux")
 	}
-	for _, size := range slices.Sorted(maps.Keys(simulatedLibraries[name])) {
+	chosen := simulatedLibraries[name]
+	if wholeMatrix(t) {
+		chosen = maps.Clone(chosen)
+		maps.Copy(chosen, wholeLibraries)
+	}
+	for _, size := range slices.Sorted(maps.Keys(chosen)) {
 		t.Run(fmt.Sprintf("world=%d/seed=1", size), func(t *testing.T) {
 			t.Parallel()
-			opts := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: true, Simulated: true}
-			if !wholeMatrix(t) {
-				opts.Filter = regexp.MustCompile(simulatedLibraries[name][size])
-			}
+			opts := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: true, Simulated: true, Filter: regexp.MustCompile(chosen[size])}
 			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:%d,1,%s", size, name))
 		})
 	}
