@@ -69,7 +69,7 @@ var shortSimulated = map[int]string{
 }
 
 // simulatedProcesses are the cases of the short matrix with ranks that are processes, each with a machine of its own, by world size. They pass each
-// other memory as descriptors of files; multicast objects they cannot pass.
+// other memory and multicast objects as descriptors of files.
 var simulatedProcesses = map[int]string{
 	2: `^(memory|window|signal|transfer)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)/`,
 }
@@ -195,11 +195,11 @@ func simulatedProcessJob(ctx context.Context, cfg config.Config, arg string, say
 	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
 		return err
 	}
-	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank)})
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank), Multicast: true})
 	if err != nil {
 		return err
 	}
-	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOff}})
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}})
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ type Machine struct {
 	handles    map[cu.MemHandle]*handle
 	physicals  map[file]*physical // those that are known here
 	objects    map[file]*cast
+	shared     []*cast // that other processes may have
 	modules    map[cu.ModuleHandle]*module
 	functions  map[cu.FunctionHandle]*function
 	graphs     map[cu.GraphHandle]*graph

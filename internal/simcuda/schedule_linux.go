@@ -98,6 +98,9 @@ func (m *Machine) turn(g *gpu) (moved bool, turns int) {
 	if g.busy == 0 {
 		return false, 0
 	}
+	for _, c := range m.shared {
+		c.look()
+	}
 	for i := 0; i < len(m.active); i++ {
 		s := m.active[i]
 		if s.gpu != g {
