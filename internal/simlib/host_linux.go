@@ -170,6 +170,7 @@ type round struct {
 	call string
 	args []any
 	came int
+	torn bool          // the ranks make different calls, of which nothing comes
 	done chan struct{} // closed when the last has come, and has done what the call does for all
 }
 
@@ -194,12 +195,15 @@ func (h *host) come(w *rounds, rank int, call string, arg any, finish func(args 
 		w.rounds[n] = r
 	}
 	if r.call != call {
+		r.torn = true
 		h.machine.Violation("rank %d of %d calls %s, and others %s", rank, w.size, call, r.call)
 	}
 	r.args[rank] = arg
 	if r.came++; r.came == w.size {
 		delete(w.rounds, n)
-		finish(r.args)
+		if !r.torn {
+			finish(r.args)
+		}
 		close(r.done)
 	}
 	return r

@@ -223,6 +223,7 @@ func (n *NCCL) together(c *comm, call string, arg any, finish func(args []any)) 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	c.busy()
 	return c.failed
 }
 
@@ -231,6 +232,9 @@ func (c *comm) busy() bool {
 	if c.pending != nil {
 		select {
 		case <-c.pending.done:
+			if c.pending.torn {
+				c.failed = nccl.InternalError
+			}
 			c.pending = nil
 		default:
 		}
@@ -247,8 +251,8 @@ func (n *NCCL) asyncError(h nccl.CommHandle, r *nccl.Result) nccl.Result {
 		n.machine.Violation("NCCL's communicator %#x is none", h)
 		return nccl.InvalidArgument
 	}
-	if *r = c.failed; c.busy() {
-		*r = nccl.InProgress
+	if *r = nccl.InProgress; !c.busy() {
+		*r = c.failed
 	}
 	return nccl.Success
 }

@@ -119,8 +119,11 @@ func (p *pe) together(call string, arg any, finish func(args []any)) error {
 		}
 	})
 	n.mu.Unlock()
-	if !n.await(r, nil) {
+	switch {
+	case !n.await(r, nil):
 		return fmt.Errorf("%s: other PEs have not come: %w", call, errs.ErrPeerLost)
+	case r.torn:
+		return fmt.Errorf("%s: other PEs call %s: %w", call, r.call, errs.ErrMismatch)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func simulated(given bool, text string) ([]string, error) {
 	for _, name := range names {
 		if !slices.Contains(all, name) {
 			return nil, exit.UsageError(errs.Advised("verify", "--backend", text, strings.Join(all, ", ")+", auto and all with --simulate",
-				fmt.Sprintf("%s is not simulated; leave it out, or run it without --simulate", name)))
+				name+" is not simulated, or not in a list; leave it out, or run it without --simulate"))
 		}
 	}
 	return names, nil
