@@ -36,11 +36,11 @@ var (
 	simulatedLibraries = map[string]map[int]string{
 		nccl.Name: {
 			2: libraryCases + `|^all_reduce/nccl[a-z_]*/(f32|bf16)/|^all_reduce/nccl[a-z_]*/odd_place|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/.*(delayed|f32)`,
-			3: `^memory/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
+			3: `^(memory|groups)/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
 		},
 		nvshmem.Name: {
 			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place`,
-			3: `^memory/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
+			3: `^(memory|groups)/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
 		},
 	}
 	wholeLibraries = map[int]string{
