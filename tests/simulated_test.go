@@ -36,18 +36,18 @@ var (
 	simulatedLibraries = map[string]map[int]string{
 		nccl.Name: {
 			2: libraryCases + `|^all_reduce/nccl[a-z_]*/(f32|bf16)/|^all_reduce/nccl[a-z_]*/odd_place|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/.*(delayed|f32)`,
-			3: `^(memory|groups)/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
+			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
 		},
 		nvshmem.Name: {
 			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place`,
-			3: `^(memory|groups)/|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
+			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
 		},
 	}
 	wholeLibraries = map[int]string{
 		1: `^(memory|window|heap|bad_input)/`,
-		2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/(nccl|nvshmem)|` +
-			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)|/two_plans$`,
-		4: `^(memory|heap|groups|signal)/|^all_reduce/(nccl|nvshmem)[a-z_]*/(f32|u8)/|^all_reduce/[a-z_]+/f32/.*1023`,
+		2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph)/|^lifetime/(delayed|busy)|^all_reduce/(nccl|nvshmem)|` +
+			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)`,
+		4: `^(memory|signal)/|^groups/(overlapping|again)|^all_reduce/(nccl|nvshmem)[a-z_]*/(f32|u8)/|^all_reduce/[a-z_]+_multimem/f32/.*1023`,
 	}
 )
 
@@ -153,7 +153,7 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 		o, left = &nccl.Options{Driver: m.Driver(), Functions: lib.Functions(), Multicast: cast}, lib.Left
 	case nvshmem.Name:
 		lib := simlib.NewNVSHMEM(m)
-		o, left = &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: cast, Arena: 16 << 20, Chunk: 32 << 20}, lib.Left
+		o, left = &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: cast, Chunk: 32 << 20}, lib.Left
 	default:
 		o = &native.Options{Driver: m.Driver(), Multicast: cast}
 	}

@@ -22,11 +22,8 @@ type simulator struct{}
 
 func (simulator) Backends() []string { return []string{native.Name, nccl.Name, nvshmem.Name} }
 
-// Room of NVSHMEM's heap, in bytes: simulated GPUs have little memory.
-const (
-	arena = 16 << 20
-	chunk = 32 << 20
-)
+// chunk is what NVSHMEM's heap grows by, in bytes: simulated GPUs have little memory.
+const chunk = 32 << 20
 
 // Start makes as many GPUs as there are ranks, and the library of the backend.
 func (s simulator) Start(backend string, ranks int, seed uint64, multicast string) (verify.Simulation, error) {
@@ -43,7 +40,7 @@ func (s simulator) Start(backend string, ranks int, seed uint64, multicast strin
 		return verify.Simulation{Options: o, Err: both(m, "NCCL", lib.Left)}, nil
 	case nvshmem.Name:
 		lib := simlib.NewNVSHMEM(m)
-		o := &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: multicast, Arena: arena, Chunk: chunk}
+		o := &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: multicast, Chunk: chunk}
 		return verify.Simulation{Options: o, Err: both(m, "NVSHMEM", lib.Left)}, nil
 	}
 	return verify.Simulation{}, errs.Invalid("verify", "backend to simulate", backend, strings.Join(s.Backends(), ", "))
