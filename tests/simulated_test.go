@@ -39,14 +39,14 @@ var (
 			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
 		},
 		nvshmem.Name: {
-			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place`,
+			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place|^(broadcast|reduce_scatter|all_gather|all_to_all|barrier_plan)/nvshmem/`,
 			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
 		},
 	}
 	wholeLibraries = map[int]string{
 		1: `^(memory|window|heap|bad_input)/`,
 		2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph)/|^lifetime/(delayed|busy)|^all_reduce/(nccl|nvshmem)|` +
-			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)`,
+			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/(nccl|nvshmem)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)`,
 		4: `^(memory|signal)/|^groups/(overlapping|again)|^all_reduce/(nccl|nvshmem)[a-z_]*/(f32|u8)/|^all_reduce/[a-z_]+_multimem/f32/.*1023`,
 	}
 )

@@ -15,7 +15,8 @@ type Calls interface {
 	Register(p uint64, bytes int64) (uint64, error)
 	Unregister(alias uint64, bytes int64) error
 	NewTeam() (Team, error)
-	Reduction(dtype, op string) (Reduction, error)
+	Barrier(team Team, stream uintptr) error
+	Collective(what, dtype, op string) (Collective, error)
 	MulticastPtr(p uint64) (uint64, error)
 }
 

@@ -12,5 +12,5 @@
 // Wrong use that a real library does not survive, or answers with memory that is gone, is noted with the machine: see [simcuda.Machine.Violations].
 //
 // It does not have: device communicators of NCCL, several ranks on one GPU, groups of calls, failures of the library's own; what NVSHMEM has for
-// networks, and its put, get and barrier. NCCL makes one multicast object for all windows of a communicator; here each window has its own.
+// networks, and its put and get. NCCL makes one multicast object for all windows of a communicator; here each window has its own.
 package simlib

@@ -387,31 +387,89 @@ func (p *pe) NewTeam() (nvshmem.Team, error) {
 	return *team, err
 }
 
-// Reduction gives one of NVSHMEM's reductions.
-func (p *pe) Reduction(dtype, op string) (nvshmem.Reduction, error) {
-	if sizes[dtype] == 0 || !slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
-		return nil, fmt.Errorf("NVSHMEM has no reduction of %s by %s: %w", dtype, op, errs.ErrUnsupported)
+// team gives the collectives of a team, or notes that there is none.
+func (p *pe) team(what string, team nvshmem.Team) (*work, uint64, error) {
+	j, err := p.started(what)
+	if err != nil {
+		return nil, 0, err
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, stream uintptr) error {
-		what := fmt.Sprintf("the reduction of %d %s, %s, by team %d", count, dtype, op, team)
-		j, err := p.started(what)
+	defer p.lib.mu.Unlock()
+	w := j.work[team]
+	if w == nil {
+		p.lib.machine.Violation("%s by team %d, which is none", what, team)
+		return nil, 0, fmt.Errorf("%s by team %d: %w", what, team, errs.ErrInvalid)
+	}
+	return w, uint64(p.heap(p.number)), nil
+}
+
+// Barrier enqueues a barrier of a team.
+func (p *pe) Barrier(team nvshmem.Team, stream uintptr) error {
+	w, _, err := p.team("nvshmemx_barrier_on_stream", team)
+	if err != nil {
+		return err
+	}
+	w.free(p.number, true)
+	return p.lib.drv.Check("enqueueing a barrier", w.enqueue(stream, call{
+		what: fmt.Sprintf("nvshmemx_barrier_on_stream of team %d", team), rank: p.number,
+		result: func([][]byte, []byte) []byte { return nil },
+	}))
+}
+
+// reduceRoom is how many bytes of input a reduce-scatter takes: half of NVSHMEM_REDUCE_SCRATCH_SIZE.
+const reduceRoom = 1 << 18
+
+// Collective gives one of NVSHMEM's collectives. Of those other than the all-reduce NVSHMEM may write a PE's output before its stream has come to the call, so
+// that one without a barrier in front is noted.
+func (p *pe) Collective(what, dtype, op string) (nvshmem.Collective, error) {
+	combines := what == nvshmem.Reduce || what == nvshmem.ReduceScatter
+	moves := slices.Contains([]string{nvshmem.Broadcast, nvshmem.Collect, nvshmem.AllToAll}, what)
+	if sizes[dtype] == 0 || !combines && !moves || combines && !slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
+		return nil, fmt.Errorf("NVSHMEM has no %s of %s by %q: %w", what, dtype, op, errs.ErrUnsupported)
+	}
+	return func(team nvshmem.Team, dst, src uint64, count int64, root int, stream uintptr) error {
+		name := fmt.Sprintf("nvshmemx_%s_on_stream of %d %s %s by team %d", what, count, dtype, op, team)
+		w, own, err := p.team(name, team)
 		if err != nil {
 			return err
 		}
-		w, own := j.work[team], uint64(p.heap(p.number))
-		p.lib.mu.Unlock()
-		if w == nil || count < 1 || dst < own || dst-own >= heapRoom || src < own || src-own >= heapRoom {
-			p.lib.machine.Violation("%s from %#x to %#x, or no such team", what, src, dst)
-			return fmt.Errorf("%s from %#x to %#x: %w", what, src, dst, errs.ErrInvalid)
+		pes := int64(len(w.made))
+		if count < 1 || dst < own || dst-own >= heapRoom || src < own || src-own >= heapRoom || root < 0 || int64(root) >= pes {
+			p.lib.machine.Violation("%s from %#x to %#x, root %d", name, src, dst, root)
+			return fmt.Errorf("%s from %#x to %#x, root %d: %w", name, src, dst, root, errs.ErrInvalid)
+		}
+		block := count * int64(sizes[dtype])
+		if was := w.free(p.number, false); !was && what != nvshmem.Reduce {
+			p.lib.machine.Violation("%s without a barrier in front", name)
 		}
 		// The memory is at the same place of every heap.
-		what += fmt.Sprintf(", from %d to %d", src-own, dst-own)
-		r := w.enqueue(stream, call{
-			what: what, rank: p.number, send: device.Ptr(src), bytes: count * int64(sizes[dtype]), recv: device.Ptr(dst),
-			joint:  func(ins [][]byte) []byte { return combine(dtype, op, ins) },
-			result: func(_ [][]byte, all []byte) []byte { return all },
-		})
-		return p.lib.drv.Check("enqueueing "+what, r)
+		c := call{what: name + fmt.Sprintf(", from %d to %d, root %d", src-own, dst-own, root), rank: p.number, send: device.Ptr(src), bytes: block, recv: device.Ptr(dst)}
+		if combines {
+			c.joint = func(ins [][]byte) []byte { return combine(dtype, op, ins) }
+		}
+		mine := int64(p.number) * block
+		switch what {
+		case nvshmem.Reduce:
+			c.result = func(_ [][]byte, all []byte) []byte { return all }
+		case nvshmem.Broadcast:
+			c.result = func(ins [][]byte, _ []byte) []byte { return ins[root] }
+		case nvshmem.Collect:
+			c.result = func(ins [][]byte, _ []byte) []byte { return slices.Concat(ins...) }
+		case nvshmem.ReduceScatter:
+			c.bytes *= pes
+			c.result = func(_ [][]byte, all []byte) []byte { return all[mine:][:block] }
+			if pes > 1 && c.bytes > reduceRoom {
+				p.lib.machine.Violation("%s: there is no room for %d bytes, and the kernel would end the context", name, c.bytes)
+			}
+		default:
+			c.bytes *= pes
+			c.result = func(ins [][]byte, _ []byte) (out []byte) {
+				for _, in := range ins {
+					out = append(out, in[mine:][:block]...)
+				}
+				return out
+			}
+		}
+		return p.lib.drv.Check("enqueueing "+name, w.enqueue(stream, c))
 	}, nil
 }
 

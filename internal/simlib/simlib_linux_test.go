@@ -295,10 +295,22 @@ func TestNVSHMEMMisuse(t *testing.T) {
 		"outside of the heap": {func(r *rig, g int, pe nvshmem.Calls) {
 			team, err := pe.NewTeam()
 			assert.NoError(r, err)
-			reduce, err := pe.Reduction("f32", "sum")
+			reduce, err := pe.Collective(nvshmem.Reduce, "f32", "sum")
 			assert.NoError(r, err)
-			assert.ErrorIs(r, reduce(team, 4096, 4096, 1, 0), errs.ErrInvalid)
+			assert.ErrorIs(r, reduce(team, 4096, 4096, 1, 0, 0), errs.ErrInvalid)
 		}, "from 0x1000 to 0x1000"},
+		"no barrier": {func(r *rig, g int, pe nvshmem.Calls) {
+			team, err := pe.NewTeam()
+			assert.NoError(r, err)
+			p, err := pe.Align(4096, 4096)
+			assert.NoError(r, err)
+			var s cu.StreamHandle
+			assert.Equal(r, cu.Success, r.d.StreamCreate(&s, cu.StreamNonBlocking))
+			move, err := pe.Collective(nvshmem.Broadcast, "u32", "")
+			assert.NoError(r, err)
+			assert.NoError(r, move(team, p, p, 1, 1, uintptr(s)))
+			assert.Equal(r, cu.Success, r.settled(s))
+		}, "without a barrier in front"},
 		"nothing to unregister": {func(r *rig, _ int, pe nvshmem.Calls) {
 			p, err := pe.Align(4096, 4096)
 			assert.NoError(r, err)

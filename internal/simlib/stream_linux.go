@@ -17,6 +17,7 @@ type work struct {
 
 	mu      sync.Mutex
 	made    [][2]int // by rank: how many were enqueued, and recorded
+	freed   []bool   // by rank: the last that was enqueued is a barrier
 	open    map[run]*collective
 	aborted bool
 }
@@ -38,7 +39,7 @@ type collective struct {
 }
 
 func newWork(m *simcuda.Machine, ranks int) *work {
-	return &work{machine: m, made: make([][2]int, ranks), open: map[run]*collective{}}
+	return &work{machine: m, made: make([][2]int, ranks), freed: make([]bool, ranks), open: map[run]*collective{}}
 }
 
 // call is one rank's part of a collective.
@@ -57,6 +58,14 @@ func (w *work) abort() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.aborted = true
+}
+
+// free notes whether what a rank enqueues next is a barrier, and says whether the last was one.
+func (w *work) free(rank int, barrier bool) (was bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was, w.freed[rank] = w.freed[rank], barrier
+	return was
 }
 
 // enqueue puts a rank's part on a stream.
