@@ -50,6 +50,8 @@ type Options struct {
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
 	Driver *cu.Driver
+	// Functions is the table of NCCL's functions; nil loads the library.
+	Functions *nccl.Functions
 	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at SYMMEM_NCCL_LIBRARY, then where the loader and
 	// Python's package managers keep it.
 	Library string
@@ -171,7 +173,12 @@ func (o *Options) fill() {
 	}
 	o.Library = cmp.Or(o.Library, o.Getenv(libraryEnv))
 	o.Window = cmp.Or(o.Window, o.Getenv(windowEnv), plainWindow)
-	if o.load == nil {
+	switch {
+	case o.load != nil:
+	case o.Functions != nil:
+		table := *o.Functions
+		o.load = func(*nccl.Options) (*nccl.Library, error) { return nccl.New(cmp.Or(o.Library, "given by the program"), table) }
+	default:
 		o.load = nccl.Load
 	}
 }
