@@ -58,7 +58,6 @@ type serviceConn struct {
 	session string       // which join of the rank it is
 	socket  *serviceSocket
 	outbox  *outbox
-	due     atomic.Int64 // how many bytes the socket has written, at least, when it has written all messages of the outbox that were sent
 	phase   atomic.Int32
 	parted  atomic.Bool   // the rank has said goodbye, or is lost
 	gone    chan struct{} // closed when the rank is no longer attached over this connection
@@ -184,7 +183,7 @@ func (g *gate) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 	if g.certificates != nil {
 		level = credentials.PrivacyAndIntegrity
 	}
-	return conn, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, socket: socket}, nil
+	return &countingConn{Conn: conn, count: &socket.messages}, gateInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: level}, socket: socket}, nil
 }
 
 // ClientHandshake is not used: ranks make their connections themselves.
@@ -254,7 +253,7 @@ func (s *service) Connect(stream grpc.BidiStreamingServer[pb.ClientMessage, pb.S
 	}
 	if refusal != nil {
 		s.logger.Warn("refused a rank", "from", socket.RemoteAddr(), "reason", refusal.Text)
-		return stream.Send(&pb.ServerMessage{Body: &pb.ServerMessage_Refusal{Refusal: &pb.Refusal{
+		return c.socket.send(stream, &pb.ServerMessage{Body: &pb.ServerMessage_Refusal{Refusal: &pb.Refusal{
 			Reason: uint32(refusal.Reason), Text: refusal.Text,
 		}}})
 	}
@@ -287,7 +286,7 @@ func (s *service) Beat(stream grpc.BidiStreamingServer[pb.Heartbeat, pb.Heartbea
 	ticker := time.NewTicker(heartbeatInterval(s.options.LivenessTimeout))
 	defer ticker.Stop()
 	for {
-		if err := stream.Send(&pb.Heartbeat{}); err != nil {
+		if err := socket.send(stream, &pb.Heartbeat{}); err != nil {
 			return err
 		}
 		select {
@@ -403,23 +402,15 @@ func (c *serviceConn) send(stream grpc.ServerStream, message any) error {
 		}
 	}
 	for _, m := range frames {
-		due := max(c.due.Load(), c.socket.written.Load())
-		if frame, ok := m.(rawFrame); ok {
-			due += int64(len(frame))
-		}
-		c.due.Store(due)
-		if err := stream.SendMsg(m); err != nil {
+		if err := c.socket.send(stream, m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// flushed reports whether the socket has written all that was put into the outbox before, as far as that is known: the bytes of HTTP/2 itself
-// are counted too, so it may be a little early.
-func (c *serviceConn) flushed() bool {
-	return c.outbox.empty() && c.socket.written.Load() >= c.due.Load()
-}
+// flushed reports whether the socket has written all that was put into the outbox before.
+func (c *serviceConn) flushed() bool { return c.outbox.empty() && c.socket.flushed() }
 
 // flush waits until the sockets of all ranks have written what the hub has handed out for them, for at most graceTimeout. Then the system delivers it,
 // even if this process exits.
