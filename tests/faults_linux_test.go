@@ -71,15 +71,20 @@ func usePlans(ctx context.Context, m *memory.Memory) (err error) {
 	}
 	var tensors [2]*tensor.Tensor
 	for i := range tensors {
-		t, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
-		if t != nil {
-			closing = append(closing, func() error { return t.Close(after) })
-			err = t.Rendezvous(ctx)
+		err := step("a tensor", func() error {
+			t, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
+			if t != nil {
+				tensors[i] = t
+				closing = append(closing, func() error { return t.Close(after) })
+			}
+			return err
+		})
+		if err == nil { // a rank without a tensor has nothing to rendezvous with
+			err = step("its rendezvous", func() error { return tensors[i].Rendezvous(ctx) })
 		}
-		if err := m.Group().Vote(ctx, "a tensor", err); err != nil {
+		if err != nil {
 			return err
 		}
-		tensors[i] = t
 	}
 	for _, u := range planUses {
 		if u.multicast && !m.Backend().Capabilities().Multicast {
@@ -123,6 +128,8 @@ func TestFaultsOfPlans(t *testing.T) {
 		keeps      = "it is the call that gives it back"
 		capability = "what the driver does not tell is not there, and the capability says so"
 		trial      = "the trial of memory for network cards; the next is without"
+		notReady   = "CUDA_ERROR_SYSTEM_NOT_READY"
+		again      = "all ranks try again"
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
@@ -130,6 +137,9 @@ func TestFaultsOfPlans(t *testing.T) {
 			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
 			"cuStreamQuery":                   "memory that goes with it is freed when the driver has answered",
 			"cuMemGetAllocationGranularity/1": trial, "cuMemCreate/1": trial, "cuMemExportToShareableHandle/1": trial, "cuMemRelease/1": trial,
+			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
+			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
+			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device", "cuDevicePrimaryCtxRelease": keeps, "cuEventDestroy": keeps,

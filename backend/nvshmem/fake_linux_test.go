@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
@@ -66,7 +67,21 @@ type job struct {
 	failure  func(call string, pe int) bool // whether a call fails
 	multi    bool                           // multicast addresses exist
 	finalize int
+	// reductions are those that not all PEs have enqueued, by team and number, and pending those of them that a stream waits for.
+	reductions map[[2]int64]*reduction
+	pending    map[cu.StreamHandle][]*reduction
 }
+
+// reduction is one that some PEs have enqueued.
+type reduction struct {
+	what string
+	came int
+	done bool
+	late bool
+}
+
+// reductionPatience is how long a reduction keeps its caller, which a real one does not, until the others have come.
+const reductionPatience = 2 * time.Second
 
 func newMachine(pes int) *machine {
 	m := &machine{
@@ -79,7 +94,8 @@ func newMachine(pes int) *machine {
 		}
 		return fakecuda.Memory{GPU: f.gpu, Base: base, Bytes: uint64(len(f.mem))}, true
 	}
-	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap}
+	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap,
+		reductions: map[[2]int64]*reduction{}, pending: map[cu.StreamHandle][]*reduction{}}
 	for pe := range pes {
 		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
 		m.homes = append(m.homes, &home{})
@@ -112,7 +128,8 @@ type fakeLib struct {
 	pe      int
 	opts    nvshmem.Options
 	started bool
-	granule string // NVSHMEM_CUMEM_GRANULARITY, if it is set
+	granule string                 // NVSHMEM_CUMEM_GRANULARITY, if it is set
+	reduced map[nvshmem.Team]int64 // how many reductions were enqueued, by team
 }
 
 var _ library = (*fakeLib)(nil)
@@ -355,17 +372,47 @@ func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
 		!slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
 		return nil, errs.ErrUnsupported
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, _ uintptr) error {
-		l.m.Mu.Lock()
-		defer l.m.Mu.Unlock()
+	return func(team nvshmem.Team, dst, src uint64, count int64, stream uintptr) error {
+		m := l.m
+		m.Mu.Lock()
+		defer m.Mu.Unlock()
 		l.check("reduction")
-		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
-		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 {
-			if dtype == "f32" && op == "sum" {
-				l.add(at(dst), at(src), count)
+		if m.Current() != l.pe {
+			m.Violation("a reduction without the context of GPU %d", l.pe)
+		}
+		at := func(p uint64) uint64 { return p - m.base(l.pe, l.pe) }
+		what := fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst))
+		if l.reduced == nil {
+			l.reduced = map[nvshmem.Team]int64{}
+		}
+		key := [2]int64{int64(team), l.reduced[team]}
+		l.reduced[team]++
+		r := m.job.reductions[key]
+		if r == nil {
+			r = &reduction{what: what}
+			m.job.reductions[key] = r
+		}
+		if r.what != what {
+			m.Violation("PE %d enqueues %s where another has enqueued %s", l.pe, what, r.what)
+		}
+		if r.came++; r.came < m.pes {
+			// Work of the simulated streams runs when it is enqueued, so this waits here for the others; for those that do not come, the stream waits.
+			defer time.AfterFunc(reductionPatience, func() { m.Mu.Lock(); r.late = true; m.job.cond.Broadcast(); m.Mu.Unlock() }).Stop()
+			for !r.done && !r.late {
+				m.job.cond.Wait()
 			}
-			return 0
-		})
+			if s := cu.StreamHandle(stream); !r.done {
+				m.job.pending[s] = append(m.job.pending[s], r)
+			}
+			return nil
+		}
+		if dtype == "f32" && op == "sum" {
+			l.add(at(dst), at(src), count)
+		}
+		r.done = true
+		m.job.cond.Broadcast()
+		m.job.calls = append(m.job.calls, what)
+		delete(m.job.reductions, key)
 		return nil
 	}, nil
 }
@@ -449,6 +496,17 @@ func (m *machine) driver() *cu.Driver {
 	m.basics(d)
 	m.memory(d)
 	m.work(d)
+	idle := d.StreamQuery
+	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
+		m.Mu.Lock()
+		m.job.pending[s] = slices.DeleteFunc(m.job.pending[s], func(r *reduction) bool { return r.done })
+		waits := len(m.job.pending[s]) > 0
+		m.Mu.Unlock()
+		if waits {
+			return cu.NotReady
+		}
+		return idle(s)
+	}
 	return d
 }
 
