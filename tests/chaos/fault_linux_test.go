@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,17 +29,32 @@ type fault struct {
 	kill  bool
 	pause time.Duration
 	files int
+	hang  bool // until the others have come to their ends
+
+	// again makes the ranks that are left do the job once more.
+	again bool
+	// counted, unless nil, takes how often the victim makes each call of every, and nothing befalls it.
+	counted map[string]int
+
+	seen    int           // of the calls that are trapped
+	struck  bool          // it has befallen the victim
+	over    atomic.Bool   // the victim has come to the end of the job
+	release chan struct{} // closed when what hangs goes on
 }
 
 // The bounds of what a rank waits for: of a job that must fail, and of one that must not, however long a rank is stopped.
 const (
 	shortTimeout = 6 * time.Second
 	longTimeout  = 40 * time.Second
+	hangTimeout  = 3 * time.Second
 )
 
 func (f *fault) timeout() time.Duration {
-	if f.pause > 0 {
+	switch {
+	case f.pause > 0, f.counted != nil:
 		return longTimeout
+	case f.hang:
+		return hangTimeout
 	}
 	return shortTimeout
 }
@@ -48,6 +64,9 @@ func (f *fault) environ() []string {
 	var env []string
 	if f.call != nil {
 		env = append(env, trapVariable+"="+f.call.name)
+	}
+	if f.counted != nil {
+		env = append(env, trapVariable+"="+everyCall)
 	}
 	if f.files > 0 {
 		env = append(env, filesVariable+"="+strconv.Itoa(f.files))
@@ -65,6 +84,8 @@ func (f *fault) String() string {
 		what = "fails: " + unix.ErrnoName(f.errno)
 	case f.kill:
 		what = "is killed"
+	case f.hang:
+		what = "hangs"
 	default:
 		what = fmt.Sprintf("is stopped for %v", f.pause)
 	}
@@ -84,13 +105,29 @@ func (f *fault) atStage(p *os.Process, stage string) {
 	}
 }
 
-// atCall is called when the victim comes to the trapped call, and waits. It gives what the call fails with, or 0.
-func (f *fault) atCall(p *os.Process, count int) unix.Errno {
-	if count != f.count && (!f.on || count < f.count) {
-		return 0
+// atCall is called when the victim comes to a trapped call, and waits. It gives what the call fails with, or 0, and until when it hangs, or nil.
+func (f *fault) atCall(p *os.Process, n *notification) (unix.Errno, <-chan struct{}) {
+	if f.counted != nil {
+		for _, c := range every() {
+			if !f.over.Load() && c.match(n) {
+				f.counted[c.name]++
+			}
+		}
+		return 0, nil
 	}
+	if f.over.Load() || !f.call.match(n) {
+		return 0, nil
+	}
+	f.seen++
+	if f.seen != f.count && (!f.on || f.seen < f.count) {
+		return 0, nil
+	}
+	f.struck = true
 	f.strike(p)
-	return f.errno
+	if f.hang {
+		return 0, f.release
+	}
+	return f.errno, nil
 }
 
 // strike kills or stops the process, if that is what is to befall it.
@@ -201,6 +238,10 @@ func (f *fault) judge(world []*worker) []string {
 				complain("rank %d, in %s: %s", w.rank, w.last.In, w.last.Error)
 			}
 		}
+		return wrong
+	}
+	if f.hang {
+		f.judgeHang(world, complain)
 		return wrong
 	}
 	if !f.kill && victim.last.Error != "" {
