@@ -72,6 +72,16 @@ type job struct {
 	pending    map[cu.StreamHandle][]*reduction
 }
 
+// over reports whether all calls are to return.
+func (j *job) over() bool {
+	select {
+	case <-j.dead:
+		return true
+	default:
+		return false
+	}
+}
+
 // reduction is one that some PEs have enqueued.
 type reduction struct {
 	what string
@@ -177,10 +187,8 @@ func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
 		return j.result, true
 	}
 	for j.round == round {
-		select {
-		case <-j.dead:
+		if j.over() {
 			return 0, false
-		default:
 		}
 		j.cond.Wait()
 	}
@@ -398,7 +406,7 @@ func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
 		if r.came++; r.came < m.pes {
 			// Work of the simulated streams runs when it is enqueued, so this waits here for the others; for those that do not come, the stream waits.
 			defer time.AfterFunc(reductionPatience, func() { m.Mu.Lock(); r.late = true; m.job.cond.Broadcast(); m.Mu.Unlock() }).Stop()
-			for !r.done && !r.late {
+			for !r.done && !r.late && !m.job.over() {
 				m.job.cond.Wait()
 			}
 			if s := cu.StreamHandle(stream); !r.done {

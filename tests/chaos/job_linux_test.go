@@ -65,7 +65,8 @@ const (
 	trapVariable   = "SYMMEM_TEST_CHAOS_TRAP"
 	filesVariable  = "SYMMEM_TEST_CHAOS_FILES"
 	againVariable  = "SYMMEM_TEST_CHAOS_AGAIN"
-	everyCall      = "*" // of trapVariable
+	briefVariable  = "SYMMEM_TEST_CHAOS_BRIEF" // the job has fewer tensors
+	everyCall      = "*"                       // of trapVariable
 
 	controlFile = 3 // the descriptor that a worker talks to the test over
 )
@@ -136,8 +137,8 @@ func prepared(tell func(said) error) error {
 	before := runtime.NumGoroutine()
 	text := os.Getenv(againVariable)
 	tensors := jobTensors
-	if text != "" {
-		tensors = sweepTensors
+	if os.Getenv(briefVariable) != "" {
+		tensors = briefTensors
 	}
 	run := func(cfg config.Config, end string) error {
 		stage := ""
@@ -217,7 +218,7 @@ const (
 	jobTensors  = 12
 	jobElements = 20_000
 
-	sweepTensors = 5 // where each call is attacked, fewer do
+	briefTensors = 5 // where each call is attacked, fewer do
 )
 
 // job is what the ranks do: each thing that a user does, in turn. A rank that gets an error leaves.

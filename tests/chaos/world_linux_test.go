@@ -69,6 +69,9 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 	f.release = make(chan struct{})
 	var others atomic.Int32 // that have not come to the end of the job
 	others.Store(int32(size) - 1)
+	if f.again {
+		env = append(env, briefVariable+"=1")
+	}
 	var wg sync.WaitGroup
 	began := time.Now()
 	for r := range size {
