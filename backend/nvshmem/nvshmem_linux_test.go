@@ -914,6 +914,61 @@ func TestContextFailsInATurn(t *testing.T) {
 	assert.GreaterOrEqual(t, pushes.Load(), int32(2), "places")
 }
 
+// TestEnqueueFails: where one rank cannot enqueue a reduction, which then never ends on the others, NVSHMEM is given up, and all ranks learn it.
+func TestEnqueueFails(t *testing.T) {
+	m := newMachine(2)
+	t.Cleanup(m.release)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		var fails atomic.Bool
+		o := m.options(g.Rank())
+		push := o.Driver.CtxPushCurrent
+		o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+			if fails.Swap(false) {
+				return cu.OperatingSystem
+			}
+			return push(c)
+		}
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		mem := memory.New(b, g, nil)
+		a, err := mem.Allocate(ctx, 4096, "")
+		if err != nil {
+			return err
+		}
+		w, err := mem.Rendezvous(ctx, a, memory.Record{})
+		if err != nil {
+			return err
+		}
+		p, err := mem.PrepareAllReduce(ctx, Name, memory.Place{Window: w}, memory.Place{Window: w}, 4, 16, "f32", "sum")
+		if err != nil {
+			return err
+		}
+		if err := p.Enqueue(nil); !errors.Is(err, errs.ErrInvalid) || b.world.usable() != nil {
+			return fmt.Errorf("no stream: %w; %w", err, b.world.usable())
+		}
+		if g.Rank() == 1 {
+			s, err := b.device.NewStream()
+			if err != nil {
+				return err
+			}
+			fails.Store(true)
+			if err := p.Enqueue(s); err == nil || !strings.Contains(err.Error(), "only some ranks") {
+				return fmt.Errorf("enqueuing: %w", err)
+			}
+			if err := s.Close(); err != nil {
+				return err
+			}
+		}
+		if _, err := mem.Allocate(ctx, 20<<20, ""); err == nil || !strings.Contains(err.Error(), "given up") || !strings.Contains(err.Error(), "rank 1") {
+			return fmt.Errorf("an allocation after it: %w", err)
+		}
+		_ = mem.Close(ctx) // a library that was given up is not finalized
+		return nil
+	}))
+}
+
 func TestMulticast(t *testing.T) {
 	for _, exists := range []bool{true, false} {
 		m := newMachine(2)
