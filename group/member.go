@@ -62,7 +62,7 @@ func readBootID() (string, error) {
 		return *known, nil
 	}
 	id, err := bootIDIn(bootIDFile)
-	if err == nil {
+	if id != "" {
 		knownBootID.Store(&id)
 	}
 	return id, err

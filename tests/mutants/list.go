@@ -846,6 +846,11 @@ var mutants = []mutant{
 		new: "}",
 	},
 	{
+		file: "memory/memory.go", why: "a rank that could not give memory back does not say so to those that go on", tests: []stage{memoryTests},
+		old: "\t\tm.group.Excuse(fmt.Errorf(\"freeing %d bytes at %s: %w\", a.Bytes(), a.Ptr(), own))\n",
+		new: "",
+	},
+	{
 		file: "group/member.go", why: "a rank that may open no file takes itself for one of another host", tests: []stage{systemCalls},
 		old: "\t\treturn \"\", err\n",
 		new: "\t\treturn \"\", nil\n",
@@ -867,8 +872,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "backend/nvshmem/world.go", why: "a rank that fails in a turn does not vote", tests: []stage{turnTests},
-		old: "if run(do); len(voted) == 0 {",
-		new: "if run(do); len(voted) == 0 || err != nil {",
+		old: "\t} else if err == nil { // it is a matter of the book",
+		new: "\t} else if run(func(uint64, []ask) error { return nil }); err != nil {\n\t\treturn err\n\t} else { // it is a matter of the book",
 	},
 	{
 		file: "backend/nvshmem/reduce.go", why: "NVSHMEM goes on after a reduction that one rank could not enqueue", tests: []stage{turnTests},
