@@ -1575,6 +1575,16 @@ var mutants = []mutant{
 		new: "c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, 0, out.Window.alloc, out.Offset",
 	},
 	{
+		file: "backend/nixl/meet.go", why: "libraries of several versions speak to each other", tests: []stage{nixlTests},
+		old: "known != \"\" && p.Version != known",
+		new: "known != \"\" && p.Version == \"\"",
+	},
+	{
+		file: "group/islands_linux.go", why: "who receives nothing does not say why", tests: []stage{{"group", "Island", usual}},
+		old: "if err := t.x.failed(); err != nil {",
+		new: "if err := t.x.failed(); false {",
+	},
+	{
 		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
 		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n",
 		new: "",
