@@ -130,6 +130,11 @@ func TestFaultsOfPlans(t *testing.T) {
 		trial      = "the trial of memory for network cards; the next is without"
 		notReady   = "CUDA_ERROR_SYSTEM_NOT_READY"
 		again      = "all ranks try again"
+		links      = "where it is asked about the links between GPUs: what the driver does not tell is not there"
+		answer     = "so the driver says that there are no more parameters, or that a kernel has no blocks of that size"
+		creators   = "the creator's handle of a multicast object, which goes later: it is logged"
+		gone       = "the others give the multicast object up while this rank is held up before the call, which then asks for one that is gone"
+		goesOn     = "the GPU of a rank that dies in this process goes on, and its kernel finds the memory of the others gone"
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
@@ -137,6 +142,11 @@ func TestFaultsOfPlans(t *testing.T) {
 			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
 			"cuStreamQuery":                   "memory that goes with it is freed when the driver has answered",
 			"cuMemGetAllocationGranularity/1": trial, "cuMemCreate/1": trial, "cuMemExportToShareableHandle/1": trial, "cuMemRelease/1": trial,
+			"cuDeviceGetCount/3": links, "cuDeviceGetCount/6": links, "cuDeviceGet/5": links, "cuDeviceGet/6": links, "cuDeviceGet/11": links, "cuDeviceGet/12": links,
+			"cuDeviceGetUuid/5": links, "cuDeviceGetUuid/6": links, "cuDeviceGetUuid/11": links, "cuDeviceGetUuid/12": links,
+			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:CUDA_ERROR_INVALID_VALUE": answer,
+			"cuMemRelease/4": creators, "cuMemRelease/8": creators, "cuMemRelease/10": creators, "cuMemRelease/13": creators,
+			"cuMemGetAllocationGranularity/2":  trial,
 			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
 			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
 			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
@@ -145,9 +155,11 @@ func TestFaultsOfPlans(t *testing.T) {
 			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device", "cuDevicePrimaryCtxRelease": keeps, "cuEventDestroy": keeps,
 			"cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemAddressFree": keeps, "cuMemFree": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuMemUnmap": keeps, "cuModuleUnload": keeps, "cuMulticastUnbind": keeps, "cuStreamDestroy": keeps, "cuUserObjectRelease": keeps,
+			"cuMemImportFromShareableHandle:hangs": gone, "cuMemImportFromShareableHandle:kills": gone, "cuMulticastAddDevice:kills": gone, "cuEventRecord:kills": goesOn,
 		},
-		Ranks: 2,
-		Polls: []string{"cuEventQuery", "cuStreamQuery"},
+		Unnamed: map[string]string{"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer},
+		Ranks:   2,
+		Polls:   []string{"cuEventQuery", "cuStreamQuery"},
 		Machine: func() backendtest.FaultMachine {
 			m, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1, Multicast: true})
 			require.NoError(t, err)
