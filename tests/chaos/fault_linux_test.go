@@ -253,7 +253,14 @@ func (f *fault) judge(world []*worker) []string {
 
 // unsaid are the calls that a rank may fail for without the system's reason in its error, with why.
 var unsaid = map[string]string{
-	"getpeername": "package net takes it for a connection that is still being made, until the time is over",
+	"getpeername":   "package net takes it for a connection that is still being made, until the time is over",
+	"read(socket)":  "a connection that is broken is one to a rank that is lost",
+	"write(socket)": "a connection that is broken is one to a rank that is lost",
+}
+
+// breaks reports whether the fault breaks a connection. Then the rank at its other end counts as lost, and whose end has failed nobody can tell.
+func (f *fault) breaks() bool {
+	return f.errno != 0 && f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
 }
 
 // judgeVictim: the rank whose call failed says which condition it is in, and the system's own reason.
@@ -306,6 +313,9 @@ func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 		refusing := f.files > 0 || f.call != nil && f.call.name == "accept4"
 		joining := f.victim == 0 && e.In == "join" && refusing && len(e.Names) > 0
 		names := slices.Contains(e.Names, f.victim) || f.victim == 0 && e.Connect || joining
+		if f.breaks() {
+			names = names || slices.Contains(e.Conditions, "peer lost")
+		}
 		if !names {
 			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
 		}

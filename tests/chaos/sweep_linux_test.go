@@ -171,7 +171,7 @@ func (f *fault) judgeHang(world []*worker, complain func(string, ...any)) {
 			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
 		}
 		if !slices.Contains(e.Conditions, "gave up") && !slices.Contains(e.Conditions, "deadline") && !slices.Contains(e.Conditions, "peer lost") &&
-			!strings.Contains(e.Error, "deadline passed") {
+			!strings.Contains(e.Error, "deadline passed") && !strings.Contains(e.Error, "deadline exceeded") {
 			complain("rank %d: the error is not of the deadline, in %s: %s", w.rank, e.In, e.Error)
 		}
 	}
