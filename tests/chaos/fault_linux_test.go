@@ -314,7 +314,7 @@ func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 		joining := f.victim == 0 && e.In == "join" && refusing && len(e.Names) > 0
 		names := slices.Contains(e.Names, f.victim) || f.victim == 0 && e.Connect || joining
 		if f.breaks() {
-			names = names || slices.Contains(e.Conditions, "peer lost")
+			names = names || slices.Contains(e.Conditions, "peer lost") || f.victim == 0 && strings.Contains(e.Error, "rendezvous service")
 		}
 		if !names {
 			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
