@@ -69,7 +69,11 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		out = opts.Out
 	}
 	asked := opts.Algorithm
-	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
+	switch {
+	case asked != Auto:
+	case t.Bytes() > 0 && !reachable(t, out):
+		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+	case t.Bytes() == 0:
 		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
 	whole := wholeVectors(t, out)

@@ -11,11 +11,12 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
 // NewBarrier prepares a barrier of all ranks of m on their streams: what is behind a run of it on a stream begins when every rank's stream has come to
 // its own, and sees all that was done to symmetric memory before. Of opts, Algorithm is Auto, OneShot (a kernel, where every peer's memory has
-// an address in this process) or Transfers (signals). Collective: all ranks come with the same options (ErrMismatch with everybody's value
+// an address in this process), Transfers (signals), or the library's own, of [LibraryCollectives]. Collective: all ranks come with the same options (ErrMismatch with everybody's value
 // if not). It blocks until all ranks have come. Close the plan.
 //
 // Its errors are those of [collective.New], ErrInvalid for options that do not exist, and ErrUnsupported for a form that a barrier has not.
@@ -28,7 +29,8 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	if opts != nil {
 		o = *opts
 	}
-	forms := append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...)
+	library := LibraryCollectives(call, m.Backend().Name())
+	forms := append(append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...), library...)
 	s := collective.Spec{FirstEpoch: o.FirstEpoch}
 	chosen := o.Algorithm
 	near := m.Backend().Capabilities().PeerPointers || m.Group().Size() == 1
@@ -42,11 +44,16 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	case chosen == Auto && near:
 		chosen = OneShot
 	case chosen == Auto:
-		chosen = Transfers
+		chosen = farForm(m, library...)
 	}
 	s.Name = fmt.Sprintf("barrier, %s", chosen)
 	switch {
 	case s.Failure != nil:
+	case chosen == NCCL: // which has no barrier
+		s.Workspace = 1
+		s.Program = &collective.Program{Build: func(ctx context.Context, b *collective.Builder) error { return byteBarrier(ctx, m, b) }}
+	case slices.Contains(library, chosen):
+		s.Program = libraryBarrier(m, chosen)
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:
@@ -67,6 +74,21 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 		return nil, err
 	}
 	return &Plan{Plan: p, algorithm: chosen}, nil
+}
+
+// byteBarrier adds NCCL's all-reduce of one byte: no rank has the sum before all have come.
+func byteBarrier(ctx context.Context, m *memory.Memory, b *collective.Builder) error {
+	_, w, offset, err := m.Find(b.Workspace(m.Group().Rank()))
+	if err != nil {
+		return err
+	}
+	at := memory.Place{Window: w, Offset: offset}
+	p, err := m.PrepareAllReduce(ctx, NCCL.String(), at, at, 1, 1, tensor.Uint8.String(), Sum.String())
+	if err != nil {
+		return err
+	}
+	b.Launch(libraryLaunch{p})
+	return nil
 }
 
 // barrierProgram is a signal to everybody and one from everybody.

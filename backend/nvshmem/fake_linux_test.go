@@ -61,37 +61,15 @@ type job struct {
 	used     map[uint64]uint64 // bytes, by offset
 	aliases  map[uint64]*[8]*foreignMem
 	teams    int
+	ready    map[nvshmem.Team]bool // a barrier was the team's last call
 	calls    []string
 	mem      [8][]byte
 	starts   int
 	failure  func(call string, pe int) bool // whether a call fails
 	multi    bool                           // multicast addresses exist
 	finalize int
-	// reductions are those that not all PEs have enqueued, by team and number, and pending those of them that a stream waits for.
-	reductions map[[2]int64]*reduction
-	pending    map[cu.StreamHandle][]*reduction
+	pending  map[cu.StreamHandle]bool // streams with a collective that not all PEs have come to
 }
-
-// over reports whether all calls are to return.
-func (j *job) over() bool {
-	select {
-	case <-j.dead:
-		return true
-	default:
-		return false
-	}
-}
-
-// reduction is one that some PEs have enqueued.
-type reduction struct {
-	what string
-	came int
-	done bool
-	late bool
-}
-
-// reductionPatience is how long a reduction keeps its caller, which a real one does not, until the others have come.
-const reductionPatience = 2 * time.Second
 
 func newMachine(pes int) *machine {
 	m := &machine{
@@ -104,8 +82,8 @@ func newMachine(pes int) *machine {
 		}
 		return fakecuda.Memory{GPU: f.gpu, Base: base, Bytes: uint64(len(f.mem))}, true
 	}
-	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap,
-		reductions: map[[2]int64]*reduction{}, pending: map[cu.StreamHandle][]*reduction{}}
+	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap, ready: map[nvshmem.Team]bool{},
+		pending: map[cu.StreamHandle]bool{}}
 	for pe := range pes {
 		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
 		m.homes = append(m.homes, &home{})
@@ -138,8 +116,8 @@ type fakeLib struct {
 	pe      int
 	opts    nvshmem.Options
 	started bool
-	granule string                 // NVSHMEM_CUMEM_GRANULARITY, if it is set
-	reduced map[nvshmem.Team]int64 // how many reductions were enqueued, by team
+	granule string // NVSHMEM_CUMEM_GRANULARITY, if it is set
+	scratch string // NVSHMEM_REDUCE_SCRATCH_SIZE
 }
 
 var _ library = (*fakeLib)(nil)
@@ -148,10 +126,13 @@ func (l *fakeLib) Version() nvshmem.Version { return nvshmem.Version{Major: 3, M
 func (l *fakeLib) Path() string             { return "fake" }
 func (l *fakeLib) Bootstrap() string        { return "fake plugin" }
 func (l *fakeLib) Settings() []nvshmem.Setting {
-	if l.granule == "" {
-		return nil
+	var all []nvshmem.Setting
+	for name, value := range map[string]string{nvshmem.GranularityEnv: l.granule, reduceScratchEnv: l.scratch} {
+		if value != "" {
+			all = append(all, nvshmem.Setting{Name: name, Value: value})
+		}
 	}
-	return []nvshmem.Setting{{Name: nvshmem.GranularityEnv, Value: l.granule}}
+	return all
 }
 
 func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
@@ -163,6 +144,24 @@ func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
 
 // meet is a collective call: it returns what the last to come computes. The caller holds the lock.
 func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
+	return l.meetUntil(new(bool), what, last)
+}
+
+// streamPatience is how long a collective on a stream keeps its caller, which a real one does not, until the others have come: work of the simulated
+// streams runs when it is enqueued. Of those that do not come, the stream waits.
+const streamPatience = 2 * time.Second
+
+// meetOn is meet on a stream.
+func (l *fakeLib) meetOn(stream uintptr, what string, last func() uint64) {
+	m, late := l.m, false
+	defer time.AfterFunc(streamPatience, func() { m.Mu.Lock(); late = true; m.job.cond.Broadcast(); m.Mu.Unlock() }).Stop()
+	if _, met := l.meetUntil(&late, what, last); !met && late {
+		m.job.pending[cu.StreamHandle(stream)] = true
+	}
+}
+
+// meetUntil is meet until late is set.
+func (l *fakeLib) meetUntil(late *bool, what string, last func() uint64) (uint64, bool) {
 	m, j := l.m, &l.m.job
 	if m.Current() != l.pe {
 		m.Violation("%s without the context of GPU %d", what, l.pe)
@@ -187,7 +186,13 @@ func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
 		return j.result, true
 	}
 	for j.round == round {
-		if j.over() {
+		select {
+		case <-j.dead:
+			return 0, false
+		default:
+		}
+		if *late {
+			j.came--
 			return 0, false
 		}
 		j.cond.Wait()
@@ -375,72 +380,91 @@ func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
 	return nvshmem.Team(team), nil
 }
 
-func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
+func (l *fakeLib) Barrier(team nvshmem.Team, stream uintptr) error {
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
+	l.check("barrier")
+	l.meetOn(stream, fmt.Sprintf("barrier of team %d", team), func() uint64 { l.m.job.ready[team] = true; return 0 })
+	return nil
+}
+
+func (l *fakeLib) Collective(what, dtype, op string) (nvshmem.Collective, error) {
+	combines := what == nvshmem.Reduce || what == nvshmem.ReduceScatter
 	if !slices.Contains([]string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}, dtype) ||
-		!slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
+		combines && !slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
 		return nil, errs.ErrUnsupported
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, stream uintptr) error {
-		m := l.m
-		m.Mu.Lock()
-		defer m.Mu.Unlock()
-		l.check("reduction")
-		if m.Current() != l.pe {
-			m.Violation("a reduction without the context of GPU %d", l.pe)
-		}
-		at := func(p uint64) uint64 { return p - m.base(l.pe, l.pe) }
-		what := fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst))
-		if l.reduced == nil {
-			l.reduced = map[nvshmem.Team]int64{}
-		}
-		key := [2]int64{int64(team), l.reduced[team]}
-		l.reduced[team]++
-		r := m.job.reductions[key]
-		if r == nil {
-			r = &reduction{what: what}
-			m.job.reductions[key] = r
-		}
-		if r.what != what {
-			m.Violation("PE %d enqueues %s where another has enqueued %s", l.pe, what, r.what)
-		}
-		if r.came++; r.came < m.pes {
-			// Work of the simulated streams runs when it is enqueued, so this waits here for the others; for those that do not come, the stream waits.
-			defer time.AfterFunc(reductionPatience, func() { m.Mu.Lock(); r.late = true; m.job.cond.Broadcast(); m.Mu.Unlock() }).Stop()
-			for !r.done && !r.late && !m.job.over() {
-				m.job.cond.Wait()
+	name := dtype + " " + op
+	if !combines {
+		name = dtype
+	}
+	if what != nvshmem.Reduce {
+		name = what + " " + name
+	}
+	return func(team nvshmem.Team, dst, src uint64, count int64, root int, stream uintptr) error {
+		l.m.Mu.Lock()
+		defer l.m.Mu.Unlock()
+		l.check("collective")
+		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
+		l.meetOn(stream, fmt.Sprintf("%s of %d by team %d from %d to %d of %d", name, count, team, at(src), at(dst), root), func() uint64 {
+			if what != nvshmem.Reduce && !l.m.job.ready[team] {
+				l.m.Violation("%s without a barrier in front, when a PE may still read its output", what)
 			}
-			if s := cu.StreamHandle(stream); !r.done {
-				m.job.pending[s] = append(m.job.pending[s], r)
-			}
-			return nil
-		}
-		if dtype == "f32" && op == "sum" {
-			l.add(at(dst), at(src), count)
-		}
-		r.done = true
-		m.job.cond.Broadcast()
-		m.job.calls = append(m.job.calls, what)
-		delete(m.job.reductions, key)
+			l.m.job.ready[team] = false
+			l.collect(what, name, at(dst), at(src), count*elementBytes(dtype), root)
+			return 0
+		})
 		return nil
 	}, nil
 }
 
-// add adds the f32 at a place of every PE's heap, and puts the sums at another of every PE's.
-func (l *fakeLib) add(dst, src uint64, count int64) {
-	of := func(pe int, off uint64) []byte {
-		return l.m.at(l.pe, device.Ptr(l.m.base(l.pe, pe)+off), uint64(4*count))
+// collect does what a collective does to the memory of all PEs: bytes are those of the message, or of a block.
+func (l *fakeLib) collect(what, name string, dst, src uint64, bytes int64, root int) {
+	of := func(pe int, off uint64, n int64) []byte {
+		return l.m.at(l.pe, device.Ptr(l.m.base(l.pe, pe)+off), uint64(n))
 	}
-	sums := make([]byte, 4*count)
+	n := int64(l.m.pes)
+	var all [][]byte // every PE's input, as it was
+	for pe := range l.m.pes {
+		size := bytes
+		if what == nvshmem.ReduceScatter || what == nvshmem.AllToAll {
+			size *= n
+		}
+		all = append(all, slices.Clone(of(pe, src, size)))
+	}
+	for pe := range l.m.pes {
+		switch what {
+		case nvshmem.Broadcast:
+			copy(of(pe, dst, bytes), all[root])
+		case nvshmem.Collect:
+			copy(of(pe, dst, bytes*n), slices.Concat(all...))
+		case nvshmem.AllToAll:
+			for from, block := range all {
+				copy(of(pe, dst+uint64(from)*uint64(bytes), bytes), block[int64(pe)*bytes:])
+			}
+		case nvshmem.ReduceScatter:
+			if name == "reducescatter f32 sum" {
+				copy(of(pe, dst, bytes), sumOf(all)[int64(pe)*bytes:])
+			}
+		case nvshmem.Reduce:
+			if name == "f32 sum" {
+				copy(of(pe, dst, bytes), sumOf(all))
+			}
+		}
+	}
+}
+
+// sumOf adds f32.
+func sumOf(all [][]byte) []byte {
+	sums := make([]byte, len(all[0]))
 	for i := 0; i < len(sums); i += 4 {
 		var sum float32
-		for pe := range l.m.pes {
-			sum += math.Float32frombits(binary.LittleEndian.Uint32(of(pe, src)[i:]))
+		for _, one := range all {
+			sum += math.Float32frombits(binary.LittleEndian.Uint32(one[i:]))
 		}
 		binary.LittleEndian.PutUint32(sums[i:], math.Float32bits(sum))
 	}
-	for pe := range l.m.pes {
-		copy(of(pe, dst), sums)
-	}
+	return sums
 }
 
 func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {
@@ -507,8 +531,7 @@ func (m *machine) driver() *cu.Driver {
 	idle := d.StreamQuery
 	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
 		m.Mu.Lock()
-		m.job.pending[s] = slices.DeleteFunc(m.job.pending[s], func(r *reduction) bool { return r.done })
-		waits := len(m.job.pending[s]) > 0
+		waits := m.job.pending[s]
 		m.Mu.Unlock()
 		if waits {
 			return cu.NotReady

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -147,17 +148,34 @@ func (c *Comm) Device() (int, error) {
 // NewComm is. If ctx ends first, this communicator can only be aborted, and one that comes of the call late is aborted too. The error is ErrUnsupported
 // before NCCL 2.18.
 func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
+	return c.SplitBy(ctx, Part{Ranks: c.ranks, Rank: c.rank}, config)
+}
+
+// Part is one of the groups that a communicator's ranks fall into when it is split.
+type Part struct {
+	// Color is the number of the part, 0 or more: ranks with the same are in one.
+	Color int
+	// Ranks is how many ranks the part has, and Rank this one's number among them, in the order that they have in the communicator.
+	Ranks, Rank int
+}
+
+// SplitBy is Split into several communicators, of which this rank gets that of its part. All ranks of the communicator call it, also those whose part
+// has no other rank. ErrInvalid, on this rank alone, for a part that cannot be.
+func (c *Comm) SplitBy(ctx context.Context, part Part, config *Config) (*Comm, error) {
 	if err := c.lib.Require("ncclCommSplit"); err != nil {
 		return nil, fmt.Errorf("splitting the communicator: %w", err)
 	}
-	child := newComm(c.lib, c.ranks, c.rank, c.scope)
+	if part.Color < 0 || part.Ranks < 1 || part.Ranks > c.ranks || part.Rank < 0 || part.Rank >= part.Ranks {
+		return nil, errs.Invalid("SplitBy", "part", fmt.Sprintf("%+v", part), fmt.Sprintf("a color of 0 or more, 1 to %d ranks, and a rank among them", c.ranks))
+	}
+	child := newComm(c.lib, part.Ranks, part.Rank, c.scope)
 	handle, layout := new(CommHandle), config.layout(c.lib.version)
 	discard := func() {
 		child.handle.Store(uint64(*handle))
 		_ = c.note(child.give(errors.New("it was made after its rank had given it up")))
 	}
 	err := c.note(c.doOne(ctx, "splitting the communicator", "ncclCommSplit", handle, discard, func(h CommHandle) Result {
-		return c.lib.call.CommSplit(h, 0, int32(c.rank), handle, layout)
+		return c.lib.call.CommSplit(h, int32(part.Color), int32(c.rank), handle, layout)
 	}))
 	if err == nil && *handle == 0 {
 		err = c.note(errors.New("NCCL has split the communicator and given none"))
@@ -208,21 +226,69 @@ func (c *Comm) Enqueue(what Collective, stream uintptr, send, recv uint64, count
 	case AllToAll:
 		r = f.AllToAll(send, recv, uintptr(count), t, handle, stream)
 	}
-	for r == InProgress { // of a communicator that does not block; the work must be in the stream before more is enqueued
+	if r = c.await(handle, r); r != Success {
+		return c.refused(fmt.Sprintf("%s of %d %v, %v", what, count, t, op), what, r)
+	}
+	return nil
+}
+
+// await is the result of an enqueuing call when its work is in the stream, which must be before more is enqueued. The caller holds c.mu.
+func (c *Comm) await(handle CommHandle, r Result) Result {
+	for r == InProgress { // of a communicator that does not block
 		futex.Doze(shortest)
 		if c.Handle() == 0 {
-			return c.gone(what.String())
+			break
 		}
 		var state Result
 		if r = c.lib.call.CommAsyncError(handle, &state); r == Success {
 			r = state
 		}
 	}
+	return r
+}
+
+// refused is the error of an enqueuing call that was no success.
+func (c *Comm) refused(what string, call Collective, r Result) error {
+	if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
+		return c.gone(call.String())
+	}
+	return c.note(fmt.Errorf("%s: %w", what, c.lib.check(collectiveSymbols[call], r)))
+}
+
+// AllReduceGroup enqueues, or records, an all-reduce in place of count elements at each of the addresses all as one group of calls, which NCCL carries out
+// together. Otherwise it is AllReduce for each. ErrUnsupported if the library lacks groups.
+func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataType, op Op) error {
+	if count < 0 {
+		return errs.Invalid("AllReduceGroup", "count", count, "0 and more")
+	}
+	f := &c.lib.call
+	if f.GroupStart == nil || f.GroupEnd == nil {
+		return c.lib.Require("ncclGroupStart", "ncclGroupEnd")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	handle := c.Handle()
+	if handle == 0 {
+		return c.gone(AllReduce.String())
+	}
+	// A group is the thread's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := f.GroupStart()
 	if r != Success {
-		if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
-			return c.gone(what.String())
+		return c.refused("beginning a group", AllReduce, r)
+	}
+	for _, p := range all {
+		if r = f.AllReduce(p, p, uintptr(count), t, op, handle, stream); r != Success && r != InProgress {
+			break
 		}
-		return c.note(fmt.Errorf("%s of %d %v, %v: %w", what, count, t, op, c.lib.check(collectiveSymbols[what], r)))
+	}
+	end := f.GroupEnd() // in any case: the thread would stay in the group
+	if r == Success || r == InProgress {
+		r = end
+	}
+	if r = c.await(handle, r); r != Success {
+		return c.refused(fmt.Sprintf("a group of %d %s of %d %v, %v", len(all), AllReduce, count, t, op), AllReduce, r)
 	}
 	return nil
 }

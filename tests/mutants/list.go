@@ -13,6 +13,7 @@ var (
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
 	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	nvshmemTests   = stage{"backend/nvshmem", "Collectives", usual}
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
 	conditionTests = stage{"group", "Conditions", usual}
@@ -876,7 +877,7 @@ var mutants = []mutant{
 		new: "\t} else if run(func(uint64, []ask) error { return nil }); err != nil {\n\t\treturn err\n\t} else { // it is a matter of the book",
 	},
 	{
-		file: "backend/nvshmem/reduce.go", why: "NVSHMEM goes on after a reduction that one rank could not enqueue", tests: []stage{turnTests},
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM goes on after a reduction that one rank could not enqueue", tests: []stage{turnTests},
 		old: "\t\terr = p.backend.world.breakUp(onlySome(err))\n",
 		new: "\t\terr = onlySome(err)\n",
 	},
@@ -2455,8 +2456,53 @@ var mutants = []mutant{
 		new: "func(r callRecord) string { return \"\" }",
 	},
 	{
-		file: "collectives.go", why: "a slice that one rank has closed is not noticed", tests: callTests,
+		file: "collectives.go", why: "a tensor that one rank has closed is not noticed", tests: callTests,
 		old: "func(r callRecord) string { return fmt.Sprint(r.Replaces) }",
 		new: "func(r callRecord) string { return \"\" }",
+	},
+	{
+		file: "collectives.go", why: "a plan ends with the slice that it was made through", tests: callTests,
+		old: "what.lasting()\n\treturn what, false, nil\n}\n\n// findMany",
+		new: "return what, false, nil\n}\n\n// findMany",
+	},
+	{
+		file: "collectives.go", why: "a plan of many ends with a slice that it was made through", tests: callTests,
+		old: "what := call{key, slices.Clone(ts), failure}\n\twhat.lasting()",
+		new: "what := call{key, slices.Clone(ts), failure}",
+	},
+	{
+		file: "collectives.go", why: "a call through a closed slice waits for ranks that run their plan", tests: callTests,
+		old: "known && ok && !e.Value.(*cachedPlan).stale()",
+		new: "known && ok && e.Value.(*cachedPlan).stale()",
+	},
+	{
+		file: "tensor/tensor.go", why: "what outlives a slice has not the slice's own rendezvous", tests: []stage{tensorTests},
+		old: "lasting.window.Store(w)",
+		new: "_ = w",
+	},
+	{
+		file: "tensor/tensor.go", why: "what should outlive a slice ends with it", tests: []stage{tensorTests},
+		old: "whole: owner, name: part.name",
+		new: "whole: part, name: part.name",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "no barrier in front of a collective of NVSHMEM's", tests: []stage{nvshmemTests},
+		old: "if p.what != \"\" {\n\t\t\t// What",
+		new: "if p.call == nil {\n\t\t\t// What",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's reduce-scatter may be of any size", tests: []stage{nvshmemTests},
+		old: "size > 1 && ins > b.world.reduceRoom()",
+		new: "size > 1 && ins > 1<<40",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "what is not aligned goes as integers of 32 bits", tests: []stage{nvshmemTests},
+		old: "bytes%wide == 0 && p.in%wide == 0 && p.out%wide == 0",
+		new: "bytes%wide == 0",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's all-gather may be in place", tests: []stage{nvshmemTests},
+		old: "p.what != \"broadcast\" && p.in < p.out.Add(outs)",
+		new: "p.what == \"reduce_scatter\" && p.in < p.out.Add(outs)",
 	},
 }
