@@ -243,7 +243,17 @@ func fits(c Capabilities, members []group.Member) error {
 		hosts[m.BootID], processes[m.Process] = true, true
 	}
 	if len(hosts) > 1 && !c.SeveralHosts {
-		return fmt.Errorf("the ranks are on %d hosts: %s: %w", len(hosts), cmp.Or(c.Why["several_hosts"], "it serves one"), errs.ErrUnsupported)
+		var unknown []int
+		for r, m := range members {
+			if m.BootID == "" {
+				unknown = append(unknown, r)
+			}
+		}
+		why := ""
+		if len(unknown) > 0 {
+			why = fmt.Sprintf(", as far as is known: %s cannot read /proc/sys/kernel/random/boot_id", errs.Ranks(unknown))
+		}
+		return fmt.Errorf("the ranks are on %d hosts%s: %s: %w", len(hosts), why, cmp.Or(c.Why["several_hosts"], "it serves one"), errs.ErrUnsupported)
 	}
 	if len(processes) < len(members) && !c.RanksInOneProcess {
 		return fmt.Errorf("%d ranks are in %d processes: %s: %w", len(members), len(processes),

@@ -76,6 +76,7 @@ type kernelForm struct {
 type deviceOffer struct {
 	Processors int         `json:"processors"` // multiprocessors
 	Resident   map[int]int `json:"resident"`   // blocks of the kernel that the device runs at the same time, by their threads
+	Limit      string      `json:"limit"`      // why there are none with more threads; "" if there are all
 	Most       int         `json:"most"`       // blocks that the rank's settings allow; 0 is any number
 }
 
@@ -134,7 +135,8 @@ func (f *kernelForm) offer() ([]byte, error) {
 	for _, threads := range threadSizes {
 		n, err := f.function.MaxBlocks(threads, f.kernel.SharedBytes)
 		if errors.Is(err, errs.ErrInvalid) && threads > threadSizes[0] {
-			break // the kernel was compiled for smaller blocks
+			o.Limit = err.Error() // the kernel was compiled for smaller blocks
+			break
 		}
 		if err != nil {
 			return nil, err
@@ -164,7 +166,11 @@ func (f *kernelForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
 	for r, d := range devices {
 		switch n, ok := d.Resident[f.threads]; {
 		case f.blocks < 1 || f.blocks > math.MaxInt32 || !ok:
-			return 0, badFit(f.blocks, f.threads)
+			err := badFit(f.blocks, f.threads)
+			if d.Limit != "" {
+				err = fmt.Errorf("%w; what the device of rank %d says of larger blocks: %s", err, r, d.Limit)
+			}
+			return 0, err
 		case n < 1:
 			return 0, errs.Invalid(call, "Threads", fmt.Sprintf("%d with %d bytes of shared memory", f.threads, k.SharedBytes), fmt.Sprintf("what fits the device of rank %d", r))
 		}

@@ -47,7 +47,8 @@ func startJob(t *testing.T, n int, base Options) (addr string, rank0 *service, f
 	g := newGroup(s, worldName, 0, nil, world)
 	require.NoError(t, s.add(g))
 	s.files = newFileCarrier(s)
-	m := thisProcess(0, 0, "")
+	m, err := thisProcess(0, 0, "")
+	require.NoError(t, err)
 	o.Listener = l
 	transport, err := host(ctx, s, m, o)
 	require.NoError(t, err)
@@ -236,8 +237,10 @@ func TestHugeJobName(t *testing.T) {
 		require.NoError(t, err)
 		secure, err := handshakeClient(t.Context(), raw, &Options{Addr: addr})
 		require.NoError(t, err)
+		m, err := thisProcess(1, 0, "")
+		require.NoError(t, err)
 		r := &remote{
-			outbox: newOutbox(1, 1), session: newSession(1, 0, nil, &defaultLimits), member: thisProcess(1, 0, ""), ctx: t.Context(),
+			outbox: newOutbox(1, 1), session: newSession(1, 0, nil, &defaultLimits), member: m, ctx: t.Context(),
 			options: &Options{Addr: addr, WorldSize: 2, Job: strings.Repeat("\xffx\n", size/3)},
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -20,7 +20,7 @@ import (
 //
 // Its errors are ErrInvalid for options that are not allowed, or that do not go together; a [*ConnectError] if the service was not
 // reached in time; a [*RefusedError] if the job will not have this rank, which disturbs no other; ErrUnavailable if rank 0 cannot
-// listen; a [*FileLimitError] if rank 0 may open no more files; and those of collective calls, among them a [*MissingRanksError] that
+// listen; a [*FileLimitError] if rank 0, or this process, may open no more files; and those of collective calls, among them a [*MissingRanksError] that
 // names the ranks that had not come.
 func Join(ctx context.Context, opts *Options) (*Group, error) {
 	o, err := opts.checked()
@@ -40,7 +40,13 @@ func Join(ctx context.Context, opts *Options) (*Group, error) {
 func join(ctx context.Context, o *Options) (*Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	m := thisProcess(o.Rank, o.LocalRank, o.BootID)
+	m, err := thisProcess(o.Rank, o.LocalRank, o.BootID)
+	if err != nil {
+		if o.Listener != nil {
+			err = errors.Join(err, o.Listener.Close())
+		}
+		return nil, err
+	}
 	s := newSession(o.Rank, o.Timeout, o.Logger, o.bounds())
 	world := make([]int, o.WorldSize)
 	for i := range world {
@@ -51,7 +57,6 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 		return nil, err
 	}
 	s.files = newFileCarrier(s)
-	var err error
 	if o.Rank == 0 && !o.Served {
 		s.transport, err = host(ctx, s, m, o)
 	} else if err = checkAddress(ctx, "Join", o); err == nil {

@@ -221,7 +221,9 @@ func TestRefusals(t *testing.T) {
 		// Join itself refuses such options, so this is what another implementation would see.
 		o := base
 		s := newSession(7, 0, nil, &defaultLimits)
-		_, err := connect(ctx, s, thisProcess(7, 0, ""), &o)
+		m, err := thisProcess(7, 0, "")
+		require.NoError(t, err)
+		_, err = connect(ctx, s, m, &o)
 		requireRefused(t, err, RefusedRank, base.Addr)
 	})
 	t.Run("wrong version", func(t *testing.T) {
@@ -242,7 +244,9 @@ func TestRefusals(t *testing.T) {
 		o := base
 		o.Rank = 0 // present for certain; its own Join would listen, so it is made as another rank's
 		s := newSession(0, 0, nil, &defaultLimits)
-		_, err := connect(ctx, s, thisProcess(0, 0, ""), &o)
+		m, err := thisProcess(0, 0, "")
+		require.NoError(t, err)
+		_, err = connect(ctx, s, m, &o)
 		requireRefused(t, err, RefusedDuplicate, base.Addr)
 	})
 	join(2)

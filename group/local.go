@@ -41,7 +41,11 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 		if opts.BootIDs != nil {
 			bootID = opts.BootIDs[rank]
 		}
-		members[rank], world[rank] = thisProcess(rank, rank, bootID), rank
+		m, err := thisProcess(rank, rank, bootID)
+		if err != nil {
+			return nil, err
+		}
+		members[rank], world[rank] = m, rank
 	}
 	files := newDepot()
 	groups := make([]*Group, n)

@@ -2,9 +2,13 @@ package group
 
 import (
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 )
 
 // Member is what a group knows of one of its ranks.
@@ -25,14 +29,16 @@ func (m Member) sameMachine(other Member) bool {
 // processID is unique to this process, as the system's process ids are not: they repeat between containers and over time.
 var processID = sync.OnceValue(func() string { return rand.Text() })
 
-// thisProcess describes this process as the given rank.
-func thisProcess(worldRank, localRank int, bootID string) Member {
+// thisProcess describes this process as the given rank. The error is that nothing could be found out for want of files or of memory.
+func thisProcess(worldRank, localRank int, bootID string) (Member, error) {
 	host, err := os.Hostname()
 	if err != nil { // the name is only for people
 		host = "unknown"
 	}
 	if bootID == "" {
-		bootID = readBootID()
+		if bootID, err = readBootID(); err != nil {
+			return Member{}, fmt.Errorf("finding out which host this is: %w", fileLimit(err))
+		}
 	}
 	return Member{
 		WorldRank: worldRank,
@@ -41,17 +47,36 @@ func thisProcess(worldRank, localRank int, bootID string) Member {
 		BootID:    bootID,
 		Process:   processID(),
 		LocalRank: localRank,
-	}
+	}, nil
 }
 
-// readBootID is the kernel's boot id, or "" where there is none: then only ranks of one process count as of one machine.
-var readBootID = sync.OnceValue(func() string { return bootIDIn("/proc/sys/kernel/random/boot_id") })
+// bootIDFile holds the kernel's boot id.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// bootIDIn returns the boot id in a file, or "" where it cannot be read: a container may hide it, or show an empty file.
-func bootIDIn(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return ""
+// knownBootID is what readBootID has found.
+var knownBootID atomic.Pointer[string]
+
+// readBootID is the kernel's boot id, or "" where there is none: then only ranks of one process count as of one machine.
+func readBootID() (string, error) {
+	if known := knownBootID.Load(); known != nil {
+		return *known, nil
 	}
-	return clip(strings.TrimSpace(string(text)))
+	id, err := bootIDIn(bootIDFile)
+	if id != "" {
+		knownBootID.Store(&id)
+	}
+	return id, err
+}
+
+// bootIDIn returns the boot id in a file, or "" where it cannot be read: a container may hide it, or show an empty file. A process that only has too
+// many files open, or no memory, must not take itself for one of another host: that is an error.
+func bootIDIn(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOMEM):
+		return "", err
+	case err != nil:
+		return "", nil
+	}
+	return clip(strings.TrimSpace(string(text))), nil
 }

@@ -97,7 +97,9 @@ func TestJoinGoesOn(t *testing.T) {
 		require.NoError(t, err)
 		s := newSession(rank, 0, nil, &defaultLimits)
 		s.id = id
-		return connect(ctx, s, thisProcess(rank, 0, ""), o)
+		m, err := thisProcess(rank, 0, "")
+		require.NoError(t, err)
+		return connect(ctx, s, m, o)
 	}
 	leave := func(r *remote) {
 		r.cancel()

@@ -418,7 +418,11 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
 		m.add(e)
 		return fmt.Errorf("freeing %d bytes at %s: the device still works on it, so it was kept; free it again: %w", a.Bytes(), a.Ptr(), busy)
 	}
-	err = errors.Join(err, m.release(ctx, e))
+	if own := m.release(ctx, e); own != nil {
+		err = errors.Join(err, own)
+		// The others know nothing of it, and go on.
+		m.group.Excuse(fmt.Errorf("freeing %d bytes at %s: %w", a.Bytes(), a.Ptr(), own))
+	}
 	m.log.Info("freed", "name", e.name, "address", a.Ptr(), "bytes", a.Bytes(), "took", time.Since(began), "err", err)
 	if err != nil {
 		return fmt.Errorf("freeing %d bytes at %s (they were released): %w", a.Bytes(), a.Ptr(), err)

@@ -31,6 +31,7 @@ type ailing struct {
 	adoptsNone              bool // the capabilities do not say that Register is there
 	lives                   bool // the device does, after Close
 	noAllocation, noMapping bool
+	noUnmapping             bool         // says so, and unmaps
 	allocations, mappings   atomic.Int32 // that were not given back
 	asked                   atomic.Int32 // for allocations
 	closed                  atomic.Int32
@@ -122,7 +123,11 @@ type ailingMapping struct {
 
 func (m *ailingMapping) Unmap(ctx context.Context) error {
 	m.backend.mappings.Add(-1)
-	return m.Mapping.Unmap(ctx)
+	err := m.Mapping.Unmap(ctx)
+	if m.backend.noUnmapping {
+		err = errors.Join(errBroken, err)
+	}
+	return err
 }
 
 func (b *ailing) Close(ctx context.Context) error {
@@ -163,6 +168,32 @@ func wantVote(err error, fails bool) error {
 		return fmt.Errorf("on the rank that failed the error is its own, and on the others it is not: %w", err)
 	}
 	return nil
+}
+
+// TestOneRankCannotUnmap: a rank that could not give memory back, and leaves, tells the others why it does not come to what they do next.
+func TestOneRankCannotUnmap(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
+		var both [2]backend.Allocation
+		for i := range both {
+			a, err := m.Allocate(ctx, 100, "")
+			if err != nil {
+				return err
+			}
+			if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
+				return err
+			}
+			both[i] = a
+		}
+		b.noUnmapping = fails
+		if err := m.Free(ctx, both[0]); errors.Is(err, errBroken) != fails || (err != nil) != fails {
+			return fmt.Errorf("freeing: %w", err)
+		}
+		b.noUnmapping = false
+		if fails {
+			return wantVote(m.Group().Barrier(ctx, "leaving"), fails)
+		}
+		return wantVote(m.Free(ctx, both[1]), fails)
+	})
 }
 
 // TestOneRankCannotMap: what cannot be mapped on one rank is unmapped on all, and can be tried again.

@@ -71,15 +71,20 @@ func usePlans(ctx context.Context, m *memory.Memory) (err error) {
 	}
 	var tensors [2]*tensor.Tensor
 	for i := range tensors {
-		t, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
-		if t != nil {
-			closing = append(closing, func() error { return t.Close(after) })
-			err = t.Rendezvous(ctx)
+		err := step("a tensor", func() error {
+			t, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
+			if t != nil {
+				tensors[i] = t
+				closing = append(closing, func() error { return t.Close(after) })
+			}
+			return err
+		})
+		if err == nil { // a rank without a tensor has nothing to rendezvous with
+			err = step("its rendezvous", func() error { return tensors[i].Rendezvous(ctx) })
 		}
-		if err := m.Group().Vote(ctx, "a tensor", err); err != nil {
+		if err != nil {
 			return err
 		}
-		tensors[i] = t
 	}
 	for _, u := range planUses {
 		if u.multicast && !m.Backend().Capabilities().Multicast {
@@ -123,6 +128,13 @@ func TestFaultsOfPlans(t *testing.T) {
 		keeps      = "it is the call that gives it back"
 		capability = "what the driver does not tell is not there, and the capability says so"
 		trial      = "the trial of memory for network cards; the next is without"
+		notReady   = "CUDA_ERROR_SYSTEM_NOT_READY"
+		again      = "all ranks try again"
+		links      = "where it is asked about the links between GPUs: what the driver does not tell is not there"
+		answer     = "so the driver says that there are no more parameters, or that a kernel has no blocks of that size"
+		creators   = "the creator's handle of a multicast object, which goes later: it is logged"
+		gone       = "the others give the multicast object up while this rank is held up before the call, which then asks for one that is gone"
+		goesOn     = "the GPU of a rank that dies in this process goes on, and its kernel finds the memory of the others gone"
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
@@ -130,14 +142,24 @@ func TestFaultsOfPlans(t *testing.T) {
 			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
 			"cuStreamQuery":                   "memory that goes with it is freed when the driver has answered",
 			"cuMemGetAllocationGranularity/1": trial, "cuMemCreate/1": trial, "cuMemExportToShareableHandle/1": trial, "cuMemRelease/1": trial,
+			"cuDeviceGetCount/3": links, "cuDeviceGetCount/6": links, "cuDeviceGet/5": links, "cuDeviceGet/6": links, "cuDeviceGet/11": links, "cuDeviceGet/12": links,
+			"cuDeviceGetUuid/5": links, "cuDeviceGetUuid/6": links, "cuDeviceGetUuid/11": links, "cuDeviceGetUuid/12": links,
+			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:CUDA_ERROR_INVALID_VALUE": answer,
+			"cuMemRelease/4": creators, "cuMemRelease/8": creators, "cuMemRelease/10": creators, "cuMemRelease/13": creators,
+			"cuMemGetAllocationGranularity/2":  trial,
+			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
+			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
+			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device", "cuDevicePrimaryCtxRelease": keeps, "cuEventDestroy": keeps,
 			"cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemAddressFree": keeps, "cuMemFree": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuMemUnmap": keeps, "cuModuleUnload": keeps, "cuMulticastUnbind": keeps, "cuStreamDestroy": keeps, "cuUserObjectRelease": keeps,
+			"cuMemImportFromShareableHandle:hangs": gone, "cuMemImportFromShareableHandle:kills": gone, "cuMulticastAddDevice:kills": gone, "cuEventRecord:kills": goesOn,
 		},
-		Ranks: 2,
-		Polls: []string{"cuEventQuery", "cuStreamQuery"},
+		Unnamed: map[string]string{"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer},
+		Ranks:   2,
+		Polls:   []string{"cuEventQuery", "cuStreamQuery"},
 		Machine: func() backendtest.FaultMachine {
 			m, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1, Multicast: true})
 			require.NoError(t, err)

@@ -40,7 +40,8 @@ type Faults struct {
 	// Machine makes a new machine for a case.
 	Machine func() FaultMachine
 	// Unheard are the calls whose failure may be no error of any rank, each with the reason. A name stands for every call of it, a name with a
-	// number for that one, "cuMemCreate/1", and a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY".
+	// number for that one, "cuMemCreate/1", and a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY",
+	// or with "hangs" or "kills".
 	Unheard map[string]string
 	// Keeps are, in the same way, the calls whose failure may leave something behind: those that would have given it back.
 	Keeps map[string]string
@@ -177,7 +178,7 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 
 // reason is what an exception says of a call; "" if it is none.
 func reason(exceptions map[string]string, c faultCase) string {
-	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", c.call, c.nth)], exceptions[c.call+":"+c.code.Name], exceptions[c.call])
+	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", c.call, c.nth)], exceptions[c.call+":"+c.what], exceptions[c.call])
 }
 
 // outcome is how a case has ended.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,14 +17,24 @@ import (
 	"github.com/symmem/symmem/internal/memfd"
 )
 
-// supported tries, once, what the backend needs.
-var supported = sync.OnceValue(func() error {
+// works is set when what the backend needs was there.
+var works atomic.Bool
+
+// supported tries what the backend needs, until it has succeeded once: a system without memory or files now may have some later.
+func supported() error {
+	if works.Load() {
+		return nil
+	}
 	f, err := memfd.New(int64(os.Getpagesize()))
 	if err != nil {
 		return fmt.Errorf("shared memory by memfd: %w", err)
 	}
-	return f.Close()
-})
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("shared memory by memfd: %w", err)
+	}
+	works.Store(true)
+	return nil
+}
 
 // allocation is one memfd, mapped in this process.
 type allocation struct {

@@ -2,6 +2,7 @@ package nvshmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -83,7 +84,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	}
 	err := w.collectively(ctx, b.group, mine, failure, take, warm)
 	if err != nil && warming.Load() {
-		err = w.breakUp(fmt.Errorf("a collective that only some ranks run never ends on them: %w", err))
+		err = w.breakUp(onlySome(err))
 	}
 	if err != nil {
 		return nil, err
@@ -194,12 +195,22 @@ func (p *collective) warmUp(ctx context.Context, stream device.Stream) error {
 	return stream.Synchronize(ctx)
 }
 
-// Enqueue enqueues one run. NVSHMEM does not bound waits on the GPU: if a peer is lost, the work on the stream never ends.
+// Enqueue enqueues one run. NVSHMEM does not bound waits on the GPU: if a peer is lost, or cannot enqueue it, the work on the streams of the others
+// never ends. So NVSHMEM is given up where that happens.
 func (p *collective) Enqueue(s device.Stream) error {
 	if err := p.backend.world.usable(); err != nil {
 		return err
 	}
-	return p.enqueue(s, p.in, p.out, p.count)
+	err := p.enqueue(s, p.in, p.out, p.count)
+	if err != nil && !errors.Is(err, errs.ErrInvalid) {
+		err = p.backend.world.breakUp(onlySome(err))
+	}
+	return err
+}
+
+// onlySome says why NVSHMEM is of no use after an error of one rank.
+func onlySome(err error) error {
+	return fmt.Errorf("a collective that only some ranks run never ends on them: %w", err)
 }
 
 func (p *collective) enqueue(s device.Stream, in, out device.Ptr, count int64) error {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/backend/backendtest/fakecuda"
@@ -67,6 +68,7 @@ type job struct {
 	failure  func(call string, pe int) bool // whether a call fails
 	multi    bool                           // multicast addresses exist
 	finalize int
+	pending  map[cu.StreamHandle]bool // streams with a collective that not all PEs have come to
 }
 
 func newMachine(pes int) *machine {
@@ -80,7 +82,8 @@ func newMachine(pes int) *machine {
 		}
 		return fakecuda.Memory{GPU: f.gpu, Base: base, Bytes: uint64(len(f.mem))}, true
 	}
-	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap, ready: map[nvshmem.Team]bool{}}
+	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap, ready: map[nvshmem.Team]bool{},
+		pending: map[cu.StreamHandle]bool{}}
 	for pe := range pes {
 		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
 		m.homes = append(m.homes, &home{})
@@ -141,6 +144,24 @@ func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
 
 // meet is a collective call: it returns what the last to come computes. The caller holds the lock.
 func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
+	return l.meetUntil(new(bool), what, last)
+}
+
+// streamPatience is how long a collective on a stream keeps its caller, which a real one does not, until the others have come: work of the simulated
+// streams runs when it is enqueued. Of those that do not come, the stream waits.
+const streamPatience = 2 * time.Second
+
+// meetOn is meet on a stream.
+func (l *fakeLib) meetOn(stream uintptr, what string, last func() uint64) {
+	m, late := l.m, false
+	defer time.AfterFunc(streamPatience, func() { m.Mu.Lock(); late = true; m.job.cond.Broadcast(); m.Mu.Unlock() }).Stop()
+	if _, met := l.meetUntil(&late, what, last); !met && late {
+		m.job.pending[cu.StreamHandle(stream)] = true
+	}
+}
+
+// meetUntil is meet until late is set.
+func (l *fakeLib) meetUntil(late *bool, what string, last func() uint64) (uint64, bool) {
 	m, j := l.m, &l.m.job
 	if m.Current() != l.pe {
 		m.Violation("%s without the context of GPU %d", what, l.pe)
@@ -169,6 +190,10 @@ func (l *fakeLib) meet(what string, last func() uint64) (uint64, bool) {
 		case <-j.dead:
 			return 0, false
 		default:
+		}
+		if *late {
+			j.came--
+			return 0, false
 		}
 		j.cond.Wait()
 	}
@@ -355,11 +380,11 @@ func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
 	return nvshmem.Team(team), nil
 }
 
-func (l *fakeLib) Barrier(team nvshmem.Team, _ uintptr) error {
+func (l *fakeLib) Barrier(team nvshmem.Team, stream uintptr) error {
 	l.m.Mu.Lock()
 	defer l.m.Mu.Unlock()
 	l.check("barrier")
-	l.meet(fmt.Sprintf("barrier of team %d", team), func() uint64 { l.m.job.ready[team] = true; return 0 })
+	l.meetOn(stream, fmt.Sprintf("barrier of team %d", team), func() uint64 { l.m.job.ready[team] = true; return 0 })
 	return nil
 }
 
@@ -376,12 +401,12 @@ func (l *fakeLib) Collective(what, dtype, op string) (nvshmem.Collective, error)
 	if what != nvshmem.Reduce {
 		name = what + " " + name
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, root int, _ uintptr) error {
+	return func(team nvshmem.Team, dst, src uint64, count int64, root int, stream uintptr) error {
 		l.m.Mu.Lock()
 		defer l.m.Mu.Unlock()
 		l.check("collective")
 		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
-		l.meet(fmt.Sprintf("%s of %d by team %d from %d to %d of %d", name, count, team, at(src), at(dst), root), func() uint64 {
+		l.meetOn(stream, fmt.Sprintf("%s of %d by team %d from %d to %d of %d", name, count, team, at(src), at(dst), root), func() uint64 {
 			if what != nvshmem.Reduce && !l.m.job.ready[team] {
 				l.m.Violation("%s without a barrier in front, when a PE may still read its output", what)
 			}
@@ -503,6 +528,16 @@ func (m *machine) driver() *cu.Driver {
 	m.basics(d)
 	m.memory(d)
 	m.work(d)
+	idle := d.StreamQuery
+	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
+		m.Mu.Lock()
+		waits := m.job.pending[s]
+		m.Mu.Unlock()
+		if waits {
+			return cu.NotReady
+		}
+		return idle(s)
+	}
 	return d
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -856,6 +857,116 @@ func TestReduce(t *testing.T) {
 	assert.Empty(t, m.left())
 	assert.Equal(t, 2, m.called("team"), "teams are used again")
 	assert.Equal(t, 9, m.called("bf16 sum"), "one to warm up")
+}
+
+// TestContextFailsInATurn: a rank whose context cannot be made current at any place of a turn that is voted on keeps in step with the others, and all
+// have the error.
+func TestContextFailsInATurn(t *testing.T) {
+	var pushes atomic.Int32
+	for nth := int32(1); pushes.Load() == nth-1; nth++ { // until there are no more places
+		m := newMachine(2)
+		t.Cleanup(m.release)
+		var armed atomic.Bool
+		pushes.Store(0)
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.options(g.Rank())
+			o.KernelTimeout = time.Second
+			if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
+				o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+					if armed.Load() && pushes.Load() < nth && pushes.Add(1) == nth {
+						return cu.OperatingSystem
+					}
+					return push(c)
+				}
+			}
+			b, err := New(ctx, g, o)
+			if err != nil {
+				return err
+			}
+			mem := memory.New(b, g, nil)
+			a, err := mem.Allocate(ctx, 4096, "")
+			if err != nil {
+				return err
+			}
+			w, err := mem.Rendezvous(ctx, a, memory.Record{})
+			if err != nil {
+				return err
+			}
+			if err := g.Barrier(ctx, "ready"); err != nil {
+				return err
+			}
+			armed.Store(true)
+			_, failed := mem.PrepareAllReduce(ctx, Name, memory.Place{Window: w}, memory.Place{Window: w}, 4, 16, "f32", "sum")
+			all, err := g.AllGather(ctx, "how it went", fmt.Appendf(nil, "%t", failed == nil))
+			if err != nil {
+				return fmt.Errorf("push %d: out of step: %w", nth, err)
+			}
+			armed.Store(false)
+			if string(all[0]) != string(all[1]) {
+				return fmt.Errorf("push %d: whether it succeeded: %q; here: %w", nth, all, failed)
+			}
+			if closed := mem.Close(ctx); failed == nil { // a library that was given up is not finalized
+				return closed
+			}
+			return nil
+		}))
+	}
+	assert.GreaterOrEqual(t, pushes.Load(), int32(2), "places")
+}
+
+// TestEnqueueFails: where one rank cannot enqueue a reduction, which then never ends on the others, NVSHMEM is given up, and all ranks learn it.
+func TestEnqueueFails(t *testing.T) {
+	m := newMachine(2)
+	t.Cleanup(m.release)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		var fails atomic.Bool
+		o := m.options(g.Rank())
+		push := o.Driver.CtxPushCurrent
+		o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+			if fails.Swap(false) {
+				return cu.OperatingSystem
+			}
+			return push(c)
+		}
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		mem := memory.New(b, g, nil)
+		a, err := mem.Allocate(ctx, 4096, "")
+		if err != nil {
+			return err
+		}
+		w, err := mem.Rendezvous(ctx, a, memory.Record{})
+		if err != nil {
+			return err
+		}
+		p, err := mem.PrepareAllReduce(ctx, Name, memory.Place{Window: w}, memory.Place{Window: w}, 4, 16, "f32", "sum")
+		if err != nil {
+			return err
+		}
+		if err := p.Enqueue(nil); !errors.Is(err, errs.ErrInvalid) || b.world.usable() != nil {
+			return fmt.Errorf("no stream: %w; %w", err, b.world.usable())
+		}
+		if g.Rank() == 1 {
+			s, err := b.device.NewStream()
+			if err != nil {
+				return err
+			}
+			fails.Store(true)
+			if err := p.Enqueue(s); err == nil || !strings.Contains(err.Error(), "only some ranks") {
+				return fmt.Errorf("enqueuing: %w", err)
+			}
+			if err := s.Close(); err != nil {
+				return err
+			}
+		}
+		if _, err := mem.Allocate(ctx, 20<<20, ""); err == nil || !strings.Contains(err.Error(), "given up") || !strings.Contains(err.Error(), "rank 1") {
+			return fmt.Errorf("an allocation after it: %w", err)
+		}
+		_ = mem.Close(ctx) // a library that was given up is not finalized
+		return nil
+	}))
 }
 
 func TestMulticast(t *testing.T) {

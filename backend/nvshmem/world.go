@@ -142,19 +142,18 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 			err = w.call(ctx, mine.Op, func() error { return one(turn, all) })
 		}
 	}
-	asks := w.asks(all)
-	run(func(uint64, []ask) error { return w.giveBack(all) })
-	if asks { // those on which it went well would wait in the next call for the others
-		err = g.Vote(ctx, "giving back", err)
+	if w.asks(all) {
+		run(func(uint64, []ask) error { return w.giveBack(all) })
+		// Those on which it went well would wait in the next call for the others.
+		if err = g.Vote(ctx, "giving back", err); err != nil {
+			return w.breakUp(&giveBackError{err})
+		}
+	} else if err == nil { // it is a matter of the book: neither the library nor the device is asked
+		if err = w.giveBack(all); err != nil { // the book is not that of the others
+			err = w.breakUp(err)
+		}
 	}
-	switch {
-	case err != nil && asks:
-		return w.breakUp(&giveBackError{err})
-	case errors.Is(err, errs.ErrMismatch): // the book is not that of the others
-		return w.breakUp(err)
-	case err != nil:
-		return err
-	}
+	// Where the others vote, this rank does too, whatever has failed here.
 	if run(do); len(voted) == 0 {
 		return err
 	}

@@ -3,10 +3,13 @@ package host
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"io"
 	"os"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // bootIDFile holds the kernel's identity of this boot.
@@ -15,10 +18,12 @@ var bootIDFile = "/proc/sys/kernel/random/boot_id"
 // bootID returns the kernel's identity of this boot: the same for all processes of the host, in containers too. Where it is hidden, as in
 // some sandboxes, it is one of this process alone.
 func bootID() (string, error) {
-	if b, err := os.ReadFile(bootIDFile); err == nil {
-		if id := strings.TrimSpace(string(b)); id != "" {
-			return id, nil
-		}
+	b, err := os.ReadFile(bootIDFile)
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+		return "", err // it is not hidden
+	}
+	if id := strings.TrimSpace(string(b)); err == nil && id != "" {
+		return id, nil
 	}
 	return ownID(), nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,17 +29,32 @@ type fault struct {
 	kill  bool
 	pause time.Duration
 	files int
+	hang  bool // until the others have come to their ends
+
+	// again makes the ranks that are left do the job once more.
+	again bool
+	// counted, unless nil, takes how often the victim makes each call of every, and nothing befalls it.
+	counted map[string]int
+
+	seen    int           // of the calls that are trapped
+	struck  bool          // it has befallen the victim
+	over    atomic.Bool   // the victim has come to the end of the job
+	release chan struct{} // closed when what hangs goes on
 }
 
 // The bounds of what a rank waits for: of a job that must fail, and of one that must not, however long a rank is stopped.
 const (
 	shortTimeout = 6 * time.Second
 	longTimeout  = 40 * time.Second
+	hangTimeout  = 3 * time.Second
 )
 
 func (f *fault) timeout() time.Duration {
-	if f.pause > 0 {
+	switch {
+	case f.pause > 0, f.counted != nil:
 		return longTimeout
+	case f.hang:
+		return hangTimeout
 	}
 	return shortTimeout
 }
@@ -48,6 +64,9 @@ func (f *fault) environ() []string {
 	var env []string
 	if f.call != nil {
 		env = append(env, trapVariable+"="+f.call.name)
+	}
+	if f.counted != nil {
+		env = append(env, trapVariable+"="+everyCall)
 	}
 	if f.files > 0 {
 		env = append(env, filesVariable+"="+strconv.Itoa(f.files))
@@ -65,6 +84,8 @@ func (f *fault) String() string {
 		what = "fails: " + unix.ErrnoName(f.errno)
 	case f.kill:
 		what = "is killed"
+	case f.hang:
+		what = "hangs"
 	default:
 		what = fmt.Sprintf("is stopped for %v", f.pause)
 	}
@@ -84,13 +105,29 @@ func (f *fault) atStage(p *os.Process, stage string) {
 	}
 }
 
-// atCall is called when the victim comes to the trapped call, and waits. It gives what the call fails with, or 0.
-func (f *fault) atCall(p *os.Process, count int) unix.Errno {
-	if count != f.count && (!f.on || count < f.count) {
-		return 0
+// atCall is called when the victim comes to a trapped call, and waits. It gives what the call fails with, or 0, and until when it hangs, or nil.
+func (f *fault) atCall(p *os.Process, n *notification) (unix.Errno, <-chan struct{}) {
+	if f.counted != nil {
+		for _, c := range every() {
+			if !f.over.Load() && c.match(n) {
+				f.counted[c.name]++
+			}
+		}
+		return 0, nil
 	}
+	if f.over.Load() || !f.call.match(n) {
+		return 0, nil
+	}
+	f.seen++
+	if f.seen != f.count && (!f.on || f.seen < f.count) {
+		return 0, nil
+	}
+	f.struck = true
 	f.strike(p)
-	return f.errno
+	if f.hang {
+		return 0, f.release
+	}
+	return f.errno, nil
 }
 
 // strike kills or stops the process, if that is what is to befall it.
@@ -203,6 +240,10 @@ func (f *fault) judge(world []*worker) []string {
 		}
 		return wrong
 	}
+	if f.hang {
+		f.judgeHang(world, complain)
+		return wrong
+	}
 	if !f.kill && victim.last.Error != "" {
 		f.judgeVictim(victim, complain)
 	}
@@ -210,14 +251,29 @@ func (f *fault) judge(world []*worker) []string {
 	return wrong
 }
 
+// unsaid are the calls that a rank may fail for without the system's reason in its error, with why.
+var unsaid = map[string]string{
+	"getpeername":   "package net takes it for a connection that is still being made, until the time is over",
+	"read(socket)":  "a connection that is broken is one to a rank that is lost",
+	"write(socket)": "a connection that is broken is one to a rank that is lost",
+}
+
+// breaks reports whether the fault breaks a connection. Then the rank at its other end counts as lost, and whose end has failed nobody can tell.
+func (f *fault) breaks() bool {
+	return f.errno != 0 && f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
+}
+
 // judgeVictim: the rank whose call failed says which condition it is in, and the system's own reason.
 func (f *fault) judgeVictim(w *worker, complain func(string, ...any)) {
 	e := w.last
 	text := "too many open files"
-	if f.errno != 0 {
+	switch {
+	case f.errno == unix.EACCES && strings.Contains(e.Error, "boot_id"):
+		text = "cannot read" // a boot id that is hidden from a rank is none: the rank counts as one of another host
+	case f.errno != 0:
 		text = f.errno.Error()
 	}
-	if !strings.Contains(e.Error, text) {
+	if !strings.Contains(e.Error, text) && (f.call == nil || unsaid[f.call.name] == "") {
 		complain("rank %d does not say why, %q, in %s: %s", w.rank, text, e.In, e.Error)
 	}
 	if f.files > 0 && !e.FileLimit && !strings.Contains(e.Error, "raise") {
@@ -232,6 +288,9 @@ func (f *fault) judgeVictim(w *worker, complain func(string, ...any)) {
 // judgeOthers: if any rank has an error, all that came after it have one, the same, and it names the victim.
 func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 	victim := world[f.victim].last
+	if f.kill && !slices.ContainsFunc(world, func(w *worker) bool { return w.rank != f.victim && (w.last.Error != "" || w.last.In != "close") }) {
+		return // they were done when it was killed
+	}
 	var first *worker
 	for _, w := range world {
 		if w.rank == f.victim || w.last == nil {
@@ -254,6 +313,9 @@ func (f *fault) judgeOthers(world []*worker, complain func(string, ...any)) {
 		refusing := f.files > 0 || f.call != nil && f.call.name == "accept4"
 		joining := f.victim == 0 && e.In == "join" && refusing && len(e.Names) > 0
 		names := slices.Contains(e.Names, f.victim) || f.victim == 0 && e.Connect || joining
+		if f.breaks() {
+			names = names || slices.Contains(e.Conditions, "peer lost") || f.victim == 0 && strings.Contains(e.Error, "rendezvous service")
+		}
 		if !names {
 			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
 		}

@@ -56,6 +56,7 @@ type said struct {
 const (
 	startStage = "start"
 	endStage   = "end"
+	againStage = "end again" // of the second time
 )
 
 // Environment of a worker.
@@ -63,11 +64,16 @@ const (
 	workerVariable = "SYMMEM_TEST_CHAOS_WORKER"
 	trapVariable   = "SYMMEM_TEST_CHAOS_TRAP"
 	filesVariable  = "SYMMEM_TEST_CHAOS_FILES"
+	againVariable  = "SYMMEM_TEST_CHAOS_AGAIN"
+	briefVariable  = "SYMMEM_TEST_CHAOS_BRIEF" // the job has fewer tensors
+	everyCall      = "*"                       // of trapVariable
+
+	controlFile = 3 // the descriptor that a worker talks to the test over
 )
 
 // work is the main function of a worker, which talks to the test over descriptor 3: a line for each message, and a byte in answer.
 func work() int {
-	control := os.NewFile(3, "control")
+	control := os.NewFile(controlFile, "control")
 	answer := make([]byte, 1)
 	tell := func(s said) error {
 		line, err := json.Marshal(s)
@@ -106,8 +112,8 @@ func prepared(tell func(said) error) error {
 	}
 	first := said{Stage: startStage}
 	if name := os.Getenv(trapVariable); name != "" {
-		i := slices.IndexFunc(calls, func(c call) bool { return c.name == name })
-		if first.Listener, err = calls[i].set(); err != nil {
+		traps := slices.DeleteFunc(every(), func(c *call) bool { return c.name != name && name != everyCall })
+		if first.Listener, err = trap(traps); err != nil {
 			return err
 		}
 	}
@@ -129,20 +135,39 @@ func prepared(tell func(said) error) error {
 		}
 	}
 	before := runtime.NumGoroutine()
-	stage := ""
-	err = job(ctx, cfg, func(s string) error {
-		stage = s
-		return tell(said{Stage: s})
-	})
-	last := said{Stage: endStage, In: stage}
-	last.describe(err)
-	for range 100 {
-		if last.Goroutines = max(runtime.NumGoroutine()-before, 0); last.Goroutines == 0 {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
+	text := os.Getenv(againVariable)
+	tensors := jobTensors
+	if os.Getenv(briefVariable) != "" {
+		tensors = briefTensors
 	}
-	return tell(last)
+	run := func(cfg config.Config, end string) error {
+		stage := ""
+		err := job(ctx, cfg, tensors, func(s string) error {
+			if stage = s; end != endStage {
+				return nil
+			}
+			return tell(said{Stage: s})
+		})
+		last := said{Stage: end, In: stage}
+		last.describe(err)
+		for range 100 {
+			if last.Goroutines = max(runtime.NumGoroutine()-before, 0); last.Goroutines == 0 {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		return tell(last)
+	}
+	if err := run(cfg, endStage); err != nil || text == "" {
+		return err
+	}
+	var p place
+	if err := json.Unmarshal([]byte(text), &p); err != nil {
+		return err
+	}
+	cfg.Rank, cfg.LocalRank, cfg.WorldSize, cfg.LocalWorldSize = p.Rank, p.Rank, p.Size, p.Size
+	cfg.RendezvousAddr, cfg.RendezvousFD, cfg.Timeout, cfg.KernelTimeout = p.Addr, p.FD, longTimeout, longTimeout
+	return run(cfg, againStage)
 }
 
 // describe fills in what an error is.
@@ -192,10 +217,12 @@ func (s *said) describe(err error) {
 const (
 	jobTensors  = 12
 	jobElements = 20_000
+
+	briefTensors = 5 // where each call is attacked, fewer do
 )
 
 // job is what the ranks do: each thing that a user does, in turn. A rank that gets an error leaves.
-func job(ctx context.Context, cfg config.Config, stage func(string) error) (err error) {
+func job(ctx context.Context, cfg config.Config, most int, stage func(string) error) (err error) {
 	if err := stage("join"); err != nil {
 		return err
 	}
@@ -220,7 +247,7 @@ func job(ctx context.Context, cfg config.Config, stage func(string) error) (err 
 		}
 	}()
 	var tensors []*tensor.Tensor
-	for i := range jobTensors {
+	for i := range most {
 		if i == 0 {
 			if err := stage("allocate"); err != nil {
 				return err

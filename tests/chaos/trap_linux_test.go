@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
+	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -23,6 +26,8 @@ type call struct {
 	mask   uint32       // its bits that count: 0, none do,
 	want   uint32       // and what they must be
 	errnos []unix.Errno // what it may fail with; none if the runtime makes it too
+	file   string       // how the name of the file that it is about begins, in /proc/PID/fd; "" is any
+	raw    bool         // the runtime waits for it as it waits for no other: a process whose call hangs does nothing at all
 }
 
 // calls are those that can be trapped.
@@ -43,14 +48,48 @@ var calls = []call{
 	{name: "getsockopt", number: unix.SYS_GETSOCKOPT, errnos: []unix.Errno{unix.ENOBUFS}},
 }
 
+// further are those that only the sweep lets fail.
+var further = []call{
+	{name: "fcntl(F_GET_SEALS)", number: unix.SYS_FCNTL, arg: 1, mask: math.MaxUint32, want: unix.F_GET_SEALS, errnos: []unix.Errno{unix.EINVAL}},
+	{name: "fcntl(F_DUPFD_CLOEXEC)", number: unix.SYS_FCNTL, arg: 1, mask: math.MaxUint32, want: unix.F_DUPFD_CLOEXEC, errnos: []unix.Errno{unix.EMFILE}},
+	{name: "fstat", number: unix.SYS_FSTAT, errnos: []unix.Errno{unix.ENOMEM, unix.EIO}},
+	{name: "openat", number: unix.SYS_OPENAT, errnos: []unix.Errno{unix.EMFILE, unix.EACCES, unix.ENOMEM}},
+	{name: "listen", number: unix.SYS_LISTEN, errnos: []unix.Errno{unix.EADDRINUSE}},
+	{name: "getsockname", number: unix.SYS_GETSOCKNAME, errnos: []unix.Errno{unix.ENOBUFS}, raw: true},
+	{name: "getpeername", number: unix.SYS_GETPEERNAME, errnos: []unix.Errno{unix.ENOTCONN}, raw: true},
+	{name: "munmap", number: unix.SYS_MUNMAP, errnos: []unix.Errno{unix.ENOMEM}},
+	{name: "madvise(MADV_HUGEPAGE)", number: unix.SYS_MADVISE, arg: 2, mask: math.MaxUint32, want: unix.MADV_HUGEPAGE, errnos: []unix.Errno{unix.EINVAL, unix.ENOMEM}},
+	{name: "epoll_ctl(EPOLL_CTL_ADD)", number: unix.SYS_EPOLL_CTL, arg: 1, mask: math.MaxUint32, want: unix.EPOLL_CTL_ADD, errnos: []unix.Errno{unix.ENOSPC, unix.ENOMEM}, raw: true},
+	{name: "getrlimit", number: unix.SYS_GETRLIMIT, errnos: []unix.Errno{unix.EPERM}, raw: true},
+	{name: "read(socket)", number: unix.SYS_READ, file: "socket:", errnos: []unix.Errno{unix.ECONNRESET, unix.ETIMEDOUT}},
+	{name: "write(socket)", number: unix.SYS_WRITE, file: "socket:", errnos: []unix.Errno{unix.EPIPE, unix.ECONNRESET}},
+	{name: "close(memfd)", number: unix.SYS_CLOSE, file: "/memfd:", errnos: []unix.Errno{unix.EIO}},
+	{name: "close(socket)", number: unix.SYS_CLOSE, file: "socket:", errnos: []unix.Errno{unix.EIO}},
+}
+
+// match reports whether a call that is held up is one of these.
+func (c *call) match(n *notification) bool {
+	if uintptr(n.Number) != c.number || uint32(n.Args[c.arg])&c.mask != c.want&c.mask {
+		return false
+	}
+	if c.file == "" {
+		return true
+	}
+	if n.Args[0] == controlFile {
+		return false
+	}
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", n.PID, n.Args[0]))
+	return err == nil && strings.HasPrefix(name, c.file)
+}
+
 // The layout of struct seccomp_data, of linux/seccomp.h.
 const (
 	dataNumber = 0
 	dataArgs   = 16
 )
 
-// filter is the program that notifies of the call and allows all others.
-func (c *call) filter() []unix.SockFilter {
+// filter is the program that notifies of the calls and allows all others.
+func filter(traps []*call) []unix.SockFilter {
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
 	}
@@ -58,27 +97,28 @@ func (c *call) filter() []unix.SockFilter {
 	equal := func(k uint32, yes, no uint8) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: yes, Jf: no}
 	}
-	if c.mask == 0 {
-		return []unix.SockFilter{
-			load(dataNumber), equal(uint32(c.number), 0, 1), leave(unix.SECCOMP_RET_USER_NOTIF), leave(unix.SECCOMP_RET_ALLOW),
+	var program []unix.SockFilter
+	for _, c := range traps {
+		if c.mask == 0 {
+			program = append(program, load(dataNumber), equal(uint32(c.number), 0, 1), leave(unix.SECCOMP_RET_USER_NOTIF))
+			continue
 		}
+		program = append(program, load(dataNumber), equal(uint32(c.number), 0, 4),
+			load(dataArgs+8*uint32(c.arg)), // the lower half: both architectures are little-endian
+			unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: c.mask},
+			equal(c.want, 0, 1), leave(unix.SECCOMP_RET_USER_NOTIF))
 	}
-	return []unix.SockFilter{
-		load(dataNumber), equal(uint32(c.number), 0, 4),
-		load(dataArgs + 8*uint32(c.arg)), // the lower half: both architectures are little-endian
-		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: c.mask},
-		equal(c.want, 0, 1), leave(unix.SECCOMP_RET_USER_NOTIF), leave(unix.SECCOMP_RET_ALLOW),
-	}
+	return append(program, leave(unix.SECCOMP_RET_ALLOW))
 }
 
-// set traps the call in all threads of this process and gives the descriptor that notifications come from.
-func (c *call) set() (int, error) {
+// trap traps the calls in all threads of this process and gives the descriptor that notifications come from.
+func trap(traps []*call) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("PR_SET_NO_NEW_PRIVS: %w", err)
 	}
-	program := c.filter()
+	program := filter(traps)
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Without WAIT_KILLABLE_RECV a signal of the Go runtime would make a call be notified of twice.
 	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_TSYNC | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH |
@@ -110,10 +150,13 @@ type verdict struct {
 	Flags uint32
 }
 
-// watch decides on the calls that are held up, one after the other, until the process has ended. A decision of 0 lets the call go on.
-func watch(listener int, decide func(count int) unix.Errno) error {
+// watch decides on the calls that are held up, one after the other, until the process has ended. A decision of 0 lets the call go on, after the
+// channel is closed if there is one.
+func watch(listener int, decide func(n *notification) (unix.Errno, <-chan struct{})) error {
+	var held sync.WaitGroup
 	defer unix.Close(listener)
-	for count := 1; ; count++ {
+	defer held.Wait()
+	for {
 		p := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
 		if _, err := unix.Poll(p, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("waiting for a trapped call: %w", err)
@@ -122,27 +165,41 @@ func watch(listener int, decide func(count int) unix.Errno) error {
 			if p[0].Revents != 0 {
 				return nil // nobody is left who could make one
 			}
-			count--
 			continue
 		}
 		var n notification
 		if errno := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); errno != 0 {
 			if errno == unix.ENOENT || errno == unix.EINTR { // killed in the meantime
-				count--
 				continue
 			}
 			return fmt.Errorf("receiving a trapped call: %w", errno)
 		}
-		v := verdict{ID: n.ID}
-		if errno := decide(count); errno != 0 {
-			v.Error = -int32(errno)
-		} else {
-			v.Flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		errno, until := decide(&n)
+		if until != nil {
+			held.Go(func() {
+				<-until
+				_ = answer(listener, n.ID, errno)
+			})
+			continue
 		}
-		if errno := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&v)); errno != 0 && errno != unix.ENOENT {
-			return fmt.Errorf("answering a trapped call: %w", errno)
+		if err := answer(listener, n.ID, errno); err != nil {
+			return err
 		}
 	}
+}
+
+// answer lets a call that is held up fail, or go on if errno is 0.
+func answer(listener int, id uint64, errno unix.Errno) error {
+	v := verdict{ID: id}
+	if errno != 0 {
+		v.Error = -int32(errno)
+	} else {
+		v.Flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+	}
+	if errno := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&v)); errno != 0 && errno != unix.ENOENT {
+		return fmt.Errorf("answering a trapped call: %w", errno)
+	}
+	return nil
 }
 
 func ioctl(fd int, request uint, p unsafe.Pointer) unix.Errno {
@@ -173,7 +230,7 @@ func trappable() error {
 			failed <- err
 			return
 		}
-		program := (&call{number: math.MaxUint32}).filter()
+		program := filter([]*call{{number: math.MaxUint32}})
 		p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 		const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 		fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&p)))

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,10 +33,12 @@ type worker struct {
 	control *os.File
 	noise   bytes.Buffer // standard output and error
 	last    *said        // nil if it did not come to its end
+	again   *said        // the end of the second time, if there was one
 	err     error        // of Wait
 	left    string       // what it held when it should hold nothing
 	watched error        // what went wrong with the trap
 	took    time.Duration
+	ended   func() // is called when it has come to the end of the job, or is gone
 }
 
 // runWorld runs the job on size processes, lets the fault befall its victim, and waits for all of them.
@@ -58,10 +61,28 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 	env = append(env, workerVariable+"=1", "SYMMEM_BACKEND=host", "SYMMEM_RENDEZVOUS_ADDR="+l.Addr().String(), "SYMMEM_TOKEN="+rand.Text(),
 		"SYMMEM_JOB=chaos", "SYMMEM_WORLD_SIZE="+strconv.Itoa(size), "SYMMEM_LOCAL_WORLD_SIZE="+strconv.Itoa(size),
 		"SYMMEM_TIMEOUT="+f.timeout().String(), "SYMMEM_KERNEL_TIMEOUT="+f.timeout().String())
+	next, err := f.second(size)
+	if err != nil {
+		return nil, err
+	}
+	defer next.close()
+	f.release = make(chan struct{})
+	var others atomic.Int32 // that have not come to the end of the job
+	others.Store(int32(size) - 1)
+	if f.again {
+		env = append(env, briefVariable+"=1")
+	}
 	var wg sync.WaitGroup
 	began := time.Now()
 	for r := range size {
-		w := &worker{rank: r}
+		w := &worker{rank: r, ended: func() {}}
+		if r != f.victim {
+			w.ended = sync.OnceFunc(func() {
+				if others.Add(-1) == 0 {
+					close(f.release)
+				}
+			})
+		}
 		world = append(world, w)
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -81,6 +102,7 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 		if r == f.victim {
 			w.cmd.Env = append(w.cmd.Env, f.environ()...)
 		}
+		next.prepare(w.cmd, r)
 		w.cmd.Stdout, w.cmd.Stderr = &w.noise, &w.noise
 		// Each is in a process group of its own. When the shell that started the tests in its background ends while one that it has stopped
 		// is in the tests' group, the kernel sends SIGHUP to all of that group: the tests would end without a word.
@@ -94,14 +116,15 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 			return nil, errors.Join(err, w.control.Close())
 		}
 		wg.Go(func() {
-			w.attend(f)
+			w.attend(f, next)
+			w.ended()
 			w.err = w.cmd.Wait()
 			w.took = time.Since(began)
 			_ = w.control.Close()
 		})
 	}
 	// The listening socket is the first rank's alone: with it, it goes.
-	if err := errors.Join(socket.Close(), l.Close()); err != nil {
+	if err := errors.Join(socket.Close(), l.Close(), next.close()); err != nil {
 		cancel()
 	}
 	wg.Wait()
@@ -109,7 +132,7 @@ func runWorld(size int, f *fault) (world []*worker, err error) {
 }
 
 // attend answers a worker until it has ended.
-func (w *worker) attend(f *fault) {
+func (w *worker) attend(f *fault, next *second) {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	lines := bufio.NewScanner(w.control)
@@ -129,7 +152,7 @@ func (w *worker) attend(f *fault) {
 					return
 				}
 				watching.Go(func() {
-					w.watched = errors.Join(w.watched, watch(taken, func(count int) unix.Errno { return f.atCall(w.cmd.Process, count) }))
+					w.watched = errors.Join(w.watched, watch(taken, func(n *notification) (unix.Errno, <-chan struct{}) { return f.atCall(w.cmd.Process, n) }))
 				})
 			}
 			before = w.holds()
@@ -140,8 +163,20 @@ func (w *worker) attend(f *fault) {
 				before.files-- // the listening socket, which is the service's
 			}
 		case endStage:
+			if w.rank == f.victim {
+				f.over.Store(true)
+			}
+			w.ended()
 			w.last = &s
 			w.left = w.settles(before)
+			if next.serves(w.rank) {
+				before.files-- // the second listening socket
+			}
+		case againStage:
+			w.again = &s
+			if left := w.settles(before); w.left == "" && left != "" {
+				w.left = "the second time, " + left
+			}
 		default:
 			if w.rank == f.victim {
 				f.atStage(w.cmd.Process, s.Stage)

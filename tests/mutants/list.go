@@ -21,6 +21,8 @@ var (
 	openTests      = stage{".", "Open|InheritedSocket|Example", long}
 	callTests      = []stage{{".", "Plans|Coll|Calls", usual}}
 	kills          = stage{"tests", "TestKill/backend=(host|far)", long}
+	systemCalls    = stage{"tests/chaos", "EverySystemCall", long}
+	turnTests      = stage{"backend/nvshmem", "InATurn|Enqueue", long}
 
 	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
 	inPlans      = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
@@ -843,6 +845,41 @@ var mutants = []mutant{
 		file: "backend/tell.go", why: "a rank that fails does not tell of the condition", tests: []stage{memoryTests},
 		old: ", Conditions: errs.Codes(failure)}",
 		new: "}",
+	},
+	{
+		file: "memory/memory.go", why: "a rank that could not give memory back does not say so to those that go on", tests: []stage{memoryTests},
+		old: "\t\tm.group.Excuse(fmt.Errorf(\"freeing %d bytes at %s: %w\", a.Bytes(), a.Ptr(), own))\n",
+		new: "",
+	},
+	{
+		file: "group/member.go", why: "a rank that may open no file takes itself for one of another host", tests: []stage{systemCalls},
+		old: "\t\treturn \"\", err\n",
+		new: "\t\treturn \"\", nil\n",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "what the system refuses once is refused for ever", tests: []stage{systemCalls},
+		old: "var works atomic.Bool\n\n// supported tries what the backend needs, until it has succeeded once: a system without memory or files now may have some later.\nfunc supported() error {\n",
+		new: "var works atomic.Bool\n\nvar refused error\n\nfunc supported() (err error) {\n\tif refused != nil {\n\t\treturn refused\n\t}\n\tdefer func() { refused = err }()\n",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "addresses stay reserved where a rank's memory cannot be mapped", tests: []stage{systemCalls},
+		old: "fmt.Errorf(\"memory of rank %d: %w\", r, err), unix.MunmapPtr(base, uintptr(total)))",
+		new: "fmt.Errorf(\"memory of rank %d: %w\", r, err))",
+	},
+	{
+		file: "backend/host/memory_linux.go", why: "the others' files stay open", tests: []stage{systemCalls},
+		old: "\t\tif f != nil {\n\t\t\terr = errors.Join(err, f.Close())\n",
+		new: "\t\tif f != nil && err == nil {\n\t\t\terr = errors.Join(err, f.Close())\n",
+	},
+	{
+		file: "backend/nvshmem/world.go", why: "a rank that fails in a turn does not vote", tests: []stage{turnTests},
+		old: "\t} else if err == nil { // it is a matter of the book",
+		new: "\t} else if run(func(uint64, []ask) error { return nil }); err != nil {\n\t\treturn err\n\t} else { // it is a matter of the book",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM goes on after a reduction that one rank could not enqueue", tests: []stage{turnTests},
+		old: "\t\terr = p.backend.world.breakUp(onlySome(err))\n",
+		new: "\t\terr = onlySome(err)\n",
 	},
 	{
 		file: "group/group.go", why: "a vote does not tell of the condition", tests: []stage{conditionTests},

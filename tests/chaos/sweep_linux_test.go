@@ -1,0 +1,238 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// every returns all calls that can be trapped and may fail.
+func every() []*call {
+	var all []*call
+	for _, list := range [][]call{calls, further} {
+		for i := range list {
+			all = append(all, &list[i])
+		}
+	}
+	return all
+}
+
+// keeps are the calls that give something back: what they fail for stays.
+var keeps = []string{"munmap", "close(memfd)", "close(socket)"}
+
+// TestEverySystemCall lets each system call go wrong that a rank makes from joining to closing, one in each case: it fails, once or from then on,
+// hangs until the others have given up, or is the last thing that its rank does. Then those that are left do the job once more.
+//
+// By default each sort of call fails once, and some hang or kill. With SYMMEM_TEST_FAULTS=full every call fails with one of its errors, in turn, once
+// and from then on, hangs, and kills; of the reads and writes of sockets, which are hundreds, one in eight does what takes time. With
+// SYMMEM_TEST_FAULTS=all all of them do, and fail once with each error. The table is logged, and written to the file that SYMMEM_TEST_TABLE names,
+// behind what that has.
+func TestEverySystemCall(t *testing.T) {
+	requireTraps(t)
+	all := os.Getenv("SYMMEM_TEST_FAULTS") == "all"
+	full := all || os.Getenv("SYMMEM_TEST_FAULTS") == "full"
+	var cases []*fault
+	for victim := range 2 { // the one that serves, and one that does not
+		f := &fault{victim: victim, counted: map[string]int{}, again: true}
+		world, err := runWorld(worldSize, f)
+		require.NoError(t, err)
+		for _, w := range world {
+			require.NoError(t, w.watched)
+			require.NotNil(t, w.last, "rank %d: %s", w.rank, w.noise.String())
+			require.Empty(t, w.last.Error)
+			require.NotNil(t, w.again)
+			require.Empty(t, w.again.Error)
+			require.Empty(t, w.left)
+		}
+		cases = append(cases, sweep(f.counted, victim, full, all)...)
+	}
+	require.NotEmpty(t, cases)
+	table := sweepTable{outcomes: map[string]int{}}
+	t.Cleanup(func() { table.print(t) })
+	for _, f := range cases {
+		t.Run(f.name(), func(t *testing.T) {
+			t.Parallel() // most of a case is waiting
+			world, err := runWorld(worldSize, f)
+			require.NoError(t, err)
+			wrong := f.judgeSweep(world)
+			for _, w := range wrong {
+				t.Error(w)
+			}
+			table.add(f, world, wrong)
+		})
+	}
+}
+
+// sweep makes the cases of the calls that a rank has made.
+func sweep(counted map[string]int, victim int, full, all bool) []*fault {
+	var cases []*fault
+	for i, c := range every() {
+		if len(c.errnos) == 0 {
+			continue
+		}
+		for nth := 1; nth <= counted[c.name]; nth++ {
+			if !full && (nth > 1 || i%2 != victim) {
+				continue
+			}
+			one := func(f *fault) {
+				f.victim, f.call, f.count, f.again = victim, c, nth, true
+				cases = append(cases, f)
+			}
+			once := c.errnos[(nth-1+victim)%len(c.errnos)]
+			on := c.errnos[nth%len(c.errnos)]
+			for _, errno := range c.errnos {
+				if all || errno == once {
+					one(&fault{errno: errno})
+				}
+			}
+			// How often sockets are read and written is a matter of time.
+			if full && !all && (c.name == "read(socket)" || c.name == "write(socket)") && nth%8 != 1 {
+				continue
+			}
+			if full && on != unix.ECONNABORTED { // package net asks again for as long as that comes
+				one(&fault{errno: on, on: true})
+			}
+			if !full && i%12 > 1 {
+				continue
+			}
+			one(&fault{kill: true})
+			if !c.raw {
+				one(&fault{hang: true})
+			}
+		}
+	}
+	return cases
+}
+
+// what names the fault.
+func (f *fault) what() string {
+	switch {
+	case f.kill:
+		return "kills"
+	case f.hang:
+		return "hangs"
+	case f.on:
+		return unix.ErrnoName(f.errno) + " from then on"
+	}
+	return unix.ErrnoName(f.errno)
+}
+
+// name is that of the case's test.
+func (f *fault) name() string {
+	return fmt.Sprintf("rank=%d/%s/%d/%s", f.victim, f.call.name, f.count, strings.ReplaceAll(f.what(), " ", "_"))
+}
+
+// judgeSweep says what is wrong with how a world has ended that was to do its job twice.
+func (f *fault) judgeSweep(world []*worker) []string {
+	if f.errno != 0 && slices.Contains(keeps, f.call.name) {
+		for _, w := range world {
+			w.left = "" // of what the call did not give back
+		}
+	}
+	wrong := f.judge(world)
+	for _, w := range world {
+		switch {
+		case w.rank == f.victim && f.kill:
+		case w.again == nil:
+			wrong = append(wrong, fmt.Sprintf("rank %d has not done the job again: %v; it wrote: %s", w.rank, w.err, w.noise.String()))
+		case w.again.Error != "":
+			wrong = append(wrong, fmt.Sprintf("rank %d, the second time, in %s: %s", w.rank, w.again.In, w.again.Error))
+		case w.again.Goroutines > 0:
+			wrong = append(wrong, fmt.Sprintf("rank %d has left %d goroutines behind the second time", w.rank, w.again.Goroutines))
+		}
+	}
+	if len(wrong) > 0 {
+		for _, w := range world {
+			if w.last != nil {
+				wrong = append(wrong, fmt.Sprintf("  rank %d had, in %s: %s", w.rank, w.last.In, cmp.Or(w.last.Error, "no error")))
+			}
+		}
+	}
+	return wrong
+}
+
+// judgeHang: whoever has given up says for whom it has waited.
+func (f *fault) judgeHang(world []*worker, complain func(string, ...any)) {
+	for _, w := range world {
+		e := w.last
+		if w.rank == f.victim || e.Error == "" {
+			continue
+		}
+		if !slices.Contains(e.Names, f.victim) && !(f.victim == 0 && (e.Connect || strings.Contains(e.Error, "rendezvous service"))) &&
+			!strings.Contains(e.Error, fmt.Sprintf("rank %d", f.victim)) {
+			complain("rank %d does not name rank %d, in %s: %s", w.rank, f.victim, e.In, e.Error)
+		}
+		if !slices.Contains(e.Conditions, "gave up") && !slices.Contains(e.Conditions, "deadline") && !slices.Contains(e.Conditions, "peer lost") &&
+			!strings.Contains(e.Error, "deadline passed") && !strings.Contains(e.Error, "deadline exceeded") {
+			complain("rank %d: the error is not of the deadline, in %s: %s", w.rank, e.In, e.Error)
+		}
+	}
+}
+
+// sweepTable counts outcomes by call and fault.
+type sweepTable struct {
+	mu       sync.Mutex
+	outcomes map[string]int
+}
+
+func (t *sweepTable) add(f *fault, world []*worker, wrong []string) {
+	failed := 0
+	for _, w := range world {
+		if w.last != nil && w.last.Error != "" && (w.rank != f.victim || !f.kill) {
+			failed++
+		}
+	}
+	what := "error on some ranks: the others were done"
+	switch {
+	case len(wrong) > 0:
+		what = "WRONG"
+	case !f.struck:
+		what = "not reached"
+	case f.kill && failed == 0:
+		what = "nobody needs the rank any more"
+	case f.kill:
+		what = "lost, and the others go on"
+	case f.hang && failed == 0:
+		what = "goes on late"
+	case failed == 0:
+		what = "no error: it is done without, or again"
+	case failed == len(world):
+		what = "error on all ranks"
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.outcomes[f.call.name+"\t"+f.what()+"\t"+what]++
+}
+
+func (t *sweepTable) print(tt *testing.T) {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	total, wrong := 0, 0
+	fmt.Fprintf(w, "call\tfault\toutcome\tcases\n")
+	for _, key := range slices.Sorted(maps.Keys(t.outcomes)) {
+		n := t.outcomes[key]
+		fmt.Fprintf(w, "%s\t%d\n", key, n)
+		if total += n; strings.HasSuffix(key, "\tWRONG") {
+			wrong += n
+		}
+	}
+	_ = w.Flush()
+	fmt.Fprintf(&text, "%s: %d of %d cases are as they should be\n", tt.Name(), total-wrong, total)
+	tt.Logf("\n%s", text.String())
+	if path := os.Getenv("SYMMEM_TEST_TABLE"); path != "" {
+		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		require.NoError(tt, err)
+		_, err = file.WriteString(text.String() + "\n")
+		require.NoError(tt, err)
+		require.NoError(tt, file.Close())
+	}
+}
