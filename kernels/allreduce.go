@@ -70,7 +70,7 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	}
 	asked := opts.Algorithm
 	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
-		asked = Transfers // without elements there is no address to ask for, and nothing to reach
+		asked = (&allReduce{in: t, out: out}).farForm(opts.RankOrder) // without elements there is no address to ask for, and nothing to reach
 	}
 	whole := wholeVectors(t, out)
 	var avoided []Algorithm
@@ -152,6 +152,8 @@ func (a *allReduce) spec() collective.Spec {
 		a.byLibrary(&s)
 	case a.algorithm == QuantizedInt8:
 		a.quantized(&s)
+	case a.algorithm == Hierarchical:
+		a.byHierarchy(&s)
 	case a.algorithm == Transfers:
 		a.byTransfers(&s)
 	case a.in.Device().Kind() == device.CUDA:
@@ -185,12 +187,13 @@ func (a *allReduce) check(plan string) error {
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
 	}
+	islands := a.in.Memory().Islands()
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {
 			return err
 		}
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank()) {
+			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank() || a.algorithm == Hierarchical && r < len(islands) && islands[r] == islands[a.in.Rank()]) {
 				return err
 			}
 		}
