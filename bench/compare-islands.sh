@@ -100,7 +100,10 @@ theirs() {
 	shift
 	# shellcheck disable=SC2086
 	"$work/agent" island0 mpirun --allow-run-as-root --host "island0:$ranks,island1:$ranks" -np $((2 * ranks)) --mca plm_rsh_agent "$work/agent" \
-		--mca oob_tcp_if_include cable --mca btl_tcp_if_include cable --mca pml ob1 --mca btl self,vader,tcp "$@" "$work/mpi_allreduce" "$repetitions" ${sizes//,/ } >"$file" 2>"$work/mpi"
+		--mca oob_tcp_if_include cable --mca btl_tcp_if_include cable --mca pml ob1 --mca btl self,vader,tcp "$@" "$work/mpi_allreduce" "$repetitions" ${sizes//,/ } >"$file" 2>"$work/mpi" &
+	pids=($!)
+	wait "${pids[0]}" || return 1
+	pids=()
 }
 binding="--bind-to none --oversubscribe"
 if [ $((2 * ranks)) -le "$(nproc)" ]; then
@@ -112,7 +115,7 @@ declare -A settings=(
 	[tuned]="--mca btl_vader_single_copy_mechanism cma"
 	[copy]="--mca btl_vader_single_copy_mechanism none"
 	[han]="--mca btl_vader_single_copy_mechanism cma --mca coll_han_priority 100"
-	[hancopy]="--mca btl_vader_single_copy_mechanism none --mca coll_han_priority 100"
+	[hansimple]="--mca btl_vader_single_copy_mechanism cma --mca coll_han_priority 100 --mca coll_han_use_simple_allreduce 1"
 )
 
 for ((round = 1; round <= rounds; round++)); do
@@ -122,7 +125,11 @@ for ((round = 1; round <= rounds; round++)); do
 	done
 	for name in "${!settings[@]}"; do
 		# shellcheck disable=SC2086
-		theirs "$out/mpi-$name.$round.json" $binding ${settings[$name]} || { cat "$work/mpi" >&2; exit 1; }
+		theirs "$out/mpi-$name.$round.json" $binding ${settings[$name]} || {
+			echo "Open MPI does not run with ${settings[$name]}: $(tail -n 3 "$work/mpi")" >&2
+			rm -f "$out/mpi-$name.$round.json"
+			unset "settings[$name]"
+		}
 	done
 done
 
