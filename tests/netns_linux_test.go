@@ -364,7 +364,7 @@ func TestIslandsCutOff(t *testing.T) {
 				t.Logf("rank %d knew after %v: %s", rank, found[rank].Took.Round(time.Millisecond), found[rank].Error)
 				assert.Truef(t, found[rank].Lost, "rank %d: %s", rank, found[rank].Error)
 				assert.Lessf(t, found[rank].Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
-				if !cut { // what is under way to a host that cannot be reached ends when TCP gives it up, and its memory is kept until then
+				if !cut {                                                      // what is under way to a host that cannot be reached ends when TCP gives it up, and its memory is kept until then
 					assert.Emptyf(t, found[rank].Closing, "rank %d", rank)
 				}
 			}
