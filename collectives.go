@@ -19,7 +19,7 @@ import (
 )
 
 // MaxPlans is how many plans a rank keeps for the collectives that are methods of [Rank], besides those that were recorded in a graph, which stay
-// until a tensor of theirs is closed. Each keeps its workspace, which for a small message is some times that.
+// until memory of theirs is given back. Each keeps its workspace, which for a small message is some times that.
 const MaxPlans = 128
 
 // AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
@@ -29,7 +29,7 @@ func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kerne
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewAllReduce(ctx, t, op, nil)
+		return kernels.NewAllReduce(ctx, c.tensors[0], op, nil)
 	})
 }
 
@@ -39,8 +39,8 @@ func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, o
 	if found || err != nil {
 		return err
 	}
-	pairs := make([]kernels.Pair, len(ts))
-	for i, t := range ts {
+	pairs := make([]kernels.Pair, len(c.tensors))
+	for i, t := range c.tensors {
 		pairs[i].In = t
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
@@ -55,7 +55,7 @@ func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewReduceScatter(ctx, in, out, op, nil)
+		return kernels.NewReduceScatter(ctx, c.tensors[0], c.tensors[1], op, nil)
 	})
 }
 
@@ -66,7 +66,7 @@ func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op ke
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewReduce(ctx, in, out, op, root, nil)
+		return kernels.NewReduce(ctx, c.tensors[0], c.tensors[1], op, root, nil)
 	})
 }
 
@@ -77,7 +77,7 @@ func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) er
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewAllGather(ctx, in, out, nil)
+		return kernels.NewAllGather(ctx, c.tensors[0], c.tensors[1], nil)
 	})
 }
 
@@ -88,7 +88,7 @@ func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewBroadcast(ctx, t, root, nil)
+		return kernels.NewBroadcast(ctx, c.tensors[0], root, nil)
 	})
 }
 
@@ -99,7 +99,7 @@ func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) err
 		return err
 	}
 	return r.calls.make(ctx, c, func(ctx context.Context) (*kernels.Plan, error) {
-		return kernels.NewAllToAll(ctx, in, out, nil)
+		return kernels.NewAllToAll(ctx, c.tensors[0], c.tensors[1], nil)
 	})
 }
 
@@ -173,31 +173,49 @@ func newPlanCache(m *memory.Memory) *planCache {
 	return &planCache{memory: m, most: MaxPlans, plans: map[planKey]*list.Element{}}
 }
 
-// placeOf finds a tensor's place.
-func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (place, error) {
+// placeOf finds a tensor's place, or says why the rank cannot use it. The place of a slice that was closed is known all the same, while its memory lives.
+func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (p place, known bool, err error) {
 	if err := errs.Given(call, arg, t, "a tensor"); err != nil {
-		return place{}, err
+		return place{}, false, err
 	}
-	if err := t.Err(); err != nil {
-		return place{}, err
+	closed := t.Err()
+	if closed != nil {
+		if t, err = tensor.Lasting(t); err != nil {
+			return place{}, false, closed
+		}
 	}
 	if t.Memory() != c.memory {
-		return place{}, errs.Invalid(call, arg, "a tensor of another group", "a tensor of this rank's memory")
+		return place{}, false, errs.Invalid(call, arg, "a tensor of another group", "a tensor of this rank's memory")
 	}
-	p := place{elements: t.NumElements(), dtype: t.DType()}
-	if t.Bytes() == 0 {
-		return p, nil
+	p = place{elements: t.NumElements(), dtype: t.DType()}
+	if t.Bytes() > 0 {
+		if p.window, p.offset, err = t.Window(); err != nil {
+			return place{}, false, err
+		}
 	}
-	var err error
-	p.window, p.offset, err = t.Window()
-	return p, err
+	return p, true, closed
 }
 
 // call is a collective call that has no plan yet.
 type call struct {
 	key     planKey
-	tensors []tensor.SymmetricTensor
-	failure error // why this rank cannot take part
+	tensors []tensor.SymmetricTensor // which last as long as their memory
+	failure error                    // why this rank cannot take part
+}
+
+// lasting makes the tensors of a call such that no slice's Close ends the plan.
+func (w *call) lasting() {
+	if w.failure != nil {
+		return
+	}
+	given := slices.Clone(w.tensors)
+	for i, t := range given {
+		if i > 0 && t == given[0] {
+			w.tensors[i] = w.tensors[0] // in place, which constructors see by this
+		} else if w.tensors[i], w.failure = tensor.Lasting(t); w.failure != nil {
+			return
+		}
+	}
 }
 
 // find runs the plan of a call on two tensors, which may be one, if there is a plan.
@@ -205,14 +223,19 @@ func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.Symmet
 	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
 		return call{}, false, err
 	}
-	var failure error
-	if key.in, failure = c.placeOf(key.call, "in", in); failure == nil {
-		key.out, failure = c.placeOf(key.call, "out", out)
+	var inKnown, outKnown bool
+	var failure, outFailure error
+	key.in, inKnown, failure = c.placeOf(key.call, "in", in)
+	key.out, outKnown, outFailure = c.placeOf(key.call, "out", out)
+	if failure == nil {
+		failure = outFailure
 	}
-	if found, err := c.runKept(key, &failure); found || err != nil {
+	if found, err := c.runKept(key, inKnown && outKnown, &failure); found || err != nil {
 		return call{}, found, err
 	}
-	return call{key, []tensor.SymmetricTensor{in, out}, failure}, false, nil
+	what := call{key, []tensor.SymmetricTensor{in, out}, failure}
+	what.lasting()
+	return what, false, nil
 }
 
 // findMany is find for a list.
@@ -221,11 +244,14 @@ func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.Symme
 		return call{}, false, err
 	}
 	var failure error
+	known := true
 	places := make([]byte, 0, 32*len(ts))
 	for i, t := range ts {
-		p, err := c.placeOf(key.call, fmt.Sprintf("ts[%d]", i), t)
-		if err != nil {
+		p, ok, err := c.placeOf(key.call, fmt.Sprintf("ts[%d]", i), t)
+		if known = ok; failure == nil {
 			failure = err
+		}
+		if !known {
 			break
 		}
 		number := ^uint64(0)
@@ -240,14 +266,17 @@ func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.Symme
 		failure = errs.Invalid(key.call, "ts", "an empty list", fmt.Sprintf("1 to %d tensors", kernels.MaxPairs))
 	}
 	key.list = string(places)
-	if found, err := c.runKept(key, &failure); found || err != nil {
+	if found, err := c.runKept(key, known, &failure); found || err != nil {
 		return call{}, found, err
 	}
-	return call{key, slices.Clone(ts), failure}, false, nil
+	what := call{key, slices.Clone(ts), failure}
+	what.lasting()
+	return what, false, nil
 }
 
-// runKept runs the plan of a key, if there is one, unless the call has failed already.
-func (c *planCache) runKept(key planKey, failure *error) (bool, error) {
+// runKept runs the plan of a key, if there is one. A call that has failed already, and is known to have a plan, ends here: the others run theirs, and nobody
+// comes to make one.
+func (c *planCache) runKept(key planKey, known bool, failure *error) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, err := c.own()
@@ -255,8 +284,14 @@ func (c *planCache) runKept(key planKey, failure *error) (bool, error) {
 		*failure = err // which the others are told
 		return false, nil
 	}
-	if err != nil || *failure != nil {
+	if err != nil {
 		return false, err
+	}
+	if *failure != nil {
+		if e, ok := c.plans[key]; known && ok && !e.Value.(*cachedPlan).stale() {
+			return false, fmt.Errorf("%s: %w", key.call, *failure)
+		}
+		return false, nil
 	}
 	if p := c.kept(key); p != nil {
 		return true, c.enqueue(p, s)

@@ -97,11 +97,23 @@ func TestPlansAreKept(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// Through a slice that was closed, on other slices of the same memory.
+		// A plan that was made through a slice, and one of slices of that slice, outlive it.
 		part, subErr = x.Sub(8, 4)
-		err = errors.Join(subErr, sum(part), part.Close(ctx))
-		part, subErr = x.Sub(8, 4)
-		err = errors.Join(err, subErr, sum(part), kept(r, "a slice in place of one that was closed", 3, 9))
+		if err := errors.Join(subErr, sum(part), kept(r, "a slice", 3, 8)); err != nil {
+			return err
+		}
+		left, leftErr := part.Sub(0, 2)
+		right, rightErr := part.Sub(2, 2)
+		many := []tensor.SymmetricTensor{left, right}
+		err = errors.Join(leftErr, rightErr, r.AllReduceMany(ctx, many, kernels.Sum), kept(r, "a list", 3, 9), part.Close(ctx))
+		again, subErr := x.Sub(8, 4)
+		left, leftErr = x.Sub(8, 2)
+		right, rightErr = x.Sub(10, 2)
+		err = errors.Join(err, subErr, leftErr, rightErr, sum(again), r.AllReduceMany(ctx, []tensor.SymmetricTensor{left, right}, kernels.Sum),
+			kept(r, "in place of slices that were closed", 3, 9))
+		// Through the closed ones nothing runs, nor waits for the others.
+		err = errors.Join(err, wantIs(sum(part), symmem.ErrClosed), wantIs(r.AllReduceMany(ctx, many, kernels.Sum), symmem.ErrClosed),
+			wantIs(r.Reduce(ctx, part, again, kernels.Sum, 0), symmem.ErrClosed), kept(r, "closed", 3, 9))
 		return errors.Join(err, r.Synchronize(ctx), x.Close(ctx))
 	})
 }
@@ -170,9 +182,40 @@ func TestCallsThatDiffer(t *testing.T) {
 			if r.Rank() == 1 {
 				err = errors.Join(err, part.Close(ctx))
 				part, _ = x.Sub(0, 3)
-				err = errors.Join(err, differs(r.AllReduce(ctx, part, kernels.Sum), "earlier plan"))
+			}
+			// No rank makes a plan, and the next one is made by all.
+			return errors.Join(err, r.AllReduce(ctx, part, kernels.Sum), kept(r, "through another slice", 1, 1), first(ctx, r, x, 4), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
+		},
+		"one rank calls through a closed slice": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			part, err := x.Sub(0, 3)
+			if err := errors.Join(err, r.AllReduce(ctx, part, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 0 {
+				return errors.Join(r.AllReduce(ctx, part, kernels.Sum), wantIs(r.Synchronize(ctx), os.ErrDeadlineExceeded))
+			}
+			late, cancel := context.WithCancel(ctx)
+			cancel() // so whatever waits for the other rank says so
+			return errors.Join(part.Close(ctx), wantIs(r.AllReduce(late, part, kernels.Sum), symmem.ErrClosed))
+		},
+		"one rank's first call is through a closed slice": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			part, err := x.Sub(0, 3)
+			if r.Rank() == 1 {
+				err = errors.Join(err, part.Close(ctx))
+			}
+			// All are told, and what is the same works.
+			return errors.Join(err, wantIs(r.AllReduce(ctx, part, kernels.Sum), symmem.ErrClosed), kept(r, "refused", 0, 0), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
+		},
+		"nothing that one rank has closed": func(ctx context.Context, r *symmem.Rank, x, y *tensor.Tensor) error {
+			nothing, err := ones(ctx, r, 0)
+			again, againErr := ones(ctx, r, 0) // tensors without elements are all at the same place
+			if err := errors.Join(err, againErr, r.AllReduce(ctx, nothing, kernels.Sum), r.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if r.Rank() == 1 { // with another collective of rank 0's, so that both fail
+				err = errors.Join(wantIs(nothing.Close(ctx), symmem.ErrMismatch), differs(r.AllReduce(ctx, again, kernels.Sum), "earlier plan"))
 			} else {
-				err = errors.Join(err, differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan"))
+				err = errors.Join(wantIs(r.Barrier(ctx), symmem.ErrMismatch), differs(r.AllReduce(ctx, y, kernels.Sum), "earlier plan"))
 			}
 			// Nothing has gone, and what is the same works.
 			return errors.Join(err, kept(r, "refused", 1, 1), r.AllReduce(ctx, y, kernels.Sum), first(ctx, r, y, 2))
@@ -357,6 +400,30 @@ func TestRecordedPlansStay(t *testing.T) {
 		}
 		return errors.Join(err, first(ctx, r, x, 2), g.Launch(s), first(ctx, r, x, 4), g.Close(), r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 8),
 			kept(r, "a recorded one and one other", 2, 6), x.Close(ctx))
+	})
+}
+
+// TestRecordedPlanOutlivesItsSlice: a graph has the call of a slice that was closed since, and the plan stays while its memory does.
+func TestRecordedPlanOutlivesItsSlice(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		s, err := r.Stream()
+		if err != nil {
+			return err
+		}
+		part, err := x.Sub(0, 4)
+		if err := errors.Join(err, r.AllReduce(ctx, part, kernels.Sum), s.BeginCapture(), r.AllReduce(ctx, part, kernels.Sum)); err != nil {
+			return err
+		}
+		g, err := s.EndCapture()
+		if err != nil {
+			return err
+		}
+		return errors.Join(part.Close(ctx), r.AllReduce(ctx, x, kernels.Max), g.Launch(s), first(ctx, r, x, 4), kept(r, "after its slice", 2, 2), g.Close(),
+			x.Close(ctx), r.Synchronize(ctx))
 	})
 }
 

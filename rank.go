@@ -30,7 +30,7 @@ import (
 //	err = r.Synchronize(ctx)                // both have ended
 //
 // A rank keeps the plan of each call by what was called, on which memory, with which operation and root, and runs it when the same comes again,
-// also through another slice of that memory. So a call is one of two things:
+// also through another slice of that memory, and after the slice that came first was closed. So a call is one of two things:
 //
 //   - The first of its kind makes the plan: it blocks until all ranks have come, and takes as long as the constructor in package kernels, some
 //     milliseconds, and two exchanges more. It cannot be recorded in a graph.
@@ -38,11 +38,11 @@ import (
 //     allocates nothing; AllReduceMany looks at each tensor, and allocates.
 //
 // [MaxPlans] plans are kept, and those that were recorded in a graph besides. The one that was not used for longest goes when another is made, and so
-// do those whose tensors were closed, a slice that the first call was given among them: close such a slice at the same place on every rank, and keep it as
-// long as a graph that has the call. These closings are collective as well, and wait for the device. A program with more calls in a loop than that makes its own plans, or one of many
-// tensors. Which plan goes follows from the order of the calls alone, which is that of the program and so the same on every rank. Where the calls of
-// the ranks differ, those that make a plan get an ErrMismatch or, if the others do not come, the errors of collective calls; a rank that found its
-// plan waits on the device, for the kernel timeout at most.
+// do those whose memory was given back by the Close of a tensor that is no slice. These closings are collective as well, and wait for the device. A
+// program with more calls in a loop than that makes its own plans, or one of many tensors. Which plan goes follows from the order of the calls alone,
+// which is that of the program and so the same on every rank. Where the calls of the ranks differ, those that make a plan get an ErrMismatch or, if the
+// others do not come, the errors of collective calls; a rank that found its plan waits on the device, for the kernel timeout at most. A rank whose slice
+// is closed is ErrClosed at once if the call has a plan, which the others run.
 //
 // Their errors are those of the constructors in package kernels, of the plan's Run, and of collective calls, and ErrInvalid for a call that would
 // have to make a plan while the rank's own stream is recorded. A plan that has failed keeps failing, as the ranks no longer agree how often it has

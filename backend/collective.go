@@ -23,8 +23,9 @@ type AllReduce struct {
 	InOffset, OutOffset int64
 	// Count is the number of elements, at least 1.
 	Count int64
-	// Collective is what it is in place of an all-reduce, "" for that: "broadcast", "reduce", "all_gather", "reduce_scatter" or "all_to_all". Of the last
-	// three Count is that of what one rank sends to each, or gets from each. What combines nothing has the operation "sum".
+	// Collective is what it is in place of an all-reduce, "" for that: "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all" or "barrier". Of
+	// all_gather to all_to_all Count is that of what one rank sends to each, or gets from each. What combines nothing has the operation "sum". A barrier has
+	// no operands, and nothing below but the name.
 	Collective string
 	// Root is the rank of a broadcast or reduce.
 	Root int

@@ -15,7 +15,7 @@ import (
 
 // NewBarrier prepares a barrier of all ranks of m on their streams: what is behind a run of it on a stream begins when every rank's stream has come to
 // its own, and sees all that was done to symmetric memory before. Of opts, Algorithm is Auto, OneShot (a kernel, where every peer's memory has
-// an address in this process) or Transfers (signals). Collective: all ranks come with the same options (ErrMismatch with everybody's value
+// an address in this process), Transfers (signals), or the library's own, of [LibraryCollectives]. Collective: all ranks come with the same options (ErrMismatch with everybody's value
 // if not). It blocks until all ranks have come. Close the plan.
 //
 // Its errors are those of [collective.New], ErrInvalid for options that do not exist, and ErrUnsupported for a form that a barrier has not.
@@ -28,7 +28,8 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	if opts != nil {
 		o = *opts
 	}
-	forms := append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...)
+	library := LibraryCollectives(call, m.Backend().Name())
+	forms := append(append([]Algorithm{Auto}, CollectiveAlgorithms(call, m.Device().Kind())...), library...)
 	s := collective.Spec{FirstEpoch: o.FirstEpoch}
 	chosen := o.Algorithm
 	near := m.Backend().Capabilities().PeerPointers || m.Group().Size() == 1
@@ -47,6 +48,8 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	s.Name = fmt.Sprintf("barrier, %s", chosen)
 	switch {
 	case s.Failure != nil:
+	case slices.Contains(library, chosen):
+		s.Program = libraryBarrier(m, chosen)
 	case chosen == Transfers:
 		s.Program = barrierProgram(m.Group().Size())
 	case m.Device().Kind() == device.CUDA:

@@ -11,17 +11,34 @@ import (
 )
 
 // LibraryCollectives lists the forms that the library below a backend has of what a constructor other than NewAllReduce makes, for the memory of
-// that backend. What is shared out has to come out even: NCCL has no shares of different length.
+// that backend. What is shared out has to come out even: the libraries have no shares of different length. NVSHMEM has no reduction to one rank, its
+// all-gather, reduce-scatter and all-to-all want input and output that do not overlap, and its reduce-scatter takes half of
+// NVSHMEM_REDUCE_SCRATCH_SIZE (256 KiB unless that is set) as input at most; anything else is ErrUnsupported.
 func LibraryCollectives(constructor, backend string) []Algorithm {
-	if backend == NCCL.Backend() && libraryNames[constructor] != "" {
+	switch {
+	case backend == NCCL.Backend() && libraryNames[constructor] != "":
 		return []Algorithm{NCCL}
+	case backend == NVSHMEM.Backend() && (libraryNames[constructor] != "" && constructor != "NewReduce" || constructor == "NewBarrier"):
+		return []Algorithm{NVSHMEM}
 	}
 	return nil
 }
 
-// libraryNames are what backends call the collectives.
+// libraryNames are what backends call the collectives that have tensors.
 var libraryNames = map[string]string{
 	"NewBroadcast": "broadcast", "NewReduce": "reduce", "NewAllGather": "all_gather", "NewReduceScatter": "reduce_scatter", "NewAllToAll": "all_to_all",
+}
+
+// libraryBarrier is the program of a barrier of the library below a backend.
+func libraryBarrier(m *memory.Memory, a Algorithm) *collective.Program {
+	return &collective.Program{Build: func(ctx context.Context, b *collective.Builder) error {
+		p, err := m.PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: a.String(), Collective: "barrier"})
+		if err != nil {
+			return err
+		}
+		b.Launch(libraryLaunch{p})
+		return nil
+	}}
 }
 
 // byLibrary makes the spec that of the library below the memory's backend: count elements of dtype for each share, block or message. Where nothing is

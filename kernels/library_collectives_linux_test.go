@@ -20,14 +20,15 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// libBackend passes for backend nccl, whose library it pretends to be: it notes what is asked for.
+// libBackend passes for the backend of a library, which it pretends to be: it notes what is asked for.
 type libBackend struct {
 	*simBackend
+	name  string
 	asked []backend.AllReduce
 	runs  int
 }
 
-func (b *libBackend) Name() string { return "nccl" }
+func (b *libBackend) Name() string { return b.name }
 
 func (b *libBackend) PrepareAllReduce(_ context.Context, r *backend.AllReduce) (backend.PreparedAllReduce, error) {
 	b.asked = append(b.asked, *r)
@@ -56,7 +57,7 @@ func TestLibraryCollectives(t *testing.T) {
 			}
 			sim := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
 			sim.left.Store(math.MaxInt64)
-			b := &libBackend{simBackend: sim}
+			b := &libBackend{simBackend: sim, name: "nccl"}
 			m := memory.New(b, g, nil)
 			make1 := func(elements int64) *tensor.Tensor {
 				x, err2 := tensor.Zeros(ctx, m, tensor.Int16, elements)
@@ -129,5 +130,86 @@ func TestLibraryCollectives(t *testing.T) {
 	}
 	require.NoError(t, ranks.Wait())
 	require.Empty(t, LibraryCollectives("NewAllToAllV", "nccl"))
-	require.Empty(t, LibraryCollectives("NewBroadcast", "nvshmem"))
+	require.Empty(t, LibraryCollectives("NewBarrier", "nccl"))
+	require.Empty(t, LibraryCollectives("NewReduce", "nvshmem"))
+	require.Equal(t, []Algorithm{NVSHMEM}, LibraryCollectives("NewReduceScatter", "nvshmem"))
+	require.Equal(t, []Algorithm{NVSHMEM}, LibraryCollectives("NewBarrier", "nvshmem"))
+}
+
+// TestLibraryOfNVSHMEM: NVSHMEM is asked for barriers too, which have no tensors, and not for a reduction to one rank.
+func TestLibraryOfNVSHMEM(t *testing.T) {
+	const size = 2
+	groups, err := group.Local(size, nil)
+	require.NoError(t, err)
+	var ranks errgroup.Group
+	for _, g := range groups {
+		ranks.Go(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			sim := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
+			sim.left.Store(math.MaxInt64)
+			b := &libBackend{simBackend: sim, name: "nvshmem"}
+			m := memory.New(b, g, nil)
+			x, err := tensor.Zeros(ctx, m, tensor.Float32, 8)
+			if err != nil {
+				return err
+			}
+			s, err := b.dev.NewStream()
+			if err := errors.Join(err, x.Rendezvous(ctx)); err != nil {
+				return err
+			}
+			opts := &Options{Algorithm: NVSHMEM}
+			meet, err := NewBarrier(ctx, m, opts)
+			if err != nil {
+				return err
+			}
+			spread, err := NewBroadcast(ctx, x, 1, opts)
+			if err != nil {
+				return err
+			}
+			mine, err := x.Sub(0, 4)
+			if err != nil {
+				return err
+			}
+			out, err := x.Sub(4, 2)
+			if err != nil {
+				return err
+			}
+			scatter, err := NewReduceScatter(ctx, mine, out, Max, opts)
+			if err != nil {
+				return err
+			}
+			want := []backend.AllReduce{
+				{Name: "nvshmem", Collective: "barrier"}, {Name: "nvshmem", Collective: "broadcast", Root: 1, Count: 32, DType: "u8", Op: "sum"},
+				{Name: "nvshmem", Collective: "reduce_scatter", Count: 2, DType: "f32", Op: "max", OutOffset: 16},
+			}
+			for i, r := range b.asked {
+				r.In, r.Out = nil, nil
+				if i >= len(want) || r != want[i] {
+					return fmt.Errorf("asked for %+v", r)
+				}
+			}
+			if len(b.asked) != len(want) || meet.Algorithm() != NVSHMEM {
+				return fmt.Errorf("%d are asked for, %s", len(b.asked), meet.Algorithm())
+			}
+			_, err = NewReduce(ctx, x, x, Sum, 0, opts)
+			if !errors.Is(err, errs.ErrUnsupported) {
+				return fmt.Errorf("a reduction to one rank: %w", err)
+			}
+			_, err = NewBarrier(ctx, m, &Options{Algorithm: NCCL})
+			if !errors.Is(err, errs.ErrUnsupported) {
+				return fmt.Errorf("another library's barrier: %w", err)
+			}
+			err = errors.Join(meet.Run(s), spread.Run(s), scatter.Run(s), s.Synchronize(ctx))
+			if b.runs != 3 {
+				err = errors.Join(err, fmt.Errorf("%d runs", b.runs))
+			}
+			return errors.Join(err, meet.Close(ctx), spread.Close(ctx), scatter.Close(ctx), x.Close(ctx), s.Close(), m.Close(ctx), g.Close(ctx))
+		})
+	}
+	require.NoError(t, ranks.Wait())
 }

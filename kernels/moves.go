@@ -42,7 +42,7 @@ func (v *movement) spec(s *collective.Spec) {
 		v.byLines(s)
 	case v.algorithm == OneShotMultimem:
 		v.byCast(s)
-	case v.algorithm == NCCL: // bytes: NCCL has not every dtype
+	case v.algorithm.Backend() != "": // bytes: NCCL has not every dtype
 		count := v.in.Bytes()
 		if v.shares > 0 {
 			count = v.evenly(s, v.shares) * v.in.DType().Bytes()

@@ -105,7 +105,7 @@ func (r *reduction) spec(s *collective.Spec) {
 		r.byTransfers(s)
 	case r.algorithm == OneShotLL, r.algorithm == OneShotPush:
 		r.byPush(s)
-	case r.algorithm == NCCL:
+	case r.algorithm.Backend() != "":
 		count := r.in.NumElements()
 		if r.scatter {
 			count = r.evenly(s, count)

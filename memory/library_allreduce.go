@@ -26,7 +26,7 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out Plac
 type LibraryCollective = backend.AllReduce
 
 // PrepareCollective is PrepareAllReduce for any collective of a library: c says which, without its operands, of which the input is inBytes at in, and
-// the output outBytes at out.
+// the output outBytes at out. A "barrier" has none.
 func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c LibraryCollective) (backend.PreparedAllReduce, error) {
 	call := "PrepareAllReduce"
 	what := "all-reduce"
@@ -37,7 +37,11 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 	if !ok {
 		return nil, fmt.Errorf("backend %s has no %s called %s: %w", m.backend.Name(), what, c.Name, errs.ErrUnsupported)
 	}
-	for i, p := range []Place{in, out} {
+	operands := []Place{in, out}
+	if c.Collective == "barrier" {
+		operands = nil
+	}
+	for i, p := range operands {
 		bytes := []int64{inBytes, outBytes}[i]
 		switch w := p.Window; {
 		case w == nil:
@@ -50,7 +54,9 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 			return nil, errs.Invalid(call, "range", fmt.Sprintf("%d bytes at offset %d", bytes, p.Offset), fmt.Sprintf("inside the window of %d bytes", w.Bytes()))
 		}
 	}
-	c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset
+	if operands != nil {
+		c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset
+	}
 	m.collective.Lock()
 	defer m.collective.Unlock()
 	return library.PrepareAllReduce(ctx, &c)

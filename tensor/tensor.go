@@ -435,6 +435,31 @@ func (t *Tensor) sub(op string, offset int64, shape Shape) (*Tensor, error) {
 	return &Tensor{storage: t.storage, whole: t, name: t.name, offset: t.offset + offset*t.dtype.Bytes(), bytes: bytes, dtype: t.dtype, shape: slices.Clone(shape)}, nil
 }
 
+// Lasting returns a tensor of the elements of t, which may be closed already, that ends when their memory does and not with a slice: for who keeps t for
+// longer than its caller. If t is no slice it is t. It has had its rendezvous if t has, and is not to be closed. Local. ErrClosed once the memory was
+// closed; ErrInvalid for no tensor.
+func Lasting(t SymmetricTensor) (SymmetricTensor, error) {
+	if err := errs.Given("Lasting", "t", t, "a tensor"); err != nil {
+		return nil, err
+	}
+	part := t.tensor()
+	owner := part
+	for owner.whole != nil {
+		owner = owner.whole
+	}
+	if err := owner.Err(); err != nil {
+		return nil, err
+	}
+	if owner == part {
+		return t, nil
+	}
+	lasting := &Tensor{storage: part.storage, whole: owner, name: part.name, offset: part.offset, bytes: part.bytes, dtype: part.dtype, shape: part.shape}
+	if w := part.met(); w != nil {
+		lasting.window.Store(w)
+	}
+	return lasting, nil
+}
+
 // Close gives the memory back when this rank's device has nothing left to do, until when it blocks. After a rendezvous, of a slice too, it
 // is collective: it waits for all ranks, so that nobody unmaps what a peer may still write. Slices end with it. If ctx ends while this rank's
 // device still works, nothing is given back: close again. If a peer is lost (ErrPeerLost) this rank's memory is given back all the same. A

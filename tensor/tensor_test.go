@@ -90,3 +90,57 @@ func TestStrings(t *testing.T) {
 	require.NoError(t, x.Close(ctx))
 	require.NoError(t, r.Close(ctx))
 }
+
+// TestLasting: what outlives its slice has all that the slice had, its own rendezvous too, and ends with the memory; of the memory itself, and of nothing,
+// there is no other.
+func TestLasting(t *testing.T) {
+	ctx := context.Background()
+	r, err := symmem.Open(ctx, config.Default(), &symmem.Options{Environ: func() []string { return nil }})
+	require.NoError(t, err)
+	heap, err := r.NewHeap(ctx, 1<<16)
+	require.NoError(t, err)
+	one, err := r.Zeros(ctx, tensor.Float32, 4, 6)
+	require.NoError(t, err)
+	piece, err := heap.Zeros(ctx, tensor.Float32, 4, 6)
+	require.NoError(t, err)
+	for _, x := range []*tensor.Tensor{one, piece} {
+		same, err := tensor.Lasting(x)
+		require.NoError(t, err)
+		require.Same(t, x, same)
+		rows, err := x.Slice(1, 4)
+		require.NoError(t, err)
+		part, err := rows.Sub(2, 5)
+		require.NoError(t, err)
+		before, err := tensor.Lasting(part)
+		require.NoError(t, err)
+		_, _, err = before.Window()
+		if x == one {
+			require.ErrorIs(t, err, symmem.ErrNoRendezvous)
+		}
+		require.NoError(t, rows.Rendezvous(ctx)) // not x's
+		require.NoError(t, rows.Close(ctx))
+		require.ErrorIs(t, part.Err(), symmem.ErrClosed)
+		lasting, err := tensor.Lasting(part)
+		require.NoError(t, err)
+		require.Equal(t, x.Offset()+(6+2)*4, lasting.Offset())
+		require.Equal(t, x.Ptr().Add((6+2)*4), lasting.Ptr())
+		require.Equal(t, tensor.Shape{5}, lasting.Shape())
+		window, offset, err := lasting.Window()
+		require.NoError(t, err)
+		require.Equal(t, lasting.Offset(), offset)
+		require.NoError(t, window.Err())
+		require.NoError(t, tensor.Write(lasting.Local(), []float32{1, 2, 3, 4, 5}, 0))
+		require.NoError(t, x.Close(ctx))
+		require.ErrorIs(t, lasting.Err(), symmem.ErrClosed)
+		for _, closed := range []tensor.SymmetricTensor{x, part, lasting} {
+			_, err = tensor.Lasting(closed)
+			require.ErrorIs(t, err, symmem.ErrClosed)
+		}
+	}
+	for _, none := range []tensor.SymmetricTensor{nil, (*tensor.Tensor)(nil), &tensor.Tensor{}} {
+		_, err := tensor.Lasting(none)
+		require.ErrorIs(t, err, symmem.ErrInvalid)
+	}
+	require.NoError(t, heap.Close(ctx))
+	require.NoError(t, r.Close(ctx))
+}

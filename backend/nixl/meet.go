@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -9,12 +10,14 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nixl"
 )
 
 // member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	Agent    string // its name
 	Metadata []byte // how to connect to it; a sub-group's agents are connected already
+	Version  string // of its library; "" if that is not known
 	Kind     string // of its device
 	UUID     string // of its device
 	Share    bool   // whether it would share its device
@@ -26,6 +29,9 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if failure == nil {
 		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),
 			Share: o.ShareDevice || o.Parent != nil}
+		if b.lib != nil {
+			mine.Version = b.lib.Version()
+		}
 		if b.ownsNode {
 			mine.Metadata, failure = b.node.engine.Metadata()
 		}
@@ -72,6 +78,9 @@ func (b *Backend) agree() error {
 	if slices.ContainsFunc(kinds, func(k string) bool { return k != kinds[0] }) {
 		return &group.MismatchError{What: "kind of device", Values: kinds}
 	}
+	if err := agreeVersion(b.peers); err != nil {
+		return err
+	}
 	if kinds[0] != device.CUDA.String() {
 		return nil
 	}
@@ -87,6 +96,25 @@ func (b *Backend) agree() error {
 					"a device for each rank: set device or local-rank, or allow the sharing with share-device (SYMMEM_SHARE_DEVICE=true)")
 			}
 		}
+	}
+	return nil
+}
+
+// agreeVersion refuses libraries of several versions: neither NIXL nor UCX promises that they understand each other. A library that does not say its version
+// goes with every other.
+func agreeVersion(peers []member) error {
+	versions := make([]string, len(peers))
+	known := ""
+	differ := false
+	for r, p := range peers {
+		versions[r] = cmp.Or(p.Version, "unknown")
+		if p.Version != "" {
+			differ = differ || known != "" && p.Version != known
+			known = p.Version
+		}
+	}
+	if differ {
+		return &group.MismatchError{What: "version of NIXL (install the same on every host, or name it in " + nixl.LibraryEnv + ")", Values: versions}
 	}
 	return nil
 }

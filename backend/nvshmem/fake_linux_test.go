@@ -60,6 +60,7 @@ type job struct {
 	used     map[uint64]uint64 // bytes, by offset
 	aliases  map[uint64]*[8]*foreignMem
 	teams    int
+	ready    map[nvshmem.Team]bool // a barrier was the team's last call
 	calls    []string
 	mem      [8][]byte
 	starts   int
@@ -79,7 +80,7 @@ func newMachine(pes int) *machine {
 		}
 		return fakecuda.Memory{GPU: f.gpu, Base: base, Bytes: uint64(len(f.mem))}, true
 	}
-	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap}
+	m.job = job{cond: sync.NewCond(&m.Mu), absent: map[int]bool{}, dead: make(chan struct{}), limit: fakeHeap, ready: map[nvshmem.Team]bool{}}
 	for pe := range pes {
 		m.libs = append(m.libs, &fakeLib{m: m, pe: pe})
 		m.homes = append(m.homes, &home{})
@@ -113,6 +114,7 @@ type fakeLib struct {
 	opts    nvshmem.Options
 	started bool
 	granule string // NVSHMEM_CUMEM_GRANULARITY, if it is set
+	scratch string // NVSHMEM_REDUCE_SCRATCH_SIZE
 }
 
 var _ library = (*fakeLib)(nil)
@@ -121,10 +123,13 @@ func (l *fakeLib) Version() nvshmem.Version { return nvshmem.Version{Major: 3, M
 func (l *fakeLib) Path() string             { return "fake" }
 func (l *fakeLib) Bootstrap() string        { return "fake plugin" }
 func (l *fakeLib) Settings() []nvshmem.Setting {
-	if l.granule == "" {
-		return nil
+	var all []nvshmem.Setting
+	for name, value := range map[string]string{nvshmem.GranularityEnv: l.granule, reduceScratchEnv: l.scratch} {
+		if value != "" {
+			all = append(all, nvshmem.Setting{Name: name, Value: value})
+		}
 	}
-	return []nvshmem.Setting{{Name: nvshmem.GranularityEnv, Value: l.granule}}
+	return all
 }
 
 func (l *fakeLib) NewUniqueID() (*nvshmem.UniqueID, error) {
@@ -350,42 +355,91 @@ func (l *fakeLib) NewTeam() (nvshmem.Team, error) {
 	return nvshmem.Team(team), nil
 }
 
-func (l *fakeLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
+func (l *fakeLib) Barrier(team nvshmem.Team, _ uintptr) error {
+	l.m.Mu.Lock()
+	defer l.m.Mu.Unlock()
+	l.check("barrier")
+	l.meet(fmt.Sprintf("barrier of team %d", team), func() uint64 { l.m.job.ready[team] = true; return 0 })
+	return nil
+}
+
+func (l *fakeLib) Collective(what, dtype, op string) (nvshmem.Collective, error) {
+	combines := what == nvshmem.Reduce || what == nvshmem.ReduceScatter
 	if !slices.Contains([]string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}, dtype) ||
-		!slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
+		combines && !slices.Contains([]string{"sum", "prod", "min", "max"}, op) {
 		return nil, errs.ErrUnsupported
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, _ uintptr) error {
+	name := dtype + " " + op
+	if !combines {
+		name = dtype
+	}
+	if what != nvshmem.Reduce {
+		name = what + " " + name
+	}
+	return func(team nvshmem.Team, dst, src uint64, count int64, root int, _ uintptr) error {
 		l.m.Mu.Lock()
 		defer l.m.Mu.Unlock()
-		l.check("reduction")
+		l.check("collective")
 		at := func(p uint64) uint64 { return p - l.m.base(l.pe, l.pe) }
-		l.meet(fmt.Sprintf("%s %s of %d by team %d from %d to %d", dtype, op, count, team, at(src), at(dst)), func() uint64 {
-			if dtype == "f32" && op == "sum" {
-				l.add(at(dst), at(src), count)
+		l.meet(fmt.Sprintf("%s of %d by team %d from %d to %d of %d", name, count, team, at(src), at(dst), root), func() uint64 {
+			if what != nvshmem.Reduce && !l.m.job.ready[team] {
+				l.m.Violation("%s without a barrier in front, when a PE may still read its output", what)
 			}
+			l.m.job.ready[team] = false
+			l.collect(what, name, at(dst), at(src), count*elementBytes(dtype), root)
 			return 0
 		})
 		return nil
 	}, nil
 }
 
-// add adds the f32 at a place of every PE's heap, and puts the sums at another of every PE's.
-func (l *fakeLib) add(dst, src uint64, count int64) {
-	of := func(pe int, off uint64) []byte {
-		return l.m.at(l.pe, device.Ptr(l.m.base(l.pe, pe)+off), uint64(4*count))
+// collect does what a collective does to the memory of all PEs: bytes are those of the message, or of a block.
+func (l *fakeLib) collect(what, name string, dst, src uint64, bytes int64, root int) {
+	of := func(pe int, off uint64, n int64) []byte {
+		return l.m.at(l.pe, device.Ptr(l.m.base(l.pe, pe)+off), uint64(n))
 	}
-	sums := make([]byte, 4*count)
+	n := int64(l.m.pes)
+	var all [][]byte // every PE's input, as it was
+	for pe := range l.m.pes {
+		size := bytes
+		if what == nvshmem.ReduceScatter || what == nvshmem.AllToAll {
+			size *= n
+		}
+		all = append(all, slices.Clone(of(pe, src, size)))
+	}
+	for pe := range l.m.pes {
+		switch what {
+		case nvshmem.Broadcast:
+			copy(of(pe, dst, bytes), all[root])
+		case nvshmem.Collect:
+			copy(of(pe, dst, bytes*n), slices.Concat(all...))
+		case nvshmem.AllToAll:
+			for from, block := range all {
+				copy(of(pe, dst+uint64(from)*uint64(bytes), bytes), block[int64(pe)*bytes:])
+			}
+		case nvshmem.ReduceScatter:
+			if name == "reducescatter f32 sum" {
+				copy(of(pe, dst, bytes), sumOf(all)[int64(pe)*bytes:])
+			}
+		case nvshmem.Reduce:
+			if name == "f32 sum" {
+				copy(of(pe, dst, bytes), sumOf(all))
+			}
+		}
+	}
+}
+
+// sumOf adds f32.
+func sumOf(all [][]byte) []byte {
+	sums := make([]byte, len(all[0]))
 	for i := 0; i < len(sums); i += 4 {
 		var sum float32
-		for pe := range l.m.pes {
-			sum += math.Float32frombits(binary.LittleEndian.Uint32(of(pe, src)[i:]))
+		for _, one := range all {
+			sum += math.Float32frombits(binary.LittleEndian.Uint32(one[i:]))
 		}
 		binary.LittleEndian.PutUint32(sums[i:], math.Float32bits(sum))
 	}
-	for pe := range l.m.pes {
-		copy(of(pe, dst), sums)
-	}
+	return sums
 }
 
 func (l *fakeLib) MulticastPtr(p uint64) (uint64, error) {

@@ -109,14 +109,19 @@ func (l *faultyLib) NewTeam() (nvshmem.Team, error) {
 	return team, first(err, other)
 }
 
-func (l *faultyLib) Reduction(dtype, op string) (nvshmem.Reduction, error) {
-	reduce, err := l.library.Reduction(dtype, op)
+func (l *faultyLib) Barrier(team nvshmem.Team, stream uintptr) error {
+	err := l.failure("nvshmemx_barrier_on_stream")
+	return first(err, l.library.Barrier(team, stream))
+}
+
+func (l *faultyLib) Collective(what, dtype, op string) (nvshmem.Collective, error) {
+	collective, err := l.library.Collective(what, dtype, op)
 	if err != nil {
 		return nil, err
 	}
-	return func(team nvshmem.Team, dst, src uint64, count int64, stream uintptr) error {
-		err := l.failure(fmt.Sprintf("nvshmemx_%s_%s_reduce_on_stream", map[string]string{"f32": "float"}[dtype], op))
-		return first(err, reduce(team, dst, src, count, stream))
+	return func(team nvshmem.Team, dst, src uint64, count int64, root int, stream uintptr) error {
+		err := l.failure(fmt.Sprintf("nvshmemx_%s_%s_%s_on_stream", map[string]string{"f32": "float"}[dtype], op, what))
+		return first(err, collective(team, dst, src, count, root, stream))
 	}, nil
 }
 

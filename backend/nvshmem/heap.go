@@ -34,7 +34,7 @@ type heap struct {
 	registered  int64 // bytes of registered memory in it
 	rest        int64 // what was left in the physical memory before a chunk, which it began with
 	regions     []*region
-	teams       []nvshmem.Team // that no reduction has at the moment
+	teams       []nvshmem.Team // that no collective has at the moment
 	made        int            // teams in all
 }
 

@@ -828,7 +828,7 @@ func TestReduce(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if one.(*reduce).team == two.(*reduce).team {
+				if one.(*collective).team == two.(*collective).team {
 					return errors.New("two reductions have one team")
 				}
 				if err := errors.Join(one.Enqueue(s), two.Enqueue(s), one.Close(), two.Close()); err != nil {

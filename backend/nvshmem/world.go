@@ -32,7 +32,8 @@ type library interface {
 	Register(p uint64, bytes int64) (uint64, error)
 	Unregister(alias uint64, bytes int64) error
 	NewTeam() (nvshmem.Team, error)
-	Reduction(dtype, op string) (nvshmem.Reduction, error)
+	Barrier(team nvshmem.Team, stream uintptr) error
+	Collective(what, dtype, op string) (nvshmem.Collective, error)
 	MulticastPtr(p uint64) (uint64, error)
 }
 
@@ -53,8 +54,8 @@ type world struct {
 	arena   arena
 	ref     device.Ptr      // a place in the heap, the beginning of the arena, and
 	peers   []device.Ptr    // where it is of every PE, by PE
-	scratch int64           // the place in the heap of a page for reductions that are thrown away
-	warm    map[string]bool // the reductions that have run once; changed in turns only
+	scratch int64           // the place in the heap of a page for collectives that are thrown away
+	warm    map[string]bool // the collectives that have run once; changed in turns only
 
 	// issuing is held by PE 0 from when it deals out a turn until the turn is over.
 	issuing sync.Mutex
@@ -88,7 +89,6 @@ type ask struct {
 	Offset   int64    `json:",omitempty"` // in the heap, from the world's ref
 	Shares   uint64   `json:",omitempty"` // the turn, plus 1, that the allocation of registered memory was registered in
 	Free     int64    `json:",omitempty"` // memory of the GPU in bytes
-	DType    string   `json:",omitempty"` // of a reduction, and its operation
 }
 
 // usable returns an error if no collective call of the library can be made.

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -65,4 +66,52 @@ func TestLacks(t *testing.T) {
 		}
 		require.NoError(t, c.Destroy(t.Context()))
 	}
+}
+
+// TestGroup: a list goes between a beginning and an end, which comes also where a call fails, and of a communicator that does not block it is awaited.
+func TestGroup(t *testing.T) {
+	f := table()
+	var calls []string
+	refuse, pending := uint64(0), 0
+	f.GroupStart = func() Result { calls = append(calls, "start"); return Success }
+	f.GroupEnd = func() Result {
+		calls = append(calls, "end")
+		if pending > 0 {
+			return InProgress
+		}
+		return Success
+	}
+	f.AllReduce = func(send, recv uint64, count uintptr, dt DataType, op Op, comm CommHandle, stream uintptr) Result {
+		calls = append(calls, fmt.Sprint(send, recv, count, dt, op, comm, stream))
+		if send == refuse {
+			return InvalidArgument
+		}
+		return Success
+	}
+	f.CommAsyncError = func(_ CommHandle, r *Result) Result {
+		if *r = Success; pending > 0 {
+			*r = InProgress
+			pending--
+		}
+		return Success
+	}
+	c, err := library(t, f).NewComm(t.Context(), options(false))
+	require.NoError(t, err)
+	one := func(p uint64) string { return fmt.Sprint(p, p, uintptr(7), Float32, Sum, CommHandle(0xc0), uintptr(5)) }
+	pending = 3
+	require.NoError(t, c.AllReduceGroup(5, []uint64{64, 128}, 7, Float32, Sum))
+	assert.Equal(t, []string{"start", one(64), one(128), "end"}, calls)
+	assert.Zero(t, pending, "its work is in the stream")
+	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, -1, Float32, Sum), errs.ErrInvalid)
+	calls, refuse = nil, 64
+	require.ErrorContains(t, c.AllReduceGroup(5, []uint64{64, 128}, 7, Float32, Sum), "group of 2")
+	assert.Equal(t, []string{"start", one(64), "end"}, calls)
+	require.NoError(t, c.Destroy(t.Context()))
+	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, 7, Float32, Sum), errs.ErrClosed)
+
+	f.GroupEnd = nil
+	c, err = library(t, f).NewComm(t.Context(), options(false))
+	require.NoError(t, err)
+	require.ErrorIs(t, c.AllReduceGroup(5, []uint64{64}, 7, Float32, Sum), errs.ErrUnsupported)
+	require.NoError(t, c.Destroy(t.Context()))
 }

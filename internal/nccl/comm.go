@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,21 +209,69 @@ func (c *Comm) Enqueue(what Collective, stream uintptr, send, recv uint64, count
 	case AllToAll:
 		r = f.AllToAll(send, recv, uintptr(count), t, handle, stream)
 	}
-	for r == InProgress { // of a communicator that does not block; the work must be in the stream before more is enqueued
+	if r = c.await(handle, r); r != Success {
+		return c.refused(fmt.Sprintf("%s of %d %v, %v", what, count, t, op), what, r)
+	}
+	return nil
+}
+
+// await is the result of an enqueuing call when its work is in the stream, which must be before more is enqueued. The caller holds c.mu.
+func (c *Comm) await(handle CommHandle, r Result) Result {
+	for r == InProgress { // of a communicator that does not block
 		futex.Doze(shortest)
 		if c.Handle() == 0 {
-			return c.gone(what.String())
+			break
 		}
 		var state Result
 		if r = c.lib.call.CommAsyncError(handle, &state); r == Success {
 			r = state
 		}
 	}
+	return r
+}
+
+// refused is the error of an enqueuing call that was no success.
+func (c *Comm) refused(what string, call Collective, r Result) error {
+	if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
+		return c.gone(call.String())
+	}
+	return c.note(fmt.Errorf("%s: %w", what, c.lib.check(collectiveSymbols[call], r)))
+}
+
+// AllReduceGroup enqueues, or records, an all-reduce in place of count elements at each of the addresses all as one group of calls, which NCCL carries out
+// together. Otherwise it is AllReduce for each. ErrUnsupported if the library lacks groups.
+func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataType, op Op) error {
+	if count < 0 {
+		return errs.Invalid("AllReduceGroup", "count", count, "0 and more")
+	}
+	f := &c.lib.call
+	if f.GroupStart == nil || f.GroupEnd == nil {
+		return c.lib.Require("ncclGroupStart", "ncclGroupEnd")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	handle := c.Handle()
+	if handle == 0 {
+		return c.gone(AllReduce.String())
+	}
+	// A group is the thread's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := f.GroupStart()
 	if r != Success {
-		if c.Handle() == 0 { // it was aborted meanwhile: the result says nothing
-			return c.gone(what.String())
+		return c.refused("beginning a group", AllReduce, r)
+	}
+	for _, p := range all {
+		if r = f.AllReduce(p, p, uintptr(count), t, op, handle, stream); r != Success && r != InProgress {
+			break
 		}
-		return c.note(fmt.Errorf("%s of %d %v, %v: %w", what, count, t, op, c.lib.check(collectiveSymbols[what], r)))
+	}
+	end := f.GroupEnd() // in any case: the thread would stay in the group
+	if r == Success || r == InProgress {
+		r = end
+	}
+	if r = c.await(handle, r); r != Success {
+		return c.refused(fmt.Sprintf("a group of %d %s of %d %v, %v", len(all), AllReduce, count, t, op), AllReduce, r)
 	}
 	return nil
 }

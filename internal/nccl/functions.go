@@ -55,6 +55,10 @@ type Functions struct {
 	ReduceScatter func(send, recv uint64, count uintptr, t DataType, op Op, comm CommHandle, stream uintptr) Result             `nccl:"ncclReduceScatter"`
 	AllToAll      func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result                    `nccl:"ncclAlltoAll"`
 
+	// A thread's calls between the two are one group.
+	GroupStart func() Result `nccl:"ncclGroupStart"`
+	GroupEnd   func() Result `nccl:"ncclGroupEnd"`
+
 	MemAlloc func(p *uint64, bytes uintptr) Result `nccl:"ncclMemAlloc"`
 	MemFree  func(p uint64) Result                 `nccl:"ncclMemFree"`
 

@@ -3,6 +3,7 @@ package nvshmem
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -172,7 +173,7 @@ func (l *Library) copy(op string, call func(dst, src uint64, bytes uintptr, pe i
 	return nil
 }
 
-// The names of types and operations in the names of NVSHMEM's reductions (nvshmemx_coll_api.h), by this module's names.
+// The names of types and operations in the names of NVSHMEM's collectives (nvshmemx_coll_api.h), by this module's names.
 var (
 	typeNames = map[string]string{
 		"f16": "half", "bf16": "bfloat16", "f32": "float", "f64": "double", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -181,32 +182,71 @@ var (
 	opNames = map[string]string{"sum": "sum", "prod": "prod", "min": "min", "max": "max"}
 )
 
-// Reduction enqueues on stream, a CUstream, the reduction of count elements at src on all PEs of the team, with the result at dst on each, both
-// addresses of the heap; or it records it, if the stream is capturing. All PEs enqueue it alike. It returns at once. NVSHMEM does not bound waits on
-// the GPU: if a PE never comes, the streams of the others never end.
-type Reduction func(team Team, dst, src uint64, count int64, stream uintptr) error
+// What Collective may be asked for, by NVSHMEM's names.
+const (
+	Reduce        = "reduce"        // the all-reduce
+	ReduceScatter = "reducescatter" // share i of the sums to PE i
+	Broadcast     = "broadcast"
+	Collect       = "fcollect" // the all-gather of blocks of one size
+	AllToAll      = "alltoall"
+)
 
-// Reduction returns the all-reduce of a type ("bf16") by an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
-// "avg".
-func (l *Library) Reduction(dtype, op string) (Reduction, error) {
+// moves are those that combine nothing.
+var moves = []string{Broadcast, Collect, AllToAll}
+
+// symbolOf is the name of the function that does what for a type by an operation, which what combines nothing has not; "" if there is none.
+func symbolOf(what, dtype, op string) string {
 	t, o := typeNames[dtype], opNames[op]
-	if t == "" || o == "" {
-		return nil, fmt.Errorf("NVSHMEM has no reduction of %s by %s: %w", dtype, op, errs.ErrUnsupported)
+	switch {
+	case t == "":
+	case (what == Reduce || what == ReduceScatter) && o != "":
+		return fmt.Sprintf("nvshmemx_%s_%s_%s_on_stream", t, o, what)
+	case !slices.Contains(moves, what):
+	case dtype == "u8":
+		return fmt.Sprintf("nvshmemx_%smem_on_stream", what)
+	default:
+		return fmt.Sprintf("nvshmemx_%s_%s_on_stream", t, what)
 	}
-	symbol := fmt.Sprintf("nvshmemx_%s_%s_reduce_on_stream", t, o)
-	call, err := l.call.reduction(symbol)
+	return ""
+}
+
+// A Collective enqueues on stream, a CUstream, one of NVSHMEM's collectives on all PEs of the team, or records it if the stream is capturing. Src and dst are
+// addresses of the heap, and count is that of elements of the message, or of one PE's block or share. Only a broadcast has a root, a PE of the team.
+// All PEs enqueue it alike. It returns at once. NVSHMEM does not bound waits on the GPU: if a PE never comes, the streams of the others never end.
+//
+// NVSHMEM may write to a PE's dst before that PE's stream has come to the call: put a barrier in front.
+type Collective func(team Team, dst, src uint64, count int64, root int, stream uintptr) error
+
+// Collective returns one of NVSHMEM's collectives for a type ("bf16") and, if it combines, an operation ("sum"); ErrUnsupported where NVSHMEM has none, as for
+// "avg".
+func (l *Library) Collective(what, dtype, op string) (Collective, error) {
+	symbol := symbolOf(what, dtype, op)
+	if symbol == "" {
+		return nil, fmt.Errorf("NVSHMEM has no %s of %s by %q: %w", what, dtype, op, errs.ErrUnsupported)
+	}
+	var plain collective
+	var rooted broadcast
+	var err error
+	if what == Broadcast {
+		rooted, err = l.call.broadcast(symbol)
+	} else {
+		plain, err = l.call.collective(symbol)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return func(team Team, dst, src uint64, count int64, stream uintptr) error {
+	return func(team Team, dst, src uint64, count int64, root int, stream uintptr) error {
 		if !l.started.Load() {
-			return notStarted("Reduction")
+			return notStarted("Collective")
 		}
-		if team < TeamWorld || dst == 0 || src == 0 || count <= 0 {
-			return errs.Invalid("Reduction", "arguments", fmt.Sprintf("team %d, %d elements from %#x to %#x", team, count, src, dst),
-				"a team that exists, at least 1 element, memory of the heap")
+		if team < TeamWorld || dst == 0 || src == 0 || count <= 0 || root < 0 || root >= int(l.call.pes()) {
+			return errs.Invalid("Collective", "arguments", fmt.Sprintf("team %d, root %d, %d elements from %#x to %#x", team, root, count, src, dst),
+				"a team that exists, a root in it, at least 1 element, memory of the heap")
 		}
-		return check(symbol, call(team, dst, src, uintptr(count), stream))
+		if rooted != nil {
+			return check(symbol, rooted(team, dst, src, uintptr(count), int32(root), stream))
+		}
+		return check(symbol, plain(team, dst, src, uintptr(count), stream))
 	}, nil
 }
 

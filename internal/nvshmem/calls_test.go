@@ -49,8 +49,11 @@ func fake() (*Library, *[]string) {
 		barrier: func(Team, uintptr) result { note("barrier"); return 0 },
 		put:     func(uint64, uint64, uintptr, int32, uintptr) { note("put") },
 		get:     func(uint64, uint64, uintptr, int32, uintptr) { note("get") },
-		reduction: func(symbol string) (reduction, error) {
+		collective: func(symbol string) (collective, error) {
 			return func(Team, uint64, uint64, uintptr, uintptr) result { note(symbol); return 0 }, nil
+		},
+		broadcast: func(symbol string) (broadcast, error) {
+			return func(Team, uint64, uint64, uintptr, int32, uintptr) result { note(symbol); return 0 }, nil
 		},
 	}
 	return l, calls
@@ -59,9 +62,10 @@ func fake() (*Library, *[]string) {
 // everything calls all that needs a library that is started.
 func everything(l *Library) []error {
 	first := func(_ any, err error) error { return err }
-	r, err := l.Reduction("bf16", "sum")
-	return []error{err, first(l.Align(4096, 1)), first(l.Ptr(1, 0)), first(l.Register(1, 1)), first(l.NewTeam()), l.Barrier(0, 0),
-		l.Put(1, 1, 1, 0, 0), l.Get(1, 1, 1, 0, 0), r(0, 1, 1, 1, 0), l.Finalize()}
+	r, err := l.Collective(Reduce, "bf16", "sum")
+	b, broadcastErr := l.Collective(Broadcast, "u8", "sum")
+	return []error{errors.Join(err, broadcastErr), first(l.Align(4096, 1)), first(l.Ptr(1, 0)), first(l.Register(1, 1)), first(l.NewTeam()), l.Barrier(0, 0),
+		l.Put(1, 1, 1, 0, 0), l.Get(1, 1, 1, 0, 0), r(0, 1, 1, 1, 0, 0), b(0, 1, 1, 1, 0, 0), l.Finalize()}
 }
 
 func TestNothingIsCalledBeforeStartAndAfterFinalize(t *testing.T) {
@@ -76,7 +80,7 @@ func TestNothingIsCalledBeforeStartAndAfterFinalize(t *testing.T) {
 	require.ErrorIs(t, l.Start(1, 0, id), errs.ErrInvalid, "it is started already")
 	require.NoError(t, errors.Join(everything(l)...))
 	assert.Equal(t, []string{"getUniqueID", "initAttr", "align", "ptr", "register", "teamSplit", "barrier", "put", "get",
-		"nvshmemx_bfloat16_sum_reduce_on_stream", "finalize"}, *calls)
+		"nvshmemx_bfloat16_sum_reduce_on_stream", "nvshmemx_broadcastmem_on_stream", "finalize"}, *calls)
 	*calls = nil
 	for i, err := range everything(l)[1:] {
 		assert.ErrorIs(t, err, errs.ErrClosed, i)
@@ -97,12 +101,14 @@ func TestArgumentsAreCheckedBeforeTheLibraryIsCalled(t *testing.T) {
 	require.NoError(t, l.Start(1, 0, id))
 	*calls = nil
 	first := func(_ any, err error) error { return err }
-	r, err := l.Reduction("f64", "max")
+	r, err := l.Collective(Reduce, "f64", "max")
+	require.NoError(t, err)
+	b, err := l.Collective(Broadcast, "u32", "")
 	require.NoError(t, err)
 	for i, err := range []error{
 		first(l.Align(0, 1)), first(l.Align(48, 1)), first(l.Align(4096, 0)), first(l.Align(4096, -1)), first(l.Ptr(1, 1)),
 		first(l.Ptr(1, -1)), first(l.Register(0, 1)), first(l.Register(1, 0)), l.Put(1, 1, 1, 1, 0), l.Get(1, 1, 0, 0, 0), l.Put(0, 1, 1, 0, 0),
-		r(-1, 1, 1, 1, 0), r(0, 0, 1, 1, 0), r(0, 1, 1, 0, 0),
+		r(-1, 1, 1, 1, 0, 0), r(0, 0, 1, 1, 0, 0), r(0, 1, 1, 0, 0, 0), b(0, 1, 1, 1, 1, 0), b(0, 1, 1, 1, -1, 0),
 	} {
 		assert.ErrorIs(t, err, errs.ErrInvalid, i)
 	}
@@ -160,6 +166,21 @@ func TestBound(t *testing.T) {
 	assert.ErrorContains(t, err, "end the process")
 	require.NoError(t, Bound(t.Context(), "quick", func() error { return nil }))
 	require.ErrorIs(t, Bound(t.Context(), "quick", func() error { return errs.ErrInvalid }), errs.ErrInvalid)
+}
+
+// TestSymbols: which function does what, and what NVSHMEM has not.
+func TestSymbols(t *testing.T) {
+	for _, c := range [][4]string{
+		{Reduce, "f32", "sum", "nvshmemx_float_sum_reduce_on_stream"}, {ReduceScatter, "bf16", "max", "nvshmemx_bfloat16_max_reducescatter_on_stream"},
+		{Broadcast, "u8", "sum", "nvshmemx_broadcastmem_on_stream"}, {Collect, "u8", "", "nvshmemx_fcollectmem_on_stream"},
+		{AllToAll, "u8", "", "nvshmemx_alltoallmem_on_stream"}, {Collect, "u32", "", "nvshmemx_uint32_fcollect_on_stream"},
+		{Reduce, "f32", "avg", ""}, {ReduceScatter, "f32", "", ""}, {Broadcast, "f8", "sum", ""}, {"gather", "f32", "sum", ""},
+	} {
+		assert.Equal(t, c[3], symbolOf(c[0], c[1], c[2]), c)
+	}
+	l, _ := fake()
+	_, err := l.Collective(Reduce, "f32", "avg")
+	require.ErrorIs(t, err, errs.ErrUnsupported)
 }
 
 func TestNames(t *testing.T) {

@@ -1,7 +1,6 @@
 package nvshmem
 
 import (
-	"fmt"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -44,10 +43,16 @@ func TestHeader(t *testing.T) {
 		for _, one := range new(functions).table(true) {
 			c.Func(one.symbol, reflect.TypeOf(one.fn).Elem())
 		}
-		for _, dtype := range typeNames {
-			for _, op := range opNames {
-				c.Func(fmt.Sprintf("nvshmemx_%s_%s_reduce_on_stream", dtype, op), reflect.TypeFor[reduction]())
+		for dtype := range typeNames {
+			for op := range opNames {
+				c.Func(symbolOf(Reduce, dtype, op), reflect.TypeFor[collective]())
+				c.Func(symbolOf(ReduceScatter, dtype, op), reflect.TypeFor[collective]())
 			}
+		}
+		for _, dtype := range []string{"u8", "u32"} { // what the backend asks for
+			c.Func(symbolOf(Broadcast, dtype, ""), reflect.TypeFor[broadcast]())
+			c.Func(symbolOf(Collect, dtype, ""), reflect.TypeFor[collective]())
+			c.Func(symbolOf(AllToAll, dtype, ""), reflect.TypeFor[collective]())
 		}
 	})
 }

@@ -81,12 +81,16 @@ type functions struct {
 	put          func(dst, src uint64, bytes uintptr, pe int32, stream uintptr)
 	get          func(dst, src uint64, bytes uintptr, pe int32, stream uintptr)
 	multicastPtr func(team Team, p uint64) uint64 // nil unless multicast is allowed
-	// reduction looks up one of the reductions.
-	reduction func(symbol string) (reduction, error)
+	// collective and broadcast look up one of those.
+	collective func(symbol string) (collective, error)
+	broadcast  func(symbol string) (broadcast, error)
 }
 
-// reduction is one of the nvshmemx_<type>_<op>_reduce_on_stream.
-type reduction func(team Team, dst, src uint64, count, stream uintptr) result
+// collective is one of the nvshmemx_<type>_<op>_reduce_on_stream, or another collective without a root.
+type collective func(team Team, dst, src uint64, count, stream uintptr) result
+
+// broadcast is one of the nvshmemx_<type>_broadcast_on_stream.
+type broadcast func(team Team, dst, src uint64, count uintptr, root int32, stream uintptr) result
 
 // entry is a function of the library and the variable that calls it.
 type entry struct {
@@ -134,10 +138,8 @@ func (f *functions) bind(lib *dl.Library, multicast bool) error {
 	if len(lacking.Symbols) > 0 {
 		return lacking
 	}
-	f.reduction = func(symbol string) (reduction, error) {
-		var fn reduction
-		return fn, lib.Bind(&fn, symbol)
-	}
+	f.collective = func(symbol string) (fn collective, err error) { err = lib.Bind(&fn, symbol); return fn, err }
+	f.broadcast = func(symbol string) (fn broadcast, err error) { err = lib.Bind(&fn, symbol); return fn, err }
 	return nil
 }
 

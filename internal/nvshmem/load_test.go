@@ -152,9 +152,10 @@ func TestOtherLibraryLacksFunctions(t *testing.T) {
 func TestTable(t *testing.T) {
 	lib := libc(t)
 	var f functions
-	var r reduction
+	var r collective
+	var b broadcast
 	for _, fn := range []any{&f.getVersion, &f.getUniqueID, &f.setUniqueID, &f.initAttr, &f.initStatus, &f.finalize, &f.myPE, &f.pes, &f.align,
-		&f.ptr, &f.register, &f.unregister, &f.teamSplit, &f.barrier, &f.put, &f.get, &f.multicastPtr, &r} {
+		&f.ptr, &f.register, &f.unregister, &f.teamSplit, &f.barrier, &f.put, &f.get, &f.multicastPtr, &r, &b} {
 		assert.NoError(t, lib.Bind(fn, "getpid"), "%T", fn)
 	}
 }

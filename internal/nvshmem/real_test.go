@@ -24,11 +24,19 @@ func TestRealLibrary(t *testing.T) {
 	assert.Equal(t, filepath.Join(filepath.Dir(l.Path()), bootstrapName), l.Bootstrap())
 	for dtype := range typeNames {
 		for op := range opNames {
-			_, err := l.Reduction(dtype, op)
-			assert.NoErrorf(t, err, "%s %s", dtype, op)
+			for _, what := range []string{Reduce, ReduceScatter} {
+				_, err := l.Collective(what, dtype, op)
+				assert.NoErrorf(t, err, "%s %s %s", what, dtype, op)
+			}
 		}
 	}
-	_, err = l.Reduction("f32", "avg")
+	for _, what := range moves {
+		for _, dtype := range []string{"u8", "u32"} {
+			_, err := l.Collective(what, dtype, "")
+			assert.NoErrorf(t, err, "%s %s", what, dtype)
+		}
+	}
+	_, err = l.Collective(Reduce, "f32", "avg")
 	require.ErrorIs(t, err, errs.ErrUnsupported)
 	assert.Equal(t, NotStarted, l.call.initStatus())
 

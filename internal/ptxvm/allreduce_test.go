@@ -112,7 +112,7 @@ func TestAllReduceWorlds(t *testing.T) {
 func TestAllReduceWeak(t *testing.T) {
 	seeds, worlds := uint64(1), []int{2}
 	if full() {
-		seeds, worlds = 10, []int{2, 4}
+		seeds, worlds = 6, []int{2, 4}
 	}
 	for _, ranks := range worlds {
 		for _, j := range jobs(ranks, []string{"f32", "f16"}, []string{"f64", "u8"}) {

@@ -433,7 +433,11 @@ func TestCast(t *testing.T) {
 				if j.stop {
 					return // which takes long
 				}
-				for seed := range seedsOr(1, 8) {
+				seeds := seedsOr(1, 8)
+				if ranks > 4 {
+					seeds = seedsOr(1, 2)
+				}
+				for seed := range seeds {
 					require.NoError(t, j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 28}), "seed %d", seed)
 				}
 			})

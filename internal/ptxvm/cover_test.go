@@ -115,7 +115,7 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 	j.count = vectors * 16 / width
 	run(j)
 	slow := func(j job) { // who waits for the second rank waits long, but not for ever
-		config.Schedule, config.Turn = Slow(1000, func(t Thread) bool { return t.Device == 1 }), 20
+		config.Schedule, config.Turn = Slow(50, func(t Thread) bool { return t.Device == 1 }), 20
 		run(j)
 		config.Schedule, config.Turn = nil, 0
 	}

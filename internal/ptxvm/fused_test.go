@@ -347,7 +347,7 @@ func normJobs(full bool) (all []normJob) {
 func TestRMSNorm(t *testing.T) {
 	seeds := uint64(1)
 	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
-		seeds = 10
+		seeds = 5
 	}
 	for _, j := range normJobs(seeds > 1) {
 		t.Run(j.String(), func(t *testing.T) {

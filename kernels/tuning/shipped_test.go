@@ -149,3 +149,28 @@ func TestMulticastWins(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatWasMeasured: the tables say of which numbers of ranks there are figures, as docs/tune.md does, and have a choice for all others as well.
+func TestWhatWasMeasured(t *testing.T) {
+	measured := map[string][]int{
+		tuning.AllReduce: {2, 3, 4}, tuning.Broadcast: {2}, tuning.Reduce: {2}, tuning.AllGather: {2}, tuning.ReduceScatter: {2}, tuning.AllToAll: {2},
+	}
+	for device, want := range map[string]map[string][]int{"NVIDIA H200": measured, "NVIDIA H100 80GB HBM3": {}} {
+		table := tuning.Shipped(device, "")
+		require.NotNil(t, table, device)
+		got, ranks := map[string][]int{}, map[string][]int{}
+		for _, r := range table.Rules {
+			if r.Source == tuning.Measured && !slices.Contains(got[r.Collective], r.Ranks) {
+				got[r.Collective] = append(got[r.Collective], r.Ranks)
+			}
+			ranks[r.Collective] = append(ranks[r.Collective], r.Ranks)
+		}
+		assert.Equal(t, want, got, device)
+		for collective, has := range ranks {
+			for size := 2; size <= 8; size++ {
+				assert.Contains(t, has, size, "%s, %s", device, collective)
+			}
+		}
+		assert.GreaterOrEqual(t, len(ranks), len(measured), device)
+	}
+}

@@ -13,6 +13,7 @@ var (
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
 	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	nvshmemTests   = stage{"backend/nvshmem", "Collectives", usual}
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
 	conditionTests = stage{"group", "Conditions", usual}
@@ -1538,6 +1539,16 @@ var mutants = []mutant{
 		new: "c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, 0, out.Window.alloc, out.Offset",
 	},
 	{
+		file: "backend/nixl/meet.go", why: "libraries of several versions speak to each other", tests: []stage{nixlTests},
+		old: "known != \"\" && p.Version != known",
+		new: "known != \"\" && p.Version == \"\"",
+	},
+	{
+		file: "group/islands_linux.go", why: "who receives nothing does not say why", tests: []stage{{"group", "Island", usual}},
+		old: "if err := t.x.failed(); err != nil {",
+		new: "if err := t.x.failed(); false {",
+	},
+	{
 		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
 		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n",
 		new: "",
@@ -2408,8 +2419,53 @@ var mutants = []mutant{
 		new: "func(r callRecord) string { return \"\" }",
 	},
 	{
-		file: "collectives.go", why: "a slice that one rank has closed is not noticed", tests: callTests,
+		file: "collectives.go", why: "a tensor that one rank has closed is not noticed", tests: callTests,
 		old: "func(r callRecord) string { return fmt.Sprint(r.Replaces) }",
 		new: "func(r callRecord) string { return \"\" }",
+	},
+	{
+		file: "collectives.go", why: "a plan ends with the slice that it was made through", tests: callTests,
+		old: "what.lasting()\n\treturn what, false, nil\n}\n\n// findMany",
+		new: "return what, false, nil\n}\n\n// findMany",
+	},
+	{
+		file: "collectives.go", why: "a plan of many ends with a slice that it was made through", tests: callTests,
+		old: "what := call{key, slices.Clone(ts), failure}\n\twhat.lasting()",
+		new: "what := call{key, slices.Clone(ts), failure}",
+	},
+	{
+		file: "collectives.go", why: "a call through a closed slice waits for ranks that run their plan", tests: callTests,
+		old: "known && ok && !e.Value.(*cachedPlan).stale()",
+		new: "known && ok && e.Value.(*cachedPlan).stale()",
+	},
+	{
+		file: "tensor/tensor.go", why: "what outlives a slice has not the slice's own rendezvous", tests: []stage{tensorTests},
+		old: "lasting.window.Store(w)",
+		new: "_ = w",
+	},
+	{
+		file: "tensor/tensor.go", why: "what should outlive a slice ends with it", tests: []stage{tensorTests},
+		old: "whole: owner, name: part.name",
+		new: "whole: part, name: part.name",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "no barrier in front of a collective of NVSHMEM's", tests: []stage{nvshmemTests},
+		old: "if p.what != \"\" {\n\t\t\t// What",
+		new: "if p.call == nil {\n\t\t\t// What",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's reduce-scatter may be of any size", tests: []stage{nvshmemTests},
+		old: "size > 1 && ins > b.world.reduceRoom()",
+		new: "size > 1 && ins > 1<<40",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "what is not aligned goes as integers of 32 bits", tests: []stage{nvshmemTests},
+		old: "bytes%wide == 0 && p.in%wide == 0 && p.out%wide == 0",
+		new: "bytes%wide == 0",
+	},
+	{
+		file: "backend/nvshmem/collective.go", why: "NVSHMEM's all-gather may be in place", tests: []stage{nvshmemTests},
+		old: "p.what != \"broadcast\" && p.in < p.out.Add(outs)",
+		new: "p.what == \"reduce_scatter\" && p.in < p.out.Add(outs)",
 	},
 }

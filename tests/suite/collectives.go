@@ -90,7 +90,7 @@ func everyDTypeOfLibrary(ctx context.Context, e *Env, c collect) error {
 			continue
 		}
 		c.dtype, c.n, c.root = dtype, 34*w, i%int(w)
-		if c.inPlace = c.canBeInPlace() && i%2 == 1; c.what == allToAll {
+		if c.inPlace = c.canBeInPlace() && i%2 == 1 && c.algorithm != kernels.NVSHMEM; c.what == allToAll {
 			c.n = 34
 		}
 		o, err := newCollected(ctx, e, c)
@@ -104,13 +104,23 @@ func everyDTypeOfLibrary(ctx context.Context, e *Env, c collect) error {
 	if c.inPlace = false; w == 1 || c.what != allGather && c.what != reduceScatter {
 		return nil
 	}
-	c.dtype, c.n = tensor.Float32, 34*w+1
-	o, err := newCollected(ctx, e, c)
-	if err != nil {
-		return err
+	refused := func(what, why string) error {
+		o, err := newCollected(ctx, e, c)
+		if err != nil {
+			return err
+		}
+		_, err = o.plan(ctx)
+		return errors.Join(wantError(what, err, symmem.ErrUnsupported, why), o.Close(ctx))
 	}
-	_, err = o.plan(ctx)
-	return errors.Join(wantError("shares that are not alike", err, symmem.ErrUnsupported, "even"), o.Close(ctx))
+	c.dtype, c.n = tensor.Float32, 34*w
+	if c.algorithm == kernels.NVSHMEM {
+		c.inPlace = true
+		if err := refused("in place", "overlap"); err != nil {
+			return err
+		}
+	}
+	c.inPlace, c.n = false, 34*w+1
+	return refused("shares that are not alike", "even")
 }
 
 // evened is n, or a little less, so that a library can share it out.

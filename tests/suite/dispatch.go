@@ -476,9 +476,9 @@ func dispatchErrors(ctx context.Context, e *Env) error {
 }
 
 // barrierCases: barriers as plans.
-func barrierCases(kind device.Kind) []Case {
+func barrierCases(kind device.Kind, backend string) []Case {
 	var cases []Case
-	for _, alg := range kernels.CollectiveAlgorithms("NewBarrier", kind) {
+	for _, alg := range append(kernels.CollectiveAlgorithms("NewBarrier", kind), kernels.LibraryCollectives("NewBarrier", backend)...) {
 		cases = append(cases, Case{Name: fmt.Sprintf("barrier_plan/%s", alg), Needs: append(needsOf(alg), "graphs"), Run: func(ctx context.Context, e *Env) error {
 			return barrierPlanCase(ctx, e, alg)
 		}})

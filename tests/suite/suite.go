@@ -78,7 +78,7 @@ func Cases(opts *Options) []Case {
 		collectiveCases(kind),
 		libraryCollectiveCases(opts.Backend),
 		dispatchCases(kind),
-		barrierCases(kind),
+		barrierCases(kind, opts.Backend),
 		rmsNormCases(kind),
 		quantizedCases(),
 		manyCases(kind),

@@ -116,8 +116,13 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 			case row == nil:
 				show.Show(where, done, total, "")
 			case row.Iterations == 0:
-				report.Skipped = append(report.Skipped, Skipped{Backend: row.Backend + " beside " + row.Beside,
-					Reason: terminal.OneLine(row.Note)})
+				who := row.Backend
+				if row.Beside != "" {
+					who += " beside " + row.Beside
+				} else {
+					done++
+				}
+				report.Skipped = append(report.Skipped, Skipped{Backend: who, Reason: terminal.OneLine(row.Note)})
 			default:
 				report.Rows = append(report.Rows, *row)
 				if row.Beside == "" {

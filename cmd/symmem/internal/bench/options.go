@@ -137,9 +137,13 @@ func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 	if err == nil && !measure.NCCLHas(dtype) && o.Peer == measure.NCCL {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
 	}
-	if measured := slices.Contains(kinds, measure.AllReduce); o.Peer == PeerNone || !measured {
+	measured, with := slices.Contains(kinds, measure.AllReduce), measure.AllReduce
+	if o.Peer == PeerAuto || o.Peer == measure.NCCL { // which has groups of calls
+		measured, with = measured || slices.Contains(kinds, measure.AllReduceMany), with+" or "+measure.AllReduceMany
+	}
+	if o.Peer == PeerNone || !measured {
 		if p.Required && len(kinds) > 0 {
-			return nil, fmt.Errorf("--peer is %s, which is measured with %s; add that to --kind", o.Peer, measure.AllReduce)
+			return nil, fmt.Errorf("--peer is %s, which is measured with %s; add that to --kind", o.Peer, with)
 		}
 		return nil, nil
 	}

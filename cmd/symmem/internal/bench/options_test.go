@@ -11,6 +11,7 @@ import (
 
 func TestPeerFlags(t *testing.T) {
 	all := []string{measure.AllReduce, measure.Put}
+	many := []string{measure.AllReduceMany}
 	for name, tt := range map[string]struct {
 		o     Options
 		kinds []string
@@ -24,6 +25,9 @@ func TestPeerFlags(t *testing.T) {
 		"auto, i16":        {Options{Peer: PeerAuto, DType: "i16"}, all, &measure.PeerSpec{}, ""}, // the ranks tell
 		"nccl, put only":   {Options{Peer: measure.NCCL, DType: "f32"}, all[1:], nil, "all_reduce"},
 		"nccl, i16":        {Options{Peer: measure.NCCL, DType: "i16"}, all, nil, "has no i16"},
+		"nccl, many":       {Options{Peer: measure.NCCL, DType: "f32"}, many, &measure.PeerSpec{Required: true}, ""},
+		"auto, many":       {Options{Peer: PeerAuto, DType: "f32"}, many, &measure.PeerSpec{}, ""},
+		"nvshmem, many":    {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "sum"}, many, nil, "all_reduce; add"}, // it has no groups of calls
 		"another":          {Options{Peer: "mpi", DType: "f32"}, all, nil, "auto, nccl, nvshmem, sglang, none"},
 		"nvshmem":          {Options{Peer: measure.NVSHMEM, DType: "i16", Op: "max"}, all, &measure.PeerSpec{Required: true, NVSHMEM: true}, ""},
 		"nvshmem, avg":     {Options{Peer: measure.NVSHMEM, DType: "f32", Op: "avg"}, all, nil, "no avg of f32"},

@@ -84,7 +84,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 func (r *Report) compare() {
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if row.Kind != measure.AllReduce && row.Kind != measure.AllReduceRMSNorm || row.Beside != "" {
+		if row.Kind != measure.AllReduce && row.Kind != measure.AllReduceMany && row.Kind != measure.AllReduceRMSNorm || row.Beside != "" {
 			continue
 		}
 		for _, name := range r.peers(row) {
@@ -113,7 +113,7 @@ func (r *Report) peerOf(row *measure.Row, name string) *measure.Row {
 	for i := range r.Rows {
 		p := &r.Rows[i]
 		if p.Beside != "" && p.Backend == name && p.Beside == row.Backend &&
-			p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes &&
+			p.Kind == row.Kind && p.Ranks == row.Ranks && p.Bytes == row.Bytes && p.Tensors == row.Tensors &&
 			p.DType == row.DType && p.Op == row.Op && p.Mode == row.Mode && p.Place == row.Place {
 			return p
 		}

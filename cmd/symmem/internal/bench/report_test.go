@@ -49,6 +49,18 @@ func TestPeerIsCompared(t *testing.T) {
 	assert.InDelta(t, 12, report.Rows[1].PeerMedian, 0)
 	assert.InDelta(t, report.Rows[3].Bus, report.Rows[1].PeerBus, 0)
 
+	// So are lists of tensors, of as many.
+	report = comparison()
+	for i := range report.Rows {
+		if report.Rows[i].Kind == measure.AllReduce {
+			report.Rows[i].Kind, report.Rows[i].Tensors = measure.AllReduceMany, 8
+		}
+	}
+	report.Rows[6].Tensors = 4
+	report.compare()
+	assert.InDelta(t, 3, report.Rows[1].PeerRatio, 0)
+	assert.Zero(t, report.Rows[4].PeerRatio)
+
 	// Another mode is another measurement.
 	report = comparison()
 	report.Rows[3].Mode = "eager"

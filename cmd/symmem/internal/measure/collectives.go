@@ -3,8 +3,11 @@ package measure
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -152,7 +155,13 @@ func (b *bencher) dispatchPlan(ctx context.Context, in, out tensor.SymmetricTens
 	return kernels.NewAllToAllV(ctx, in, out, made[0], received, opts)
 }
 
-// collective measures one, in one form.
+// refusedByLibrary reports whether the library below the backend has the form, but not at this size, as all ranks know: NVSHMEM's reduce-scatter has
+// room for so many bytes.
+func refusedByLibrary(a kernels.Algorithm, err error) bool {
+	return a.Backend() != "" && errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, symmem.ErrMismatch)
+}
+
+// collective measures one, in one form. One that the library below the backend refuses is reported as such.
 func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
 	newPlan := b.collectivePlan
 	if kind == AllReduceMany {
@@ -161,6 +170,13 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 		}
 	}
 	p, whole, closeAll, err := newPlan(ctx, kind, algorithm, bytes)
+	if refusedByLibrary(algorithm, err) {
+		if b.r.Rank() > 0 {
+			return nil
+		}
+		return b.rep.Row(Row{Kind: kind, Backend: b.r.Backend(), Bytes: bytes, Algorithm: algorithm.String(),
+			Note: fmt.Sprintf("%s of %s, %s: %v", kind, bytesize.Text(bytes), algorithm, err)})
+	}
 	if err != nil {
 		return err
 	}
@@ -177,5 +193,11 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 	case AllReduceMany:
 		row.Op, row.Place, row.Tensors = b.spec.Op, "in place", b.spec.Tensors
 	}
-	return b.timed(ctx, &row, func() error { return p.Run(b.s) })
+	if err := b.timed(ctx, &row, func() error { return p.Run(b.s) }); err != nil || kind != AllReduceMany || b.peer == nil {
+		return err
+	}
+	if err := b.peerMany(ctx, row); err != nil {
+		return fmt.Errorf("NCCL's all-reduces in a group: %w", err)
+	}
+	return nil
 }

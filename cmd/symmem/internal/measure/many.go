@@ -3,7 +3,10 @@ package measure
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -41,4 +44,61 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
 	return p, whole, closeAll, nil
+}
+
+// peerMany measures NCCL's all-reduces, in one group of calls, of as many buffers of plain device memory as the row like has tensors, with its bytes,
+// dtype, operation, mode and iterations, in place and on the same stream. Collective.
+func (b *bencher) peerMany(ctx context.Context, like Row) error {
+	dtype, err := tensor.ParseDType(like.DType)
+	if err != nil {
+		return err
+	}
+	op, err := kernels.ParseOp(like.Op)
+	if err != nil {
+		return err
+	}
+	stream, ok := b.s.(*cuda.Stream)
+	if !ok {
+		return fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
+	}
+	d := b.peer.device
+	each := like.Bytes / int64(like.Tensors)
+	count, handle := each/dtype.Bytes(), uintptr(stream.Handle())
+	var buffers []uint64
+	var failure error
+	for range like.Tensors {
+		p, err := d.Alloc(each)
+		if err != nil {
+			failure = err
+			break
+		}
+		buffers = append(buffers, uint64(p))
+	}
+	if err := b.r.Group().Vote(ctx, "memory for the peer", failure); err != nil {
+		return err
+	}
+	group := func() error {
+		return d.WithContext(func() error {
+			return b.peer.comm.AllReduceGroup(handle, buffers, count, ncclTypes[dtype], ncclOps[op])
+		})
+	}
+	for _, p := range []uint64{buffers[0], buffers[len(buffers)-1]} { // the first also makes the connections that NCCL makes on first use
+		check := reduction{name: "a group of ncclAllReduce", dtype: dtype, elements: count, op: op, in: device.Ptr(p), out: device.Ptr(p), enqueue: group, ends: true}
+		if op == kernels.Avg {
+			check.tolerance = averageTolerance
+		}
+		if err := b.checkResult(ctx, check); err != nil {
+			return err
+		}
+	}
+	row := like
+	row.Backend, row.Beside, row.Algorithm, row.Chosen = NCCL, b.r.Backend(), "", ""
+	row.Note = b.peer.about + ", one group of calls"
+	if err := b.timed(ctx, &row, group); err != nil {
+		return err
+	}
+	for _, p := range buffers {
+		err = errors.Join(err, d.Free(device.Ptr(p)))
+	}
+	return err
 }

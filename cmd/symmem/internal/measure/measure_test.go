@@ -1,12 +1,15 @@
 package measure
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
@@ -88,4 +91,14 @@ func TestWhyNoPeer(t *testing.T) {
 		assert.Equal(t, tt.want, reason, name)
 		assert.Equal(t, tt.stuck, stuck, name)
 	}
+}
+
+// TestLibraryMayRefuse: only a library's form, and only where it has not what is asked for, is left out of a measurement.
+func TestLibraryMayRefuse(t *testing.T) {
+	tooLarge := fmt.Errorf("too large: %w", symmem.ErrUnsupported)
+	assert.True(t, refusedByLibrary(kernels.NVSHMEM, tooLarge))
+	assert.False(t, refusedByLibrary(kernels.OneShot, tooLarge))
+	assert.False(t, refusedByLibrary(kernels.NVSHMEM, nil))
+	assert.False(t, refusedByLibrary(kernels.NVSHMEM, symmem.ErrNoMemory))
+	assert.False(t, refusedByLibrary(kernels.NVSHMEM, errors.Join(tooLarge, symmem.ErrMismatch)), "the ranks differ")
 }
