@@ -98,7 +98,7 @@ func TestHierarchicalOrder(t *testing.T) {
 			onIslands(t, places, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
 				islands := islandRanks(m.Islands())
 				for i, n := range []int64{1, 77, 100_003, 700_001} {
-					dtype := []tensor.DType{tensor.BFloat16, tensor.Float16, tensor.Float32}[i%3]
+					dtype := []tensor.DType{tensor.BFloat16, tensor.Float16, tensor.Float32, tensor.Float32}[i]
 					op := []Op{Sum, Avg, Prod, Sum}[i]
 					if err := orderOnIslands(ctx, m, s, islands, dtype, op, n, i%2 == 0); err != nil {
 						return fmt.Errorf("%s of %d %s: %w", op, n, dtype, err)
@@ -130,12 +130,15 @@ func orderOnIslands(ctx context.Context, m *memory.Memory, s device.Stream, isla
 	if inPlace {
 		out = in
 	}
-	value := func(rank int, i int64) float32 { // 16-bit values of sizes that are far apart lose digits, other ones in another order
+	value := func(rank int, i int64) float32 { // of sizes that are far apart: they lose digits, other ones in another order
 		mix := uint64(i)*0x9e3779b97f4a7c15 + uint64(rank+1)*0xbf58476d1ce4e5b9
 		mix ^= mix >> 31
 		v := float32(int(mix%255)-127) / 64 * float32(int(1)<<(mix>>8%9))
 		if op == Prod {
 			v = 1 + float32(mix%127)/128
+		}
+		if dtype == tensor.Float32 {
+			v *= 1 + float32(mix>>44)*0x1p-20
 		}
 		return v
 	}
