@@ -34,7 +34,7 @@ var mayImport = map[string][]string{
 	"backend/native":           {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
 	"backend/nvshmem":          {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
 	"backend/nccl":             {"backend", "device", "device/cuda", "group", "kernels/ptx/images"},
-	"backend/nixl":             {"backend", "backend/host", "device", "device/cuda", "device/host", "group", "kernels/ptx/images"},
+	"backend/nixl":             {"backend", "backend/host", "backend/native", "device", "device/cuda", "device/host", "group", "kernels/ptx/images"},
 	"backend/backendtest":      {"backend", "device", "group", "memory"},
 	"backend/all":              {"backend/..."},
 	"tensor":                   {"backend", "device", "memory"},

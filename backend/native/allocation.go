@@ -131,6 +131,9 @@ func (b *Backend) giveBackKept() error {
 	})
 }
 
+// Kind says how the memory is shared: ranks can share it only if it is of the same kind on all of them.
+func (a *allocation) Kind() string { return string(a.kind) }
+
 func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }

@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,11 +31,15 @@ type allocation struct {
 	pad     int64 // where the pad begins, counting from ptr; 0 if there is none
 	adopted bool
 	near    backend.Allocation // the memory as the island shares it; nil if it does not
+	shares  string             // how; the same on two ranks that can share it; "" if it cannot be shared
 	region  nixl.Block
 }
 
-// Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU it is memory of cuMemAlloc, which
-// every UCX can pass to other processes.
+// ownMemory is how memory is shared that this backend has made.
+const ownMemory = "own"
+
+// Allocate allocates memory of the device, filled with zeros, and registers it. On a GPU that shares memory with another rank's it is memory of
+// cuMemCreate, as that of backend native; else of cuMemAlloc, which every UCX can pass to other processes.
 func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "1 and more")
@@ -47,15 +50,7 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 	if b.isle != nil {
 		return b.allocateShared(ctx, bytes)
 	}
-	to := cmp.Or(b.granularity, roundTo)
-	rounded, pad := (bytes+to-1)/to*to, int64(0)
-	if b.node.pads {
-		pad = rounded
-		rounded += padBytes
-	}
-	if b.device.Kind() == device.CUDA {
-		rounded = (rounded + gpuBlock - 1) / gpuBlock * gpuBlock
-	}
+	rounded, pad := b.size(bytes)
 	p, err := b.device.Alloc(rounded)
 	if err != nil {
 		return nil, err
@@ -67,20 +62,37 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 		}
 		preferHugePages(mem)
 	}
-	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad}
+	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: rounded, pad: pad, shares: ownMemory}
 	if a.region, err = b.node.register(b.node.memory, p, rounded); err != nil {
 		return nil, errors.Join(err, b.device.Free(p))
 	}
 	return a, nil
 }
 
+// size returns how many bytes to allocate for so many, the same on every rank, and where the pad begins; 0 if there is none.
+func (b *Backend) size(bytes int64) (rounded, pad int64) {
+	unit := max(b.granularity, roundTo)
+	if b.device.Kind() == device.CUDA {
+		unit = max(unit, gpuBlock)
+	}
+	if b.node.pads {
+		pad = roundUp(bytes, roundTo)
+		return roundUp(pad+padBytes, unit), pad
+	}
+	return roundUp(bytes, unit), 0
+}
+
+// roundUp returns the least multiple of unit that is not less than n.
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
 // allocateShared allocates memory that the ranks of the island can map, and registers it for the others.
 func (b *Backend) allocateShared(ctx context.Context, bytes int64) (backend.Allocation, error) {
-	near, err := b.isle.near.Allocate(ctx, (bytes+b.granularity-1)/b.granularity*b.granularity)
+	rounded, pad := b.size(bytes)
+	near, err := b.isle.near.Allocate(ctx, rounded)
 	if err != nil {
 		return nil, err
 	}
-	a := &allocation{backend: b, ptr: near.Ptr(), bytes: bytes, rounded: near.RoundedBytes(), near: near}
+	a := &allocation{backend: b, ptr: near.Ptr(), bytes: bytes, rounded: near.RoundedBytes(), pad: pad, near: near, shares: ownMemory}
 	if a.region, err = b.node.register(b.node.memory, a.ptr, a.rounded); err != nil {
 		return nil, errors.Join(err, near.Release(ctx))
 	}
@@ -89,7 +101,7 @@ func (b *Backend) allocateShared(ctx context.Context, bytes int64) (backend.Allo
 
 // Register adopts memory of this rank's device that the caller keeps until the allocation is released. It must lie in one
 // allocation, and be memory of the device.
-func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
+func (b *Backend) Register(ctx context.Context, p device.Ptr, bytes int64) (backend.Allocation, error) {
 	if bytes <= 0 || p.IsNil() || p.Add(bytes) < p {
 		return nil, errs.Invalid("Register", "memory", fmt.Sprintf("%d bytes at %s", bytes, p),
 			"at least 1 byte at an address that is not nil")
@@ -101,7 +113,29 @@ func (b *Backend) Register(_ context.Context, p device.Ptr, bytes int64) (backen
 	if err != nil {
 		return nil, err
 	}
-	return &allocation{backend: b, ptr: p, bytes: bytes, rounded: bytes, adopted: true, region: region}, nil
+	a := &allocation{backend: b, ptr: p, bytes: bytes, rounded: bytes, adopted: true, region: region}
+	a.share(ctx)
+	return a, nil
+}
+
+// kinder is an allocation of backend native, which says how it is shared.
+type kinder interface{ Kind() string }
+
+// share finds out whether the island can share adopted memory. If not, the library moves it.
+func (a *allocation) share(ctx context.Context) {
+	b := a.backend
+	if b.isle == nil || !b.isle.near.Capabilities().Register {
+		return
+	}
+	near, err := b.isle.near.Register(ctx, a.ptr, a.bytes)
+	if err != nil {
+		b.log.Debug("adopted memory is not shared", "address", a.ptr, "bytes", a.bytes, "error", err)
+		return
+	}
+	a.near = near
+	if k, ok := near.(kinder); ok {
+		a.shares = k.Kind()
+	}
 }
 
 func (a *allocation) Ptr() device.Ptr     { return a.ptr }
@@ -112,10 +146,9 @@ func (a *allocation) RoundedBytes() int64 { return a.rounded }
 func (a *allocation) Release(ctx context.Context) error {
 	err := a.backend.node.deregister(a.backend.node.memory, a.region)
 	switch {
-	case a.adopted:
 	case a.near != nil:
-		err = errors.Join(err, a.near.Release(ctx))
-	default:
+		err = errors.Join(err, between(a.backend.device, func() error { return a.near.Release(ctx) }))
+	case !a.adopted:
 		err = errors.Join(err, a.backend.device.Free(a.ptr))
 	}
 	if err != nil {

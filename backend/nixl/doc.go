@@ -1,7 +1,6 @@
 // Package nixl is the backend that moves data by one-sided transfers of NVIDIA's inference transfer library, over UCX:
 // between hosts through network cards or TCP, on one host through NVLink or the kernel. What other backends do by load and store, this one does
-// by transfers: put and get, prepared transfers, and signals, waits and barriers. Only ranks that share memory of the CPU have pointers to each
-// other.
+// by transfers: put and get, prepared transfers, and signals, waits and barriers. Only ranks that can share memory have pointers to each other.
 //
 // # Devices
 //
@@ -15,15 +14,18 @@
 // released. At rendezvous the ranks exchange, in one all-gather, what they need to reach it. An agent cannot forget a part of what it knows about
 // another. So each registration has a number of its own, and stale knowledge about memory that is gone is never found.
 //
-// Memory of a GPU is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
+// Memory of a GPU that is shared with no other is allocated in whole blocks of 2 MiB, and memory that is adopted must be in an allocation of at least one: UCX
 // maps pieces of one block badly. Each rank moves some bytes of each allocation when it meets, so that UCX has mapped it before a
-// stream waits for a transfer.
+// stream waits for a transfer; but not to and from ranks that have mapped it themselves.
 //
 // # Islands
 //
-// Ranks on one island ([group.Islands]) map each other's memory of the CPU, as those of backend host do, which serves them. Puts, gets and signals
-// between them are copies and stores, and where all ranks are on one island so is everything. The library moves what leaves the island, and memory
-// that was adopted. Memory of GPUs is the library's alone.
+// Ranks on one island ([group.Islands]) map each other's memory: that of the CPU as those of backend host do, and that of GPUs as those of backend
+// native do, which serve them. Puts, gets and signals between them are copies and stores, and where all ranks are on one island so is everything, in
+// kernels too. The library moves what leaves the island, and memory that some rank has adopted and cannot share.
+//
+// Whether GPUs share memory is found by trying when the backend is opened. If one rank of an island cannot map another's memory, none does, and the
+// capabilities of all ranks say why. From then on memory that cannot be mapped is an error of the rendezvous, on all ranks.
 //
 // # Network
 //
@@ -46,5 +48,5 @@
 //
 // # Imports
 //
-// The package imports backend host, both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
+// The package imports backends host and native, both devices, the group, and the binding of the library, which is loaded when a backend is probed or opened.
 package nixl

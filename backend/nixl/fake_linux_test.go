@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/dl"
@@ -29,6 +31,7 @@ type network struct {
 	delay   time.Duration                   // of each transfer
 	hang    func() bool                     // whether transfers do not end
 	fail    func(engine, call string) error // the error of a call, by the names of the engine and of the method
+	gpus    []*cuda.Device                  // by ordinal: what memory of GPUs is copied by
 }
 
 // errBackend is what the library says of a peer that has died, and of much else.
@@ -173,7 +176,7 @@ func (e *fakeEngine) NewRequest(op nixl.Op, m nixl.Memory, local, remote []nixl.
 		}
 	}
 	e.requests++
-	return &fakeRequest{engine: e, op: op, local: local, remote: remote, peer: peer}, nil
+	return &fakeRequest{engine: e, op: op, memory: m, local: local, remote: remote, peer: peer}, nil
 }
 
 func (e *fakeEngine) Close() error {
@@ -190,6 +193,7 @@ func (e *fakeEngine) Close() error {
 type fakeRequest struct {
 	engine        *fakeEngine
 	op            nixl.Op
+	memory        nixl.Memory
 	local, remote []nixl.Block
 	peer          string
 	active        bool
@@ -239,14 +243,30 @@ func (r *fakeRequest) progress() (bool, error) {
 		}
 	}
 	for i := range r.local {
-		mine, theirs := bytesAt(r.local[i]), bytesAt(r.remote[i])
+		mine, theirs := r.local[i], r.remote[i]
 		if r.op == nixl.Read {
 			mine, theirs = theirs, mine
 		}
-		copy(theirs, mine)
+		if r.memory == nixl.VRAM {
+			if err := n.copyOnGPUs(theirs, mine); err != nil {
+				r.active = false
+				return false, err
+			}
+			continue
+		}
+		copy(bytesAt(theirs), bytesAt(mine))
 	}
 	r.active = false
 	return true, nil
+}
+
+// copyOnGPUs copies memory of GPUs, by way of the CPU.
+func (n *network) copyOnGPUs(dst, src nixl.Block) error {
+	through := make([]byte, src.Bytes)
+	if err := n.gpus[src.Device&0xffff].CopyToHost(through, device.Ptr(src.Addr)); err != nil {
+		return err
+	}
+	return n.gpus[dst.Device&0xffff].CopyFromHost(device.Ptr(dst.Addr), through)
 }
 
 // registered reports whether the block is in one that is registered. The network is locked.

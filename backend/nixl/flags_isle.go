@@ -12,17 +12,30 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// isleFlags are words in memory that the ranks of the island map and the others write through the library: a signal within the island is a store.
+// isleFlags are words in memory of the host that the ranks of the island map and the others write through the library: a signal within the island is
+// a store.
 type isleFlags struct {
 	*flags
-	alloc   backend.Allocation
-	mapping backend.Mapping         // nil before the island has met
-	near    map[int][]atomic.Uint64 // the words of the peers of the island, by rank
+	memory wordMemory
+	near   map[int][]atomic.Uint64 // the words of the peers of the island, by rank
+}
+
+// wordMemory is memory of the host for words that the ranks of an island share.
+type wordMemory interface {
+	// make makes this rank's.
+	make(ctx context.Context, bytes int64) (device.Ptr, error)
+	// meet returns where that of each rank of the island is, in this process. Collective; a rank that has failed before brings its failure, and it fails
+	// on all then. Otherwise an error is this rank's alone.
+	meet(ctx context.Context, failure error) ([]device.Ptr, error)
+	close(ctx context.Context) error
 }
 
 // newIsleFlags makes the words. Collective.
 func (b *Backend) newIsleFlags(ctx context.Context, count int) (backend.Flags, error) {
-	f := &isleFlags{flags: &flags{backend: b}, near: map[int][]atomic.Uint64{}}
+	f := &isleFlags{flags: &flags{backend: b}, memory: &allocatedWords{isle: b.isle}, near: map[int][]atomic.Uint64{}}
+	if b.device.Kind() != device.Host {
+		f.memory = newFileWords(b.isle.group)
+	}
 	told, err := f.flags.meet(ctx, f.make(ctx, count))
 	if told {
 		err = f.meet(ctx, count, err)
@@ -35,43 +48,29 @@ func (b *Backend) newIsleFlags(ctx context.Context, count int) (backend.Flags, e
 
 // make makes and registers the memory.
 func (f *isleFlags) make(ctx context.Context, count int) error {
-	var err error
-	if f.alloc, err = f.backend.isle.near.Allocate(ctx, int64(2*count*wordBytes)); err != nil {
+	p, err := f.memory.make(ctx, int64(2*count*wordBytes))
+	if err != nil {
 		return fmt.Errorf("memory for %d flags: %w", count, err)
 	}
-	all, err := f.wordsAt(f.alloc.Ptr(), 2*count)
-	if err != nil {
-		return err
-	}
-	return f.use(all)
+	return f.use(wordsAt(p, 2*count))
 }
 
 // meet maps the words of the island's ranks, unless this rank has failed before.
 func (f *isleFlags) meet(ctx context.Context, count int, failure error) error {
-	i := f.backend.isle
-	var err error
-	if f.mapping, err = i.meet(ctx, f.alloc, failure); err != nil {
+	places, err := f.memory.meet(ctx, failure)
+	if err != nil {
 		return err
 	}
-	for at, rank := range i.ranks {
-		p, err := f.mapping.Peer(at)
-		if err != nil {
-			return err
-		}
-		if f.near[rank], err = f.wordsAt(p, count); err != nil {
-			return err
-		}
+	for at, rank := range f.backend.isle.ranks {
+		f.near[rank] = wordsAt(places[at], count)
 	}
 	return nil
 }
 
-// wordsAt returns words of the host device's memory.
-func (f *isleFlags) wordsAt(p device.Ptr, count int) ([]atomic.Uint64, error) {
-	mem, err := f.backend.device.(device.HostMemory).Bytes(p, int64(count*wordBytes))
-	if err != nil {
-		return nil, err
-	}
-	return unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(mem))), count), nil
+// wordsAt returns words of memory of the host, which is not the garbage collector's.
+func wordsAt(p device.Ptr, count int) []atomic.Uint64 {
+	at := uintptr(p)
+	return unsafe.Slice(*(**atomic.Uint64)(unsafe.Pointer(&at)), count)
 }
 
 // PrepareStore finds the word of a peer of the island, and prepares writing that of another.
@@ -88,17 +87,49 @@ func (f *isleFlags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 
 // Close gives the memory back.
 func (f *isleFlags) Close() error {
-	ctx := context.Background()
 	f.near = nil
-	var err error
-	if f.mapping != nil {
-		err = f.mapping.Unmap(ctx)
-		f.mapping = nil
+	return errors.Join(f.flags.Close(), f.memory.close(context.Background()))
+}
+
+// allocatedWords are in memory of the island's backend: where the device is the CPU.
+type allocatedWords struct {
+	isle    *isle
+	alloc   backend.Allocation
+	mapping backend.Mapping // nil before the island has met
+}
+
+func (w *allocatedWords) make(ctx context.Context, bytes int64) (device.Ptr, error) {
+	a, err := w.isle.near.Allocate(ctx, bytes)
+	if err != nil {
+		return 0, err
 	}
-	err = errors.Join(err, f.flags.Close())
-	if f.alloc != nil {
-		err = errors.Join(err, f.alloc.Release(ctx))
-		f.alloc = nil
+	w.alloc = a
+	return a.Ptr(), nil
+}
+
+func (w *allocatedWords) meet(ctx context.Context, failure error) ([]device.Ptr, error) {
+	var err error
+	if w.mapping, err = w.isle.meet(ctx, w.alloc, failure); err != nil {
+		return nil, err
+	}
+	places := make([]device.Ptr, len(w.isle.ranks))
+	for at := range places {
+		if places[at], err = w.mapping.Peer(at); err != nil {
+			return nil, err
+		}
+	}
+	return places, nil
+}
+
+func (w *allocatedWords) close(ctx context.Context) error {
+	var err error
+	if w.mapping != nil {
+		err = w.mapping.Unmap(ctx)
+		w.mapping = nil
+	}
+	if w.alloc != nil {
+		err = errors.Join(err, w.alloc.Release(ctx))
+		w.alloc = nil
 	}
 	return err
 }

@@ -5,17 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	devhost "github.com/symmem/symmem/device/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// Ranks that can share memory do: what is between them goes by address, and only the rest through the library. How memory of the CPU is shared is
-// backend host's affair, which serves the ranks of one island here as it serves a group of its own.
+// Ranks that can share memory do: what is between them goes by address, and only the rest through the library. How memory is shared is the affair of
+// the backends host, for that of the CPU, and native, for that of GPUs. They serve the ranks of one island here as they serve a group of their own.
 
 // The values of Options.Islands.
 const (
@@ -25,26 +28,35 @@ const (
 
 // isle is the ranks whose memory this rank maps, itself included.
 type isle struct {
-	group *group.Group  // of these ranks
-	owned bool          // whether close closes it
-	ranks []int         // as they are numbered in the backend's group
-	near  *host.Backend // over that group
+	group *group.Group    // of these ranks
+	owned bool            // whether close closes it
+	ranks []int           // as they are numbered in the backend's group
+	near  backend.Backend // over that group
 }
 
-// mayMap reports whether ranks of this backend can map each other's memory: memory of the CPU, whose device is backend host's too.
+// mayMap reports whether ranks of this backend can map each other's memory: memory of the CPU, whose device is backend host's too, or of GPUs.
 func (b *Backend) mayMap(o *Options) bool {
-	_, cpu := b.device.(*devhost.Device)
-	return cpu && !o.pads && o.Islands != islandsOff
+	switch b.device.(type) {
+	case *devhost.Device:
+		return !o.pads && o.Islands != islandsOff
+	case *cuda.Device:
+		return o.Islands != islandsOff
+	}
+	return false
 }
 
 // settle finds out which ranks share memory, and makes them an island. It is collective, and then it is for the ranks of each island alone: meet
-// tells the others of a failure.
-func (b *Backend) settle(ctx context.Context, where []location) error {
+// tells the others of a failure. GPUs that cannot reach each other's memory are no failure.
+func (b *Backend) settle(ctx context.Context, o *Options, where []location) error {
 	islands, err := b.group.Islands(ctx)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(where, func(l location) bool { return !l.Maps }) {
+	if slices.ContainsFunc(where, func(l location) bool { return l.Kind != where[0].Kind }) {
+		return nil // meet refuses that
+	}
+	if r := slices.IndexFunc(where, func(l location) bool { return !l.Maps }); r >= 0 {
+		b.apart = fmt.Sprintf("islands is off on rank %d, so the library moves memory and maps none", r)
 		return nil
 	}
 	me, size := b.group.Rank(), b.group.Size()
@@ -62,12 +74,112 @@ func (b *Backend) settle(ctx context.Context, where []location) error {
 		}
 		i.owned = true
 	}
-	i.near, err = host.New(i.group, &host.Options{Device: b.device.(*devhost.Device)})
+	if d, ok := b.device.(*cuda.Device); ok {
+		return b.settleGPU(ctx, o, i, d)
+	}
+	near, err := host.New(i.group, &host.Options{Device: b.device.(*devhost.Device)})
 	if err != nil {
 		return errors.Join(err, i.close(ctx))
 	}
-	b.isle = i
+	i.near, b.isle = near, i
 	return nil
+}
+
+// settleGPU makes an island of ranks whose GPUs reach each other's memory. If one of them does not, there is none, and all ranks know the same reason.
+func (b *Backend) settleGPU(ctx context.Context, o *Options, i *isle, d *cuda.Device) error {
+	near, err := native.New(ctx, i.group, &native.Options{
+		Opened: d, ShareDevice: o.ShareDevice || o.Parent != nil, Multicast: "off", KernelTimeout: o.KernelTimeout, Getenv: o.Getenv, Logger: o.Logger,
+	})
+	var unit int64
+	why := ""
+	if err == nil {
+		i.near = near
+		if c := near.Capabilities(); c.PeerPointers {
+			unit, err = i.try(ctx)
+		} else {
+			why = c.Why["peer_pointers"]
+		}
+	}
+	if err == nil && why == "" {
+		b.isle, b.granularity = i, max(b.granularity, unit)
+		return nil
+	}
+	// The end of a rank, or of the patience, is not what keeps memory from being shared.
+	ended := errors.Join(b.group.Err(), i.group.Err(), ctx.Err())
+	left := i.close(context.WithoutCancel(ctx))
+	if ended != nil || left != nil || errors.Is(err, errs.ErrPeerLost) {
+		return errors.Join(err, ended, left)
+	}
+	if err != nil {
+		why = i.reason(err)
+	}
+	b.apart = fmt.Sprintf("%s cannot map each other's memory: %s", errs.Ranks(i.ranks), why)
+	b.log.Warn("memory of GPUs is not shared, and the library moves it", "why", b.apart)
+	return nil
+}
+
+// try maps a little memory of all ranks of the island, and reads in it what they have written. It returns the unit, in bytes, in which memory is
+// allocated. Collective; it fails on all ranks or on none.
+func (i *isle) try(ctx context.Context) (unit int64, err error) {
+	d := i.near.Device()
+	mark := func(at int) []byte { return []byte{0x5a, byte(at), byte(at >> 8), 0xa5} }
+	a, err := i.near.Allocate(ctx, 1)
+	if err == nil {
+		unit = a.RoundedBytes()
+		err = d.CopyFromHost(a.Ptr(), mark(i.group.Rank()))
+	}
+	m, err := i.meet(ctx, a, err)
+	for at := 0; at < i.group.Size() && err == nil; at++ {
+		var p device.Ptr
+		if p, err = m.Peer(at); err == nil {
+			err = reads(d, p, mark(at))
+		}
+		if err != nil {
+			err = fmt.Errorf("memory of rank %d: %w", i.ranks[at], err)
+		}
+	}
+	var told *group.VoteError
+	if !errors.As(err, &told) { // else all ranks know it
+		err = i.group.Vote(ctx, "reading each other's memory", err)
+	}
+	// Nobody reads any more.
+	var left error
+	if m != nil {
+		left = m.Unmap(ctx)
+	}
+	if a != nil {
+		left = errors.Join(left, a.Release(ctx))
+	}
+	if err != nil {
+		return 0, errors.Join(err, left)
+	}
+	return unit, i.group.Vote(ctx, "having read each other's memory", left)
+}
+
+// reads returns an error unless what is at p is what was written there.
+func reads(d device.Device, p device.Ptr, want []byte) error {
+	got := make([]byte, len(want))
+	if err := d.CopyToHost(got, p); err != nil {
+		return err
+	}
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("%x was read where %x was written: %w", got, want, errs.ErrNotReachable)
+	}
+	return nil
+}
+
+// reason says in one line, which is the same on all ranks of the island, what all of them know to have failed.
+func (i *isle) reason(err error) string {
+	text := err.Error()
+	var told *group.VoteError
+	if errors.As(err, &told) {
+		var whys []string
+		for _, f := range told.Failures {
+			whys = append(whys, fmt.Sprintf("rank %d: %s", i.ranks[f.Rank], f.Text))
+		}
+		text = strings.Join(whys, "; ")
+	}
+	return strings.ReplaceAll(text, "\n", "; ")
 }
 
 // whole reports whether all ranks map each other's memory.
@@ -108,28 +220,39 @@ func (i *isle) meet(ctx context.Context, a backend.Allocation, failure error) (b
 
 // close gives back what the island holds.
 func (i *isle) close(ctx context.Context) error {
-	if i == nil || !i.owned {
+	if i == nil {
 		return nil
 	}
-	return i.group.Close(ctx)
+	var err error
+	if i.near != nil {
+		err = i.near.Close(ctx)
+	}
+	if i.owned {
+		err = errors.Join(err, i.group.Close(ctx))
+	}
+	return err
 }
 
-// capabilities adds what the ranks can do because they share memory, or why they cannot.
+// shareCapabilities adds what the ranks can do because they share memory, or why they cannot.
 func (b *Backend) shareCapabilities(c *backend.Capabilities) {
+	if b.isle != nil {
+		c.PointerPeers = len(b.isle.ranks) - 1
+	}
 	switch {
-	case b.isle == nil:
 	case b.whole():
-		c.PeerPointers, c.Contiguous, c.PointerPeers = true, true, len(b.isle.ranks)-1
+		c.PeerPointers, c.Contiguous = true, true
 		delete(c.Why, "peer_pointers")
 		delete(c.Why, "contiguous")
 		return
+	case b.islands != nil && b.islands.Count() > 1:
+		whys := append([]string{fmt.Sprintf("only ranks of one of these have addresses of each other's memory: %s", b.islands)}, b.whys...)
+		c.Why["peer_pointers"] = strings.Join(whys, "; ")
+	case len(b.whys) > 0:
+		c.Why["peer_pointers"] = strings.Join(b.whys, "; ")
 	default:
-		c.PointerPeers = len(b.isle.ranks) - 1
+		return
 	}
-	if b.islands != nil && b.islands.Count() > 1 {
-		c.Why["peer_pointers"] = fmt.Sprintf("only ranks of one of these have addresses of each other's memory: %s", b.islands)
-		c.Why["contiguous"] = c.Why["peer_pointers"]
-	}
+	c.Why["contiguous"] = c.Why["peer_pointers"]
 }
 
 // wholeMapping is a mapping whose ranks are all on one island: their memory lies side by side.

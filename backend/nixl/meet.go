@@ -21,6 +21,8 @@ type member struct {
 	Kind     string // of its device
 	UUID     string // of its device
 	Share    bool   // whether it would share its device
+	Unit     int64  // bytes that its memory is a multiple of, where it is mapped; else 0
+	Apart    string // why the ranks of its island do not map memory; "" if they do
 }
 
 // meet tells the others what this rank found out, or why it cannot take part, and connects to them.
@@ -28,7 +30,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	var mine member
 	if failure == nil {
 		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),
-			Share: o.ShareDevice || o.Parent != nil}
+			Share: o.ShareDevice || o.Parent != nil, Unit: b.granularity, Apart: b.apart}
 		if b.lib != nil {
 			mine.Version = b.lib.Version()
 		}
@@ -41,6 +43,12 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		return err
 	}
 	b.peers = peers
+	for _, p := range peers { // what the ranks allocate is alike, on an island or not
+		b.granularity = max(b.granularity, p.Unit)
+		if p.Apart != "" && !slices.Contains(b.whys, p.Apart) {
+			b.whys = append(b.whys, p.Apart)
+		}
+	}
 	// From here on every rank decides alike, since all know the same.
 	if err := b.agree(); err != nil {
 		return err
@@ -87,7 +95,7 @@ func (b *Backend) agree() error {
 	members := b.group.Members()
 	for r, p := range b.peers {
 		for s, q := range b.peers[:r] {
-			if members[r].Process == members[s].Process {
+			if members[r].Process == members[s].Process && !b.substitute {
 				return fmt.Errorf("ranks %d and %d share a process, and UCX moves GPU memory between processes only; start a process for "+
 					"each rank: %w", s, r, errs.ErrUnsupported)
 			}

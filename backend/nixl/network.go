@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nixl"
@@ -52,7 +53,8 @@ const (
 type location struct {
 	Alone      bool   // the library works without a network
 	Maps       bool   // it can map memory of the ranks on its island
-	Page       int64  // of its memory, in bytes
+	Kind       string // of its device
+	Page       int64  // of memory of the CPU, in bytes
 	Namespaces string // in which processes find each other's memory, and the user; "" if not known
 	Network    string // the namespace of the network; "" if not known
 	Addr       string // from which the rendezvous service is reached; "" if there is none
@@ -109,12 +111,14 @@ func staysOnHost(transports string) bool {
 // locate finds out where all ranks are. A rank that cannot take part makes it fail on every rank. Collective.
 func (b *Backend) locate(ctx context.Context, o *Options, failure error) ([]location, error) {
 	var mine location
-	switch {
-	case failure != nil:
-	case o.Parent != nil: // which has the network
-		mine.Maps, mine.Page = b.mayMap(o), int64(os.Getpagesize())
-	default:
-		mine = location{Alone: b.alone, Maps: b.mayMap(o), Page: int64(os.Getpagesize()), Namespaces: namespaces("pid", "ipc", "user"), Network: namespaces("net"), Addr: sourceAddr(ctx, o.Rendezvous)}
+	if failure == nil {
+		mine = location{Alone: b.alone, Maps: b.mayMap(o), Kind: b.device.Kind().String()}
+		if b.device.Kind() == device.Host {
+			mine.Page = int64(os.Getpagesize())
+		}
+		if o.Parent == nil { // which has the network
+			mine.Namespaces, mine.Network, mine.Addr = namespaces("pid", "ipc", "user"), namespaces("net"), sourceAddr(ctx, o.Rendezvous)
+		}
 	}
 	return backend.Tell(ctx, b.group, "opening backend nixl: where the ranks are", mine, failure)
 }

@@ -50,8 +50,8 @@ type Options struct {
 	// encrypts. "warn" logs a warning that says who can reach the memory, "allow" only a note, and with "refuse" opening the backend is
 	// ErrUnsupported. "" is "warn".
 	UnprotectedNetwork string
-	// Islands says whether ranks that can share memory of the CPU do. "auto" finds out which can: what is between them goes by address, and only the
-	// rest through the library. With "off", from any rank, the library moves everything. "" is "auto".
+	// Islands says whether ranks that can share memory, of the CPU or of GPUs that reach each other, do. "auto" finds out which can: what is between
+	// them goes by address, and only the rest through the library. With "off", from any rank, the library moves everything. "" is "auto".
 	Islands string
 	// Rendezvous is a host:port that is reached over the network that leads to the other hosts, such as that of the rendezvous service. Nothing is
 	// sent there.
@@ -63,7 +63,7 @@ type Options struct {
 	// Logger takes events; default: none are logged.
 	Logger *slog.Logger
 
-	// engine, unless nil, makes a substitute for the library's agent; Opened is the device.
+	// engine, unless nil, makes a substitute for the library's agent, which may move memory of GPUs within a process too; Opened is the device.
 	engine func(name string) (engine, error)
 	// pads gives memory of the CPU pads too.
 	pads bool
@@ -88,9 +88,12 @@ type Backend struct {
 	node        *node
 	ownsNode    bool           // whether Close closes the node
 	peers       []member       // by rank
+	substitute  bool           // for the library: Options.engine, of this backend or its parent
 	sharing     bool           // the ranks share the memory of their flags
 	islands     *group.Islands // unless no rank maps memory
-	granularity int64          // of memory in bytes, where ranks may map it; else 0
+	apart       string         // why the ranks of this one's island do not map each other's memory; "" if they do
+	whys        []string       // what apart is on all ranks, each once
+	granularity int64          // of memory in bytes, where ranks map it; else 0
 	isle        *isle          // the ranks whose memory this one maps; nil for none
 }
 
@@ -123,7 +126,7 @@ func New(ctx context.Context, g *group.Group, opts *Options) (*Backend, error) {
 	if err != nil {
 		return nil, errors.Join(err, b.Close(context.WithoutCancel(ctx)))
 	}
-	if err = b.settle(ctx, where); err == nil && o.Parent == nil {
+	if err = b.settle(ctx, &o, where); err == nil && o.Parent == nil {
 		err = b.join(ctx, &o, where)
 	}
 	if err = b.meet(ctx, &o, err); err != nil {
@@ -139,11 +142,11 @@ func (b *Backend) open(ctx context.Context, o *Options) error {
 		return errs.Invalid("opening backend nixl", "islands", strconv.Quote(o.Islands), islandsAuto+", "+islandsOff)
 	}
 	if o.Parent != nil {
-		b.device, b.node = o.Parent.device, o.Parent.node
+		b.device, b.node, b.substitute = o.Parent.device, o.Parent.node, o.Parent.substitute
 		return nil
 	}
 	if o.engine != nil {
-		b.device, b.alone = o.Opened, true
+		b.device, b.alone, b.substitute = o.Opened, true, true
 		return nil
 	}
 	p, err := choosePlace(o)
@@ -315,7 +318,7 @@ func (factory) Preference(onHost bool) int {
 func (factory) Options() []backend.Option {
 	return []backend.Option{fromenv.Library("libnixl_capi.so"), {
 		Name: "islands", Values: []string{islandsAuto, islandsOff}, Default: islandsAuto,
-		Usage: "ranks that can share memory of the CPU do, and only the rest goes through the library; off: everything does",
+		Usage: "ranks that can share memory do, and only the rest goes through the library; off: everything does",
 	}}
 }
 

@@ -14,8 +14,8 @@ import (
 // offer is what other ranks need to reach one rank's memory.
 type offer struct {
 	Block    nixl.Block
-	Pad      int64 // where the pad begins; 0 if there is none
-	Adopted  bool  `json:",omitempty"` // only the library reaches it
+	Pad      int64  // where the pad begins; 0 if there is none
+	Shares   string `json:",omitempty"` // how it is shared on an island; "" if only the library reaches it
 	Metadata []byte
 }
 
@@ -34,7 +34,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	var failure error
 	a, ok := ba.(*allocation)
 	if ok && a.backend == b {
-		mine = offer{Block: a.region, Pad: a.pad, Adopted: a.adopted}
+		mine = offer{Block: a.region, Pad: a.pad, Shares: a.shares}
 	} else {
 		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
 	}
@@ -42,16 +42,17 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	if offers == nil {
 		return nil, err
 	}
-	// From here on a failure is this rank's alone, and the others of its island are told.
+	// From here on a failure is this rank's alone, and the others of its island are told. Memory that the ranks share in different ways, or some not at
+	// all, has addresses nowhere: all ranks of the group do the same with it.
+	mapped := b.isle != nil && !slices.ContainsFunc(offers, func(o offer) bool { return o.Shares == "" || o.Shares != offers[0].Shares })
 	if err == nil {
-		err = b.warm(ctx, offers)
+		err = b.warm(ctx, offers, mapped)
 	}
 	m := &mapping{rank: b.group.Rank(), peers: blocksOf(offers), isle: b.isle}
 	if ok {
 		m.own = a.ptr
 	}
-	// Memory that some rank has adopted has addresses nowhere: all ranks of the group do the same with it.
-	if b.isle == nil || slices.ContainsFunc(offers, func(o offer) bool { return o.Adopted }) {
+	if !mapped {
 		if err != nil {
 			return nil, err
 		}
@@ -112,5 +113,5 @@ func (m *mapping) Unmap(ctx context.Context) error {
 	if m.near == nil {
 		return nil
 	}
-	return m.near.Unmap(ctx)
+	return between(m.isle.near.Device(), func() error { return m.near.Unmap(ctx) })
 }

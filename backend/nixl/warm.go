@@ -60,20 +60,20 @@ func (n *node) dropScratch() error {
 	return err
 }
 
-// warm moves some bytes between this rank and every other one.
-func (b *Backend) warm(ctx context.Context, offers []offer) error {
+// warm moves some bytes between this rank and every other one, but for those whose memory is mapped: the library moves nothing there.
+func (b *Backend) warm(ctx context.Context, offers []offer, mapped bool) error {
 	if !b.node.pads {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
-	return between(b.device, func() error { return b.warmEach(ctx, offers) })
+	return between(b.device, func() error { return b.warmEach(ctx, offers, mapped) })
 }
 
 // warmEach moves the bytes.
-func (b *Backend) warmEach(ctx context.Context, offers []offer) error {
+func (b *Backend) warmEach(ctx context.Context, offers []offer, mapped bool) error {
 	for peer, o := range offers {
-		if peer == b.group.Rank() {
+		if peer == b.group.Rank() || mapped && b.isle.number(peer) >= 0 {
 			continue
 		}
 		there := o.Block

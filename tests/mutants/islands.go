@@ -4,6 +4,7 @@ package main
 var (
 	islandTests = []stage{{"group", "Island", usual}}
 	islandPlans = []stage{{"memory", "OnIslands", usual}, {"backend/nixl", "Island", usual}}
+	islandGPUs  = []stage{{"backend/nixl", "IslandOfGPUs|IslandsOfGPUs|GPUsApart|InTheTrial", usual}}
 )
 
 func init() {
@@ -21,11 +22,25 @@ func init() {
 		mutant{file: "backend/choose.go", why: "backends are chosen that need memory which ranks do not share", tests: []stage{{"backend", "Choose", usual}},
 			old: "if err := apart(islands); err != nil {", new: "if err := apart(islands); false {"},
 		mutant{file: "backend/nixl/rendezvous.go", why: "adopted memory has addresses on an island", tests: islandPlans,
-			old: "func(o offer) bool { return o.Adopted })", new: "func(o offer) bool { return false })"},
+			old: "return o.Shares == \"\" || o.Shares != offers[0].Shares })", new: "return false })"},
+		mutant{file: "backend/nixl/rendezvous.go", why: "memory of an island stays mapped", tests: islandGPUs,
+			old: "return between(m.isle.near.Device(), func() error { return m.near.Unmap(ctx) })", new: "return nil"},
+		mutant{file: "backend/nixl/warm.go", why: "the library moves memory that is mapped", tests: islandGPUs,
+			old: " || mapped && b.isle.number(peer) >= 0 {", new: " {"},
+		mutant{file: "backend/nixl/isle.go", why: "what is read of GPUs is not looked at", tests: islandGPUs,
+			old: "if !slices.Equal(got, want) {", new: "if len(got) != len(want) {"},
+		mutant{file: "backend/nixl/isle.go", why: "one rank alone knows that it cannot map memory of GPUs", tests: islandGPUs,
+			old: "err = i.group.Vote(ctx, \"reading each other's memory\", err)", new: "_ = i.group.Vote(ctx, \"reading each other's memory\", err)"},
+		mutant{file: "backend/nixl/isle.go", why: "what an island holds is kept until the device is closed", tests: islandGPUs,
+			old: "err = i.near.Close(ctx)", new: "err = nil"},
+		mutant{file: "backend/nixl/allocation.go", why: "adopted memory of GPUs is never shared", tests: islandGPUs,
+			old: "a.shares = k.Kind()", new: "_ = k"},
+		mutant{file: "backend/nixl/flags_files_linux.go", why: "words that ranks share stay mapped or open", tests: islandGPUs,
+			old: "err = errors.Join(err, failed, file.Close())", new: "err = errors.Join(err, failed)"},
 		mutant{file: "backend/nixl/isle.go", why: "a rank alone rounds memory in its own way", tests: islandPlans,
 			old: "max(b.granularity, l.Page)", new: "max(1, l.Page-l.Page)"},
 		mutant{file: "backend/nixl/isle.go", why: "each rank decides for itself whether to share memory", tests: islandPlans,
-			old: "if slices.ContainsFunc(where, func(l location) bool { return !l.Maps }) {", new: "if !where[b.group.Rank()].Maps {"},
+			old: "func(l location) bool { return !l.Maps }); r >= 0 {", new: "func(l location) bool { return !l.Maps }); r == b.group.Rank() {"},
 		mutant{file: "backend/nixl/flags_isle.go", why: "signals on an island go through the library", tests: islandPlans,
 			old: "\tif !near {\n", new: "\tif !near || words != nil {\n"},
 		mutant{file: "memory/signal.go", why: "signals do without symmetric memory where all ranks share it", tests: islandPlans,
