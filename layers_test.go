@@ -71,7 +71,7 @@ var mayImport = map[string][]string{
 		"cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest"},
 	"cmd/symmem/internal/doctor": {"backend", "config", "group", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/machine",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
-	"cmd/symmem/internal/simulate": {"backend/native", "config", "cmd/symmem/internal/verify"},
+	"cmd/symmem/internal/simulate": {"backend/native", "backend/nccl", "backend/nvshmem", "config", "cmd/symmem/internal/verify"},
 	"cmd/symmem/internal/verify": {".", "backend", "config", "device", "tests/suite", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch",
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/bench": {".", "config", "device", "kernels", "tensor", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize",
@@ -91,13 +91,16 @@ var mayImport = map[string][]string{
 	// Simulated GPUs: a table of the driver for device/cuda, and a machine for its kernels.
 	"internal/simcuda": {"device", "device/cuda"},
 
+	// Simulated libraries over them, of whose tables they fill those that backends call.
+	"internal/simlib": {"device", "tensor"},
+
 	// The driver as it is: of device it takes addresses and the conditions of errors.
 	"internal/cuda": {"device"},
 }
 
 // raw lists the rooms under internal/ that are native libraries as they are, and who may import them.
 var raw = map[string][]string{
-	"internal/cuda": {"device/cuda", "backend/native", "backend/nccl", "backend/nvshmem", "backend/nixl", "backend/backendtest/fakecuda", "internal/simcuda", "cmd/symmem/internal/measure"},
+	"internal/cuda": {"device/cuda", "backend/native", "backend/nccl", "backend/nvshmem", "backend/nixl", "backend/backendtest/fakecuda", "internal/simcuda", "internal/simlib", "cmd/symmem/internal/measure"},
 }
 
 // native lists the rooms that may load native libraries; a program that imports no other stays a static binary.

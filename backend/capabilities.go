@@ -26,6 +26,10 @@ type Capabilities struct {
 	// rank's island, if the backend can do that. It may differ from rank to rank, and is 0 in what Probe returns.
 	PointerPeers int `json:"pointer_peers,omitempty"`
 
+	// OnRequest says that the backend serves SeveralHosts only for a program that asks for it by name or by its options: what it cannot do between hosts,
+	// another backend may. [Choose] does not take it for them of itself. It is not a capability and not in List.
+	OnRequest bool `json:"-"`
+
 	// Why holds the reason for each bit that is false, by the bit's JSON name.
 	Why map[string]string `json:"why,omitempty"`
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -144,7 +145,8 @@ func Choose(ctx context.Context, g *group.Group, preferences []string, env *Env)
 		return "", nil, err
 	}
 	name, err = pick(names, preferences, func(n string) (usable, onHost bool, err error) {
-		offers, err := tryOne(ctx, g, n, env)
+		named := slices.Contains(preferences, n) || env.Given != nil
+		offers, err := tryOne(ctx, g, n, env, named)
 		if err != nil {
 			return false, false, err
 		}
@@ -190,9 +192,17 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 	return names, nil
 }
 
-// tryOne tries one backend on every rank, and returns what each found. Collective.
-func tryOne(ctx context.Context, g *group.Group, name string, env *Env) ([]offer, error) {
+// tryOne tries one backend on every rank, and returns what each found. named says that this rank's program asks for the backend. Collective.
+func tryOne(ctx context.Context, g *group.Group, name string, env *Env, named bool) ([]offer, error) {
 	c, err := probe(ctx, name, env)
+	if c.OnRequest && !named && c.SeveralHosts {
+		c.SeveralHosts = false
+		c.Why = maps.Clone(c.Why)
+		if c.Why == nil {
+			c.Why = map[string]string{}
+		}
+		c.Why["several_hosts"] = "ask for backend " + name + " by name (SYMMEM_BACKEND) if what it can do between hosts is enough"
+	}
 	if err == nil {
 		err = fits(c, g.Members())
 	}

@@ -454,6 +454,51 @@ func (s spread) Probe(context.Context, *Env) (Capabilities, error) {
 	return Capabilities{RanksInOneProcess: true, SeveralHosts: true, OnHost: true}, s.refuse
 }
 
+// onRequest is a backend that serves several hosts only where a program asks for it.
+type onRequest struct{ fake }
+
+func (o onRequest) Probe(context.Context, *Env) (Capabilities, error) {
+	return Capabilities{RanksInOneProcess: true, SeveralHosts: true, OnRequest: true}, o.refuse
+}
+
+// TestChooseOnRequest: what a backend cannot do between hosts is no surprise to a program that has not asked for it.
+func TestChooseOnRequest(t *testing.T) {
+	withRegistry(t, map[string]Factory{"native": onRequest{fake{place: asNative}}, "nixl": spread{fake{place: asNIXL}}})
+	for name, c := range map[string]struct {
+		hosts, islands []string
+		list, want     string
+		texts          []string
+	}{
+		"one host":             {[]string{"a", "a"}, nil, "auto", "native", nil},
+		"two hosts":            {[]string{"a", "b"}, nil, "auto", "nixl", []string{"2 hosts", "by name (SYMMEM_BACKEND)"}},
+		"by name":              {[]string{"a", "b"}, nil, "native", "native", nil},
+		"first by name":        {[]string{"a", "b"}, nil, "native,auto", "native", nil},
+		"two containers":       {nil, []string{"a", "b"}, "auto", "nixl", []string{"not all ranks can share memory"}},
+		"by name in two of it": {nil, []string{"a", "b"}, "native", "native", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups, err := group.Local(2, &group.LocalOptions{BootIDs: c.hosts, Islands: c.islands})
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for _, g := range groups {
+				wg.Go(func() {
+					got, refusals, err := Choose(t.Context(), g, strings.Split(c.list, ","), &Env{})
+					assert.NoError(t, err)
+					assert.Equal(t, c.want, got)
+					assert.Equal(t, len(c.texts) > 0, len(refusals) > 0)
+					for _, r := range refusals {
+						for _, text := range c.texts {
+							assert.Contains(t, r.Err, text)
+						}
+					}
+					assert.NoError(t, g.Close(t.Context()))
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
 // TestChooseByIslands: where not all ranks of a host share memory, a backend that needs that is passed over on every rank, with the reason.
 func TestChooseByIslands(t *testing.T) {
 	withRegistry(t, map[string]Factory{"native": fake{place: asNative}, "nixl": spread{fake{place: asNIXL}}, "host": fake{place: asHost}})

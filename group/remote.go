@@ -212,7 +212,11 @@ func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) e
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxServerMessage), grpc.MaxCallSendMsgSize(maxClientMessage)),
+		grpc.WithInitialWindowSize(answerWindow),
+		grpc.WithInitialConnWindowSize(answerWindow),
+		grpc.WithReadBufferSize(streamBuffer),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxServerMessage), grpc.MaxCallSendMsgSize(maxClientMessage),
+			grpc.ForceCodecV2(newAnswerCodec())),
 	)
 	if err != nil {
 		return fmt.Errorf("preparing the connection: %w", err)
@@ -476,7 +480,12 @@ func (r *remote) outcome(m *pb.Outcome) error {
 		r.mu.Unlock()
 		return nil
 	}
-	if round.blobs = append(round.blobs, blobs...); m.GetMore() {
+	if round.blobs == nil {
+		round.blobs = blobs
+	} else {
+		round.blobs = append(round.blobs, blobs...)
+	}
+	if m.GetMore() {
 		r.mu.Unlock()
 		return nil
 	}

@@ -22,6 +22,14 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
+const (
+	// answerWindow is how many bytes the service may send a rank that the rank has not yet taken: the outcome of an all-gather of 256 bytes among 1024
+	// ranks goes without waiting for the rank in between. gRPC begins with 64 KiB, and measures the connection to find more.
+	answerWindow = 1 << 20
+	// streamBuffer is how many bytes go to a socket, or come from it, in one call, where there are so many.
+	streamBuffer = 128 << 10
+)
+
 // maxHeaders bounds the headers of a stream, in bytes.
 const maxHeaders = 8 << 10
 
@@ -94,6 +102,7 @@ func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*ser
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxRecvMsgSize(maxClientMessage),
 		grpc.MaxSendMsgSize(maxServerMessage),
+		grpc.WriteBufferSize(streamBuffer),
 		grpc.WaitForHandlers(true),
 	)
 	pb.RegisterRendezvousServer(s.server, s)

@@ -69,8 +69,14 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 		out = opts.Out
 	}
 	asked := opts.Algorithm
-	if asked == Auto && (t.Bytes() == 0 || !reachable(t, out)) {
-		asked = (&allReduce{in: t, out: out}).farForm(opts.RankOrder) // without elements there is no address to ask for, and nothing to reach
+	switch {
+	case asked != Auto:
+	case t.Bytes() > 0 && !reachable(t, out):
+		if asked = (&allReduce{in: t, out: out}).islandForm(opts.RankOrder); asked == Transfers {
+			asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+		}
+	case t.Bytes() == 0:
+		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
 	whole := wholeVectors(t, out)
 	var avoided []Algorithm

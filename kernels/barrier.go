@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
 // NewBarrier prepares a barrier of all ranks of m on their streams: what is behind a run of it on a stream begins when every rank's stream has come to
@@ -43,11 +44,14 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 	case chosen == Auto && near:
 		chosen = OneShot
 	case chosen == Auto:
-		chosen = Transfers
+		chosen = farForm(m, library...)
 	}
 	s.Name = fmt.Sprintf("barrier, %s", chosen)
 	switch {
 	case s.Failure != nil:
+	case chosen == NCCL: // which has no barrier
+		s.Workspace = 1
+		s.Program = &collective.Program{Build: func(ctx context.Context, b *collective.Builder) error { return byteBarrier(ctx, m, b) }}
 	case slices.Contains(library, chosen):
 		s.Program = libraryBarrier(m, chosen)
 	case chosen == Transfers:
@@ -70,6 +74,21 @@ func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, er
 		return nil, err
 	}
 	return &Plan{Plan: p, algorithm: chosen}, nil
+}
+
+// byteBarrier adds NCCL's all-reduce of one byte: no rank has the sum before all have come.
+func byteBarrier(ctx context.Context, m *memory.Memory, b *collective.Builder) error {
+	_, w, offset, err := m.Find(b.Workspace(m.Group().Rank()))
+	if err != nil {
+		return err
+	}
+	at := memory.Place{Window: w, Offset: offset}
+	p, err := m.PrepareAllReduce(ctx, NCCL.String(), at, at, 1, 1, tensor.Uint8.String(), Sum.String())
+	if err != nil {
+		return err
+	}
+	b.Launch(libraryLaunch{p})
+	return nil
 }
 
 // barrierProgram is a signal to everybody and one from everybody.

@@ -499,9 +499,9 @@ func average16(size int, store func(dst []uint16, src []float32)) reducer {
 // hierarchicalBytes is the size of a message from which on Auto takes Hierarchical where it can be had.
 const hierarchicalBytes = 64 << 10
 
-// farForm is the form that Auto takes where not all peers have addresses: Hierarchical for messages that are not small, if there are several islands, and one at least in each of
+// islandForm is the form that Auto takes where not all peers have addresses: Hierarchical for messages that are not small, if there are several islands, and one at least in each of
 // which there is more than one rank, and Transfers otherwise. It is the same on every rank.
-func (a *allReduce) farForm(rankOrder bool) Algorithm {
+func (a *allReduce) islandForm(rankOrder bool) Algorithm {
 	m := a.in.Memory()
 	islands := islandRanks(m.Islands())
 	shared := slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 })

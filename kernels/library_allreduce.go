@@ -22,6 +22,14 @@ func libraryHas(a Algorithm, dtype tensor.DType, op Op) bool {
 	return false
 }
 
+// libraryAllReduces are the all-reduces of a backend's library that Auto takes where ranks cannot signal each other.
+func libraryAllReduces(backend string) []Algorithm {
+	if backend == NCCL.Backend() {
+		return []Algorithm{NCCL}
+	}
+	return nil
+}
+
 // byLibrary makes the spec that of the library below the memory's backend.
 func (a *allReduce) byLibrary(s *collective.Spec) {
 	s.Program.Build = func(ctx context.Context, b *collective.Builder) error {

@@ -13,15 +13,25 @@ import (
 // LibraryCollectives lists the forms that the library below a backend has of what a constructor other than NewAllReduce makes, for the memory of
 // that backend. What is shared out has to come out even: the libraries have no shares of different length. NVSHMEM has no reduction to one rank, its
 // all-gather, reduce-scatter and all-to-all want input and output that do not overlap, and its reduce-scatter takes half of
-// NVSHMEM_REDUCE_SCRATCH_SIZE (256 KiB unless that is set) as input at most; anything else is ErrUnsupported.
+// NVSHMEM_REDUCE_SCRATCH_SIZE (256 KiB unless that is set) as input at most; anything else is ErrUnsupported. NCCL has no barrier, and its
+// all-reduce of one byte is taken for one.
 func LibraryCollectives(constructor, backend string) []Algorithm {
 	switch {
-	case backend == NCCL.Backend() && libraryNames[constructor] != "":
+	case backend == NCCL.Backend() && (libraryNames[constructor] != "" || constructor == "NewBarrier"):
 		return []Algorithm{NCCL}
 	case backend == NVSHMEM.Backend() && (libraryNames[constructor] != "" && constructor != "NewReduce" || constructor == "NewBarrier"):
 		return []Algorithm{NVSHMEM}
 	}
 	return nil
+}
+
+// farForm is the form that Auto takes where peers have no addresses: puts and signals, or else, where ranks cannot signal each other, what the library
+// below the backend has.
+func farForm(m *memory.Memory, library ...Algorithm) Algorithm {
+	if len(library) > 0 && !m.CanSignal() {
+		return library[0]
+	}
+	return Transfers
 }
 
 // libraryNames are what backends call the collectives that have tensors.

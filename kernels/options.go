@@ -260,7 +260,7 @@ func (m *maker) choose(f collectiveForm) error {
 	}
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
-		m.algorithm = Transfers
+		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
 	case asked == Auto, asked == OneShot && kind == device.CUDA:
 		m.byTable(have)
 	case !slices.Contains(all, asked):

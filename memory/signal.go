@@ -89,7 +89,7 @@ func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, ch
 // Signal enqueues a signal to peer on channel: it lets one Wait of peer for this rank on that channel pass, the next in the order of
 // its waits. Everything that the stream wrote before, to peer's memory too, is visible after that Wait. Signals are counted, so several may
 // be under way. It never blocks. ErrNoRendezvous before the first rendezvous of the memory; ErrInvalid for a channel or a peer that does not
-// exist, or a stream of another device.
+// exist, or a stream of another device; ErrNotReachable for a peer on another host, over a backend that has signals on one host only ([Memory.CanSignal]).
 func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 	sig, err := m.signalsFor("Signal", s, peer, channel)
 	if err != nil {
@@ -111,13 +111,23 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 
 // Barrier enqueues a barrier of all ranks on channel: it holds the stream up until every rank's stream has come to its barrier of the same
 // count on that channel. What any rank's stream wrote before it is visible to all after it. It is bounded as Wait is and has the same
-// errors. Its counters are not those of Signal.
+// errors; if any peer is not reachable, it is. Its counters are not those of Signal.
 func (m *Memory) Barrier(s device.Stream, channel int) error {
 	sig, err := m.signalsFor("Barrier", s, m.group.Rank(), channel)
 	if err != nil {
 		return err
 	}
 	return sig.barrier(s, channel)
+}
+
+// CanSignal reports whether every rank can signal every other one. Where peers have no addresses and the backend no other way, which is so over nccl between
+// hosts, only those that reach each other can, and there are neither barriers nor programs with signals. All ranks have the same answer.
+func (m *Memory) CanSignal() bool {
+	if m.backend.Capabilities().PeerPointers || m.group.Size() == 1 {
+		return true
+	}
+	_, ok := m.flagger()
+	return ok
 }
 
 func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (signals, error) {

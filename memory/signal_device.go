@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ type deviceSignals struct {
 	table    device.Ptr
 	kernels  [launchKinds]device.Function // loaded beforehand: loading waits for what the device has under way
 	overlap  bool                         // they may overlap with the work before them
+	far      []error                      // by rank: why its pad has no address here; nil if all have
 
 	// One prepared launch for each kind, channel and peer, made when it is first needed.
 	mu       sync.Mutex
@@ -107,10 +109,18 @@ func newDeviceSignals(m *Memory, pad *Workspace, offset int64, channels int, use
 	table := make([]byte, 16*size)
 	for r := range size {
 		p, err := pad.Peer(r)
-		if err != nil {
+		switch {
+		case err == nil:
+			p = p.Add(offset)
+		case user == nil && errors.Is(err, errs.ErrNotReachable): // the memory's own signals work between those that reach each other
+			if d.far == nil {
+				d.far = make([]error, size)
+			}
+			d.far[r] = fmt.Errorf("signals to and from rank %d: %w", r, err)
+			err = nil
+		default:
 			return d, err
 		}
-		p = p.Add(offset)
 		if r < ptx.Inline {
 			d.params.Workspace[r] = uint64(p)
 		}
@@ -182,15 +192,35 @@ func (d *deviceSignals) launch(s device.Stream, kind, peer, channel int) error {
 	return prepared.Launch(s)
 }
 
+// reaches returns an error if a pad has no address here: that of peer, or any at all if peer is -1.
+func (d *deviceSignals) reaches(peer int) error {
+	if d.far == nil {
+		return nil
+	}
+	if peer >= 0 {
+		return d.far[peer]
+	}
+	return cmp.Or(d.far...)
+}
+
 func (d *deviceSignals) signal(s device.Stream, peer, channel int) error {
+	if err := d.reaches(peer); err != nil {
+		return err
+	}
 	return d.launch(s, launchSignal, peer, channel)
 }
 
 func (d *deviceSignals) wait(s device.Stream, peer, channel int) error {
+	if err := d.reaches(peer); err != nil {
+		return err
+	}
 	return d.launch(s, launchWait, peer, channel)
 }
 
 func (d *deviceSignals) barrier(s device.Stream, channel int) error {
+	if err := d.reaches(-1); err != nil {
+		return err
+	}
 	return d.launch(s, launchBarrier, d.memory.group.Rank(), channel)
 }
 

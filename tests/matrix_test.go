@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -151,6 +152,9 @@ func TestMatrix(t *testing.T) {
 		})
 	}
 	t.Run("backend="+simulatedName, onSimulated)
+	for _, name := range slices.Sorted(maps.Keys(simulatedLibraries)) {
+		t.Run("backend="+simulatedName+"_"+name, func(t *testing.T) { onSimulatedLibrary(t, name) })
+	}
 }
 
 // onGoroutines runs the suite on ranks that share a process. It is not this one: cases look at what their process holds.

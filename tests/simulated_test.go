@@ -17,14 +17,41 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/backend/nccl"
+	"github.com/symmem/symmem/backend/nvshmem"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/simlib"
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// simulatedName is what the matrix calls backend native on simulated GPUs, which have multicast. It is no backend that a program could choose.
+// simulatedName is what the matrix calls backend native on simulated GPUs, which have multicast. It is no backend that a program could choose. Backends
+// over libraries, which are simulated too, have their own names behind it: "simulated_nccl".
 const simulatedName = "simulated"
+
+// simulatedLibraries are the backends that work on simulated GPUs with a simulated library, and the cases by world size: those that depend on where
+// memory comes from, the library's own collectives, and of each kernel a few runs. The short matrix has those of the first map, the whole one all.
+var (
+	simulatedLibraries = map[string]map[int]string{
+		nccl.Name: {
+			2: libraryCases + `|^all_reduce/nccl[a-z_]*/(f32|bf16)/|^all_reduce/nccl[a-z_]*/odd_place|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/nccl/.*(delayed|f32)`,
+			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nccl[a-z_]*/f32/.*2051`,
+		},
+		nvshmem.Name: {
+			2: libraryCases + `|^all_reduce/nvshmem/(f32|bf16)/|^all_reduce/nvshmem/odd_place|^(broadcast|reduce_scatter|all_gather|all_to_all|barrier_plan)/nvshmem/`,
+			3: `^memory/|^groups/(overlapping|errors)|^all_reduce/[a-z_]+_multimem/f32/.*1023|^all_reduce/nvshmem/f32/.*2051`,
+		},
+	}
+	wholeLibraries = map[int]string{
+		1: `^(memory|window|heap|bad_input)/`,
+		2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph)/|^lifetime/(delayed|busy)|^all_reduce/(nccl|nvshmem)|` +
+			`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/(nccl|nvshmem)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)`,
+		4: `^(memory|signal)/|^groups/(overlapping|again)|^all_reduce/(nccl|nvshmem)[a-z_]*/(f32|u8)/|^all_reduce/[a-z_]+_multimem/f32/.*1023`,
+	}
+)
+
+const libraryCases = `^(memory|window|slice|heap|agreement|groups|bad_input|signal)/|^transfer/(put|get)|^graph/|^all_reduce/[a-z_]+/f32/.*1023`
 
 // seedVariable is the seed of simulated GPUs: a number. Without it the short matrix takes 1, and the whole one several.
 const seedVariable = "SYMMEM_TEST_SEED"
@@ -42,7 +69,7 @@ var shortSimulated = map[int]string{
 }
 
 // simulatedProcesses are the cases of the short matrix with ranks that are processes, each with a machine of its own, by world size. They pass each
-// other memory as descriptors of files; multicast objects they cannot pass.
+// other memory and multicast objects as descriptors of files.
 var simulatedProcesses = map[int]string{
 	2: `^(memory|window|signal|transfer)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)/`,
 }
@@ -105,21 +132,59 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
 		return err
 	}
+	name := native.Name
+	if parts := strings.SplitN(arg, ",", 3); len(parts) == 3 {
+		name = parts[2]
+	}
 	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true})
 	if err != nil {
 		return err
 	}
-	cfg := goroutinesConfig(native.Name, own.KernelTimeout)
-	o := &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}
+	cast := config.MulticastOn
 	if size == 1 {
-		o.Multicast = config.MulticastOff
+		cast = config.MulticastOff
+	}
+	cfg := goroutinesConfig(name, own.KernelTimeout)
+	var o any
+	left := func() []string { return nil }
+	switch name {
+	case nccl.Name:
+		lib := simlib.NewNCCL(m)
+		o, left = &nccl.Options{Driver: m.Driver(), Functions: lib.Functions(), Multicast: cast}, lib.Left
+	case nvshmem.Name:
+		lib := simlib.NewNVSHMEM(m)
+		o, left = &nvshmem.Options{Driver: m.Driver(), Calls: lib.Load, Multicast: cast, Chunk: 32 << 20}, lib.Left
+	default:
+		o = &native.Options{Driver: m.Driver(), Multicast: cast}
 	}
 	ranks, err := symmem.OpenLocal(ctx, size, cfg, &symmem.Options{Backend: o})
 	if err != nil {
 		return err
 	}
-	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: short == "short", Simulated: true}, say)
+	err = together(ctx, ranks, &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: short == "short", Simulated: true}, say)
+	if rest := left(); len(rest) > 0 {
+		err = errors.Join(err, fmt.Errorf("the simulated library still has %s", strings.Join(rest, ", ")))
+	}
 	return errors.Join(err, m.Err())
+}
+
+// onSimulatedLibrary runs the suite on a backend over a simulated library.
+func onSimulatedLibrary(t *testing.T, name string) {
+	if runtime.GOOS != "linux" {
+		skipWithout(t, simulatedName, "GPUs are simulated on Linux")
+	}
+	chosen := simulatedLibraries[name]
+	if wholeMatrix(t) {
+		chosen = maps.Clone(chosen)
+		maps.Copy(chosen, wholeLibraries)
+	}
+	for _, size := range slices.Sorted(maps.Keys(chosen)) {
+		t.Run(fmt.Sprintf("world=%d/seed=1", size), func(t *testing.T) {
+			t.Parallel()
+			opts := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: true, Simulated: true, Filter: regexp.MustCompile(chosen[size])}
+			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:%d,1,%s", size, name))
+		})
+	}
 }
 
 // simulatedProcessJob is one rank of the suite, with simulated GPUs of its own process.
@@ -130,11 +195,11 @@ func simulatedProcessJob(ctx context.Context, cfg config.Config, arg string, say
 	if _, err := fmt.Sscanf(arg, "%d,%d", &size, &seed); err != nil {
 		return err
 	}
-	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank)})
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed + uint64(cfg.Rank), Multicast: true})
 	if err != nil {
 		return err
 	}
-	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOff}})
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{Backend: &native.Options{Driver: m.Driver(), Multicast: config.MulticastOn}})
 	if err != nil {
 		return err
 	}
@@ -153,5 +218,5 @@ func backendOf(name string) string {
 	if name == simulatedName {
 		return native.Name
 	}
-	return name
+	return strings.TrimPrefix(name, simulatedName+"_")
 }

@@ -62,6 +62,9 @@ func register(ctx context.Context, h Harness, r *rank) error {
 	// Every rank writes to its place in both parts of all; then one part goes, and the other is written once more.
 	send := func(i, round int) error {
 		for peer := range r.group.Size() {
+			if _, moves := r.Backend.(backend.Transferrer); !moves && peer != me && h.unreachable(me, peer) {
+				continue
+			}
 			if err := r.place(ctx, h, maps[i], allocs[i], peer, int64(10+me), byte(1+100*i+10*round+me)); err != nil {
 				return err
 			}

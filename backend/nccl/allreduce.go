@@ -176,6 +176,9 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op,
 			r.DType, plainForm, errs.ErrUnsupported)
 	}
+	if r.Name == symmetricForm && b.isle != nil && !b.isle.whole() {
+		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels end at the host, and the ranks are on several (%s); use %s: %w", b.isle, plainForm, errs.ErrUnsupported)
+	}
 	if r.Count < 1 {
 		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more")
 	}

@@ -33,6 +33,18 @@
 // same since 2.28; the result is tried once when the backend is opened. All ranks' copies lie one stride apart in one range
 // of addresses, which is the contiguous view. NCCL 2.27 has windows without addresses, and cannot serve.
 //
+// # Several hosts
+//
+// The addresses end at the host, as NCCL sees it (NCCL_HOSTID takes the place of its name), or at the LSA team that NCCL makes of it
+// (NCCL_LSA_TEAM_SIZE). Windows of several teams are made by NCCL 2.28.7 and 2.28.9 without more, by 2.28.3 on one host only, and from 2.29.2 on where
+// GPUs send over the network of themselves. So the backend makes none: where there are several teams, windows are registered with a communicator of
+// each team, split from that of all ranks. Hosts that are one team, as in a domain of NVLink, have windows of all ranks, from 2.28.7 on.
+//
+// Capabilities says how many peers have addresses (PointerPeers). What needs the address of another rank, signals, waits, puts and gets among it, is
+// ErrNotReachable; NCCL's own calls for these (ncclPutSignal and others, 2.29.2) take windows of all ranks, and are not used. The algorithm "nccl" of
+// all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "nccl_symmetric" and multicast are for
+// one team. A communicator that the caller gives must have all ranks, and is split too.
+//
 // # Multicast
 //
 // Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded. Before 2.32 NCCL has no other switch for NVLink

@@ -48,6 +48,12 @@ type machine struct {
 	shares bool
 	// nvls says that the GPUs have multicast.
 	nvls bool
+	// lsaTeam is the most ranks of a team, as NCCL_LSA_TEAM_SIZE says from 2.29.7 on; 0 is no bound.
+	lsaTeam int
+	// gin says that GPUs can send over the network of themselves, which windows over several teams need from 2.29.2 on.
+	gin bool
+	// clique says that the hosts share a domain of NVLink.
+	clique bool
 
 	counts   map[string]int
 	used     []int64
@@ -60,8 +66,10 @@ type machine struct {
 	cuMemOff bool
 	aborted  int
 	split    int
-	objects  int     // multicast objects that were made
-	modes    []int32 // nvlsHostMode of each communicator that was made
+	refused  int                       // registrations over several teams that made no window
+	teams    map[nccl.WindowHandle]int // how many ranks a window has addresses of
+	objects  int                       // multicast objects that were made
+	modes    []int32                   // nvlsHostMode of each communicator that was made
 
 	held      map[cu.StreamHandle][]*fakeComm // what all-reduces hold the streams up
 	marks     map[cu.EventHandle][]*fakeComm  // and the events
@@ -85,8 +93,9 @@ type world struct {
 	steps map[int]*step
 	flat  uint64 // the next address in the range of windows
 	cast  bool   // it has its multicast object
-	gpus  map[int]bool
-	ended int // ranks that have ended it
+	gpus  map[string]bool
+	hosts map[int]string // by rank
+	ended int            // ranks that have ended it
 }
 
 // step is something that takes all ranks.
@@ -102,6 +111,7 @@ type fakeComm struct {
 	world    *world
 	rank     int
 	gpu      int
+	host     string
 	blocking bool
 	seq      int
 	pending  *step
@@ -114,7 +124,7 @@ func newMachine(gpus int) *machine {
 	m := &machine{
 		GPUs: fakecuda.New(gpus), version: 22809, counts: map[string]int{}, used: make([]int64, gpus), next: 1 << 40,
 		memory: map[device.Ptr]*piece{}, handles: map[cu.MemHandle]*piece{}, worlds: map[nccl.UniqueID]*world{},
-		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{},
+		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{}, teams: map[nccl.WindowHandle]int{},
 		held: map[cu.StreamHandle][]*fakeComm{}, marks: map[cu.EventHandle][]*fakeComm{},
 		recording: map[cu.StreamHandle]*[]*fakeComm{}, graphs: map[cu.GraphHandle]*[]*fakeComm{},
 		execs: map[cu.GraphExecHandle]*[]*fakeComm{},
@@ -131,13 +141,19 @@ func newMachine(gpus int) *machine {
 
 // plain returns the options of a rank of the machine.
 func (m *machine) plain(rank int) *Options {
+	return m.onHost("", rank)
+}
+
+// onHost returns the options of a rank of the machine that NCCL takes for one on the host of that name; "" is the machine's own.
+func (m *machine) onHost(host string, gpu int) *Options {
 	return &Options{
-		Driver: m.driver(), LocalRank: rank, Multicast: "off", Getenv: func(string) string { return "" }, KernelTimeout: 5 * time.Second,
+		Driver: m.driver(), LocalRank: gpu, Multicast: "off", KernelTimeout: 5 * time.Second,
+		Getenv: func(name string) string { return map[string]string{hostEnv: host}[name] },
 		load: func(o *nccl.Options) (*nccl.Library, error) {
 			m.Mu.Lock()
 			m.shares = m.shares || o.ShareGPU
 			m.Mu.Unlock()
-			return nccl.New("/fake/libnccl.so.2", m.library())
+			return nccl.New("/fake/libnccl.so.2", m.libraryOf(host))
 		},
 	}
 }
@@ -389,7 +405,10 @@ func (m *machine) work(d *cu.Driver) {
 }
 
 // library returns NCCL's table for the machine.
-func (m *machine) library() nccl.Functions {
+func (m *machine) library() nccl.Functions { return m.libraryOf("") }
+
+// libraryOf returns NCCL's table for the ranks of a host.
+func (m *machine) libraryOf(host string) nccl.Functions {
 	f := nccl.Functions{
 		GetVersion:     func(v *int32) nccl.Result { *v = int32(m.version); return nccl.Success },
 		GetErrorString: func(r nccl.Result) string { return "text of " + r.String() },
@@ -401,7 +420,10 @@ func (m *machine) library() nccl.Functions {
 			m.roots[*id] = 0
 			return nccl.Success
 		},
-		CommInitRankScalable: m.initRank, CommSplit: m.splitComm, CommAsyncError: m.asyncError, CommFinalize: m.finalize,
+		CommInitRankScalable: func(h *nccl.CommHandle, ranks, rank, ids int32, id *nccl.UniqueID, config *nccl.ConfigLayout) nccl.Result {
+			return m.initRank(host, h, ranks, rank, ids, id, config)
+		},
+		CommSplit: m.splitComm, CommAsyncError: m.asyncError, CommFinalize: m.finalize,
 		CommDestroy: func(h nccl.CommHandle) nccl.Result { return m.end(h, false) },
 		CommAbort:   func(h nccl.CommHandle) nccl.Result { return m.end(h, true) },
 		CommCount: func(h nccl.CommHandle, n *int32) nccl.Result {
@@ -448,7 +470,8 @@ func (m *machine) library() nccl.Functions {
 		CommWindowRegister: m.register, CommWindowDeregister: m.deregister,
 		TeamLsa: func(h nccl.CommHandle) (team nccl.Team) {
 			m.comm(h, func(c *fakeComm) nccl.Result {
-				team = nccl.Team{Ranks: int32(c.world.size), Rank: int32(c.rank), Stride: 1}
+				ranks := m.team(c.world)
+				team = nccl.Team{Ranks: int32(ranks), Rank: int32(c.rank % ranks), Stride: 1}
 				return 0
 			})
 			return team
@@ -463,6 +486,11 @@ func (m *machine) library() nccl.Functions {
 			m.Mu.Lock()
 			defer m.Mu.Unlock()
 			b := m.span(device.Ptr(w), 32)
+			first := int32(binary.LittleEndian.Uint32(b[20:])) - int32(binary.LittleEndian.Uint32(b[16:]))
+			if rank -= first; rank < 0 || rank >= int32(m.teams[w]) {
+				*p = 0 // outside of the team
+				return nccl.Success
+			}
 			*p = binary.LittleEndian.Uint64(b[8:]) + uint64(rank)*stride + uint64(offset)
 			return nccl.Success
 		}
@@ -511,7 +539,7 @@ func (m *machine) refuse(call string, rank int) nccl.Result {
 }
 
 // newComm makes a communicator; the machine is locked.
-func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nccl.CommHandle {
+func (m *machine) newComm(w *world, rank, gpu int, host string, config *nccl.ConfigLayout) nccl.CommHandle {
 	// As NCCL reads it: not beyond what the caller has filled in, and not what the version does not know.
 	mode := int32(math.MinInt32)
 	if config.Size >= unsafe.Offsetof(config.NvlsHostMode)+4 && m.version >= 23200 && config.Version >= 23200 {
@@ -519,19 +547,20 @@ func (m *machine) newComm(w *world, rank, gpu int, config *nccl.ConfigLayout) nc
 	}
 	m.modes = append(m.modes, mode)
 	if w.gpus == nil {
-		w.gpus = map[int]bool{}
+		w.gpus, w.hosts = map[string]bool{}, map[int]string{}
 	}
-	if w.gpus[gpu] && (m.version < 23003 || !m.shares) {
+	at := fmt.Sprint(host, " ", gpu)
+	if w.gpus[at] && (m.version < 23003 || !m.shares) { // NCCL looks on each host alone
 		m.Violation("two ranks of NCCL %s on GPU %d", m.version, gpu)
 	}
-	w.gpus[gpu] = true
+	w.gpus[at], w.hosts[rank] = true, host
 	h := nccl.CommHandle(m.number(0))
-	m.comms[h] = &fakeComm{world: w, rank: rank, gpu: gpu, blocking: config.Blocking != 0, aborted: make(chan struct{}),
+	m.comms[h] = &fakeComm{world: w, rank: rank, gpu: gpu, host: host, blocking: config.Blocking != 0, aborted: make(chan struct{}),
 		windows: map[nccl.WindowHandle][]device.Ptr{}}
 	return h
 }
 
-func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID,
+func (m *machine) initRank(host string, h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.UniqueID,
 	config *nccl.ConfigLayout) (r nccl.Result) {
 	defer func() {
 		if r != nccl.Success && r != nccl.InProgress {
@@ -550,26 +579,64 @@ func (m *machine) initRank(h *nccl.CommHandle, ranks, rank, _ int32, id *nccl.Un
 	if m.worlds[*id] == nil {
 		m.worlds[*id] = &world{size: int(ranks), steps: map[int]*step{}, flat: m.number(int64(ranks) * stride)}
 	}
-	*h = m.newComm(m.worlds[*id], int(rank), m.Current(), config)
+	*h = m.newComm(m.worlds[*id], int(rank), m.Current(), host, config)
 	m.Mu.Unlock()
 	return m.together(*h, "ncclCommInitRankScalable", nil, func(*step) {})
 }
 
-func (m *machine) splitComm(parent nccl.CommHandle, _, key int32, h *nccl.CommHandle, config *nccl.ConfigLayout) nccl.Result {
+func (m *machine) splitComm(parent nccl.CommHandle, color, key int32, h *nccl.CommHandle, config *nccl.ConfigLayout) nccl.Result {
 	m.Mu.Lock()
 	m.split++
 	m.Mu.Unlock()
-	return m.together(parent, "ncclCommSplit", nil, func(s *step) {
-		w, _ := s.args[-1].(*world) // the first that comes here makes it for all
+	return m.together(parent, "ncclCommSplit", [2]int32{color, key}, func(s *step) {
+		size, rank := 0, 0
+		for r := range s.came {
+			if theirs := s.args[r].([2]int32); theirs[0] == color {
+				size++
+				if theirs[1] < key {
+					rank++
+				}
+			}
+		}
+		w, _ := s.args[-1-int(color)].(*world) // the first of the color that comes here makes it for all
 		if w == nil {
-			size := len(s.came)
 			w = &world{size: size, steps: map[int]*step{}, flat: m.number(int64(size) * stride)}
-			s.args[-1] = w
+			s.args[-1-int(color)] = w
 		}
 		if c := m.comms[parent]; c != nil {
-			*h = m.newComm(w, int(key), c.gpu, config)
+			*h = m.newComm(w, rank, c.gpu, c.host, config)
 		}
 	})
+}
+
+// severalHosts reports whether the ranks are on several hosts; the machine is locked.
+func (w *world) severalHosts() bool {
+	for _, host := range w.hosts {
+		if host != w.hosts[0] {
+			return true
+		}
+	}
+	return false
+}
+
+// team returns how many ranks each LSA team has: as 2.28.7 and later count, the greatest number by which all runs of ranks of one host can be divided. The
+// machine is locked.
+func (m *machine) team(w *world) int {
+	size, run := 0, 0
+	for r := range w.size {
+		if run++; r+1 == w.size || w.hosts[r+1] != w.hosts[r] && !m.clique {
+			for a, b := size, run; ; a, b = b, a%b {
+				if size = a; b == 0 {
+					break
+				}
+			}
+			run = 0
+		}
+	}
+	if most := m.lsaTeam; most > 0 && m.version >= 22907 && size > most {
+		size = most
+	}
+	return size
 }
 
 // together does something that takes all ranks: it is begun here, and at once done if all have come. after is called on each
@@ -743,7 +810,7 @@ func (m *machine) memFree(p uint64) nccl.Result {
 	defer m.Mu.Unlock()
 	for _, c := range m.comms {
 		for _, w := range c.windows {
-			if mine := m.memory[w[c.rank]]; m.memory[device.Ptr(p)] != nil && &mine.bytes[0] == &m.memory[device.Ptr(p)].bytes[0] {
+			if mine := m.memory[w[c.rank%(len(w)-1)]]; m.memory[device.Ptr(p)] != nil && &mine.bytes[0] == &m.memory[device.Ptr(p)].bytes[0] {
 				m.Violation("memory was freed that is a window")
 			}
 		}
@@ -773,9 +840,17 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		m.Violation("registration of %d bytes at %d", bytes, device.Ptr(p)-base)
 	}
 	silent := m.silent
-	if c := m.comms[h]; c != nil && c.world.size == 1 && m.version < 22809 {
-		silent = new(nccl.WindowHandle)
-		*silent = 0x8000 // a handle of something else
+	if c := m.comms[h]; c != nil {
+		none := c.world.size == 1 && m.version < 22809 || c.world.severalHosts() && m.version < 22807
+		if none {
+			silent = new(nccl.WindowHandle)
+			*silent = 0x8000 // a handle of something else
+		} else if m.team(c.world) < c.world.size && m.version >= 22902 && !m.gin {
+			silent = new(nccl.WindowHandle)
+		}
+		if silent != nil && m.team(c.world) < c.world.size {
+			m.refused++
+		}
 	}
 	m.Mu.Unlock()
 	if silent != nil {
@@ -796,8 +871,10 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		}
 		mine := m.number(stride * int64(c.world.size+1))
 		put := []device.Ptr{}
-		for r := range c.world.size {
-			theirs := s.args[r].(registered)
+		team := m.team(c.world)
+		first := c.rank / team * team
+		for r := range team {
+			theirs := s.args[first+r].(registered)
 			if len(theirs.at.bytes) != len(x.bytes) {
 				m.Violation("rank %d registers %d bytes, rank %d %d", r, len(theirs.at.bytes), c.rank, len(x.bytes))
 			}
@@ -807,7 +884,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		}
 		b := make([]byte, 88)
 		binary.LittleEndian.PutUint64(b[8:], mine)
-		binary.LittleEndian.PutUint32(b[16:], uint32(c.rank))
+		binary.LittleEndian.PutUint32(b[16:], uint32(c.rank-first))
 		binary.LittleEndian.PutUint32(b[20:], uint32(c.rank))
 		binary.LittleEndian.PutUint32(b[24:], stride>>32)
 		if m.apart != nil {
@@ -815,6 +892,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		}
 		handle := device.Ptr(m.number(0))
 		m.memory[handle] = &piece{gpu: c.gpu, bytes: b, alias: true}
+		m.teams[nccl.WindowHandle(handle)] = team
 		c.windows[nccl.WindowHandle(handle)] = append(put, handle)
 		*w = nccl.WindowHandle(handle)
 	})

@@ -40,6 +40,8 @@ type link struct {
 	id     string // the same on all ranks
 	ranks  []int  // in the world, in the communicator's order
 	comm   *nccl.Comm
+	near   *nccl.Comm            // that of the windows: comm, unless the ranks are on several hosts
+	isle   *isle                 // whose near is
 	split  bool                  // it was split from the parent's
 	noCast bool                  // it was made without multicast
 	forms  map[string]*nccl.Comm // by form; complete only while no backend uses the link
@@ -59,6 +61,9 @@ const (
 // sound returns nil if nothing has ever failed on the link's communicators.
 func (l *link) sound() error {
 	err := l.comm.Sound()
+	if l.near != l.comm {
+		err = cmp.Or(err, l.near.Sound())
+	}
 	for _, form := range slices.Sorted(maps.Keys(l.forms)) {
 		err = cmp.Or(err, l.forms[form].Sound())
 	}
@@ -290,7 +295,7 @@ func (b *Backend) use(l *link) {
 	b.shelf.mu.Lock()
 	l.state = used
 	b.shelf.mu.Unlock()
-	b.link, b.comm, b.split, b.spare = l, l.comm, l.split, l.forms
+	b.link, b.comm, b.near, b.isle, b.split, b.spare = l, l.comm, l.near, l.isle, l.split, l.forms
 	l.forms = nil
 	b.reused = true
 }
@@ -315,6 +320,9 @@ func (b *Backend) endLink(ctx context.Context, l *link) error {
 	var err error
 	for _, form := range slices.Sorted(maps.Keys(l.forms)) {
 		err = errors.Join(err, b.endComm(ctx, l.forms[form]))
+	}
+	if l.near != l.comm {
+		err = errors.Join(err, b.endComm(ctx, l.near))
 	}
 	return errors.Join(err, b.endComm(ctx, l.comm))
 }

@@ -74,7 +74,7 @@ func (b *Backend) settle(ctx context.Context, base device.Ptr) *lateCall {
 	b.mu.Lock()
 	unused := len(b.windows) == 0 && len(b.devComms) == 0
 	b.mu.Unlock()
-	if unused && b.comm != nil && b.comm.Stuck() {
+	if unused && b.near != nil && b.near.Stuck() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 		defer cancel()
 		if err := b.abandon(ctx); err != nil {

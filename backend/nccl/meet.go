@@ -18,6 +18,7 @@ import (
 // member is what a rank tells the others about itself when the backend is opened.
 type member struct {
 	UUID     string // of its device
+	HostID   string // what NCCL is told to take in place of the host's name; "" if nothing
 	NoShare  string // why it cannot share its device with another rank; "" if it can
 	Version  string // of its library
 	Window   string // kind of window
@@ -34,6 +35,9 @@ const opening = "opening backend " + Name
 
 // meet tells the others what this rank found out, or why it cannot take part, and makes the communicator with them.
 func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
+	// Every rank comes to this, also one that has failed.
+	islands, err := b.group.Islands(ctx)
+	failure = cmp.Or(failure, err)
 	var mine member
 	if failure == nil {
 		mine = b.member(o)
@@ -41,12 +45,14 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
 	// From here on every rank decides alike, since all know the same.
 	var shared bool
+	var hosts []int
 	if err == nil {
 		b.topic = peers[0].Topic
-		shared, err = agree(peers, b.group.Members())
+		hosts = onHosts(islands, peers)
+		shared, err = agree(peers, hosts)
 	}
 	if err == nil {
-		err = b.agreeMulticast(peers, shared)
+		err = b.agreeMulticast(peers, hosts, shared)
 	}
 	kept := b.takeKept(ctx, peers, err)
 	if err != nil {
@@ -60,7 +66,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		}
 		// All ranks know, and end it.
 		b.log.Warn("an NCCL communicator that was kept does not work any more, and another one is made", "error", err)
-		b.link, b.comm, b.split, b.reused, b.reach = nil, nil, false, false, reach{}
+		b.link, b.comm, b.near, b.isle, b.split, b.reused, b.reach = nil, nil, nil, nil, false, false, reach{}
 		kept.forms, b.spare = b.spare, nil
 		b.endLinks(ctx, []*link{kept})
 	}
@@ -71,12 +77,11 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 			return err
 		}
 	}
-	err = b.connect(ctx, o, split, id)
-	if err := b.group.Vote(ctx, opening+": the communicator", err); err != nil {
+	if err := b.land(ctx, hosts, b.connect(ctx, o, split, id)); err != nil {
 		return err
 	}
 	if b.keeps {
-		b.link = &link{id: peers[0].Kept.NewID, ranks: b.worldRanks(), comm: b.comm, split: b.split, noCast: b.noCast != ""}
+		b.link = &link{id: peers[0].Kept.NewID, ranks: b.worldRanks(), comm: b.comm, near: b.near, isle: b.isle, split: b.split, noCast: b.noCast != ""}
 		b.shelf.add(b.link)
 	}
 	return b.try(ctx)
@@ -85,7 +90,7 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 // member describes this rank.
 func (b *Backend) member(o *Options) member {
 	m := member{
-		UUID: b.device.UUID(), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
+		UUID: b.device.UUID(), HostID: o.Getenv(hostEnv), Version: b.lib.Version().String(), Window: o.Window, Given: o.Comm != 0, NoCast: b.noCast, MustCast: b.mustCast,
 		Split: o.Comm == 0 && b.splits(o.Parent), NoShare: b.whyNotShare(o),
 	}
 	if m.NoCast == "" {
@@ -140,19 +145,19 @@ func (b *Backend) splits(parent *Backend) bool {
 		parent.comm != nil && parent.comm.Handle() != 0 && !parent.comm.Stuck() && b.lib.Require("ncclCommSplit") == nil
 }
 
-// agree returns an error, the same on every rank, if the ranks do not fit together. shared reports whether some of them share a device.
-func agree(peers []member, members []group.Member) (shared bool, err error) {
+// agree returns an error, the same on every rank, if the ranks do not fit together. shared reports whether some of them share a device. hosts are the
+// lowest ranks of each one's host: NCCL looks for devices that are shared on each host alone, so that those that only seem to be several may.
+func agree(peers []member, hosts []int) (shared bool, err error) {
 	for i, p := range peers {
-		if j := slices.IndexFunc(peers[:i], func(q member) bool { return q.UUID == p.UUID }); j >= 0 {
+		for j, q := range peers[:i] {
+			if q.UUID != p.UUID {
+				continue
+			}
 			shared = true
-			if why := cmp.Or(p.NoShare, peers[j].NoShare); why != "" {
+			if why := cmp.Or(p.NoShare, q.NoShare); why != "" && hosts[i] == hosts[j] {
 				return true, errs.Invalid(opening, "device", fmt.Sprintf("%s on rank %d and on rank %d", p.UUID, j, i),
 					"a device for each rank: set device or local-rank, or use backend native with share-device; or else "+why)
 			}
-		}
-		if m := members[i]; m.BootID != members[0].BootID || m.BootID == "" && m.Process != members[0].Process {
-			return shared, fmt.Errorf("rank %d is on %s and rank 0 on %s, and the windows' addresses end at the host: use one host for each group: %w",
-				i, m.Host, members[0].Host, errs.ErrUnsupported)
 		}
 	}
 	for _, c := range []struct {
@@ -177,7 +182,7 @@ func agree(peers []member, members []group.Member) (shared bool, err error) {
 }
 
 // agreeMulticast finds out whether all ranks may use multicast.
-func (b *Backend) agreeMulticast(peers []member, shared bool) error {
+func (b *Backend) agreeMulticast(peers []member, hosts []int, shared bool) error {
 	var whys []string
 	must := false
 	for r, p := range peers {
@@ -194,6 +199,8 @@ func (b *Backend) agreeMulticast(peers []member, shared bool) error {
 	case len(whys) > 0:
 	case len(peers) == 1:
 		whys = []string{"the group has only one rank"}
+	case slices.ContainsFunc(hosts, func(first int) bool { return first != 0 }):
+		whys = []string{"the ranks are on several hosts, and NVLink multicast reaches those of one"}
 	case shared:
 		whys = []string{"several ranks share a device, and a device can take part in multicast once"}
 	}

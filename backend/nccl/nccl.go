@@ -50,6 +50,8 @@ type Options struct {
 	Opened *cuda.Device
 	// Driver is the table of driver functions; nil loads the driver. It does not count when Opened is set.
 	Driver *cu.Driver
+	// Functions is the table of NCCL's functions; nil loads the library.
+	Functions *nccl.Functions
 	// Library is the file of libnccl.so.2, or the folder it is in; "" looks at SYMMEM_NCCL_LIBRARY, then where the loader and
 	// Python's package managers keep it.
 	Library string
@@ -91,9 +93,11 @@ type Backend struct {
 	getenv  func(string) string
 
 	lib       *nccl.Library
-	comm      *nccl.Comm
-	split     bool // the communicator was split from the parent's
-	opened    bool // on all ranks
+	comm      *nccl.Comm // of all ranks of the group
+	near      *nccl.Comm // of those that windows have addresses of, which have them: comm, if these are all
+	isle      *isle      // those ranks; nil before they are known
+	split     bool       // the communicator was split from the parent's
+	opened    bool       // on all ranks
 	flags     nccl.WindowFlags
 	total     int64 // memory of the GPU in bytes; 0 if not known
 	mustCast  bool
@@ -169,7 +173,12 @@ func (o *Options) fill() {
 	}
 	o.Library = cmp.Or(o.Library, o.Getenv(libraryEnv))
 	o.Window = cmp.Or(o.Window, o.Getenv(windowEnv), plainWindow)
-	if o.load == nil {
+	switch {
+	case o.load != nil:
+	case o.Functions != nil:
+		table := *o.Functions
+		o.load = func(*nccl.Options) (*nccl.Library, error) { return nccl.New(cmp.Or(o.Library, "given by the program"), table) }
+	default:
 		o.load = nccl.Load
 	}
 }
@@ -317,14 +326,24 @@ func (b *Backend) Name() string { return Name }
 // Device returns the GPU of this rank.
 func (b *Backend) Device() device.Device { return b.device }
 
-// Comm returns the communicator's ncclComm_t, for calls of the caller's own with the library at Library; 0 after Close. The caller must not end it,
-// nor use it while a collective call of this backend is under way.
+// Comm returns the ncclComm_t of all ranks of the group, for calls of the caller's own with the library at Library; 0 after Close. The caller must not
+// end it, nor use it while a collective call of this backend is under way. Windows are registered with [Backend.WindowComm].
 func (b *Backend) Comm() uintptr {
 	if b.comm == nil {
 		return 0
 	}
 	b.handed.Store(true)
 	return uintptr(b.comm.Handle())
+}
+
+// WindowComm is Comm for the communicator that windows are registered with: that of the ranks which have addresses of each other's memory. It is the
+// same one unless the group is on several hosts.
+func (b *Backend) WindowComm() uintptr {
+	if b.near == nil {
+		return 0
+	}
+	b.handed.Store(true)
+	return uintptr(b.near.Handle())
 }
 
 // Library returns the file of the library, and its version.
@@ -341,6 +360,10 @@ func (b *Backend) Capabilities() backend.Capabilities {
 	}
 	if b.reach.unreachable != "" {
 		c.PeerPointers, c.Why["peer_pointers"] = false, b.reach.unreachable
+		c.PointerPeers = max(b.reach.ranks-1, 0)
+	}
+	if b.isle != nil && !b.isle.whole() { // puts and gets are copies by address
+		c.Transfers, c.Why["transfers"] = false, b.isle.why()
 	}
 	b.mu.Lock()
 	why := b.noCast
@@ -357,9 +380,9 @@ func (b *Backend) Capabilities() backend.Capabilities {
 func capabilities(lib *nccl.Library) backend.Capabilities {
 	return backend.Capabilities{
 		PeerPointers: true, Contiguous: true, Register: true, Transfers: true, Graphs: true, RanksInOneProcess: true,
+		SeveralHosts: true, OnRequest: true,
 		Why: map[string]string{
-			"several_hosts": "NCCL's windows have no addresses for ranks on other hosts, which the signal pads need",
-			"multicast":     "NCCL " + lib.Version().String() + " gives no multicast address on the host; 2.29.2 or newer does",
+			"multicast": "NCCL " + lib.Version().String() + " gives no multicast address on the host; 2.29.2 or newer does",
 		},
 	}
 }
@@ -430,14 +453,17 @@ func (b *Backend) closeWork(ctx context.Context) error {
 		b.stream = nil
 	}
 	err = errors.Join(err, b.endKept(ctx))
-	comm := b.comm
-	b.comm = nil
+	comm, near, apart := b.comm, b.near, b.apart()
+	b.comm, b.near = nil, nil
 	if comm == nil || kept {
 		return err
 	}
 	if b.link != nil {
 		b.shelf.remove(b.link)
 		b.link = nil
+	}
+	if apart {
+		err = errors.Join(err, b.endComm(ctx, near))
 	}
 	err = errors.Join(err, b.endComm(ctx, comm))
 	return errors.Join(err, b.awaitProcess(ctx))

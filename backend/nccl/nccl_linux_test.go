@@ -146,13 +146,6 @@ func TestRanksMustFit(t *testing.T) {
 		lib, err := nccl.New("/lib", f)
 		o.load = func(*nccl.Options) (*nccl.Library, error) { return lib, err }
 	}, errs.ErrMismatch, "2.28.3", "2.28.9", libraryEnv)
-	for _, err := range backendtest.OnRanks(t, 2, &group.LocalOptions{BootIDs: []string{"", "another"}}, func(ctx context.Context,
-		g *group.Group) error {
-		return withMemory(ctx, g, m.plain(g.Rank()), func(*Backend, *memory.Memory) error { return nil })
-	}) {
-		require.ErrorIs(t, err, errs.ErrUnsupported)
-		assert.ErrorContains(t, err, "end at the host")
-	}
 	m.requireClean(t)
 }
 
@@ -1100,8 +1093,8 @@ func TestProbe(t *testing.T) {
 	c, err := probe(o)
 	require.NoError(t, err)
 	assert.True(t, c.PeerPointers && c.Contiguous && c.Register && c.RanksInOneProcess && c.Graphs && c.Transfers)
-	assert.False(t, c.SeveralHosts || c.Multicast)
-	assert.NotEmpty(t, c.Why["several_hosts"])
+	assert.True(t, c.SeveralHosts && c.OnRequest)
+	assert.False(t, c.Multicast)
 	m.version = 22304
 	_, err = probe(o)
 	require.ErrorIs(t, err, errs.ErrUnsupported)

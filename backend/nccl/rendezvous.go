@@ -37,9 +37,12 @@ type mapping struct {
 
 var (
 	_ backend.Multicaster      = (*mapping)(nil)
-	_ backend.ContiguousViewer = (*mapping)(nil)
 	_ backend.WindowHandler    = (*mapping)(nil)
+	_ backend.ContiguousViewer = wholeMapping{}
 )
+
+// wholeMapping is a mapping with addresses of all ranks.
+type wholeMapping struct{ *mapping }
 
 // Rendezvous registers the allocation that the memory is in, unless it has its window, and finds the ranks' addresses in it.
 func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backend.Mapping, error) {
@@ -71,14 +74,24 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 	w.users++
 	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers))}
 	m.place(offers)
+	if b.isle.whole() {
+		return wholeMapping{m}, nil
+	}
 	return m, nil
 }
 
 // ready returns an error if the communicator can make no more windows.
 func (b *Backend) ready() error {
-	if b.comm.Handle() == 0 || b.comm.Stuck() {
-		return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
-			errs.ErrClosed)
+	for _, comm := range []*nccl.Comm{b.near, b.comm} {
+		if comm.Handle() == 0 || comm.Stuck() {
+			return fmt.Errorf("the communicator was given up after a call that failed; close the rank and open it again: %w",
+				errs.ErrClosed)
+		}
+	}
+	if b.apart() {
+		if err := b.near.Err(); err != nil {
+			return err
+		}
 	}
 	return b.comm.Err()
 }
@@ -134,13 +147,16 @@ func (m *mapping) place(offers []offer) {
 // Peer returns the place of rank's memory in NCCL's range of addresses, and for this rank the allocation itself.
 func (m *mapping) Peer(rank int) (device.Ptr, error) {
 	if m.peers[rank].IsNil() {
+		if err := m.backend.far(rank); err != nil {
+			return 0, err
+		}
 		return 0, fmt.Errorf("NCCL has no address of rank %d on rank %d: %w", rank, m.backend.group.Rank(), errs.ErrNotReachable)
 	}
 	return m.peers[rank], nil
 }
 
 // Contiguous returns NCCL's range: the ranks' copies lie one stride of some GiB apart.
-func (m *mapping) Contiguous() (device.Ptr, int64, error) {
+func (m wholeMapping) Contiguous() (device.Ptr, int64, error) {
 	if m.notContiguous != "" {
 		return 0, 0, fmt.Errorf("%s: %w", m.notContiguous, errs.ErrUnsupported)
 	}
@@ -227,7 +243,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 	}
 	var unreachable, apart, casts []string
 	for _, f := range all {
-		if f.Unreachable != "" {
+		if f.Unreachable != "" && !slices.Contains(unreachable, f.Unreachable) {
 			unreachable = append(unreachable, f.Unreachable)
 		}
 		if f.NotContiguous != "" && !slices.Contains(apart, f.NotContiguous) {
@@ -249,7 +265,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 
 // lacksMulticast says why NCCL has no multicast for the communicator; "" if it has.
 func (b *Backend) lacksMulticast() (string, error) {
-	has, err := b.comm.MulticastSupport()
+	has, err := b.near.MulticastSupport()
 	switch {
 	case errors.Is(err, errs.ErrUnsupported):
 		return err.Error(), nil
@@ -271,8 +287,8 @@ type DevComm struct {
 	comm    *nccl.DevComm
 }
 
-// NewDevComm makes a device communicator with lsaBarriers barriers, as many as a kernel has blocks that use one each. Collective: all ranks ask for
-// the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
+// NewDevComm makes a device communicator of [Backend.WindowComm] with lsaBarriers barriers, as many as a kernel has blocks that use one each.
+// Collective: all ranks of the group ask for the same number. It has no multicast. It blocks until all ranks have come. The error is ErrUnsupported if the layout of the library's structure is
 // not known. Close it before the rank.
 func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, error) {
 	if err := b.group.Vote(ctx, "device communicator", b.ready()); err != nil {
@@ -280,7 +296,7 @@ func (b *Backend) NewDevComm(ctx context.Context, lsaBarriers int) (*DevComm, er
 	}
 	defer b.lib.Log()
 	within, end := b.together(ctx, "making a device communicator")
-	c, err := b.comm.NewDevComm(within, lsaBarriers)
+	c, err := b.near.NewDevComm(within, lsaBarriers)
 	err = end(err)
 	if voted := b.group.Vote(ctx, "device communicator made", err); voted != nil {
 		if err == nil {

@@ -38,7 +38,7 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	began := time.Now()
 	defer b.lib.Log()
 	within, end := b.together(ctx, "registering a window")
-	native, err := b.comm.Register(within, uint64(base), bytes, b.flags)
+	native, err := b.near.Register(within, uint64(base), bytes, b.flags)
 	b.givenUp(err, base)
 	if err := end(err); err != nil {
 		return nil, err
@@ -48,14 +48,14 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	switch {
 	case err == nil:
 		err = b.resolve(w)
-	case b.group.Size() == 1 && errors.Is(err, errs.ErrUnsupported):
+	case b.near.Ranks() == 1 && errors.Is(err, errs.ErrUnsupported):
 		// One rank needs no window: 2.28.3 makes none for it (ncclTransportCheckP2pType in transport.cc).
-		w.peers[0], w.none, err = base, err, nil
+		w.peers[b.group.Rank()], w.none, err = base, err, nil
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.deregister(ctx, w))
 	}
-	b.log.Info("window registered", "communicator", b.handle(), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x",
+	b.log.Info("window registered", "communicator", fmt.Sprintf("%#x", uintptr(b.near.Handle())), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x",
 		native.Handle()),
 		"symmetric", b.flags == nccl.WindowSymmetric, "milliseconds", float64(time.Since(began).Microseconds())/1e3)
 	return w, nil
@@ -114,12 +114,12 @@ func (b *Backend) resolve(w *window) error {
 	if err != nil {
 		return err
 	}
-	me := b.group.Rank()
+	me := b.near.Rank()
 	if layout.WorldRank != me {
 		return fmt.Errorf("the window's structure says that this is rank %d, and it is %d: %w", layout.WorldRank, me,
 			errs.ErrUnsupported)
 	}
-	team, err := b.comm.Lsa()
+	team, err := b.near.Lsa()
 	if err != nil {
 		return err
 	}
@@ -129,16 +129,16 @@ func (b *Backend) resolve(w *window) error {
 	}
 	w.stride = layout.Stride()
 	first := me - layout.LsaRank
-	for r := max(first, 0); r < min(first+int(team.Ranks), len(w.peers)); r++ {
-		w.peers[r] = device.Ptr(layout.Peer(r))
+	for r := max(first, 0); r < min(first+int(team.Ranks), len(b.isle.ranks)); r++ {
+		w.peers[b.isle.ranks[r]] = device.Ptr(layout.Peer(r))
 	}
 	return nil
 }
 
 // askPeers asks the library for the addresses.
 func (b *Backend) askPeers(w *window) error {
-	for r := range w.peers {
-		p, err := w.native.Peer(r, 0)
+	for at, r := range b.isle.ranks {
+		p, err := w.native.Peer(at, 0)
 		if err != nil {
 			return fmt.Errorf("asking for the address of rank %d: %w", r, err)
 		}
@@ -160,7 +160,7 @@ func (b *Backend) askPeers(w *window) error {
 func (b *Backend) deregister(ctx context.Context, w *window) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
-	if b.comm.Stuck() {
+	if b.near.Stuck() {
 		return errors.Join(b.abandon(ctx), b.freeLate())
 	}
 	if err := w.native.Deregister(ctx); err != nil {
@@ -169,16 +169,16 @@ func (b *Backend) deregister(ctx context.Context, w *window) error {
 	return nil
 }
 
-// abandon aborts the communicator, unless that was done before.
+// abandon aborts the communicator of the windows, unless that was done before.
 func (b *Backend) abandon(ctx context.Context) error {
-	if b.comm.Handle() == 0 {
+	if b.near.Handle() == 0 {
 		return nil
 	}
 	cause := b.group.Err()
 	if cause == nil {
 		cause = errors.New("a call of NCCL's did not end")
 	}
-	return b.comm.Abort(ctx, cause)
+	return b.near.Abort(ctx, cause)
 }
 
 // try makes a window and uses it, so that what does not work here is known when the backend is opened: whether there are windows at all, and whether
@@ -208,8 +208,11 @@ func (b *Backend) try(ctx context.Context) error {
 // one holds, and the driver knows memory of a GPU at those of the others.
 func (b *Backend) tryWindow(a *allocation, w *window) error {
 	me := b.group.Rank()
+	if !b.isle.whole() {
+		b.reach.unreachable, b.reach.notContiguous = b.isle.why(), b.isle.why()
+	}
 	if w.none != nil {
-		b.reach.none = w.none
+		b.reach.none, b.reach.first, b.reach.ranks = w.none, me, 1
 		return nil
 	}
 	if w.peers[me].IsNil() {
@@ -234,7 +237,9 @@ func (b *Backend) tryWindow(a *allocation, w *window) error {
 		for r, p := range w.peers {
 			var where cu.MemoryType
 			if p.IsNil() {
-				missing = append(missing, fmt.Sprint(r))
+				if b.far(r) == nil {
+					missing = append(missing, fmt.Sprint(r))
+				}
 				continue
 			}
 			err := b.drv.Check("cuPointerGetAttribute", b.drv.PointerGetAttribute(unsafe.Pointer(&where), cu.PointerMemoryType, p))
@@ -255,7 +260,7 @@ func (b *Backend) tryWindow(a *allocation, w *window) error {
 	case len(missing) > 0:
 		b.reach.unreachable = fmt.Sprintf("rank %d has no addresses of rank %s", me, strings.Join(missing, ", "))
 		b.reach.notContiguous = b.reach.unreachable
-	case len(w.peers) > 1 && w.stride == 0:
+	case len(w.peers) > 1 && w.stride == 0 && b.isle.whole():
 		b.reach.notContiguous = "NCCL's addresses of the ranks are not one stride apart"
 	}
 	return nil

@@ -104,6 +104,11 @@ func (b *Backend) settleGPU(ctx context.Context, o *Options, i *isle, d *cuda.De
 		b.isle, b.granularity = i, max(b.granularity, unit)
 		return nil
 	}
+	return b.giveUp(ctx, i, why, err)
+}
+
+// giveUp makes the ranks of an island share nothing, because of what all of them know. An error is that of a rank which has ended.
+func (b *Backend) giveUp(ctx context.Context, i *isle, why string, err error) error {
 	// The end of a rank, or of the patience, is not what keeps memory from being shared.
 	ended := errors.Join(b.group.Err(), i.group.Err(), ctx.Err())
 	left := i.close(context.WithoutCancel(ctx))
@@ -116,6 +121,40 @@ func (b *Backend) settleGPU(ctx context.Context, o *Options, i *isle, d *cuda.De
 	b.apart = fmt.Sprintf("%s cannot map each other's memory: %s", errs.Ranks(i.ranks), why)
 	b.log.Warn("memory of GPUs is not shared, and the library moves it", "why", b.apart)
 	return nil
+}
+
+// tryLibrary registers a little of the memory that an island of GPUs shares: a library that cannot have it has memory of its own on all ranks of the
+// island. failure is why this rank takes no part any more. Collective on the island.
+func (b *Backend) tryLibrary(ctx context.Context, failure error) error {
+	i := b.isle
+	if i == nil || b.device.Kind() != device.CUDA {
+		return failure
+	}
+	err := failure
+	if err == nil {
+		if err = b.registerOne(ctx); err != nil {
+			err = fmt.Errorf("NIXL takes no memory of cuMemCreate: %w", err)
+		}
+	}
+	err = i.group.Vote(ctx, "registering shared memory", err)
+	if failure != nil || err == nil {
+		return failure
+	}
+	b.isle, b.granularity = nil, 0
+	return b.giveUp(ctx, i, "", err)
+}
+
+// registerOne allocates memory of the island, and registers it for a moment.
+func (b *Backend) registerOne(ctx context.Context) error {
+	a, err := b.isle.near.Allocate(ctx, 1)
+	if err != nil {
+		return err
+	}
+	region, err := b.node.register(b.node.memory, a.Ptr(), a.RoundedBytes())
+	if err == nil {
+		err = b.node.deregister(b.node.memory, region)
+	}
+	return errors.Join(err, a.Release(ctx))
 }
 
 // try maps a little memory of all ranks of the island, and reads in it what they have written. It returns the unit, in bytes, in which memory is

@@ -332,6 +332,13 @@ func TestGPUsApart(t *testing.T) {
 			}
 		}
 	}
+	var registered atomic.Int64
+	refuses := func(engine, call string) error { // the second memory of rank 1, behind that of its pads
+		if call == "Register" && strings.Contains(engine, "-1-") && registered.Add(1) == 2 {
+			return errBackend
+		}
+		return nil
+	}
 	for name, c := range map[string]struct {
 		world gpuWorld
 		why   string
@@ -361,6 +368,7 @@ func TestGPUsApart(t *testing.T) {
 				return out(dst, src.Add(4*copies.Add(1)), n, s)
 			}
 		})}, "was read where"},
+		"a library that cannot have it": {gpuWorld{net: &network{fail: refuses}}, "rank 1: NIXL takes no memory of cuMemCreate: "},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			c.world.hosts = hostsOf(2)

@@ -27,6 +27,7 @@ type member struct {
 
 // meet tells the others what this rank found out, or why it cannot take part, and connects to them.
 func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
+	failure = b.tryLibrary(ctx, failure)
 	var mine member
 	if failure == nil {
 		mine = member{Agent: b.node.name, Kind: b.device.Kind().String(), UUID: b.device.UUID(),

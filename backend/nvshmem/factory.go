@@ -54,7 +54,7 @@ func (factory) Probe(_ context.Context, env *backend.Env) (backend.Capabilities,
 			return backend.Capabilities{}, err
 		}
 	}
-	c := capabilities()
+	c := capabilities(o.home.own)
 	if why := whyNoRegister(d.Driver()); why != "" {
 		c.Register, c.Why["register"] = false, why
 	}

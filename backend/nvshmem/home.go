@@ -9,6 +9,8 @@ import (
 
 // home holds the library's one state: one for each process, and in tests one for each rank.
 type home struct {
+	own bool // not the process's: other ranks of it have others
+
 	mu    sync.Mutex
 	group string   // the group that has opened it or is about to; "" if none has
 	spent error    // why it cannot be opened in this process any more; nil if it can

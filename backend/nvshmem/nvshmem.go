@@ -115,7 +115,7 @@ func (b *Backend) Device() device.Device { return b.device }
 
 // Capabilities says what works between the ranks of the group.
 func (b *Backend) Capabilities() backend.Capabilities {
-	c := capabilities()
+	c := capabilities(b.home.own)
 	for _, bit := range []struct {
 		name string
 		have *bool
@@ -128,9 +128,9 @@ func (b *Backend) Capabilities() backend.Capabilities {
 	return c
 }
 
-// capabilities returns what works wherever the library works.
-func capabilities() backend.Capabilities {
-	return backend.Capabilities{
+// capabilities returns what works wherever the library works; own says that each rank has one of its own.
+func capabilities(own bool) backend.Capabilities {
+	c := backend.Capabilities{
 		PeerPointers: true, Register: true, Transfers: true, Graphs: true, CollectiveAllocate: true,
 		Why: map[string]string{
 			"contiguous":           "NVSHMEM maps every rank's own heap before those of the others, so that no two ranks have the same order",
@@ -139,6 +139,10 @@ func capabilities() backend.Capabilities {
 			"several_hosts":        "signals and kernels need peer pointers, which NVSHMEM has on one host: use nixl",
 		},
 	}
+	if c.RanksInOneProcess = own; own {
+		delete(c.Why, "ranks_in_one_process")
+	}
+	return c
 }
 
 // whyNoMulticast says why there is no multicast; "" if there is.

@@ -43,6 +43,9 @@ type Options struct {
 	Driver *cu.Driver
 	// Parent, unless nil, is the open backend of a group that all ranks of this one are in.
 	Parent *Backend
+	// Calls, unless nil, gives an NVSHMEM of this rank's own, which is used instead of the one that the process has: several ranks may then be
+	// in one process.
+	Calls func(*nvshmem.Options) (nvshmem.Calls, error)
 	// Library is NVSHMEM's file or folder; "" looks at SYMMEM_NVSHMEM_LIBRARY, then where the loader and Python's package
 	// managers look.
 	Library string
@@ -83,9 +86,15 @@ func (o *Options) withDefaults() (Options, error) {
 		all.Logger = slog.New(slog.DiscardHandler)
 	}
 	if all.home == nil {
-		all.home = &process
+		if all.home = &process; all.Calls != nil {
+			all.home = &home{own: true}
+		}
 	}
-	if all.load == nil {
+	switch {
+	case all.load != nil:
+	case all.Calls != nil:
+		all.load = all.Calls
+	default:
 		all.load = loadLibrary
 	}
 	const op = "nvshmem.New"

@@ -91,7 +91,7 @@ func (b *Backend) refuseShared(o *Options) error {
 			}
 		}
 		if m.BootID != members[0].BootID {
-			return fmt.Errorf("rank 0 is on %s and rank %d on %s: %s: %w", members[0].Host, r, m.Host, capabilities().Why["several_hosts"],
+			return fmt.Errorf("rank 0 is on %s and rank %d on %s: %s: %w", members[0].Host, r, m.Host, capabilities(false).Why["several_hosts"],
 				errs.ErrUnsupported)
 		}
 	}

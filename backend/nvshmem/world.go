@@ -17,25 +17,8 @@ import (
 	"github.com/symmem/symmem/internal/nvshmem"
 )
 
-// library is what the backend calls of NVSHMEM; [nvshmem.Library] says what each of the calls needs.
-type library interface {
-	Version() nvshmem.Version
-	Path() string
-	Bootstrap() string
-	Settings() []nvshmem.Setting
-
-	NewUniqueID() (*nvshmem.UniqueID, error)
-	Start(pes, pe int, id *nvshmem.UniqueID) error
-	Finalize() error
-	Align(alignment, bytes int64) (uint64, error)
-	Ptr(p uint64, pe int) (uint64, error)
-	Register(p uint64, bytes int64) (uint64, error)
-	Unregister(alias uint64, bytes int64) error
-	NewTeam() (nvshmem.Team, error)
-	Barrier(team nvshmem.Team, stream uintptr) error
-	Collective(what, dtype, op string) (nvshmem.Collective, error)
-	MulticastPtr(p uint64) (uint64, error)
-}
+// library is what the backend calls of NVSHMEM.
+type library = nvshmem.Calls
 
 // grace is how long a call of NVSHMEM may go on after a rank is lost: one that every rank had entered still ends.
 const grace = time.Second

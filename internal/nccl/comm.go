@@ -148,17 +148,34 @@ func (c *Comm) Device() (int, error) {
 // NewComm is. If ctx ends first, this communicator can only be aborted, and one that comes of the call late is aborted too. The error is ErrUnsupported
 // before NCCL 2.18.
 func (c *Comm) Split(ctx context.Context, config *Config) (*Comm, error) {
+	return c.SplitBy(ctx, Part{Ranks: c.ranks, Rank: c.rank}, config)
+}
+
+// Part is one of the groups that a communicator's ranks fall into when it is split.
+type Part struct {
+	// Color is the number of the part, 0 or more: ranks with the same are in one.
+	Color int
+	// Ranks is how many ranks the part has, and Rank this one's number among them, in the order that they have in the communicator.
+	Ranks, Rank int
+}
+
+// SplitBy is Split into several communicators, of which this rank gets that of its part. All ranks of the communicator call it, also those whose part
+// has no other rank. ErrInvalid, on this rank alone, for a part that cannot be.
+func (c *Comm) SplitBy(ctx context.Context, part Part, config *Config) (*Comm, error) {
 	if err := c.lib.Require("ncclCommSplit"); err != nil {
 		return nil, fmt.Errorf("splitting the communicator: %w", err)
 	}
-	child := newComm(c.lib, c.ranks, c.rank, c.scope)
+	if part.Color < 0 || part.Ranks < 1 || part.Ranks > c.ranks || part.Rank < 0 || part.Rank >= part.Ranks {
+		return nil, errs.Invalid("SplitBy", "part", fmt.Sprintf("%+v", part), fmt.Sprintf("a color of 0 or more, 1 to %d ranks, and a rank among them", c.ranks))
+	}
+	child := newComm(c.lib, part.Ranks, part.Rank, c.scope)
 	handle, layout := new(CommHandle), config.layout(c.lib.version)
 	discard := func() {
 		child.handle.Store(uint64(*handle))
 		_ = c.note(child.give(errors.New("it was made after its rank had given it up")))
 	}
 	err := c.note(c.doOne(ctx, "splitting the communicator", "ncclCommSplit", handle, discard, func(h CommHandle) Result {
-		return c.lib.call.CommSplit(h, 0, int32(c.rank), handle, layout)
+		return c.lib.call.CommSplit(h, int32(part.Color), int32(c.rank), handle, layout)
 	}))
 	if err == nil && *handle == 0 {
 		err = c.note(errors.New("NCCL has split the communicator and given none"))

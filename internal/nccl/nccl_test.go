@@ -413,6 +413,19 @@ func TestSplitErrors(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.Split(t.Context(), nil)
 	require.ErrorContains(t, err, "given none")
+	for _, bad := range []Part{{Color: -1, Ranks: 1}, {Ranks: 0}, {Ranks: c.Ranks() + 1}, {Ranks: 1, Rank: 1}, {Ranks: 1, Rank: -1}} {
+		_, err = c.SplitBy(t.Context(), bad, nil)
+		require.ErrorIs(t, err, errs.ErrInvalid, "%+v", bad)
+	}
+	var given [2]int32
+	l.call.CommSplit = func(_ CommHandle, color, key int32, comm *CommHandle, _ *ConfigLayout) Result {
+		given = [2]int32{color, key}
+		*comm = 0xc1
+		return Success
+	}
+	child, err := c.SplitBy(t.Context(), Part{Color: 3, Ranks: 2, Rank: 1}, nil)
+	require.NoError(t, err)
+	assert.Equal(t, []int{2, 1, 3, c.Rank()}, []int{child.Ranks(), child.Rank(), int(given[0]), int(given[1])})
 	l.call.CommSplit = nil
 	_, err = c.Split(t.Context(), nil)
 	require.ErrorIs(t, err, errs.ErrUnsupported)

@@ -841,11 +841,12 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 				case in.op == opLdReduce:
 					each = append(each, load(p, a.size))
 				case in.op == opStMulticast && a.size == 4:
-					*(*uint32)(p) = uint32(r[regs[i]])
+					atomic.StoreUint32((*uint32)(p), uint32(r[regs[i]]))
 				case in.op == opStMulticast:
 					store(p, a.size, r[regs[i]])
-				default:
-					store(p, a.size, sum(a, []uint64{load(p, a.size), r[regs[i]]}))
+				default: // atomic as well for other processes, which have the memory too
+					for !m.add(a, p, r[regs[i]]) {
+					}
 				}
 			}
 			if in.op == opLdReduce {
@@ -891,6 +892,20 @@ func (m *Machine) other(t *thread, f *Function, in *instr, r registers) error {
 		}
 	}
 	return nil
+}
+
+// add adds to what is at p, unless it changes meanwhile.
+func (m *Machine) add(a *access, p unsafe.Pointer, v uint64) bool {
+	switch a.size {
+	case 4:
+		old := atomic.LoadUint32((*uint32)(p))
+		return atomic.CompareAndSwapUint32((*uint32)(p), old, uint32(sum(a, []uint64{uint64(old), v})))
+	case 8:
+		old := atomic.LoadUint64((*uint64)(p))
+		return atomic.CompareAndSwapUint64((*uint64)(p), old, sum(a, []uint64{old, v}))
+	}
+	store(p, a.size, sum(a, []uint64{load(p, a.size), v}))
+	return true
 }
 
 func (m *Machine) multicast(address, n uint64) (*region, error) {

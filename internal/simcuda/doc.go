@@ -4,7 +4,7 @@
 //	machine, err := simcuda.New(simcuda.Config{GPUs: 4, Multicast: true, Seed: 1})
 //	backend := &native.Options{Driver: machine.Driver(), Multicast: "on"}
 //
-// It is a tool for tests and for teaching. No backend chooses it by itself, and only the command symmem carries it.
+// Package simlib has libraries on it, for backends that need one. It is a tool for tests and for teaching. No backend chooses it by itself, and only the command symmem carries it.
 //
 // # What it models
 //
@@ -28,7 +28,7 @@
 // Time; weak memory: kernels run in the fast mode of package ptxvm, which has a weak one for kernels alone; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams.
 //
 // With several processes, each has a machine of its own with the same Config. Memory that they pass to each other, as descriptors or IPC handles, is
-// shared, and strong accesses to it are atomic. Multicast objects cannot be passed to other processes.
+// shared, and strong accesses to it are atomic. So are multicast objects: what others add and bind, kernels find without a call of the driver.
 //
 // The comments name the source of each rule: the CUDA driver API documentation by section, the CUDA C++ programming guide, or what was seen on hardware.
 package simcuda

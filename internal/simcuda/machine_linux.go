@@ -38,6 +38,7 @@ type Machine struct {
 	handles    map[cu.MemHandle]*handle
 	physicals  map[file]*physical // those that are known here
 	objects    map[file]*cast
+	shared     []*cast // that other processes may have
 	modules    map[cu.ModuleHandle]*module
 	functions  map[cu.FunctionHandle]*function
 	graphs     map[cu.GraphHandle]*graph
@@ -47,6 +48,9 @@ type Machine struct {
 	later      []uintptr // user objects whose functions are to be called
 	violations []string
 	stats      Stats
+
+	noted  sync.Mutex // held without mu, or within it
+	misuse []string   // of libraries
 }
 
 // gpu is one GPU and its primary context.
@@ -150,7 +154,9 @@ func (m *Machine) violation(r cu.Result, format string, args ...any) cu.Result {
 func (m *Machine) Violations() []string {
 	m.lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.violations)
+	m.noted.Lock()
+	defer m.noted.Unlock()
+	return slices.Concat(m.violations, m.misuse)
 }
 
 // Left lists what was made and not given back.

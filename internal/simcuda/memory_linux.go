@@ -414,6 +414,9 @@ func (m *Machine) memSetAccess(p device.Ptr, bytes uint64, desc *cu.MemAccessDes
 				}
 			}
 			for _, x := range all {
+				if x.cast != nil {
+					x.cast.look()
+				}
 				x.access[g.ordinal] = d.Flags != 0
 				m.enter(g, x)
 			}
@@ -539,6 +542,7 @@ func (m *Machine) legacy(d *cu.Driver) {
 			switch {
 			case x.cast != nil && x.cast.handles&cu.HandleFD != 0:
 				from = x.cast.fd
+				x.cast.share()
 			case x.of != nil && x.of.prop.RequestedHandleTypes&cu.HandleFD != 0:
 				from = x.of.fd
 			default: // the kind must have been asked for when it was made

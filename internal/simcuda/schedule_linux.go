@@ -98,6 +98,9 @@ func (m *Machine) turn(g *gpu) (moved bool, turns int) {
 	if g.busy == 0 {
 		return false, 0
 	}
+	for _, c := range m.shared {
+		c.look()
+	}
 	for i := 0; i < len(m.active); i++ {
 		s := m.active[i]
 		if s.gpu != g {
@@ -277,6 +280,12 @@ func (m *Machine) perform(g *gpu, w *work) (done, more bool, err error) {
 			return false, true, nil
 		}
 		return w.ended.Load(), false, nil
+	case opLibrary:
+		if w.step == nil {
+			w.step, more = o.library(), true
+		}
+		done, moved, err := w.step(&Access{machine: m, gpu: g})
+		return done, more || moved, err
 	case opGraph:
 		if w.run == nil {
 			if o.exec.ended != w.ticket {

@@ -63,6 +63,7 @@ const (
 	opWait
 	opHost
 	opGraph
+	opLibrary
 	opNothing
 )
 
@@ -78,6 +79,7 @@ type op struct {
 	stamp    *stamp
 	data     uintptr // of a host function
 	exec     *exec
+	library  func() Step
 }
 
 // work is a run of an op.
@@ -88,6 +90,7 @@ type work struct {
 	ended  atomic.Bool // a host function
 	lane   *lane
 	run    *run
+	step   Step
 	node   int // of a graph
 	ticket int // among the launches of a graph
 }

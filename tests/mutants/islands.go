@@ -21,6 +21,8 @@ func init() {
 			old: "\treturn errors.Join(err, f.Close())\n}\n\n// read", new: "\treturn err\n}\n\n// read"},
 		mutant{file: "backend/choose.go", why: "backends are chosen that need memory which ranks do not share", tests: []stage{{"backend", "Choose", usual}},
 			old: "if err := apart(islands); err != nil {", new: "if err := apart(islands); false {"},
+		mutant{file: "backend/nixl/meet.go", why: "memory that the library does not take is shared", tests: []stage{{"backend/nixl", "TestGPUsApart", usual}},
+			old: "failure = b.tryLibrary(ctx, failure)", new: ""},
 		mutant{file: "backend/nixl/rendezvous.go", why: "adopted memory has addresses on an island", tests: islandPlans,
 			old: "return o.Shares == \"\" || o.Shares != offers[0].Shares })", new: "return false })"},
 		mutant{file: "backend/nixl/rendezvous.go", why: "memory of an island stays mapped", tests: islandGPUs,

@@ -42,7 +42,7 @@ The exit status is 1 if anything failed.`,
 	flags.StringVar(&o.Require, "require", "", "names of backends that must be there, with commas between them")
 	flags.BoolVar(&o.Short, "short", false, "leave out large sizes and do fewer rounds")
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
-	flags.BoolVar(&o.Simulate, "simulate", false, "run the short form on backend native and simulated GPUs with multicast, in one process")
+	flags.BoolVar(&o.Simulate, "simulate", false, "run the short form on simulated GPUs with multicast, in one process: on native, or on nccl or nvshmem with a simulated library")
 	flags.Uint64Var(&o.Seed, "seed", 1, "of the simulated GPUs: what their schedules and the order of additions come from")
 	settings.AddForRanks(flags)
 	return cmd

@@ -6,27 +6,30 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/spf13/pflag"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/fleet"
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tests/suite"
 )
 
 // Simulator makes simulated GPUs.
 type Simulator interface {
-	// Backend is the name of the backend that works on them.
-	Backend() string
-	// Start makes a GPU for each rank. multicast is the setting of that name.
-	Start(ranks int, seed uint64, multicast string) (Simulation, error)
+	// Backends are the names of the backends that work on them, the one that auto takes first.
+	Backends() []string
+	// Start makes a GPU for each rank, for one of the backends. multicast is the setting of that name.
+	Start(backend string, ranks int, seed uint64, multicast string) (Simulation, error)
 }
 
 // Simulation is some simulated GPUs.
@@ -46,21 +49,26 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 	if simulator == nil {
 		return exit.Usagef("--simulate: this program has no simulated GPUs; the command symmem has")
 	}
-	name := simulator.Backend()
-	if flags.Changed("backend") && o.Backends != name && o.Backends != config.BackendAuto {
-		return exit.Usagef("--backend is %s; with --simulate only %s is allowed", o.Backends, name)
+	names, err := simulated(flags.Changed("backend"), o.Backends)
+	if err != nil {
+		return err
 	}
 	if o.Require != "" {
 		return exit.Usagef("--require is %s; not allowed with --simulate, which needs nothing", o.Require)
 	}
 	o.Short = true
-	opts, err := o.suiteOptions(name, device.CUDA, o.Ranks)
-	if err != nil {
-		return err
+	runs := make([]simulatedRun, len(names))
+	some := false
+	for i, name := range names {
+		opts, err := o.suiteOptions(name, device.CUDA, o.Ranks)
+		if err != nil {
+			return err
+		}
+		opts.Simulated = true
+		runs[i] = simulatedRun{name, opts, suite.Cases(opts)}
+		some = some || len(runs[i].cases) > 0
 	}
-	opts.Simulated = true
-	cases := suite.Cases(opts)
-	if len(cases) == 0 {
+	if !some {
 		return exit.Usagef("--filter is %q, which no case matches", o.Filter)
 	}
 	cfg, err := settings.Load(flags, p.Environ)
@@ -79,13 +87,55 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b := BackendResult{Name: name, Status: suite.Passed, Results: []suite.Result{}}
+	v := Verification{Ranks: o.Ranks, Simulated: true, Seed: o.Seed}
+	var interrupted os.Signal
+	for i := 0; i < len(runs) && interrupted == nil; i++ {
+		var b BackendResult
+		b, interrupted = runs[i].verify(ctx, p, cfg, o, signals)
+		v.Backends = append(v.Backends, b)
+	}
+	return v.conclude(p, o, interrupted)
+}
+
+// simulated says which backends are run on simulated GPUs.
+func simulated(given bool, text string) ([]string, error) {
+	all := simulator.Backends()
+	switch {
+	case !given || text == config.BackendAuto:
+		return all[:1], nil
+	case text == fleet.All:
+		return all, nil
+	}
+	names, err := fleet.Names("--backend", text, config.BackendAuto, fleet.All)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			return nil, exit.UsageError(errs.Advised("verify", "--backend", text, strings.Join(all, ", ")+", auto and all with --simulate",
+				name+" is not simulated, or not in a list; leave it out, or run it without --simulate"))
+		}
+	}
+	return names, nil
+}
+
+// simulatedRun is the suite on one backend.
+type simulatedRun struct {
+	name  string
+	opts  *suite.Options
+	cases []suite.Case
+}
+
+// verify runs it.
+func (run *simulatedRun) verify(ctx context.Context, p *process.Process, cfg config.Config, o Options, signals <-chan os.Signal) (b BackendResult, interrupted os.Signal) {
+	b = BackendResult{Name: run.name, Status: suite.Passed, Results: []suite.Result{}}
+	cases := run.cases
 	ended := make(chan error, 1)
 	results := make(chan suite.Result)
-	go func() { ended <- onSimulated(ctx, p, cfg, o, opts, cases, func(r suite.Result) { results <- r }) }()
+	go func() { ended <- run.start(ctx, p, cfg, o, func(r suite.Result) { results <- r }) }()
 	show := terminal.NewProgress(p.Err)
+	defer show.Clear()
 	show.Say("simulating %d GPUs", o.Ranks)
-	var interrupted os.Signal
 	for done := false; !done; {
 		select {
 		case r := <-results:
@@ -93,7 +143,7 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 				b.Status = suite.Failed
 			}
 			if n := len(b.Results); n < len(cases) {
-				show.Show(name+", simulated", n, len(cases), cases[n].Name)
+				show.Show(run.name+", simulated", n, len(cases), cases[n].Name)
 			}
 		case interrupted = <-signals:
 			b.fail("interrupted")
@@ -105,19 +155,17 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 			done = true
 		}
 	}
-	show.Clear()
-	v := Verification{Ranks: o.Ranks, Simulated: true, Seed: o.Seed, Backends: []BackendResult{b}}
-	return v.conclude(p, o, interrupted)
+	return b, interrupted
 }
 
-// onSimulated opens the ranks, runs the cases and closes the ranks. report is called with each result.
-func onSimulated(ctx context.Context, p *process.Process, own config.Config, o Options, opts *suite.Options, cases []suite.Case, report func(suite.Result)) error {
-	s, err := simulator.Start(o.Ranks, o.Seed, own.Multicast)
+// start opens the ranks, runs the cases and closes the ranks. report is called with each result.
+func (run *simulatedRun) start(ctx context.Context, p *process.Process, own config.Config, o Options, report func(suite.Result)) error {
+	s, err := simulator.Start(run.name, o.Ranks, o.Seed, own.Multicast)
 	if err != nil {
 		return err
 	}
 	cfg := config.Default()
-	cfg.Backend, cfg.Multicast = []string{simulator.Backend()}, own.Multicast
+	cfg.Backend, cfg.Multicast = []string{run.name}, own.Multicast
 	cfg.KernelTimeout, cfg.Timeout, cfg.LogLevel, cfg.Channels, cfg.MaxBlocks = own.KernelTimeout, own.Timeout, own.LogLevel, own.Channels, own.MaxBlocks
 	ranks, err := symmem.OpenLocal(ctx, o.Ranks, cfg, &symmem.Options{Backend: s.Options, Environ: func() []string { return p.Environ }})
 	if err != nil {
@@ -131,7 +179,7 @@ func onSimulated(ctx context.Context, p *process.Process, own config.Config, o O
 			if i > 0 {
 				tell = nil
 			}
-			_, err := suite.Run(ctx, r, slices.Values(cases), opts, tell)
+			_, err := suite.Run(ctx, r, slices.Values(run.cases), run.opts, tell)
 			if err = errors.Join(err, r.Close(ctx)); err != nil {
 				failed[i] = fmt.Errorf("rank %d: %w", i, err)
 			}

@@ -1,0 +1,32 @@
+package main
+
+// Simulated libraries and multicast between simulated processes, and backends on them.
+var (
+	sharedCasts    = []stage{{"internal/simcuda", "Another|GivenUp|Slots|NotBound", usual}}
+	libraryTests   = []stage{{"internal/simlib", ".", usual}}
+	simulatedNCCL  = []stage{{"tests", "TestMatrix/backend=simulated_nccl/world=[23]", long}}
+	simulatedHeaps = []stage{{"tests", "TestMatrix/backend=simulated_nvshmem/world=[23]", long}}
+)
+
+func init() {
+	mutants = append(mutants,
+		mutant{file: "internal/simcuda/schedule_linux.go", why: "kernels do not find what other processes bind", tests: sharedCasts,
+			old: "\tfor _, c := range m.shared {\n\t\tc.look()\n\t}\n", new: ""},
+		mutant{file: "internal/simcuda/multicast_linux.go", why: "binding does not wait for the GPUs of others", tests: sharedCasts,
+			old: "int(c.head.added.Load()) < c.devices; pause", new: "int(c.head.added.Load()) < 1; pause"},
+		mutant{file: "internal/simcuda/multicast_linux.go", why: "an object comes back from a descriptor that nobody holds", tests: sharedCasts,
+			old: "if c.head.holders.Add(1) == 1 {", new: "if c.head.holders.Add(1) == 0 {"},
+		mutant{file: "internal/simcuda/multicast_linux.go", why: "a GPU binds twice", tests: sharedCasts,
+			old: "if state%slotNext != slotFree || !s.state", new: "if !s.state"},
+		mutant{file: "internal/simlib/nccl_linux.go", why: "memory is freed that is a window", tests: libraryTests,
+			old: "\t\tif w.base == at {", new: "\t\tif w.base == 0 {"},
+		mutant{file: "internal/simlib/stream_linux.go", why: "an aborted collective waits", tests: libraryTests,
+			old: "\tif w.aborted {\n\t\treturn true, nil\n\t}\n", new: ""},
+		mutant{file: "backend/nccl/rendezvous.go", why: "a window goes before it is used", tests: simulatedNCCL,
+			old: "\tm.place(offers)\n\treturn m, nil", new: "\tm.place(offers)\n\treturn m, b.deregister(ctx, w)"},
+		mutant{file: "backend/nccl/rendezvous.go", why: "windows stay registered", tests: simulatedNCCL,
+			old: "errors.Join(b.forget(ctx, m.alloc.base), b.deregister(ctx, w))", new: "b.forget(ctx, m.alloc.base)"},
+		mutant{file: "backend/nvshmem/rendezvous.go", why: "a rank of a sub-group is taken for the PE of its number", tests: simulatedHeaps,
+			old: "b.world.at(b.pes[r], base+all[r].Offset)", new: "b.world.at(r, base+all[r].Offset)"},
+	)
+}
