@@ -75,6 +75,13 @@ type WindowHandler interface {
 	WindowHandle() (handle uint64, offset int64, err error)
 }
 
+// Islander is a Backend of which some ranks have addresses of each other's memory, and others have not.
+type Islander interface {
+	// Islands returns, by rank, the lowest rank of the island that it is in; nil if every rank is alone. Ranks of one island have addresses of each
+	// other's memory, unless it was adopted. All ranks get the same, at any time.
+	Islands() []int
+}
+
 // Quiescer is a Backend that may still move data when its device is idle, for example after a transfer was given up.
 type Quiescer interface {
 	// Quiesce waits until no data is moved any more, or until ctx ends. Memory is unmapped and released only after it has returned nil on all ranks

@@ -22,6 +22,10 @@ type Program struct {
 	Signals int
 	// Granted is how many of them, the last ones, begin with one of every peer that was not waited for: room that the peers have.
 	Granted int
+	// Peers are, by signal, the ranks that this rank exchanges it with: sends and signals go to them, and waits are for theirs. Nil, or nil for
+	// a signal, is every peer, and an empty list nobody. Where one rank has another, the other has it: the ranks do not compare that. Only on the host
+	// device: ErrUnsupported elsewhere.
+	Peers [][]int
 	// Workspace, unless 0, is the size in bytes of the workspace that the program has in place of Spec.Workspace.
 	Workspace int64
 	// Lane says that sends, waits and signals go on a stream beside the plan's.
@@ -73,6 +77,8 @@ func (f programForm) offer() ([]byte, error) {
 		return nil, errs.Invalid(call, "Program.Signals", g.Signals, fmt.Sprintf("0 to %d", maxSignals))
 	case g.Workspace < 0 || g.Workspace > maxWorkspaceBytes:
 		return nil, errs.Invalid(call, "Program.Workspace", g.Workspace, fmt.Sprintf("0 to %d bytes", int64(maxWorkspaceBytes)))
+	case len(g.Peers) > g.Signals:
+		return nil, errs.Invalid(call, "Program.Peers", fmt.Sprintf("of %d signals", len(g.Peers)), fmt.Sprintf("of %d at most, the number of signals", g.Signals))
 	case g.Granted < 0 || g.Granted > g.Signals:
 		return nil, errs.Invalid(call, "Program.Granted", g.Granted, fmt.Sprintf("0 to %d, the number of signals", g.Signals))
 	}
@@ -138,7 +144,7 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 		}
 	}()
 	if g.Signals > 0 {
-		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: p.fail}
+		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: p.fail, Peers: g.Peers}
 		if w.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
 			return nil, err
 		}
@@ -217,7 +223,7 @@ func (b *Builder) known(call string, signal int) bool {
 	return true
 }
 
-// Send adds puts to peers, one to each at most, and then a signal to every peer, also to those without a put. A peer that has waited for
+// Send adds puts to peers of the signal, one to each at most, and then a signal to every one of these, also to those without a put. A peer that has waited for
 // the signal has the bytes that were put there. Lane.
 func (b *Builder) Send(signal int, puts ...Put) {
 	if b.err != nil || !b.known("Builder.Send", signal) {
@@ -280,14 +286,14 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 	b.add(step{kind: stepSend, signal: signal, send: send})
 }
 
-// Signal adds a signal to every peer. Lane.
+// Signal adds a signal to every peer of it. Lane.
 func (b *Builder) Signal(signal int) {
 	if b.known("Builder.Signal", signal) {
 		b.add(step{kind: stepSignal, signal: signal})
 	}
 }
 
-// Wait adds waiting for one signal of every peer that was not waited for before. What fails is told by the next Finish. Lane.
+// Wait adds waiting for one signal of every peer of it that was not waited for before. What fails is told by the next Finish. Lane.
 func (b *Builder) Wait(signal int) {
 	if b.known("Builder.Wait", signal) {
 		b.add(step{kind: stepWait, signal: signal})

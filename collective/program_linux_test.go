@@ -314,6 +314,8 @@ func TestWrongPrograms(t *testing.T) {
 		{"too many signals", collective.Program{Signals: 1 << 40, Build: build}, errs.ErrInvalid, ""},
 		{"far too many signals", collective.Program{Signals: 1<<63 - 1, Build: build}, errs.ErrInvalid, ""},
 		{"granted", collective.Program{Signals: 1, Granted: 2, Build: build}, errs.ErrInvalid, "Program.Granted is 2"},
+		{"peers", collective.Program{Signals: 1, Peers: [][]int{nil, nil}, Build: build}, errs.ErrInvalid, "Program.Peers is of 2 signals"},
+		{"peer", collective.Program{Signals: 1, Peers: [][]int{{9}}, Build: build}, errs.ErrInvalid, "Peers is 9"},
 		{"granted negative", collective.Program{Signals: 1, Granted: -1, Build: build}, errs.ErrInvalid, "Program.Granted is -1"},
 		{"build fails", collective.Program{Build: func(context.Context, *collective.Builder) error { return errs.ErrUnavailable }}, errs.ErrUnavailable, "preparing wrong"},
 	} {
@@ -322,7 +324,7 @@ func TestWrongPrograms(t *testing.T) {
 				for bad := range 3 {
 					program := c.program
 					if bad < 2 && r.Rank() != bad {
-						program = collective.Program{Signals: c.program.Signals, Granted: c.program.Granted, Build: build}
+						program = collective.Program{Signals: c.program.Signals, Granted: c.program.Granted, Peers: c.program.Peers, Build: build}
 						if c.name == "no build" || c.want == errs.ErrUnavailable {
 							program = collective.Program{Signals: c.program.Signals, Build: build}
 						}

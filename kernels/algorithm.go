@@ -33,6 +33,7 @@ const (
 	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
 	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
 	QuantizedInt8                    // lossy: parts and results go as 8-bit integers with scales; see AllReduceOptions.Algorithm
+	Hierarchical                     // host: sum up inside islands, whose ranks have addresses of each other's memory, and put these sums between them
 	algorithms
 )
 
@@ -40,7 +41,7 @@ var algorithmNames = [...]string{
 	Auto: "auto", OneShot: "one_shot", TwoShot: "two_shot", OneShotLL: "one_shot_ll", OneShotPush: "one_shot_push",
 	OneShotPull: "one_shot_pull", TwoShotPush: "two_shot_push", TwoShotPull: "two_shot_pull", TwoShotFlow: "two_shot_flow",
 	OneShotMultimem: "one_shot_multimem", TwoShotMultimem: "two_shot_multimem", Transfers: "transfers", NCCL: "nccl", NCCLSymmetric: "nccl_symmetric",
-	NVSHMEM: "nvshmem", QuantizedInt8: "quantized_int8",
+	NVSHMEM: "nvshmem", QuantizedInt8: "quantized_int8", Hierarchical: "hierarchical",
 }
 
 // ptxForms gives the compiled form of each algorithm that is one.
@@ -53,11 +54,11 @@ var ptxForms = map[Algorithm]ptx.Form{
 // are listed, QuantizedInt8 excluded, which is lossy, and after them those that were registered.
 func Algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return append([]Algorithm{OneShot, TwoShot, Transfers}, others()...)
+		return append([]Algorithm{OneShot, TwoShot, Transfers, Hierarchical}, others()...)
 	}
 	var all []Algorithm
 	for a := OneShotLL; a < algorithms; a++ {
-		if a.Backend() == "" && a != QuantizedInt8 {
+		if a.Backend() == "" && a != QuantizedInt8 && a != Hierarchical {
 			all = append(all, a)
 		}
 	}
@@ -87,12 +88,12 @@ func (a Algorithm) Backend() string {
 	return ""
 }
 
-// NeedsPeerPointers reports whether the form needs tensors that every peer has an address of.
+// NeedsPeerPointers reports whether the form needs tensors that every peer has an address of. Hierarchical needs those of its island only.
 func (a Algorithm) NeedsPeerPointers() bool {
 	if f := a.form(); f != nil {
 		return f.NeedsPeerPointers
 	}
-	return a != Transfers && a != QuantizedInt8 && a.Backend() == ""
+	return a != Transfers && a != QuantizedInt8 && a != Hierarchical && a.Backend() == ""
 }
 
 // NeedsMulticast reports whether the form needs tensors that have a multicast address.
@@ -109,7 +110,7 @@ func (a Algorithm) RankOrder() bool {
 	if f := a.form(); f != nil {
 		return !f.AnyOrder
 	}
-	return !a.NeedsMulticast() && a.Backend() == "" && a != QuantizedInt8
+	return !a.NeedsMulticast() && a.Backend() == "" && a != QuantizedInt8 && a != Hierarchical
 }
 
 // Supported reports whether a kind of device, or the library that has the form, has a kernel of the form for elements of dtype, op and world size.

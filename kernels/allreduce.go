@@ -34,7 +34,7 @@ type AllReduceOptions struct {
 	// H200 that is Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
-	// may be a form that does not combine in the order of the ranks: see RankOrder.
+	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical.
 	//
 	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm
@@ -72,7 +72,9 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	switch {
 	case asked != Auto:
 	case t.Bytes() > 0 && !reachable(t, out):
-		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+		if asked = (&allReduce{in: t, out: out}).islandForm(opts.RankOrder); asked == Transfers {
+			asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+		}
 	case t.Bytes() == 0:
 		asked = Transfers // without elements there is no address to ask for, and nothing to reach
 	}
@@ -156,6 +158,8 @@ func (a *allReduce) spec() collective.Spec {
 		a.byLibrary(&s)
 	case a.algorithm == QuantizedInt8:
 		a.quantized(&s)
+	case a.algorithm == Hierarchical:
+		a.byHierarchy(&s)
 	case a.algorithm == Transfers:
 		a.byTransfers(&s)
 	case a.in.Device().Kind() == device.CUDA:
@@ -189,12 +193,13 @@ func (a *allReduce) check(plan string) error {
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
 	}
+	islands := a.in.Memory().Islands()
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {
 			return err
 		}
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank()) {
+			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank() || a.algorithm == Hierarchical && r < len(islands) && islands[r] == islands[a.in.Rank()]) {
 				return err
 			}
 		}

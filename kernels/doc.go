@@ -5,7 +5,7 @@
 // without any exchange between hosts, and may be captured in a graph. What changes from run to run (the epoch that tells a
 // run's flags from the last one's) is advanced by the kernel itself.
 //
-// Every rank gets the same bits: elements are combined in rank order, 0 first, and 16-bit floats are accumulated in float32
+// Every rank gets the same bits: elements are combined in rank order, 0 first, by all forms of this package but the multimem ones and Hierarchical, and 16-bit floats are accumulated in float32
 // and rounded once at the end.
 //
 // # Forms
@@ -19,6 +19,12 @@
 // workspace, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
 // peer's memory has no address in this process, and for the largest messages between GPUs, which copy engines move faster than kernels do.
 // A run of it is more than one launch: it enqueues some ten operations a lap.
+//
+// Hierarchical: where only ranks of one host, an island, have pointers to each other's memory. Each sums up a part of the inputs of its island by these, ranks of
+// different islands exchange the sums by transfers, and each stores the result to the outputs of its island. Every rank gets the same bits, but the order is another one: the ranks of
+// an island first, in their order, and then the islands, in that of their lowest ranks; what an island has summed up is rounded to the dtype, but for averages of f16. Auto takes it for
+// messages of 64 KiB and more where there are several islands, and one of more than one rank, unless RankOrder is asked for. Islands need not be equal, but the smallest says how many
+// ranks of each share the work.
 //
 // The others than all-reduce, for small messages between GPUs: every rank pushes what others are to have to them, in lines that say by themselves
 // whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what

@@ -735,3 +735,21 @@ func placeOf(pcs []uintptr) string {
 }
 
 const modulePath = "github.com/symmem/symmem"
+
+// Islands returns, by rank, the lowest rank of the island that it is in: ranks of one island have addresses of each other's memory, unless it was
+// adopted. All ranks get the same.
+func (m *Memory) Islands() []int {
+	of := make([]int, m.group.Size())
+	if m.backend.Capabilities().PeerPointers {
+		return of
+	}
+	if i, ok := m.backend.(backend.Islander); ok {
+		if islands := i.Islands(); islands != nil {
+			return slices.Clone(islands)
+		}
+	}
+	for r := range of {
+		of[r] = r
+	}
+	return of
+}

@@ -33,8 +33,8 @@ type PreparedSend struct {
 	computed  *computed   // unless the puts are known before it runs
 }
 
-// PrepareSend prepares puts, one a peer at most, and a signal to every peer on channel. Local. Its errors are those of
-// [Memory.PrepareTransfer]; ErrInvalid also for a channel that does not exist, a put to this rank, and two puts to one peer. A put that
+// PrepareSend prepares puts, one a peer at most, and a signal to every peer of the channel. Local. Its errors are those of
+// [Memory.PrepareTransfer]; ErrInvalid also for a channel that does not exist, a put to this rank or to one that the channel does not reach, and two puts to one peer. A put that
 // fails when it runs makes the plan fail: its peer gets no signal, the next wait of these signals returns the error, and the peers get no
 // signals any more.
 func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, err error) {
@@ -53,7 +53,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	flags, byFlags := p.signals.(*flagSignals)
 	far := byFlags
 	for _, put := range puts {
-		t, err := p.prepare(put, taken)
+		t, err := p.prepare(channel, put, taken)
 		if err != nil {
 			return nil, err
 		}
@@ -92,10 +92,13 @@ func (p *Signals) checkChannel(call string, channel int) error {
 }
 
 // prepare prepares one put of a send, and notes in taken that its peer has one.
-func (p *Signals) prepare(put SendPut, taken []bool) (*Transfer, error) {
+func (p *Signals) prepare(channel int, put SendPut, taken []bool) (*Transfer, error) {
 	const call = "PrepareSend"
 	if put.Peer == p.memory.group.Rank() {
 		return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
+	}
+	if !p.user.has(channel, put.Peer) {
+		return nil, errs.Invalid(call, "Peer", put.Peer, fmt.Sprintf("a rank that the signals of channel %d reach: %s", channel, errs.Ranks(p.user.Peers[channel])))
 	}
 	w, offset := put.Window, put.Offset
 	if w == nil {
@@ -257,6 +260,9 @@ func newSendWork(p *Signals, f *flagSignals, channel int, moves []backend.Prepar
 	me, size := p.memory.group.Rank(), p.memory.group.Size()
 	for k := 1; k < size; k++ {
 		part := sendPart{peer: (me + k) % size}
+		if !p.user.has(channel, part.peer) {
+			continue
+		}
 		part.put = moves[part.peer]
 		if f != nil {
 			var err error

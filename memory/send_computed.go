@@ -27,7 +27,7 @@ func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error
 	if _, ok := d.(device.HostMemory); !ok || d.Kind() != device.Host {
 		return nil, fmt.Errorf("a send on %s whose puts are known only when it runs: %w", d.Name(), errs.ErrUnsupported)
 	}
-	c := &computed{signals: p, puts: puts}
+	c := &computed{signals: p, channel: channel, puts: puts}
 	send := &PreparedSend{signals: p, channel: channel, computed: c}
 	flags, byFlags := p.signals.(*flagSignals)
 	if _, own := p.memory.backend.(backend.Transferrer); own || byFlags { // some memory may have no addresses
@@ -43,6 +43,7 @@ func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error
 // computed is the puts of a send that are known only when it runs.
 type computed struct {
 	signals *Signals
+	channel int
 	puts    func() ([]SendPut, error)
 
 	mu     sync.Mutex
@@ -89,7 +90,7 @@ func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlo
 			before = slices.Delete(before, i, i+1)
 			continue
 		}
-		t, prepared := c.signals.prepare(put, taken)
+		t, prepared := c.signals.prepare(c.channel, put, taken)
 		if err = prepared; err != nil {
 			break
 		}

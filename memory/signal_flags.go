@@ -92,6 +92,9 @@ func (f *flagSignals) barrier(s device.Stream, channel int) error {
 
 func (f *flagSignals) signalAll(s device.Stream, channel int) error {
 	for peer := range f.size {
+		if !f.user.has(channel, peer) {
+			continue
+		}
 		if _, err := f.lane(channel, padSignal, peer); err != nil {
 			return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 		}
@@ -311,7 +314,7 @@ func (w flagSignalAll) Start() (device.HostProgress, error) {
 	if w.signals.user.failedBefore() {
 		return nothing{}, nil // it may have no lanes any more
 	}
-	return w.signals.startAll(func(peer int) (device.HostProgress, error) {
+	return w.signals.startAll(w.channel, func(peer int) (device.HostProgress, error) {
 		l, err := w.signals.lane(w.channel, padSignal, peer)
 		if err != nil {
 			return nil, err
@@ -321,14 +324,24 @@ func (w flagSignalAll) Start() (device.HostProgress, error) {
 }
 
 func (w flagWaitAll) Start() (device.HostProgress, error) {
-	return w.signals.startAll(func(peer int) (device.HostProgress, error) { return flagWait{w.signals, peer, w.channel}.Start() })
+	if err := w.signals.memory.kept(); err != nil {
+		return nothing{}, err
+	}
+	if w.signals.user.failedBefore() { // also where there is no peer to wait for
+		return nothing{}, w.signals.user.tell()
+	}
+	return w.signals.startAll(w.channel, func(peer int) (device.HostProgress, error) { return flagWait{w.signals, peer, w.channel}.Start() })
 }
 
-// startAll starts a run for every peer, from the next rank on.
-func (f *flagSignals) startAll(start func(peer int) (device.HostProgress, error)) (device.HostProgress, error) {
+// startAll starts a run for every peer of a channel, from the next rank on.
+func (f *flagSignals) startAll(channel int, start func(peer int) (device.HostProgress, error)) (device.HostProgress, error) {
 	var runs flagRuns
 	for k := 1; k < f.size; k++ {
-		run, err := start((f.memory.group.Rank() + k) % f.size)
+		peer := (f.memory.group.Rank() + k) % f.size
+		if !f.user.has(channel, peer) {
+			continue
+		}
+		run, err := start(peer)
 		if err != nil {
 			return nothing{}, err
 		}

@@ -90,12 +90,13 @@ func newHostSignals(m *Memory, hm device.HostMemory, pad *Workspace, offset int6
 				in.Store(user.begin(c))
 				w.consumed.Store(user.First)
 			}
-			if peer != me {
+			if peer != me && user.has(c, peer) {
 				s.signalAlls[c].signals = append(s.signalAlls[c].signals, &s.signals[c*size+peer])
 				s.waitAlls[c].waits = append(s.waitAlls[c].waits, w)
 			}
 		}
-		s.beside[c] = waitAllKernel{waits: s.waitAlls[c].waits, beside: true}
+		s.waitAlls[c].memory, s.waitAlls[c].user = m, user
+		s.beside[c] = waitAllKernel{memory: m, user: user, waits: s.waitAlls[c].waits, beside: true}
 	}
 	return s, nil
 }
@@ -206,11 +207,21 @@ func (k *waitKernel) String() string { return "wait" }
 
 // waitAllKernel waits for one signal of every peer.
 type waitAllKernel struct {
+	memory *Memory
+	user   *signalUser
 	waits  []*waitKernel
 	beside bool // what fails, which the plan has kept then, is no error of the stream
 }
 
 func (k *waitAllKernel) RunKernel() error {
+	if len(k.waits) == 0 && !k.beside { // what has failed before is told all the same
+		if err := k.memory.kept(); err != nil {
+			return err
+		}
+		if k.user.failedBefore() {
+			return k.user.tell()
+		}
+	}
 	for _, w := range k.waits {
 		if err := w.RunKernel(); err != nil {
 			if k.beside {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/symmem/symmem/device"
@@ -26,6 +27,9 @@ type SignalsOptions struct {
 	Channels int
 	// Granted is how many of the channels, the last ones, begin with one signal of every peer that was not waited for.
 	Granted int
+	// Peers are, by channel, the ranks that this rank exchanges its signals with; nil, or nil for a channel, is every peer. Where one rank has
+	// another, the other has it. Only on the host device: ErrUnsupported elsewhere.
+	Peers [][]int
 	// First is the count that counters begin at: to test that counting wraps around.
 	First uint32
 	// Op is what errors call the plan.
@@ -48,6 +52,11 @@ func (u *signalUser) begin(channel int) uint32 {
 		return u.First + 1
 	}
 	return u.First
+}
+
+// has reports whether a channel's signals go to peer, and come from it.
+func (u *signalUser) has(channel, peer int) bool {
+	return u == nil || channel >= len(u.Peers) || u.Peers[channel] == nil || slices.Contains(u.Peers[channel], peer)
 }
 
 // failedBefore reports whether the plan has failed before.
@@ -106,6 +115,9 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	case offset < 0 || offset%padStride != 0 || offset > w.Bytes()-m.padBytes(o.Channels):
 		err = errs.Invalid(name, "offset", offset, fmt.Sprintf("a multiple of %d with room behind it for the pads", padStride))
 	}
+	if err == nil {
+		err = m.checkSignalPeers(o.Peers)
+	}
 	if _, ok := m.flagger(); ok { // making flags is collective
 		if vote := m.group.Vote(ctx, "signals", err); vote != nil {
 			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
@@ -125,6 +137,24 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	return &Signals{memory: m, workspace: w, user: user, signals: made}, nil
 }
 
+// checkSignalPeers says what is wrong with the ranks that signals are exchanged with.
+func (m *Memory) checkSignalPeers(peers [][]int) error {
+	if peers == nil {
+		return nil
+	}
+	if _, ok := m.device.(device.HostMemory); !ok {
+		return fmt.Errorf("signals for some of the peers on %s: %w", m.device.Name(), errs.ErrUnsupported)
+	}
+	for _, ranks := range peers {
+		for _, r := range ranks {
+			if r < 0 || r >= m.group.Size() || r == m.group.Rank() {
+				return errs.Invalid("Signals", "Peers", r, fmt.Sprintf("another rank than this one, %d, of 0 to %d", m.group.Rank(), m.group.Size()-1))
+			}
+		}
+	}
+	return nil
+}
+
 // Fail makes nothing wait or signal any more, as after a wait in vain, because of err: the plan has failed elsewhere. It does not wait for
 // what is under way. Whoever calls it tells the plan.
 func (p *Signals) Fail(err error) {
@@ -132,12 +162,12 @@ func (p *Signals) Fail(err error) {
 	p.user.dead.Store(true)
 }
 
-// SignalAll enqueues a signal to every peer on channel, as [Memory.Signal] does.
+// SignalAll enqueues a signal to every peer of the channel, as [Memory.Signal] does.
 func (p *Signals) SignalAll(s device.Stream, channel int) error {
 	return p.signals.signalAll(s, channel)
 }
 
-// WaitAll enqueues waiting for one signal of every peer on channel that was not waited for before. It is bounded as
+// WaitAll enqueues waiting for one signal of every peer of the channel that was not waited for before. It is bounded as
 // [Memory.Wait] is. A wait in vain, or what has failed before, is an error of s.
 func (p *Signals) WaitAll(s device.Stream, channel int) error {
 	return p.signals.waitAll(s, channel, false)

@@ -25,7 +25,7 @@ import (
 )
 
 // stages are where a rank dies: it kills itself there, and the others go on into what needs it.
-var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "all_reduce/transfers", "graph", "transfer", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
+var stages = []string{"open", "allocate", "rendezvous", "plan", "all_reduce/one_shot", "all_reduce/two_shot", "all_reduce/transfers", "all_reduce/hierarchical", "graph", "transfer", "wait", "barrier", "sub_group", "close_tensor", "close_rank"}
 
 // pointerStages are those of plans that load and store through peer pointers.
 var pointerStages = []string{"all_reduce/one_shot", "all_reduce/two_shot"}
@@ -99,7 +99,7 @@ func kill(t *testing.T, name string, victim int, served bool) {
 
 // killed are the forms of all-reduce in which a rank dies, if the backend has what they need: of a family, the one that the device
 // has.
-var killed = []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers}
+var killed = []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers, kernels.Hierarchical}
 
 // endless are the all-reduces of the library below a backend in which a rank may die, as its kernels can be ended.
 func endless(backend string) []kernels.Algorithm {

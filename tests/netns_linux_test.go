@@ -110,7 +110,8 @@ func twoContainers(t *testing.T, first int) *hosts {
 		}
 	}
 	return &hosts{
-		addr: addrs[0] + ":17717",
+		addr:  addrs[0] + ":17717",
+		names: names[:],
 		command: func(rank int) []string {
 			if rank < first {
 				return []string{"ip", "netns", "exec", names[0]}
@@ -257,4 +258,116 @@ func TestContainersOfOneHost(t *testing.T) {
 		check(on, 2, "0; 1", 0, 0)
 		check(on, 4, "0; 1-3", 0, 2, 2, 2)
 	})
+}
+
+func init() { jobs["cut_off"] = cutOffJob }
+
+// cutOff is what a rank says that was cut off from others, or whose peer has died.
+type cutOff struct {
+	Running bool          // it says that its all-reduces are under way, and nothing else
+	Error   string        // of the all-reduce that failed
+	Lost    bool          // the error is ErrPeerLost
+	Took    time.Duration // since the last one that did not
+	Closing string        // what else than a loss closing told of
+}
+
+// cutOffJob is one rank that runs all-reduces over islands until one fails.
+func cutOffJob(ctx context.Context, cfg config.Config, _ string, say func(any)) error {
+	r, err := symmem.Open(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	var last time.Time
+	err = func() error {
+		t, err := r.Zeros(ctx, tensor.Float32, 1<<20)
+		if err != nil {
+			return err
+		}
+		s, err := r.NewStream()
+		if err != nil {
+			return err
+		}
+		if err := t.Rendezvous(ctx); err != nil {
+			return err
+		}
+		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
+		if err != nil {
+			return err
+		}
+		for n := 0; ; n++ {
+			if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if last = time.Now(); n == 3 {
+				say(cutOff{Running: true})
+			}
+		}
+	}()
+	found := cutOff{Error: err.Error(), Lost: errors.Is(err, symmem.ErrPeerLost), Took: time.Since(last)}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if closing := r.Close(ctx); closing != nil && !errors.Is(closing, symmem.ErrPeerLost) {
+		found.Closing = closing.Error()
+	}
+	say(found)
+	return nil
+}
+
+// TestIslandsCutOff: while an all-reduce over two islands is under way, a rank dies, or the cables are cut: every rank that is left knows within the liveness
+// timeout, and comes to its end.
+func TestIslandsCutOff(t *testing.T) {
+	const name = "nixl"
+	requireBackend(t, name)
+	if deviceKind(t, name) != device.Host {
+		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+	}
+	const size, liveness, victim = 4, 5 * time.Second, 3
+	for _, cut := range []bool{false, true} {
+		t.Run(fmt.Sprintf("cables=%t", cut), func(t *testing.T) {
+			on := hostsOf(t, 2)
+			running := make(chan int, size)
+			// UCX is told to go by the cables: processes that see each other have more ways than two hosts.
+			found := make([]*cutOff, size)
+			w := startWorld(t, on, size, "cut_off", func(rank int, line json.RawMessage) {
+				var said cutOff
+				if err := json.Unmarshal(line, &said); err != nil {
+					t.Errorf("rank %d said %q: %v", rank, line, err)
+				} else if said.Running {
+					running <- rank
+				} else {
+					found[rank] = &said
+				}
+			}, "UCX_TLS=tcp", "UCX_NET_DEVICES="+strings.Join(cables, ","), "SYMMEM_BACKEND="+name, "SYMMEM_LIVENESS_TIMEOUT="+liveness.String(), "SYMMEM_KERNEL_TIMEOUT=60s")
+			for range size {
+				select {
+				case <-running:
+				case <-w.ended:
+					w.showNews(t)
+					t.Fatal("the ranks have ended without a fault")
+				}
+			}
+			if cut {
+				for _, cable := range cables {
+					out, err := exec.Command("ip", "-n", on.names[1], "link", "set", cable, "down").CombinedOutput()
+					require.NoError(t, err, string(out))
+				}
+			} else {
+				require.NoError(t, w.processes[victim].cmd.Process.Kill())
+			}
+			w.wait(t)
+			for rank, p := range w.processes {
+				if !cut && rank == victim {
+					continue
+				}
+				require.Emptyf(t, p.end.Error, "rank %d", rank)
+				require.NotNilf(t, found[rank], "rank %d said nothing", rank)
+				t.Logf("rank %d knew after %v: %s", rank, found[rank].Took.Round(time.Millisecond), found[rank].Error)
+				assert.Truef(t, found[rank].Lost, "rank %d: %s", rank, found[rank].Error)
+				assert.Lessf(t, found[rank].Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
+				if !cut {                                                      // what is under way to a host that cannot be reached ends when TCP gives it up, and its memory is kept until then
+					assert.Emptyf(t, found[rank].Closing, "rank %d", rank)
+				}
+			}
+		})
+	}
 }

@@ -140,6 +140,8 @@ type hosts struct {
 	command func(rank int) []string
 	// env are variables of a rank, after all others.
 	env func(rank int) []string
+	// names are the network namespaces.
+	names []string
 }
 
 // ownEnviron is this process's environment without settings, but for those of tests and the places of libraries.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,7 @@ var (
 	_ backend.Transferrer = (*far)(nil)
 	_ backend.Flagger     = (*far)(nil)
 	_ backend.Quiescer    = (*far)(nil)
+	_ backend.Islander    = (*far)(nil)
 )
 
 // Name returns "far", unless the options say otherwise.
@@ -73,6 +75,15 @@ func (f *far) Capabilities() backend.Capabilities {
 // near reports whether a rank is on this rank's island.
 func (f *far) near(rank int) bool {
 	return rank == f.group.Rank() || f.islands != nil && f.islands[rank] == f.islands[f.group.Rank()]
+}
+
+// Islands returns, by rank, the lowest rank of its island.
+func (f *far) Islands() []int {
+	var of []int
+	for _, island := range f.islands {
+		of = append(of, slices.Index(f.islands, island))
+	}
+	return of
 }
 
 // FarCapabilities returns the capabilities of Far over a backend with the capabilities near.

@@ -224,6 +224,18 @@ func (i *isle) reason(err error) string {
 // whole reports whether all ranks map each other's memory.
 func (b *Backend) whole() bool { return b.isle != nil && len(b.isle.ranks) == b.group.Size() }
 
+// Islands returns, by rank, the lowest rank of its island; nil if no rank maps another's memory.
+func (b *Backend) Islands() []int {
+	if b.islands == nil {
+		return nil
+	}
+	of := make([]int, b.group.Size())
+	for r := range of {
+		of[r] = b.islands.Of(r)[0]
+	}
+	return of
+}
+
 // number returns a rank's number on the island; -1 if it is elsewhere.
 func (i *isle) number(rank int) int {
 	if i == nil {

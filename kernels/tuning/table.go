@@ -53,7 +53,7 @@ func Forms(collective, link string) []string {
 	switch collective {
 	case AllReduce:
 		if host {
-			return []string{"one_shot", "two_shot", "transfers"}
+			return []string{"one_shot", "two_shot", "transfers", "hierarchical"}
 		}
 		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "two_shot_push", "two_shot_pull", "two_shot_flow", "one_shot_multimem", "two_shot_multimem", "transfers"}
 	case AllReduceMany:

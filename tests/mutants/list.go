@@ -153,8 +153,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_host.go", why: "a plan signals and waits for higher ranks only", tests: inPlans,
-		old: "\t\t\tif peer != me {\n\t\t\t\ts.signalAlls[c]",
-		new: "\t\t\tif peer > me {\n\t\t\t\ts.signalAlls[c]",
+		old: "\t\t\tif peer != me && user.has(c, peer) {",
+		new: "\t\t\tif peer > me && user.has(c, peer) {",
 	},
 	{
 		file: "memory/signal_host.go", why: "a plan's counters begin at 0", tests: inPlans,
@@ -288,8 +288,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a plan leaves the next rank out of its signals", tests: inPlans,
-		old: "\tfor k := 1; k < f.size; k++ {\n\t\trun, err := start(",
-		new: "\tfor k := 2; k < f.size; k++ {\n\t\trun, err := start(",
+		old: "\tfor k := 1; k < f.size; k++ {\n\t\tpeer := (f.memory",
+		new: "\tfor k := 2; k < f.size; k++ {\n\t\tpeer := (f.memory",
 	},
 	{
 		file: "memory/signal_flags.go", why: "what a plan waits for beside its stream fails there", tests: inSends,

@@ -44,7 +44,7 @@ func (d *draft) allReduce(group int) {
 		return
 	}
 	op, f, runs := d.op(), d.fence(), rapid.IntRange(1, 2).Draw(d.T, "runs")
-	alg := rapid.SampledFrom([]kernels.Algorithm{kernels.Auto, kernels.OneShot, kernels.TwoShot, kernels.Transfers}).Draw(d.T, "form")
+	alg := rapid.SampledFrom([]kernels.Algorithm{kernels.Auto, kernels.OneShot, kernels.TwoShot, kernels.Transfers, kernels.Hierarchical}).Draw(d.T, "form")
 	for range runs {
 		sum := d.reduce(in, op)
 		for _, data := range d.tensors[in.t].data {

@@ -32,11 +32,12 @@ import (
 
 func TestMain(m *testing.M) {
 	backend.Register("far", farFactory{})
+	backend.Register("isles", farFactory{islands: true})
 	goleak.VerifyTestMain(m)
 }
 
 // backends are where programs run. Another one that works without a machine of its own is a line here.
-var backends = []string{"host", "far"}
+var backends = []string{"host", "far", "isles"}
 
 // TestPrograms runs random programs.
 func TestPrograms(t *testing.T) {
@@ -138,7 +139,7 @@ func (p *program) onRank(ctx context.Context, world *symmem.Rank) (err error) {
 	r := &rank{ctx: ctx, groups: map[int]*member{0: {world, map[int]*tensor.Tensor{}}}, rand: rand.New(rand.NewPCG(p.seed, uint64(world.Rank())))}
 	pointers := world.Capabilities().PeerPointers
 	r.form = func(a kernels.Algorithm) kernels.Algorithm {
-		if !pointers {
+		if !pointers && a.NeedsPeerPointers() {
 			return kernels.Auto
 		}
 		return a
@@ -362,8 +363,8 @@ func (r *rank) refused(err, want error) error {
 	return nil
 }
 
-// farFactory opens the host backend without peer pointers.
-type farFactory struct{}
+// farFactory opens the host backend without peer pointers, or only between two ranks each.
+type farFactory struct{ islands bool }
 
 func (farFactory) Probe(ctx context.Context, env *backend.Env) (backend.Capabilities, error) {
 	near, err := backend.Lookup("host")
@@ -374,7 +375,7 @@ func (farFactory) Probe(ctx context.Context, env *backend.Env) (backend.Capabili
 	return backendtest.FarCapabilities(c), err
 }
 
-func (farFactory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
+func (f farFactory) Open(ctx context.Context, env *backend.Env) (backend.Backend, error) {
 	near, err := backend.Lookup("host")
 	if err != nil {
 		return nil, err
@@ -383,5 +384,12 @@ func (farFactory) Open(ctx context.Context, env *backend.Env) (backend.Backend, 
 	if err != nil {
 		return nil, err
 	}
-	return backendtest.Far(b, env.Group, &backendtest.FarOptions{Delay: 5 * time.Microsecond}), nil
+	o := &backendtest.FarOptions{Delay: 5 * time.Microsecond}
+	if f.islands {
+		o.Name = "isles"
+		for _, m := range env.Group.Members() {
+			o.Islands = append(o.Islands, (m.WorldRank+1)/2)
+		}
+	}
+	return backendtest.Far(b, env.Group, o), nil
 }

@@ -1,0 +1,95 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+)
+
+// TestSignalsForSome: signals of a channel that is for some of the peers go to them, and are waited for from them, only; a put to another is refused, and so
+// are ranks that there are not. A plan that has failed is told of it also by a wait for nobody.
+func TestSignalsForSome(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		t.Run(fmt.Sprintf("far=%t", far), func(t *testing.T) {
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+				near, err := host.New(g, nil)
+				if err != nil {
+					return err
+				}
+				var b backend.Backend = near
+				if far {
+					b = backendtest.Far(near, g, nil)
+				}
+				m := memory.New(b, g, nil)
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				err = signalsForSome(ctx, m, s)
+				if err != nil {
+					g.Abort("the test has failed")
+				}
+				return errors.Join(err, s.Close(), m.Close(ctx))
+			}))
+		})
+	}
+}
+
+func signalsForSome(ctx context.Context, m *memory.Memory, s device.Stream) error {
+	me := m.Group().Rank()
+	// Ranks 0 and 1 exchange the first signal, all the second, and nobody the third.
+	pair := [][]int{{1}, {0}, {}}[me]
+	made := func(peers [][]int) (*memory.Workspace, *memory.Signals, error) {
+		w, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: m.SignalsBytes(3) + 128})
+		if err != nil {
+			return nil, nil, err
+		}
+		signals, err := w.Signals(ctx, 0, &memory.SignalsOptions{Channels: 3, Op: "the plan", Peers: peers, Failed: func(err error) error { return err }})
+		return w, signals, err
+	}
+	for _, wrong := range []int{me, 3, -1} {
+		w, _, err := made([][]int{{wrong}})
+		if !errors.Is(err, errs.ErrInvalid) {
+			return fmt.Errorf("signals for rank %d: %w", wrong, err)
+		}
+		if err := w.Close(ctx); err != nil {
+			return err
+		}
+	}
+	w, signals, err := made([][]int{pair, nil, {}})
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		for channel := range 3 {
+			if err := errors.Join(signals.SignalAll(s, channel), signals.WaitAllBeside(s, channel), s.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("channel %d: %w", channel, err)
+			}
+		}
+	}
+	own, err := w.Peer(me)
+	if err != nil {
+		return err
+	}
+	if _, err := signals.PrepareSend(0, memory.SendPut{Peer: 2 - 2*(me/2), Local: own, Bytes: 8}); !errors.Is(err, errs.ErrInvalid) {
+		return fmt.Errorf("a put to a rank that the channel does not reach: %w", err)
+	}
+	failure := errors.New("the plan has failed")
+	signals.Fail(failure)
+	if err := errors.Join(signals.WaitAll(s, 2)); err != nil {
+		return err
+	}
+	if err := s.Synchronize(ctx); !errors.Is(err, failure) {
+		return fmt.Errorf("a wait for nobody gives %v", err)
+	}
+	return errors.Join(m.Group().Barrier(ctx, "told"), w.Close(ctx), signals.Close())
+}

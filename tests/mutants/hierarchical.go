@@ -1,0 +1,38 @@
+package main
+
+// The all-reduce over islands.
+func init() {
+	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
+	order := []stage{{"kernels", "TestHierarchical", usual}}
+	const file = "kernels/hierarchical.go"
+	mutants = append(mutants,
+		mutant{file: file, why: "laps are sent to slots that are not free", tests: program,
+			old: "\t\ts.wait(hierarchicalResults + lap%f.slots())\n\t\ts.send(lap)", new: "\t\ts.send(lap)"},
+		mutant{file: file, why: "laps are reduced that have not come", tests: program,
+			old: "\t\ts.wait(hierarchicalData)\n\t\ts.join()\n\t\tif l+1 < f.laps {\n\t\t\ts.fork()\n\t\t\tsend", new: "\t\ts.join()\n\t\tif l+1 < f.laps {\n\t\t\ts.fork()\n\t\t\tsend"},
+		mutant{file: file, why: "an owner does not wait between laps", tests: program,
+			old: "\t\t\ts.wait(hierarchicalData)\n\t\t\ts.join() //", new: "\t\t\ts.join() //"},
+		mutant{file: file, why: "sums are sent before they are made", tests: program,
+			old: "\t\t\ts.fork()\n\t\t\tsend(l + 1)", new: "\t\t\tsend(l + 1)"},
+		mutant{file: file, why: "inputs of the island are read before they are ready", tests: program,
+			old: "\ts.wait(hierarchicalReady)\n", new: ""},
+		mutant{file: file, why: "outputs are read before the island has written them", tests: program,
+			old: "\ts.finish(hierarchicalDone)\n", new: ""},
+		mutant{file: file, why: "a run ends before results have come", tests: program,
+			old: "\t\ts.results(l)\n\t\ts.wait(hierarchicalResults)\n", new: "\t\ts.results(l)\n"},
+		mutant{file: file, why: "both sums of an island are in one place", tests: program,
+			old: "int64(lap%f.slots()) * f.span()", new: "int64(0)"},
+		mutant{file: file, why: "islands are combined from the own one on", tests: order,
+			old: "\tfor i := range b.islands {\n\t\tat :=", new: "\tfor k := range b.islands {\n\t\ti := (b.island + k) % len(b.islands)\n\t\tat :=",
+		},
+		mutant{file: file, why: "ranks of an island are summed up from the own one on", tests: order,
+			old: "\tfor _, r := range b.islands[b.island] {\n\t\tins", new: "\tfor _, r := range append([]int{b.Rank()}, b.near()...) {\n\t\tins",
+		},
+		mutant{file: file, why: "f16 averages overflow", tests: order,
+			old: "return a.in.DType() == tensor.Float16 && a.op == Avg", new: "return false"},
+		mutant{file: file, why: "auto takes it where the order of the ranks is wanted", tests: order,
+			old: "case rankOrder || ", new: "case "},
+		mutant{file: "memory/signal_flags.go", why: "a plan that has failed is not told where nobody is waited for", tests: []stage{{"memory", "SignalsForSome", usual}},
+			old: "\tif w.signals.user.failedBefore() { // also", new: "\tif false { // also"},
+	)
+}
