@@ -177,7 +177,9 @@ func (o *Options) fill() {
 	case o.load != nil:
 	case o.Functions != nil:
 		table := *o.Functions
-		o.load = func(*nccl.Options) (*nccl.Library, error) { return nccl.New(cmp.Or(o.Library, "given by the program"), table) }
+		o.load = func(*nccl.Options) (*nccl.Library, error) {
+			return nccl.New(cmp.Or(o.Library, "given by the program"), table)
+		}
 	default:
 		o.load = nccl.Load
 	}

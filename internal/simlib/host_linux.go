@@ -2,6 +2,7 @@ package simlib
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -45,7 +46,7 @@ type failed struct {
 	r    cu.Result
 }
 
-func (f failed) Error() string { return fmt.Sprintf("%s: result %d", f.call, f.r) }
+func (f failed) String() string { return fmt.Sprintf("%s: result %d", f.call, f.r) }
 
 func must(call string, r cu.Result) {
 	if r != cu.Success {
@@ -61,7 +62,7 @@ func try(f func()) (err error) {
 			if !ok {
 				panic(x)
 			}
-			err = e
+			err = errors.New(e.String())
 		}
 	}()
 	f()

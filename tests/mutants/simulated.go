@@ -23,7 +23,7 @@ func init() {
 		mutant{file: "internal/simlib/stream_linux.go", why: "an aborted collective waits", tests: libraryTests,
 			old: "\tif w.aborted {\n\t\treturn true, nil\n\t}\n", new: ""},
 		mutant{file: "backend/nccl/rendezvous.go", why: "a window goes before it is used", tests: simulatedNCCL,
-			old: "\tm.place(offers)\n\treturn m, nil", new: "\tm.place(offers)\n\treturn m, b.deregister(ctx, w)"},
+			old: "return wholeMapping{m}, nil", new: "return wholeMapping{m}, b.deregister(ctx, w)"},
 		mutant{file: "backend/nccl/rendezvous.go", why: "windows stay registered", tests: simulatedNCCL,
 			old: "errors.Join(b.forget(ctx, m.alloc.base), b.deregister(ctx, w))", new: "b.forget(ctx, m.alloc.base)"},
 		mutant{file: "backend/nvshmem/rendezvous.go", why: "a rank of a sub-group is taken for the PE of its number", tests: simulatedHeaps,
