@@ -1,10 +1,11 @@
 package main
 
-// The all-reduce over islands.
+// Collectives over islands.
 func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
-	const file = "kernels/hierarchical.go"
+	others := []stage{{"kernels", "TestIsland", usual}}
+	const file, moves = "kernels/hierarchical.go", "kernels/hierarchical_moves.go"
 	mutants = append(mutants,
 		mutant{file: file, why: "laps are sent to slots that are not free", tests: program,
 			old: "\t\ts.wait(hierarchicalResults + lap%f.slots())\n\t\ts.send(lap)", new: "\t\ts.send(lap)"},
@@ -31,7 +32,19 @@ func init() {
 		mutant{file: file, why: "f16 averages overflow", tests: order,
 			old: "return a.in.DType() == tensor.Float16 && a.op == Avg", new: "return false"},
 		mutant{file: file, why: "auto takes it where the order of the ranks is wanted", tests: order,
-			old: "case rankOrder || ", new: "case "},
+			old: "if rankOrder || ", new: "if "},
+		mutant{file: moves, why: "shares are put before anybody's output may be written", tests: others,
+			old: "\ts.wait(islandReady)\n", new: ""},
+		mutant{file: moves, why: "shares are stored to the outputs of the island before they have come", tests: others,
+			old: "\t\ts.wait(islandData)\n", new: ""},
+		mutant{file: moves, why: "a run ends before the island has written its outputs", tests: others,
+			old: "\ts.finish(islandDone)\n", new: ""},
+		mutant{file: "kernels/islands.go", why: "a rank carries for one of another island only", tests: others,
+			old: "place%len(p.islands[p.island]) == p.local", new: "place == p.local"},
+		mutant{file: "kernels/islands.go", why: "auto takes it where every rank is alone", tests: others,
+			old: "return len(ranks) > 1 })", new: "return len(ranks) > 0 })"},
+		mutant{file: "kernels/islands.go", why: "auto takes it for small messages", tests: others,
+			old: "if bytes < hierarchicalBytes || ", new: "if "},
 		mutant{file: "memory/signal_flags.go", why: "a plan that has failed is not told where nobody is waited for", tests: []stage{{"memory", "SignalsForSome", usual}},
 			old: "\tif w.signals.user.failedBefore() { // also", new: "\tif false { // also"},
 	)

@@ -1,0 +1,165 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// shortLaps makes messages have several laps that are small, for a test.
+func shortLaps(t *testing.T) {
+	lap, direct := hierarchicalLapBytes, hierarchicalDirectBytes
+	t.Cleanup(func() { hierarchicalLapBytes, hierarchicalDirectBytes = lap, direct })
+	hierarchicalLapBytes, hierarchicalDirectBytes = 16<<10, 4<<10
+}
+
+// TestIslandCollectives: in the form Hierarchical, every collective that has it gives what it states: from and to every rank, with uneven and empty shares, at odd places, in place, several
+// times and from a graph; over islands that are alike and not, in one piece and not, and one alone.
+func TestIslandCollectives(t *testing.T) {
+	shortLaps(t)
+	for _, places := range [][]int{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1, 0, 0}, {0, 1, 1, 2, 2}, {0, 0, 0, 1, 2}} {
+		t.Run(fmt.Sprint(places), func(t *testing.T) {
+			onIslands(t, places, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+				var err error
+				everyCollective(len(places), func(what string) []Algorithm {
+					return slices.DeleteFunc(CollectiveAlgorithms(constructors[what], device.Host), func(a Algorithm) bool { return a != Hierarchical })
+				}, func(c collectiveTest) {
+					if err == nil && (c.n > 1 || len(places) > 4) {
+						if err = c.run(ctx, m, 0x5a); err != nil {
+							err = fmt.Errorf("%+v: %w", c, err)
+						}
+					}
+				})
+				return err
+			})
+		})
+	}
+}
+
+// TestIslandLinks: whom a rank exchanges with exchanges with it, and what any rank brings comes to each other island by one rank there.
+func TestIslandLinks(t *testing.T) {
+	for _, islands := range hierarchicalIslands {
+		for _, even := range []bool{false, true} {
+			places := map[int]islandPlace{}
+			for _, ranks := range islands {
+				for _, r := range ranks {
+					places[r] = newIslandPlace(r, islands, even)
+				}
+			}
+			for r, p := range places {
+				for _, l := range p.links() {
+					require.Contains(t, places[l].links(), r)
+				}
+				for _, i := range p.otherIslands() {
+					var carriers []int
+					for _, k := range islands[i] {
+						if slices.Contains(places[k].carried(p.island), r) {
+							carriers = append(carriers, k)
+						}
+					}
+					if p.owns() {
+						require.Equal(t, []int{p.carrier(i)}, carriers)
+						require.Contains(t, p.links(), p.carrier(i))
+					} else {
+						require.Empty(t, carriers)
+					}
+				}
+			}
+		}
+	}
+}
+
+// newOfBytes prepares a collective whose larger tensor has so many bytes.
+func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes int64, o *Options) (p *Plan, done func() error, err error) {
+	size := int64(m.Group().Size())
+	var tensors []tensor.SymmetricTensor
+	for _, n := range map[string][]int64{"NewAllGather": {bytes / size, bytes}, "NewReduceScatter": {bytes, bytes / size}}[constructor] {
+		x, err := tensor.Zeros(ctx, m, tensor.Uint8, n)
+		if err != nil {
+			return nil, nil, err
+		}
+		tensors = append(tensors, x)
+	}
+	for len(tensors) < 2 {
+		x, err := tensor.Zeros(ctx, m, tensor.Uint8, bytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		tensors = append(tensors, x)
+	}
+	for _, x := range tensors {
+		if err := x.(*tensor.Tensor).Rendezvous(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch in, out := tensors[0], tensors[1]; constructor {
+	case "NewAllGather":
+		p, err = NewAllGather(ctx, in, out, o)
+	case "NewReduceScatter":
+		p, err = NewReduceScatter(ctx, in, out, Sum, o)
+	case "NewBroadcast":
+		p, err = NewBroadcast(ctx, in, 0, o)
+	case "NewReduce":
+		p, err = NewReduce(ctx, in, out, Sum, 0, o)
+	default:
+		p, err = NewAllToAll(ctx, in, out, o)
+	}
+	return p, func() error {
+		if p != nil {
+			err = p.Close(ctx)
+		}
+		for _, x := range tensors {
+			err = errors.Join(err, x.(*tensor.Tensor).Close(ctx))
+		}
+		return err
+	}, err
+}
+
+// TestIslandChoice: auto takes the form from some size on where there are several islands and one of more than one rank, for those that have it; others refuse it.
+func TestIslandChoice(t *testing.T) {
+	for _, c := range []struct {
+		islands []int
+		want    Algorithm // of a large message
+	}{{[]int{0, 0, 1, 1}, Hierarchical}, {[]int{0, 1}, Transfers}, {[]int{0, 0}, OneShot}} {
+		onIslands(t, c.islands, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+			for _, constructor := range slices.Sorted(maps.Values(constructors)) {
+				has := slices.Contains(islandCollectives, constructor)
+				for _, bytes := range []int64{hierarchicalBytes, hierarchicalBytes - 4} {
+					want := c.want
+					if want == Hierarchical && (bytes < hierarchicalBytes || !has) {
+						want = Transfers
+					}
+					p, done, err := newOfBytes(ctx, m, constructor, bytes, nil)
+					if err != nil {
+						return err
+					}
+					if got := p.Algorithm(); got != want && c.want != OneShot || got == Hierarchical && want != Hierarchical {
+						return fmt.Errorf("islands %v, %s, %d bytes: %s was taken, and %s was expected", c.islands, constructor, bytes, got, want)
+					}
+					if err := done(); err != nil {
+						return err
+					}
+				}
+				_, done, err := newOfBytes(ctx, m, constructor, 64, &Options{Algorithm: Hierarchical})
+				if has && err != nil || !has && !errors.Is(err, errs.ErrUnsupported) {
+					return fmt.Errorf("%s by its name gives %v", constructor, err)
+				}
+				if err := done(); has && err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
