@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -258,4 +259,24 @@ func (b islandMover) spread(lap int) {
 			b.copies(b.output(b.Rank(), lo, hi), dsts)
 		}
 	}
+}
+
+// byIslands makes the spec that of the form Hierarchical. The ranks of root's island bring a shard each, as many as the smallest island has ranks.
+func (b *broadcast) byIslands(s *collective.Spec) {
+	islands := islandRanks(b.in.Memory().Islands())
+	f := &islandMovement{maker: b.maker, root: b.root, islandPlace: newIslandPlace(b.in.Rank(), islands, true)}
+	bytes := b.in.Bytes()
+	shard := alignUp(shareElements(bytes, f.rails), shardAlign)
+	first := islands[newIslandPlace(b.root, islands, true).island]
+	f.share = func(rank int) (lo, hi int64) {
+		place := slices.Index(first, rank)
+		if place < 0 || place >= f.rails {
+			return 0, 0
+		}
+		lo = min(int64(place)*shard, bytes)
+		return lo, min(lo+shard, bytes)
+	}
+	f.relay = len(islands) > 2 && shard > hierarchicalDirectBytes
+	f.cut(shard, hierarchicalLapBytes)
+	f.spec(s)
 }

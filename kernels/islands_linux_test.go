@@ -47,6 +47,50 @@ func TestIslandCollectives(t *testing.T) {
 	}
 }
 
+// TestIslandLate: what a rank has in its output until it comes to the run is not what it has behind it, and root's input counts as it is when root comes.
+func TestIslandLate(t *testing.T) {
+	shortLaps(t)
+	for _, constructor := range []string{"NewAllGather", "NewBroadcast"} {
+		for late := range 4 {
+			onIslands(t, []int{0, 0, 1, 1}, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+				const bytes = 64 << 10
+				rank := m.Group().Rank()
+				p, tensors, done, err := newOfBytes(ctx, m, constructor, bytes, &Options{Algorithm: Hierarchical})
+				if err != nil {
+					return err
+				}
+				whole := tensors[1]
+				if constructor == "NewBroadcast" {
+					tensors, whole = tensors[:1], tensors[0]
+				}
+				if rank == late {
+					time.Sleep(20 * time.Millisecond) // the others would have done all that does not wait for this rank
+				}
+				for i, x := range tensors {
+					b := byte(1)
+					if i > 0 || constructor == "NewBroadcast" && rank != 0 {
+						b = 2
+					}
+					if err := m.Device().CopyFromHost(x.Ptr(), slices.Repeat([]byte{b}, int(x.Bytes()))); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+					return err
+				}
+				got := make([]byte, bytes)
+				if err := m.Device().CopyToHost(got, whole.Ptr()); err != nil {
+					return err
+				}
+				if at := slices.IndexFunc(got, func(b byte) bool { return b != 1 }); at >= 0 {
+					return fmt.Errorf("%s, rank %d late: byte %d is %d", constructor, late, at, got[at])
+				}
+				return done()
+			})
+		}
+	}
+}
+
 // TestIslandLinks: whom a rank exchanges with exchanges with it, and what any rank brings comes to each other island by one rank there.
 func TestIslandLinks(t *testing.T) {
 	for _, islands := range hierarchicalIslands {
@@ -81,26 +125,25 @@ func TestIslandLinks(t *testing.T) {
 }
 
 // newOfBytes prepares a collective whose larger tensor has so many bytes.
-func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes int64, o *Options) (p *Plan, done func() error, err error) {
+func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes int64, o *Options) (p *Plan, tensors []tensor.SymmetricTensor, done func() error, err error) {
 	size := int64(m.Group().Size())
-	var tensors []tensor.SymmetricTensor
 	for _, n := range map[string][]int64{"NewAllGather": {bytes / size, bytes}, "NewReduceScatter": {bytes, bytes / size}}[constructor] {
 		x, err := tensor.Zeros(ctx, m, tensor.Uint8, n)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		tensors = append(tensors, x)
 	}
 	for len(tensors) < 2 {
 		x, err := tensor.Zeros(ctx, m, tensor.Uint8, bytes)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		tensors = append(tensors, x)
 	}
 	for _, x := range tensors {
 		if err := x.(*tensor.Tensor).Rendezvous(ctx); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
 	switch in, out := tensors[0], tensors[1]; constructor {
@@ -115,7 +158,7 @@ func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes
 	default:
 		p, err = NewAllToAll(ctx, in, out, o)
 	}
-	return p, func() error {
+	return p, tensors, func() error {
 		if p != nil {
 			err = p.Close(ctx)
 		}
@@ -140,7 +183,7 @@ func TestIslandChoice(t *testing.T) {
 					if want == Hierarchical && (bytes < hierarchicalBytes || !has) {
 						want = Transfers
 					}
-					p, done, err := newOfBytes(ctx, m, constructor, bytes, nil)
+					p, _, done, err := newOfBytes(ctx, m, constructor, bytes, nil)
 					if err != nil {
 						return err
 					}
@@ -151,7 +194,7 @@ func TestIslandChoice(t *testing.T) {
 						return err
 					}
 				}
-				_, done, err := newOfBytes(ctx, m, constructor, 64, &Options{Algorithm: Hierarchical})
+				_, _, done, err := newOfBytes(ctx, m, constructor, 64, &Options{Algorithm: Hierarchical})
 				if has && err != nil || !has && !errors.Is(err, errs.ErrUnsupported) {
 					return fmt.Errorf("%s by its name gives %v", constructor, err)
 				}

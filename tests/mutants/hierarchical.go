@@ -39,6 +39,8 @@ func init() {
 			old: "\t\ts.wait(islandData)\n", new: ""},
 		mutant{file: moves, why: "a run ends before the island has written its outputs", tests: others,
 			old: "\ts.finish(islandDone)\n", new: ""},
+		mutant{file: moves, why: "parts of a broadcast are stored before the others' have come", tests: others,
+			old: "\t\t\ts.wait(islandRelayed)\n", new: ""},
 		mutant{file: "kernels/islands.go", why: "a rank carries for one of another island only", tests: others,
 			old: "place%len(p.islands[p.island]) == p.local", new: "place == p.local"},
 		mutant{file: "kernels/islands.go", why: "auto takes it where every rank is alone", tests: others,
