@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/symmem/symmem/collective"
-	"github.com/symmem/symmem/tensor"
 )
 
 // Hierarchical is an all-reduce over islands, whose ranks have addresses of each other's memory, and which reach each other by puts only. The message is
@@ -56,16 +55,13 @@ type hierarchicalForm struct {
 
 func (a *allReduce) newHierarchicalForm() hierarchicalForm {
 	f := hierarchicalForm{allReduce: a, bytes: a.in.Bytes(), wide: 1}
-	if a.widens() {
+	if widens(a.in.DType(), a.op) {
 		f.wide = 2
 	}
 	f.place(a.in.Rank(), islandRanks(a.in.Memory().Islands()))
 	f.cut(hierarchicalLapBytes, hierarchicalDirectBytes)
 	return f
 }
-
-// widens reports whether what an island has summed up is kept in float32: the sum of values of f16 may be too large for f16 where their average is not.
-func (a *allReduce) widens() bool { return a.in.DType() == tensor.Float16 && a.op == Avg }
 
 // place says where a rank is.
 func (f *hierarchicalForm) place(rank int, islands [][]int) {
@@ -269,18 +265,8 @@ type hierarchicalBuilder struct {
 
 // addTo adds the steps of a run to a program.
 func (f hierarchicalForm) addTo(b *collective.Builder) error {
-	dtype, size := f.in.DType(), f.in.WorldSize()
 	h := hierarchicalBuilder{hierarchicalForm: f, Builder: b}
-	switch {
-	case !f.crosses():
-		h.inner = newReducer(dtype, f.op, size)
-	case f.widens():
-		h.inner, h.outer = sum16(f16To32), average16(size, f16From32)
-	case f.op == Avg:
-		h.inner, h.outer = newReducer(dtype, Sum, size), newReducer(dtype, Avg, size)
-	default:
-		h.inner, h.outer = newReducer(dtype, f.op, size), newReducer(dtype, f.op, size)
-	}
+	h.inner, h.outer = islandReducers(f.in.DType(), f.op, f.in.WorldSize(), f.crosses())
 	f.build(h)
 	return nil
 }

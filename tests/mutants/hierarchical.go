@@ -5,7 +5,7 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
-	const file, moves = "kernels/hierarchical.go", "kernels/hierarchical_moves.go"
+	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
 	mutants = append(mutants,
 		mutant{file: file, why: "laps are sent to slots that are not free", tests: program,
 			old: "\t\ts.wait(hierarchicalResults + lap%f.slots())\n\t\ts.send(lap)", new: "\t\ts.send(lap)"},
@@ -29,8 +29,8 @@ func init() {
 		mutant{file: file, why: "ranks of an island are summed up from the own one on", tests: order,
 			old: "\tfor _, r := range b.islands[b.island] {\n\t\tins", new: "\tfor _, r := range append([]int{b.Rank()}, b.near()...) {\n\t\tins",
 		},
-		mutant{file: file, why: "f16 averages overflow", tests: order,
-			old: "return a.in.DType() == tensor.Float16 && a.op == Avg", new: "return false"},
+		mutant{file: reductions, why: "f16 averages overflow", tests: order,
+			old: "return dtype == tensor.Float16 && op == Avg", new: "return false"},
 		mutant{file: file, why: "auto takes it where the order of the ranks is wanted", tests: order,
 			old: "if rankOrder || ", new: "if "},
 		mutant{file: moves, why: "shares are put before anybody's output may be written", tests: others,
@@ -41,6 +41,10 @@ func init() {
 			old: "\ts.finish(islandDone)\n", new: ""},
 		mutant{file: moves, why: "parts of a broadcast are stored before the others' have come", tests: others,
 			old: "\t\t\ts.wait(islandRelayed)\n", new: ""},
+		mutant{file: reductions, why: "the own island is combined first", tests: others,
+			old: "for i := range b.islands {\n\t\tat := b.partialAt(0, lap)", new: "for k := range b.islands {\n\t\ti := (b.island + k) % len(b.islands)\n\t\tat := b.partialAt(0, lap)"},
+		mutant{file: reductions, why: "both laps of a part come to one place", tests: others,
+			old: "lap%f.slots()*(islands-1)", new: "0*(islands-1)"},
 		mutant{file: "kernels/islands.go", why: "a rank carries for one of another island only", tests: others,
 			old: "place%len(p.islands[p.island]) == p.local", new: "place == p.local"},
 		mutant{file: "kernels/islands.go", why: "auto takes it where every rank is alone", tests: others,
