@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,6 +175,41 @@ func TestIslandLate(t *testing.T) {
 					return fmt.Errorf("%s, rank %d late: byte %d is %d", constructor, late, at, got[at])
 				}
 				return done()
+			})
+		}
+	}
+}
+
+// TestIslandFails: a peer that does not come, and a put that fails, are told to every rank that has run, in time, and the plan is refused from then on.
+func TestIslandFails(t *testing.T) {
+	for _, constructor := range islandCollectives {
+		for _, late := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/late=%t", constructor, late), func(t *testing.T) {
+				var broken atomic.Bool
+				onIslands(t, []int{0, 0, 1, 1}, 200*time.Millisecond, &broken, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+					g := m.Group()
+					p, _, done, err := newOfBytes(ctx, m, constructor, 6<<20, &Options{Algorithm: Hierarchical}) // several laps
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
+						return err
+					}
+					broken.Store(!late)
+					if !late || g.Rank() != 3 {
+						if err := p.Run(s); err != nil {
+							return err
+						}
+						// A rank whose put failed knows why, and the others that nothing comes.
+						if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) && (late || !errors.Is(err, errBroken)) {
+							return fmt.Errorf("Synchronize gave %v", err)
+						}
+						if p.Run(s) == nil {
+							return errors.New("a plan that has failed runs again")
+						}
+					}
+					return errors.Join(g.Barrier(ctx, "told"), done())
+				})
 			})
 		}
 	}
