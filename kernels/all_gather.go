@@ -34,12 +34,16 @@ func (a *allGather) describe() string {
 
 func (a *allGather) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return []Algorithm{OneShot}
+		return []Algorithm{OneShot, Hierarchical}
 	}
 	return []Algorithm{OneShotLL, OneShotPull, OneShotMultimem}
 }
 
 func (a *allGather) spec(s *collective.Spec) {
+	if a.algorithm == Hierarchical {
+		a.byIslands(s)
+		return
+	}
 	v := &movement{maker: a.maker, phases: []phase{a.share}, shares: a.out.NumElements()}
 	v.spec(s)
 }

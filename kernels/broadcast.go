@@ -35,7 +35,7 @@ func (b *broadcast) describe() string {
 
 func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return []Algorithm{OneShot}
+		return []Algorithm{OneShot, Hierarchical}
 	}
 	return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, OneShotMultimem}
 }
@@ -55,6 +55,10 @@ var viaAllBytes = func(kind device.Kind, far bool) int64 {
 }
 
 func (b *broadcast) spec(s *collective.Spec) {
+	if b.algorithm == Hierarchical {
+		b.byIslands(s)
+		return
+	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker, root: b.root}

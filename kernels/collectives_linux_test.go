@@ -70,7 +70,7 @@ func (c collectiveTest) onMachine() bool {
 
 // sums says whether it is of a form that has sums of floats only.
 func (c collectiveTest) sums() bool {
-	return c.algorithm == OneShotMultimem && (c.what == "reduce" || c.what == "reduce-scatter")
+	return (c.algorithm == OneShotMultimem || c.algorithm == Hierarchical && c.dtype.IsFloat()) && (c.what == "reduce" || c.what == "reduce-scatter")
 }
 
 // want is the output on a rank that had before in it.

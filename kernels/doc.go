@@ -26,6 +26,10 @@
 // messages of 64 KiB and more where there are several islands, and one of more than one rank, unless RankOrder is asked for. Islands need not be equal, but the smallest says how many
 // ranks of each share the work.
 //
+// So are all-gather, broadcast, reduce and reduce-scatter over islands. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
+// stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are
+// those of the all-reduce in this form. Auto takes them as it takes that; where the order of the ranks is wanted, ask for Transfers.
+//
 // The others than all-reduce, for small messages between GPUs: every rank pushes what others are to have to them, in lines that say by themselves
 // whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs

@@ -3,11 +3,8 @@ package kernels
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/symmem/symmem/collective"
-	"github.com/symmem/symmem/device"
-	"github.com/symmem/symmem/tensor"
 )
 
 // Hierarchical is an all-reduce over islands, whose ranks have addresses of each other's memory, and which reach each other by puts only. The message is
@@ -24,9 +21,9 @@ import (
 // the dtype, except for averages of f16, which it might not hold.
 
 // The most bytes of a shard that a rail of more than two ranks exchanges whole, and of a lap.
-const (
-	hierarchicalDirectBytes = 64 << 10
-	hierarchicalLapBytes    = 1 << 20
+var (
+	hierarchicalDirectBytes = int64(64 << 10)
+	hierarchicalLapBytes    = int64(1 << 20)
 )
 
 // hierarchicalPiece is how much of a result is reduced before it is copied to the outputs of the island, in bytes: it is still in the cache then.
@@ -46,40 +43,19 @@ const (
 //	slots     [slots][islands-1] of slotSpan bytes each: what others have. Of the writers, the next island's comes first
 type hierarchicalForm struct {
 	*allReduce
-	islands [][]int // ranks, by island
-	island  int     // of this rank
-	local   int     // its place there
-	rails   int
-	bytes   int64
-	shard   int64 // bytes of a shard; the last ones may be shorter, or empty
-	lap     int64 // bytes of a lap
-	laps    int   // of a shard
-	part    int64 // bytes of a lap that one rank of a rail reduces
-	direct  bool  // which is all of it
-	wide    int64 // how many times as long partials are
-}
-
-// islandRanks returns the ranks of each island, in the order of their lowest ranks, of what [github.com/symmem/symmem/memory.Memory.Islands] gives.
-func islandRanks(of []int) [][]int {
-	var all [][]int
-	for first := range of {
-		if of[first] != first {
-			continue
-		}
-		var ranks []int
-		for r, f := range of {
-			if f == first {
-				ranks = append(ranks, r)
-			}
-		}
-		all = append(all, ranks)
-	}
-	return all
+	islandPlace
+	bytes  int64
+	shard  int64 // bytes of a shard; the last ones may be shorter, or empty
+	lap    int64 // bytes of a lap
+	laps   int   // of a shard
+	part   int64 // bytes of a lap that one rank of a rail reduces
+	direct bool  // which is all of it
+	wide   int64 // how many times as long partials are
 }
 
 func (a *allReduce) newHierarchicalForm() hierarchicalForm {
 	f := hierarchicalForm{allReduce: a, bytes: a.in.Bytes(), wide: 1}
-	if a.widens() {
+	if widens(a.in.DType(), a.op) {
 		f.wide = 2
 	}
 	f.place(a.in.Rank(), islandRanks(a.in.Memory().Islands()))
@@ -87,18 +63,9 @@ func (a *allReduce) newHierarchicalForm() hierarchicalForm {
 	return f
 }
 
-// widens reports whether what an island has summed up is kept in float32: the sum of values of f16 may be too large for f16 where their average is not.
-func (a *allReduce) widens() bool { return a.in.DType() == tensor.Float16 && a.op == Avg }
-
 // place says where a rank is.
 func (f *hierarchicalForm) place(rank int, islands [][]int) {
-	f.islands, f.rails = islands, len(islands[0])
-	for i, ranks := range islands {
-		f.rails = min(f.rails, len(ranks))
-		if at := slices.Index(ranks, rank); at >= 0 {
-			f.island, f.local = i, at
-		}
-	}
+	f.islandPlace = newIslandPlace(rank, islands, true)
 }
 
 // cut decides how the message is cut.
@@ -130,36 +97,8 @@ func (a *allReduce) byHierarchy(s *collective.Spec) {
 	s.Program.Peers = f.signalPeers(s.Program.Signals)
 }
 
-// crosses reports whether there is more than one island.
-func (f hierarchicalForm) crosses() bool { return len(f.islands) > 1 }
-
-// owns reports whether this rank has a shard.
-func (f hierarchicalForm) owns() bool { return f.local < f.rails }
-
-// near is the other ranks of the island, from the next one on, and rail those of the rail, from the next island on; neither is nil.
-func (f hierarchicalForm) near() []int {
-	ranks := f.islands[f.island]
-	return append(slices.Clone(ranks[f.local+1:]), ranks[:f.local]...)
-}
-
-func (f hierarchicalForm) rail() []int {
-	ranks := []int{}
-	for _, i := range f.otherIslands() {
-		if f.owns() {
-			ranks = append(ranks, f.islands[i][f.local])
-		}
-	}
-	return ranks
-}
-
-// otherIslands is the numbers of the other islands, from the next one on.
-func (f hierarchicalForm) otherIslands() []int {
-	var all []int
-	for k := 1; k < len(f.islands); k++ {
-		all = append(all, (f.island+k)%len(f.islands))
-	}
-	return all
-}
+// rail is the other ranks of the rail, from the next island on; not nil.
+func (f hierarchicalForm) rail() []int { return f.links() }
 
 // signalPeers says who exchanges which signals.
 func (f hierarchicalForm) signalPeers(signals int) [][]int {
@@ -212,15 +151,20 @@ func (f hierarchicalForm) owned(island, lap int) (lo, hi int64) {
 
 // hierarchicalSteps takes the steps of a run.
 type hierarchicalSteps interface {
-	sum(lap int)       // the plan's stream sums up the island's inputs of a lap of this rank's shard
-	combine(lap int)   // the plan's stream reduces the islands' sums of what this rank owns of a lap; direct: and stores it to the island's outputs
+	hierarchicalDirectSteps
 	spread(lap int)    // the plan's stream stores the results of a lap to the other outputs of the island
 	reduceAlone()      // the plan's stream reduces the shard of the only island, and stores it to all outputs
-	send(lap int)      // the lane puts the sum of a lap to the rail, with the signal behind it
 	results(lap int)   // the lane puts the results of what this rank owns of a lap to the rail, with the signal behind it
+	finish(signal int) // the plan's stream does, and is told what has failed
+}
+
+// hierarchicalDirectSteps takes those of laps that are exchanged whole.
+type hierarchicalDirectSteps interface {
+	sum(lap int)       // the plan's stream sums up the island's inputs of a lap of this rank's shard
+	combine(lap int)   // the plan's stream reduces the islands' sums of what this rank owns of a lap; direct: and stores it to the island's outputs
+	send(lap int)      // the lane puts the sum of a lap to the rail, with the signal behind it
 	signal(signal int) // the lane signals every peer of the signal
 	wait(signal int)   // the lane waits for a signal of each of them
-	finish(signal int) // the plan's stream does, and is told what has failed
 	fork()             // the lane goes on only when the plan's stream has come here
 	join()             // the plan's stream goes on only when the lane has come here
 }
@@ -248,7 +192,7 @@ func (f hierarchicalForm) build(s hierarchicalSteps) {
 }
 
 // buildDirect adds the steps of a shard whose laps the rail exchanges whole. A sum is overwritten by that of two laps later when it was sent and combined.
-func (f hierarchicalForm) buildDirect(s hierarchicalSteps) {
+func (f hierarchicalForm) buildDirect(s hierarchicalDirectSteps) {
 	send := func(lap int) {
 		s.wait(hierarchicalResults + lap%f.slots())
 		s.send(lap)
@@ -321,18 +265,8 @@ type hierarchicalBuilder struct {
 
 // addTo adds the steps of a run to a program.
 func (f hierarchicalForm) addTo(b *collective.Builder) error {
-	dtype, size := f.in.DType(), f.in.WorldSize()
 	h := hierarchicalBuilder{hierarchicalForm: f, Builder: b}
-	switch {
-	case !f.crosses():
-		h.inner = newReducer(dtype, f.op, size)
-	case f.widens():
-		h.inner, h.outer = sum16(f16To32), average16(size, f16From32)
-	case f.op == Avg:
-		h.inner, h.outer = newReducer(dtype, Sum, size), newReducer(dtype, Avg, size)
-	default:
-		h.inner, h.outer = newReducer(dtype, f.op, size), newReducer(dtype, f.op, size)
-	}
+	h.inner, h.outer = islandReducers(f.in.DType(), f.op, f.in.WorldSize(), f.crosses())
 	f.build(h)
 	return nil
 }
@@ -496,33 +430,10 @@ func average16(size int, store func(dst []uint16, src []float32)) reducer {
 	}
 }
 
-// hierarchicalBytes is the size of a message from which on Auto takes Hierarchical where it can be had.
-const hierarchicalBytes = 64 << 10
-
-// islandForm is the form that Auto takes where not all peers have addresses: Hierarchical for messages that are not small, if there are several islands, and one at least in each of
-// which there is more than one rank, and Transfers otherwise. It is the same on every rank.
+// islandForm is the form that Auto takes where not all peers have addresses. It is the same on every rank.
 func (a *allReduce) islandForm(rankOrder bool) Algorithm {
-	m := a.in.Memory()
-	islands := islandRanks(m.Islands())
-	shared := slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 })
-	switch {
-	case rankOrder || a.in.Bytes() < hierarchicalBytes || len(islands) < 2 || !shared || a.in.Device().Kind() != device.Host:
+	if rankOrder || !takesIslands(a.in.Memory(), a.in.Bytes(), a.in, a.out) {
 		return Transfers
-	case !a.reachesIsland():
-		return Transfers // what was adopted has addresses on no rank
 	}
 	return Hierarchical
-}
-
-// reachesIsland reports whether the tensors of all ranks of this rank's island have addresses here.
-func (a *allReduce) reachesIsland() bool {
-	of := a.in.Memory().Islands()
-	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
-		for r := range of {
-			if _, err := t.Remote(r); err != nil && of[r] == of[a.in.Rank()] {
-				return false
-			}
-		}
-	}
-	return true
 }

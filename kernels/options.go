@@ -16,7 +16,9 @@ import (
 // Options sets what the constructors of this package other than NewAllReduce make. Nil or zero values mean the defaults. Every rank gives the
 // same.
 type Options struct {
-	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers.
+	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers,
+	// or, from 64 KiB on, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
+	// Transfers does.
 	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
 	// since it does not combine in the order of the ranks; OneShot never takes it.
@@ -261,6 +263,9 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
+		if m.algorithm == Transfers && slices.Contains(have, Hierarchical) && takesIslands(m.in.Memory(), max(m.in.Bytes(), m.out.Bytes()), m.in, m.out) {
+			m.algorithm = Hierarchical
+		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:
 		m.byTable(have)
 	case !slices.Contains(all, asked):

@@ -66,7 +66,11 @@ func Forms(collective, link string) []string {
 			return []string{"one_shot", "two_shot", "transfers"}
 		}
 		return []string{"one_shot_push", "two_shot_push", "two_shot_pull", "transfers"}
-	case Broadcast, Reduce, AllGather, ReduceScatter, AllToAll:
+	case AllGather, Broadcast, Reduce, ReduceScatter:
+		if host {
+			return []string{"one_shot", "transfers", "hierarchical"}
+		}
+	case AllToAll:
 		if host {
 			return []string{"one_shot", "transfers"}
 		}

@@ -1,10 +1,11 @@
 package main
 
-// The all-reduce over islands.
+// Collectives over islands.
 func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
-	const file = "kernels/hierarchical.go"
+	others := []stage{{"kernels", "TestIsland", usual}}
+	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
 	mutants = append(mutants,
 		mutant{file: file, why: "laps are sent to slots that are not free", tests: program,
 			old: "\t\ts.wait(hierarchicalResults + lap%f.slots())\n\t\ts.send(lap)", new: "\t\ts.send(lap)"},
@@ -28,10 +29,28 @@ func init() {
 		mutant{file: file, why: "ranks of an island are summed up from the own one on", tests: order,
 			old: "\tfor _, r := range b.islands[b.island] {\n\t\tins", new: "\tfor _, r := range append([]int{b.Rank()}, b.near()...) {\n\t\tins",
 		},
-		mutant{file: file, why: "f16 averages overflow", tests: order,
-			old: "return a.in.DType() == tensor.Float16 && a.op == Avg", new: "return false"},
+		mutant{file: reductions, why: "f16 averages overflow", tests: order,
+			old: "return dtype == tensor.Float16 && op == Avg", new: "return false"},
 		mutant{file: file, why: "auto takes it where the order of the ranks is wanted", tests: order,
-			old: "case rankOrder || ", new: "case "},
+			old: "if rankOrder || ", new: "if "},
+		mutant{file: moves, why: "shares are put before anybody's output may be written", tests: others,
+			old: "\ts.wait(islandReady)\n", new: ""},
+		mutant{file: moves, why: "shares are stored to the outputs of the island before they have come", tests: others,
+			old: "\t\ts.wait(islandData)\n", new: ""},
+		mutant{file: moves, why: "a run ends before the island has written its outputs", tests: others,
+			old: "\ts.finish(islandDone)\n", new: ""},
+		mutant{file: moves, why: "parts of a broadcast are stored before the others' have come", tests: others,
+			old: "\t\t\ts.wait(islandRelayed)\n", new: ""},
+		mutant{file: reductions, why: "the own island is combined first", tests: others,
+			old: "for i := range b.islands {\n\t\tat := b.partialAt(0, lap)", new: "for k := range b.islands {\n\t\ti := (b.island + k) % len(b.islands)\n\t\tat := b.partialAt(0, lap)"},
+		mutant{file: reductions, why: "both laps of a part come to one place", tests: others,
+			old: "lap%f.slots()*(islands-1)", new: "0*(islands-1)"},
+		mutant{file: "kernels/islands.go", why: "a rank carries for one of another island only", tests: others,
+			old: "place%len(p.islands[p.island]) == p.local", new: "place == p.local"},
+		mutant{file: "kernels/islands.go", why: "auto takes it where every rank is alone", tests: others,
+			old: "return len(ranks) > 1 })", new: "return len(ranks) > 0 })"},
+		mutant{file: "kernels/islands.go", why: "auto takes it for small messages", tests: others,
+			old: "if bytes < hierarchicalBytes || ", new: "if "},
 		mutant{file: "memory/signal_flags.go", why: "a plan that has failed is not told where nobody is waited for", tests: []stage{{"memory", "SignalsForSome", usual}},
 			old: "\tif w.signals.user.failedBefore() { // also", new: "\tif false { // also"},
 	)

@@ -308,6 +308,9 @@ func (b *bits) shared(ctx context.Context, alg kernels.Algorithm) error {
 	if err != nil {
 		return err
 	}
+	if !p.Algorithm().RankOrder() { // auto over islands: then no reduction has the order of the ranks
+		return p.Close(ctx)
+	}
 	seen := out
 	if b.e.R.Rank() != root {
 		if seen, err = out.Sub(0, 0); err != nil {
@@ -324,6 +327,9 @@ func (b *bits) shared(ctx context.Context, alg kernels.Algorithm) error {
 	}
 	if p, err = kernels.NewReduceScatter(ctx, in, share, b.op, opts); err != nil {
 		return err
+	}
+	if !p.Algorithm().RankOrder() {
+		return p.Close(ctx)
 	}
 	from := min(rank*each, b.n)
 	if share, err = share.Sub(0, min(each, b.n-from)); err != nil {

@@ -1,0 +1,332 @@
+package kernels
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// shortLaps makes messages have several laps that are small, for a test.
+func shortLaps(t *testing.T) {
+	lap, direct := hierarchicalLapBytes, hierarchicalDirectBytes
+	t.Cleanup(func() { hierarchicalLapBytes, hierarchicalDirectBytes = lap, direct })
+	hierarchicalLapBytes, hierarchicalDirectBytes = 16<<10, 4<<10
+}
+
+// TestIslandCollectives: in the form Hierarchical, every collective that has it gives what it states: from and to every rank, with uneven and empty shares, at odd places, in place, several
+// times and from a graph; over islands that are alike and not, in one piece and not, and one alone.
+func TestIslandCollectives(t *testing.T) {
+	shortLaps(t)
+	for _, places := range [][]int{{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1, 0, 0}, {0, 1, 1, 2, 2}, {0, 0, 0, 1, 2}} {
+		t.Run(fmt.Sprint(places), func(t *testing.T) {
+			onIslands(t, places, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+				var err error
+				everyCollective(len(places), func(what string) []Algorithm {
+					return slices.DeleteFunc(CollectiveAlgorithms(constructors[what], device.Host), func(a Algorithm) bool { return a != Hierarchical })
+				}, func(c collectiveTest) {
+					if c.sums() && c.dtype == tensor.Float64 {
+						c.dtype = tensor.Float32
+					}
+					if c.sums() && c.op == Prod {
+						c.op = Sum // exact in any order
+					}
+					if err == nil && (c.n > 1 || len(places) > 4) {
+						if err = c.run(ctx, m, 0x5a); err != nil {
+							err = fmt.Errorf("%+v: %w", c, err)
+						}
+					}
+				})
+				return err
+			})
+		})
+	}
+}
+
+// TestIslandOrder: the result of a reduce-scatter, and of a reduction to any rank, has the bits of an all-reduce in the form, whose order TestHierarchicalOrder has.
+func TestIslandOrder(t *testing.T) {
+	shortLaps(t)
+	for _, places := range [][]int{{0, 0, 1, 1}, {0, 1, 1, 2, 2, 0}} {
+		onIslands(t, places, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+			for i, n := range []int64{5003, 33_333} {
+				for _, op := range []Op{Sum, Avg} {
+					dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
+					if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
+						return fmt.Errorf("islands %v, %s of %d %s: %w", places, op, n, dtype, err)
+					}
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func sameAsAllReduce(ctx context.Context, m *memory.Memory, s device.Stream, dtype tensor.DType, op Op, n int64) error {
+	rank, size := m.Group().Rank(), m.Group().Size()
+	var ts [4]*tensor.Tensor // the input, all of the result, root's, and shares
+	for i := range ts {
+		elements := n
+		if i == 3 {
+			elements = shareElements(n, size)
+		}
+		var err error
+		if ts[i], err = tensor.Zeros(ctx, m, dtype, elements); err != nil {
+			return err
+		}
+		if err := ts[i].Rendezvous(ctx); err != nil {
+			return err
+		}
+	}
+	var b []byte
+	for i := range n { // of sizes that are far apart
+		mix := uint64(i)*0x9e3779b97f4a7c15 + uint64(rank+1)*0xbf58476d1ce4e5b9
+		mix ^= mix >> 31
+		b = appendFloat32(b, dtype, float32(int(mix%255)-127)/64*float32(int(1)<<(mix>>8%9))*(1+float32(mix>>44)*0x1p-20))
+	}
+	if err := m.Device().CopyFromHost(ts[0].Ptr(), b); err != nil {
+		return err
+	}
+	root := size - 1
+	all, err := NewAllReduce(ctx, ts[0], op, &AllReduceOptions{Algorithm: Hierarchical, Out: ts[1]})
+	if err != nil {
+		return err
+	}
+	one, err := NewReduce(ctx, ts[0], ts[2], op, root, &Options{Algorithm: Hierarchical})
+	if err != nil {
+		return err
+	}
+	shares, err := NewReduceScatter(ctx, ts[0], ts[3], op, &Options{Algorithm: Hierarchical})
+	if err != nil {
+		return err
+	}
+	var got [4][]byte
+	if err := errors.Join(all.Run(s), one.Run(s), shares.Run(s), s.Synchronize(ctx)); err != nil {
+		return err
+	}
+	for i := range got {
+		got[i] = make([]byte, ts[i].Bytes())
+		if err := m.Device().CopyToHost(got[i], ts[i].Ptr()); err != nil {
+			return err
+		}
+	}
+	lo, hi := shareOf(n, size, rank)
+	if width := dtype.Bytes(); !bytes.Equal(got[3][:(hi-lo)*width], got[1][lo*width:hi*width]) {
+		return errors.New("the reduce-scatter has other bits than the all-reduce")
+	}
+	if rank == root && !bytes.Equal(got[1], got[2]) {
+		return errors.New("the reduction to one rank has other bits than the all-reduce")
+	}
+	err = errors.Join(all.Close(ctx), one.Close(ctx), shares.Close(ctx))
+	for _, x := range ts {
+		err = errors.Join(err, x.Close(ctx))
+	}
+	return err
+}
+
+// TestIslandLate: what a rank has in its output until it comes to the run is not what it has behind it, and root's input counts as it is when root comes.
+func TestIslandLate(t *testing.T) {
+	shortLaps(t)
+	for _, constructor := range []string{"NewAllGather", "NewBroadcast"} {
+		for late := range 4 {
+			onIslands(t, []int{0, 0, 1, 1}, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+				const long = 64 << 10
+				rank := m.Group().Rank()
+				p, tensors, done, err := newOfBytes(ctx, m, constructor, long, &Options{Algorithm: Hierarchical})
+				if err != nil {
+					return err
+				}
+				whole := tensors[1]
+				if constructor == "NewBroadcast" {
+					tensors, whole = tensors[:1], tensors[0]
+				}
+				if rank == late {
+					time.Sleep(20 * time.Millisecond) // the others would have done all that does not wait for this rank
+				}
+				for i, x := range tensors {
+					b := byte(1)
+					if i > 0 || constructor == "NewBroadcast" && rank != 0 {
+						b = 2
+					}
+					if err := m.Device().CopyFromHost(x.Ptr(), slices.Repeat([]byte{b}, int(x.Bytes()))); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+					return err
+				}
+				got := make([]byte, long)
+				if err := m.Device().CopyToHost(got, whole.Ptr()); err != nil {
+					return err
+				}
+				if at := slices.IndexFunc(got, func(b byte) bool { return b != 1 }); at >= 0 {
+					return fmt.Errorf("%s, rank %d late: byte %d is %d", constructor, late, at, got[at])
+				}
+				return done()
+			})
+		}
+	}
+}
+
+// TestIslandFails: a peer that does not come, and a put that fails, are told to every rank that has run, in time, and the plan is refused from then on.
+func TestIslandFails(t *testing.T) {
+	for _, constructor := range islandCollectives {
+		for _, late := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/late=%t", constructor, late), func(t *testing.T) {
+				var broken atomic.Bool
+				onIslands(t, []int{0, 0, 1, 1}, 200*time.Millisecond, &broken, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+					g := m.Group()
+					p, _, done, err := newOfBytes(ctx, m, constructor, 6<<20, &Options{Algorithm: Hierarchical}) // several laps
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "one run")); err != nil {
+						return err
+					}
+					broken.Store(!late)
+					if !late || g.Rank() != 3 {
+						if err := p.Run(s); err != nil {
+							return err
+						}
+						// A rank whose put failed knows why, and the others that nothing comes.
+						if err := s.Synchronize(ctx); !errors.Is(err, os.ErrDeadlineExceeded) && (late || !errors.Is(err, errBroken)) {
+							return fmt.Errorf("Synchronize gave %v", err)
+						}
+						if p.Run(s) == nil {
+							return errors.New("a plan that has failed runs again")
+						}
+					}
+					return errors.Join(g.Barrier(ctx, "told"), done())
+				})
+			})
+		}
+	}
+}
+
+// TestIslandLinks: whom a rank exchanges with exchanges with it, and what any rank brings comes to each other island by one rank there.
+func TestIslandLinks(t *testing.T) {
+	for _, islands := range hierarchicalIslands {
+		for _, even := range []bool{false, true} {
+			places := map[int]islandPlace{}
+			for _, ranks := range islands {
+				for _, r := range ranks {
+					places[r] = newIslandPlace(r, islands, even)
+				}
+			}
+			for r, p := range places {
+				for _, l := range p.links() {
+					require.Contains(t, places[l].links(), r)
+				}
+				for _, i := range p.otherIslands() {
+					var carriers []int
+					for _, k := range islands[i] {
+						if slices.Contains(places[k].carried(p.island), r) {
+							carriers = append(carriers, k)
+						}
+					}
+					if p.owns() {
+						require.Equal(t, []int{p.carrier(i)}, carriers)
+						require.Contains(t, p.links(), p.carrier(i))
+					} else {
+						require.Empty(t, carriers)
+					}
+				}
+			}
+		}
+	}
+}
+
+// newOfBytes prepares a collective whose larger tensor has so many bytes.
+func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes int64, o *Options) (p *Plan, tensors []tensor.SymmetricTensor, done func() error, err error) {
+	size := int64(m.Group().Size())
+	for _, n := range map[string][]int64{"NewAllGather": {bytes / size, bytes}, "NewReduceScatter": {bytes, bytes / size}}[constructor] {
+		x, err := tensor.Zeros(ctx, m, tensor.Uint8, n)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		tensors = append(tensors, x)
+	}
+	for len(tensors) < 2 {
+		x, err := tensor.Zeros(ctx, m, tensor.Uint8, bytes)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		tensors = append(tensors, x)
+	}
+	for _, x := range tensors {
+		if err := x.(*tensor.Tensor).Rendezvous(ctx); err != nil {
+			return nil, nil, nil, err
+		}
+	}
+	switch in, out := tensors[0], tensors[1]; constructor {
+	case "NewAllGather":
+		p, err = NewAllGather(ctx, in, out, o)
+	case "NewReduceScatter":
+		p, err = NewReduceScatter(ctx, in, out, Sum, o)
+	case "NewBroadcast":
+		p, err = NewBroadcast(ctx, in, 0, o)
+	case "NewReduce":
+		p, err = NewReduce(ctx, in, out, Sum, 0, o)
+	default:
+		p, err = NewAllToAll(ctx, in, out, o)
+	}
+	return p, tensors, func() error {
+		if p != nil {
+			err = p.Close(ctx)
+		}
+		for _, x := range tensors {
+			err = errors.Join(err, x.(*tensor.Tensor).Close(ctx))
+		}
+		return err
+	}, err
+}
+
+// TestIslandChoice: auto takes the form from some size on where there are several islands and one of more than one rank, for those that have it; others refuse it.
+func TestIslandChoice(t *testing.T) {
+	for _, c := range []struct {
+		islands []int
+		want    Algorithm // of a large message
+	}{{[]int{0, 0, 1, 1}, Hierarchical}, {[]int{0, 1}, Transfers}, {[]int{0, 0}, OneShot}} {
+		onIslands(t, c.islands, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+			for _, constructor := range slices.Sorted(maps.Values(constructors)) {
+				has := slices.Contains(islandCollectives, constructor)
+				for _, bytes := range []int64{hierarchicalBytes, hierarchicalBytes - 4} {
+					want := c.want
+					if want == Hierarchical && (bytes < hierarchicalBytes || !has) {
+						want = Transfers
+					}
+					p, _, done, err := newOfBytes(ctx, m, constructor, bytes, nil)
+					if err != nil {
+						return err
+					}
+					if got := p.Algorithm(); got != want && c.want != OneShot || got == Hierarchical && want != Hierarchical {
+						return fmt.Errorf("islands %v, %s, %d bytes: %s was taken, and %s was expected", c.islands, constructor, bytes, got, want)
+					}
+					if err := done(); err != nil {
+						return err
+					}
+				}
+				_, _, done, err := newOfBytes(ctx, m, constructor, 64, &Options{Algorithm: Hierarchical})
+				if has && err != nil || !has && !errors.Is(err, errs.ErrUnsupported) {
+					return fmt.Errorf("%s by its name gives %v", constructor, err)
+				}
+				if err := done(); has && err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
