@@ -208,8 +208,10 @@ func TestFileWhoseConnectionIsLost(t *testing.T) {
 	}
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) })) // now the socket waits
 	lose.Store(true)
+	short, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
 	for rank, err := range onAll(groups, func(g *Group) error {
-		_, err := g.ExchangeFile(ctx, "unlucky", os.Stdin)
+		_, err := g.ExchangeFile(short, "unlucky", os.Stdin)
 		return err
 	}) {
 		require.ErrorAs(t, err, new(*VoteError))

@@ -40,8 +40,9 @@ type Faults struct {
 	// Machine makes a new machine for a case.
 	Machine func() FaultMachine
 	// Unheard are the calls whose failure may be no error of any rank, each with the reason. A name stands for every call of it, a name with a
-	// number for that one, "cuMemCreate/1", a name with a function for those that are made under it, "cuMemCreate in native.(*finding).try", and a name
-	// with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY", or with "hangs" or "kills".
+	// number for that one, "cuMemCreate/1", a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY", or with
+	// "hangs" or "kills"; and either a name or a name with a code is narrowed by a function to what is called under it: "cuMemCreate in
+	// native.(*finding).try".
 	Unheard map[string]string
 	// Keeps are, in the same way, the calls whose failure may leave something behind: those that would have given it back.
 	Keeps map[string]string
@@ -182,7 +183,7 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 // reason is what an exception says of a call; "" if it is none.
 func reason(exceptions map[string]string, c faultCase) string {
 	for _, f := range c.under {
-		if why := exceptions[c.call+" in "+f]; why != "" {
+		if why := cmp.Or(exceptions[c.call+":"+c.what+" in "+f], exceptions[c.call+" in "+f]); why != "" {
 			return why
 		}
 	}
