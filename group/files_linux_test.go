@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -189,6 +190,79 @@ func TestFileThatCannotBeReceived(t *testing.T) {
 	}
 	c.read = readMessage
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+}
+
+// TestFileWhoseConnectionIsLost: a connection that brings a file is accepted, and lost when the net package cannot watch it. Every rank hears why, also
+// when the exchange has begun while the socket was waiting for a connection already, and whether or not the sender has seen the end of the connection.
+func TestFileWhoseConnectionIsLost(t *testing.T) {
+	groups := newJob(t, 3, Options{})
+	ctx := testContext(t)
+	c := groups[1].session.files.(*socketCarrier)
+	var lose atomic.Bool
+	c.take = func(l *net.UnixListener) (*net.UnixConn, error) {
+		conn, err := l.AcceptUnix()
+		if err == nil && lose.CompareAndSwap(true, false) {
+			return nil, errors.Join(&net.OpError{Op: "accept", Net: "unixpacket", Err: unix.ENOSPC}, conn.Close())
+		}
+		return conn, err
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) })) // now the socket waits
+	lose.Store(true)
+	short, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for rank, err := range onAll(groups, func(g *Group) error {
+		_, err := g.ExchangeFile(short, "unlucky", os.Stdin)
+		return err
+	}) {
+		require.ErrorAs(t, err, new(*VoteError))
+		require.ErrorContains(t, err, "rank 1: ")
+		require.ErrorContains(t, err, unix.ENOSPC.Error())
+		require.Equal(t, rank == 1, errors.Is(err, unix.ENOSPC))
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+}
+
+// losingListener loses each connection that it accepts.
+type losingListener struct {
+	net.Listener
+	err error
+}
+
+func (l *losingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return nil, errors.Join(l.err, conn.Close())
+}
+
+// TestConnectionsThatAreLost: a service that can take no connection can say why, until it takes one.
+func TestConnectionsThatAreLost(t *testing.T) {
+	inner := &losingListener{listenLoopback(t), &net.OpError{Op: "accept", Net: "tcp", Err: unix.ENOSPC}}
+	l := newBoundedListener(inner, &defaultLimits, newSession(0, 0, nil, &defaultLimits).logger)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Accept()
+		ended <- err
+	}()
+	require.NoError(t, l.hindrance())
+	conn, err := net.Dial("tcp", inner.Addr().String())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return l.hindrance() != nil }, 10*time.Second, time.Millisecond)
+	require.ErrorIs(t, l.hindrance(), unix.ENOSPC)
+	require.NoError(t, conn.Close())
+	require.NoError(t, l.Close())
+	require.ErrorIs(t, <-ended, net.ErrClosed)
+
+	l = newBoundedListener(listenLoopback(t), &defaultLimits, newSession(0, 0, nil, &defaultLimits).logger)
+	defer l.Close()
+	l.noteFailure(unix.ENOSPC)
+	conn, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = l.Accept()
+	require.NoError(t, err)
+	require.NoError(t, l.hindrance(), "it has taken one since")
 }
 
 func TestTagRoundTrip(t *testing.T) {

@@ -68,7 +68,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	if err := meet(ctx, g, m); err != nil {
 		s.close()
 		if t, ok := s.transport.(*hostTransport); ok && t.service != nil {
-			err = errors.Join(err, t.service.listener.tooManyFiles())
+			err = errors.Join(err, t.service.listener.hindrance())
 		}
 		// The others are told why before the connection ends; that is bounded by a short timeout.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*graceTimeout)

@@ -55,6 +55,7 @@ type boundedListener struct {
 	spare   *os.File                    // is closed to accept a connection when no further file can be opened
 	full    *FileLimitError             // the last time that there were too many open files
 	refused int                         // connections that were refused for that
+	failure error                       // of the last connection, if it could not be taken for another reason
 }
 
 // serviceSocket is an accepted connection.
@@ -94,6 +95,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		case errors.Is(err, net.ErrClosed):
 			return nil, err
 		case err == nil && l.keepSpare():
+			l.noteFailure(nil)
 			if c := l.track(conn); c != nil {
 				return c, nil
 			}
@@ -102,6 +104,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			l.turnAway(conn)
 			continue
 		}
+		l.noteFailure(err)
 		// Closing the spare file frees a descriptor to accept one connection with, so that the peer can be told what is wrong.
 		l.noteFull(err)
 		if l.dropSpare() {
@@ -276,12 +279,20 @@ func (l *boundedListener) noteFullLocked(err error) {
 	}
 }
 
-// tooManyFiles returns an error if connections were refused, or could not even be accepted, because this process may open no further file. Otherwise
-// it returns nil.
-func (l *boundedListener) tooManyFiles() error {
+func (l *boundedListener) noteFailure(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failure = err
+}
+
+// hindrance returns an error if connections were refused, or could not even be accepted, because this process may open no further file, or if the last
+// could not be taken for another reason. Otherwise it returns nil.
+func (l *boundedListener) hindrance() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
+	case l.full == nil && l.failure != nil:
+		return fmt.Errorf("the rendezvous service could not take connections: %w", l.failure)
 	case l.full == nil:
 		return nil
 	case l.refused == 0:

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ const maxFileConns = 64
 type socketCarrier struct {
 	session *session
 	slots   chan struct{}
+	take    func(l *net.UnixListener) (*net.UnixConn, error)                                        // its AcceptUnix
 	read    func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) // readMessage
 
 	mu       sync.Mutex
@@ -43,6 +45,7 @@ func newFileCarrier(s *session) carrier {
 	return &socketCarrier{
 		session:  s,
 		slots:    make(chan struct{}, maxFileConns),
+		take:     (*net.UnixListener).AcceptUnix,
 		read:     readMessage,
 		expected: make(map[[16]byte]*socketExchange),
 		conns:    make(map[*net.UnixConn]struct{}),
@@ -165,10 +168,10 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 		case <-c.done:
 			return
 		}
-		// A failure concerns the exchanges that existed before it. One begun since may find that all is well again; if not, it is there for the next
-		// failure.
+		// A connection that could not be accepted concerns the exchanges that existed before. One begun since may find that all is well again; if not,
+		// it is there for the next failure.
 		waiting := c.pending()
-		conn, err := l.AcceptUnix()
+		conn, err := c.take(l)
 		if err != nil {
 			<-c.slots
 			if errors.Is(err, net.ErrClosed) {
@@ -176,6 +179,9 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 			}
 			// Most likely this process has too many files open. The exchanges fail now; the socket stays for later ones.
 			failed := fmt.Errorf("accepting a connection that brings a file: %w", fileLimit(err))
+			if !stillQueued(err) {
+				waiting = c.pending() // the file is lost, and may be that of an exchange begun since
+			}
 			for _, x := range waiting {
 				x.fail(failed)
 			}
@@ -206,6 +212,13 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 			}
 		})
 	}
+}
+
+// stillQueued reports whether the connection that could not be accepted can be accepted later: accepting it is what has failed. Otherwise the net package
+// had it, and has closed it.
+func stillQueued(err error) bool {
+	call, ok := errors.AsType[*os.SyscallError](err)
+	return ok && strings.HasPrefix(call.Syscall, "accept")
 }
 
 // track remembers a connection so that close can end it, or closes it if that has happened.

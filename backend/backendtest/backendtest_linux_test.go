@@ -166,3 +166,25 @@ func TestFlawsOfViews(t *testing.T) {
 		})
 	}
 }
+
+// struckUnder makes a call, which fails, from a function literal, as most are made.
+func struckUnder(c *Calls) {
+	func() { c.Enter("call", Code{Name: "CODE"}) }()
+}
+
+// TestReasons: an exception holds for what it names and for nothing else.
+func TestReasons(t *testing.T) {
+	calls := newCalls(nil)
+	calls.set(&strike{call: "call", nth: 2, code: Code{Name: "CODE"}})
+	calls.Enter("call")
+	require.Empty(t, calls.under(), "nothing has struck")
+	struckUnder(calls)
+	require.Contains(t, calls.under(), "backendtest.struckUnder")
+	c := faultCase{call: "call", nth: 2, what: "CODE", under: calls.under()}
+	for _, key := range []string{"call", "call/2", "call:CODE", "call in backendtest.struckUnder", "call:CODE in backendtest.struckUnder"} {
+		require.Equal(t, "why", reason(map[string]string{key: "why"}, c), key)
+	}
+	for _, key := range []string{"cal", "call/1", "call:hangs", "call in backendtest.struck", "call:hangs in backendtest.struckUnder", "other in backendtest.struckUnder"} {
+		require.Empty(t, reason(map[string]string{key: "why"}, c), key)
+	}
+}

@@ -2,6 +2,8 @@ package backendtest
 
 import (
 	"reflect"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -36,6 +38,7 @@ type strike struct {
 	dead   bool
 
 	struck bool
+	under  []string // the functions that the call was made under, "native.(*finding).try", the innermost first
 }
 
 func newCalls(polls []string) *Calls {
@@ -63,6 +66,9 @@ func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
 	hit := !again && s.call == name && s.nth == c.counts[name]
 	lasting := s.struck && s.code.Lasting && slices.Contains(codes, s.code)
 	s.struck = s.struck || hit
+	if hit {
+		s.under = callers()
+	}
 	c.mu.Unlock()
 	switch {
 	case hit && s.before != nil:
@@ -120,4 +126,32 @@ func (c *Calls) struck() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.strike != nil && c.strike.struck
+}
+
+// under are the functions that the call it has befallen was made under.
+func (c *Calls) under() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.strike == nil {
+		return nil
+	}
+	return c.strike.under
+}
+
+// literal is how the name of a function ends that stands inside of another, or that the compiler made of one: it counts as the other.
+var literal = regexp.MustCompile(`(\.(func|gowrap|deferwrap)?[0-9]+|-fm|-range[0-9]+)+$`)
+
+// callers are the functions that the caller runs under, each with the name of its package, the innermost first.
+func callers() []string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	var names []string
+	for {
+		frame, more := frames.Next()
+		name := frame.Function[strings.LastIndexByte(frame.Function, '/')+1:]
+		names = append(names, literal.ReplaceAllString(name, ""))
+		if !more {
+			return names
+		}
+	}
 }

@@ -40,16 +40,18 @@ type Faults struct {
 	// Machine makes a new machine for a case.
 	Machine func() FaultMachine
 	// Unheard are the calls whose failure may be no error of any rank, each with the reason. A name stands for every call of it, a name with a
-	// number for that one, "cuMemCreate/1", and a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY",
-	// or with "hangs" or "kills".
+	// number for that one, "cuMemCreate/1", a name with a code for what this call means by that: "cuMulticastCreate:CUDA_ERROR_SYSTEM_NOT_READY", or with
+	// "hangs" or "kills"; and either a name or a name with a code is narrowed by a function to what is called under it: "cuMemCreate in
+	// native.(*finding).try".
 	Unheard map[string]string
 	// Keeps are, in the same way, the calls whose failure may leave something behind: those that would have given it back.
 	Keeps map[string]string
 	// Unnamed are, in the same way, the calls whose failure leads to an error that does not name them, since it is an answer.
 	Unnamed map[string]string
-	// Late are, in the same way, the calls that take all ranks inside the library: the others learn at their own deadline that one has failed.
+	// Late are, in the same way but not by functions, the calls that take all ranks inside the library: the others learn at their own deadline that one
+	// has failed.
 	Late map[string]string
-	// Endless are, in the same way, the calls that are not let hang.
+	// Endless are, in the same way as those, the calls that are not let hang.
 	Endless map[string]string
 	// Polls are the calls by which a rank asks again and again whether something is done: of those in a row, the first is a case.
 	Polls []string
@@ -77,6 +79,7 @@ type faultCase struct {
 	nth    int
 	what   string // "hangs", "kills", or the name of a code
 	code   Code
+	under  []string // when it has struck: the functions that the call was made under
 }
 
 func (c faultCase) String() string {
@@ -135,9 +138,10 @@ func (f Faults) Run(t *testing.T) {
 			if full {
 				t.Parallel()
 			} else {
-				defer sameFiles(t, c)
+				defer func() { sameFiles(t, c) }()
 			}
 			out := f.once(t, c, newCalls(f.Polls))
+			c.under = out.under
 			for _, w := range out.wrong {
 				t.Error(w)
 			}
@@ -160,7 +164,7 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 			}
 			for i, code := range codes {
 				if all || i == (nth-1+victim)%len(codes) {
-					cases = append(cases, faultCase{victim, name, nth, code.Name, code})
+					cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: code.Name, code: code})
 				}
 			}
 			if !full && len(known)%some != 0 {
@@ -178,6 +182,11 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 
 // reason is what an exception says of a call; "" if it is none.
 func reason(exceptions map[string]string, c faultCase) string {
+	for _, f := range c.under {
+		if why := cmp.Or(exceptions[c.call+":"+c.what+" in "+f], exceptions[c.call+" in "+f]); why != "" {
+			return why
+		}
+	}
 	return cmp.Or(exceptions[fmt.Sprintf("%s/%d", c.call, c.nth)], exceptions[c.call+":"+c.what], exceptions[c.call])
 }
 
@@ -185,6 +194,7 @@ func reason(exceptions map[string]string, c faultCase) string {
 type outcome struct {
 	what  string
 	wrong []string
+	under []string // as in faultCase
 }
 
 // deadline is a context whose deadline comes when somebody says so.
@@ -247,7 +257,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 		gathered.Done()
 		gathered.Wait()
 		if mine != nil {
-			struck = mine.struck()
+			struck, c.under = mine.struck(), mine.under()
 			mine.set(nil)
 		}
 		if c.what != kills || !struckAll(ctx, g) {
@@ -271,7 +281,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 		me.second = m.attempt(ctx, ctx, sub, nil)
 		return sub.Close(ctx)
 	})
-	var out outcome
+	out := outcome{under: c.under}
 	complain := func(format string, args ...any) { out.wrong = append(out.wrong, fmt.Sprintf(format, args...)) }
 	for r, err := range failed {
 		if err != nil {
@@ -300,6 +310,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 		for r, err := range errors {
 			complain("  rank %d had: %v", r, err)
 		}
+		complain("  the call was made under %s", strings.Join(c.under, ", "))
 	}
 	return out
 }

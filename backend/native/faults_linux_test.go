@@ -45,6 +45,7 @@ func TestFaults(t *testing.T) {
 	const (
 		notReady = "CUDA_ERROR_SYSTEM_NOT_READY"
 		again    = "all ranks try again"
+		try      = "native.(*finding).try"
 		trial    = "the trial of memory for network cards; the next is without"
 	)
 	backendtest.Faults{
@@ -59,9 +60,7 @@ func TestFaults(t *testing.T) {
 			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
 			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
 			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
-		}.and(trial, "cuMemGetAllocationGranularity/1", "cuMemGetAllocationGranularity/2", "cuMemCreate/1", "cuMemCreate/5",
-			"cuMemExportToShareableHandle/1", "cuMemExportToShareableHandle/5", "cuMemExportToShareableHandle/6", "cuMemRelease/1", "cuMemRelease/8", "cuMemRelease/9",
-		).and("the creator's handle of a multicast object, which goes later: it is logged", "cuMemRelease/6"),
+		}.and(trial, "cuMemGetAllocationGranularity in "+try, "cuMemCreate in "+try, "cuMemExportToShareableHandle in "+try, "cuMemRelease in "+try).and("the creator's handle of a multicast object, which goes later: it is logged", "cuMemRelease in native.(*cast).make"),
 		Keeps: exceptions{
 			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device",
 		}.and("it is the call that gives it back", "cuDevicePrimaryCtxRelease", "cuGraphDestroy", "cuGraphExecDestroy", "cuMemAddressFree", "cuMemFreeHost",

@@ -343,7 +343,8 @@ func (d *Device) MemInfo() (free, total int64, err error) {
 }
 
 // Synchronize waits until the work that was enqueued on all streams before the call has ended, or until ctx ends. Errors of that work stay with their
-// streams. For a capturing stream that means what was enqueued before its capture.
+// streams. For a capturing stream that means what was enqueued before its capture. It also waits for a copy between host and device whose call has
+// failed; if the driver cannot say whether such a copy has ended, that is the error.
 func (d *Device) Synchronize(ctx context.Context) error {
 	const call = "Synchronize"
 	if ctx == nil {
@@ -370,6 +371,9 @@ func (d *Device) Synchronize(ctx context.Context) error {
 		if err := d.await(ctx, m.event, time.Time{}); err != nil {
 			return fmt.Errorf("synchronizing the CUDA device: %w", err)
 		}
+	}
+	if err := d.lane.drain(ctx); err != nil {
+		return fmt.Errorf("synchronizing the CUDA device: %w", err)
 	}
 	return nil
 }

@@ -161,3 +161,35 @@ func TestErrorsNameTheCall(t *testing.T) {
 	f.failing("cuEventQuery", cu.Success)
 	f.failing("cuStreamQuery", cu.Success)
 }
+
+// Synchronize waits for a copy whose call has failed, since nothing may free its memory before; and it says when it cannot tell whether the copy has
+// ended.
+func TestSynchronizeWaitsForFailedCopies(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	p := alloc(t, d, 8)
+	data := make([]byte, 8)
+	f.failing("cuEventRecord", cu.Unknown)
+	require.ErrorContains(t, d.CopyFromHost(p, data), "cuEventRecord")
+	f.failing("cuEventRecord", cu.Success)
+
+	f.failing("cuStreamQuery", cu.NotReady)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err := d.Synchronize(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded, "the copy is under way")
+	require.ErrorContains(t, err, "copy")
+	require.ErrorContains(t, d.CopyToHost(data, p), "cuEventRecord", "so no other can begin")
+
+	f.failing("cuStreamQuery", cu.Unknown)
+	require.ErrorContains(t, d.Synchronize(bounded(t)), "cuStreamQuery")
+	f.failing("cuStreamQuery", cu.IllegalAddress)
+	require.ErrorIs(t, d.Synchronize(bounded(t)), cuda.ErrContextLost)
+
+	f.failing("cuStreamQuery", cu.Success)
+	require.NoError(t, d.Synchronize(bounded(t)))
+	require.NoError(t, d.CopyToHost(data, p))
+	f.failing("cuStreamQuery", cu.NotReady) // nobody asks any more
+	require.NoError(t, d.Synchronize(bounded(t)))
+	f.failing("cuStreamQuery", cu.Success)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -25,6 +26,8 @@ type lane struct {
 	stream cu.StreamHandle
 	stages [2]stage
 	broken error // why it cannot be used until its stream says that it has nothing left to do
+
+	left atomic.Bool // whether it is broken, for those who do not hold mu: copies may be under way that nobody waits for
 }
 
 // stage is one pinned buffer.
@@ -117,16 +120,63 @@ func (l *lane) mend() error {
 	if l.broken == nil {
 		return nil
 	}
-	if err := l.dev.push(); err != nil {
+	if done, err := l.ended(); !done || err != nil {
 		return l.broken
+	}
+	l.mended()
+	return nil
+}
+
+// ended reports whether no copy of a broken lane is under way any more; mu is held.
+func (l *lane) ended() (bool, error) {
+	if err := l.dev.push(); err != nil {
+		return false, err
 	}
 	defer l.dev.pop()
-	if l.dev.drv.StreamQuery(l.stream) != cu.Success {
-		return l.broken
+	r := l.dev.drv.StreamQuery(l.stream)
+	if r == cu.NotReady {
+		return false, nil
 	}
-	l.broken = nil
+	return true, l.dev.drv.Check("cuStreamQuery", r)
+}
+
+// mended makes the lane usable after its copies have ended; mu is held.
+func (l *lane) mended() {
 	for i := range l.stages {
 		l.stages[i].queued = false
+	}
+	l.broken = nil
+	l.left.Store(false)
+}
+
+// breaks notes why nobody can tell what the lane still does; mu is held.
+func (l *lane) breaks(why error) error {
+	l.broken = why
+	l.left.Store(true)
+	return why
+}
+
+// drain waits until no copy is under way that a call has left behind when it failed: the memory of such a copy must not be freed. It does not wait for
+// copies of calls that have not returned.
+func (l *lane) drain(ctx context.Context) error {
+	for begin := time.Now(); l.left.Load(); pauseBetween(begin) {
+		if l.mu.TryLock() {
+			var done bool
+			var err error
+			if l.broken != nil { // else somebody else has mended it
+				done, err = l.ended()
+			}
+			if done && err == nil {
+				l.mended()
+			}
+			l.mu.Unlock()
+			if err != nil {
+				return err
+			}
+		}
+		if err := ctx.Err(); err != nil && l.left.Load() {
+			return fmt.Errorf("a copy that has failed is still under way: %w", err)
+		}
 	}
 	return nil
 }
@@ -143,8 +193,7 @@ func (l *lane) run(enqueue func() error) error {
 // record records that the copies of the stage enqueued so far are what it is busy with; the context is current.
 func (l *lane) record(g *stage) error {
 	if err := l.dev.drv.Check("cuEventRecord", l.dev.drv.EventRecord(g.ready, l.stream)); err != nil {
-		l.broken = fmt.Errorf("a copy between host and device cannot be waited for: %w", err)
-		return l.broken
+		return l.breaks(fmt.Errorf("a copy between host and device cannot be waited for: %w", err))
 	}
 	g.queued = true
 	return nil
@@ -156,8 +205,7 @@ func (l *lane) await(g *stage) error {
 		return nil
 	}
 	if err := l.dev.await(context.Background(), g.ready, time.Now().Add(l.dev.waitTimeout)); err != nil {
-		l.broken = fmt.Errorf("a copy between host and device did not end: %w", err)
-		return l.broken
+		return l.breaks(fmt.Errorf("a copy between host and device did not end: %w", err))
 	}
 	g.queued = false
 	return nil

@@ -560,3 +560,12 @@ func TestUnequal(t *testing.T) {
 }
 
 func closeFD(t *testing.T, fd int32) { require.NoError(t, unix.Close(int(fd))) }
+
+// TestCallsOfTheirOwn: no function calls another through the table, where a test may have put one that fails.
+func TestCallsOfTheirOwn(t *testing.T) {
+	r := newRig(t, simcuda.Config{GPUs: 2})
+	r.d.DeviceCanAccessPeer = func(*int32, cu.DeviceOrdinal, cu.DeviceOrdinal) cu.Result { return cu.Unknown }
+	var have int32
+	r.ok(r.d.DeviceGetP2PAttribute(&have, cu.P2PNativeAtomics, 0, 1))
+	require.EqualValues(t, 1, have)
+}
