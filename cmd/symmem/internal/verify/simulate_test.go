@@ -16,7 +16,7 @@ type some struct{}
 
 func (some) Backends() []string { return []string{"native", "nccl"} }
 
-func (some) Start(string, int, uint64, string) (Simulation, error) { panic("not to be started") }
+func (some) Start(string, int, uint64, string, bool) (Simulation, error) { panic("not to be started") }
 
 // TestSimulatedBackends: auto takes the first, all takes those that are simulated, and one that is not is refused with an error that says which are.
 func TestSimulatedBackends(t *testing.T) {
