@@ -1,14 +1,21 @@
 package simcuda_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/simcuda"
@@ -254,4 +261,42 @@ func TestWeakIsOfOneProcess(t *testing.T) {
 	own, _ := r.memory(0, 0)
 	r.ok(r.d.MemExportFD(&fd, own, cu.HandleFD, 0))
 	r.ok(r.d.MemImportFD(&own, uintptr(fd), cu.HandleFD))
+}
+
+// TestWeakFindsWhatKernelsLack: this module's own kernels, whose releases at system scope are made relaxed or whose fences are left out as they are loaded, race.
+// With strong memory nothing would show.
+func TestWeakFindsWhatKernelsLack(t *testing.T) {
+	release := strings.NewReplacer(".release.sys", ".relaxed.sys", "fence.acq_rel.sys;", "")
+	for _, weak := range []bool{false, true} {
+		t.Run(fmt.Sprintf("weak=%t", weak), func(t *testing.T) {
+			m, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1, Weak: weak})
+			require.NoError(t, err)
+			d := m.Driver()
+			load, replaced := d.ModuleLoadDataEx, atomic.Int32{}
+			d.ModuleLoadDataEx = func(h *cu.ModuleHandle, image unsafe.Pointer, n uint32, options *cu.JITOption, values *uintptr) cu.Result {
+				text := cu.GoString((*byte)(image), 64<<20)
+				worse := release.Replace(text)
+				if worse != text {
+					replaced.Add(1)
+				}
+				b := append([]byte(worse), 0)
+				return load(h, unsafe.Pointer(&b[0]), n, options, values)
+			}
+			cfg := config.Default()
+			cfg.Backend, cfg.Multicast, cfg.KernelTimeout = []string{native.Name}, config.MulticastOff, 30*time.Second
+			ranks, err := symmem.OpenLocal(t.Context(), 2, cfg, &symmem.Options{Backend: &native.Options{Driver: d}})
+			if err == nil {
+				err = errors.Join(backendtest.OnAll(ranks, func(r *symmem.Rank) error { return sum(t, r, kernels.OneShotPull, 1000) })...)
+				_ = backendtest.OnAll(ranks, func(r *symmem.Rank) error { return r.Close(context.WithoutCancel(t.Context())) }) // some have failed
+			}
+			require.Positive(t, replaced.Load())
+			if !weak {
+				require.NoError(t, err)
+				require.NoError(t, m.Err())
+				return
+			}
+			require.Error(t, err)
+			require.Contains(t, fmt.Sprint(m.Violations()), "race at global address")
+		})
+	}
 }
