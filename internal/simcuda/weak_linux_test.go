@@ -158,6 +158,16 @@ func TestWeakOrder(t *testing.T) {
 			r.ok(r.launch(0, "move", r.a, r.b))
 			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(r.host), r.b, 4, r.second))
 		}, []string{"cuMemcpyDtoHAsync of 4 bytes", store}},
+		"a copy behind a kernel that posts": {func(r *weakRig) {
+			r.await(r.second, r.flag)
+			r.ok(r.launch(0, "post", r.a, r.b))
+			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(r.host), r.b, 8, r.second))
+		}, nil},
+		"a copy behind a kernel that posts carelessly": {func(r *weakRig) {
+			r.await(r.second, r.flag)
+			r.ok(r.launch(0, "careless", r.a, r.b))
+			r.ok(r.d.MemcpyDtoHAsync(unsafe.Pointer(r.host), r.b, 8, r.second))
+		}, []string{"cuMemcpyDtoHAsync of 8 bytes", store}},
 		"a large copy": {func(r *weakRig) {
 			r.ok(r.d.MemcpyDtoDAsync(r.a+4096, r.a+8192+2, 3000, r.second))
 			r.ok(r.launch(0, "move", r.a, r.a+4096+2996))
