@@ -20,8 +20,9 @@ import (
 //   - cuEventRecord notes what the stream is behind, and who waits for the event or asks whether it is done is behind that. CUDA driver API, cuStreamWaitEvent:
 //     "Makes all future work submitted to hStream wait for all work captured in hEvent."
 //   - A node of a graph is behind those that it depends on, a root behind the stream and the launches before: CUDA driver API, cuGraphLaunch.
-//   - All work is behind what the host was behind when it was enqueued: the PTX ISA, memory consistency model, has causality order from the host's side through the launch. A
-//     host that has waited for a stream or an event is behind what it has waited for; so it is behind all of a GPU when a call has waited for that.
+//   - All work is behind what the host was behind when it was enqueued, as the CUDA C++ programming guide's programs suppose, which fill memory and launch. A host
+//     that has waited for a stream or an event is behind what it has waited for: CUDA driver API, cuStreamSynchronize: "Waits until the device has completed all operations in
+//     the stream". So it is behind all of a GPU when a call has waited for that.
 //   - cuStreamWriteValue32 is a release at system scope, cuStreamWaitValue32 an acquire. CUDA driver API, cuStreamWriteValue32, of the flag that is not given here: "Normally,
 //     cuStreamWriteValue32 will provide a memory fence before the write, which has semantics similar to __threadfence_system()".
 //   - A host function is behind the stream, and what comes next on the stream is behind what the host is behind then.

@@ -51,12 +51,11 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 		return exit.Usagef("--simulate: this program has no simulated GPUs; the command symmem has")
 	}
 	names, err := simulated(flags.Changed("backend"), o.Backends)
+	if err == nil && o.Weak {
+		err = weakOn(names)
+	}
 	if err != nil {
 		return err
-	}
-	if i := slices.IndexFunc(names, func(name string) bool { return name != simulator.Backends()[0] }); o.Weak && i >= 0 {
-		return exit.UsageError(errs.Advised("verify", "--backend", names[i], simulator.Backends()[0]+" and auto with --weak",
-			"what libraries do has no weak memory; leave out one of the two"))
 	}
 	if o.Require != "" {
 		return exit.Usagef("--require is %s; not allowed with --simulate, which needs nothing", o.Require)
@@ -122,6 +121,17 @@ func simulated(given bool, text string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// weakOn fails if there is a backend without weak memory.
+func weakOn(names []string) error {
+	able := simulator.Backends()[0]
+	for _, name := range names {
+		if name != able {
+			return exit.UsageError(errs.Advised("verify", "--backend", name, able+" and auto with --weak", "what libraries do has no weak memory; leave out one of the two"))
+		}
+	}
+	return nil
 }
 
 // simulatedRun is the suite on one backend.

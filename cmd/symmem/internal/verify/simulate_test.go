@@ -39,6 +39,10 @@ func TestSimulatedBackends(t *testing.T) {
 		require.ErrorAs(t, err, &status)
 		assert.Equal(t, exit.Usage, status.Status)
 	}
+	require.NoError(t, weakOn([]string{"native"}))
+	err = weakOn([]string{"native", "nccl"})
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	assert.ErrorContains(t, err, "--backend is nccl; allowed: native")
 	_, err = simulated(true, "nccl,nccl")
 	assert.ErrorContains(t, err, "twice")
 	_, err = simulated(true, "ncll")
