@@ -162,8 +162,17 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 	if err != nil {
 		return nil, err
 	}
+	w.guard()
 	w.enclose()
 	return w, nil
+}
+
+// guard makes a run look whether the plan, a tensor of it or its group was closed, also on a rank that only sends and waits: a graph has kept the run, and it is
+// ErrClosed on all ranks or on none.
+func (w *programWork) guard() {
+	if w.plan.device.Kind() == device.Host && len(w.steps) > 0 && !slices.ContainsFunc(w.steps, func(s step) bool { return s.kind == stepLaunch }) {
+		w.steps = slices.Insert(w.steps, 0, step{kind: stepLaunch, launch: &hostStep{work: w, run: func() error { return nil }}})
+	}
 }
 
 // enclose makes what the lane does part of the run, where the program does not: a fork comes before it, and a join behind. Else a capture

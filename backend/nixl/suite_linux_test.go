@@ -77,6 +77,9 @@ func (s *simulated) Open(ctx context.Context, env *backend.Env) (backend.Backend
 // shortSuite are the cases without SYMMEM_TEST_MATRIX=full, which take some seconds of one core.
 const shortSuite = `^(memory|window|groups|signal|transfer|lifetime)/|^all_reduce/[a-z_]+/f32/1023/|^(broadcast|reduce|all_gather)/.*/delayed$`
 
+// fullSuite are those with it: all but the dtypes, which make no difference to memory.
+const fullSuite = `^([b-z]|all_(gather|to_all))|^all_reduce/(errors|[a-z_]+/(f32|bf16)/)`
+
 // TestSuiteOnGPUs: the suite over simulated GPUs, with everything by address, and with everything by the library.
 func TestSuiteOnGPUs(t *testing.T) {
 	for name, s := range simulations {
@@ -98,11 +101,13 @@ func TestSuiteOnGPUs(t *testing.T) {
 			ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
 			require.NoError(t, err)
 			o := &suite.Options{Device: device.CUDA, Backend: Name, World: size, Short: true, Simulated: true}
-			if os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
-				o.Filter = regexp.MustCompile(shortSuite)
-			}
-			if testing.Short() {
+			switch {
+			case testing.Short():
 				o.Filter = regexp.MustCompile(`^(memory|window|signal)/`)
+			case os.Getenv("SYMMEM_TEST_MATRIX") == "full":
+				o.Filter = regexp.MustCompile(fullSuite)
+			default:
+				o.Filter = regexp.MustCompile(shortSuite)
 			}
 			var wg sync.WaitGroup
 			passed, skipped := 0, map[string]int{}

@@ -1586,6 +1586,12 @@ var mutants = []mutant{
 		new: "if err := t.x.failed(); false {",
 	},
 	{
+		file: "collective/program.go", why: "a graph after its tensor was closed is no error on a rank that has nothing to reduce",
+		tests: []stage{{"tests", "TestMatrix/backend=isles/world=3/goroutines/lifetime/closed_plan_graph/hierarchical", usual}},
+		old:   "\tw.guard()\n",
+		new:   "",
+	},
+	{
 		file: "backend/tell.go", why: "a rank that failed is not heard", tests: with(onFakes, ncclTests, nixlTests),
 		old: "\tif len(vote.Failures) > 0 {\n\t\treturn nil, vote\n\t}\n",
 		new: "",

@@ -797,7 +797,7 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 		wantArgument("an unknown op", refused(t, 0, nil), "Op(0)"),
 		wantArgument("an unknown form", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: 99}), "99"),
 		wantError("the form of another backend's library", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: foreign}),
-			symmem.ErrUnsupported, foreign.Backend(), e.R.Backend()),
+			symmem.ErrUnsupported, foreign.Backend(), t.Memory().Backend().Name()),
 		wantArgument("an output of another size", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: longer}), "101", "100"),
 		wantArgument("an output of another dtype", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: ints}), "i32", "f32"),
 		wantArgument("an output that overlaps", refused(a, kernels.Sum, &kernels.AllReduceOptions{Out: b})),
