@@ -74,6 +74,19 @@ var simulatedProcesses = map[int]string{
 	2: `^(memory|window|signal|transfer)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(1023|2051)/`,
 }
 
+// simulatedWeak are the cases with weak memory, by world size, of the short matrix and of the whole one.
+var (
+	simulatedWeak = map[int]string{
+		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/`,
+	}
+	wholeWeak = map[int]string{
+		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/delayed$`,
+		3: `^signal/|^all_reduce/[a-z_]+/f32/.*1023/`,
+	}
+)
+
+const weakSuffix = "+weak"
+
 // wholeSeeds are the seeds of the whole matrix, in which the world sizes of wholeSimulated run all cases, and the others those of the short one.
 var (
 	wholeSimulated = map[int]bool{2: true, 3: true}
@@ -96,6 +109,17 @@ func onSimulated(t *testing.T) {
 		seed, err := strconv.ParseUint(given, 10, 64)
 		require.NoErrorf(t, err, "%s is %q, and a number is allowed", seedVariable, given)
 		seeds = []uint64{seed}
+	}
+	weak := simulatedWeak
+	if whole {
+		weak = wholeWeak
+	}
+	for _, size := range slices.Sorted(maps.Keys(weak)) {
+		t.Run(fmt.Sprintf("world=%d/seed=%d/weak", size, seeds[0]), func(t *testing.T) {
+			t.Parallel()
+			opts := &suite.Options{Device: device.CUDA, Backend: native.Name, World: size, Short: true, Simulated: true, Filter: regexp.MustCompile(weak[size])}
+			runCases(t, nil, simulatedName, opts, 1, fmt.Sprintf("simulated:%d,%d,%s%s", size, seeds[0], native.Name, weakSuffix))
+		})
 	}
 	for _, size := range sizes {
 		for _, seed := range seeds {
@@ -123,7 +147,7 @@ func onSimulated(t *testing.T) {
 	}
 }
 
-// simulatedJob is all ranks of the suite on simulated GPUs; arg is their number and the seed, "3,1:short". Whatever is left in the GPUs' driver in the
+// simulatedJob is all ranks of the suite on simulated GPUs; arg is their number and the seed, "3,1:short", and maybe the backend, "3,1,native+weak" with weak memory. Whatever is left in the GPUs' driver in the
 // end, or was used wrongly, is an error.
 func simulatedJob(ctx context.Context, own config.Config, arg string, say func(any)) error {
 	arg, short, _ := strings.Cut(arg, ":")
@@ -136,7 +160,8 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 	if parts := strings.SplitN(arg, ",", 3); len(parts) == 3 {
 		name = parts[2]
 	}
-	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true})
+	name, weak := strings.CutSuffix(name, weakSuffix)
+	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true, Weak: weak})
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ var (
 // Thread names a thread of a launch.
 type Thread struct {
 	Device   int    // of the stream
-	Stream   int    // counted from 0, as they were made
+	Stream   int    // counted from 0, as they were made; below 0 for an agent
 	Launch   int    // counted from 0 on its stream
 	Function string // the kernel
 	Block    [3]uint32
@@ -29,6 +29,9 @@ type Thread struct {
 
 // String gives "device 1, stream 1, launch 0 of symmem_barrier, block 0, thread 3".
 func (t Thread) String() string {
+	if t.Stream < 0 {
+		return fmt.Sprintf("device %d", t.Device)
+	}
 	return fmt.Sprintf("device %d, stream %d, launch %d of %s, block %s, thread %s", t.Device, t.Stream, t.Launch, t.Function, index(t.Block), index(t.Thread))
 }
 
@@ -42,12 +45,17 @@ func index(i [3]uint32) string {
 // Place is an instruction in its file.
 type Place struct {
 	File        string
-	Line        int    // from 1
+	Line        int    // from 1; 0 for an agent, and File is its name
 	Instruction string // the line's text
 }
 
 // String gives "signals.ptx:17: bar.sync 0;".
-func (p Place) String() string { return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Instruction) }
+func (p Place) String() string {
+	if p.Line == 0 {
+		return p.File
+	}
+	return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Instruction)
+}
 
 // Error is what is wrong at an instruction: of a file, for [Parse], or when a thread executed it.
 type Error struct {

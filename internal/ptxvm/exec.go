@@ -74,6 +74,9 @@ func (t *thread) special(which int64) uint32 {
 //
 //go:nocheckptr
 func (m *Machine) exec(t *thread) {
+	if m.spaces != nil {
+		m.turnTo(t.block.launch.stream.device)
+	}
 	f, pc := t.f, t.pc
 	code := f.code
 	r := registers(unsafe.Pointer(&t.words[t.base]))
@@ -120,7 +123,9 @@ func (m *Machine) exec(t *thread) {
 				}
 				ticks[pc-1] = true
 			}
-			if weak && in.op > opVisible && in.op < opFence {
+			if weak && in.op > opVisible && in.op < opFence && m.hosted(f, in, r) {
+				m.meetHost(t, &f.access[in.tgt], in.op)
+			} else if weak && in.op > opVisible && in.op < opFence {
 				m.site = site{t.block, t.number, pc - 1, f}
 				if err := m.access(t, f, in, r); err != nil {
 					m.steps += steps

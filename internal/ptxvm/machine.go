@@ -51,6 +51,9 @@ type Config struct {
 	Coverage *Coverage
 	// Trace, if not nil, is called before each instruction that others may see the effect of, or that may see theirs. It slows the machine down.
 	Trace func(Thread, Place)
+	// Keep keeps with weak memory what is ordered before what when all streams are idle: only what [Machine.Tell] or [Stream.Follow] says is behind that, until
+	// [Machine.Settle] finds that the host is behind everything.
+	Keep bool
 }
 
 // Launch is a grid of blocks that run a kernel.
@@ -60,6 +63,7 @@ type Launch struct {
 	Block    [3]uint32 // threads; 0 is 1
 	Params   [][]byte  // one for each of Function.Params, of its size. They are copied
 	Overlap  bool      // programmatic stream serialization: it may begin before the launch before it ends
+	Behind   Order     // with weak memory: what it is behind besides the stream
 }
 
 // Machine runs launches on streams. It is not safe for concurrent use.
@@ -93,6 +97,12 @@ type Machine struct {
 	hidden bool     // there is private memory
 	slots  []uint32 // with weak memory: the clock of each slot when its last thread ended
 	fence  fences
+	age    uint64          // the time since order was last forgotten
+	spaces map[int]*Memory // of devices, if they have their own
+	host   Order
+	floor  Order // of everything that has not begun
+	agents []*Agent
+	spare  []int // slots of agents that have ended
 }
 
 // cached is a region that was found for an address like this.
@@ -103,7 +113,7 @@ type cached struct {
 
 // New is a machine over an address space.
 func New(memory *Memory, config Config) *Machine {
-	m := &Machine{memory: memory, config: config, choose: config.Chooser, weak: config.Weak, turn: config.Turn}
+	m := &Machine{memory: memory, config: config, choose: config.Chooser, weak: config.Weak, turn: config.Turn, age: ages.Add(1)}
 	if m.choose == nil {
 		m.choose = Random(config.Seed)
 	}
@@ -169,6 +179,7 @@ type launch struct {
 	own       *vector // with those before it: what they did
 	base      *vector
 	bank      *bank
+	behind    Order
 }
 
 type block struct {
@@ -243,7 +254,7 @@ func (s *Stream) Launch(l Launch) error {
 	if f == nil || !f.Entry || !f.defined {
 		return fmt.Errorf("launching no kernel: %w", ErrUnsupported)
 	}
-	n := &launch{stream: s, number: s.launches, f: f, overlap: l.Overlap, grid: l.Grid, dim: l.Block, left: 1}
+	n := &launch{stream: s, number: s.launches, f: f, overlap: l.Overlap, behind: l.Behind, grid: l.Grid, dim: l.Block, left: 1}
 	for _, g := range []*[3]uint32{&n.grid, &n.dim} {
 		for i := range g {
 			g[i] = max(g[i], 1)
@@ -349,7 +360,7 @@ func (m *Machine) Step(turns int) (idle bool, err error) {
 					break
 				}
 				idle := m.idle()
-				if idle {
+				if idle && !m.config.Keep {
 					m.settle()
 				}
 				return idle, nil
@@ -473,6 +484,9 @@ func (m *Machine) start(l *launch) {
 	m.active++
 	per := int(l.dim[0] * l.dim[1] * l.dim[2])
 	total := per * l.count()
+	if m.weak {
+		s.Follow(l.behind)
+	}
 	l.base = s.settled
 	l.bank = m.room(s, total)
 	b := l.bank
@@ -776,6 +790,9 @@ func (m *Machine) fail(t *thread, pc int32, err error) {
 }
 
 func (f *Function) place(pc int32) Place {
+	if f.module == nil { // an agent's
+		return Place{File: f.Name}
+	}
 	pc = max(0, min(pc, int32(len(f.at)-1)))
 	return f.module.place(int(f.at[pc]))
 }

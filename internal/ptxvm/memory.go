@@ -19,6 +19,11 @@ type region struct {
 	keep       []byte
 	copies     []uint64
 	words      []*word // with weak memory: those that were accessed
+	spans      []span  // of an allocation, in no order
+	age        uint64  // of the machine, when its words and spans were noted
+	of         *region // of an allocation that is mapped here
+	shift      uint64  // from where
+	host       bool    // the host uses it too
 	private    bool    // to tests: nobody else looks there, so accesses are no events
 }
 

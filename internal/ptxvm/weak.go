@@ -278,6 +278,7 @@ type event struct {
 	t      *thread
 	region *region
 	off    uint64
+	base   uint64 // what to add to off for the address that was accessed
 	size   uint8
 	sem    uint8
 	scope  uint8
@@ -286,13 +287,14 @@ type event struct {
 
 func (m *Machine) race(e *event, s *site) error {
 	shared := e.region == e.t.block.shared
-	return &Race{Address: e.region.base + e.off, Shared: shared, First: s.access(), Second: m.site.access()}
+	return &Race{Address: e.base + e.off, Shared: shared, First: s.access(), Second: m.site.access()}
 }
 
 func newWord(r *region, index uint64, size uint8) *word {
 	w := &word{size: size, locs: make([]location, 8/size)}
 	for i := range w.locs {
 		w.locs[i] = settled(r, index*8+uint64(i)*uint64(size), size)
+		w.locs[i].spread(r, index*8)
 	}
 	return w
 }
@@ -601,8 +603,19 @@ func (m *Machine) everyone(slot int32, clock uint32, alias bool) bool {
 	if slot < 0 {
 		return true
 	}
+	if m.config.Keep {
+		f := m.floor
+		if f.age != m.age || f.seen == nil || f.ended == nil || at(f.seen.events, slot) < clock || at(f.ended.events, slot) < clock {
+			return false
+		}
+		for _, a := range m.agents {
+			if t := a.t; !t.known(slot, clock, false) || !t.known(slot, clock, true) {
+				return false
+			}
+		}
+	}
 	for _, s := range m.streams {
-		if len(s.active) == 0 && (s.settled == nil || at(s.settled.events, slot) < clock) {
+		if !m.config.Keep && len(s.active) == 0 && (s.settled == nil || at(s.settled.events, slot) < clock) {
 			return false
 		}
 		for _, a := range s.active {
@@ -692,9 +705,9 @@ func (m *Machine) access(t *thread, f *Function, in *instr, r registers) error {
 	region, off := t.block.shared, address
 	if !a.shared {
 		region = m.memory.find(address)
-		off -= region.base
+		region, off = m.origin(region, off-region.base)
 	}
-	e := event{t: t, region: region, off: off, size: a.size, sem: a.sem, scope: a.scope}
+	e := event{t: t, region: region, off: off, base: address - off, size: a.size, sem: a.sem, scope: a.scope}
 	switch {
 	case region.private:
 		old, p := [4]uint64{}, unsafe.Add(region.data, off)
@@ -756,7 +769,8 @@ func (m *Machine) accessCopies(t *thread, a *access, in *instr, r registers, add
 			if e.region == nil {
 				return m.wrong(c, n)
 			}
-			e.off = c - e.region.base + uint64(i)*uint64(a.size)
+			e.region, e.off = m.origin(e.region, c-e.region.base+uint64(i)*uint64(a.size))
+			e.base = address + uint64(i)*uint64(a.size) - e.off
 			var v uint64
 			switch in.op {
 			case opLdReduce:
@@ -801,4 +815,6 @@ func (m *Machine) settle() {
 		s.settled, s.ended = nil, nil
 	}
 	m.fence = fences{}
+	m.age = ages.Add(1)
+	m.host, m.floor = Order{}, Order{}
 }

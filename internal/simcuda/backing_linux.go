@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/ptxvm"
 )
 
 // file names an open file for all processes of the host.
@@ -23,7 +24,8 @@ type physical struct {
 	legacy  bool
 	own     bool // made by this process, and counted as used
 	prop    cu.MemAllocationProp
-	refs    int // handles, mappings, bindings
+	refs    int               // handles, mappings, bindings
+	cells   *ptxvm.Allocation // with weak memory
 }
 
 const (
@@ -132,6 +134,9 @@ func (m *Machine) find(fd int, c card) (*physical, cu.Result) {
 	}
 	if p := m.physicals[id]; p != nil {
 		return p, cu.Success
+	}
+	if m.config.Weak {
+		return nil, m.foreign()
 	}
 	if int(c.GPU) >= len(m.gpus) || c.GPU < 0 {
 		return nil, cu.InvalidDevice

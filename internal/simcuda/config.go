@@ -15,6 +15,9 @@ type Config struct {
 	// Seed decides what is left to chance: which thread goes on, which GPU, in which order a switch adds. When calls of the driver come is up
 	// to the goroutines of the program, so a run with the same seed is alike, not the same.
 	Seed uint64
+	// Weak makes memory as weak as PTX's memory consistency model has it, for kernels, copies and all else that streams do: a race is a failure of the kernel. It is of one
+	// process, slow, and takes much memory.
+	Weak bool
 	// Multicast says that the GPUs have it.
 	Multicast bool
 	// MulticastObjects is how many multicast objects there can be at the same time; default 128.

@@ -287,10 +287,15 @@ func (g *gpu) begin() {
 	began := time.Now()
 	// Threads that wait look again and again, as long as their turn is.
 	const turn = 50
-	g.vm = ptxvm.New(g.space, ptxvm.Config{
+	config := ptxvm.Config{
 		Seed: m.rand.Uint64(), Turn: turn, Trace: m.config.Trace,
 		Clock: func() uint64 { return uint64(time.Since(began)) + 1<<40 },
-	})
+	}
+	if m.config.Weak {
+		g.vm = m.beginWeak(g, config)
+	} else {
+		g.vm = ptxvm.New(g.space, config)
+	}
 	g.vm.Limit(g.ordinal, ptxvm.Limits{Multiprocessors: g.Multiprocessors, Blocks: mostBlocks, Threads: min(mostThreads, mostRegisters/registers), Shared: mostShared})
 	g.lanes, g.stores = nil, 0
 	g.failed.Store(0)
@@ -305,6 +310,10 @@ func (g *gpu) end() {
 	for _, x := range m.spaces {
 		m.leave(g, x)
 	}
-	m.stats.Instructions += g.vm.Steps()
+	if m.weak != nil {
+		m.endWeak(g)
+	} else {
+		m.stats.Instructions += g.vm.Steps()
+	}
 	g.vm, g.space, g.lanes, g.peers = nil, nil, nil, nil
 }

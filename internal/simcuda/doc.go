@@ -21,11 +21,14 @@
 //
 // Calls that free memory, and load and unload modules, wait for what the GPU has under way, as the driver's may.
 //
+// With Config.Weak memory is as weak as PTX's memory consistency model has it, and what the driver's calls order is ordered, and nothing else: a race is a failure of the
+// kernel or the copy that came second. Without it an access takes place when its instruction is executed.
+//
 // Wrong use that a real driver does not survive, or whose outcome it does not define, is noted: see [Machine.Violations].
 //
 // # What it does not model
 //
-// Time; weak memory: kernels run in the fast mode of package ptxvm, which has a weak one for kernels alone; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams.
+// Time; fabric handles; memory pools, managed memory, textures, cubins; legacy default streams.
 //
 // With several processes, each has a machine of its own with the same Config. Memory that they pass to each other, as descriptors or IPC handles, is
 // shared, and strong accesses to it are atomic. So are multicast objects: what others add and bind, kernels find without a call of the driver.

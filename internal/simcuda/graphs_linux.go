@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	cu "github.com/symmem/symmem/internal/cuda"
+	"github.com/symmem/symmem/internal/ptxvm"
 )
 
 // graph is recorded work.
@@ -90,6 +91,7 @@ type exec struct {
 	users    []*userObject
 	launched int
 	ended    int
+	order    ptxvm.Order // with weak memory: what is behind the launches that have ended
 }
 
 func (m *Machine) captureCalls(d *cu.Driver) {

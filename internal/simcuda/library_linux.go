@@ -33,6 +33,9 @@ func (a *Access) Bytes(p device.Ptr, n int64) (all [][]byte, err error) {
 // it gives is called for each run of the work, when its turn has come.
 func (m *Machine) EnqueueLibrary(on cu.StreamHandle, prepare func(recorded bool) func() Step) cu.Result {
 	return m.enqueue(on, func(s *stream) (*op, cu.Result) {
+		if m.config.Weak {
+			return nil, m.violation(cu.NotSupported, "with weak memory there are no libraries")
+		}
 		return &op{kind: opLibrary, library: prepare(s.capture.Load() != nil)}, cu.Success
 	})
 }

@@ -44,8 +44,9 @@ type Machine struct {
 	graphs     map[cu.GraphHandle]*graph
 	execs      map[cu.GraphExecHandle]*exec
 	users      map[cu.UserObject]*userObject
-	active     []*stream // that have work
-	later      []uintptr // user objects whose functions are to be called
+	active     []*stream      // that have work
+	weak       *ptxvm.Machine // with weak memory: that of all GPUs, nil while none has a context
+	later      []uintptr      // user objects whose functions are to be called
 	violations []string
 	stats      Stats
 
@@ -220,6 +221,10 @@ func (m *Machine) Stats() Stats {
 	defer m.mu.Unlock()
 	s := m.stats
 	s.Launches = maps.Clone(s.Launches)
+	if m.weak != nil {
+		s.Instructions += m.weak.Steps()
+		return s
+	}
 	for _, g := range m.gpus {
 		if g.vm != nil {
 			s.Instructions += g.vm.Steps()

@@ -103,7 +103,7 @@ func (m *Machine) enter(g *gpu, x *mapping) {
 		for _, b := range x.cast.bound {
 			p := hiddenAddress + m.next
 			m.next += device.Ptr(b.bytes + granule)
-			g.show(p, b.of, b.of.mem[b.memOffset:b.memOffset+b.bytes])
+			g.show(p, b.of, b.of.mem, b.memOffset, b.bytes)
 			x.hidden[g.ordinal] = append(x.hidden[g.ordinal], p)
 			copies = append(copies, uint64(p))
 		}
@@ -112,14 +112,23 @@ func (m *Machine) enter(g *gpu, x *mapping) {
 		}
 		x.inside[g.ordinal] = true
 	default:
-		g.show(x.base, x.of, x.mem)
+		g.show(x.base, x.of, x.mem, 0, uint64(len(x.mem)))
 		x.inside[g.ordinal] = true
 	}
 }
 
 // show puts bytes at an address of the GPU's kernels.
-func (g *gpu) show(p device.Ptr, _ *physical, mem []byte) {
-	if err := g.space.Map(uint64(p), mem); err != nil {
+func (g *gpu) show(p device.Ptr, of *physical, mem []byte, offset, n uint64) {
+	var err error
+	switch {
+	case !g.machine.config.Weak:
+		err = g.space.Map(uint64(p), mem[offset:offset+n])
+	case of == nil:
+		err = g.space.MapHost(uint64(p), mem[offset:offset+n])
+	default:
+		err = g.space.MapAllocation(uint64(p), of.allocation(), offset, n)
+	}
+	if err != nil {
 		panic(err) // addresses come from this package
 	}
 }

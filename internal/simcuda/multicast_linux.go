@@ -237,6 +237,8 @@ func (m *Machine) findCast(fd int, k card) (*cast, cu.Result) {
 	switch {
 	case !m.config.Multicast:
 		return nil, cu.NotSupported
+	case m.config.Weak:
+		return nil, m.foreign()
 	case k.Bytes != castBytes(len(m.gpus)):
 		return nil, cu.InvalidDevice // of a machine with other GPUs
 	case len(m.objects) >= m.config.MulticastObjects:

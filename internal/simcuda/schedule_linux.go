@@ -117,9 +117,16 @@ func (m *Machine) turn(g *gpu) (moved bool, turns int) {
 	if g.vm == nil || g.result() != cu.Success {
 		return moved, 0
 	}
+	if m.weak != nil {
+		m.floor()
+	}
 	turns = 16 + min(16+m.rand.IntN(512), 8*g.vm.Ready())
 	if _, err := g.vm.Step(turns); err != nil {
-		m.fail(g, resultOf(err), err)
+		if m.weak != nil {
+			m.failWeak(resultOf(err), err)
+		} else {
+			m.fail(g, resultOf(err), err)
+		}
 		return true, turns
 	}
 	if n := g.vm.Stores(); n != g.stores {
@@ -172,6 +179,7 @@ func (m *Machine) drain(g *gpu) {
 		m.moved.Wait()
 	}
 	g.draining--
+	m.tellAll(g)
 	m.moved.Broadcast()
 }
 
@@ -193,19 +201,26 @@ func (m *Machine) advance(s *stream) (moved bool) {
 			w = s.queue[s.flight]
 		}
 		if w.op.kind == opKernel {
-			m.hand(s.gpu, s.lane, w.op.launch)
+			m.hand(s.gpu, s.lane, w.op.launch, w.behind)
 			s.flight++
 			moved = true
 			continue
 		}
+		if m.weak != nil && !w.placed {
+			w.order, w.placed = m.join(s.lane.vm.Order(), w.behind), true
+		}
 		done, more, err := m.perform(s.gpu, w)
 		moved = moved || more || done
 		if err != nil {
-			m.fail(s.gpu, cu.IllegalAddress, err)
+			m.broken(s.gpu, err)
 			return true
 		}
 		if !done {
 			return moved
+		}
+		if m.weak != nil {
+			m.finish(w)
+			s.lane.vm.Follow(w.order)
 		}
 		m.ended(s)
 	}
@@ -213,12 +228,14 @@ func (m *Machine) advance(s *stream) (moved bool) {
 }
 
 // hand gives a kernel to the machine.
-func (m *Machine) hand(g *gpu, l *lane, launch *ptxvm.Launch) {
+func (m *Machine) hand(g *gpu, l *lane, launch *ptxvm.Launch, behind ptxvm.Order) {
 	if m.stats.Launches == nil {
 		m.stats.Launches = map[string]int{}
 	}
 	m.stats.Launches[launch.Function.Name]++
-	if err := l.vm.Launch(*launch); err != nil {
+	now := *launch
+	now.Behind = behind
+	if err := l.vm.Launch(now); err != nil {
 		panic(err) // it was checked
 	}
 }
@@ -249,6 +266,14 @@ func (m *Machine) perform(g *gpu, w *work) (done, more bool, err error) {
 	case opMemory:
 		for ; w.at < uint64(len(o.batch)); w.at++ {
 			x := &o.batch[w.at]
+			if m.weak != nil {
+				done, err := m.memoryOp(g, w, x)
+				if err != nil || !done {
+					return false, more, err
+				}
+				more = true
+				continue
+			}
 			word, err := m.word(g, x.Address)
 			if err != nil {
 				return false, more, err
@@ -262,17 +287,22 @@ func (m *Machine) perform(g *gpu, w *work) (done, more bool, err error) {
 		}
 		return true, more, nil
 	case opRecord:
-		o.stamp.at = time.Now()
+		o.stamp.at, o.stamp.order = time.Now(), w.order
 		o.stamp.done.Store(true)
 		return true, true, nil
 	case opWait:
+		if o.stamp.done.Load() {
+			w.order = m.join(w.order, o.stamp.order)
+		}
 		return o.stamp.done.Load(), false, nil
 	case opHost:
 		if !w.begun {
 			w.begun = true
+			m.tell(w.order)
 			go func() {
 				cuda.RunHostFunc(o.data)
 				m.lock()
+				w.order = m.join(w.order, m.host())
 				w.ended.Store(true)
 				m.start()
 				m.mu.Unlock()
@@ -292,11 +322,17 @@ func (m *Machine) perform(g *gpu, w *work) (done, more bool, err error) {
 				return false, false, nil
 			}
 			w.run = newRun(o.exec)
+			w.run.order = m.join(w.order, o.exec.order)
 			more = true
 		}
 		moved, err := m.follow(w.run)
 		if err == nil && w.run.left == 0 {
 			o.exec.ended++
+			for _, last := range w.run.orders {
+				w.order = m.join(w.order, last)
+			}
+			w.order = m.join(w.order, w.run.order)
+			o.exec.order = w.order
 			m.release(1, o.exec.users...)
 			return true, true, nil
 		}
@@ -323,6 +359,11 @@ func (m *Machine) move(g *gpu, w *work) (done, more bool, err error) {
 	n := min(o.bytes-w.at, copyStretch)
 	if o.kind == opFill {
 		n = o.bytes
+		if m.weak != nil {
+			if err := m.moves(g, w, n); err != nil {
+				return false, false, err
+			}
+		}
 		r := m.pieces(g, o.dst, n, func(x *mapping, at uint64, b []byte) {
 			switch {
 			case o.value != 0:
@@ -348,6 +389,11 @@ func (m *Machine) move(g *gpu, w *work) (done, more bool, err error) {
 	to, err := m.side(g, o.dst, o.to, w.at, n)
 	if err != nil {
 		return false, false, err
+	}
+	if m.weak != nil {
+		if err := m.moves(g, w, n); err != nil {
+			return false, false, err
+		}
 	}
 	for len(to) > 0 {
 		k := copy(to[0], from[0])
@@ -380,16 +426,42 @@ type run struct {
 	missing []int   // how many nodes each node waits for; -1: it has begun
 	open    []*work // nodes that can begin or have begun
 	left    int
+	order   ptxvm.Order   // with weak memory: what its first nodes are behind
+	orders  []ptxvm.Order // by node: what is behind it
 }
 
 func newRun(x *exec) *run {
-	r := &run{exec: x, missing: make([]int, len(x.nodes)), left: len(x.nodes)}
+	r := &run{exec: x, missing: make([]int, len(x.nodes)), left: len(x.nodes), orders: make([]ptxvm.Order, len(x.nodes))}
 	for i, n := range x.nodes {
 		if r.missing[i] = len(n.deps); r.missing[i] == 0 {
 			r.open = append(r.open, &work{op: n.op, node: i})
 		}
 	}
 	return r
+}
+
+// place says what a node is behind.
+func (m *Machine) place(r *run, w *work) {
+	if w.placed {
+		return
+	}
+	w.order, w.placed = r.order, true
+	for _, dep := range r.exec.nodes[w.node].deps {
+		w.order = m.join(w.order, r.orders[r.exec.number[dep]])
+	}
+}
+
+// broken ends the context of a GPU whose work has failed, or with weak memory all.
+func (m *Machine) broken(g *gpu, err error) {
+	r := cu.IllegalAddress
+	if race := (*ptxvm.Race)(nil); errors.As(err, &race) {
+		r = cu.LaunchFailed
+	}
+	if m.weak != nil {
+		m.failWeak(r, err)
+	} else {
+		m.fail(g, r, err)
+	}
 }
 
 // follow does what the nodes of a graph can do now.
@@ -401,10 +473,11 @@ func (m *Machine) follow(r *run) (moved bool, err error) {
 		switch {
 		case w.op.kind == opKernel && !w.begun:
 			if w.lane == nil {
-				w.lane = n.gpu.takeLane()
+				m.place(r, w)
+				w.lane = n.gpu.takeLane(w.order)
 			}
 			w.begun, moved = true, true
-			m.hand(n.gpu, w.lane, w.op.launch)
+			m.hand(n.gpu, w.lane, w.op.launch, w.order)
 			// A launch with programmatic serialization behind one alone may begin before that ends.
 			for _, k := range r.exec.after[w.node] {
 				if next := r.exec.nodes[k]; next.op.kind == opKernel && next.op.launch.Overlap && len(next.deps) == 1 {
@@ -415,9 +488,11 @@ func (m *Machine) follow(r *run) (moved bool, err error) {
 			}
 		case w.op.kind == opKernel:
 			if done = w.lane.vm.Idle(); done {
+				w.order = w.lane.vm.Order()
 				n.gpu.dropLane(w.lane)
 			}
 		default:
+			m.place(r, w)
 			var more bool
 			if done, more, err = m.perform(n.gpu, w); err != nil {
 				return moved, err
@@ -428,6 +503,8 @@ func (m *Machine) follow(r *run) (moved bool, err error) {
 			continue
 		}
 		moved = true
+		m.finish(w)
+		r.orders[w.node] = w.order
 		r.left--
 		r.open = append(r.open[:i], r.open[i+1:]...)
 		i--

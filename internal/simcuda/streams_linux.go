@@ -32,10 +32,13 @@ type lane struct {
 	users int
 }
 
-func (g *gpu) takeLane() *lane {
-	if n := len(g.lanes); n > 0 {
-		l := g.lanes[n-1]
-		g.lanes = g.lanes[:n-1]
+func (g *gpu) takeLane(behind ptxvm.Order) *lane {
+	for i := len(g.lanes) - 1; i >= 0; i-- {
+		l := g.lanes[i]
+		if g.machine.weak != nil && !l.vm.Fits(behind) {
+			continue
+		}
+		g.lanes = slices.Delete(g.lanes, i, i+1)
 		l.users = 1
 		return l
 	}
@@ -93,6 +96,12 @@ type work struct {
 	step   Step
 	node   int // of a graph
 	ticket int // among the launches of a graph
+
+	// With weak memory.
+	behind ptxvm.Order // what the host was behind
+	order  ptxvm.Order // what it is behind, and when it has ended what is behind it
+	placed bool        // order is known
+	agent  *ptxvm.Agent
 }
 
 // stream finds a stream, and says what ended its context.
@@ -146,6 +155,7 @@ func (m *Machine) append(s *stream, w *work) {
 	if len(s.queue) == 0 {
 		s.gpu.busy++
 	}
+	w.behind = m.host()
 	s.queue = append(s.queue, w)
 	s.pending.Add(1)
 	if !s.active {
@@ -161,7 +171,7 @@ func (m *Machine) streamCalls(d *cu.Driver) {
 			if flags&^cu.StreamNonBlocking != 0 {
 				return cu.InvalidValue
 			}
-			s := &stream{handle: cu.StreamHandle(m.number()), gpu: g, lane: g.takeLane()}
+			s := &stream{handle: cu.StreamHandle(m.number()), gpu: g, lane: g.takeLane(m.host())}
 			m.streams.Store(s.handle, s)
 			*h = s.handle
 			return cu.Success
@@ -197,6 +207,12 @@ func (m *Machine) streamCalls(d *cu.Driver) {
 			return m.do(func() cu.Result { return m.violation(captureUnsupported, "cuStreamQuery of a stream that captures") })
 		case s.pending.Load() > 0:
 			return cu.NotReady
+		case m.config.Weak:
+			m.lock()
+			defer m.mu.Unlock()
+			if s.pending.Load() == 0 && s.gpu.vm != nil && !s.destroyed {
+				m.tell(s.lane.vm.Order())
+			}
 		}
 		return s.gpu.result()
 	}
@@ -276,8 +292,9 @@ func (m *Machine) batch(h cu.StreamHandle, ops []cu.BatchMemOp) cu.Result {
 
 // stamp is one record of an event.
 type stamp struct {
-	done atomic.Bool
-	at   time.Time
+	done  atomic.Bool
+	at    time.Time
+	order ptxvm.Order // with weak memory: what the stream was behind
 }
 
 type event struct {
@@ -383,8 +400,14 @@ func (m *Machine) eventCalls(d *cu.Driver) {
 		case e.cast.Load():
 			return m.do(func() cu.Result { return m.violation(capturedEvent, "cuEventQuery of an event of a capture") })
 		}
-		if x := e.last.Load(); x != nil && !x.done.Load() {
+		x := e.last.Load()
+		if x != nil && !x.done.Load() {
 			return cu.NotReady
+		}
+		if x != nil && m.config.Weak {
+			m.lock()
+			defer m.mu.Unlock()
+			m.tell(x.order)
 		}
 		return e.gpu.result()
 	}

@@ -18,6 +18,7 @@ func TestVerifySimulateIsTheCommands(t *testing.T) {
 	}{
 		{[]string{"--simulate"}, "no simulated GPUs"},
 		{[]string{"--seed", "3"}, "--simulate"},
+		{[]string{"--weak"}, "--simulate"},
 		{[]string{"--simulate", "--ranks", "0"}, "--ranks is 0"},
 		{[]string{"--backend", "simulated"}, "allowed are"},
 	} {

@@ -25,7 +25,7 @@ In a job that torchrun, mpirun, srun or Kubernetes has started, each process is 
 --ranks, rank 0 prints, and every rank has the same exit status. An error of another rank is on its standard error, with its number.
 
 With --simulate there are no GPUs and no driver: simulated ones run the kernels' PTX, and every line says simulated. The seed makes a
-run alike, not the same: when work is enqueued is up to this machine.
+run alike, not the same: when work is enqueued is up to this machine. With --weak their memory is as weak as PTX lets it be.
 
 The exit status is 1 if anything failed.`,
 		Example: "  symmem verify --backend all --require host -n 4\n  mpiexec -n 4 symmem verify",
@@ -44,6 +44,7 @@ The exit status is 1 if anything failed.`,
 	flags.BoolVar(&o.JSON, "json", false, jsonUsage)
 	flags.BoolVar(&o.Simulate, "simulate", false, "run the short form on simulated GPUs with multicast, in one process: on native, or on nccl or nvshmem with a simulated library")
 	flags.Uint64Var(&o.Seed, "seed", 1, "of the simulated GPUs: what their schedules and the order of additions come from")
+	flags.BoolVar(&o.Weak, "weak", false, "give the simulated GPUs weak memory, so that a race is an error: slow; on native, with a --filter")
 	settings.AddForRanks(flags)
 	return cmd
 }

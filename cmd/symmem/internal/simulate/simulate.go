@@ -26,8 +26,8 @@ func (simulator) Backends() []string { return []string{native.Name, nccl.Name, n
 const chunk = 32 << 20
 
 // Start makes as many GPUs as there are ranks, and the library of the backend.
-func (s simulator) Start(backend string, ranks int, seed uint64, multicast string) (verify.Simulation, error) {
-	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: seed, Multicast: multicast != config.MulticastOff})
+func (s simulator) Start(backend string, ranks int, seed uint64, multicast string, weak bool) (verify.Simulation, error) {
+	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: seed, Multicast: multicast != config.MulticastOff, Weak: weak})
 	if err != nil {
 		return verify.Simulation{}, err
 	}

@@ -90,6 +90,9 @@ func (v *Verification) write(w io.Writer, paint terminal.Painter) error {
 	sums := suite.Summary(v.Summary).String()
 	if v.Simulated {
 		sums += fmt.Sprintf(", simulated with seed %d", v.Seed)
+		if v.Weak {
+			sums += " and weak memory"
+		}
 	}
 	if v.Summary.Failed > 0 {
 		sums = paint.Bad(sums)

@@ -28,8 +28,9 @@ import (
 type Simulator interface {
 	// Backends are the names of the backends that work on them, the one that auto takes first.
 	Backends() []string
-	// Start makes a GPU for each rank, for one of the backends. multicast is the setting of that name.
-	Start(backend string, ranks int, seed uint64, multicast string) (Simulation, error)
+	// Start makes a GPU for each rank, for one of the backends. multicast is the setting of that name. weak gives them weak memory, which is for the first backend
+	// alone.
+	Start(backend string, ranks int, seed uint64, multicast string, weak bool) (Simulation, error)
 }
 
 // Simulation is some simulated GPUs.
@@ -50,6 +51,9 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 		return exit.Usagef("--simulate: this program has no simulated GPUs; the command symmem has")
 	}
 	names, err := simulated(flags.Changed("backend"), o.Backends)
+	if err == nil && o.Weak {
+		err = weakOn(names)
+	}
 	if err != nil {
 		return err
 	}
@@ -87,7 +91,7 @@ func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o O
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	v := Verification{Ranks: o.Ranks, Simulated: true, Seed: o.Seed}
+	v := Verification{Ranks: o.Ranks, Simulated: true, Seed: o.Seed, Weak: o.Weak}
 	var interrupted os.Signal
 	for i := 0; i < len(runs) && interrupted == nil; i++ {
 		var b BackendResult
@@ -117,6 +121,17 @@ func simulated(given bool, text string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// weakOn fails if there is a backend without weak memory.
+func weakOn(names []string) error {
+	able := simulator.Backends()[0]
+	for _, name := range names {
+		if name != able {
+			return exit.UsageError(errs.Advised("verify", "--backend", name, able+" and auto with --weak", "what libraries do has no weak memory; leave out one of the two"))
+		}
+	}
+	return nil
 }
 
 // simulatedRun is the suite on one backend.
@@ -160,7 +175,7 @@ func (run *simulatedRun) verify(ctx context.Context, p *process.Process, cfg con
 
 // start opens the ranks, runs the cases and closes the ranks. report is called with each result.
 func (run *simulatedRun) start(ctx context.Context, p *process.Process, own config.Config, o Options, report func(suite.Result)) error {
-	s, err := simulator.Start(run.name, o.Ranks, o.Seed, own.Multicast)
+	s, err := simulator.Start(run.name, o.Ranks, o.Seed, own.Multicast, o.Weak)
 	if err != nil {
 		return err
 	}

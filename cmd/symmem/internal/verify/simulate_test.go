@@ -16,7 +16,7 @@ type some struct{}
 
 func (some) Backends() []string { return []string{"native", "nccl"} }
 
-func (some) Start(string, int, uint64, string) (Simulation, error) { panic("not to be started") }
+func (some) Start(string, int, uint64, string, bool) (Simulation, error) { panic("not to be started") }
 
 // TestSimulatedBackends: auto takes the first, all takes those that are simulated, and one that is not is refused with an error that says which are.
 func TestSimulatedBackends(t *testing.T) {
@@ -39,6 +39,10 @@ func TestSimulatedBackends(t *testing.T) {
 		require.ErrorAs(t, err, &status)
 		assert.Equal(t, exit.Usage, status.Status)
 	}
+	require.NoError(t, weakOn([]string{"native"}))
+	err = weakOn([]string{"native", "nccl"})
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	assert.ErrorContains(t, err, "--backend is nccl; allowed: native")
 	_, err = simulated(true, "nccl,nccl")
 	assert.ErrorContains(t, err, "twice")
 	_, err = simulated(true, "ncll")

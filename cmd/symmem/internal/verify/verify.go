@@ -39,6 +39,7 @@ type Options struct {
 	JSON     bool // print JSON instead of text
 	Simulate bool // on simulated GPUs
 	Seed     uint64
+	Weak     bool
 }
 
 // Verification is what verify finds out; its JSON form is what --json prints.
@@ -47,6 +48,7 @@ type Verification struct {
 	// Simulated says that there were no GPUs: they were simulated, from this seed.
 	Simulated bool            `json:"simulated,omitempty"`
 	Seed      uint64          `json:"seed,omitempty"`
+	Weak      bool            `json:"weak,omitempty"` // with weak memory
 	Backends  []BackendResult `json:"backends"`
 	Summary   Summary         `json:"summary"`
 }
@@ -74,6 +76,9 @@ const runFailure = "run"
 // of the configuration among them. Run blocks until all ranks have ended. The error is an *exit.Error with status 1 if a case failed, 2
 // after a mistake in the command line, and that of a shell after a signal.
 func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Options) error {
+	if o.Weak && !o.Simulate {
+		return exit.Usagef("--weak is of the simulated GPUs of --simulate")
+	}
 	if flags.Changed("seed") && !o.Simulate {
 		return exit.Usagef("--seed is of the simulated GPUs of --simulate")
 	}
