@@ -171,7 +171,8 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 // ErrClosed on all ranks or on none.
 func (w *programWork) guard() {
 	if w.plan.device.Kind() == device.Host && len(w.steps) > 0 && !slices.ContainsFunc(w.steps, func(s step) bool { return s.kind == stepLaunch }) {
-		w.steps = slices.Insert(w.steps, 0, step{kind: stepLaunch, launch: &hostStep{work: w, run: func() error { return nil }}})
+		// It comes last: peers wait for what comes before, which a stream that has failed would leave out.
+		w.steps = append(w.steps, step{kind: stepLaunch, launch: &hostStep{work: w, run: func() error { return nil }}})
 	}
 }
 
