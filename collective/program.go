@@ -167,13 +167,36 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 	return w, nil
 }
 
-// guard makes a run look whether the plan, a tensor of it or its group was closed, also on a rank that only sends and waits: a graph has kept the run, and it is
-// ErrClosed on all ranks or on none.
+// guard makes a run look first whether the plan, a tensor of it or its group was closed, where ranks take different steps: a graph has kept the run. Then no
+// rank signals or waits any more, and it is ErrClosed on all, also on those that have nothing else to do.
 func (w *programWork) guard() {
-	if w.plan.device.Kind() == device.Host && len(w.steps) > 0 && !slices.ContainsFunc(w.steps, func(s step) bool { return s.kind == stepLaunch }) {
-		// It comes last: peers wait for what comes before, which a stream that has failed would leave out.
-		w.steps = append(w.steps, step{kind: stepLaunch, launch: &hostStep{work: w, run: func() error { return nil }}})
+	if p := w.plan; p.device.Kind() == device.Host && w.signals != nil && len(p.spec.Program.Peers) > 0 {
+		w.steps = slices.Insert(w.steps, 0, step{kind: stepLaunch, launch: &lookStep{work: w}})
 	}
+}
+
+// lookStep looks whether the plan can still run.
+type lookStep struct{ work *programWork }
+
+// Launch enqueues the look, or records it.
+func (l *lookStep) Launch(s device.Stream) error {
+	h, ok := s.(device.HostLauncher)
+	if !ok {
+		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
+	}
+	return h.Launch(l)
+}
+
+// Close does nothing.
+func (l *lookStep) Close() error { return nil }
+
+// RunKernel looks.
+func (l *lookStep) RunKernel() error {
+	err := l.work.plan.released()
+	if err != nil {
+		l.work.signals.Fail(err)
+	}
+	return err
 }
 
 // enclose makes what the lane does part of the run, where the program does not: a fork comes before it, and a join behind. Else a capture
