@@ -94,14 +94,21 @@ func TestTuneOnSimulatedGPUs(t *testing.T) {
 	assert.Subset(t, forms(f.points[1]), append(reduce, "one_shot_multimem", "two_shot_multimem"))
 	assert.True(t, f.points[1].Multicast)
 	assert.Subset(t, forms(f.points[3]), []string{"one_shot_ll", "one_shot_pull", "two_shot_pull", "one_shot_multimem", "transfers"})
-	blocks := 0
 	for _, p := range f.points {
 		assert.Positive(t, p.Best.Median)
+		blocks := map[string][]int{}
 		for _, c := range p.All {
-			blocks += c.Blocks
+			blocks[c.Form] = append(blocks[c.Form], c.Blocks)
+		}
+		assert.Equal(t, []int{0}, blocks["transfers"], "copies have no blocks")
+		// The plain forms come first, so their fastest is what the others were compared with.
+		plain := p.All[:len(blocks)]
+		for _, c := range plain {
+			if c.Form != "transfers" && c.Median <= contender*best(plain).Median {
+				assert.Subset(t, blocks[c.Form], tuneBlocks, "numbers of blocks were not tried of %s", c.Form)
+			}
 		}
 	}
-	assert.Positive(t, blocks, "no number of blocks was tried")
 	for _, r := range ranks {
 		assert.Contains(t, r.Memory().Tuning().Names(), "a model of the links between 3 ranks")
 	}
