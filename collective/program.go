@@ -179,13 +179,7 @@ func (w *programWork) guard() {
 type lookStep struct{ work *programWork }
 
 // Launch enqueues the look, or records it.
-func (l *lookStep) Launch(s device.Stream) error {
-	h, ok := s.(device.HostLauncher)
-	if !ok {
-		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
-	}
-	return h.Launch(l)
-}
+func (l *lookStep) Launch(s device.Stream) error { return launchOnHost(s, l) }
 
 // Close does nothing.
 func (l *lookStep) Close() error { return nil }
@@ -426,12 +420,15 @@ type hostStep struct {
 }
 
 // Launch enqueues the function, or records it.
-func (h *hostStep) Launch(s device.Stream) error {
+func (h *hostStep) Launch(s device.Stream) error { return launchOnHost(s, h) }
+
+// launchOnHost enqueues a kernel of the host, or records it.
+func launchOnHost(s device.Stream, k device.HostKernel) error {
 	l, ok := s.(device.HostLauncher)
 	if !ok {
 		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
 	}
-	return l.Launch(h)
+	return l.Launch(k)
 }
 
 // Close does nothing.

@@ -72,8 +72,9 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	switch {
 	case asked != Auto:
 	case t.Bytes() > 0 && !reachable(t, out):
-		if asked = (&allReduce{in: t, out: out}).islandForm(opts.RankOrder); asked == Transfers {
-			asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+		asked = farForm(t.Memory(), libraryAllReduces(t.Memory().Backend().Name())...)
+		if !opts.RankOrder && takesIslands(t.Memory(), t.Bytes(), t, out) {
+			asked = Hierarchical
 		}
 	case t.Bytes() == 0:
 		asked = Transfers // without elements there is no address to ask for, and nothing to reach
@@ -193,13 +194,17 @@ func (a *allReduce) check(plan string) error {
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
 	}
-	islands := a.in.Memory().Islands()
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {
 			return err
 		}
 		for r := range t.WorldSize() {
-			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank() || a.algorithm == Hierarchical && r < len(islands) && islands[r] == islands[a.in.Rank()]) {
+			if _, err := t.Remote(r); err != nil && (a.algorithm.NeedsPeerPointers() || r == t.Rank()) {
+				return err
+			}
+		}
+		if a.algorithm == Hierarchical {
+			if err := reachesIsland(t, a.in.Memory()); err != nil {
 				return err
 			}
 		}

@@ -429,11 +429,3 @@ func average16(size int, store func(dst []uint16, src []float32)) reducer {
 		}
 	}
 }
-
-// islandForm is the form that Auto takes where not all peers have addresses. It is the same on every rank.
-func (a *allReduce) islandForm(rankOrder bool) Algorithm {
-	if rankOrder || !takesIslands(a.in.Memory(), a.in.Bytes(), a.in, a.out) {
-		return Transfers
-	}
-	return Hierarchical
-}

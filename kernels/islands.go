@@ -114,18 +114,25 @@ func takesIslands(m *memory.Memory, bytes int64, tensors ...tensor.SymmetricTens
 	if bytes < hierarchicalBytes || m.Device().Kind() != device.Host {
 		return false
 	}
-	of := m.Islands()
-	islands := islandRanks(of)
+	islands := islandRanks(m.Islands())
 	if len(islands) < 2 || !slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 }) {
 		return false
 	}
-	rank := m.Group().Rank()
 	for _, t := range tensors {
-		for r := range of {
-			if _, err := t.Remote(r); err != nil && of[r] == of[rank] {
-				return false // what was adopted has addresses on no rank
-			}
+		if reachesIsland(t, m) != nil {
+			return false // what was adopted has addresses on no rank
 		}
 	}
 	return true
+}
+
+// reachesIsland returns an error unless every copy of t on this rank's island of m has an address.
+func reachesIsland(t tensor.SymmetricTensor, m *memory.Memory) error {
+	of, rank := m.Islands(), m.Group().Rank()
+	for r := range min(len(of), t.WorldSize()) { // t may be of another group, which is refused elsewhere
+		if _, err := t.Remote(r); err != nil && of[r] == of[rank] {
+			return err
+		}
+	}
+	return nil
 }

@@ -263,7 +263,7 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		if m.algorithm == Transfers && slices.Contains(have, Hierarchical) && takesIslands(m.in.Memory(), max(m.in.Bytes(), m.out.Bytes()), m.in, m.out) {
+		if slices.Contains(have, Hierarchical) && takesIslands(m.in.Memory(), max(m.in.Bytes(), m.out.Bytes()), m.in, m.out) {
 			m.algorithm = Hierarchical
 		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:
