@@ -349,7 +349,7 @@ func TestIslandsCutOff(t *testing.T) {
 // loseWithin has ranks be lost by what lose does in the midst of all-reduces, and looks at what the others say, and the lost themselves if they live.
 func loseWithin(t *testing.T, on *joined, size int, lost []int, lose func(w *world)) {
 	t.Helper()
-	const liveness = 3 * time.Second
+	const liveness = 5 * time.Second
 	running := make(chan int, size)
 	found := make([]*cutOff, size)
 	job := "cut_off:" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(lost), "[]")), ",")
