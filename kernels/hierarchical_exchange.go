@@ -15,7 +15,7 @@ import (
 // same bytes cross the network, and to put them together would only cost copies.
 
 // hierarchicalPackBytes is the most bytes of a block of an all-to-all that is put together with others.
-var hierarchicalPackBytes = int64(64 << 10)
+var hierarchicalPackBytes = int64(128 << 10)
 
 // The signals of a plan. Ranks of an island exchange the first, those that are linked the last, and both the second.
 const (

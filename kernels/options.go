@@ -18,7 +18,7 @@ import (
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers,
 	// or, from 64 KiB on, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
-	// Transfers does: see RankOrder. An all-to-all has it up to 64 KiB of a block, and none above.
+	// Transfers does: see RankOrder. An all-to-all takes it up to 128 KiB of a block, and Transfers above.
 	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
 	// since it does not combine in the order of the ranks; OneShot never takes it.

@@ -5,7 +5,8 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
-	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIsland", usual}}
+	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIslandCollectives", usual}}
+	choice, ranks := []stage{{"kernels", "TestIslandChoice", usual}}, []stage{{"kernels", "TestIslandRankOrder", usual}}
 	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
 	const exchange = "kernels/hierarchical_exchange.go"
 	mutants = append(mutants,
@@ -64,20 +65,20 @@ func init() {
 		mutant{file: exchange, why: "what goes to two ranks is put together in one place", tests: exchanges,
 			old: "return int64(index*f.most) * f.block", new: "return int64(index) * f.block"},
 		mutant{file: exchange, why: "packs of two islands come to one place", tests: exchanges,
-			old: "\t\tat += len(ranks)\n", new: ""},
+			old: "\t\tat += len(ranks)\n", new: "\t\t_ = ranks\n"},
 		mutant{file: exchange, why: "the first rank's blocks go to all", tests: exchanges,
 			old: "b.input(r, t.rank)", new: "b.input(r, b.islands[t.island][0])"},
-		mutant{file: exchange, why: "long blocks are put together", tests: exchanges,
+		mutant{file: exchange, why: "long blocks are put together", tests: choice,
 			old: "return a.blockBytes() <= hierarchicalPackBytes", new: "return true"},
-		mutant{file: "kernels/options.go", why: "auto takes no account of the size of blocks", tests: others,
+		mutant{file: "kernels/options.go", why: "auto takes no account of the size of blocks", tests: choice,
 			old: "if m.call == \"NewAllToAll\" {", new: "if m.call == \"\" {"},
-		mutant{file: "kernels/options.go", why: "auto reduces by islands where the order of the ranks is wanted", tests: others,
+		mutant{file: "kernels/options.go", why: "auto reduces by islands where the order of the ranks is wanted", tests: ranks,
 			old: "m.ordered(Hierarchical) && m.takesIslands()", new: "m.takesIslands()"},
-		mutant{file: "kernels/options.go", why: "any form may be asked for where the order of the ranks is wanted", tests: others,
+		mutant{file: "kernels/options.go", why: "any form may be asked for where the order of the ranks is wanted", tests: ranks,
 			old: "if !m.ordered(m.algorithm) {", new: "if false {"},
-		mutant{file: "kernels/options.go", why: "the ranks need not agree on the order", tests: others,
+		mutant{file: "kernels/options.go", why: "the ranks need not agree on the order", tests: ranks,
 			old: "\t\ts.Parameters += fmt.Sprintf(\", in rank order %t\", m.opts.RankOrder)\n", new: ""},
-		mutant{file: "kernels/options.go", why: "what combines nothing refuses a form for its order", tests: others,
+		mutant{file: "kernels/options.go", why: "what combines nothing refuses a form for its order", tests: ranks,
 			old: "return !m.combines || !m.opts.RankOrder", new: "return !m.opts.RankOrder"},
 		mutant{file: "memory/signal_flags.go", why: "a plan that has failed is not told where nobody is waited for", tests: []stage{{"memory", "SignalsForSome", usual}},
 			old: "\tif w.signals.user.failedBefore() { // also", new: "\tif false { // also"},
