@@ -27,21 +27,22 @@ const (
 
 // islandExchange is how it is cut, alike on every rank. The workspace is
 //
-//	packs  [targets][most] of block bytes each: what goes to each rank that this one carries for, by the rank of the island that it is from
+//	packs  [packed] of block bytes each: what goes to each rank that this one carries for, by the rank of the island that it is from
 //	slots  [world] of block bytes each: what has come, by island and the rank there that it is from
 type islandExchange struct {
 	*maker
 	islandPlace
-	block   int64
-	targets int // the most ranks that any rank carries for
-	most    int // ranks of the largest island
+	block  int64
+	packed int // the most blocks that any rank puts together
 }
 
 // newIslandExchange says how it is cut.
 func newIslandExchange(m *maker, rank int, islands [][]int, block int64) *islandExchange {
-	f := &islandExchange{maker: m, islandPlace: newIslandPlace(rank, islands, false), block: block, targets: mostTargets(islands, false)}
+	f := &islandExchange{maker: m, islandPlace: newIslandPlace(rank, islands, false), block: block}
 	for _, ranks := range islands {
-		f.most = max(f.most, len(ranks))
+		for _, r := range ranks {
+			f.packed = max(f.packed, len(ranks)*len(newIslandPlace(r, islands, false).carriesFor()))
+		}
 	}
 	return f
 }
@@ -72,14 +73,16 @@ func (f *islandExchange) workspaceBytes() int64 {
 	for _, ranks := range f.islands {
 		size += len(ranks)
 	}
-	return int64(f.targets*f.most+size) * f.block
+	return int64(f.packed+size) * f.block
 }
 
 // packAt is where in the workspace what goes to the index-th of the ranks is that this one carries for, and slotAt where in that of any rank comes what is from an island.
-func (f *islandExchange) packAt(index int) int64 { return int64(index*f.most) * f.block }
+func (f *islandExchange) packAt(index int) int64 {
+	return int64(index*len(f.islands[f.island])) * f.block
+}
 
 func (f *islandExchange) slotAt(island int) int64 {
-	at := f.targets * f.most
+	at := f.packed
 	for _, ranks := range f.islands[:island] {
 		at += len(ranks)
 	}

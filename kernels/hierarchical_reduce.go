@@ -34,9 +34,14 @@ const hierarchicalLeastLap = 128 << 10
 // byIslands makes the spec that of the form Hierarchical.
 func (r *reduction) byIslands(s *collective.Spec) {
 	islands := islandRanks(r.in.Memory().Islands())
-	f := &islandReduction{reduction: r, islandPlace: newIslandPlace(r.in.Rank(), islands, !r.scatter), wide: 1, targets: mostTargets(islands, !r.scatter)}
+	f := &islandReduction{reduction: r, islandPlace: newIslandPlace(r.in.Rank(), islands, !r.scatter), wide: 1}
 	if widens(r.in.DType(), r.op) {
 		f.wide = 2
+	}
+	for _, ranks := range islands {
+		for _, rank := range ranks {
+			f.targets = max(f.targets, len(newIslandPlace(rank, islands, !r.scatter).carriesFor()))
+		}
 	}
 	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
 	longest := shareElements(n, size) * width

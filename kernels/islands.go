@@ -119,17 +119,6 @@ func (p islandPlace) carriesFor() []islandTarget {
 	return all
 }
 
-// mostTargets is the most ranks that any rank carries for.
-func mostTargets(islands [][]int, even bool) int {
-	most := 0
-	for _, ranks := range islands {
-		for _, rank := range ranks {
-			most = max(most, len(newIslandPlace(rank, islands, even).carriesFor()))
-		}
-	}
-	return most
-}
-
 // severalIslands reports whether there is more than one island, and one in which there is more than one rank.
 func severalIslands(islands [][]int) bool {
 	return len(islands) > 1 && slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 })

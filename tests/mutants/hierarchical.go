@@ -63,7 +63,7 @@ func init() {
 		mutant{file: exchange, why: "room is told of before packs are stored", tests: exchanges,
 			old: "\ts.unpack()\n\ts.signal(exchangeRoom)", new: "\ts.signal(exchangeRoom)\n\ts.unpack()"},
 		mutant{file: exchange, why: "what goes to two ranks is put together in one place", tests: exchanges,
-			old: "return int64(index*f.most) * f.block", new: "return int64(index) * f.block"},
+			old: "return int64(index*len(f.islands[f.island])) * f.block", new: "return int64(index) * f.block"},
 		mutant{file: exchange, why: "packs of two islands come to one place", tests: exchanges,
 			old: "\t\tat += len(ranks)\n", new: "\t\t_ = ranks\n"},
 		mutant{file: exchange, why: "the first rank's blocks go to all", tests: exchanges,
