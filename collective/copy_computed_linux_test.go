@@ -54,8 +54,9 @@ const (
 	relayCopied = 100 // and, by a copy of this rank's own, behind here
 )
 
-// relay is a program that reads from memory of the device where its byte is to go, on this rank and on the peer. Fails, unless nil, is asked in each step.
-func (r *rank) relay(ctx context.Context, lane bool, fails func(step string) ([]collective.Copy, []collective.Put, error)) (*collective.Plan, error) {
+// relay is a program that reads from memory of the device where its byte is to go, on this rank and on the peer. Fails is asked in each
+// such step. Fixed is one whose send puts nothing, and needs nothing of the CPU.
+func (r *rank) relay(ctx context.Context, lane, fixed bool, fails func(step string) ([]collective.Copy, []collective.Put, error)) (*collective.Plan, error) {
 	return collective.New(ctx, r.m, r.program(lane, func(b *collective.Builder) {
 		stage, at := b.Stage(2)
 		b.Fork()
@@ -73,6 +74,12 @@ func (r *rank) relay(ctx context.Context, lane bool, fails func(step string) ([]
 			return []collective.Copy{{}, {Dst: r.x.Ptr().Add(relayCopied + int64(stage[relayWhere])), Src: at.Add(relayByte), Bytes: 1}}, nil
 		})
 		b.Fork()
+		if fixed {
+			b.Send(1)
+			b.Join()
+			b.Finish(1)
+			return
+		}
 		b.SendComputed(1, func() ([]collective.Put, error) {
 			if _, puts, err := fails("send"); puts != nil || err != nil {
 				return puts, err
@@ -93,7 +100,7 @@ func TestComputedCopies(t *testing.T) {
 		for _, graph := range []bool{false, true} {
 			t.Run(fmt.Sprintf("lane=%t/graph=%t", lane, graph), func(t *testing.T) {
 				onCopies(t, func(ctx context.Context, r *rank) error {
-					p, err := r.relay(ctx, lane, never)
+					p, err := r.relay(ctx, lane, false, never)
 					if err != nil {
 						return err
 					}
@@ -144,9 +151,12 @@ func TestComputedCopiesFail(t *testing.T) {
 		name, step string
 		fails      func() ([]collective.Copy, []collective.Put, error)
 		want       error // nil is any
+		fixed      bool
 	}{
 		{name: "copy error", step: "copy", want: errOwn, fails: func() ([]collective.Copy, []collective.Put, error) { return nil, nil, errOwn }},
 		{name: "copy panic", step: "copy", fails: func() ([]collective.Copy, []collective.Put, error) { panic("nothing to copy") }},
+		{name: "copy error before a send", step: "copy", fixed: true, want: errOwn, fails: func() ([]collective.Copy, []collective.Put, error) { return nil, nil, errOwn }},
+		{name: "copy panic before a send", step: "copy", fixed: true, fails: func() ([]collective.Copy, []collective.Put, error) { panic("nothing to copy") }},
 		{name: "copy from nowhere", step: "copy", fails: func() ([]collective.Copy, []collective.Put, error) {
 			return []collective.Copy{{Dst: 0, Src: 0, Bytes: 8}}, nil, nil
 		}},
@@ -157,7 +167,7 @@ func TestComputedCopiesFail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			onCopies(t, func(ctx context.Context, r *rank) error {
 				runs := 0
-				p, err := r.relay(ctx, false, func(step string) ([]collective.Copy, []collective.Put, error) {
+				p, err := r.relay(ctx, false, c.fixed, func(step string) ([]collective.Copy, []collective.Put, error) {
 					if step == "copy" {
 						runs++
 					}
