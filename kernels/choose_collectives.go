@@ -31,7 +31,7 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	case "NewReduce", "NewReduceScatter":
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case "NewAllToAllV":
-		return []Algorithm{OneShotPush}
+		return []Algorithm{OneShotPush, Transfers}
 	case "NewBarrier":
 		return []Algorithm{OneShot, Transfers}
 	}

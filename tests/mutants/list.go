@@ -1150,8 +1150,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a library's transfer without an event is not released", tests: inSuite,
-		old: "\t\treturn nil, errors.Join(err, work.Close())\n",
-		new: "\t\treturn nil, err\n",
+		old: "\t\t\terr = errors.Join(err, t.prepared.Close())\n",
+		new: "",
 	},
 	{
 		file: "memory/transfer.go", why: "graphs move freed memory by a library", tests: inSuite,
@@ -1242,7 +1242,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
-		old: "\tif w.user.dead.Load() {\n\t\treturn nothing{}, nil\n\t}\n",
+		old: "\tif w.user.dead.Load() {\n\t\treturn w.left(), nil\n\t}\n",
 		new: "",
 	},
 	{
