@@ -34,7 +34,8 @@ type AllReduceOptions struct {
 	// H200 that is Transfers, which copy engines
 	// carry out faster than a kernel does, with up to 768 MiB of workspace on each rank for each plan that is open; where that cannot be
 	// had, or with TwoShotFlow, a kernel does it with some 130 MiB, which the memory keeps for the next plans. Where the memory has multicast addresses it
-	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical.
+	// may be a form that does not combine in the order of the ranks: see RankOrder. So it is over several islands, as hosts with several ranks each are: from 64 KiB on it is Hierarchical,
+	// and between GPUs on memory of backend nccl NCCL.
 	//
 	// Auto never takes QuantizedInt8, which is lossy; see there what that means: [QuantizedBytes].
 	Algorithm Algorithm
@@ -159,6 +160,8 @@ func (a *allReduce) spec() collective.Spec {
 		a.byLibrary(&s)
 	case a.algorithm == QuantizedInt8:
 		a.quantized(&s)
+	case a.algorithm == Hierarchical && a.in.Device().Kind() == device.CUDA:
+		a.byRails(&s)
 	case a.algorithm == Hierarchical:
 		a.byHierarchy(&s)
 	case a.algorithm == Transfers:
@@ -193,6 +196,11 @@ func (a *allReduce) check(plan string) error {
 	}
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
+	}
+	if a.algorithm == Hierarchical && kind == device.CUDA {
+		if err := a.checkRails(); err != nil {
+			return err
+		}
 	}
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {

@@ -42,8 +42,9 @@
 //
 // Capabilities says how many peers have addresses (PointerPeers). What needs the address of another rank, signals, waits, puts and gets among it, is
 // ErrNotReachable; NCCL's own calls for these (ncclPutSignal and others, 2.29.2) take windows of all ranks, and are not used. The algorithm "nccl" of
-// all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "nccl_symmetric" and multicast are for
-// one team. A communicator that the caller gives must have all ranks, and is split too.
+// all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical", by its name, is an
+// all-reduce of kernels inside the teams and of ncclAllReduce between them, on communicators of the ranks that have the same shard (ncclCommSplit). "nccl_symmetric"
+// and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //
 // # Multicast
 //
