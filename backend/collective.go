@@ -29,8 +29,21 @@ type AllReduce struct {
 	Collective string
 	// Root is the rank of a broadcast or reduce.
 	Root int
+	// Parts, unless nil, says by rank which part of the group it is in, by the lowest rank there, the same on every rank: the all-reduce is among the ranks
+	// of each part, of which there may be several, and Count may differ from part to part, and be 0. In and Out may then be at other places on each rank.
+	Parts []int
+	// Told and Heard are addresses of a u32 each in memory of the device, or both nil: with each run, the largest of Told of the ranks of the part comes to
+	// Heard. Only with Parts.
+	Told, Heard device.Ptr
 	// DType and Op are the names of the elements' type, "bf16", and of the operation, "sum".
 	DType, Op string
+}
+
+// Failer is a PreparedAllReduce that can be told that this rank does not go on with the collective that it is a part of. Then the runs of the other ranks that
+// wait for this one end, and fail with an error of the same conditions.
+type Failer interface {
+	// Fail does not wait, and calls nothing of the device.
+	Fail(err error)
 }
 
 // PreparedAllReduce is a library's all-reduce that can be run many times.

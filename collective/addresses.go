@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -17,12 +18,14 @@ import (
 // Addresses says where everything of a plan is, while it is prepared. It is for the functions of a [Spec], and must not be used after they
 // have returned. A method that fails returns 0, and [New] returns its error.
 type Addresses struct {
-	plan   *Plan
-	dataAt int64 // of the Spec's workspace, in bytes from the beginning of the plan's
-	blocks int
-	dead   device.Ptr
-	table  device.Ptr
-	err    error // the first
+	plan    *Plan
+	dataAt  int64 // of the Spec's workspace, in bytes from the beginning of the plan's
+	blocks  int
+	ranks   []int // nil, or those that there are, of the plan's
+	records int64 // where in the plan's workspace a kernel's begin
+	dead    device.Ptr
+	table   device.Ptr
+	err     error // the first
 }
 
 // fail keeps the first error.
@@ -33,10 +36,31 @@ func (a *Addresses) fail(err error) {
 }
 
 // Rank is this rank.
-func (a *Addresses) Rank() int { return a.plan.rank }
+func (a *Addresses) Rank() int {
+	if a.ranks != nil {
+		return slices.Index(a.ranks, a.plan.rank)
+	}
+	return a.plan.rank
+}
 
 // WorldSize is the number of ranks.
-func (a *Addresses) WorldSize() int { return a.plan.size }
+func (a *Addresses) WorldSize() int {
+	if a.ranks != nil {
+		return len(a.ranks)
+	}
+	return a.plan.size
+}
+
+// planRank is the number of a rank in the plan. What is no rank stays none.
+func (a *Addresses) planRank(rank int) int {
+	switch {
+	case a.ranks == nil:
+		return rank
+	case rank < 0 || rank >= len(a.ranks):
+		return -1
+	}
+	return a.ranks[rank]
+}
 
 // Tensor is the address in this process of the first element of rank's copy of Spec.Tensors[i]; nil for an empty tensor. ErrInvalid for a
 // tensor or rank that does not exist, ErrNotReachable for a peer that has no address here.
@@ -49,7 +73,7 @@ func (a *Addresses) Tensor(i, rank int) device.Ptr {
 	if ts[i].Bytes() == 0 {
 		return 0
 	}
-	v, err := ts[i].Remote(rank)
+	v, err := ts[i].Remote(a.planRank(rank))
 	if err != nil {
 		a.fail(err)
 		return 0
@@ -82,7 +106,7 @@ func (a *Addresses) Workspace(rank int) device.Ptr {
 
 // base is where rank's part of the plan's workspace begins, with flags or pads.
 func (a *Addresses) base(rank int) device.Ptr {
-	at, err := a.plan.workspace.Peer(rank)
+	at, err := a.plan.workspace.Peer(a.planRank(rank))
 	if err != nil {
 		a.fail(err)
 		return 0
@@ -152,12 +176,12 @@ func (a *Addresses) Table() device.Ptr {
 	}
 	var words []byte
 	for i := range a.plan.spec.Tensors {
-		for r := range a.plan.size {
+		for r := range a.WorldSize() {
 			words = binary.LittleEndian.AppendUint64(words, uint64(a.Tensor(i, r)))
 		}
 	}
-	for r := range a.plan.size {
-		words = binary.LittleEndian.AppendUint64(words, uint64(a.base(r)))
+	for r := range a.WorldSize() {
+		words = binary.LittleEndian.AppendUint64(words, uint64(a.comm(r)))
 	}
 	a.table = a.Upload(words)
 	return a.table
@@ -171,27 +195,46 @@ func (a *Addresses) Blocks() int { return a.blocks }
 func (a *Addresses) Comm() ptx.Comm {
 	p := a.plan
 	if p.held.fault == nil {
-		a.fail(fmt.Errorf("symmem::Comm, which only the plan's own CUDA kernel has: %w", errs.ErrUnsupported))
+		a.fail(fmt.Errorf("symmem::Comm, which only the plan's own CUDA kernels have: %w", errs.ErrUnsupported))
 		return ptx.Comm{}
 	}
-	if a.dead.IsNil() {
-		a.dead = a.alloc(4)
-	}
+	dead, size := a.Dead(), a.WorldSize()
 	stop, err := p.memory.StopWord()
 	if err != nil {
 		a.fail(err)
 	}
 	c := ptx.Comm{
-		Version: ptx.CommVersion, Rank: uint32(p.rank), World: uint32(p.size), Timeout: uint64(p.memory.KernelTimeout().Nanoseconds()),
-		Stop: uint64(stop), Dead: uint64(a.dead), Fault: uint64(p.held.fault.Ptr()),
+		Version: ptx.CommVersion, Rank: uint32(a.Rank()), World: uint32(size), Timeout: uint64(p.memory.KernelTimeout().Nanoseconds()),
+		Stop: uint64(stop), Dead: uint64(dead), Fault: uint64(p.held.fault.Ptr()),
 	}
-	for r := range min(p.size, ptx.Inline) {
-		c.Workspace[r] = uint64(a.base(r))
+	if size > 1 && len(p.spec.programKernels()) > 0 && a.blocks == 0 {
+		return c // of a kernel that waits for nobody: not all ranks have addresses
 	}
-	if p.size > ptx.Inline {
-		c.Table = uint64(a.Table().Add(int64(8 * len(p.spec.Tensors) * p.size)))
+	for r := range min(size, ptx.Inline) {
+		c.Workspace[r] = uint64(a.comm(r))
+	}
+	if size > ptx.Inline {
+		c.Table = uint64(a.Table().Add(int64(8 * len(p.spec.Tensors) * size)))
 	}
 	return c
+}
+
+// comm is where the records of rank's part of the workspace begin.
+func (a *Addresses) comm(rank int) device.Ptr {
+	at := a.base(rank)
+	if at.IsNil() {
+		return 0
+	}
+	return at.Add(a.records)
+}
+
+// Dead is the address of the word, of 32 bits in memory of this rank's device, that is not 0 when a kernel of the plan has given up here: that of
+// [Addresses.Comm].
+func (a *Addresses) Dead() device.Ptr {
+	if a.dead.IsNil() {
+		a.dead = a.alloc(4)
+	}
+	return a.dead
 }
 
 // enableMulticast gives the tensors multicast addresses, if the Spec wants them. It comes before anything that may fail on one rank alone,

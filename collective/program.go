@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -28,6 +29,12 @@ type Program struct {
 	Peers [][]int
 	// Workspace, unless 0, is the size in bytes of the workspace that the program has in place of Spec.Workspace.
 	Workspace int64
+	// Kernels are CUDA kernels that wait for peers, which [Builder.Waiting] adds to a run. Each is settled as Spec.CUDA would be, as wide as leaves room on
+	// every rank's device, and has records of its own. Of them BlockWorkspace is 0, and Comm's data is not theirs to use. On a CUDA device.
+	Kernels []*Kernel
+	// Among, unless nil, is the ranks that the kernels wait for, in order, this one among them: those whose memory has addresses here. All of them
+	// give the same list. For Params they are numbered by their places in it, and are all ranks that there are.
+	Among []int
 	// Lane says that sends, waits and signals go on a stream beside the plan's.
 	Lane bool
 	// Build adds the steps of a run to b, when a plan is made, on every rank at the same time: the ranks may come together in it, as the
@@ -54,8 +61,12 @@ type Builder struct {
 	work *programWork
 }
 
-// programForm is a plan as a program. Its workspace begins with the pads of the signals.
-type programForm struct{ plan *Plan }
+// programForm is a plan as a program. Its workspace begins with the pads of the signals, and the records of kernels.
+type programForm struct {
+	plan  *Plan
+	waits []*waiting
+	data  int64 // where the Spec's workspace begins, once it is settled
+}
 
 // maxSignals is the most signals of a program, as many as a memory has channels.
 const maxSignals = 1024
@@ -63,12 +74,18 @@ const maxSignals = 1024
 // padAlign is what the Spec's workspace is aligned to.
 const padAlign = 128
 
-func (f programForm) describe() string {
+func (f *programForm) describe() string {
 	g := f.plan.spec.Program
-	return fmt.Sprintf("a program of %d signals, %d of them granted, with a lane %t", g.Signals, g.Granted, g.Lane)
+	text := fmt.Sprintf("a program of %d signals, %d of them granted, with a lane %t", g.Signals, g.Granted, g.Lane)
+	for _, k := range g.Kernels {
+		if k != nil { // which offer refuses
+			text += ", " + (&kernelForm{plan: f.plan, kernel: k}).describe()
+		}
+	}
+	return text
 }
 
-func (f programForm) offer() ([]byte, error) {
+func (f *programForm) offer() ([]byte, error) {
 	const call = "New"
 	switch g := f.plan.spec.Program; {
 	case g.Build == nil:
@@ -82,16 +99,31 @@ func (f programForm) offer() ([]byte, error) {
 	case g.Granted < 0 || g.Granted > g.Signals:
 		return nil, errs.Invalid(call, "Program.Granted", g.Granted, fmt.Sprintf("0 to %d, the number of signals", g.Signals))
 	}
-	return nil, nil
+	if err := f.checkKernels(); err != nil {
+		return nil, err
+	}
+	return f.offerKernels()
 }
 
-func (f programForm) settle([]memory.WorkspaceOffer) (int64, error) {
-	return f.dataAt() + max(f.plan.spec.Workspace, 1), nil
+func (f *programForm) settle(offers []memory.WorkspaceOffer) (int64, error) {
+	var err error
+	if f.data, err = f.settleKernels(offers, f.padBytes()); err != nil {
+		return 0, err
+	}
+	return f.data + max(f.plan.spec.Workspace, 1), nil
 }
 
-func (f programForm) launch() string { return "" }
+func (f *programForm) launch() (text string) {
+	for _, w := range f.waits {
+		text += w.launch()
+	}
+	return text
+}
 
-func (f programForm) dataAt() int64 {
+func (f *programForm) dataAt() int64 { return f.data }
+
+// padBytes is the size of the signals' pads.
+func (f *programForm) padBytes() int64 {
 	n := f.plan.spec.Program.Signals
 	if n == 0 {
 		return 0
@@ -104,6 +136,8 @@ type programWork struct {
 	plan    *Plan
 	signals *memory.Signals // nil if there are none
 	steps   []step
+	waits   []*waiting                // the kernels that wait for peers
+	faults  []func(f ptx.Fault) error // what makes errors of what kernels write for reasons of their own
 
 	// The stream that sends and waits beside the plan's, or nil.
 	lane   device.Stream
@@ -135,7 +169,7 @@ const (
 	stepJoin                       // the plan's stream goes on only when the lane has come here
 )
 
-func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
+func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
 	p, g := f.plan, f.plan.spec.Program
 	w := &programWork{plan: p}
 	defer func() {
@@ -151,6 +185,9 @@ func (f programForm) prepare(ctx context.Context, a *Addresses) (_ work, err err
 	}
 	if w.ended, err = p.device.NewEvent(); err == nil {
 		err = w.makeLane(g)
+	}
+	if err == nil {
+		err = w.prepareKernels(f)
 	}
 	// Build may be collective: a rank that does not come to it takes the others with it.
 	if err = p.memory.Group().Vote(ctx, "beginning a program", err); err != nil {
@@ -335,7 +372,9 @@ func (b *Builder) Finish(signal int) {
 	}
 }
 
-// Launch adds work of the plan's stream, which the plan closes. It must not wait for peers, unless that is bounded.
+// Launch adds work of the plan's stream, which the plan closes. It must not wait for peers, unless that is bounded. If it has a method Fail(error), that is
+// called when a kernel of the program has given up here, with the plan's error: peers that wait for this rank in it have to be told. It must not block, nor
+// call anything of the device.
 func (b *Builder) Launch(l device.PreparedLaunch) {
 	if errs.IsNil(l) {
 		b.fail(errs.Invalid("Builder.Launch", "l", nil, "a prepared launch"))
@@ -348,8 +387,8 @@ func (b *Builder) Launch(l device.PreparedLaunch) {
 	b.add(step{kind: stepLaunch, launch: l})
 }
 
-// Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. Of k, MinBlocks and BlockWorkspace are not used; Fit is asked
-// for this rank's device.
+// Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. Of k, MinBlocks and BlockWorkspace are not used, and Fault counts
+// where the program has Kernels, as [Addresses.Comm] does; Fit is asked for this rank's device.
 func (b *Builder) Kernel(k *Kernel) {
 	if b.err != nil {
 		return
@@ -359,6 +398,7 @@ func (b *Builder) Kernel(k *Kernel) {
 		b.fail(err)
 		return
 	}
+	b.explains(k)
 	b.add(step{kind: stepLaunch, launch: l})
 }
 
@@ -390,6 +430,7 @@ func (b *Builder) prepareKernel(k *Kernel) (device.PreparedLaunch, error) {
 	}
 	return fn.Prepare(device.Launch{
 		Grid: [3]uint32{uint32(blocks)}, Block: [3]uint32{uint32(threads)}, SharedBytes: uint32(k.SharedBytes), Params: params, Overlap: k.Overlap,
+		Fault: p.held.fault,
 	})
 }
 
@@ -483,6 +524,9 @@ func (w *programWork) enqueue(s device.Stream, recorded bool) error {
 	}
 	if !recorded && w.lane != nil && w.lane.Capturing() {
 		return fmt.Errorf("another stream records it; end that capture first: %w", errs.ErrTwoStreams)
+	}
+	if err := w.gaveUp(); err != nil {
+		return err
 	}
 	for i := range w.steps {
 		if err := w.step(s, &w.steps[i]); err != nil {

@@ -45,6 +45,14 @@ type Spec struct {
 	FirstEpoch uint32
 }
 
+// programKernels is the kernels of the Program, if there is one.
+func (s *Spec) programKernels() []*Kernel {
+	if s.Program == nil {
+		return nil
+	}
+	return s.Program.Kernels
+}
+
 // form is a Spec as one kind of device carries it out, before there is workspace.
 type form interface {
 	// describe says what else the ranks agree on.
@@ -165,7 +173,7 @@ func (p *Plan) form() form {
 		if s.Program.Workspace != 0 {
 			s.Workspace = s.Program.Workspace
 		}
-		return programForm{plan: p}
+		return &programForm{plan: p}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/symmem/symmem/backend"
@@ -92,7 +93,7 @@ func reduceBetween(ctx context.Context, m *memory.Memory, b *reducing, in, out, 
 		{Name: "theirs", In: in.Allocation(), Out: in.Allocation(), Count: 1024, DType: "f32", Op: "sum"},
 		{Name: "theirs", In: in.Allocation(), Out: out.Allocation(), InOffset: 3072, OutOffset: 1024, Count: 256, DType: "f32", Op: "sum"},
 	} {
-		if b.asked[i] != want {
+		if !reflect.DeepEqual(b.asked[i], want) {
 			return fmt.Errorf("the library was asked for %+v, expected %+v", b.asked[i], want)
 		}
 	}

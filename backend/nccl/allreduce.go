@@ -104,7 +104,12 @@ type reduction struct {
 	op      nccl.Op
 	what    nccl.Collective
 	root    int
-	runs    sync.Pool // of *run
+
+	form        string     // whose communicator it runs on
+	part        nccl.Part  // of the communicator; whole unless the ranks are in parts
+	told, heard device.Ptr // 0 if there is no word
+
+	runs sync.Pool // of *run
 }
 
 // run is one call with its arguments, to be made with the context current. It is kept, so that running allocates nothing.
@@ -126,9 +131,9 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	p, in, out, failure := b.reduction(r)
 	var mine place
 	if failure == nil {
-		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset, Live: b.live(r.Name)}
+		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset, Live: b.live(p.form)}
 	}
-	step := "preparing " + r.Name
+	step := "preparing " + formOf(r)
 	places, err := backend.Tell(ctx, b.group, step, mine, failure)
 	if err != nil {
 		return nil, err
@@ -138,7 +143,7 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 			return nil, err
 		}
 	}
-	red, err := b.reducer(ctx, r.Name, !slices.ContainsFunc(places, func(p place) bool { return !p.Live }))
+	red, err := b.reducer(ctx, p.form, p.part, !slices.ContainsFunc(places, func(p place) bool { return !p.Live }))
 	if err != nil {
 		return nil, err
 	}
@@ -179,8 +184,12 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	if r.Name == symmetricForm && b.isle != nil && !b.isle.whole() {
 		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels end at the host, and the ranks are on several (%s); use %s: %w", b.isle, plainForm, errs.ErrUnsupported)
 	}
-	if r.Count < 1 {
-		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more")
+	if r.Count < 1 && (r.Parts == nil || r.Count < 0) {
+		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more, or 0 where the ranks are in parts")
+	}
+	part, err := b.partOf(r)
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	what, known := collectives[r.Collective]
 	if !known || what != nccl.AllReduce && r.Name != plainForm {
@@ -195,7 +204,7 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 	if err := b.lib.Has(what); err != nil {
 		return nil, nil, nil, err
 	}
-	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation, what: what, root: r.Root}
+	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation, what: what, root: r.Root, form: formOf(r), part: part, told: r.Told, heard: r.Heard}
 	for _, x := range []struct {
 		from   backend.Allocation
 		offset int64
@@ -246,7 +255,7 @@ func (b *Backend) live(form string) bool {
 
 // reducer returns the communicator of a form: the one that all ranks have, or a new one, instead of any that some rank has given up.
 // Collective.
-func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer, error) {
+func (b *Backend) reducer(ctx context.Context, form string, part nccl.Part, live bool) (*reducer, error) {
 	b.mu.Lock()
 	red, comm := b.reducers[form], b.spare[form]
 	if !live {
@@ -268,7 +277,7 @@ func (b *Backend) reducer(ctx context.Context, form string, live bool) (*reducer
 	var err error
 	if !kept {
 		within, end := b.together(ctx, "splitting the communicator")
-		comm, err = b.comm.Split(within, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
+		comm, err = b.comm.SplitBy(within, part, &nccl.Config{NoMulticast: b.whyNoMulticast() != ""})
 		err = end(err)
 	}
 	if err == nil {
@@ -369,7 +378,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	// It is the kind of memory that tensors have: freeing it does not wait for other work of the device, as cuMemFree does.
 	var scratch uint64
 	err := b.device.WithContext(func() (err error) {
-		scratch, err = b.lib.MemAlloc(p.bytes() + int64(p.apart()))
+		scratch, err = b.lib.MemAlloc(p.scratch())
 		return err
 	})
 	free := func() error { return b.device.WithContext(func() error { return b.lib.MemFree(scratch) }) }
@@ -383,7 +392,8 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	first, end := b.together(ctx, "trying the all-reduce")
 	_, err = nccl.Bound(first, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
-			return p.of.comm.Enqueue(p.what, uintptr(stream.Handle()), scratch, scratch+p.apart(), p.count, p.dtype, p.op, p.root)
+			word := scratch + uint64(p.scratch()) - 8
+			return p.enqueue(uintptr(stream.Handle()), scratch, scratch+p.apart(), word, word+4)
 		})
 	})
 	late := b.givenUp(err, 0)
@@ -398,7 +408,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 			return err
 		}
 		if late != nil && !late.over() {
-			b.keepFor(late, p.bytes()+int64(p.apart()), free)
+			b.keepFor(late, p.scratch(), free)
 			return err
 		}
 	}
@@ -410,6 +420,15 @@ func (p *reduction) bytes() int64 {
 	n := p.count * p.dtype.Bytes()
 	if p.what == nccl.AllGather || p.what == nccl.ReduceScatter || p.what == nccl.AllToAll {
 		n *= int64(p.backend.group.Size())
+	}
+	return n
+}
+
+// scratch is the size of memory of its own that it can be tried on: the message, the output if that has to be apart, and the words, the last 8 bytes.
+func (p *reduction) scratch() int64 {
+	n := p.bytes() + int64(p.apart())
+	if p.told != 0 {
+		n = (n + 15) &^ 7
 	}
 	return n
 }
@@ -469,7 +488,15 @@ func (b *Backend) runFailed(red *reducer, failure error) error {
 
 func (x *run) make() error {
 	p := x.of
-	return p.of.comm.Enqueue(p.what, x.stream, uint64(p.in), uint64(p.out), p.count, p.dtype, p.op, p.root)
+	return p.enqueue(x.stream, uint64(p.in), uint64(p.out), uint64(p.told), uint64(p.heard))
+}
+
+// enqueue enqueues one run on memory, with the device's context current.
+func (p *reduction) enqueue(stream uintptr, in, out, told, heard uint64) error {
+	if p.told != 0 {
+		return p.of.comm.AllReduceTold(stream, in, out, p.count, p.dtype, p.op, told, heard)
+	}
+	return p.of.comm.Enqueue(p.what, stream, in, out, p.count, p.dtype, p.op, p.root)
 }
 
 // Close has nothing to release: the communicator and the windows stay for the next plan.

@@ -231,7 +231,7 @@ func TestMadeLate(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					_, err = b.reducer(bounded, plainForm, false)
+					_, err = b.reducer(bounded, plainForm, nccl.Part{Ranks: g.Size(), Rank: g.Rank()}, false)
 					return errors.Join(err, b.Close(ctx))
 				})
 				for r, err := range failed {

@@ -25,7 +25,7 @@ func TestFailureIsTold(t *testing.T) {
 	calls := map[string]does{
 		"ncclCommInitRankScalable": nil,
 		"ncclCommSplit": func(ctx context.Context, b *Backend) error {
-			_, err := b.reducer(ctx, plainForm, false)
+			_, err := b.reducer(ctx, plainForm, nccl.Part{Ranks: b.group.Size(), Rank: b.group.Rank()}, false)
 			return err
 		},
 		"ncclCommWindowRegister": func(ctx context.Context, b *Backend) error {

@@ -53,6 +53,9 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	if _, known := collectives[r.Collective]; !known && r.Collective != barrier {
 		return nil, fmt.Errorf("backend %s has no %s of the library's own: %w", Name, r.Collective, errs.ErrUnsupported)
 	}
+	if r.Parts != nil {
+		return nil, fmt.Errorf("backend %s has no collectives among parts of a group: %w", Name, errs.ErrUnsupported)
+	}
 	if r.Name != Name {
 		return nil, fmt.Errorf("backend %s has no collective called %s: %w", Name, r.Name, errs.ErrUnsupported)
 	}

@@ -1,8 +1,10 @@
 package simlib
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"unsafe"
 
@@ -28,6 +30,7 @@ type NCCL struct {
 	windows map[nccl.WindowHandle]*window
 	last    nccl.CommHandle
 	owned   map[device.Ptr]uint64 // memory of ncclMemAlloc
+	perHost int                   // GPUs of a host; 0: there is one host
 }
 
 // world is what the communicators of some ranks share.
@@ -78,6 +81,10 @@ func NewNCCL(m *simcuda.Machine) *NCCL {
 	}
 }
 
+// Spread makes the GPUs those of several hosts, of so many each, in their order: windows end there. Backends have to be told by NCCL_HOSTID, with another
+// value for each host, as NCCL itself would be. To be called before the functions are.
+func (n *NCCL) Spread(perHost int) { n.perHost = perHost }
+
 // Left lists what was made and not given back.
 func (n *NCCL) Left() (left []string) {
 	n.mu.Lock()
@@ -99,6 +106,10 @@ func (n *NCCL) Functions() *nccl.Functions {
 		GetLastError:   func(nccl.CommHandle) string { return "" },
 		GetUniqueID:    func(id *nccl.UniqueID) nccl.Result { n.id(id[:]); return nccl.Success },
 
+		// What is in a group is put on the streams when it is called, in the order in which the group's end would.
+		GroupStart: func() nccl.Result { return nccl.Success },
+		GroupEnd:   func() nccl.Result { return nccl.Success },
+
 		CommInitRankScalable: n.initRank, CommSplit: n.split, CommAsyncError: n.asyncError,
 		CommFinalize: func(h nccl.CommHandle) nccl.Result {
 			return n.on(h, func(c *comm) nccl.Result {
@@ -115,7 +126,8 @@ func (n *NCCL) Functions() *nccl.Functions {
 		CommCuDevice: n.number(func(c *comm) int { return c.gpu }),
 		TeamLsa: func(h nccl.CommHandle) (t nccl.Team) {
 			n.on(h, func(c *comm) nccl.Result {
-				t = nccl.Team{Ranks: int32(c.world.calls.size), Rank: int32(c.rank), Stride: 1}
+				ranks := n.team(c.world)
+				t = nccl.Team{Ranks: int32(ranks), Rank: int32(c.rank % ranks), Stride: 1}
 				return nccl.Success
 			})
 			return t
@@ -139,7 +151,7 @@ func (n *NCCL) Functions() *nccl.Functions {
 					return nccl.InvalidArgument
 				}
 				b[multimem] = 0
-				if c.casts(n.machine) {
+				if c.casts(n.machine) && !n.severalHosts(c.world) {
 					b[multimem] = 1
 				}
 				return nccl.Success
@@ -315,28 +327,76 @@ func (n *NCCL) initRank(h *nccl.CommHandle, ranks, rank, ids int32, id *nccl.Uni
 
 // splitting is what a rank brings to ncclCommSplit.
 type splitting struct {
-	h      *nccl.CommHandle
-	config *nccl.ConfigLayout
+	color, key int32
+	h          *nccl.CommHandle
+	config     *nccl.ConfigLayout
 }
 
-// split makes a communicator of the same ranks.
+// split makes communicators of the ranks: "Ranks with the same color will end up in the same communicator. Within the new communicator, key will be used to
+// order ranks. NCCL_SPLIT_NOCOLOR as color will indicate the rank will not be part of any group and will therefore return a NULL communicator"
+// (nccl.h, ncclCommSplit). Ranks with the same key keep their order.
 func (n *NCCL) split(parent nccl.CommHandle, color, key int32, h *nccl.CommHandle, config *nccl.ConfigLayout) nccl.Result {
 	n.mu.Lock()
 	c := n.comms[parent]
-	if c == nil || color != 0 || int(key) != c.rank {
+	if c == nil || color < noColor {
 		n.mu.Unlock()
 		n.machine.Violation("ncclCommSplit of communicator %#x with color %d and key %d", parent, color, key)
 		return nccl.InvalidArgument
 	}
-	return n.together(c, "ncclCommSplit", splitting{h, config}, func(args []any) {
-		w := n.newWorld(len(args))
+	return n.together(c, "ncclCommSplit", splitting{color, key, h, config}, func(args []any) {
+		parts := map[int32][]int{}
 		for rank, arg := range args {
 			s := arg.(splitting)
-			handle, o := n.join(w, rank, c.world.joined[rank].gpu, s.config)
-			n.furnish(o)
-			*s.h = handle
+			*s.h = 0
+			if s.color != noColor {
+				parts[s.color] = append(parts[s.color], rank)
+			}
+		}
+		for _, color := range slices.Sorted(maps.Keys(parts)) {
+			ranks := parts[color]
+			slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(args[a].(splitting).key, args[b].(splitting).key) })
+			w := n.newWorld(len(ranks))
+			for rank, old := range ranks {
+				s := args[old].(splitting)
+				handle, o := n.join(w, rank, c.world.joined[old].gpu, s.config)
+				n.furnish(o)
+				*s.h = handle
+			}
 		}
 	})
+}
+
+// noColor is NCCL_SPLIT_NOCOLOR.
+const noColor = -1
+
+// severalHosts reports whether the ranks are on several hosts.
+func (n *NCCL) severalHosts(w *world) bool {
+	return slices.ContainsFunc(w.joined, func(c *comm) bool { return n.hostOf(c.gpu) != n.hostOf(w.joined[0].gpu) })
+}
+
+// hostOf is the host of a GPU.
+func (n *NCCL) hostOf(gpu int) int {
+	if n.perHost == 0 {
+		return 0
+	}
+	return gpu / n.perHost
+}
+
+// team is how many ranks each LSA team has: the greatest number by which all runs of ranks of one host can be divided, as NCCL counts since 2.28.7
+// (dev_runtime.cc).
+func (n *NCCL) team(w *world) int {
+	size, run := 0, 0
+	for r := range w.joined {
+		if run++; r+1 == len(w.joined) || n.hostOf(w.joined[r+1].gpu) != n.hostOf(w.joined[r].gpu) {
+			for a, b := size, run; ; a, b = b, a%b {
+				if size = a; b == 0 {
+					break
+				}
+			}
+			run = 0
+		}
+	}
+	return size
 }
 
 // end destroys or aborts a communicator.
@@ -449,6 +509,9 @@ func (n *NCCL) make(w *world, args []any) {
 				first.bytes, first.from, first.span, r.bytes, r.from, r.span, rank)
 			panic(failed{"ncclCommWindowRegister", cu.InvalidValue})
 		}
+	}
+	if n.severalHosts(w) {
+		return // success, and no handle: 2.29 and later make windows of several hosts only where GPUs send over the network of themselves
 	}
 	s := w.place(first.span)
 	var all []*window

@@ -21,6 +21,9 @@ func NewNCCL(*simcuda.Machine) *NCCL { return &NCCL{} }
 // Functions returns a table without functions.
 func (*NCCL) Functions() *nccl.Functions { return &nccl.Functions{} }
 
+// Spread does nothing.
+func (*NCCL) Spread(int) {}
+
 // Left returns nil.
 func (*NCCL) Left() []string { return nil }
 

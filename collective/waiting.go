@@ -1,0 +1,231 @@
+package collective
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+)
+
+// waiting is one of a program's kernels that wait for peers.
+type waiting struct {
+	kernelForm
+	launched bool  // a run has it
+	records  int64 // where in the plan's workspace its records begin, once it is settled
+}
+
+// checkKernels says what is wrong with the kernels of a program that wait for peers.
+func (f *programForm) checkKernels() error {
+	const call = "New"
+	g, rank, size := f.plan.spec.Program, f.plan.rank, f.plan.size
+	if g.Among != nil && !rising(g.Among, rank, size) {
+		return errs.Invalid(call, "Program.Among", g.Among, fmt.Sprintf("ranks of 0 to %d, this one, %d, among them, each once and in order", size-1, rank))
+	}
+	for i, k := range g.Kernels {
+		if k == nil {
+			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d]", i), nil, "a kernel")
+		}
+		if k.BlockWorkspace != 0 {
+			return errs.Invalid(call, fmt.Sprintf("Program.Kernels[%d].BlockWorkspace", i), k.BlockWorkspace, "0: a program has the Spec's workspace only")
+		}
+		f.waits = append(f.waits, &waiting{kernelForm: kernelForm{plan: f.plan, kernel: k}})
+	}
+	return nil
+}
+
+// rising reports whether a list is of ranks, each once and in order, with this one among them.
+func rising(list []int, rank, size int) bool {
+	last, mine := -1, false
+	for _, r := range list {
+		if r <= last || r >= size {
+			return false
+		}
+		last, mine = r, mine || r == rank
+	}
+	return mine
+}
+
+// offerKernels is what this rank's device can do for each of them.
+func (f *programForm) offerKernels() ([]byte, error) {
+	if len(f.waits) == 0 {
+		return nil, nil
+	}
+	var all []json.RawMessage
+	for _, w := range f.waits {
+		o, err := w.offer()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, o)
+	}
+	return json.Marshal(all)
+}
+
+// settleKernels decides how they are launched. Their records stand one behind the other, after so many bytes, as long on every rank as for all ranks, of
+// which each may have another number to wait for.
+func (f *programForm) settleKernels(offers []memory.WorkspaceOffer, at int64) (int64, error) {
+	if len(f.waits) == 0 {
+		return at, nil
+	}
+	all := make([][]json.RawMessage, len(offers))
+	for r, o := range offers {
+		if err := json.Unmarshal(o.Offer, &all[r]); err != nil || len(all[r]) != len(f.waits) {
+			return 0, fmt.Errorf("reading what the device of rank %d can do for %d kernels: %w", r, len(f.waits), cmpErr(err))
+		}
+	}
+	for i, w := range f.waits {
+		own := slices.Clone(offers)
+		for r := range own {
+			own[r].Offer = all[r][i]
+		}
+		if _, err := w.settle(own); err != nil {
+			return 0, err
+		}
+		w.records = at
+		at += ptx.ControlBytes(w.blocks, f.plan.size)
+	}
+	return at, nil
+}
+
+// cmpErr is err, or what a list of another length is.
+func cmpErr(err error) error {
+	if err != nil {
+		return err
+	}
+	return errs.ErrMismatch
+}
+
+// prepareKernels makes what they need: a fault word, records at the first epoch, and room on the device. They run one after the other, so that the largest
+// is what the plan takes.
+func (w *programWork) prepareKernels(f *programForm) error {
+	p := w.plan
+	w.waits = f.waits
+	if len(w.waits) == 0 {
+		return nil
+	}
+	faults, ok := p.device.(device.FaultReporter)
+	if !ok {
+		return fmt.Errorf("kernels for %s: %w", p.device.Name(), errs.ErrUnsupported)
+	}
+	var err error
+	if p.held.fault, err = faults.NewFaultWord(w.decode); err != nil {
+		return err
+	}
+	for _, k := range w.waits {
+		if k.tenant != nil && (p.tenant == nil || k.tenant.takes > p.tenant.takes) {
+			p.tenant = k.tenant
+		}
+		if err := k.fill(p.spec.FirstEpoch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill makes every word of the records the first epoch, which they do not begin with.
+func (k *waiting) fill(epoch uint32) error {
+	if epoch == 0 {
+		return nil
+	}
+	own, err := k.plan.workspace.Peer(k.plan.rank)
+	if err != nil {
+		return err
+	}
+	control := make([]byte, 0, ptx.ControlBytes(k.blocks, k.plan.size))
+	for len(control) < cap(control) {
+		control = binary.LittleEndian.AppendUint32(control, epoch)
+	}
+	return k.plan.device.CopyFromHost(own.Add(k.records), control)
+}
+
+// Waiting adds the i-th of Program.Kernels on the plan's stream. A run has it once at most.
+func (b *Builder) Waiting(i int) {
+	const call = "Builder.Waiting"
+	if b.err != nil {
+		return
+	}
+	if n := len(b.work.waits); i < 0 || i >= n {
+		b.fail(errs.Invalid(call, "i", i, fmt.Sprintf("the number of one of %d kernels", n)))
+		return
+	}
+	k := b.work.waits[i]
+	if k.launched {
+		b.fail(errs.Invalid(call, "i", i, "a kernel that the run does not have yet: its records count its launches"))
+		return
+	}
+	k.launched = true
+	params, err := b.seenBy(k, func() ([][]byte, error) { return k.kernel.params(b.Addresses) })
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	l, err := k.function.Prepare(device.Launch{
+		Grid: [3]uint32{uint32(k.blocks)}, Block: [3]uint32{uint32(k.threads)}, SharedBytes: uint32(k.kernel.SharedBytes), Params: params,
+		Overlap: k.kernel.Overlap, Fault: b.plan.held.fault,
+	})
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.explains(k.kernel)
+	b.add(step{kind: stepLaunch, launch: l})
+}
+
+// seenBy calls f while the addresses are those of a kernel: of the ranks that it waits for alone, by their places among these, with its records.
+func (a *Addresses) seenBy(k *waiting, f func() ([][]byte, error)) ([][]byte, error) {
+	a.ranks, a.records, a.blocks, a.table = a.plan.spec.Program.Among, k.records, k.blocks, 0
+	defer func() { a.ranks, a.records, a.blocks, a.table = nil, 0, 0, 0 }()
+	return f()
+}
+
+// explains notes who makes an error of what a kernel wrote for reasons of its own.
+func (b *Builder) explains(k *Kernel) {
+	if k.Fault != nil {
+		b.work.faults = append(b.work.faults, k.Fault)
+	}
+}
+
+// failer is a launch that goes on elsewhere when a plan fails here.
+type failer interface{ Fail(err error) }
+
+// decode makes an error of what a kernel of the program wrote when it gave up, and tells the launches that have peers of their own, which would wait for this
+// rank's next run.
+func (w *programWork) decode(word uint64) error {
+	err := w.plan.fail(w.failure(word))
+	for _, s := range w.steps {
+		if f, ok := s.launch.(failer); ok {
+			f.Fail(err)
+		}
+	}
+	return err
+}
+
+func (w *programWork) failure(word uint64) error {
+	p, f := w.plan, ptx.DecodeFault(word)
+	for _, own := range w.faults {
+		if err := own(f); err != nil {
+			return fmt.Errorf("running %s: %w", p.name, err)
+		}
+	}
+	if among := p.spec.Program.Among; int(f.Peer) < len(among) && among[f.Peer] <= math.MaxUint16 {
+		f.Peer = uint16(among[f.Peer])
+	}
+	return p.memory.WaitFailed(p.name, f)
+}
+
+// gaveUp is the error of a kernel that has given up; nil if none has.
+func (w *programWork) gaveUp() error {
+	if len(w.waits) == 0 {
+		return nil
+	}
+	if word := w.plan.held.fault.Load(); word != 0 {
+		return w.decode(word)
+	}
+	return nil
+}
