@@ -103,7 +103,7 @@ func (b *Backend) openPuts(ctx context.Context) error {
 			return nil
 		}
 	}
-	red, err := b.reducer(ctx, putForm, live)
+	red, err := b.reducer(ctx, putForm, nccl.Part{Ranks: b.group.Size(), Rank: b.group.Rank()}, live)
 	if err != nil {
 		return err
 	}
