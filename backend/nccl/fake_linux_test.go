@@ -58,6 +58,8 @@ type machine struct {
 	unputtable func(rank int) bool
 	// putDelay is how long puts take.
 	putDelay time.Duration
+	// patience is the ranks' KernelTimeout.
+	patience time.Duration
 
 	counts   map[string]int
 	used     []int64
@@ -138,7 +140,7 @@ func newMachine(gpus int) *machine {
 		held: map[cu.StreamHandle][]*fakeComm{}, marks: map[cu.EventHandle][]*fakeComm{},
 		recording: map[cu.StreamHandle]*[]*fakeComm{}, graphs: map[cu.GraphHandle]*[]*fakeComm{},
 		execs: map[cu.GraphExecHandle]*[]*fakeComm{}, wins: map[nccl.WindowHandle]*fakeWindow{}, flights: map[cu.StreamHandle]*flight{},
-		marked: map[cu.EventHandle]putMark{}, putDelay: 100 * time.Microsecond,
+		marked: map[cu.EventHandle]putMark{}, putDelay: 100 * time.Microsecond, patience: 5 * time.Second,
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -158,7 +160,7 @@ func (m *machine) plain(rank int) *Options {
 // onHost returns the options of a rank of the machine that NCCL takes for one on the host of that name; "" is the machine's own.
 func (m *machine) onHost(host string, gpu int) *Options {
 	return &Options{
-		Driver: m.driver(), LocalRank: gpu, Multicast: "off", KernelTimeout: 5 * time.Second,
+		Driver: m.driver(), LocalRank: gpu, Multicast: "off", KernelTimeout: m.patience,
 		Getenv: func(name string) string { return map[string]string{hostEnv: host}[name] },
 		load: func(o *nccl.Options) (*nccl.Library, error) {
 			m.Mu.Lock()
