@@ -158,8 +158,8 @@ func (b *Backend) tryPuts(ctx context.Context, p *puts) error {
 		}
 	}
 	// The words that come stand behind the one that goes.
+	first, end := b.together(ctx, "trying a put") // all ranks come to it
 	if err = b.device.CopyFromHost(p.stage.ptr, word(me)); err == nil {
-		first, end := b.together(ctx, "trying a put")
 		_, err = nccl.Bound(first, "trying a put", func() (struct{}, error) {
 			return struct{}{}, b.device.WithContext(func() error {
 				return p.red.comm.Put(uintptr(p.stream.Handle()), nccl.Put{Peer: next(me), Window: p.red.windows[p.stage.base],
@@ -170,8 +170,8 @@ func (b *Backend) tryPuts(ctx context.Context, p *puts) error {
 			err = p.stream.Synchronize(first)
 		}
 		b.givenUp(err, p.stage.base)
-		err = end(err)
 	}
+	err = end(err)
 	if err := b.group.Vote(ctx, opening+": trying a put", err); err != nil {
 		return err
 	}
