@@ -189,7 +189,7 @@ func getNear(ctx context.Context, g *group.Group, mem *memory.Memory, w *memory.
 	}
 	for peer := range g.Size() {
 		err := mem.Copy(s, backend.Read, peer, w, 64, own.Add(256), 1)
-		if peer/2 == me/2 {
+		if _, far := w.Peer(peer, 0); far == nil {
 			if err = errors.Join(err, s.Synchronize(ctx)); err != nil {
 				return err
 			}
