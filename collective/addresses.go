@@ -181,7 +181,7 @@ func (a *Addresses) Table() device.Ptr {
 		}
 	}
 	for r := range a.WorldSize() {
-		words = binary.LittleEndian.AppendUint64(words, uint64(a.comm(r)))
+		words = binary.LittleEndian.AppendUint64(words, uint64(a.Records(r)))
 	}
 	a.table = a.Upload(words)
 	return a.table
@@ -211,7 +211,7 @@ func (a *Addresses) Comm() ptx.Comm {
 		return c // of a kernel that waits for nobody: not all ranks have addresses
 	}
 	for r := range min(size, ptx.Inline) {
-		c.Workspace[r] = uint64(a.comm(r))
+		c.Workspace[r] = uint64(a.Records(r))
 	}
 	if size > ptx.Inline {
 		c.Table = uint64(a.Table().Add(int64(8 * len(p.spec.Tensors) * size)))
@@ -219,8 +219,8 @@ func (a *Addresses) Comm() ptx.Comm {
 	return c
 }
 
-// comm is where the records of rank's part of the workspace begin.
-func (a *Addresses) comm(rank int) device.Ptr {
+// Records is where rank's part of the workspace begins with the records of the kernel, as [Addresses.Comm] has it.
+func (a *Addresses) Records(rank int) device.Ptr {
 	at := a.base(rank)
 	if at.IsNil() {
 		return 0

@@ -159,6 +159,8 @@ func (a *allReduce) spec() collective.Spec {
 		a.byLibrary(&s)
 	case a.algorithm == QuantizedInt8:
 		a.quantized(&s)
+	case a.algorithm == Hierarchical && a.in.Device().Kind() == device.CUDA:
+		a.byRails(&s)
 	case a.algorithm == Hierarchical:
 		a.byHierarchy(&s)
 	case a.algorithm == Transfers:
@@ -193,6 +195,11 @@ func (a *allReduce) check(plan string) error {
 	}
 	if !Supported(kind, a.algorithm, a.in.DType(), a.op, a.in.WorldSize()) {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
+	}
+	if a.algorithm == Hierarchical && kind == device.CUDA {
+		if err := a.checkRails(); err != nil {
+			return err
+		}
 	}
 	for _, t := range []tensor.SymmetricTensor{a.in, a.out} {
 		if err := t.Err(); err != nil {

@@ -60,3 +60,10 @@ type libraryLaunch struct {
 
 func (l libraryLaunch) Launch(s device.Stream) error { return l.reduce.Enqueue(s) }
 func (l libraryLaunch) Close() error                 { return l.reduce.Close() }
+
+// Fail tells the backend that this rank comes to no other run.
+func (l libraryLaunch) Fail(err error) {
+	if f, ok := l.reduce.(interface{ Fail(err error) }); ok {
+		f.Fail(err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"testing"
 	"time"
 
@@ -192,7 +193,7 @@ func TestLibraryOfNVSHMEM(t *testing.T) {
 			}
 			for i, r := range b.asked {
 				r.In, r.Out = nil, nil
-				if i >= len(want) || r != want[i] {
+				if i >= len(want) || !reflect.DeepEqual(r, want[i]) {
 					return fmt.Errorf("asked for %+v", r)
 				}
 			}

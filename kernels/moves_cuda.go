@@ -3,6 +3,7 @@ package kernels
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/kernels/ptx"
@@ -35,15 +36,23 @@ func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 
 // pieces is the kernel's list.
 func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
-	p := ptx.Pieces{Phases: uint32(len(v.phases))}
-	var all []ptx.Piece
+	var phases [2][]ptx.Piece
 	for i, phase := range v.phases {
 		for _, m := range v.loads(at, phase) {
 			chunks := (m.bytes + ptx.ChunkBytes - 1) / ptx.ChunkBytes
-			all = append(all, ptx.Piece{From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes), Turn: uint64(int64(m.turn) * chunks)})
-			p.Counts[i]++
+			phases[i] = append(phases[i], ptx.Piece{From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes), Turn: uint64(int64(m.turn) * chunks)})
 		}
 	}
+	return pulled(at, phases[:len(v.phases)]...)
+}
+
+// pulled is the parameter of the kernel that loads pieces, in one phase or two.
+func pulled(at *collective.Addresses, phases ...[]ptx.Piece) ptx.Pieces {
+	p := ptx.Pieces{Phases: uint32(len(phases))}
+	for i, pieces := range phases {
+		p.Counts[i] = uint32(len(pieces))
+	}
+	all := slices.Concat(phases...)
 	if len(all) <= ptx.InlinePieces {
 		copy(p.Inlined[:], all)
 		return p

@@ -87,6 +87,12 @@ var (
 
 const weakSuffix = "+weak"
 
+// teamsSuffix is for simulated NCCL whose windows have addresses among so many ranks only, as on several hosts: "nccl@2".
+const teamsSuffix = "@"
+
+// simulatedTeams are the cases with four ranks in two such teams.
+const simulatedTeams = `^all_reduce/hierarchical/((out/)?(f32|f16|i32|u8)/|replay_100|odd_place)|^all_reduce/hierarchical/f32/(max|avg|prod)|^all_reduce/auto/choice`
+
 // wholeSeeds are the seeds of the whole matrix, in which the world sizes of wholeSimulated run all cases, and the others those of the short one. Two
 // processes run all cases, too.
 var (
@@ -162,12 +168,13 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 		name = parts[2]
 	}
 	name, weak := strings.CutSuffix(name, weakSuffix)
+	name, teams, spread := strings.Cut(name, teamsSuffix)
 	m, err := simcuda.New(simcuda.Config{GPUs: size, Seed: seed, Multicast: true, Weak: weak})
 	if err != nil {
 		return err
 	}
 	cast := config.MulticastOn
-	if size == 1 {
+	if size == 1 || spread {
 		cast = config.MulticastOff
 	}
 	cfg := goroutinesConfig(name, own.KernelTimeout)
@@ -176,6 +183,13 @@ func simulatedJob(ctx context.Context, own config.Config, arg string, say func(a
 	switch name {
 	case nccl.Name:
 		lib := simlib.NewNCCL(m)
+		if spread {
+			perTeam, err := strconv.Atoi(teams)
+			if err != nil {
+				return err
+			}
+			lib.Spread(perTeam)
+		}
 		o, left = &nccl.Options{Driver: m.Driver(), Functions: lib.Functions(), Multicast: cast}, lib.Left
 	case nvshmem.Name:
 		lib := simlib.NewNVSHMEM(m)
@@ -209,6 +223,13 @@ func onSimulatedLibrary(t *testing.T, name string) {
 			t.Parallel()
 			opts := &suite.Options{Device: device.CUDA, Backend: name, World: size, Short: true, Simulated: true, Filter: regexp.MustCompile(chosen[size])}
 			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:%d,1,%s", size, name))
+		})
+	}
+	if name == nccl.Name {
+		t.Run("world=4/teams=2", func(t *testing.T) {
+			t.Parallel()
+			opts := &suite.Options{Device: device.CUDA, Backend: name, World: 4, Short: true, Simulated: true, Filter: regexp.MustCompile(simulatedTeams)}
+			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:4,1,%s%s2", name, teamsSuffix))
 		})
 	}
 }

@@ -112,10 +112,14 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 	)
 }
 
-// libraryCases: the all-reduces of the library below the backend, on the same tensors.
+// libraryCases: the all-reduces of the library below the backend, and the one that is only partly its own, on the same tensors.
 func libraryCases(kind device.Kind, backend string, world int) []Case {
 	var cases []Case
-	for _, alg := range kernels.LibraryAlgorithms(backend) {
+	forms := kernels.LibraryAlgorithms(backend)
+	if kind == device.CUDA && slices.Contains(forms, kernels.NCCL) {
+		forms = append(forms, kernels.Hierarchical) // NCCL's between islands
+	}
+	for _, alg := range forms {
 		for _, dtype := range tensor.DTypes() {
 			for _, op := range kernels.Ops() {
 				// Libraries multiply and average in an order of their own, which shows where a result has to be rounded.

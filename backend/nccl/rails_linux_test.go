@@ -1,0 +1,212 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/simlib"
+	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// onSimulatedHosts runs f on simulated GPUs, of which so many are on each host, with a simulated NCCL. Kernels wait for as long as timeout.
+func onSimulatedHosts(t *testing.T, ranks, perHost int, timeout time.Duration, f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) []error {
+	t.Helper()
+	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: 1})
+	require.NoError(t, err)
+	lib := simlib.NewNCCL(m)
+	lib.Spread(perHost)
+	failed := backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+		o := &Options{
+			Driver: m.Driver(), Functions: lib.Functions(), LocalRank: g.Rank(), Multicast: "off",
+			Getenv: func(name string) string {
+				return map[string]string{hostEnv: fmt.Sprint("host ", g.Rank()/perHost)}[name]
+			},
+		}
+		b, err := New(ctx, g, o)
+		if err != nil {
+			return err
+		}
+		mem := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: timeout})
+		return errors.Join(f(ctx, g, mem), g.Barrier(ctx, "end"), mem.Close(ctx))
+	})
+	assert.NoError(t, m.Err())
+	assert.Empty(t, lib.Left())
+	return failed
+}
+
+// railTensor is a tensor with a value of each element on a rank.
+func railTensor(ctx context.Context, mem *memory.Memory, n int64, value func(i int) float32) (tensor.SymmetricTensor, error) {
+	x, err := tensor.Zeros(ctx, mem, tensor.Float32, n)
+	if err == nil {
+		err = x.Rendezvous(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all := make([]float32, n)
+	for i := range all {
+		all[i] = value(i)
+	}
+	return x, tensor.Write(x.Local(), all, 0)
+}
+
+// islandSum is the sum in the order that the form states for two islands: each in the order of its ranks, rounded, and then both.
+func islandSum(of func(rank int) float32, islands [][]int) (sum float32) {
+	for i, ranks := range islands {
+		part := of(ranks[0])
+		for _, r := range ranks[1:] {
+			part += of(r)
+		}
+		if i == 0 {
+			sum = part
+		} else {
+			sum += part
+		}
+	}
+	return sum
+}
+
+// TestRails: an all-reduce by kernels inside hosts and NCCL between them gives the same bits on every rank, those of the order that it states, with hosts of as
+// many ranks and of others, in place and not, for every length that cuts the message otherwise, again and again, and from a graph.
+func TestRails(t *testing.T) {
+	for _, c := range []struct{ ranks, perHost int }{{4, 2}, {3, 2}, {2, 1}, {2, 2}} {
+		t.Run(fmt.Sprintf("%d ranks, %d a host", c.ranks, c.perHost), func(t *testing.T) {
+			var islands [][]int
+			for r := range c.ranks {
+				if r%c.perHost == 0 {
+					islands = append(islands, nil)
+				}
+				islands[len(islands)-1] = append(islands[len(islands)-1], r)
+			}
+			// Numbers whose sum depends on the order.
+			value := func(rank, i int) float32 {
+				return float32(math.Sin(float64(rank*7919+i+1))) * float32(math.Exp2(float64((rank*5+i)%13)))
+			}
+			backendtest.RequireAll(t, onSimulatedHosts(t, c.ranks, c.perHost, 2*time.Minute, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+				s, err := mem.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				for k, n := range []int64{1, 31, 32, 33, 1000, 4099} {
+					x, err := railTensor(ctx, mem, n, func(i int) float32 { return value(g.Rank(), i) })
+					if err != nil {
+						return err
+					}
+					opts, out := &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical}, x
+					if k%2 == 1 {
+						if out, err = railTensor(ctx, mem, n, func(int) float32 { return float32(math.NaN()) }); err != nil {
+							return err
+						}
+						opts.Out = out
+					}
+					p, err := kernels.NewAllReduce(ctx, x, kernels.Sum, opts)
+					if err != nil {
+						return err
+					}
+					if p.Algorithm() != kernels.Hierarchical {
+						return fmt.Errorf("%s came", p.Algorithm())
+					}
+					if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+						return err
+					}
+					got := make([]float32, n)
+					if err := tensor.Read(out.Local(), got, 0); err != nil {
+						return err
+					}
+					for i, v := range got {
+						if want := islandSum(func(rank int) float32 { return value(rank, i) }, islands); v != want {
+							return fmt.Errorf("element %d of %d is %v, expected %v", i, n, v, want)
+						}
+					}
+					if out != x { // again and again gives the same
+						if err := s.BeginCapture(); err != nil {
+							return err
+						}
+						err := p.Run(s)
+						graph, captured := s.EndCapture()
+						if err := errors.Join(err, captured, graph.Launch(s), p.Run(s), graph.Launch(s), s.Synchronize(ctx), graph.Close()); err != nil {
+							return err
+						}
+						again := make([]float32, n)
+						if err := tensor.Read(out.Local(), again, 0); err != nil || !slices.Equal(got, again) {
+							return fmt.Errorf("a later run gave something else: %w", err)
+						}
+						if err := out.Close(ctx); err != nil {
+							return err
+						}
+						if err := p.Run(s); !errors.Is(err, errs.ErrClosed) {
+							return fmt.Errorf("a run with a tensor that was closed: %w", err)
+						}
+					}
+					if err := errors.Join(p.Close(ctx), x.Close(ctx)); err != nil {
+						return err
+					}
+				}
+				return s.Close()
+			}))
+		})
+	}
+}
+
+// TestRailsLate: a rank that does not come makes the run fail on every other rank, on those of other hosts too: what came of the rank's host was never
+// finished, and nobody takes it for a result. No rank waits for ever, also not in NCCL, nor does the rank that comes when the others have given up. A
+// new plan can be made then.
+func TestRailsLate(t *testing.T) {
+	for _, ranks := range []int{4, 3} { // of 3, the last is alone on its host, and waits for nobody else than NCCL
+		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) { lateOnRails(t, ranks) })
+	}
+}
+
+func lateOnRails(t *testing.T, ranks int) {
+	backendtest.RequireAll(t, onSimulatedHosts(t, ranks, 2, time.Second, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		s, err := mem.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		x, err := railTensor(ctx, mem, 1000, func(int) float32 { return 1 })
+		if err != nil {
+			return err
+		}
+		p, err := kernels.NewAllReduce(ctx, x, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
+		if err != nil {
+			return err
+		}
+		run := func() error { return errors.Join(p.Run(s), s.Synchronize(ctx)) }
+		var ran error
+		if g.Rank() != 1 {
+			ran = run()
+		}
+		if err := g.Barrier(ctx, "the others have given up"); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			ran = run()
+		}
+		if !errors.Is(ran, os.ErrDeadlineExceeded) || ctx.Err() != nil {
+			return fmt.Errorf("a run that rank 1 was late for: %w", ran)
+		}
+		if err := p.Run(s); err == nil {
+			return errors.New("a plan that has failed runs again")
+		}
+		another, err := kernels.NewAllReduce(ctx, x, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
+		if err != nil {
+			return err
+		}
+		return errors.Join(another.Close(ctx), p.Close(ctx), x.Close(ctx), s.Close())
+	}))
+}
