@@ -58,19 +58,21 @@ var (
 func (b *Backend) Moves() bool { return b.puts != nil }
 
 // lacksPuts says why NCCL cannot put between hosts, and what to do; "" if it can.
-func (b *Backend) lacksPuts() (string, error) {
+func (b *Backend) lacksPuts() string {
 	has, err := b.comm.PutSupport()
 	switch v := b.lib.Version(); {
 	case errors.Is(err, errs.ErrUnsupported):
-		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses (ncclPutSignal), and 2.29.2 or newer can: name its file in %s", v, libraryEnv), nil
-	case err != nil || has:
-		return "", err
+		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses (ncclPutSignal), and 2.29.2 or newer can: name its file in %s", v, libraryEnv)
+	case err != nil:
+		return fmt.Sprintf("NCCL %s does not say whether it can put to ranks without addresses: %s", v, errs.Text(err))
+	case has:
+		return ""
 	case v >= ginOverSockets:
 		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it", v), nil
+			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it", v)
 	default:
 		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2", v), nil
+			"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2", v)
 	}
 }
 
@@ -87,12 +89,7 @@ func (b *Backend) openPuts(ctx context.Context) error {
 		Why  string
 		Live bool
 	}
-	var mine found
-	var failure error
-	if mine.Why, failure = b.lacksPuts(); failure == nil {
-		mine.Live = b.live(putForm)
-	}
-	all, err := backend.Tell(ctx, b.group, opening+": puts", mine, failure)
+	all, err := backend.Tell(ctx, b.group, opening+": puts", found{b.lacksPuts(), b.live(putForm)}, nil)
 	if err != nil {
 		return err
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/symmem/symmem/memory"
 )
 
-// onSimulatedHosts runs f on ranks with simulated GPUs, two of a host, between which NCCL puts.
-func onSimulatedHosts(t *testing.T, ranks int, f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) {
+// onPuttingHosts runs f on ranks with simulated GPUs, two of a host, between which NCCL puts.
+func onPuttingHosts(t *testing.T, ranks int, f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) {
 	t.Helper()
 	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: 1})
 	require.NoError(t, err)
@@ -50,7 +50,7 @@ func onSimulatedHosts(t *testing.T, ranks int, f func(ctx context.Context, g *gr
 
 // TestPutsAndSignals: between hosts there are puts, signals, waits and barriers as on one, eager, recorded and mixed, and gets where there are addresses.
 func TestPutsAndSignals(t *testing.T) {
-	onSimulatedHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
 		if c := mem.Capabilities(); c.PeerPointers || c.Transfers || !strings.Contains(c.Why["transfers"], "puts and signals reach all ranks") {
 			return fmt.Errorf("the capabilities are %+v", c)
 		}

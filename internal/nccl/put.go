@@ -21,12 +21,13 @@ type Put struct {
 // Where ncclCommProperties_t says whether the host can put: 2.29.2 says only how GPUs reach the network, one byte that is 0 where they do not, and from
 // 2.29.7 on there is a word for it.
 const (
-	propertiesGinType = 34
-	propertiesHostRma = 44
-
-	putProperties      Version = 22907 // the first with hostRmaSupport
-	putPropertiesBytes         = 56
+	propertiesGinType  = 34
+	propertiesHostRma  = 44
+	putPropertiesBytes = 56
 )
+
+// putProperties is the first version with hostRmaSupport.
+const putProperties Version = 22907
 
 // putProperty returns where in how many bytes of the properties a version says whether there are puts, and the version to ask with; 0 bytes for a version
 // that says nothing.
