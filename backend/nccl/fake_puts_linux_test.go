@@ -108,7 +108,7 @@ func (m *machine) putSignal(send uint64, count uintptr, t nccl.DataType, peer in
 			return nccl.InvalidArgument
 		}
 		for other, f := range m.flights {
-			if f.of == c && other != s {
+			if f.of == c && other != s && f.busy(f.sent) {
 				m.Violation("the puts of a communicator are on two streams")
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -55,7 +56,8 @@ type comm struct {
 	rank     int
 	gpu      int
 	blocking bool
-	putting  uintptr // the stream that its puts are on; 0 before the first
+	putting  uintptr      // the stream that its puts are on
+	flying   atomic.Int64 // how many of them have not arrived
 	pending  *round
 	aborted  chan struct{}
 	base     device.Ptr // of the copies of all ranks

@@ -43,7 +43,7 @@ func (n *NCCL) putSignal(send uint64, count uintptr, t nccl.DataType, peer int32
 		if c = x; x.busy() {
 			n.machine.Violation("ncclPutSignal on rank %d, whose last call was not waited for", x.rank)
 		}
-		if x.putting != 0 && x.putting != stream {
+		if x.flying.Load() > 0 && x.putting != stream {
 			n.machine.Violation("the puts of rank %d are on two streams, and NCCL counts them in one order", x.rank)
 		}
 		x.putting = stream
@@ -67,6 +67,7 @@ func (n *NCCL) putSignal(send uint64, count uintptr, t nccl.DataType, peer int32
 	if r != nccl.Success {
 		return r
 	}
+	c.flying.Add(1)
 	enqueued := n.machine.EnqueueLibrary(cu.StreamHandle(stream), func(recorded bool) func() simcuda.Step {
 		if recorded {
 			n.machine.Violation("ncclPutSignal of rank %d was recorded, and its signals are counted in another place", c.rank)
@@ -95,11 +96,13 @@ func (n *NCCL) putSignal(send uint64, count uintptr, t nccl.DataType, peer int32
 				for _, b := range into {
 					data = data[copy(b, data):]
 				}
+				c.flying.Add(-1)
 				return true, true, nil
 			}
 		}
 	})
 	if enqueued != cu.Success {
+		c.flying.Add(-1)
 		return nccl.UnhandledCudaError
 	}
 	return nccl.Success
