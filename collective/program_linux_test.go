@@ -317,6 +317,13 @@ func TestWrongPrograms(t *testing.T) {
 		{"peers", collective.Program{Signals: 1, Peers: [][]int{nil, nil}, Build: build}, errs.ErrInvalid, "Program.Peers is of 2 signals"},
 		{"peer", collective.Program{Signals: 1, Peers: [][]int{{9}}, Build: build}, errs.ErrInvalid, "Peers is 9"},
 		{"granted negative", collective.Program{Signals: 1, Granted: -1, Build: build}, errs.ErrInvalid, "Program.Granted is -1"},
+		{"kernels", collective.Program{Kernels: []*collective.Kernel{nil}, Build: build}, errs.ErrInvalid, "Kernels[0]"},
+		{"kernels elsewhere", collective.Program{Kernels: []*collective.Kernel{{Image: []byte("x"), Function: "f", Blocks: 1, Threads: 32}}, Build: build}, errs.ErrUnsupported, "kernels for"},
+		{"block workspace", collective.Program{Kernels: []*collective.Kernel{{BlockWorkspace: 4}}, Build: build}, errs.ErrInvalid, "BlockWorkspace"},
+		{"among nobody", collective.Program{Among: []int{}, Build: build}, errs.ErrInvalid, "Program.Among"},
+		{"among twice", collective.Program{Among: []int{0, 0, 1, 1}, Build: build}, errs.ErrInvalid, "Program.Among"},
+		{"among backwards", collective.Program{Among: []int{1, 0}, Build: build}, errs.ErrInvalid, "Program.Among"},
+		{"among others", collective.Program{Among: []int{0, 1, 2}, Build: build}, errs.ErrInvalid, "Program.Among"},
 		{"build fails", collective.Program{Build: func(context.Context, *collective.Builder) error { return errs.ErrUnavailable }}, errs.ErrUnavailable, "preparing wrong"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

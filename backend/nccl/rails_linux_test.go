@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -209,4 +210,42 @@ func lateOnRails(t *testing.T, ranks int) {
 		}
 		return errors.Join(another.Close(ctx), p.Close(ctx), x.Close(ctx), s.Close())
 	}))
+}
+
+// TestParts: an all-reduce in parts of the group that cannot be is an error on every rank.
+func TestParts(t *testing.T) {
+	m := newMachine(3)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.onHost("", g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+				good := backend.AllReduce{Name: plainForm, Count: 4, DType: "f32", Op: "sum", Parts: []int{0, 1, 0}}
+				for _, bad := range []struct {
+					what   string
+					change func(c *backend.AllReduce)
+					want   error
+				}{
+					{"too few", func(c *backend.AllReduce) { c.Parts = []int{0, 0} }, errs.ErrInvalid},
+					{"none", func(c *backend.AllReduce) { c.Parts = []int{} }, errs.ErrInvalid},
+					{"no rank", func(c *backend.AllReduce) { c.Parts = []int{0, 7, 0} }, errs.ErrInvalid},
+					{"negative", func(c *backend.AllReduce) { c.Parts = []int{-1, 1, 0} }, errs.ErrInvalid},
+					{"not the lowest", func(c *backend.AllReduce) { c.Parts = []int{2, 1, 2} }, errs.ErrInvalid},
+					{"of another part", func(c *backend.AllReduce) { c.Parts = []int{0, 0, 1} }, errs.ErrInvalid},
+					{"half a word", func(c *backend.AllReduce) { c.Told = 8 }, errs.ErrInvalid},
+					{"a word of all", func(c *backend.AllReduce) { c.Parts, c.Told, c.Heard = nil, 8, 16 }, errs.ErrInvalid},
+					{"less than none", func(c *backend.AllReduce) { c.Count = -1 }, errs.ErrInvalid},
+					{"nothing of all", func(c *backend.AllReduce) { c.Parts, c.Count = nil, 0 }, errs.ErrInvalid},
+					{"symmetric", func(c *backend.AllReduce) { c.Name = symmetricForm }, errs.ErrUnsupported},
+					{"broadcast", func(c *backend.AllReduce) { c.Collective = "broadcast" }, errs.ErrUnsupported},
+				} {
+					c := good
+					bad.change(&c)
+					if _, err := mem.PrepareCollective(ctx, memory.Place{Window: w}, memory.Place{Window: w}, 16, 16, c); !errors.Is(err, bad.want) {
+						return fmt.Errorf("%s: %w", bad.what, err)
+					}
+				}
+				return nil
+			})
+		})
+	}))
+	m.requireClean(t)
 }

@@ -218,6 +218,61 @@ func TestNCCLMisuse(t *testing.T) {
 
 // TestNCCLCollectives: ranks that run different collectives, or reduce memory that was freed, are noted, and their contexts end; an aborted communicator's
 // work ends without the other ranks.
+// TestNCCLSplit: ranks of one color are a communicator, in the order of their keys and else in their own; one without a color has none. Windows and teams end at
+// the host, and a collective is among the ranks of its communicator.
+func TestNCCLSplit(t *testing.T) {
+	r := newRig(t, 4)
+	lib := simlib.NewNCCL(r.m)
+	lib.Spread(2)
+	f := lib.Functions()
+	comms := r.comms(f, 4)
+	var mem [4]uint64
+	var windows [4]nccl.WindowHandle
+	rails := make([]nccl.CommHandle, 4)
+	r.each(4, func(g int) {
+		team := f.TeamLsa(comms[g])
+		assert.Equal(t, nccl.Team{Ranks: 2, Rank: int32(g % 2), Stride: 1}, team)
+		assert.Equal(t, nccl.Success, f.MemAlloc(&mem[g], 1000))
+		assert.Equal(t, nccl.Success, f.CommWindowRegister(comms[g], mem[g], granule, &windows[g], 0))
+		assert.Zero(t, windows[g], "a window of two hosts")
+
+		color := int32(g % 2)
+		if g == 3 {
+			color = -1
+		}
+		assert.Equal(t, nccl.Success, f.CommSplit(comms[g], color, int32(-g), &rails[g], &nccl.ConfigLayout{Blocking: 1}))
+		if g == 3 {
+			assert.Zero(t, rails[g], "a rank without a color")
+			return
+		}
+		var count, rank int32
+		assert.Equal(t, nccl.Success, f.CommCount(rails[g], &count))
+		assert.Equal(t, nccl.Success, f.CommUserRank(rails[g], &rank))
+		if want := map[int][2]int32{0: {2, 1}, 1: {1, 0}, 2: {2, 0}}[g]; count != want[0] || rank != want[1] {
+			t.Errorf("GPU %d is rank %d of %d", g, rank, count)
+		}
+		assert.Equal(t, cu.Success, r.word(g, mem[g], nil, uint32(10+g)))
+	})
+	r.each(3, func(g int) {
+		var s cu.StreamHandle
+		assert.Equal(t, cu.Success, r.d.StreamCreate(&s, cu.StreamNonBlocking))
+		assert.Equal(t, nccl.Success, f.AllReduce(mem[g], mem[g], 1, nccl.Uint32, nccl.Sum, rails[g], uintptr(s)))
+		assert.Equal(t, cu.Success, r.settled(s))
+		var got uint32
+		assert.Equal(t, cu.Success, r.word(g, mem[g], &got, 0))
+		assert.Equal(t, []uint32{22, 11, 22}[g], got)
+	})
+	r.each(4, func(g int) {
+		if rails[g] != 0 {
+			assert.Equal(t, nccl.Success, f.CommDestroy(rails[g]))
+		}
+		assert.Equal(t, nccl.Success, f.CommDestroy(comms[g]))
+		assert.Equal(t, nccl.Success, f.MemFree(mem[g]))
+	})
+	assert.Empty(t, r.m.Violations())
+	assert.Empty(t, lib.Left())
+}
+
 func TestNCCLCollectives(t *testing.T) {
 	stream := func(r *rig) (s cu.StreamHandle) {
 		assert.Equal(r, cu.Success, r.d.StreamCreate(&s, cu.StreamNonBlocking))

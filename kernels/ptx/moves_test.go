@@ -17,10 +17,10 @@ func TestMoves(t *testing.T) {
 	sameLayout(t, lists, "AllToAllV", reflect.TypeFor[AllToAllV]())
 	sameLayout(t, header(t, "multimem.cu"), "Cast", reflect.TypeFor[CastParams]())
 	assert.Equal(t, uintptr(40), reflect.TypeFor[LinePiece]().Size())
-	text := lines + lists + header(t, "params.cuh") + header(t, "lines.cuh")
+	text := lines + lists + header(t, "params.cuh") + header(t, "lines.cuh") + header(t, "told.cu")
 	for name, want := range map[string]int{
 		"kInlineLines": InlineLines, "kToRoot": ToRoot, "kFaultCount": FaultCount, "kFaultRoom": FaultRoom, "kCountNegative": CountNegative, "kCountBeyond": CountBeyond,
-		"kKindLines": FaultLines, "kKindMeet": FaultMeet, "kKindScatter": FaultScatter, "kKindAllToAllV": FaultAllToAllV, "kKindCast": FaultCast,
+		"kKindLines": FaultLines, "kKindMeet": FaultMeet, "kKindScatter": FaultScatter, "kKindAllToAllV": FaultAllToAllV, "kKindCast": FaultCast, "kFaultTold": FaultTold, "kKindTold": FaultTeller,
 	} {
 		m := regexp.MustCompile(`\b` + name + ` = (\d+)`).FindStringSubmatch(text)
 		require.NotNil(t, m, name)

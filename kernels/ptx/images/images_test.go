@@ -103,6 +103,7 @@ func TestKernels(t *testing.T) {
 	for _, width := range []int64{1, 2, 4, 8} {
 		use(ptx.ManyCopy(width))
 	}
+	use(ptx.Told)
 	for _, k := range []ptx.Kernel{ptx.Barrier, ptx.PutSignal, ptx.Signal, ptx.SignalAll, ptx.Wait, ptx.WaitAll} {
 		use(k)
 		use(ptx.SignalOn(k, true))
