@@ -32,7 +32,7 @@ func init() {
 		mutant{file: "kernels/library_collectives.go", why: "auto takes puts and signals where there are none", tests: []stage{{"backend/nccl", "BetweenHosts", usual}},
 			old: "if len(library) > 0 && (!m.CanSignal() ||", new: "if len(library) > 9 && (!m.CanSignal() ||"},
 		mutant{file: "backend/nccl/puts.go", why: "puts that NCCL does not have are tried", tests: putTests,
-			old: "	case has:\n", new: "	case true:\n"},
+			old: "	case has:\n", new: "	case has || !has:\n"},
 		mutant{file: "backend/nccl/puts.go", why: "a get is a put", tests: putTests, old: "case op != backend.Write:", new: "case op == 0:"},
 		mutant{file: "backend/nccl/puts.go", why: "memory that is no window is put as it is", tests: putTests,
 			old: "Bytes: x.Bytes}, p.window(b, x.Local, x.Bytes) != nil)", new: "Bytes: x.Bytes}, true)"},
