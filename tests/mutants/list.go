@@ -2338,12 +2338,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/addresses.go", why: "Comm has no table", tests: inCollective,
-		old: "\tif p.size > ptx.Inline {",
+		old: "\tif size > ptx.Inline {",
 		new: "\tif false {",
 	},
 	{
 		file: "collective/addresses.go", why: "Comm's table begins with the tensors", tests: inCollective,
-		old: "int64(8 * len(p.spec.Tensors) * p.size)",
+		old: "int64(8 * len(p.spec.Tensors) * size)",
 		new: "0",
 	},
 	{
