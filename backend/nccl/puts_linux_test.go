@@ -425,3 +425,41 @@ func TestPutNotEnding(t *testing.T) {
 	}
 	m.requireClean(t)
 }
+
+// TestPutFlagsKeepWords: what a rank makes of its own words stays, until a peer writes them.
+func TestPutFlagsKeepWords(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	onPretended(t, m, hosts{"a", "b"}, func(ctx context.Context, g *group.Group, b *Backend, _ *memory.Memory) error {
+		f, err := b.NewFlags(ctx, 2)
+		if err != nil {
+			return err
+		}
+		for i := range f.Words() {
+			f.Words()[i].Store(7)
+		}
+		f.Progress()
+		f.Progress()
+		if a, b := f.Words()[0].Load(), f.Words()[1].Load(); a != 7 || b != 7 {
+			return fmt.Errorf("the words are %d and %d", a, b)
+		}
+		if err := g.Barrier(ctx, "kept"); err != nil {
+			return err
+		}
+		store, err := f.PrepareStore(1-g.Rank(), 1)
+		if err == nil {
+			err = store.Post(8)
+		}
+		for ended := false; err == nil && !ended; {
+			ended, err = store.Poll()
+		}
+		if err = errors.Join(err, g.Barrier(ctx, "put")); err != nil {
+			return err
+		}
+		f.Progress()
+		if a, b := f.Words()[0].Load(), f.Words()[1].Load(); a != 7 || b != 8 {
+			return fmt.Errorf("after a put the words are %d and %d", a, b)
+		}
+		return errors.Join(store.Close(), g.Barrier(ctx, "seen"), f.Close(), f.Close())
+	})
+}
