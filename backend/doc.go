@@ -5,7 +5,7 @@
 //
 // Implement [Backend], [Allocation] and [Mapping], which are small on purpose, and a [Factory], and call [Register] from init. What only some
 // backends can do is in optional interfaces, which are found by type assertion: on a mapping [Multicaster], [ContiguousViewer] and [WindowHandler];
-// on a backend [Transferrer] and [Flagger], where peers have no pointers, [Quiescer] and [AllReducer]; on a factory [Configurable], [Preferred],
+// on a backend [Transferrer] and [Flagger], where peers have no pointers, [Mover], [Quiescer] and [AllReducer]; on a factory [Configurable], [Preferred],
 // [Networked], [Preflighter] and [Libraries]. Package backendtest holds the conformance suite that each backend passes, and tests/suite tests what is
 // built above it. examples/backend is a backend in a module of its own, which uses only public packages.
 //

@@ -33,6 +33,37 @@ type Transferrer interface {
 	PrepareTransfer(op TransferOp, peer int, blocks []Block) (PreparedTransfer, error)
 }
 
+// Mover is a Backend that has the methods of [Transferrer], [Flagger] and [Quiescer], and can do what they say for some groups only.
+type Mover interface {
+	// Moves reports whether it can for its group. All ranks get the same, at any time. If so, it may refuse to read from ranks without addresses
+	// (ErrNotReachable), when its Transfers capability is not set. Signals between ranks that have addresses of each other's memory stay there.
+	Moves() bool
+}
+
+// moves reports whether b can do what the methods that it may have say.
+func moves(b Backend) bool {
+	m, some := b.(Mover)
+	return !some || m.Moves()
+}
+
+// TransferrerOf returns b as a Transferrer, if it is one for its group.
+func TransferrerOf(b Backend) (Transferrer, bool) {
+	t, ok := b.(Transferrer)
+	return t, ok && moves(b)
+}
+
+// FlaggerOf returns b as a Flagger, if it is one for its group.
+func FlaggerOf(b Backend) (Flagger, bool) {
+	f, ok := b.(Flagger)
+	return f, ok && moves(b)
+}
+
+// QuiescerOf returns b as a Quiescer, if it is one for its group.
+func QuiescerOf(b Backend) (Quiescer, bool) {
+	q, ok := b.(Quiescer)
+	return q, ok && moves(b)
+}
+
 // Block is one block of a transfer, as it is passed to a backend: Bytes at Local on this rank and at Offset of the peer's copy of Remote.
 type Block struct {
 	Local  device.Ptr

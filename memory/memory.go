@@ -441,7 +441,7 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	if err := m.device.Synchronize(ctx); err != nil {
 		return err
 	}
-	if q, ok := m.backend.(backend.Quiescer); ok {
+	if q, ok := backend.QuiescerOf(m.backend); ok {
 		return q.Quiesce(ctx)
 	}
 	return nil
@@ -453,7 +453,7 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 // and all vote again. A device whose context is lost does nothing any more, and never will: that is an error of this rank's, and keeps nothing.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
 	busy = m.idle(ctx, going...)
-	q, behind := m.backend.(backend.Quiescer)
+	q, behind := backend.QuiescerOf(m.backend)
 	var broken error
 	if errors.Is(busy, errs.ErrContextLost) {
 		if broken, busy = busy, nil; behind {

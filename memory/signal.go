@@ -30,7 +30,11 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	}
 	var pad *Workspace
 	var err error
-	if bytes := m.padBytes(m.opts.Channels); bytes > 0 {
+	bytes := m.padBytes(m.opts.Channels)
+	if m.mixed() {
+		bytes = ptx.PadBytes(m.group.Size(), m.opts.Channels)
+	}
+	if bytes > 0 {
 		if pad, err = m.newWorkspace(ctx, WorkspaceRequest{Purpose: "signal pads", Bytes: bytes, Failure: m.padFailure()}); err != nil {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
@@ -59,8 +63,17 @@ func (m *Memory) padFailure() error {
 // flagger gives the backend's own words for signals. There are none where every peer's memory has an address: they lie in symmetric memory there.
 // All ranks decide alike.
 func (m *Memory) flagger() (backend.Flagger, bool) {
-	f, ok := m.backend.(backend.Flagger)
+	f, ok := backend.FlaggerOf(m.backend)
 	return f, ok && !m.backend.Capabilities().PeerPointers
+}
+
+// mixed reports whether the memory's own signals are words of the backend's only between ranks that have no addresses of each other's memory. All ranks
+// decide alike.
+func (m *Memory) mixed() bool {
+	_, flags := m.flagger()
+	_, some := m.backend.(backend.Mover)
+	_, host := m.device.(device.HostMemory)
+	return flags && some && !host
 }
 
 // padBytes is the size of a signal pad in symmetric memory; 0 where signals go another way.
@@ -78,6 +91,9 @@ func (m *Memory) padBytes(channels int) int64 {
 // caller holds m.collective and tells the others of a failure.
 func (m *Memory) signalsOn(ctx context.Context, pad *Workspace, offset int64, channels int, user *signalUser) (signals, error) {
 	if f, ok := m.flagger(); ok {
+		if user == nil && m.mixed() {
+			return newMixedSignals(ctx, m, f, pad, channels)
+		}
 		return newFlagSignals(ctx, m, f, channels, user)
 	}
 	if hm, ok := m.device.(device.HostMemory); ok {
@@ -121,7 +137,7 @@ func (m *Memory) Barrier(s device.Stream, channel int) error {
 }
 
 // CanSignal reports whether every rank can signal every other one. Where peers have no addresses and the backend no other way, which is so over nccl between
-// hosts, only those that reach each other can, and there are neither barriers nor programs with signals. All ranks have the same answer.
+// hosts where NCCL cannot put, only those that reach each other can, and there are neither barriers nor programs with signals. All ranks have the same answer.
 func (m *Memory) CanSignal() bool {
 	if m.backend.Capabilities().PeerPointers || m.group.Size() == 1 {
 		return true

@@ -249,7 +249,7 @@ func (t *Transfer) refresh() {
 // transferrer gives the backend's own way to move blocks to and from a peer. Where the peer's memory is near, which this rank's own always is, there
 // is none: its addresses do.
 func (m *Memory) transferrer(near bool) (backend.Transferrer, bool) {
-	own, ok := m.backend.(backend.Transferrer)
+	own, ok := backend.TransferrerOf(m.backend)
 	return own, ok && !near
 }
 
@@ -483,6 +483,9 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 	sig, err := m.signalsFor("PutSignal", s, peer, channel)
 	if err != nil {
 		return err
+	}
+	if x, ok := sig.(*mixedSignals); ok {
+		sig = x.of(peer)
 	}
 	signalled := false
 	err = m.copy(s, backend.Write, peer, w, offset, local, bytes, func(to, from device.Ptr) error {

@@ -11,9 +11,12 @@ import (
 
 // flagger returns the backend's flags, if it has any. A backend that reaches no peer by pointers must.
 func (r *rank) flagger(h Harness) (backend.Flagger, error) {
-	f, ok := r.Backend.(backend.Flagger)
+	f, ok := backend.FlaggerOf(r.Backend)
 	if !ok && h.Unreachable {
 		return nil, errors.New("no peer can be reached, by pointers or by flags")
+	}
+	if !ok {
+		return nil, nil
 	}
 	return f, nil
 }

@@ -62,7 +62,7 @@ func register(ctx context.Context, h Harness, r *rank) error {
 	// Every rank writes to its place in both parts of all; then one part goes, and the other is written once more.
 	send := func(i, round int) error {
 		for peer := range r.group.Size() {
-			if _, moves := r.Backend.(backend.Transferrer); !moves && peer != me && h.unreachable(me, peer) {
+			if _, moves := backend.TransferrerOf(r.Backend); !moves && peer != me && h.unreachable(me, peer) {
 				continue
 			}
 			if err := r.place(ctx, h, maps[i], allocs[i], peer, int64(10+me), byte(1+100*i+10*round+me)); err != nil {
@@ -100,7 +100,7 @@ func (r *rank) place(ctx context.Context, h Harness, m backend.Mapping, a backen
 	if err == nil {
 		return r.Device().CopyFromHost(p.Add(offset), []byte{value})
 	}
-	mover, ok := r.Backend.(backend.Transferrer)
+	mover, ok := backend.TransferrerOf(r.Backend)
 	if !errors.Is(err, errs.ErrNotReachable) || !ok {
 		return fmt.Errorf("Peer(%d): %w", peer, err)
 	}

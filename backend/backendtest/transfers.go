@@ -40,12 +40,15 @@ func (h Harness) await(ctx context.Context, what string, poll func() (bool, erro
 
 // transferrer returns the backend's own transfers, if it has any. A backend that reaches no peer by pointers must.
 func (r *rank) transferrer(h Harness) (backend.Transferrer, error) {
-	mover, ok := r.Backend.(backend.Transferrer)
-	if ok && !r.Capabilities().Transfers {
+	mover, ok := backend.TransferrerOf(r.Backend)
+	if _, some := r.Backend.(backend.Mover); ok && !some && !r.Capabilities().Transfers {
 		return nil, errors.New("the backend has transfers, and the capability says that it has not")
 	}
 	if !ok && h.Unreachable {
 		return nil, errors.New("no peer can be reached, by pointers or by transfers")
+	}
+	if !ok {
+		return nil, nil
 	}
 	return mover, nil
 }
@@ -155,6 +158,12 @@ func transfers(ctx context.Context, h Harness, r *rank) error {
 	}
 	next, before := (r.group.Rank()+1)%size, (r.group.Rank()+size-1)%size
 	for _, op := range []backend.TransferOp{backend.Write, backend.Read} {
+		if op == backend.Read && !r.Capabilities().Transfers {
+			if _, err := mover.PrepareTransfer(op, next, x.blocks(halfBytes, 0)); !errors.Is(err, errs.ErrNotReachable) {
+				return fmt.Errorf("reading, which the capabilities say is not possible, is not ErrNotReachable: %w", err)
+			}
+			continue
+		}
 		local, remote, from := int64(0), int64(halfBytes), before
 		if op == backend.Read {
 			local, remote, from = halfBytes, 0, next
@@ -293,7 +302,7 @@ func transferToTheDead(ctx context.Context, h Harness, r *rank) error {
 	if err := move.Close(); err != nil {
 		return fmt.Errorf("closing a transfer to the dead: %w", err)
 	}
-	if q, ok := r.Backend.(backend.Quiescer); ok {
+	if q, ok := backend.QuiescerOf(r.Backend); ok {
 		if err := q.Quiesce(ctx); err != nil {
 			return fmt.Errorf("quiescing after the loss: %w", err)
 		}
@@ -304,7 +313,7 @@ func transferToTheDead(ctx context.Context, h Harness, r *rank) error {
 
 // quiesce: nothing moves any more when it has come back without an error, and it never outlasts its context.
 func quiesce(ctx context.Context, h Harness, r *rank) error {
-	q, ok := r.Backend.(backend.Quiescer)
+	q, ok := backend.QuiescerOf(r.Backend)
 	if !ok {
 		return nil
 	}

@@ -37,12 +37,19 @@
 //
 // The addresses end at the host, as NCCL sees it (NCCL_HOSTID takes the place of its name), or at the LSA team that NCCL makes of it
 // (NCCL_LSA_TEAM_SIZE). Windows of several teams are made by NCCL 2.28.7 and 2.28.9 without more, by 2.28.3 on one host only, and from 2.29.2 on where
-// GPUs send over the network of themselves. So the backend makes none: where there are several teams, windows are registered with a communicator of
+// GPUs send over the network of themselves. So addresses come from none of these: where there are several teams, windows are registered with a communicator of
 // each team, split from that of all ranks. Hosts that are one team, as in a domain of NVLink, have windows of all ranks, from 2.28.7 on.
 //
-// Capabilities says how many peers have addresses (PointerPeers). What needs the address of another rank, signals, waits, puts and gets among it, is
-// ErrNotReachable; NCCL's own calls for these (ncclPutSignal and others, 2.29.2) take windows of all ranks, and are not used. The algorithm "nccl" of
-// all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical", by its name, is an
+// Capabilities says how many peers have addresses (PointerPeers). What needs the address of another rank is ErrNotReachable.
+//
+// Puts, signals, waits and barriers reach ranks without addresses by NCCL's call ncclPutSignal, from 2.29.2 on, where NCCL says that it can between them: it
+// needs GIN, GPUs that send over the network of themselves, and from 2.32 on sockets do (NCCL_GIN_TYPE=2). Memory is then registered once more, with a
+// communicator of all ranks. A put is made when the backend is opened, to try it. Where NCCL cannot, these operations are ErrNotReachable between hosts, with what is missing and
+// what to do. Gets always are, as NCCL has no call for them. A put ends when its data has arrived; one that does not ends with an error after
+// Options.KernelTimeout, or when a rank is lost. After a put that NCCL has refused, or an error that NCCL reports, the puts' communicator is given up on all
+// ranks that hear of it: puts and signals between hosts are errors from then on, until the rank is opened again.
+//
+// The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical", by its name, is an
 // all-reduce of kernels inside the teams and of ncclAllReduce between them, on communicators of the ranks that have the same shard (ncclCommSplit). "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //

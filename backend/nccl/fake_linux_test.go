@@ -54,6 +54,12 @@ type machine struct {
 	gin bool
 	// clique says that the hosts share a domain of NVLink.
 	clique bool
+	// unputtable ranks get no puts any more.
+	unputtable func(rank int) bool
+	// putDelay is how long puts take.
+	putDelay time.Duration
+	// patience is the ranks' KernelTimeout.
+	patience time.Duration
 
 	counts   map[string]int
 	used     []int64
@@ -70,6 +76,12 @@ type machine struct {
 	teams    map[nccl.WindowHandle]int // how many ranks a window has addresses of
 	objects  int                       // multicast objects that were made
 	modes    []int32                   // nvlsHostMode of each communicator that was made
+
+	wins    map[nccl.WindowHandle]*fakeWindow
+	flights map[cu.StreamHandle]*flight
+	marked  map[cu.EventHandle]putMark
+	groups  int // that are open
+	puts    int // that have arrived
 
 	held      map[cu.StreamHandle][]*fakeComm // what all-reduces hold the streams up
 	marks     map[cu.EventHandle][]*fakeComm  // and the events
@@ -127,7 +139,8 @@ func newMachine(gpus int) *machine {
 		comms: map[nccl.CommHandle]*fakeComm{}, roots: map[nccl.UniqueID]int{}, teams: map[nccl.WindowHandle]int{},
 		held: map[cu.StreamHandle][]*fakeComm{}, marks: map[cu.EventHandle][]*fakeComm{},
 		recording: map[cu.StreamHandle]*[]*fakeComm{}, graphs: map[cu.GraphHandle]*[]*fakeComm{},
-		execs: map[cu.GraphExecHandle]*[]*fakeComm{},
+		execs: map[cu.GraphExecHandle]*[]*fakeComm{}, wins: map[nccl.WindowHandle]*fakeWindow{}, flights: map[cu.StreamHandle]*flight{},
+		marked: map[cu.EventHandle]putMark{}, putDelay: 100 * time.Microsecond, patience: 5 * time.Second,
 	}
 	m.Find = func(p device.Ptr) (fakecuda.Memory, bool) {
 		base, x := m.at(p)
@@ -147,7 +160,7 @@ func (m *machine) plain(rank int) *Options {
 // onHost returns the options of a rank of the machine that NCCL takes for one on the host of that name; "" is the machine's own.
 func (m *machine) onHost(host string, gpu int) *Options {
 	return &Options{
-		Driver: m.driver(), LocalRank: gpu, Multicast: "off", KernelTimeout: 5 * time.Second,
+		Driver: m.driver(), LocalRank: gpu, Multicast: "off", KernelTimeout: m.patience,
 		Getenv: func(name string) string { return map[string]string{hostEnv: host}[name] },
 		load: func(o *nccl.Options) (*nccl.Library, error) {
 			m.Mu.Lock()
@@ -373,13 +386,27 @@ func (m *machine) pointers(d *cu.Driver) {
 }
 
 func (m *machine) work(d *cu.Driver) {
-	d.StreamQuery = func(s cu.StreamHandle) cu.Result { return m.idle(func() []*fakeComm { return m.held[s] }) }
-	d.EventQuery = func(e cu.EventHandle) cu.Result { return m.idle(func() []*fakeComm { return m.marks[e] }) }
+	d.StreamQuery = func(s cu.StreamHandle) cu.Result {
+		if m.flying(s) {
+			return cu.NotReady
+		}
+		return m.idle(func() []*fakeComm { return m.held[s] })
+	}
+	d.EventQuery = func(e cu.EventHandle) cu.Result {
+		if m.flyingBefore(e) {
+			return cu.NotReady
+		}
+		return m.idle(func() []*fakeComm { return m.marks[e] })
+	}
 	d.EventCreate = func(e *cu.EventHandle, _ uint32) cu.Result {
 		return m.Do("cuEventCreate", func(int) cu.Result { *e = cu.EventHandle(m.number(0)); return cu.Success })
 	}
 	d.EventRecord = func(e cu.EventHandle, s cu.StreamHandle) cu.Result {
-		return m.Do("cuEventRecord", func(int) cu.Result { m.marks[e] = slices.Clone(m.held[s]); return cu.Success })
+		return m.Do("cuEventRecord", func(int) cu.Result {
+			m.marks[e] = slices.Clone(m.held[s])
+			m.markPuts(e, s)
+			return cu.Success
+		})
 	}
 	d.MemcpyHtoDAsync = func(dst device.Ptr, src unsafe.Pointer, n uint64, _ cu.StreamHandle) cu.Result {
 		return m.Do("cuMemcpyHtoDAsync", func(int) cu.Result {
@@ -495,8 +522,14 @@ func (m *machine) libraryOf(host string) nccl.Functions {
 			return nccl.Success
 		}
 		f.CommQueryProperties = func(h nccl.CommHandle, props *byte) nccl.Result {
-			return m.comm(h, func(*fakeComm) nccl.Result {
+			return m.comm(h, func(c *fakeComm) nccl.Result {
 				b := unsafe.Slice(props, 40)
+				if m.version >= 22907 && binary.LittleEndian.Uint64(b) == 56 {
+					return m.rmaProperties(c, unsafe.Slice(props, 56))
+				}
+				if m.canPut(c) {
+					b[34] = 2
+				}
 				if binary.LittleEndian.Uint64(b) != 40 || binary.LittleEndian.Uint32(b[8:]) != 0xcafebeef || binary.LittleEndian.Uint32(b[12:]) != 22902 {
 					m.Violation("the properties' header is % x", b[:16])
 				}
@@ -506,6 +539,7 @@ func (m *machine) libraryOf(host string) nccl.Functions {
 				return nccl.Success
 			})
 		}
+		f.PutSignal, f.GroupStart, f.GroupEnd = m.putSignal, m.groupStart, m.groupEnd
 		f.MulticastSource = func() (*nccl.Multicast, error) {
 			return &nccl.Multicast{GetLsaMultimemDevicePointer: m.multimem}, nil
 		}
@@ -828,7 +862,7 @@ type registered struct {
 	bytes int
 }
 
-func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.WindowHandle, _ nccl.WindowFlags) nccl.Result {
+func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.WindowHandle, flags nccl.WindowFlags) nccl.Result {
 	m.Mu.Lock()
 	base, x := m.at(device.Ptr(p))
 	switch {
@@ -894,6 +928,7 @@ func (m *machine) register(h nccl.CommHandle, p uint64, bytes uintptr, w *nccl.W
 		m.memory[handle] = &piece{gpu: c.gpu, bytes: b, alias: true}
 		m.teams[nccl.WindowHandle(handle)] = team
 		c.windows[nccl.WindowHandle(handle)] = append(put, handle)
+		m.wins[nccl.WindowHandle(handle)] = &fakeWindow{comm: c, step: s, at: device.Ptr(p), piece: x, symmetric: flags&nccl.WindowSymmetric != 0}
 		*w = nccl.WindowHandle(handle)
 	})
 }
@@ -949,6 +984,7 @@ func (m *machine) unmap(c *fakeComm, w nccl.WindowHandle) {
 	for _, p := range c.windows[w] {
 		delete(m.memory, p)
 	}
+	delete(m.wins, w)
 	delete(c.windows, w)
 }
 

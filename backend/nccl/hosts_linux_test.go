@@ -296,6 +296,25 @@ func TestConformanceOnHosts(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestConformanceOfPuts: so it does where NCCL puts between the hosts.
+func TestConformanceOfPuts(t *testing.T) {
+	m := newMachine(2)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b", "a"}
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
+			return open(ctx, g, h.options(m, g.Rank()))
+		}, WorldSizes: []int{3}, Hosts: h,
+		Adoptable: func(_ backend.Backend, rank int, bytes int64) (device.Ptr, func() error, error) {
+			p := m.memoryOf(rank/2, bytes, true)
+			return p, func() error { m.drop(p); return nil }, nil
+		},
+		AdoptAlign: nccl.WindowAlignment, AllReduces: []string{plainForm},
+	})
+	m.requireClean(t)
+	assert.NotZero(t, m.puts)
+}
+
 // TestSubGroupsOnHosts: sub-groups split by hosts too, and leave all of their communicators to the next of the same ranks.
 func TestSubGroupsOnHosts(t *testing.T) {
 	m := newMachine(2)

@@ -176,6 +176,6 @@ func (b *Backend) far(rank int) error {
 	if b.isle == nil || slices.Contains(b.isle.ranks, rank) {
 		return nil
 	}
-	return fmt.Errorf("rank %d is not on the host of rank %d, and NCCL's windows end there (%s): collectives of the form %s reach all ranks: %w",
-		rank, b.group.Rank(), b.isle, plainForm, errs.ErrNotReachable)
+	return fmt.Errorf("rank %d is not on the host of rank %d, and NCCL's windows end there (%s): collectives of the form %s reach all ranks; %s: %w",
+		rank, b.group.Rank(), b.isle, plainForm, b.farWhy(), errs.ErrNotReachable)
 }

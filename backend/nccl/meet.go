@@ -61,6 +61,9 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	if kept != nil {
 		b.use(kept)
 		err := b.try(ctx)
+		if err == nil {
+			err = b.openPuts(ctx)
+		}
 		if _, all := errors.AsType[*group.VoteError](err); !all {
 			return err
 		}
@@ -84,7 +87,10 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 		b.link = &link{id: peers[0].Kept.NewID, ranks: b.worldRanks(), comm: b.comm, near: b.near, isle: b.isle, split: b.split, noCast: b.noCast != ""}
 		b.shelf.add(b.link)
 	}
-	return b.try(ctx)
+	if err := b.try(ctx); err != nil {
+		return err
+	}
+	return b.openPuts(ctx)
 }
 
 // member describes this rank.

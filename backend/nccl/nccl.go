@@ -117,6 +117,8 @@ type Backend struct {
 	mu       sync.Mutex
 	windows  map[device.Ptr]*window // by the base of the allocation that is registered
 	reducers map[string]*reducer    // by algorithm
+	puts     *puts                  // to ranks without addresses; nil where there are none, or NCCL cannot
+	noPuts   string                 // why it cannot; "" if it can, or there are none
 	spare    map[string]*nccl.Comm  // communicators that were kept with the first, by algorithm, that are no reducers yet
 	words    []*cuda.FaultWord      // of all reducers that there ever were
 	kept     []*allocation          // memory that the GPU still worked on when it was to be given back
@@ -364,8 +366,8 @@ func (b *Backend) Capabilities() backend.Capabilities {
 		c.PeerPointers, c.Why["peer_pointers"] = false, b.reach.unreachable
 		c.PointerPeers = max(b.reach.ranks-1, 0)
 	}
-	if b.isle != nil && !b.isle.whole() { // puts and gets are copies by address
-		c.Transfers, c.Why["transfers"] = false, b.isle.why()
+	if b.isle != nil && !b.isle.whole() { // gets are copies by address, and puts too where NCCL has none
+		c.Transfers, c.Why["transfers"] = false, b.isle.why()+"; "+b.farWhy()
 	}
 	b.mu.Lock()
 	why := b.noCast
@@ -438,6 +440,9 @@ func (b *Backend) Close(ctx context.Context) error {
 func (b *Backend) closeWork(ctx context.Context) error {
 	b.stopWatching()
 	err := b.closeWindows(ctx)
+	if b.puts != nil {
+		err = errors.Join(err, b.forget(ctx, b.puts.stage.base))
+	}
 	var kept bool
 	if b.comm != nil {
 		for _, d := range b.takeDevComms() {
@@ -446,6 +451,9 @@ func (b *Backend) closeWork(ctx context.Context) error {
 		kept = b.keep(ctx)
 	}
 	err = errors.Join(err, b.closeReducers(ctx))
+	if b.puts != nil {
+		err = errors.Join(err, b.puts.release(ctx))
+	}
 	if b.stream != nil {
 		streamErr := b.stream.Close()
 		if streamErr == nil { // else the GPU may still work on what was kept

@@ -20,6 +20,7 @@ type offer struct {
 	Offset     int64 // of the memory in its allocation, in bytes
 	Span       int64 // bytes of the allocation, all of which become the window
 	Registered bool  // the allocation has its window already
+	Puts       bool  // this rank can make it one for puts too
 }
 
 // mapping is an allocation as one rank sees it after rendezvous.
@@ -28,6 +29,7 @@ type mapping struct {
 	alloc   *allocation
 	window  *window      // nil after Unmap
 	peers   []device.Ptr // by rank; nil where the rank has no address
+	offsets []int64      // by rank: of the memory in its allocation
 
 	base          device.Ptr // of the contiguous view
 	stride        int64
@@ -53,7 +55,7 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 		failure = fmt.Errorf("an allocation of another backend: %w", errs.ErrInvalid)
 	} else {
 		failure = b.ready()
-		mine = offer{Offset: a.offset, Span: a.span, Registered: b.registered(a.base) != nil}
+		mine = offer{Offset: a.offset, Span: a.span, Registered: b.registered(a.base) != nil, Puts: b.putting()}
 	}
 	offers, err := backend.Tell(ctx, b.group, "registering", mine, failure)
 	if err != nil {
@@ -71,8 +73,16 @@ func (b *Backend) Rendezvous(ctx context.Context, ba backend.Allocation) (backen
 		b.windows[a.base] = w
 		b.mu.Unlock()
 	}
+	if allPut(offers) {
+		if err := b.registerFar(ctx, b.puts, a); err != nil {
+			if w.users == 0 {
+				err = errors.Join(err, b.drop(ctx, w, a.base))
+			}
+			return nil, err
+		}
+	}
 	w.users++
-	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers))}
+	m := &mapping{backend: b, alloc: a, window: w, peers: make([]device.Ptr, len(offers)), offsets: make([]int64, len(offers))}
 	m.place(offers)
 	if b.isle.whole() {
 		return wholeMapping{m}, nil
@@ -116,6 +126,7 @@ func (m *mapping) place(offers []offer) {
 	b, me := m.backend, m.backend.group.Rank()
 	m.notContiguous = b.reach.notContiguous
 	for r, o := range offers {
+		m.offsets[r] = o.Offset
 		if p := m.window.peers[r]; !p.IsNil() {
 			m.peers[r] = p.Add(o.Offset)
 		}
@@ -172,10 +183,18 @@ func (m *mapping) Unmap(ctx context.Context) error {
 	if w.users--; w.users > 0 {
 		return nil
 	}
+	return b.drop(ctx, w, m.alloc.base)
+}
+
+// drop deregisters the window of the allocation at base, and those that the library's own communicators have of it.
+func (b *Backend) drop(ctx context.Context, w *window, base device.Ptr) error {
 	b.mu.Lock()
-	delete(b.windows, m.alloc.base)
+	delete(b.windows, base)
+	if b.puts != nil {
+		delete(b.puts.spans, base)
+	}
 	b.mu.Unlock()
-	return errors.Join(b.forget(ctx, m.alloc.base), b.deregister(ctx, w))
+	return errors.Join(b.forget(ctx, base), b.deregister(ctx, w))
 }
 
 // whyNoMulticast says why there is no multicast; "" if it may be tried.

@@ -137,6 +137,16 @@ func (c *Comm) Rank() int { return c.rank }
 // Handle returns the ncclComm_t; 0 when the communicator was destroyed or aborted.
 func (c *Comm) Handle() CommHandle { return CommHandle(c.handle.Load()) }
 
+// Over reports whether the communicator was destroyed or aborted, and NCCL has released all of it, so that it moves no data any more.
+func (c *Comm) Over() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // Device returns the index of the GPU in the CUDA runtime's count.
 func (c *Comm) Device() (int, error) {
 	var n int32

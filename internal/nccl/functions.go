@@ -55,6 +55,11 @@ type Functions struct {
 	ReduceScatter func(send, recv uint64, count uintptr, t DataType, op Op, comm CommHandle, stream uintptr) Result             `nccl:"ncclReduceScatter"`
 	AllToAll      func(send, recv uint64, count uintptr, t DataType, comm CommHandle, stream uintptr) Result                    `nccl:"ncclAlltoAll"`
 
+	// Puts to a rank of the communicator, from memory that is a symmetric window of it to one of the rank's, and the rank's counter of signals of this
+	// one behind it. It is enqueued like a collective, and nobody waits for it.
+	PutSignal func(send uint64, count uintptr, t DataType, peer int32, window WindowHandle, offset uintptr, signal, context int32, flags uint32,
+		comm CommHandle, stream uintptr) Result `nccl:"ncclPutSignal"`
+
 	// A thread's calls between the two are one group.
 	GroupStart func() Result `nccl:"ncclGroupStart"`
 	GroupEnd   func() Result `nccl:"ncclGroupEnd"`
@@ -93,6 +98,7 @@ var introduced = map[string]Version{
 	"ncclCommFinalize": 21403, "ncclCommSplit": 21801, "ncclMemAlloc": 21901, "ncclMemFree": 21901, "ncclCommInitRankScalable": 22304,
 	"ncclCommWindowRegister": 22703, "ncclCommWindowDeregister": 22703, "ncclTeamLsa": 22803, "ncclAlltoAll": 22803, "ncclDevCommCreate": 22803,
 	"ncclDevCommDestroy": 22803, "ncclCommQueryProperties": 22902, "ncclGetPeerDevicePointer": 22902, "ncclGetLsaMultimemDevicePointer": 22902,
+	"ncclPutSignal": 22902,
 }
 
 // eachFunction calls fn for every function of the table that p points to.

@@ -55,6 +55,17 @@ func TestHeader(t *testing.T) {
 			c.Field("ncclCommProperties_t", "version", 12, 4)
 			c.Field("ncclCommProperties_t", "multimemSupport", propertiesMultimemSupport, 1)
 		}
+		switch at, bytes, version := putProperty(v); {
+		case bytes == 0:
+		case version == propertiesVersion:
+			c.Field("ncclCommProperties_t", "ginType", int64(at), 1)
+		default:
+			c.Field("ncclCommProperties_t", "hostRmaSupport", int64(at), 1)
+			assert.LessOrEqual(t, at, bytes)
+		}
+		if v == putProperties {
+			c.Size("ncclCommProperties_t", putPropertiesBytes)
+		}
 		if v == propertiesVersion {
 			c.Size("ncclCommProperties_t", propertiesBytes)
 		}

@@ -82,10 +82,10 @@ func TestOldLibraryLacksFunctions(t *testing.T) {
 // TestWhatALibraryLacks: what came later is a capability, and the error of who needs it says which version has it.
 func TestWhatALibraryLacks(t *testing.T) {
 	f := table()
-	f.CommWindowRegister, f.CommSplit, f.GetPeerDevicePointer, f.TeamLsa = nil, nil, nil, nil
+	f.CommWindowRegister, f.CommSplit, f.GetPeerDevicePointer, f.TeamLsa, f.PutSignal = nil, nil, nil, nil, nil
 	l, err := New("/some/libnccl.so.2", f)
 	require.NoError(t, err)
-	assert.ElementsMatch(t, []string{"ncclCommWindowRegister", "ncclCommSplit", "ncclGetPeerDevicePointer", "ncclTeamLsa"},
+	assert.ElementsMatch(t, []string{"ncclCommWindowRegister", "ncclCommSplit", "ncclGetPeerDevicePointer", "ncclTeamLsa", "ncclPutSignal"},
 		l.Missing())
 	assert.False(t, l.PeerPointers())
 	require.NoError(t, l.Require("ncclMemAlloc"))

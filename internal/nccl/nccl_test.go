@@ -107,6 +107,9 @@ func table() Functions {
 			return Success
 		},
 		AllReduce: func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ CommHandle, _ uintptr) Result { return Success },
+		PutSignal: func(uint64, uintptr, DataType, int32, WindowHandle, uintptr, int32, int32, uint32, CommHandle, uintptr) Result {
+			return Success
+		},
 		Broadcast: func(_, _ uint64, _ uintptr, _ DataType, _ int32, _ CommHandle, _ uintptr) Result { return Success },
 		Reduce: func(_, _ uint64, _ uintptr, _ DataType, _ Op, _ int32, _ CommHandle, _ uintptr) Result {
 			return Success

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -31,6 +32,7 @@ type NCCL struct {
 	last    nccl.CommHandle
 	owned   map[device.Ptr]uint64 // memory of ncclMemAlloc
 	perHost int                   // GPUs of a host; 0: there is one host
+	gin     bool                  // they send over the network of themselves
 }
 
 // world is what the communicators of some ranks share.
@@ -54,6 +56,8 @@ type comm struct {
 	rank     int
 	gpu      int
 	blocking bool
+	putting  uintptr      // the stream that its puts are on
+	flying   atomic.Int64 // how many of them have not arrived
 	pending  *round
 	aborted  chan struct{}
 	base     device.Ptr // of the copies of all ranks
@@ -70,7 +74,10 @@ type window struct {
 	base device.Ptr // the allocation
 	slot int
 	from uint64 // where in the allocation it begins
+	size uint64 // bytes
 	all  []device.Ptr
+
+	symmetric bool // NCCL_WIN_COLL_SYMMETRIC
 }
 
 // NewNCCL makes an NCCL for the GPUs of a machine.
@@ -139,6 +146,10 @@ func (n *NCCL) Functions() *nccl.Functions {
 				if rank < 0 || int(rank) >= w.comm.world.calls.size {
 					return nccl.InvalidArgument
 				}
+				if team := n.team(w.comm.world); int(rank)/team != w.comm.rank/team {
+					*p = 0
+					return nccl.Success
+				}
 				*p = uint64(w.copyOf(int(rank))) + w.from + uint64(offset)
 				return nccl.Success
 			})
@@ -147,6 +158,9 @@ func (n *NCCL) Functions() *nccl.Functions {
 			return n.on(h, func(c *comm) nccl.Result {
 				const multimem, bytes, magic = 33, 40, 0xcafebeef
 				b := unsafe.Slice(props, bytes)
+				if binary.LittleEndian.Uint64(b) == rmaBytes {
+					return n.rmaProperties(c, unsafe.Slice(props, rmaBytes))
+				}
 				if binary.LittleEndian.Uint64(b) != bytes || binary.LittleEndian.Uint32(b[8:]) != magic {
 					return nccl.InvalidArgument
 				}
@@ -162,6 +176,7 @@ func (n *NCCL) Functions() *nccl.Functions {
 		return &nccl.Multicast{GetLsaMultimemDevicePointer: n.multimem}, nil
 	}
 	n.collectives(f)
+	f.PutSignal = n.putSignal
 	return f
 }
 
@@ -480,12 +495,13 @@ type registration struct {
 	span        uint64 // of the allocation
 	from, bytes uint64 // of it
 	handle      *nccl.WindowHandle
+	flags       nccl.WindowFlags
 }
 
-func (n *NCCL) register(h nccl.CommHandle, p uint64, bytes uintptr, handle *nccl.WindowHandle, _ nccl.WindowFlags) nccl.Result {
+func (n *NCCL) register(h nccl.CommHandle, p uint64, bytes uintptr, handle *nccl.WindowHandle, flags nccl.WindowFlags) nccl.Result {
 	n.mu.Lock()
 	c := n.comms[h]
-	mine := registration{bytes: uint64(bytes), handle: handle}
+	mine := registration{bytes: uint64(bytes), handle: handle, flags: flags}
 	err := try(func() {
 		m, base, span := n.retain(device.Ptr(p))
 		mine.base, mine.span, mine.from = base, span, p-uint64(base)
@@ -510,7 +526,7 @@ func (n *NCCL) make(w *world, args []any) {
 			panic(failed{"ncclCommWindowRegister", cu.InvalidValue})
 		}
 	}
-	if n.severalHosts(w) {
+	if n.severalHosts(w) && !n.gin {
 		return // success, and no handle: 2.29 and later make windows of several hosts only where GPUs send over the network of themselves
 	}
 	s := w.place(first.span)
@@ -518,7 +534,7 @@ func (n *NCCL) make(w *world, args []any) {
 	err := try(func() {
 		for rank, arg := range args {
 			r := arg.(registration)
-			x := &window{comm: w.joined[rank], span: s, base: r.base, from: r.from, slot: -1}
+			x := &window{comm: w.joined[rank], span: s, base: r.base, from: r.from, size: r.bytes, slot: -1, symmetric: r.flags&nccl.WindowSymmetric != 0}
 			all = append(all, x)
 			for other, o := range args {
 				m, _, _ := n.retain(o.(registration).base)

@@ -24,6 +24,9 @@ func (*NCCL) Functions() *nccl.Functions { return &nccl.Functions{} }
 // Spread does nothing.
 func (*NCCL) Spread(int) {}
 
+// GIN does nothing.
+func (*NCCL) GIN() {}
+
 // Left returns nil.
 func (*NCCL) Left() []string { return nil }
 

@@ -3,6 +3,7 @@ package main
 // The mutants of NCCL and NIXL on several hosts, of what a rank receives, and of clocks.
 func init() {
 	hostTests := []stage{{"backend/nccl", "Host|Team", usual}}
+	putTests := []stage{{"backend/nccl", "TestPut|TestNoPuts|ConformanceOfPuts", usual}}
 	mutants = append(mutants,
 		mutant{file: "backend/nixl/network.go", why: "TCP sends to a host that was cut off for a quarter of an hour", tests: []stage{{"backend/nixl", "TestChooseRoute", usual}},
 			old: "if n.silence > 0 {", new: "if n.silence < 0 {"},
@@ -33,7 +34,21 @@ func init() {
 		mutant{file: "memory/signal_device.go", why: "barriers leave out ranks that have no addresses", tests: []stage{{"backend/nccl", "BetweenHosts", usual}},
 			old: "	if err := d.reaches(-1); err != nil {", new: "	if err := d.reaches(d.memory.group.Rank()); err != nil {"},
 		mutant{file: "kernels/library_collectives.go", why: "auto takes puts and signals where there are none", tests: []stage{{"backend/nccl", "BetweenHosts", usual}},
-			old: "if len(library) > 0 && !m.CanSignal() {", new: "if len(library) > 9 {"},
+			old: "if len(library) > 0 && (!m.CanSignal() ||", new: "if len(library) > 9 && (!m.CanSignal() ||"},
+		mutant{file: "backend/nccl/puts.go", why: "puts that NCCL does not have are tried", tests: putTests,
+			old: "	case has:\n", new: "	case has || !has:\n"},
+		mutant{file: "backend/nccl/puts.go", why: "a get is a put", tests: putTests, old: "case op != backend.Write:", new: "case op == 0:"},
+		mutant{file: "backend/nccl/puts.go", why: "memory that is no window is put as it is", tests: putTests,
+			old: "Bytes: x.Bytes}, p.window(b, x.Local, x.Bytes) != nil)", new: "Bytes: x.Bytes}, true)"},
+		mutant{file: "backend/nccl/puts.go", why: "a put goes where this rank's memory is in its allocation", tests: putTests,
+			old: "Offset: m.offsets[peer] + x.Offset", new: "Offset: m.offsets[b.group.Rank()] + x.Offset"},
+		mutant{file: "backend/nccl/puts.go", why: "a put has no end", tests: putTests,
+			old: "case time.Since(t.began) >= b.timeout:", new: "case time.Since(t.began) < 0:"},
+		mutant{file: "backend/nccl/puts.go", why: "memory is freed beside a put", tests: putTests, old: "		if idle || err != nil {\n", new: "		if true || err != nil {\n"},
+		mutant{file: "backend/nccl/flags.go", why: "words that nobody has put are made what they are on the GPU", tests: putTests,
+			old: "now != binary.LittleEndian.Uint64(f.raw[at:]) {", new: "true {"},
+		mutant{file: "memory/signal_mixed.go", why: "ranks without addresses are signalled by addresses", tests: putTests,
+			old: "if x.near.reaches(peer) == nil {", new: "if true {"},
 		mutant{file: "group/answers.go", why: "the first of two fields counts", tests: []stage{{"group", "Answers", usual}},
 			old: "			data, _ = protowire.ConsumeBytes(body[tag:n])\n", new: "			if data == nil {\n				data, _ = protowire.ConsumeBytes(body[tag:n])\n			}\n"},
 		mutant{file: "group/handshake.go", why: "the moments of the service's own certificate count", tests: []stage{{"group", "ClocksDiffer", usual}},

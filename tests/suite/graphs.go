@@ -19,20 +19,19 @@ import (
 // rank after the other is late: in front of what it sends, or in front of what it reads. A recorded barrier, wait or signal that does
 // nothing in a replay, or takes effect once only, gives stale or overwritten data.
 func graphCases(kind device.Kind, world int) []Case {
-	needs := []string{"graphs", "transfers"}
-	record := func(name string, steps func(x *exchange) error) Case {
-		return Case{Name: "graph/" + name, Needs: needs, Run: func(ctx context.Context, e *Env) error {
+	record := func(name, moves string, steps func(x *exchange) error) Case {
+		return Case{Name: "graph/" + name, Needs: []string{"graphs", moves}, Run: func(ctx context.Context, e *Env) error {
 			return exchangeCase(ctx, e, steps)
 		}}
 	}
 	cases := []Case{
-		record("barrier", (*exchange).byBarrier),
-		record("signal", (*exchange).bySignal),
-		record("put_signal", (*exchange).byPutSignal),
-		record("get", (*exchange).byGet),
-		record("prepared", (*exchange).byPrepared),
-		record("two_streams", (*exchange).onTwoStreams),
-		{Name: "graph/chain", Needs: needs, Run: chainCase},
+		record("barrier", Puts, (*exchange).byBarrier),
+		record("signal", Puts, (*exchange).bySignal),
+		record("put_signal", Puts, (*exchange).byPutSignal),
+		record("get", "transfers", (*exchange).byGet),
+		record("prepared", Puts, (*exchange).byPrepared),
+		record("two_streams", Puts, (*exchange).onTwoStreams),
+		{Name: "graph/chain", Needs: []string{"graphs", Puts}, Run: chainCase},
 	}
 	for _, alg := range kernels.Algorithms(kind) {
 		if !kernels.Supported(kind, alg, tensor.Int32, kernels.Sum, world) {

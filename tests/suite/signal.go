@@ -20,7 +20,7 @@ func signalCases(short bool) []Case {
 		{Name: "signal/channels", Run: channelsCase},
 		{Name: "signal/self", Run: selfSignalCase},
 		{Name: "signal/holds_up", MinWorld: 2, Run: holdsUpCase},
-		{Name: "signal/barrier", Needs: []string{"transfers"}, Run: barrierCase},
+		{Name: "signal/barrier", Needs: []string{Puts}, Run: barrierCase},
 		{Name: "signal/graph", Needs: []string{"graphs"}, Run: signalGraphCase},
 		{Name: "signal/two_streams", Run: twoStreamsCase},
 		{Name: "signal/put", Run: putSignalCase},

@@ -249,13 +249,16 @@ func runCase(ctx context.Context, c Case, e *Env) (err error) {
 	return nil
 }
 
+// Puts, among [Case.Needs], is for what puts and signals, and gets nothing: nccl has no gets between hosts.
+const Puts = "puts"
+
 // missing says what the case lacks here, as [Result.Missing] names it and in words; "" if nothing.
 func missing(r *symmem.Rank, c Case) (what, why string) {
 	if r.WorldSize() < c.MinWorld {
 		return MoreRanks, fmt.Sprintf("needs %d ranks", c.MinWorld)
 	}
 	for _, b := range r.Capabilities().List() {
-		if !b.Have && slices.Contains(c.Needs, b.Name) {
+		if !b.Have && (slices.Contains(c.Needs, b.Name) || b.Name == "transfers" && slices.Contains(c.Needs, Puts) && !r.Memory().CanSignal()) {
 			return b.Name, fmt.Sprintf("backend %s has no %s: %s", r.Backend(), b.Name, b.Why)
 		}
 	}

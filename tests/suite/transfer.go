@@ -16,20 +16,20 @@ import (
 
 // transferCases are about put, get and prepared transfers.
 func transferCases(short bool) []Case {
-	needs := []string{"transfers"}
+	needs, puts := []string{"transfers"}, []string{Puts}
 	cases := []Case{
-		{Name: "transfer/ring_put", Needs: needs, Run: ringPutCase},
+		{Name: "transfer/ring_put", Needs: puts, Run: ringPutCase},
 		{Name: "transfer/ring_get", Needs: needs, Run: ringGetCase},
-		{Name: "transfer/all_to_all", Needs: needs, Run: allToAllCase},
-		{Name: "transfer/prepared_write", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Write) }},
+		{Name: "transfer/all_to_all", Needs: puts, Run: allToAllCase},
+		{Name: "transfer/prepared_write", Needs: puts, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Write) }},
 		{Name: "transfer/prepared_read", Needs: needs, Run: func(ctx context.Context, e *Env) error { return preparedCase(ctx, e, backend.Read) }},
-		{Name: "transfer/prepared_graph", Needs: append(needs, "graphs"), Run: preparedGraphCase},
+		{Name: "transfer/prepared_graph", Needs: append(puts, "graphs"), Run: preparedGraphCase},
 		{Name: "transfer/wait_on", Needs: needs, Run: waitOnCase},
-		{Name: "transfer/states", Needs: needs, Run: transferStatesCase},
+		{Name: "transfer/states", Needs: puts, Run: transferStatesCase},
 		{Name: "transfer/errors", Needs: needs, Run: transferErrorsCase},
-		{Name: "transfer/source_closed", Needs: needs, Run: sourceClosedCase},
+		{Name: "transfer/source_closed", Needs: puts, Run: sourceClosedCase},
 		{Name: "transfer/closed_sides", Needs: needs, Run: closedSidesCase},
-		{Name: "transfer/closed_graph", Needs: append(needs, "graphs"), Run: closedGraphCase},
+		{Name: "transfer/closed_graph", Needs: append(puts, "graphs"), Run: closedGraphCase},
 	}
 	sizes := []int64{1, 15, 16, 17, 4095, 4097, 1 << 20}
 	if !short {

@@ -1,0 +1,465 @@
+package nccl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/simlib"
+	"github.com/symmem/symmem/memory"
+)
+
+// onPuttingHosts runs f on ranks with simulated GPUs, two of a host, between which NCCL puts.
+func onPuttingHosts(t *testing.T, ranks int, f func(ctx context.Context, g *group.Group, mem *memory.Memory) error) {
+	t.Helper()
+	m, err := simcuda.New(simcuda.Config{GPUs: ranks, Seed: 1})
+	require.NoError(t, err)
+	lib := simlib.NewNCCL(m)
+	lib.Spread(2)
+	lib.GIN()
+	functions := lib.Functions()
+	backendtest.RequireAll(t, backendtest.OnRanks(t, ranks, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, &Options{
+			Driver: m.Driver(), Functions: functions, LocalRank: g.Rank(), Multicast: "off", KernelTimeout: 20 * time.Second,
+			Getenv: func(name string) string { return map[string]string{hostEnv: fmt.Sprint(g.Rank() / 2)}[name] },
+		}, func(_ *Backend, mem *memory.Memory) error {
+			err := f(ctx, g, mem)
+			if err != nil {
+				g.Abort("the test has failed") // the others may be waiting
+			}
+			return err
+		})
+	}))
+	assert.Empty(t, lib.Left())
+	require.NoError(t, m.Err())
+}
+
+// TestPutsAndSignals: between hosts there are puts, signals, waits and barriers as on one, eager, recorded and mixed, and gets where there are addresses.
+func TestPutsAndSignals(t *testing.T) {
+	onPuttingHosts(t, 3, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
+		if c := mem.Capabilities(); c.PeerPointers || c.Transfers || !strings.Contains(c.Why["transfers"], "puts and signals reach all ranks") {
+			return fmt.Errorf("the capabilities are %+v", c)
+		}
+		if !mem.CanSignal() {
+			return errors.New("the memory says that ranks cannot signal each other")
+		}
+		s, err := mem.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		err = backendtest.WithWindow(ctx, mem, 4<<20, func(w *memory.Window) error {
+			return errors.Join(putToAll(ctx, g, mem, w, s), replayPuts(ctx, g, mem, w, s), putLong(ctx, g, mem, w, s), getNear(ctx, g, mem, w, s))
+		})
+		return errors.Join(err, s.Close())
+	})
+}
+
+// putToAll sends a word to every rank, with a signal behind it, again and again.
+func putToAll(ctx context.Context, g *group.Group, mem *memory.Memory, w *memory.Window, s device.Stream) error {
+	me, size := g.Rank(), g.Size()
+	own, err := w.Peer(me, 0)
+	if err != nil {
+		return err
+	}
+	for round := range 5 {
+		err := errors.Join(mem.Barrier(s, 1), s.Synchronize(ctx), mem.Device().CopyFromHost(own, []byte{byte(10*round + me + 1)}))
+		for peer := range size {
+			if peer != me {
+				err = errors.Join(err, mem.PutSignal(s, peer, w, int64(64+me), own, 1, 0))
+			}
+		}
+		for peer := range size {
+			if peer != me {
+				err = errors.Join(err, mem.Wait(s, peer, 0))
+			}
+		}
+		got := make([]byte, size)
+		if err = errors.Join(err, s.Synchronize(ctx), mem.Device().CopyToHost(got, own.Add(64))); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		for peer := range size {
+			if peer != me && got[peer] != byte(10*round+peer+1) {
+				return fmt.Errorf("round %d: rank %d has put %d", round, peer, got[peer])
+			}
+		}
+	}
+	return nil
+}
+
+// replayPuts records a put with a signal and a wait, round a ring, and runs it between others that are not recorded: signals of both are counted as one.
+func replayPuts(ctx context.Context, g *group.Group, mem *memory.Memory, w *memory.Window, s device.Stream) error {
+	me, size := g.Rank(), g.Size()
+	next, before := (me+1)%size, (me+size-1)%size
+	own, err := w.Peer(me, 0)
+	if err != nil {
+		return err
+	}
+	exchange := func() error {
+		return errors.Join(mem.PutSignal(s, next, w, 128, own, 1, 0), mem.Wait(s, before, 0))
+	}
+	if err := s.BeginCapture(); err != nil {
+		return err
+	}
+	err = exchange()
+	graph, captured := s.EndCapture()
+	if err = errors.Join(err, captured); err != nil {
+		return err
+	}
+	for round, run := range []func() error{exchange, func() error { return graph.Launch(s) }, func() error { return graph.Launch(s) }, exchange, func() error { return graph.Launch(s) }} {
+		value := byte(50 + 10*round)
+		got := make([]byte, 1)
+		err := errors.Join(mem.Device().CopyFromHost(own, []byte{value + byte(me)}), mem.Barrier(s, 1), run(), s.Synchronize(ctx), mem.Device().CopyToHost(got, own.Add(128)),
+			mem.Barrier(s, 1), s.Synchronize(ctx))
+		if err != nil || got[0] != value+byte(before) {
+			return fmt.Errorf("round %d of the graph: %d came: %w", round, got[0], err)
+		}
+	}
+	// One side signals by the graph, and the other waits without one.
+	if me == 0 {
+		err = graph.Launch(s)
+	} else {
+		err = exchange()
+	}
+	return errors.Join(err, s.Synchronize(ctx), graph.Close())
+}
+
+// putLong puts from memory that is no window, in several pieces.
+func putLong(ctx context.Context, g *group.Group, mem *memory.Memory, w *memory.Window, s device.Stream) error {
+	const n = 2*stageBytes + 333
+	me, size := g.Rank(), g.Size()
+	next, before := (me+1)%size, (me+size-1)%size
+	pattern := func(rank int) []byte {
+		b := bytes.Repeat([]byte{byte(rank), 1, 2, 3, 5, 8, 13}, n/7+1)[:n]
+		b[n-1] = byte(100 + rank)
+		return b
+	}
+	a, err := mem.Allocate(ctx, n, "no window")
+	if err != nil {
+		return err
+	}
+	got := make([]byte, n)
+	own, err := w.Peer(me, 512)
+	err = errors.Join(err, mem.Device().CopyFromHost(a.Ptr(), pattern(me)), mem.PutSignal(s, next, w, 512, a.Ptr(), n, 0), mem.Wait(s, before, 0), s.Synchronize(ctx),
+		mem.Device().CopyToHost(got, own))
+	if want := pattern(before); err == nil && !bytes.Equal(got, want) {
+		at := 0
+		for got[at] == want[at] {
+			at++
+		}
+		err = fmt.Errorf("byte %d of what rank %d has put is %d and not %d", at, before, got[at], want[at])
+	}
+	// The same by a transfer that is prepared, when all have looked.
+	if err = errors.Join(err, mem.Barrier(s, 1), s.Synchronize(ctx)); err != nil {
+		return err
+	}
+	x, prepared := mem.PrepareTransfer(backend.Write, next, []memory.TransferBlock{{Local: a.Ptr(), Window: w, Offset: 1 << 10, Bytes: 100}, {Local: a.Ptr().Add(7), Window: w, Offset: 1 << 12, Bytes: 9}})
+	if err = errors.Join(err, prepared); err != nil {
+		return err
+	}
+	for range 2 {
+		err = errors.Join(err, x.Post(s), x.WaitOn(s), mem.Signal(s, next, 0), mem.Wait(s, before, 0), s.Synchronize(ctx))
+	}
+	tail := make([]byte, 9)
+	if err = errors.Join(err, x.Close(), mem.Device().CopyToHost(tail, own.Add(1<<12-512))); err == nil && !bytes.Equal(tail, pattern(before)[7:16]) {
+		err = fmt.Errorf("%v came by the transfer", tail)
+	}
+	return errors.Join(err, mem.Barrier(s, 1), s.Synchronize(ctx), mem.Free(ctx, a))
+}
+
+// getNear gets from the ranks that have addresses here. From the others it cannot, and says why.
+func getNear(ctx context.Context, g *group.Group, mem *memory.Memory, w *memory.Window, s device.Stream) error {
+	me := g.Rank()
+	own, err := w.Peer(me, 0)
+	if err != nil {
+		return err
+	}
+	for peer := range g.Size() {
+		err := mem.Copy(s, backend.Read, peer, w, 64, own.Add(256), 1)
+		if _, far := w.Peer(peer, 0); far == nil {
+			if err = errors.Join(err, s.Synchronize(ctx)); err != nil {
+				return err
+			}
+			continue
+		}
+		if !errors.Is(err, errs.ErrNotReachable) || !strings.Contains(err.Error(), "let that rank put") {
+			return fmt.Errorf("a get of rank %d: %w", peer, err)
+		}
+	}
+	return nil
+}
+
+// TestNoPuts: where NCCL cannot put, the errors of what would take that name the version, what is missing and what to do, and everything else works.
+func TestNoPuts(t *testing.T) {
+	for version, want := range map[nccl.Version][]string{
+		22809: {"NCCL 2.28.9", "ncclPutSignal", "2.29.2 or newer"}, 22902: {"NCCL 2.29.2", "no GIN", "NCCL_GIN_ENABLE", "2.32 or newer"},
+		23007: {"NCCL 2.30.7", "no GIN", "2.32 or newer"}, 23203: {"NCCL 2.32.3", "no GIN", "NCCL_GIN_TYPE=2 takes sockets"},
+	} {
+		m := newMachine(1)
+		m.version = version
+		h := hosts{"a", "b"}
+		onPretended(t, m, h, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+			if b.Moves() || mem.CanSignal() {
+				return errors.New("it has puts")
+			}
+			s, err := mem.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			err = backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+				own, err := w.Peer(g.Rank(), 0)
+				if err != nil {
+					return err
+				}
+				_, direct := b.PrepareTransfer(backend.Write, 1-g.Rank(), nil)
+				for what, err := range map[string]error{
+					"put": mem.Copy(s, backend.Write, 1-g.Rank(), w, 0, own, 8), "signal": mem.Signal(s, 1-g.Rank(), 0), "barrier": mem.Barrier(s, 0), "backend": direct,
+					"put with a signal": mem.PutSignal(s, 1-g.Rank(), w, 0, own, 8, 0),
+				} {
+					for _, word := range want {
+						if !errors.Is(err, errs.ErrNotReachable) || !strings.Contains(err.Error(), word) {
+							return fmt.Errorf("%s, without %q: %w", what, word, err)
+						}
+					}
+				}
+				return nil
+			})
+			_, flags := b.NewFlags(ctx, 1)
+			if !errors.Is(flags, errs.ErrNotReachable) {
+				return fmt.Errorf("flags: %w", flags)
+			}
+			return errors.Join(err, s.Close(), tryHosts(ctx, g, b, mem, []int{g.Rank()}))
+		})
+	}
+}
+
+// TestPutsByVersion: every version that can puts, from windows and at the offsets that the ranks have, and refuses to get.
+func TestPutsByVersion(t *testing.T) {
+	for _, version := range []nccl.Version{22902, 22907, 23007, 23203} {
+		m := newMachine(2)
+		m.version, m.gin = version, true
+		h := hosts{"a", "a", "b", "b"}
+		onPretended(t, m, h, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+			if !b.Moves() {
+				return errors.New("it has no puts: " + b.noPuts)
+			}
+			return tryHosts(ctx, g, b, mem, h.near(g.Rank()))
+		})
+		assert.EqualValues(t, 4, m.puts, "one of each rank to try")
+	}
+}
+
+// TestPutsFailWhenTried: puts that fail on one rank, or change what they bring, are given up on all, and the rest works.
+func TestPutsFailWhenTried(t *testing.T) {
+	for what, spoil := range map[string]func(m *machine){
+		"ncclPutSignal": func(m *machine) {
+			m.fail = func(call string, rank, _ int) nccl.Result {
+				if call == "ncclPutSignal" && rank == 2 {
+					return nccl.InvalidUsage
+				}
+				return nccl.Success
+			}
+		},
+		"arrives": func(m *machine) { m.unputtable, m.patience = func(rank int) bool { return rank == 2 }, time.Second },
+	} {
+		m := newMachine(2)
+		m.version, m.gin = 23203, true
+		spoil(m)
+		h := hosts{"a", "a", "b", "b"}
+		onPretended(t, m, h, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+			if b.Moves() || !strings.Contains(b.noPuts, "failed when it was tried") {
+				return fmt.Errorf("%s: it puts: %s", what, b.noPuts)
+			}
+			return tryHosts(ctx, g, b, mem, h.near(g.Rank()))
+		})
+		assert.Equal(t, 4, m.aborted, "%s", what)
+	}
+}
+
+// putOnce starts a put of 8 bytes to another host and waits for its end.
+func putOnce(b *Backend, mem *memory.Memory, w *memory.Window, peer int) error {
+	own, err := w.Peer(mem.Group().Rank(), 0)
+	if err != nil {
+		return err
+	}
+	x, err := b.PrepareTransfer(backend.Write, peer, []backend.Block{{Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
+	if err != nil {
+		return err
+	}
+	run, err := x.Start()
+	for ended := false; err == nil && !ended; time.Sleep(50 * time.Microsecond) {
+		ended, err = run.Poll()
+	}
+	return errors.Join(err, x.Close())
+}
+
+// TestPutFails: a put that NCCL refuses later is the error of the rank that made it, and of what others put then; windows that are made afterwards are none for
+// puts, which is said, and nothing is left.
+func TestPutFails(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b"}
+	onPretended(t, m, h, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+		peer := 1 - g.Rank()
+		err := backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+			if err := errors.Join(putOnce(b, mem, w, peer), g.Barrier(ctx, "put")); err != nil {
+				return err
+			}
+			m.set(func() {
+				m.fail = func(call string, rank, _ int) nccl.Result {
+					if call == "ncclPutSignal" && rank == 0 {
+						return nccl.SystemError
+					}
+					return nccl.Success
+				}
+			})
+			if err := g.Barrier(ctx, "failing"); err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				if err := putOnce(b, mem, w, peer); err == nil || !strings.Contains(err.Error(), "ncclPutSignal") {
+					return fmt.Errorf("a put that fails: %w", err)
+				}
+			}
+			for began := time.Now(); b.puts.red.given() == nil; time.Sleep(time.Millisecond) {
+				if time.Since(began) > 20*time.Second {
+					return errors.New("the other rank is not told")
+				}
+			}
+			if err := putOnce(b, mem, w, peer); !errors.Is(err, errs.ErrClosed) {
+				return fmt.Errorf("a put afterwards: %w", err)
+			}
+			return g.Barrier(ctx, "failed")
+		})
+		if err != nil {
+			return err
+		}
+		return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+			if err := putOnce(b, mem, w, peer); !errors.Is(err, errs.ErrNotReachable) {
+				return fmt.Errorf("a put into a window that was made afterwards: %w", err)
+			}
+			return nil
+		})
+	})
+}
+
+// TestPutNotEnding: a put that does not arrive ends with an error when its time is up, and another can then not be started by the same transfer; when the
+// rank that it goes to is lost, all end, and the communicator is given up.
+func TestPutNotEnding(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b"}
+	for r, err := range backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := h.options(m, g.Rank())
+		o.KernelTimeout = 2 * time.Second
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+				m.set(func() { m.unputtable = func(rank int) bool { return rank == 1 } })
+				if err := g.Barrier(ctx, "stopped"); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					if err := g.Barrier(ctx, "over"); err != nil {
+						return err
+					}
+					g.Abort("it is killed")
+					return errors.New("killed")
+				}
+				own, err := w.Peer(0, 0)
+				if err != nil {
+					return err
+				}
+				x, err := b.PrepareTransfer(backend.Write, 1, []backend.Block{{Local: own, Remote: w.Mapping(), Bytes: 8}})
+				if err != nil {
+					return err
+				}
+				run, err := x.Start()
+				if err != nil {
+					return err
+				}
+				for err == nil {
+					_, err = run.Poll()
+					time.Sleep(time.Millisecond)
+				}
+				if !strings.Contains(err.Error(), "have not ended") {
+					return fmt.Errorf("the error is %w", err)
+				}
+				if _, err := x.Start(); !errors.Is(err, errs.ErrInProgress) {
+					return fmt.Errorf("started again: %w", err)
+				}
+				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				if err := b.Quiesce(short); !errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("quiescing beside it: %w", err)
+				}
+				if err := g.Barrier(ctx, "over"); err != nil {
+					return err
+				}
+				for g.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				if _, err := run.Poll(); !errors.Is(err, errs.ErrPeerLost) {
+					return fmt.Errorf("after the loss: %w", err)
+				}
+				if _, err := x.Start(); !errors.Is(err, errs.ErrPeerLost) {
+					return fmt.Errorf("started after the loss: %w", err)
+				}
+				return errors.Join(b.Quiesce(ctx), x.Close(), errors.New("done"))
+			})
+		})
+	}) {
+		require.ErrorContains(t, err, []string{"done", "killed"}[r])
+	}
+	m.requireClean(t)
+}
+
+// TestPutFlagsKeepWords: what a rank makes of its own words stays, until a peer writes them.
+func TestPutFlagsKeepWords(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	onPretended(t, m, hosts{"a", "b"}, func(ctx context.Context, g *group.Group, b *Backend, _ *memory.Memory) error {
+		f, err := b.NewFlags(ctx, 2)
+		if err != nil {
+			return err
+		}
+		for i := range f.Words() {
+			f.Words()[i].Store(7)
+		}
+		f.Progress()
+		f.Progress()
+		if a, b := f.Words()[0].Load(), f.Words()[1].Load(); a != 7 || b != 7 {
+			return fmt.Errorf("the words are %d and %d", a, b)
+		}
+		if err := g.Barrier(ctx, "kept"); err != nil {
+			return err
+		}
+		store, err := f.PrepareStore(1-g.Rank(), 1)
+		if err == nil {
+			err = store.Post(8)
+		}
+		for ended := false; err == nil && !ended; {
+			ended, err = store.Poll()
+		}
+		if err = errors.Join(err, g.Barrier(ctx, "put")); err != nil {
+			return err
+		}
+		f.Progress()
+		if a, b := f.Words()[0].Load(), f.Words()[1].Load(); a != 7 || b != 8 {
+			return fmt.Errorf("after a put the words are %d and %d", a, b)
+		}
+		return errors.Join(store.Close(), g.Barrier(ctx, "seen"), f.Close(), f.Close())
+	})
+}
