@@ -50,7 +50,7 @@ func allReduceBy(a kernels.Algorithm) planUse {
 
 // usePlans makes, runs and closes a plan of each sort. All ranks end each step together.
 func usePlans(ctx context.Context, m *memory.Memory) (err error) {
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var closing []func() error
 	defer func() {
@@ -167,7 +167,7 @@ func TestFaultsOfPlans(t *testing.T) {
 			require.NoError(t, err)
 			return backendtest.FaultMachine{
 				Open: func(ctx context.Context, g *group.Group, parent backend.Backend, calls *backendtest.Calls) (backend.Backend, error) {
-					o := &native.Options{LocalRank: g.Rank(), Multicast: config.MulticastAuto, KernelTimeout: 2 * time.Second}
+					o := &native.Options{LocalRank: g.Rank(), Multicast: config.MulticastAuto, KernelTimeout: 20 * time.Second}
 					if parent != nil {
 						o.Opened = parent.Device().(*cuda.Device)
 					} else {

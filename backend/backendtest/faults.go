@@ -96,6 +96,12 @@ const (
 // faultPatience bounds what must end soon, on a machine that does much else. What hangs does not wait for it: its deadline comes when it does.
 const faultPatience = 60 * time.Second
 
+// How long kernels wait for each other: where a call goes wrong, one may wait for what does not come. Where none does, the machine may be busy.
+const (
+	faultKernels = 5 * time.Second
+	calmKernels  = faultPatience / 2
+)
+
 // Run runs the cases.
 func (f Faults) Run(t *testing.T) {
 	f.Ranks = cmp.Or(f.Ranks, 3)
@@ -273,6 +279,10 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 		patience = time.Second
 	}
 	defer time.AfterFunc(patience, until.come).Stop()
+	kernels := faultKernels
+	if c.call == "" {
+		kernels = calmKernels
+	}
 	var struck bool
 	failed := OnRanks(t, f.Ranks, nil, func(ctx context.Context, g *group.Group) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*faultPatience)
@@ -291,7 +301,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 			mine.set(s)
 		}
 		began := time.Now()
-		me.first = m.attempt(until, ctx, g, mine)
+		me.first = m.attempt(until, ctx, g, mine, kernels)
 		me.took = time.Since(began)
 		gathered.Done()
 		gathered.Wait()
@@ -300,7 +310,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 			mine.set(nil)
 		}
 		if c.what != kills || !struckAll(ctx, g) {
-			me.second = m.attempt(ctx, ctx, g, nil)
+			me.second = m.attempt(ctx, ctx, g, nil, calmKernels)
 			return nil
 		}
 		if g.Rank() == c.victim {
@@ -317,7 +327,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 			me.second = fmt.Errorf("the survivors' group: %w", err)
 			return nil
 		}
-		me.second = m.attempt(ctx, ctx, sub, nil)
+		me.second = m.attempt(ctx, ctx, sub, nil, calmKernels)
 		return sub.Close(ctx)
 	})
 	out := outcome{under: c.under}
@@ -507,18 +517,19 @@ func (c faultCase) fault() string {
 	return c.what
 }
 
-// attempt does everything with the backend. What it does ends with ctx; giving back what it has ends with after, which ends later.
-func (m FaultMachine) attempt(ctx, after context.Context, g *group.Group, calls *Calls) error {
+// attempt does everything with the backend. What it does ends with ctx; giving back what it has ends with after, which ends later. Kernels wait for each
+// other no longer than kernels.
+func (m FaultMachine) attempt(ctx, after context.Context, g *group.Group, calls *Calls, kernels time.Duration) error {
 	b, err := m.Open(ctx, g, nil, calls)
 	if err != nil {
 		return fmt.Errorf("opening: %w", err)
 	}
-	return m.use(ctx, after, g, b, calls, true)
+	return m.use(ctx, after, g, b, calls, kernels, true)
 }
 
 // use does everything with an open backend, and closes it.
-func (m FaultMachine) use(ctx, after context.Context, g *group.Group, b backend.Backend, calls *Calls, whole bool) error {
-	u := &usage{Memory: memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: 2 * time.Second}), machine: m, ctx: ctx, after: after, calls: calls}
+func (m FaultMachine) use(ctx, after context.Context, g *group.Group, b backend.Backend, calls *Calls, kernels time.Duration, whole bool) error {
+	u := &usage{Memory: memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: kernels}), machine: m, ctx: ctx, after: after, calls: calls}
 	err := u.everything(whole)
 	for i := len(u.closing) - 1; i >= 0; i-- {
 		err = errors.Join(err, u.closing[i]())
@@ -770,7 +781,7 @@ func (u *usage) subGroup() error {
 	}
 	b, err := u.machine.Open(u.ctx, sub, u.Backend(), u.calls)
 	if err == nil {
-		err = u.machine.use(u.ctx, u.after, sub, b, u.calls, false)
+		err = u.machine.use(u.ctx, u.after, sub, b, u.calls, u.KernelTimeout(), false)
 	}
 	return errors.Join(err, sub.Close(u.after))
 }

@@ -263,14 +263,18 @@ func (f *fault) judge(world []*worker) []string {
 
 // unsaid are the calls that a rank may fail for without the system's reason in its error, with why.
 var unsaid = map[string]string{
+	"getsockname":   "package net drops the reason, and says that the socket is not one it can use",
 	"getpeername":   "package net takes it for a connection that is still being made, until the time is over",
 	"read(socket)":  "a connection that is broken is one to a rank that is lost",
 	"write(socket)": "a connection that is broken is one to a rank that is lost",
 }
 
 // breaks reports whether the fault breaks a connection. Then the rank at its other end counts as lost, and whose end has failed nobody can tell.
-func (f *fault) breaks() bool {
-	return f.errno != 0 && f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
+func (f *fault) breaks() bool { return f.errno != 0 && f.connection() }
+
+// connection reports whether the fault befalls a connection that the ranks talk over.
+func (f *fault) connection() bool {
+	return f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
 }
 
 // broken reports whether the fault breaks a connection that the ranks talk over after joining. Nobody waits for a deadline then: both ends learn of it.
