@@ -180,14 +180,8 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 	if err != nil {
 		return nil, err
 	}
-	lists := make([]string, len(wishes))
-	for r, w := range wishes {
-		lists[r] = strings.Join(w, ",")
-	}
-	for _, l := range lists {
-		if l != lists[0] {
-			return nil, &group.MismatchError{What: "list of backends", Values: lists}
-		}
+	if err := Alike("list of backends", wishes, func(w *[]string) string { return strings.Join(*w, ",") }); err != nil {
+		return nil, err
 	}
 	return names, nil
 }

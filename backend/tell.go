@@ -46,3 +46,19 @@ func Tell[T any](ctx context.Context, g *group.Group, op string, mine T, failure
 	}
 	return all, nil
 }
+
+// Alike compares what the ranks have told. It returns a [group.MismatchError], in which every rank's value is, unless value is the same of all. what
+// names the value in the error, and may say in parentheses what sets it: "version of NCCL".
+func Alike[T any, V comparable](what string, all []T, value func(*T) V) error {
+	values := make([]string, len(all))
+	differ := false
+	for r := range all {
+		v := value(&all[r])
+		values[r] = fmt.Sprint(v)
+		differ = differ || v != value(&all[0])
+	}
+	if differ {
+		return &group.MismatchError{What: what, Values: values}
+	}
+	return nil
+}

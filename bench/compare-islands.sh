@@ -51,7 +51,7 @@ symmem=${SYMMEM:-$work/symmem}
 if [ "$symmem" = "$work/symmem" ]; then
 	(cd "$here/.." && CGO_ENABLED=0 go build -o "$symmem" ./cmd/symmem)
 fi
-mpicc -O3 -march=native -std=gnu11 -Wall -Wextra -o "$work/mpi_allreduce" "$here/peers/mpi_allreduce.c"
+mpicc -O3 -march=native -std=gnu11 -Wall -Wextra -o "$work/mpi_collectives" "$here/peers/mpi_collectives.c"
 
 for i in 0 1; do
 	ip netns add "${spaces[i]}"
@@ -100,7 +100,7 @@ theirs() {
 	shift
 	# shellcheck disable=SC2086
 	"$work/agent" island0 mpirun --allow-run-as-root --host "island0:$ranks,island1:$ranks" -np $((2 * ranks)) --mca plm_rsh_agent "$work/agent" \
-		--mca oob_tcp_if_include cable --mca btl_tcp_if_include cable --mca pml ob1 --mca btl self,vader,tcp "$@" "$work/mpi_allreduce" "$repetitions" ${sizes//,/ } >"$file" 2>"$work/mpi" &
+		--mca oob_tcp_if_include cable --mca btl_tcp_if_include cable --mca pml ob1 --mca btl self,vader,tcp "$@" "$work/mpi_collectives" all_reduce "$repetitions" ${sizes//,/ } >"$file" 2>"$work/mpi" &
 	pids=($!)
 	wait "${pids[0]}" || return 1
 	pids=()
@@ -133,54 +133,4 @@ for ((round = 1; round <= rounds; round++)); do
 	done
 done
 
-# Every row is a line of its own in all files.
-awk '
-function field(name,    at, rest) {
-	at = index($0, "\"" name "\":")
-	if (!at) return ""
-	rest = substr($0, at + length(name) + 3)
-	sub(/[,}].*/, "", rest)
-	gsub(/"/, "", rest)
-	return rest
-}
-FNR == 1 {
-	who = FILENAME
-	sub(/.*\//, "", who)
-	sub(/\..*/, "", who)
-	if (!(who in known)) { known[who] = 1; all[++names] = who }
-}
-/"kind":"all_reduce"/ {
-	size = field("bytes") + 0
-	if (!(size in seen)) { seen[size] = 1; order[++sizes] = size }
-	value[who, size, ++count[who, size]] = field("median_us") + 0
-}
-function median(who, size,    n, i, j, x, v) {
-	n = count[who, size]
-	for (i = 1; i <= n; i++) v[i] = value[who, size, i]
-	for (i = 2; i <= n; i++) {
-		x = v[i]
-		for (j = i - 1; j >= 1 && v[j] > x; j--) v[j + 1] = v[j]
-		v[j + 1] = x
-	}
-	return (v[int((n + 1) / 2)] + v[int(n / 2) + 1]) / 2
-}
-END {
-	printf "%12s", "bytes"
-	for (k = 1; k <= names; k++) printf " %21s", all[k] " us"
-	printf " %20s\n", "Open MPI / auto"
-	for (i = 1; i <= sizes; i++) {
-		size = order[i]
-		best = 0
-		printf "%12d", size
-		for (k = 1; k <= names; k++) {
-			if (!count[all[k], size]) { printf " %21s", "-"; slower = 1; continue }
-			m = median(all[k], size)
-			printf " %21.1f", m
-			if (all[k] ~ /^mpi/ && (!best || m < best)) best = m
-			if (all[k] == "symmem-auto") ours = m
-		}
-		printf " %20.2f\n", ours ? best / ours : 0
-		if (ours && ours > best) slower = 1
-	}
-	exit slower
-}' "$out"/symmem-*.json "$out"/mpi-*.json
+awk -v ours=symmem-auto -f "$here/table.awk" "$out"/symmem-*.json "$out"/mpi-*.json

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -93,14 +94,8 @@ func exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 		return records, differ
 	}
 	for _, c := range compared {
-		values := make([]string, len(records))
-		differ := false
-		for r := range records {
-			values[r] = c.of(&records[r])
-			differ = differ || values[r] != values[0]
-		}
-		if differ {
-			return nil, &group.MismatchError{What: c.what, Values: values}
+		if err := backend.Alike(c.what, records, c.of); err != nil {
+			return nil, err
 		}
 	}
 	return records, nil

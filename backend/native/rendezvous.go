@@ -12,7 +12,6 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
-	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -107,16 +106,7 @@ func (s *stopwatch) note(step string) {
 
 // sameKind returns an error if the ranks bring memory that is shared in different ways.
 func sameKind(offers []offer) error {
-	kinds := make([]string, len(offers))
-	differ := false
-	for r, o := range offers {
-		kinds[r] = string(o.Kind)
-		differ = differ || o.Kind != offers[0].Kind
-	}
-	if differ {
-		return &group.MismatchError{What: "kind of memory (bring the same on all ranks)", Values: kinds}
-	}
-	return nil
+	return backend.Alike("kind of memory (bring the same on all ranks)", offers, func(o *offer) string { return string(o.Kind) })
 }
 
 // offer describes how the others can reach the memory, and exports it as a file if it is to be passed as one; the context is current.

@@ -14,7 +14,6 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
-	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -223,14 +222,8 @@ func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *alloca
 
 // alike returns an error if the memory is not at the same offset of the window on all ranks, which NCCL's symmetric kernels assume.
 func alike(places []place) error {
-	values := make([]string, len(places))
-	for r, p := range places {
-		values[r] = fmt.Sprintf("input %d, output %d", p.In, p.Out)
-	}
-	if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
-		return &group.MismatchError{What: "offset in the window in bytes (use algorithm " + plainForm + ")", Values: values}
-	}
-	return nil
+	return backend.Alike("offset in the window in bytes (use algorithm "+plainForm+")", places,
+		func(p *place) string { return fmt.Sprintf("input %d, output %d", p.In, p.Out) })
 }
 
 // live reports whether this rank has a communicator of the form that was not given up.

@@ -160,25 +160,11 @@ func agree(peers []member, hosts []int) (shared bool, err error) {
 			}
 		}
 	}
-	for _, c := range []struct {
-		what string
-		of   func(member) string
-	}{
-		{"version of NCCL (name the same library in " + libraryEnv + ")", func(m member) string { return m.Version }},
-		{"kind of window (" + windowEnv + ")", func(m member) string { return m.Window }},
-		{"whether a communicator was given", func(m member) string { return fmt.Sprint(m.Given) }},
-	} {
-		values := make([]string, len(peers))
-		differ := false
-		for r, p := range peers {
-			values[r] = c.of(p)
-			differ = differ || values[r] != values[0]
-		}
-		if differ {
-			return shared, &group.MismatchError{What: c.what, Values: values}
-		}
-	}
-	return shared, nil
+	return shared, cmp.Or(
+		backend.Alike("version of NCCL (name the same library in "+libraryEnv+")", peers, func(m *member) string { return m.Version }),
+		backend.Alike("kind of window ("+windowEnv+")", peers, func(m *member) string { return m.Window }),
+		backend.Alike("whether a communicator was given", peers, func(m *member) bool { return m.Given }),
+	)
 }
 
 // agreeMulticast finds out whether all ranks may use multicast.

@@ -105,22 +105,10 @@ func (b *Backend) registered(base device.Ptr) *window {
 
 // fit returns an error if the ranks' memory cannot become one window.
 func fit(offers []offer) error {
-	for _, c := range []struct {
-		what string
-		of   func(offer) string
-	}{
-		{"size in bytes of the allocation that the memory is in", func(o offer) string { return fmt.Sprint(o.Span) }},
-		{"whether the allocation is registered already", func(o offer) string { return fmt.Sprint(o.Registered) }},
-	} {
-		values := make([]string, len(offers))
-		for r, o := range offers {
-			values[r] = c.of(o)
-		}
-		if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
-			return &group.MismatchError{What: c.what, Values: values}
-		}
-	}
-	return nil
+	return cmp.Or(
+		backend.Alike("size in bytes of the allocation that the memory is in", offers, func(o *offer) int64 { return o.Span }),
+		backend.Alike("whether the allocation is registered already", offers, func(o *offer) bool { return o.Registered }),
+	)
 }
 
 // place finds the addresses of the memory in the window.

@@ -80,17 +80,13 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 // agree checks that the ranks fit together.
 func (b *Backend) agree() error {
 	const op = "opening backend nixl"
-	kinds := make([]string, len(b.peers))
-	for r, p := range b.peers {
-		kinds[r] = p.Kind
-	}
-	if slices.ContainsFunc(kinds, func(k string) bool { return k != kinds[0] }) {
-		return &group.MismatchError{What: "kind of device", Values: kinds}
+	if err := backend.Alike("kind of device", b.peers, func(m *member) string { return m.Kind }); err != nil {
+		return err
 	}
 	if err := agreeVersion(b.peers); err != nil {
 		return err
 	}
-	if kinds[0] != device.CUDA.String() {
+	if b.peers[0].Kind != device.CUDA.String() {
 		return nil
 	}
 	members := b.group.Members()

@@ -71,7 +71,7 @@ func (b *Backend) fromHeap(ctx context.Context, a *allocation, failure error) er
 		mine.Free, _, failure = b.device.MemInfo()
 	}
 	return w.collectively(ctx, b.group, mine, failure, func(turn uint64, all []ask) error {
-		if err := alike("size in bytes", all, func(a *ask) int64 { return a.Bytes }); err != nil {
+		if err := backend.Alike("size in bytes", all, func(a *ask) int64 { return a.Bytes }); err != nil {
 			return err
 		}
 		p, err := w.allocate(a.rounded, least(all))

@@ -32,7 +32,7 @@ func (b *Backend) among(ctx context.Context, mine ask, failure error) (name uint
 	p.mu.Unlock()
 	all, err = backend.Tell(ctx, b.group, "NVSHMEM's arena: "+mine.Op, mine, failure)
 	if err == nil {
-		err = alike("size in bytes", all, func(a *ask) int64 { return a.Bytes })
+		err = backend.Alike("size in bytes", all, func(a *ask) int64 { return a.Bytes })
 	}
 	if err != nil {
 		return 0, nil, err

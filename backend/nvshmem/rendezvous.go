@@ -79,14 +79,14 @@ func (m *mapping) meet(turn uint64, a *allocation, all []ask) error {
 
 // sameKind returns an error if the ranks bring memory of different kinds.
 func sameKind(all []ask) error {
-	if err := alike("kind of memory (bring the same on all ranks)", all, func(a *ask) string { return string(a.Kind) }); err != nil {
+	if err := backend.Alike("kind of memory (bring the same on all ranks)", all, func(a *ask) string { return string(a.Kind) }); err != nil {
 		return err
 	}
 	if all[0].Kind == registered {
-		if err := alike("bytes of the allocation to register", all, func(a *ask) int64 { return a.Bytes }); err != nil {
+		if err := backend.Alike("bytes of the allocation to register", all, func(a *ask) int64 { return a.Bytes }); err != nil {
 			return err
 		}
-		return alike("registration that is there already, 0 for none (bring memory of corresponding allocations)", all, func(a *ask) uint64 { return a.Shares })
+		return backend.Alike("registration that is there already, 0 for none (bring memory of corresponding allocations)", all, func(a *ask) uint64 { return a.Shares })
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ const noneThere = "NVSHMEM has no multicast address for it (nvshmemx_mc_ptr): th
 // findMulticast finds the address that reaches all ranks' memory, if it is at the same place of every heap. NVSHMEM has made its multicast objects
 // with the heap, so this makes none.
 func (m *mapping) findMulticast(offset int64, all []ask) error {
-	if err := alike("place in the heap", all, func(a *ask) int64 { return a.Offset }); err != nil {
+	if err := backend.Alike("place in the heap", all, func(a *ask) int64 { return a.Offset }); err != nil {
 		m.noMulticast = err.Error()
 		return nil
 	}

@@ -199,11 +199,11 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 	}
 	// From here on every rank decides alike, since all know the same.
 	for _, err := range []error{
-		alike("version of NVSHMEM", all, func(m *member) string { return m.Version }),
-		alike("granularity of NVSHMEM's heap in bytes ("+nvshmem.GranularityEnv+")", all, func(m *member) int64 { return m.Granularity }),
-		alike("largest size of NVSHMEM's heap in bytes ("+nvshmem.MaxHeapEnv+")", all, func(m *member) int64 { return m.MaxHeap }),
-		alike("size of the arena in bytes ("+arenaEnv+")", all, func(m *member) int64 { return m.Arena }),
-		alike("size of the heap's chunks in bytes", all, func(m *member) int64 { return m.Chunk }),
+		backend.Alike("version of NVSHMEM", all, func(m *member) string { return m.Version }),
+		backend.Alike("granularity of NVSHMEM's heap in bytes ("+nvshmem.GranularityEnv+")", all, func(m *member) int64 { return m.Granularity }),
+		backend.Alike("largest size of NVSHMEM's heap in bytes ("+nvshmem.MaxHeapEnv+")", all, func(m *member) int64 { return m.MaxHeap }),
+		backend.Alike("size of the arena in bytes ("+arenaEnv+")", all, func(m *member) int64 { return m.Arena }),
+		backend.Alike("size of the heap's chunks in bytes", all, func(m *member) int64 { return m.Chunk }),
 	} {
 		if err != nil {
 			return err

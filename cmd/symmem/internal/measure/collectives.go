@@ -34,14 +34,12 @@ var constructors = map[string]string{
 // collectiveForms returns the forms of a collective to measure: of those that were asked for, or of all, the ones that it has for the dtype here. If
 // it has none of them, Auto.
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
-	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked it
-	op, _ := kernels.ParseOp(b.spec.Op)
-	float := dtype == tensor.Float32 || dtype == tensor.Float16 || dtype == tensor.BFloat16
+	float := b.dtype == tensor.Float32 || b.dtype == tensor.Float16 || b.dtype == tensor.BFloat16
 	all := append(kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind()), kernels.LibraryCollectives(constructors[kind], b.r.Backend())...)
 	all = slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
 		combines := kind == Reduce || kind == ReduceScatter
 		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV ||
-			a.NeedsMulticast() && (!b.r.Capabilities().Multicast || combines && !kernels.Supported(b.r.Device().Kind(), a, dtype, op, b.r.WorldSize()))
+			a.NeedsMulticast() && (!b.r.Capabilities().Multicast || combines && !kernels.Supported(b.r.Device().Kind(), a, b.dtype, b.op, b.r.WorldSize()))
 	})
 	if slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return all
@@ -69,16 +67,8 @@ func (b *bencher) collectiveSizes(kind string) []int64 {
 // collectivePlan makes the tensors and the plan of a collective other than all-reduce, of a message of at least bytes. closeAll closes what
 // it made.
 func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return nil, 0, nil, err
-	}
-	op, err := kernels.ParseOp(b.spec.Op)
-	if err != nil {
-		return nil, 0, nil, err
-	}
 	w := int64(b.r.WorldSize())
-	share := (bytes + w*dtype.Bytes() - 1) / (w * dtype.Bytes()) // elements
+	share := (bytes + w*b.dtype.Bytes() - 1) / (w * b.dtype.Bytes()) // elements
 	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
@@ -103,7 +93,7 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 		outs = share
 	}
 	for _, n := range []int64{ins, outs} {
-		t, err := b.tensorOf(ctx, dtype, n*dtype.Bytes())
+		t, err := b.tensorOf(ctx, b.dtype, n*b.dtype.Bytes())
 		if err != nil {
 			return nil, 0, nil, errors.Join(err, closeAll(ctx))
 		}
@@ -114,11 +104,11 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	case Broadcast:
 		p, err = kernels.NewBroadcast(ctx, in, 0, opts)
 	case Reduce:
-		p, err = kernels.NewReduce(ctx, in, out, op, 0, opts)
+		p, err = kernels.NewReduce(ctx, in, out, b.op, 0, opts)
 	case AllGather:
 		p, err = kernels.NewAllGather(ctx, in, out, opts)
 	case ReduceScatter:
-		p, err = kernels.NewReduceScatter(ctx, in, out, op, opts)
+		p, err = kernels.NewReduceScatter(ctx, in, out, b.op, opts)
 	case AllToAllV:
 		p, err = b.dispatchPlan(ctx, in, out, &tensors, opts)
 	default:
@@ -127,7 +117,7 @@ func (b *bencher) collectivePlan(ctx context.Context, kind string, algorithm ker
 	if err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
-	return p, share * w * dtype.Bytes(), closeAll, nil
+	return p, share * w * b.dtype.Bytes(), closeAll, nil
 }
 
 // dispatchPlan makes the plan of an all-to-all with counts on the device, which are equal. The tensors that it makes are added to tensors.

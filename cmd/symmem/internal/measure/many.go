@@ -13,14 +13,6 @@ import (
 
 // manyPlan makes the tensors, each of at least bytes, and one plan that reduces all of them in place. closeAll closes what it made.
 func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, whole int64, closeAll func(context.Context) error, err error) {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return nil, 0, nil, err
-	}
-	op, err := kernels.ParseOp(b.spec.Op)
-	if err != nil {
-		return nil, 0, nil, err
-	}
 	var tensors []tensor.SymmetricTensor
 	closeAll = func(ctx context.Context) error {
 		var err error
@@ -34,13 +26,13 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 	}
 	var pairs []kernels.Pair
 	for range b.spec.Tensors {
-		t, err := b.tensorOf(ctx, dtype, bytes)
+		t, err := b.tensorOf(ctx, b.dtype, bytes)
 		if err != nil {
 			return nil, 0, nil, errors.Join(err, closeAll(ctx))
 		}
 		tensors, pairs, whole = append(tensors, t), append(pairs, kernels.Pair{In: t}), whole+t.Bytes()
 	}
-	if p, err = kernels.NewAllReduceMany(ctx, pairs, op, nil); err != nil {
+	if p, err = kernels.NewAllReduceMany(ctx, pairs, b.op, nil); err != nil {
 		return nil, 0, nil, errors.Join(err, closeAll(ctx))
 	}
 	return p, whole, closeAll, nil
@@ -49,21 +41,13 @@ func (b *bencher) manyPlan(ctx context.Context, bytes int64) (p *kernels.Plan, w
 // peerMany measures NCCL's all-reduces, in one group of calls, of as many buffers of plain device memory as the row like has tensors, with its bytes,
 // dtype, operation, mode and iterations, in place and on the same stream. Collective.
 func (b *bencher) peerMany(ctx context.Context, like Row) error {
-	dtype, err := tensor.ParseDType(like.DType)
-	if err != nil {
-		return err
-	}
-	op, err := kernels.ParseOp(like.Op)
-	if err != nil {
-		return err
-	}
 	stream, ok := b.s.(*cuda.Stream)
 	if !ok {
 		return fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
 	}
 	d := b.peer.device
 	each := like.Bytes / int64(like.Tensors)
-	count, handle := each/dtype.Bytes(), uintptr(stream.Handle())
+	count, handle := each/b.dtype.Bytes(), uintptr(stream.Handle())
 	var buffers []uint64
 	var failure error
 	for range like.Tensors {
@@ -79,12 +63,12 @@ func (b *bencher) peerMany(ctx context.Context, like Row) error {
 	}
 	group := func() error {
 		return d.WithContext(func() error {
-			return b.peer.comm.AllReduceGroup(handle, buffers, count, ncclTypes[dtype], ncclOps[op])
+			return b.peer.comm.AllReduceGroup(handle, buffers, count, ncclTypes[b.dtype], ncclOps[b.op])
 		})
 	}
 	for _, p := range []uint64{buffers[0], buffers[len(buffers)-1]} { // the first also makes the connections that NCCL makes on first use
-		check := reduction{name: "a group of ncclAllReduce", dtype: dtype, elements: count, op: op, in: device.Ptr(p), out: device.Ptr(p), enqueue: group, ends: true}
-		if op == kernels.Avg {
+		check := reduction{name: "a group of ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: device.Ptr(p), out: device.Ptr(p), enqueue: group, ends: true}
+		if b.op == kernels.Avg {
 			check.tolerance = averageTolerance
 		}
 		if err := b.checkResult(ctx, check); err != nil {
@@ -98,7 +82,7 @@ func (b *bencher) peerMany(ctx context.Context, like Row) error {
 		return err
 	}
 	for _, p := range buffers {
-		err = errors.Join(err, d.Free(device.Ptr(p)))
+		failure = errors.Join(failure, d.Free(device.Ptr(p)))
 	}
-	return err
+	return failure
 }

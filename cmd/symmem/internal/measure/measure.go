@@ -38,16 +38,25 @@ const (
 // the results to rep. After an error the ranks may be at different places, and the process has to end.
 func Run(ctx context.Context, r *symmem.Rank, spec Spec, rep Reporter) error {
 	b := &bencher{spec: spec, r: r, rep: rep}
+	var err error
+	if b.dtype, err = tensor.ParseDType(spec.DType); err != nil {
+		return err
+	}
+	if b.op, err = kernels.ParseOp(spec.Op); err != nil {
+		return err
+	}
 	return b.run(ctx)
 }
 
 // bencher measures on one rank. All of its methods are collective.
 type bencher struct {
-	spec Spec
-	r    *symmem.Rank
-	rep  Reporter
-	s    device.Stream
-	peer *ncclPeer // nil if none is measured
+	spec  Spec
+	dtype tensor.DType // what spec names
+	op    kernels.Op   // the same
+	r     *symmem.Rank
+	rep   Reporter
+	s     device.Stream
+	peer  *ncclPeer // nil if none is measured
 
 	nvshmem *nvshmemPeer // the same
 	sglang  *sglangPeer  // the same
@@ -181,12 +190,10 @@ func (b *bencher) algorithms() []string {
 	if !slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return b.spec.Algorithms
 	}
-	dtype, _ := tensor.ParseDType(b.spec.DType) // the parent has checked both
-	op, _ := kernels.ParseOp(b.spec.Op)
 	var names []string
 	kind := b.r.Device().Kind()
 	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
-		if kernels.Supported(kind, alg, dtype, op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
+		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
 			names = append(names, alg.String())
 		}
 	}
@@ -333,26 +340,18 @@ func (b *bencher) newTensor(ctx context.Context, dtype tensor.DType, bytes int64
 // plan makes the tensors and the plan of an all-reduce of bytes and checks a first result. It leaves zeros, which can be reduced again
 // and again. closeAll closes what it made.
 func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *kernels.Plan, closeAll func(context.Context) error, err error) {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return nil, nil, err
-	}
-	op, err := kernels.ParseOp(b.spec.Op)
-	if err != nil {
-		return nil, nil, err
-	}
 	alg, err := kernels.ParseAlgorithm(algorithm)
 	if err != nil {
 		return nil, nil, err
 	}
-	t, err := b.tensorOf(ctx, dtype, bytes)
+	t, err := b.tensorOf(ctx, b.dtype, bytes)
 	if err != nil {
 		return nil, nil, err
 	}
 	opts := &kernels.AllReduceOptions{Algorithm: alg}
 	out := t
 	if b.spec.OutOfPlace {
-		if out, err = b.tensorOf(ctx, dtype, bytes); err != nil {
+		if out, err = b.tensorOf(ctx, b.dtype, bytes); err != nil {
 			return nil, nil, errors.Join(err, t.Close(ctx))
 		}
 		opts.Out = out
@@ -363,12 +362,12 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 		}
 		return t.Close(ctx)
 	}
-	p, err = kernels.NewAllReduce(ctx, t, op, opts)
+	p, err = kernels.NewAllReduce(ctx, t, b.op, opts)
 	if err != nil {
 		return nil, nil, errors.Join(err, closeTensors(ctx))
 	}
 	closeAll = func(ctx context.Context) error { return errors.Join(p.Close(ctx), closeTensors(ctx)) }
-	check := reduction{name: p.String(), dtype: dtype, elements: t.NumElements(), op: op,
+	check := reduction{name: p.String(), dtype: b.dtype, elements: t.NumElements(), op: b.op,
 		in: t.Ptr(), out: out.Ptr(), enqueue: func() error { return p.Run(b.s) }}
 	if p.Algorithm() == kernels.QuantizedInt8 {
 		check.tolerance = quantizedTolerance
@@ -391,9 +390,8 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 		row.Place = "out of place"
 	}
 	if p.Algorithm() == kernels.QuantizedInt8 {
-		dtype, _ := tensor.ParseDType(b.spec.DType) // plan has parsed it
 		w := int64(b.r.WorldSize())
-		row.Wire = 2 * (w - 1) * kernels.QuantizedBytes(p.Bytes()/dtype.Bytes()) / w
+		row.Wire = 2 * (w - 1) * kernels.QuantizedBytes(p.Bytes()/b.dtype.Bytes()) / w
 	}
 	enqueue := func() error { return p.Run(b.s) }
 	if p.Algorithm() == kernels.NVSHMEM {

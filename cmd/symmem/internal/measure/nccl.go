@@ -142,12 +142,8 @@ func (b *bencher) loadPeer(ctx context.Context) (lib *nccl.Library, refused bool
 
 // loadNCCL loads the library on this rank.
 func (b *bencher) loadNCCL() (*nccl.Library, error) {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return nil, err
-	}
-	if _, ok := ncclTypes[dtype]; !ok {
-		return nil, fmt.Errorf("NCCL has no %s", dtype)
+	if _, ok := ncclTypes[b.dtype]; !ok {
+		return nil, fmt.Errorf("NCCL has no %s", b.dtype)
 	}
 	if _, ok := b.r.Device().(*cuda.Device); !ok {
 		return nil, fmt.Errorf("the device is a %T, whose context cannot be shared with NCCL", b.r.Device())
@@ -269,29 +265,21 @@ func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
 
 // measureNCCL checks a result of NCCL's all-reduce, measures it and returns the times of this rank. Collective.
 func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
-	dtype, err := tensor.ParseDType(like.DType)
-	if err != nil {
-		return nil, err
-	}
-	op, err := kernels.ParseOp(like.Op)
-	if err != nil {
-		return nil, err
-	}
 	stream, ok := b.s.(*cuda.Stream)
 	if !ok {
 		return nil, fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
 	}
-	count, handle := like.Bytes/dtype.Bytes(), uintptr(stream.Handle())
+	count, handle := like.Bytes/b.dtype.Bytes(), uintptr(stream.Handle())
 	once := func() error {
-		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[dtype], ncclOps[op])
+		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[b.dtype], ncclOps[b.op])
 	}
 	// The context is made current once for all runs of a repetition, so that NCCL does not pay for it each time.
 	several := func(n int) func() error {
 		return func() error { return b.peer.device.WithContext(repeated(n, once)) }
 	}
-	check := reduction{name: "ncclAllReduce", dtype: dtype, elements: count, op: op, in: in, out: out, enqueue: several(1),
+	check := reduction{name: "ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: in, out: out, enqueue: several(1),
 		ends: true}
-	if op == kernels.Avg {
+	if b.op == kernels.Avg {
 		check.tolerance = averageTolerance
 	}
 	// This also makes the connections that NCCL makes on first use, outside of any capture.
@@ -303,6 +291,7 @@ func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in
 	var graph device.Graph
 	if b.spec.Graph {
 		each = min(graphRuns, like.Iterations)
+		var err error
 		if graph, err = b.capture(several(each)); err != nil {
 			return nil, err
 		}

@@ -11,7 +11,6 @@ import (
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
 	"github.com/symmem/symmem/kernels"
-	"github.com/symmem/symmem/tensor"
 )
 
 // symmetricBlocks are the numbers of blocks that NCCL's symmetric kernels are tried with, so that the peer is at its best. 0 is NCCL's
@@ -35,15 +34,7 @@ func (c symmetricComm) name() string {
 // connectSymmetric makes a communicator for each number of blocks. If that fails the peer is measured on plain memory alone, and rank 0
 // reports why, unless NCCL has no such kernels for what is measured. Collective.
 func (b *bencher) connectSymmetric(ctx context.Context) error {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return err
-	}
-	op, err := kernels.ParseOp(b.spec.Op)
-	if err != nil {
-		return err
-	}
-	if b.r.WorldSize() < 2 || !kernels.Supported(device.CUDA, kernels.NCCLSymmetric, dtype, op, b.r.WorldSize()) {
+	if b.r.WorldSize() < 2 || !kernels.Supported(device.CUDA, kernels.NCCLSymmetric, b.dtype, b.op, b.r.WorldSize()) {
 		return nil
 	}
 	within, cancel := context.WithTimeout(ctx, b.spec.Peer.Timeout/2)

@@ -69,16 +69,8 @@ func (b *bencher) closeNVSHMEM(ctx context.Context) error {
 // nvshmemAllReduce measures NVSHMEM's reduction of the bytes, dtype, operation, mode, place and iterations of the row like,
 // on the same stream. Collective.
 func (b *bencher) nvshmemAllReduce(ctx context.Context, like Row) error {
-	dtype, err := tensor.ParseDType(like.DType)
-	if err != nil {
-		return err
-	}
-	op, err := kernels.ParseOp(like.Op)
-	if err != nil {
-		return err
-	}
 	mapped := func() (*tensor.Tensor, error) {
-		t, err := tensor.Zeros(ctx, b.nvshmem.memory, dtype, like.Bytes/dtype.Bytes())
+		t, err := tensor.Zeros(ctx, b.nvshmem.memory, b.dtype, like.Bytes/b.dtype.Bytes())
 		if err != nil {
 			return nil, err
 		}
@@ -95,12 +87,12 @@ func (b *bencher) nvshmemAllReduce(ctx context.Context, like Row) error {
 		}
 		opts.Out = out
 	}
-	plan, err := kernels.NewAllReduce(ctx, in, op, opts)
+	plan, err := kernels.NewAllReduce(ctx, in, b.op, opts)
 	if err != nil {
 		return err
 	}
 	once := func() error { return plan.Run(b.s) }
-	err = b.checkResult(ctx, reduction{name: plan.String(), dtype: dtype, elements: in.NumElements(), op: op, in: in.Ptr(), out: out.Ptr(),
+	err = b.checkResult(ctx, reduction{name: plan.String(), dtype: b.dtype, elements: in.NumElements(), op: b.op, in: in.Ptr(), out: out.Ptr(),
 		enqueue: once})
 	if err != nil {
 		return err

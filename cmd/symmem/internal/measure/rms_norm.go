@@ -20,10 +20,9 @@ const normHidden = 8192
 // normBench is an all-reduce with RMSNorm, in one plan and in two.
 type normBench struct {
 	*bencher
-	dtype tensor.DType
-	in    tensor.SymmetricTensor
-	n     kernels.RMSNorm
-	took  []device.Ptr
+	in   tensor.SymmetricTensor
+	n    kernels.RMSNorm
+	took []device.Ptr
 }
 
 // Close gives the memory back.
@@ -71,12 +70,8 @@ func (n *normBench) values(elements int64, f func(i int64) float32) []byte {
 // allReduceRMSNorm measures an all-reduce with residual and RMSNorm of as many rows as bytes are, at least one, and beside it an all-reduce and a norm of
 // its own.
 func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error) {
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return err
-	}
-	if !slices.Contains([]tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}, dtype) {
-		return fmt.Errorf("there is no RMSNorm of %s; take --dtype f16, bf16 or f32", dtype)
+	if !slices.Contains([]tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}, b.dtype) {
+		return fmt.Errorf("there is no RMSNorm of %s; take --dtype f16, bf16 or f32", b.dtype)
 	}
 	name := b.spec.Algorithms[0]
 	if name == AllAlgorithms {
@@ -86,9 +81,9 @@ func (b *bencher) allReduceRMSNorm(ctx context.Context, bytes int64) (err error)
 	if err != nil {
 		return err
 	}
-	n := &normBench{bencher: b, dtype: dtype}
-	rows := max(bytes/(normHidden*dtype.Bytes()), 1)
-	if n.in, err = b.r.Zeros(ctx, dtype, rows, normHidden); err != nil {
+	n := &normBench{bencher: b}
+	rows := max(bytes/(normHidden*b.dtype.Bytes()), 1)
+	if n.in, err = b.r.Zeros(ctx, b.dtype, rows, normHidden); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close(ctx)) }()

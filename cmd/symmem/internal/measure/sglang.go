@@ -76,14 +76,10 @@ func (b *bencher) loadSGLang() (*sglangPeer, error) {
 	if err != nil {
 		return nil, err
 	}
-	dtype, err := tensor.ParseDType(b.spec.DType)
-	if err != nil {
-		return nil, err
-	}
 	p := &sglangPeer{image: image, names: map[bool]string{}}
 	for twoShot, form := range map[bool]string{false: "all_reduce_1shot_push_kernel", true: "all_reduce_2shot_push_kernel"} {
 		// The template's arguments in a mangled name: the dtype, the world size, with dependent launch.
-		if p.names[twoShot], err = symbol(image, fmt.Sprintf("%sI%sLj%dELb1EE", form, sglangTypes[dtype], b.r.WorldSize())); err != nil {
+		if p.names[twoShot], err = symbol(image, fmt.Sprintf("%sI%sLj%dELb1EE", form, sglangTypes[b.dtype], b.r.WorldSize())); err != nil {
 			return nil, fmt.Errorf("%s: %w", b.spec.Peer.Library, err)
 		}
 	}
@@ -132,10 +128,6 @@ func (s sglangShape) fits(vectors int64, world int) bool {
 // sglangAllReduce measures SGLang's all-reduce of the bytes, mode, place and iterations of the row like, in each shape, and reports the
 // fastest. Collective.
 func (b *bencher) sglangAllReduce(ctx context.Context, like Row) error {
-	dtype, err := tensor.ParseDType(like.DType)
-	if err != nil {
-		return err
-	}
 	row := like
 	row.Backend, row.Beside, row.Algorithm, row.Chosen = SGLang, b.r.Backend(), "", ""
 	if like.Bytes%16 != 0 || like.Bytes > 256<<20 {
@@ -144,13 +136,13 @@ func (b *bencher) sglangAllReduce(ctx context.Context, like Row) error {
 		}
 		return b.rep.Row(Row{Kind: AllReduce, Backend: SGLang, Beside: b.r.Backend(), Note: fmt.Sprintf("SGLang's kernels are measured for multiples of 16 bytes up to 256 MiB, not for %d", like.Bytes)})
 	}
-	in, err := b.tensorOf(ctx, dtype, like.Bytes)
+	in, err := b.tensorOf(ctx, b.dtype, like.Bytes)
 	if err != nil {
 		return err
 	}
 	out := in
 	if b.spec.OutOfPlace {
-		if out, err = b.tensorOf(ctx, dtype, like.Bytes); err != nil {
+		if out, err = b.tensorOf(ctx, b.dtype, like.Bytes); err != nil {
 			return err
 		}
 	}
@@ -221,11 +213,7 @@ func (b *bencher) sglangShape(ctx context.Context, like Row, shape sglangShape, 
 		return nil, err
 	}
 	enqueue := func() error { return launch.Launch(b.s) }
-	op, err := kernels.ParseOp(like.Op)
-	if err != nil {
-		return nil, err
-	}
-	err = b.checkResult(ctx, reduction{name: shape.String(), dtype: in.DType(), elements: in.NumElements(), op: op, in: in.Ptr(), out: out.Ptr(), enqueue: enqueue})
+	err = b.checkResult(ctx, reduction{name: shape.String(), dtype: in.DType(), elements: in.NumElements(), op: b.op, in: in.Ptr(), out: out.Ptr(), enqueue: enqueue})
 	if err != nil {
 		return nil, err
 	}

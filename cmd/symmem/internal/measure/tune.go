@@ -115,7 +115,7 @@ var (
 // reports to rep. After an error the ranks may be at different places, and the process has to end.
 func Tune(ctx context.Context, r *symmem.Rank, spec TuneSpec, rep TuneReporter) error {
 	t := &tuner{TuneSpec: spec, rep: rep, began: time.Now(), home: r.Memory().Tuning()}
-	t.bencher = &bencher{r: r, spec: Spec{Op: kernels.Sum.String(), Repetitions: spec.Repetitions, Graph: r.Device().Kind() == device.CUDA}, unchecked: true}
+	t.bencher = &bencher{r: r, op: kernels.Sum, spec: Spec{Op: kernels.Sum.String(), Repetitions: spec.Repetitions, Graph: r.Device().Kind() == device.CUDA}, unchecked: true}
 	t.pool = &pool{most: spec.Sizes[len(spec.Sizes)-1], kept: map[tensor.DType][]*tensor.Tensor{}}
 	return t.run(ctx)
 }
@@ -145,7 +145,7 @@ func (t *tuner) run(ctx context.Context) (err error) {
 	}
 	for _, kind := range t.Kinds {
 		for _, dtype := range t.dtypesOf(kind) {
-			t.spec.DType = dtype
+			t.take(dtype)
 			for _, multicast := range t.casts(kind, dtype) {
 				forms := &trend{tired: map[string]bool{}}
 				for _, bytes := range t.Sizes {
@@ -197,10 +197,16 @@ func (t *tuner) casts(kind, dtype string) []bool {
 	return []bool{false}
 }
 
+// take makes the bencher measure a dtype.
+func (t *tuner) take(dtype string) {
+	t.spec.DType = dtype
+	t.dtype, _ = tensor.ParseDType(dtype) // the parent has checked it
+}
+
 // forms lists the forms of a collective that may be in a rule.
 func (t *tuner) forms(kind, dtype string, multicast bool) []string {
-	d, _ := tensor.ParseDType(dtype) // the parent has checked it
-	t.spec.DType, t.spec.Algorithms = dtype, []string{AllAlgorithms}
+	t.take(dtype)
+	t.spec.Algorithms = []string{AllAlgorithms}
 	have := t.algorithms()
 	if kind != AllReduce {
 		have = nil
@@ -216,7 +222,7 @@ func (t *tuner) forms(kind, dtype string, multicast bool) []string {
 	return slices.DeleteFunc(have, func(form string) bool {
 		a, err := kernels.ParseAlgorithm(form)
 		return err != nil || !slices.Contains(allowed, form) || tuning.NeedsMulticast(form) && !multicast ||
-			kind == AllReduce && !kernels.Supported(t.r.Device().Kind(), a, d, kernels.Sum, t.r.WorldSize())
+			kind == AllReduce && !kernels.Supported(t.r.Device().Kind(), a, t.dtype, kernels.Sum, t.r.WorldSize())
 	})
 }
 
