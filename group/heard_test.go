@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -42,6 +43,7 @@ func TestFailedWrite(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.Write([]byte("lost"))
 	require.ErrorIs(t, err, broken)
+	require.NoError(t, far.SetReadDeadline(time.Now().Add(time.Minute)))
 	got, err := io.ReadAll(far) // until the end
 	require.NoError(t, err)
 	require.Empty(t, got)
