@@ -140,7 +140,11 @@ func TestFaultsOfPlans(t *testing.T) {
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
-			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent": "where the driver is asked again, or something is tried",
+			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + try: trial, "cuCtxPushCurrent in " + asking: links,
+			"cuCtxPushCurrent in native.(*finding).resolveMulticast":                  capability,
+			"cuCtxPushCurrent in native.(*cast).make":                                 creators,
+			"cuCtxPushCurrent:CUDA_ERROR_INVALID_VALUE in cuda.(*Function).MaxBlocks": answer,
+
 			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
 			"cuStreamQuery": "memory that goes with it is freed when the driver has answered",
 			"cuMemGetAllocationGranularity in " + try: trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
