@@ -111,6 +111,7 @@ func TestOpenHandsOptions(t *testing.T) {
 				got, err = env.Option("witness", "library")
 				require.NoError(t, err)
 				require.Equal(t, tt.library, got)
+				require.Equal(t, config.Default().LivenessTimeout, env.LivenessTimeout)
 			}
 		})
 	}

@@ -115,6 +115,8 @@ type Env struct {
 	UnprotectedNetwork string
 	// Rendezvous is the host:port of the rendezvous service; "" if there is none, as among ranks of one process.
 	Rendezvous string
+	// LivenessTimeout is how long a rank may be silent before it counts as lost; 0 is the group's default.
+	LivenessTimeout time.Duration
 	// KernelTimeout bounds every wait of device work.
 	KernelTimeout time.Duration
 	// Options are the backends' own options that were set, by key: "nccl-window". [Env.Option] reads them.

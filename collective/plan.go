@@ -201,10 +201,11 @@ func (p *Plan) released() error {
 	return nil
 }
 
-// held is memory of the device that belongs to a plan, and its fault word.
+// held is memory of the device, and of the host, that belongs to a plan, and its fault word.
 type held struct {
-	memory []device.Ptr
-	fault  device.FaultWord
+	memory  []device.Ptr
+	buffers []device.HostBuffer
+	fault   device.FaultWord
 }
 
 // close gives it back.
@@ -217,7 +218,10 @@ func (h *held) close(d device.Device) error {
 	for _, p := range h.memory {
 		err = errors.Join(err, d.Free(p))
 	}
-	h.memory = nil
+	for _, b := range h.buffers {
+		err = errors.Join(err, b.Close())
+	}
+	h.memory, h.buffers = nil, nil
 	return notClosed(err)
 }
 

@@ -112,6 +112,8 @@ type programWork struct {
 
 	ended   device.Event // the last run that was not recorded; nil without steps
 	running atomic.Bool  // a host function of it is at work
+
+	copies *memory.WorkCopies // nil if no step needs them
 }
 
 // step is one call of a run.
@@ -278,7 +280,7 @@ func (b *Builder) Send(signal int, puts ...Put) {
 // SendComputed is Send for puts that are known only when a run comes to it, as the counts of an all-to-all are: puts gives them at each run,
 // also at each replay of a graph. All earlier steps of the lane have ended then. It is called by one goroutine at a time, must be quick and must
 // not block. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
-// of the run returns the error. On the host device; ErrUnsupported elsewhere. Lane.
+// of the run returns the error. ErrUnsupported on a device whose work of the CPU cannot copy. Lane.
 func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 	const call = "Builder.SendComputed"
 	if b.err != nil || !b.known(call, signal) {
@@ -288,7 +290,12 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 		b.fail(errs.Invalid(call, "puts", nil, "a function"))
 		return
 	}
-	send, err := b.work.signals.PrepareComputedSend(signal, func() ([]memory.SendPut, error) {
+	by, err := b.work.copiesByWork()
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	send, err := b.work.signals.PrepareComputedSend(signal, by, func() ([]memory.SendPut, error) {
 		if err := errors.Join(b.plan.released(), b.plan.Err()); err != nil {
 			return nil, err // the step that finds out what to put was left out
 		}
@@ -563,6 +570,9 @@ func (w *programWork) close() error {
 		if step.launch != nil {
 			err = errors.Join(err, step.launch.Close())
 		}
+	}
+	if w.copies != nil {
+		err = errors.Join(err, w.copies.Close())
 	}
 	if w.signals != nil {
 		err = errors.Join(err, w.signals.Close())

@@ -217,6 +217,8 @@ func TestWrongSteps(t *testing.T) {
 			b.SendComputed(2, func() ([]collective.Put, error) { return nil, nil })
 		}, errs.ErrInvalid, "2 signals"},
 		{"computed send of nothing", func(_ *rank, b *collective.Builder) { b.SendComputed(0, nil) }, errs.ErrInvalid, "a function"},
+		{"computed copies of nothing", func(_ *rank, b *collective.Builder) { b.CopyComputed(nil) }, errs.ErrInvalid, "a function"},
+		{"no stage", func(_ *rank, b *collective.Builder) { b.Stage(0) }, errs.ErrInvalid, "1 and more"},
 		{"no function", func(_ *rank, b *collective.Builder) { b.Host(nil) }, errs.ErrInvalid, "a function"},
 		{"no launch", func(_ *rank, b *collective.Builder) { b.Launch(nil) }, errs.ErrInvalid, "a prepared launch"},
 		{"nil launch", func(_ *rank, b *collective.Builder) { b.Launch((*watched)(nil)) }, errs.ErrInvalid, "a prepared launch"},

@@ -30,3 +30,22 @@ type HostWorker interface {
 	// enqueued on several streams, or if its stream had to go on without the run before.
 	HostWork(w HostWork) error
 }
+
+// WorkStreamer is implemented by devices whose work of the CPU can have the device do something, such as a copy whose size only that work finds out.
+type WorkStreamer interface {
+	// NewWorkStream returns a stream for what work of the CPU enqueues. Streams that wait for work of the CPU do not hold it up, as they may hold up
+	// other streams.
+	NewWorkStream() (Stream, error)
+	// NewHostBuffer returns bytes (> 0) of memory of the host, all 0, that copies of the device read and write. Its errors are those of Alloc.
+	NewHostBuffer(bytes int64) (HostBuffer, error)
+}
+
+// HostBuffer is memory of the host that copies of a device read and write.
+type HostBuffer interface {
+	// Bytes is the memory itself. It must not be used after Close.
+	Bytes() []byte
+	// Ptr is its address for the device, aligned to 8 bytes.
+	Ptr() Ptr
+	// Close frees it; no queued work may still use it. Twice is ErrClosed.
+	Close() error
+}

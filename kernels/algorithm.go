@@ -33,7 +33,7 @@ const (
 	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
 	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
 	QuantizedInt8                    // lossy: parts and results go as 8-bit integers with scales; see AllReduceOptions.Algorithm
-	Hierarchical                     // host: by addresses inside islands, and by puts between them: each byte, or sum, once for an island
+	Hierarchical                     // host: by addresses inside islands, and by puts between them: each byte, or sum, once for an island; of short blocks, one transfer for a rank
 	algorithms
 )
 

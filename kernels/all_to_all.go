@@ -41,17 +41,27 @@ func (a *allToAll) describe() string {
 
 func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
-		return []Algorithm{OneShot}
+		return []Algorithm{OneShot, Hierarchical}
 	}
 	return []Algorithm{OneShotLL, OneShotPull}
 }
 
 func (a *allToAll) spec(s *collective.Spec) {
-	v := &movement{maker: a.maker, phases: []phase{a.block}, shares: a.in.NumElements()}
-	v.spec(s)
+	if a.algorithm == Hierarchical {
+		a.byIslands(s)
+		return
+	}
+	a.movement().spec(s)
 }
 
+func (a *allToAll) movement() *movement {
+	return &movement{maker: a.maker, phases: []phase{a.block}, shares: a.in.NumElements()}
+}
+
+// blockBytes is the size of what a rank has for another.
+func (a *allToAll) blockBytes() int64 { return a.in.Bytes() / int64(a.in.WorldSize()) }
+
 func (a *allToAll) block(from, to int) piece {
-	bytes := a.in.Bytes() / int64(a.in.WorldSize())
+	bytes := a.blockBytes()
 	return piece{src: int64(to) * bytes, dst: int64(from) * bytes, bytes: bytes, turn: from}
 }

@@ -27,8 +27,8 @@ import (
 // and writes nothing anywhere; the plan has then failed. Collective: all ranks come with the same tensors and options (ErrMismatch with
 // everybody's value if not), and these must have had their rendezvous. It blocks until all ranks have come. Close the plan.
 //
-// By transfers, which the host device has where peers have no addresses, the ranks exchange their counts first, and then put the rows straight to where they
-// go. There is no such form for GPUs: the CPU, which starts transfers, would have to read the counts from memory of the GPU while a stream waits for it.
+// By transfers, where peers have no addresses, the ranks exchange their counts first, and then put the rows straight to where they go: only those
+// that there are. On a GPU the CPU looks at the counts when the stream comes there, also at each launch of a graph, and the stream waits for it.
 //
 // Its errors are those of [collective.New], ErrInvalid for shapes, dtypes and tensors that do not go together, and options that do not exist, and
 // ErrUnsupported for a form that there is not on the device.
@@ -156,12 +156,10 @@ func (a *allToAllV) spec(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", rows of %d bytes", a.rowBytes())
 	cuda := a.in.Device().Kind() == device.CUDA
 	switch {
-	case cuda && a.algorithm == Transfers:
-		s.Failure = fmt.Errorf("there is no %s by transfers on a %s device, whose counts the CPU does not read while a stream runs: %w", a.describe(), device.CUDA, errs.ErrUnsupported)
-	case cuda:
-		a.onCUDA(s)
 	case a.algorithm == Transfers:
 		a.byTransfers(s)
+	case cuda:
+		a.onCUDA(s)
 	default:
 		a.onHost(s)
 	}
@@ -312,53 +310,56 @@ func (a *allToAllV) onHost(s *collective.Spec) {
 }
 
 // byTransfers makes the spec that of a program: every rank puts its counts into everybody's workspace, and when it has those of all, its rows to where
-// they go. Where counts are wrong no rank gets that far.
+// they go. Where counts are wrong no rank gets that far. The CPU looks at the counts in memory of its own, which a run copies them to, and what the run
+// tells this rank is copied from there. That memory is
+//
+//	counts   [writer] of span bytes each, as the workspace
+//	received
 func (a *allToAllV) byTransfers(s *collective.Spec) {
-	const signalCounts, signalRows = signalPieces, signalPieces + 1
+	const signalCounts, signalRows = 0, 1
 	rank, size := a.in.Rank(), a.in.WorldSize()
 	span := alignUp(a.counts.Bytes(), shardAlign)
 	s.Workspace = int64(size) * span
 	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
-		counts := make([][]int64, size)
-		for r := range size {
-			from := b.Workspace(rank).Add(int64(r) * span)
-			if r == rank {
-				from = a.counts.Ptr()
-			}
-			counts[r] = collective.Slice[int64](b.Addresses, from, a.counts.NumElements())
+		all := int64(size) * span
+		stage, at := b.Stage(all + a.received.Bytes())
+		if at.IsNil() {
+			return nil // the Builder has the error
 		}
-		in, out := b.Bytes(a.in.Ptr(), a.in.Bytes()), b.Bytes(a.out.Ptr(), a.out.Bytes())
-		received := collective.Slice[int64](b.Addresses, a.received.Ptr(), a.received.NumElements())
 		if size > 1 {
 			var puts []collective.Put
 			for k := 1; k < size; k++ {
 				puts = append(puts, collective.Put{Peer: (rank + k) % size, Tensor: collective.ToWorkspace, Offset: int64(rank) * span, Local: a.counts.Ptr(), Bytes: a.counts.Bytes()})
 			}
-			b.Signal(signalReady) // this rank has done with the counts and the output of the run before
-			b.Wait(signalReady)
+			// Whose rows of the run before have come has looked at the counts of that run. Whose counts come has done with the output of that run.
 			b.Send(signalCounts, puts...)
 			b.Wait(signalCounts)
 		}
-		width := a.rowBytes()
+		look := []collective.Copy{{Dst: at, Src: b.Workspace(rank), Bytes: all}, {Dst: at.Add(int64(rank) * span), Src: a.counts.Ptr(), Bytes: a.counts.Bytes()}}
+		b.CopyComputed(func() ([]collective.Copy, error) { return look, nil })
 		var settled atomic.Pointer[places] // of the run; a graph may be launched on two streams, which is an error, but no crash
-		b.Host(func() error {
+		width := a.rowBytes()
+		b.CopyComputed(func() ([]collective.Copy, error) {
+			counts := make([][]int64, size)
+			for r := range counts {
+				counts[r] = make([]int64, a.counts.NumElements())
+				_, _ = binary.Decode(stage[int64(r)*span:], binary.LittleEndian, counts[r]) // which is as long
+			}
 			p, err := a.settle(counts)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			settled.Store(&p)
-			p.tell(rank, received)
-			return nil
+			told := make([]int64, a.received.NumElements())
+			p.tell(rank, told)
+			_, _ = binary.Encode(stage[all:], binary.LittleEndian, told)
+			return []collective.Copy{
+				{Dst: a.received.Ptr(), Src: at.Add(all), Bytes: a.received.Bytes()},
+				{Dst: a.out.Ptr().Add(p.behind[rank][rank] * width), Src: a.in.Ptr().Add(p.from[rank][rank] * width), Bytes: p.rows[rank][rank] * width},
+			}, nil
 		})
 		if size > 1 {
 			b.SendComputed(signalRows, func() ([]collective.Put, error) { return a.putsOf(settled.Load()), nil })
-		}
-		b.Host(func() error {
-			p := settled.Load()
-			copy(out[p.behind[rank][rank]*width:][:p.rows[rank][rank]*width], in[p.from[rank][rank]*width:])
-			return nil
-		})
-		if size > 1 {
 			b.Finish(signalRows)
 		}
 		return nil

@@ -185,7 +185,7 @@ func (a *allReduce) check(plan string) error {
 		return errs.Invalid(name, "MaxBlocks", a.maxBlocks, "0 for the default, or more")
 	}
 	if a.rankOrder && !a.algorithm.RankOrder() {
-		return fmt.Errorf("%s does not combine in the order of the ranks, which RankOrder asks for: take %s: %w", a.algorithm, Auto, errs.ErrUnsupported)
+		return notInRankOrder(a.opts.Algorithm, a.algorithm)
 	}
 	have := a.in.Memory().Backend().Name()
 	if b := a.algorithm.Backend(); b != "" && b != have {

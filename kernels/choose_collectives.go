@@ -7,7 +7,7 @@ import (
 )
 
 // islandCollectives are the constructors that have the form Hierarchical, on the host device.
-var islandCollectives = []string{"NewAllGather", "NewBroadcast", "NewReduce", "NewReduceScatter"}
+var islandCollectives = []string{"NewAllGather", "NewAllToAll", "NewBroadcast", "NewReduce", "NewReduceScatter"}
 
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by
 // kernels, and Transfers. Some have a form for some dtypes and operations only, and OneShotMultimem needs multicast addresses. Nil for a constructor that there is not.
@@ -31,7 +31,7 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	case "NewReduce", "NewReduceScatter":
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case "NewAllToAllV":
-		return []Algorithm{OneShotPush}
+		return []Algorithm{OneShotPush, Transfers}
 	case "NewBarrier":
 		return []Algorithm{OneShot, Transfers}
 	}

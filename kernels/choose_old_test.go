@@ -98,7 +98,7 @@ func TestFormsOfTables(t *testing.T) {
 		for call, collective := range collectiveNames {
 			var without []Algorithm
 			if collective == tuning.Reduce || collective == tuning.ReduceScatter {
-				without = append(without, OneShotMultimem) // which has no option to keep to the order of the ranks
+				without = append(without, OneShotMultimem) // which has to be asked for
 			}
 			require.ElementsMatch(t, names(CollectiveAlgorithms(call, kind), without...), tuning.Forms(collective, link), collective)
 		}

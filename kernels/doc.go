@@ -28,7 +28,10 @@
 //
 // So are all-gather, broadcast, reduce and reduce-scatter over islands. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are
-// those of the all-reduce in this form. Auto takes them as it takes that; where the order of the ranks is wanted, ask for Transfers.
+// those of the all-reduce in this form. Auto takes them as it takes that, unless RankOrder is asked for.
+//
+// An all-to-all over islands: of blocks that are short, one rank of an island puts those together that are for one rank of another, which has them by one transfer. Longer ones go straight to where
+// they are to be, as in Transfers, and of these Auto takes Transfers.
 //
 // The others than all-reduce, for small messages between GPUs: every rank pushes what others are to have to them, in lines that say by themselves
 // whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what

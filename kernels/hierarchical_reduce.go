@@ -40,11 +40,7 @@ func (r *reduction) byIslands(s *collective.Spec) {
 	}
 	for _, ranks := range islands {
 		for _, rank := range ranks {
-			p, n := newIslandPlace(rank, islands, !r.scatter), 0
-			for _, i := range p.otherIslands() {
-				n += len(p.carried(i))
-			}
-			f.targets = max(f.targets, n)
+			f.targets = max(f.targets, len(newIslandPlace(rank, islands, !r.scatter).carriesFor()))
 		}
 	}
 	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
@@ -115,20 +111,6 @@ func (f *islandReduction) piece(rank, lap int) (lo, hi int64) {
 	first, end := f.part(rank)
 	lo = min(first+int64(lap)*f.lap, end)
 	return lo, min(lo+f.lap, end)
-}
-
-// islandTarget is a rank that another carries for, and its island.
-type islandTarget struct{ rank, island int }
-
-// carriesFor is the ranks whose parts this rank sums up, but for itself.
-func (f *islandReduction) carriesFor() []islandTarget {
-	var all []islandTarget
-	for _, i := range f.otherIslands() {
-		for _, r := range f.carried(i) {
-			all = append(all, islandTarget{r, i})
-		}
-	}
-	return all
 }
 
 // islandReducer makes the steps those of a plan.

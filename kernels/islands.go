@@ -105,17 +105,37 @@ func (p islandPlace) links() []int {
 	return all
 }
 
+// islandTarget is a rank that another carries for, and its island.
+type islandTarget struct{ rank, island int }
+
+// carriesFor is the ranks of other islands whose carrier this rank is, from the next island on.
+func (p islandPlace) carriesFor() []islandTarget {
+	var all []islandTarget
+	for _, i := range p.otherIslands() {
+		for _, r := range p.carried(i) {
+			all = append(all, islandTarget{r, i})
+		}
+	}
+	return all
+}
+
+// severalIslands reports whether there is more than one island, and one in which there is more than one rank.
+func severalIslands(islands [][]int) bool {
+	return len(islands) > 1 && slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 })
+}
+
 // hierarchicalBytes is the size of a message from which on Auto takes Hierarchical where it can be had.
 const hierarchicalBytes = 64 << 10
 
-// takesIslands reports whether Auto takes Hierarchical for a message of bytes where not all peers have addresses: for one that is not small, if there are several islands, and one at
-// least in which there is more than one rank. It is the same on every rank.
+// takesIslands reports whether Auto takes Hierarchical for a message of bytes where not all peers have addresses: for one that is not small, where it can be had. It is the same on
+// every rank.
 func takesIslands(m *memory.Memory, bytes int64, tensors ...tensor.SymmetricTensor) bool {
-	if bytes < hierarchicalBytes || m.Device().Kind() != device.Host {
-		return false
-	}
-	islands := islandRanks(m.Islands())
-	if len(islands) < 2 || !slices.ContainsFunc(islands, func(ranks []int) bool { return len(ranks) > 1 }) {
+	return bytes >= hierarchicalBytes && hasIslands(m, tensors...)
+}
+
+// hasIslands reports whether Hierarchical is of use, and can be had: if there are several islands, one of more than one rank, and all tensors have addresses on theirs.
+func hasIslands(m *memory.Memory, tensors ...tensor.SymmetricTensor) bool {
+	if m.Device().Kind() != device.Host || !severalIslands(islandRanks(m.Islands())) {
 		return false
 	}
 	for _, t := range tensors {

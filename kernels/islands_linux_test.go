@@ -20,11 +20,11 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// shortLaps makes messages have several laps that are small, for a test.
+// shortLaps makes messages have several laps that are small, and few blocks short, for a test.
 func shortLaps(t *testing.T) {
-	lap, direct := hierarchicalLapBytes, hierarchicalDirectBytes
-	t.Cleanup(func() { hierarchicalLapBytes, hierarchicalDirectBytes = lap, direct })
-	hierarchicalLapBytes, hierarchicalDirectBytes = 16<<10, 4<<10
+	lap, direct, pack := hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes
+	t.Cleanup(func() { hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes = lap, direct, pack })
+	hierarchicalLapBytes, hierarchicalDirectBytes, hierarchicalPackBytes = 16<<10, 4<<10, 6<<10
 }
 
 // TestIslandCollectives: in the form Hierarchical, every collective that has it gives what it states: from and to every rank, with uneven and empty shares, at odd places, in place, several
@@ -139,10 +139,13 @@ func sameAsAllReduce(ctx context.Context, m *memory.Memory, s device.Stream, dty
 // TestIslandLate: what a rank has in its output until it comes to the run is not what it has behind it, and root's input counts as it is when root comes.
 func TestIslandLate(t *testing.T) {
 	shortLaps(t)
-	for _, constructor := range []string{"NewAllGather", "NewBroadcast"} {
+	for _, constructor := range []string{"NewAllGather", "NewBroadcast", "NewAllToAll"} {
 		for late := range 4 {
 			onIslands(t, []int{0, 0, 1, 1}, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
-				const long = 64 << 10
+				long := int64(64 << 10)
+				if constructor == "NewAllToAll" && late%2 == 0 {
+					long = 4 << 10 // short blocks
+				}
 				rank := m.Group().Rank()
 				p, tensors, done, err := newOfBytes(ctx, m, constructor, long, &Options{Algorithm: Hierarchical})
 				if err != nil {
@@ -188,7 +191,11 @@ func TestIslandFails(t *testing.T) {
 				var broken atomic.Bool
 				onIslands(t, []int{0, 0, 1, 1}, 200*time.Millisecond, &broken, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
 					g := m.Group()
-					p, _, done, err := newOfBytes(ctx, m, constructor, 6<<20, &Options{Algorithm: Hierarchical}) // several laps
+					bytes := int64(6 << 20) // several laps
+					if constructor == "NewAllToAll" {
+						bytes = 4 * hierarchicalPackBytes
+					}
+					p, _, done, err := newOfBytes(ctx, m, constructor, bytes, &Options{Algorithm: Hierarchical})
 					if err != nil {
 						return err
 					}
@@ -293,18 +300,39 @@ func newOfBytes(ctx context.Context, m *memory.Memory, constructor string, bytes
 	}, err
 }
 
-// TestIslandChoice: auto takes the form from some size on where there are several islands and one of more than one rank, for those that have it; others refuse it.
+// TestIslandChoice: auto takes the form from some size on where there are several islands and one of more than one rank, an all-to-all up to some size of a block. An all-to-all with counts has it not, and says so.
 func TestIslandChoice(t *testing.T) {
 	for _, c := range []struct {
 		islands []int
 		want    Algorithm // of a large message
 	}{{[]int{0, 0, 1, 1}, Hierarchical}, {[]int{0, 1}, Transfers}, {[]int{0, 0}, OneShot}} {
 		onIslands(t, c.islands, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, _ device.Stream) error {
+			var ts [4]*tensor.Tensor
+			for i := range ts {
+				var err error
+				if ts[i], err = tensor.Zeros(ctx, m, tensor.Int64, 2, int64(len(c.islands))); err != nil {
+					return err
+				}
+				if err := ts[i].Rendezvous(ctx); err != nil {
+					return err
+				}
+			}
+			if _, err := NewAllToAllV(ctx, ts[0], ts[1], ts[2], ts[3], &Options{Algorithm: Hierarchical}); !errors.Is(err, errs.ErrUnsupported) {
+				return fmt.Errorf("an all-to-all with counts gives %w", err)
+			}
+			for _, x := range ts {
+				if err := x.Close(ctx); err != nil {
+					return err
+				}
+			}
 			for _, constructor := range slices.Sorted(maps.Values(constructors)) {
-				has := slices.Contains(islandCollectives, constructor)
-				for _, bytes := range []int64{hierarchicalBytes, hierarchicalBytes - 4} {
+				sizes := []int64{hierarchicalBytes, hierarchicalBytes - 4}
+				if constructor == "NewAllToAll" {
+					sizes = []int64{int64(len(c.islands)) * hierarchicalPackBytes, int64(len(c.islands)) * (hierarchicalPackBytes + 1), int64(len(c.islands))}
+				}
+				for _, bytes := range sizes {
 					want := c.want
-					if want == Hierarchical && (bytes < hierarchicalBytes || !has) {
+					if want == Hierarchical && (constructor != "NewAllToAll" && bytes < hierarchicalBytes || constructor == "NewAllToAll" && bytes == sizes[1]) {
 						want = Transfers
 					}
 					p, _, done, err := newOfBytes(ctx, m, constructor, bytes, nil)
@@ -319,14 +347,93 @@ func TestIslandChoice(t *testing.T) {
 					}
 				}
 				_, _, done, err := newOfBytes(ctx, m, constructor, 64, &Options{Algorithm: Hierarchical})
-				if has && err != nil || !has && !errors.Is(err, errs.ErrUnsupported) {
-					return fmt.Errorf("%s by its name gives %v", constructor, err)
-				}
-				if err := done(); has && err != nil {
-					return err
+				if err = errors.Join(err, done()); err != nil {
+					return fmt.Errorf("%s by its name: %w", constructor, err)
 				}
 			}
 			return nil
 		})
 	}
+}
+
+// TestIslandRankOrder: with RankOrder, auto takes a reduction to one rank, and to shares, in the form that has the order of the ranks, and its result has the bits of that order; nobody can ask for
+// another form, and all ranks ask for the same. What combines nothing takes no notice.
+func TestIslandRankOrder(t *testing.T) {
+	onIslands(t, []int{0, 1, 1, 0}, 10*time.Second, nil, func(ctx context.Context, m *memory.Memory, s device.Stream) error {
+		const n = hierarchicalBytes / 4
+		rank, size := m.Group().Rank(), m.Group().Size()
+		var ts [3]*tensor.Tensor
+		for i := range ts {
+			var err error
+			if ts[i], err = tensor.Zeros(ctx, m, tensor.Float32, []int64{n, n, n / 4}[i]); err != nil {
+				return err
+			}
+			if err := ts[i].Rendezvous(ctx); err != nil {
+				return err
+			}
+		}
+		in := []float32{1e8, 1, -1e8, 1}[rank] // in the order of the ranks 1, and by islands 0
+		if err := tensor.Write(ts[0].Local(), slices.Repeat([]float32{in}, n), 0); err != nil {
+			return err
+		}
+		makes := map[string]func(o Options) (*Plan, error){
+			"reduce":         func(o Options) (*Plan, error) { return NewReduce(ctx, ts[0], ts[1], Sum, 1, &o) },
+			"reduce-scatter": func(o Options) (*Plan, error) { return NewReduceScatter(ctx, ts[0], ts[2], Sum, &o) },
+			"all-to-all":     func(o Options) (*Plan, error) { return NewAllToAll(ctx, ts[0], ts[1], &o) },
+		}
+		for _, what := range slices.Sorted(maps.Keys(makes)) {
+			for _, ordered := range []bool{false, true} {
+				p, err := makes[what](Options{RankOrder: ordered})
+				if err != nil {
+					return err
+				}
+				want := Hierarchical
+				if ordered && what != "all-to-all" {
+					want = Transfers
+				}
+				if p.Algorithm() != want {
+					return fmt.Errorf("%s in rank order %t: %s was taken", what, ordered, p.Algorithm())
+				}
+				if ordered && want == Transfers && (what == "reduce-scatter" || rank == 1) {
+					out := ts[1]
+					if what == "reduce-scatter" {
+						out = ts[2]
+					}
+					var got [1]float32
+					if err := errors.Join(p.Run(s), s.Synchronize(ctx), tensor.Read(out.Local(), got[:], n/4-1)); err != nil {
+						return err
+					}
+					if got[0] != 1 {
+						return fmt.Errorf("%s in rank order gives %v", what, got[0])
+					}
+				} else if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+					return err
+				}
+				if err := p.Close(ctx); err != nil {
+					return err
+				}
+			}
+			p, err := makes[what](Options{Algorithm: Hierarchical, RankOrder: true})
+			if what == "all-to-all" {
+				err = errors.Join(err, p.Close(ctx))
+			} else if errors.Is(err, errs.ErrUnsupported) {
+				err = nil
+			} else {
+				err = fmt.Errorf("%s by its name in rank order gives %w", what, err)
+			}
+			if err != nil {
+				return err
+			}
+			if what == "all-to-all" {
+				continue
+			}
+			if _, err := makes[what](Options{Algorithm: Transfers, RankOrder: rank == size-1}); !errors.Is(err, errs.ErrMismatch) {
+				return fmt.Errorf("%s in rank order on one rank only gives %v", what, err)
+			}
+			if _, err := makes[what](Options{RankOrder: rank == size-1}); !errors.Is(err, errs.ErrMismatch) {
+				return fmt.Errorf("%s of auto in rank order on one rank only gives %v", what, err)
+			}
+		}
+		return errors.Join(ts[0].Close(ctx), ts[1].Close(ctx), ts[2].Close(ctx))
+	})
 }

@@ -87,15 +87,34 @@ func (v *movement) loads(at *collective.Addresses, p phase) []move {
 }
 
 // onHost makes the spec that of a kernel on the host device, in one phase: each rank waits for those that it loads from to be ready, and for
-// those that load from it to have done so, since whatever is behind the run may write to the input.
+// those that load from it to have done so, since whatever is behind the run may write to the input. Small messages go through slots.
 func (v *movement) onHost(s *collective.Spec) {
 	s.Program = nil
+	slots := hostSlotsOf(s, v.mostLoaded(v.phases[0]))
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
 		sources, readers := v.peers(v.phases[0])
 		type copied struct{ dst, src []byte }
 		var copies []copied
-		for _, m := range v.loads(at, v.phases[0]) {
+		loads := v.loads(at, v.phases[0])
+		for _, m := range loads {
 			copies = append(copies, copied{at.Bytes(m.to, m.bytes), at.Bytes(m.from, m.bytes)})
+		}
+		if slots != nil {
+			slots.prepare(at, v.loaded(v.phases[0], at.Rank()), sources, readers)
+			return func(r *collective.HostRun) error {
+				slot, err := slots.exchange(r)
+				if err != nil {
+					return err
+				}
+				for i, c := range copies {
+					if i < len(sources) {
+						c.src = slots.ranks[sources[i]][slot][loads[i].src:]
+					}
+					copy(c.dst, c.src)
+				}
+				slots.release(r)
+				return nil
+			}, nil
 		}
 		return func(r *collective.HostRun) error {
 			if err := meet(r, flagStart, readers, sources); err != nil {
@@ -107,6 +126,26 @@ func (v *movement) onHost(s *collective.Spec) {
 			return meet(r, flagEnd, sources, readers)
 		}, nil
 	}
+}
+
+// loaded is how much of a rank's input, from its beginning, others load in a phase, in bytes.
+func (v *movement) loaded(p phase, from int) int64 {
+	var most int64
+	for to := range v.in.WorldSize() {
+		if c := p(from, to); from != to && c.bytes > 0 {
+			most = max(most, c.src+c.bytes)
+		}
+	}
+	return most
+}
+
+// mostLoaded is the most that is loaded of any rank.
+func (v *movement) mostLoaded(p phase) int64 {
+	var most int64
+	for from := range v.in.WorldSize() {
+		most = max(most, v.loaded(p, from))
+	}
+	return most
 }
 
 // meet tells some ranks that this one has come here, and waits for others.

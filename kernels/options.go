@@ -17,14 +17,18 @@ import (
 // same.
 type Options struct {
 	// Algorithm is the form; Auto by default: a kernel where every peer's memory has an address in this process, and otherwise Transfers,
-	// or, from 64 KiB on, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
-	// Transfers does.
+	// or, from 64 KiB on, and of all-to-alls up to 128 KiB of a block, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
+	// Transfers does: see RankOrder.
 	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
 	// since it does not combine in the order of the ranks; OneShot never takes it.
 	Algorithm Algorithm
 	// MaxBlocks is the most blocks that a kernel of the plan may take on a CUDA device, as in AllReduceOptions. Ignored by other forms.
 	MaxBlocks int
+	// RankOrder keeps NewReduce and NewReduceScatter to forms that promise the bits of the order of the ranks ([Algorithm.RankOrder]), as it does for NewAllReduce: Auto takes none but
+	// those then, and an Algorithm without the promise is ErrUnsupported. All other collectives that combine have the promise in every form, and ignore it, as do those that
+	// combine nothing.
+	RankOrder bool
 	// FirstEpoch is the count that runs begin at. It exists to test that counting wraps around.
 	FirstEpoch uint32
 }
@@ -36,6 +40,8 @@ type maker struct {
 	opts    Options
 
 	more []argument // tensors besides, for which the Spec has the next numbers
+
+	combines bool // it is one that RankOrder is for
 
 	whole     tensor.SymmetricTensor // in place: the larger of the two
 	algorithm Algorithm              // that was chosen
@@ -143,6 +149,9 @@ func (m *maker) planOnce(ctx context.Context, f collectiveForm) (*Plan, error) {
 	}
 	s.Name = fmt.Sprintf("%s, %s", f.describe(), m.algorithm)
 	s.Parameters = fmt.Sprintf("at most %d blocks, in one tensor %t", m.maxBlocks, m.inPlace())
+	if m.combines {
+		s.Parameters += fmt.Sprintf(", in rank order %t", m.opts.RankOrder)
+	}
 	if m.opts.Algorithm == Auto {
 		s.Parameters += ", chosen by auto" // who asks for the form does not go on with another one
 	}
@@ -263,7 +272,7 @@ func (m *maker) choose(f collectiveForm) error {
 	switch {
 	case asked == Auto && (m.far() || !reachable(m.in, m.out)):
 		m.algorithm = farForm(m.in.Memory(), LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-		if slices.Contains(have, Hierarchical) && takesIslands(m.in.Memory(), max(m.in.Bytes(), m.out.Bytes()), m.in, m.out) {
+		if slices.Contains(have, Hierarchical) && m.ordered(Hierarchical) && m.takesIslands() {
 			m.algorithm = Hierarchical
 		}
 	case asked == Auto, asked == OneShot && kind == device.CUDA:
@@ -271,5 +280,28 @@ func (m *maker) choose(f collectiveForm) error {
 	case !slices.Contains(all, asked):
 		return fmt.Errorf("there is no %s in the form %s on a %s device; there are %v: %w", f.describe(), asked, kind, all, errs.ErrUnsupported)
 	}
+	if !m.ordered(m.algorithm) {
+		return notInRankOrder(asked, m.algorithm)
+	}
 	return nil
+}
+
+// ordered reports whether RankOrder allows a form.
+func (m *maker) ordered(a Algorithm) bool { return !m.combines || !m.opts.RankOrder || a.RankOrder() }
+
+// notInRankOrder is the error of a form that RankOrder does not allow.
+func notInRankOrder(asked, a Algorithm) error {
+	instead := fmt.Sprintf("take %s", Auto)
+	if asked == Auto {
+		instead = "there is no other one here: do without"
+	}
+	return fmt.Errorf("%s does not combine in the order of the ranks, which RankOrder asks for: %s: %w", a, instead, errs.ErrUnsupported)
+}
+
+// takesIslands reports whether Auto takes Hierarchical where not all peers have addresses.
+func (m *maker) takesIslands() bool {
+	if m.call == "NewAllToAll" {
+		return (&allToAll{m}).packs() && hasIslands(m.in.Memory(), m.in, m.out)
+	}
+	return takesIslands(m.in.Memory(), max(m.in.Bytes(), m.out.Bytes()), m.in, m.out)
 }

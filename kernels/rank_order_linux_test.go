@@ -105,3 +105,54 @@ func TestAutoIsInRankOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestReductionsInRankOrder: with RankOrder, a reduction to one rank, and to shares, does without multicast, though a table would have it, and nobody can ask for it; broadcasts and all-gathers take
+// no notice.
+func TestReductionsInRankOrder(t *testing.T) {
+	var rules []tuning.Rule
+	for _, collective := range []string{tuning.Reduce, tuning.ReduceScatter, tuning.Broadcast} {
+		rules = append(rules, tuning.Rule{Collective: collective, Ranks: 2, Steps: []tuning.Step{{Form: OneShotMultimem.String()}}})
+	}
+	tables := tuning.Default(false)
+	tables.Tables = append([]*tuning.Table{{Rules: rules}}, tables.Tables...)
+	onCastRanks(t, "", func(ctx context.Context, _ *castBackend, m *memory.Memory, in, out *tensor.Tensor) error {
+		m.SetTuning(tables)
+		share, err := out.Sub(0, out.NumElements()/2)
+		if err != nil {
+			return err
+		}
+		for _, c := range []struct {
+			what    string
+			refused bool
+			make    func(o *Options) (*Plan, error)
+		}{
+			{"reduce", true, func(o *Options) (*Plan, error) { return NewReduce(ctx, in, out, Sum, 1, o) }},
+			{"reduce-scatter", true, func(o *Options) (*Plan, error) { return NewReduceScatter(ctx, in, share, Sum, o) }},
+			{"broadcast", false, func(o *Options) (*Plan, error) { return NewBroadcast(ctx, in, 1, o) }},
+		} {
+			for _, ordered := range []bool{false, true} {
+				p, err := c.make(&Options{RankOrder: ordered})
+				if err != nil {
+					return fmt.Errorf("%s: %w", c.what, err)
+				}
+				if cast := p.Algorithm() == OneShotMultimem; cast == (ordered && c.refused) {
+					return fmt.Errorf("%s in rank order %t: %s was taken", c.what, ordered, p.Algorithm())
+				}
+				if err := p.Close(ctx); err != nil {
+					return err
+				}
+			}
+			p, err := c.make(&Options{RankOrder: true, Algorithm: OneShotMultimem})
+			if c.refused != errors.Is(err, errs.ErrUnsupported) {
+				return fmt.Errorf("%s by multicast in rank order gives %w", c.what, err)
+			}
+			if err == nil {
+				err = p.Close(ctx)
+			}
+			if err != nil && !c.refused {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -12,7 +12,7 @@ import (
 )
 
 // NewReduce prepares a reduction to one rank: after a run, every element of root's out is the combination by op of that element of all ranks'
-// in, with the bits that an all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]), as Hierarchical, which Auto takes over several islands.
+// in, with the bits that an all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]), as Hierarchical, which Auto takes over several islands: Options.RankOrder keeps to those that do.
 // Other ranks' out is not written. In and out have the same number of elements, any, of
 // one dtype; out may be in itself, in place. 0 elements is no work. Collective: all ranks come with the same tensors, op, root and options
 // (ErrMismatch with everybody's value if not), and the tensors must have had their rendezvous. It blocks until all ranks have come. Close
@@ -22,12 +22,13 @@ import (
 // that does not fit the input or overlaps it in part, and ErrUnsupported for a form that a reduction has not on the device.
 func NewReduce(ctx context.Context, in, out tensor.SymmetricTensor, op Op, root int, opts *Options) (*Plan, error) {
 	m := newMaker("NewReduce", in, out, opts)
+	m.combines = true
 	return m.plan(ctx, &reduction{maker: m, op: op, root: root})
 }
 
 // NewReduceScatter prepares a reduction whose result is shared out: in has any number n of elements, out c = ceil(n / world size) of the same
 // dtype, and after a run rank r's out has elements r*c to min((r+1)*c, n) of the combination by op of all ranks' in, with the bits that an
-// all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]), as Hierarchical, which Auto takes over several islands. What the last ranks' out has more is not touched. Out may also be just this rank's share of in, a Sub of it: in place,
+// all-reduce gives, unless the form is one that does not combine in the order of the ranks ([Algorithm.RankOrder]), as Hierarchical, which Auto takes over several islands: Options.RankOrder keeps to those that do. What the last ranks' out has more is not touched. Out may also be just this rank's share of in, a Sub of it: in place,
 // on all ranks, and the rest of in is not touched. 0 elements is no work. Collective: all ranks come with the same tensors, op and
 // options (ErrMismatch with everybody's value if not), and the tensors must have had their rendezvous. It blocks until all ranks have
 // come. Close the plan.
@@ -36,6 +37,7 @@ func NewReduce(ctx context.Context, in, out tensor.SymmetricTensor, op Op, root 
 // dtypes that differ and tensors that overlap in another way, and ErrUnsupported for a form that a reduce-scatter has not on the device.
 func NewReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor, op Op, opts *Options) (*Plan, error) {
 	m := newMaker("NewReduceScatter", in, out, opts)
+	m.combines = true
 	return m.plan(ctx, &reduction{maker: m, op: op, scatter: true})
 }
 

@@ -6,15 +6,17 @@ import (
 )
 
 // onHost makes the spec that of a kernel on the host device: between two meetings each rank combines its share of all inputs. In place is
-// safe: nobody else reads or writes the share of the input that this rank works on.
+// safe: nobody else reads or writes the share of the input that this rank works on. Small messages go through slots.
 func (r *reduction) onHost(s *collective.Spec) {
 	s.Program = nil
+	width := r.in.DType().Bytes()
+	slots := hostSlotsOf(s, r.in.NumElements()*width)
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
 		combine := newReducer(r.in.DType(), r.op, at.WorldSize())
 		if combine == nil {
 			return nil, errs.Invalid(r.call, "dtype", r.in.DType(), "a dtype that has kernels")
 		}
-		width, rank := r.in.DType().Bytes(), at.Rank()
+		rank := at.Rank()
 		lo, hi := r.share(rank)
 		var ins [][]byte
 		var out []byte
@@ -25,6 +27,21 @@ func (r *reduction) onHost(s *collective.Spec) {
 			out = at.Bytes(r.out.Ptr(), (hi-lo)*width)
 		}
 		sources, readers := r.peers()
+		if slots != nil {
+			slots.prepare(at, r.in.NumElements()*width, sources, readers)
+			return func(run *collective.HostRun) error {
+				slot, err := slots.exchange(run)
+				if err != nil || hi == lo {
+					return err
+				}
+				for _, source := range sources {
+					ins[source] = slots.ranks[source][slot][lo*width : hi*width]
+				}
+				combine(out, ins, 0, hi-lo)
+				slots.release(run)
+				return nil
+			}, nil
+		}
 		return func(run *collective.HostRun) error {
 			if err := meet(run, flagStart, readers, sources); err != nil {
 				return err

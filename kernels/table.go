@@ -140,7 +140,7 @@ func (m *maker) byTable(have []Algorithm) {
 		bytes: max(m.in.Bytes(), m.out.Bytes()), size: size, whole: true,
 	}
 	l.can = func(a Algorithm) bool {
-		return (slices.Contains(have, a) || a == Transfers) && !(a.NeedsMulticast() && !castable(m.in.Memory())) && !slices.Contains(m.avoided, a)
+		return (slices.Contains(have, a) || a == Transfers) && !(a.NeedsMulticast() && !castable(m.in.Memory())) && !slices.Contains(m.avoided, a) && m.ordered(a)
 	}
 	c, ok := l.find()
 	if !ok {

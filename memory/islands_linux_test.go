@@ -67,7 +67,7 @@ func TestSendOnIslands(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		computed, err := signals.PrepareComputedSend(0, func() ([]memory.SendPut, error) { return puts, nil })
+		computed, err := signals.PrepareComputedSend(0, nil, func() ([]memory.SendPut, error) { return puts, nil })
 		if err != nil {
 			return err
 		}

@@ -110,7 +110,7 @@ func (p *Signals) prepare(channel int, put SendPut, taken []bool) (*Transfer, er
 		}
 		w, offset = p.workspace.block.window, p.workspace.span.start+offset
 	}
-	t, err := p.memory.PrepareTransfer(backend.Write, put.Peer, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+	t, err := p.memory.prepareTransfer(backend.Write, put.Peer, false, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
 	if err != nil {
 		return nil, err
 	}
@@ -238,11 +238,13 @@ func (r *recordedSend) String() string { return "send" }
 // the plan's, not that of the stream that the work happens to be on.
 type sendWork struct {
 	user     *signalUser
-	computed *computed // gives the parts' puts, unless it is nil
-	signals  bool      // the work signals each peer; otherwise that is done when all of it has ended
+	computed *computed                  // gives the parts' puts, unless it is nil
+	signals  bool                       // the work signals each peer; otherwise that is done when all of it has ended
+	kill     func() device.HostProgress // keeps kernels behind the work from signalling after a failure; nil where there are none
 
-	mu    sync.Mutex // two streams may come to it at once, which is found here
-	parts []sendPart // by how far behind this rank the peer is
+	mu      sync.Mutex          // two streams may come to it at once, which is found here
+	parts   []sendPart          // by how far behind this rank the peer is
+	killing device.HostProgress // under way; nil if it is not
 }
 
 // sendPart is what goes to one peer.
@@ -283,12 +285,12 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 		w.user.failLater(errs.ErrInProgress)
 	}
 	if w.user.dead.Load() {
-		return nothing{}, nil
+		return w.left(), nil
 	}
 	if w.computed != nil {
 		if err := w.compute(); err != nil {
 			w.user.failLater(err)
-			return nothing{}, nil
+			return w.left(), nil
 		}
 	}
 	// What goes far is under way while the CPU copies what is near.
@@ -301,6 +303,14 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 		}
 	}
 	return w, nil
+}
+
+// left is what is left to do of a run that puts nothing.
+func (w *sendWork) left() device.HostProgress {
+	if w.kill == nil {
+		return nothing{}
+	}
+	return w
 }
 
 // begin begins a part.
@@ -360,7 +370,23 @@ func (w *sendWork) Poll() (bool, error) {
 			w.signal(part)
 		}
 	}
-	return w.ended(), nil
+	return w.ended() && w.killed(), nil
+}
+
+// killed reports whether nothing signals behind a run that has failed.
+func (w *sendWork) killed() bool {
+	if w.kill == nil || !w.user.dead.Load() {
+		return true
+	}
+	if w.killing == nil {
+		w.killing = w.kill()
+	}
+	ended, err := w.killing.Poll()
+	if ended || err != nil {
+		w.killing = nil
+		return true
+	}
+	return false
 }
 
 // Failed makes the plan fail before anything behind this run can signal: the stream, which may have had to go on without it, is not one

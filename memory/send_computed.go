@@ -3,6 +3,7 @@ package memory
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -13,9 +14,9 @@ import (
 
 // PrepareComputedSend is PrepareSend for puts that are known only when the send runs: puts gives them at each run, after all earlier work of
 // the stream has ended. It is called by one goroutine at a time, must be quick, and must not block. Its error, and puts that PrepareSend would
-// refuse, make the plan fail as a put that fails does. It is for the host device: ErrUnsupported elsewhere, as the CPU cannot read what a GPU
-// has written by then.
-func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error)) (*PreparedSend, error) {
+// refuse, make the plan fail as a put that fails does. By makes the copies to peers that have addresses, and outlives the send; on the host device it
+// may be nil. ErrUnsupported on a device whose work of the CPU cannot copy.
+func (p *Signals) PrepareComputedSend(channel int, by *WorkCopies, puts func() ([]SendPut, error)) (*PreparedSend, error) {
 	const call = "PrepareComputedSend"
 	if err := p.checkChannel(call, channel); err != nil {
 		return nil, err
@@ -23,19 +24,23 @@ func (p *Signals) PrepareComputedSend(channel int, puts func() ([]SendPut, error
 	if puts == nil {
 		return nil, errs.Invalid(call, "puts", nil, "a function")
 	}
-	d := p.memory.device
-	if _, ok := d.(device.HostMemory); !ok || d.Kind() != device.Host {
-		return nil, fmt.Errorf("a send on %s whose puts are known only when it runs: %w", d.Name(), errs.ErrUnsupported)
+	_, onHost := p.memory.device.(device.HostMemory)
+	if !onHost && (by == nil || by.stream == nil) {
+		return nil, fmt.Errorf("a send on %s whose puts are known only when it runs: %w", p.memory.device.Name(), errs.ErrUnsupported)
 	}
 	c := &computed{signals: p, channel: channel, puts: puts}
 	send := &PreparedSend{signals: p, channel: channel, computed: c}
 	flags, byFlags := p.signals.(*flagSignals)
-	if _, own := p.memory.backend.(backend.Transferrer); own || byFlags { // some memory may have no addresses
+	if _, own := p.memory.backend.(backend.Transferrer); own || byFlags || !onHost { // some memory may have no addresses
 		work, err := newSendWork(p, flags, channel, make([]backend.PreparedTransfer, p.memory.group.Size()))
 		if err != nil {
 			return nil, err
 		}
 		work.computed, send.work = c, work
+		if !onHost {
+			c.by = by
+			work.kill = func() device.HostProgress { return p.killBy(by) }
+		}
 	}
 	return send, nil
 }
@@ -45,6 +50,7 @@ type computed struct {
 	signals *Signals
 	channel int
 	puts    func() ([]SendPut, error)
+	by      *WorkCopies // nil on the host device
 
 	mu     sync.Mutex
 	closed bool
@@ -108,9 +114,12 @@ func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlo
 		transfers = append(transfers, k.transfer)
 		switch m := k.transfer.prepared.(type) {
 		case *copyTransfer:
-			if moves != nil {
+			switch {
+			case c.by != nil:
+				moves[k.Peer] = &besideMove{by: c.by, transfer: k.transfer, copies: m.work()}
+			case moves != nil:
 				moves[k.Peer] = &nearMove{memory: c.signals.memory, transfer: k.transfer, copies: m.copies}
-			} else {
+			default:
 				copies = append(copies, m.copies...)
 			}
 		case *workTransfer:
@@ -136,8 +145,16 @@ func (c *computed) close() error {
 	return err
 }
 
-// compute gives the parts the puts of the run that begins; w.mu is held.
-func (w *sendWork) compute() error {
+// compute gives the parts the puts of the run that begins; w.mu is held. Where kernels signal, a panic is an error, as they have to be told before the
+// stream goes on.
+func (w *sendWork) compute() (err error) {
+	if w.kill != nil {
+		defer func() {
+			if v := recover(); v != nil {
+				err = &device.PanicError{Value: v, Stack: string(debug.Stack())}
+			}
+		}()
+	}
 	moves := make([]backend.PreparedTransfer, w.computed.signals.memory.group.Size())
 	if _, _, err := w.computed.now(moves); err != nil {
 		return err

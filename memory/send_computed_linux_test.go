@@ -34,7 +34,7 @@ func TestComputedSendKeepsTheLatest(t *testing.T) {
 		runs := [][]memory.SendPut{{put(1024, 8)}, {put(1024, 8)}, {put(1032, 8)}, nil, {put(1024, 0)}, {put(1024, 16)}}
 		live := []int32{1, 1, 1, 0, 0, 1}
 		n := 0
-		send, err := signals.PrepareComputedSend(0, func() ([]memory.SendPut, error) { return runs[n], nil })
+		send, err := signals.PrepareComputedSend(0, nil, func() ([]memory.SendPut, error) { return runs[n], nil })
 		if err != nil {
 			return err
 		}
@@ -72,11 +72,11 @@ func TestComputedSendIsRefused(t *testing.T) {
 			return err
 		}
 		for _, channel := range []int{-1, 1} {
-			if _, err := signals.PrepareComputedSend(channel, none); !errors.Is(err, errs.ErrInvalid) {
+			if _, err := signals.PrepareComputedSend(channel, nil, none); !errors.Is(err, errs.ErrInvalid) {
 				return fmt.Errorf("channel %d: %w", channel, err)
 			}
 		}
-		if _, err := signals.PrepareComputedSend(0, nil); !errors.Is(err, errs.ErrInvalid) {
+		if _, err := signals.PrepareComputedSend(0, nil, nil); !errors.Is(err, errs.ErrInvalid) {
 			return fmt.Errorf("no function: %w", err)
 		}
 		return errors.Join(c.Close(ctx), signals.Close(), m.Close(ctx))

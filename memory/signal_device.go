@@ -238,6 +238,9 @@ func (d *deviceSignals) waitAll(s device.Stream, channel int, beside bool) error
 // decode makes an error of what a kernel wrote when it gave up.
 func (d *deviceSignals) decode(word uint64) error {
 	f := ptx.DecodeFault(word)
+	if why := d.user.toldWhy(); f.Why == 0 && why != nil {
+		return why
+	}
 	op := "wait"
 	switch f.Kernel {
 	case ptx.FaultBarrier:

@@ -67,6 +67,14 @@ func (u *signalUser) tell() error {
 	if u.closed.Load() {
 		return fmt.Errorf("%s: %w", u.Op, errs.ErrClosed)
 	}
+	return u.toldWhy()
+}
+
+// toldWhy is the error of a plan that has failed, or nil.
+func (u *signalUser) toldWhy() error {
+	if u == nil {
+		return nil
+	}
 	if why := u.why.Load(); why != nil {
 		return *why
 	}

@@ -64,6 +64,11 @@ type Transfer struct {
 // one allocation of this memory; ErrNoRendezvous if a block has no window; ErrInvalid for an empty list, a negative size, a range outside
 // of a window, another memory's window, or an op or a peer that does not exist; ErrClosed once memory of either side was freed.
 func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*Transfer, error) {
+	return m.prepareTransfer(op, peer, true, blocks)
+}
+
+// prepareTransfer is PrepareTransfer, also for one that is never posted but is a part of something else.
+func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, blocks []TransferBlock) (*Transfer, error) {
 	const name = "PrepareTransfer"
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("preparing a transfer: %w", err)
@@ -109,7 +114,12 @@ func (m *Memory) PrepareTransfer(op backend.TransferOp, peer int, blocks []Trans
 	if own, ok := m.transferrer(near); ok {
 		t.prepared, err = newWorkTransfer(m, own, op, peer, blocks, sides)
 	} else {
-		t.prepared, err = newCopyTransfer(m.device, op, peer, blocks)
+		t.prepared, err = newCopyTransfer(op, peer, blocks)
+	}
+	if err == nil && posted {
+		if err = t.prepared.prepare(m.device); err != nil {
+			err = errors.Join(err, t.prepared.Close())
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("preparing a %s of rank %d: %w", op, peer, err)
@@ -281,6 +291,8 @@ func unuseSides(sides []side) {
 
 // mover is what carries a transfer out.
 type mover interface {
+	// prepare makes it one that can be posted.
+	prepare(d device.Device) error
 	// Post starts the transfer when s comes to it.
 	Post(s device.Stream) error
 	// WaitOn holds s up until the last post has ended.
@@ -296,7 +308,22 @@ type mover interface {
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
 	copies []copyBlock
-	ended  device.Event
+	posts
+}
+
+// posts is what posting a transfer needs; without a device's event it is none that is posted.
+type posts struct{ ended device.Event }
+
+func (p *posts) prepare(d device.Device) (err error) {
+	p.ended, err = d.NewEvent()
+	return err
+}
+
+func (p *posts) close() error {
+	if p.ended == nil {
+		return nil
+	}
+	return p.ended.Close()
 }
 
 type copyBlock struct {
@@ -304,7 +331,7 @@ type copyBlock struct {
 	bytes    int64
 }
 
-func newCopyTransfer(d device.Device, op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
+func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
 	c := &copyTransfer{}
 	for _, b := range blocks {
 		if b.Bytes == 0 {
@@ -322,11 +349,6 @@ func newCopyTransfer(d device.Device, op backend.TransferOp, peer int, blocks []
 			c.copies = append(c.copies, copyBlock{dst: b.Local, src: remote, bytes: b.Bytes})
 		}
 	}
-	ended, err := d.NewEvent()
-	if err != nil {
-		return nil, err
-	}
-	c.ended = ended
 	return c, nil
 }
 
@@ -342,7 +364,16 @@ func (c *copyTransfer) Post(s device.Stream) error {
 func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.ended) }
 func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() }
 func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
-func (c *copyTransfer) Close() error                   { return c.ended.Close() }
+func (c *copyTransfer) Close() error                   { return c.close() }
+
+// work is the copies as work of the CPU has them made.
+func (c *copyTransfer) work() []WorkCopy {
+	var all []WorkCopy
+	for _, b := range c.copies {
+		all = append(all, WorkCopy{Dst: b.dst, Src: b.src, Bytes: b.bytes})
+	}
+	return all
+}
 
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.
@@ -350,7 +381,7 @@ type workTransfer struct {
 	work  backend.PreparedTransfer
 	name  string
 	sides []side
-	ended device.Event
+	posts
 
 	mu     sync.Mutex
 	closed bool
@@ -366,17 +397,13 @@ func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, pe
 		}
 	}
 	if len(pieces) == 0 {
-		return newCopyTransfer(m.device, op, peer, nil)
+		return newCopyTransfer(op, peer, nil)
 	}
 	work, err := b.PrepareTransfer(op, peer, pieces)
 	if err != nil {
 		return nil, err
 	}
-	ended, err := m.device.NewEvent()
-	if err != nil {
-		return nil, errors.Join(err, work.Close())
-	}
-	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides, ended: ended}, nil
+	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides}, nil
 }
 
 func (t *workTransfer) Post(s device.Stream) error {
@@ -424,7 +451,7 @@ func (t *workTransfer) Close() error {
 		return nil
 	}
 	t.closed = true
-	return errors.Join(t.ended.Close(), t.work.Close())
+	return errors.Join(t.close(), t.work.Close())
 }
 
 func (t *workTransfer) String() string                 { return t.name }

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -409,9 +410,9 @@ func killCollectivesJob(ctx context.Context, cfg config.Config, _ string, say fu
 	return err
 }
 
-// TestLoseCollectives: a rank is lost in a run of one collective in one form, with peer pointers and without. The others are told by that plan.
+// TestLoseCollectives: a rank is lost in a run of one collective in one form, with peer pointers, without, and in the forms for islands with those of some peers. The others are told by that plan.
 func TestLoseCollectives(t *testing.T) {
-	for _, far := range []bool{false, true} {
+	for _, far := range []string{"false", "true", "islands"} {
 		var forms []mixForm
 		backendtest.RequireAll(t, backendtest.OnRanks(t, mixSize, nil, func(ctx context.Context, g *group.Group) error {
 			return onMixMemory(ctx, g, far, func(m *memory.Memory) error {
@@ -422,8 +423,11 @@ func TestLoseCollectives(t *testing.T) {
 			})
 		}))
 		for _, form := range forms {
+			if far == "islands" && !strings.HasSuffix(form.name, "/"+kernels.Hierarchical.String()) {
+				continue
+			}
 			for _, graph := range []bool{false, true} {
-				t.Run(fmt.Sprintf("far=%t/%s/graph=%t", far, form.name, graph), func(t *testing.T) {
+				t.Run(fmt.Sprintf("far=%s/%s/graph=%t", far, form.name, graph), func(t *testing.T) {
 					backendtest.RequireAll(t, backendtest.OnRanks(t, mixSize, nil, func(ctx context.Context, g *group.Group) error {
 						return onMixMemory(ctx, g, far, func(m *memory.Memory) error {
 							return loseOne(ctx, m, form.name, graph)
@@ -436,14 +440,17 @@ func TestLoseCollectives(t *testing.T) {
 }
 
 // onMixMemory runs f on memory of the CPU.
-func onMixMemory(ctx context.Context, g *group.Group, far bool, f func(m *memory.Memory) error) error {
+func onMixMemory(ctx context.Context, g *group.Group, far string, f func(m *memory.Memory) error) error {
 	near, err := host.New(g, nil)
 	if err != nil {
 		return err
 	}
 	var b backend.Backend = near
-	if far {
+	switch far {
+	case "true":
 		b = backendtest.Far(near, g, nil)
+	case "islands": // the rank that is lost is on one with another rank
+		b = backendtest.Far(near, g, &backendtest.FarOptions{Islands: []int{0, mixVictim, mixVictim}})
 	}
 	m := memory.New(b, g, &memory.Options{KernelTimeout: time.Minute})
 	err = f(m)

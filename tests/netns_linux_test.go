@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,110 +19,64 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
+	"github.com/symmem/symmem/tests/suite"
 )
 
 // TestTwoHosts runs the suite between two network namespaces that are joined by cables: as far as the library can tell, two
-// hosts. They share no sockets, each rank has a boot id of its own, and UCX goes by TCP. It needs to be root; where that is
+// hosts. They share no sockets, each rank has a boot id of its own, and data goes by TCP. It needs to be root; where that is
 // not so it is skipped, which is a failure with "netns" in SYMMEM_TEST_REQUIRE.
 func TestTwoHosts(t *testing.T) {
-	const name = "nixl"
-	requireBackend(t, name)
-	if deviceKind(t, name) != device.Host {
-		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
-	}
-	onProcessesAt(t, twoHosts(t), name, 2)
-}
-
-// cables join the two hosts. The rendezvous service is reached by the first.
-var cables = []string{"cable", "second"}
-
-// twoHosts makes two namespaces, each with one end of each cable, that pretend to be hosts with one rank each.
-func twoHosts(t *testing.T) *hosts {
-	t.Helper()
-	return hostsOf(t, 1)
-}
-
-// hostsOf is twoHosts with so many ranks on the first host, and the others on the second.
-func hostsOf(t *testing.T, first int) *hosts {
-	t.Helper()
-	on := twoContainers(t, first)
-	on.env = func(rank int) []string {
-		host := 0
-		if rank >= first {
-			host, rank = 1, rank-first
-		}
-		return []string{fmt.Sprintf("%s=host %d", bootVariable, host), fmt.Sprintf("SYMMEM_LOCAL_RANK=%d", rank), fmt.Sprintf("SYMMEM_LOCAL_WORLD_SIZE=%d", first)}
-	}
-	return on
+	requireHostNIXL(t)
+	suiteOverTCP(t, hostsOf(t, 1, 1).overTCP(), 2)
 }
 
 // TestIslands runs the suite over two hosts with two ranks each, in network namespaces as those of TestTwoHosts: what is between the ranks of a host
-// goes by address, and the rest by TCP.
+// goes by address, and the rest by TCP. Forms that do not look at islands, most types of elements and bad input are left to TestTwoHosts.
 func TestIslands(t *testing.T) {
-	const name = "nixl"
-	requireBackend(t, name)
-	if deviceKind(t, name) != device.Host {
-		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
-	}
-	onProcessesAt(t, hostsOf(t, 2), name, 4)
+	requireHostNIXL(t)
+	suiteOverTCP(t, hostsOf(t, 2, 2).overTCP(), 4, "memory/.*", "transfer/.*", "slice/.*", "heap/.*", "signal/.*", "graph/.*", "groups/.*", "lifetime/.*", "rank/.*", "same_bits/.*",
+		"all_reduce/auto/.*", "all_reduce/hierarchical/[a-z]+_.*", "all_reduce/hierarchical/(f32|bf16)/.*", "(all_gather|broadcast|reduce|reduce_scatter)/hierarchical/.*")
 }
 
-// twoContainers makes two network namespaces on this host, each with one end of each cable, as containers of one host have. The first has the
-// first ranks, so many of them, and the second all others.
-func twoContainers(t *testing.T, first int) *hosts {
+// someCases are of each sort one or two: the ring, and what has counts that must not be mixed up, puts before signals and sums over islands.
+var someCases = []string{
+	"transfer/ring_put", "transfer/ring_get", "signal/put", "signal/counted", "heap/moves", "groups/ring_of_pairs",
+	"all_reduce/hierarchical/replay_100", "all_reduce/hierarchical/f32/out/65537/blocked", "all_reduce/hierarchical/bf16/2050/delayed",
+	"all_gather/hierarchical/every_count", "broadcast/hierarchical/every_count", "reduce_scatter/hierarchical/every_count",
+}
+
+// TestThreeIslands runs some cases over three hosts with two ranks each.
+func TestThreeIslands(t *testing.T) {
+	requireHostNIXL(t)
+	suiteOverTCP(t, hostsOf(t, 2, 2, 2).overTCP(), 6, someCases...)
+}
+
+// suiteOverTCP runs the suite without its large cases, or those of its cases that patterns name, on hosts whose data goes by TCP, and looks whether it did:
+// by the second cable, which nothing else uses.
+func suiteOverTCP(t *testing.T, on *joined, size int, patterns ...string) {
 	t.Helper()
-	var names, addrs [2]string
-	run := func(args ...string) {
-		out, err := exec.Command("ip", args...).CombinedOutput()
-		if err == nil {
-			return
-		}
-		skipWithout(t, "netns", "network namespaces cannot be made here, for which one must be root and have the program ip: ip %s: %v: %s",
-			strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	opts := options(t, "nixl", size)
+	opts.Short = true
+	for _, p := range patterns {
+		opts.Filter = regexp.MustCompile("^(" + p + ")$")
+		require.NotEmpty(t, suite.Cases(opts), "no case is named %s any more", p)
 	}
-	for i := range names {
-		names[i] = fmt.Sprintf("symmem-%d-%d", os.Getpid(), i)
-		addrs[i] = fmt.Sprintf("10.213.77.%d", i+1)
-		run("netns", "add", names[i])
-		t.Cleanup(func() {
-			if out, err := exec.Command("ip", "netns", "del", names[i]).CombinedOutput(); err != nil {
-				t.Errorf("removing namespace %s: %v: %s", names[i], err, out)
-			}
-		})
-		run("-n", names[i], "link", "set", "lo", "up")
+	if patterns != nil {
+		opts.Filter = regexp.MustCompile("^(" + strings.Join(patterns, "|") + ")$")
 	}
-	for c, cable := range cables {
-		run("-n", names[0], "link", "add", cable, "type", "veth", "peer", "name", cable, "netns", names[1])
-		for i := range names {
-			run("-n", names[i], "addr", "add", fmt.Sprintf("10.213.%d.%d/24", 77+c, i+1), "dev", cable)
-			run("-n", names[i], "link", "set", cable, "up")
-		}
-	}
-	for i := range names {
-		for _, cable := range cables {
-			// The kernel finds the other end a little later.
-			require.Eventually(t, func() bool {
-				out, err := exec.Command("ip", "-n", names[i], "link", "show", cable).Output()
-				return err == nil && strings.Contains(string(out), "state UP")
-			}, 10*time.Second, 50*time.Millisecond)
-		}
-	}
-	return &hosts{
-		addr:  addrs[0] + ":17717",
-		names: names[:],
-		command: func(rank int) []string {
-			if rank < first {
-				return []string{"ip", "netns", "exec", names[0]}
-			}
-			return []string{"ip", "netns", "exec", names[1]}
-		},
-		env: func(int) []string { return nil },
+	runCases(t, &on.hosts, "nixl", opts, size, "suite")
+	for h := range on.network.hosts {
+		bytes := on.network.sent(t, h, dataDevice)
+		t.Logf("host %d has sent %d bytes of data, and %d segments of TCP once more", h, bytes, on.network.sentAgain(t, h))
+		assert.Greater(t, bytes, int64(leastData), "host %d: the data has not gone by the cable", h)
 	}
 }
+
+// leastData is what each host sends at least in the cases of the suite, in bytes. What is not data is some kilobytes.
+const leastData = 200_000
 
 func init() { jobs["islands"] = islandsJob }
 
@@ -230,21 +186,21 @@ func tryNeighbours(ctx context.Context, r *symmem.Rank, islands *group.Islands) 
 // is nixl where that is, and otherwise all ranks are told the same reason, and what to do.
 func TestContainersOfOneHost(t *testing.T) {
 	const reason = "runs in another network namespace"
-	on := twoContainers(t, 1)
-	for _, p := range runWorldOn(t, on, 2, "islands", "SYMMEM_BACKEND=host") {
+	on := containersOf(t, 1, 3)
+	for _, p := range runWorldOn(t, &on.hosts, 2, "islands", "SYMMEM_BACKEND=host") {
 		assert.Contains(t, p.end.Error, reason)
 		assert.Contains(t, p.end.Error, "give the containers of one host one network namespace")
 		assert.NotContains(t, p.end.Error, "\n", "one line")
 	}
 	refused := func(p *process) bool { return strings.Contains(p.end.Error, reason) }
-	world := runWorldOn(t, on, 2, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_NIXL_LIBRARY=/none", "SYMMEM_DEVICE=host")
+	world := runWorldOn(t, &on.hosts, 2, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_NIXL_LIBRARY=/none", "SYMMEM_DEVICE=host")
 	for _, p := range world {
 		assert.True(t, refused(p), p.end.Error)
 	}
 	t.Run("nixl", func(t *testing.T) {
 		requireBackend(t, "nixl")
-		check := func(on *hosts, size int, islands string, pointers ...int) {
-			for rank, p := range runWorldOn(t, on, size, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_DEVICE=host") {
+		check := func(size int, islands string, pointers ...int) {
+			for rank, p := range runWorldOn(t, &on.hosts, size, "islands", "SYMMEM_BACKEND=auto", "SYMMEM_DEVICE=host") {
 				require.Empty(t, p.end.Error)
 				var found islander
 				require.Len(t, p.lines, 1)
@@ -255,8 +211,8 @@ func TestContainersOfOneHost(t *testing.T) {
 				assert.Contains(t, strings.Join(found.Refused, "\n"), reason)
 			}
 		}
-		check(on, 2, "0; 1", 0, 0)
-		check(on, 4, "0; 1-3", 0, 2, 2, 2)
+		check(2, "0; 1", 0, 0)
+		check(4, "0; 1-3", 0, 2, 2, 2)
 	})
 }
 
@@ -264,110 +220,191 @@ func init() { jobs["cut_off"] = cutOffJob }
 
 // cutOff is what a rank says that was cut off from others, or whose peer has died.
 type cutOff struct {
-	Running bool          // it says that its all-reduces are under way, and nothing else
-	Error   string        // of the all-reduce that failed
-	Lost    bool          // the error is ErrPeerLost
-	Took    time.Duration // since the last one that did not
-	Closing string        // what else than a loss closing told of
+	Running  bool          // it says that its all-reduces are under way, and nothing else
+	Error    string        // of the all-reduce that failed
+	Lost     bool          // the error is ErrPeerLost
+	Names    int           // the rank that the error names
+	Took     time.Duration // since the last one that did not
+	After    string        // why those that are left could not go on among themselves, or ""
+	Closing  string        // what else than a loss closing told of
+	ClosedIn time.Duration
 }
 
-// cutOffJob is one rank that runs all-reduces over islands until one fails.
-func cutOffJob(ctx context.Context, cfg config.Config, _ string, say func(any)) error {
-	r, err := symmem.Open(ctx, cfg, nil)
+// cutOffJob is one rank that runs all-reduces over islands until one fails. Those that are not among the lost, which the argument lists, go on among themselves.
+func cutOffJob(ctx context.Context, cfg config.Config, arg string, say func(any)) error {
+	var lost []int
+	for text := range strings.SplitSeq(arg, ",") {
+		rank, err := strconv.Atoi(text)
+		if err != nil {
+			return err
+		}
+		lost = append(lost, rank)
+	}
+	r, err := symmem.Open(ctx, cfg, &symmem.Options{BootID: os.Getenv(bootVariable)})
 	if err != nil {
 		return err
 	}
-	var last time.Time
-	err = func() error {
-		t, err := r.Zeros(ctx, tensor.Float32, 1<<20)
-		if err != nil {
-			return err
+	last := time.Now()
+	runs := 0
+	err = sumsOverIslands(ctx, r, 1<<20, func() bool {
+		if last = time.Now(); runs == 3 {
+			say(cutOff{Running: true})
 		}
-		s, err := r.NewStream()
-		if err != nil {
-			return err
+		runs++
+		return true
+	})
+	found := cutOff{Error: err.Error(), Lost: errors.Is(err, symmem.ErrPeerLost), Names: -1, Took: time.Since(last)}
+	if lost, ok := errors.AsType[*group.PeerLostError](err); ok {
+		found.Names = lost.Rank
+	}
+	if !slices.Contains(lost, r.Rank()) {
+		if err := goOn(ctx, r, lost); err != nil {
+			found.After = err.Error()
 		}
-		if err := t.Rendezvous(ctx); err != nil {
-			return err
-		}
-		p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
-		if err != nil {
-			return err
-		}
-		for n := 0; ; n++ {
-			if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
-				return err
-			}
-			if last = time.Now(); n == 3 {
-				say(cutOff{Running: true})
-			}
-		}
-	}()
-	found := cutOff{Error: err.Error(), Lost: errors.Is(err, symmem.ErrPeerLost), Took: time.Since(last)}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
+	}
+	began := time.Now()
 	if closing := r.Close(ctx); closing != nil && !errors.Is(closing, symmem.ErrPeerLost) {
 		found.Closing = closing.Error()
 	}
+	found.ClosedIn = time.Since(began)
 	say(found)
 	return nil
 }
 
-// TestIslandsCutOff: while an all-reduce over two islands is under way, a rank dies, or the cables are cut: every rank that is left knows within the liveness
-// timeout, and comes to its end.
+// sumsOverIslands runs all-reduces over islands as long as more says so after each, and looks at what they give.
+func sumsOverIslands(ctx context.Context, r *symmem.Rank, elements int64, more func() bool) error {
+	t, err := r.Zeros(ctx, tensor.Float32, elements)
+	if err != nil {
+		return err
+	}
+	s, err := r.NewStream()
+	if err != nil {
+		return err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return err
+	}
+	p, err := kernels.NewAllReduce(ctx, t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
+	if err != nil {
+		return err
+	}
+	size := r.WorldSize()
+	mine, want := make([]float32, elements), make([]float32, elements)
+	for n := 0; ; n++ {
+		for i := range mine {
+			v := (i + n) % 1000
+			mine[i], want[i] = float32(v+r.Rank()), float32(size*v+size*(size-1)/2)
+		}
+		if err := tensor.Write(t.Local(), mine, 0); err != nil {
+			return err
+		}
+		if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+			return err
+		}
+		got, err := tensor.ReadAll[float32](t.Local())
+		if err != nil {
+			return err
+		}
+		for i, v := range got {
+			if v != want[i] {
+				return fmt.Errorf("run %d: element %d of %d is %v, not %v", n, i, elements, v, want[i])
+			}
+		}
+		if !more() {
+			return errors.Join(p.Close(ctx), s.Close(), t.Close(ctx))
+		}
+	}
+}
+
+// goOn has the ranks that are left sum up among themselves.
+func goOn(ctx context.Context, r *symmem.Rank, lost []int) error {
+	var left []int
+	for rank := range r.WorldSize() {
+		if !slices.Contains(lost, rank) {
+			left = append(left, rank)
+		}
+	}
+	sub, err := r.Sub(ctx, left)
+	if err != nil {
+		return err
+	}
+	runs := 0
+	return errors.Join(sumsOverIslands(ctx, sub, 1000, func() bool { runs++; return runs < 3 }), sub.Close(ctx))
+}
+
+// TestIslandsCutOff: while an all-reduce over islands is under way, a rank dies, or a host is cut off: every rank that is left knows within the liveness
+// timeout, they go on among themselves, and all come to their end.
 func TestIslandsCutOff(t *testing.T) {
-	const name = "nixl"
-	requireBackend(t, name)
-	if deviceKind(t, name) != device.Host {
-		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
+	requireHostNIXL(t)
+	t.Run("death", func(t *testing.T) {
+		on := hostsOf(t, 2, 2).overTCP()
+		loseWithin(t, on, 4, []int{3}, func(w *world) { require.NoError(t, w.processes[3].cmd.Process.Kill()) })
+	})
+	t.Run("cut", func(t *testing.T) {
+		on := hostsOf(t, 2, 2, 2).overTCP()
+		loseWithin(t, on, 6, []int{4, 5}, func(*world) { on.network.cut(t, 2) })
+	})
+}
+
+// loseWithin has ranks be lost by what lose does in the midst of all-reduces, and looks at what the others say, and the lost themselves if they live.
+func loseWithin(t *testing.T, on *joined, size int, lost []int, lose func(w *world)) {
+	t.Helper()
+	const liveness = 5 * time.Second
+	running := make(chan int, size)
+	found := make([]*cutOff, size)
+	job := "cut_off:" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(lost), "[]")), ",")
+	w := startWorld(t, &on.hosts, size, job, func(rank int, line json.RawMessage) {
+		var said cutOff
+		if err := json.Unmarshal(line, &said); err != nil {
+			t.Errorf("rank %d said %q: %v", rank, line, err)
+		} else if said.Running {
+			running <- rank
+		} else {
+			found[rank] = &said
+		}
+	}, "SYMMEM_BACKEND=nixl", "SYMMEM_LIVENESS_TIMEOUT="+liveness.String(), "SYMMEM_KERNEL_TIMEOUT=30s")
+	for range size {
+		select {
+		case <-running:
+		case <-w.ended:
+			w.showNews(t)
+			t.Fatal("the ranks have ended without a fault")
+		}
 	}
-	const size, liveness, victim = 4, 5 * time.Second, 3
-	for _, cut := range []bool{false, true} {
-		t.Run(fmt.Sprintf("cables=%t", cut), func(t *testing.T) {
-			on := hostsOf(t, 2)
-			running := make(chan int, size)
-			// UCX is told to go by the cables: processes that see each other have more ways than two hosts.
-			found := make([]*cutOff, size)
-			w := startWorld(t, on, size, "cut_off", func(rank int, line json.RawMessage) {
-				var said cutOff
-				if err := json.Unmarshal(line, &said); err != nil {
-					t.Errorf("rank %d said %q: %v", rank, line, err)
-				} else if said.Running {
-					running <- rank
-				} else {
-					found[rank] = &said
-				}
-			}, "UCX_TLS=tcp", "UCX_NET_DEVICES="+strings.Join(cables, ","), "SYMMEM_BACKEND="+name, "SYMMEM_LIVENESS_TIMEOUT="+liveness.String(), "SYMMEM_KERNEL_TIMEOUT=60s")
-			for range size {
-				select {
-				case <-running:
-				case <-w.ended:
-					w.showNews(t)
-					t.Fatal("the ranks have ended without a fault")
-				}
-			}
-			if cut {
-				for _, cable := range cables {
-					out, err := exec.Command("ip", "-n", on.names[1], "link", "set", cable, "down").CombinedOutput()
-					require.NoError(t, err, string(out))
-				}
-			} else {
-				require.NoError(t, w.processes[victim].cmd.Process.Kill())
-			}
-			w.wait(t)
-			for rank, p := range w.processes {
-				if !cut && rank == victim {
-					continue
-				}
-				require.Emptyf(t, p.end.Error, "rank %d", rank)
-				require.NotNilf(t, found[rank], "rank %d said nothing", rank)
-				t.Logf("rank %d knew after %v: %s", rank, found[rank].Took.Round(time.Millisecond), found[rank].Error)
-				assert.Truef(t, found[rank].Lost, "rank %d: %s", rank, found[rank].Error)
-				assert.Lessf(t, found[rank].Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
-				if !cut {                                                      // what is under way to a host that cannot be reached ends when TCP gives it up, and its memory is kept until then
-					assert.Emptyf(t, found[rank].Closing, "rank %d", rank)
-				}
-			}
-		})
+	lose(w)
+	w.wait(t)
+	for rank, p := range w.processes {
+		if !p.end.Done && slices.Contains(lost, rank) {
+			continue // it was killed
+		}
+		require.Emptyf(t, p.end.Error, "rank %d", rank)
+		require.NotNilf(t, found[rank], "rank %d said nothing", rank)
+		f := found[rank]
+		t.Logf("rank %d knew after %v and closed in %v: %s; %s", rank, f.Took.Round(time.Millisecond), f.ClosedIn.Round(time.Millisecond), f.Error, f.Closing)
+		assert.Truef(t, f.Lost, "rank %d: %s", rank, f.Error)
+		if slices.Contains(lost, rank) {
+			assert.Equalf(t, 0, f.Names, "rank %d: the rank with the service is lost to it: %s", rank, f.Error)
+		} else {
+			assert.Containsf(t, lost, f.Names, "rank %d: %s", rank, f.Error)
+			assert.Emptyf(t, f.After, "rank %d could not go on", rank)
+		}
+		assert.Lessf(t, f.Took, 3*liveness, "rank %d", rank) // the service looks now and then, and the ranks after it
+		assert.Emptyf(t, f.Closing, "rank %d", rank)
 	}
+}
+
+// TestNarrowLink: between two hosts with two ranks each whose link is narrow and loses packets, the suite's results are right, and so is what is told of a rank that dies.
+func TestNarrowLink(t *testing.T) {
+	requireHostNIXL(t)
+	on := hostsOf(t, 2, 2).overTCP()
+	t.Log("the link is worsened by", on.network.worsen(t))
+	suiteOverTCP(t, on, 4, someCases...)
+	again := 0
+	for h := range on.network.hosts {
+		again += on.network.sentAgain(t, h)
+	}
+	assert.Positive(t, again, "packets that were lost")
+	t.Run("death", func(t *testing.T) {
+		loseWithin(t, on, 4, []int{3}, func(w *world) { require.NoError(t, w.processes[3].cmd.Process.Kill()) })
+	})
 }

@@ -51,7 +51,7 @@ var (
 	}
 )
 
-const libraryCases = `^(memory|window|slice|heap|agreement|groups|bad_input|signal)/|^transfer/(put|get)|^graph/|^all_reduce/[a-z_]+/f32/.*1023`
+const libraryCases = `^(memory|window|slice|heap|agreement|groups|bad_input|signal)/|^transfer/(put|get)|^graph/|^all_reduce/[a-z_]+/f32/.*1023|^all_to_all_v/transfers/re`
 
 // seedVariable is the seed of simulated GPUs: a number. Without it the short matrix takes 1, and the whole one several.
 const seedVariable = "SYMMEM_TEST_SEED"
@@ -61,7 +61,7 @@ var shortSimulated = map[int]string{
 	1: `^all_reduce/[a-z_]+/f32/|^memory/|^lifetime/`,
 	2: `^(memory|window|slice|heap|agreement|groups|bad_input|signal|transfer|graph|lifetime)/|^all_reduce/errors|^plans/(room|max_blocks|[a-z_]+/other_memory)$|` +
 		`^plans/two_shot_(flow|multimem)/full_size|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023|1009|2050|2051)|` +
-		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$|` +
+		`^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/(delayed|overtaken|epoch_wrap)$|^all_to_all_v/|` +
 		`^(broadcast|reduce|reduce_scatter|all_gather)/one_shot_multimem/(every_count|lacking|two_plans)$`,
 	3: `^all_reduce/[a-z_]+/(f16|u8|f64)/.*(17|2050)|^all_reduce/[a-z_]+/(rounding|special_values|epoch_wrap)$`,
 	5: `^all_reduce/[a-z_]+/(f32|i16)/(out/)?(1|17|1023)/`,
@@ -77,10 +77,10 @@ var simulatedProcesses = map[int]string{
 // simulatedWeak are the cases with weak memory, by world size, of the short matrix and of the whole one.
 var (
 	simulatedWeak = map[int]string{
-		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/`,
+		2: `^signal/|^graph/|^transfer/put|^all_reduce/[a-z_]+/f32/.*1023/|^all_to_all_v/transfers/re`,
 	}
 	wholeWeak = map[int]string{
-		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/delayed$`,
+		2: `^(signal|graph|transfer|window)/|^all_reduce/[a-z_]+/(f32|bf16)/.*(15|1023)/|^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/.*/delayed$|^all_to_all_v/`,
 		3: `^signal/|^all_reduce/[a-z_]+/f32/.*1023/`,
 	}
 )

@@ -19,7 +19,6 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -197,11 +196,8 @@ func TestSocketsOnOneHost(t *testing.T) {
 // TestSocketsBetweenHosts: ranks of two hosts open ports on the interface that leads to the rendezvous service and on no other one, or on
 // those that were named.
 func TestSocketsBetweenHosts(t *testing.T) {
-	requireBackend(t, "nixl")
-	if deviceKind(t, "nixl") != device.Host {
-		skipWithout(t, "netns", "backend nixl works on GPUs here; between hosts it is tried with memory of the CPU")
-	}
-	on := twoHosts(t)
+	requireHostNIXL(t)
+	on := hostsOf(t, 1, 1)
 	rendezvous := netip.MustParseAddrPort(on.addr)
 	check := func(said [][]string, subnet string) {
 		for r, sockets := range said {
@@ -219,14 +215,14 @@ func TestSocketsBetweenHosts(t *testing.T) {
 			assert.Positivef(t, data, "rank %d moves memory by no port of its own: %v", r, sockets)
 		}
 	}
-	check(socketsOf(t, on, 2), "10.213.77.0/24")
-	check(socketsOf(t, on, 2, "SYMMEM_NET_DEVICES=second"), "10.213.78.0/24")
+	check(socketsOf(t, &on.hosts, 2), "10.213.77.0/24")
+	check(socketsOf(t, &on.hosts, 2, "SYMMEM_NET_DEVICES=second"), "10.213.78.0/24")
 
-	world := runWorldOn(t, on, 2, "sockets", "SYMMEM_BACKEND=nixl", "SYMMEM_UNPROTECTED_NETWORK=refuse", "SYMMEM_DEVICE=host")
+	world := runWorldOn(t, &on.hosts, 2, "sockets", "SYMMEM_BACKEND=nixl", "SYMMEM_UNPROTECTED_NETWORK=refuse", "SYMMEM_DEVICE=host")
 	for r, p := range world {
 		assert.Containsf(t, p.end.Error, "unprotected-network is refuse", "rank %d", r)
 	}
-	world = runWorldOn(t, on, 2, "sockets", "SYMMEM_BACKEND=nixl", "SYMMEM_NET_DEVICES=third", "SYMMEM_DEVICE=host")
+	world = runWorldOn(t, &on.hosts, 2, "sockets", "SYMMEM_BACKEND=nixl", "SYMMEM_NET_DEVICES=third", "SYMMEM_DEVICE=host")
 	for r, p := range world {
 		assert.Containsf(t, p.end.Error, `net-devices`, "rank %d", r)
 		assert.Containsf(t, p.end.Error, `cable`, "rank %d", r)

@@ -140,8 +140,6 @@ type hosts struct {
 	command func(rank int) []string
 	// env are variables of a rank, after all others.
 	env func(rank int) []string
-	// names are the network namespaces.
-	names []string
 }
 
 // ownEnviron is this process's environment without settings, but for those of tests and the places of libraries.
@@ -208,7 +206,9 @@ func startWorld(t *testing.T, on *hosts, size int, job string, hear func(rank in
 		p.cmd.ExtraFiles = []*os.File{write}
 		if on != nil {
 			p.cmd.Env = append(p.cmd.Env, on.env(rank)...)
-			whole := append(on.command(rank), p.cmd.Args...)
+			self, err := os.Executable() // which may have been started by a path from a folder that is not there
+			require.NoError(t, err)
+			whole := append(on.command(rank), append([]string{self}, p.cmd.Args[1:]...)...)
 			p.cmd.Path, err = exec.LookPath(whole[0])
 			require.NoError(t, err)
 			p.cmd.Args = whole

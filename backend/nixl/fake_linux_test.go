@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -32,6 +33,7 @@ type network struct {
 	hang    func() bool                     // whether transfers do not end
 	fail    func(engine, call string) error // the error of a call, by the names of the engine and of the method
 	gpus    []*cuda.Device                  // by ordinal: what memory of GPUs is copied by
+	moved   atomic.Int64                    // bytes of memory of GPUs
 }
 
 // errBackend is what the library says of a peer that has died, and of much else.
@@ -262,6 +264,7 @@ func (r *fakeRequest) progress() (bool, error) {
 
 // copyOnGPUs copies memory of GPUs, by way of the CPU.
 func (n *network) copyOnGPUs(dst, src nixl.Block) error {
+	n.moved.Add(int64(src.Bytes))
 	through := make([]byte, src.Bytes)
 	if err := n.gpus[src.Device&0xffff].CopyToHost(through, device.Ptr(src.Addr)); err != nil {
 		return err

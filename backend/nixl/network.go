@@ -1,6 +1,7 @@
 package nixl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,14 +64,28 @@ type location struct {
 // route is what a rank may use to reach the others.
 type route struct {
 	reach   reach
-	devices string // UCX's list; "" is none
-	addrs   string // of the devices, for people
+	devices string        // UCX's list; "" is none
+	addrs   string        // of the devices, for people
+	silence time.Duration // after which TCP gives up a connection over which data is not acknowledged; 0 leaves that to the system
 }
 
+const (
+	// defaultLiveness is the LivenessTimeout unless the options say otherwise: that of groups.
+	defaultLiveness = 10 * time.Second
+	// laterSilence is how much longer than a peer TCP may be silent: that a rank is lost is the better error, and should come first.
+	laterSilence = time.Second
+	// leastSilence is the least time for which TCP may be silent: a segment that is lost is sent again after 0.2, 0.6 and 1.4 s.
+	leastSilence = 2 * time.Second
+)
+
 // settings returns UCX's settings for an agent on the route. Without a network, active messages and connecting agents need the transport posix, which
-// notices that a peer has died only if that is switched on. The transport sysv would make memory that the user's group can write.
+// notices that a peer has died only if that is switched on. The transport sysv would make memory that the user's group can write. By itself TCP sends to a
+// host that has been cut off for a quarter of an hour, in which the transfers to it do not end, and memory is kept.
 func (n route) settings() map[string]string {
 	s := map[string]string{"POSIX_ERROR_HANDLING": "y"}
+	if n.silence > 0 {
+		s["TCP_USER_TIMEOUT"] = fmt.Sprintf("%dms", n.silence.Milliseconds())
+	}
 	if n.reach != reachUser {
 		s["NET_DEVICES"], s["TLS"] = n.devices, "^sysv"
 	}
@@ -179,6 +194,15 @@ func agreed(members []group.Member, all []location, of func(location) string) bo
 
 // choose decides what this rank of g may use, from the locations of all.
 func choose(ctx context.Context, o *Options, g *group.Group, all []location) (route, error) {
+	n, err := chooseDevices(ctx, o, g, all)
+	if n.reach >= reachHosts {
+		n.silence = max(cmp.Or(o.LivenessTimeout, defaultLiveness)+laterSilence, leastSilence)
+	}
+	return n, err
+}
+
+// chooseDevices is choose without the settings of what is chosen.
+func chooseDevices(ctx context.Context, o *Options, g *group.Group, all []location) (route, error) {
 	members := g.Members()
 	lacking := slices.ContainsFunc(all, func(l location) bool { return !l.Alone })
 	switch {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -68,6 +69,12 @@ func TestChooseRoute(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, reachHosts, got.reach)
 	assert.Equal(t, "lo", got.devices)
+	assert.Equal(t, "11000ms", got.settings()["TCP_USER_TIMEOUT"], "a second more than ranks have by default")
+	for liveness, want := range map[time.Duration]string{20 * time.Second: "21000ms", time.Second / 4: "2000ms"} {
+		got, err = choose(t.Context(), &Options{NetDevices: []string{"lo"}, LivenessTimeout: liveness}, two[0], []location{alone, elsewhere})
+		require.NoError(t, err)
+		assert.Equal(t, want, got.settings()["TCP_USER_TIMEOUT"])
+	}
 
 	_, err = choose(t.Context(), &Options{NetDevices: []string{"no-such"}}, two[0], []location{alone, elsewhere})
 	require.ErrorIs(t, err, errs.ErrInvalid)
@@ -88,7 +95,7 @@ func TestChooseRoute(t *testing.T) {
 	got, err = choose(t.Context(), &Options{}, one[0], []location{alone, alone})
 	require.NoError(t, err)
 	assert.Equal(t, reachUser, got.reach)
-	assert.Equal(t, map[string]string{"POSIX_ERROR_HANDLING": "y"}, got.settings(), "the user's choice is left alone")
+	assert.Equal(t, map[string]string{"POSIX_ERROR_HANDLING": "y", "TCP_USER_TIMEOUT": "11000ms"}, got.settings(), "the user's choice of networks is left alone")
 }
 
 // TestProcessesApart: processes in containers of their own do not reach each other's memory.

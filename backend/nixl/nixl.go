@@ -56,6 +56,10 @@ type Options struct {
 	// Rendezvous is a host:port that is reached over the network that leads to the other hosts, such as that of the rendezvous service. Nothing is
 	// sent there.
 	Rendezvous string
+	// LivenessTimeout is how long a peer on another host may be silent before it counts as lost. One second later TCP gives up a connection over which
+	// nothing that was sent has been acknowledged, but not in less than 2 seconds: the transfers over it end, and so does what waits for them, such as Close.
+	// The variable UCX_TCP_USER_TIMEOUT, if it is set, decides about that instead. Default 10 seconds.
+	LivenessTimeout time.Duration
 	// KernelTimeout bounds every run of a transfer; default 2 minutes.
 	KernelTimeout time.Duration
 	// Getenv reads the environment; default os.Getenv.

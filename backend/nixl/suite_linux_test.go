@@ -3,9 +3,12 @@ package nixl
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -61,11 +64,11 @@ func (s *simulated) Open(ctx context.Context, env *backend.Env) (backend.Backend
 		o.Parent = env.Parent.(*Backend)
 		return New(ctx, env.Group, o)
 	}
-	d, err := cuda.Open(&cuda.Options{Driver: machine.Driver(), LocalRank: env.LocalRank, Err: env.Group.Err, WaitTimeout: env.KernelTimeout})
+	d, err := cuda.Open(&cuda.Options{Driver: machine.Driver(), LocalRank: env.Group.Rank(), Err: env.Group.Err, WaitTimeout: env.KernelTimeout})
 	if err != nil {
 		return nil, err
 	}
-	o.Opened = d
+	o.Opened, o.NetDevices = d, []string{"lo"}
 	b, err := New(ctx, env.Group, o)
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -75,20 +78,49 @@ func (s *simulated) Open(ctx context.Context, env *backend.Env) (backend.Backend
 }
 
 // shortSuite are the cases without SYMMEM_TEST_MATRIX=full, which take some seconds of one core.
-const shortSuite = `^(memory|window|groups|signal|transfer|lifetime)/|^all_reduce/[a-z_]+/f32/1023/|^(broadcast|reduce|all_gather)/.*/delayed$`
+const shortSuite = `^(memory|window|groups|signal|transfer|lifetime|all_to_all_v)/|^all_reduce/[a-z_]+/f32/1023/|^(broadcast|reduce|all_gather)/.*/delayed$`
 
 // fullSuite are those with it: all but the dtypes, which make no difference to memory.
 const fullSuite = `^([b-z]|all_(gather|to_all))|^all_reduce/(errors|[a-z_]+/(f32|bf16)/)`
 
-// TestSuiteOnGPUs: the suite over simulated GPUs, with everything by address, and with everything by the library.
+// TestSuiteOnGPUs: the suite over simulated GPUs, with everything by address, with everything by the library, and with some of each.
 func TestSuiteOnGPUs(t *testing.T) {
-	for name, s := range simulations {
-		t.Run(name, func(t *testing.T) {
-			const size = 2
+	full := os.Getenv("SYMMEM_TEST_MATRIX") == "full"
+	short := shortSuite
+	switch {
+	case testing.Short():
+		short = `^(memory|window|signal)/`
+	case full:
+		short = fullSuite
+	}
+	const byCounts = `^all_to_all_v/` // which moves what is near and what is far in one step
+	for _, w := range []struct {
+		backend  string
+		hosts    []string // by rank
+		cases    string
+		least    int // cases that are run
+		pointers bool
+		always   bool
+	}{
+		{"nixl-simulated", hostsOf(2), short, 20, true, true},
+		{"nixl-simulated-apart", hostsOf(2), short, 20, false, true},
+		{"nixl-simulated", []string{"a", "b", "a"}, byCounts, 5, false, true},
+		{"nixl-simulated-apart", hostsOf(1), byCounts, 5, false, false},
+		{"nixl-simulated-apart", hostsOf(4), byCounts, 5, false, false},
+		{"nixl-simulated", []string{"a", "a", "b", "c", "b", "a", "c", "c"}, byCounts, 5, false, false},
+	} {
+		if !w.always && !full {
+			continue
+		}
+		t.Run(fmt.Sprintf("%s/%d%s", w.backend, len(w.hosts), strings.Join(w.hosts, "")), func(t *testing.T) {
+			s, size := simulations[w.backend], len(w.hosts)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
 			var err error
 			s.net = &network{}
+			if w.cases == byCounts {
+				s.net.delay = 50 * time.Microsecond
+			}
 			s.machine, err = simcuda.New(simcuda.Config{GPUs: size, Seed: 1})
 			require.NoError(t, err)
 			for i := range size {
@@ -96,23 +128,12 @@ func TestSuiteOnGPUs(t *testing.T) {
 				require.NoError(t, err)
 				s.net.gpus = append(s.net.gpus, d)
 			}
-			cfg := config.Default()
-			cfg.Backend, cfg.Multicast, cfg.KernelTimeout = []string{name}, config.MulticastOff, 45*time.Second
-			ranks, err := symmem.OpenLocal(ctx, size, cfg, nil)
-			require.NoError(t, err)
-			o := &suite.Options{Device: device.CUDA, Backend: Name, World: size, Short: true, Simulated: true}
-			switch {
-			case testing.Short():
-				o.Filter = regexp.MustCompile(`^(memory|window|signal)/`)
-			case os.Getenv("SYMMEM_TEST_MATRIX") == "full":
-				o.Filter = regexp.MustCompile(fullSuite)
-			default:
-				o.Filter = regexp.MustCompile(shortSuite)
-			}
+			ranks := openOn(ctx, t, w.backend, w.hosts)
+			o := &suite.Options{Device: device.CUDA, Backend: Name, World: size, Short: true, Simulated: true, Filter: regexp.MustCompile(w.cases)}
 			var wg sync.WaitGroup
 			passed, skipped := 0, map[string]int{}
 			for _, r := range ranks {
-				assert.Equal(t, s.islands == islandsAuto, r.Capabilities().PeerPointers)
+				assert.Equal(t, w.pointers, r.Capabilities().PeerPointers)
 				wg.Go(func() {
 					_, err := suite.Run(ctx, r, slices.Values(suite.Cases(o)), o, func(res suite.Result) {
 						if r.Rank() != 0 {
@@ -132,7 +153,7 @@ func TestSuiteOnGPUs(t *testing.T) {
 			}
 			wg.Wait()
 			t.Logf("%d passed, skipped: %v", passed, skipped)
-			assert.Greater(t, passed, 20)
+			assert.GreaterOrEqual(t, passed, w.least)
 			for _, d := range s.net.gpus {
 				assert.NoError(t, d.Close())
 			}
@@ -140,4 +161,33 @@ func TestSuiteOnGPUs(t *testing.T) {
 			assert.Empty(t, s.machine.Left())
 		})
 	}
+}
+
+// openOn opens ranks of this process that appear to be on those hosts.
+func openOn(ctx context.Context, t *testing.T, name string, hosts []string) []*symmem.Rank {
+	cfg := config.Default()
+	cfg.Backend, cfg.Multicast, cfg.KernelTimeout = []string{name}, config.MulticastOff, 45*time.Second
+	if !slices.ContainsFunc(hosts, func(h string) bool { return h != "" }) {
+		ranks, err := symmem.OpenLocal(ctx, len(hosts), cfg, nil)
+		require.NoError(t, err)
+		return ranks
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	cfg.RendezvousAddr, cfg.WorldSize = l.Addr().String(), len(hosts)
+	require.NoError(t, l.Close())
+	ranks := make([]*symmem.Rank, len(hosts))
+	var wg sync.WaitGroup
+	for rank, host := range hosts {
+		wg.Go(func() {
+			cfg := cfg
+			cfg.Rank, cfg.LocalRank = rank, len(slices.DeleteFunc(slices.Clone(hosts[:rank]), func(h string) bool { return h != host }))
+			var err error
+			ranks[rank], err = symmem.Open(ctx, cfg, &symmem.Options{Environ: func() []string { return nil }, BootID: host})
+			assert.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	require.False(t, t.Failed())
+	return ranks
 }

@@ -87,6 +87,7 @@ type Device struct {
 	modules  map[*Module]struct{}
 	faults   map[*FaultWord]struct{}
 	stops    map[*StopWord]struct{}
+	buffers  map[*HostBuffer]struct{}
 	allocs   map[device.Ptr]int64
 	bytes    int64
 	parts    map[*graphParts]struct{} // of graphs that have waits
@@ -181,6 +182,7 @@ func open(o *Options) (*Device, error) {
 		images:      make(map[[sha256.Size]byte]*image),
 		faults:      make(map[*FaultWord]struct{}),
 		stops:       make(map[*StopWord]struct{}),
+		buffers:     make(map[*HostBuffer]struct{}),
 		allocs:      make(map[device.Ptr]int64),
 		parts:       make(map[*graphParts]struct{}),
 	}
@@ -397,6 +399,7 @@ type Stats struct {
 	Modules     int   // modules not closed
 	FaultWords  int   // fault words not closed
 	StopWords   int   // stop words not closed
+	HostBuffers int   // host buffers not closed
 	HostFuncs   int   // host functions that have not run, or are part of a graph
 	Allocations int   // pieces of memory that Alloc gave and Free did not take back
 	Bytes       int64 // the sum of the allocations, as asked for
@@ -414,6 +417,7 @@ func (d *Device) Stats() Stats {
 		Modules:     len(d.modules),
 		FaultWords:  len(d.faults),
 		StopWords:   len(d.stops),
+		HostBuffers: len(d.buffers),
 		HostFuncs:   callbacks.count(d),
 		Allocations: len(d.allocs),
 		Bytes:       d.bytes,
@@ -431,7 +435,7 @@ func (d *Device) Close() error {
 	err := d.close()
 	d.log.Debug("CUDA device closed", "uuid", d.uuid, "streams", held.Streams, "events", held.Events, "graphs", held.Graphs,
 		"modules", held.Modules, "fault_words", held.FaultWords, "stop_words", held.StopWords,
-		"allocations", held.Allocations, "bytes", held.Bytes, "error", err)
+		"host_buffers", held.HostBuffers, "allocations", held.Allocations, "bytes", held.Bytes, "error", err)
 	if err != nil {
 		return fmt.Errorf("closing the CUDA device: %w", err)
 	}
@@ -472,11 +476,11 @@ func (d *Device) close() error {
 	d.mu.Lock()
 	left := len(d.streams)
 	d.streams = map[*Stream]struct{}{}
-	events, graphs, modules, faults, stops := d.events, d.graphs, d.modules, d.faults, d.stops
+	events, graphs, modules, faults, stops, buffers := d.events, d.graphs, d.modules, d.faults, d.stops, d.buffers
 	allocs, retired, marks := d.allocs, d.retired, append(d.marks, d.kept...)
 	d.streams, d.events, d.graphs = map[*Stream]struct{}{}, map[*Event]struct{}{}, map[*Graph]struct{}{}
 	d.modules, d.faults, d.stops = map[*Module]struct{}{}, map[*FaultWord]struct{}{}, map[*StopWord]struct{}{}
-	d.allocs = map[device.Ptr]int64{}
+	d.allocs, d.buffers = map[device.Ptr]int64{}, map[*HostBuffer]struct{}{}
 	pages := d.pages
 	d.faultMu.Lock()
 	pages = append(pages, d.faultPages...)
@@ -507,6 +511,9 @@ func (d *Device) close() error {
 			}
 			for w := range stops {
 				note(w.destroy(d.give))
+			}
+			for b := range buffers {
+				note(b.destroy(d.give))
 			}
 			for p := range allocs {
 				note(d.drv.Check("cuMemFree", d.drv.MemFree(p)))

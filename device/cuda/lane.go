@@ -56,19 +56,23 @@ func (l *lane) open() error {
 	return nil
 }
 
+// createUrgent creates a stream of the highest priority, or any where the driver has no priorities; the context is current.
+func (d *Device) createUrgent(stream *cu.StreamHandle) error {
+	drv := d.drv
+	if drv.StreamCreateWithPriority == nil || drv.CtxGetStreamPriorityRange == nil {
+		return drv.Check("cuStreamCreate", drv.StreamCreate(stream, cu.StreamNonBlocking))
+	}
+	var least, greatest int32
+	if err := drv.Check("cuCtxGetStreamPriorityRange", drv.CtxGetStreamPriorityRange(&least, &greatest)); err != nil {
+		return err
+	}
+	return drv.Check("cuStreamCreateWithPriority", drv.StreamCreateWithPriority(stream, cu.StreamNonBlocking, greatest))
+}
+
 // make makes the stream and the buffers; the context is current.
 func (l *lane) make() error {
 	drv := l.dev.drv
-	if drv.StreamCreateWithPriority != nil && drv.CtxGetStreamPriorityRange != nil {
-		var least, greatest int32
-		if err := drv.Check("cuCtxGetStreamPriorityRange", drv.CtxGetStreamPriorityRange(&least, &greatest)); err != nil {
-			return err
-		}
-		r := drv.StreamCreateWithPriority(&l.stream, cu.StreamNonBlocking, greatest)
-		if err := drv.Check("cuStreamCreateWithPriority", r); err != nil {
-			return err
-		}
-	} else if err := drv.Check("cuStreamCreate", drv.StreamCreate(&l.stream, cu.StreamNonBlocking)); err != nil {
+	if err := l.dev.createUrgent(&l.stream); err != nil {
 		return err
 	}
 	for i := range l.stages {

@@ -33,8 +33,12 @@ type Stream struct {
 }
 
 // NewStream returns a new stream, which is not ordered against the NULL stream.
-func (d *Device) NewStream() (device.Stream, error) {
-	const call = "NewStream"
+func (d *Device) NewStream() (device.Stream, error) { return d.newStream("NewStream", false) }
+
+// NewWorkStream returns a stream of the highest priority, for what work of the CPU enqueues: see createUrgent.
+func (d *Device) NewWorkStream() (device.Stream, error) { return d.newStream("NewWorkStream", true) }
+
+func (d *Device) newStream(call string, urgent bool) (device.Stream, error) {
 	if err := d.enter(call); err != nil {
 		return nil, err
 	}
@@ -53,7 +57,13 @@ func (d *Device) NewStream() (device.Stream, error) {
 	}
 	d.making.Lock()
 	defer d.making.Unlock()
-	if err := d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, cu.StreamNonBlocking)); err != nil {
+	create := func() error {
+		return d.drv.Check("cuStreamCreate", d.drv.StreamCreate(&s.handle, cu.StreamNonBlocking))
+	}
+	if urgent {
+		create = func() error { return d.createUrgent(&s.handle) }
+	}
+	if err := create(); err != nil {
 		return nil, fmt.Errorf("making a stream: %w", err)
 	}
 	d.mu.Lock()

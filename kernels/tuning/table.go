@@ -44,7 +44,7 @@ func Collectives() []string {
 
 // Forms lists the forms of a collective that a rule may take between devices behind links of a kind; nil for a collective or kind that there is not.
 // Those of libraries and those that others have registered are not among them, nor is one that is lossy. Nor are multimem forms of reductions to one rank or to
-// shares: those have no option to keep to the order of the ranks.
+// shares, which whoever is content with another order than that of the ranks asks for.
 func Forms(collective, link string) []string {
 	if !slices.Contains(Links(), link) {
 		return nil
@@ -66,13 +66,9 @@ func Forms(collective, link string) []string {
 			return []string{"one_shot", "two_shot", "transfers"}
 		}
 		return []string{"one_shot_push", "two_shot_push", "two_shot_pull", "transfers"}
-	case AllGather, Broadcast, Reduce, ReduceScatter:
+	case AllGather, AllToAll, Broadcast, Reduce, ReduceScatter:
 		if host {
 			return []string{"one_shot", "transfers", "hierarchical"}
-		}
-	case AllToAll:
-		if host {
-			return []string{"one_shot", "transfers"}
 		}
 	}
 	switch collective {

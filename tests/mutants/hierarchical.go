@@ -5,7 +5,10 @@ func init() {
 	program := []stage{{"kernels", "TestHierarchicalProgram", usual}}
 	order := []stage{{"kernels", "TestHierarchical", usual}}
 	others := []stage{{"kernels", "TestIsland", usual}}
+	exchanges := []stage{{"kernels", "TestIslandExchange", usual}, {"kernels", "TestIslandCollectives", usual}}
+	choice, ranks := []stage{{"kernels", "TestIslandChoice", usual}}, []stage{{"kernels", "TestIslandRankOrder", usual}}
 	const file, moves, reductions = "kernels/hierarchical.go", "kernels/hierarchical_moves.go", "kernels/hierarchical_reduce.go"
+	const exchange = "kernels/hierarchical_exchange.go"
 	mutants = append(mutants,
 		mutant{file: file, why: "laps are sent to slots that are not free", tests: program,
 			old: "\t\ts.wait(hierarchicalResults + lap%f.slots())\n\t\ts.send(lap)", new: "\t\ts.send(lap)"},
@@ -50,7 +53,33 @@ func init() {
 		mutant{file: "kernels/islands.go", why: "auto takes it where every rank is alone", tests: others,
 			old: "return len(ranks) > 1 })", new: "return len(ranks) > 0 })"},
 		mutant{file: "kernels/islands.go", why: "auto takes it for small messages", tests: others,
-			old: "if bytes < hierarchicalBytes || ", new: "if "},
+			old: "return bytes >= hierarchicalBytes && hasIslands", new: "return hasIslands"},
+		mutant{file: exchange, why: "blocks are put together before they are there, and put where they may not be yet", tests: exchanges,
+			old: "\ts.wait(exchangeReady)\n", new: ""},
+		mutant{file: exchange, why: "packs are overwritten that were not stored", tests: exchanges,
+			old: "\ts.wait(exchangeRoom)\n", new: ""},
+		mutant{file: exchange, why: "packs are stored that have not come", tests: exchanges,
+			old: "\ts.finish(exchangeData)\n\ts.unpack()", new: "\ts.unpack()\n\ts.finish(exchangeData)"},
+		mutant{file: exchange, why: "room is told of before packs are stored", tests: exchanges,
+			old: "\ts.unpack()\n\ts.signal(exchangeRoom)", new: "\ts.signal(exchangeRoom)\n\ts.unpack()"},
+		mutant{file: exchange, why: "what goes to two ranks is put together in one place", tests: exchanges,
+			old: "return int64(index*len(f.islands[f.island])) * f.block", new: "return int64(index) * f.block"},
+		mutant{file: exchange, why: "packs of two islands come to one place", tests: exchanges,
+			old: "\t\tat += len(ranks)\n", new: "\t\t_ = ranks\n"},
+		mutant{file: exchange, why: "the first rank's blocks go to all", tests: exchanges,
+			old: "b.input(r, t.rank)", new: "b.input(r, b.islands[t.island][0])"},
+		mutant{file: exchange, why: "long blocks are put together", tests: choice,
+			old: "return a.blockBytes() <= hierarchicalPackBytes", new: "return true"},
+		mutant{file: "kernels/options.go", why: "auto takes no account of the size of blocks", tests: choice,
+			old: "if m.call == \"NewAllToAll\" {", new: "if m.call == \"\" {"},
+		mutant{file: "kernels/options.go", why: "auto reduces by islands where the order of the ranks is wanted", tests: ranks,
+			old: "m.ordered(Hierarchical) && m.takesIslands()", new: "m.takesIslands()"},
+		mutant{file: "kernels/options.go", why: "any form may be asked for where the order of the ranks is wanted", tests: ranks,
+			old: "if !m.ordered(m.algorithm) {", new: "if false {"},
+		mutant{file: "kernels/options.go", why: "the ranks need not agree on the order", tests: ranks,
+			old: "\t\ts.Parameters += fmt.Sprintf(\", in rank order %t\", m.opts.RankOrder)\n", new: ""},
+		mutant{file: "kernels/options.go", why: "what combines nothing refuses a form for its order", tests: ranks,
+			old: "return !m.combines || !m.opts.RankOrder", new: "return !m.opts.RankOrder"},
 		mutant{file: "memory/signal_flags.go", why: "a plan that has failed is not told where nobody is waited for", tests: []stage{{"memory", "SignalsForSome", usual}},
 			old: "\tif w.signals.user.failedBefore() { // also", new: "\tif false { // also"},
 	)

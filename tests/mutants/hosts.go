@@ -1,9 +1,13 @@
 package main
 
-// The mutants of NCCL on several hosts, of what a rank receives, and of clocks.
+// The mutants of NCCL and NIXL on several hosts, of what a rank receives, and of clocks.
 func init() {
 	hostTests := []stage{{"backend/nccl", "Host|Team", usual}}
 	mutants = append(mutants,
+		mutant{file: "backend/nixl/network.go", why: "TCP sends to a host that was cut off for a quarter of an hour", tests: []stage{{"backend/nixl", "TestChooseRoute", usual}},
+			old: "if n.silence > 0 {", new: "if n.silence < 0 {"},
+		mutant{file: "open.go", why: "backends do not know how long a rank may be silent", tests: []stage{{".", "OpenHandsOptions", usual}},
+			old: "LivenessTimeout: cfg.LivenessTimeout, KernelTimeout", new: "KernelTimeout"},
 		mutant{file: "backend/nccl/isle.go", why: "ranks are on one host though NCCL is told otherwise", tests: hostTests,
 			old: "peers[firsts[r]].HostID != peers[r].HostID || ", new: ""},
 		mutant{file: "backend/nccl/isle.go", why: "windows of several hosts are asked for", tests: hostTests,

@@ -1150,8 +1150,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a library's transfer without an event is not released", tests: inSuite,
-		old: "\t\treturn nil, errors.Join(err, work.Close())\n",
-		new: "\t\treturn nil, err\n",
+		old: "\t\t\terr = errors.Join(err, t.prepared.Close())\n",
+		new: "",
 	},
 	{
 		file: "memory/transfer.go", why: "graphs move freed memory by a library", tests: inSuite,
@@ -1242,7 +1242,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
-		old: "\tif w.user.dead.Load() {\n\t\treturn nothing{}, nil\n\t}\n",
+		old: "\tif w.user.dead.Load() {\n\t\treturn w.left(), nil\n\t}\n",
 		new: "",
 	},
 	{
@@ -1817,6 +1817,16 @@ var mutants = []mutant{
 		new: "\tw.run.epoch |= 1\n",
 	},
 	{
+		file: "kernels/host_slots.go", why: "slots are written before their readers are there", tests: inPlans,
+		old: "\t\t\tif err := r.Wait(reader, flagEnd, r.Epoch()-hostSlots); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
+		new: "\t\t\t_ = reader\n",
+	},
+	{
+		file: "kernels/host_slots.go", why: "there is a slot less than ranks may be ahead", tests: inPlans,
+		old: "slot = r.Epoch() % hostSlots",
+		new: "slot = r.Epoch() % (hostSlots - 1)",
+	},
+	{
 		file: "kernels/host_allreduce.go", why: "one-shot waits for nobody", tests: inPlans,
 		old: "\tif err := r.Barrier(flagStart); err != nil {\n\t\treturn err\n\t}\n\tk.reduce(k.out, buffers, 0, k.elements)",
 		new: "\tk.reduce(k.out, buffers, 0, k.elements)",
@@ -1833,7 +1843,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "epochs do not count in a circle", tests: inCollective,
-		old: "\tif int32(w.Load()-value) >= 0 {",
+		old: "\t\tif int32(w.Load()-value) >= 0 {",
 		new: "\tif w.Load() >= value {",
 	},
 	{

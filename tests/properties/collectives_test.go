@@ -80,11 +80,7 @@ func (d *draft) collective(group int) {
 		}
 	}
 	op, root, f := d.op(), d.rankOf(group), d.fence()
-	forms := []kernels.Algorithm{kernels.Auto, kernels.OneShot, kernels.Transfers}
-	if kind != "all-to-all" {
-		forms = append(forms, kernels.Hierarchical)
-	}
-	alg := rapid.SampledFrom(forms).Draw(d.T, "form")
+	alg := rapid.SampledFrom([]kernels.Algorithm{kernels.Auto, kernels.OneShot, kernels.Transfers, kernels.Hierarchical}).Draw(d.T, "form")
 	var make func(ctx context.Context, g *member, opts *kernels.Options) (*kernels.Plan, error)
 	src, dst := d.tensors[in.t].data, d.tensors[out.t].data
 	n := in.len()

@@ -298,7 +298,7 @@ func (b *bits) shared(ctx context.Context, alg kernels.Algorithm) error {
 		return nil
 	}
 	w, rank := int64(b.e.R.WorldSize()), int64(b.e.R.Rank())
-	opts := &kernels.Options{Algorithm: alg}
+	opts := &kernels.Options{Algorithm: alg, RankOrder: true}
 	in, out, err := b.parts(0, b.n)
 	if err != nil {
 		return err
@@ -307,9 +307,6 @@ func (b *bits) shared(ctx context.Context, alg kernels.Algorithm) error {
 	p, err := kernels.NewReduce(ctx, in, out, b.op, root, opts)
 	if err != nil {
 		return err
-	}
-	if !p.Algorithm().RankOrder() { // auto over islands: then no reduction has the order of the ranks
-		return p.Close(ctx)
 	}
 	seen := out
 	if b.e.R.Rank() != root {
@@ -327,9 +324,6 @@ func (b *bits) shared(ctx context.Context, alg kernels.Algorithm) error {
 	}
 	if p, err = kernels.NewReduceScatter(ctx, in, share, b.op, opts); err != nil {
 		return err
-	}
-	if !p.Algorithm().RankOrder() {
-		return p.Close(ctx)
 	}
 	from := min(rank*each, b.n)
 	if share, err = share.Sub(0, min(each, b.n-from)); err != nil {

@@ -28,12 +28,7 @@ func dispatchCases(kind device.Kind) []Case {
 		add("replay", replayDispatch, "graphs")
 		add("refused", refusedDispatch)
 	}
-	// Where peers have no pointers only the host device has a form.
-	needs := []string{"transfers"}
-	if kind == device.CUDA {
-		needs = []string{"peer_pointers"}
-	}
-	return append(cases, Case{Name: "all_to_all_v/errors", Needs: needs, Run: dispatchErrors})
+	return append(cases, Case{Name: "all_to_all_v/errors", Needs: []string{"transfers"}, Run: dispatchErrors})
 }
 
 // dispatch is the tensors of an all-to-all with counts, and what goes where in a run. Input and output are parts of larger tensors.

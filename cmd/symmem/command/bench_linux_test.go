@@ -95,6 +95,18 @@ func TestBenchCollectives(t *testing.T) {
 	}
 }
 
+// TestBenchBarrier: a barrier is measured by itself, where nothing else has made memory before.
+func TestBenchBarrier(t *testing.T) {
+	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--kind", measure.Barrier, "--reps", "1", "--json")
+	require.Equal(t, exit.OK, r.status, r.err)
+	var report bench.Report
+	require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+	require.Len(t, report.Rows, 1)
+	assert.Equal(t, measure.Barrier, report.Rows[0].Kind)
+	assert.Zero(t, report.Rows[0].Bytes)
+	assert.Positive(t, report.Rows[0].Median)
+}
+
 // TestBenchRMSNorm: an all-reduce with RMSNorm is measured, and the two apart beside it.
 func TestBenchRMSNorm(t *testing.T) {
 	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "200000", "--kind", measure.AllReduceRMSNorm, "--mode", "graph",

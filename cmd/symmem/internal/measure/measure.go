@@ -88,6 +88,14 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		}
 	}
+	// Repetitions begin with a barrier of the memory, which its first rendezvous makes. A barrier's plan has no tensors of its own.
+	first, err := b.tensorOf(ctx, tensor.Uint8, 16)
+	if err != nil {
+		return err
+	}
+	if err := first.Close(ctx); err != nil {
+		return err
+	}
 	if lib != nil {
 		if refused, err := b.connectPeer(ctx, lib); err != nil || refused {
 			return err
