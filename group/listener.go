@@ -35,6 +35,20 @@ func (c *heardConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// Write tells the peer that no more will come when it fails. gRPC leaves a connection whose writing has failed to its reading, and after a write that
+// alone has failed both sides would read until their deadlines. What the peer has sent before, such as why it ends the connection, can still be read.
+func (c *heardConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // that is of the handshake, and whoever has set it closes the connection
+		if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // it fails if the connection is gone, which both sides know then
+		} else {
+			_ = c.Close()
+		}
+	}
+	return n, err
+}
+
 // The time is monotonic, so setting the clock does not make a rank look silent.
 var processStart = time.Now()
 

@@ -158,6 +158,9 @@ func listen(ctx context.Context, op string, o *Options) (net.Listener, error) {
 				o.Addr, errors.Join(ErrUnavailable, err))
 		}
 	}
+	if l.Addr() == nil { // package net takes a failed getsockname for no address, which could be any
+		return nil, errors.Join(fmt.Errorf("serving the rendezvous: the system does not say what address its socket has; try again: %w", ErrUnavailable), l.Close())
+	}
 	if a, ok := l.Addr().(*net.TCPAddr); ok && len(o.Token) < MinToken && !a.IP.IsLoopback() {
 		return nil, errors.Join(notLoopback(op, "Listener", l.Addr().String(), o), l.Close())
 	}

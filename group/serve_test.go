@@ -201,3 +201,19 @@ func TestServeBadOptions(t *testing.T) {
 	require.True(t, errors.Is(err, errs.ErrUnavailable))
 	require.ErrorContains(t, err, "join it as the others do")
 }
+
+// nowhere is a listener whose address the system does not say.
+type nowhere struct{ net.Listener }
+
+func (nowhere) Addr() net.Addr { return nil }
+
+// TestListenerWithoutAddress: where a socket listens at is not known, it may be any address, which no short token protects.
+func TestListenerWithoutAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	err = Serve(t.Context(), &Options{Listener: nowhere{l}, WorldSize: 1, Job: "nowhere"})
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorContains(t, err, "address")
+	_, err = l.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"slices"
@@ -128,7 +129,7 @@ func (c *socketCarrier) expect(x *socketExchange) (string, error) {
 		return "", ErrClosed
 	}
 	if c.listener == nil {
-		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: "@symmem-" + rand.Text(), Net: "unixpacket"})
+		l, err := listenPackets("@symmem-" + rand.Text())
 		if err != nil {
 			return "", fmt.Errorf("opening a socket for files: %w", fileLimit(err))
 		}
@@ -137,6 +138,27 @@ func (c *socketCarrier) expect(x *socketExchange) (string, error) {
 	}
 	c.expected[x.ticket.Nonce] = x
 	return c.listener.Addr().String(), nil
+}
+
+// listenPackets listens at an address. It is as [net.ListenUnix], which panics when the system does not say what address the socket has.
+func listenPackets(address string) (*net.UnixListener, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), address)
+	defer f.Close() // FileListener duplicates it
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: address}); err != nil {
+		return nil, os.NewSyscallError("bind", err)
+	}
+	if err := unix.Listen(fd, math.MaxUint16); err != nil { // the kernel lowers it to the most that it allows
+		return nil, os.NewSyscallError("listen", err)
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 func (c *socketCarrier) close() error {

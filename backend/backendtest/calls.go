@@ -18,7 +18,12 @@ type Calls struct {
 	strike *strike
 	polls  []string // names of calls that ask again and again: of several without another call between them, one is counted
 	latest string
+	places map[string][]place // unless nil, takes where each call was made
 }
+
+// place is where a call was made: the innermost return addresses, those of the tables between included. Calls of one place and name do the same at
+// another time.
+type place [14]uintptr
 
 // Code is a result of a native call that says that it has failed.
 type Code struct {
@@ -56,6 +61,11 @@ func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
 	c.latest = name
 	if !again {
 		c.counts[name]++
+		if c.places != nil {
+			var at place
+			runtime.Callers(2, at[:])
+			c.places[name] = append(c.places[name], at)
+		}
 	}
 	c.codes[name] = codes
 	s := c.strike

@@ -415,8 +415,10 @@ func (m *machine) sharing(d *cu.Driver) {
 			}
 		}
 		if p := m.exported[id]; p != nil {
-			if p.cast {
-				return cu.InvalidValue // a multicast object is gone with its last handle
+			if p.cast { // it is gone with its last handle, and the driver does not say so (PyTorch #195596)
+				m.live++
+				*h = m.handle(&physical{id: m.number(), bytes: p.bytes, cast: true, ranks: p.ranks, added: map[int]bool{}, bound: map[int]bool{}})
+				return cu.Success
 			}
 			if p.refs == 0 {
 				m.used[p.gpu] += p.bytes

@@ -125,8 +125,10 @@ type cast struct {
 	creation undo // the creator's own reference
 }
 
-// make goes through the steps, with a vote before each that would block or break if a rank had failed the step before. The object vanishes when no
-// rank holds it, and a rank that imports it after that waits in vain. So the creator holds it until the last vote.
+// make goes through the steps, with a vote before each that would block or break if a rank had failed the step before. The object is gone when no rank
+// holds it. Who imports it after that gets, without an error, another one that has no devices (PyTorch #195596), and binding memory to that would block
+// for ever. So the creator holds the object until the last vote. It lets go before only when a vote has failed for it, or its time is over; a rank that
+// imports too late then learns of it from the vote on devices, and binds nothing.
 func (c *cast) make(ctx context.Context) error {
 	b := c.backend
 	var failure error

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -569,6 +570,56 @@ func TestEnableMulticast(t *testing.T) {
 		return errors.Join(err, lives(ctx, g, m, 0))
 	})
 	assert.Equal(t, 1, m.created)
+}
+
+// TestMulticastImportedLate: a rank that imports the object when the creator has let go of it, and so gets another, does not wait in it.
+func TestMulticastImportedLate(t *testing.T) {
+	m := newMachine(2)
+	m.multicast = 1
+	var late atomic.Bool
+	importing, gaveUp := make(chan struct{}), make(chan struct{})
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.Multicast, o.Driver = "auto", m.driver()
+		if own := o.Driver.MemImportFD; g.Rank() != creator {
+			o.Driver.MemImportFD = func(h *cu.MemHandle, fd uintptr, what cu.HandleType) cu.Result {
+				if late.CompareAndSwap(true, false) {
+					close(importing)
+					<-gaveUp
+				}
+				return own(h, fd, what)
+			}
+		}
+		return withMemory(ctx, g, o, func(b *Backend, mem *memory.Memory) error {
+			return backendtest.WithWindow(ctx, mem, granule, func(w *memory.Window) error {
+				bounded, cancel := context.WithCancel(ctx)
+				defer cancel()
+				if g.Rank() == creator {
+					go func() {
+						defer cancel()
+						select {
+						case <-importing:
+						case <-ctx.Done():
+						}
+					}()
+				} else {
+					late.Store(true)
+				}
+				err := mem.EnableMulticast(bounded, w, nil)
+				if g.Rank() == creator {
+					close(gaveUp)
+					if !errors.Is(err, context.Canceled) {
+						return fmt.Errorf("the creator: %w", err)
+					}
+				} else if abandoned, ok := errors.AsType[*group.AbandonedError](err); !ok || abandoned.Rank != creator {
+					return fmt.Errorf("the rank that is late: %w", err)
+				}
+				return errors.Join(lives(ctx, g, m, 0), mem.EnableMulticast(ctx, w, nil), lives(ctx, g, m, 1))
+			})
+		})
+	}))
+	assert.Empty(t, m.left()) // among that, a call to bind that would block
+	assert.Equal(t, 2, m.created)
 }
 
 // TestMulticastNotReady: what the driver may do in a moment is tried again, by all ranks together, and not for ever.

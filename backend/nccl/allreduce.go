@@ -473,10 +473,15 @@ func (b *Backend) runFailed(red *reducer, failure error) error {
 		return failure
 	}
 	failure = b.explain(failure)
+	return errors.Join(failure, b.giveUpTogether(red, failure))
+}
+
+// giveUpTogether gives the communicator up, and tells the other ranks, which wait for this one's part in a run and then give it up too.
+func (b *Backend) giveUpTogether(red *reducer, failure error) error {
 	if red.key != "" && b.group.Err() == nil {
 		b.spread(context.Background(), red.key, failure)
 	}
-	return errors.Join(failure, b.giveUp(context.Background(), red, failure))
+	return b.giveUp(context.Background(), red, failure)
 }
 
 func (x *run) make() error {
@@ -581,7 +586,7 @@ func (b *Backend) hear(red *reducer) {
 }
 
 // watch begins to watch the communicators of the library's own all-reduces. When a member of the group is lost, or NCCL reports an error, they are
-// aborted, so that no kernel waits for ever.
+// aborted, so that no kernel waits for ever; an error of NCCL's may be known to one rank alone, which tells the others.
 func (b *Backend) watch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -608,8 +613,8 @@ func (b *Backend) watch() {
 						continue
 					}
 					if err := red.comm.Err(); err != nil && !errors.Is(err, errs.ErrClosed) {
-						b.log.Warn("NCCL reports an error and its communicator is aborted", "form", red.form, "error", err)
-						if err := b.giveUp(context.Background(), red, err); err != nil {
+						b.log.Warn("NCCL reports an error and its communicator is aborted on all ranks", "form", red.form, "error", err)
+						if err := b.giveUpTogether(red, b.explain(err)); err != nil {
 							b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
 						}
 					}

@@ -43,6 +43,9 @@ func TestFaults(t *testing.T) {
 	const (
 		keeps      = "it is the call that gives it back"
 		notKept    = "where it asks whether a communicator can be kept for the next sub-group: it is not"
+		sound      = "nccl.(*Comm).Sound"
+		watch      = "nccl.(*Backend).watch"
+		again      = "a communicator that nobody runs on at the time is given up on all ranks: the next plan makes a new one"
 		notVMM     = "so the driver says that memory is not of cuMemCreate"
 		root       = "NCCL keeps a thread and a socket for an id until all its ranks have come"
 		noContext  = "a context that cannot be made current is the end of a device"
@@ -51,7 +54,9 @@ func TestFaults(t *testing.T) {
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery", "ncclCommGetAsyncError"},
 		Unheard: map[string]string{
-			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent": "where something is tried: " + notKept, "ncclCommGetAsyncError": notKept,
+			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + sound: notKept, "ncclCommGetAsyncError in " + sound: notKept,
+			"cuCtxPushCurrent in " + watch: again, "ncclCommGetAsyncError in " + watch: again,
+			"cuCtxPushCurrent in nccl.(*Comm).Lsa": capability, "cuCtxPushCurrent in nccl.(*Comm).MulticastSupport": capability,
 			"cuStreamQuery":    "memory that goes with it is freed when the driver has answered",
 			"cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
 		},

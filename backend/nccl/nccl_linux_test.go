@@ -891,6 +891,32 @@ func TestAsyncErrors(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestAsyncErrorOfOneRank: what NCCL reports on one rank alone ends the run that the others wait in, and they say whose it was.
+func TestAsyncErrorOfOneRank(t *testing.T) {
+	m := newMachine(2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+			return reduceBy(ctx, g, mem, plainForm, 10, func(p backend.PreparedAllReduce, s device.Stream) error {
+				if g.Rank() == 1 {
+					m.Mu.Lock()
+					m.comms[b.reducers[plainForm].comm.Handle()].result = nccl.SystemError
+					m.Mu.Unlock()
+					for b.reducers[plainForm].given() == nil && ctx.Err() == nil {
+						time.Sleep(10 * time.Millisecond)
+					}
+					return ctx.Err() // it takes no part in the run
+				}
+				err := errors.Join(p.Enqueue(s), s.Synchronize(ctx))
+				if err == nil || !strings.Contains(err.Error(), "ncclSystemError") || !strings.Contains(err.Error(), "rank 1") {
+					return fmt.Errorf("the run that rank 1 has left: %w", err)
+				}
+				return nil
+			})
+		})
+	}))
+	m.requireClean(t)
+}
+
 // TestGivenUpByOne: when one rank has given up the communicator of a form, the next plan makes a new one on all.
 func TestGivenUpByOne(t *testing.T) {
 	for _, form := range []string{plainForm, symmetricForm} {

@@ -18,7 +18,8 @@ import (
 type fault struct {
 	victim int
 
-	// When: before a stage; or at the system call of that count, and at all later ones if on is set; or, without both, from the start.
+	// When: before a stage; or at the system call of that count, after the victim has come to a stage if one is named too, and at all later ones if on
+	// is set; or, without both, from the start.
 	stage string
 	call  *call
 	count int
@@ -38,6 +39,7 @@ type fault struct {
 
 	seen    int           // of the calls that are trapped
 	struck  bool          // it has befallen the victim
+	staged  atomic.Bool   // the victim has come to the stage
 	over    atomic.Bool   // the victim has come to the end of the job
 	release chan struct{} // closed when what hangs goes on
 }
@@ -51,7 +53,7 @@ const (
 
 func (f *fault) timeout() time.Duration {
 	switch {
-	case f.pause > 0, f.counted != nil:
+	case f.pause > 0, f.counted != nil, f.broken():
 		return longTimeout
 	case f.hang:
 		return hangTimeout
@@ -90,7 +92,7 @@ func (f *fault) String() string {
 		what = fmt.Sprintf("is stopped for %v", f.pause)
 	}
 	switch {
-	case f.stage != "":
+	case f.call == nil:
 		return fmt.Sprintf("rank %d %s before %s", f.victim, what, f.stage)
 	case f.on:
 		return fmt.Sprintf("rank %d %s at %s %d and all later ones", f.victim, what, f.call.name, f.count)
@@ -100,7 +102,10 @@ func (f *fault) String() string {
 
 // atStage is called when the victim comes to a stage, and waits.
 func (f *fault) atStage(p *os.Process, stage string) {
-	if f.stage == stage {
+	if f.stage != stage {
+		return
+	}
+	if f.staged.Store(true); f.call == nil {
 		f.strike(p)
 	}
 }
@@ -115,7 +120,7 @@ func (f *fault) atCall(p *os.Process, n *notification) (unix.Errno, <-chan struc
 		}
 		return 0, nil
 	}
-	if f.over.Load() || !f.call.match(n) {
+	if f.over.Load() || f.stage != "" && !f.staged.Load() || !f.call.match(n) {
 		return 0, nil
 	}
 	f.seen++
@@ -244,6 +249,11 @@ func (f *fault) judge(world []*worker) []string {
 		f.judgeHang(world, complain)
 		return wrong
 	}
+	for _, w := range world {
+		if f.broken() && w.last != nil && (slices.Contains(w.last.Conditions, "gave up") || slices.Contains(w.last.Conditions, "deadline")) {
+			complain("rank %d has waited for its deadline, in %s: %s", w.rank, w.last.In, w.last.Error)
+		}
+	}
 	if !f.kill && victim.last.Error != "" {
 		f.judgeVictim(victim, complain)
 	}
@@ -253,15 +263,22 @@ func (f *fault) judge(world []*worker) []string {
 
 // unsaid are the calls that a rank may fail for without the system's reason in its error, with why.
 var unsaid = map[string]string{
+	"getsockname":   "package net drops the reason, and says that the socket is not one it can use",
 	"getpeername":   "package net takes it for a connection that is still being made, until the time is over",
 	"read(socket)":  "a connection that is broken is one to a rank that is lost",
 	"write(socket)": "a connection that is broken is one to a rank that is lost",
 }
 
 // breaks reports whether the fault breaks a connection. Then the rank at its other end counts as lost, and whose end has failed nobody can tell.
-func (f *fault) breaks() bool {
-	return f.errno != 0 && f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
+func (f *fault) breaks() bool { return f.errno != 0 && f.connection() }
+
+// connection reports whether the fault befalls a connection that the ranks talk over.
+func (f *fault) connection() bool {
+	return f.call != nil && (f.call.name == "read(socket)" || f.call.name == "write(socket)")
 }
+
+// broken reports whether the fault breaks a connection that the ranks talk over after joining. Nobody waits for a deadline then: both ends learn of it.
+func (f *fault) broken() bool { return f.breaks() && f.stage != "" }
 
 // judgeVictim: the rank whose call failed says which condition it is in, and the system's own reason.
 func (f *fault) judgeVictim(w *worker, complain func(string, ...any)) {
