@@ -18,22 +18,24 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/internal/testneed"
 	"github.com/symmem/symmem/memory"
 )
 
-// putsRank makes the test binary a rank of TestPutsOnGPU: "0 127.0.0.1:1234".
+// putsRank makes the test binary a rank of TestPutsOnGPU: "0 127.0.0.1:1234 1" is rank 0 on GPU 1.
 const putsRank = "SYMMEM_TEST_PUTS_RANK"
 
 // TestPutsOnGPU: two ranks, processes that NCCL takes for two hosts, put and signal over its sockets. They may share a GPU.
 func TestPutsOnGPU(t *testing.T) {
-	if os.Getenv(putsRank) != "" {
-		t.Skip("a rank of the test")
+	if spec := os.Getenv(putsRank); spec != "" {
+		beRankOfPuts(t, spec)
+		return
 	}
 	count := gpus(t)
 	version, err := versionHere(t)
 	require.NoError(t, err)
 	if version < ginOverSockets {
-		t.Skipf("NCCL %s has no GIN over sockets: name 2.32 or newer in %s", version, libraryEnv)
+		testneed.Missing(t, "gin", fmt.Sprintf("NCCL %s has no GIN over sockets: name 2.32 or newer in %s", version, libraryEnv))
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -44,7 +46,7 @@ func TestPutsOnGPU(t *testing.T) {
 	var outs [2]bytes.Buffer
 	var cmds [2]*exec.Cmd
 	for r := range cmds {
-		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestPutsRank$", "-test.v", "-test.timeout=4m")
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestPutsOnGPU$", "-test.v", "-test.timeout=4m")
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s %d", putsRank, r, addr, r%count), fmt.Sprintf("%s=pretended%d", hostEnv, r), "NCCL_GIN_TYPE=2", "NCCL_GIN_ENABLE=1")
 		cmd.Stdout, cmd.Stderr = &outs[r], &outs[r]
 		require.NoError(t, cmd.Start())
@@ -57,13 +59,12 @@ func TestPutsOnGPU(t *testing.T) {
 	}
 }
 
-// TestPutsRank is a rank of TestPutsOnGPU, and nothing of itself.
-func TestPutsRank(t *testing.T) {
+// beRankOfPuts is what a process does that TestPutsOnGPU has started.
+func beRankOfPuts(t *testing.T, spec string) {
 	var rank, gpu int
 	var addr string
-	if _, err := fmt.Sscanf(os.Getenv(putsRank), "%d %s %d", &rank, &addr, &gpu); err != nil {
-		t.Skip("it is run by TestPutsOnGPU")
-	}
+	_, err := fmt.Sscanf(spec, "%d %s %d", &rank, &addr, &gpu)
+	require.NoError(t, err)
 	ctx := t.Context()
 	g, err := group.Join(ctx, &group.Options{Rank: rank, WorldSize: 2, Addr: addr, Timeout: time.Minute})
 	require.NoError(t, err)
