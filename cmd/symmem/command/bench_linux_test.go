@@ -23,11 +23,11 @@ import (
 func TestBench(t *testing.T) {
 	dir := t.TempDir()
 	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.png")
-	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "64K,62504", "--algorithm", "all", "--reps", "3",
+	r := call(t, "", environ(), "bench", "--ranks", "2", "--sizes", "1M,1000004", "--algorithm", "all", "--reps", "3",
 		"--token", "hunter2", "--output", jsonFile, "--plot", plotFile)
 	require.Equal(t, exit.OK, r.status, r.err)
 	for _, part := range []string{"all_reduce on host, 2 ranks, sum of f32, eager", "put on host", "get on host", "put_signal on host",
-		"rendezvous on host", "plan_run on host", "median us", "62504"} {
+		"rendezvous on host", "plan_run on host", "median us", "1000004"} {
 		assert.Contains(t, r.out, part)
 	}
 
@@ -73,7 +73,7 @@ func TestBench(t *testing.T) {
 func TestBenchCollectives(t *testing.T) {
 	kinds := []string{measure.Broadcast, measure.Reduce, measure.AllGather, measure.ReduceScatter, measure.AllToAll}
 	for _, mode := range []string{"eager", "graph"} {
-		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "62500,65537", "--kind", strings.Join(kinds, ","), "--mode", mode,
+		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "3", "--sizes", "1000000,1048577", "--kind", strings.Join(kinds, ","), "--mode", mode,
 			"--dtype", "f16", "--op", "max", "--reps", "2", "--json")
 		require.Equal(t, exit.OK, r.status, r.err)
 		var report bench.Report
@@ -81,7 +81,7 @@ func TestBenchCollectives(t *testing.T) {
 		require.Len(t, report.Rows, 2*len(kinds))
 		for i, row := range report.Rows {
 			assert.Equal(t, kinds[i/2], row.Kind)
-			assert.Equal(t, []int64{62502, 65538}[i%2], row.Bytes)
+			assert.Equal(t, []int64{1000002, 1048578}[i%2], row.Bytes)
 			assert.Equal(t, mode, row.Mode)
 			assert.Equal(t, "one_shot", row.Chosen)
 			reduces := row.Kind == measure.Reduce || row.Kind == measure.ReduceScatter
@@ -109,7 +109,7 @@ func TestBenchBarrier(t *testing.T) {
 
 // TestBenchRMSNorm: an all-reduce with RMSNorm is measured, and the two apart beside it.
 func TestBenchRMSNorm(t *testing.T) {
-	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "200000", "--kind", measure.AllReduceRMSNorm, "--mode", "graph",
+	r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "1000000", "--kind", measure.AllReduceRMSNorm, "--mode", "graph",
 		"--dtype", "bf16", "--reps", "1", "--json")
 	require.Equal(t, exit.OK, r.status, r.err)
 	var report bench.Report
@@ -117,7 +117,7 @@ func TestBenchRMSNorm(t *testing.T) {
 	require.Len(t, report.Rows, 2)
 	for i, row := range report.Rows {
 		assert.Equal(t, measure.AllReduceRMSNorm, row.Kind)
-		assert.Equal(t, int64(12*8192*2), row.Bytes, "whole rows")
+		assert.Equal(t, int64(61*8192*2), row.Bytes, "whole rows")
 		assert.Equal(t, "two_shot", row.Chosen)
 		assert.Equal(t, "graph", row.Mode)
 		assert.Equal(t, []string{"host", measure.Unfused}[i], row.Backend)
@@ -154,7 +154,7 @@ func TestBenchModes(t *testing.T) {
 			if i%3 != j && os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
 				continue
 			}
-			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "256K", "--dtype", dtype, "--op", op, "--mode", "graph",
+			r := call(t, "", environ(), "bench", "--ranks", "3", "--sizes", "4M", "--dtype", dtype, "--op", op, "--mode", "graph",
 				"--kind", measure.AllReduce, "--reps", "1", "--json")
 			require.Equal(t, exit.OK, r.status, r.err)
 			var report bench.Report
