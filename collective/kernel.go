@@ -270,10 +270,8 @@ func (f *kernelForm) prepare(_ context.Context, a *Addresses) (work, error) {
 	if err != nil {
 		return nil, err
 	}
-	if first := p.spec.FirstEpoch; first != 0 {
-		if err := w.fill(first); err != nil {
-			return nil, err
-		}
+	if err := p.beginRecords(0, f.blocks); err != nil {
+		return nil, err
 	}
 	w.launch, err = f.function.Prepare(device.Launch{
 		Grid: [3]uint32{uint32(f.blocks)}, Block: [3]uint32{uint32(f.threads)}, SharedBytes: uint32(f.kernel.SharedBytes), Params: params,
@@ -296,17 +294,20 @@ func (w *kernelWork) control() ([]byte, error) {
 	return control, w.plan.device.CopyToHost(control, own)
 }
 
-// fill makes every word of the records the first epoch.
-func (w *kernelWork) fill(epoch uint32) error {
-	own, err := w.plan.workspace.Peer(w.plan.rank)
+// beginRecords makes every word of a kernel's records, which begin so far into this rank's workspace, the first epoch. They are 0 before.
+func (p *Plan) beginRecords(at int64, blocks int) error {
+	if p.spec.FirstEpoch == 0 {
+		return nil
+	}
+	own, err := p.workspace.Peer(p.rank)
 	if err != nil {
 		return err
 	}
-	control := make([]byte, 0, ptx.ControlBytes(w.blocks, w.plan.size))
+	control := make([]byte, 0, ptx.ControlBytes(blocks, p.size))
 	for len(control) < cap(control) {
-		control = binary.LittleEndian.AppendUint32(control, epoch)
+		control = binary.LittleEndian.AppendUint32(control, p.spec.FirstEpoch)
 	}
-	return w.plan.device.CopyFromHost(own, control)
+	return p.device.CopyFromHost(own.Add(at), control)
 }
 
 // decode makes an error of what a kernel wrote when it gave up.

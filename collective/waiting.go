@@ -1,7 +1,7 @@
 package collective
 
 import (
-	"encoding/binary"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -76,7 +76,7 @@ func (f *programForm) settleKernels(offers []memory.WorkspaceOffer, at int64) (i
 	all := make([][]json.RawMessage, len(offers))
 	for r, o := range offers {
 		if err := json.Unmarshal(o.Offer, &all[r]); err != nil || len(all[r]) != len(f.waits) {
-			return 0, fmt.Errorf("reading what the device of rank %d can do for %d kernels: %w", r, len(f.waits), cmpErr(err))
+			return 0, fmt.Errorf("reading what the device of rank %d can do for %d kernels: %w", r, len(f.waits), cmp.Or(err, error(errs.ErrMismatch)))
 		}
 	}
 	for i, w := range f.waits {
@@ -91,14 +91,6 @@ func (f *programForm) settleKernels(offers []memory.WorkspaceOffer, at int64) (i
 		at += ptx.ControlBytes(w.blocks, f.plan.size)
 	}
 	return at, nil
-}
-
-// cmpErr is err, or what a list of another length is.
-func cmpErr(err error) error {
-	if err != nil {
-		return err
-	}
-	return errs.ErrMismatch
 }
 
 // prepareKernels makes what they need: a fault word, records at the first epoch, and room on the device. They run one after the other, so that the largest
@@ -121,27 +113,11 @@ func (w *programWork) prepareKernels(f *programForm) error {
 		if k.tenant != nil && (p.tenant == nil || k.tenant.takes > p.tenant.takes) {
 			p.tenant = k.tenant
 		}
-		if err := k.fill(p.spec.FirstEpoch); err != nil {
+		if err := p.beginRecords(k.records, k.blocks); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// fill makes every word of the records the first epoch, which they do not begin with.
-func (k *waiting) fill(epoch uint32) error {
-	if epoch == 0 {
-		return nil
-	}
-	own, err := k.plan.workspace.Peer(k.plan.rank)
-	if err != nil {
-		return err
-	}
-	control := make([]byte, 0, ptx.ControlBytes(k.blocks, k.plan.size))
-	for len(control) < cap(control) {
-		control = binary.LittleEndian.AppendUint32(control, epoch)
-	}
-	return k.plan.device.CopyFromHost(own.Add(k.records), control)
 }
 
 // Waiting adds the i-th of Program.Kernels on the plan's stream. A run has it once at most.

@@ -121,9 +121,6 @@ func (b islandExchanger) signal(signal int) { b.Signal(signal) }
 func (b islandExchanger) wait(signal int)   { b.Wait(signal) }
 func (b islandExchanger) finish(signal int) { b.Finish(signal) }
 
-// copied is bytes that are copied.
-type copied struct{ dst, src []byte }
-
 // copies adds a step that copies, all of it in order.
 func (b islandExchanger) copies(all []copied) {
 	b.Host(func() error {

@@ -86,6 +86,9 @@ func (v *movement) loads(at *collective.Addresses, p phase) []move {
 	return all
 }
 
+// copied is bytes that are copied on the host device.
+type copied struct{ dst, src []byte }
+
 // onHost makes the spec that of a kernel on the host device, in one phase: each rank waits for those that it loads from to be ready, and for
 // those that load from it to have done so, since whatever is behind the run may write to the input. Small messages go through slots.
 func (v *movement) onHost(s *collective.Spec) {
@@ -93,7 +96,6 @@ func (v *movement) onHost(s *collective.Spec) {
 	slots := hostSlotsOf(s, v.mostLoaded(v.phases[0]))
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
 		sources, readers := v.peers(v.phases[0])
-		type copied struct{ dst, src []byte }
 		var copies []copied
 		loads := v.loads(at, v.phases[0])
 		for _, m := range loads {

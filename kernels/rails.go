@@ -174,8 +174,8 @@ func (f *railForm) told(fault ptx.Fault) error {
 		return err
 	}
 	var rail []int
-	for _, i := range f.otherIslands() {
-		if f.owns() {
+	if f.owns() {
+		for _, i := range f.otherIslands() {
 			rail = append(rail, f.islands[i][f.local])
 		}
 	}

@@ -28,9 +28,9 @@ type PreparedSend struct {
 	signals   *Signals
 	channel   int
 	transfers []*Transfer
-	copies    []copyBlock // to peers whose memory has an address, unless the work does them
-	work      *sendWork   // where a peer's memory or signal has none
-	computed  *computed   // unless the puts are known before it runs
+	copies    []WorkCopy // to peers whose memory has an address, unless the work does them
+	work      *sendWork  // where a peer's memory or signal has none
+	computed  *computed  // unless the puts are known before it runs
 }
 
 // PrepareSend prepares puts, one a peer at most, and a signal to every peer of the channel. Local. Its errors are those of
@@ -126,7 +126,7 @@ func (p *Signals) prepare(channel int, put SendPut, taken []bool) (*Transfer, er
 func (p *PreparedSend) Enqueue(s device.Stream) error {
 	if p.work != nil {
 		for _, c := range p.copies { // before the work, which signals
-			if err := s.Copy(c.dst, c.src, c.bytes); err != nil {
+			if err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {
 				return err
 			}
 		}
@@ -142,7 +142,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 		return p.signals.SignalAll(s, p.channel)
 	}
 	for _, c := range p.copies {
-		if err := s.Copy(c.dst, c.src, c.bytes); err != nil {
+		if err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {
 			return err
 		}
 	}
@@ -199,13 +199,16 @@ func (t *Transfer) freed() error {
 }
 
 // copyOnHost copies between addresses of the host device, on the goroutine that asks.
-func copyOnHost(hm device.HostMemory, copies []copyBlock) error {
+func copyOnHost(hm device.HostMemory, copies []WorkCopy) error {
 	for _, c := range copies {
-		dst, err := hm.Bytes(c.dst, c.bytes)
+		if c.Bytes == 0 {
+			continue
+		}
+		dst, err := hm.Bytes(c.Dst, c.Bytes)
 		if err != nil {
 			return err
 		}
-		src, err := hm.Bytes(c.src, c.bytes)
+		src, err := hm.Bytes(c.Src, c.Bytes)
 		if err != nil {
 			return err
 		}
@@ -218,7 +221,7 @@ func copyOnHost(hm device.HostMemory, copies []copyBlock) error {
 type nearMove struct {
 	memory   *Memory
 	transfer *Transfer
-	copies   []copyBlock
+	copies   []WorkCopy
 }
 
 // Start copies. The run has ended then.

@@ -65,7 +65,7 @@ type computedPut struct {
 
 // now gives the transfers of a run that begins, and what they copy where all memory has addresses; where it has not, moves, by peer,
 // takes them. The run before has ended.
-func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlock, error) {
+func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []WorkCopy, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -109,14 +109,14 @@ func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []copyBlo
 		return nil, nil, err
 	}
 	var transfers []*Transfer
-	var copies []copyBlock
+	var copies []WorkCopy
 	for _, k := range c.kept {
 		transfers = append(transfers, k.transfer)
 		switch m := k.transfer.prepared.(type) {
 		case *copyTransfer:
 			switch {
 			case c.by != nil:
-				moves[k.Peer] = &besideMove{by: c.by, transfer: k.transfer, copies: m.work()}
+				moves[k.Peer] = &besideMove{by: c.by, transfer: k.transfer, copies: m.copies}
 			case moves != nil:
 				moves[k.Peer] = &nearMove{memory: c.signals.memory, transfer: k.transfer, copies: m.copies}
 			default:

@@ -307,7 +307,7 @@ type mover interface {
 
 // copyTransfer is a transfer by copies between addresses of this process: for every backend that gives peer pointers.
 type copyTransfer struct {
-	copies []copyBlock
+	copies []WorkCopy
 	posts
 }
 
@@ -326,11 +326,6 @@ func (p *posts) close() error {
 	return p.ended.Close()
 }
 
-type copyBlock struct {
-	dst, src device.Ptr
-	bytes    int64
-}
-
 func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*copyTransfer, error) {
 	c := &copyTransfer{}
 	for _, b := range blocks {
@@ -344,9 +339,9 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 		switch {
 		case remote == b.Local: // already there
 		case op == backend.Write:
-			c.copies = append(c.copies, copyBlock{dst: remote, src: b.Local, bytes: b.Bytes})
+			c.copies = append(c.copies, WorkCopy{Dst: remote, Src: b.Local, Bytes: b.Bytes})
 		default:
-			c.copies = append(c.copies, copyBlock{dst: b.Local, src: remote, bytes: b.Bytes})
+			c.copies = append(c.copies, WorkCopy{Dst: b.Local, Src: remote, Bytes: b.Bytes})
 		}
 	}
 	return c, nil
@@ -354,7 +349,7 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 
 func (c *copyTransfer) Post(s device.Stream) error {
 	for _, b := range c.copies {
-		if err := s.Copy(b.dst, b.src, b.bytes); err != nil {
+		if err := s.Copy(b.Dst, b.Src, b.Bytes); err != nil {
 			return err
 		}
 	}
@@ -365,15 +360,6 @@ func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.en
 func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() }
 func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
 func (c *copyTransfer) Close() error                   { return c.close() }
-
-// work is the copies as work of the CPU has them made.
-func (c *copyTransfer) work() []WorkCopy {
-	var all []WorkCopy
-	for _, b := range c.copies {
-		all = append(all, WorkCopy{Dst: b.dst, Src: b.src, Bytes: b.bytes})
-	}
-	return all
-}
 
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.

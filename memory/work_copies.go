@@ -59,13 +59,8 @@ func (m *Memory) NewWorkCopies() (_ *WorkCopies, err error) {
 // Start begins copies, one after the other. They have ended when what it returns has. After an error some of them may have been made.
 func (c *WorkCopies) Start(copies ...WorkCopy) (device.HostProgress, error) {
 	if c.host != nil {
-		for _, x := range copies {
-			if x.Bytes == 0 {
-				continue
-			}
-			if err := copyOnHost(c.host, []copyBlock{{dst: x.Dst, src: x.Src, bytes: x.Bytes}}); err != nil {
-				return nil, err
-			}
+		if err := copyOnHost(c.host, copies); err != nil {
+			return nil, err
 		}
 		return nothing{}, nil
 	}

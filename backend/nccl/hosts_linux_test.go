@@ -279,9 +279,9 @@ func tryAuto(ctx context.Context, mem *memory.Memory, s device.Stream) error {
 	return x.Close(ctx)
 }
 
-// TestConformanceOnHosts: the backend keeps what every backend promises, with ranks on several hosts.
-func TestConformanceOnHosts(t *testing.T) {
-	m := newMachine(2)
+// conformanceOnHosts runs the conformance suite with ranks on several hosts.
+func conformanceOnHosts(t *testing.T, m *machine) {
+	t.Helper()
 	h := hosts{"a", "b", "a"}
 	backendtest.Run(t, backendtest.Harness{
 		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
@@ -296,22 +296,14 @@ func TestConformanceOnHosts(t *testing.T) {
 	m.requireClean(t)
 }
 
+// TestConformanceOnHosts: the backend keeps what every backend promises, with ranks on several hosts.
+func TestConformanceOnHosts(t *testing.T) { conformanceOnHosts(t, newMachine(2)) }
+
 // TestConformanceOfPuts: so it does where NCCL puts between the hosts.
 func TestConformanceOfPuts(t *testing.T) {
 	m := newMachine(2)
 	m.version, m.gin = 23203, true
-	h := hosts{"a", "b", "a"}
-	backendtest.Run(t, backendtest.Harness{
-		Open: func(ctx context.Context, g *group.Group) (backend.Backend, error) {
-			return open(ctx, g, h.options(m, g.Rank()))
-		}, WorldSizes: []int{3}, Hosts: h,
-		Adoptable: func(_ backend.Backend, rank int, bytes int64) (device.Ptr, func() error, error) {
-			p := m.memoryOf(rank/2, bytes, true)
-			return p, func() error { m.drop(p); return nil }, nil
-		},
-		AdoptAlign: nccl.WindowAlignment, AllReduces: []string{plainForm},
-	})
-	m.requireClean(t)
+	conformanceOnHosts(t, m)
 	assert.NotZero(t, m.puts)
 }
 

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -37,7 +38,7 @@ func (b *Backend) partOf(r *backend.AllReduce) (nccl.Part, error) {
 	case len(r.Parts) != size:
 		return nccl.Part{}, errs.Invalid(op, "parts", r.Parts, fmt.Sprintf("one number for each of %d ranks", size))
 	case r.Name != plainForm || r.Collective != "":
-		return nccl.Part{}, fmt.Errorf("NCCL's %s of the form %s takes all ranks: %w", orAllReduce(r.Collective), r.Name, errs.ErrUnsupported)
+		return nccl.Part{}, fmt.Errorf("NCCL's %s of the form %s takes all ranks: %w", cmp.Or(r.Collective, "all_reduce"), r.Name, errs.ErrUnsupported)
 	}
 	for i, first := range r.Parts {
 		if first < 0 || first > i || r.Parts[first] != first {
@@ -45,14 +46,6 @@ func (b *Backend) partOf(r *backend.AllReduce) (nccl.Part, error) {
 		}
 	}
 	return newIsle(r.Parts, rank).part(), nil
-}
-
-// orAllReduce names a collective.
-func orAllReduce(collective string) string {
-	if collective == "" {
-		return "all_reduce"
-	}
-	return collective
 }
 
 // Fail gives up the communicator that it runs on, and tells the other ranks to do so: this rank does not come to a run again that they wait in.

@@ -1227,8 +1227,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a send signals before it puts", tests: inPlans,
-		old: "\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.dst, c.src, c.bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.signals.SignalAll(s, p.channel)",
-		new: "\tif err := p.signals.SignalAll(s, p.channel); err != nil {\n\t\treturn err\n\t}\n\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.dst, c.src, c.bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn nil",
+		old: "\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.signals.SignalAll(s, p.channel)",
+		new: "\tif err := p.signals.SignalAll(s, p.channel); err != nil {\n\t\treturn err\n\t}\n\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn nil",
 	},
 	{
 		file: "memory/send.go", why: "a send over a library signals without waiting for its put", tests: inPlans,
@@ -2363,8 +2363,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/kernel.go", why: "records do not begin at the first epoch", tests: inCollective,
-		old: "\t\tif err := w.fill(first); err != nil {",
-		new: "\t\tif err := error(nil); err != nil {",
+		old: "\tif err := p.beginRecords(0, f.blocks); err != nil {",
+		new: "\tif err := error(nil); err != nil {",
 	},
 	{
 		file: "collective/params.go", why: "parameters with holes", tests: inCollective,
