@@ -265,6 +265,25 @@ func (c *Comm) refused(what string, call Collective, r Result) error {
 	return c.note(fmt.Errorf("%s: %w", what, c.lib.check(collectiveSymbols[call], r)))
 }
 
+// The calls around a group.
+const groupStart, groupEnd = "ncclGroupStart", "ncclGroupEnd"
+
+// inGroup makes calls as one group, which is the thread's; the library has groups. It returns what they have, if that is an error, or the result of the
+// call around them that it names: of groupStart only an error, and nothing was called then.
+func (l *Library) inGroup(calls func() Result) (r Result, of string) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if r = l.call.GroupStart(); r != Success {
+		return r, groupStart
+	}
+	r = calls()
+	end := l.call.GroupEnd() // in any case: the thread would stay in the group
+	if r == Success || r == InProgress {
+		return end, groupEnd
+	}
+	return r, ""
+}
+
 // AllReduceGroup enqueues, or records, an all-reduce in place of count elements at each of the addresses all as one group of calls, which NCCL carries out
 // together. Otherwise it is AllReduce for each. ErrUnsupported if the library lacks groups.
 func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataType, op Op) error {
@@ -273,7 +292,7 @@ func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataT
 	}
 	f := &c.lib.call
 	if f.GroupStart == nil || f.GroupEnd == nil {
-		return c.lib.Require("ncclGroupStart", "ncclGroupEnd")
+		return c.lib.Require(groupStart, groupEnd)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,21 +300,16 @@ func (c *Comm) AllReduceGroup(stream uintptr, all []uint64, count int64, t DataT
 	if handle == 0 {
 		return c.gone(AllReduce.String())
 	}
-	// A group is the thread's.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	r := f.GroupStart()
-	if r != Success {
-		return c.refused("beginning a group", AllReduce, r)
-	}
-	for _, p := range all {
-		if r = f.AllReduce(p, p, uintptr(count), t, op, handle, stream); r != Success && r != InProgress {
-			break
+	r, of := c.lib.inGroup(func() (r Result) {
+		for _, p := range all {
+			if r = f.AllReduce(p, p, uintptr(count), t, op, handle, stream); r != Success && r != InProgress {
+				break
+			}
 		}
-	}
-	end := f.GroupEnd() // in any case: the thread would stay in the group
-	if r == Success || r == InProgress {
-		r = end
+		return r
+	})
+	if of == groupStart {
+		return c.refused("beginning a group", AllReduce, r)
 	}
 	if r = c.await(handle, r); r != Success {
 		return c.refused(fmt.Sprintf("a group of %d %s of %d %v, %v", len(all), AllReduce, count, t, op), AllReduce, r)

@@ -1,9 +1,9 @@
 package nccl
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
-	"runtime"
 
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -44,7 +44,7 @@ func putProperty(v Version) (at, bytes int, ask Version) {
 // PutSupport reports whether NCCL can put between ranks of the communicator that have no addresses of each other. Local. ErrUnsupported if the library has
 // no puts.
 func (c *Comm) PutSupport() (bool, error) {
-	if err := c.lib.Require("ncclPutSignal", "ncclGroupStart", "ncclGroupEnd", "ncclCommQueryProperties"); err != nil {
+	if err := c.lib.Require("ncclPutSignal", groupStart, groupEnd, "ncclCommQueryProperties"); err != nil {
 		return false, err
 	}
 	at, bytes, ask := putProperty(c.lib.version)
@@ -65,7 +65,7 @@ func (c *Comm) PutSupport() (bool, error) {
 // recorded puts and of others in different places.
 func (c *Comm) Put(stream uintptr, puts ...Put) error {
 	const call = "ncclPutSignal"
-	if err := c.lib.Require(call, "ncclGroupStart", "ncclGroupEnd"); err != nil {
+	if err := c.lib.Require(call, groupStart, groupEnd); err != nil {
 		return err
 	}
 	for _, p := range puts {
@@ -80,25 +80,20 @@ func (c *Comm) Put(stream uintptr, puts ...Put) error {
 	if handle == 0 {
 		return c.gone("Put")
 	}
-	runtime.LockOSThread() // a group is the thread's
-	defer runtime.UnlockOSThread()
-	r := f.GroupStart()
-	if r != Success {
-		return c.notPut("ncclGroupStart", r)
-	}
-	failed := call
-	for _, p := range puts {
-		// The signal, the context and the flags are the only ones that all versions have.
-		if r = f.PutSignal(p.Local, uintptr(p.Bytes), Int8, int32(p.Peer), p.Window.handle, uintptr(p.Offset), 0, 0, 0, handle, stream); r != Success && r != InProgress {
-			break
+	r, of := c.lib.inGroup(func() (r Result) {
+		for _, p := range puts {
+			// The signal, the context and the flags are the only ones that all versions have.
+			if r = f.PutSignal(p.Local, uintptr(p.Bytes), Int8, int32(p.Peer), p.Window.handle, uintptr(p.Offset), 0, 0, 0, handle, stream); r != Success && r != InProgress {
+				break
+			}
 		}
-	}
-	end := f.GroupEnd() // in any case: the thread would stay in the group
-	if r == Success || r == InProgress {
-		r, failed = end, "ncclGroupEnd"
+		return r
+	})
+	if of == groupStart {
+		return c.notPut(of, r)
 	}
 	if r = c.await(handle, r); r != Success {
-		return c.notPut(failed, r)
+		return c.notPut(cmp.Or(of, call), r)
 	}
 	return nil
 }

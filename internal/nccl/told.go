@@ -2,7 +2,6 @@ package nccl
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -21,28 +20,27 @@ func (c *Comm) AllReduceTold(stream uintptr, send, recv uint64, count int64, t D
 	if handle == 0 {
 		return c.gone(AllReduce.String())
 	}
-	if grouped { // a group is the thread's
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		if r := f.GroupStart(); r != Success {
+	calls := func() Result {
+		r := Success
+		if count > 0 {
+			r = f.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
+			if !grouped {
+				r = c.await(handle, r)
+			}
+		}
+		if r == Success || r == InProgress {
+			r = f.AllReduce(told, heard, 1, Uint32, Max, handle, stream)
+		}
+		return r
+	}
+	var r Result
+	if grouped {
+		var of string
+		if r, of = c.lib.inGroup(calls); of == groupStart {
 			return c.refused("beginning a group", AllReduce, r)
 		}
-	}
-	r := Success
-	if count > 0 {
-		r = f.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
-		if !grouped {
-			r = c.await(handle, r)
-		}
-	}
-	if r == Success || r == InProgress {
-		r = f.AllReduce(told, heard, 1, Uint32, Max, handle, stream)
-	}
-	if grouped {
-		end := f.GroupEnd() // in any case: the thread would stay in the group
-		if r == Success || r == InProgress {
-			r = end
-		}
+	} else {
+		r = calls()
 	}
 	if r = c.await(handle, r); r != Success {
 		return c.refused(fmt.Sprintf("%s of %d %v, %v, with a word", AllReduce, count, t, op), AllReduce, r)
