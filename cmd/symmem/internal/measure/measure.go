@@ -213,7 +213,7 @@ func (b *bencher) algorithms() []string {
 	kind, have := b.r.Device().Kind(), b.r.Capabilities()
 	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
 		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (have.Multicast || !alg.NeedsMulticast()) &&
-			(have.PeerPointers || !alg.NeedsPeerPointers()) && (have.Transfers || alg != kernels.Transfers) {
+			(have.PeerPointers || !alg.NeedsPeerPointers() && alg != kernels.NCCLSymmetric) && (have.Transfers || alg != kernels.Transfers) {
 			names = append(names, alg.String())
 		}
 	}
