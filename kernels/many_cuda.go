@@ -77,8 +77,16 @@ func (m *many) onCUDA(s *collective.Spec) {
 	oneShot := m.algorithm != TwoShotPull
 	kernel, ok := ptx.ManyPull(m.dtype.String())
 	vector := int64(16)
+	whole := false // everything is whole vectors
 	if oneShot {
-		kernel, ok = ptx.ManyOneShot(m.dtype.String(), ptx.Hopper(m.memory.Device()))
+		hopper := ptx.Hopper(m.memory.Device())
+		if kernel, whole = ptx.ManyPushWhole(m.dtype.String(), int(m.op), size, hopper); whole {
+			whole = m.wholeVectors()
+		}
+		ok = whole
+		if !whole {
+			kernel, ok = ptx.ManyOneShot(m.dtype.String(), hopper)
+		}
 		vector = ptx.ManyLine(m.dtype.String())
 	}
 	if !ok {
@@ -105,6 +113,9 @@ func (m *many) onCUDA(s *collective.Spec) {
 	}
 	// Whose stretches were cut otherwise would wait for lines that do not come.
 	s.Parameters += fmt.Sprintf(", %d stretches of %d lines", len(stretches), lines)
+	if whole {
+		s.Parameters += ", whole"
+	}
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (int, int) {
@@ -114,7 +125,10 @@ func (m *many) onCUDA(s *collective.Spec) {
 		Params: func(at *collective.Addresses) []any {
 			p := m.params(at)
 			p.Span = uint64(span)
-			if oneShot {
+			switch {
+			case whole:
+				return []any{m.pushParams(at, span), upload(at, stretches)}
+			case oneShot:
 				return []any{p.Bytes(), upload(at, stretches)}
 			}
 			var own []ptx.Stretch
@@ -126,6 +140,30 @@ func (m *many) onCUDA(s *collective.Spec) {
 			return []any{p.Bytes(), list}
 		},
 	}
+}
+
+// wholeVectors reports whether the tensors are vectors of 16 bytes and nothing else on this rank.
+func (m *many) wholeVectors() bool {
+	vectors := int64(0)
+	for _, v := range m.parts {
+		if !wholeVectors(v.In, v.Out) {
+			return false
+		}
+		vectors += v.In.Bytes() / 16
+	}
+	return vectors < ptx.MaxPushVectors
+}
+
+// pushParams is the first parameter of the kernel for whole vectors, of which a rank's slot has span bytes.
+func (m *many) pushParams(at *collective.Addresses, span int64) []byte {
+	c := at.Comm()
+	p := ptx.PushParams{
+		Records: c.Workspace[at.Rank()], Dead: c.Dead, Slot: uint32(span / 16), Rank: c.Rank, Op: uint32(m.op), Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout,
+	}
+	for r := range at.WorldSize() {
+		p.Data = append(p.Data, uint64(at.Workspace(r)))
+	}
+	return p.Bytes()
 }
 
 // params is the kernel's first parameter, without inputs and outputs.

@@ -1,7 +1,7 @@
 // The all-reduce kernels of one dtype. The generator compiles this file once for each dtype and group of forms:
 //
 //   SYMMEM_WORLD 0                 every form that every dtype has, each op and world size
-//   SYMMEM_WORLD W, SYMMEM_PUSH 1  oneshot_push and twoshot_push, each for any message and for whole vectors, sum
+//   SYMMEM_WORLD W, SYMMEM_PUSH 1  oneshot_push and twoshot_push, each for any message and for whole vectors, and of lists of such, sum
 //   SYMMEM_WORLD W, SYMMEM_PUSH 0  oneshot_pull, twoshot_pull and twoshot_flow, sum
 #include "oneshot.cuh"
 #include "push.cuh"
@@ -41,6 +41,10 @@ SYMMEM_KERNEL(oneshot_push, oneshotPush, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
+extern "C" __global__ void __launch_bounds__(SYMMEM_BOUNDS_ONESHOT)
+    SYMMEM_NAME(many_push_whole, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<SYMMEM_WORLD> p, const __grid_constant__ Many m) {
+  manyPushWhole<SYMMEM_TYPE, SYMMEM_OP, SYMMEM_WORLD>(p, m);
+}
 #else
 SYMMEM_KERNEL(oneshot_pull, oneshotPull, SYMMEM_BOUNDS)
 SYMMEM_KERNEL(twoshot_pull, twoshotPull, SYMMEM_BOUNDS)

@@ -1,41 +1,12 @@
 // All-reduce of a list of tensors in one launch, of one dtype. The list is cut into stretches of vectors of one tensor each, and a block of the
-// grid takes every so many-th of them. The generator compiles this file once for each dtype, and once with SYMMEM_COPY for what only copies.
+// grid takes every so many-th of them. The generator compiles this file once for each dtype, and once with SYMMEM_COPY for what only copies. Lists of
+// whole vectors have a kernel of their own: manyPushWhole in push.cuh.
 //
 //   symmem_many_oneshot_<dtype>  push lines, as oneshot_push for f32, f16 and bf16 and as oneshot_ll for others; no barrier
 //   symmem_many_pull_<dtype>     load the own stretches from every input, store the result to every output, between two barriers
 //   symmem_many_copy_<width>     copy, between this rank's own memory; waits for nobody
 #include "frame.cuh"
-
-// Stretch is vectors of one tensor: of 16 bytes, or of 8 for the lines of oneshot_ll; counted as Span does.
-struct Stretch {
-  u64 in, out; // this rank's, of the tensor's first element; alike on all ranks modulo 16
-  u64 count;   // elements of the tensor
-  u64 first;   // the stretch's first vector
-  u64 vectors; // of the stretch
-  u64 line;    // oneshot: where its first line is in a slot, in lines
-  u64 row;     // pull: the row of the tensor's inputs in Many::table
-  u64 outRow;  // pull: the row of its outputs
-};
-static_assert(sizeof(Stretch) == 64, "Stretch");
-
-// Many is the parameter beside Params.
-struct Many {
-  u64 stretches; // address of all Stretches in memory of this device: oneshot, the same on every rank; pull, those of this rank
-  u64 table;     // pull: u64[rows][world] of addresses, in memory of this device
-  u32 count;     // of stretches
-  u32 reserved;
-};
-SYMMEM_AT(Many, stretches, 0);
-SYMMEM_AT(Many, table, 8);
-SYMMEM_AT(Many, count, 16);
-SYMMEM_AT(Many, reserved, 20);
-static_assert(sizeof(Many) == 24, "Many");
-
-// stretchAt is stretch i, or an empty one beyond the last.
-SYMMEM_DEVICE Stretch stretchAt(const Many &m, u32 i) {
-  if (i >= m.count) return {};
-  return ((const Stretch *)m.stretches)[i];
-}
+#include "stretch.cuh"
 
 #ifdef SYMMEM_COPY
 

@@ -3,6 +3,7 @@
 // begins. That is a tenth of what a small message takes. Blocks are whole warps, and twoshot_push_whole has at least as many warps as peers.
 #pragma once
 #include "frame.cuh"
+#include "stretch.cuh"
 
 // PushParams is the parameter, by value. Every rank's message begins at a multiple of 16.
 template <int W> struct PushParams {
@@ -116,6 +117,60 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
     for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
   }
   if (begin < p.vectors) startNext();
+}
+
+// manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. A block takes
+// every so many-th stretch, and its first before the work in front of the launch is awaited: the list is as old as the plan.
+template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushParams<W> &p, const Many &m) {
+  Push<W> f(p, kKindMany);
+  const Stretch begin = stretchAt(m, blockIdx.x);
+  const Op op{p.op};
+  const u64 slot = p.slot * 16ull;
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  Words<4> own = {};
+  if (threadIdx.x < begin.vectors) own = loadWeak(begin.in + (begin.first + threadIdx.x) * 16, Words<4>()); // all three are under way at once
+  if (dead != 0) return;
+  const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
+  for (u32 i = blockIdx.x; i < m.count; i += gridDim.x) {
+    const Stretch t = i == blockIdx.x ? begin : stretchAt(m, i);
+    for (u64 v = threadIdx.x; v < t.vectors; v += blockDim.x) {
+      if (i != blockIdx.x || v != threadIdx.x) own = loadWeak(t.in + (t.first + v) * 16, Words<4>());
+      const Words<4> line = seal(own);
+#pragma unroll
+      for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + (t.line + v) * 16, line);
+    }
+  }
+  f.close(epoch);
+  const u64 mine = p.data[p.rank] + buffer;
+  bool had = false; // a line from every rank, whose blocks of this number are at work then
+  for (u32 i = blockIdx.x; i < m.count && f.ok; i += gridDim.x) {
+    const Stretch t = i == blockIdx.x ? begin : stretchAt(m, i);
+    for (u64 v = threadIdx.x; v < t.vectors; v += blockDim.x) {
+      const u64 at = mine + (t.line + v) * 16;
+      Words<4> x[W];
+      u32 missing;
+      do {
+#pragma unroll
+        for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * slot, Words<4>());
+        missing = W;
+#pragma unroll
+        for (u32 r = 0; r < W; r++)
+          if (!come(x[r])) missing = r;
+      } while (missing != W && f.again(missing));
+      if (!f.ok) break;
+      Accumulator<T, Op, 4> a;
+      a.first(unseal(x[0]));
+#pragma unroll
+      for (u32 r = 1; r < W; r++) a.add(op, unseal(x[r]));
+      storeWeak(t.out + (t.first + v) * 16, a.template result<W>(op, W));
+#pragma unroll
+      for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
+      had = true;
+    }
+  }
+  if (had) startNext();
 }
 
 // Some is a number that is known when compiling, for a parameter of a lambda.

@@ -169,6 +169,14 @@ func ManyOneShot(dtype string, hopper bool) (Kernel, bool) {
 	return k, slices.Contains(dtypes, dtype)
 }
 
+// ManyPushWhole finds the kernel that takes the place of ManyOneShot's where every rank's inputs and outputs begin at multiples of 16 and are whole
+// vectors of 16 bytes, and whether there is one. It takes PushParams and Many, and has the same workspace.
+func ManyPushWhole(dtype string, op, world int, hopper bool) (Kernel, bool) {
+	k, ok := AllReduce(OneShotPush, dtype, op, world, hopper)
+	k.Name = strings.Replace(k.Name, OneShotPush.String(), "many_push_whole", 1)
+	return k, ok
+}
+
 // ManyPull is described with ManyOneShot.
 func ManyPull(dtype string) (Kernel, bool) {
 	return Kernel{File: "many_" + dtype + ".ptx", Name: "symmem_many_pull_" + dtype}, slices.Contains(dtypes, dtype)
