@@ -166,6 +166,20 @@ func (v variant) cover(tb testing.TB, c *Coverage) {
 	run(j)
 }
 
+// coverWholeLists runs the kernel for lists of whole vectors in every way that it has.
+func coverWholeLists(tb testing.TB, config Config) {
+	for _, dtype := range []string{"f32", "f16", "bf16"} {
+		for ranks := 2; ranks <= 8; ranks++ {
+			if !full() && (dtype != "f32" || ranks != 2) {
+				continue
+			}
+			for _, j := range wholeJobs(ranks, []string{dtype}) {
+				require.NoError(tb, j.run(tb, config), "%s", j)
+			}
+		}
+	}
+}
+
 // TestCoverage: each line of each kernel that the module embeds is executed. With SYMMEM_TEST_MATRIX=full that is said of all; else of those of two ranks and
 // float32 and those that are no all-reduce.
 func TestCoverage(t *testing.T) {
@@ -188,6 +202,7 @@ func TestCoverage(t *testing.T) {
 	if full() {
 		coverCasts(t, config)
 	}
+	coverWholeLists(t, config)
 	for _, flags := range []uint32{0, ptx.Atomics} {
 		for _, ranks := range []int{2, 3, 9} {
 			for _, hopper := range []bool{false, true} {

@@ -16,10 +16,11 @@ import (
 // manyJob is one all-reduce of a list of tensors: all ranks, several launches, each with tensors of its own.
 type manyJob struct {
 	pull    bool
+	whole   bool // the kernel for whole vectors, with tensors that are such
 	dtype   string
 	op      int
 	ranks   int
-	counts  []int // elements of each tensor
+	counts  []int // elements of each tensor; with whole, of which a last vector is filled up
 	hopper  bool
 	epochs  int
 	blocks  int
@@ -29,28 +30,49 @@ type manyJob struct {
 	user    bool // all launches have the tensors of the first, into which kernels on the stream copy those of the others, and back
 	missing int  // so many of the last ranks do not launch
 	began   bool // but they have come to where the last wait of the others begins
+	stop    bool // with missing: the host ends it, and not the time
+	twice   bool // two plans at once, on devices that hold no more than both
 	first   uint32
 
 	replace func(*Module) *Module
 }
 
 func (j manyJob) String() string {
-	return fmt.Sprintf("pull=%t/%s/op=%d/ranks=%d/tensors=%d/hopper=%t/queued=%t/user=%t/missing=%d", j.pull, j.dtype, j.op, j.ranks, len(j.counts), j.hopper, j.queued, j.user, j.missing)
+	kernel := "oneshot"
+	switch {
+	case j.whole:
+		kernel = "whole"
+	case j.pull:
+		kernel = "pull"
+	}
+	return fmt.Sprintf("%s/%s/op=%d/ranks=%d/tensors=%d/most=%d/hopper=%t/queued=%t/user=%t/missing=%d", kernel, j.dtype, j.op, j.ranks, len(j.counts), j.most, j.hopper, j.queued, j.user, j.missing)
 }
 
 func (j manyJob) kernel(tb testing.TB) ptx.Kernel {
 	k, ok := ptx.ManyOneShot(j.dtype, j.hopper)
-	if j.pull {
+	switch {
+	case j.whole:
+		k, ok = ptx.ManyPushWhole(j.dtype, j.op, j.ranks, j.hopper)
+	case j.pull:
 		k, ok = ptx.ManyPull(j.dtype)
 	}
 	require.True(tb, ok)
 	return k
 }
 
+// unit is how many elements are between tensors: one, or a vector of them.
+func (j manyJob) unit() int {
+	if j.whole {
+		return 16 / widths[j.dtype]
+	}
+	return 1
+}
+
 // manyWorld is the memory of the ranks of a job.
 type manyWorld struct {
 	job      manyJob
 	memory   *Memory
+	above    uint64 // of all addresses
 	channels [][]byte
 	words    [][]byte
 	span     int
@@ -99,23 +121,32 @@ func (w *manyWorld) cut(in, out uint64, l *manyLaunch) (all []ptx.Stretch) {
 
 func (w *manyWorld) inPlace(tensor int) bool { return tensor%2 == 0 }
 
-func newManyWorld(tb testing.TB, j manyJob) *manyWorld {
-	w := &manyWorld{job: j, memory: NewMemory()}
-	width := widths[j.dtype]
+func newManyWorld(tb testing.TB, j manyJob) *manyWorld { return newManyWorldIn(tb, NewMemory(), 0, j) }
+
+// newManyWorldIn is newManyWorld in memory that may have other worlds, with all addresses higher by above.
+func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *manyWorld {
+	width, unit := widths[j.dtype], j.unit()
+	counts := make([]int, len(j.counts))
+	for i, n := range j.counts {
+		counts[i] = (n + unit - 1) / unit * unit
+	}
+	j.counts = counts
+	w := &manyWorld{job: j, memory: memory, above: above}
 	rnd := rand.New(rand.NewPCG(3, 4))
 	control := int(ptx.ControlBytes(j.blocks, j.ranks))
 	for e := range max(j.epochs, 1) {
 		l := manyLaunch{}
-		at := width
+		gap := unit * width
+		at := gap
 		for i, n := range j.counts { // one element apart, so that neighbours share vectors; every third output is not aligned as its input is
-			l.inAt, l.outAt = append(l.inAt, at), append(l.outAt, at+i%3*width)
-			at += (n + 1) * width
+			l.inAt, l.outAt = append(l.inAt, at), append(l.outAt, at+i%3*gap)
+			at += n*width + gap
 		}
-		size := (at + 4*width + 31) / 16 * 16
+		size := (at + 4*gap + 31) / 16 * 16
 		var stretches [][]ptx.Stretch
 		tables := aligned(16 * len(j.counts) * j.ranks)
 		for r := range j.ranks {
-			base := uint64(r+1)*rankAt + uint64(e)*epochAt
+			base := above + uint64(r+1)*rankAt + uint64(e)*epochAt
 			in, out := bytes.Repeat([]byte{fillByte}, size), bytes.Repeat([]byte{fillByte}, size)
 			l.ins, l.outs = append(l.ins, append(aligned(size)[:0], in...)), append(l.outs, append(aligned(size)[:0], out...))
 			require.NoError(tb, w.memory.Map(base+inAt, l.ins[r]))
@@ -143,7 +174,7 @@ func newManyWorld(tb testing.TB, j manyJob) *manyWorld {
 		w.span = (w.lines*16 + 127) / 128 * 128
 		for r := range j.ranks {
 			if e == 0 {
-				at := uint64(r+1) * rankAt
+				at := above + uint64(r+1)*rankAt
 				channel := aligned(control + 2*j.ranks*w.span)
 				for i := 0; i < control; i += 4 {
 					binary.LittleEndian.PutUint32(channel[i:], j.first)
@@ -165,18 +196,22 @@ func newManyWorld(tb testing.TB, j manyJob) *manyWorld {
 			list.Write(tables)
 			inMemory := append(aligned(list.Len() + 16)[:0], list.Bytes()...)
 			l.list = append(l.list, inMemory)
-			at := uint64(r+1)*rankAt + uint64(e)*epochAt + listAt
+			at := above + uint64(r+1)*rankAt + uint64(e)*epochAt + listAt
 			require.NoError(tb, w.memory.Map(at, inMemory))
-			words := uint64(r+1)*rankAt + wordsAt
+			words := above + uint64(r+1)*rankAt + wordsAt
 			p := ptx.Params{
 				Timeout: math.MaxUint64 / 2, Span: uint64(w.span), Rank: uint32(r), World: uint32(j.ranks), Op: uint32(j.op), Dead: words, Fault: words + 16, Stop: words + 32,
 			}
-			if j.missing > 0 {
+			switch {
+			case j.stop:
+				p.Timeout = 1 << 62
+				binary.LittleEndian.PutUint32(w.words[r][32:], 1)
+			case j.missing > 0:
 				p.Timeout = 20_000
 			}
 			table := make([]byte, 3*8*j.ranks)
 			for q := range j.ranks {
-				channel := uint64(q+1)*rankAt + channelAt
+				channel := above + uint64(q+1)*rankAt + channelAt
 				if q < ptx.Inline {
 					p.Workspace[q] = channel
 				}
@@ -190,7 +225,17 @@ func newManyWorld(tb testing.TB, j manyJob) *manyWorld {
 			binary.LittleEndian.PutUint64(m, at)
 			binary.LittleEndian.PutUint64(m[8:], at+uint64(64*len(own)))
 			binary.LittleEndian.PutUint32(m[16:], uint32(len(own)))
-			l.params = append(l.params, [][]byte{p.Bytes(), m})
+			first := p.Bytes()
+			if j.whole {
+				push := ptx.PushParams{
+					Records: p.Workspace[r], Dead: p.Dead, Slot: uint32(w.span / 16), Rank: p.Rank, Op: p.Op, Fault: p.Fault, Stop: p.Stop, Timeout: p.Timeout,
+				}
+				for q := range j.ranks {
+					push.Data = append(push.Data, p.Workspace[q]+uint64(control))
+				}
+				first = push.Bytes()
+			}
+			l.params = append(l.params, [][]byte{first, m})
 		}
 		w.launches = append(w.launches, l)
 	}
@@ -229,15 +274,27 @@ func (w *manyWorld) wrong(epoch int) error {
 	return nil
 }
 
-func (j manyJob) run(tb testing.TB, c Config) error {
-	w := newManyWorld(tb, j)
-	m := New(w.memory, c)
-	k := j.kernel(tb)
+// launch puts one launch of every rank that comes on its stream.
+func (w *manyWorld) launch(tb testing.TB, streams []*Stream, epoch int) {
+	j, k := w.job, w.job.kernel(tb)
 	module := moduleOf(tb, k.File)
 	if j.replace != nil {
 		module = j.replace(module)
 	}
 	f := module.Function(k.Name)
+	for r := range j.ranks - j.missing {
+		require.NoError(tb, streams[r].Launch(Launch{
+			Function: f, Grid: [3]uint32{uint32(j.blocks)}, Block: [3]uint32{uint32(j.threads)}, Params: w.launches[epoch].params[r], Overlap: k.Overlap,
+		}))
+	}
+}
+
+func (j manyJob) run(tb testing.TB, c Config) error {
+	if j.twice {
+		return j.runTwice(tb, c)
+	}
+	w := newManyWorld(tb, j)
+	m := New(w.memory, c)
 	var streams []*Stream
 	for r := range j.ranks {
 		streams = append(streams, m.NewStream(r))
@@ -249,18 +306,11 @@ func (j manyJob) run(tb testing.TB, c Config) error {
 			}
 		}
 	}
-	launch := func(e int) {
-		for r := range j.ranks - j.missing {
-			require.NoError(tb, streams[r].Launch(Launch{
-				Function: f, Grid: [3]uint32{uint32(j.blocks)}, Block: [3]uint32{uint32(j.threads)}, Params: w.launches[e].params[r], Overlap: k.Overlap,
-			}))
-		}
-	}
 	if j.user {
-		return w.runUser(tb, m, streams, func() { launch(0) })
+		return w.runUser(tb, m, streams, func() { w.launch(tb, streams, 0) })
 	}
 	for e := range w.launches {
-		launch(e)
+		w.launch(tb, streams, e)
 		if j.queued && e+1 < len(w.launches) {
 			continue
 		}
@@ -273,6 +323,45 @@ func (j manyJob) run(tb testing.TB, c Config) error {
 		for k := range e + 1 {
 			if err := w.wrong(k); err != nil {
 				return fmt.Errorf("launch %d: %w", k, err)
+			}
+		}
+	}
+	return nil
+}
+
+// runTwice is as that of a job of one tensor.
+func (j manyJob) runTwice(tb testing.TB, c Config) error {
+	c.Hangs = true
+	memory := NewMemory()
+	worlds := []*manyWorld{newManyWorldIn(tb, memory, 0, j), newManyWorldIn(tb, memory, 1<<44, j)}
+	m := New(memory, c)
+	for r := range j.ranks {
+		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * j.blocks})
+		idle, err := idler()
+		require.NoError(tb, err)
+		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
+		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
+	}
+	for i, w := range worlds {
+		var streams []*Stream
+		for r := range j.ranks {
+			s := m.NewStream(r)
+			if (r+i)%2 == 1 {
+				s.Pause(1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).Uint64N(1000))
+			}
+			streams = append(streams, s)
+		}
+		for e := range w.launches {
+			w.launch(tb, streams, e)
+		}
+	}
+	if err := m.Run(); err != nil {
+		return err
+	}
+	for i, w := range worlds {
+		for e := range w.launches {
+			if err := w.wrong(e); err != nil {
+				return fmt.Errorf("plan %d, launch %d: %w", i, e, err)
 			}
 		}
 	}
@@ -309,14 +398,27 @@ func (w *manyWorld) runUser(tb testing.TB, m *Machine, streams []*Stream, launch
 	return nil
 }
 
-// gaveUp: who waited for a rank that did not come has told so, closed nothing, and written no output.
+// gaveUp: who waited for a rank that did not come has told which, closed nothing, and written no output. The kernel for whole vectors has closed by
+// then.
 func (w *manyWorld) gaveUp() error {
+	why, closed := uint8(ptx.FaultTimeout), w.job.first
+	if w.job.stop {
+		why = ptx.FaultStopped
+	}
+	least := 0 // of the ranks that it can have waited for
+	if w.job.whole {
+		closed++
+		least = w.job.ranks - w.job.missing // since all that came have sent before they wait
+	}
 	for r := range w.job.ranks - w.job.missing {
 		fault := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
-		if fault.Why != ptx.FaultTimeout || fault.Kernel != ptx.FaultMany || int(fault.Peer) >= w.job.ranks || int(fault.Peer) == r {
+		if fault.Why != why || fault.Kernel != ptx.FaultMany || int(fault.Peer) >= w.job.ranks || int(fault.Peer) < least || int(fault.Peer) == r {
 			return fmt.Errorf("rank %d: fault %+v", r, fault)
 		}
-		if e := binary.LittleEndian.Uint32(w.channels[r]); e != w.job.first {
+		if dead := binary.LittleEndian.Uint32(w.words[r]); dead != 1 {
+			return fmt.Errorf("rank %d: dead word %d", r, dead)
+		}
+		if e := binary.LittleEndian.Uint32(w.channels[r]); e != closed {
 			return fmt.Errorf("rank %d: block 0 has closed epoch %d", r, e)
 		}
 		if !w.job.began && !bytes.Equal(w.launches[0].outs[r], bytes.Repeat([]byte{fillByte}, len(w.launches[0].outs[r]))) {
@@ -350,6 +452,62 @@ func manyJobs(ranks int, dtypes []string) (out []manyJob) {
 	return out
 }
 
+// wholeJobs are those of the kernel for whole vectors: more stretches than blocks, and more vectors than threads.
+func wholeJobs(ranks int, dtypes []string) (out []manyJob) {
+	for _, dtype := range dtypes {
+		for _, op := range []int{ptx.Sum, ptx.Avg} {
+			unit := 16 / widths[dtype]
+			for _, hopper := range []bool{false, true} {
+				j := manyJob{
+					whole: true, dtype: dtype, op: op, ranks: ranks, counts: []int{unit, 10 * unit, 0, 4 * unit, 2 * unit, 25 * unit, 1}, hopper: hopper, epochs: 3, blocks: 2, threads: 8, most: 3, first: 1<<32 - 2,
+				}
+				out = append(out, j)
+				j.most, j.queued = 20, true
+				out = append(out, j)
+				j.queued, j.user = false, true
+				out = append(out, j)
+				j.user, j.blocks = false, 20
+				out = append(out, j)
+				j.blocks = 2
+				for _, j.missing = range []int{1, ranks - 1} {
+					out = append(out, j)
+					j.stop = !j.stop
+				}
+			}
+		}
+	}
+	return out
+}
+
+// TestManyWhole: the kernel for lists of whole vectors gives the exact results of every dtype and operation that it has, at every world size, and
+// touches nothing between the tensors.
+func TestManyWhole(t *testing.T) {
+	for ranks := 2; ranks <= 8; ranks++ {
+		dtypes := []string{"f32", "f16", "bf16"}
+		if ranks != 2 && !full() {
+			dtypes = dtypes[ranks%3:][:1]
+		}
+		for _, j := range wholeJobs(ranks, dtypes) {
+			t.Run(j.String(), func(t *testing.T) { require.NoError(t, j.run(t, Config{Seed: 1, MaxSteps: 1 << 28})) })
+		}
+	}
+}
+
+// TestManyWholeSchedules: so it does under every schedule, with ranks and blocks that are late, strong and weak, and it ends; two plans at once, too, on
+// devices that hold no more than both.
+func TestManyWholeSchedules(t *testing.T) {
+	for _, s := range schedules {
+		for _, twice := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/twice=%t", s.name, twice), func(t *testing.T) {
+				j := manyJob{whole: true, dtype: "f32", op: ptx.Sum, ranks: 3, counts: []int{4, 40, 0, 16}, hopper: true, epochs: 3, blocks: 2, threads: 8, most: 3, queued: true, twice: twice}
+				eachSeed(t, seedsOr(3, 12), func(seed uint64) error {
+					return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27})
+				})
+			})
+		}
+	}
+}
+
 // TestMany: the kernels of lists give the exact results of every dtype and operation, and touch nothing between the tensors.
 func TestMany(t *testing.T) {
 	for _, ranks := range []int{1, 2, 4, 9} {
@@ -370,7 +528,7 @@ func TestMany(t *testing.T) {
 func TestManyWeak(t *testing.T) {
 	seeds := seedsOr(1, 10)
 	for _, ranks := range []int{2, 3} {
-		for _, j := range manyJobs(ranks, []string{"f32", "u8"}) {
+		for _, j := range append(manyJobs(ranks, []string{"f32", "u8"}), wholeJobs(ranks, []string{"f32", "f16"})...) {
 			if j.op != ptx.Sum && j.op != ptx.Avg {
 				continue
 			}
@@ -432,8 +590,8 @@ var manyBitten = map[string]string{
 // TestManyBite takes the order out of the kernels of lists, as TestBite does of others.
 func TestManyBite(t *testing.T) {
 	seeds := int(seedsOr(24, 48))
-	for _, pull := range []bool{false, true} {
-		base := manyJob{pull: pull, dtype: "f32", op: ptx.Sum, ranks: 2, hopper: true, epochs: 4, blocks: 1, most: 64, threads: 32, queued: true}
+	for _, kind := range []string{"oneshot", "pull", "whole"} {
+		base := manyJob{pull: kind == "pull", whole: kind == "whole", dtype: "f32", op: ptx.Sum, ranks: 2, hopper: true, epochs: 4, blocks: 1, most: 64, threads: 32, queued: true}
 		var attempts []attempt
 		add := func(j manyJob) {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
@@ -453,16 +611,23 @@ func TestManyBite(t *testing.T) {
 		add(base)
 		// Some threads of a block see that the rank has given up, and others do not.
 		base.began, base.ranks, base.blocks, base.most, base.counts = false, 4, 2, 3, []int{1, 37, 0, 16, 5, 80, 3}
-		add(base)
+		if !base.whole { // whose kernels are of one world size each
+			add(base)
+		}
+		base.ranks = 2
+		if base.whole {
+			base.missing, base.twice, base.epochs, base.queued = 0, true, 3, true
+			add(base)
+		}
 		k := base.kernel(t)
 		t.Run(k.Name, func(t *testing.T) {
-			for _, m := range mutants(t, k) {
-				key := fmt.Sprintf("%s (%d)", m.what, m.nth)
-				if pull {
-					key = "pull: " + key
-				} else {
-					key = "oneshot: " + key
+			for _, a := range attempts {
+				for seed := range seeds / 4 {
+					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
 				}
+			}
+			for _, m := range mutants(t, k) {
+				key := fmt.Sprintf("%s: %s (%d)", kind, m.what, m.nth)
 				why, known := manyBitten[key]
 				n := seeds
 				if known {

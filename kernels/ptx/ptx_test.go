@@ -65,7 +65,7 @@ func TestPieces(t *testing.T) {
 
 // TestMany compares the parameter of the kernels of lists, and a stretch, with the structs that they take.
 func TestMany(t *testing.T) {
-	text := header(t, "many.cu")
+	text := header(t, "stretch.cuh")
 	sameLayout(t, text, "Many", reflect.TypeFor[Many]())
 	typ := reflect.TypeFor[Stretch]()
 	fields := strings.NewReplacer(" ", "", "\n", "").Replace(regexp.MustCompile(`//.*`).ReplaceAllString(regexp.MustCompile(`(?s)struct Stretch \{(.*?)\};`).FindStringSubmatch(text)[1], ""))
@@ -288,4 +288,24 @@ func TestPushWhole(t *testing.T) {
 	}
 	_, ok = PushWhole(OneShotPush, "i32", Sum, 4, true)
 	assert.False(t, ok)
+}
+
+// TestManyPushWhole: lists have a kernel for whole vectors where messages have one.
+func TestManyPushWhole(t *testing.T) {
+	k, ok := ManyPushWhole("bf16", Avg, 8, true)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "push_bf16_w8_sm90.ptx", Name: "symmem_allreduce_many_push_whole_bf16_sum_w8", Overlap: true}, k)
+	for _, dtype := range dtypes {
+		for op := Sum; op <= Avg; op++ {
+			for world := 1; world <= 16; world++ {
+				for _, hopper := range []bool{false, true} {
+					one, want := PushWhole(OneShotPush, dtype, op, world, hopper)
+					k, ok := ManyPushWhole(dtype, op, world, hopper)
+					assert.Equal(t, want, ok, "%s, op %d, %d ranks", dtype, op, world)
+					assert.Equal(t, one.File, k.File)
+					assert.Equal(t, one.Overlap, k.Overlap)
+				}
+			}
+		}
+	}
 }

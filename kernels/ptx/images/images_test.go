@@ -60,6 +60,9 @@ func TestKernels(t *testing.T) {
 						if k, ok := ptx.PushWhole(form, dtype, op, world, hopper); ok {
 							use(k)
 						}
+						if k, ok := ptx.ManyPushWhole(dtype, op, world, hopper); ok {
+							use(k)
+						}
 					}
 				}
 			}
