@@ -13,6 +13,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
@@ -27,6 +28,10 @@ type manyTest struct {
 	dtype     tensor.DType
 	op        Op
 	counts    []int64
+	whole     bool // tensors are whole vectors of 16 bytes: each count is filled up to such, and all lie at multiples of them
+	odd       int  // with whole: the number from 1 on of one whose output is not at such a place, or 0
+	short     int  // with whole: that of one that lacks an element, or 0
+	maxBlocks int
 }
 
 // manyCounts are lists: one alone, nothing among others, sizes around vectors and lines, one that is much larger than the rest.
@@ -45,15 +50,24 @@ func (c manyTest) input(i, rank, run int) []byte {
 // each other in two allocations, at odd places, and what is between them is not touched.
 func (c manyTest) run(ctx context.Context, m *memory.Memory) error {
 	rank, size, d := m.Group().Rank(), m.Group().Size(), m.Device()
-	total := int64(0)
-	for _, n := range c.counts {
-		total += n + 1
+	total, unit := int64(0), int64(1)
+	if c.whole {
+		unit = 16 / c.dtype.Bytes()
 	}
-	ins, err := tensor.Zeros(ctx, m, c.dtype, total+3)
+	counts := make([]int64, len(c.counts))
+	for i, n := range c.counts {
+		counts[i] = (n + unit - 1) / unit * unit
+		total += counts[i] + unit
+		if i+1 == c.short {
+			counts[i]--
+		}
+	}
+	c.counts = counts
+	ins, err := tensor.Zeros(ctx, m, c.dtype, total+3*unit)
 	if err != nil {
 		return err
 	}
-	outs, err := tensor.Zeros(ctx, m, c.dtype, total+3)
+	outs, err := tensor.Zeros(ctx, m, c.dtype, total+3*unit)
 	if err != nil {
 		return err
 	}
@@ -61,7 +75,7 @@ func (c manyTest) run(ctx context.Context, m *memory.Memory) error {
 		return err
 	}
 	var pairs []Pair
-	at := int64(1)
+	at := unit
 	for i, n := range c.counts {
 		in, err := ins.Sub(at, n)
 		if err != nil {
@@ -69,14 +83,18 @@ func (c manyTest) run(ctx context.Context, m *memory.Memory) error {
 		}
 		p := Pair{In: in}
 		if i%2 == 1 {
-			if p.Out, err = outs.Sub(at+int64(i%3), n); err != nil { // some not aligned as the input is
+			to := at + int64(i%3)*unit // some not aligned as the input is
+			if i+1 == c.odd {
+				to++
+			}
+			if p.Out, err = outs.Sub(to, n); err != nil {
 				return err
 			}
 		}
 		pairs = append(pairs, p)
-		at += n + 1
+		at += (n+unit-1)/unit*unit + unit
 	}
-	p, err := NewAllReduceMany(ctx, pairs, c.op, &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2})
+	p, err := NewAllReduceMany(ctx, pairs, c.op, &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2, MaxBlocks: c.maxBlocks})
 	if err != nil {
 		return err
 	}
@@ -205,6 +223,86 @@ func TestManyOnCUDA(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestManyWholeOnCUDA: a list of nothing but whole vectors takes the kernel for such, where there is one, and a list with one odd tensor the other;
+// both as they were compiled, or as that is done here, with the right results, and in no more blocks than they may have.
+func TestManyWholeOnCUDA(t *testing.T) {
+	type test struct {
+		manyTest
+		size   int
+		kernel string // how its name begins
+	}
+	const other = "symmem_many_oneshot_"
+	counts := []int64{4, 0, 250, 1, 1030, 16}
+	var tests []test
+	for size := 2; size <= 8; size++ {
+		dtype := []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16}[size%3]
+		tests = append(tests, test{manyTest{dtype: dtype, op: []Op{Sum, Avg}[size%2], counts: counts, maxBlocks: size % 4}, size, wholeLists})
+	}
+	for _, dtype := range []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16} {
+		tests = append(tests,
+			test{manyTest{dtype: dtype, op: Sum, counts: counts, maxBlocks: 1}, 2, wholeLists},
+			test{manyTest{dtype: dtype, op: Avg, counts: counts}, 2, wholeLists},
+			test{manyTest{dtype: dtype, op: Avg, counts: counts, odd: 4}, 2, other},
+			test{manyTest{dtype: dtype, op: Sum, counts: counts, short: 5}, 2, other},
+			test{manyTest{dtype: dtype, op: Max, counts: counts}, 2, other})
+	}
+	tests = append(tests,
+		test{manyTest{dtype: tensor.Int32, op: Sum, counts: counts}, 2, other},
+		test{manyTest{dtype: tensor.Float32, op: Sum, counts: counts}, 9, other})
+	for _, c := range tests {
+		c.whole, c.algorithm = true, OneShot
+		t.Run(fmt.Sprintf("size=%d/%s/%s/odd=%d/short=%d/blocks=%d", c.size, c.dtype, c.op, c.odd, c.short, c.maxBlocks), func(t *testing.T) {
+			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				before := len(dev.launches)
+				err := c.run(ctx, m)
+				for _, l := range dev.launches[before:] {
+					if !strings.HasPrefix(l.name, c.kernel) || c.maxBlocks > 0 && int(l.grid) > c.maxBlocks {
+						err = errors.Join(err, fmt.Errorf("kernel %s in %d blocks", l.name, l.grid))
+					}
+				}
+				if len(dev.launches) == before {
+					err = errors.Join(err, errors.New("no kernel"))
+				}
+				return err
+			})
+		})
+	}
+}
+
+// TestManyWholeTold: that a list is whole vectors is among what the ranks compare, since the kernels would wait for each other's lines in vain.
+func TestManyWholeTold(t *testing.T) {
+	onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 64)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		list := many{pairs: []Pair{{In: x}}, op: Sum, memory: m, opts: Options{Algorithm: OneShot}}
+		if err := errors.Join(list.check(), list.choose()); err != nil {
+			return err
+		}
+		var s collective.Spec
+		list.spec(&s)
+		same, ok := strings.CutSuffix(s.Parameters, ", whole")
+		if !ok {
+			return fmt.Errorf("parameters %q", s.Parameters)
+		}
+		if m.Group().Rank() == 1 {
+			s.Parameters = same
+		}
+		p, err := collective.New(ctx, m, s)
+		if err == nil {
+			return errors.Join(errors.New("no error"), p.Close(ctx))
+		}
+		if !errors.Is(err, errs.ErrMismatch) || !strings.Contains(err.Error(), "whole") {
+			return err
+		}
+		return x.Close(ctx)
+	})
 }
 
 // TestCut: stretches are all vectors of all tensors, once, in the order of their lines, however many there are.

@@ -19,9 +19,12 @@ import (
 // sequentially consistent; package ptxvm's own tests run them under weak memory.
 func (f simFunction) compiled() bool {
 	return slices.ContainsFunc([]string{
-		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet(false).Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_",
+		ptx.PushLines(false).Name, ptx.PushAllToAllV.Name, ptx.Meet(false).Name, "symmem_scatter_", "symmem_rms_norm_", "symmem_quantize", "symmem_dequantize_", ptx.Cast.Name, "symmem_allreduce_oneshot_multimem_", wholeLists,
 	}, func(name string) bool { return strings.HasPrefix(f.name, name) })
 }
+
+// wholeLists is how the names of the kernels for lists of whole vectors begin.
+const wholeLists = "symmem_allreduce_many_push_whole_"
 
 // compiledLaunch is a launch of a compiled kernel.
 type compiledLaunch struct {

@@ -109,7 +109,7 @@ func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 	switch {
 	case f.compiled():
 		launch.compiled = &compiledLaunch{launch: l, simFunction: f}
-		if strings.HasPrefix(f.name, "symmem_allreduce_") {
+		if strings.HasPrefix(f.name, "symmem_allreduce_") && !strings.HasPrefix(f.name, wholeLists) {
 			simParam(&launch.p, l.Params[0])
 		}
 	case f.name == ptx.Pull.Name:
