@@ -47,6 +47,7 @@
 // is lossy, for who asks for it: see [QuantizedBytes].
 //
 // A list of tensors ([NewAllReduceMany]) is one message of all their vectors, in the same ways: one launch, and one exchange.
+// On CUDA a list is fastest where every tensor begins at a multiple of 16 bytes and is a multiple of 16 long, for small messages of f16, bf16 and f32.
 //
 // This package knows tensors, memory and devices: pointers, not backends. Every backend whose tensors have peer pointers runs every
 // kernel, and every backend that has transfers runs Transfers.

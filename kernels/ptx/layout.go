@@ -83,7 +83,8 @@ func (p *Params) Bytes() []byte {
 	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
 }
 
-// PushParams is the parameter of the kernels that PushWhole finds, by value. Addresses are of the device.
+// PushParams is the parameter of the kernels that PushWhole and ManyPushWhole find, by value. The latter does not use In, Out, Vectors and Shard.
+// Addresses are of the device.
 type PushParams struct {
 	In, Out  uint64   // this rank's; multiples of 16
 	Data     []uint64 // every rank's workspace behind the records, by rank
@@ -144,22 +145,22 @@ type Pieces struct {
 	Inlined [InlinePieces]Piece
 }
 
-// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPull and ManyCopy does at a time. Addresses are
-// of the device.
+// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPushWhole, ManyPull and ManyCopy does at a time.
+// Addresses are of the device.
 type Stretch struct {
 	In, Out     uint64 // this rank's, of the tensor's first element; alike on all ranks modulo 16
 	Count       uint64 // elements of the tensor
 	First       uint64 // the stretch's first vector, counted from the last multiple of a vector at or before In
 	Vectors     uint64 // of the stretch
-	Line        uint64 // ManyOneShot: where its first line is in a slot, in lines
+	Line        uint64 // ManyOneShot and ManyPushWhole: where its first line is in a slot, in lines
 	Row, OutRow uint64 // ManyPull: the rows of the tensor's inputs and outputs in Many.Table
 }
 
-// Many is the parameter of these kernels, beside Params but for ManyCopy, by value.
+// Many is the parameter of these kernels, by value: beside Params, ManyPushWhole beside PushParams, and ManyCopy alone.
 type Many struct {
 	_ structs.HostLayout
 
-	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot, the same on every rank; ManyPull, what this rank reduces
+	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot and ManyPushWhole, the same on every rank; ManyPull, what this rank reduces
 	Table     uint64 // ManyPull: [rows][World]uint64 of addresses, in this device's memory
 	Count     uint32 // of stretches
 	_         uint32

@@ -21,8 +21,9 @@ func manyCases(kind device.Kind) []Case {
 	}
 	var cases []Case
 	for _, alg := range forms {
+		whole := false
 		add := func(name string, run func(ctx context.Context, e *Env, l list) error, needs ...string) {
-			l := list{algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, counts: []int64{256, 0, 1, 67, 256, 1500}}
+			l := list{algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, counts: []int64{256, 0, 1, 67, 256, 1500}, whole: whole}
 			if alg == kernels.OneShotLL { // which is for dtypes that have no line of data alone
 				l.dtype = tensor.Int32
 			}
@@ -36,6 +37,15 @@ func manyCases(kind device.Kind) []Case {
 		add("overtaken", overtakenListCase)
 		add("two_plans", twoListsCase)
 		add("epoch_wrap", epochWrapListCase)
+		if alg == kernels.OneShotPush { // which has a kernel for lists of whole vectors
+			whole = true
+			add("whole/lists", everyListCase)
+			add("whole/delayed", delayedListCase)
+			add("whole/replay_100", replayListCase, "graphs")
+			add("whole/overtaken", overtakenListCase)
+			add("whole/two_plans", twoListsCase)
+			add("whole/epoch_wrap", epochWrapListCase)
+		}
 	}
 	return append(cases, Case{Name: "all_reduce_many/errors", Needs: needsOf(kernels.Auto), Run: listErrorsCase})
 }
@@ -48,10 +58,19 @@ type list struct {
 	counts    []int64 // elements of each
 	first     uint32  // epoch
 	set       int     // which values go in
+	whole     bool    // all are whole vectors of 16 bytes, at multiples of them: counts are filled up to such
 }
 
-// listed is the tensors of a list: parts of two larger ones, one element apart, at odd places, with poison between them. Every other one is in
-// place; of the rest some are aligned as their inputs are.
+// unit is how many elements are between tensors.
+func (l list) unit() int64 {
+	if l.whole {
+		return 16 / l.dtype.Bytes()
+	}
+	return 1
+}
+
+// listed is the tensors of a list: parts of two larger ones, one element apart, at odd places, with poison between them; or a vector apart, at whole
+// ones. Every other one is in place; of the rest some are aligned as their inputs are.
 type listed struct {
 	list
 	e         *Env
@@ -61,11 +80,14 @@ type listed struct {
 }
 
 func newListed(ctx context.Context, e *Env, l list) (*listed, error) {
-	o := &listed{list: l, e: e}
-	total := int64(3)
-	for _, n := range l.counts {
-		total += n + 1
+	unit := l.unit()
+	l.counts = slices.Clone(l.counts)
+	total := 3 * unit
+	for i, n := range l.counts {
+		l.counts[i] = (n + unit - 1) / unit * unit
+		total += l.counts[i] + unit
 	}
+	o := &listed{list: l, e: e}
 	var err error
 	if o.ins, err = e.mapped(ctx, l.dtype, total); err != nil {
 		return nil, err
@@ -73,7 +95,7 @@ func newListed(ctx context.Context, e *Env, l list) (*listed, error) {
 	if o.outs, err = e.mapped(ctx, l.dtype, total); err != nil {
 		return nil, err
 	}
-	at := int64(1)
+	at := unit
 	for i, n := range l.counts {
 		in, err := o.ins.Sub(at, n)
 		if err != nil {
@@ -81,13 +103,13 @@ func newListed(ctx context.Context, e *Env, l list) (*listed, error) {
 		}
 		p, to := kernels.Pair{In: in}, at
 		if i%2 == 1 {
-			to += int64(i % 3)
+			to += int64(i%3) * unit
 			if p.Out, err = o.outs.Sub(to, n); err != nil {
 				return nil, err
 			}
 		}
 		o.pairs, o.at, o.to = append(o.pairs, p), append(o.at, at), append(o.to, to)
-		at += n + 1
+		at += n + unit
 	}
 	return o, o.fill(ctx)
 }
@@ -183,11 +205,15 @@ func everyListCase(ctx context.Context, e *Env, l list) error {
 		}
 		for k, counts := range lists {
 			i++
-			// Of all lists of all dtypes one in seven has each list, and most dtypes and operations.
-			if e.Short && i%7 != 0 {
+			// Of all lists of all dtypes one in seven has each list, and most dtypes and operations; of whole ones one in four.
+			every := 7
+			l.op, l.counts = kernels.Ops()[(i+k)%len(kernels.Ops())], counts
+			if l.whole { // with the operations that the kernel for such has
+				every, l.op = 4, []kernels.Op{kernels.Sum, kernels.Avg}[i%3%2]
+			}
+			if e.Short && i%every != 0 {
 				continue
 			}
-			l.op, l.counts = kernels.Ops()[(i+k)%len(kernels.Ops())], counts
 			if err := l.once(ctx, e); err != nil {
 				return err
 			}
