@@ -2407,11 +2407,6 @@ var mutants = []mutant{
 		new: "\t\tif false {",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "the slots of a list of whole vectors overlap", tests: []stage{kernelTests},
-		old: "Slot: uint32(span / 16), Rank: c.Rank",
-		new: "Slot: uint32(span / 32), Rank: c.Rank",
-	},
-	{
 		file: "kernels/many_transfers.go", why: "a list is not scattered", tests: inPlans,
 		old: "\t\treturn m.addCopies(b, scatter)",
 		new: "\t\treturn nil",
