@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -92,12 +93,12 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Unmapping memory that the GPU is still writing would end the context.
-	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
+	// Unmapping memory that the GPU is still writing would end the context. Where it cannot be asked, it may be at work.
+	if idle, unknown := b.stream.Query(); !idle && !errors.Is(unknown, cuda.ErrContextLost) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.kept = append(b.kept, a.undo)
-		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", err)
+		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", errors.Join(err, unknown))
 	}
 	return errors.Join(err, b.device.WithContext(a.undo.run))
 }
@@ -117,12 +118,12 @@ func (b *Backend) sweep() error {
 
 // giveBackKept frees kept memory; the GPU no longer works on it, and mu is held.
 func (b *Backend) giveBackKept() error {
-	kept := b.kept
-	b.kept = nil
-	if len(kept) == 0 {
+	if len(b.kept) == 0 {
 		return nil
 	}
 	return b.device.WithContext(func() error {
+		kept := b.kept
+		b.kept = nil
 		var err error
 		for _, u := range kept {
 			err = errors.Join(err, u.run())
