@@ -411,7 +411,7 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
 		busy, err = m.quiesce(ctx, "freeing", e.left, e)
 		e.left = busy != nil
 	case a.Bytes() > 0:
-		busy = m.idle(ctx, e)
+		busy, err = m.idleOrBroken(ctx, e)
 	}
 	if busy != nil {
 		e.closing.Store(false)
@@ -447,19 +447,24 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	return nil
 }
 
+// idleOrBroken is idle, and tells a device that still works (busy) from one whose context is lost, which does nothing any more, and never will.
+func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broken error) {
+	if busy = m.idle(ctx, going...); !errors.Is(busy, errs.ErrContextLost) {
+		return busy, nil
+	}
+	if q, ok := backend.QuiescerOf(m.backend); ok {
+		return q.Quiesce(ctx), busy
+	}
+	return nil, busy
+}
+
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
-// and all vote again. A device whose context is lost does nothing any more, and never will: that is an error of this rank's, and keeps nothing.
+// and all vote again. That this rank's context is lost is an error, and keeps nothing.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
-	busy = m.idle(ctx, going...)
-	q, behind := backend.QuiescerOf(m.backend)
-	var broken error
-	if errors.Is(busy, errs.ErrContextLost) {
-		if broken, busy = busy, nil; behind {
-			busy = q.Quiesce(ctx)
-		}
-	}
+	busy, broken := m.idleOrBroken(ctx, going...)
+	_, behind := backend.QuiescerOf(m.backend)
 	if left && !behind {
 		return busy, broken
 	}
