@@ -94,11 +94,7 @@ type copyStep struct {
 
 // Launch enqueues the step, or records it.
 func (c *copyStep) Launch(s device.Stream) error {
-	h, ok := s.(device.HostWorker)
-	if !ok {
-		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), errs.ErrUnsupported)
-	}
-	return h.HostWork(c)
+	return device.EnqueueHostWork(s, c)
 }
 
 // Close does nothing.

@@ -130,7 +130,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 				return err
 			}
 		}
-		if err := hostWork(s, p.work); err != nil || p.work.signals {
+		if err := device.EnqueueHostWork(s, p.work); err != nil || p.work.signals {
 			return err
 		}
 		return p.signals.SignalAll(s, p.channel)

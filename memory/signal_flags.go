@@ -74,11 +74,11 @@ func (f *flagSignals) signal(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 	}
-	return hostWork(s, l)
+	return device.EnqueueHostWork(s, l)
 }
 
 func (f *flagSignals) wait(s device.Stream, peer, channel int) error {
-	return hostWork(s, flagWait{f, peer, channel})
+	return device.EnqueueHostWork(s, flagWait{f, peer, channel})
 }
 
 func (f *flagSignals) barrier(s device.Stream, channel int) error {
@@ -87,7 +87,7 @@ func (f *flagSignals) barrier(s device.Stream, channel int) error {
 			return fmt.Errorf("preparing barriers with rank %d: %w", peer, err)
 		}
 	}
-	return hostWork(s, flagBarrier{f, channel})
+	return device.EnqueueHostWork(s, flagBarrier{f, channel})
 }
 
 func (f *flagSignals) signalAll(s device.Stream, channel int) error {
@@ -99,14 +99,14 @@ func (f *flagSignals) signalAll(s device.Stream, channel int) error {
 			return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 		}
 	}
-	return hostWork(s, flagSignalAll{f, channel})
+	return device.EnqueueHostWork(s, flagSignalAll{f, channel})
 }
 
 func (f *flagSignals) waitAll(s device.Stream, channel int, beside bool) error {
 	if beside {
-		return hostWork(s, flagWaitBeside{flagWaitAll{f, channel}})
+		return device.EnqueueHostWork(s, flagWaitBeside{flagWaitAll{f, channel}})
 	}
-	return hostWork(s, flagWaitAll{f, channel})
+	return device.EnqueueHostWork(s, flagWaitAll{f, channel})
 }
 
 func (f *flagSignals) close() error {

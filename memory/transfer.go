@@ -393,7 +393,7 @@ func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, pe
 }
 
 func (t *workTransfer) Post(s device.Stream) error {
-	return errors.Join(hostWork(s, t), s.Record(t.ended))
+	return errors.Join(device.EnqueueHostWork(s, t), s.Record(t.ended))
 }
 
 // Start begins a run, whose progress is the transfer itself: two runs never overlap.
@@ -452,15 +452,6 @@ func (t *workTransfer) Done() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return true, t.err
-}
-
-// hostWork enqueues w on s.
-func hostWork(s device.Stream, w device.HostWork) error {
-	h, ok := s.(device.HostWorker)
-	if !ok {
-		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), errs.ErrUnsupported)
-	}
-	return h.HostWork(w)
 }
 
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it

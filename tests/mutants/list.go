@@ -63,18 +63,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded signal by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, l)",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, l)",
+		old: "\treturn device.EnqueueHostWork(s, l)",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, l)",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded wait by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, flagWait{f, peer, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagWait{f, peer, channel})",
+		old: "\treturn device.EnqueueHostWork(s, flagWait{f, peer, channel})",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, flagWait{f, peer, channel})",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded barrier by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, flagBarrier{f, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagBarrier{f, channel})",
+		old: "\treturn device.EnqueueHostWork(s, flagBarrier{f, channel})",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, flagBarrier{f, channel})",
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
