@@ -708,7 +708,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory without a window is freed under the device", tests: inSuite,
-		old: "\t\tbusy = m.idle(ctx, e)\n",
+		old: "\t\tbusy, err = m.idleOrBroken(ctx, e)\n",
 		new: "",
 	},
 	{
@@ -1025,8 +1025,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "the error of a library's transfer is lost", tests: inSuite,
-		old: "\treturn true, t.err\n}\n\n// hostWork",
-		new: "\treturn true, nil\n}\n\n// hostWork",
+		old: "\treturn true, t.err\n}\n\n// PutSignal",
+		new: "\treturn true, nil\n}\n\n// PutSignal",
 	},
 	{
 		file: "memory/transfer.go", why: "copies beyond a window", tests: inSuite,
