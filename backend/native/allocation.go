@@ -94,9 +94,16 @@ func (a *allocation) make() error {
 	return nil
 }
 
+// mostEarly is how many allocations may be exported that no rendezvous has had: each is a descriptor, of which a process may have no more than 1024.
+const mostEarly = 16
+
 // exportEarly begins to export the memory, for the rendezvous that most memory comes to next: the driver takes about a millisecond, and exports of the
 // ranks one after the other.
 func (a *allocation) exportEarly() {
+	if a.backend.early.Add(1) > mostEarly {
+		a.backend.early.Add(-1)
+		return
+	}
 	early := make(chan exported, 1)
 	go func() {
 		var e exported
@@ -112,7 +119,7 @@ func (a *allocation) exportEarly() {
 		if a.early == nil {
 			return nil // a rendezvous had it
 		}
-		return closeFile((<-a.early).file)
+		return closeFile(a.takeEarly().file)
 	})
 }
 
@@ -121,9 +128,16 @@ func (a *allocation) export() (*os.File, error) {
 	if a.early == nil {
 		return exportFile(a.backend.drv, a.handle)
 	}
+	e := a.takeEarly()
+	return e.file, e.err
+}
+
+// takeEarly waits for what exportEarly has begun.
+func (a *allocation) takeEarly() exported {
 	e := <-a.early
 	a.early = nil
-	return e.file, e.err
+	a.backend.early.Add(-1)
+	return e
 }
 
 // zero fills the memory with zeros, or frees it if that fails.

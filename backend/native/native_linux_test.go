@@ -936,14 +936,21 @@ func TestNeverMapped(t *testing.T) {
 						m.failing("cuMemExportToShareableHandle", 1, 1, cu.Result(999))
 					}
 					var all []backend.Allocation
-					for range 5 {
+					for range 3 * mostEarly {
 						a, err := mem.Allocate(ctx, 3*granule, "")
 						if err != nil {
 							return err
 						}
 						all = append(all, a)
 					}
-					var err error
+					if err := g.Barrier(ctx, "allocated"); err != nil {
+						return err
+					}
+					open, err := backendtest.OpenFiles()
+					if most := before + 2*mostEarly + 10; err == nil && open > most {
+						err = fmt.Errorf("%d descriptors are open, and at most %d may be", open, most)
+					}
+					err = errors.Join(err, g.Barrier(ctx, "counted"))
 					for _, a := range all {
 						err = errors.Join(err, mem.Free(ctx, a))
 					}
