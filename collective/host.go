@@ -27,6 +27,7 @@ type HostRun struct {
 	timeout  time.Duration
 	peerErr  func() error // what ends a wait early
 	patience *futex.Patience
+	looks    int
 
 	mine   [Flags][]*futex.Word // by writer: flags that the peers set here
 	seen   [Flags][]uint32      // by writer: what they were when this rank looked last
@@ -36,8 +37,12 @@ type HostRun struct {
 // Flags is how many flags each rank has for each other, of a kernel on the host device, and of each block of a CUDA kernel.
 const Flags = 3
 
-// looks is how often a wait looks at a flag before it reads the clock for its bound, which takes as long as the flag of a peer that is there takes to come.
-const looks = 100
+// A wait looks at a flag so often before it reads the clock for its bound, which takes as long as the flag of a peer that is there takes to come:
+// for some hundred nanoseconds where each rank should have a processor of its own, and else not as long.
+const (
+	fewLooks  = 100
+	manyLooks = 500
+)
 
 // flagStride is the distance in bytes between two flags: each has one writer, and two cache lines keep the writers apart on
 // processors that fetch lines in pairs.
@@ -79,10 +84,10 @@ type hostWork struct {
 func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
 	p := f.plan
 	w := &hostWork{plan: p, run: HostRun{
-		name: p.name, rank: p.rank, epoch: p.spec.FirstEpoch, timeout: p.memory.KernelTimeout(), peerErr: p.memory.Group().Err,
+		name: p.name, rank: p.rank, epoch: p.spec.FirstEpoch, timeout: p.memory.KernelTimeout(), peerErr: p.memory.Group().Err, looks: fewLooks,
 	}}
 	if !p.memory.Oversubscribed() {
-		w.run.patience = &futex.Patience{}
+		w.run.patience, w.run.looks = &futex.Patience{}, manyLooks
 	}
 	for r := range p.size {
 		flags := a.Bytes(a.base(r), f.dataAt())
@@ -141,8 +146,9 @@ func (r *HostRun) Wait(rank, flag int, value uint32) error {
 		return nil
 	}
 	w := r.mine[flag][rank]
-	for range looks {
-		if *seen = w.Load(); int32(*seen-value) >= 0 {
+	for range r.looks {
+		if have := w.Load(); int32(have-value) >= 0 {
+			*seen = have
 			return nil
 		}
 	}
