@@ -61,7 +61,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker, root: b.root}
+	v := &movement{maker: b.maker, root: b.root, rooted: true}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {

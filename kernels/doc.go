@@ -43,6 +43,9 @@
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
 //
+// On the host device, small messages go through slots of the workspace, so that a rank need not wait until others have loaded them. Of larger ones every rank does a part of the work, whoever is
+// root: in a broadcast root stores one part of W to each other rank, which loads the rest, and in a reduce each rank combines a part of all inputs and stores it to root.
+//
 // [NewAllReduceRMSNorm] is an all-reduce with the residual and norm of a transformer behind it, in one kernel. [QuantizedInt8] is an all-reduce that
 // is lossy, for who asks for it: see [QuantizedBytes].
 //

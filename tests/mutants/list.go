@@ -1818,13 +1818,43 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/host_slots.go", why: "slots are written before their readers are there", tests: inPlans,
-		old: "\t\t\tif err := r.Wait(reader, flagEnd, r.Epoch()-hostSlots); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
-		new: "\t\t\t_ = reader\n",
+		old: "\t\t\tif err := r.Wait(reader, flagEnd, read); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
+		new: "\t\t\t_, _ = reader, read\n",
 	},
 	{
 		file: "kernels/host_slots.go", why: "there is a slot less than ranks may be ahead", tests: inPlans,
-		old: "slot = r.Epoch() % hostSlots",
-		new: "slot = r.Epoch() % (hostSlots - 1)",
+		old: "slot = r.Epoch() % x.count",
+		new: "slot = r.Epoch() % (x.count - 1)",
+	},
+	{
+		file: "kernels/host_slots.go", why: "slots are written before their readers can have told", tests: inPlans,
+		old: "(r.Epoch() - x.count + half - 1) / half * half",
+		new: "(r.Epoch() - x.count) / half * half",
+	},
+	{
+		file: "kernels/moves.go", why: "a broadcast's root waits for nobody", tests: inPlans,
+		old: "\t\ttell = slices.Concat(sources, readers)\n\t\tawait = tell\n",
+		new: "\t\t_ = slices.Concat[[]int]\n",
+	},
+	{
+		file: "kernels/moves.go", why: "moves do not wait for inputs", tests: inPlans,
+		old: "meet(r, flagStart, nil, await)",
+		new: "error(nil)",
+	},
+	{
+		file: "kernels/moves.go", why: "moves do not wait until all have what they load", tests: inPlans,
+		old: "\t\treturn meet(r, flagEnd, await, tell)\n",
+		new: "\t\treturn nil\n",
+	},
+	{
+		file: "kernels/reduce_host.go", why: "parts of a reduce are combined before the inputs are ready", tests: inPlans,
+		old: "\t\t\tif err := run.Barrier(flagStart); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\tcombine(out",
+		new: "\t\t\tcombine(out",
+	},
+	{
+		file: "kernels/reduce_host.go", why: "a reduce does not wait for the other ranks' parts", tests: inPlans,
+		old: "\t\t\treturn run.Barrier(flagEnd)\n",
+		new: "\t\t\treturn nil\n",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "one-shot waits for nobody", tests: inPlans,
@@ -1843,8 +1873,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "epochs do not count in a circle", tests: inCollective,
-		old: "\t\tif int32(w.Load()-value) >= 0 {",
-		new: "\tif w.Load() >= value {",
+		old: "\t\tif have := w.Load(); int32(have-value) >= 0 {",
+		new: "\t\tif have := w.Load(); have >= value {",
 	},
 	{
 		file: "collective/host.go", why: "flags do not begin at the first epoch", tests: inCollective,
@@ -1878,18 +1908,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "runs of graphs on two streams are not noticed", tests: inCollective,
-		old: "\tif w.running.Swap(true) {",
-		new: "\tif w.running.Load() {",
+		old: "\tfor state := w.state.Load(); !w.state.CompareAndSwap(state&^1, state|1); state = w.state.Load() {",
+		new: "\tw.state.Or(1)\n\tfor state := uint64(0); false; {",
 	},
 	{
 		file: "collective/host.go", why: "a run under way counts as settled", tests: inCollective,
-		old: "\tw.pending.Add(1)\n\terr",
-		new: "\terr",
+		old: "\tw.enqueued++\n\treturn nil\n}\n\nfunc (w *hostWork) settled() (bool, error) { return w.state.Load()/2 == w.enqueued, nil }",
+		new: "\tw.enqueued++\n\treturn nil\n}\n\nfunc (w *hostWork) settled() (bool, error) { return true, nil }",
 	},
 	{
 		file: "collective/host.go", why: "a plan that has failed runs on", tests: with(inCollective, kills),
-		old: "\tif err := w.plan.Err(); err != nil {\n\t\treturn err // whichever",
-		new: "\tif err := error(nil); err != nil {\n\t\treturn err // whichever",
+		old: "\tif err := w.plan.Err(); err != nil {\n\t\tw.state.Add(adds)\n",
+		new: "\tif err := error(nil); err != nil {\n\t\tw.state.Add(adds)\n",
 	},
 	{
 		file: "collective/host.go", why: "a run that fails does not end the plan", tests: with(inCollective, kills),
