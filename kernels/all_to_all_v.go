@@ -26,8 +26,14 @@ import (
 // and writes nothing anywhere; the plan has then failed. Collective: all ranks come with the same tensors and options (ErrMismatch with
 // everybody's value if not), and these must have had their rendezvous. It blocks until all ranks have come. Close the plan.
 //
-// By transfers, where peers have no addresses, the ranks exchange their counts first, and then put the rows straight to where they go: only those
-// that there are. On a GPU the CPU looks at the counts when the stream comes there, also at each launch of a graph, and the stream waits for it.
+// Auto takes a kernel (OneShot on the host device, OneShotPush on GPUs) where every peer's memory has an address: over host, native and nvshmem, over nccl on
+// one host, and over nixl where all ranks share memory. Elsewhere it takes Transfers: over nixl, and over nccl between hosts where NCCL can put (2.29.2 and newer
+// with GIN, see package nccl). Where NCCL cannot, there is no form, and the error is ErrNotReachable with what is missing: neither NCCL nor NVSHMEM has an
+// all-to-all of its own whose counts are on the device.
+//
+// By transfers the ranks exchange their counts first, and then write the rows straight to where they go, by copies where there are addresses and by puts of the
+// backend elsewhere: only those that there are. On a GPU the CPU looks at the counts when the stream comes there, also at each launch of a graph, and the stream
+// waits for it. A run allocates nothing, but for puts of the backend to other places, or of other lengths, than in the run before: these are prepared anew.
 //
 // Its errors are those of [collective.New], ErrInvalid for shapes, dtypes and tensors that do not go together, and options that do not exist, and
 // ErrUnsupported for a form that there is not on the device.

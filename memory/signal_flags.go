@@ -23,6 +23,7 @@ type flagSignals struct {
 	user     *signalUser // of a plan; nil for the memory's own
 	size     int
 	flags    backend.Flags
+	failer   backend.FlagsFailer // nil if they fail only with a rank
 	words    []atomic.Uint64
 	consumed []atomic.Uint32 // by pad index: what this rank has waited for
 	epochs   []atomic.Uint32 // by channel: the barriers that this rank has come to
@@ -84,6 +85,7 @@ func newFlagSignals(ctx context.Context, m *Memory, f backend.Flagger, channels 
 		consumed: make([]atomic.Uint32, n), epochs: make([]atomic.Uint32, channels), lanes: make([]atomic.Pointer[flagLane], n),
 		channels: make([]flagChannel, channels),
 	}
+	s.failer, _ = flags.(backend.FlagsFailer)
 	for c := range s.channels {
 		all := flagWaitAll{s, c}
 		s.channels[c] = flagChannel{signalAll: flagSignalAll{s, c}, waitAll: all, beside: flagWaitBeside{all}, barrier: flagBarrier{s, c}}
@@ -201,6 +203,11 @@ func (f *flagSignals) waitOn(began time.Time) error {
 	f.flags.Progress()
 	if err := f.memory.group.Err(); err != nil {
 		return err
+	}
+	if f.failer != nil {
+		if err := f.failer.Err(); err != nil {
+			return err
+		}
 	}
 	if limit := f.memory.opts.KernelTimeout; time.Since(began) >= limit {
 		return fmt.Errorf("it did not come in %v: %w", limit, os.ErrDeadlineExceeded)
