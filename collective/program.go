@@ -316,7 +316,7 @@ func (b *Builder) Send(signal int, puts ...Put) {
 
 // SendComputed is Send for puts that are known only when a run comes to it, as the counts of an all-to-all are: puts gives them at each run,
 // also at each replay of a graph. All earlier steps of the lane have ended then. It is called by one goroutine at a time, must be quick and must
-// not block. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
+// not block. What it returns may be the same memory each time. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
 // of the run returns the error. ErrUnsupported on a device whose work of the CPU cannot copy. Lane.
 func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 	const call = "Builder.SendComputed"
@@ -332,6 +332,7 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 		b.fail(err)
 		return
 	}
+	var sends []memory.SendPut // of the latest run
 	send, err := b.work.signals.PrepareComputedSend(signal, by, func() ([]memory.SendPut, error) {
 		if err := errors.Join(b.plan.released(), b.plan.Err()); err != nil {
 			return nil, err // the step that finds out what to put was left out
@@ -340,7 +341,7 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 		if err != nil {
 			return nil, err
 		}
-		var sends []memory.SendPut
+		sends = sends[:0]
 		for _, put := range found {
 			send, err := b.put(put)
 			if err != nil {

@@ -34,7 +34,9 @@ type Graph struct {
 func newGraph(d *Device, branches []branch, nested []*line) (*Graph, error) {
 	g := &Graph{dev: d, branches: branches, lines: append([]*line{new(line)}, nested...), ran: make([]progress, len(branches))}
 	for range branches[1:] {
-		g.sides = append(g.sides, newStream(d))
+		side := newStream(d)
+		side.side = side.replaySide
+		g.sides = append(g.sides, side)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

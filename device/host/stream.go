@@ -42,6 +42,7 @@ type Stream struct {
 	pinned pins    // memory of the current work
 
 	launcher atomic.Pointer[Stream] // of what runs a branch of a graph: the stream whose launch it is
+	side     func()                 // of the same: replaySide, made once for the same reason as waitErr
 }
 
 // newStream makes a stream of d.

@@ -26,6 +26,7 @@ type opKind uint8
 
 const (
 	opKernel opKind = iota + 1
+	opWork
 	opFunc
 	opCopy
 	opFill
@@ -41,7 +42,7 @@ const (
 // String is the name of the call that enqueues such work.
 func (k opKind) String() string {
 	switch k {
-	case opKernel:
+	case opKernel, opWork:
 		return "Launch"
 	case opFunc:
 		return "HostFunc"
@@ -73,7 +74,7 @@ type op struct {
 	n     uint64     // opCopy, opFill: bytes; opWaitEvent: how much work of the stream must have ended; opTakeTurn, opGraph: the turn in the line; opAwait: how much of the branch
 
 	kernel device.HostKernel // opKernel
-	what   any               // opFunc: a func(); opRecord: *Event; opWaitEvent: *Stream; opTakeTurn: *line; opGraph: *Graph
+	what   any               // opWork: a device.HostWork; opFunc: a func(); opRecord: *Event; opWaitEvent: *Stream; opTakeTurn: *line; opGraph: *Graph
 }
 
 // work is the goroutine of the stream: it runs what is enqueued until the stream is closed and its queue is empty.
@@ -194,7 +195,7 @@ func (s *Stream) replayGraph(g *Graph, depth int) {
 		for i, side := range g.sides {
 			side.launcher.Store(s)
 			side.frames = append(side.frames[:0], frame{graph: g, branch: i + 1, replay: g.replays})
-			go side.replaySide()
+			go side.side()
 		}
 		g.replays++
 	}
@@ -273,6 +274,8 @@ func (s *Stream) dispatch(o *op) error {
 	switch o.kind {
 	case opKernel:
 		return o.kernel.RunKernel()
+	case opWork:
+		return workKernel{o.what.(device.HostWork)}.RunKernel()
 	case opFunc:
 		o.what.(func())()
 		return nil
@@ -405,10 +408,10 @@ func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 // fail keeps the error of o for the next Synchronize.
 func (s *Stream) fail(o *op, err error) {
 	e := &device.WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
-	if o.kind == opKernel {
-		if w, ok := o.kernel.(workKernel); ok {
-			e.Op = fmt.Sprintf("HostWork(%v)", w)
-		} else if named, ok := o.kernel.(fmt.Stringer); ok {
+	if o.kind == opWork {
+		e.Op = fmt.Sprintf("HostWork(%v)", workKernel{o.what.(device.HostWork)})
+	} else if o.kind == opKernel {
+		if named, ok := o.kernel.(fmt.Stringer); ok {
 			e.Op = fmt.Sprintf("Launch(%v)", named)
 		} else {
 			e.Op = fmt.Sprintf("Launch(%T)", o.kernel)

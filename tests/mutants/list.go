@@ -68,13 +68,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded wait by flags does nothing", tests: inSuite,
-		old: "\treturn device.EnqueueHostWork(s, flagWait{f, peer, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, flagWait{f, peer, channel})",
+		old: "\treturn device.EnqueueHostWork(s, &f.channels[channel].waits[peer])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, &f.channels[channel].waits[peer])",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded barrier by flags does nothing", tests: inSuite,
-		old: "\treturn device.EnqueueHostWork(s, flagBarrier{f, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, flagBarrier{f, channel})",
+		old: "\treturn device.EnqueueHostWork(s, &f.channels[channel].barrier)",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, &f.channels[channel].barrier)",
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
@@ -318,8 +318,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "graphs go on with barriers by flags after their memory was closed", tests: inSuite,
-		old: "\tif err := b.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\trun := &flagMeeting",
-		new: "\trun := &flagMeeting",
+		old: "\tif err := b.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\trun := b.signals.meetings",
+		new: "\trun := b.signals.meetings",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a plan that has failed goes on signalling by flags one by one", tests: inSends,
@@ -343,8 +343,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that does not begin fails there", tests: inSends,
-		old: "\tif err != nil {\n\t\treturn nothing{}, nil\n\t}\n\treturn flagBeside",
-		new: "\tif err != nil {\n\t\treturn nothing{}, err\n\t}\n\treturn flagBeside",
+		old: "\t\treturn (*flagBeside)(runs), nil\n\t}\n\treturn nothing{}, nil\n",
+		new: "\t\treturn (*flagBeside)(runs), nil\n\t}\n\treturn nothing{}, err\n",
 	},
 	{
 		file: "memory/signal_flags.go", why: "flags are not given back", tests: inSuite,
@@ -975,13 +975,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "windows of another group", tests: inSuite,
-		old: "\t\tcase b.Window.memory != m:",
-		new: "\t\tcase false:",
+		old: "\tcase b.Window.memory != m:",
+		new: "\tcase false:",
 	},
 	{
 		file: "memory/transfer.go", why: "windows that were closed", tests: inSuite,
-		old: "\t\tcase b.Window.Err() != nil:",
-		new: "\t\tcase false:",
+		old: "\tcase b.Window.Err() != nil:",
+		new: "\tcase false:",
 	},
 	{
 		file: "memory/transfer.go", why: "a transfer under way is posted again", tests: inSuite,
@@ -1155,8 +1155,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "graphs move freed memory by a library", tests: inSuite,
-		old: "\t\tif s.gone.Load() {\n\t\t\treturn nil, s.freed()",
-		new: "\t\tif false {\n\t\t\treturn nil, s.freed()",
+		old: "\tif err := freedSides(t.sides); err != nil {\n\t\treturn nil, err",
+		new: "\tif err := freedSides(nil); err != nil {\n\t\treturn nil, err",
 	},
 	{
 		file: "memory/transfer.go", why: "graphs start a library's transfer that was closed", tests: inSuite,
@@ -1237,8 +1237,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "sends into a workspace go to the beginning of its block", tests: inPlans,
-		old: "w, offset = p.workspace.block.window, p.workspace.span.start+offset",
-		new: "w = p.workspace.block.window",
+		old: "b.Window, b.Offset = p.workspace.block.window, p.workspace.span.start+b.Offset",
+		new: "b.Window = p.workspace.block.window",
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
@@ -1252,13 +1252,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on with the copies of a graph", tests: inSends,
-		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\ttransfers,",
-		new: "\ttransfers,",
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\thm :=",
+		new: "\thm :=",
 	},
 	{
 		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
-		old: "\t\tif side.gone.Load() {\n",
-		new: "\t\tif false {\n",
+		old: "\t\tif err := freedSides(t.sides); err != nil {\n",
+		new: "\t\tif err := freedSides(nil); err != nil {\n",
 	},
 	{
 		file: "memory/send.go", why: "a send that was cut off is not told", tests: inSends,
@@ -1292,13 +1292,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "sends behind their workspace", tests: inSends,
-		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\tif offset < 0 {",
+		old: "\t\tif b.Offset < 0 || b.Bytes > p.workspace.Bytes()-b.Offset {",
+		new: "\t\tif b.Offset < 0 {",
 	},
 	{
 		file: "memory/send.go", why: "sends before their workspace", tests: inSends,
-		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\tif put.Bytes > p.workspace.Bytes()-offset {",
+		old: "\t\tif b.Offset < 0 || b.Bytes > p.workspace.Bytes()-b.Offset {",
+		new: "\t\tif b.Bytes > p.workspace.Bytes()-b.Offset {",
 	},
 	{
 		file: "memory/send.go", why: "a send that is refused leaves transfers open", tests: inSends,
