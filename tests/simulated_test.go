@@ -91,7 +91,8 @@ const weakSuffix = "+weak"
 const teamsSuffix = "@"
 
 // simulatedTeams are the cases with four ranks in two such teams.
-const simulatedTeams = `^all_reduce/hierarchical/((out/)?(f32|f16|i32|u8)/|replay_100|odd_place)|^all_reduce/hierarchical/f32/(max|avg|prod)|^all_reduce/auto/choice`
+const simulatedTeams = `^all_reduce/hierarchical/((out/)?(f32|f16|i32|u8)/|replay_100|odd_place)|^all_reduce/hierarchical/f32/(max|avg|prod)|^all_reduce/auto/choice|` +
+	`^(broadcast|reduce|reduce_scatter|all_gather)/hierarchical/`
 
 // wholeSeeds are the seeds of the whole matrix, in which the world sizes of wholeSimulated run all cases, and the others those of the short one. Two
 // processes run all cases, too.

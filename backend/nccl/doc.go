@@ -49,8 +49,9 @@
 // Options.KernelTimeout, or when a rank is lost. After a put that NCCL has refused, or an error that NCCL reports, the puts' communicator is given up on all
 // ranks that hear of it: puts and signals between hosts are errors from then on, until the rank is opened again.
 //
-// The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical", by its name, is an
-// all-reduce of kernels inside the teams and of ncclAllReduce between them, on communicators of the ranks that have the same shard (ncclCommSplit). "nccl_symmetric"
+// The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical" is
+// kernels inside the teams and NCCL's collectives between them, on communicators of the ranks that have the same shard (ncclCommSplit): an all-reduce, broadcast, reduce, all-gather or
+// reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //
 // # Multicast
