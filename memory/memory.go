@@ -117,26 +117,13 @@ func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	}
 	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
 	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
-	m.oversubscribed = oversubscribed(g)
+	m.oversubscribed = g.Oversubscribed()
 	m.log = m.opts.Logger
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
 	m.log = m.log.With("backend", b.Name(), "group", g.Name(), "rank", g.Rank())
 	return m
-}
-
-// oversubscribed reports whether the ranks on this host are more than the processors that their processes may use.
-func oversubscribed(g *group.Group) bool {
-	members := g.Members()
-	ranks, processes := 0, map[string]bool{}
-	for _, peer := range members {
-		if peer.BootID == members[g.Rank()].BootID {
-			ranks++
-			processes[peer.Process] = true
-		}
-	}
-	return ranks > min(runtime.NumCPU(), runtime.GOMAXPROCS(0)*len(processes))
 }
 
 // Backend is the backend below.
@@ -179,8 +166,8 @@ func (m *Memory) Tuning() *tuning.Set {
 // afterwards. [github.com/symmem/symmem.Open] does this with the tables that the ranks have agreed on.
 func (m *Memory) SetTuning(s *tuning.Set) { m.tuning.Store(s) }
 
-// Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
-// may then keep that peer from setting it.
+// Oversubscribed reports whether the group was oversubscribed ([group.Group.Oversubscribed]) when the memory was made. A rank that polls a peer's
+// flag for long may then keep that peer from setting it.
 func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.

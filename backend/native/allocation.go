@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -28,11 +29,18 @@ type allocation struct {
 	bytes   int64
 	rounded int64 // what of it is taken, as RoundedBytes says
 
-	handle cu.MemHandle // of virtual memory; kept, so that each rendezvous can export it
-	offset int64        // of ptr in what is exported
-	span   int64        // bytes that are mapped of virtual memory, beginning offset bytes before ptr
-	fabric bool         // whether it can be exported to other hosts
+	handle cu.MemHandle  // of virtual memory; kept, so that each rendezvous can export it
+	offset int64         // of ptr in what is exported
+	span   int64         // bytes that are mapped of virtual memory, beginning offset bytes before ptr
+	fabric bool          // whether it can be exported to other hosts
+	early  chan exported // what the first rendezvous passes on, once that is there; nil: nothing is exported for it
 	undo   undo
+}
+
+// exported is memory as a file, or why there is none.
+type exported struct {
+	file *os.File
+	err  error
 }
 
 // Allocate creates memory, maps it and fills it with zeros. It blocks until the GPU has done so. The error is ErrNoMemory, with how much is free, if
@@ -56,6 +64,9 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 		fabric: b.found.prop.RequestedHandleTypes&cu.HandleFabric != 0}
 	if err := b.device.WithContext(a.make); err != nil {
 		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", rounded, b.device.Name(), b.device.UUID(), err)
+	}
+	if b.group.Size() > 1 && b.islands.Count() == 1 {
+		a.exportEarly()
 	}
 	if err := b.zero(ctx, a); err != nil {
 		return nil, fmt.Errorf("filling %d bytes of GPU memory with zeros: %w", rounded, err)
@@ -81,6 +92,52 @@ func (a *allocation) make() error {
 		return errors.Join(err, a.undo.run())
 	}
 	return nil
+}
+
+// mostEarly is how many allocations may be exported that no rendezvous has had: each is a descriptor, of which a process may have no more than 1024.
+const mostEarly = 16
+
+// exportEarly begins to export the memory, for the rendezvous that most memory comes to next: the driver takes about a millisecond, and exports of the
+// ranks one after the other.
+func (a *allocation) exportEarly() {
+	if a.backend.early.Add(1) > mostEarly {
+		a.backend.early.Add(-1)
+		return
+	}
+	early := make(chan exported, 1)
+	go func() {
+		var e exported
+		e.err = a.backend.device.WithContext(func() error {
+			var err error
+			e.file, err = exportFile(a.backend.drv, a.handle)
+			return err
+		})
+		early <- e
+	}()
+	a.early = early
+	a.undo.add(func() error {
+		if a.early == nil {
+			return nil // a rendezvous had it
+		}
+		return closeFile(a.takeEarly().file)
+	})
+}
+
+// export returns the memory as a file, which the caller closes; the context is current.
+func (a *allocation) export() (*os.File, error) {
+	if a.early == nil {
+		return exportFile(a.backend.drv, a.handle)
+	}
+	e := a.takeEarly()
+	return e.file, e.err
+}
+
+// takeEarly waits for what exportEarly has begun.
+func (a *allocation) takeEarly() exported {
+	e := <-a.early
+	a.early = nil
+	a.backend.early.Add(-1)
+	return e
 }
 
 // zero fills the memory with zeros, or frees it if that fails.

@@ -923,6 +923,49 @@ func TestRegisterErrors(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestNeverMapped: memory that is freed before any rendezvous leaves neither a descriptor nor memory, nor does what a rank could not export.
+func TestNeverMapped(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails=%t", fails), func(t *testing.T) {
+			m := newMachine(2)
+			before, err := backendtest.OpenFiles()
+			require.NoError(t, err)
+			failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+					if fails && g.Rank() == 1 {
+						m.failing("cuMemExportToShareableHandle", 1, 1, cu.Result(999))
+					}
+					var all []backend.Allocation
+					for range 3 * mostEarly {
+						a, err := mem.Allocate(ctx, 3*granule, "")
+						if err != nil {
+							return err
+						}
+						all = append(all, a)
+					}
+					if err := g.Barrier(ctx, "allocated"); err != nil {
+						return err
+					}
+					open, err := backendtest.OpenFiles()
+					if most := before + 2*mostEarly + 10; err == nil && open > most {
+						err = fmt.Errorf("%d descriptors are open, and at most %d may be", open, most)
+					}
+					err = errors.Join(err, g.Barrier(ctx, "counted"))
+					for _, a := range all {
+						err = errors.Join(err, mem.Free(ctx, a))
+					}
+					return err
+				})
+			})
+			backendtest.RequireAll(t, failed)
+			assert.Empty(t, m.left())
+			after, err := backendtest.OpenFiles()
+			require.NoError(t, err)
+			assert.Equal(t, before, after, "descriptors")
+		})
+	}
+}
+
 // TestFreedBeforeRendezvous: adopted memory that the caller has freed is an error on every rank, and nothing hangs.
 func TestFreedBeforeRendezvous(t *testing.T) {
 	m := newMachine(2)

@@ -137,5 +137,6 @@ func (p *progress) spin(target uint64) bool {
 	return false
 }
 
-// severalProcessors reports whether another goroutine can run while this one looks at a word.
+// severalProcessors reports whether another goroutine can run while this one looks at a word. It goes by this process alone, whose goroutines are all
+// that write such words; ranks that wait for each other are oversubscribed or not together (group.Group.Oversubscribed).
 func severalProcessors() bool { return runtime.NumCPU() > 1 && runtime.GOMAXPROCS(0) > 1 }
