@@ -55,7 +55,11 @@ var viaAllBytes = func(kind device.Kind, far bool) int64 {
 }
 
 func (b *broadcast) spec(s *collective.Spec) {
-	if b.algorithm == Hierarchical {
+	switch {
+	case b.algorithm == Hierarchical && b.in.Device().Kind() == device.CUDA:
+		b.byRails(s)
+		return
+	case b.algorithm == Hierarchical:
 		b.byIslands(s)
 		return
 	}
