@@ -90,9 +90,6 @@ const weakSuffix = "+weak"
 // teamsSuffix is for simulated NCCL whose windows have addresses among so many ranks only, as on several hosts: "nccl@2".
 const teamsSuffix = "@"
 
-// simulatedTeams are the cases with four ranks in two such teams.
-const simulatedTeams = `^all_reduce/hierarchical/((out/)?(f32|f16|i32|u8)/|replay_100|odd_place)|^all_reduce/hierarchical/f32/(max|avg|prod)|^all_reduce/auto/choice`
-
 // wholeSeeds are the seeds of the whole matrix, in which the world sizes of wholeSimulated run all cases, and the others those of the short one. Two
 // processes run all cases, too.
 var (
@@ -228,7 +225,7 @@ func onSimulatedLibrary(t *testing.T, name string) {
 	if name == nccl.Name {
 		t.Run("world=4/teams=2", func(t *testing.T) {
 			t.Parallel()
-			opts := &suite.Options{Device: device.CUDA, Backend: name, World: 4, Short: true, Simulated: true, Filter: regexp.MustCompile(simulatedTeams)}
+			opts := &suite.Options{Device: device.CUDA, Backend: name, World: 4, Short: true, Simulated: true}
 			runCases(t, nil, simulatedName+"_"+name, opts, 1, fmt.Sprintf("simulated:4,1,%s%s2", name, teamsSuffix))
 		})
 	}

@@ -148,24 +148,34 @@ func (a *allocation) offer() (o offer, f *os.File, err error) {
 	return o, f, nil
 }
 
-// mapVirtual passes this rank's file around, if there is one, and closes it; then it maps the memory of all ranks side by side in
-// one range of addresses.
+// mapVirtual passes this rank's file around, if there is one, and maps the memory of all ranks side by side in one range of addresses.
 func (m *mapping) mapVirtual(ctx context.Context, a *allocation, offers []offer, own *os.File, steps *stopwatch) error {
 	b := m.backend
 	files := make([]*os.File, len(offers))
 	var err error
 	if own != nil {
 		files, err = b.group.ExchangeFile(ctx, "GPU memory", own)
-		if err = errors.Join(err, own.Close()); err != nil {
-			return err
-		}
 	}
 	steps.note("passing_files")
-	err = b.device.WithContext(func() error { return m.mapAll(a, offers, files, steps) })
-	for _, f := range files {
-		err = errors.Join(err, closeFile(f))
+	if err == nil {
+		err = b.device.WithContext(func() error { return m.mapAll(a, offers, files, steps) })
 	}
+	m.closeLater(append(files, own))
 	return err
+}
+
+// closeLater closes files while the rank goes on, and lets undo wait for that: the driver takes a millisecond to close a file that it has exported. The
+// mapping needs none of them.
+func (m *mapping) closeLater(files []*os.File) {
+	closed := make(chan error, 1)
+	go func() {
+		var err error
+		for _, f := range files {
+			err = errors.Join(err, closeFile(f))
+		}
+		closed <- err
+	}()
+	m.undo.add(func() error { return <-closed })
 }
 
 // mapAll maps the offers side by side; the context is current.

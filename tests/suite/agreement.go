@@ -252,6 +252,9 @@ func worksAfterwards(ctx context.Context, e *Env) error {
 	if err := tensor.Write(src.Local(), []int64{int64(e.R.Rank())}, 0); err != nil {
 		return err
 	}
+	if !e.R.Memory().CanSignal() {
+		return errors.Join(sumsAfterwards(ctx, e, src), closeAll(ctx, src, t))
+	}
 	if err := errors.Join(t.PutSignal(e.S, next, src, 0), t.Wait(e.S, prev, 0), e.S.Synchronize(ctx)); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
@@ -263,4 +266,23 @@ func worksAfterwards(ctx context.Context, e *Env) error {
 		return fmt.Errorf("afterwards: %s came from rank %d", strconv.FormatInt(got[0], 10), prev)
 	}
 	return closeAll(ctx, src, t)
+}
+
+// sumsAfterwards adds up the ranks' numbers, for a group that only collectives reach all of.
+func sumsAfterwards(ctx context.Context, e *Env, t *tensor.Tensor) error {
+	if err := t.Rendezvous(ctx); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	plan, err := kernels.NewAllReduce(ctx, t, kernels.Sum, nil)
+	if err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	var got [1]int64
+	if err := errors.Join(plan.Run(e.S), e.S.Synchronize(ctx), tensor.Read(t.Local(), got[:], 0), plan.Close(ctx)); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	if want := int64(e.R.WorldSize()*(e.R.WorldSize()-1)) / 2; got[0] != want {
+		return fmt.Errorf("afterwards: the sum of all ranks is %d, not %d", got[0], want)
+	}
+	return nil
 }

@@ -120,6 +120,10 @@ func libraryCases(kind device.Kind, backend string, world int) []Case {
 		forms = append(forms, kernels.Hierarchical) // NCCL's between islands
 	}
 	for _, alg := range forms {
+		var needs []string
+		if alg == kernels.NCCLSymmetric {
+			needs = []string{"peer_pointers"} // they end at the host
+		}
 		for _, dtype := range tensor.DTypes() {
 			for _, op := range kernels.Ops() {
 				// Libraries multiply and average in an order of their own, which shows where a result has to be rounded.
@@ -134,9 +138,9 @@ func libraryCases(kind device.Kind, backend string, world int) []Case {
 					// NCCL's symmetric kernels take elements of 2 bytes at even places only, before 2.30.3; the case odd_place shows the rest.
 					even := alg == kernels.NCCLSymmetric && dtype.Bytes() == 2
 					r := reduction{alg, dtype, op, i%2 == 0, 2050 + int64(i), m, even}
-					c := Case{Name: r.name(), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }}
+					c := Case{Name: r.name(), Needs: slices.Clone(needs), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }}
 					if m == graph {
-						c.Needs = []string{"graphs"}
+						c.Needs = append(c.Needs, "graphs")
 					}
 					cases = append(cases, c)
 				}
@@ -144,11 +148,11 @@ func libraryCases(kind device.Kind, backend string, world int) []Case {
 		}
 		for _, n := range []int64{0, 1, 17, 1048577} {
 			r := reduction{algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, out: n%2 == 1, n: n, mode: blocked}
-			cases = append(cases, Case{Name: r.name(), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }})
+			cases = append(cases, Case{Name: r.name(), Needs: needs, Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }})
 		}
-		cases = append(cases, Case{Name: fmt.Sprintf("all_reduce/%s/replay_100", alg), Needs: []string{"graphs"}, Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: fmt.Sprintf("all_reduce/%s/replay_100", alg), Needs: append(slices.Clone(needs), "graphs"), Run: func(ctx context.Context, e *Env) error {
 			return replayCase(ctx, e, alg)
-		}}, Case{Name: fmt.Sprintf("all_reduce/%s/odd_place", alg), Run: func(ctx context.Context, e *Env) error { return oddPlaceCase(ctx, e, alg) }})
+		}}, Case{Name: fmt.Sprintf("all_reduce/%s/odd_place", alg), Needs: needs, Run: func(ctx context.Context, e *Env) error { return oddPlaceCase(ctx, e, alg) }})
 	}
 	return cases
 }

@@ -23,7 +23,7 @@ func groupCases() []Case {
 		{Name: "groups/overlapping", MinWorld: 3, Needs: []string{"peer_pointers"}, Run: overlappingCase},
 		{Name: "groups/ring_of_pairs", MinWorld: 3, Run: ringOfPairsCase},
 		{Name: "groups/alone", Run: aloneCase},
-		{Name: "groups/again", Run: groupAgainCase},
+		{Name: "groups/again", Needs: []string{Puts}, Run: groupAgainCase},
 		{Name: "groups/errors", Run: groupErrorsCase},
 		{Name: "groups/after_close", Needs: []string{"transfers"}, Run: groupAfterCloseCase},
 	}

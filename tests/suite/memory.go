@@ -42,7 +42,7 @@ func memoryCases(short bool) []Case {
 		{Name: "memory/rendezvous_twice", Run: rendezvousTwiceCase},
 		{Name: "memory/empty_all_reduce", Needs: []string{"transfers"}, Run: emptyAllReduceCase},
 		{Name: "memory/many_tensors", Run: manyTensorsCase},
-		{Name: "memory/adopted", Needs: []string{"register"}, Run: adoptedCase},
+		{Name: "memory/adopted", Needs: []string{"register", "transfers"}, Run: adoptedCase},
 	}
 	for _, dtype := range tensor.DTypes() {
 		cases = append(cases, Case{Name: "memory/allocate/" + dtype.String(), Run: func(ctx context.Context, e *Env) error {
@@ -50,7 +50,7 @@ func memoryCases(short bool) []Case {
 		}})
 	}
 	for _, shape := range []tensor.Shape{{}, {0}, {1}, {3, 0, 2}, {2, 3, 5}} {
-		cases = append(cases, Case{Name: "memory/shape/" + dimensions(shape), Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: "memory/shape/" + dimensions(shape), Needs: []string{Puts}, Run: func(ctx context.Context, e *Env) error {
 			return shapeCase(ctx, e, shape)
 		}})
 	}

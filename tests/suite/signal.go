@@ -16,21 +16,21 @@ import (
 // signalCases are about signal, wait and barrier by themselves.
 func signalCases(short bool) []Case {
 	cases := []Case{
-		{Name: "signal/counted", Run: countedCase},
-		{Name: "signal/channels", Run: channelsCase},
+		{Name: "signal/counted", Needs: []string{Puts}, Run: countedCase},
+		{Name: "signal/channels", Needs: []string{Puts}, Run: channelsCase},
 		{Name: "signal/self", Run: selfSignalCase},
-		{Name: "signal/holds_up", MinWorld: 2, Run: holdsUpCase},
+		{Name: "signal/holds_up", MinWorld: 2, Needs: []string{Puts}, Run: holdsUpCase},
 		{Name: "signal/barrier", Needs: []string{Puts}, Run: barrierCase},
-		{Name: "signal/graph", Needs: []string{"graphs"}, Run: signalGraphCase},
-		{Name: "signal/two_streams", Run: twoStreamsCase},
-		{Name: "signal/put", Run: putSignalCase},
+		{Name: "signal/graph", Needs: []string{"graphs", Puts}, Run: signalGraphCase},
+		{Name: "signal/two_streams", Needs: []string{Puts}, Run: twoStreamsCase},
+		{Name: "signal/put", Needs: []string{Puts}, Run: putSignalCase},
 	}
 	if short {
 		return cases
 	}
 	return append(cases,
-		Case{Name: "signal/in_vain", MinWorld: 2, Run: func(ctx context.Context, e *Env) error { return inVainCase(ctx, e, WaitsInVain) }},
-		Case{Name: "signal/in_vain/graph", MinWorld: 2, Needs: []string{"graphs"}, Run: func(ctx context.Context, e *Env) error {
+		Case{Name: "signal/in_vain", MinWorld: 2, Needs: []string{Puts}, Run: func(ctx context.Context, e *Env) error { return inVainCase(ctx, e, WaitsInVain) }},
+		Case{Name: "signal/in_vain/graph", MinWorld: 2, Needs: []string{"graphs", Puts}, Run: func(ctx context.Context, e *Env) error {
 			return inVainCase(ctx, e, graphWaitsInVain)
 		}},
 	)

@@ -129,8 +129,8 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			}
 		case Put, Get, PutSignal:
 			for _, bytes := range b.spec.Sizes {
-				if b.r.WorldSize() == 1 {
-					continue // there is nobody else
+				if !b.moves(kind) {
+					continue
 				}
 				if err := b.transfer(ctx, kind, bytes); err != nil {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
@@ -185,23 +185,35 @@ func (b *bencher) rows() int {
 			n += len(b.spec.Sizes) * len(b.algorithms())
 		case constructors[kind] != "":
 			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
-		case b.r.WorldSize() > 1:
+		case b.moves(kind):
 			n += len(b.spec.Sizes)
 		}
 	}
 	return n
 }
 
+// moves reports whether a kind of transfer is measured: not where there is nobody else, and of the kinds that nobody asked for only what reaches all ranks.
+func (b *bencher) moves(kind string) bool {
+	if b.r.WorldSize() == 1 {
+		return false
+	}
+	if !slices.Equal(b.spec.Kinds, DefaultKinds) {
+		return true
+	}
+	return b.r.Capabilities().Transfers || kind != Get && b.r.Memory().CanSignal()
+}
+
 // algorithms returns the forms to measure. AllAlgorithms stands for those that the device, or the library below the backend, has for the
-// dtype and the operation, without multicast where the backend has none.
+// dtype and the operation, without what needs multicast, addresses or transfers where the backend has none.
 func (b *bencher) algorithms() []string {
 	if !slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return b.spec.Algorithms
 	}
 	var names []string
-	kind := b.r.Device().Kind()
+	kind, have := b.r.Device().Kind(), b.r.Capabilities()
 	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
-		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (b.r.Capabilities().Multicast || !alg.NeedsMulticast()) {
+		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (have.Multicast || !alg.NeedsMulticast()) &&
+			(have.PeerPointers || !alg.NeedsPeerPointers() && alg != kernels.NCCLSymmetric) && (have.Transfers || alg != kernels.Transfers) {
 			names = append(names, alg.String())
 		}
 	}
@@ -229,16 +241,25 @@ func (b *bencher) iterations(bytes int64) int {
 // timings holds the times per iteration on one rank, in microseconds, by repetition.
 type timings struct{ total, host []float64 }
 
+// meet returns when all ranks have come and the stream has nothing left to do. The barrier is one of streams, after which the ranks begin closer together,
+// unless there is none between these ranks.
+func meet(ctx context.Context, r *symmem.Rank, s device.Stream) error {
+	if !r.Memory().CanSignal() {
+		return errors.Join(s.Synchronize(ctx), r.Barrier(ctx))
+	}
+	if err := r.Memory().Barrier(s, barrierChannel); err != nil {
+		return err
+	}
+	return s.Synchronize(ctx)
+}
+
 // measure runs the repetitions, of n iterations each, after one that does not count. A call of enqueue is worth each iterations, and a
 // repetition ends when the stream has.
 func (b *bencher) measure(ctx context.Context, n, each int, enqueue func() error) (timings, error) {
 	var t timings
 	launches := n / each
 	repeat := func(launches int) (host, total time.Duration, err error) {
-		if err := b.r.Memory().Barrier(b.s, barrierChannel); err != nil {
-			return 0, 0, err
-		}
-		if err := b.s.Synchronize(ctx); err != nil {
+		if err := meet(ctx, b.r, b.s); err != nil {
 			return 0, 0, err
 		}
 		began := time.Now()

@@ -503,10 +503,7 @@ func (t *tuner) runsOf(ctx context.Context, enqueue func() error) (int, error) {
 	const tries = 3
 	took := make([]float64, 2) // the first does not count
 	for i := range took {
-		if err := t.r.Memory().Barrier(t.s, barrierChannel); err != nil {
-			return 0, err
-		}
-		if err := t.s.Synchronize(ctx); err != nil {
+		if err := meet(ctx, t.r, t.s); err != nil {
 			return 0, err
 		}
 		began := time.Now()
