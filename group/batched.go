@@ -22,6 +22,7 @@ type batchedTLS struct {
 	*tls.Conn
 	records *recordConn
 	writing atomic.Int32 // calls of Write under way
+	turn    sync.Mutex   // of one of them
 }
 
 // batchedClient is the rank's end of a batched TLS connection. It also reads many records at a time, as answers have many.
@@ -40,6 +41,8 @@ func batchedServer(conn net.Conn, config *tls.Config) *batchedTLS {
 func (c *batchedTLS) Write(b []byte) (int, error) {
 	c.writing.Add(1)
 	defer c.writing.Add(-1)
+	c.turn.Lock()
+	defer c.turn.Unlock()
 	c.records.hold()
 	n, err := c.Conn.Write(b)
 	if failure := c.records.release(); failure != nil {
@@ -62,7 +65,6 @@ type recordConn struct {
 	in io.Reader
 
 	mu      sync.Mutex
-	holders int           // Writes of TLS that are under way
 	batch   *bufio.Writer // nil if nothing is held back
 	failure error         // of writing, after which the stream of records has a gap
 }
@@ -89,10 +91,8 @@ func (c *recordConn) Write(b []byte) (n int, err error) {
 func (c *recordConn) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.holders++; c.batch == nil {
-		c.batch = batches.Get().(*bufio.Writer)
-		c.batch.Reset(c.Conn)
-	}
+	c.batch = batches.Get().(*bufio.Writer)
+	c.batch.Reset(c.Conn)
 }
 
 // release writes what was held back. It returns an error if that failed, now or before.
@@ -102,10 +102,8 @@ func (c *recordConn) release() error {
 	if c.failure == nil {
 		c.failure = c.batch.Flush()
 	}
-	if c.holders--; c.holders == 0 {
-		c.batch.Reset(nil) // so that it keeps nothing alive
-		batches.Put(c.batch)
-		c.batch = nil
-	}
+	c.batch.Reset(nil) // so that it keeps nothing alive
+	batches.Put(c.batch)
+	c.batch = nil
 	return c.failure
 }

@@ -124,7 +124,7 @@ func TestRecordsTogether(t *testing.T) {
 // TestRecordsConcurrent: several goroutines may write at once.
 func TestRecordsConcurrent(t *testing.T) {
 	service, rank, _ := secured(t)
-	const writers, times, size = 4, 50, 5000
+	const writers, times, size = 4, 100, 60_000
 	var writing errgroup.Group
 	for i := range writers {
 		writing.Go(func() error {
@@ -138,6 +138,7 @@ func TestRecordsConcurrent(t *testing.T) {
 	}
 	var came [writers]int
 	b := make([]byte, size)
+	require.NoError(t, rank.SetReadDeadline(time.Now().Add(time.Minute)))
 	for range writers * times {
 		_, err := io.ReadFull(rank, b)
 		require.NoError(t, err)
