@@ -29,13 +29,28 @@ type AllReduce struct {
 	Collective string
 	// Root is the rank of a broadcast or reduce.
 	Root int
-	// Parts, unless nil, says by rank which part of the group it is in, by the lowest rank there, the same on every rank: the all-reduce is among the ranks
-	// of each part, of which there may be several, and Count may differ from part to part, and be 0. In and Out may then be at other places on each rank.
+	// Parts, unless nil, says by rank which part of the group it is in, by the lowest rank there, the same on every rank. A run is then Calls, among the ranks of
+	// each part, and only Name is given besides.
 	Parts []int
-	// Told and Heard are addresses of a u32 each in memory of the device, or both nil: with each run, the largest of Told of the ranks of the part comes to
-	// Heard. Only with Parts.
-	Told, Heard device.Ptr
+	// Calls is what a run does in parts, at least one, all at once: the same on every rank of a part but for the addresses, and maybe others in other parts.
+	Calls []Call
+	// Beside says that runs are enqueued on a stream that nobody asks for failures: those that Watch names tell. Only with Parts.
+	Beside bool
 	// DType and Op are the names of the elements' type, "bf16", and of the operation, "sum".
+	DType, Op string
+}
+
+// Call is a collective of a library among the ranks of one part of a group.
+type Call struct {
+	// Collective is what AllReduce.Collective is, but no barrier.
+	Collective string
+	// In and Out are addresses in memory of the device, which stays until the prepared collective is closed. They may be one where the library allows that.
+	In, Out device.Ptr
+	// Count is the number of elements, at least 1, counted as AllReduce.Count is.
+	Count int64
+	// Root is the rank of a broadcast or reduce, by its number in the group. It is in the part.
+	Root int
+	// DType and Op are as in AllReduce.
 	DType, Op string
 }
 
@@ -52,4 +67,16 @@ type PreparedAllReduce interface {
 	Enqueue(s device.Stream) error
 	// Close releases what it holds. No run is under way.
 	Close() error
+}
+
+// Watcher is a PreparedAllReduce with AllReduce.Beside.
+type Watcher interface {
+	// Watch makes s, which waits for a run on another stream, tell of its failure. Where s is capturing, the streams on which the graph is launched do.
+	Watch(s device.Stream) error
+}
+
+// Abandoner is a PreparedAllReduce whose runs may be cut off, with results that are wrong.
+type Abandoner interface {
+	// Abandoned is the address, for the device, of a u32 that is 0 until runs are cut off, and is written before what they have enqueued ends.
+	Abandoned() device.Ptr
 }

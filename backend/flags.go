@@ -27,6 +27,13 @@ type Flags interface {
 	Close() error
 }
 
+// FlagsFailer is implemented by Flags that may fail for good while no rank is lost.
+type FlagsFailer interface {
+	// Err is why words of peers may not come any more, on every rank soon after it is so on one; nil as long as they do. It does not block, and
+	// whoever waits for a word asks for it again and again.
+	Err() error
+}
+
 // FlagStore writes one word of a peer. It is used by one goroutine at a time.
 type FlagStore interface {
 	// Post begins to write value; the previous write has ended. Everything that ended before is visible to a rank that sees the value.

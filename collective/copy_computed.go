@@ -47,7 +47,7 @@ func (b *Builder) Stage(bytes int64) ([]byte, device.Ptr) {
 
 // CopyComputed adds copies within this rank's memory and what Stage has given, which are known only when a run comes to them, also at each replay of a
 // graph: copies is called when all earlier steps of the plan's stream have ended, by one goroutine at a time. It must be quick and must not block. The
-// plan's stream goes on when the copies have ended. Its error makes the plan fail, and peers get no signals from this rank any more. ErrUnsupported on a
+// plan's stream goes on when the copies have ended. What it returns may be the same memory each time. Its error makes the plan fail, and peers get no signals from this rank any more. ErrUnsupported on a
 // device whose work of the CPU cannot copy.
 func (b *Builder) CopyComputed(copies func() ([]Copy, error)) {
 	if b.err != nil {
@@ -63,7 +63,9 @@ func (b *Builder) CopyComputed(copies func() ([]Copy, error)) {
 		return
 	}
 	if b.plan.device.Kind() != device.Host {
-		b.add(step{kind: stepLaunch, launch: &copyStep{work: b.work, by: by, copies: copies}})
+		c := &copyStep{work: b.work, by: by, copies: copies}
+		c.under.step = c
+		b.add(step{kind: stepLaunch, launch: c})
 		return
 	}
 	b.Host(func() error {
@@ -90,15 +92,12 @@ type copyStep struct {
 	work   *programWork
 	by     *memory.WorkCopies
 	copies func() ([]Copy, error)
+	under  copyRun // the run that has made the work run; there is one at a time
 }
 
 // Launch enqueues the step, or records it.
 func (c *copyStep) Launch(s device.Stream) error {
-	h, ok := s.(device.HostWorker)
-	if !ok {
-		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), errs.ErrUnsupported)
-	}
-	return h.HostWork(c)
+	return device.EnqueueHostWork(s, c)
 }
 
 // Close does nothing.
@@ -136,7 +135,8 @@ func (c *copyStep) Start() (device.HostProgress, error) {
 		c.work.running.Store(false)
 		return c.fail(err), nil
 	}
-	return &copyRun{step: c, run: run}, nil
+	c.under.run = run
+	return &c.under, nil
 }
 
 // begin finds out what to copy, and begins.
@@ -175,10 +175,10 @@ func (r *copyRun) Poll() (bool, error) {
 	if !ended && err == nil {
 		return false, nil
 	}
-	r.step.work.running.Store(false)
 	if err != nil {
 		_ = r.step.fail(err) // the device takes no copies any more: it signals nobody either
 	}
+	r.step.work.running.Store(false)
 	return ended, err
 }
 

@@ -14,9 +14,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
+	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
@@ -227,6 +229,54 @@ func TestSettingBlocks(t *testing.T) {
 		return r.refused(ctx, collective.Spec{Name: "too few", CUDA: k}, errs.ErrInvalid, "MinBlocks is 10", "at most 9 of 96 threads", "max-blocks")
 	})
 	assert.Empty(t, m.left())
+}
+
+// TestLimitFails: a device on which larger blocks do not fit takes part in a plan of smaller ones. One that could not be asked does not, whatever code
+// that fails with.
+func TestLimitFails(t *testing.T) {
+	for _, call := range []string{"cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuCtxPushCurrent"} {
+		t.Run(call, func(t *testing.T) {
+			m := newMachine(2, map[string]fake{"still": still})
+			open := func(g *group.Group, near backend.Backend) (backend.Backend, error) {
+				d := m.driver()
+				push, resident := d.CtxPushCurrent, d.OccupancyMaxActiveBlocks
+				var asked atomic.Bool // about the first of the sizes
+				d.OccupancyMaxActiveBlocks = func(n *int32, f cu.FunctionHandle, threads int32, shared uint64) cu.Result {
+					asked.Store(true)
+					if g.Rank() == 1 && call != "cuCtxPushCurrent" && threads >= 256 {
+						return cu.InvalidValue
+					}
+					return resident(n, f, threads, shared)
+				}
+				d.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+					if g.Rank() == 1 && call == "cuCtxPushCurrent" && asked.Swap(false) {
+						return cu.InvalidValue
+					}
+					return push(c)
+				}
+				dev, err := cuda.Open(&cuda.Options{Driver: d, LocalRank: g.Rank()})
+				return &gpuBackend{near, dev}, err
+			}
+			onRanks(t, 2, patience, open, func(ctx context.Context, r *rank) error {
+				fit := func(threads int) collective.Spec {
+					k := &collective.Kernel{Image: []byte(image), Function: "still", Fit: func(int) (int, int) { return 1, threads }}
+					return collective.Spec{Name: "fitting", CUDA: k}
+				}
+				if call == "cuCtxPushCurrent" {
+					return r.refused(ctx, fit(32), errs.ErrInvalid, "rank 1", call)
+				}
+				if err := r.refused(ctx, fit(256), errs.ErrInvalid, "1 blocks of 256 threads", "rank 1", call); err != nil {
+					return err
+				}
+				p, err := collective.New(ctx, r.m, fit(64))
+				if err != nil {
+					return err
+				}
+				return p.Close(ctx)
+			})
+			assert.Empty(t, m.left())
+		})
+	}
 }
 
 // TestCUDAPlanMoves: a plan of a kernel that keeps records moves to another stream when every block of every run has ended, though the

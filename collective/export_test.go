@@ -10,3 +10,9 @@ func Tenants() int {
 	}
 	return n
 }
+
+// Patient reports whether the kernel of a plan on the host device looks for its peers for long before it sleeps.
+func (p *Plan) Patient() bool {
+	w, ok := p.work.(*hostWork)
+	return ok && w.run.patience != nil
+}

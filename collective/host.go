@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/futex"
@@ -25,16 +27,22 @@ type HostRun struct {
 	timeout  time.Duration
 	peerErr  func() error // what ends a wait early
 	patience *futex.Patience
+	looks    int
 
 	mine   [Flags][]*futex.Word // by writer: flags that the peers set here
+	seen   [Flags][]uint32      // by writer: what they were when this rank looked last
 	theirs [Flags][]*futex.Word // by owner: flags that this rank sets there
 }
 
 // Flags is how many flags each rank has for each other, of a kernel on the host device, and of each block of a CUDA kernel.
 const Flags = 3
 
-// looks is how often a wait looks at a flag before it reads the clock for its bound, which takes as long as the flag of a peer that is there takes to come.
-const looks = 100
+// A wait looks at a flag so often before it reads the clock for its bound, which takes as long as the flag of a peer that is there takes to come:
+// for some hundred nanoseconds where each rank should have a processor of its own, and else not as long.
+const (
+	fewLooks  = 100
+	manyLooks = 500
+)
 
 // flagStride is the distance in bytes between two flags: each has one writer, and two cache lines keep the writers apart on
 // processors that fetch lines in pairs.
@@ -61,19 +69,25 @@ func (f hostForm) flag(flag, writer int) int64 { return int64(flag*f.plan.size+w
 type hostWork struct {
 	plan   *Plan
 	kernel HostKernel
-	run    HostRun
 
-	pending atomic.Int64 // runs enqueued and not ended, those of graphs not counted
-	running atomic.Bool  // a run is under way
+	enqueued uint64 // runs, those of graphs not counted; guarded by the plan's mu
+
+	_ cpu.CacheLinePad // what the stream writes is apart from what is written by who enqueues
+
+	// state is 2 for each of those runs that has ended, and 1 while any run is under way.
+	state atomic.Uint64
+	run   HostRun
+
+	_ cpu.CacheLinePad
 }
 
 func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
 	p := f.plan
 	w := &hostWork{plan: p, run: HostRun{
-		name: p.name, rank: p.rank, epoch: p.spec.FirstEpoch, timeout: p.memory.KernelTimeout(), peerErr: p.memory.Group().Err,
+		name: p.name, rank: p.rank, epoch: p.spec.FirstEpoch, timeout: p.memory.KernelTimeout(), peerErr: p.memory.Group().Err, looks: fewLooks,
 	}}
 	if !p.memory.Oversubscribed() {
-		w.run.patience = &futex.Patience{}
+		w.run.patience, w.run.looks = &futex.Patience{}, manyLooks
 	}
 	for r := range p.size {
 		flags := a.Bytes(a.base(r), f.dataAt())
@@ -96,6 +110,7 @@ func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
 				}
 				mine.Store(p.spec.FirstEpoch)
 				w.run.mine[flag] = append(w.run.mine[flag], mine)
+				w.run.seen[flag] = append(w.run.seen[flag], p.spec.FirstEpoch)
 			}
 		}
 	}
@@ -125,9 +140,15 @@ func (r *HostRun) Signal(rank, flag int, value uint32) { r.theirs[flag][rank].St
 // Wait waits until rank has set its flag at this rank to value or a later one. It is bounded as every wait of device work is; its error is a
 // [*device.WaitError].
 func (r *HostRun) Wait(rank, flag int, value uint32) error {
+	// A peer that is ahead has said so once for several runs, and each look at a flag that it goes on setting fetches that again.
+	seen := &r.seen[flag][rank]
+	if int32(*seen-value) >= 0 {
+		return nil
+	}
 	w := r.mine[flag][rank]
-	for range looks {
-		if int32(w.Load()-value) >= 0 {
+	for range r.looks {
+		if have := w.Load(); int32(have-value) >= 0 {
+			*seen = have
 			return nil
 		}
 	}
@@ -161,15 +182,14 @@ func (w *hostWork) enqueue(s device.Stream, recorded bool) error {
 	if recorded {
 		return l.Launch((*recordedRun)(w))
 	}
-	w.pending.Add(1)
-	err := l.Launch((*run)(w))
-	if err != nil {
-		w.pending.Add(-1)
+	if err := l.Launch((*run)(w)); err != nil {
+		return err
 	}
-	return err
+	w.enqueued++
+	return nil
 }
 
-func (w *hostWork) settled() (bool, error) { return w.pending.Load() == 0, nil }
+func (w *hostWork) settled() (bool, error) { return w.state.Load()/2 == w.enqueued, nil }
 
 func (w *hostWork) close() error { return nil }
 
@@ -184,33 +204,35 @@ func (k *run) String() string         { return k.plan.name }
 func (k *recordedRun) String() string { return k.plan.name }
 
 // RunKernel runs the plan once.
-func (k *run) RunKernel() error {
-	w := (*hostWork)(k)
-	defer w.pending.Add(-1)
-	return w.once()
-}
+func (k *run) RunKernel() error { return (*hostWork)(k).once(2) }
 
 // RunKernel runs the plan once.
-func (k *recordedRun) RunKernel() error { return (*hostWork)(k).once() }
+func (k *recordedRun) RunKernel() error { return (*hostWork)(k).once(0) }
 
-func (w *hostWork) once() error {
+// once is one run, which adds to the state when it has ended.
+func (w *hostWork) once(adds uint64) error {
 	if err := w.plan.released(); err != nil {
+		w.state.Add(adds)
 		return err
 	}
 	if err := w.plan.Err(); err != nil {
+		w.state.Add(adds)
 		return err // whichever stream this run is on has not got its result
 	}
 	// A graph may be launched on a stream that no Run was told of.
-	if w.running.Swap(true) {
-		return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
+	for state := w.state.Load(); !w.state.CompareAndSwap(state&^1, state|1); state = w.state.Load() {
+		if state&1 != 0 {
+			w.state.Add(adds)
+			return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
+		}
 	}
-	defer w.running.Store(false)
 	w.run.epoch++
 	ended := false
 	defer func() {
 		if !ended { // the stream has the panic
 			_ = w.plan.fail(fmt.Errorf("the kernel of %s has panicked", w.plan.name))
 		}
+		w.state.Add(adds - 1)
 	}()
 	err := w.kernel(&w.run)
 	ended = true

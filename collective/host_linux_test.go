@@ -465,3 +465,19 @@ func TestClosedPlan(t *testing.T) {
 		})
 	}
 }
+
+// TestPatienceOfPlans: the kernels of plans look for their peers as long as there are processors for all ranks.
+func TestPatienceOfPlans(t *testing.T) {
+	for _, size := range []int{1, runtime.GOMAXPROCS(0) + 1} {
+		onRanks(t, size, patience, onHost, func(ctx context.Context, r *rank) error {
+			p, err := collective.New(ctx, r.m, broadcast(r.x, 0))
+			if err != nil {
+				return err
+			}
+			if few := r.m.Oversubscribed(); p.Patient() == few || few != r.Oversubscribed() || !few && size > 1 {
+				return fmt.Errorf("oversubscribed: memory %v, group %v; the plan is patient: %v", few, r.Oversubscribed(), p.Patient())
+			}
+			return p.Close(ctx)
+		})
+	}
+}

@@ -134,7 +134,7 @@ func (f *kernelForm) offer() ([]byte, error) {
 	}
 	for _, threads := range threadSizes {
 		n, err := f.function.MaxBlocks(threads, f.kernel.SharedBytes)
-		if errors.Is(err, errs.ErrInvalid) && threads > threadSizes[0] {
+		if _, large := errors.AsType[*errs.ArgumentError](err); large && threads > threadSizes[0] {
 			o.Limit = err.Error() // the kernel was compiled for smaller blocks
 			break
 		}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -29,11 +31,14 @@ type Plan struct {
 	held       held
 	lives      []life // that a recorded run asks for when it runs
 
+	failed atomic.Pointer[error]
+
+	_ cpu.CacheLinePad // kernels on the host look at what is above, and a run changes what is below
+
 	// mu keeps the steps of a run together, and the plan open until they are enqueued.
 	mu     sync.Mutex
 	tenant *tenant // what its kernels take of the device while they wait for peers
 	closed atomic.Bool
-	failed atomic.Pointer[error]
 	stream atomic.Pointer[device.Stream] // of the last Run that was not recorded
 }
 

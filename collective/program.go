@@ -35,7 +35,7 @@ type Program struct {
 	// Among, unless nil, is the ranks that the kernels wait for, in order, this one among them: those whose memory has addresses here. All of them
 	// give the same list. For Params they are numbered by their places in it, and are all ranks that there are.
 	Among []int
-	// Lane says that sends, waits and signals go on a stream beside the plan's.
+	// Lane says that sends, waits, signals and what LaunchBeside adds go on a stream beside the plan's.
 	Lane bool
 	// Build adds the steps of a run to b, when a plan is made, on every rank at the same time: the ranks may come together in it, as the
 	// libraries below backends have to. Its error is every rank's.
@@ -167,6 +167,7 @@ const (
 	stepFinish                     // the plan's stream does, and is told what has failed
 	stepSignal                     // the lane signals every peer
 	stepLaunch                     // the plan's stream launches
+	stepBeside                     // the lane launches
 	stepFork                       // the lane goes on only when the plan's stream has come here
 	stepJoin                       // the plan's stream goes on only when the lane has come here
 )
@@ -316,7 +317,7 @@ func (b *Builder) Send(signal int, puts ...Put) {
 
 // SendComputed is Send for puts that are known only when a run comes to it, as the counts of an all-to-all are: puts gives them at each run,
 // also at each replay of a graph. All earlier steps of the lane have ended then. It is called by one goroutine at a time, must be quick and must
-// not block. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
+// not block. What it returns may be the same memory each time. Its error, and puts that Send would refuse, make the plan fail as a put that fails does: peers get no signal, and the next wait
 // of the run returns the error. ErrUnsupported on a device whose work of the CPU cannot copy. Lane.
 func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 	const call = "Builder.SendComputed"
@@ -332,6 +333,7 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 		b.fail(err)
 		return
 	}
+	var sends []memory.SendPut // of the latest run
 	send, err := b.work.signals.PrepareComputedSend(signal, by, func() ([]memory.SendPut, error) {
 		if err := errors.Join(b.plan.released(), b.plan.Err()); err != nil {
 			return nil, err // the step that finds out what to put was left out
@@ -340,7 +342,7 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 		if err != nil {
 			return nil, err
 		}
-		var sends []memory.SendPut
+		sends = sends[:0]
 		for _, put := range found {
 			send, err := b.put(put)
 			if err != nil {
@@ -380,18 +382,25 @@ func (b *Builder) Finish(signal int) {
 }
 
 // Launch adds work of the plan's stream, which the plan closes. It must not wait for peers, unless that is bounded. If it has a method Fail(error), that is
-// called when a kernel of the program has given up here, with the plan's error: peers that wait for this rank in it have to be told. It must not block, nor
+// called when a kernel of the program has given up here, or a run could not be enqueued to its end, with the plan's error: peers that wait for this rank in it have to be told. It must not block, nor
 // call anything of the device.
-func (b *Builder) Launch(l device.PreparedLaunch) {
+func (b *Builder) Launch(l device.PreparedLaunch) { b.launch("Builder.Launch", stepLaunch, l) }
+
+// LaunchBeside is Launch for work of the lane. Without a lane it is Launch.
+func (b *Builder) LaunchBeside(l device.PreparedLaunch) {
+	b.launch("Builder.LaunchBeside", stepBeside, l)
+}
+
+func (b *Builder) launch(call string, kind stepKind, l device.PreparedLaunch) {
 	if errs.IsNil(l) {
-		b.fail(errs.Invalid("Builder.Launch", "l", nil, "a prepared launch"))
+		b.fail(errs.Invalid(call, "l", nil, "a prepared launch"))
 		return
 	}
 	if b.err != nil {
 		b.fail(l.Close())
 		return
 	}
-	b.add(step{kind: stepLaunch, launch: l})
+	b.add(step{kind: kind, launch: l})
 }
 
 // Kernel adds a CUDA kernel on the plan's stream, which must not wait for peers. Of k, MinBlocks and BlockWorkspace are not used, and Fault counts
@@ -537,8 +546,9 @@ func (w *programWork) enqueue(s device.Stream, recorded bool) error {
 	}
 	for i := range w.steps {
 		if err := w.step(s, &w.steps[i]); err != nil {
-			if i > 0 && !recorded {
-				return w.plan.fail(err) // the others do all of the run
+			if i > 0 && !recorded { // the others do all of the run
+				err = w.plan.fail(err)
+				w.failLaunches(err)
 			}
 			return err
 		}
@@ -572,6 +582,8 @@ func (w *programWork) step(s device.Stream, t *step) error {
 		return w.signals.SignalAll(lane, t.signal)
 	case stepLaunch:
 		return t.launch.Launch(s)
+	case stepBeside:
+		return t.launch.Launch(lane)
 	}
 	switch {
 	case w.lane == nil:

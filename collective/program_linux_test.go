@@ -168,10 +168,12 @@ func (r *rank) program(lane bool, build func(b *collective.Builder)) collective.
 type watched struct {
 	refuse           error
 	launched, closed atomic.Int32
+	told             error // by Fail
 }
 
 func (w *watched) Launch(device.Stream) error { w.launched.Add(1); return w.refuse }
 func (w *watched) Close() error               { w.closed.Add(1); return nil }
+func (w *watched) Fail(err error)             { w.told = err }
 
 // TestWrongSteps: a step that a program must not have is every rank's error of New, with the value. What was prepared is given back, what
 // came behind is not looked at, and the memory goes on.
@@ -219,6 +221,7 @@ func TestWrongSteps(t *testing.T) {
 		{"computed send of nothing", func(_ *rank, b *collective.Builder) { b.SendComputed(0, nil) }, errs.ErrInvalid, "a function"},
 		{"computed copies of nothing", func(_ *rank, b *collective.Builder) { b.CopyComputed(nil) }, errs.ErrInvalid, "a function"},
 		{"no stage", func(_ *rank, b *collective.Builder) { b.Stage(0) }, errs.ErrInvalid, "1 and more"},
+		{"no launch beside", func(_ *rank, b *collective.Builder) { b.LaunchBeside(nil) }, errs.ErrInvalid, "Builder.LaunchBeside"},
 		{"no function", func(_ *rank, b *collective.Builder) { b.Host(nil) }, errs.ErrInvalid, "a function"},
 		{"no launch", func(_ *rank, b *collective.Builder) { b.Launch(nil) }, errs.ErrInvalid, "a prepared launch"},
 		{"nil launch", func(_ *rank, b *collective.Builder) { b.Launch((*watched)(nil)) }, errs.ErrInvalid, "a prepared launch"},
@@ -475,6 +478,9 @@ func TestRunInPart(t *testing.T) {
 			w.refuse = errOwn
 			if err := p.Run(r.s); !errors.Is(err, errOwn) {
 				return fmt.Errorf("a run with a launch that is refused: %w", err)
+			}
+			if first != (w.told == nil) || !first && !errors.Is(w.told, errOwn) {
+				return fmt.Errorf("first step %t: the launch was told of %w", first, w.told)
 			}
 			w.refuse = nil
 			err = p.Run(r.s)

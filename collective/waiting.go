@@ -174,12 +174,17 @@ type failer interface{ Fail(err error) }
 // rank's next run.
 func (w *programWork) decode(word uint64) error {
 	err := w.plan.fail(w.failure(word))
+	w.failLaunches(err)
+	return err
+}
+
+// failLaunches tells the launches that go on elsewhere that the plan has failed here.
+func (w *programWork) failLaunches(err error) {
 	for _, s := range w.steps {
 		if f, ok := s.launch.(failer); ok {
 			f.Fail(err)
 		}
 	}
-	return err
 }
 
 func (w *programWork) failure(word uint64) error {

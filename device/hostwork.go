@@ -1,5 +1,7 @@
 package device
 
+import "fmt"
+
 // HostWork is work that the CPU does for a stream without blocking a goroutine, such as a transfer that a library carries out. The stream waits from
 // when it comes to the work until the work has ended.
 type HostWork interface {
@@ -29,6 +31,15 @@ type HostWorker interface {
 	// HostWork enqueues w, or records it, and returns at once. The same work may be enqueued many times. Its runs overlap only if it is
 	// enqueued on several streams, or if its stream had to go on without the run before.
 	HostWork(w HostWork) error
+}
+
+// EnqueueHostWork enqueues w on s as its HostWork does. ErrUnsupported for a stream that cannot wait for work of the CPU.
+func EnqueueHostWork(s Stream, w HostWork) error {
+	h, ok := s.(HostWorker)
+	if !ok {
+		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), ErrUnsupported)
+	}
+	return h.HostWork(w)
 }
 
 // WorkStreamer is implemented by devices whose work of the CPU can have the device do something, such as a copy whose size only that work finds out.

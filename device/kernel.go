@@ -17,7 +17,8 @@ type Module interface {
 // Function is one compiled kernel, with any number of parameters.
 type Function interface {
 	// MaxBlocks is how many blocks of that many threads, each with sharedBytes of dynamic shared memory, the whole device
-	// runs at the same time: the largest grid whose blocks may wait for each other.
+	// runs at the same time: the largest grid whose blocks may wait for each other. Blocks that the kernel cannot have are
+	// ErrInvalid, an *ArgumentError of package symmem; no other failure is one.
 	MaxBlocks(threads, sharedBytes int) (int, error)
 	// Prepare fixes everything about a launch, so that launching allocates nothing. A launch that the kernel cannot have is ErrInvalid:
 	// also one with another number of parameters than it has, or with one of another size, where the device knows them.

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/symmem/symmem/group/internal/pb"
+	"github.com/symmem/symmem/internal/processors"
 )
 
 // frameBytes is how many bytes of blobs go into one message of an outcome; a single blob is never split.
@@ -158,7 +159,7 @@ func lossFromWire(w *pb.Loss) *loss {
 func (m Member) toWire() *pb.Member {
 	return &pb.Member{
 		WorldRank: int64(m.WorldRank), Host: clip(m.Host), Pid: int64(m.PID), BootId: clip(m.BootID), Process: m.Process,
-		LocalRank: int64(m.LocalRank),
+		LocalRank: int64(m.LocalRank), Processors: []byte(m.share.Set), AtOnce: int64(m.share.AtOnce), Quota: m.share.Quota, QuotaOf: m.share.QuotaOf,
 	}
 }
 
@@ -166,6 +167,9 @@ func memberFromWire(w *pb.Member) Member {
 	return Member{
 		WorldRank: int(w.GetWorldRank()), Host: w.GetHost(), PID: int(w.GetPid()), BootID: w.GetBootId(), Process: w.GetProcess(),
 		LocalRank: int(w.GetLocalRank()),
+		share: processors.Share{
+			Set: processors.Set(w.GetProcessors()), AtOnce: int(w.GetAtOnce()), Quota: w.GetQuota(), QuotaOf: w.GetQuotaOf(),
+		}.Checked(),
 	}
 }
 

@@ -109,7 +109,7 @@ func clientSide(ctx context.Context, conn net.Conn, o *Options) (net.Conn, error
 	case mode == modePlain:
 		return conn, nil
 	}
-	secure := tls.Client(conn, clientTLS(o))
+	secure := batchedClient(conn, clientTLS(o))
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return nil, refusedTLS(err)
 	}
@@ -174,7 +174,7 @@ func handshakeService(conn net.Conn, o *Options, certificates *tls.Config) (net.
 	case mode == modePlain:
 		return conn, nil
 	}
-	secure := tls.Server(conn, certificates)
+	secure := batchedServer(conn, certificates)
 	if err := secure.Handshake(); err != nil {
 		return nil, fmt.Errorf("securing the connection: %w", err)
 	}

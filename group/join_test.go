@@ -403,8 +403,9 @@ func TestLargeBlobs(t *testing.T) {
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "after") }))
 }
 
+// BenchmarkAllGather measures an all-gather of 256 random bytes a rank, with all ranks in this process.
 func BenchmarkAllGather(b *testing.B) {
-	for _, n := range []int{4, 64, 1024} {
+	for _, n := range []int{4, 64, 256, 1024} {
 		for _, token := range []string{"", "secret"} {
 			name := fmt.Sprintf("clients=%d", n)
 			if token != "" {
@@ -412,9 +413,9 @@ func BenchmarkAllGather(b *testing.B) {
 			}
 			b.Run(name, func(b *testing.B) {
 				groups := newJob(b, n, Options{Token: token, LivenessTimeout: time.Minute})
-				data := make([]byte, 256)
 				b.ResetTimer()
 				requireNone(b, onAll(groups, func(g *Group) error {
+					data := randomBytes(uint64(g.Rank()), 256)
 					for range b.N {
 						if _, err := g.AllGather(b.Context(), "bench", data); err != nil {
 							return err

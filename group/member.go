@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/symmem/symmem/internal/processors"
 )
 
 // Member is what a group knows of one of its ranks.
@@ -19,11 +21,26 @@ type Member struct {
 	BootID    string // the boot of the kernel it runs on: equal means the same machine. "" if not known
 	Process   string // unique to its process, so that ranks sharing one can tell
 	LocalRank int    // its number among the ranks of its host, as its launcher gave it
+
+	share processors.Share // of its machine's processors; not known if the member made it up
 }
 
 // sameMachine reports whether both run under one kernel, as far as is known.
 func (m Member) sameMachine(other Member) bool {
 	return m.Process == other.Process && m.BootID == other.BootID || m.BootID != "" && m.BootID == other.BootID
+}
+
+// Oversubscribed reports whether the ranks of the group that are on this rank's machine, in whichever container, have too few processors for each to
+// have one: by those that their processes may run on, by GOMAXPROCS, and by the quotas of their control groups, each as it was when the rank
+// joined. It is the same on all ranks of a machine. A rank that waits for another one in a loop may then keep it from running.
+func (g *Group) Oversubscribed() bool {
+	var ranks []processors.Rank
+	for _, m := range g.members {
+		if m.sameMachine(g.members[g.rank]) {
+			ranks = append(ranks, processors.Rank{Process: m.Process, Share: m.share})
+		}
+	}
+	return !processors.Enough(ranks)
 }
 
 // processID is unique to this process, as the system's process ids are not: they repeat between containers and over time.
@@ -47,6 +64,7 @@ func thisProcess(worldRank, localRank int, bootID string) (Member, error) {
 		BootID:    bootID,
 		Process:   processID(),
 		LocalRank: localRank,
+		share:     processors.Here(),
 	}, nil
 }
 

@@ -199,6 +199,10 @@ func closing(err error, c io.Closer) error {
 
 // open says hello on an authenticated connection, and starts the goroutines that carry messages, all but the one that reads.
 func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) error {
+	readBuffer := streamBuffer
+	if _, batched := conn.(*batchedTLS); batched { // it has a buffer below TLS, where one saves calls to the system
+		readBuffer = 0
+	}
 	var dialed atomic.Bool
 	var err error
 	l.conn, err = grpc.NewClient("passthrough:///"+r.options.Addr,
@@ -214,7 +218,7 @@ func (r *remote) open(ctx context.Context, l *link, conn net.Conn, again bool) e
 		grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(answerWindow),
 		grpc.WithInitialConnWindowSize(answerWindow),
-		grpc.WithReadBufferSize(streamBuffer),
+		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxServerMessage), grpc.MaxCallSendMsgSize(maxClientMessage),
 			grpc.ForceCodecV2(newAnswerCodec())),
 	)

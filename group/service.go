@@ -26,6 +26,9 @@ const (
 	// answerWindow is how many bytes the service may send a rank that the rank has not yet taken: the outcome of an all-gather of 256 bytes among 1024
 	// ranks goes without waiting for the rank in between. gRPC begins with 64 KiB, and measures the connection to find more.
 	answerWindow = 1 << 20
+	// requestWindow is how many bytes a rank may send the service that the service has not yet taken, so it bounds what gRPC keeps for a rank. If it were
+	// not set, gRPC would measure the connection to find a size, with a ping for each request that comes after a pause, and go up to 16 MiB.
+	requestWindow = 1 << 20
 	// streamBuffer is how many bytes go to a socket, or come from it, in one call, where there are so many.
 	streamBuffer = 128 << 10
 )
@@ -102,6 +105,8 @@ func startService(l net.Listener, h *hub, o *Options, logger *slog.Logger) (*ser
 		grpc.MaxRecvMsgSize(maxClientMessage),
 		grpc.MaxSendMsgSize(maxServerMessage),
 		grpc.WriteBufferSize(streamBuffer),
+		grpc.InitialWindowSize(requestWindow),
+		grpc.InitialConnWindowSize(requestWindow),
 		grpc.WaitForHandlers(true),
 	)
 	pb.RegisterRendezvousServer(s.server, s)

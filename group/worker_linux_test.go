@@ -93,6 +93,8 @@ func work(role string) error {
 		err = g.Err()
 	case "files":
 		err = exchangePipes(ctx, g)
+	case "processors":
+		report.Text = fmt.Sprintf("oversubscribed: %v", g.Oversubscribed())
 	case "islands":
 		var islands *Islands
 		if islands, err = g.Islands(ctx); err == nil {
@@ -145,6 +147,12 @@ type worker struct {
 // startWorkers starts a process a rank, all in one role, and waits until they are joined.
 func startWorkers(t *testing.T, role string, size, victim int) []*worker {
 	t.Helper()
+	return startWorkersBy(t, role, size, victim, func(_ int, cmd *exec.Cmd) error { return cmd.Start() })
+}
+
+// startWorkersBy is startWorkers with a function that starts each process.
+func startWorkersBy(t *testing.T, role string, size, victim int, start func(rank int, cmd *exec.Cmd) error) []*worker {
+	t.Helper()
 	l := listenLoopback(t).(*net.TCPListener)
 	f, err := l.File()
 	require.NoError(t, err)
@@ -166,7 +174,7 @@ func startWorkers(t *testing.T, role string, size, victim int) []*worker {
 		out, err := cmd.StdoutPipe()
 		require.NoError(t, err)
 		w.stdout = bufio.NewReader(out)
-		require.NoError(t, cmd.Start())
+		require.NoError(t, start(rank, cmd))
 		workers[rank] = w
 		t.Cleanup(func() {
 			if cmd.ProcessState == nil {

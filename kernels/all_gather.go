@@ -40,7 +40,11 @@ func (a *allGather) algorithms(kind device.Kind) []Algorithm {
 }
 
 func (a *allGather) spec(s *collective.Spec) {
-	if a.algorithm == Hierarchical {
+	switch {
+	case a.algorithm == Hierarchical && a.in.Device().Kind() == device.CUDA:
+		a.byRails(s)
+		return
+	case a.algorithm == Hierarchical:
 		a.byIslands(s)
 		return
 	}

@@ -6,8 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
-	"sync/atomic"
+	"sync"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -27,8 +26,14 @@ import (
 // and writes nothing anywhere; the plan has then failed. Collective: all ranks come with the same tensors and options (ErrMismatch with
 // everybody's value if not), and these must have had their rendezvous. It blocks until all ranks have come. Close the plan.
 //
-// By transfers, where peers have no addresses, the ranks exchange their counts first, and then put the rows straight to where they go: only those
-// that there are. On a GPU the CPU looks at the counts when the stream comes there, also at each launch of a graph, and the stream waits for it.
+// Auto takes a kernel (OneShot on the host device, OneShotPush on GPUs) where every peer's memory has an address: over host, native and nvshmem, over nccl on
+// one host, and over nixl where all ranks share memory. Elsewhere it takes Transfers: over nixl, and over nccl between hosts where NCCL can put (2.29.2 and newer
+// with GIN, see package nccl). Where NCCL cannot, there is no form, and the error is ErrNotReachable with what is missing: neither NCCL nor NVSHMEM has an
+// all-to-all of its own whose counts are on the device.
+//
+// By transfers the ranks exchange their counts first, and then write the rows straight to where they go, by copies where there are addresses and by puts of the
+// backend elsewhere: only those that there are. On a GPU the CPU looks at the counts when the stream comes there, also at each launch of a graph, and the stream
+// waits for it. A run allocates nothing, but for puts of the backend to other places, or of other lengths, than in the run before: these are prepared anew.
 //
 // Its errors are those of [collective.New], ErrInvalid for shapes, dtypes and tensors that do not go together, and options that do not exist, and
 // ErrUnsupported for a form that there is not on the device.
@@ -217,54 +222,51 @@ func (a *allToAllV) fault(f ptx.Fault) error {
 	return nil
 }
 
-// places is all that the ranks know of a run: how many rows who has for whom, and where they come from and go to.
+// places is all that the ranks know of a run: how many rows who has for whom, and where they come from and go to. A plan has one, for all its runs.
 type places struct {
-	rows   [][]int64 // by sender and receiver
+	words  [][]int64 // by rank: what it has written, as it was when the run looked
+	rows   [][]int64 // by sender and receiver: part of words
 	from   [][]int64 // at which row of the sender's input they begin
 	behind [][]int64 // at which row of the receiver's output they begin
 }
 
+// newPlaces makes the places of size ranks, each of which writes so many words.
+func newPlaces(size int, words int64) *places {
+	p := &places{}
+	for range size {
+		mine := make([]int64, words)
+		p.words, p.rows = append(p.words, mine), append(p.rows, mine[:size])
+		p.from, p.behind = append(p.from, make([]int64, size)), append(p.behind, make([]int64, size))
+	}
+	return p
+}
+
 // settle finds out from the counts of all ranks what goes where, alike on each, or what is wrong.
-func (a *allToAllV) settle(counts [][]int64) (places, error) {
-	size := a.in.WorldSize()
+func (a *allToAllV) settle(p *places) error {
 	rows, room := rowsOf(a.in), rowsOf(a.out)
-	var p places
-	for r, words := range counts {
-		words = slices.Clone(words) // the program may write its own while it is looked at, against the rules
-		at, from := int64(0), make([]int64, size)
-		for q, n := range words[:size] {
+	for r, from := range p.from {
+		at := int64(0)
+		for q, n := range p.rows[r] {
 			if from[q] = at; a.displaced() {
-				from[q] = words[size+q]
+				from[q] = p.words[r][len(from)+q]
 			}
-			bad := &CountsError{Op: a.describe(), Rank: r, To: q, Negative: n < 0 || n > 0 && from[q] < 0, Most: rows}
-			if bad.Negative || n > rows || n > 0 && from[q] > rows-n {
-				return p, bad
+			if negative := n < 0 || n > 0 && from[q] < 0; negative || n > rows || n > 0 && from[q] > rows-n {
+				return &CountsError{Op: a.describe(), Rank: r, To: q, Negative: negative, Most: rows}
 			}
 			at += n
 		}
-		p.rows, p.from = append(p.rows, words[:size]), append(p.from, from)
 	}
-	for range size {
-		p.behind = append(p.behind, make([]int64, size))
-	}
-	for q := range size {
+	for q := range p.rows {
 		all := int64(0)
-		for r := range size {
+		for r := range p.rows {
 			p.behind[r][q] = all
 			all += p.rows[r][q]
 		}
 		if all > room {
-			return p, &CountsError{Op: a.describe(), Rank: q, To: -1, Rows: min(all, math.MaxUint32), Most: room}
+			return &CountsError{Op: a.describe(), Rank: q, To: -1, Rows: min(all, math.MaxUint32), Most: room}
 		}
 	}
-	return p, nil
-}
-
-// tell writes what this rank has received.
-func (p places) tell(rank int, received []int64) {
-	for r := range p.rows {
-		received[r], received[len(p.rows)+r] = p.rows[r][rank], p.behind[r][rank]
-	}
+	return nil
 }
 
 // onHost makes the spec that of a kernel of the host: between two meetings each rank looks at the counts of all, and loads what it is to have.
@@ -285,13 +287,19 @@ func (a *allToAllV) onHost(s *collective.Spec) {
 		out := at.Bytes(at.Tensor(specOut, rank), a.out.Bytes())
 		received := collective.Slice[int64](at, at.Tensor(specReceived, rank), a.received.NumElements())
 		width := a.rowBytes()
+		p := newPlaces(size, a.counts.NumElements())
 		return func(run *collective.HostRun) error {
 			if err := meet(run, flagStart, others, others); err != nil {
 				return err
 			}
-			p, wrong := a.settle(counts)
+			for r, words := range counts {
+				copy(p.words[r], words) // the program may write its own while it is looked at, against the rules
+			}
+			wrong := a.settle(p)
 			if wrong == nil {
-				p.tell(rank, received)
+				for r := range size {
+					received[r], received[size+r] = p.rows[r][rank], p.behind[r][rank]
+				}
 				for k := 1; k <= size; k++ {
 					r := (rank + k) % size
 					from := p.from[r][rank] * width
@@ -337,29 +345,10 @@ func (a *allToAllV) byTransfers(s *collective.Spec) {
 		}
 		look := []collective.Copy{{Dst: at, Src: b.Workspace(rank), Bytes: all}, {Dst: at.Add(int64(rank) * span), Src: a.counts.Ptr(), Bytes: a.counts.Bytes()}}
 		b.CopyComputed(func() ([]collective.Copy, error) { return look, nil })
-		var settled atomic.Pointer[places] // of the run; a graph may be launched on two streams, which is an error, but no crash
-		width := a.rowBytes()
-		b.CopyComputed(func() ([]collective.Copy, error) {
-			counts := make([][]int64, size)
-			for r := range counts {
-				counts[r] = make([]int64, a.counts.NumElements())
-				_, _ = binary.Decode(stage[int64(r)*span:], binary.LittleEndian, counts[r]) // which is as long
-			}
-			p, err := a.settle(counts)
-			if err != nil {
-				return nil, err
-			}
-			settled.Store(&p)
-			told := make([]int64, a.received.NumElements())
-			p.tell(rank, told)
-			_, _ = binary.Encode(stage[all:], binary.LittleEndian, told)
-			return []collective.Copy{
-				{Dst: a.received.Ptr(), Src: at.Add(all), Bytes: a.received.Bytes()},
-				{Dst: a.out.Ptr().Add(p.behind[rank][rank] * width), Src: a.in.Ptr().Add(p.from[rank][rank] * width), Bytes: p.rows[rank][rank] * width},
-			}, nil
-		})
+		run := &settled{allToAllV: a, places: newPlaces(size, a.counts.NumElements()), stage: stage, at: at, span: span}
+		b.CopyComputed(run.settle)
 		if size > 1 {
-			b.SendComputed(signalRows, func() ([]collective.Put, error) { return a.putsOf(settled.Load()), nil })
+			b.SendComputed(signalRows, run.putRows)
 			b.Finish(signalRows)
 		}
 		return nil
@@ -369,14 +358,61 @@ func (a *allToAllV) byTransfers(s *collective.Spec) {
 	}
 }
 
-// putsOf is this rank's rows for every other one.
-func (a *allToAllV) putsOf(p *places) (puts []collective.Put) {
-	rank, size, width := a.in.Rank(), a.in.WorldSize(), a.rowBytes()
-	for k := 1; k < size; k++ {
-		q := (rank + k) % size
-		if n := p.rows[rank][q] * width; n > 0 {
-			puts = append(puts, collective.Put{Peer: q, Tensor: specOut, Offset: p.behind[rank][q] * width, Local: a.in.Ptr().Add(p.from[rank][q] * width), Bytes: n})
+// settled is what a run by transfers has found out. A graph may be launched on two streams, which is an error, but no crash: hence the lock.
+type settled struct {
+	*allToAllV
+	*places
+	stage []byte     // counts and received, as byTransfers has them
+	at    device.Ptr // of the stage
+	span  int64
+
+	mu     sync.Mutex
+	whole  bool // the places are those of one run
+	copies [2]collective.Copy
+	puts   []collective.Put
+}
+
+// settle looks at the counts, and gives what is copied within this rank: what it is told, and its own rows.
+func (x *settled) settle() ([]collective.Copy, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for r, words := range x.words {
+		for i := range words {
+			words[i] = int64(binary.LittleEndian.Uint64(x.stage[int64(r)*x.span+8*int64(i):]))
 		}
 	}
-	return puts
+	if err := x.allToAllV.settle(x.places); err != nil {
+		x.whole = false
+		return nil, err
+	}
+	x.whole = true
+	rank, size, width := x.in.Rank(), x.in.WorldSize(), x.rowBytes()
+	told := int64(size) * x.span
+	for r := range size {
+		binary.LittleEndian.PutUint64(x.stage[told+8*int64(r):], uint64(x.rows[r][rank]))
+		binary.LittleEndian.PutUint64(x.stage[told+8*int64(size+r):], uint64(x.behind[r][rank]))
+	}
+	x.copies = [...]collective.Copy{
+		{Dst: x.received.Ptr(), Src: x.at.Add(told), Bytes: x.received.Bytes()},
+		{Dst: x.out.Ptr().Add(x.behind[rank][rank] * width), Src: x.in.Ptr().Add(x.from[rank][rank] * width), Bytes: x.rows[rank][rank] * width},
+	}
+	return x.copies[:], nil
+}
+
+// putRows is this rank's rows for every other one.
+func (x *settled) putRows() ([]collective.Put, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.puts = x.puts[:0]
+	if !x.whole {
+		return nil, nil
+	}
+	rank, size, width := x.in.Rank(), x.in.WorldSize(), x.rowBytes()
+	for k := 1; k < size; k++ {
+		q := (rank + k) % size
+		if n := x.rows[rank][q] * width; n > 0 {
+			x.puts = append(x.puts, collective.Put{Peer: q, Tensor: specOut, Offset: x.behind[rank][q] * width, Local: x.in.Ptr().Add(x.from[rank][q] * width), Bytes: n})
+		}
+	}
+	return x.puts, nil
 }

@@ -198,7 +198,7 @@ func (a *allReduce) check(plan string) error {
 		return fmt.Errorf("there is no kernel for %s on a %s device: %w", plan, kind, errs.ErrUnsupported)
 	}
 	if a.algorithm == Hierarchical && kind == device.CUDA {
-		if err := a.checkRails(); err != nil {
+		if err := checkRails(a.in.Memory(), a.in.DType(), a.op); err != nil {
 			return err
 		}
 	}

@@ -55,13 +55,17 @@ var viaAllBytes = func(kind device.Kind, far bool) int64 {
 }
 
 func (b *broadcast) spec(s *collective.Spec) {
-	if b.algorithm == Hierarchical {
+	switch {
+	case b.algorithm == Hierarchical && b.in.Device().Kind() == device.CUDA:
+		b.byRails(s)
+		return
+	case b.algorithm == Hierarchical:
 		b.byIslands(s)
 		return
 	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker, root: b.root}
+	v := &movement{maker: b.maker, root: b.root, rooted: true}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {

@@ -26,12 +26,14 @@
 // messages of 64 KiB and more where there are several islands, and one of more than one rank, unless RankOrder is asked for. Islands need not be equal, but the smallest says how many
 // ranks of each share the work.
 //
-// Between islands of GPUs an all-reduce in this form goes by NCCL, on memory of backend nccl: a kernel sums up a shard on each rank of an island, NCCL all-reduces it between
-// the ranks that have it, and a kernel gathers the shards. What an island has summed up is rounded to the dtype. Of two islands the order is theirs; of more it is NCCL's, which states
-// none, but every rank has the same bits. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own all-reduce knows hosts and links too,
-// and nobody has measured which is faster: so Auto takes that, and this form comes by its name.
+// Between islands of GPUs this form goes by NCCL, on memory of backend nccl: a kernel sums up a shard on each rank of an island, or gets it from there, NCCL's all-reduce, broadcast, reduce or
+// reduce-scatter carries it between the ranks that have it, and a kernel brings it to the island. Long shards go in laps: while NCCL carries one, kernels do the next and the one before. What an
+// island has summed up is rounded to the dtype. Of two islands the order is theirs, and reduce and reduce-scatter have the bits of the all-reduce; of more it is NCCL's, which states
+// none, but every rank of an all-reduce has the same bits. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
+// links too, and nobody has measured which are faster: so Auto takes those, and this form comes by its name; but for an all-gather and a reduce-scatter of shares that are not of one length,
+// which NCCL has not: there Auto takes it unless Transfers can be had.
 //
-// So are all-gather, broadcast, reduce and reduce-scatter over islands. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
+// Between islands of CPUs all-gather, broadcast, reduce and reduce-scatter have the form too. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are
 // those of the all-reduce in this form. Auto takes them as it takes that, unless RankOrder is asked for.
 //
@@ -42,6 +44,9 @@
 // whether they have come. Else a kernel waits until the inputs that it is to load are ready, loads them, and tells their ranks that it has; what
 // it stores is its own rank's. By transfers, ranks put to each other's outputs once these may be written, and reductions get laps of the inputs
 // put into the workspace, as all-reduce does. A large broadcast or reduce by transfers goes by way of all ranks, each of which has a part of it.
+//
+// On the host device, small messages go through slots of the workspace, so that a rank need not wait until others have loaded them. Of larger ones every rank does a part of the work, whoever is
+// root: in a broadcast root stores one part of W to each other rank, which loads the rest, and in a reduce each rank combines a part of all inputs and stores it to root.
 //
 // [NewAllReduceRMSNorm] is an all-reduce with the residual and norm of a transformer behind it, in one kernel. [QuantizedInt8] is an all-reduce that
 // is lossy, for who asks for it: see [QuantizedBytes].

@@ -90,7 +90,7 @@ func (k *hostAllReduce) twoShot(r *collective.HostRun) error {
 	if err := r.Barrier(flagStart); err != nil {
 		return err
 	}
-	lo, hi := k.part(k.rank)
+	lo, hi := partOf(k.elements, k.width, k.size, k.rank)
 	// In pieces, so that what was reduced is still in the cache when it is copied to the peers.
 	const piece = 32 << 10
 	step := piece / k.width
@@ -105,10 +105,11 @@ func (k *hostAllReduce) twoShot(r *collective.HostRun) error {
 	return r.Barrier(flagEnd)
 }
 
-// part is the range of elements that rank reduces: equal parts cut at cache lines, counted from the first element.
-func (k *hostAllReduce) part(rank int) (lo, hi int64) {
-	line := max(cacheLine/k.width, 1)
-	each := (k.elements + int64(k.size) - 1) / int64(k.size)
+// partOf is the range of elements, of so many bytes each, that one of size ranks reduces: equal parts cut at cache lines, counted from the
+// first element.
+func partOf(elements, width int64, size, rank int) (lo, hi int64) {
+	line := max(cacheLine/width, 1)
+	each := (elements + int64(size) - 1) / int64(size)
 	each = (each + line - 1) / line * line
-	return min(int64(rank)*each, k.elements), min(int64(rank+1)*each, k.elements)
+	return min(int64(rank)*each, elements), min(int64(rank+1)*each, elements)
 }

@@ -124,10 +124,9 @@ func TestParts(t *testing.T) {
 	for _, width := range []int64{1, 2, 4, 8} {
 		for size := 1; size <= 9; size++ {
 			for _, n := range []int64{0, 1, 15, 16, 17, 127, 128, 129, 1000, 65537} {
-				k := hostAllReduce{size: size, elements: n, width: width}
 				at := int64(0)
 				for r := range size {
-					lo, hi := k.part(r)
+					lo, hi := partOf(n, width, size, r)
 					require.Equal(t, at, lo)
 					require.LessOrEqual(t, lo, hi)
 					at = hi

@@ -67,3 +67,15 @@ func (l libraryLaunch) Fail(err error) {
 		f.Fail(err)
 	}
 }
+
+// watchLaunch makes the plan's stream tell of a library's run that has gone beside it. It comes before the run and behind it.
+type watchLaunch struct{ of libraryLaunch }
+
+func (l watchLaunch) Launch(s device.Stream) error {
+	if w, ok := l.of.reduce.(interface{ Watch(s device.Stream) error }); ok {
+		return w.Watch(s)
+	}
+	return nil
+}
+
+func (l watchLaunch) Close() error { return nil }

@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -16,6 +17,7 @@ type movement struct {
 	phases []phase
 	root   int
 	shares int64 // elements that are shared out between the ranks; 0 if none are
+	rooted bool  // one rank has something for all others, and nobody else has
 }
 
 // phase says what rank to has from rank from.
@@ -89,44 +91,95 @@ func (v *movement) loads(at *collective.Addresses, p phase) []move {
 // copied is bytes that are copied on the host device.
 type copied struct{ dst, src []byte }
 
-// onHost makes the spec that of a kernel on the host device, in one phase: each rank waits for those that it loads from to be ready, and for
-// those that load from it to have done so, since whatever is behind the run may write to the input. Small messages go through slots.
+// onHost makes the spec that of a kernel on the host device, in one phase. Small messages go through slots.
 func (v *movement) onHost(s *collective.Spec) {
 	s.Program = nil
 	slots := hostSlotsOf(s, v.mostLoaded(v.phases[0]))
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
-		sources, readers := v.peers(v.phases[0])
-		var copies []copied
-		loads := v.loads(at, v.phases[0])
-		for _, m := range loads {
-			copies = append(copies, copied{at.Bytes(m.to, m.bytes), at.Bytes(m.from, m.bytes)})
+		if slots == nil {
+			return v.inParts(at), nil
 		}
-		if slots != nil {
-			slots.prepare(at, v.loaded(v.phases[0], at.Rank()), sources, readers)
-			return func(r *collective.HostRun) error {
-				slot, err := slots.exchange(r)
-				if err != nil {
-					return err
-				}
-				for i, c := range copies {
-					if i < len(sources) {
-						c.src = slots.ranks[sources[i]][slot][loads[i].src:]
-					}
-					copy(c.dst, c.src)
-				}
-				slots.release(r)
-				return nil
-			}, nil
+		return v.throughSlots(at, slots), nil
+	}
+}
+
+// throughSlots is the kernel for small messages on the host device.
+func (v *movement) throughSlots(at *collective.Addresses, slots *slots) collective.HostKernel {
+	sources, readers := v.peers(v.phases[0])
+	var copies []copied
+	loads := v.loads(at, v.phases[0])
+	for _, m := range loads {
+		copies = append(copies, copied{at.Bytes(m.to, m.bytes), at.Bytes(m.from, m.bytes)})
+	}
+	slots.prepare(at, v.loaded(v.phases[0], at.Rank()), sources, readers)
+	return func(r *collective.HostRun) error {
+		slot, err := slots.exchange(r)
+		if err != nil {
+			return err
 		}
-		return func(r *collective.HostRun) error {
-			if err := meet(r, flagStart, readers, sources); err != nil {
-				return err
+		for i, c := range copies {
+			if i < len(sources) {
+				c.src = slots.ranks[sources[i]][slot][loads[i].src:]
 			}
-			for _, c := range copies {
-				copy(c.dst, c.src)
-			}
-			return meet(r, flagEnd, sources, readers)
-		}, nil
+			copy(c.dst, c.src)
+		}
+		slots.release(r)
+		return nil
+	}
+}
+
+// inParts is the kernel for larger messages on the host device: each rank waits for those that it loads from to be ready, and for those that
+// load from it to have done so, since whatever is behind the run may write to the input. What a rank has from itself it copies before it
+// waits. Where one rank has something for all (rooted), it stores a part of that to each, so that it works as long as they do: all of them
+// load W-1 parts of W, and so it stores the first of W to W-1 ranks. Then both sides wait for each other, before and after.
+func (v *movement) inParts(at *collective.Addresses) collective.HostKernel {
+	rank, size, p := at.Rank(), at.WorldSize(), v.phases[0]
+	sources, readers := v.peers(p)
+	out := v.specOut()
+	stored := func(c piece) int64 {
+		if !v.rooted {
+			return 0
+		}
+		return c.bytes / int64(size) / cacheLine * cacheLine
+	}
+	var own, copies []copied
+	add := func(to *[]copied, c piece, owner, reader int) {
+		*to = append(*to, copied{at.Bytes(at.Tensor(out, reader).Add(c.dst), c.bytes), at.Bytes(at.Tensor(specIn, owner).Add(c.src), c.bytes)})
+	}
+	for _, reader := range readers {
+		if c := p(rank, reader); stored(c) > 0 {
+			c.bytes = stored(c)
+			add(&copies, c, rank, reader)
+		}
+	}
+	for _, source := range sources {
+		c := p(source, rank)
+		n := stored(c)
+		c.src, c.dst, c.bytes = c.src+n, c.dst+n, c.bytes-n
+		add(&copies, c, source, rank)
+	}
+	if c := p(rank, rank); c.bytes > 0 {
+		add(&own, c, rank, rank)
+	}
+	tell, await := readers, sources
+	if v.rooted {
+		tell = slices.Concat(sources, readers)
+		await = tell
+	}
+	return func(r *collective.HostRun) error {
+		for _, peer := range tell {
+			r.Signal(peer, flagStart, r.Epoch())
+		}
+		for _, c := range own {
+			copy(c.dst, c.src)
+		}
+		if err := meet(r, flagStart, nil, await); err != nil {
+			return err
+		}
+		for _, c := range copies {
+			copy(c.dst, c.src)
+		}
+		return meet(r, flagEnd, await, tell)
 	}
 }
 

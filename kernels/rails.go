@@ -8,47 +8,191 @@ import (
 	"slices"
 
 	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
 )
 
-// On GPUs, Hierarchical is kernels inside islands and NCCL's all-reduce between them. The message is cut into as many shards as the smallest island has ranks,
-// and the n-th ranks of all islands are a rail, which has the n-th shard. A run is four launches on the plan's stream:
+// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives between them. What an island brings or gets is cut into as many shards as the smallest
+// island has ranks, and the n-th ranks of all islands are a rail, which has the n-th shards. A shard goes in laps, and a lap is four launches:
 //
-//	reduce  each rank of a rail loads its shard of the inputs of its island, and stores their combination to its own output
-//	rail    NCCL all-reduces the shard between the ranks of the rail, in place, and with it the word that says whether one has given up
-//	told    a plan gives up whose rail brings such a word: what it brings with it was never finished
-//	gather  each rank loads the other shards from the outputs of its island
+//	enter  each rank of a rail makes its part from what its island has: the combination of the island's inputs, or what it is to pass on
+//	rail   NCCL carries the parts between the ranks of the rail, and with them the word that says whether one has given up
+//	told   a plan gives up whose rail brings such a word, or was cut off: what it brings was never finished
+//	leave  each rank loads what it is to have from the ranks of its island that have got it
 //
-// Ranks behind the last rail only have inputs and outputs. Both kernels begin and end with a barrier of the island, so that nobody's input is written, and no
-// output read, too early; also in place: a shard is loaded by the rank alone that stores it.
+// Ranks behind the last rail only have inputs and outputs. The kernels that enter and leave begin and end with a barrier of the island, so that nobody's input is
+// written, and no output read, too early; also in place: of an input, each byte is loaded by one rank of the island, in the lap in which it is overwritten or before.
+//
+// Where there are several laps, rails run on a stream of the plan's own, beside the kernels: while a lap is on its way, the next one enters, and the one before
+// leaves.
 //
 // The order is that of the sums: those of an island in the order of its ranks, rounded to the dtype, and then those of the islands. Of two islands any order
-// gives the same bits; of more it is NCCL's, which promises none, but all ranks of a rail get the same bits, and so have all ranks. An average is that
-// of the islands' averages, which have to have as many ranks for it.
+// gives the same bits; of more it is NCCL's, which promises none. An average is that of the islands' averages, which have to have as many ranks for it.
 
-// The kernels of a plan of rails.
-const (
-	railReduce = iota
-	railGather
-)
+// A lap is of railLapBytes of a shard at most, unless these were more than railMostLaps: each lap is some launches, and a call of NCCL's that is tried when the
+// plan is made. The first is a guess at what keeps a network busy for longer than the launches take; it was not measured.
+var railLapBytes = int64(8 << 20)
 
-// railForm is how the message is cut, alike on every rank.
+const railMostLaps = 32
+
+// railSlots is how many laps have room of their own in the workspace.
+const railSlots = 2
+
+// stretch is a range of bytes of the message.
+type stretch struct{ lo, hi int64 }
+
+func (s stretch) bytes() int64 { return s.hi - s.lo }
+
+// railForm is how a collective is cut, alike on every rank.
 type railForm struct {
-	*allReduce
 	islandPlace
-	shard int64 // bytes; the last ones may be shorter, or empty
+	in, out   tensor.SymmetricTensor
+	specOut   int // the number of out in the Spec
+	op        Op  // 0 where nothing is combined
+	maxBlocks int
+
+	shards [][][]stretch // what goes over rails: one part of the message, or one for each island; of each its shards, by place; of each its ranges, in order
+	lap    int64         // bytes of a lap of a shard
+	laps   int           // of the longest
+	most   int64         // bytes of the longest
+
+	moves railMoves
 }
 
-// checkRails says why there can be no rails.
-func (a *allReduce) checkRails() error {
-	if have := a.in.Memory().Backend().Name(); have != NCCL.Backend() {
-		return fmt.Errorf("%s on GPUs goes between islands by NCCL, and this memory is of backend %s: %w", a.algorithm, have, errs.ErrUnsupported)
+// railMoves is what one collective does in a lap. Nil is nothing.
+type railMoves struct {
+	sums   func(lap int, own device.Ptr) []railSum             // what this rank combines of the island's inputs; own is its workspace
+	loads  func(at *collective.Addresses, lap int) []ptx.Piece // in its place, what this rank copies; ranks are places on the island
+	calls  func(lap int, own device.Ptr) []memory.LibraryCall  // what NCCL does between the ranks of the rail
+	leaves func(at *collective.Addresses, lap int) []ptx.Piece // what this rank loads from its island
+}
+
+// railSum is a range of the inputs whose combination goes to memory of this rank.
+type railSum struct {
+	stretch
+	to device.Ptr
+}
+
+// newRails cuts a message into shards that are the same part of it on every island, or, if parts is not nil, what parts says of each.
+func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int, shares func(rank int) (lo, hi int64)) *railForm {
+	f := &railForm{
+		in: in, out: out, specOut: specOut, op: op, maxBlocks: maxBlocks,
+		islandPlace: newIslandPlace(in.Rank(), islandRanks(in.Memory().Islands()), true),
 	}
-	islands := islandRanks(a.in.Memory().Islands())
-	if a.op == Avg && !alikeIslands(islands) {
-		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take %s: %w", a.algorithm, islands, NCCL, errs.ErrUnsupported)
+	if shares == nil {
+		n := max(in.Bytes(), out.Bytes())
+		f.shards = [][][]stretch{cutEvenly([]stretch{{0, n}}, f.rails)}
+	} else {
+		for _, ranks := range f.islands {
+			var all []stretch
+			for _, r := range ranks {
+				lo, hi := shares(r)
+				all = append(all, stretch{lo, hi})
+			}
+			f.shards = append(f.shards, cutShares(all, f.rails))
+		}
+	}
+	for _, part := range f.shards {
+		for _, shard := range part {
+			f.most = max(f.most, sizeOf(shard))
+		}
+	}
+	f.lap = max((f.most+railMostLaps-1)/railMostLaps, min(railLapBytes, f.most), 1)
+	n := (f.most + f.lap - 1) / f.lap
+	f.lap = alignUp((f.most+n-1)/n, shardAlign)
+	f.laps = int((f.most + f.lap - 1) / f.lap)
+	return f
+}
+
+// cutShares makes shards of the shares of an island's ranks. Where there are as many ranks as shards, each has its own.
+func cutShares(shares []stretch, shards int) [][]stretch {
+	if len(shares) > shards {
+		return cutEvenly(shares, shards)
+	}
+	var all [][]stretch
+	for _, s := range shares {
+		all = append(all, between([]stretch{s}, 0, s.bytes()))
+	}
+	return all
+}
+
+// cutEvenly cuts ranges, one behind the other, into as many shards, at whole cache lines.
+func cutEvenly(ranges []stretch, shards int) (all [][]stretch) {
+	n := sizeOf(ranges)
+	each := alignUp((n+int64(shards)-1)/int64(shards), shardAlign)
+	for i := range int64(shards) {
+		all = append(all, between(ranges, i*each, (i+1)*each))
+	}
+	return all
+}
+
+// sizeOf is the size of ranges.
+func sizeOf(ranges []stretch) (n int64) {
+	for _, s := range ranges {
+		n += s.bytes()
+	}
+	return n
+}
+
+// between is what is between two places in ranges that are one behind the other. What is together in the message is one range.
+func between(ranges []stretch, lo, hi int64) (found []stretch) {
+	at := int64(0)
+	for _, s := range ranges {
+		x := stretch{s.lo + min(max(lo-at, 0), s.bytes()), s.lo + min(max(hi-at, 0), s.bytes())}
+		at += s.bytes()
+		switch last := len(found) - 1; {
+		case x.bytes() == 0:
+		case last >= 0 && found[last].hi == x.lo:
+			found[last].hi = x.hi
+		default:
+			found = append(found, x)
+		}
+	}
+	return found
+}
+
+// lapOf is the ranges of a lap of the shard of a part that the ranks at a place have; none for one behind the last rail.
+func (f *railForm) lapOf(part, place, lap int) []stretch {
+	if place >= f.rails {
+		return nil
+	}
+	return between(f.shards[part][place], int64(lap)*f.lap, int64(lap+1)*f.lap)
+}
+
+// slot is where in the workspace the room of a lap begins, of so many laps' bytes each.
+func (f *railForm) slot(lap, rooms int) int64 { return int64(lap%railSlots) * int64(rooms) * f.lap }
+
+// workspaceBytes is the size of that.
+func (f *railForm) workspaceBytes(rooms int) int64 {
+	return int64(min(f.laps, railSlots)) * int64(rooms) * f.lap
+}
+
+// number is which rank of its rail the one on an island is: NCCL numbers them in the order of their ranks in the group.
+func (f *railForm) number(island int) (n int) {
+	for _, ranks := range f.islands {
+		if ranks[f.local] < f.islands[island][f.local] {
+			n++
+		}
+	}
+	return n
+}
+
+// checkRails says why there can be no rails for elements of dtype that op combines; 0 is that nothing is combined.
+func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
+	if have := m.Backend().Name(); have != NCCL.Backend() {
+		return fmt.Errorf("%s on GPUs goes between islands by NCCL, and this memory is of backend %s: %w", Hierarchical, have, errs.ErrUnsupported)
+	}
+	if op == 0 {
+		return nil
+	}
+	if !Supported(device.CUDA, Hierarchical, dtype, op, m.Group().Size()) {
+		return fmt.Errorf("%s on GPUs has no %s of %s: %w", Hierarchical, op, dtype, errs.ErrUnsupported)
+	}
+	if islands := islandRanks(m.Islands()); op == Avg && !alikeIslands(islands) {
+		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take %s: %w", Hierarchical, islands, NCCL, errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -60,58 +204,88 @@ func alikeIslands(islands [][]int) bool {
 
 // byRails makes the spec that of kernels inside islands and of NCCL between them.
 func (a *allReduce) byRails(s *collective.Spec) {
-	f := &railForm{allReduce: a, islandPlace: newIslandPlace(a.in.Rank(), islandRanks(a.in.Memory().Islands()), true)}
-	f.shard = alignUp((a.in.Bytes()+int64(f.rails)-1)/int64(f.rails), shardAlign)
-	size := len(f.islands[0])
-	if !alikeIslands(f.islands) {
-		size = ptx.Inline + 1 // for which the kernel is one for every number of ranks, since all ranks have the same
+	f := newRails(a.in, a.out, specOut, a.op, a.maxBlocks, nil)
+	width := a.in.DType().Bytes()
+	f.moves = railMoves{
+		sums: func(lap int, _ device.Ptr) (all []railSum) {
+			for _, x := range f.lapOf(0, f.local, lap) {
+				all = append(all, railSum{x, f.out.Ptr().Add(x.lo)})
+			}
+			return all
+		},
+		calls: func(lap int, _ device.Ptr) (all []memory.LibraryCall) {
+			for _, x := range f.lapOf(0, f.local, lap) {
+				at := f.out.Ptr().Add(x.lo)
+				all = append(all, memory.LibraryCall{In: at, Out: at, Count: x.bytes() / width, DType: a.in.DType().String(), Op: a.op.String()})
+			}
+			return all
+		},
+		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
-	reduce, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, a.in.Device(), a.in.DType(), a.op, size)
-	var pull, told []byte
-	if err == nil {
-		pull, err = ptx.Image(ptx.Pull.File)
+	f.spec(s)
+}
+
+// others is what other places of the island have of a lap in their outputs, which goes to the same place in this rank's.
+func (f *railForm) others(at *collective.Addresses, lap int) (all []ptx.Piece) {
+	for k := 1; k < at.WorldSize(); k++ {
+		place := (at.Rank() + k) % at.WorldSize()
+		for part := range f.shards {
+			for _, x := range f.lapOf(part, place, lap) {
+				all = append(all, x.piece(at.Tensor(f.specOut, place).Add(x.lo), f.out.Ptr().Add(x.lo)))
+			}
+		}
 	}
+	return all
+}
+
+// piece is the range of the message that the kernel loads.
+func (x stretch) piece(from, to device.Ptr) ptx.Piece {
+	return ptx.Piece{From: uint64(from), To: uint64(to), Bytes: uint64(x.bytes())}
+}
+
+// spec makes the spec that of the collective.
+func (f *railForm) spec(s *collective.Spec) {
+	pull, err := ptx.Image(ptx.Pull.File)
+	var told []byte
 	if err == nil {
 		told, err = ptx.Image(ptx.Told.File)
+	}
+	var sum *railKernel
+	if err == nil && f.op != 0 {
+		sum, err = f.newKernel()
 	}
 	if err != nil {
 		s.Failure = err
 		return
 	}
-	s.Parameters += fmt.Sprintf(", islands %v, shards of %d bytes", f.islands, f.shard)
+	s.Parameters += fmt.Sprintf(", islands %v, laps of %d bytes of shards of %d", f.islands, f.lap, f.most)
 	s.Program = &collective.Program{
 		Among: f.islands[f.island],
-		Kernels: []*collective.Kernel{
-			railReduce: {
-				Image: image, Function: reduce.Name, Overlap: reduce.Overlap,
-				Fit: func(multiprocessors int) (blocks, threads int) {
-					g := geometry(OneShotPull, f.shard, 0, size, multiprocessors).atMost(a.maxBlocks)
-					return g.blocks, g.threads
-				},
-				Params: func(at *collective.Addresses) []any { return []any{f.reduceParams(at)} },
+		Lane:  f.crosses() && f.laps > 1,
+		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum, told) },
+	}
+	pulls := func(pieces func(at *collective.Addresses) []ptx.Piece) *collective.Kernel {
+		return &collective.Kernel{
+			Image: pull, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
+			Fit: func(multiprocessors int) (blocks, threads int) {
+				g := pullGeometry(min(f.lap*int64(f.rails*len(f.shards)), max(f.in.Bytes(), f.out.Bytes())), f.rails, multiprocessors).atMost(f.maxBlocks)
+				return g.blocks, g.threads
 			},
-			railGather: {
-				Image: pull, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
-				Fit: func(multiprocessors int) (blocks, threads int) {
-					g := pullGeometry(a.in.Bytes(), f.rails, multiprocessors).atMost(a.maxBlocks)
-					return g.blocks, g.threads
-				},
-				Params: func(at *collective.Addresses) []any { return []any{at.Comm(), f.pieces(at)} },
-			},
-		},
-		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, told) },
+			Params: func(at *collective.Addresses) []any { return []any{at.Comm(), pulled(at, pieces(at))} },
+		}
+	}
+	for lap := range f.laps {
+		enter := pulls(func(at *collective.Addresses) []ptx.Piece { return f.moves.loads(at, lap) })
+		if sum != nil {
+			enter = sum.entering(lap)
+		}
+		s.Program.Kernels = append(s.Program.Kernels, enter, pulls(func(at *collective.Addresses) []ptx.Piece { return f.moves.leaves(at, lap) }))
 	}
 }
 
-// piece is the range of bytes of the shard that the rank at a place of its island has; nothing for one behind the last rail.
-func (f *railForm) piece(place int) (lo, hi int64) {
-	if place >= f.rails {
-		return 0, 0
-	}
-	n := f.in.Bytes()
-	lo = min(int64(place)*f.shard, n)
-	return lo, min(lo+f.shard, n)
-}
+// The kernels of a lap, of those of a plan.
+func entersLap(lap int) int { return 2 * lap }
+func leavesLap(lap int) int { return 2*lap + 1 }
 
 // parts says by rank which rail it is on, by the lowest rank there. Ranks behind the last rail are alone.
 func (f *railForm) parts() []int {
@@ -133,35 +307,73 @@ func (f *railForm) parts() []int {
 	return parts
 }
 
-// build adds the steps of a run.
-func (f *railForm) build(ctx context.Context, b *collective.Builder, told []byte) error {
+// build adds the steps of a run. A lap is on its rail while the next one enters and the one before leaves; what a lap has in the workspace is overwritten by
+// that of two laps later, which enters when everybody on the island has left with it.
+func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKernel, told []byte) error {
+	own := b.Workspace(b.Rank())
+	enter := func(lap int) {
+		b.Waiting(entersLap(lap))
+		if sum != nil {
+			sum.rest(b, lap, own)
+		}
+	}
 	if !f.crosses() {
-		b.Waiting(railReduce)
-		b.Waiting(railGather)
+		for lap := range f.laps {
+			enter(lap)
+			b.Waiting(leavesLap(lap))
+		}
 		return nil
 	}
-	var at memory.Place
-	var err error
-	if at.Window, at.Offset, err = f.out.Window(); err != nil {
-		return err
+	heard := b.Upload(make([]byte, 4*f.laps)) // a word for each lap: one may come while another is looked at
+	rails := make([]libraryLaunch, f.laps)
+	for lap := range rails {
+		// A word goes with it: the largest of the rail's.
+		calls := append(f.moves.calls(lap, own), memory.LibraryCall{
+			In: b.Dead(), Out: heard.Add(4 * int64(lap)), Count: 1, DType: tensor.Uint32.String(), Op: Max.String(),
+		})
+		rail, err := f.in.Memory().PrepareCollective(ctx, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Name: NCCL.String(), Parts: f.parts(), Calls: calls, Beside: f.laps > 1})
+		if err != nil {
+			return err
+		}
+		rails[lap] = libraryLaunch{rail}
 	}
-	lo, hi := f.piece(f.local)
-	at.Offset += lo
-	heard := b.Upload(make([]byte, 4))
-	rail, err := f.in.Memory().PrepareCollective(ctx, at, at, hi-lo, hi-lo, memory.LibraryCollective{
-		Name: NCCL.String(), Count: (hi - lo) / f.in.DType().Bytes(), DType: f.in.DType().String(), Op: f.op.String(), Parts: f.parts(), Told: b.Dead(), Heard: heard,
-	})
-	if err != nil {
-		return err
+	watch := func(lap int) {
+		if f.laps > 1 {
+			b.Launch(watchLaunch{rails[lap]})
+		}
 	}
-	b.Waiting(railReduce)
-	b.Launch(libraryLaunch{rail})
-	b.Kernel(&collective.Kernel{
-		Image: told, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
-		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), heard} },
-		Fault:  f.told,
-	})
-	b.Waiting(railGather)
+	send := func(lap int) {
+		watch(lap)
+		b.Fork()
+		b.LaunchBeside(rails[lap])
+	}
+	enter(0)
+	send(0)
+	if f.laps > 1 {
+		enter(1)
+	}
+	for lap := range f.laps {
+		b.Join()
+		watch(lap)
+		if lap+1 < f.laps {
+			send(lap + 1)
+		}
+		words := []device.Ptr{heard.Add(4 * int64(lap))}
+		if rail, ok := rails[lap].reduce.(interface{ Abandoned() device.Ptr }); ok {
+			words = append(words, rail.Abandoned()) // what was cut off here must not be loaded by others, who may not know yet
+		}
+		for _, word := range words {
+			b.Kernel(&collective.Kernel{
+				Image: told, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
+				Params: func(at *collective.Addresses) []any { return []any{at.Comm(), word} },
+				Fault:  f.told,
+			})
+		}
+		b.Waiting(leavesLap(lap))
+		if lap+2 < f.laps {
+			enter(lap + 2)
+		}
+	}
 	return nil
 }
 
@@ -179,51 +391,92 @@ func (f *railForm) told(fault ptx.Fault) error {
 			rail = append(rail, f.islands[i][f.local])
 		}
 	}
-	return fmt.Errorf("rank %s of another island has given up, since a rank of that island did not come in %v: %w", errs.FoldRanks(rail, " or "),
+	return fmt.Errorf("rank %s of another island has given up, since a rank of that island did not come in %v, or NCCL was ended: %w", errs.FoldRanks(rail, " or "),
 		f.in.Memory().KernelTimeout(), os.ErrDeadlineExceeded)
 }
 
-// reduceParams is the parameter of the kernel that reduces this rank's shard of the inputs of the island.
-func (f *railForm) reduceParams(at *collective.Addresses) []byte {
-	c := at.Comm()
-	rank, size := at.Rank(), at.WorldSize()
-	lo, hi := f.piece(f.local)
-	p := ptx.Params{
-		Workspace: c.Workspace, Count: uint64((hi - lo) / f.in.DType().Bytes()), Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout,
-		Rank: c.Rank, World: c.World, Op: uint32(f.op),
+// railKernel is the kernel that combines inputs of an island.
+type railKernel struct {
+	*railForm
+	ptx.Kernel
+	image []byte
+	size  int // of islands, or one for which the kernel is one for every number of ranks, since all ranks have the same
+}
+
+func (f *railForm) newKernel() (*railKernel, error) {
+	k := &railKernel{railForm: f, size: len(f.islands[0])}
+	if !alikeIslands(f.islands) {
+		k.size = ptx.Inline + 1
 	}
-	if size == 1 {
-		p.Flags = ptx.NoBarrier
+	var err error
+	k.Kernel, k.image, err = findKernel(ptx.AllReduce, ptx.OneShotPull, f.in.Device(), f.in.DType(), f.op, k.size)
+	return k, err
+}
+
+// launch is the kernel for what params gives.
+func (k *railKernel) launch(params func(at *collective.Addresses) []byte) *collective.Kernel {
+	return &collective.Kernel{
+		Image: k.image, Function: k.Name, Overlap: k.Overlap,
+		Fit: func(multiprocessors int) (blocks, threads int) {
+			g := geometry(OneShotPull, k.lap, 0, k.size, multiprocessors).atMost(k.maxBlocks)
+			return g.blocks, g.threads
+		},
+		Params: func(at *collective.Addresses) []any { return []any{params(at)} },
 	}
-	out := uint64(f.out.Ptr().Add(lo))
-	if size <= ptx.Inline {
-		for r := range size {
-			p.In[r] = uint64(at.Tensor(specIn, r).Add(lo))
+}
+
+// entering is the kernel that waits for the island, and combines the first range of a lap, if there is one.
+func (k *railKernel) entering(lap int) *collective.Kernel {
+	return k.launch(func(at *collective.Addresses) []byte {
+		c := at.Comm()
+		p := ptx.Params{Workspace: c.Workspace, Fault: c.Fault, Dead: c.Dead, Stop: c.Stop, Timeout: c.Timeout, Op: uint32(k.op)}
+		if at.WorldSize() == 1 {
+			p.Flags = ptx.NoBarrier
 		}
-		p.Out[rank] = out
+		var sum railSum
+		if all := k.moves.sums(lap, at.Workspace(at.Rank())); len(all) > 0 {
+			sum = all[0]
+		}
+		return k.params(at, p, sum, func(place int) uint64 { return uint64(at.Records(place)) })
+	})
+}
+
+// rest adds the kernels that combine the other ranges of a lap. They wait for nobody: the inputs are there, and stay until everybody has left.
+func (k *railKernel) rest(b *collective.Builder, lap int, own device.Ptr) {
+	all := k.moves.sums(lap, own)
+	for i := 1; i < len(all); i++ {
+		b.Kernel(k.launch(func(at *collective.Addresses) []byte {
+			return k.params(at, ptx.Params{Dead: uint64(at.Dead()), Op: uint32(k.op), Flags: ptx.NoBarrier}, all[i], func(int) uint64 { return 0 })
+		}))
+	}
+}
+
+// params fills in the ranks of the island and where their inputs are.
+func (k *railKernel) params(at *collective.Addresses, p ptx.Params, sum railSum, records func(place int) uint64) []byte {
+	ranks := k.islands[k.island]
+	size := len(ranks)
+	p.Rank, p.World, p.Count = uint32(k.local), uint32(size), uint64(sum.bytes()/k.in.DType().Bytes())
+	in := func(place int) uint64 {
+		t, err := k.in.Remote(ranks[place])
+		if err != nil {
+			return 0 // which the Spec's check has refused
+		}
+		return uint64(t.Ptr().Add(sum.lo))
+	}
+	if size <= ptx.Inline {
+		for place := range size {
+			p.In[place] = in(place)
+		}
+		p.Out[k.local] = uint64(sum.to)
 		return p.Bytes()
 	}
 	// The rows of the table are inputs, outputs, of which this rank's counts, and workspaces.
 	words := make([]byte, 3*size*8)
-	for r := range size {
-		binary.LittleEndian.PutUint64(words[8*r:], uint64(at.Tensor(specIn, r).Add(lo)))
-		binary.LittleEndian.PutUint64(words[8*(2*size+r):], uint64(at.Records(r)))
+	for place := range size {
+		binary.LittleEndian.PutUint64(words[8*place:], in(place))
+		binary.LittleEndian.PutUint64(words[8*(2*size+place):], records(place))
 	}
-	binary.LittleEndian.PutUint64(words[8*(size+rank):], out)
+	binary.LittleEndian.PutUint64(words[8*(size+k.local):], uint64(sum.to))
 	p.Table = uint64(at.Upload(words))
 	return p.Bytes()
-}
-
-// pieces is what this rank loads of the others' shards.
-func (f *railForm) pieces(at *collective.Addresses) ptx.Pieces {
-	var all []ptx.Piece
-	size := at.WorldSize()
-	for k := 1; k < size; k++ {
-		place := (at.Rank() + k) % size
-		lo, hi := f.piece(place)
-		if lo < hi {
-			all = append(all, ptx.Piece{From: uint64(at.Tensor(specOut, place).Add(lo)), To: uint64(f.out.Ptr().Add(lo)), Bytes: uint64(hi - lo)})
-		}
-	}
-	return pulled(at, all)
 }

@@ -105,6 +105,8 @@ func (r *reduction) spec(s *collective.Spec) {
 	switch {
 	case r.algorithm == Transfers:
 		r.byTransfers(s)
+	case r.algorithm == Hierarchical && r.in.Device().Kind() == device.CUDA:
+		r.byRails(s)
 	case r.algorithm == Hierarchical:
 		r.byIslands(s)
 	case r.algorithm == OneShotLL, r.algorithm == OneShotPush:

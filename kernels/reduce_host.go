@@ -6,11 +6,16 @@ import (
 )
 
 // onHost makes the spec that of a kernel on the host device: between two meetings each rank combines its share of all inputs. In place is
-// safe: nobody else reads or writes the share of the input that this rank works on. Small messages go through slots.
+// safe: nobody else reads or writes the share of the input that this rank works on. Small messages go through slots, and of larger ones that
+// one rank is to have, every rank combines a part.
 func (r *reduction) onHost(s *collective.Spec) {
 	s.Program = nil
 	width := r.in.DType().Bytes()
 	slots := hostSlotsOf(s, r.in.NumElements()*width)
+	if slots == nil && !r.scatter {
+		r.byParts(s)
+		return
+	}
 	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
 		combine := newReducer(r.in.DType(), r.op, at.WorldSize())
 		if combine == nil {
@@ -50,6 +55,31 @@ func (r *reduction) onHost(s *collective.Spec) {
 				combine(out, ins, 0, hi-lo)
 			}
 			return meet(run, flagEnd, sources, readers)
+		}, nil
+	}
+}
+
+// byParts makes the spec that of a kernel in which every rank combines a part of all inputs, and writes it to root's output. All meet before
+// and after, as each reads from all.
+func (r *reduction) byParts(s *collective.Spec) {
+	n := r.in.Bytes()
+	s.Host = func(at *collective.Addresses) (collective.HostKernel, error) {
+		combine := newReducer(r.in.DType(), r.op, at.WorldSize())
+		if combine == nil {
+			return nil, errs.Invalid(r.call, "dtype", r.in.DType(), "a dtype that has kernels")
+		}
+		var ins [][]byte
+		for i := range at.WorldSize() {
+			ins = append(ins, at.Bytes(at.Tensor(specIn, i), n))
+		}
+		out := at.Bytes(at.Tensor(r.specOut(), r.root), n)
+		lo, hi := partOf(r.in.NumElements(), r.in.DType().Bytes(), at.WorldSize(), at.Rank())
+		return func(run *collective.HostRun) error {
+			if err := run.Barrier(flagStart); err != nil {
+				return err
+			}
+			combine(out, ins, lo, hi)
+			return run.Barrier(flagEnd)
 		}, nil
 	}
 }

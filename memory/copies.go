@@ -62,7 +62,7 @@ func (c *copies) enqueue(s device.Stream, b backend.Transferrer, local *entry, k
 		c.recorded = append(c.recorded, p)
 		c.mu.Unlock()
 	}
-	if err := hostWork(s, p); err != nil {
+	if err := device.EnqueueHostWork(s, p); err != nil {
 		return errors.Join(err, c.give(p))
 	}
 	return nil

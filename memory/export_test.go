@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/futex"
 )
 
 // KeepWorkspace sets from which size on workspace is given back when it is not used, until the func that it gives is called.
@@ -24,6 +25,9 @@ func (m *Memory) Entries() int {
 func Exchange(ctx context.Context, g *group.Group, mine *Record, failure error) ([]Record, error) {
 	return exchange(ctx, g, mine, failure)
 }
+
+// Patient reports whether waits for peers look for long before they sleep.
+func (m *Memory) Patient() bool { return m.bound(new(futex.Patience)).Patience != nil }
 
 // Held says which of the memory's locks are held at this moment, by anybody: that of collective calls, that of local calls for one of several
 // ("shared"), or for Close alone ("alone").

@@ -25,8 +25,11 @@ func (m *Memory) PrepareAllReduce(ctx context.Context, name string, in, out Plac
 // LibraryCollective is what is asked of the backend's library.
 type LibraryCollective = backend.AllReduce
 
+// LibraryCall is one call of what is asked for in parts.
+type LibraryCall = backend.Call
+
 // PrepareCollective is PrepareAllReduce for any collective of a library: c says which, without its operands, of which the input is inBytes at in, and
-// the output outBytes at out. A "barrier" has none.
+// the output outBytes at out. A "barrier" has none, and nor have collectives in parts, whose calls bring their own.
 func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, outBytes int64, c LibraryCollective) (backend.PreparedAllReduce, error) {
 	call := "PrepareAllReduce"
 	what := "all-reduce"
@@ -38,7 +41,7 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 		return nil, fmt.Errorf("backend %s has no %s called %s: %w", m.backend.Name(), what, c.Name, errs.ErrUnsupported)
 	}
 	operands := []Place{in, out}
-	if c.Collective == "barrier" {
+	if c.Collective == "barrier" || c.Parts != nil {
 		operands = nil
 	}
 	for i, p := range operands {

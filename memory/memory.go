@@ -117,26 +117,13 @@ func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 	}
 	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
 	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
-	m.oversubscribed = oversubscribed(g)
+	m.oversubscribed = g.Oversubscribed()
 	m.log = m.opts.Logger
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
 	m.log = m.log.With("backend", b.Name(), "group", g.Name(), "rank", g.Rank())
 	return m
-}
-
-// oversubscribed reports whether the ranks on this host are more than the processors that their processes may use.
-func oversubscribed(g *group.Group) bool {
-	members := g.Members()
-	ranks, processes := 0, map[string]bool{}
-	for _, peer := range members {
-		if peer.BootID == members[g.Rank()].BootID {
-			ranks++
-			processes[peer.Process] = true
-		}
-	}
-	return ranks > min(runtime.NumCPU(), runtime.GOMAXPROCS(0)*len(processes))
 }
 
 // Backend is the backend below.
@@ -179,8 +166,8 @@ func (m *Memory) Tuning() *tuning.Set {
 // afterwards. [github.com/symmem/symmem.Open] does this with the tables that the ranks have agreed on.
 func (m *Memory) SetTuning(s *tuning.Set) { m.tuning.Store(s) }
 
-// Oversubscribed reports whether more ranks of the group share this host than it has processors. A rank that polls a peer's flag for long
-// may then keep that peer from setting it.
+// Oversubscribed reports whether the group was oversubscribed ([group.Group.Oversubscribed]) when the memory was made. A rank that polls a peer's
+// flag for long may then keep that peer from setting it.
 func (m *Memory) Oversubscribed() bool { return m.oversubscribed }
 
 // Err is nil as long as the memory can be used: otherwise ErrClosed or the group's error (ErrPeerLost). It is cheap.
@@ -411,7 +398,7 @@ func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
 		busy, err = m.quiesce(ctx, "freeing", e.left, e)
 		e.left = busy != nil
 	case a.Bytes() > 0:
-		busy = m.idle(ctx, e)
+		busy, err = m.idleOrBroken(ctx, e)
 	}
 	if busy != nil {
 		e.closing.Store(false)
@@ -447,19 +434,24 @@ func (m *Memory) idle(ctx context.Context, going ...*entry) error {
 	return nil
 }
 
+// idleOrBroken is idle, and tells a device that still works (busy) from one whose context is lost, which does nothing any more, and never will.
+func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broken error) {
+	if busy = m.idle(ctx, going...); !errors.Is(busy, errs.ErrContextLost) {
+		return busy, nil
+	}
+	if q, ok := backend.QuiescerOf(m.backend); ok {
+		return q.Quiesce(ctx), busy
+	}
+	return nil, busy
+}
+
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
-// and all vote again. A device whose context is lost does nothing any more, and never will: that is an error of this rank's, and keeps nothing.
+// and all vote again. That this rank's context is lost is an error, and keeps nothing.
 func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
-	busy = m.idle(ctx, going...)
-	q, behind := backend.QuiescerOf(m.backend)
-	var broken error
-	if errors.Is(busy, errs.ErrContextLost) {
-		if broken, busy = busy, nil; behind {
-			busy = q.Quiesce(ctx)
-		}
-	}
+	busy, broken := m.idleOrBroken(ctx, going...)
+	_, behind := backend.QuiescerOf(m.backend)
 	if left && !behind {
 		return busy, broken
 	}

@@ -74,7 +74,7 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 		send.copies = nil
 		for i, put := range puts {
 			if m, near := send.transfers[i].prepared.(*copyTransfer); near {
-				moves[put.Peer] = &nearMove{memory: p.memory, transfer: send.transfers[i], copies: m.copies}
+				moves[put.Peer] = &nearMove{memory: p.memory, sides: send.transfers[i].sides, copies: m.copies}
 			}
 		}
 	}
@@ -93,32 +93,45 @@ func (p *Signals) checkChannel(call string, channel int) error {
 
 // prepare prepares one put of a send, and notes in taken that its peer has one.
 func (p *Signals) prepare(channel int, put SendPut, taken []bool) (*Transfer, error) {
-	const call = "PrepareSend"
-	if put.Peer == p.memory.group.Rank() {
-		return nil, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
+	b, err := p.place(channel, put)
+	if err != nil {
+		return nil, err
 	}
-	if !p.user.has(channel, put.Peer) {
-		return nil, errs.Invalid(call, "Peer", put.Peer, fmt.Sprintf("a rank that the signals of channel %d reach: %s", channel, errs.Ranks(p.user.Peers[channel])))
-	}
-	w, offset := put.Window, put.Offset
-	if w == nil {
-		if p.workspace.closed.Load() {
-			return nil, fmt.Errorf("workspace: %w", errs.ErrClosed)
-		}
-		if offset < 0 || put.Bytes > p.workspace.Bytes()-offset {
-			return nil, errs.Invalid(call, "Offset", offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the workspace", p.workspace.Bytes()-put.Bytes, put.Bytes))
-		}
-		w, offset = p.workspace.block.window, p.workspace.span.start+offset
-	}
-	t, err := p.memory.prepareTransfer(backend.Write, put.Peer, false, []TransferBlock{{Local: put.Local, Window: w, Offset: offset, Bytes: put.Bytes}})
+	t, err := p.memory.prepareTransfer(backend.Write, put.Peer, false, []TransferBlock{b})
 	if err != nil {
 		return nil, err
 	}
 	if taken[put.Peer] {
-		return nil, errors.Join(errs.Invalid(call, "puts", fmt.Sprintf("two to rank %d", put.Peer), "one a peer at most"), t.Close())
+		return nil, errors.Join(twoPuts(put.Peer), t.Close())
 	}
 	taken[put.Peer] = true
 	return t, nil
+}
+
+// place says where a put of a send goes.
+func (p *Signals) place(channel int, put SendPut) (b TransferBlock, err error) {
+	const call = "PrepareSend"
+	if put.Peer == p.memory.group.Rank() {
+		return b, errs.Invalid(call, "Peer", put.Peer, "another rank than this one")
+	}
+	if !p.user.has(channel, put.Peer) {
+		return b, errs.Invalid(call, "Peer", put.Peer, fmt.Sprintf("a rank that the signals of channel %d reach: %s", channel, errs.Ranks(p.user.Peers[channel])))
+	}
+	b = TransferBlock{Local: put.Local, Window: put.Window, Offset: put.Offset, Bytes: put.Bytes}
+	if b.Window == nil {
+		if p.workspace.closed.Load() {
+			return b, fmt.Errorf("workspace: %w", errs.ErrClosed)
+		}
+		if b.Offset < 0 || b.Bytes > p.workspace.Bytes()-b.Offset {
+			return b, errs.Invalid(call, "Offset", b.Offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the workspace", p.workspace.Bytes()-b.Bytes, b.Bytes))
+		}
+		b.Window, b.Offset = p.workspace.block.window, p.workspace.span.start+b.Offset
+	}
+	return b, nil
+}
+
+func twoPuts(peer int) error {
+	return errs.Invalid("PrepareSend", "puts", fmt.Sprintf("two to rank %d", peer), "one a peer at most")
 }
 
 // Enqueue enqueues the send on s, or records it: it begins when all earlier work of s has ended. Later work of s runs when everything
@@ -130,7 +143,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 				return err
 			}
 		}
-		if err := hostWork(s, p.work); err != nil || p.work.signals {
+		if err := device.EnqueueHostWork(s, p.work); err != nil || p.work.signals {
 			return err
 		}
 		return p.signals.SignalAll(s, p.channel)
@@ -171,31 +184,17 @@ func (r *recordedSend) RunKernel() error {
 	if user.failedBefore() {
 		return nil
 	}
-	transfers, copies := r.transfers, r.copies
+	hm := r.signals.memory.device.(device.HostMemory)
 	if r.computed != nil {
-		var err error
-		if transfers, copies, err = r.computed.now(nil); err != nil {
+		return r.computed.copy(hm)
+	}
+	for _, t := range r.transfers {
+		if err := freedSides(t.sides); err != nil {
 			user.failLater(err)
 			return nil
 		}
 	}
-	for _, t := range transfers {
-		if err := t.freed(); err != nil {
-			user.failLater(err)
-			return nil
-		}
-	}
-	return copyOnHost(r.signals.memory.device.(device.HostMemory), copies)
-}
-
-// freed is an error if memory of either side of the transfer was freed.
-func (t *Transfer) freed() error {
-	for _, side := range t.sides {
-		if side.gone.Load() {
-			return side.freed()
-		}
-	}
-	return nil
+	return copyOnHost(hm, r.copies)
 }
 
 // copyOnHost copies between addresses of the host device, on the goroutine that asks.
@@ -219,14 +218,14 @@ func copyOnHost(hm device.HostMemory, copies []WorkCopy) error {
 
 // nearMove is a put to a peer whose memory has an address, as a part of a send by work, on the host device.
 type nearMove struct {
-	memory   *Memory
-	transfer *Transfer
-	copies   []WorkCopy
+	memory *Memory
+	sides  []side
+	copies []WorkCopy
 }
 
 // Start copies. The run has ended then.
 func (n *nearMove) Start() (device.HostProgress, error) {
-	if err := n.transfer.freed(); err != nil {
+	if err := freedSides(n.sides); err != nil {
 		return nil, err
 	}
 	return nothing{}, copyOnHost(n.memory.device.(device.HostMemory), n.copies)

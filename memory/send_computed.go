@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"sync"
 
 	"github.com/symmem/symmem/backend"
@@ -28,7 +27,10 @@ func (p *Signals) PrepareComputedSend(channel int, by *WorkCopies, puts func() (
 	if !onHost && (by == nil || by.stream == nil) {
 		return nil, fmt.Errorf("a send on %s whose puts are known only when it runs: %w", p.memory.device.Name(), errs.ErrUnsupported)
 	}
-	c := &computed{signals: p, channel: channel, puts: puts}
+	if onHost {
+		by = nil // the CPU copies
+	}
+	c := newComputed(p, channel, by, puts)
 	send := &PreparedSend{signals: p, channel: channel, computed: c}
 	flags, byFlags := p.signals.(*flagSignals)
 	if _, own := p.memory.backend.(backend.Transferrer); own || byFlags || !onHost { // some memory may have no addresses
@@ -38,7 +40,6 @@ func (p *Signals) PrepareComputedSend(channel int, by *WorkCopies, puts func() (
 		}
 		work.computed, send.work = c, work
 		if !onHost {
-			c.by = by
 			work.kill = func() device.HostProgress { return p.killBy(by) }
 		}
 	}
@@ -54,22 +55,40 @@ type computed struct {
 
 	mu     sync.Mutex
 	closed bool
-	kept   []computedPut // of the latest run: what is sent again need not be prepared again
+	taken  []bool        // by peer: the run has a put to it
+	peers  []computedPut // by peer
 }
 
-// computedPut is one that was prepared.
+// computedPut is what a run puts to one peer, made in the same place in each run. A peer's memory that has an address takes a copy, and any other a
+// transfer of the backend, which is kept for the next run: what is put again need not be prepared again.
 type computedPut struct {
-	SendPut
-	transfer *Transfer
+	sides  [2]side
+	copies [1]WorkCopy
+	near   backend.PreparedTransfer // makes the copy: a nearMove or a besideMove over sides and copies
+
+	put SendPut   // that far was prepared for
+	far *Transfer // or nil
 }
 
-// now gives the transfers of a run that begins, and what they copy where all memory has addresses; where it has not, moves, by peer,
-// takes them. The run before has ended.
-func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []WorkCopy, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// newComputed makes the places for puts to each peer.
+func newComputed(p *Signals, channel int, by *WorkCopies, puts func() ([]SendPut, error)) *computed {
+	size := p.memory.group.Size()
+	c := &computed{signals: p, channel: channel, by: by, puts: puts, taken: make([]bool, size), peers: make([]computedPut, size)}
+	for i := range c.peers {
+		x := &c.peers[i]
+		if by != nil {
+			x.near = &besideMove{by: by, sides: x.sides[:], copies: x.copies[:]}
+		} else {
+			x.near = &nearMove{memory: p.memory, sides: x.sides[:], copies: x.copies[:]}
+		}
+	}
+	return c
+}
+
+// now finds out the puts of a run that begins, and prepares them. The run before has ended; c.mu is held. Where peers have addresses it allocates nothing.
+func (c *computed) now() error {
 	if c.closed {
-		return nil, nil, fmt.Errorf("send: %w", errs.ErrClosed)
+		return fmt.Errorf("send: %w", errs.ErrClosed)
 	}
 	returned := false
 	defer func() {
@@ -80,56 +99,113 @@ func (c *computed) now(moves []backend.PreparedTransfer) ([]*Transfer, []WorkCop
 	puts, err := c.puts()
 	returned = true
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	before := c.kept
-	c.kept = nil
-	taken := make([]bool, c.signals.memory.group.Size())
+	clear(c.taken)
 	for _, put := range puts {
 		if put.Bytes == 0 {
 			continue
 		}
-		i := slices.IndexFunc(before, func(k computedPut) bool { return k.SendPut == put })
-		if i >= 0 && !taken[put.Peer] {
-			taken[put.Peer] = true
-			c.kept = append(c.kept, before[i])
-			before = slices.Delete(before, i, i+1)
-			continue
+		if err := c.take(put); err != nil {
+			return err
 		}
-		t, prepared := c.signals.prepare(c.channel, put, taken)
-		if err = prepared; err != nil {
-			break
-		}
-		c.kept = append(c.kept, computedPut{put, t})
 	}
-	for _, k := range before {
-		err = errors.Join(err, k.transfer.Close())
+	for peer := range c.peers {
+		if !c.taken[peer] {
+			err = errors.Join(err, c.peers[peer].drop())
+		}
+	}
+	return err
+}
+
+// take prepares a put of the run.
+func (c *computed) take(put SendPut) error {
+	b, err := c.signals.place(c.channel, put)
+	if err != nil {
+		return err
+	}
+	m := c.signals.memory
+	if err := m.Err(); err != nil {
+		return fmt.Errorf("preparing a send: %w", err)
+	}
+	if err := m.checkRank("PrepareSend", put.Peer); err != nil {
+		return err
+	}
+	if c.taken[put.Peer] {
+		return twoPuts(put.Peer)
+	}
+	c.taken[put.Peer] = true
+	x := &c.peers[put.Peer]
+	if x.far != nil && x.put == put {
+		return nil
+	}
+	if err := x.drop(); err != nil {
+		return err
+	}
+	e, err := m.block(0, b)
+	if err != nil {
+		return err
+	}
+	if _, ok := m.transferrer(b.Window.near[put.Peer]); ok {
+		x.far, err = m.prepareTransfer(backend.Write, put.Peer, false, []TransferBlock{b})
+		x.put = put
+		return err
+	}
+	to, err := b.Window.Peer(put.Peer, b.Offset)
+	if err != nil {
+		return err
+	}
+	x.sides = [2]side{{e, blockName(0), "local"}, {b.Window.entry, blockName(0), "remote"}}
+	if x.copies[0] = (WorkCopy{Dst: to, Src: b.Local, Bytes: b.Bytes}); to == b.Local {
+		x.copies[0] = WorkCopy{} // already there
+	}
+	return nil
+}
+
+// drop closes what is kept.
+func (x *computedPut) drop() error {
+	if x.far == nil {
+		return nil
+	}
+	err := x.far.Close()
+	x.far = nil
+	return err
+}
+
+// move is the put of the run to a peer, or nil.
+func (c *computed) move(peer int) backend.PreparedTransfer {
+	x := &c.peers[peer]
+	switch {
+	case !c.taken[peer]:
+		return nil
+	case x.far == nil:
+		return x.near
+	}
+	return x.far.prepared.(*workTransfer) // as a put that is not empty is to memory without an address
+}
+
+// copy makes the puts of a run on the host device, where all memory has addresses. A failure is the plan's.
+func (c *computed) copy(hm device.HostMemory) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.now()
+	for peer := range c.peers {
+		if err == nil && c.taken[peer] {
+			err = freedSides(c.peers[peer].sides[:])
+		}
 	}
 	if err != nil {
-		return nil, nil, err
+		c.signals.user.failLater(err)
+		return nil
 	}
-	var transfers []*Transfer
-	var copies []WorkCopy
-	for _, k := range c.kept {
-		transfers = append(transfers, k.transfer)
-		switch m := k.transfer.prepared.(type) {
-		case *copyTransfer:
-			switch {
-			case c.by != nil:
-				moves[k.Peer] = &besideMove{by: c.by, transfer: k.transfer, copies: m.copies}
-			case moves != nil:
-				moves[k.Peer] = &nearMove{memory: c.signals.memory, transfer: k.transfer, copies: m.copies}
-			default:
-				copies = append(copies, m.copies...)
+	for peer := range c.peers {
+		if c.taken[peer] {
+			if err := copyOnHost(hm, c.peers[peer].copies[:]); err != nil {
+				return err
 			}
-		case *workTransfer:
-			if moves == nil {
-				return nil, nil, fmt.Errorf("rank %d's memory has no address, and the backend does not move blocks: %w", k.Peer, errs.ErrNotReachable)
-			}
-			moves[k.Peer] = m
 		}
 	}
-	return transfers, copies, nil
+	return nil
 }
 
 // close closes what is prepared. A graph that still has the send puts nothing any more.
@@ -138,10 +214,9 @@ func (c *computed) close() error {
 	defer c.mu.Unlock()
 	c.closed = true
 	var err error
-	for _, k := range c.kept {
-		err = errors.Join(err, k.transfer.Close())
+	for peer := range c.peers {
+		err = errors.Join(err, c.peers[peer].drop())
 	}
-	c.kept = nil
 	return err
 }
 
@@ -155,12 +230,14 @@ func (w *sendWork) compute() (err error) {
 			}
 		}()
 	}
-	moves := make([]backend.PreparedTransfer, w.computed.signals.memory.group.Size())
-	if _, _, err := w.computed.now(moves); err != nil {
+	c := w.computed
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.now(); err != nil {
 		return err
 	}
 	for i := range w.parts {
-		w.parts[i].put = moves[w.parts[i].peer]
+		w.parts[i].put = c.move(w.parts[i].peer)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels/ptx"
 )
@@ -42,6 +43,9 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 	s, err := m.signalsOn(ctx, pad, 0, m.opts.Channels, nil)
 	// Whoever fails tells the others, who would wait for its signals in vain.
 	if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {
+		if _, agreed := errors.AsType[*group.VoteError](vote); agreed && pad != nil {
+			pad.block.give(pad.span) // nothing has been written to it, on any rank
+		}
 		if err == nil {
 			vote = errors.Join(vote, s.close())
 		}

@@ -23,12 +23,53 @@ type flagSignals struct {
 	user     *signalUser // of a plan; nil for the memory's own
 	size     int
 	flags    backend.Flags
+	failer   backend.FlagsFailer // nil if they fail only with a rank
 	words    []atomic.Uint64
 	consumed []atomic.Uint32 // by pad index: what this rank has waited for
 	epochs   []atomic.Uint32 // by channel: the barriers that this rank has come to
 
 	mu    sync.Mutex
 	lanes []atomic.Pointer[flagLane] // by channel, kind and peer, made at first use
+
+	channels []flagChannel // what is enqueued is made once, and so is what runs, as far as runs are not under way together
+	awaits   spares[flagAwaited]
+	runs     spares[flagRuns]
+	meetings spares[flagMeeting]
+}
+
+// flagChannel is the work of a channel's waits, signals and barriers.
+type flagChannel struct {
+	waits     []flagWait // by peer
+	signalAll flagSignalAll
+	waitAll   flagWaitAll
+	beside    flagWaitBeside
+	barrier   flagBarrier
+}
+
+// spares are runs that have ended, for those to come.
+type spares[T any] struct {
+	mu   sync.Mutex
+	free []*T
+}
+
+// take gives one that has ended, or a new one.
+func (s *spares[T]) take() *T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.free)
+	if n == 0 {
+		return new(T)
+	}
+	x := s.free[n-1]
+	s.free = s.free[:n-1]
+	return x
+}
+
+// give takes one back that nobody polls any more.
+func (s *spares[T]) give(x *T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, x)
 }
 
 // newFlagSignals makes the pad. Collective; the caller holds m.collective.
@@ -42,6 +83,15 @@ func newFlagSignals(ctx context.Context, m *Memory, f backend.Flagger, channels 
 	s := &flagSignals{
 		memory: m, user: user, size: size, flags: flags, words: flags.Words(),
 		consumed: make([]atomic.Uint32, n), epochs: make([]atomic.Uint32, channels), lanes: make([]atomic.Pointer[flagLane], n),
+		channels: make([]flagChannel, channels),
+	}
+	s.failer, _ = flags.(backend.FlagsFailer)
+	for c := range s.channels {
+		all := flagWaitAll{s, c}
+		s.channels[c] = flagChannel{signalAll: flagSignalAll{s, c}, waitAll: all, beside: flagWaitBeside{all}, barrier: flagBarrier{s, c}}
+		for peer := range size {
+			s.channels[c].waits = append(s.channels[c].waits, flagWait{s, peer, c})
+		}
 	}
 	if user != nil {
 		for c := range channels {
@@ -74,11 +124,11 @@ func (f *flagSignals) signal(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 	}
-	return hostWork(s, l)
+	return device.EnqueueHostWork(s, l)
 }
 
 func (f *flagSignals) wait(s device.Stream, peer, channel int) error {
-	return hostWork(s, flagWait{f, peer, channel})
+	return device.EnqueueHostWork(s, &f.channels[channel].waits[peer])
 }
 
 func (f *flagSignals) barrier(s device.Stream, channel int) error {
@@ -87,7 +137,7 @@ func (f *flagSignals) barrier(s device.Stream, channel int) error {
 			return fmt.Errorf("preparing barriers with rank %d: %w", peer, err)
 		}
 	}
-	return hostWork(s, flagBarrier{f, channel})
+	return device.EnqueueHostWork(s, &f.channels[channel].barrier)
 }
 
 func (f *flagSignals) signalAll(s device.Stream, channel int) error {
@@ -99,14 +149,14 @@ func (f *flagSignals) signalAll(s device.Stream, channel int) error {
 			return fmt.Errorf("preparing signals to rank %d: %w", peer, err)
 		}
 	}
-	return hostWork(s, flagSignalAll{f, channel})
+	return device.EnqueueHostWork(s, &f.channels[channel].signalAll)
 }
 
 func (f *flagSignals) waitAll(s device.Stream, channel int, beside bool) error {
 	if beside {
-		return hostWork(s, flagWaitBeside{flagWaitAll{f, channel}})
+		return device.EnqueueHostWork(s, &f.channels[channel].beside)
 	}
-	return hostWork(s, flagWaitAll{f, channel})
+	return device.EnqueueHostWork(s, &f.channels[channel].waitAll)
 }
 
 func (f *flagSignals) close() error {
@@ -154,6 +204,11 @@ func (f *flagSignals) waitOn(began time.Time) error {
 	if err := f.memory.group.Err(); err != nil {
 		return err
 	}
+	if f.failer != nil {
+		if err := f.failer.Err(); err != nil {
+			return err
+		}
+	}
 	if limit := f.memory.opts.KernelTimeout; time.Since(began) >= limit {
 		return fmt.Errorf("it did not come in %v: %w", limit, os.ErrDeadlineExceeded)
 	}
@@ -172,6 +227,8 @@ type flagLane struct {
 	flying    uint32 // the value that is being written
 	busy      bool   // whether one is
 	delivered uint32 // the value that has arrived
+
+	sends spares[flagSent]
 }
 
 // send advances the counter by one and says what it comes to.
@@ -228,7 +285,9 @@ func (l *flagLane) Start() (device.HostProgress, error) {
 	if l.signals.user.failedBefore() {
 		return nothing{}, nil // what the peer waits for may not be there
 	}
-	return &flagSent{lane: l, count: l.send(), began: time.Now()}, nil
+	run := l.sends.take()
+	*run = flagSent{lane: l, count: l.send(), began: time.Now()}
+	return run, nil
 }
 
 func (l *flagLane) String() string { return "signal" }
@@ -241,13 +300,17 @@ type flagSent struct {
 }
 
 func (r *flagSent) Poll() (bool, error) {
-	ended, err := r.lane.reached(r.count)
+	l := r.lane
+	ended, err := l.reached(r.count)
 	if !ended && err == nil {
-		err = r.lane.signals.waitOn(r.began)
+		err = l.signals.waitOn(r.began)
+	}
+	if ended || err != nil {
+		l.sends.give(r)
 	}
 	if err != nil {
-		err = &device.WaitError{Op: "signal", Channel: r.lane.channel, Peer: r.lane.peer, Err: err}
-		if u := r.lane.signals.user; u != nil {
+		err = &device.WaitError{Op: "signal", Channel: l.channel, Peer: l.peer, Err: err}
+		if u := l.signals.user; u != nil {
 			u.failLater(err)
 			return true, nil
 		}
@@ -269,7 +332,9 @@ func (w flagWait) Start() (device.HostProgress, error) {
 		return nothing{}, w.signals.user.tell()
 	}
 	i := w.signals.index(w.channel, padSignal, w.peer)
-	return &flagAwaited{flagWait: w, index: i, count: w.signals.consumed[i].Add(1), began: time.Now()}, nil
+	run := w.signals.awaits.take()
+	*run = flagAwaited{flagWait: w, index: i, count: w.signals.consumed[i].Add(1), began: time.Now()}
+	return run, nil
 }
 
 func (w flagWait) String() string { return "wait" }
@@ -283,11 +348,13 @@ type flagAwaited struct {
 }
 
 func (r *flagAwaited) Poll() (bool, error) {
-	if have, whole := r.signals.count(r.index); whole && int32(have-r.count) >= 0 {
+	f := r.signals
+	if have, whole := f.count(r.index); whole && int32(have-r.count) >= 0 {
+		f.awaits.give(r)
 		return true, nil
 	}
-	if err := r.signals.waitOn(r.began); err != nil {
-		return false, r.signals.user.failure(&device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err})
+	if err := f.waitOn(r.began); err != nil {
+		return false, f.user.failure(&device.WaitError{Op: "wait", Channel: r.channel, Peer: r.peer, Err: err})
 	}
 	return false, nil
 }
@@ -305,7 +372,10 @@ type (
 )
 
 // flagRuns are runs under way at the same time, which have ended when all have.
-type flagRuns []device.HostProgress
+type flagRuns struct {
+	of    *flagSignals
+	under []device.HostProgress
+}
 
 func (w flagSignalAll) Start() (device.HostProgress, error) {
 	if err := w.signals.memory.kept(); err != nil {
@@ -314,13 +384,21 @@ func (w flagSignalAll) Start() (device.HostProgress, error) {
 	if w.signals.user.failedBefore() {
 		return nothing{}, nil // it may have no lanes any more
 	}
-	return w.signals.startAll(w.channel, func(peer int) (device.HostProgress, error) {
-		l, err := w.signals.lane(w.channel, padSignal, peer)
-		if err != nil {
-			return nil, err
-		}
-		return l.Start()
-	})
+	return w.signals.startAll(w.channel, (*flagSignals).startSignal)
+}
+
+// startSignal starts a signal to a peer.
+func (f *flagSignals) startSignal(peer, channel int) (device.HostProgress, error) {
+	l, err := f.lane(channel, padSignal, peer)
+	if err != nil {
+		return nil, err
+	}
+	return l.Start()
+}
+
+// startWait starts a wait for a peer.
+func (f *flagSignals) startWait(peer, channel int) (device.HostProgress, error) {
+	return f.channels[channel].waits[peer].Start()
 }
 
 func (w flagWaitAll) Start() (device.HostProgress, error) {
@@ -330,30 +408,31 @@ func (w flagWaitAll) Start() (device.HostProgress, error) {
 	if w.signals.user.failedBefore() { // also where there is no peer to wait for
 		return nothing{}, w.signals.user.tell()
 	}
-	return w.signals.startAll(w.channel, func(peer int) (device.HostProgress, error) { return flagWait{w.signals, peer, w.channel}.Start() })
+	return w.signals.startAll(w.channel, (*flagSignals).startWait)
 }
 
 // startAll starts a run for every peer of a channel, from the next rank on.
-func (f *flagSignals) startAll(channel int, start func(peer int) (device.HostProgress, error)) (device.HostProgress, error) {
-	var runs flagRuns
+func (f *flagSignals) startAll(channel int, start func(f *flagSignals, peer, channel int) (device.HostProgress, error)) (device.HostProgress, error) {
+	runs := f.runs.take()
+	runs.of, runs.under = f, runs.under[:0]
 	for k := 1; k < f.size; k++ {
 		peer := (f.memory.group.Rank() + k) % f.size
 		if !f.user.has(channel, peer) {
 			continue
 		}
-		run, err := start(peer)
+		run, err := start(f, peer, channel)
 		if err != nil {
 			return nothing{}, err
 		}
-		runs = append(runs, run)
+		runs.under = append(runs.under, run)
 	}
-	return &runs, nil
+	return runs, nil
 }
 
 // Poll drives on those that have not ended.
 func (r *flagRuns) Poll() (bool, error) {
-	under := (*r)[:0]
-	for _, run := range *r {
+	under := r.under[:0]
+	for _, run := range r.under {
 		ended, err := run.Poll()
 		if err != nil {
 			return false, err
@@ -362,8 +441,11 @@ func (r *flagRuns) Poll() (bool, error) {
 			under = append(under, run)
 		}
 	}
-	*r = under
-	return len(under) == 0, nil
+	if r.under = under; len(under) == 0 {
+		r.of.runs.give(r)
+		return true, nil
+	}
+	return false, nil
 }
 
 // flagWaitBeside is flagWaitAll on a stream whose errors nobody looks for: the plan has kept them.
@@ -371,20 +453,20 @@ type flagWaitBeside struct{ flagWaitAll }
 
 func (w flagWaitBeside) Start() (device.HostProgress, error) {
 	run, err := w.flagWaitAll.Start()
-	if err != nil {
-		return nothing{}, nil
+	if runs, ok := run.(*flagRuns); ok && err == nil {
+		return (*flagBeside)(runs), nil
 	}
-	return flagBeside{run}, nil
+	return nothing{}, nil
 }
 
 // Failed makes the plan fail, whose stream is not told.
 func (w flagWaitBeside) Failed(err error) { w.signals.user.failLater(err) }
 
 // flagBeside is such a wait under way.
-type flagBeside struct{ device.HostProgress }
+type flagBeside flagRuns
 
-func (b flagBeside) Poll() (bool, error) {
-	ended, err := b.HostProgress.Poll()
+func (b *flagBeside) Poll() (bool, error) {
+	ended, err := (*flagRuns)(b).Poll()
 	return ended || err != nil, nil
 }
 
@@ -406,7 +488,8 @@ func (b flagBarrier) Start() (device.HostProgress, error) {
 	if err := b.signals.memory.kept(); err != nil {
 		return nil, err
 	}
-	run := &flagMeeting{flagBarrier: b, epoch: b.signals.epochs[b.channel].Add(1), began: time.Now()}
+	run := b.signals.meetings.take()
+	*run = flagMeeting{flagBarrier: b, epoch: b.signals.epochs[b.channel].Add(1), began: time.Now(), peers: run.peers[:0]}
 	for peer := range b.signals.size {
 		l, err := b.signals.lane(b.channel, padBarrier, peer)
 		if err != nil {
@@ -452,6 +535,7 @@ func (r *flagMeeting) Poll() (bool, error) {
 		}
 	}
 	if late < 0 {
+		f.meetings.give(r)
 		return true, nil
 	}
 	if err := f.waitOn(r.began); err != nil {

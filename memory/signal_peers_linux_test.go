@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/symmem/symmem/backend"
@@ -92,4 +93,22 @@ func signalsForSome(ctx context.Context, m *memory.Memory, s device.Stream) erro
 		return fmt.Errorf("a wait for nobody gives %v", err)
 	}
 	return errors.Join(m.Group().Barrier(ctx, "told"), w.Close(ctx), signals.Close())
+}
+
+// TestPatienceOfWaits: waits for peers look for long as long as there are processors for all ranks.
+func TestPatienceOfWaits(t *testing.T) {
+	for _, size := range []int{1, runtime.GOMAXPROCS(0) + 1} {
+		backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+			b, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			return backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+				if few := m.Oversubscribed(); m.Patient() == few || few != g.Oversubscribed() || !few && size > 1 {
+					return fmt.Errorf("oversubscribed: memory %v, group %v; waits are patient: %v", few, g.Oversubscribed(), m.Patient())
+				}
+				return nil
+			})
+		}))
+	}
 }

@@ -39,18 +39,25 @@ type putLaunches struct {
 // it.
 func (d *deviceSignals) putSignal(s device.Stream, peer, channel int, to, from device.Ptr, bytes int64) error {
 	key := putKey{peer: peer, channel: channel, to: to, from: from, bytes: bytes}
-	c := &d.puts
 	for {
-		c.mu.RLock()
-		if prepared, ok := c.prepared[key]; ok {
-			defer c.mu.RUnlock()
-			return prepared.Launch(s)
+		if is, err := d.puts.launch(s, key); is {
+			return err
 		}
-		c.mu.RUnlock()
 		if err := d.preparePut(key); err != nil {
 			return err
 		}
 	}
+}
+
+// launch enqueues the launch for key, if there is one.
+func (c *putLaunches) launch(s device.Stream, key putKey) (is bool, err error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	prepared, is := c.prepared[key]
+	if !is {
+		return false, nil
+	}
+	return true, prepared.Launch(s)
 }
 
 // preparePut prepares a launch, in the place of the oldest if there are many.

@@ -85,27 +85,14 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 	var sides []side
 	near := true
 	for i, b := range blocks {
-		arg := fmt.Sprintf("blocks[%d]", i)
-		switch {
-		case b.Window == nil && b.Bytes == 0:
-			continue
-		case b.Window == nil:
-			return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, errs.ErrNoRendezvous)
-		case b.Window.memory != m:
-			return nil, errs.Invalid(name, arg+".Window", "a window of another group", "a window of the memory that prepares the transfer")
-		case b.Window.Err() != nil:
-			return nil, fmt.Errorf("preparing a transfer: %s: %w", arg, b.Window.Err())
-		case b.Bytes < 0 || b.Bytes > b.Window.Bytes():
-			return nil, errs.Invalid(name, arg+".Bytes", b.Bytes, fmt.Sprintf("0 to %d, the size of the window", b.Window.Bytes()))
-		case b.Offset < 0 || b.Offset > b.Window.Bytes()-b.Bytes:
-			return nil, errs.Invalid(name, arg+".Offset", b.Offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the window", b.Window.Bytes()-b.Bytes, b.Bytes))
-		case b.Bytes == 0:
-			continue
-		}
-		e, err := m.local(name, arg, b.Local, b.Bytes)
+		e, err := m.block(i, b)
 		if err != nil {
 			return nil, err
 		}
+		if e == nil {
+			continue
+		}
+		arg := blockName(i)
 		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
 		near = near && b.Window.near[peer]
 	}
@@ -125,6 +112,37 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		return nil, fmt.Errorf("preparing a %s of rank %d: %w", op, peer, err)
 	}
 	return t, nil
+}
+
+// block checks the block at i of a transfer, and gives the memory on this rank that it is in; nil for an empty one. It allocates nothing.
+func (m *Memory) block(i int, b TransferBlock) (*entry, error) {
+	const name = "PrepareTransfer"
+	arg := blockName(i)
+	switch {
+	case b.Window == nil && b.Bytes == 0:
+		return nil, nil
+	case b.Window == nil:
+		return nil, fmt.Errorf("preparing a transfer: %s has no window: %w", arg, errs.ErrNoRendezvous)
+	case b.Window.memory != m:
+		return nil, errs.Invalid(name, arg+".Window", "a window of another group", "a window of the memory that prepares the transfer")
+	case b.Window.Err() != nil:
+		return nil, fmt.Errorf("preparing a transfer: %s: %w", arg, b.Window.Err())
+	case b.Bytes < 0 || b.Bytes > b.Window.Bytes():
+		return nil, errs.Invalid(name, arg+".Bytes", b.Bytes, fmt.Sprintf("0 to %d, the size of the window", b.Window.Bytes()))
+	case b.Offset < 0 || b.Offset > b.Window.Bytes()-b.Bytes:
+		return nil, errs.Invalid(name, arg+".Offset", b.Offset, fmt.Sprintf("0 to %d, so that %d bytes fit in the window", b.Window.Bytes()-b.Bytes, b.Bytes))
+	case b.Bytes == 0:
+		return nil, nil
+	}
+	return m.local(name, arg, b.Local, b.Bytes)
+}
+
+// blockName is what errors call the block at i.
+func blockName(i int) string {
+	if i == 0 {
+		return "blocks[0]" // that of a put, which allocates nothing
+	}
+	return fmt.Sprintf("blocks[%d]", i)
 }
 
 // Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the transfer has
@@ -272,6 +290,16 @@ func (s side) freed() error {
 	return fmt.Errorf("the %s side of %s was freed: %w", s.what, s.arg, errs.ErrClosed)
 }
 
+// freedSides is an error if memory of any side was freed.
+func freedSides(sides []side) error {
+	for _, s := range sides {
+		if s.gone.Load() {
+			return s.freed()
+		}
+	}
+	return nil
+}
+
 // useSides begins enqueueing work on all sides, or on none if one is being freed. unuseSides ends it.
 func useSides(sides []side) error {
 	for i, s := range sides {
@@ -393,7 +421,7 @@ func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, pe
 }
 
 func (t *workTransfer) Post(s device.Stream) error {
-	return errors.Join(hostWork(s, t), s.Record(t.ended))
+	return errors.Join(device.EnqueueHostWork(s, t), s.Record(t.ended))
 }
 
 // Start begins a run, whose progress is the transfer itself: two runs never overlap.
@@ -413,10 +441,8 @@ func (t *workTransfer) start() (device.HostProgress, error) {
 	if t.closed {
 		return nil, fmt.Errorf("transfer: %w", errs.ErrClosed)
 	}
-	for _, s := range t.sides {
-		if s.gone.Load() {
-			return nil, s.freed()
-		}
+	if err := freedSides(t.sides); err != nil {
+		return nil, err
 	}
 	return t.work.Start()
 }
@@ -452,15 +478,6 @@ func (t *workTransfer) Done() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return true, t.err
-}
-
-// hostWork enqueues w on s.
-func hostWork(s device.Stream, w device.HostWork) error {
-	h, ok := s.(device.HostWorker)
-	if !ok {
-		return fmt.Errorf("stream of %s cannot wait for work of the CPU: %w", s.Device().Name(), errs.ErrUnsupported)
-	}
-	return h.HostWork(w)
 }
 
 // PutSignal is Copy to the peer with Signal behind it: when peer has waited for the signal, it sees the data. What either refuses it

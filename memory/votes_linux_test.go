@@ -40,6 +40,14 @@ type ailing struct {
 type ailingDevice struct {
 	*devhost.Device
 	noStream, noBytes atomic.Bool
+	lost              atomic.Bool // the context is
+}
+
+func (d *ailingDevice) Synchronize(ctx context.Context) error {
+	if d.lost.Load() {
+		return fmt.Errorf("synchronizing: %w", errs.ErrContextLost)
+	}
+	return d.Device.Synchronize(ctx)
 }
 
 func (d *ailingDevice) Bytes(p device.Ptr, n int64) ([]byte, error) {
@@ -511,6 +519,30 @@ func TestOneRankCannotClear(t *testing.T) {
 	})
 }
 
+// TestFreeWithoutContext: memory that no other rank knows of is released when this rank's context is lost, as all other memory is: nothing works on it any
+// more. The error says what has happened.
+func TestFreeWithoutContext(t *testing.T) {
+	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		b.device.lost.Store(fails)
+		err = m.Free(ctx, a)
+		b.device.lost.Store(false)
+		if errors.Is(err, errs.ErrContextLost) != fails || !fails && err != nil {
+			return fmt.Errorf("freeing: %w", err)
+		}
+		if n := b.allocations.Load(); n != 0 || m.Holds(a) {
+			return fmt.Errorf("%d allocations are left: %w", n, err)
+		}
+		if err := m.Free(ctx, a); !errors.Is(err, errs.ErrClosed) {
+			return fmt.Errorf("freeing again: %w", err)
+		}
+		return nil
+	})
+}
+
 // TestOneRankHasNoSignals: signals of the memory and of plans are there on all ranks or on none.
 func TestOneRankHasNoSignals(t *testing.T) {
 	onAiling(t, func(ctx context.Context, b *ailing, m *memory.Memory, fails bool) error {
@@ -523,6 +555,16 @@ func TestOneRankHasNoSignals(t *testing.T) {
 		b.device.noBytes.Store(false)
 		if err := wantVote(err, fails); err != nil {
 			return fmt.Errorf("the memory's signals: %w", err)
+		}
+		whole, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "all that there is", Bytes: 8 << 20})
+		if err != nil {
+			return err
+		}
+		if n := m.Entries(); n != 2 {
+			return fmt.Errorf("%d allocations: the pads were not given back", n)
+		}
+		if err := whole.Close(ctx); err != nil {
+			return err
 		}
 		if _, err := m.Rendezvous(ctx, a, memory.Record{}); err != nil {
 			return fmt.Errorf("the second time: %w", err)

@@ -24,7 +24,7 @@ type WorkCopies struct {
 	stream device.Stream     // nil on the host device
 
 	mu   sync.Mutex
-	free []device.Event // not in use; there are enough for a batch to each peer, so that a run makes none
+	free []*copying // not in use; there are enough for a batch to each peer, so that a run makes none
 }
 
 // NewWorkCopies prepares copies. Local. ErrUnsupported on a device whose work of the CPU cannot copy. Close it.
@@ -51,7 +51,7 @@ func (m *Memory) NewWorkCopies() (_ *WorkCopies, err error) {
 		if err != nil {
 			return nil, err
 		}
-		c.free = append(c.free, e)
+		c.free = append(c.free, &copying{copies: c, ended: e})
 	}
 	return c, nil
 }
@@ -74,33 +74,37 @@ func (c *WorkCopies) Start(copies ...WorkCopy) (device.HostProgress, error) {
 
 // mark gives a progress that has ended when all that was enqueued has.
 func (c *WorkCopies) mark() (device.HostProgress, error) {
-	e, err := c.take()
+	run, err := c.take()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.stream.Record(e); err != nil {
-		c.give(e)
+	if err := c.stream.Record(run.ended); err != nil {
+		c.give(run)
+		return nil, err
+	}
+	return run, nil
+}
+
+func (c *WorkCopies) take() (*copying, error) {
+	c.mu.Lock()
+	if n := len(c.free); n > 0 {
+		run := c.free[n-1]
+		c.free = c.free[:n-1]
+		c.mu.Unlock()
+		return run, nil
+	}
+	c.mu.Unlock()
+	e, err := c.memory.device.NewEvent() // runs that were cut off have the others
+	if err != nil {
 		return nil, err
 	}
 	return &copying{copies: c, ended: e}, nil
 }
 
-func (c *WorkCopies) take() (device.Event, error) {
-	c.mu.Lock()
-	if n := len(c.free); n > 0 {
-		e := c.free[n-1]
-		c.free = c.free[:n-1]
-		c.mu.Unlock()
-		return e, nil
-	}
-	c.mu.Unlock()
-	return c.memory.device.NewEvent() // runs that were cut off have the others
-}
-
-func (c *WorkCopies) give(e device.Event) {
+func (c *WorkCopies) give(run *copying) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.free = append(c.free, e)
+	c.free = append(c.free, run)
 }
 
 // Close releases the stream. The device has nothing left to do for it.
@@ -111,8 +115,8 @@ func (c *WorkCopies) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.free {
-		err = errors.Join(err, e.Close())
+	for _, run := range c.free {
+		err = errors.Join(err, run.ended.Close())
 	}
 	c.free = nil
 	return err
@@ -124,25 +128,25 @@ type copying struct {
 	ended  device.Event
 }
 
-// Poll reports whether the copies have ended. They wait for nothing, so that they need no bound.
+// Poll reports whether the copies have ended. They wait for nothing, so that they need no bound. Nobody polls them afterwards.
 func (c *copying) Poll() (bool, error) {
 	ended, err := c.ended.Query()
 	if ended || err != nil {
-		c.copies.give(c.ended)
+		c.copies.give(c)
 	}
 	return ended, err
 }
 
 // besideMove is a put to a peer whose memory has an address, as a part of a send by work, on a device that the CPU does not copy for.
 type besideMove struct {
-	by       *WorkCopies
-	transfer *Transfer
-	copies   []WorkCopy
+	by     *WorkCopies
+	sides  []side
+	copies []WorkCopy
 }
 
 // Start begins the copies.
 func (b *besideMove) Start() (device.HostProgress, error) {
-	if err := b.transfer.freed(); err != nil {
+	if err := freedSides(b.sides); err != nil {
 		return nil, err
 	}
 	return b.by.Start(b.copies...)

@@ -132,32 +132,31 @@ func TestFaultsOfPlans(t *testing.T) {
 		again      = "all ranks try again"
 		links      = "where it is asked about the links between GPUs: what the driver does not tell is not there"
 		answer     = "so the driver says that there are no more parameters, or that a kernel has no blocks of that size"
-		creators   = "the creator's handle of a multicast object, which goes later: it is logged"
+		creators   = "the creator's handle of a multicast object: all ranks have the address, and what is not released goes with the mapping"
 		gone       = "a multicast object is gone with its last holder, and nobody but the creator holds it before the first import: it has died, or its time was over"
 		joining    = " in native.(*cast).join"
+		letGo      = "native.(*cast).letGo"
 		try        = "native.(*finding).try"
 		asking     = "cuda.(*Device).links"
 	)
 	backendtest.Faults{
 		Unheard: map[string]string{
-			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + try: trial, "cuCtxPushCurrent in " + asking: links,
-			"cuCtxPushCurrent in native.(*finding).resolveMulticast":                  capability,
-			"cuCtxPushCurrent in native.(*cast).make":                                 creators,
-			"cuCtxPushCurrent:CUDA_ERROR_INVALID_VALUE in cuda.(*Function).MaxBlocks": answer,
-
+			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + letGo: creators, "cuMemRelease in " + letGo: creators,
 			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
 			"cuStreamQuery": "memory that goes with it is freed when the driver has answered",
 			"cuMemGetAllocationGranularity in " + try: trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
 			"cuMemRelease in " + try:        trial,
 			"cuDeviceGetCount in " + asking: links, "cuDeviceGet in " + asking: links, "cuDeviceGetUuid in " + asking: links,
 			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:CUDA_ERROR_INVALID_VALUE": answer,
-			"cuMemRelease in native.(*cast).make": creators,
-			"cuMulticastAddDevice:" + notReady:    again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
+			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
 			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
 			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
+			"cuCtxPushCurrent:" + notReady + " in native.(*cast).make": again,
 		},
 		Keeps: map[string]string{
-			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device", "cuDevicePrimaryCtxRelease": keeps, "cuEventDestroy": keeps,
+			"cuCtxPushCurrent in native.(*allocation).Release": keeps, "cuCtxPushCurrent in native.(*mapping).Unmap": keeps,
+			"cuCtxPushCurrent in cuda.(*Stream).finishClose": keeps, "cuCtxPushCurrent in cuda.(*Device).close": keeps,
+			"cuDevicePrimaryCtxRelease": keeps, "cuEventDestroy": keeps,
 			"cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemAddressFree": keeps, "cuMemFree": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuMemUnmap": keeps, "cuModuleUnload": keeps, "cuMulticastUnbind": keeps, "cuStreamDestroy": keeps, "cuUserObjectRelease": keeps,
 			"cuMemImportFromShareableHandle:hangs" + joining: gone, "cuMemImportFromShareableHandle:kills" + joining: gone,

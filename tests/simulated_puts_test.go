@@ -21,9 +21,10 @@ import (
 func init() { jobs["simulated_puts"] = simulatedPutsJob }
 
 // simulatedPuts are the cases of ranks in two teams, between which NCCL puts.
-const simulatedPuts = `^(memory|window|signal)/|^transfer/|^graph/`
+const simulatedPuts = `^(memory|window|signal|all_to_all_v)/|^transfer/|^graph/`
 
-// TestSimulatedPuts: over NCCL that puts between ranks without addresses, what is made of puts and signals works as between those that have them.
+// TestSimulatedPuts: over NCCL that puts between ranks without addresses, what is made of puts and signals works as between those that have them,
+// all-to-all with counts among it.
 func TestSimulatedPuts(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		skipWithout(t, simulatedName, "GPUs are simulated on Linux")

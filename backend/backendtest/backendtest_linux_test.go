@@ -167,18 +167,34 @@ func TestFlawsOfViews(t *testing.T) {
 	}
 }
 
-// struckUnder makes a call, which fails, from a function literal, as most are made.
-func struckUnder(c *Calls) {
-	func() { c.Enter("call", Code{Name: "CODE"}) }()
+// struckUnder makes a call, which may fail, from a function literal, as most are made.
+func struckUnder(c *Calls) (failed bool) {
+	func() { _, failed = c.Enter("call", Code{Name: "CODE"}) }()
+	return failed
 }
 
-// TestReasons: an exception holds for what it names and for nothing else.
+// TestReasons: a fault strikes the call that it is for, by its place, however often the call is made elsewhere before; an exception holds for what it names
+// and for nothing else.
 func TestReasons(t *testing.T) {
-	calls := newCalls(nil)
-	calls.set(&strike{call: "call", nth: 2, code: Code{Name: "CODE"}})
-	calls.Enter("call")
-	require.Empty(t, calls.under(), "nothing has struck")
-	struckUnder(calls)
+	counting, calls := newCalls(nil), newCalls(nil)
+	counting.places = map[string][]place{}
+	for _, c := range []*Calls{counting, calls} {
+		more := 0
+		if c == calls {
+			c.set(&strike{call: "call", at: counting.places["call"][1], nth: 2, code: Code{Name: "CODE"}})
+			more = 3
+		}
+		var failed []bool
+		for range 3 {
+			for range 1 + more {
+				c.Enter("call")
+			}
+			failed = append(failed, struckUnder(c))
+		}
+		require.Equal(t, []bool{false, c == calls, false}, failed)
+	}
+	require.Equal(t, counting.places["call"][1], counting.places["call"][3])
+	require.NotEqual(t, counting.places["call"][0], counting.places["call"][1])
 	require.Contains(t, calls.under(), "backendtest.struckUnder")
 	c := faultCase{call: "call", nth: 2, what: "CODE", under: calls.under()}
 	for _, key := range []string{"call", "call/2", "call:CODE", "call in backendtest.struckUnder", "call:CODE in backendtest.struckUnder"} {

@@ -33,15 +33,18 @@ type Code struct {
 	Lasting bool
 }
 
-// strike is what befalls a call.
+// strike is what befalls a call: the nth of its name that is made at the place. How often a call is made elsewhere before it may differ from run to run,
+// since some ask again and again whether something is done.
 type strike struct {
 	call string
+	at   place
 	nth  int
 	code Code // if it is to fail
 	// before, unless nil, is run first; the call does its work after it unless dead is set.
 	before func()
 	dead   bool
 
+	came   int // calls at the place so far
 	struck bool
 	under  []string // the functions that the call was made under, "native.(*finding).try", the innermost first
 }
@@ -73,7 +76,14 @@ func (c *Calls) Enter(name string, codes ...Code) (Code, bool) {
 		c.mu.Unlock()
 		return Code{}, false
 	}
-	hit := !again && s.call == name && s.nth == c.counts[name]
+	hit := false
+	if !again && !s.struck && s.call == name {
+		var at place
+		if runtime.Callers(2, at[:]); at == s.at {
+			s.came++
+			hit = s.came == s.nth
+		}
+	}
 	lasting := s.struck && s.code.Lasting && slices.Contains(codes, s.code)
 	s.struck = s.struck || hit
 	if hit {

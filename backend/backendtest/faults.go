@@ -77,7 +77,9 @@ type FaultMachine struct {
 type faultCase struct {
 	victim int
 	call   string
-	nth    int
+	nth    int    // of its name, in a run in which nothing went wrong
+	at     place  // where it was made, and
+	turn   int    // which of the calls of its name it was there
 	what   string // "hangs", "kills", or the name of a code
 	code   Code
 	under  []string // when it has struck: the functions that the call was made under
@@ -167,7 +169,16 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 	for _, name := range slices.Sorted(maps.Keys(calls.counts)) {
 		codes := calls.codes[name]
 		alike := repeated(calls.places[name])
+		turns := map[place]int{}
 		for nth := 1; nth <= calls.counts[name]; nth++ {
+			at := calls.places[name][nth-1]
+			turns[at]++
+			one := faultCase{victim: victim, call: name, nth: nth, at: at, turn: turns[at]}
+			with := func(what string, code Code) faultCase {
+				c := one
+				c.what, c.code = what, code
+				return c
+			}
 			switch {
 			case all:
 			case !full && (known[name] || nth > 1):
@@ -177,16 +188,16 @@ func (f Faults) cases(calls *Calls, victim int, full, all bool, some int, known 
 			}
 			for i, code := range codes {
 				if all || i == (nth-1+victim)%len(codes) {
-					cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: code.Name, code: code})
+					cases = append(cases, with(code.Name, code))
 				}
 			}
 			if !full && len(known)%some != 0 {
 				continue // hanging and dying take time
 			}
-			if reason(f.Endless, faultCase{call: name, nth: nth}) == "" {
-				cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: hangs})
+			if reason(f.Endless, one) == "" {
+				cases = append(cases, with(hangs, Code{}))
 			}
-			cases = append(cases, faultCase{victim: victim, call: name, nth: nth, what: kills})
+			cases = append(cases, with(kills, Code{}))
 		}
 		known[name] = true
 	}
@@ -291,7 +302,7 @@ func (f Faults) once(t *testing.T, c faultCase, calls *Calls) outcome {
 		var mine *Calls
 		if g.Rank() == c.victim {
 			mine = calls
-			s := &strike{call: c.call, nth: c.nth, code: c.code}
+			s := &strike{call: c.call, at: c.at, nth: c.turn, code: c.code}
 			switch c.what {
 			case hangs:
 				s.before = func() { until.come(); time.Sleep(30 * time.Millisecond) }

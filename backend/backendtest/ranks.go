@@ -25,7 +25,7 @@ const ranksTimeout = 2 * time.Minute
 // OnRanks makes a group of size ranks in this process, runs f on each of them at the same time, waits until all have returned,
 // leaves the group, and returns what f returned, by rank. Nil options are the defaults of [group.Local]. The context of f ends
 // after two minutes.
-func OnRanks(t *testing.T, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
+func OnRanks(t testing.TB, size int, opts *group.LocalOptions, f func(ctx context.Context, g *group.Group) error) []error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), ranksTimeout)
 	defer cancel()
@@ -50,7 +50,7 @@ func OnAll[R any](ranks []R, f func(r R) error) []error {
 }
 
 // RequireAll fails the test if a rank has failed; the errors are those of [OnRanks] or [OnAll], by rank.
-func RequireAll(t *testing.T, failed []error) {
+func RequireAll(t testing.TB, failed []error) {
 	t.Helper()
 	ok := true
 	for r, err := range failed {

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/device/cuda"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -28,11 +30,18 @@ type allocation struct {
 	bytes   int64
 	rounded int64 // what of it is taken, as RoundedBytes says
 
-	handle cu.MemHandle // of virtual memory; kept, so that each rendezvous can export it
-	offset int64        // of ptr in what is exported
-	span   int64        // bytes that are mapped of virtual memory, beginning offset bytes before ptr
-	fabric bool         // whether it can be exported to other hosts
+	handle cu.MemHandle  // of virtual memory; kept, so that each rendezvous can export it
+	offset int64         // of ptr in what is exported
+	span   int64         // bytes that are mapped of virtual memory, beginning offset bytes before ptr
+	fabric bool          // whether it can be exported to other hosts
+	early  chan exported // what the first rendezvous passes on, once that is there; nil: nothing is exported for it
 	undo   undo
+}
+
+// exported is memory as a file, or why there is none.
+type exported struct {
+	file *os.File
+	err  error
 }
 
 // Allocate creates memory, maps it and fills it with zeros. It blocks until the GPU has done so. The error is ErrNoMemory, with how much is free, if
@@ -56,6 +65,9 @@ func (b *Backend) Allocate(ctx context.Context, bytes int64) (backend.Allocation
 		fabric: b.found.prop.RequestedHandleTypes&cu.HandleFabric != 0}
 	if err := b.device.WithContext(a.make); err != nil {
 		return nil, fmt.Errorf("making %d bytes of memory on %s (%s): %w", rounded, b.device.Name(), b.device.UUID(), err)
+	}
+	if b.group.Size() > 1 && b.islands.Count() == 1 {
+		a.exportEarly()
 	}
 	if err := b.zero(ctx, a); err != nil {
 		return nil, fmt.Errorf("filling %d bytes of GPU memory with zeros: %w", rounded, err)
@@ -83,6 +95,52 @@ func (a *allocation) make() error {
 	return nil
 }
 
+// mostEarly is how many allocations may be exported that no rendezvous has had: each is a descriptor, of which a process may have no more than 1024.
+const mostEarly = 16
+
+// exportEarly begins to export the memory, for the rendezvous that most memory comes to next: the driver takes about a millisecond, and exports of the
+// ranks one after the other.
+func (a *allocation) exportEarly() {
+	if a.backend.early.Add(1) > mostEarly {
+		a.backend.early.Add(-1)
+		return
+	}
+	early := make(chan exported, 1)
+	go func() {
+		var e exported
+		e.err = a.backend.device.WithContext(func() error {
+			var err error
+			e.file, err = exportFile(a.backend.drv, a.handle)
+			return err
+		})
+		early <- e
+	}()
+	a.early = early
+	a.undo.add(func() error {
+		if a.early == nil {
+			return nil // a rendezvous had it
+		}
+		return closeFile(a.takeEarly().file)
+	})
+}
+
+// export returns the memory as a file, which the caller closes; the context is current.
+func (a *allocation) export() (*os.File, error) {
+	if a.early == nil {
+		return exportFile(a.backend.drv, a.handle)
+	}
+	e := a.takeEarly()
+	return e.file, e.err
+}
+
+// takeEarly waits for what exportEarly has begun.
+func (a *allocation) takeEarly() exported {
+	e := <-a.early
+	a.early = nil
+	a.backend.early.Add(-1)
+	return e
+}
+
 // zero fills the memory with zeros, or frees it if that fails.
 func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	err := b.stream.Fill(a.ptr, 0, a.span)
@@ -92,12 +150,12 @@ func (b *Backend) zero(ctx context.Context, a *allocation) error {
 	if err == nil {
 		return nil
 	}
-	// Unmapping memory that the GPU is still writing would end the context.
-	if idle, queryErr := b.stream.Query(); !idle && queryErr == nil {
+	// Unmapping memory that the GPU is still writing would end the context. Where it cannot be asked, it may be at work.
+	if idle, unknown := b.stream.Query(); !idle && !errors.Is(unknown, cuda.ErrContextLost) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.kept = append(b.kept, a.undo)
-		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", err)
+		return fmt.Errorf("the GPU still works on it, so it is given back later: %w", errors.Join(err, unknown))
 	}
 	return errors.Join(err, b.device.WithContext(a.undo.run))
 }
@@ -117,12 +175,12 @@ func (b *Backend) sweep() error {
 
 // giveBackKept frees kept memory; the GPU no longer works on it, and mu is held.
 func (b *Backend) giveBackKept() error {
-	kept := b.kept
-	b.kept = nil
-	if len(kept) == 0 {
+	if len(b.kept) == 0 {
 		return nil
 	}
 	return b.device.WithContext(func() error {
+		kept := b.kept
+		b.kept = nil
 		var err error
 		for _, u := range kept {
 			err = errors.Join(err, u.run())

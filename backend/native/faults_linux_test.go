@@ -47,12 +47,14 @@ func TestFaults(t *testing.T) {
 		again    = "all ranks try again"
 		try      = "native.(*finding).try"
 		trial    = "the trial of memory for network cards; the next is without"
+		creators = "the creator's handle of a multicast object: all ranks have the address, and what is not released goes with the mapping"
+		letGo    = "native.(*cast).letGo"
+		keeps    = "it is the call that gives it back"
 	)
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: exceptions{
 			"cuCtxPopCurrent":                  "it is logged; the thread is given away",
-			"cuCtxPushCurrent":                 "where the driver is asked again, or something is tried",
 			"cuDeviceTotalMem":                 "how much memory there is, is not known then, and cuMemCreate says what is too much",
 			"cuDeviceGetAttribute":             "what the driver does not tell is not there, and the capability says so",
 			"cuStreamQuery":                    "memory that goes with it is freed when the driver has answered",
@@ -60,11 +62,13 @@ func TestFaults(t *testing.T) {
 			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
 			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
 			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
-		}.and(trial, "cuMemGetAllocationGranularity in "+try, "cuMemCreate in "+try, "cuMemExportToShareableHandle in "+try, "cuMemRelease in "+try).and("the creator's handle of a multicast object, which goes later: it is logged", "cuMemRelease in native.(*cast).make"),
-		Keeps: exceptions{
-			"cuCtxPushCurrent": "a context that cannot be made current is the end of a device",
-		}.and("it is the call that gives it back", "cuDevicePrimaryCtxRelease", "cuGraphDestroy", "cuGraphExecDestroy", "cuMemAddressFree", "cuMemFreeHost",
-			"cuMemRelease", "cuMemUnmap", "cuModuleUnload", "cuMulticastUnbind", "cuStreamDestroy"),
+			"cuCtxPushCurrent:" + notReady + " in native.(*cast).make": again,
+		}.and(trial, "cuMemGetAllocationGranularity in "+try, "cuMemCreate in "+try, "cuMemExportToShareableHandle in "+try, "cuMemRelease in "+try).
+			and(creators, "cuMemRelease in "+letGo, "cuCtxPushCurrent in "+letGo),
+		Keeps: exceptions{}.and(keeps, "cuDevicePrimaryCtxRelease", "cuGraphDestroy", "cuGraphExecDestroy", "cuMemAddressFree", "cuMemFreeHost",
+			"cuMemRelease", "cuMemUnmap", "cuModuleUnload", "cuMulticastUnbind", "cuStreamDestroy",
+			"cuCtxPushCurrent in native.(*allocation).Release", "cuCtxPushCurrent in native.(*mapping).Unmap",
+			"cuCtxPushCurrent in cuda.(*Stream).finishClose", "cuCtxPushCurrent in cuda.(*Device).close"),
 		Unnamed: exceptions{
 			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": "so the driver says that memory is not of cuMemCreate",
 			"cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": "so the driver says that memory is not of cuMemCreate",

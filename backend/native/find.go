@@ -68,7 +68,9 @@ func find(d *cuda.Device, p *multicast.Policy, size int) (*finding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trying memory of %s (%s): %w", d.Name(), d.UUID(), err)
 	}
-	f.findMulticast(d, p, size)
+	if err := f.findMulticast(d, p, size); err != nil {
+		return nil, err
+	}
 	return f, nil
 }
 
@@ -144,8 +146,8 @@ func (f *finding) tryProp(d *cuda.Device) (err error) {
 	return drv.Check("cuMemExportToShareableHandle", drv.MemExportFabric(&fabric, h, cu.HandleFabric, 0))
 }
 
-// findMulticast finds out whether the GPU has multicast, as far as the policy allows it.
-func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) {
+// findMulticast finds out whether the GPU has multicast, as far as the policy allows it. The error is that of a device that could not be asked.
+func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) error {
 	switch {
 	case p.Forbidden != "":
 		f.noMulticast = p.Forbidden
@@ -154,13 +156,17 @@ func (f *finding) findMulticast(d *cuda.Device, p *multicast.Policy, size int) {
 	case size == 1:
 		f.noMulticast = "the group has only one rank"
 	case size > 1:
-		if err := f.resolveMulticast(d, size); err != nil {
-			f.noMulticast, f.multicast = err.Error(), nil
-		}
+		return d.WithContext(func() error {
+			if err := f.resolveMulticast(d, size); err != nil {
+				f.noMulticast, f.multicast = err.Error(), nil
+			}
+			return nil
+		})
 	}
+	return nil
 }
 
-// resolveMulticast looks up the multicast functions, and raises the granularity so that all memory can be bound.
+// resolveMulticast looks up the multicast functions, and raises the granularity so that all memory can be bound. The context is current.
 func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 	m, err := d.Driver().ResolveMulticast()
 	if err != nil {
@@ -168,10 +174,7 @@ func (f *finding) resolveMulticast(d *cuda.Device, size int) error {
 	}
 	prop := multicastProp(size, f.granularity)
 	var granularity uint64
-	err = d.WithContext(func() error {
-		return d.Driver().Check("cuMulticastGetGranularity", m.GetGranularity(&granularity, prop, cu.GranularityMinimum))
-	})
-	if err != nil {
+	if err := d.Driver().Check("cuMulticastGetGranularity", m.GetGranularity(&granularity, prop, cu.GranularityMinimum)); err != nil {
 		return err
 	}
 	if granularity > 1<<32 {

@@ -159,11 +159,19 @@ func (c *cast) make(ctx context.Context) error {
 	if err := b.group.Vote(ctx, "binding memory to the multicast object", err); err != nil {
 		return err
 	}
-	if err := b.device.WithContext(c.creation.run); err != nil {
-		// The address works on all ranks; only the object stays longer than necessary.
-		b.log.Warn("the creator's handle of a multicast object could not be released", "error", err)
+	if c.mapping.rank == creator {
+		c.letGo()
 	}
 	return nil
+}
+
+// letGo releases the creator's own reference, which nobody needs any more. The address works on all ranks, so what fails here is no error of theirs: the
+// object stays until the mapping is undone.
+func (c *cast) letGo() {
+	if err := c.backend.device.WithContext(c.creation.run); err != nil {
+		c.undo.add(c.creation.run) // which has nothing to do if it was tried already
+		c.backend.log.Warn("the creator's handle of a multicast object could not be released", "error", err)
+	}
 }
 
 // create makes the object and exports it.

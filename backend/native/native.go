@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/symmem/symmem/backend"
@@ -73,6 +74,8 @@ type Backend struct {
 	mu          sync.Mutex
 	noMulticast string // why there is no multicast, the same on all ranks; "" if there is
 	kept        []undo // memory that the GPU still worked on when it was to be given back
+
+	early atomic.Int32 // allocations that exportEarly has exported and no rendezvous has had
 }
 
 var _ backend.Backend = (*Backend)(nil)

@@ -401,6 +401,57 @@ func TestOutOfMemory(t *testing.T) {
 	assert.Empty(t, m.left())
 }
 
+// TestUnknownGPU: memory that the GPU may still fill, since the driver does not say, is kept until it does, and as long as it cannot be given back.
+func TestUnknownGPU(t *testing.T) {
+	m := newMachine(1)
+	set := func(fail func(call string, gpu, nth int) cu.Result) (used uint64) {
+		m.Mu.Lock()
+		defer m.Mu.Unlock()
+		m.fail = fail
+		return m.used[0]
+	}
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		return withMemory(ctx, g, m.plain(0), func(b *Backend, mem *memory.Memory) error {
+			set(func(call string, _, _ int) cu.Result {
+				if call == "cuStreamQuery" {
+					return cu.Unknown
+				}
+				return cu.Success
+			})
+			if _, err := b.Allocate(ctx, 100); err == nil || !strings.Contains(err.Error(), "given back later") {
+				return fmt.Errorf("a GPU that cannot be asked: %w", err)
+			}
+			pushes := 0
+			used := set(func(call string, _, _ int) cu.Result {
+				if call == "cuCtxPushCurrent" {
+					if pushes++; pushes == 2 { // after that for the query
+						return cu.OperatingSystem
+					}
+				}
+				return cu.Success
+			})
+			if used != granule {
+				return fmt.Errorf("%d bytes are kept", used)
+			}
+			if _, err := b.Allocate(ctx, 100); err == nil || !strings.Contains(err.Error(), "cuCtxPushCurrent") {
+				return fmt.Errorf("giving back without a context: %w", err)
+			}
+			if used := set(nil); used != granule {
+				return fmt.Errorf("%d bytes are kept after it", used)
+			}
+			a, err := b.Allocate(ctx, 100)
+			if err != nil {
+				return err
+			}
+			if used := set(nil); used != granule {
+				return fmt.Errorf("%d bytes are used after the GPU had ended", used)
+			}
+			return a.Release(ctx)
+		})
+	}))
+	assert.Empty(t, m.left())
+}
+
 // TestBusyGPU: memory that the GPU still fills when the context ends is kept until it has.
 func TestBusyGPU(t *testing.T) {
 	m := newMachine(1)
@@ -542,6 +593,73 @@ func lives(ctx context.Context, g *group.Group, m *machine, want int) error {
 		return fmt.Errorf("there are %d multicast objects, expected %d", live, want)
 	}
 	return g.Barrier(ctx, "counted")
+}
+
+// TestContextFailsWhereMulticastIsMade: a rank whose context cannot be made current at any place where it opens or enables multicast does not go on
+// without it: all ranks have the error. The one place where all of them have the address already is none, and leaves nothing behind.
+func TestContextFailsWhereMulticastIsMade(t *testing.T) {
+	for rank := range 2 {
+		silent := 0
+		var pushes atomic.Int32
+		for nth := int32(1); pushes.Load() == nth-1; nth++ { // until there are no more places
+			m := newMachine(2)
+			m.multicast = 1
+			var armed atomic.Bool
+			armed.Store(true)
+			pushes.Store(0)
+			failed := make([]error, 2)
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				o := m.plain(g.Rank())
+				o.Multicast = "auto"
+				if g.Rank() == rank {
+					d := m.driver()
+					push := d.CtxPushCurrent
+					d.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+						if armed.Load() && pushes.Load() < nth && pushes.Add(1) == nth {
+							return cu.NotSupported
+						}
+						return push(c)
+					}
+					o.Driver = d
+				}
+				b, err := New(ctx, g, o)
+				if failed[g.Rank()] = err; err != nil {
+					return nil
+				}
+				mem := memory.New(b, g, nil)
+				a, err := mem.Allocate(ctx, 100, "")
+				err = g.Vote(ctx, "memory", err)
+				var w *memory.Window
+				if err == nil {
+					w, err = mem.Rendezvous(ctx, a, memory.Record{})
+				}
+				if err == nil {
+					err = mem.EnableMulticast(ctx, w, nil)
+				}
+				failed[g.Rank()] = err
+				if err := g.Barrier(ctx, "tried"); err != nil {
+					return err
+				}
+				armed.Store(false)
+				return mem.Close(ctx)
+			}))
+			for _, err := range failed {
+				require.Equal(t, failed[0] == nil, err == nil, "push %d: %v", nth, failed)
+			}
+			switch struck := pushes.Load() == nth; {
+			case struck && failed[0] == nil:
+				silent++
+			case struck:
+				for _, err := range failed {
+					require.ErrorContains(t, err, "cuCtxPushCurrent")
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d", rank))
+				}
+			}
+			assert.Empty(t, m.left(), "push %d", nth)
+		}
+		assert.Equal(t, 1-rank, silent, "places without an error on rank %d", rank)
+		assert.GreaterOrEqual(t, pushes.Load(), int32(8), "places")
+	}
 }
 
 func TestEnableMulticast(t *testing.T) {
@@ -921,6 +1039,49 @@ func TestRegisterErrors(t *testing.T) {
 		})
 	}))
 	assert.Empty(t, m.left())
+}
+
+// TestNeverMapped: memory that is freed before any rendezvous leaves neither a descriptor nor memory, nor does what a rank could not export.
+func TestNeverMapped(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails=%t", fails), func(t *testing.T) {
+			m := newMachine(2)
+			before, err := backendtest.OpenFiles()
+			require.NoError(t, err)
+			failed := backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
+					if fails && g.Rank() == 1 {
+						m.failing("cuMemExportToShareableHandle", 1, 1, cu.Result(999))
+					}
+					var all []backend.Allocation
+					for range 3 * mostEarly {
+						a, err := mem.Allocate(ctx, 3*granule, "")
+						if err != nil {
+							return err
+						}
+						all = append(all, a)
+					}
+					if err := g.Barrier(ctx, "allocated"); err != nil {
+						return err
+					}
+					open, err := backendtest.OpenFiles()
+					if most := before + 2*mostEarly + 10; err == nil && open > most {
+						err = fmt.Errorf("%d descriptors are open, and at most %d may be", open, most)
+					}
+					err = errors.Join(err, g.Barrier(ctx, "counted"))
+					for _, a := range all {
+						err = errors.Join(err, mem.Free(ctx, a))
+					}
+					return err
+				})
+			})
+			backendtest.RequireAll(t, failed)
+			assert.Empty(t, m.left())
+			after, err := backendtest.OpenFiles()
+			require.NoError(t, err)
+			assert.Equal(t, before, after, "descriptors")
+		})
+	}
 }
 
 // TestFreedBeforeRendezvous: adopted memory that the caller has freed is an error on every rank, and nothing hangs.

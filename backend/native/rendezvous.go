@@ -141,7 +141,7 @@ func (a *allocation) offer() (o offer, f *os.File, err error) {
 		}
 		o.Fabric = h[:]
 	case b.group.Size() > 1:
-		if f, err = exportFile(b.drv, a.handle); err != nil {
+		if f, err = a.export(); err != nil {
 			return o, nil, fmt.Errorf("exporting %d bytes of memory: %w", a.span, err)
 		}
 	}

@@ -59,6 +59,8 @@ type reducer struct {
 	cause atomic.Pointer[error] // why it was given up; nil while it was not
 
 	key string // under which a rank tells that a run has failed there; "" in a group of one rank
+
+	failing atomic.Bool // this rank is giving it up, because a plan has failed here
 }
 
 // newReducer returns a reducer for this rank's device. key is where a rank tells of runs that have failed.
@@ -93,20 +95,15 @@ func (red *reducer) tell(cause error) {
 	}
 }
 
-// reduction is an all-reduce that was prepared.
+// reduction is an all-reduce, or other collectives, that was prepared.
 type reduction struct {
 	backend *Backend
 	of      *reducer
-	in, out device.Ptr
-	count   int64
-	dtype   nccl.DataType
-	op      nccl.Op
-	what    nccl.Collective
-	root    int
+	calls   []nccl.Call // of a run: one, unless the ranks are in parts
 
-	form        string     // whose communicator it runs on
-	part        nccl.Part  // of the communicator; whole unless the ranks are in parts
-	told, heard device.Ptr // 0 if there is no word
+	form   string    // whose communicator it runs on
+	part   nccl.Part // of the communicator; whole unless the ranks are in parts
+	beside bool      // its streams tell of nothing
 
 	runs sync.Pool // of *run
 }
@@ -130,7 +127,10 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	p, in, out, failure := b.reduction(r)
 	var mine place
 	if failure == nil {
-		mine = place{In: in.offset + r.InOffset, Out: out.offset + r.OutOffset, Live: b.live(p.form)}
+		mine.Live = b.live(p.form)
+		if r.Parts == nil {
+			mine.In, mine.Out = in.offset+r.InOffset, out.offset+r.OutOffset
+		}
 	}
 	step := "preparing " + formOf(r)
 	places, err := backend.Tell(ctx, b.group, step, mine, failure)
@@ -159,74 +159,86 @@ func (b *Backend) PrepareAllReduce(ctx context.Context, r *backend.AllReduce) (b
 	return p, b.warmUp(ctx, p)
 }
 
-// reduction checks what is asked for, and finds the allocations.
+// reduction checks what is asked for, and finds the allocations, which there are none of in parts.
 func (b *Backend) reduction(r *backend.AllReduce) (p *reduction, in, out *allocation, err error) {
-	const op = "PrepareAllReduce"
-	dtype, known := dataTypes[r.DType]
-	if !known {
-		return nil, nil, nil, fmt.Errorf("NCCL has no %s (it has %s): %w", r.DType,
-			strings.Join(slices.Sorted(maps.Keys(dataTypes)), ", "), errs.ErrUnsupported)
-	}
-	operation, known := operations[r.Op]
-	if !known {
-		return nil, nil, nil, fmt.Errorf("NCCL has no operation %s (it has %s): %w", r.Op,
-			strings.Join(slices.Sorted(maps.Keys(operations)), ", "), errs.ErrUnsupported)
-	}
 	if r.Name != plainForm && r.Name != symmetricForm {
 		return nil, nil, nil, fmt.Errorf("backend %s has no all-reduce called %q (it has %s and %s): %w", Name, r.Name, plainForm,
 			symmetricForm, errs.ErrUnsupported)
 	}
-	if r.Name == symmetricForm && (r.Op != "sum" || dtype != nccl.Float32 && dtype != nccl.Float16 && dtype != nccl.BFloat16) {
-		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op,
-			r.DType, plainForm, errs.ErrUnsupported)
-	}
 	if r.Name == symmetricForm && b.isle != nil && !b.isle.whole() {
 		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels end at the host, and the ranks are on several (%s); use %s: %w", b.isle, plainForm, errs.ErrUnsupported)
 	}
-	if r.Count < 1 && (r.Parts == nil || r.Count < 0) {
-		return nil, nil, nil, errs.Invalid(op, "count", r.Count, "1 and more, or 0 where the ranks are in parts")
-	}
-	part, err := b.partOf(r)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	what, known := collectives[r.Collective]
-	if !known || what != nccl.AllReduce && r.Name != plainForm {
-		return nil, nil, nil, fmt.Errorf("backend %s has no %s called %q: %w", Name, r.Collective, r.Name, errs.ErrUnsupported)
-	}
-	if size := b.group.Size(); r.Root < 0 || r.Root >= size {
-		return nil, nil, nil, errs.Invalid(op, "root", r.Root, fmt.Sprintf("0 to %d", size-1))
-	}
-	if err := b.ready(); err != nil {
-		return nil, nil, nil, err
-	}
-	if err := b.lib.Has(what); err != nil {
-		return nil, nil, nil, err
-	}
-	p = &reduction{backend: b, count: r.Count, dtype: dtype, op: operation, what: what, root: r.Root, form: formOf(r), part: part, told: r.Told, heard: r.Heard}
-	for _, x := range []struct {
-		from   backend.Allocation
-		offset int64
-		p      *device.Ptr
-		alloc  **allocation
-	}{{r.In, r.InOffset, &p.in, &in}, {r.Out, r.OutOffset, &p.out, &out}} {
-		*x.p = x.from.Ptr().Add(x.offset)
-		a, ok := x.from.(*allocation)
-		if !ok || a.backend != b {
-			return nil, nil, nil, fmt.Errorf("memory at %s is of another backend: %w", *x.p, errs.ErrInvalid)
-		}
-		*x.alloc = a
-	}
-	if r.Name == symmetricForm && b.lib.Version() < evenElements && dtype.Bytes() == 2 && p.in%4 != 0 {
-		return nil, nil, nil, fmt.Errorf("NCCL %s gives wrong results for %s at %s, which is not a multiple of 4 (loadPack in op128.h, right since %s); "+
-			"begin the tensor at an even element, or use %s: %w", b.lib.Version(), r.DType, p.in, evenElements, plainForm, errs.ErrUnsupported)
-	}
+	p = &reduction{backend: b, form: formOf(r), beside: r.Beside}
 	p.runs.New = func() any {
 		x := &run{of: p}
 		x.call = x.make
 		return x
 	}
+	if r.Parts != nil {
+		return p, nil, nil, b.inParts(p, r)
+	}
+	whole := backend.Call{Collective: r.Collective, Count: r.Count, Root: r.Root, DType: r.DType, Op: r.Op}
+	p.part = nccl.Part{Ranks: b.group.Size(), Rank: b.group.Rank()}
+	call, err := b.callOf(r.Name, &whole)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if r.Name == symmetricForm && (r.Op != "sum" || call.Type != nccl.Float32 && call.Type != nccl.Float16 && call.Type != nccl.BFloat16) {
+		return nil, nil, nil, fmt.Errorf("NCCL's symmetric kernels add f32, f16 and bf16, and not %s of %s; use %s: %w", r.Op,
+			r.DType, plainForm, errs.ErrUnsupported)
+	}
+	if err := b.ready(); err != nil {
+		return nil, nil, nil, err
+	}
+	if err := b.lib.Has(call.What); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, x := range []struct {
+		from   backend.Allocation
+		offset int64
+		p      *uint64
+		alloc  **allocation
+	}{{r.In, r.InOffset, &call.Send, &in}, {r.Out, r.OutOffset, &call.Recv, &out}} {
+		at := x.from.Ptr().Add(x.offset)
+		*x.p = uint64(at)
+		a, ok := x.from.(*allocation)
+		if !ok || a.backend != b {
+			return nil, nil, nil, fmt.Errorf("memory at %s is of another backend: %w", at, errs.ErrInvalid)
+		}
+		*x.alloc = a
+	}
+	if r.Name == symmetricForm && b.lib.Version() < evenElements && call.Type.Bytes() == 2 && call.Send%4 != 0 {
+		return nil, nil, nil, fmt.Errorf("NCCL %s gives wrong results for %s at %s, which is not a multiple of 4 (loadPack in op128.h, right since %s); "+
+			"begin the tensor at an even element, or use %s: %w", b.lib.Version(), r.DType, device.Ptr(call.Send), evenElements, plainForm, errs.ErrUnsupported)
+	}
+	p.calls = []nccl.Call{call}
 	return p, in, out, nil
+}
+
+// callOf checks one collective of a form, and makes it NCCL's. Its addresses are left out, and its root is a rank of the group.
+func (b *Backend) callOf(form string, c *backend.Call) (nccl.Call, error) {
+	const op = "PrepareAllReduce"
+	dtype, known := dataTypes[c.DType]
+	if !known {
+		return nccl.Call{}, fmt.Errorf("NCCL has no %s (it has %s): %w", c.DType,
+			strings.Join(slices.Sorted(maps.Keys(dataTypes)), ", "), errs.ErrUnsupported)
+	}
+	operation, known := operations[c.Op]
+	if !known {
+		return nccl.Call{}, fmt.Errorf("NCCL has no operation %s (it has %s): %w", c.Op,
+			strings.Join(slices.Sorted(maps.Keys(operations)), ", "), errs.ErrUnsupported)
+	}
+	if c.Count < 1 {
+		return nccl.Call{}, errs.Invalid(op, "count", c.Count, "1 and more")
+	}
+	what, known := collectives[c.Collective]
+	if !known || what != nccl.AllReduce && form != plainForm {
+		return nccl.Call{}, fmt.Errorf("backend %s has no %s called %q: %w", Name, c.Collective, form, errs.ErrUnsupported)
+	}
+	if size := b.group.Size(); c.Root < 0 || c.Root >= size {
+		return nccl.Call{}, errs.Invalid(op, "root", c.Root, fmt.Sprintf("0 to %d", size-1))
+	}
+	return nccl.Call{What: what, Count: c.Count, Type: dtype, Op: operation, Root: c.Root}, nil
 }
 
 // alike returns an error if the memory is not at the same offset of the window on all ranks, which NCCL's symmetric kernels assume.
@@ -385,8 +397,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	first, end := b.together(ctx, "trying the all-reduce")
 	_, err = nccl.Bound(first, "trying the all-reduce", func() (struct{}, error) {
 		return struct{}{}, b.device.WithContext(func() error {
-			word := scratch + uint64(p.scratch()) - 8
-			return p.enqueue(uintptr(stream.Handle()), scratch, scratch+p.apart(), word, word+4)
+			return p.enqueue(uintptr(stream.Handle()), p.tried(scratch))
 		})
 	})
 	late := b.givenUp(err, 0)
@@ -408,38 +419,45 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 	return errors.Join(err, free())
 }
 
-// bytes returns the size of the whole message.
-func (p *reduction) bytes() int64 {
-	n := p.count * p.dtype.Bytes()
-	if p.what == nccl.AllGather || p.what == nccl.ReduceScatter || p.what == nccl.AllToAll {
-		n *= int64(p.backend.group.Size())
+// room is how much memory of its own a call can be tried on: the message, and the output behind it, if that has to be apart; and where the output is.
+func (p *reduction) room(c *nccl.Call) (bytes, out int64) {
+	const align = 256
+	n := c.Count * c.Type.Bytes()
+	if c.What == nccl.AllReduce {
+		return (n + align - 1) / align * align, 0
 	}
-	return n
+	if c.What == nccl.AllGather || c.What == nccl.ReduceScatter || c.What == nccl.AllToAll {
+		n *= int64(p.part.Ranks)
+	}
+	out = (n + align - 1) / align * align
+	return 2 * out, out
 }
 
-// scratch is the size of memory of its own that it can be tried on: the message, the output if that has to be apart, and the words, the last 8 bytes.
-func (p *reduction) scratch() int64 {
-	n := p.bytes() + int64(p.apart())
-	if p.told != 0 {
-		n = (n + 15) &^ 7
+// scratch is the size of memory of its own that it can be tried on.
+func (p *reduction) scratch() (bytes int64) {
+	for i := range p.calls {
+		n, _ := p.room(&p.calls[i])
+		bytes += n
 	}
-	return n
+	return bytes
 }
 
-// apart returns how far the output is behind the input when it is tried: 0 for what can be in place.
-func (p *reduction) apart() uint64 {
-	if p.what == nccl.AllReduce {
-		return 0
+// tried is the calls on that memory.
+func (p *reduction) tried(scratch uint64) []nccl.Call {
+	calls := slices.Clone(p.calls)
+	for i := range calls {
+		n, out := p.room(&calls[i])
+		calls[i].Send, calls[i].Recv = scratch, scratch+uint64(out)
+		scratch += uint64(n)
 	}
-	return uint64(p.bytes()+255) / 256 * 256
+	return calls
 }
 
 // Enqueue enqueues one run on s, or records it.
 func (p *reduction) Enqueue(s device.Stream) error {
-	stream, ok := s.(*cuda.Stream)
-	if !ok || stream.Device() != device.Device(p.backend.device) {
-		return errs.Invalid("Enqueue", "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()),
-			"a stream of "+p.backend.device.Name())
+	stream, err := p.streamOf("Enqueue", s)
+	if err != nil {
+		return err
 	}
 	handle := stream.Handle()
 	if handle == 0 {
@@ -450,20 +468,48 @@ func (p *reduction) Enqueue(s device.Stream) error {
 	}
 	// The stream is noted before the run, so that it watches when the run may be given up, and again after it, because a Synchronize in between may
 	// have found the stream idle with nothing to report.
-	p.of.fault.Watch(stream)
+	p.watch(stream)
 	p.of.used.Store(true)
 	if err := p.of.given(); err != nil { // else whoever gives it up now finds that it is used
 		return fmt.Errorf("Enqueue: %w", err)
 	}
 	x := p.runs.Get().(*run)
 	x.stream = uintptr(handle)
-	err := p.backend.device.WithContext(x.call)
-	p.of.fault.Watch(stream)
+	err = p.backend.device.WithContext(x.call)
+	p.watch(stream)
 	p.runs.Put(x)
 	if err != nil {
 		return p.backend.runFailed(p.of, err)
 	}
 	return nil
+}
+
+// streamOf is a stream of this backend's device.
+func (p *reduction) streamOf(call string, s device.Stream) (*cuda.Stream, error) {
+	stream, ok := s.(*cuda.Stream)
+	if !ok || stream.Device() != device.Device(p.backend.device) {
+		return nil, errs.Invalid(call, "stream", fmt.Sprintf("%T of %s", s, s.Device().Name()), "a stream of "+p.backend.device.Name())
+	}
+	return stream, nil
+}
+
+// watch makes the stream of a run tell that it was given up, unless others do.
+func (p *reduction) watch(s *cuda.Stream) {
+	if !p.beside {
+		p.of.fault.Watch(s)
+	}
+}
+
+// Watch makes a stream tell of a run that was given up on another one.
+func (p *reduction) Watch(s device.Stream) error {
+	stream, err := p.streamOf("Watch", s)
+	if err == nil {
+		err = p.of.given()
+	}
+	if err == nil {
+		p.of.fault.Watch(stream)
+	}
+	return err
 }
 
 // runFailed gives the communicator up after a run that this rank could not enqueue: the kernels of the other ranks wait for it, and nothing of NCCL's
@@ -484,17 +530,15 @@ func (b *Backend) giveUpTogether(red *reducer, failure error) error {
 	return b.giveUp(context.Background(), red, failure)
 }
 
-func (x *run) make() error {
-	p := x.of
-	return p.enqueue(x.stream, uint64(p.in), uint64(p.out), uint64(p.told), uint64(p.heard))
-}
+func (x *run) make() error { return x.of.enqueue(x.stream, x.of.calls) }
 
-// enqueue enqueues one run on memory, with the device's context current.
-func (p *reduction) enqueue(stream uintptr, in, out, told, heard uint64) error {
-	if p.told != 0 {
-		return p.of.comm.AllReduceTold(stream, in, out, p.count, p.dtype, p.op, told, heard)
+// enqueue enqueues one run, with the device's context current.
+func (p *reduction) enqueue(stream uintptr, calls []nccl.Call) error {
+	if len(calls) == 1 {
+		c := &calls[0]
+		return p.of.comm.Enqueue(c.What, stream, c.Send, c.Recv, c.Count, c.Type, c.Op, c.Root)
 	}
-	return p.of.comm.Enqueue(p.what, stream, in, out, p.count, p.dtype, p.op, p.root)
+	return p.of.comm.EnqueueAll(stream, calls)
 }
 
 // Close has nothing to release: the communicator and the windows stay for the next plan.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -88,15 +89,16 @@ func oneCollective(ctx context.Context, g *group.Group, b *Backend, mem *memory.
 		}
 		return b
 	}
-	at := p.(*reduction)
+	at := &p.(*reduction).calls[0]
+	into, from := device.Ptr(at.Recv), device.Ptr(at.Send)
 	for range 2 {
 		poison := func(int64) float32 { return -1 }
-		if err := errors.Join(mem.Device().CopyFromHost(at.in, numbers(ins, func(i int64) float32 { return value(rank, i) })),
-			mem.Device().CopyFromHost(at.out, numbers(outs, poison)), g.Barrier(ctx, "filled"), p.Enqueue(s), s.Synchronize(ctx)); err != nil {
+		if err := errors.Join(mem.Device().CopyFromHost(from, numbers(ins, func(i int64) float32 { return value(rank, i) })),
+			mem.Device().CopyFromHost(into, numbers(outs, poison)), g.Barrier(ctx, "filled"), p.Enqueue(s), s.Synchronize(ctx)); err != nil {
 			return err
 		}
 		got := make([]byte, 4*outs)
-		if err := mem.Device().CopyToHost(got, at.out); err != nil {
+		if err := mem.Device().CopyToHost(got, into); err != nil {
 			return err
 		}
 		want := numbers(outs, func(i int64) float32 {

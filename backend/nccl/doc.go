@@ -47,10 +47,12 @@
 // communicator of all ranks. A put is made when the backend is opened, to try it. Where NCCL cannot, these operations are ErrNotReachable between hosts, with what is missing and
 // what to do. Gets always are, as NCCL has no call for them. A put ends when its data has arrived; one that does not ends with an error after
 // Options.KernelTimeout, or when a rank is lost. After a put that NCCL has refused, or an error that NCCL reports, the puts' communicator is given up on all
-// ranks that hear of it: puts and signals between hosts are errors from then on, until the rank is opened again.
+// ranks that hear of it: puts and signals between hosts are errors from then on, and waits for signals that have not come end, until the rank is opened again.
 //
-// The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. "hierarchical", by its name, is an
-// all-reduce of kernels inside the teams and of ncclAllReduce between them, on communicators of the ranks that have the same shard (ncclCommSplit). "nccl_symmetric"
+// The algorithm "nccl" of all-reduce and of other collectives reaches all ranks, and is what [github.com/symmem/symmem/kernels.Auto] takes there. Of an
+// all-to-all with counts on the device NCCL has none: between hosts it is made of puts ("transfers"). "hierarchical" is
+// kernels inside the teams and NCCL's collectives between them, on communicators of the ranks that have the same shard (ncclCommSplit): an all-reduce, broadcast, reduce, all-gather or
+// reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //
 // # Multicast

@@ -81,6 +81,10 @@ func (f *flags) Progress() {
 	f.raw, f.next = f.next, f.raw
 }
 
+// Err is why the communicator of the puts was given up: words between hosts do not come any more, and what a rank of the own host signals behind them may
+// not either.
+func (f *flags) Err() error { return f.by.red.given() }
+
 // PrepareStore prepares writing a word of a peer: by its address, or by a put from a word of its own.
 func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	b := f.backend
@@ -100,7 +104,7 @@ func (f *flags) PrepareStore(peer, index int) (backend.FlagStore, error) {
 	if w == nil {
 		return nil, fmt.Errorf("preparing a flag: %w", errs.ErrClosed)
 	}
-	t := &transfer{backend: b, by: f.by, peer: peer}
+	t := newTransfer(b, f.by, peer)
 	t.add(nccl.Put{Peer: peer, Window: w, Offset: f.mapping.offsets[peer] + int64(index*wordBytes), Local: uint64(source), Bytes: wordBytes}, true)
 	var err error
 	if t.ended, err = b.device.NewEvent(); err != nil {
@@ -127,6 +131,7 @@ func (f *flags) Close() error {
 type nearStore struct {
 	backend *Backend
 	at      device.Ptr
+	word    [wordBytes]byte
 }
 
 // Post writes value.
@@ -134,7 +139,8 @@ func (s *nearStore) Post(value uint64) error {
 	if lost := s.backend.group.Err(); lost != nil {
 		return lost
 	}
-	return s.backend.device.CopyFromHost(s.at, binary.LittleEndian.AppendUint64(nil, value))
+	binary.LittleEndian.PutUint64(s.word[:], value)
+	return s.backend.device.CopyFromHost(s.at, s.word[:])
 }
 
 func (s *nearStore) Poll() (bool, error) { return true, nil }
@@ -144,11 +150,13 @@ func (s *nearStore) Close() error        { return nil }
 type farStore struct {
 	*transfer
 	source device.Ptr
+	word   [wordBytes]byte
 }
 
 // Post begins to put value.
 func (s *farStore) Post(value uint64) error {
-	if err := s.backend.device.CopyFromHost(s.source, binary.LittleEndian.AppendUint64(nil, value)); err != nil {
+	binary.LittleEndian.PutUint64(s.word[:], value)
+	if err := s.backend.device.CopyFromHost(s.source, s.word[:]); err != nil {
 		return err
 	}
 	_, err := s.Start()

@@ -672,7 +672,7 @@ func TestAllReduce(t *testing.T) {
 				return withMemory(ctx, g, m.plain(g.Rank()), func(b *Backend, mem *memory.Memory) error {
 					for range 2 { // the second time, all is there already
 						if err := reduceBy(ctx, g, mem, form, 1000, func(p backend.PreparedAllReduce, s device.Stream) error {
-							at := p.(*reduction).in
+							at := device.Ptr(p.(*reduction).calls[0].Send)
 							mine := binary.LittleEndian.AppendUint32(nil, []uint32{0x3f800000, 0x40000000, 0x40400000}[g.Rank()]) // 1, 2, 3
 							if err := mem.Device().CopyFromHost(at, mine); err != nil {
 								return err

@@ -1,20 +1,20 @@
 package nccl
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// A collective over islands is made of kernels on each, and of NCCL's all-reduce between ranks of several, the rails: each rail has a communicator that is
+// A collective over islands is made of kernels on each, and of NCCL's between ranks of several, the rails: each rail has a communicator that is
 // split from that of all ranks. All rails of a group are split in one call, and are one reducer: what fails on one ends all.
 
-// formOf names the communicator of an all-reduce, the same on every rank: ranks in parts have another than those that are not.
+// formOf names the communicator of a collective, the same on every rank: ranks in parts have another than those that are not.
 func formOf(r *backend.AllReduce) string {
 	if r.Parts == nil {
 		return r.Name
@@ -26,26 +26,46 @@ func formOf(r *backend.AllReduce) string {
 	return r.Name + " in parts " + parts
 }
 
-// partOf says which part of the group this rank reduces in: all of it, unless r says otherwise.
-func (b *Backend) partOf(r *backend.AllReduce) (nccl.Part, error) {
+// inParts makes p the calls of a collective among the ranks of each part of the group.
+func (b *Backend) inParts(p *reduction, r *backend.AllReduce) error {
 	const op = "PrepareAllReduce"
 	rank, size := b.group.Rank(), b.group.Size()
 	switch {
-	case r.Parts == nil && r.Told == 0 && r.Heard == 0:
-		return nccl.Part{Ranks: size, Rank: rank}, nil
-	case r.Parts == nil || (r.Told == 0) != (r.Heard == 0):
-		return nccl.Part{}, errs.Invalid(op, "told and heard", fmt.Sprintf("%s and %s", r.Told, r.Heard), "both or none, and none without parts")
 	case len(r.Parts) != size:
-		return nccl.Part{}, errs.Invalid(op, "parts", r.Parts, fmt.Sprintf("one number for each of %d ranks", size))
-	case r.Name != plainForm || r.Collective != "":
-		return nccl.Part{}, fmt.Errorf("NCCL's %s of the form %s takes all ranks: %w", cmp.Or(r.Collective, "all_reduce"), r.Name, errs.ErrUnsupported)
+		return errs.Invalid(op, "parts", r.Parts, fmt.Sprintf("one number for each of %d ranks", size))
+	case r.Name != plainForm:
+		return fmt.Errorf("NCCL's form %s takes all ranks: %w", r.Name, errs.ErrUnsupported)
+	case len(r.Calls) == 0:
+		return errs.Invalid(op, "calls", "none", "at least one")
 	}
 	for i, first := range r.Parts {
 		if first < 0 || first > i || r.Parts[first] != first {
-			return nccl.Part{}, errs.Invalid(op, "parts", r.Parts, "by rank, the lowest rank of its part")
+			return errs.Invalid(op, "parts", r.Parts, "by rank, the lowest rank of its part")
 		}
 	}
-	return newIsle(r.Parts, rank).part(), nil
+	if err := b.ready(); err != nil {
+		return err
+	}
+	part := newIsle(r.Parts, rank)
+	p.part = part.part()
+	for i := range r.Calls {
+		c := &r.Calls[i]
+		call, err := b.callOf(r.Name, c)
+		if err != nil {
+			return err
+		}
+		if err := b.lib.Has(call.What); err != nil {
+			return err
+		}
+		call.Send, call.Recv = uint64(c.In), uint64(c.Out)
+		if call.Root = 0; call.What == nccl.Broadcast || call.What == nccl.Reduce {
+			if call.Root = slices.Index(part.ranks, c.Root); call.Root < 0 {
+				return errs.Invalid(op, "root", c.Root, fmt.Sprintf("a rank of the part, %v", part.ranks))
+			}
+		}
+		p.calls = append(p.calls, call)
+	}
+	return nil
 }
 
 // Fail gives up the communicator that it runs on, and tells the other ranks to do so: this rank does not come to a run again that they wait in.
@@ -53,7 +73,7 @@ func (p *reduction) Fail(err error) {
 	b, red := p.backend, p.of
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.watched == nil || red.given() != nil {
+	if b.watched == nil || red.given() != nil || red.failing.Swap(true) { // a plan has several runs of one communicator
 		return
 	}
 	b.watching.Go(func() {
@@ -62,6 +82,9 @@ func (p *reduction) Fail(err error) {
 		}
 	})
 }
+
+// Abandoned is the word of the communicator, which is written before any of its kernels is ended.
+func (p *reduction) Abandoned() device.Ptr { return p.of.fault.Ptr() }
 
 // Islands returns which ranks have addresses of each other's windows.
 func (b *Backend) Islands() []int {

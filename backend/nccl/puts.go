@@ -223,10 +223,17 @@ type transfer struct {
 	peer    int
 	steps   []putStep
 	ended   device.Event
+	call    func() error // enqueue, made once because a method value allocates
 
 	mu      sync.Mutex
 	running bool
 	began   time.Time
+}
+
+func newTransfer(b *Backend, by *puts, peer int) *transfer {
+	t := &transfer{backend: b, by: by, peer: peer}
+	t.call = t.enqueue
+	return t
 }
 
 // putStep is puts that NCCL can do at once, or one from memory that is no window, which goes through the stage.
@@ -245,7 +252,7 @@ func (b *Backend) PrepareTransfer(op backend.TransferOp, peer int, blocks []back
 		return nil, fmt.Errorf("NCCL has no call that gets from a rank without an address, and rank %d has none of rank %d (%s); let that rank put: %w",
 			b.group.Rank(), peer, b.isle, errs.ErrNotReachable)
 	}
-	t := &transfer{backend: b, by: p, peer: peer}
+	t := newTransfer(b, p, peer)
 	for _, x := range blocks {
 		m := mappingOf(x.Remote)
 		if m == nil || m.backend != b {
@@ -311,15 +318,16 @@ func (t *transfer) Start() (device.HostProgress, error) {
 	if err := p.red.given(); err != nil {
 		return nil, err
 	}
-	if err := p.enqueue(t); err != nil {
+	if err := b.device.WithContext(t.call); err != nil {
 		return nil, b.explain(b.runFailed(p.red, err))
 	}
 	t.running, t.began = true, time.Now()
 	return t, nil
 }
 
-// enqueue enqueues a transfer.
-func (p *puts) enqueue(t *transfer) error {
+// enqueue enqueues the puts, with the device's context current.
+func (t *transfer) enqueue() error {
+	p := t.by
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, step := range t.steps {
@@ -328,8 +336,7 @@ func (p *puts) enqueue(t *transfer) error {
 				return err
 			}
 		}
-		err := t.backend.device.WithContext(func() error { return p.red.comm.Put(uintptr(p.stream.Handle()), step.puts...) })
-		if err != nil {
+		if err := p.red.comm.Put(uintptr(p.stream.Handle()), step.puts...); err != nil {
 			return err
 		}
 	}

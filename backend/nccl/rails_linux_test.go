@@ -218,7 +218,9 @@ func TestParts(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 3, nil, func(ctx context.Context, g *group.Group) error {
 		return withMemory(ctx, g, m.onHost("", g.Rank()), func(b *Backend, mem *memory.Memory) error {
 			return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
-				good := backend.AllReduce{Name: plainForm, Count: 4, DType: "f32", Op: "sum", Parts: []int{0, 1, 0}}
+				call := func(c backend.Call) []backend.Call { return []backend.Call{c} }
+				four := backend.Call{Count: 4, DType: "f32", Op: "sum"}
+				good := backend.AllReduce{Name: plainForm, Parts: []int{0, 1, 0}, Calls: call(four)}
 				for _, bad := range []struct {
 					what   string
 					change func(c *backend.AllReduce)
@@ -230,12 +232,21 @@ func TestParts(t *testing.T) {
 					{"negative", func(c *backend.AllReduce) { c.Parts = []int{-1, 1, 0} }, errs.ErrInvalid},
 					{"not the lowest", func(c *backend.AllReduce) { c.Parts = []int{2, 1, 2} }, errs.ErrInvalid},
 					{"of another part", func(c *backend.AllReduce) { c.Parts = []int{0, 0, 1} }, errs.ErrInvalid},
-					{"half a word", func(c *backend.AllReduce) { c.Told = 8 }, errs.ErrInvalid},
-					{"a word of all", func(c *backend.AllReduce) { c.Parts, c.Told, c.Heard = nil, 8, 16 }, errs.ErrInvalid},
-					{"less than none", func(c *backend.AllReduce) { c.Count = -1 }, errs.ErrInvalid},
-					{"nothing of all", func(c *backend.AllReduce) { c.Parts, c.Count = nil, 0 }, errs.ErrInvalid},
+					{"no calls", func(c *backend.AllReduce) { c.Calls = nil }, errs.ErrInvalid},
+					{"of nothing", func(c *backend.AllReduce) { four.Count = 0; c.Calls = call(four) }, errs.ErrInvalid},
+					{"nothing of all", func(c *backend.AllReduce) { c.Parts = nil; c.DType, c.Op = "f32", "sum" }, errs.ErrInvalid},
 					{"symmetric", func(c *backend.AllReduce) { c.Name = symmetricForm }, errs.ErrUnsupported},
-					{"broadcast", func(c *backend.AllReduce) { c.Collective = "broadcast" }, errs.ErrUnsupported},
+					{"a dtype that NCCL lacks", func(c *backend.AllReduce) { c.Calls = call(backend.Call{Count: 4, DType: "u16", Op: "sum"}) }, errs.ErrUnsupported},
+					{"an operation that NCCL lacks", func(c *backend.AllReduce) { c.Calls = call(backend.Call{Count: 4, DType: "f32", Op: "mean"}) }, errs.ErrUnsupported},
+					{"no collective", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "barrier", Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrUnsupported},
+					{"a root of another part", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "broadcast", Root: 1 - g.Rank()%2, Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
+					{"a root that is no rank", func(c *backend.AllReduce) {
+						c.Calls = call(backend.Call{Collective: "broadcast", Root: 3, Count: 4, DType: "f32", Op: "sum"})
+					}, errs.ErrInvalid},
 				} {
 					c := good
 					bad.change(&c)

@@ -219,24 +219,17 @@ func (p *processes) left() string {
 
 // TestFaults lets every call of the driver and of NVSHMEM go wrong.
 func TestFaults(t *testing.T) {
-	const (
-		keeps     = "it is the call that gives it back"
-		noContext = "a context that cannot be made current is the end of a device"
-	)
+	const keeps = "it is the call that gives it back"
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: map[string]string{
-			"cuCtxPushCurrent": "in the end: that NVSHMEM could not be ended is logged, and opening it again says so",
-			"nvshmem_ptr/4":    "so the library says that memory which is adopted is not of its heap",
-			"nvshmemx_mc_ptr":  "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
-		},
-		Late: map[string]string{
-			"cuCtxPopCurrent:CUDA_ERROR_ILLEGAL_ADDRESS": "the same, by what follows it",
-			"cuCtxPushCurrent":                           "a context that is lost just before a call which takes all PEs: the others are bound by the timeout of NVSHMEM's calls",
+			"nvshmem_ptr/4":   "so the library says that memory which is adopted is not of its heap",
+			"nvshmemx_mc_ptr": "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
 		},
 		Keeps: map[string]string{
-			"cuCtxPushCurrent": noContext, "cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps,
+			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps,
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps,
+			"cuCtxPushCurrent in cuda.(*Stream).finishClose": keeps, "cuCtxPushCurrent in cuda.(*Device).close": keeps,
 		},
 		Machine: func() backendtest.FaultMachine {
 			p := &processes{}

@@ -160,7 +160,8 @@ func (b *Backend) whyNoRegister() string {
 }
 
 // Close ends the use of the library by this group. The first group finalizes it, with all other ranks: if they do not come,
-// because one is lost or busy, the library is left as it is, with a warning, and cannot be opened again in this process.
+// because one is lost or busy, the library is left as it is, with a warning, and cannot be opened again in this process. If one of them comes and
+// cannot finalize it, that is every rank's error.
 func (b *Backend) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
@@ -189,27 +190,39 @@ func (b *Backend) leave(ctx context.Context) {
 	w.mu.Unlock()
 }
 
-// finalize ends the library. The error is what the library could not give back before; that it could not be ended is logged.
+// finalize ends the library. That it could not be ended is logged, and it is the error unless this rank knows why: it was given up before, sub-groups
+// are open, or another rank did not come.
 func (b *Backend) finalize(ctx context.Context) error {
 	w := b.world
 	w.mu.Lock()
-	groups := w.groups
+	groups, known := w.groups, w.broken != nil || w.groups > 0
 	w.mu.Unlock()
 	var open error
 	if groups > 0 {
 		open = fmt.Errorf("%d sub-groups are still open: %w", groups, errs.ErrInvalid)
 	}
 	err := w.collectively(ctx, b.group, ask{Op: "finalizing"}, open, func(uint64, []ask) error { return w.lib.Finalize() })
-	if err != nil {
-		err = fmt.Errorf("it was not finalized: %w", err)
-		b.log.Warn("NVSHMEM stays as it is until the process ends, with its memory", "error", err)
-		_ = w.breakUp(err)
+	if err == nil {
+		b.home.leave(nil)
+		return nil
 	}
+	vote, told := errors.AsType[*group.VoteError](err)
+	known = known && told && len(vote.Failures) == b.group.Size() // else some rank does not, and all say it
+	err = fmt.Errorf("it was not finalized: %w", err)
+	b.log.Warn("NVSHMEM stays as it is until the process ends, with its memory", "error", err)
+	_ = w.breakUp(err)
 	b.home.leave(err)
-	if failed, ok := errors.AsType[*giveBackError](err); ok {
-		return failed
+	if known || didNotCome(err) {
+		return nil
 	}
-	return nil
+	return err
+}
+
+// didNotCome reports whether an error is that another rank, or this one, has not come in time or is lost.
+func didNotCome(err error) bool {
+	_, abandoned := errors.AsType[*group.AbandonedError](err)
+	_, missing := errors.AsType[*group.MissingRanksError](err)
+	return abandoned || missing || errors.Is(err, errs.ErrPeerLost) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 // giveUp releases what belongs to this rank alone.

@@ -914,6 +914,61 @@ func TestContextFailsInATurn(t *testing.T) {
 	assert.GreaterOrEqual(t, pushes.Load(), int32(2), "places")
 }
 
+// TestContextFails: a rank whose context cannot be made current, wherever that is from opening to closing, has the error, and so have all ranks unless it
+// is only giving back what is its own. Nobody waits for it in the library.
+func TestContextFails(t *testing.T) {
+	var pushes atomic.Int32
+	for nth := int32(1); pushes.Load() == nth-1; nth++ { // until there are no more places
+		m := newMachine(2)
+		pushes.Store(0)
+		failed := make([]error, 2)
+		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+			o := m.options(g.Rank())
+			if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
+				o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+					if pushes.Load() < nth && pushes.Add(1) == nth {
+						return cu.OperatingSystem
+					}
+					return push(c)
+				}
+			}
+			failed[g.Rank()] = func() (err error) {
+				b, err := New(ctx, g, o)
+				if err != nil {
+					return err
+				}
+				mem := memory.New(b, g, nil)
+				defer func() {
+					if err = errors.Join(err, mem.Close(ctx)); mem.Busy() {
+						err = errors.Join(err, mem.Close(ctx))
+					}
+				}()
+				a, err := mem.Allocate(ctx, 4096, "")
+				if err != nil {
+					return err
+				}
+				_, err = mem.Rendezvous(ctx, a, memory.Record{})
+				return err
+			}()
+			return nil
+		}))
+		m.release()
+		switch struck := pushes.Load() == nth; {
+		case !struck:
+			require.NoError(t, errors.Join(failed...))
+			continue
+		case failed[0] == nil:
+			require.ErrorContains(t, failed[1], "closing symmetric memory (it was released)", "push %d", nth)
+		default:
+			require.ErrorContains(t, failed[0], "cuCtxPushCurrent", "push %d", nth)
+			require.ErrorContains(t, failed[0], "rank 1", "push %d", nth)
+			require.NotContains(t, failed[0].Error(), "deadline", "push %d", nth)
+		}
+		require.ErrorContains(t, failed[1], "cuCtxPushCurrent", "push %d", nth)
+	}
+	assert.GreaterOrEqual(t, pushes.Load(), int32(20), "places")
+}
+
 // TestEnqueueFails: where one rank cannot enqueue a reduction, which then never ends on the others, NVSHMEM is given up, and all ranks learn it.
 func TestEnqueueFails(t *testing.T) {
 	m := newMachine(2)

@@ -54,13 +54,9 @@ func (b *Backend) start(ctx context.Context, o *Options, failure error) error {
 		mine, failure = b.prepare(w, o)
 	}
 	err := b.agree(ctx, w, mine, failure)
-	var id *nvshmem.UniqueID
+	began := false
 	if err == nil {
-		id, err = b.lastSteps(ctx, w, mine, o)
-	}
-	began := err == nil
-	if err == nil {
-		err = b.begin(ctx, w, id)
+		began, err = b.begin(ctx, w, mine, o)
 	}
 	if err == nil {
 		err = b.furnish(ctx, w, o)
@@ -233,9 +229,23 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 	return nil
 }
 
-// lastSteps takes the last steps before the library starts, which reads its environment at its first start and never again. It returns the id by
-// which the PEs meet.
-func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Options) (*nvshmem.UniqueID, error) {
+// begin starts the library. It reports whether that has begun: from there on a failure cannot be undone.
+func (b *Backend) begin(ctx context.Context, w *world, mine member, o *Options) (began bool, err error) {
+	t, id, err := b.lastSteps(ctx, w, mine, o)
+	if t != nil {
+		defer t.end()
+	}
+	if err != nil {
+		return false, err
+	}
+	err = t.call(ctx, "starting NVSHMEM", func() error { return w.lib.Start(w.pes, w.pe, id) })
+	// Ranks whose start has not returned do not come, or say so: the error names them.
+	return true, b.group.Vote(context.WithoutCancel(ctx), "NVSHMEM has started", err)
+}
+
+// lastSteps takes the last steps before the library starts, which reads its environment at its first start and never again. It returns the thread for
+// the start, also after an error unless there is none, and the id by which the PEs meet.
+func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Options) (*thread, *nvshmem.UniqueID, error) {
 	now := reading{multicast: b.noMulticast == "", granularity: mine.Granularity}
 	err := b.home.compare(now)
 	if err == nil && !now.multicast {
@@ -246,13 +256,17 @@ func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Optio
 			err = fmt.Errorf("the preflight of NVSHMEM failed: %w", err)
 		}
 	}
+	var t *thread
+	if err == nil {
+		t, err = w.thread()
+	}
 	if err := b.group.Vote(ctx, "preparing NVSHMEM", err); err != nil {
-		return nil, err
+		return t, nil, err
 	}
 	b.home.read(now)
 	var blob []byte
 	if w.pe == 0 {
-		err = w.call(ctx, "making NVSHMEM's unique id", func() error {
+		err = t.call(ctx, "making NVSHMEM's unique id", func() error {
 			id, err := w.lib.NewUniqueID()
 			if err == nil {
 				blob = id.Bytes()
@@ -262,18 +276,11 @@ func (b *Backend) lastSteps(ctx context.Context, w *world, mine member, o *Optio
 	}
 	ids, err := backend.Tell(ctx, b.group, "NVSHMEM's unique id", blob, err)
 	if err != nil {
-		return nil, err
+		return t, nil, err
 	}
 	id, err := nvshmem.ParseUniqueID(ids[0])
 	// A rank that has died before this point is known to be lost, so only one that dies during what follows leaves the others waiting there.
-	return id, b.group.Vote(ctx, "starting NVSHMEM", err)
-}
-
-// begin starts the library. From here on a failure cannot be undone.
-func (b *Backend) begin(ctx context.Context, w *world, id *nvshmem.UniqueID) error {
-	err := w.call(ctx, "starting NVSHMEM", func() error { return w.lib.Start(w.pes, w.pe, id) })
-	// Ranks whose start has not returned do not come, or say so: the error names them.
-	return b.group.Vote(context.WithoutCancel(ctx), "NVSHMEM has started", err)
+	return t, id, b.group.Vote(ctx, "starting NVSHMEM", err)
 }
 
 // furnish allocates the arena and finds the addresses of the PEs' heaps.

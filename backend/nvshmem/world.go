@@ -116,8 +116,11 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	if failure == nil {
 		failure = w.usable()
 	}
-	if failure == nil { // a rank whose context is lost could not come, and the others would wait for it in the library
-		failure = w.device.WithContext(func() error { return nil })
+	var t *thread
+	if failure == nil {
+		if t, failure = w.thread(); failure == nil {
+			defer t.end()
+		}
 	}
 	if w.pe == 0 {
 		w.issuing.Lock()
@@ -139,7 +142,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	// Votes are outside of the library's calls, since one that is given up may end at any time.
 	run := func(one step) {
 		if err == nil {
-			err = w.call(ctx, mine.Op, func() error { return one(turn, all) })
+			err = t.call(ctx, mine.Op, func() error { return one(turn, all) })
 		}
 	}
 	if w.asks(all) {
@@ -220,15 +223,69 @@ func (w *world) pass() {
 	w.turned = make(chan struct{})
 }
 
-// call calls the library with the device's context current. It waits at most for the world's timeout, and only a little longer once a rank is lost;
-// then the library is given up.
-func (w *world) call(ctx context.Context, what string, fn func() error) error {
+// thread is a thread with the device's context current, for calls of the library. A rank takes one before it agrees with the others on calls that take
+// all PEs: if its context could not be made current afterwards, they would wait for it in the library.
+type thread struct {
+	world *world
+	calls chan func()
+	over  chan struct{} // closed by end
+	left  chan struct{} // closed when the thread is free again
+	stuck bool          // a call has not returned
+}
+
+// thread returns a thread; end must follow unless there is an error.
+func (w *world) thread() (*thread, error) {
+	t := &thread{world: w, calls: make(chan func()), over: make(chan struct{}), left: make(chan struct{})}
+	ready := make(chan struct{})
+	var failed error
+	go func() {
+		defer close(t.left)
+		failed = w.device.WithContext(func() error {
+			close(ready)
+			for {
+				select {
+				case call := <-t.calls:
+					call()
+				case <-t.over:
+					return nil
+				}
+			}
+		})
+	}()
+	select {
+	case <-ready:
+		return t, nil
+	case <-t.left:
+		return nil, failed
+	}
+}
+
+// end gives the thread back, as soon as a call that has not returned does.
+func (t *thread) end() {
+	close(t.over)
+	if !t.stuck {
+		<-t.left
+	}
+}
+
+// call calls the library. It waits at most for the world's timeout, and only a little longer once a rank is lost; then the library is given up.
+func (t *thread) call(ctx context.Context, what string, fn func() error) error {
+	w := t.world
 	if err := w.usable(); err != nil {
 		return err
 	}
-	err := bounded(ctx, w.timeout, w.lost, w.lostErr, what, func() error { return w.device.WithContext(fn) })
+	err := bounded(ctx, w.timeout, w.lost, w.lostErr, what, func() error {
+		done := make(chan error, 1)
+		select {
+		case t.calls <- func() { done <- fn() }:
+			return <-done
+		case <-t.over: // it was given up before it began
+			return errs.ErrClosed
+		}
+	})
 	var stuck *nvshmem.StuckError
 	if errors.As(err, &stuck) {
+		t.stuck = true
 		return w.breakUp(err)
 	}
 	return err

@@ -65,7 +65,8 @@ type debts struct {
 	cells    []*faultCell // of the launches that were not recorded, one for each word
 	words    []wordDebt
 	graphs   []graphDebt
-	kept     []finding // of words that were closed, and graphs that have gone, before the stream could tell
+	spare    [][]uint32 // for graphs to come
+	kept     []finding  // of words that were closed, and graphs that have gone, before the stream could tell
 }
 
 // wordDebt is a fault word that launches on the stream write.
@@ -132,12 +133,26 @@ func (s *Stream) oweGraph(parts *graphParts) {
 			return
 		}
 	}
-	debt := graphDebt{parts: parts, last: o.launches, gaveUp: make([]uint32, len(parts.cells))}
+	debt := graphDebt{parts: parts, last: o.launches, gaveUp: o.counts(len(parts.cells))}
 	for i, c := range parts.cells {
 		debt.gaveUp[i] = c.gaveUp()
 	}
 	o.graphs = append(o.graphs, debt)
 	parts.debtors = append(parts.debtors, s)
+}
+
+// mostSpare is how many counts of graphs are kept for those that are launched next.
+const mostSpare = 4
+
+// counts takes the place of n counts, so that launching a graph again makes no garbage. faultMu is held.
+func (o *debts) counts(n int) []uint32 {
+	for i, c := range o.spare {
+		if cap(c) >= n {
+			o.spare = slices.Delete(o.spare, i, i+1)
+			return c[:n]
+		}
+	}
+	return make([]uint32, n)
 }
 
 // cell returns the stream's own cell for launches that are not recorded and whose values f decodes.
@@ -186,6 +201,9 @@ func (s *Stream) pay(upTo uint64) error {
 			return false
 		}
 		g.parts.paid(s)
+		if len(o.spare) < mostSpare {
+			o.spare = append(o.spare, g.gaveUp)
+		}
 		return true
 	})
 	o.words = slices.DeleteFunc(o.words, func(w wordDebt) bool {

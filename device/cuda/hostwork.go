@@ -51,8 +51,8 @@ type workLane struct {
 	mu      sync.Mutex
 	gone    bool
 	last    uint32    // the number of the latest job of a stream
-	jobs    []workJob // those of a stream that have not ended, or all of a graph
-	next    int       // of a graph's jobs
+	jobs    []workJob // those of a stream that have not ended, behind some that have, or all of a graph
+	next    int       // the present job, or the next; 0 if a stream has none
 	pending int       // launches of the graph whose run has not ended, as far as is known
 	began   time.Time // when the present job did; zero without one
 	cut     bool      // the present job was cut off
@@ -205,8 +205,9 @@ func (l *workLane) end(err error) {
 	}
 	l.began, l.cut = time.Time{}, false
 	if l.parts == nil {
-		l.jobs[0] = workJob{}
-		l.jobs = l.jobs[1:]
+		l.jobs[l.next] = workJob{}
+		l.next++
+		l.trim()
 	} else if l.next++; l.next == len(l.jobs) {
 		l.next = 0
 		l.expect(-1)
@@ -241,10 +242,13 @@ type atOnce struct{ err error }
 
 func (a atOnce) Poll() (bool, error) { return a.err == nil, a.err }
 
+// goneOn is a run whose work has ended the goroutine by runtime.Goexit. It stands in for every run while that is called, and so is made once.
+var goneOn device.HostProgress = atOnce{errGoexit}
+
 // start begins a run. If it cannot begin, it returns a run that has ended with the error.
 func (l *workLane) start(w device.HostWork) {
 	defer l.catch()
-	l.run = atOnce{errGoexit} // unless it returns
+	l.run = goneOn // unless it returns
 	run, err := w.Start()
 	if err != nil || run == nil {
 		run = atOnce{err}
@@ -256,7 +260,7 @@ func (l *workLane) start(w device.HostWork) {
 func (l *workLane) poll() (ended bool, err error) {
 	defer l.catch()
 	run := l.run
-	l.run = atOnce{errGoexit}
+	l.run = goneOn
 	ended, err = run.Poll()
 	l.run = run
 	return ended, err
@@ -266,6 +270,16 @@ func (l *workLane) poll() (ended bool, err error) {
 func (l *workLane) catch() {
 	if v := recover(); v != nil {
 		l.run = atOnce{&device.PanicError{Value: v, Stack: string(debug.Stack())}}
+	}
+}
+
+// trim gives the places of a stream's jobs that have ended to those to come, so that enqueueing makes no garbage. The lane is locked.
+func (l *workLane) trim() {
+	switch {
+	case l.next == len(l.jobs):
+		l.jobs, l.next = l.jobs[:0], 0
+	case l.next >= 64 && l.next >= len(l.jobs)/2: // which is as much to move as has ended, at most
+		l.jobs, l.next = slices.Delete(l.jobs, 0, l.next), 0
 	}
 }
 
@@ -288,8 +302,9 @@ func (l *workLane) ended() bool {
 func (l *workLane) unpush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.jobs) > 1 || len(l.jobs) == 1 && l.began.IsZero() {
+	if left := len(l.jobs) - l.next; left > 1 || left == 1 && l.began.IsZero() {
 		l.jobs = l.jobs[:len(l.jobs)-1]
+		l.trim()
 	}
 }
 
@@ -424,7 +439,8 @@ type proxy struct {
 	changes atomic.Uint64 // of lanes
 	serves  atomic.Bool   // there was work: the goroutine runs, or ran
 
-	left []device.HostProgress // runs that were cut off; only the goroutine touches them
+	left []device.HostProgress // runs that were cut off; only the goroutine touches them, and the timer
+	idle *time.Timer           // for pauses between looks
 
 	mu      sync.Mutex
 	lanes   []*workLane // replaced as a whole, never changed
@@ -553,7 +569,7 @@ type sights struct {
 func newSights(lanes []*workLane, changes uint64) sights {
 	s := sights{changes: changes}
 	for _, l := range lanes {
-		if l.run != nil || l.next > 0 { // only the proxy changes them
+		if l.run != nil || l.parts != nil && l.next > 0 { // only the proxy changes them
 			s.running = append(s.running, l)
 		}
 		if l.parts == nil {
@@ -655,9 +671,14 @@ func (p *proxy) watchLanes(now time.Time) bool {
 // rest waits for something to do. Lanes of graphs may be used at any time by launches of other graphs that they are part of.
 func (p *proxy) rest(lanes []*workLane) {
 	if slices.ContainsFunc(lanes, func(l *workLane) bool { return l.parts != nil && l.parts.stream.Load() != nil }) {
+		if p.idle == nil {
+			p.idle = time.NewTimer(idleLook)
+		} else {
+			p.idle.Reset(idleLook)
+		}
 		select {
 		case <-p.wake:
-		case <-time.After(idleLook):
+		case <-p.idle.C:
 		}
 		return
 	}

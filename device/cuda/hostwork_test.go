@@ -222,6 +222,33 @@ func TestHostWorkInLongRuns(t *testing.T) {
 	assert.Len(t, order, 1000)
 }
 
+// heldUp is work that ends when it is let go.
+type heldUp struct{ gone atomic.Bool }
+
+func (h *heldUp) Start() (device.HostProgress, error) { return h, nil }
+func (h *heldUp) Poll() (bool, error)                 { return h.gone.Load(), nil }
+
+// TestManyWorksInOrder: much work behind work that lasts, and more of it while the first ends, each once and in its turn.
+func TestManyWorksInOrder(t *testing.T) {
+	d := openFake(t, newFake(1), nil)
+	s := newStream(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var order, want []string
+	first := &heldUp{}
+	require.NoError(t, s.HostWork(first))
+	for i := range 1000 {
+		if i == 300 {
+			first.gone.Store(true)
+		}
+		name := fmt.Sprint(i)
+		want = append(want, name)
+		require.NoError(t, s.HostWork(noting{name, &order}))
+	}
+	require.NoError(t, s.Synchronize(ctx))
+	assert.Equal(t, want, order)
+}
+
 // step is work of the CPU, or a host function, that notes its number after some looks.
 type step struct {
 	number, looks int

@@ -127,7 +127,8 @@ func (f *Function) ShareMultiprocessors() error {
 }
 
 // MaxBlocks is how many blocks of that many threads, each with sharedBytes of dynamic shared memory, the whole GPU runs at the
-// same time, if nothing else runs on it.
+// same time, if nothing else runs on it. Blocks that do not fit are ErrInvalid, an
+// *ArgumentError of package symmem; no other failure is one.
 func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {
 	const call = "MaxBlocks"
 	if err := f.checkBlock(call, threads, sharedBytes); err != nil {
@@ -142,8 +143,10 @@ func (f *Function) MaxBlocks(threads, sharedBytes int) (int, error) {
 	}
 	var blocks int32
 	r := f.module.dev.drv.OccupancyMaxActiveBlocks(&blocks, f.handle, int32(threads), uint64(sharedBytes))
-	if r != cu.Success {
-		return 0, f.module.dev.check(call, "cuOccupancyMaxActiveBlocksPerMultiprocessor", r)
+	if err := f.module.dev.drv.Check("cuOccupancyMaxActiveBlocksPerMultiprocessor", r); r == cu.InvalidValue {
+		return 0, fmt.Errorf("%w: %w", errs.Invalid(call, "threads", threads, fmt.Sprintf("what fits the GPU with %d bytes of shared memory", sharedBytes)), err)
+	} else if err != nil {
+		return 0, fmt.Errorf("%s: %w", call, err)
 	}
 	return int(blocks) * f.module.dev.limits.processors, nil
 }

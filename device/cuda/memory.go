@@ -28,8 +28,10 @@ func (d *Device) Alloc(bytes int64) (device.Ptr, error) {
 		return 0, fmt.Errorf("allocating %d bytes of GPU memory: %w", bytes, err)
 	}
 	if err := d.lane.fill(p, 0, bytes); err != nil {
-		if e := d.push(); e == nil {
-			err = errors.Join(err, d.drv.Check("cuMemFree", d.drv.MemFree(p)))
+		if e := d.push(); e != nil {
+			d.keep(retired{ptr: p})
+		} else {
+			err = errors.Join(err, d.retire(retired{ptr: p}))
 			d.pop()
 		}
 		return 0, fmt.Errorf("filling %d bytes of GPU memory with zeros: %w", bytes, err)

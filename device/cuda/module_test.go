@@ -297,6 +297,25 @@ func TestMaxBlocks(t *testing.T) {
 	})
 }
 
+// TestMaxBlocksFails: that blocks do not fit is what the driver says of them alone. The same code from the calls before is a failure of theirs.
+func TestMaxBlocksFails(t *testing.T) {
+	f := newFake(1)
+	d := openFake(t, f, nil)
+	k := function(t, d, "kernel")
+	for symbol, large := range map[string]bool{"cuOccupancyMaxActiveBlocksPerMultiprocessor": true, "cuFuncSetAttribute": false, "cuCtxPushCurrent_v2": false} {
+		f.failing(symbol, cu.InvalidValue)
+		_, err := k.MaxBlocks(32, 64<<10)
+		f.failing(symbol, cu.Success)
+		require.ErrorIs(t, err, device.ErrInvalid, symbol)
+		failed, ok := errors.AsType[*cuda.Error](err)
+		require.True(t, ok, "%v", err)
+		require.Contains(t, symbol, failed.Call)
+		_, refused := errors.AsType[*errs.ArgumentError](err)
+		require.Equal(t, large, refused, "%s: %v", symbol, err)
+	}
+	require.NoError(t, d.Close())
+}
+
 func TestBadLaunches(t *testing.T) {
 	onEach(t, nil, func(t *testing.T, d *cuda.Device) {
 		f := function(t, d, "kernel")

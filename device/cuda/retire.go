@@ -30,11 +30,17 @@ type retired struct {
 	host unsafe.Pointer
 }
 
-// retire frees the memory if no stream has work, and otherwise keeps it until none has.
+// retire frees the memory if no stream has work, and otherwise keeps it until none has. The context is current.
 func (d *Device) retire(r retired) error {
 	if busy, err := d.whileIdle(func() error { return d.give(r) }); !busy {
 		return err
 	}
+	d.keep(r)
+	return nil
+}
+
+// keep keeps the memory until no stream has work, and then frees it.
+func (d *Device) keep(r retired) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.retired = append(d.retired, r)
@@ -42,7 +48,6 @@ func (d *Device) retire(r retired) error {
 		d.reaping = true
 		go d.reap()
 	}
-	return nil
 }
 
 // give returns memory to the driver. The context is current.

@@ -28,6 +28,38 @@ func (c *heldCopy) Poll() (bool, error) {
 	return true, c.d.CopyFromHost(c.to, make([]byte, 64))
 }
 
+// TestAllocFails: memory that could not be filled is freed, at the latest by Close, also where the context for that cannot be made current.
+func TestAllocFails(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	push, fill := drv.CtxPushCurrent, drv.MemsetD8Async
+	var fails, broken atomic.Bool
+	drv.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+		if broken.Load() {
+			return cu.OperatingSystem
+		}
+		return push(c)
+	}
+	drv.MemsetD8Async = func(p device.Ptr, v uint8, n uint64, s cu.StreamHandle) cu.Result {
+		if fails.Load() {
+			broken.Store(true)
+			return cu.Unknown
+		}
+		return fill(p, v, n, s)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv})
+	require.NoError(t, err)
+	fails.Store(true)
+	_, err = d.Alloc(4096)
+	require.ErrorContains(t, err, "cuMemsetD8Async")
+	fails.Store(false)
+	broken.Store(false)
+	_, err = d.Alloc(64)
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	f.assertEmpty(t)
+}
+
 // Freeing while a stream waits for work of the CPU holds up neither the caller nor that work, eager and in a graph. A driver's cuMemFree
 // waits for the stream, and the copy for the cuMemFree.
 func TestFreeWhileStreamsHaveWork(t *testing.T) {

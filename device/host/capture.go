@@ -58,7 +58,7 @@ func (c *capture) await(i int) {
 		}
 		c.awaited[s][t] = n
 		if at := c.reached[t][n-1]; at > 0 {
-			c.branches[i] = append(c.branches[i], op{kind: opAwait, value: uint32(j), seq: uint64(at)})
+			c.branches[i] = append(c.branches[i], op{kind: opAwait, value: uint32(j), n: uint64(at)})
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (c *capture) add(s *Stream, o *op) bool {
 	c.await(i)
 	c.branches[i] = append(c.branches[i], *o)
 	if o.kind == opGraph {
-		for _, l := range o.graph.lines {
+		for _, l := range o.what.(*Graph).lines {
 			if !slices.Contains(c.lines, l) {
 				c.lines = append(c.lines, l)
 			}

@@ -76,7 +76,7 @@ func (s *Stream) Record(ev device.Event) error {
 		}
 		s.capture.Store(nil) // it has ended just now
 	}
-	unpark := s.put(&op{kind: opRecord, event: e})
+	unpark := s.put(&op{kind: opRecord, what: e})
 	e.stream, e.seq, e.stamped = s, s.enqueued.Load(), false
 	e.capture, e.before = nil, nil
 	s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *Stream) WaitEvent(ev device.Event) error {
 	case current != nil:
 		refused = "the stream is capturing, and the event was recorded outside of the capture; wait for it before BeginCapture"
 	default:
-		if s.put(&op{kind: opWaitEvent, stream: e.stream, seq: e.seq}) {
+		if s.put(&op{kind: opWaitEvent, what: e.stream, n: e.seq}) {
 			defer func() { s.wake <- struct{}{} }()
 		}
 	}

@@ -34,7 +34,9 @@ type Graph struct {
 func newGraph(d *Device, branches []branch, nested []*line) (*Graph, error) {
 	g := &Graph{dev: d, branches: branches, lines: append([]*line{new(line)}, nested...), ran: make([]progress, len(branches))}
 	for range branches[1:] {
-		g.sides = append(g.sides, newStream(d))
+		side := newStream(d)
+		side.side = side.replaySide
+		g.sides = append(g.sides, side)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,17 +71,17 @@ func (g *Graph) Launch(s device.Stream) error {
 		st.mu.Unlock()
 		return closed(call, "stream")
 	}
-	if c := st.capture.Load(); c != nil && st.record(c, &op{kind: opGraph, graph: g}) {
+	if c := st.capture.Load(); c != nil && st.record(c, &op{kind: opGraph, what: g}) {
 		st.mu.Unlock()
 		return nil
 	}
 	unpark := false
 	for _, l := range g.lines[1:] {
-		unpark = st.put(&op{kind: opTakeTurn, line: l, seq: l.next}) || unpark
+		unpark = st.put(&op{kind: opTakeTurn, what: l, n: l.next}) || unpark
 		l.next++
 	}
 	own := g.lines[0]
-	unpark = st.put(&op{kind: opGraph, graph: g, seq: own.next}) || unpark
+	unpark = st.put(&op{kind: opGraph, what: g, n: own.next}) || unpark
 	own.next++
 	st.mu.Unlock()
 	if unpark {

@@ -28,7 +28,7 @@ func (s *Stream) HostWork(w device.HostWork) error {
 	if w == nil {
 		return errs.Invalid("HostWork", "w", nil, "work")
 	}
-	return s.Launch(workKernel{w})
+	return s.enqueue(&op{kind: opWork, what: w})
 }
 
 func (k workKernel) RunKernel() (err error) {

@@ -16,8 +16,9 @@ const (
 // progress is a number that only grows, and those who wait for it to reach something: how many works of a stream have ended,
 // how many launches of a graph.
 type progress struct {
-	value   atomic.Uint64
-	waiting atomic.Int32 // waiters that may be in the list; asked without the lock by whoever advances
+	value atomic.Uint64
+	// soonest is the lowest target in the list, or 0 if that is empty; written under mu, and looked at without it by whoever advances.
+	soonest atomic.Uint64
 
 	mu      sync.Mutex
 	waiters []*waiter
@@ -36,8 +37,8 @@ func (p *progress) reached(target uint64) bool { return p.value.Load() >= target
 // advance makes the number v. Calls come one after the other, in order.
 func (p *progress) advance(v uint64) {
 	p.value.Store(v)
-	// A waiter counts itself first and looks at the number then, so one of the two sides notices the other.
-	if p.waiting.Load() != 0 {
+	// A waiter notes its target first and looks at the number then, so one of the two sides notices the other.
+	if soonest := p.soonest.Load(); soonest != 0 && soonest <= v {
 		p.release(v)
 	}
 }
@@ -55,6 +56,7 @@ func (p *progress) release(v uint64) {
 		w.ready <- struct{}{}
 		p.remove(i)
 	}
+	p.note()
 }
 
 // remove takes waiter i off the list; the lock is held.
@@ -65,6 +67,17 @@ func (p *progress) remove(i int) {
 	p.waiters = p.waiters[:last]
 }
 
+// note sets soonest; the lock is held.
+func (p *progress) note() {
+	var soonest uint64
+	for _, w := range p.waiters {
+		if soonest == 0 || w.target < soonest {
+			soonest = w.target
+		}
+	}
+	p.soonest.Store(soonest)
+}
+
 // wait waits until the number is target or more. It returns ctx's error when ctx ends first.
 func (p *progress) wait(ctx context.Context, target uint64) error {
 	if p.reached(target) || p.spin(target) {
@@ -73,14 +86,7 @@ func (p *progress) wait(ctx context.Context, target uint64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	p.waiting.Add(1)
-	defer p.waiting.Add(-1)
-
 	p.mu.Lock()
-	if p.reached(target) {
-		p.mu.Unlock()
-		return nil
-	}
 	var w *waiter
 	if n := len(p.spare); n > 0 {
 		w, p.spare = p.spare[n-1], p.spare[:n-1]
@@ -89,6 +95,13 @@ func (p *progress) wait(ctx context.Context, target uint64) error {
 	}
 	w.target = target
 	p.waiters = append(p.waiters, w)
+	p.note()
+	if p.reached(target) {
+		p.withdraw(w)
+		p.spare = append(p.spare, w)
+		p.mu.Unlock()
+		return nil
+	}
 	p.mu.Unlock()
 
 	var err error
@@ -113,6 +126,7 @@ func (p *progress) withdraw(w *waiter) bool {
 	for i, x := range p.waiters {
 		if x == w {
 			p.remove(i)
+			p.note()
 			return true
 		}
 	}
@@ -137,5 +151,6 @@ func (p *progress) spin(target uint64) bool {
 	return false
 }
 
-// severalProcessors reports whether another goroutine can run while this one looks at a word.
+// severalProcessors reports whether another goroutine can run while this one looks at a word. It goes by this process alone, whose goroutines are all
+// that write such words; ranks that wait for each other are oversubscribed or not together (group.Group.Oversubscribed).
 func severalProcessors() bool { return runtime.NumCPU() > 1 && runtime.GOMAXPROCS(0) > 1 }

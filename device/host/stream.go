@@ -42,6 +42,7 @@ type Stream struct {
 	pinned pins    // memory of the current work
 
 	launcher atomic.Pointer[Stream] // of what runs a branch of a graph: the stream whose launch it is
+	side     func()                 // of the same: replaySide, made once for the same reason as waitErr
 }
 
 // newStream makes a stream of d.
@@ -67,7 +68,7 @@ func (s *Stream) HostFunc(fn func()) error {
 	if fn == nil {
 		return errs.Invalid("HostFunc", "fn", nil, "a function")
 	}
-	return s.enqueue(&op{kind: opFunc, fn: fn})
+	return s.enqueue(&op{kind: opFunc, what: fn})
 }
 
 // Copy enqueues a copy of bytes from src to dst, which must each be in one mapping, now and when the copy runs, and must not
@@ -87,7 +88,7 @@ func (s *Stream) Copy(dst, src device.Ptr, bytes int64) error {
 		return errs.Invalid(call, "dst", fmt.Sprintf("%v with %d bytes from %v", dst, bytes, src),
 			"memory that does not overlap with the source")
 	}
-	return s.enqueue(&op{kind: opCopy, dst: dst, src: src, n: bytes})
+	return s.enqueue(&op{kind: opCopy, dst: dst, src: src, n: uint64(bytes)})
 }
 
 // Fill enqueues setting bytes at dst to value.
@@ -99,7 +100,7 @@ func (s *Stream) Fill(dst device.Ptr, value byte, bytes int64) error {
 	if err := s.dev.space.check(call, "dst", dst, bytes); err != nil {
 		return s.prefer(call, err)
 	}
-	return s.enqueue(&op{kind: opFill, dst: dst, value: uint32(value), n: bytes})
+	return s.enqueue(&op{kind: opFill, dst: dst, value: uint32(value), n: uint64(bytes)})
 }
 
 // WriteValue32 enqueues writing value to the aligned 32-bit word at p and waking everybody who waits for it, in any process.

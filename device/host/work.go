@@ -26,6 +26,7 @@ type opKind uint8
 
 const (
 	opKernel opKind = iota + 1
+	opWork
 	opFunc
 	opCopy
 	opFill
@@ -41,7 +42,7 @@ const (
 // String is the name of the call that enqueues such work.
 func (k opKind) String() string {
 	switch k {
-	case opKernel:
+	case opKernel, opWork:
 		return "Launch"
 	case opFunc:
 		return "HostFunc"
@@ -63,22 +64,17 @@ func (k opKind) String() string {
 	return fmt.Sprintf("opKind(%d)", uint8(k))
 }
 
-// op is one work of a queue or a graph. It is a plain value, so that enqueueing it makes no garbage; which fields count
-// depends on the kind.
+// op is one work of a queue or a graph. It is a plain value, so that enqueueing it makes no garbage, and as long as a cache line; which fields
+// count depends on the kind.
 type op struct {
 	kind  opKind
 	value uint32     // opFill: the byte; opWrite, opWait: the word; opAwait: the branch
 	dst   device.Ptr // opCopy, opFill, opWrite, opWait
 	src   device.Ptr // opCopy
-	n     int64      // opCopy, opFill: bytes
-	seq   uint64     // opWaitEvent: how much work of stream must have ended; opTakeTurn, opGraph: the turn in the line; opAwait: how much of the branch
+	n     uint64     // opCopy, opFill: bytes; opWaitEvent: how much work of the stream must have ended; opTakeTurn, opGraph: the turn in the line; opAwait: how much of the branch
 
 	kernel device.HostKernel // opKernel
-	fn     func()            // opFunc
-	event  *Event            // opRecord
-	stream *Stream           // opWaitEvent
-	line   *line             // opTakeTurn
-	graph  *Graph            // opGraph
+	what   any               // opWork: a device.HostWork; opFunc: a func(); opRecord: *Event; opWaitEvent: *Stream; opTakeTurn: *line; opGraph: *Graph
 }
 
 // work is the goroutine of the stream: it runs what is enqueued until the stream is closed and its queue is empty.
@@ -174,10 +170,10 @@ func (s *Stream) complete() {
 
 // replay runs a launch of a graph when it is its turn.
 func (s *Stream) replay(o *op) {
-	own := o.graph.lines[0]
-	s.turn(&own.served, o.seq)
-	s.replayGraph(o.graph, 0)
-	for _, l := range o.graph.lines {
+	g := o.what.(*Graph)
+	s.turn(&g.lines[0].served, o.n)
+	s.replayGraph(g, 0)
+	for _, l := range g.lines {
 		l.served.advance(l.served.value.Load() + 1)
 	}
 }
@@ -199,7 +195,7 @@ func (s *Stream) replayGraph(g *Graph, depth int) {
 		for i, side := range g.sides {
 			side.launcher.Store(s)
 			side.frames = append(side.frames[:0], frame{graph: g, branch: i + 1, replay: g.replays})
-			go side.replaySide()
+			go side.side()
 		}
 		g.replays++
 	}
@@ -227,9 +223,9 @@ func (s *Stream) replayBranch(depth int) {
 	for more := f.at < len(f.graph.branches[f.branch]); more; more = s.step(depth) {
 		switch o := &f.graph.branches[f.branch][s.frames[depth].at]; o.kind {
 		case opGraph:
-			s.replayGraph(o.graph, depth+1)
+			s.replayGraph(o.what.(*Graph), depth+1)
 		case opAwait:
-			s.turn(&f.graph.ran[o.value], f.replay*uint64(len(f.graph.branches[o.value]))+o.seq)
+			s.turn(&f.graph.ran[o.value], f.replay*uint64(len(f.graph.branches[o.value]))+o.n)
 			if o.value > 0 {
 				// What has failed there comes before what fails here. The first branch awaits all others before it ends.
 				s.failures.adopt(s.done.value.Load()+1, &f.graph.sides[o.value-1].failures)
@@ -278,13 +274,15 @@ func (s *Stream) dispatch(o *op) error {
 	switch o.kind {
 	case opKernel:
 		return o.kernel.RunKernel()
+	case opWork:
+		return workKernel{o.what.(device.HostWork)}.RunKernel()
 	case opFunc:
-		o.fn()
+		o.what.(func())()
 		return nil
 	case opCopy:
 		return s.runCopy(o)
 	case opFill:
-		b, err := s.pin("dst", o.dst, o.n)
+		b, err := s.pin("dst", o.dst, int64(o.n))
 		if err != nil {
 			return err
 		}
@@ -308,13 +306,13 @@ func (s *Stream) dispatch(o *op) error {
 		s.pinned.release()
 		return err
 	case opRecord:
-		o.event.complete(s, s.done.value.Load()+1)
+		o.what.(*Event).complete(s, s.done.value.Load()+1)
 		return nil
 	case opWaitEvent:
-		s.turn(&o.stream.done, o.seq)
+		s.turn(&o.what.(*Stream).done, o.n)
 		return nil
 	case opTakeTurn:
-		s.turn(&o.line.served, o.seq)
+		s.turn(&o.what.(*line).served, o.n)
 		return nil
 	}
 	return fmt.Errorf("unknown work %v", o.kind)
@@ -329,11 +327,11 @@ func (s *Stream) turn(p *progress, target uint64) {
 
 // runCopy runs an opCopy.
 func (s *Stream) runCopy(o *op) error {
-	dst, err := s.pin("dst", o.dst, o.n)
+	dst, err := s.pin("dst", o.dst, int64(o.n))
 	if err != nil {
 		return err
 	}
-	src, err := s.pin("src", o.src, o.n)
+	src, err := s.pin("src", o.src, int64(o.n))
 	if err == nil {
 		copy(dst, src)
 	}
@@ -410,10 +408,10 @@ func (s *Stream) pin(arg string, p device.Ptr, n int64) ([]byte, error) {
 // fail keeps the error of o for the next Synchronize.
 func (s *Stream) fail(o *op, err error) {
 	e := &device.WorkError{Op: o.kind.String(), Addr: o.dst, Err: err}
-	if o.kind == opKernel {
-		if w, ok := o.kernel.(workKernel); ok {
-			e.Op = fmt.Sprintf("HostWork(%v)", w)
-		} else if named, ok := o.kernel.(fmt.Stringer); ok {
+	if o.kind == opWork {
+		e.Op = fmt.Sprintf("HostWork(%v)", workKernel{o.what.(device.HostWork)})
+	} else if o.kind == opKernel {
+		if named, ok := o.kernel.(fmt.Stringer); ok {
 			e.Op = fmt.Sprintf("Launch(%v)", named)
 		} else {
 			e.Op = fmt.Sprintf("Launch(%T)", o.kernel)

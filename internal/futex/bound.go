@@ -15,7 +15,8 @@ type Bound struct {
 	// with that error. It must be quick. A method value allocates, so keep the func for repeated waits.
 	Err func() error
 	// Patience, unless nil, lets the wait look at the word some ten times longer before it sleeps, as long as that has paid. It is for waiters that
-	// should each have a processor of their own, where sleeping and waking would cost more than waiting.
+	// should each have a processor of their own, where sleeping and waking would cost more than waiting. That may be the only one of the process: then
+	// its other goroutines run between the looks, a third of a microsecond apart.
 	Patience *Patience
 }
 

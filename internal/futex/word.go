@@ -155,11 +155,7 @@ func spin(addr *uint32, v uint32, p *Patience) bool {
 			return true
 		}
 	}
-	// With one processor the writer cannot run while this goroutine looks.
-	loads, rounds := roundLoads, p.rounds()
-	if runtime.NumCPU() == 1 || runtime.GOMAXPROCS(0) == 1 {
-		loads, rounds = 1, impatientRounds
-	}
+	rounds, loads := p.looks()
 	for round := range rounds {
 		// Sleeping in the kernel keeps the processor of this goroutine from others until the scheduler takes it away, so ready goroutines, perhaps
 		// the writer among them, go first.
@@ -173,6 +169,16 @@ func spin(addr *uint32, v uint32, p *Patience) bool {
 	}
 	p.vain(rounds)
 	return false
+}
+
+// looks returns how many rounds of looking this wait may take, and how often each looks at the word.
+func (p *Patience) looks() (rounds, loads int) {
+	// Where goroutines run one at a time, the writer cannot run while this one looks, unless it is in a process that has another processor. Who gives
+	// Patience knows that; the other goroutines of this process have their turns between the rounds all the same.
+	if p == nil && (runtime.NumCPU() == 1 || runtime.GOMAXPROCS(0) == 1) {
+		return impatientRounds, 1
+	}
+	return p.rounds(), roundLoads
 }
 
 // wakeAll wakes every sleeper at addr. The kernel refuses only addresses in memory without futexes, such as that of a mapped device. Nobody can sleep

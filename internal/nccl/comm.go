@@ -221,23 +221,10 @@ func (c *Comm) Enqueue(what Collective, stream uintptr, send, recv uint64, count
 	if handle == 0 {
 		return c.gone(what.String())
 	}
-	var r Result
-	switch f := &c.lib.call; what {
-	case AllReduce:
-		r = f.AllReduce(send, recv, uintptr(count), t, op, handle, stream)
-	case Broadcast:
-		r = f.Broadcast(send, recv, uintptr(count), t, int32(root), handle, stream)
-	case Reduce:
-		r = f.Reduce(send, recv, uintptr(count), t, op, int32(root), handle, stream)
-	case AllGather:
-		r = f.AllGather(send, recv, uintptr(count), t, handle, stream)
-	case ReduceScatter:
-		r = f.ReduceScatter(send, recv, uintptr(count), t, op, handle, stream)
-	case AllToAll:
-		r = f.AllToAll(send, recv, uintptr(count), t, handle, stream)
-	}
+	call := Call{What: what, Send: send, Recv: recv, Count: count, Type: t, Op: op, Root: root}
+	r := c.lib.enqueue(handle, stream, &call)
 	if r = c.await(handle, r); r != Success {
-		return c.refused(fmt.Sprintf("%s of %d %v, %v", what, count, t, op), what, r)
+		return c.refused(call.String(), what, r)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ type NCCL struct {
 	windows map[nccl.WindowHandle]*window
 	last    nccl.CommHandle
 	owned   map[device.Ptr]uint64 // memory of ncclMemAlloc
-	perHost int                   // GPUs of a host; 0: there is one host
+	hosts   []int                 // GPUs of each host, and last of all others; nil: there is one host
 	gin     bool                  // they send over the network of themselves
 }
 
@@ -88,9 +88,9 @@ func NewNCCL(m *simcuda.Machine) *NCCL {
 	}
 }
 
-// Spread makes the GPUs those of several hosts, of so many each, in their order: windows end there. Backends have to be told by NCCL_HOSTID, with another
-// value for each host, as NCCL itself would be. To be called before the functions are.
-func (n *NCCL) Spread(perHost int) { n.perHost = perHost }
+// Spread makes the GPUs those of several hosts, in their order: windows end there. Each host has as many as gpus says, and those after the last of them as many as
+// that. Backends have to be told by NCCL_HOSTID, with another value for each host, as NCCL itself would be. To be called before the functions are.
+func (n *NCCL) Spread(gpus ...int) { n.hosts = gpus }
 
 // Left lists what was made and not given back.
 func (n *NCCL) Left() (left []string) {
@@ -391,10 +391,18 @@ func (n *NCCL) severalHosts(w *world) bool {
 
 // hostOf is the host of a GPU.
 func (n *NCCL) hostOf(gpu int) int {
-	if n.perHost == 0 {
-		return 0
+	host := 0
+	for i, gpus := range n.hosts {
+		if i == len(n.hosts)-1 {
+			return host + gpu/gpus
+		}
+		if gpu < gpus {
+			return host
+		}
+		gpu -= gpus
+		host++
 	}
-	return gpu / n.perHost
+	return 0
 }
 
 // team is how many ranks each LSA team has: the greatest number by which all runs of ranks of one host can be divided, as NCCL counts since 2.28.7

@@ -22,7 +22,7 @@ func NewNCCL(*simcuda.Machine) *NCCL { return &NCCL{} }
 func (*NCCL) Functions() *nccl.Functions { return &nccl.Functions{} }
 
 // Spread does nothing.
-func (*NCCL) Spread(int) {}
+func (*NCCL) Spread(...int) {}
 
 // GIN does nothing.
 func (*NCCL) GIN() {}

@@ -37,6 +37,8 @@ func init() {
 			old: "if len(library) > 0 && (!m.CanSignal() ||", new: "if len(library) > 9 && (!m.CanSignal() ||"},
 		mutant{file: "backend/nccl/puts.go", why: "puts that NCCL does not have are tried", tests: putTests,
 			old: "	case has:\n", new: "	case has || !has:\n"},
+		mutant{file: "backend/nccl/flags.go", why: "waits go on when the puts were given up", tests: []stage{{"backend/nccl", "AllToAllVFails/counts_are_refused", usual}},
+			old: "{ return f.by.red.given() }", new: "{ return nil }"},
 		mutant{file: "backend/nccl/puts.go", why: "a get is a put", tests: putTests, old: "case op != backend.Write:", new: "case op == 0:"},
 		mutant{file: "backend/nccl/puts.go", why: "memory that is no window is put as it is", tests: putTests,
 			old: "Bytes: x.Bytes}, p.window(b, x.Local, x.Bytes) != nil)", new: "Bytes: x.Bytes}, true)"},

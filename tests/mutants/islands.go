@@ -50,6 +50,6 @@ func init() {
 		mutant{file: "memory/transfer.go", why: "transfers on an island go through the library", tests: islandPlans,
 			old: "near = near && b.Window.near[peer]", new: "near = peer == m.group.Rank()"},
 		mutant{file: "memory/send.go", why: "graphs put to freed memory of an island", tests: islandPlans,
-			old: "\tif err := n.transfer.freed(); err != nil {\n\t\treturn nil, err\n\t}\n", new: ""},
+			old: "\tif err := freedSides(n.sides); err != nil {\n\t\treturn nil, err\n\t}\n", new: ""},
 	)
 }

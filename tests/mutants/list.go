@@ -63,18 +63,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded signal by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, l)",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, l)",
+		old: "\treturn device.EnqueueHostWork(s, l)",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, l)",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded wait by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, flagWait{f, peer, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagWait{f, peer, channel})",
+		old: "\treturn device.EnqueueHostWork(s, &f.channels[channel].waits[peer])",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, &f.channels[channel].waits[peer])",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a recorded barrier by flags does nothing", tests: inSuite,
-		old: "\treturn hostWork(s, flagBarrier{f, channel})",
-		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn hostWork(s, flagBarrier{f, channel})",
+		old: "\treturn device.EnqueueHostWork(s, &f.channels[channel].barrier)",
+		new: "\tif s.Capturing() {\n\t\treturn nil\n\t}\n\treturn device.EnqueueHostWork(s, &f.channels[channel].barrier)",
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded put or get does nothing", tests: inSuite,
@@ -318,8 +318,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "graphs go on with barriers by flags after their memory was closed", tests: inSuite,
-		old: "\tif err := b.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\trun := &flagMeeting",
-		new: "\trun := &flagMeeting",
+		old: "\tif err := b.signals.memory.kept(); err != nil {\n\t\treturn nil, err\n\t}\n\trun := b.signals.meetings",
+		new: "\trun := b.signals.meetings",
 	},
 	{
 		file: "memory/signal_flags.go", why: "a plan that has failed goes on signalling by flags one by one", tests: inSends,
@@ -343,8 +343,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/signal_flags.go", why: "a wait beside a plan's stream that does not begin fails there", tests: inSends,
-		old: "\tif err != nil {\n\t\treturn nothing{}, nil\n\t}\n\treturn flagBeside",
-		new: "\tif err != nil {\n\t\treturn nothing{}, err\n\t}\n\treturn flagBeside",
+		old: "\t\treturn (*flagBeside)(runs), nil\n\t}\n\treturn nothing{}, nil\n",
+		new: "\t\treturn (*flagBeside)(runs), nil\n\t}\n\treturn nothing{}, err\n",
 	},
 	{
 		file: "memory/signal_flags.go", why: "flags are not given back", tests: inSuite,
@@ -708,7 +708,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory without a window is freed under the device", tests: inSuite,
-		old: "\t\tbusy = m.idle(ctx, e)\n",
+		old: "\t\tbusy, err = m.idleOrBroken(ctx, e)\n",
 		new: "",
 	},
 	{
@@ -975,13 +975,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "windows of another group", tests: inSuite,
-		old: "\t\tcase b.Window.memory != m:",
-		new: "\t\tcase false:",
+		old: "\tcase b.Window.memory != m:",
+		new: "\tcase false:",
 	},
 	{
 		file: "memory/transfer.go", why: "windows that were closed", tests: inSuite,
-		old: "\t\tcase b.Window.Err() != nil:",
-		new: "\t\tcase false:",
+		old: "\tcase b.Window.Err() != nil:",
+		new: "\tcase false:",
 	},
 	{
 		file: "memory/transfer.go", why: "a transfer under way is posted again", tests: inSuite,
@@ -1025,8 +1025,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "the error of a library's transfer is lost", tests: inSuite,
-		old: "\treturn true, t.err\n}\n\n// hostWork",
-		new: "\treturn true, nil\n}\n\n// hostWork",
+		old: "\treturn true, t.err\n}\n\n// PutSignal",
+		new: "\treturn true, nil\n}\n\n// PutSignal",
 	},
 	{
 		file: "memory/transfer.go", why: "copies beyond a window", tests: inSuite,
@@ -1155,8 +1155,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "graphs move freed memory by a library", tests: inSuite,
-		old: "\t\tif s.gone.Load() {\n\t\t\treturn nil, s.freed()",
-		new: "\t\tif false {\n\t\t\treturn nil, s.freed()",
+		old: "\tif err := freedSides(t.sides); err != nil {\n\t\treturn nil, err",
+		new: "\tif err := freedSides(nil); err != nil {\n\t\treturn nil, err",
 	},
 	{
 		file: "memory/transfer.go", why: "graphs start a library's transfer that was closed", tests: inSuite,
@@ -1237,8 +1237,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "sends into a workspace go to the beginning of its block", tests: inPlans,
-		old: "w, offset = p.workspace.block.window, p.workspace.span.start+offset",
-		new: "w = p.workspace.block.window",
+		old: "b.Window, b.Offset = p.workspace.block.window, p.workspace.span.start+b.Offset",
+		new: "b.Window = p.workspace.block.window",
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
@@ -1252,13 +1252,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on with the copies of a graph", tests: inSends,
-		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\ttransfers,",
-		new: "\ttransfers,",
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\thm :=",
+		new: "\thm :=",
 	},
 	{
 		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
-		old: "\t\tif side.gone.Load() {\n",
-		new: "\t\tif false {\n",
+		old: "\t\tif err := freedSides(t.sides); err != nil {\n",
+		new: "\t\tif err := freedSides(nil); err != nil {\n",
 	},
 	{
 		file: "memory/send.go", why: "a send that was cut off is not told", tests: inSends,
@@ -1292,13 +1292,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "sends behind their workspace", tests: inSends,
-		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\tif offset < 0 {",
+		old: "\t\tif b.Offset < 0 || b.Bytes > p.workspace.Bytes()-b.Offset {",
+		new: "\t\tif b.Offset < 0 {",
 	},
 	{
 		file: "memory/send.go", why: "sends before their workspace", tests: inSends,
-		old: "\t\tif offset < 0 || put.Bytes > p.workspace.Bytes()-offset {",
-		new: "\t\tif put.Bytes > p.workspace.Bytes()-offset {",
+		old: "\t\tif b.Offset < 0 || b.Bytes > p.workspace.Bytes()-b.Offset {",
+		new: "\t\tif b.Bytes > p.workspace.Bytes()-b.Offset {",
 	},
 	{
 		file: "memory/send.go", why: "a send that is refused leaves transfers open", tests: inSends,
@@ -1818,13 +1818,43 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/host_slots.go", why: "slots are written before their readers are there", tests: inPlans,
-		old: "\t\t\tif err := r.Wait(reader, flagEnd, r.Epoch()-hostSlots); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
-		new: "\t\t\t_ = reader\n",
+		old: "\t\t\tif err := r.Wait(reader, flagEnd, read); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
+		new: "\t\t\t_, _ = reader, read\n",
 	},
 	{
 		file: "kernels/host_slots.go", why: "there is a slot less than ranks may be ahead", tests: inPlans,
-		old: "slot = r.Epoch() % hostSlots",
-		new: "slot = r.Epoch() % (hostSlots - 1)",
+		old: "slot = r.Epoch() % x.count",
+		new: "slot = r.Epoch() % (x.count - 1)",
+	},
+	{
+		file: "kernels/host_slots.go", why: "slots are written before their readers can have told", tests: inPlans,
+		old: "(r.Epoch() - x.count + half - 1) / half * half",
+		new: "(r.Epoch() - x.count) / half * half",
+	},
+	{
+		file: "kernels/moves.go", why: "a broadcast's root waits for nobody", tests: inPlans,
+		old: "\t\ttell = slices.Concat(sources, readers)\n\t\tawait = tell\n",
+		new: "\t\t_ = slices.Concat[[]int]\n",
+	},
+	{
+		file: "kernels/moves.go", why: "moves do not wait for inputs", tests: inPlans,
+		old: "meet(r, flagStart, nil, await)",
+		new: "error(nil)",
+	},
+	{
+		file: "kernels/moves.go", why: "moves do not wait until all have what they load", tests: inPlans,
+		old: "\t\treturn meet(r, flagEnd, await, tell)\n",
+		new: "\t\treturn nil\n",
+	},
+	{
+		file: "kernels/reduce_host.go", why: "parts of a reduce are combined before the inputs are ready", tests: inPlans,
+		old: "\t\t\tif err := run.Barrier(flagStart); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\tcombine(out",
+		new: "\t\t\tcombine(out",
+	},
+	{
+		file: "kernels/reduce_host.go", why: "a reduce does not wait for the other ranks' parts", tests: inPlans,
+		old: "\t\t\treturn run.Barrier(flagEnd)\n",
+		new: "\t\t\treturn nil\n",
 	},
 	{
 		file: "kernels/host_allreduce.go", why: "one-shot waits for nobody", tests: inPlans,
@@ -1843,8 +1873,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "epochs do not count in a circle", tests: inCollective,
-		old: "\t\tif int32(w.Load()-value) >= 0 {",
-		new: "\tif w.Load() >= value {",
+		old: "\t\tif have := w.Load(); int32(have-value) >= 0 {",
+		new: "\t\tif have := w.Load(); have >= value {",
 	},
 	{
 		file: "collective/host.go", why: "flags do not begin at the first epoch", tests: inCollective,
@@ -1878,18 +1908,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/host.go", why: "runs of graphs on two streams are not noticed", tests: inCollective,
-		old: "\tif w.running.Swap(true) {",
-		new: "\tif w.running.Load() {",
+		old: "\tfor state := w.state.Load(); !w.state.CompareAndSwap(state&^1, state|1); state = w.state.Load() {",
+		new: "\tw.state.Or(1)\n\tfor state := uint64(0); false; {",
 	},
 	{
 		file: "collective/host.go", why: "a run under way counts as settled", tests: inCollective,
-		old: "\tw.pending.Add(1)\n\terr",
-		new: "\terr",
+		old: "\tw.enqueued++\n\treturn nil\n}\n\nfunc (w *hostWork) settled() (bool, error) { return w.state.Load()/2 == w.enqueued, nil }",
+		new: "\tw.enqueued++\n\treturn nil\n}\n\nfunc (w *hostWork) settled() (bool, error) { return true, nil }",
 	},
 	{
 		file: "collective/host.go", why: "a plan that has failed runs on", tests: with(inCollective, kills),
-		old: "\tif err := w.plan.Err(); err != nil {\n\t\treturn err // whichever",
-		new: "\tif err := error(nil); err != nil {\n\t\treturn err // whichever",
+		old: "\tif err := w.plan.Err(); err != nil {\n\t\tw.state.Add(adds)\n",
+		new: "\tif err := error(nil); err != nil {\n\t\tw.state.Add(adds)\n",
 	},
 	{
 		file: "collective/host.go", why: "a run that fails does not end the plan", tests: with(inCollective, kills),

@@ -61,7 +61,8 @@ func collectiveCases(kind device.Kind) []Case {
 	return cases
 }
 
-// libraryCollectiveCases: the collectives of the library below a backend, which have shares of one length only.
+// libraryCollectiveCases: the collectives of the library below a backend, which have shares of one length only, and those that are only partly its
+// own.
 func libraryCollectiveCases(backend string) []Case {
 	var cases []Case
 	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
@@ -120,6 +121,13 @@ func everyDTypeOfLibrary(ctx context.Context, e *Env, c collect) error {
 		}
 	}
 	c.inPlace, c.n = false, 34*w+1
+	if c.algorithm == kernels.Hierarchical { // which is only between islands the library's
+		o, err := newCollected(ctx, e, c)
+		if err != nil {
+			return err
+		}
+		return errors.Join(o.run(ctx), o.Close(ctx))
+	}
 	return refused("shares that are not alike", "even")
 }
 

@@ -492,6 +492,10 @@ type Member struct {
 	BootId        string                 `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	Process       string                 `protobuf:"bytes,5,opt,name=process,proto3" json:"process,omitempty"`
 	LocalRank     int64                  `protobuf:"varint,6,opt,name=local_rank,json=localRank,proto3" json:"local_rank,omitempty"`
+	Processors    []byte                 `protobuf:"bytes,7,opt,name=processors,proto3" json:"processors,omitempty"`            // those that the process may run on: bit n%8 of byte n/8 is processor n
+	AtOnce        int64                  `protobuf:"varint,8,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`     // on how many of them its program runs at once
+	Quota         int64                  `protobuf:"varint,9,opt,name=quota,proto3" json:"quota,omitempty"`                     // thousandths of a processor that its control group may use; 0 is no quota
+	QuotaOf       uint64                 `protobuf:"varint,10,opt,name=quota_of,json=quotaOf,proto3" json:"quota_of,omitempty"` // the control group whose quota it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +568,34 @@ func (x *Member) GetProcess() string {
 func (x *Member) GetLocalRank() int64 {
 	if x != nil {
 		return x.LocalRank
+	}
+	return 0
+}
+
+func (x *Member) GetProcessors() []byte {
+	if x != nil {
+		return x.Processors
+	}
+	return nil
+}
+
+func (x *Member) GetAtOnce() int64 {
+	if x != nil {
+		return x.AtOnce
+	}
+	return 0
+}
+
+func (x *Member) GetQuota() int64 {
+	if x != nil {
+		return x.Quota
+	}
+	return 0
+}
+
+func (x *Member) GetQuotaOf() uint64 {
+	if x != nil {
+		return x.QuotaOf
 	}
 	return 0
 }
@@ -1805,7 +1837,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x06member\x18\x04 \x01(\v2\x1c.symmem.rendezvous.v1.MemberR\x06member\x12\x18\n" +
 	"\asession\x18\x05 \x01(\tR\asession\x12\x14\n" +
 	"\x05again\x18\x06 \x01(\bR\x05again\x121\n" +
-	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\"\x9f\x01\n" +
+	"\x05waits\x18\a \x03(\v2\x1b.symmem.rendezvous.v1.TakenR\x05waits\"\x89\x02\n" +
 	"\x06Member\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x03R\tworldRank\x12\x12\n" +
@@ -1814,7 +1846,14 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\aboot_id\x18\x04 \x01(\tR\x06bootId\x12\x18\n" +
 	"\aprocess\x18\x05 \x01(\tR\aprocess\x12\x1d\n" +
 	"\n" +
-	"local_rank\x18\x06 \x01(\x03R\tlocalRank\"\x1d\n" +
+	"local_rank\x18\x06 \x01(\x03R\tlocalRank\x12\x1e\n" +
+	"\n" +
+	"processors\x18\a \x01(\fR\n" +
+	"processors\x12\x17\n" +
+	"\aat_once\x18\b \x01(\x03R\x06atOnce\x12\x14\n" +
+	"\x05quota\x18\t \x01(\x03R\x05quota\x12\x19\n" +
+	"\bquota_of\x18\n" +
+	" \x01(\x04R\aquotaOf\"\x1d\n" +
 	"\aWelcome\x12\x12\n" +
 	"\x04kept\x18\x01 \x01(\bR\x04kept\"5\n" +
 	"\aRefusal\x12\x16\n" +

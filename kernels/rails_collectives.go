@@ -1,0 +1,229 @@
+package kernels
+
+import (
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// The collectives other than all-reduce over rails. What moves goes straight to the outputs. What is reduced goes by way of the workspace, in which two laps have
+// room: a rank behind the last rail, and root, load it from there.
+
+// newRails is [newRails] of a maker's tensors. It makes the spec fail where there can be none.
+func (m *maker) newRails(s *collective.Spec, op Op, shares func(rank int) (lo, hi int64)) *railForm {
+	if s.Failure = checkRails(m.in.Memory(), m.in.DType(), op); s.Failure != nil {
+		return nil
+	}
+	for _, t := range []tensor.SymmetricTensor{m.in, m.out} {
+		if t.Bytes() == 0 {
+			continue
+		}
+		if s.Failure = reachesIsland(t, m.in.Memory()); s.Failure != nil {
+			return nil
+		}
+	}
+	return newRails(m.in, m.out, m.specOut(), op, m.maxBlocks, shares)
+}
+
+// broadcastCall is NCCL's broadcast of a range of the output in place.
+func (f *railForm) broadcastCall(x stretch, root int) memory.LibraryCall {
+	at := f.out.Ptr().Add(x.lo)
+	return memory.LibraryCall{Collective: libraryNames["NewBroadcast"], In: at, Out: at, Count: x.bytes(), Root: root, DType: tensor.Uint8.String(), Op: Sum.String()}
+}
+
+// byRails makes the spec that of a broadcast over rails: the ranks of root's island load a shard each from root.
+func (b *broadcast) byRails(s *collective.Spec) {
+	f := b.newRails(s, 0, nil)
+	if f == nil {
+		return
+	}
+	first := newIslandPlace(b.root, f.islands, true)
+	f.moves = railMoves{
+		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			if f.island != first.island || b.in.Rank() == b.root {
+				return nil
+			}
+			for _, x := range f.lapOf(0, f.local, lap) {
+				all = append(all, x.piece(at.Tensor(specIn, first.local).Add(x.lo), f.out.Ptr().Add(x.lo)))
+			}
+			return all
+		},
+		calls: func(lap int, _ device.Ptr) (all []memory.LibraryCall) {
+			for _, x := range f.lapOf(0, f.local, lap) {
+				all = append(all, f.broadcastCall(x, f.islands[first.island][f.local]))
+			}
+			return all
+		},
+		leaves: func(at *collective.Addresses, lap int) []ptx.Piece {
+			if b.in.Rank() == b.root {
+				return nil // which has it all
+			}
+			return f.others(at, lap)
+		},
+	}
+	f.spec(s)
+}
+
+// byRails makes the spec that of an all-gather over rails: what the ranks of an island bring is cut into shards, of which each is broadcast on its rail.
+func (a *allGather) byRails(s *collective.Spec) {
+	n, size, width := a.out.NumElements(), a.out.WorldSize(), a.out.DType().Bytes()
+	share := func(rank int) (lo, hi int64) {
+		lo, hi = shareOf(n, size, rank)
+		return lo * width, hi * width
+	}
+	f := a.newRails(s, 0, share)
+	if f == nil {
+		return
+	}
+	f.moves = railMoves{
+		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			for _, x := range f.lapOf(f.island, f.local, lap) {
+				for place, r := range f.islands[f.island] {
+					lo, hi := share(r)
+					own := stretch{max(lo, x.lo), min(hi, x.hi)}
+					if own.bytes() <= 0 || a.inPlace() && place == f.local {
+						continue // of another rank, or there already
+					}
+					from := at.Tensor(specIn, place).Add(own.lo)
+					if !a.inPlace() {
+						from = from.Add(-lo)
+					}
+					all = append(all, own.piece(from, f.out.Ptr().Add(own.lo)))
+				}
+			}
+			return all
+		},
+		calls: func(lap int, _ device.Ptr) (all []memory.LibraryCall) {
+			for i, ranks := range f.islands {
+				for _, x := range f.lapOf(i, f.local, lap) {
+					all = append(all, f.broadcastCall(x, ranks[f.local]))
+				}
+			}
+			return all
+		},
+		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
+	}
+	f.spec(s)
+}
+
+// byRails makes the spec that of a reduction over rails.
+func (r *reduction) byRails(s *collective.Spec) {
+	if r.scatter {
+		r.scatterByRails(s)
+		return
+	}
+	f := r.newRails(s, r.op, nil)
+	if f == nil {
+		return
+	}
+	s.Workspace = f.workspaceBytes(1) // what the island, and then the rail, has combined of a lap
+	first := newIslandPlace(r.root, f.islands, true)
+	f.moves = railMoves{
+		sums: func(lap int, own device.Ptr) (all []railSum) {
+			for _, x := range f.lapOf(0, f.local, lap) {
+				all = append(all, railSum{x, own.Add(f.slot(lap, 1))})
+			}
+			return all
+		},
+		calls: func(lap int, own device.Ptr) (all []memory.LibraryCall) {
+			at := own.Add(f.slot(lap, 1))
+			for _, x := range f.lapOf(0, f.local, lap) {
+				all = append(all, memory.LibraryCall{
+					Collective: libraryNames["NewReduce"], In: at, Out: at, Count: x.bytes() / r.in.DType().Bytes(), Root: f.islands[first.island][f.local],
+					DType: r.in.DType().String(), Op: r.op.String(),
+				})
+			}
+			return all
+		},
+		leaves: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			if r.in.Rank() != r.root {
+				return nil
+			}
+			for k := range at.WorldSize() {
+				place := (at.Rank() + k) % at.WorldSize()
+				for _, x := range f.lapOf(0, place, lap) {
+					all = append(all, x.piece(at.Workspace(place).Add(f.slot(lap, 1)), r.out.Ptr().Add(x.lo)))
+				}
+			}
+			return all
+		},
+	}
+	f.spec(s)
+}
+
+// scatterByRails makes the spec that of a reduce-scatter over rails. What an island has combined for each island is in the workspace one behind the other, in the
+// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets.
+func (r *reduction) scatterByRails(s *collective.Spec) {
+	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
+	share := func(rank int) (lo, hi int64) {
+		lo, hi = shareOf(n, size, rank)
+		return lo * width, hi * width
+	}
+	f := r.newRails(s, r.op, share)
+	if f == nil {
+		return
+	}
+	rooms := len(f.islands) + 1
+	s.Workspace = f.workspaceBytes(rooms)
+	// each is the bytes of a lap that every island gets, or more.
+	each := func(lap int) int64 { return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign)) }
+	result := func(lap int) int64 {
+		if !f.crosses() {
+			return f.slot(lap, rooms)
+		}
+		return f.slot(lap, rooms) + int64(rooms-1)*f.lap
+	}
+	f.moves = railMoves{
+		sums: func(lap int, own device.Ptr) (all []railSum) {
+			for i := range f.islands {
+				to := own.Add(f.slot(lap, rooms))
+				if f.owns() {
+					to = to.Add(int64(f.number(i)) * each(lap))
+				}
+				for _, x := range f.lapOf(i, f.local, lap) {
+					all = append(all, railSum{x, to})
+					to = to.Add(x.bytes())
+				}
+			}
+			return all
+		},
+		calls: func(lap int, own device.Ptr) []memory.LibraryCall {
+			if !f.owns() {
+				return nil
+			}
+			return []memory.LibraryCall{{
+				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.slot(lap, rooms)), Out: own.Add(result(lap)), Count: each(lap) / width,
+				DType: r.in.DType().String(), Op: r.op.String(),
+			}}
+		},
+		leaves: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			lo, hi := share(r.in.Rank())
+			for k := range at.WorldSize() {
+				place := (at.Rank() + k) % at.WorldSize()
+				from := at.Workspace(place).Add(result(lap))
+				for _, x := range f.lapOf(f.island, place, lap) {
+					if own := (stretch{max(lo, x.lo), min(hi, x.hi)}); own.bytes() > 0 {
+						all = append(all, own.piece(from.Add(own.lo-x.lo), r.out.Ptr().Add(own.lo-lo)))
+					}
+					from = from.Add(x.bytes())
+				}
+			}
+			return all
+		},
+	}
+	f.spec(s)
+}
+
+// takesRails reports whether Auto takes Hierarchical between islands of GPUs in place of NCCL's own collective, which has shares of one length only.
+func (m *maker) takesRails() bool {
+	var shared int64
+	switch m.call {
+	case "NewAllGather":
+		shared = m.out.NumElements()
+	case "NewReduceScatter":
+		shared = m.in.NumElements()
+	}
+	return shared%int64(m.in.WorldSize()) != 0
+}

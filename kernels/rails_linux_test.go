@@ -1,0 +1,408 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/nccl"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	ncclib "github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/internal/simlib"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// shortRails makes messages have several laps that are small, for a test.
+func shortRails(t *testing.T, bytes int64) {
+	lap := railLapBytes
+	t.Cleanup(func() { railLapBytes = lap })
+	railLapBytes = bytes
+}
+
+// onGPUHosts runs f on simulated GPUs of several hosts, by their ranks, with a simulated NCCL, whose functions change may have changed. Kernels wait for as long as timeout.
+func onGPUHosts(t *testing.T, hosts [][]int, seed uint64, timeout time.Duration, change func(rank int, f *ncclib.Functions), f func(ctx context.Context, g *group.Group, m *memory.Memory) error) []error {
+	t.Helper()
+	var gpus, ranks []int
+	for _, host := range hosts {
+		gpus, ranks = append(gpus, len(host)), append(ranks, host...)
+	}
+	machine, err := simcuda.New(simcuda.Config{GPUs: len(ranks), Seed: seed})
+	require.NoError(t, err)
+	lib := simlib.NewNCCL(machine)
+	lib.Spread(gpus...)
+	failed := backendtest.OnRanks(t, len(ranks), nil, func(ctx context.Context, g *group.Group) error {
+		host := slices.IndexFunc(hosts, func(of []int) bool { return slices.Contains(of, g.Rank()) })
+		functions := lib.Functions()
+		if change != nil {
+			change(g.Rank(), functions)
+		}
+		b, err := nccl.New(ctx, g, &nccl.Options{
+			Driver: machine.Driver(), Functions: functions, LocalRank: slices.Index(ranks, g.Rank()), Multicast: "off",
+			Getenv: func(name string) string { return map[string]string{"NCCL_HOSTID": fmt.Sprint("host ", host)}[name] },
+		})
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{Channels: 2, KernelTimeout: timeout})
+		return errors.Join(f(ctx, g, m), g.Barrier(ctx, "end"), m.Close(ctx))
+	})
+	assert.NoError(t, machine.Err())
+	assert.Empty(t, lib.Left())
+	return failed
+}
+
+// railHosts are hosts with as many ranks and with others, in the order of the ranks and not, and one alone.
+var railHosts = [][][]int{
+	{{0, 1}, {2, 3}}, {{0, 1, 2}, {3, 4, 5}}, {{0, 1}, {2, 3}, {4, 5}}, {{0, 1, 2, 3}, {4, 5, 6, 7}}, {{0}, {1, 2, 3}}, {{0, 3}, {1, 2}}, {{0, 3, 4}, {1, 2}}, {{0}, {1}}, {{0, 1}},
+}
+
+// TestRailCollectives: on GPUs of several hosts, every collective that has the form Hierarchical gives what it states: from and to every rank, with uneven and empty shares, at odd places, in
+// place, several times and from a graph, in one lap and in several.
+func TestRailCollectives(t *testing.T) {
+	for i, hosts := range railHosts {
+		for _, lap := range []int64{1 << 20, 4 << 10} {
+			t.Run(fmt.Sprintf("%v/laps of %d", hosts, lap), func(t *testing.T) {
+				shortRails(t, lap)
+				size := len(slices.Concat(hosts...))
+				backendtest.RequireAll(t, onGPUHosts(t, hosts, uint64(i+1), 2*time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+					var err error
+					everyCollective(size, func(what string) []Algorithm {
+						if what == "all-to-all" {
+							return nil
+						}
+						return []Algorithm{Hierarchical}
+					}, func(c collectiveTest) {
+						if c.combines() {
+							c.dtype = map[tensor.DType]tensor.DType{tensor.Float64: tensor.Float32, tensor.Uint16: tensor.Int32}[c.dtype]
+							if c.dtype == 0 {
+								c.dtype = tensor.BFloat16
+							}
+							if c.op == Prod || c.op == Avg && (!c.dtype.IsFloat() || size != 4 || !alikeIslands(hosts)) {
+								c.op = Sum // exact in any order
+							}
+						}
+						if c.n > 10000 {
+							c.n = 7013
+						}
+						if size > 4 && !fullMatrix && c.n != 67 && c.n != 7013 {
+							return
+						}
+						if err == nil && (c.n > 1000) == (lap < 1<<20) {
+							if err = c.run(ctx, m, 0x5a); err != nil {
+								err = fmt.Errorf("%+v: %w", c, err)
+							}
+						}
+					})
+					return err
+				}))
+			})
+		}
+	}
+}
+
+// combines reports whether it is a reduction.
+func (c collectiveTest) combines() bool { return c.what == "reduce" || c.what == "reduce-scatter" }
+
+// TestRailOrder: over two hosts of GPUs, the result of a reduce-scatter, and of a reduction to any rank, has the bits of an all-reduce in the form, and that has, in any number of laps, those of
+// the order that it states.
+func TestRailOrder(t *testing.T) {
+	shortRails(t, 2<<10)
+	for _, hosts := range [][][]int{{{0, 1}, {2, 3}}, {{0, 3}, {1, 2}}, {{0, 1, 2}, {3}}} {
+		backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, 2*time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+			s, err := m.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			for i, n := range []int64{503, 5003} {
+				for _, op := range []Op{Sum, Avg} {
+					if op == Avg && !alikeIslands(hosts) {
+						continue
+					}
+					dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
+					if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
+						return fmt.Errorf("hosts %v, %s of %d %s: %w", hosts, op, n, dtype, err)
+					}
+				}
+			}
+			return s.Close()
+		}))
+	}
+}
+
+// railPlans makes a plan of each collective over rails, on tensors that close closes.
+func railPlans(ctx context.Context, m *memory.Memory, n int64) (plans map[string]func() (*Plan, error), closeAll func() error, err error) {
+	size := int64(m.Group().Size())
+	var ts [4]*tensor.Tensor
+	for i, elements := range []int64{n * size, n * size, n, n} {
+		if ts[i], err = tensor.Zeros(ctx, m, tensor.Float32, elements); err == nil {
+			err = ts[i].Rendezvous(ctx)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	o := &Options{Algorithm: Hierarchical}
+	return map[string]func() (*Plan, error){
+			"all-reduce": func() (*Plan, error) {
+				return NewAllReduce(ctx, ts[0], Sum, &AllReduceOptions{Algorithm: Hierarchical, Out: ts[1]})
+			},
+			"broadcast":      func() (*Plan, error) { return NewBroadcast(ctx, ts[0], 1, o) },
+			"reduce":         func() (*Plan, error) { return NewReduce(ctx, ts[0], ts[1], Sum, 1, o) },
+			"reduce-scatter": func() (*Plan, error) { return NewReduceScatter(ctx, ts[0], ts[2], Sum, o) },
+			"all-gather":     func() (*Plan, error) { return NewAllGather(ctx, ts[3], ts[1], o) },
+		}, func() error {
+			var err error
+			for _, t := range ts {
+				err = errors.Join(err, t.Close(ctx))
+			}
+			return err
+		}, nil
+}
+
+// eachRail runs f with each collective over rails, in one lap and in several.
+func eachRail(t *testing.T, f func(t *testing.T, what string)) {
+	for _, what := range []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"} {
+		for _, lap := range []int64{1 << 20, 1 << 10} {
+			t.Run(fmt.Sprintf("%s/laps of %d", what, lap), func(t *testing.T) {
+				shortRails(t, lap)
+				f(t, what)
+			})
+		}
+	}
+}
+
+// TestRailsLateRank: a rank that does not come makes the run fail on every other rank, on those of other hosts too, whatever of it was on its way, and no rank waits for ever, also not in NCCL, nor
+// does the rank that comes when the others have given up. A new plan can be made then, and runs.
+func TestRailsLateRank(t *testing.T) {
+	for _, c := range []struct {
+		hosts [][]int
+		late  int
+	}{{[][]int{{0, 1}, {2, 3}}, 1}, {[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}} {
+		t.Run(fmt.Sprintf("%v/%d", c.hosts, c.late), func(t *testing.T) {
+			eachRail(t, func(t *testing.T, what string) {
+				backendtest.RequireAll(t, onGPUHosts(t, c.hosts, 1, 500*time.Millisecond, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+					return lateRail(ctx, g, m, what, c.late)
+				}))
+			})
+		})
+	}
+}
+
+func lateRail(ctx context.Context, g *group.Group, m *memory.Memory, what string, late int) error {
+	plans, closeAll, err := railPlans(ctx, m, 600)
+	if err != nil {
+		return err
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	p, err := plans[what]()
+	if err != nil {
+		return err
+	}
+	run := func(p *Plan) error { return errors.Join(p.Run(s), s.Synchronize(ctx)) }
+	var ran error
+	if g.Rank() != late {
+		ran = run(p)
+	}
+	if err := g.Barrier(ctx, "the others have given up"); err != nil {
+		return err
+	}
+	if g.Rank() == late {
+		ran = run(p)
+	}
+	if ran == nil || !strings.Contains(ran.Error(), "did not come in 500ms") || ctx.Err() != nil {
+		return fmt.Errorf("a run that rank %d was late for: %w", late, ran)
+	}
+	if of := m.Islands(); g.Rank() != late && of[g.Rank()] == of[late] && !errors.Is(ran, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("a rank of the same host: %w", ran)
+	}
+	if err := p.Run(s); err == nil {
+		return errors.New("a plan that has failed runs again")
+	}
+	another, err := plans[what]()
+	if err != nil {
+		return err
+	}
+	return errors.Join(run(another), another.Close(ctx), p.Close(ctx), closeAll(), s.Close())
+}
+
+// TestRailsFailedCall: a call of NCCL's that fails on one rank, in the first lap or in the last, ends the run on every rank, with an error that has its condition.
+func TestRailsFailedCall(t *testing.T) {
+	eachRail(t, func(t *testing.T, what string) {
+		var arm [4]atomic.Int64 // how many calls of a rank's end of group succeed; negative: all
+		for i := range arm {
+			arm[i].Store(-1)
+		}
+		failing := func(rank int, f *ncclib.Functions) {
+			end := f.GroupEnd
+			f.GroupEnd = func() ncclib.Result {
+				if left := arm[rank].Load(); left == 0 {
+					return ncclib.SystemError
+				} else if left > 0 {
+					arm[rank].Add(-1)
+				}
+				return end()
+			}
+		}
+		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			plans, closeAll, err := railPlans(ctx, m, 600)
+			if err != nil {
+				return err
+			}
+			s, err := m.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			p, err := plans[what]()
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "a run before")); err != nil {
+				return err
+			}
+			if g.Rank() == 3 {
+				arm[3].Store(0)
+				if railLapBytes < 1<<20 {
+					arm[3].Store(1) // a lap is on its way
+				}
+			}
+			ran := errors.Join(p.Run(s), s.Synchronize(ctx))
+			if ran == nil || ctx.Err() != nil {
+				return fmt.Errorf("a run of which a call has failed: %w", ran)
+			}
+			if g.Rank() == 3 && !errors.Is(ran, errs.ErrUnavailable) && !strings.Contains(ran.Error(), "ncclSystemError") {
+				return fmt.Errorf("the rank whose call has failed says something else: %w", ran)
+			}
+			if err := p.Run(s); err == nil {
+				return errors.New("a plan that has failed runs again")
+			}
+			arm[g.Rank()].Store(-1)
+			return errors.Join(g.Barrier(ctx, "failed"), p.Close(ctx), closeAll(), s.Close())
+		}))
+	})
+}
+
+// TestRailsLostRank: a rank that is lost ends the run on every other rank, and is named.
+func TestRailsLostRank(t *testing.T) {
+	eachRail(t, func(t *testing.T, what string) {
+		failed := onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, time.Minute, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			plans, _, err := railPlans(ctx, m, 600)
+			if err != nil {
+				return err
+			}
+			s, err := m.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			p, err := plans[what]()
+			if err != nil {
+				return err
+			}
+			if err := g.Barrier(ctx, "planned"); err != nil {
+				return err
+			}
+			if g.Rank() == 3 {
+				g.Abort("the test takes it away")
+				return errTakenAway
+			}
+			return errors.Join(p.Run(s), s.Synchronize(ctx))
+		})
+		for rank, err := range failed[:3] {
+			require.ErrorIs(t, err, errs.ErrPeerLost, "rank %d", rank)
+			require.ErrorContains(t, err, "rank 3")
+		}
+	})
+}
+
+var errTakenAway = errors.New("taken away")
+
+// TestRailsByAuto: between hosts of GPUs, Auto takes NCCL's own collectives, and the form Hierarchical for shares that NCCL does not have. What cannot be is an error on every rank.
+func TestRailsByAuto(t *testing.T) {
+	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2}}, 1, time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+		tensors := map[tensor.DType]*tensor.Tensor{}
+		for _, dtype := range []tensor.DType{tensor.Float32, tensor.Uint16, tensor.Int32} {
+			x, err := tensor.Zeros(ctx, m, dtype, 400)
+			if err != nil {
+				return err
+			}
+			if err := x.Rendezvous(ctx); err != nil {
+				return err
+			}
+			tensors[dtype] = x
+		}
+		part := func(dtype tensor.DType, at, n int64) tensor.SymmetricTensor {
+			x, err := tensors[dtype].Sub(at, n)
+			if err != nil {
+				panic(err)
+			}
+			return x
+		}
+		const u16, f32 = tensor.Uint16, tensor.Float32
+		for _, c := range []struct {
+			what string
+			want Algorithm
+			err  error
+			make func() (*Plan, error)
+		}{
+			{"all-gather, even", NCCL, nil, func() (*Plan, error) { return NewAllGather(ctx, part(f32, 0, 20), part(f32, 40, 60), nil) }},
+			{"all-gather, uneven", Hierarchical, nil, func() (*Plan, error) { return NewAllGather(ctx, part(f32, 0, 20), part(f32, 40, 59), nil) }},
+			{"all-gather of u16, uneven", Hierarchical, nil, func() (*Plan, error) { return NewAllGather(ctx, part(u16, 0, 20), part(u16, 40, 59), nil) }},
+			{"reduce-scatter, even", NCCL, nil, func() (*Plan, error) { return NewReduceScatter(ctx, part(f32, 40, 60), part(f32, 0, 20), Sum, nil) }},
+			{"reduce-scatter, uneven", Hierarchical, nil, func() (*Plan, error) {
+				return NewReduceScatter(ctx, part(f32, 40, 59), part(f32, 0, 20), Sum, nil)
+			}},
+			{"reduce-scatter, uneven, in the order of the ranks", 0, errs.ErrUnsupported, func() (*Plan, error) {
+				return NewReduceScatter(ctx, part(f32, 40, 59), part(f32, 0, 20), Sum, &Options{RankOrder: true})
+			}},
+			{"reduce-scatter of u16", 0, errs.ErrUnsupported, func() (*Plan, error) {
+				return NewReduceScatter(ctx, part(u16, 40, 59), part(u16, 0, 20), Sum, &Options{Algorithm: Hierarchical})
+			}},
+			{"averages of unequal hosts", 0, errs.ErrUnsupported, func() (*Plan, error) {
+				return NewReduce(ctx, part(f32, 0, 59), part(f32, 100, 59), Avg, 1, &Options{Algorithm: Hierarchical})
+			}},
+			{"averages of integers", 0, errs.ErrUnsupported, func() (*Plan, error) {
+				return NewReduce(ctx, part(tensor.Int32, 0, 59), part(tensor.Int32, 100, 59), Avg, 1, &Options{Algorithm: Hierarchical})
+			}},
+			{"all-to-all", 0, errs.ErrUnsupported, func() (*Plan, error) {
+				return NewAllToAll(ctx, part(f32, 0, 60), part(f32, 100, 60), &Options{Algorithm: Hierarchical})
+			}},
+			{"broadcast", NCCL, nil, func() (*Plan, error) { return NewBroadcast(ctx, part(f32, 0, 59), 1, nil) }},
+			{"reduce", NCCL, nil, func() (*Plan, error) { return NewReduce(ctx, part(f32, 0, 59), part(f32, 100, 59), Sum, 1, nil) }},
+			{"all-reduce", NCCL, nil, func() (*Plan, error) { return NewAllReduce(ctx, part(f32, 0, 399), Sum, nil) }},
+		} {
+			p, err := c.make()
+			if !errors.Is(err, c.err) || err != nil && c.err == nil {
+				return fmt.Errorf("%s: %w", c.what, err)
+			}
+			if err != nil {
+				continue
+			}
+			if p.Algorithm() != c.want {
+				return fmt.Errorf("%s: %s came", c.what, p.Algorithm())
+			}
+			if err := p.Close(ctx); err != nil {
+				return err
+			}
+		}
+		var err error
+		for _, dtype := range []tensor.DType{f32, u16, tensor.Int32} {
+			err = errors.Join(err, tensors[dtype].Close(ctx))
+		}
+		return err
+	}))
+}
