@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -324,7 +325,9 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		}
 		return nil
 	}
-	heard := b.Upload(make([]byte, 4*f.laps)) // a word for each lap: one may come while another is looked at
+	// A word for each lap: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
+	unheard := bytes.Repeat([]byte{1}, 4*f.laps)
+	heard, again := b.Upload(unheard), b.Upload(unheard)
 	rails := make([]libraryLaunch, f.laps)
 	for lap := range rails {
 		// A word goes with it: the largest of the rail's.
@@ -374,7 +377,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 			enter(lap + 2)
 		}
 	}
-	return nil
+	return byCopies(b, []stretched{{in: again, out: heard, bytes: int64(len(unheard))}}, tensor.Uint32)
 }
 
 // told is the error of a run that was given up because of what a rail brought.
