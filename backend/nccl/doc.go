@@ -43,7 +43,8 @@
 // Capabilities says how many peers have addresses (PointerPeers). What needs the address of another rank is ErrNotReachable.
 //
 // Puts, signals, waits and barriers reach ranks without addresses by NCCL's call ncclPutSignal, from 2.29.2 on, where NCCL says that it can between them: it
-// needs GIN, GPUs that send over the network of themselves, and from 2.32 on sockets do (NCCL_GIN_TYPE=2). Memory is then registered once more, with a
+// needs GIN, GPUs that send over the network of themselves, and from 2.32 on sockets do (NCCL_GIN_TYPE=2), where the
+// host has GDRCopy (seen with 2.32.3: "rma_socket requires GDRCopy"). Memory is then registered once more, with a
 // communicator of all ranks. A put is made when the backend is opened, to try it. Where NCCL cannot, these operations are ErrNotReachable between hosts, with what is missing and
 // what to do. Gets always are, as NCCL has no call for them. A put ends when its data has arrived; one that does not ends with an error after
 // Options.KernelTimeout, or when a rank is lost. After a put that NCCL has refused, or an error that NCCL reports, the puts' communicator is given up on all

@@ -37,6 +37,9 @@ func TestPutsOnGPU(t *testing.T) {
 	if version < ginOverSockets {
 		testneed.Missing(t, "gin", fmt.Sprintf("NCCL %s has no GIN over sockets: name 2.32 or newer in %s", version, libraryEnv))
 	}
+	if _, err := os.Stat("/dev/gdrdrv"); err != nil {
+		testneed.Missing(t, "gin", "NCCL's GIN over sockets wants GDRCopy, and there is no /dev/gdrdrv")
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	addr := l.Addr().String()

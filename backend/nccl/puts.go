@@ -69,10 +69,10 @@ func (b *Backend) lacksPuts() string {
 		return ""
 	case v >= ginOverSockets:
 		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it", v)
+			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it, with GDRCopy (/dev/gdrdrv)", v)
 	default:
 		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2", v)
+			"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2 and GDRCopy (/dev/gdrdrv)", v)
 	}
 }
 
