@@ -496,6 +496,14 @@ func TestIslandOfGPUsFails(t *testing.T) {
 				if err != nil {
 					return err
 				}
+				if err := g.Barrier(ctx, "mapped"); err != nil {
+					return err
+				}
+				// Memory is exported from its allocation on, for the rendezvous.
+				failing.Store(call == "cuMemExportToShareableHandle")
+				if err := g.Barrier(ctx, "exporting"); err != nil {
+					return err
+				}
 				a, err := m.Allocate(ctx, 100, "")
 				if err != nil {
 					return err
