@@ -76,7 +76,7 @@ func Cases(opts *Options) []Case {
 		planCases(kind, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
 		collectiveCases(kind),
-		libraryCollectiveCases(opts.Backend),
+		libraryCollectiveCases(kind, opts.Backend),
 		dispatchCases(kind),
 		barrierCases(kind, opts.Backend),
 		rmsNormCases(kind),
