@@ -288,12 +288,15 @@ func TestMPI(t *testing.T) {
 			if err != nil {
 				testneed.Missing(t, name, err)
 			}
-			dir := t.TempDir() // Open MPI keeps its sockets there, and wants a short name
+			dir := t.TempDir()
 			mpiexec := func(n int, program ...string) result {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, path, append(mpi.args(n), program...)...)
-				cmd.Env = append(environ(), "TMPDIR="+dir)
+				// Open MPI keeps its sockets in a folder that wants a short name, and that each job of a user makes and removes: a job that begins as
+				// another ends finds it there, then gone, and fails. Open MPI 5 reads the second name.
+				own := t.TempDir()
+				cmd.Env = append(environ(), "TMPDIR="+dir, "OMPI_MCA_orte_tmpdir_base="+own, "PRTE_MCA_prte_tmpdir_base="+own)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 				cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) } // it ends its ranks
 				cmd.WaitDelay = 10 * time.Second
