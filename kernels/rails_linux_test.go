@@ -16,6 +16,7 @@ import (
 
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/nccl"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	ncclib "github.com/symmem/symmem/internal/nccl"
@@ -175,6 +176,18 @@ func railPlans(ctx context.Context, m *memory.Memory, n int64) (plans map[string
 		}, nil
 }
 
+// railPlan is railPlans with a stream, and one of the plans made.
+func railPlan(ctx context.Context, m *memory.Memory, what string) (plans map[string]func() (*Plan, error), closeAll func() error, s device.Stream, p *Plan, err error) {
+	if plans, closeAll, err = railPlans(ctx, m, 600); err != nil {
+		return nil, nil, nil, nil, err
+	}
+	if s, err = m.Device().NewStream(); err != nil {
+		return nil, nil, nil, nil, err
+	}
+	p, err = plans[what]()
+	return plans, closeAll, s, p, err
+}
+
 // eachRail runs f with each collective over rails, in one lap and in several.
 func eachRail(t *testing.T, f func(t *testing.T, what string)) {
 	for _, what := range []string{"all-reduce", "broadcast", "reduce", "reduce-scatter", "all-gather"} {
@@ -208,15 +221,7 @@ func TestRailsLateRank(t *testing.T) {
 }
 
 func lateRail(ctx context.Context, g *group.Group, m *memory.Memory, what string, late int) error {
-	plans, closeAll, err := railPlans(ctx, m, 600)
-	if err != nil {
-		return err
-	}
-	s, err := m.Device().NewStream()
-	if err != nil {
-		return err
-	}
-	p, err := plans[what]()
+	plans, closeAll, s, p, err := railPlan(ctx, m, what)
 	if err != nil {
 		return err
 	}
@@ -266,15 +271,7 @@ func TestRailsFailedCall(t *testing.T) {
 			}
 		}
 		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
-			plans, closeAll, err := railPlans(ctx, m, 600)
-			if err != nil {
-				return err
-			}
-			s, err := m.Device().NewStream()
-			if err != nil {
-				return err
-			}
-			p, err := plans[what]()
+			_, closeAll, s, p, err := railPlan(ctx, m, what)
 			if err != nil {
 				return err
 			}
@@ -307,15 +304,7 @@ func TestRailsFailedCall(t *testing.T) {
 func TestRailsLostRank(t *testing.T) {
 	eachRail(t, func(t *testing.T, what string) {
 		failed := onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, time.Minute, nil, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
-			plans, _, err := railPlans(ctx, m, 600)
-			if err != nil {
-				return err
-			}
-			s, err := m.Device().NewStream()
-			if err != nil {
-				return err
-			}
-			p, err := plans[what]()
+			_, _, s, p, err := railPlan(ctx, m, what)
 			if err != nil {
 				return err
 			}

@@ -334,25 +334,10 @@ func (j manyJob) runTwice(tb testing.TB, c Config) error {
 	c.Hangs = true
 	memory := NewMemory()
 	worlds := []*manyWorld{newManyWorldIn(tb, memory, 0, j), newManyWorldIn(tb, memory, 1<<44, j)}
-	m := New(memory, c)
-	for r := range j.ranks {
-		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * j.blocks})
-		idle, err := idler()
-		require.NoError(tb, err)
-		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
-		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
-	}
+	m, streams := forTwo(tb, memory, c, j.ranks, j.blocks)
 	for i, w := range worlds {
-		var streams []*Stream
-		for r := range j.ranks {
-			s := m.NewStream(r)
-			if (r+i)%2 == 1 {
-				s.Pause(1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).Uint64N(1000))
-			}
-			streams = append(streams, s)
-		}
 		for e := range w.launches {
-			w.launch(tb, streams, e)
+			w.launch(tb, streams[i], e)
 		}
 	}
 	if err := m.Run(); err != nil {

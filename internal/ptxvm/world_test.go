@@ -633,32 +633,40 @@ Again:
 `))
 })
 
+// forTwo makes devices for [job.runTwice]: with room for two plans of so many blocks, which one block of another kernel has in the beginning, and each plan's streams, of which one is
+// late on each rank.
+func forTwo(tb testing.TB, memory *Memory, c Config, ranks, blocks int) (m *Machine, streams [2][]*Stream) {
+	m = New(memory, c)
+	for r := range ranks {
+		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * blocks})
+		idle, err := idler()
+		require.NoError(tb, err)
+		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
+		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
+	}
+	for i := range streams {
+		for r := range ranks {
+			s := m.NewStream(r)
+			if (r+i)%2 == 1 {
+				s.Pause(1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).Uint64N(1000))
+			}
+			streams[i] = append(streams[i], s)
+		}
+	}
+	return m, streams
+}
+
 // runTwice runs two plans on two streams, each of several launches, on devices that hold no more than the blocks of both, and that have another kernel's block in
 // the beginning: they must not wait for each other, whichever comes first on which rank, and whatever begins early.
 func (j job) runTwice(tb testing.TB, c Config) (uint64, error) {
 	c.Hangs = true
 	memory := NewMemory()
 	worlds := []*world{newWorldIn(tb, memory, 0, j), newWorldIn(tb, memory, 1<<44, j)}
-	m := New(memory, c)
-	for r := range j.ranks {
-		m.Limit(r, Limits{Multiprocessors: 1, Blocks: 2 * j.blocks})
-		idle, err := idler()
-		require.NoError(tb, err)
-		turns := 1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).IntN(1000)
-		require.NoError(tb, m.NewStream(r).Launch(Launch{Function: idle.Function("idle"), Block: [3]uint32{1}, Params: [][]byte{u32(uint32(turns))}}))
-	}
+	m, streams := forTwo(tb, memory, c, j.ranks, j.blocks)
 	for i, w := range worlds {
-		var streams []*Stream
-		for r := range j.ranks {
-			s := m.NewStream(r)
-			if (r+i)%2 == 1 {
-				s.Pause(1 + rand.New(rand.NewPCG(c.Seed, uint64(r))).Uint64N(1000))
-			}
-			streams = append(streams, s)
-		}
 		for e := range j.epochs {
 			w.fill(e)
-			w.launch(tb, streams, e)
+			w.launch(tb, streams[i], e)
 		}
 	}
 	if err := m.Run(); err != nil {

@@ -72,6 +72,30 @@ template <int W> struct Push {
   }
 };
 
+// awaitLines loads the lines of all ranks at `at` in their slots until they have come, or this thread has given up.
+template <int W> SYMMEM_DEVICE void awaitLines(Push<W> &f, u64 at, u64 slot, Words<4> (&x)[W]) {
+  u32 missing;
+  do {
+#pragma unroll
+    for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * slot, Words<4>());
+    missing = W;
+#pragma unroll
+    for (u32 r = 0; r < W; r++)
+      if (!come(x[r])) missing = r;
+  } while (missing != W && f.again(missing));
+}
+
+// sumLines stores what lines that have come make, and empties them.
+template <class T, class Op, int W> SYMMEM_DEVICE void sumLines(const Op &op, const Words<4> (&x)[W], u64 at, u64 slot, u64 out) {
+  Accumulator<T, Op, 4> a;
+  a.first(unseal(x[0]));
+#pragma unroll
+  for (u32 r = 1; r < W; r++) a.add(op, unseal(x[r]));
+  storeWeak(out, a.template result<W>(op, W));
+#pragma unroll
+  for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
+}
+
 // oneshotPushWhole is oneshotPush. The rank's own lines go through its own slot, so that all are alike and the input is read once. Warps are
 // dealt to the blocks in turn, so that none has nothing to do. A thread that has had lines, and all of them, lets the next launch begin: every
 // rank's block of its number is at work then, so that the other threads' lines come, whatever room the next launch takes.
@@ -98,23 +122,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
   for (u32 v = begin; v < p.vectors; v += step) {
     const u64 at = mine + v * 16ull;
     Words<4> x[W];
-    u32 missing;
-    do {
-#pragma unroll
-      for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * slot, Words<4>());
-      missing = W;
-#pragma unroll
-      for (u32 r = 0; r < W; r++)
-        if (!come(x[r])) missing = r;
-    } while (missing != W && f.again(missing));
+    awaitLines(f, at, slot, x);
     if (!f.ok) break;
-    Accumulator<T, Op, 4> a;
-    a.first(unseal(x[0]));
-#pragma unroll
-    for (u32 r = 1; r < W; r++) a.add(op, unseal(x[r]));
-    storeWeak(p.out + v * 16ull, a.template result<W>(op, W));
-#pragma unroll
-    for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
+    sumLines<T>(op, x, at, slot, p.out + v * 16ull);
   }
   if (begin < p.vectors) startNext();
 }
@@ -150,23 +160,9 @@ template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushP
     for (u64 v = threadIdx.x; v < t.vectors; v += blockDim.x) {
       const u64 at = mine + (t.line + v) * 16;
       Words<4> x[W];
-      u32 missing;
-      do {
-#pragma unroll
-        for (u32 r = 0; r < W; r++) x[r] = loadStrong(at + r * slot, Words<4>());
-        missing = W;
-#pragma unroll
-        for (u32 r = 0; r < W; r++)
-          if (!come(x[r])) missing = r;
-      } while (missing != W && f.again(missing));
+      awaitLines(f, at, slot, x);
       if (!f.ok) break;
-      Accumulator<T, Op, 4> a;
-      a.first(unseal(x[0]));
-#pragma unroll
-      for (u32 r = 1; r < W; r++) a.add(op, unseal(x[r]));
-      storeWeak(t.out + (t.first + v) * 16, a.template result<W>(op, W));
-#pragma unroll
-      for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
+      sumLines<T>(op, x, at, slot, t.out + (t.first + v) * 16);
       had = true;
     }
   }
