@@ -1,0 +1,48 @@
+package group
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// deafTransport never hears that a group was opened: the service is too slow.
+type deafTransport struct{ transport }
+
+func (d deafTransport) arrive(group string, seq uint64, a *arrival) {
+	if a.kind == kindSub {
+		a.to = make(outcomeChan, 1)
+	}
+	d.transport.arrive(group, seq, a)
+}
+
+// TestSubThatIsGivenUp: a rank that gives up opening a group, which is open for the others already, is none that they wait for.
+func TestSubThatIsGivenUp(t *testing.T) {
+	eachKind(t, 3, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		s := groups[2].session
+		hearing := s.transport
+		s.transport = deafTransport{hearing}
+		impatient, giveUp := context.WithCancel(ctx)
+		defer giveUp()
+		gaveUp := make(chan error, 1)
+		go func() {
+			_, err := groups[2].Sub(impatient, []int{0, 1, 2})
+			gaveUp <- err
+		}()
+		subs := make([]*Group, 2)
+		requireNone(t, onAll(groups[:2], func(g *Group) (err error) {
+			subs[g.Rank()], err = g.Sub(ctx, []int{0, 1, 2})
+			return err
+		}))
+		giveUp()
+		require.ErrorIs(t, <-gaveUp, context.Canceled)
+		s.transport = hearing
+		for _, err := range onAll(subs, func(g *Group) error { return g.Barrier(ctx, "without one") }) {
+			require.ErrorIs(t, err, ErrPeerLost)
+			require.ErrorContains(t, err, "has left")
+		}
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	})
+}
