@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -42,6 +43,46 @@ func TestSubThatIsGivenUp(t *testing.T) {
 		for _, err := range onAll(subs, func(g *Group) error { return g.Barrier(ctx, "without one") }) {
 			require.ErrorIs(t, err, ErrPeerLost)
 			require.ErrorContains(t, err, "has left")
+		}
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	})
+}
+
+// TestGetsOfClosedGroups: a Get that waits when its group is closed is forgotten on this rank, and by the service.
+func TestGetsOfClosedGroups(t *testing.T) {
+	eachKind(t, 2, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		for range 3 {
+			requireNone(t, onAll(groups, func(g *Group) error {
+				sub, err := g.Sub(ctx, []int{0, 1})
+				if err != nil {
+					return err
+				}
+				got := make(chan error, 1)
+				go func() {
+					_, err := sub.Store().Get(ctx, "never")
+					got <- err
+				}()
+				if err := sub.Barrier(ctx, "asked"); err != nil {
+					return err
+				}
+				if err := sub.Close(ctx); err != nil {
+					return err
+				}
+				require.ErrorIs(t, <-got, ErrClosed)
+				return nil
+			}))
+		}
+		for _, g := range groups {
+			r, ok := g.session.transport.(*remote)
+			if !ok {
+				continue // it asks the hub itself
+			}
+			require.Eventually(t, func() bool {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				return len(r.requests) == 0
+			}, 10*time.Second, 10*time.Millisecond, "requests that nobody waits for")
 		}
 		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
 	})
