@@ -34,9 +34,9 @@ import (
 // gives the same bits; of more it is NCCL's, which promises none. An average is that of the islands' averages, which have to have as many ranks for it.
 
 // A lap is of railLapBytes of a shard at most, unless these were more than railMostLaps: each lap is some launches, and a call of NCCL's that is tried when the
-// plan is made. Where each island brings or gets other bytes, as of an all-gather, two of them have so much. The figure was measured over TCP on one machine only,
-// where a call of NCCL's takes some milliseconds more than its bytes do (docs/hardware.md).
-var railLapBytes = int64(32 << 20)
+// plan is made. Where each island brings or gets other bytes, as of an all-gather, two of them have so much. The first is a guess at what keeps a network busy for
+// longer than the launches take; it was not measured over a network.
+var railLapBytes = int64(8 << 20)
 
 const railMostLaps = 32
 
@@ -187,7 +187,9 @@ func (f *railForm) workspaceBytes(rooms int) int64 {
 }
 
 // each is the bytes of a lap that every rank of a rail brings, or gets, or more.
-func (f *railForm) each(lap int) int64 { return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign)) }
+func (f *railForm) each(lap int) int64 {
+	return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign))
+}
 
 // number is which rank of the rail at a place the one on an island is: NCCL numbers them in the order of their ranks in the group.
 func (f *railForm) number(place, island int) (n int) {

@@ -67,7 +67,8 @@ func (b *broadcast) byRails(s *collective.Spec) {
 }
 
 // byRails makes the spec that of an all-gather over rails: what the ranks of an island bring is cut into shards, which the ranks of a rail gather in the workspace,
-// one behind the other in the order in which NCCL numbers them, as long for each. Broadcasts straight to the outputs take NCCL up to four times as long.
+// one behind the other in the order in which NCCL numbers them, as long for each. Broadcasts straight to the outputs, one of
+// each rank, are run one after the other by NCCL.
 func (a *allGather) byRails(s *collective.Spec) {
 	n, size, width := a.out.NumElements(), a.out.WorldSize(), a.out.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -81,7 +82,9 @@ func (a *allGather) byRails(s *collective.Spec) {
 	rooms := len(f.islands)
 	s.Workspace = f.workspaceBytes(rooms)
 	// room is where those of a rail have what one of them brings.
-	room := func(lap, place, island int) int64 { return f.slot(lap, rooms) + int64(f.number(place, island))*f.each(lap) }
+	room := func(lap, place, island int) int64 {
+		return f.slot(lap, rooms) + int64(f.number(place, island))*f.each(lap)
+	}
 	f.moves = railMoves{
 		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
 			if !f.owns() {
