@@ -14,6 +14,12 @@ func KeepWorkspace(bytes int64) (restore func()) {
 	return func() { keptWorkspace = before }
 }
 
+// TakeAlone takes workspace as a rank does that others did not come with.
+func (m *Memory) TakeAlone() bool {
+	_, ok := m.workspace.blocks[0].take(workspaceAlign)
+	return ok
+}
+
 // Entries counts all allocations, the workspace's too.
 func (m *Memory) Entries() int {
 	m.mu.Lock()

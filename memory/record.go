@@ -27,7 +27,8 @@ type Record struct {
 	Offset       int64  `json:"offset"` // of the tensor in its allocation, in bytes
 	DType        string `json:"dtype,omitempty"`
 	Shape        string `json:"shape,omitempty"`
-	Mapped       bool   `json:"mapped"` // the allocation has its window already
+	Mapped       bool   `json:"mapped"`         // the allocation has its window already
+	Free         string `json:"free,omitempty"` // of a workspace: what is free of those that there are
 
 	// Not compared.
 	DeviceUUID string `json:"device"`
@@ -56,6 +57,7 @@ var compared = []struct {
 	{"size in bytes", func(r *Record) string { return strconv.FormatInt(r.Bytes, 10) }},
 	{"rounded size in bytes", func(r *Record) string { return strconv.FormatInt(r.RoundedBytes, 10) }},
 	{"offset in the allocation in bytes", func(r *Record) string { return strconv.FormatInt(r.Offset, 10) }},
+	{"what is free of the workspace (blocks and a hash of their free places)", func(r *Record) string { return r.Free }},
 	{"whether the allocation is mapped already", func(r *Record) string { return strconv.FormatBool(r.Mapped) }},
 }
 

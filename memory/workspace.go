@@ -2,8 +2,10 @@ package memory
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"sync/atomic"
 
@@ -90,7 +92,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	if failure == nil {
 		failure = m.Err()
 	}
-	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
+	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer, Free: m.workspace.alike()}), failure)
 	if err != nil {
 		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}
@@ -167,6 +169,19 @@ func noWorkspace(bytes int64, err error) error {
 		return &WorkspaceError{Bytes: bytes, Err: err}
 	}
 	return fmt.Errorf("making %d bytes of workspace: %w", bytes, err)
+}
+
+// alike says what is free, for the ranks to compare: one that gave up a call when the service could not tell it any more how that had ended may have taken what
+// the others have not, or not what they have, and would find everything at another place from then on.
+func (p *pool) alike() string {
+	h := fnv.New64a()
+	for _, b := range p.blocks {
+		_ = binary.Write(h, binary.LittleEndian, b.window.Number()) // a Hash takes everything
+		for _, s := range b.free {
+			_ = binary.Write(h, binary.LittleEndian, s)
+		}
+	}
+	return fmt.Sprintf("%d blocks, %016x", len(p.blocks), h.Sum64())
 }
 
 // take cuts bytes from the first free span that has them.

@@ -134,6 +134,27 @@ func TestWorkspaceRequests(t *testing.T) {
 	})
 }
 
+// TestWorkspaceAlike: where one rank has taken workspace that the others have not, no workspace is given any more: it would not be at one place.
+func TestWorkspaceAlike(t *testing.T) {
+	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, odd bool) error {
+		request := memory.WorkspaceRequest{Purpose: "test", Bytes: 100}
+		c, err := m.NewWorkspace(ctx, request)
+		if err != nil {
+			return err
+		}
+		if odd && !m.TakeAlone() {
+			return errors.New("there is no workspace to take")
+		}
+		if given, err := m.NewWorkspace(ctx, request); !errors.Is(err, errs.ErrMismatch) {
+			if err == nil {
+				err = given.Close(ctx)
+			}
+			return fmt.Errorf("a workspace that is at another place on one rank: %w", err)
+		}
+		return c.Close(ctx)
+	})
+}
+
 // offered is 4096 bytes for each rank of three that has offered its number.
 func offered(offers []memory.WorkspaceOffer) (bytes int64, err error) {
 	for rank, o := range offers {
