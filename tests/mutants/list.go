@@ -1427,8 +1427,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not compare how large a workspace is", tests: inSends,
-		old: "&Record{Bytes: r.Bytes, Offer: r.Offer}",
-		new: "&Record{Offer: r.Offer}",
+		old: "&Record{Bytes: r.Bytes, Offer: r.Offer, Free: ",
+		new: "&Record{Offer: r.Offer, Free: ",
+	},
+	{
+		file: "memory/workspace.go", why: "ranks do not compare what is free of the workspace", tests: []stage{memoryTests},
+		old: ", Free: m.workspace.alike()}",
+		new: "}",
 	},
 	{
 		file: "memory/workspace.go", why: "all ranks seem to share one device", tests: with(onFakes, inSends...),
