@@ -42,6 +42,9 @@ type Kernel struct {
 	// The kernel waits for that work by itself, as symmem::awaitPrevious does. It lets the launch after it begin (symmem::startNext) only
 	// when it waits for nobody any more: what has begun takes room on the device.
 	Overlap bool
+	// EarlyEpoch says that a block keeps the epoch of a launch before it has ended, while it may still wait for peers. Then records do not tell that runs have
+	// ended: the plan moves to another stream only when the last one is idle.
+	EarlyEpoch bool
 	// Fault, unless nil, makes an error of a fault word that the kernel has written for reasons of its own, which [ptx.Fault] has as Why; nil for
 	// any other.
 	Fault func(f ptx.Fault) error
@@ -338,9 +341,10 @@ func (w *kernelWork) enqueue(s device.Stream, recorded bool) error {
 }
 
 // settled compares the count of runs that each block keeps in its record with how many were enqueued. Once runs were recorded nobody knows
-// how many there were, and a kernel that does not include symmem.cuh, or has no peers, counts nothing: then the stream must be idle.
+// how many there were, a kernel that does not include symmem.cuh, or has no peers, counts nothing, and one with an EarlyEpoch counts runs that have
+// begun: then the stream must be idle.
 func (w *kernelWork) settled() (bool, error) {
-	if !w.captured.Load() {
+	if !w.captured.Load() && !w.plan.spec.CUDA.EarlyEpoch {
 		control, err := w.control()
 		if err != nil {
 			return false, err

@@ -59,15 +59,17 @@ type AllReduceOptions struct {
 // Its errors are those of [collective.New], ErrInvalid for an operation or option that does not exist and an output that does not
 // fit the input, and ErrUnsupported where there is no kernel of the form for the dtype and operation.
 func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
-	if err := errors.Join(errs.Given("NewAllReduce", "ctx", ctx, "a context"), errs.Given("NewAllReduce", "t", t, "a tensor")); err != nil {
-		return nil, err
-	}
+	const call = "NewAllReduce"
 	if opts == nil {
 		opts = &AllReduceOptions{}
 	}
-	out := t
+	out, failure := t, usable(call, "t", t)
 	if !errs.IsNil(opts.Out) {
 		out = opts.Out
+		failure = errors.Join(failure, usable(call, "Out", out))
+	}
+	if failure = errors.Join(errs.Given(call, "ctx", ctx, "a context"), failure); failure != nil {
+		return nil, refuse(ctx, call, failure, t, out)
 	}
 	asked := opts.Algorithm
 	switch {

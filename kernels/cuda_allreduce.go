@@ -57,7 +57,7 @@ func (a *allReduce) onCUDA(s *collective.Spec) {
 	s.Multicast = a.algorithm.NeedsMulticast()
 	s.Workspace = layout.DataBytes()
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, BlockWorkspace: layout.BlockBytes(),
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole, BlockWorkspace: layout.BlockBytes(),
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(a.algorithm, bytes, a.lap, size, multiprocessors)
 			if whole {

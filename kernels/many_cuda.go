@@ -117,7 +117,7 @@ func (m *many) onCUDA(s *collective.Spec) {
 		s.Parameters += ", whole"
 	}
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole,
 		Fit: func(multiprocessors int) (int, int) {
 			g := manyGeometry(blocks, longest, multiprocessors).atMost(m.opts.MaxBlocks)
 			return g.blocks, g.threads

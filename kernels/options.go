@@ -116,17 +116,7 @@ func usable(call, arg string, t tensor.SymmetricTensor) error {
 func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 	failure := m.given(ctx)
 	if failure != nil {
-		var memory *memory.Memory
-		for _, t := range []tensor.SymmetricTensor{m.in, m.out} {
-			if usable(m.call, "", t) == nil {
-				memory = t.Memory()
-			}
-		}
-		if memory == nil || errs.IsNil(ctx) {
-			return nil, failure
-		}
-		_, err := collective.New(ctx, memory, collective.Spec{Name: m.call, Failure: failure})
-		return nil, err
+		return nil, refuse(ctx, m.call, failure, m.in, m.out)
 	}
 	for {
 		p, err := m.planOnce(ctx, f)
@@ -136,6 +126,21 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 		m.in.Memory().Logger().Info("a form cannot be had; auto takes another one", "form", m.algorithm, "error", err)
 		m.avoided = append(m.avoided, m.algorithm)
 	}
+}
+
+// refuse returns the failure of a constructor's arguments, and tells the other ranks of it, if one of the tensors says which they are.
+func refuse(ctx context.Context, call string, failure error, tensors ...tensor.SymmetricTensor) error {
+	var memory *memory.Memory
+	for _, t := range tensors {
+		if usable(call, "", t) == nil {
+			memory = t.Memory()
+		}
+	}
+	if memory == nil || errs.IsNil(ctx) {
+		return failure
+	}
+	_, err := collective.New(ctx, memory, collective.Spec{Name: call, Failure: failure})
+	return err
 }
 
 // planOnce is plan for arguments that are there.

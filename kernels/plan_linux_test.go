@@ -81,6 +81,29 @@ func TestRanksMakeOnePlan(t *testing.T) {
 	})
 }
 
+// TestMissingTensorIsTold: a rank that has no input, or one that is none, but has an output, or the other way about, tells the others instead of keeping them
+// waiting.
+func TestMissingTensorIsTold(t *testing.T) {
+	onHostRanks(t, 2, func(ctx context.Context, m *memory.Memory, x, y *tensor.Tensor) error {
+		for _, c := range []struct {
+			what    string
+			in, out tensor.SymmetricTensor
+		}{
+			{"no input", nil, y}, {"the zero Tensor as input", &tensor.Tensor{}, y}, {"the zero Tensor as output", x, &tensor.Tensor{}},
+		} {
+			in, out := tensor.SymmetricTensor(x), tensor.SymmetricTensor(y)
+			if m.Group().Rank() == 1 {
+				in, out = c.in, c.out
+			}
+			_, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Out: out})
+			if vote, ok := errors.AsType[*group.VoteError](err); !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 1 || !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("rank 1 with %s: %w", c.what, err)
+			}
+		}
+		return nil
+	})
+}
+
 // TestPlanIntoAnotherGroup: the result goes into memory of the group that the input is of.
 func TestPlanIntoAnotherGroup(t *testing.T) {
 	onHostRanks(t, 2, func(ctx context.Context, m *memory.Memory, x, _ *tensor.Tensor) error {

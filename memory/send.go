@@ -148,8 +148,8 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 		}
 		return p.signals.SignalAll(s, p.channel)
 	}
-	if _, ok := s.Device().(device.HostMemory); ok && (s.Capturing() || p.computed != nil) {
-		if err := launch(s, (*recordedSend)(p)); err != nil {
+	if _, ok := s.Device().(device.HostMemory); ok {
+		if err := launch(s, (*hostSend)(p)); err != nil {
 			return err
 		}
 		return p.signals.SignalAll(s, p.channel)
@@ -174,12 +174,12 @@ func (p *PreparedSend) Close() error {
 	return err
 }
 
-// recordedSend is the copies of a send as a graph runs them on the host device: at any time, so that the memory may be somebody else's by
-// then. It is also those that are known only then.
-type recordedSend PreparedSend
+// hostSend is the copies of a send on the host device. They look first whether the plan has failed: a peer that was waited for in vain has its memory to itself.
+// A graph runs them at any time, so that the memory may be somebody else's by then. Some are known only then.
+type hostSend PreparedSend
 
 // RunKernel copies, unless the plan has failed or was closed, or its memory was freed.
-func (r *recordedSend) RunKernel() error {
+func (r *hostSend) RunKernel() error {
 	user := r.signals.user
 	if user.failedBefore() {
 		return nil
@@ -234,7 +234,7 @@ func (n *nearMove) Start() (device.HostProgress, error) {
 // Close does nothing: the send closes its transfers.
 func (n *nearMove) Close() error { return nil }
 
-func (r *recordedSend) String() string { return "send" }
+func (r *hostSend) String() string { return "send" }
 
 // sendWork is a send that the backend carries out: all puts at once, and each peer's signal as soon as its put has ended. A failure is
 // the plan's, not that of the stream that the work happens to be on.

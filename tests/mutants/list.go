@@ -1221,9 +1221,14 @@ var mutants = []mutant{
 		new: "\n\treturn nil\n",
 	},
 	{
-		file: "memory/send.go", why: "a recorded send does not signal", tests: inPlans,
-		old: "(*recordedSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
-		new: "(*recordedSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn nil\n",
+		file: "memory/send.go", why: "a send of the CPU does not signal", tests: inPlans,
+		old: "(*hostSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
+		new: "(*hostSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn nil\n",
+	},
+	{
+		file: "memory/send.go", why: "the CPU copies to peers when the plan has failed", tests: inPlans,
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\thm := ",
+		new: "\thm := ",
 	},
 	{
 		file: "memory/send.go", why: "a send signals before it puts", tests: inPlans,
@@ -2194,6 +2199,16 @@ var mutants = []mutant{
 	{
 		file: "collective/kernel.go", why: "a launch that failed counts", tests: inCollective,
 		old: "\t\tw.enqueued.Add(^uint32(0)) // it will not run\n",
+		new: "",
+	},
+	{
+		file: "collective/kernel.go", why: "what a kernel keeps before it has ended counts as its end", tests: []stage{kernelTests},
+		old: "\tif !w.captured.Load() && !w.plan.spec.CUDA.EarlyEpoch {",
+		new: "\tif !w.captured.Load() {",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "lists of whole vectors count as ended when they have begun", tests: []stage{kernelTests},
+		old: ", EarlyEpoch: whole",
 		new: "",
 	},
 	{

@@ -802,6 +802,8 @@ func planErrorsCase(ctx context.Context, e *Env) error {
 	}
 	err = errors.Join(
 		wantArgument("no tensor", refused(nil, kernels.Sum, nil)),
+		wantArgument("the zero Tensor", refused(&tensor.Tensor{}, kernels.Sum, nil)),
+		wantArgument("the zero Tensor as output", refused(t, kernels.Sum, &kernels.AllReduceOptions{Out: &tensor.Tensor{}})),
 		wantArgument("an unknown op", refused(t, 0, nil), "Op(0)"),
 		wantArgument("an unknown form", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: 99}), "99"),
 		wantError("the form of another backend's library", refused(t, kernels.Sum, &kernels.AllReduceOptions{Algorithm: foreign}),

@@ -1,0 +1,206 @@
+package kernels
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// TestLateRankKeepsItsMemory: while a rank has not come to a run, its tensors are its own. Peers that give up waiting for it write nothing to them, in plans of any
+// kind and in any form, but those of Transfers between GPUs: copies that are enqueued on a GPU cannot be held back.
+func TestLateRankKeepsItsMemory(t *testing.T) {
+	eachPlanKind(t, 2, func(ctx context.Context, m *memory.Memory, where string, k planKind, a Algorithm, n int64) error {
+		if a == Transfers && where == "gpu" {
+			return nil
+		}
+		return lateRank(ctx, m, k, a, n)
+	})
+}
+
+// TestLateRankIsNotMisled: a rank that comes to a run when the others have given it up, and gone on to write to their inputs, gets an error, or what the run was
+// to give; in plans of any kind and in any form.
+func TestLateRankIsNotMisled(t *testing.T) {
+	eachPlanKind(t, 3, func(ctx context.Context, m *memory.Memory, _ string, k planKind, a Algorithm, n int64) error {
+		for range 20 {
+			if ran, err := misledRank(ctx, m, k, a, n); ran || err != nil {
+				return err
+			}
+		}
+		return errors.New("no run has ended while waits last")
+	})
+}
+
+// eachPlanKind runs f on each of so many ranks for every kind of plan in every form, where waits are short: on the host device, where peers have addresses and where
+// not, and on GPUs.
+func eachPlanKind(t *testing.T, size int, f func(ctx context.Context, m *memory.Memory, where string, k planKind, a Algorithm, n int64) error) {
+	for _, where := range []string{"host", "far", "gpu"} {
+		t.Run(where, func(t *testing.T) {
+			elements := []int64{100, 300_000}
+			open := func(g *group.Group) (backend.Backend, error) {
+				b, err := host.New(g, nil)
+				if err == nil && where == "far" {
+					return backendtest.Far(b, g, nil), nil
+				}
+				return b, err
+			}
+			if where == "gpu" {
+				elements = []int64{128}
+				machine, err := simcuda.New(simcuda.Config{GPUs: size, Seed: 1})
+				require.NoError(t, err)
+				defer func() { assert.NoError(t, machine.Err()) }()
+				open = func(g *group.Group) (backend.Backend, error) {
+					return native.New(t.Context(), g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: time.Minute})
+				}
+			}
+			backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+				b, err := open(g)
+				if err != nil {
+					return err
+				}
+				m := memory.New(b, g, &memory.Options{KernelTimeout: 10 * time.Millisecond})
+				var failed error
+				for _, k := range planKinds {
+					for _, a := range k.forms(m.Device().Kind()) {
+						if a.NeedsMulticast() || a.NeedsPeerPointers() && where == "far" {
+							continue
+						}
+						for _, n := range elements {
+							if err := f(ctx, m, where, k, a, n); err != nil {
+								failed = errors.Join(failed, fmt.Errorf("%s, %s, %d elements: %w", k.name, a, n, err))
+							}
+						}
+					}
+				}
+				return errors.Join(failed, m.Close(ctx))
+			}))
+		})
+	}
+}
+
+// lateRank has the first rank run a plan to which the other one does not come, and looks at the other's tensors. Collective.
+func lateRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n int64) error {
+	tensors := &planTensors{m: m}
+	p, err := k.make(ctx, tensors, n, a)
+	if err := errors.Join(append(tensors.errs, err)...); err != nil {
+		return err
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	late := m.Group().Rank() == 1
+	var had [][]byte
+	for _, t := range tensors.all {
+		if !late && t.DType() == tensor.Float32 {
+			err = errors.Join(err, m.Device().CopyFromHost(t.Ptr(), bytes.Repeat([]byte{0x3f}, int(t.Bytes()))))
+		}
+		b := make([]byte, t.Bytes())
+		err = errors.Join(err, m.Device().CopyToHost(b, t.Ptr()))
+		had = append(had, b)
+	}
+	err = errors.Join(err, m.Group().Barrier(ctx, "filled"))
+	if !late && err == nil {
+		err = p.Run(s)
+		// A root that waits for nobody may have done its part.
+		if e := s.Synchronize(ctx); e != nil {
+			if _, ok := errors.AsType[*device.WaitError](e); !ok {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	err = errors.Join(err, m.Group().Barrier(ctx, "given up"))
+	for i, t := range tensors.all {
+		if !late {
+			break
+		}
+		b := make([]byte, t.Bytes())
+		err = errors.Join(err, m.Device().CopyToHost(b, t.Ptr()))
+		if !bytes.Equal(b, had[i]) {
+			err = errors.Join(err, fmt.Errorf("tensor %d of a rank that has not come to the run was written", i))
+		}
+	}
+	return errors.Join(err, p.Close(ctx), s.Close(), tensors.close(ctx))
+}
+
+// misledRank has the last rank come to the second run of a plan when the others have given that up. It reports whether the first run, which says what there is to
+// give, ended in the short time that waits last here. Collective.
+func misledRank(ctx context.Context, m *memory.Memory, k planKind, a Algorithm, n int64) (ran bool, err error) {
+	tensors := &planTensors{m: m}
+	p, err := k.make(ctx, tensors, n, a)
+	if err := errors.Join(append(tensors.errs, err)...); err != nil {
+		return false, err
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return false, err
+	}
+	d, rank := m.Device(), m.Group().Rank()
+	late := rank == m.Group().Size()-1
+	fill := func(value byte) (err error) {
+		for _, t := range tensors.all {
+			if t.DType() == tensor.Float32 {
+				err = errors.Join(err, d.CopyFromHost(t.Ptr(), bytes.Repeat([]byte{value}, int(t.Bytes()))))
+			}
+		}
+		return err
+	}
+	read := func() (all [][]byte, err error) {
+		for _, t := range tensors.all {
+			b := make([]byte, t.Bytes())
+			err = errors.Join(err, d.CopyToHost(b, t.Ptr()))
+			all = append(all, b)
+		}
+		return all, err
+	}
+	meet := func(what string) { err = errors.Join(err, m.Group().Barrier(ctx, what)) }
+
+	err = fill(byte(0x30 + rank))
+	meet("filled")
+	first := p.Run(s)
+	first = m.Group().Vote(ctx, "the first run", errors.Join(first, s.Synchronize(ctx)))
+	ran = first == nil
+	want, e := read()
+	err = errors.Join(err, e, fill(byte(0x30+rank)))
+	meet("filled again")
+	if ran && !late && err == nil {
+		err = p.Run(s)
+		if e := s.Synchronize(ctx); e != nil {
+			if _, ok := errors.AsType[*device.WaitError](e); !ok {
+				err = errors.Join(err, e)
+			}
+		}
+		err = errors.Join(err, fill(0x45))
+	}
+	meet("given up")
+	if ran && late && err == nil {
+		e := p.Run(s)
+		if e = errors.Join(e, s.Synchronize(ctx)); e == nil {
+			got, e := read()
+			err = errors.Join(err, e)
+			for i, b := range got {
+				if !bytes.Equal(b, want[i]) {
+					err = errors.Join(err, fmt.Errorf("the run has not failed on the rank that came late, and tensor %d is not what it was to give", i))
+				}
+			}
+		}
+	}
+	meet("looked")
+	return ran, errors.Join(err, p.Close(ctx), s.Close(), tensors.close(ctx))
+}
