@@ -55,7 +55,6 @@ func TestFaults(t *testing.T) {
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + sound: notKept, "ncclCommGetAsyncError in " + sound: notKept,
 			"cuCtxPushCurrent in " + watch: again, "ncclCommGetAsyncError in " + watch: again,
-			"cuCtxPushCurrent in nccl.(*Comm).Lsa": capability, "cuCtxPushCurrent in nccl.(*Comm).MulticastSupport": capability,
 			"cuStreamQuery":    "memory that goes with it is freed when the driver has answered",
 			"cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
 		},

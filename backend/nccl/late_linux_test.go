@@ -267,64 +267,73 @@ func TestWindowStays(t *testing.T) {
 	}
 }
 
-// TestContextFails: a rank whose context cannot be made current, wherever that is from opening to closing, has the error, and so have all ranks unless it
-// is only giving back what is its own. Nobody waits for it, and no id is made in vain.
+// TestContextFails: a rank whose context cannot be made current, wherever that is from opening to closing, and whatever the driver says, has the error,
+// and so have all ranks unless it is only giving back what is its own. Nobody waits for it, and no id is made in vain.
 func TestContextFails(t *testing.T) {
-	var pushes atomic.Int32
-	told := 0
-	for nth := int32(1); pushes.Load() == nth-1; nth++ { // until there are no more places
-		m := newMachine(2)
-		pushes.Store(0)
-		failed := make([]error, 2)
-		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-			o := m.plain(g.Rank())
-			if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
-				o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
-					if pushes.Load() < nth && pushes.Add(1) == nth {
-						return cu.OperatingSystem
-					}
-					return push(c)
-				}
+	for _, code := range []cu.Result{cu.OperatingSystem, cu.NotSupported} { // the second is none of NCCL's answers
+		told := 0
+		for nth := int32(1); ; nth++ {
+			failed, struck := contextFails(t, nth, code)
+			if !struck { // there are no more places
+				require.NoError(t, errors.Join(failed...))
+				break
 			}
-			failed[g.Rank()] = func() (err error) {
-				b, err := New(ctx, g, o)
-				if err != nil {
-					return err
-				}
-				mem := memory.New(b, g, nil)
-				defer func() {
-					if err = errors.Join(err, mem.Close(ctx)); mem.Busy() {
-						err = errors.Join(err, mem.Close(ctx))
-					}
-				}()
-				a, err := mem.Allocate(ctx, 4096, "")
-				if err := g.Vote(ctx, "allocating", err); err != nil {
-					return err
-				}
-				_, err = mem.Rendezvous(ctx, a, memory.Record{})
-				return err
-			}()
-			return nil
-		}))
-		m.Mu.Lock()
-		assert.Empty(t, m.roots, "push %d", nth)
-		m.Mu.Unlock()
-		assert.Empty(t, m.Violations(), "push %d", nth)
-		switch struck := pushes.Load() == nth; {
-		case !struck:
-			require.NoError(t, errors.Join(failed...))
-			continue
-		case failed[0] == nil && failed[1] != nil:
-			require.ErrorContains(t, failed[1], "closing symmetric memory (it was released)", "push %d", nth)
-		default:
-			require.ErrorContains(t, failed[0], "cuCtxPushCurrent", "push %d", nth)
-			require.ErrorContains(t, failed[0], "rank 1", "push %d", nth)
-			require.NotContains(t, failed[0].Error(), "deadline", "push %d", nth)
-			told++
+			if failed[0] == nil && failed[1] != nil {
+				require.ErrorContains(t, failed[1], "closing symmetric memory (it was released)", "push %d", nth)
+			} else {
+				require.ErrorContains(t, failed[0], "cuCtxPushCurrent", "push %d", nth)
+				require.ErrorContains(t, failed[0], "rank 1", "push %d", nth)
+				require.NotContains(t, failed[0].Error(), "deadline", "push %d", nth)
+				told++
+			}
+			require.ErrorContains(t, failed[1], "cuCtxPushCurrent", "push %d", nth)
 		}
-		require.ErrorContains(t, failed[1], "cuCtxPushCurrent", "push %d", nth)
+		assert.GreaterOrEqual(t, told, 10, "places")
 	}
-	assert.GreaterOrEqual(t, told, 10, "places")
+}
+
+// contextFails opens, uses and closes the backend while the nth push of a context fails on rank 1, and reports whether there was one.
+func contextFails(t *testing.T, nth int32, code cu.Result) (failed []error, struck bool) {
+	m := newMachine(2)
+	m.version, m.nvls = 22907, true
+	var pushes atomic.Int32
+	failed = make([]error, 2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.Multicast = "auto"
+		if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
+			o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+				if pushes.Load() < nth && pushes.Add(1) == nth {
+					return code
+				}
+				return push(c)
+			}
+		}
+		failed[g.Rank()] = func() (err error) {
+			b, err := New(ctx, g, o)
+			if err != nil {
+				return err
+			}
+			mem := memory.New(b, g, nil)
+			defer func() {
+				if err = errors.Join(err, mem.Close(ctx)); mem.Busy() {
+					err = errors.Join(err, mem.Close(ctx))
+				}
+			}()
+			a, err := mem.Allocate(ctx, 4096, "")
+			if err := g.Vote(ctx, "allocating", err); err != nil {
+				return err
+			}
+			_, err = mem.Rendezvous(ctx, a, memory.Record{})
+			return err
+		}()
+		return nil
+	}))
+	m.Mu.Lock()
+	assert.Empty(t, m.roots, "push %d", nth)
+	m.Mu.Unlock()
+	assert.Empty(t, m.Violations(), "push %d", nth)
+	return failed, pushes.Load() == nth
 }
 
 // TestMadeLate: a communicator that its rank has given up before the call returned is aborted, and Close waits for that.

@@ -274,7 +274,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 func (b *Backend) lacksMulticast() (string, error) {
 	has, err := b.near.MulticastSupport()
 	switch {
-	case errors.Is(err, errs.ErrUnsupported):
+	case errors.Is(err, errs.ErrUnsupported) && !ofDriver(err):
 		return err.Error(), nil
 	case err != nil || has:
 		return "", err

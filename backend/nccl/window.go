@@ -48,7 +48,7 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	switch {
 	case err == nil:
 		err = b.resolve(w)
-	case b.near.Ranks() == 1 && errors.Is(err, errs.ErrUnsupported):
+	case b.near.Ranks() == 1 && errors.Is(err, errs.ErrUnsupported) && !ofDriver(err):
 		// One rank needs no window: 2.28.3 makes none for it (ncclTransportCheckP2pType in transport.cc).
 		w.peers[b.group.Rank()], w.none, err = base, err, nil
 	}

@@ -11,6 +11,8 @@ func init() {
 			old: "other != nil && !l.base.IsNil()", new: "other != nil && l.base.IsNil()"},
 		mutant{file: "backend/nccl/meet.go", why: "an id is made before all ranks have the context", tests: []stage{{"backend/nccl", "TestContextFails", usual}},
 			old: "Making: t.Do,", new: ""},
+		mutant{file: "backend/nccl/isle.go", why: "a context that cannot be made current is an answer of NCCL's", tests: []stage{{"backend/nccl", "TestContextFails", usual}},
+			old: "return ok && strings.HasPrefix(failed.Call, \"cu\")", new: "return ok && strings.HasPrefix(failed.Call, \"nccl\")"},
 		mutant{file: "internal/nccl/comm.go", why: "a communicator is destroyed with a window", tests: []stage{{"internal/nccl", "TestWindowThatStays", usual}},
 			old: "\tif window {", new: "\tif false && window {"},
 		mutant{file: "device/cuda/thread.go", why: "a thread that is closed waits for a call that does not return", tests: []stage{{"device/cuda", "TestThread", usual}},
