@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -296,6 +297,78 @@ func TestRailsFailedCall(t *testing.T) {
 			}
 			arm[g.Rank()].Store(-1)
 			return errors.Join(g.Barrier(ctx, "failed"), p.Close(ctx), closeAll(), s.Close())
+		}))
+	})
+}
+
+// TestRailsWordFirst: NCCL does what it gets as one in any order. Where a rail is cut off when the word has come, which says that nobody has given up, and
+// the rest has not, the kernels behind it give up too, so that no rank of the island loads what is not there.
+func TestRailsWordFirst(t *testing.T) {
+	eachRail(t, func(t *testing.T, what string) {
+		var arm atomic.Bool
+		change := func(rank int, f *ncclib.Functions) {
+			var mu sync.Mutex // guards rest
+			var rest []func() ncclib.Result
+			later := func(call func() ncclib.Result) ncclib.Result {
+				mu.Lock()
+				defer mu.Unlock()
+				rest = append(rest, call)
+				return ncclib.Success
+			}
+			own := *f
+			f.GroupStart = func() ncclib.Result { return ncclib.Success }
+			f.AllReduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
+				call := func() ncclib.Result { return own.AllReduce(in, out, n, d, op, c, s) }
+				if n == 1 {
+					return call()
+				}
+				return later(call)
+			}
+			f.Broadcast = func(in, out uint64, n uintptr, d ncclib.DataType, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+				return later(func() ncclib.Result { return own.Broadcast(in, out, n, d, root, c, s) })
+			}
+			f.Reduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+				return later(func() ncclib.Result { return own.Reduce(in, out, n, d, op, root, c, s) })
+			}
+			f.AllGather = func(in, out uint64, n uintptr, d ncclib.DataType, c ncclib.CommHandle, s uintptr) ncclib.Result {
+				return later(func() ncclib.Result { return own.AllGather(in, out, n, d, c, s) })
+			}
+			f.ReduceScatter = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
+				return later(func() ncclib.Result { return own.ReduceScatter(in, out, n, d, op, c, s) })
+			}
+			f.GroupEnd = func() ncclib.Result {
+				mu.Lock()
+				calls := rest
+				rest = nil
+				mu.Unlock()
+				if rank == 3 && arm.Load() {
+					time.Sleep(200 * time.Millisecond) // meanwhile the word comes
+					return ncclib.SystemError
+				}
+				r := own.GroupStart()
+				for _, call := range calls {
+					r = max(r, call())
+				}
+				return max(r, own.GroupEnd())
+			}
+		}
+		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, change, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			_, closeAll, s, p, err := railPlan(ctx, m, what)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "a run before")); err != nil {
+				return err
+			}
+			arm.Store(true)
+			ran := errors.Join(p.Run(s), s.Synchronize(ctx))
+			switch {
+			case ran == nil || ctx.Err() != nil:
+				err = fmt.Errorf("a run that was cut off: %w", ran)
+			case g.Rank() == 1 && railLapBytes >= 1<<20 && !strings.Contains(ran.Error(), "of another island has given up"):
+				err = fmt.Errorf("the kernels go on behind a rail that was cut off: %w", ran) // a word of a later lap, which has not come, would end them too
+			}
+			return errors.Join(g.Vote(ctx, "failed", err), p.Close(ctx), closeAll(), s.Close())
 		}))
 	})
 }

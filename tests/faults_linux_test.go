@@ -135,6 +135,7 @@ func TestFaultsOfPlans(t *testing.T) {
 		creators   = "the creator's handle of a multicast object: all ranks have the address, and what is not released goes with the mapping"
 		gone       = "a multicast object is gone with its last holder, and nobody but the creator holds it before the first import: it has died, or its time was over"
 		joining    = " in native.(*cast).join"
+		around     = " in native.(*cast).make"
 		letGo      = "native.(*cast).letGo"
 		try        = "native.(*finding).try"
 		asking     = "cuda.(*Device).links"
@@ -160,7 +161,8 @@ func TestFaultsOfPlans(t *testing.T) {
 			"cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemAddressFree": keeps, "cuMemFree": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuMemUnmap": keeps, "cuModuleUnload": keeps, "cuMulticastUnbind": keeps, "cuStreamDestroy": keeps, "cuUserObjectRelease": keeps,
 			"cuMemImportFromShareableHandle:hangs" + joining: gone, "cuMemImportFromShareableHandle:kills" + joining: gone,
-			"cuMulticastAddDevice:kills" + joining: gone,
+			"cuMulticastAddDevice:kills" + joining: gone, "cuCtxPushCurrent:hangs" + around: gone, "cuCtxPushCurrent:kills" + around: gone,
+			"cuCtxPopCurrent:kills" + around: gone,
 		},
 		Unnamed: map[string]string{"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer},
 		Ranks:   2,

@@ -136,16 +136,19 @@ func (b *Backend) giveBackKept() error {
 	return err
 }
 
-func (a *allocation) free() error {
-	return a.backend.device.WithContext(func() error { return a.backend.lib.MemFree(uint64(a.ptr)) })
+func (a *allocation) free() error { return a.backend.freeMemory(uint64(a.ptr)) }
+
+// freeMemory gives memory back to NCCL.
+func (b *Backend) freeMemory(p uint64) error {
+	return b.device.WithContext(func() error { return b.lib.MemFree(p) })
 }
 
 func (a *allocation) Ptr() device.Ptr     { return a.ptr }
 func (a *allocation) Bytes() int64        { return a.bytes }
 func (a *allocation) RoundedBytes() int64 { return a.rounded }
 
-// Release frees the memory; adopted memory stays the caller's. If a call of NCCL's that was given up may still use it, it is freed later, and if it is
-// adopted, that is an error.
+// Release frees the memory; adopted memory stays the caller's. If a call of NCCL's that was given up, or a window that could not be removed,
+// may still use it, it is freed later, and if it is adopted, that is an error.
 func (a *allocation) Release(ctx context.Context) error {
 	if a.freed {
 		return nil
@@ -154,7 +157,8 @@ func (a *allocation) Release(ctx context.Context) error {
 	late := b.settle(ctx, a.base)
 	if a.adopted {
 		if late != nil {
-			return fmt.Errorf("the %d bytes at %s, which were adopted, must stay until the rank is closed, since a call of NCCL's that was given up may still use them",
+			return fmt.Errorf("the %d bytes at %s, which were adopted, must stay until the rank is closed, since a call of NCCL's that was given up, or a window that could "+
+				"not be removed, may still use them",
 				a.bytes, a.ptr)
 		}
 		return nil

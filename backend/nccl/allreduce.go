@@ -346,7 +346,7 @@ func (b *Backend) registerSymmetric(ctx context.Context, red *reducer, a *alloca
 	}
 	if err := b.group.Vote(ctx, "a symmetric window for "+red.form, err); err != nil {
 		if w != nil {
-			err = errors.Join(err, w.Deregister(context.WithoutCancel(ctx)))
+			err = errors.Join(err, b.remove(context.WithoutCancel(ctx), red.comm, w, a.base))
 		}
 		return err
 	}
@@ -370,7 +370,7 @@ func (b *Backend) forget(ctx context.Context, base device.Ptr) error {
 		delete(red.windows, base)
 		b.mu.Unlock()
 		if w != nil {
-			err = errors.Join(err, w.Deregister(ctx))
+			err = errors.Join(err, b.remove(ctx, red.comm, w, base))
 		}
 	}
 	return err
@@ -386,7 +386,7 @@ func (b *Backend) warmUp(ctx context.Context, p *reduction) error {
 		scratch, err = b.lib.MemAlloc(p.scratch())
 		return err
 	})
-	free := func() error { return b.device.WithContext(func() error { return b.lib.MemFree(scratch) }) }
+	free := func() error { return b.freeMemory(scratch) }
 	if voted := b.group.Vote(ctx, "memory to try "+plainForm, err); voted != nil {
 		if err == nil {
 			voted = errors.Join(voted, free())

@@ -48,7 +48,6 @@ func TestFaults(t *testing.T) {
 		again      = "a communicator that nobody runs on at the time is given up on all ranks: the next plan makes a new one"
 		notVMM     = "so the driver says that memory is not of cuMemCreate"
 		root       = "NCCL keeps a thread and a socket for an id until all its ranks have come"
-		noContext  = "a context that cannot be made current is the end of a device"
 		capability = "what the driver or NCCL does not tell is not there, and the capability says so"
 	)
 	backendtest.Faults{
@@ -56,7 +55,6 @@ func TestFaults(t *testing.T) {
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + sound: notKept, "ncclCommGetAsyncError in " + sound: notKept,
 			"cuCtxPushCurrent in " + watch: again, "ncclCommGetAsyncError in " + watch: again,
-			"cuCtxPushCurrent in nccl.(*Comm).Lsa": capability, "cuCtxPushCurrent in nccl.(*Comm).MulticastSupport": capability,
 			"cuStreamQuery":    "memory that goes with it is freed when the driver has answered",
 			"cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
 		},
@@ -66,7 +64,9 @@ func TestFaults(t *testing.T) {
 		Keeps: map[string]string{
 			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps, "cuMemRelease": keeps,
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps, "ncclCommDestroy": keeps, "ncclCommAbort": keeps, "ncclMemFree": keeps,
-			"cuCtxPushCurrent": noContext, "cuCtxPopCurrent/2": root, "cuCtxPopCurrent/3": root, "ncclCommWindowDeregister": keeps, "ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
+			"cuCtxPushCurrent in nccl.(*Backend).freeMemory": keeps, "cuCtxPushCurrent in nccl.(*Comm).reclaim": keeps,
+			"cuCtxPushCurrent in cuda.(*Stream).finishClose": keeps, "cuCtxPushCurrent in cuda.(*Device).close": keeps,
+			"ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)

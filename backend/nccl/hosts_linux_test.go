@@ -148,7 +148,7 @@ func TestWindowsOfSeveralTeams(t *testing.T) {
 				case made[i] && err == nil && !w.peers[1-g.Rank()].IsNil():
 					err = errors.New("the window has an address of the other host")
 				case made[i] && err == nil:
-					err = b.deregister(ctx, w)
+					err = b.deregister(ctx, w, a.(*allocation).base)
 				case !made[i] && errors.Is(err, errs.ErrUnsupported):
 					err = nil
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/dl"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
 )
@@ -80,10 +81,16 @@ type team struct{ Ranks, Rank, Stride int }
 // teamOf asks NCCL. A team of no ranks is one that it does not know.
 func teamOf(comm *nccl.Comm) (team, error) {
 	t, err := comm.Lsa()
-	if errors.Is(err, errs.ErrUnsupported) {
+	if errors.Is(err, errs.ErrUnsupported) && !ofDriver(err) {
 		return team{}, nil
 	}
 	return team{int(t.Ranks), int(t.Rank), int(t.Stride)}, err
+}
+
+// ofDriver reports whether an error is that of a call of the driver, as the one that makes the context current: it says nothing of NCCL.
+func ofDriver(err error) bool {
+	failed, ok := errors.AsType[*dl.Error](err)
+	return ok && strings.HasPrefix(failed.Call, "cu")
 }
 
 // inTeams cuts each isle into NCCL's teams, of which teams says by rank what each is like in the communicator of its isle. It returns firsts where NCCL

@@ -11,7 +11,8 @@ import (
 	"github.com/symmem/symmem/internal/nccl"
 )
 
-// A call of NCCL's that a rank has given up goes on inside NCCL, until it ends or its communicator was aborted. What it was given stays meanwhile:
+// A call of NCCL's that a rank has given up goes on inside NCCL, until it ends or its communicator was aborted. A window that could not be removed stays
+// until its communicator ends. What they were given stays meanwhile:
 // memory that is released is kept, and freed by whoever finds that the call has ended, at the latest when the backend is closed. What the call makes
 // goes with its communicator, or is ended by package internal/nccl.
 
@@ -20,7 +21,7 @@ const lateTime = 5 * time.Second
 
 // lateCall is a call of NCCL's that this rank has given up.
 type lateCall struct {
-	ended <-chan struct{} // closed when NCCL has done with what it was given; nil if nobody will know
+	ended <-chan struct{} // closed when NCCL has done with what it was given, for a window that could not be removed with its communicator; nil if nobody will know
 	base  device.Ptr      // of the allocation that it was given; 0 if it was given none
 	bytes int64           // that free gives back
 	free  func() error    // frees memory that was released meanwhile; nil if there is none
@@ -52,7 +53,20 @@ func (b *Backend) givenUp(err error, base device.Ptr) *lateCall {
 	return l
 }
 
-// usedBy returns the call that was given up and may still use the allocation, or nil.
+// remove removes a window of the allocation at base from a communicator. Where that fails, NCCL has the window until the communicator is no more, and
+// the memory stays until then.
+func (b *Backend) remove(ctx context.Context, comm *nccl.Comm, w *nccl.Window, base device.Ptr) error {
+	err := w.Deregister(ctx)
+	if err == nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.late = append(b.late, &lateCall{ended: comm.Ended(), base: base})
+	return fmt.Errorf("deregistering a window: %w", err)
+}
+
+// usedBy returns the call that was given up, or has failed, and may still use the allocation, or nil.
 func (b *Backend) usedBy(base device.Ptr) *lateCall {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,7 +106,7 @@ func (b *Backend) keepFor(l *lateCall, bytes int64, free func() error) {
 		b.late = append(b.late, l)
 	}
 	b.mu.Unlock()
-	b.log.Warn("memory is kept, because a call of NCCL's that was given up may still use it", "bytes", bytes)
+	b.log.Warn("memory is kept, because a call of NCCL's that was given up, or a window that could not be removed, may still use it", "bytes", bytes)
 }
 
 // freeLate frees what was kept for calls that have ended.
@@ -110,9 +124,14 @@ func (b *Backend) freeLate() error {
 	b.mu.Unlock()
 	var err error
 	for _, l := range over {
-		if l.free != nil {
-			err = errors.Join(err, l.free())
+		if l.free == nil {
+			continue
 		}
+		if other := b.usedBy(l.base); other != nil && !l.base.IsNil() { // a window of it on another communicator
+			b.keepFor(other, l.bytes, l.free)
+			continue
+		}
+		err = errors.Join(err, l.free())
 	}
 	return err
 }
@@ -139,8 +158,8 @@ func (b *Backend) closeLate(ctx context.Context) error {
 		bytes += l.bytes
 	}
 	if len(late) > 0 {
-		err = errors.Join(err, fmt.Errorf("%d calls of NCCL's that were given up have not ended, and %d bytes of memory stay, which they may use; end the process",
-			len(late), bytes))
+		err = errors.Join(err, fmt.Errorf("%d calls of NCCL's that were given up, or windows that it has not removed, are still there, and %d bytes of memory stay, which "+
+			"they may use; end the process", len(late), bytes))
 	}
 	return err
 }

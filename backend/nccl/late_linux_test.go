@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +17,9 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/nccl"
+	"github.com/symmem/symmem/memory"
 )
 
 // between returns the options of a rank whose calls of NCCL go through change.
@@ -179,6 +182,158 @@ func TestMemoryOfALateRegistration(t *testing.T) {
 			assert.Equal(t, 2, m.aborted)
 		})
 	}
+}
+
+// TestWindowStays: memory whose window could not be removed is kept until no communicator has it, though it was released; the communicators are
+// aborted then, and not destroyed.
+func TestWindowStays(t *testing.T) {
+	for _, how := range []string{"plain", "symmetric", "adopted"} {
+		t.Run(how, func(t *testing.T) {
+			m := newMachine(2)
+			backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+				me := g.Rank()
+				var armed atomic.Bool
+				b, err := New(ctx, g, m.between(me, func(f *nccl.Functions) {
+					own := f.CommWindowDeregister
+					f.CommWindowDeregister = func(h nccl.CommHandle, w nccl.WindowHandle) nccl.Result {
+						if armed.Load() {
+							return nccl.SystemError
+						}
+						return own(h, w)
+					}
+				}))
+				if err != nil {
+					return err
+				}
+				var a backend.Allocation
+				if how == "adopted" {
+					a, err = b.Register(ctx, m.memoryOf(me, granule, true), granule)
+				} else {
+					a, err = b.Allocate(ctx, granule)
+				}
+				if err != nil {
+					return err
+				}
+				p := a.Ptr()
+				w, err := b.Rendezvous(ctx, a)
+				if err != nil {
+					return err
+				}
+				if how == "symmetric" { // so that two communicators have a window of it
+					r, err := b.PrepareAllReduce(ctx, &backend.AllReduce{Name: symmetricForm, In: a, Out: a, Count: 16, DType: "f32", Op: "sum"})
+					if err != nil {
+						return err
+					}
+					if err := r.Close(); err != nil {
+						return err
+					}
+				}
+				armed.Store(me == 1)
+				err = w.Unmap(ctx)
+				armed.Store(false)
+				if failed := err != nil && strings.Contains(err.Error(), "ncclCommWindowDeregister"); failed != (me == 1) {
+					return fmt.Errorf("removing the window: %w", err)
+				}
+				err = a.Release(ctx)
+				if refused := err != nil && strings.Contains(err.Error(), "must stay until the rank is closed"); refused != (how == "adopted" && me == 1) {
+					return fmt.Errorf("releasing the memory: %w", err)
+				}
+				if how == "symmetric" { // one of the two is gone
+					if err := b.reducers[symmetricForm].comm.Abort(ctx, errors.New("it is not wanted")); err != nil {
+						return err
+					}
+				}
+				other, err := b.Allocate(ctx, granule)
+				if err == nil {
+					err = other.Release(ctx)
+				}
+				if here := m.has(p); here != (me == 1 || how == "adopted") {
+					err = errors.Join(err, fmt.Errorf("the memory is there: %t", here))
+				}
+				if err = errors.Join(err, b.Close(ctx)); how != "adopted" {
+					return err
+				}
+				err = errors.Join(err, a.Release(ctx))
+				m.drop(p)
+				return err
+			}))
+			m.requireClean(t)
+			aborted := 1
+			if how == "symmetric" {
+				aborted = 3
+			}
+			assert.Equal(t, aborted, m.aborted)
+		})
+	}
+}
+
+// TestContextFails: a rank whose context cannot be made current, wherever that is from opening to closing, and whatever the driver says, has the error,
+// and so have all ranks unless it is only giving back what is its own. Nobody waits for it, and no id is made in vain.
+func TestContextFails(t *testing.T) {
+	for _, code := range []cu.Result{cu.OperatingSystem, cu.NotSupported} { // the second is none of NCCL's answers
+		told := 0
+		for nth := int32(1); ; nth++ {
+			failed, struck := contextFails(t, nth, code)
+			if !struck { // there are no more places
+				require.NoError(t, errors.Join(failed...))
+				break
+			}
+			if failed[0] == nil && failed[1] != nil {
+				require.ErrorContains(t, failed[1], "closing symmetric memory (it was released)", "push %d", nth)
+			} else {
+				require.ErrorContains(t, failed[0], "cuCtxPushCurrent", "push %d", nth)
+				require.ErrorContains(t, failed[0], "rank 1", "push %d", nth)
+				require.NotContains(t, failed[0].Error(), "deadline", "push %d", nth)
+				told++
+			}
+			require.ErrorContains(t, failed[1], "cuCtxPushCurrent", "push %d", nth)
+		}
+		assert.GreaterOrEqual(t, told, 10, "places")
+	}
+}
+
+// contextFails opens, uses and closes the backend while the nth push of a context fails on rank 1, and reports whether there was one.
+func contextFails(t *testing.T, nth int32, code cu.Result) (failed []error, struck bool) {
+	m := newMachine(2)
+	m.version, m.nvls = 22907, true
+	var pushes atomic.Int32
+	failed = make([]error, 2)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		o := m.plain(g.Rank())
+		o.Multicast = "auto"
+		if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
+			o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
+				if pushes.Load() < nth && pushes.Add(1) == nth {
+					return code
+				}
+				return push(c)
+			}
+		}
+		failed[g.Rank()] = func() (err error) {
+			b, err := New(ctx, g, o)
+			if err != nil {
+				return err
+			}
+			mem := memory.New(b, g, nil)
+			defer func() {
+				if err = errors.Join(err, mem.Close(ctx)); mem.Busy() {
+					err = errors.Join(err, mem.Close(ctx))
+				}
+			}()
+			a, err := mem.Allocate(ctx, 4096, "")
+			if err := g.Vote(ctx, "allocating", err); err != nil {
+				return err
+			}
+			_, err = mem.Rendezvous(ctx, a, memory.Record{})
+			return err
+		}()
+		return nil
+	}))
+	m.Mu.Lock()
+	assert.Empty(t, m.roots, "push %d", nth)
+	m.Mu.Unlock()
+	assert.Empty(t, m.Violations(), "push %d", nth)
+	return failed, pushes.Load() == nth
 }
 
 // TestMadeLate: a communicator that its rank has given up before the call returned is aborted, and Close waits for that.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/nccl"
@@ -39,8 +40,13 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	islands, err := b.group.Islands(ctx)
 	failure = cmp.Or(failure, err)
 	var mine member
+	var t *cuda.Thread
 	if failure == nil {
 		mine = b.member(o)
+		// What makes the communicator has the context from here on: whoever cannot have it says so before there is an id.
+		if t, failure = b.device.NewThread(); failure == nil {
+			defer t.Close()
+		}
 	}
 	peers, err := backend.Tell(ctx, b.group, opening, mine, failure)
 	// From here on every rank decides alike, since all know the same.
@@ -76,11 +82,11 @@ func (b *Backend) meet(ctx context.Context, o *Options, failure error) error {
 	split := !slices.ContainsFunc(peers, func(m member) bool { return !m.Split })
 	var id nccl.UniqueID
 	if o.Comm == 0 && !split {
-		if id, err = b.agreeID(ctx); err != nil {
+		if id, err = b.agreeID(ctx, t); err != nil {
 			return err
 		}
 	}
-	if err := b.land(ctx, hosts, b.connect(ctx, o, split, id)); err != nil {
+	if err := b.land(ctx, hosts, b.connect(ctx, o, split, id, t)); err != nil {
 		return err
 	}
 	if b.keeps {
@@ -113,10 +119,9 @@ func (b *Backend) member(o *Options) member {
 // agreeID returns the unique id for a new communicator, which rank 0 makes. It is made only when nothing but making the communicator can still fail:
 // NCCL keeps a thread and a socket for an id until all ranks of its communicator have come (bootstrapRoot in bootstrap.cc), and has no call that
 // releases them.
-func (b *Backend) agreeID(ctx context.Context) (id nccl.UniqueID, err error) {
+func (b *Backend) agreeID(ctx context.Context, t *cuda.Thread) (id nccl.UniqueID, err error) {
 	if b.group.Rank() == 0 {
-		err = b.device.WithContext(func() error {
-			var err error
+		err = t.Do(func() (err error) {
 			id, err = b.lib.NewUniqueID()
 			return err
 		})
@@ -207,7 +212,7 @@ func (b *Backend) agreeMulticast(peers []member, hosts []int, shared bool) error
 }
 
 // connect makes the communicator, splits it from the parent's, or takes the one that was given.
-func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.UniqueID) error {
+func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.UniqueID, t *cuda.Thread) error {
 	defer b.lib.Log()
 	ctx, end := b.together(ctx, "making the communicator")
 	config := &nccl.Config{NonBlocking: true, NoMulticast: b.noCast != ""}
@@ -221,7 +226,7 @@ func (b *Backend) connect(ctx context.Context, o *Options, split bool, id nccl.U
 	default:
 		b.comm, err = b.lib.NewComm(ctx, &nccl.CommOptions{
 			Ranks: b.group.Size(), Rank: b.group.Rank(), ID: id, Config: config,
-			Scope: b.device.WithContext,
+			Scope: b.device.WithContext, Making: t.Do,
 		})
 		b.givenUp(err, 0)
 	}

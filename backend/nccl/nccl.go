@@ -485,16 +485,16 @@ func (b *Backend) closeWindows(ctx context.Context) error {
 	defer cancel()
 	var err error
 	for _, red := range b.allReducers() {
-		for _, w := range red.windows {
-			err = errors.Join(err, w.Deregister(ctx))
+		for base, w := range red.windows {
+			err = errors.Join(err, b.remove(ctx, red.comm, w, base))
 		}
 	}
 	b.mu.Lock()
 	windows := b.windows
 	b.windows = map[device.Ptr]*window{}
 	b.mu.Unlock()
-	for _, w := range windows {
-		err = errors.Join(err, b.deregister(ctx, w))
+	for base, w := range windows {
+		err = errors.Join(err, b.deregister(ctx, w, base))
 	}
 	return err
 }

@@ -194,7 +194,7 @@ func (b *Backend) drop(ctx context.Context, w *window, base device.Ptr) error {
 		delete(b.puts.spans, base)
 	}
 	b.mu.Unlock()
-	return errors.Join(b.forget(ctx, base), b.deregister(ctx, w))
+	return errors.Join(b.forget(ctx, base), b.deregister(ctx, w, base))
 }
 
 // whyNoMulticast says why there is no multicast; "" if it may be tried.
@@ -274,7 +274,7 @@ func (b *Backend) agreeReach(ctx context.Context, failure error) error {
 func (b *Backend) lacksMulticast() (string, error) {
 	has, err := b.near.MulticastSupport()
 	switch {
-	case errors.Is(err, errs.ErrUnsupported):
+	case errors.Is(err, errs.ErrUnsupported) && !ofDriver(err):
 		return err.Error(), nil
 	case err != nil || has:
 		return "", err

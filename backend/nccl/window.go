@@ -48,12 +48,12 @@ func (b *Backend) register(ctx context.Context, base device.Ptr, bytes int64) (*
 	switch {
 	case err == nil:
 		err = b.resolve(w)
-	case b.near.Ranks() == 1 && errors.Is(err, errs.ErrUnsupported):
+	case b.near.Ranks() == 1 && errors.Is(err, errs.ErrUnsupported) && !ofDriver(err):
 		// One rank needs no window: 2.28.3 makes none for it (ncclTransportCheckP2pType in transport.cc).
 		w.peers[b.group.Rank()], w.none, err = base, err, nil
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.deregister(ctx, w))
+		return nil, errors.Join(err, b.deregister(ctx, w, base))
 	}
 	b.log.Info("window registered", "communicator", fmt.Sprintf("%#x", uintptr(b.near.Handle())), "address", base, "bytes", bytes, "window", fmt.Sprintf("%#x",
 		native.Handle()),
@@ -155,18 +155,15 @@ func (b *Backend) askPeers(w *window) error {
 	return nil
 }
 
-// deregister removes the window from this process. A communicator with a call that did not end is aborted instead, with all its windows, which
+// deregister removes the window of the allocation at base from this process. A communicator with a call that did not end is aborted instead, with all its windows, which
 // nothing uses any more.
-func (b *Backend) deregister(ctx context.Context, w *window) error {
+func (b *Backend) deregister(ctx context.Context, w *window, base device.Ptr) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.timeout)
 	defer cancel()
 	if b.near.Stuck() {
 		return errors.Join(b.abandon(ctx), b.freeLate())
 	}
-	if err := w.native.Deregister(ctx); err != nil {
-		return fmt.Errorf("deregistering a window: %w", err)
-	}
-	return nil
+	return b.remove(ctx, b.near, w.native, base)
 }
 
 // abandon aborts the communicator of the windows, unless that was done before.
@@ -199,7 +196,7 @@ func (b *Backend) try(ctx context.Context) error {
 	// A window is not removed while a peer may still use it.
 	err = b.group.Vote(ctx, opening+": trying a window", err)
 	if w != nil {
-		err = errors.Join(err, b.deregister(ctx, w))
+		err = errors.Join(err, b.deregister(ctx, w, mine.base))
 	}
 	return b.agreeReach(ctx, errors.Join(err, a.Release(ctx)))
 }

@@ -219,12 +219,18 @@ func (p *processes) left() string {
 
 // TestFaults lets every call of the driver and of NVSHMEM go wrong.
 func TestFaults(t *testing.T) {
-	const keeps = "it is the call that gives it back"
+	const (
+		keeps  = "it is the call that gives it back"
+		notVMM = "so the driver says that memory is not of cuMemCreate"
+	)
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: map[string]string{
 			"nvshmem_ptr/4":   "so the library says that memory which is adopted is not of its heap",
 			"nvshmemx_mc_ptr": "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
+		},
+		Unnamed: map[string]string{
+			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": notVMM, "cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": notVMM,
 		},
 		Keeps: map[string]string{
 			"cuDevicePrimaryCtxRelease": keeps, "cuGraphDestroy": keeps, "cuGraphExecDestroy": keeps, "cuMemFreeHost": keeps,

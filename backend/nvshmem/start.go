@@ -233,7 +233,7 @@ func (b *Backend) agree(ctx context.Context, w *world, mine member, failure erro
 func (b *Backend) begin(ctx context.Context, w *world, mine member, o *Options) (began bool, err error) {
 	t, id, err := b.lastSteps(ctx, w, mine, o)
 	if t != nil {
-		defer t.end()
+		defer t.Close()
 	}
 	if err != nil {
 		return false, err

@@ -119,7 +119,7 @@ func (w *world) collectively(ctx context.Context, g *group.Group, mine ask, fail
 	var t *thread
 	if failure == nil {
 		if t, failure = w.thread(); failure == nil {
-			defer t.end()
+			defer t.Close()
 		}
 	}
 	if w.pe == 0 {
@@ -226,46 +226,17 @@ func (w *world) pass() {
 // thread is a thread with the device's context current, for calls of the library. A rank takes one before it agrees with the others on calls that take
 // all PEs: if its context could not be made current afterwards, they would wait for it in the library.
 type thread struct {
+	*cuda.Thread
 	world *world
-	calls chan func()
-	over  chan struct{} // closed by end
-	left  chan struct{} // closed when the thread is free again
-	stuck bool          // a call has not returned
 }
 
-// thread returns a thread; end must follow unless there is an error.
+// thread returns a thread; Close must follow unless there is an error.
 func (w *world) thread() (*thread, error) {
-	t := &thread{world: w, calls: make(chan func()), over: make(chan struct{}), left: make(chan struct{})}
-	ready := make(chan struct{})
-	var failed error
-	go func() {
-		defer close(t.left)
-		failed = w.device.WithContext(func() error {
-			close(ready)
-			for {
-				select {
-				case call := <-t.calls:
-					call()
-				case <-t.over:
-					return nil
-				}
-			}
-		})
-	}()
-	select {
-	case <-ready:
-		return t, nil
-	case <-t.left:
-		return nil, failed
+	t, err := w.device.NewThread()
+	if err != nil {
+		return nil, err
 	}
-}
-
-// end gives the thread back, as soon as a call that has not returned does.
-func (t *thread) end() {
-	close(t.over)
-	if !t.stuck {
-		<-t.left
-	}
+	return &thread{t, w}, nil
 }
 
 // call calls the library. It waits at most for the world's timeout, and only a little longer once a rank is lost; then the library is given up.
@@ -274,18 +245,9 @@ func (t *thread) call(ctx context.Context, what string, fn func() error) error {
 	if err := w.usable(); err != nil {
 		return err
 	}
-	err := bounded(ctx, w.timeout, w.lost, w.lostErr, what, func() error {
-		done := make(chan error, 1)
-		select {
-		case t.calls <- func() { done <- fn() }:
-			return <-done
-		case <-t.over: // it was given up before it began
-			return errs.ErrClosed
-		}
-	})
+	err := bounded(ctx, w.timeout, w.lost, w.lostErr, what, func() error { return t.Do(fn) })
 	var stuck *nvshmem.StuckError
 	if errors.As(err, &stuck) {
-		t.stuck = true
 		return w.breakUp(err)
 	}
 	return err

@@ -16,11 +16,12 @@ import (
 // Comm is a communicator: this rank's membership among the ranks that met with one unique id. NCCL allows one call of a communicator at a time, so
 // the methods wait for each other; only Abort does not wait long.
 type Comm struct {
-	lib   *Library
-	ranks int
-	rank  int
-	scope func(func() error) error
-	owned bool
+	lib    *Library
+	ranks  int
+	rank   int
+	scope  func(func() error) error
+	making func(func() error) error // scope, of the call that makes it
+	owned  bool
 
 	operation chan struct{} // holds a token while something is under way that takes several calls
 	mu        sync.Mutex    // held during NCCL's calls
@@ -28,6 +29,7 @@ type Comm struct {
 	state     sync.Mutex
 	cause     error           // why it was aborted, or cannot go on
 	stuck     bool            // a call has not ended, so that there can be no other
+	window    bool            // one could not be removed, so that it can only be aborted
 	settled   <-chan struct{} // closed when that call has ended after all, and what it made is gone; nil if none is stuck
 	failed    error           // the first failure of a call, or of what NCCL does by itself
 
@@ -43,6 +45,8 @@ type CommOptions struct {
 	ID UniqueID
 	// Config may be nil.
 	Config *Config
+	// Making, unless nil, is Scope for the call that makes the communicator.
+	Making func(func() error) error
 	// Scope calls a function with the GPU's primary context current on its thread: (*cuda.Device).WithContext. All methods but AllReduce use it where
 	// NCCL needs that. If it is nil, the caller has to make the context current for every call, which works in tests.
 	Scope func(func() error) error
@@ -73,6 +77,9 @@ func (l *Library) NewComm(ctx context.Context, o *CommOptions) (*Comm, error) {
 		return nil, errs.Invalid(op, "Config", fmt.Sprintf("%d to %d blocks", c.MinCTAs, c.MaxCTAs), "0 and more, the least first")
 	}
 	c := newComm(l, o.Ranks, o.Rank, o.Scope)
+	if o.Making != nil {
+		c.making = o.Making
+	}
 	handle, config, id := new(CommHandle), o.Config.layout(l.version), o.ID
 	discard := func() {
 		_ = c.note(c.give(errors.New("its rank had given it up")))
@@ -125,7 +132,7 @@ func newComm(l *Library, ranks, rank int, scope func(func() error) error) *Comm 
 	if scope == nil {
 		scope = func(fn func() error) error { return fn() }
 	}
-	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, owned: true, operation: make(chan struct{}, 1), ended: make(chan struct{})}
+	return &Comm{lib: l, ranks: ranks, rank: rank, scope: scope, making: scope, owned: true, operation: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // Ranks returns the number of ranks.
@@ -133,6 +140,9 @@ func (c *Comm) Ranks() int { return c.ranks }
 
 // Rank returns this rank's number, from 0.
 func (c *Comm) Rank() int { return c.rank }
+
+// Ended is closed when NCCL has released the communicator, or has refused to. It stays open for one that was adopted.
+func (c *Comm) Ended() <-chan struct{} { return c.ended }
 
 // Handle returns the ncclComm_t; 0 when the communicator was destroyed or aborted.
 func (c *Comm) Handle() CommHandle { return CommHandle(c.handle.Load()) }
@@ -360,6 +370,12 @@ func (c *Comm) Destroy(ctx context.Context) error {
 	if c.stuckNow() {
 		return c.abort(ctx, errors.New("it was destroyed before a call had ended"))
 	}
+	c.state.Lock()
+	window := c.window
+	c.state.Unlock()
+	if window {
+		return c.abort(ctx, errors.New("it was destroyed with a window that could not be removed"))
+	}
 	finalize := func(h CommHandle) Result { return c.lib.call.CommFinalize(h) }
 	if err := c.do(ctx, "finishing the communicator", "ncclCommFinalize", nil, finalize); err != nil {
 		if c.Handle() == 0 {
@@ -568,16 +584,20 @@ func (c *Comm) ends() bool {
 	}
 }
 
-// begin makes the call, and waits no longer than ctx for it to return.
-func (c *Comm) begin(ctx context.Context, what, call string, made bool, fn func(h CommHandle) Result) error {
+// begin makes the call, and waits no longer than ctx for it to return. making is that the call makes the communicator.
+func (c *Comm) begin(ctx context.Context, what, call string, making bool, fn func(h CommHandle) Result) error {
+	scope := c.scope
+	if making {
+		scope = c.making
+	}
 	_, err := Bound(ctx, what, func() (struct{}, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		handle := c.Handle()
-		if handle == 0 && !made {
+		if handle == 0 && !making {
 			return struct{}{}, c.gone(what)
 		}
-		return struct{}{}, c.scope(func() error {
+		return struct{}{}, scope(func() error {
 			if handle != c.Handle() { // it was ended while the context was made current
 				return c.gone(what)
 			}

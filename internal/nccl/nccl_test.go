@@ -302,6 +302,55 @@ func TestPollingEnds(t *testing.T) {
 	assert.EqualValues(t, 0xc0, aborted.Load())
 }
 
+// TestWindowThatStays: a communicator with a window that could not be removed is aborted where it was to be destroyed. Ended tells when it is gone.
+func TestWindowThatStays(t *testing.T) {
+	f := table()
+	var aborted atomic.Int32
+	f.CommAbort = func(h CommHandle) Result { aborted.Add(int32(h)); return Success }
+	f.CommDestroy = func(CommHandle) Result { t.Error("it was destroyed"); return Success }
+	l := library(t, f)
+	c, err := l.NewComm(t.Context(), options(true))
+	require.NoError(t, err)
+	w, err := c.Register(t.Context(), 1<<40, 4096, WindowDefault)
+	require.NoError(t, err)
+	l.call.CommWindowDeregister = func(CommHandle, WindowHandle) Result { return SystemError }
+	require.ErrorContains(t, w.Deregister(t.Context()), "ncclCommWindowDeregister")
+	select {
+	case <-c.Ended():
+		t.Error("it is still there")
+	default:
+	}
+	require.NoError(t, c.Destroy(t.Context()))
+	assert.EqualValues(t, 0xc0, aborted.Load())
+	<-c.Ended()
+}
+
+// TestMaking: the call that makes a communicator has a scope of its own.
+func TestMaking(t *testing.T) {
+	f := table()
+	var where string
+	var seen []string
+	initialise, register := f.CommInitRankScalable, f.CommWindowRegister
+	f.CommInitRankScalable = func(h *CommHandle, ranks, rank, n int32, id *UniqueID, c *ConfigLayout) Result {
+		seen = append(seen, where)
+		return initialise(h, ranks, rank, n, id, c)
+	}
+	f.CommWindowRegister = func(h CommHandle, p uint64, n uintptr, w *WindowHandle, flags WindowFlags) Result {
+		seen = append(seen, where)
+		return register(h, p, n, w, flags)
+	}
+	scope := func(name string) func(func() error) error {
+		return func(fn func() error) error { where = name; return fn() }
+	}
+	o := options(true)
+	o.Scope, o.Making = scope("usual"), scope("making")
+	c, err := library(t, f).NewComm(t.Context(), o)
+	require.NoError(t, err)
+	_, err = c.Register(t.Context(), 1<<40, 4096, WindowDefault)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"making", "usual"}, seen)
+}
+
 // TestWindowsOfAnAbortedCommunicator are gone with it.
 func TestWindowsOfAnAbortedCommunicator(t *testing.T) {
 	f := table()

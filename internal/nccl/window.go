@@ -68,7 +68,7 @@ func (c *Comm) deregisterLate(w WindowHandle) {
 func (w *Window) Handle() WindowHandle { return w.handle }
 
 // Deregister removes the window, and with it the peers' memory, from this process. Local. No work may use it any more. The windows of an aborted
-// communicator are gone already.
+// communicator are gone already. After an error NCCL has the window until the communicator ends.
 func (w *Window) Deregister(ctx context.Context) error {
 	if w.handle == 0 {
 		return nil
@@ -78,9 +78,12 @@ func (w *Window) Deregister(ctx context.Context) error {
 	err := w.comm.do(ctx, "deregistering a window", "ncclCommWindowDeregister", nil, func(h CommHandle) Result {
 		return w.comm.lib.call.CommWindowDeregister(h, handle)
 	})
-	if errors.Is(err, errs.ErrClosed) && w.comm.Handle() == 0 {
+	if err == nil || errors.Is(err, errs.ErrClosed) && w.comm.Handle() == 0 {
 		return nil
 	}
+	w.comm.state.Lock()
+	defer w.comm.state.Unlock()
+	w.comm.window = true
 	return err
 }
 

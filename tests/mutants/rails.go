@@ -10,7 +10,7 @@ func init() {
 	mutants = append(mutants,
 		mutant{file: file, why: "what a rail brings that was never finished is a result", tests: late,
 			old: "In: b.Dead(), Out: heard", new: "In: b.Upload(make([]byte, 4)), Out: heard"},
-		mutant{file: file, why: "what was cut off on a rank is loaded by others", tests: []stage{{"kernels", "TestRailsFailedCall", usual}},
+		mutant{file: file, why: "what was cut off on a rank is loaded by others", tests: []stage{{"kernels", "TestRailsWordFirst", usual}},
 			old: "words = append(words, rail.Abandoned())", new: "_ = rail.Abandoned()"},
 		mutant{file: file, why: "laps leave before the rails have brought them", tests: right,
 			old: "\t\tb.LaunchBeside(rails[lap])\n", new: ""},
@@ -31,7 +31,7 @@ func init() {
 		mutant{file: others, why: "what islands bring is in their own order, where NCCL has another", tests: right,
 			old: "return f.slot(lap, rooms) + int64(f.number(place, island))", new: "return f.slot(lap, rooms) + int64(island)"},
 		mutant{file: others, why: "Auto takes NCCL's collective for shares that it does not have", tests: []stage{{"kernels", "TestRailsByAuto", usual}},
-			old: "return shared%int64(m.in.WorldSize()) != 0", new: "return false"},
+			old: "return shared%int64(m.in.WorldSize()) != 0", new: "return shared < 0"},
 		mutant{file: "collective/program.go", why: "launches are not told of a run that was enqueued in part", tests: []stage{{"collective", "TestRunInPart", usual}},
 			old: "\t\t\t\tw.failLaunches(err)\n", new: ""},
 		mutant{file: "backend/nccl/parts.go", why: "the other ranks are not told of a plan that has failed", tests: late,
@@ -41,8 +41,8 @@ func init() {
 		mutant{file: "backend/nccl/parts.go", why: "the root of a part is its number in the group", tests: right,
 			old: "slices.Index(part.ranks, c.Root)", new: "c.Root"},
 		mutant{file: "collective/waiting.go", why: "kernels wait for ranks that this one is not among", tests: programs,
-			old: "r <= last || r >= size", new: "r >= size"},
+			old: "r <= last || r >= size", new: "last > size || r >= size"},
 		mutant{file: "internal/simlib/nccl_linux.go", why: "a split forgets the keys", tests: []stage{{"internal/simlib", "Split", usual}},
-			old: "cmp.Compare(args[a].(splitting).key, args[b].(splitting).key)", new: "0"},
+			old: "cmp.Compare(args[a].(splitting).key, args[b].(splitting).key)", new: "cmp.Compare(0, 0)"},
 	)
 }

@@ -35,7 +35,7 @@ func init() {
 		mutant{file: "backend/nccl/rendezvous.go", why: "a window goes before it is used", tests: simulatedNCCL,
 			old: "return wholeMapping{m}, nil", new: "return wholeMapping{m}, b.deregister(ctx, w)"},
 		mutant{file: "backend/nccl/rendezvous.go", why: "windows stay registered", tests: simulatedNCCL,
-			old: "errors.Join(b.forget(ctx, base), b.deregister(ctx, w))", new: "b.forget(ctx, base)"},
+			old: "errors.Join(b.forget(ctx, base), b.deregister(ctx, w, base))", new: "b.forget(ctx, base)"},
 		mutant{file: "backend/nvshmem/rendezvous.go", why: "a rank of a sub-group is taken for the PE of its number", tests: simulatedHeaps,
 			old: "b.world.at(b.pes[r], base+all[r].Offset)", new: "b.world.at(r, base+all[r].Offset)"},
 	)
