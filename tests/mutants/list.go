@@ -1014,6 +1014,11 @@ var mutants = []mutant{
 		new: "\treturn begun, nil\n",
 	},
 	{
+		file: "backend/nccl/puts.go", why: "work of the CPU waits for an abort", tests: []stage{{"backend/nccl", "TestPutFails", usual}},
+		old: "\t\tb.giveUpBeside(p.red, err)\n",
+		new: "\t\terr = b.runFailed(p.red, err)\n",
+	},
+	{
 		file: "memory/transfer.go", why: "streams do not wait for transfers", tests: inSuite,
 		old: "\treturn s.WaitEvent(p.ended)\n",
 		new: "\treturn nil\n",
