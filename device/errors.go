@@ -19,7 +19,7 @@ var (
 type WaitError struct {
 	Op      string // "wait", "barrier", or the name of a plan
 	Channel int    // -1 for a plan, which has a channel of its own
-	Peer    int    // the rank waited for
+	Peer    int    // the rank waited for, which may itself have waited for another one
 	Err     error
 }
 

@@ -44,7 +44,7 @@ func startJob(t *testing.T, n int, base Options) (addr string, rank0 *service, f
 	for i := range world {
 		world[i] = i
 	}
-	g := newGroup(s, worldName, 0, nil, world)
+	g := newGroup(s, worldName, 0, &roster{world: world})
 	require.NoError(t, s.add(g))
 	s.files = newFileCarrier(s)
 	m, err := thisProcess(0, 0, "")

@@ -28,8 +28,9 @@ type Group struct {
 	session *session
 	name    string
 	rank    int
-	members []Member
-	world   []int // the members' world ranks, ascending
+	roster  *roster
+	members []Member // the roster's
+	world   []int    // the members' world ranks, ascending
 
 	seq atomic.Uint64 // the next collective call
 
@@ -50,13 +51,14 @@ type Group struct {
 // groupState is why a group no longer works.
 type groupState struct{ err error }
 
-func newGroup(s *session, name string, rank int, members []Member, world []int) *Group {
+func newGroup(s *session, name string, rank int, r *roster) *Group {
 	return &Group{
 		session: s,
 		name:    name,
 		rank:    rank,
-		members: members,
-		world:   world,
+		roster:  r,
+		members: r.members,
+		world:   r.world,
 		lost:    make(chan struct{}),
 		stopped: make(chan struct{}),
 		over:    make(chan struct{}),
@@ -273,23 +275,19 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 		return nil, errs.Advised("Sub", "len(name)", len(name), fmt.Sprintf("at most %d bytes", maxText), "make groups of the world, not of groups of groups")
 	}
 
-	members, world := make([]Member, len(ranks)), make([]int, len(ranks))
-	for i, r := range ranks {
-		members[i], world[i] = g.members[r], g.world[r]
-	}
-	sub := newGroup(g.session, name, rank, members, world)
+	sub := newGroup(g.session, name, rank, g.roster.of(errs.FoldRanks(ranks, ","), ranks))
 	if known := g.islands.Load(); known != nil {
 		sub.islands.Store(known.among(ranks))
 	}
 	var quota *QuotaError
 	err := g.session.add(sub)
 	if errors.As(err, &quota) { // the other ranks come, and learn of it
-		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, quota)
+		_, err = sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, quota)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
-	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, nil); err != nil {
+	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: sub.world}, nil); err != nil {
 		sub.end()
 		g.session.remove(sub)
 		// Where the service has not answered in time, the group may be open for the others, who must not wait for this rank.

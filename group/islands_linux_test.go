@@ -30,10 +30,12 @@ func newApart(t *testing.T, n int) []*Group {
 	islandsTimeout = time.Second
 	t.Cleanup(func() { islandsTimeout = old })
 	groups := newJob(t, n, Options{Timeout: 30 * time.Second})
+	apart := &roster{members: groups[0].Members(), world: groups[0].world}
+	for r := range apart.members {
+		apart.members[r].Process = fmt.Sprint("process of rank ", r)
+	}
 	for _, g := range groups {
-		for r := range g.members {
-			g.members[r].Process = fmt.Sprint("process of rank ", r)
-		}
+		g.roster, g.members = apart, apart.members
 	}
 	return groups
 }

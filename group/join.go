@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/symmem/symmem/group/internal/pb"
 	"github.com/symmem/symmem/internal/errs"
 )
 
@@ -52,7 +51,7 @@ func join(ctx context.Context, o *Options) (*Group, error) {
 	for i := range world {
 		world[i] = i
 	}
-	g := newGroup(s, worldName, o.Rank, nil, world)
+	g := newGroup(s, worldName, o.Rank, &roster{world: world})
 	if err := s.add(g); err != nil {
 		return nil, err
 	}
@@ -92,17 +91,12 @@ func meet(ctx context.Context, g *Group, m Member) error {
 	if err != nil {
 		return err
 	}
-	members := make([]Member, len(o.blobs))
-	for rank, blob := range o.blobs {
-		var w pb.Member
-		if err := proto.Unmarshal(blob, &w); err != nil {
-			return fmt.Errorf("decoding rank %d: %w", rank, err)
-		}
-		members[rank] = memberFromWire(&w)
-		members[rank].WorldRank = rank
+	r, err := worldOf(o.blobs)
+	if err != nil {
+		return err
 	}
 	g.session.mu.Lock()
-	g.members = members
+	g.roster, g.members = r, r.members
 	g.session.mu.Unlock()
 	return nil
 }

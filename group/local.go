@@ -35,8 +35,8 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 		return nil, invalid("Local", "len(opts.Islands)", len(opts.Islands), fmt.Sprintf("none, or one for each of the %d ranks", n))
 	}
 	h := newHub(n, &defaultLimits)
-	members, world := make([]Member, n), make([]int, n)
-	for rank := range members {
+	all := &roster{members: make([]Member, n), world: make([]int, n)}
+	for rank := range n {
 		bootID := ""
 		if opts.BootIDs != nil {
 			bootID = opts.BootIDs[rank]
@@ -45,7 +45,7 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 		if err != nil {
 			return nil, err
 		}
-		members[rank], world[rank] = m, rank
+		all.members[rank], all.world[rank] = m, rank
 	}
 	files := newDepot()
 	groups := make([]*Group, n)
@@ -53,12 +53,12 @@ func Local(n int, opts *LocalOptions) ([]*Group, error) {
 		s := newSession(rank, opts.Timeout, opts.Logger, &defaultLimits)
 		s.transport = &localTransport{hub: h, worldRank: rank}
 		s.files = &depotCarrier{depot: files}
-		groups[rank] = newGroup(s, worldName, rank, members, world)
+		groups[rank] = newGroup(s, worldName, rank, all)
 		groups[rank].pretend(opts.Islands)
 		if err := s.add(groups[rank]); err != nil {
 			return nil, err
 		}
-		if _, ok := h.attach(members[rank], s); !ok {
+		if _, ok := h.attach(all.members[rank], s); !ok {
 			return nil, fmt.Errorf("attaching rank %d to a new hub", rank)
 		}
 	}

@@ -251,15 +251,21 @@ func (d *deviceSignals) decode(word uint64) error {
 	return d.user.failure(&device.WaitError{Op: op, Channel: int(f.Index), Peer: int(f.Peer), Err: d.memory.waitReason(f)})
 }
 
-// waitReason says why a kernel waited in vain.
+// waitReason says why a kernel waited in vain. A kernel cannot tell a rank that is lost from one that waits for that one, and names the first that its
+// time was up for: so the error does not say more of that rank than that, and says who is lost if the group has learned of it.
 func (m *Memory) waitReason(f ptx.Fault) error {
-	if f.Why == ptx.FaultStopped {
-		if err := m.group.Err(); err != nil {
-			return err
-		}
+	lost := m.group.Err()
+	switch {
+	case f.Why == ptx.FaultStopped && lost != nil:
+		return lost
+	case f.Why == ptx.FaultStopped:
 		return errs.ErrClosed
 	}
-	return fmt.Errorf("it did not come in %v: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
+	late := fmt.Errorf("it did not come in %v of waiting, and may itself wait for another rank: %w", m.opts.KernelTimeout, os.ErrDeadlineExceeded)
+	if errors.Is(lost, errs.ErrPeerLost) {
+		return fmt.Errorf("%w; by now %w", late, lost)
+	}
+	return late
 }
 
 // WaitFailed is the error of a compiled kernel of the plan named op that gave up: a [*device.WaitError], or ErrUnsupported for a kernel that

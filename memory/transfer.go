@@ -1,11 +1,14 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
@@ -57,6 +60,7 @@ type Transfer struct {
 	state    TransferState
 	captured bool // the last post was recorded in a graph, whose launches the host does not see
 	err      error
+	cut      error // of a post that has begun all the same
 	closed   bool
 }
 
@@ -147,7 +151,8 @@ func blockName(i int) string {
 
 // Post enqueues the transfer on s: it begins when all earlier work of s has ended. Later work of s may run before the transfer has
 // ended, unless [Transfer.WaitOn] orders it. ErrInProgress if the last post has not ended, ErrClosed once memory of either side was freed. In
-// a capturing stream the post is recorded; then the streams on which the graph is launched tell when it has ended, not this object.
+// a capturing stream the post is recorded; then the streams on which the graph is launched tell when it has ended, not this object. If the stream
+// fails when some of the transfer has been enqueued, that is in progress all the same, and the error is that of the post when it has ended.
 func (t *Transfer) Post(s device.Stream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -164,14 +169,19 @@ func (t *Transfer) Post(s device.Stream) error {
 		return fmt.Errorf("posting a transfer: %w", err)
 	}
 	defer unuseSides(t.sides)
-	if err := t.prepared.Post(s); err != nil {
-		return fmt.Errorf("posting a transfer: %w", err)
+	begun, err := t.prepared.Post(s)
+	captured := s.Capturing()
+	if err != nil {
+		err = fmt.Errorf("posting a transfer: %w", err)
+		if !begun || captured {
+			return err
+		}
 	}
-	t.captured, t.err = s.Capturing(), nil
-	if !t.captured {
+	t.captured, t.err, t.cut = captured, nil, err
+	if !captured {
 		t.state = TransferInProgress
 	}
-	return nil
+	return err
 }
 
 // WaitOn holds the later work of s up until the last post has ended. It returns at once. ErrNotPosted before the first post.
@@ -260,7 +270,7 @@ func (t *Transfer) refresh() {
 		return
 	}
 	if done, err := t.prepared.Done(); done || err != nil {
-		t.state, t.err = TransferDone, err
+		t.state, t.err = TransferDone, cmp.Or(err, t.cut)
 	}
 }
 
@@ -321,8 +331,8 @@ func unuseSides(sides []side) {
 type mover interface {
 	// prepare makes it one that can be posted.
 	prepare(d device.Device) error
-	// Post starts the transfer when s comes to it.
-	Post(s device.Stream) error
+	// Post starts the transfer when s comes to it. begun says of a post with an error whether some of it was enqueued before.
+	Post(s device.Stream) (begun bool, err error)
 	// WaitOn holds s up until the last post has ended.
 	WaitOn(s device.Stream) error
 	// Done reports whether the last post has ended, and its error.
@@ -340,7 +350,73 @@ type copyTransfer struct {
 }
 
 // posts is what posting a transfer needs; without a device's event it is none that is posted.
-type posts struct{ ended device.Event }
+type posts struct {
+	ended    device.Event
+	unmarked atomic.Pointer[unmarkedPost] // the last post, if the event does not tell of its end
+}
+
+// unmarkedPost is a post that is in a stream with no event behind it.
+type unmarkedPost struct {
+	stream device.Stream
+	err    error // why there is none
+}
+
+// mark records the end of a post.
+func (p *posts) mark(s device.Stream) error {
+	err := s.Record(p.ended)
+	if err != nil {
+		p.unmarked.Store(&unmarkedPost{s, err})
+	} else if p.unmarked.Load() != nil {
+		p.unmarked.Store(nil)
+	}
+	return err
+}
+
+// WaitOn holds s up until the last post has ended.
+func (p *posts) WaitOn(s device.Stream) error {
+	if u := p.unmarked.Load(); u != nil {
+		return fmt.Errorf("no event tells when the transfer ends: %w", u.err)
+	}
+	return s.WaitEvent(p.ended)
+}
+
+// Wait blocks until the last post has ended, or ctx has.
+func (p *posts) Wait(ctx context.Context) error {
+	u := p.unmarked.Load()
+	if u == nil {
+		return p.ended.Synchronize(ctx)
+	}
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		if done, err := u.done(); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Done reports whether the last post has ended.
+func (p *posts) Done() (bool, error) {
+	if u := p.unmarked.Load(); u != nil {
+		return u.done()
+	}
+	return p.ended.Query()
+}
+
+// done reports whether all work of the stream has ended. A closed stream has waited for it, and one that is capturing does not say.
+func (u *unmarkedPost) done() (bool, error) {
+	done, err := u.stream.Query()
+	if _, capturing := errors.AsType[*device.CaptureError](err); capturing {
+		return false, nil
+	}
+	if errors.Is(err, errs.ErrClosed) {
+		return true, nil
+	}
+	return done, err
+}
 
 func (p *posts) prepare(d device.Device) (err error) {
 	p.ended, err = d.NewEvent()
@@ -375,19 +451,20 @@ func newCopyTransfer(op backend.TransferOp, peer int, blocks []TransferBlock) (*
 	return c, nil
 }
 
-func (c *copyTransfer) Post(s device.Stream) error {
+func (c *copyTransfer) Post(s device.Stream) (begun bool, err error) {
 	for _, b := range c.copies {
 		if err := s.Copy(b.Dst, b.Src, b.Bytes); err != nil {
-			return err
+			if begun {
+				err = errors.Join(err, c.mark(s))
+			}
+			return begun, err
 		}
+		begun = true
 	}
-	return s.Record(c.ended)
+	return begun, c.mark(s)
 }
 
-func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.ended) }
-func (c *copyTransfer) Done() (bool, error)            { return c.ended.Query() }
-func (c *copyTransfer) Wait(ctx context.Context) error { return c.ended.Synchronize(ctx) }
-func (c *copyTransfer) Close() error                   { return c.close() }
+func (c *copyTransfer) Close() error { return c.close() }
 
 // workTransfer is a transfer that a backend carries out. It is a PreparedTransfer itself, which knows when its memory was freed: a graph
 // may launch it at any time.
@@ -420,8 +497,11 @@ func newWorkTransfer(m *Memory, b backend.Transferrer, op backend.TransferOp, pe
 	return &workTransfer{work: work, name: fmt.Sprintf("%s of rank %d", op, peer), sides: sides}, nil
 }
 
-func (t *workTransfer) Post(s device.Stream) error {
-	return errors.Join(device.EnqueueHostWork(s, t), s.Record(t.ended))
+func (t *workTransfer) Post(s device.Stream) (begun bool, err error) {
+	if err := device.EnqueueHostWork(s, t); err != nil {
+		return false, err
+	}
+	return true, t.mark(s)
 }
 
 // Start begins a run, whose progress is the transfer itself: two runs never overlap.
@@ -466,12 +546,11 @@ func (t *workTransfer) Close() error {
 	return errors.Join(t.close(), t.work.Close())
 }
 
-func (t *workTransfer) String() string                 { return t.name }
-func (t *workTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(t.ended) }
-func (t *workTransfer) Wait(ctx context.Context) error { return t.ended.Synchronize(ctx) }
+func (t *workTransfer) String() string { return t.name }
 
+// Done reports whether the last post has ended, and its error.
 func (t *workTransfer) Done() (bool, error) {
-	done, err := t.ended.Query()
+	done, err := t.posts.Done()
 	if !done || err != nil {
 		return done, err
 	}

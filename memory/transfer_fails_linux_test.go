@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
 )
 
@@ -69,4 +72,136 @@ func failingTransfer(ctx context.Context, m *memory.Memory, w *memory.Window, br
 		return fmt.Errorf("a transfer that ended well after one that failed is %v: %w", state, err)
 	}
 	return x.Close()
+}
+
+// TestTransferWithoutEvent: a transfer that is in a stream, but whose end could not be recorded there, is in progress until the stream has come past it: it is
+// not closed, nor posted again. Then it has ended with the error, and the next post begins anew.
+func TestTransferWithoutEvent(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		for _, far := range []bool{true, false} {
+			near, err := host.New(g, nil)
+			if err != nil {
+				return err
+			}
+			var b backend.Backend = near
+			if far {
+				b = backendtest.Far(near, g, nil)
+			}
+			err = backendtest.WithMemory(ctx, g, b, func(m *memory.Memory) error {
+				return backendtest.WithWindow(ctx, m, 4096, func(w *memory.Window) error { return unmarkedTransfer(ctx, m, w) })
+			})
+			if err != nil {
+				return fmt.Errorf("far %v: %w", far, err)
+			}
+		}
+		return nil
+	}))
+}
+
+// failingStream refuses to record events if it is broken, and copies and work when it has taken as many as are left.
+type failingStream struct {
+	device.Stream
+	broken bool
+	left   int
+}
+
+func (s *failingStream) HostWork(w device.HostWork) error {
+	if s.left == 0 {
+		return errBroken
+	}
+	s.left--
+	return device.EnqueueHostWork(s.Stream, w)
+}
+
+func (s *failingStream) Copy(dst, src device.Ptr, bytes int64) error {
+	if s.left == 0 {
+		return errBroken
+	}
+	s.left--
+	return s.Stream.Copy(dst, src, bytes)
+}
+
+func (s *failingStream) Record(e device.Event) error {
+	if s.broken {
+		return errBroken
+	}
+	return s.Stream.Record(e)
+}
+
+func unmarkedTransfer(ctx context.Context, m *memory.Memory, w *memory.Window) (err error) {
+	inner, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	s := &failingStream{Stream: inner, broken: true}
+	defer func() { err = errors.Join(err, inner.Close()) }()
+	own := w.Allocation().Ptr()
+	x, err := m.PrepareTransfer(backend.Write, 1-m.Group().Rank(), []memory.TransferBlock{
+		{Local: own, Window: w, Offset: 2048, Bytes: 64}, {Local: own.Add(64), Window: w, Offset: 3072, Bytes: 64},
+	})
+	if err != nil {
+		return err
+	}
+	if err := x.Post(s); !errors.Is(err, errBroken) {
+		return fmt.Errorf("a post of which nothing is enqueued: %w", err)
+	}
+	if state, err := x.Status(); state != memory.TransferPrepared || err != nil {
+		return fmt.Errorf("a transfer of which nothing was enqueued is %v: %w", state, err)
+	}
+	// Once with all of it enqueued, and once with some, which for a library's is all too.
+	for _, copies := range []int{2, 1} {
+		if err := unmarkedPost(ctx, x, s, copies); err != nil {
+			return fmt.Errorf("with %d copies: %w", copies, err)
+		}
+	}
+	s.broken, s.left = false, 2
+	if err := errors.Join(x.Post(s), x.WaitOn(s), x.Wait(ctx), s.Synchronize(ctx)); err != nil {
+		return fmt.Errorf("posted again: %w", err)
+	}
+	if state, err := x.Status(); state != memory.TransferDone || err != nil {
+		return fmt.Errorf("a transfer that was posted well is %v: %w", state, err)
+	}
+	return x.Close()
+}
+
+func unmarkedPost(ctx context.Context, x *memory.Transfer, s *failingStream, copies int) error {
+	held := make(chan struct{})
+	if err := s.HostFunc(func() { <-held }); err != nil {
+		return err
+	}
+	s.left = copies
+	failed := func() error {
+		if err := x.Post(s); !errors.Is(err, errBroken) {
+			return fmt.Errorf("a post that is not recorded: %w", err)
+		}
+		if state, err := x.Status(); state != memory.TransferInProgress || err != nil {
+			return fmt.Errorf("a transfer behind work that goes on is %v: %w", state, err)
+		}
+		if err := x.Close(); !errors.Is(err, errs.ErrInProgress) {
+			return fmt.Errorf("closing it: %w", err)
+		}
+		if err := x.Post(s); !errors.Is(err, errs.ErrInProgress) {
+			return fmt.Errorf("posting it again: %w", err)
+		}
+		if err := x.WaitOn(s); !errors.Is(err, errBroken) {
+			return fmt.Errorf("a stream that waits for it: %w", err)
+		}
+		short, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+		defer cancel()
+		if err := x.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("waiting for it a short time: %w", err)
+		}
+		return nil
+	}()
+	close(held)
+	if failed != nil {
+		return failed
+	}
+	if err := x.Wait(ctx); !errors.Is(err, errBroken) {
+		return fmt.Errorf("waiting for it: %w", err)
+	}
+	if state, err := x.Status(); state != memory.TransferDone || !errors.Is(err, errBroken) {
+		return fmt.Errorf("when it has ended it is %v: %w", state, err)
+	}
+	return nil
 }

@@ -87,12 +87,17 @@ func (red *reducer) given() error {
 	return nil
 }
 
-// tell makes every stream report that the communicator was given up, if it has a run on it after which it was not synchronized.
-func (red *reducer) tell(cause error) {
+// tell makes every stream report that the communicator was given up, if it has a run on it after which it was not synchronized. It reports whether
+// this is the first to say so, who then ends the communicator.
+func (red *reducer) tell(cause error) bool {
+	if !red.cause.CompareAndSwap(nil, &cause) {
+		return false
+	}
 	// A word that nobody watches would be reported by streams that have nothing to do with it.
-	if red.cause.CompareAndSwap(nil, &cause) && red.used.Load() {
+	if red.used.Load() {
 		red.fault.Store(1)
 	}
+	return true
 }
 
 // reduction is an all-reduce, or other collectives, that was prepared.
@@ -583,11 +588,41 @@ func (b *Backend) giveUpAll(ctx context.Context, cause error) error {
 // giveUp ends a communicator and the kernels that run on it. Every stream with a run after which it was not synchronized reports it, and no other run
 // is accepted.
 func (b *Backend) giveUp(ctx context.Context, red *reducer, cause error) error {
-	if red.given() != nil {
+	// The word is written before any kernel can end, so that a stream that finds its work ended also finds the word.
+	if !red.tell(cause) {
 		return nil
 	}
-	// The word is written before any kernel can end, so that a stream that finds its work ended also finds the word.
-	red.tell(cause)
+	return b.endRuns(ctx, red, cause)
+}
+
+// giveUpBeside is giveUpTogether for work of the CPU, which must not block: nothing is enqueued on the communicator from now on, and a goroutine of the
+// backend tells the other ranks and aborts. Both may take long: the goroutine that does all work of the CPU for this device would be gone meanwhile, and
+// NCCL's abort may even wait for streams that wait for such work.
+func (b *Backend) giveUpBeside(red *reducer, failure error) {
+	if errors.Is(failure, errs.ErrClosed) || !red.tell(failure) {
+		return
+	}
+	end := func() {
+		if red.key != "" && b.group.Err() == nil {
+			b.spread(context.Background(), red.key, failure)
+		}
+		if err := b.endRuns(context.Background(), red, failure); err != nil {
+			b.log.Warn("aborting an NCCL communicator failed", "form", red.form, "error", err)
+		}
+	}
+	b.mu.Lock()
+	watched := b.watched != nil
+	if watched {
+		b.watching.Go(end)
+	}
+	b.mu.Unlock()
+	if !watched { // the backend is being closed, and waits for nothing of its own any more
+		end()
+	}
+}
+
+// endRuns aborts a communicator that is given up, with the kernels that run on it.
+func (b *Backend) endRuns(ctx context.Context, red *reducer, cause error) error {
 	if red.form == symmetricForm && b.lib.Version() < endableKernels && !b.idle() {
 		b.log.Warn("a kernel of NCCL's may wait for a rank that is lost, and asks nobody: end the process, and use NCCL 2.29.7 or newer", "form", red.form)
 		return nil

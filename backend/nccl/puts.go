@@ -319,7 +319,9 @@ func (t *transfer) Start() (device.HostProgress, error) {
 		return nil, err
 	}
 	if err := b.device.WithContext(t.call); err != nil {
-		return nil, b.explain(b.runFailed(p.red, err))
+		err = b.explain(err)
+		b.giveUpBeside(p.red, err)
+		return nil, err
 	}
 	t.running, t.began = true, time.Now()
 	return t, nil

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -352,6 +354,92 @@ func TestPutFails(t *testing.T) {
 				return fmt.Errorf("a put into a window that was made afterwards: %w", err)
 			}
 			return nil
+		})
+	})
+}
+
+// TestPutFailsWithoutBlocking: a put that NCCL refuses gives the communicator up on every rank, and does not wait for that itself: whoever starts a put does
+// all the work of the CPU for the device. Before the abort has ended, no other put starts, and those under way end with the error.
+func TestPutFailsWithoutBlocking(t *testing.T) {
+	m := newMachine(1)
+	m.version, m.gin = 23203, true
+	h := hosts{"a", "b"}
+	var aborted atomic.Bool
+	released := make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	defer release()
+	onPretended(t, m, h, func(ctx context.Context, g *group.Group, b *Backend, mem *memory.Memory) error {
+		peer := 1 - g.Rank()
+		return backendtest.WithWindow(ctx, mem, 4096, func(w *memory.Window) error {
+			own, err := w.Peer(g.Rank(), 0)
+			if err != nil {
+				return err
+			}
+			prepare := func() (backend.PreparedTransfer, error) {
+				return b.PrepareTransfer(backend.Write, peer, []backend.Block{{Local: own, Remote: w.Mapping(), Offset: 64, Bytes: 8}})
+			}
+			under, err := prepare()
+			if err != nil {
+				return err
+			}
+			refused, err := prepare()
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				m.set(func() {
+					m.unputtable = func(int) bool { return true } // those under way do not end
+					m.afterAbort = func() {
+						select {
+						case <-released:
+						case <-time.After(10 * time.Second):
+						}
+						aborted.Store(true)
+					}
+				})
+			}
+			if err := g.Barrier(ctx, "holding"); err != nil {
+				return err
+			}
+			run, err := under.Start()
+			if err != nil {
+				return err
+			}
+			if err := g.Barrier(ctx, "under way"); err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				m.set(func() {
+					m.fail = func(call string, rank, _ int) nccl.Result {
+						if call == "ncclPutSignal" && rank == 0 {
+							return nccl.SystemError
+						}
+						return nccl.Success
+					}
+				})
+				_, err = refused.Start()
+				if _, stuck := errors.AsType[*nccl.StuckError](err); stuck || aborted.Load() {
+					return fmt.Errorf("the put that is refused has waited for the abort: %w", err)
+				}
+				if err == nil || !strings.Contains(err.Error(), "ncclPutSignal") {
+					return fmt.Errorf("a put that fails: %w", err)
+				}
+				if _, err := refused.Start(); !errors.Is(err, errs.ErrClosed) {
+					return fmt.Errorf("a put before the abort has ended: %w", err)
+				}
+			}
+			ended, err := run.Poll()
+			for began := time.Now(); err == nil && time.Since(began) < 20*time.Second; ended, err = run.Poll() {
+				time.Sleep(time.Millisecond)
+			}
+			if ended || !errors.Is(err, errs.ErrClosed) || !strings.Contains(err.Error(), "ncclPutSignal") {
+				return fmt.Errorf("a put under way when another is refused on rank 0: %w", err)
+			}
+			if err := g.Barrier(ctx, "given up"); err != nil {
+				return err
+			}
+			release()
+			return errors.Join(under.Close(), refused.Close())
 		})
 	})
 }

@@ -177,7 +177,7 @@ const (
 type Fault struct {
 	Why    uint8  // FaultTimeout, FaultStopped or FaultVersion
 	Kernel uint8  // kKind… of params.cuh; for an all-reduce, its Form; from FaultUser on, a kernel that is not this module's
-	Peer   uint16 // the rank that was waited for
+	Peer   uint16 // the rank that was waited for: if another one is lost, maybe one that itself waits for that one
 	Index  uint16 // Params.Index
 	Block  uint16
 }

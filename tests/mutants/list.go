@@ -995,8 +995,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "a recorded post counts as one under way", tests: inSuite,
-		old: "\tt.captured, t.err = s.Capturing(), nil\n",
-		new: "\tt.captured, t.err = false, nil\n",
+		old: "\tcaptured := s.Capturing()\n",
+		new: "\tcaptured := false\n",
 	},
 	{
 		file: "memory/transfer.go", why: "prepared reads write", tests: inSuite,
@@ -1010,18 +1010,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/transfer.go", why: "the end of a transfer is not recorded", tests: inSuite,
-		old: "\treturn s.Record(c.ended)\n",
-		new: "\treturn nil\n",
+		old: "\treturn begun, c.mark(s)\n",
+		new: "\treturn begun, nil\n",
+	},
+	{
+		file: "backend/nccl/puts.go", why: "work of the CPU waits for an abort", tests: []stage{{"backend/nccl", "TestPutFails", usual}},
+		old: "\t\tb.giveUpBeside(p.red, err)\n",
+		new: "\t\terr = b.runFailed(p.red, err)\n",
 	},
 	{
 		file: "memory/transfer.go", why: "streams do not wait for transfers", tests: inSuite,
-		old: "func (c *copyTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(c.ended) }",
-		new: "func (c *copyTransfer) WaitOn(s device.Stream) error   { return nil }",
+		old: "\treturn s.WaitEvent(p.ended)\n",
+		new: "\treturn nil\n",
 	},
 	{
-		file: "memory/transfer.go", why: "streams do not wait for a library's transfers", tests: inSuite,
-		old: "func (t *workTransfer) WaitOn(s device.Stream) error   { return s.WaitEvent(t.ended) }",
-		new: "func (t *workTransfer) WaitOn(s device.Stream) error   { return nil }",
+		file: "memory/transfer.go", why: "a transfer that was enqueued with no event behind it is not under way", tests: []stage{memoryTests},
+		old: "\t\tif !begun || captured {\n",
+		new: "\t\tif begun || captured || err != nil {\n",
 	},
 	{
 		file: "memory/transfer.go", why: "the error of a library's transfer is lost", tests: inSuite,

@@ -15,6 +15,7 @@ import (
 	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/cmd/symmem/internal/doctor"
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
+	"github.com/symmem/symmem/cmd/symmem/internal/machine"
 	"github.com/symmem/symmem/cmd/symmem/internal/probe"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
@@ -123,7 +124,7 @@ func TestDoctorForPeople(t *testing.T) {
 	whole := call(t, "", environ("SYMMEM_TOKEN=hunter2"), "doctor", "--verbose")
 	assert.Equal(t, healthyHere(), whole.status, whole.err)
 	for _, r := range []result{brief, whole} {
-		for _, part := range []string{"host", "✗ absent", "libabsent.so", "token", "[redacted]", runtime.Version()} {
+		for _, part := range []string{"host", "✗ absent", "libabsent.so", "token", "[redacted]", runtime.Version(), ", " + machine.Read().CoreCount() + ", "} {
 			assert.Contains(t, r.out, part)
 		}
 		assert.NotContains(t, r.out, "hunter2")

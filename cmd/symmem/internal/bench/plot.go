@@ -66,7 +66,7 @@ func (r *Report) page() *chart.Page {
 		times.Lines, rates.Lines = append(times.Lines, time), append(rates.Lines, rate)
 	}
 	return &chart.Page{
-		Title:  fmt.Sprintf("symmem bench: %s, %d cores", r.Machine.Processor(), r.Machine.Cores),
+		Title:  fmt.Sprintf("symmem bench: %s, %s", r.Machine.Processor(), r.Machine.CoreCount()),
 		Charts: []chart.Chart{times, rates},
 	}
 }

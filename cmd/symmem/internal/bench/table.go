@@ -14,7 +14,7 @@ import (
 func (r *Report) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	m := r.Machine
-	fmt.Fprintf(t, "%s\n%s, %d cores, %s %s\n", r.Version, m.Processor(), m.Cores, m.OS, m.Kernel)
+	fmt.Fprintf(t, "%s\n%s, %s, %s %s\n", r.Version, m.Processor(), m.CoreCount(), m.OS, m.Kernel)
 	table, compared := "", false
 	for i, row := range r.Rows {
 		if row.Beside != "" {

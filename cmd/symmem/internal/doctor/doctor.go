@@ -187,7 +187,7 @@ func (d *Diagnosis) Write(w io.Writer, verbose bool, paint terminal.Painter) err
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	m := d.Machine
 	fmt.Fprintln(t, d.Version)
-	fmt.Fprintf(t, "machine: %s, %d cores, %s of memory, %s %s\n", m.Processor(), m.Cores, bytesize.Human(m.Memory), m.OS, m.Kernel)
+	fmt.Fprintf(t, "machine: %s, %s, %s of memory, %s %s\n", m.Processor(), m.CoreCount(), bytesize.Human(m.Memory), m.OS, m.Kernel)
 	fmt.Fprintln(t, "\nBackends, the best first")
 	d.writeBackends(t, verbose)
 	d.writeLibraries(t, verbose)

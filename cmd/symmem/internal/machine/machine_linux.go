@@ -2,6 +2,7 @@ package machine
 
 import (
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -10,6 +11,9 @@ import (
 // fill adds what only the system knows.
 func (m *Machine) fill() {
 	m.CPU = cpuModel()
+	if text, err := os.ReadFile("/sys/devices/system/cpu/online"); err == nil {
+		m.Online = countList(strings.TrimSpace(string(text)))
+	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		m.Memory = int64(info.Totalram) * int64(info.Unit)
@@ -18,6 +22,24 @@ func (m *Machine) fill() {
 	if unix.Uname(&name) == nil {
 		m.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
+}
+
+// countList returns how many numbers a list of the kernel's has, such as "0-3,8"; 0 if it is none.
+func countList(list string) int {
+	count := 0
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, ranged := strings.Cut(part, "-")
+		if !ranged {
+			last = first
+		}
+		low, err := strconv.Atoi(first)
+		high, err2 := strconv.Atoi(last)
+		if err != nil || err2 != nil || low < 0 || high < low {
+			return 0
+		}
+		count += high - low + 1
+	}
+	return count
 }
 
 // cpuModel returns the name of the first processor: "model name" on x86, other keys elsewhere.

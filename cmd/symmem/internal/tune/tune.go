@@ -165,7 +165,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 // describe says on what was measured.
 func describe(m *measure.TunedMachine) string {
 	host := machine.Read()
-	return fmt.Sprintf("%d ranks of %s, %s with %d cores, %s %s, backend %s", m.Ranks, strings.Join(m.Devices, " and "), host.Processor(), host.Cores, host.OS, host.Kernel, m.Backend)
+	return fmt.Sprintf("%d ranks of %s, %s with %s, %s %s, backend %s", m.Ranks, strings.Join(m.Devices, " and "), host.Processor(), host.CoreCount(), host.OS, host.Kernel, m.Backend)
 }
 
 // kept reads the table that is in the file already, whose rules for other numbers of ranks stay, and sees that a file can be written there. If not, the time to say so is
