@@ -61,6 +61,7 @@ type railForm struct {
 	most   int64         // bytes of the longest
 
 	moves railMoves
+	puts  *railPuts // what carries parts over rails in NCCL's place, or nil
 }
 
 // railMoves is what one collective does in a lap. Nil is nothing.
@@ -105,6 +106,9 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 	n := (f.most + f.lap - 1) / f.lap
 	f.lap = alignUp((f.most+n-1)/n, shardAlign)
 	f.laps = int((f.most + f.lap - 1) / f.lap)
+	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
+		f.puts = &railPuts{}
+	}
 	return f
 }
 
@@ -183,8 +187,8 @@ func (f *railForm) number(island int) (n int) {
 
 // checkRails says why there can be no rails for elements of dtype that op combines; 0 is that nothing is combined.
 func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
-	if have := m.Backend().Name(); have != NCCL.Backend() {
-		return fmt.Errorf("%s on GPUs goes between islands by NCCL, and this memory is of backend %s: %w", Hierarchical, have, errs.ErrUnsupported)
+	if have := m.Backend().Name(); have != NCCL.Backend() && !m.MovesBetweenIslands() {
+		return fmt.Errorf("%s on GPUs goes between islands by NCCL, or by a backend's own puts, and this memory is of backend %s: %w", Hierarchical, have, errs.ErrUnsupported)
 	}
 	if op == 0 {
 		return nil
@@ -193,7 +197,7 @@ func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
 		return fmt.Errorf("%s on GPUs has no %s of %s: %w", Hierarchical, op, dtype, errs.ErrUnsupported)
 	}
 	if islands := islandRanks(m.Islands()); op == Avg && !alikeIslands(islands) {
-		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take %s: %w", Hierarchical, islands, NCCL, errs.ErrUnsupported)
+		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take another form: %w", Hierarchical, islands, errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -223,7 +227,28 @@ func (a *allReduce) byRails(s *collective.Spec) {
 		},
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
+	if f.puts != nil {
+		f.allReducePuts(s)
+	}
 	f.spec(s)
+}
+
+// allReducePuts is what an all-reduce over rails puts there: what its island has combined, to each of the others.
+func (f *railForm) allReducePuts(s *collective.Spec) {
+	puts := f.combined(s, 1)
+	f.moves.sums = func(lap int, own device.Ptr) (all []railSum) {
+		for _, x := range f.lapOf(0, f.local, lap) {
+			all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
+		}
+		return all
+	}
+	puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
+	puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
+		for _, x := range f.lapOf(0, f.local, lap) {
+			dst = f.out.Ptr().Add(x.lo)
+		}
+		return dst, 0, sizeOf(f.lapOf(0, f.local, lap))
+	}
 }
 
 // others is what other places of the island have of a lap in their outputs, which goes to the same place in this rank's.
@@ -264,6 +289,9 @@ func (f *railForm) spec(s *collective.Spec) {
 		Among: f.islands[f.island],
 		Lane:  f.crosses() && f.laps > 1,
 		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum, told) },
+	}
+	if f.puts != nil {
+		f.signals(s.Program)
 	}
 	pulls := func(pieces func(at *collective.Addresses) []ptx.Piece) *collective.Kernel {
 		return &collective.Kernel{
@@ -311,12 +339,9 @@ func (f *railForm) parts() []int {
 // build adds the steps of a run. A lap is on its rail while the next one enters and the one before leaves; what a lap has in the workspace is overwritten by
 // that of two laps later, which enters when everybody on the island has left with it.
 func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKernel, told []byte) error {
-	own := b.Workspace(b.Rank())
-	enter := func(lap int) {
-		b.Waiting(entersLap(lap))
-		if sum != nil {
-			sum.rest(b, lap, own)
-		}
+	enter := func(lap int) { f.entering(b, lap, sum) }
+	if f.puts != nil {
+		return f.addPuts(b, sum)
 	}
 	if !f.crosses() {
 		for lap := range f.laps {
@@ -325,6 +350,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		}
 		return nil
 	}
+	own := b.Workspace(b.Rank())
 	// A word for each lap: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
 	unheard := bytes.Repeat([]byte{1}, 4*f.laps)
 	heard, again := b.Upload(unheard), b.Upload(unheard)
@@ -378,6 +404,14 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		}
 	}
 	return byCopies(b, []stretched{{in: again, out: heard, bytes: int64(len(unheard))}}, tensor.Uint32)
+}
+
+// entering adds what makes this rank's part of a lap.
+func (f *railForm) entering(b *collective.Builder, lap int, sum *railKernel) {
+	b.Waiting(entersLap(lap))
+	if sum != nil {
+		sum.rest(b, lap, b.Workspace(b.Rank()))
+	}
 }
 
 // told is the error of a run that was given up because of what a rail brought.
