@@ -60,6 +60,8 @@ type railForm struct {
 	laps   int           // of the longest
 	most   int64         // bytes of the longest
 
+	own, rooms int // how many rooms of a lap there are in the workspace for what is this rank's, and in all
+
 	moves railMoves
 	puts  *railPuts // what carries parts over rails in NCCL's place, or nil
 }
@@ -167,12 +169,18 @@ func (f *railForm) lapOf(part, place, lap int) []stretch {
 	return between(f.shards[part][place], int64(lap)*f.lap, int64(lap+1)*f.lap)
 }
 
-// slot is where in the workspace the room of a lap begins, of so many laps' bytes each.
-func (f *railForm) slot(lap, rooms int) int64 { return int64(lap%railSlots) * int64(rooms) * f.lap }
+// workspace makes the workspace have rooms for laps, of a lap's bytes each: so many for what is this rank's, and, for puts, one for each other island behind these.
+func (f *railForm) workspace(s *collective.Spec, own int) {
+	f.own, f.rooms = own, own
+	if f.puts != nil {
+		f.rooms += len(f.islands) - 1
+	}
+	s.Workspace = int64(min(f.laps, railSlots)) * int64(f.rooms) * f.lap
+}
 
-// workspaceBytes is the size of that.
-func (f *railForm) workspaceBytes(rooms int) int64 {
-	return int64(min(f.laps, railSlots)) * int64(rooms) * f.lap
+// roomAt is where in the workspace a room of a lap is.
+func (f *railForm) roomAt(lap, room int) int64 {
+	return (int64(lap%railSlots)*int64(f.rooms) + int64(room)) * f.lap
 }
 
 // number is which rank of its rail the one on an island is: NCCL numbers them in the order of their ranks in the group.
@@ -235,15 +243,15 @@ func (a *allReduce) byRails(s *collective.Spec) {
 
 // allReducePuts is what an all-reduce over rails puts there: what its island has combined, to each of the others.
 func (f *railForm) allReducePuts(s *collective.Spec) {
-	puts := f.combined(s, 1)
+	f.workspace(s, 1)
 	f.moves.sums = func(lap int, own device.Ptr) (all []railSum) {
 		for _, x := range f.lapOf(0, f.local, lap) {
 			all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
 		}
 		return all
 	}
-	puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
-	puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
+	f.puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
+	f.puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
 		for _, x := range f.lapOf(0, f.local, lap) {
 			dst = f.out.Ptr().Add(x.lo)
 		}

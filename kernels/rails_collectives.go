@@ -63,6 +63,14 @@ func (b *broadcast) byRails(s *collective.Spec) {
 			return f.others(at, lap)
 		},
 	}
+	if f.puts != nil {
+		f.puts.passes = func(lap, island int) []stretch {
+			if island != first.island {
+				return nil
+			}
+			return f.lapOf(0, f.local, lap)
+		}
+	}
 	f.spec(s)
 }
 
@@ -105,6 +113,9 @@ func (a *allGather) byRails(s *collective.Spec) {
 		},
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
+	if f.puts != nil {
+		f.puts.passes = func(lap, island int) []stretch { return f.lapOf(island, f.local, lap) }
+	}
 	f.spec(s)
 }
 
@@ -118,17 +129,31 @@ func (r *reduction) byRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	s.Workspace = f.workspaceBytes(1) // what the island, and then the rail, has combined of a lap
+	f.workspace(s, 1) // what the island, and then the rail, has combined of a lap
 	first := newIslandPlace(r.root, f.islands, true)
+	if f.puts != nil {
+		f.puts.brings = func(lap, island int) (room int, bytes int64) {
+			if island == first.island {
+				bytes = sizeOf(f.lapOf(0, f.local, lap))
+			}
+			return 0, bytes
+		}
+		f.puts.takes = func(lap int, own device.Ptr) (dst device.Ptr, room int, bytes int64) {
+			if f.island == first.island {
+				bytes = sizeOf(f.lapOf(0, f.local, lap))
+			}
+			return own.Add(f.roomAt(lap, 0)), 0, bytes
+		}
+	}
 	f.moves = railMoves{
 		sums: func(lap int, own device.Ptr) (all []railSum) {
 			for _, x := range f.lapOf(0, f.local, lap) {
-				all = append(all, railSum{x, own.Add(f.slot(lap, 1))})
+				all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
 			}
 			return all
 		},
 		calls: func(lap int, own device.Ptr) (all []memory.LibraryCall) {
-			at := own.Add(f.slot(lap, 1))
+			at := own.Add(f.roomAt(lap, 0))
 			for _, x := range f.lapOf(0, f.local, lap) {
 				all = append(all, memory.LibraryCall{
 					Collective: libraryNames["NewReduce"], In: at, Out: at, Count: x.bytes() / r.in.DType().Bytes(), Root: f.islands[first.island][f.local],
@@ -144,7 +169,7 @@ func (r *reduction) byRails(s *collective.Spec) {
 			for k := range at.WorldSize() {
 				place := (at.Rank() + k) % at.WorldSize()
 				for _, x := range f.lapOf(0, place, lap) {
-					all = append(all, x.piece(at.Workspace(place).Add(f.slot(lap, 1)), r.out.Ptr().Add(x.lo)))
+					all = append(all, x.piece(at.Workspace(place).Add(f.roomAt(lap, 0)), r.out.Ptr().Add(x.lo)))
 				}
 			}
 			return all
@@ -154,7 +179,8 @@ func (r *reduction) byRails(s *collective.Spec) {
 }
 
 // scatterByRails makes the spec that of a reduce-scatter over rails. What an island has combined for each island is in the workspace one behind the other, in the
-// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets.
+// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets. For puts each island has a room of its own there, and what
+// the rail has combined goes to that of this island.
 func (r *reduction) scatterByRails(s *collective.Spec) {
 	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -165,21 +191,37 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	rooms := len(f.islands) + 1
-	s.Workspace = f.workspaceBytes(rooms)
+	rooms := len(f.islands)
+	if f.puts == nil {
+		rooms++
+	}
+	f.workspace(s, rooms)
 	// each is the bytes of a lap that every island gets, or more.
 	each := func(lap int) int64 { return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign)) }
 	result := func(lap int) int64 {
-		if !f.crosses() {
-			return f.slot(lap, rooms)
+		switch {
+		case !f.crosses():
+			return f.roomAt(lap, 0)
+		case f.puts != nil:
+			return f.roomAt(lap, f.island)
 		}
-		return f.slot(lap, rooms) + int64(rooms-1)*f.lap
+		return f.roomAt(lap, len(f.islands))
+	}
+	if f.puts != nil {
+		bytes := func(lap, island int) int64 { return sizeOf(f.lapOf(island, f.local, lap)) }
+		f.puts.brings = func(lap, island int) (int, int64) { return island, bytes(lap, island) }
+		f.puts.takes = func(lap int, own device.Ptr) (device.Ptr, int, int64) {
+			return own.Add(result(lap)), f.island, bytes(lap, f.island)
+		}
 	}
 	f.moves = railMoves{
 		sums: func(lap int, own device.Ptr) (all []railSum) {
 			for i := range f.islands {
-				to := own.Add(f.slot(lap, rooms))
-				if f.owns() {
+				to := own.Add(f.roomAt(lap, 0))
+				switch {
+				case f.puts != nil:
+					to = own.Add(f.roomAt(lap, i))
+				case f.owns():
 					to = to.Add(int64(f.number(i)) * each(lap))
 				}
 				for _, x := range f.lapOf(i, f.local, lap) {
@@ -194,7 +236,7 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 				return nil
 			}
 			return []memory.LibraryCall{{
-				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.slot(lap, rooms)), Out: own.Add(result(lap)), Count: each(lap) / width,
+				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.roomAt(lap, 0)), Out: own.Add(result(lap)), Count: each(lap) / width,
 				DType: r.in.DType().String(), Op: r.op.String(),
 			}}
 		},

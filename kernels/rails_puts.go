@@ -21,8 +21,6 @@ const (
 
 // railPuts is what a collective puts on its rails. Either what it combines is set, or what it passes on.
 type railPuts struct {
-	// own is how many rooms of a lap are for what this rank's island has combined, so that the others come behind these.
-	own int
 	// brings is which of the own rooms is put to the rank of the rail on an island, and how many bytes there are; 0 for one that gets none.
 	brings func(lap, island int) (room int, bytes int64)
 	// takes is what this rank combines of its own room and those of the other islands: where that goes, and how many bytes; 0 for nothing.
@@ -32,24 +30,9 @@ type railPuts struct {
 	passes func(lap, island int) []stretch
 }
 
-// rooms is how many rooms there are for each lap in the workspace.
-func (f *railForm) rooms() int { return f.puts.own + len(f.islands) - 1 }
-
-// roomAt is where one of them is.
-func (f *railForm) roomAt(lap, room int) int64 {
-	return f.slot(lap, f.rooms()) + int64(room)*f.lap
-}
-
 // roomOf is the room of owner's island for what comes of writer's.
 func (f *railForm) roomOf(owner, writer int) int {
-	return f.puts.own + (writer-owner+len(f.islands))%len(f.islands) - 1
-}
-
-// combined makes the puts those of what is combined, with so many rooms for this rank's island.
-func (f *railForm) combined(s *collective.Spec, own int) *railPuts {
-	f.puts.own = own
-	s.Workspace = f.workspaceBytes(f.rooms())
-	return f.puts
+	return f.own + (writer-owner+len(f.islands))%len(f.islands) - 1
 }
 
 // signals makes the program have the signals of the rails.

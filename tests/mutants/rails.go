@@ -19,7 +19,7 @@ func init() {
 		mutant{file: file, why: "a rail begins before its lap has entered", tests: right,
 			old: "\t\twatch(lap)\n\t\tb.Fork()\n", new: "\t\twatch(lap)\n"},
 		mutant{file: file, why: "all laps share one place in the workspace", tests: right,
-			old: "int64(lap%railSlots) * int64(rooms)", new: "0 * int64(rooms)"},
+			old: "int64(lap%railSlots)*int64(f.rooms)", new: "0*int64(f.rooms)"},
 		mutant{file: file, why: "all ranks are one rail", tests: right,
 			old: "parts[r] = slices.Min(rail)", new: "parts[r] = 0"},
 		mutant{file: file, why: "each rank reduces the first shard", tests: right,
