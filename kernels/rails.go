@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives between them. What an island brings or gets is cut into as many shards as the smallest
+// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives, or puts (rails_puts.go), between them. What an island brings or gets is cut into as many shards as the smallest
 // island has ranks, and the n-th ranks of all islands are a rail, which has the n-th shards. A shard goes in laps, and a lap is four launches:
 //
 //	enter  each rank of a rail makes its part from what its island has: the combination of the island's inputs, or what it is to pass on
@@ -99,6 +99,15 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 			f.shards = append(f.shards, cutShares(all, f.rails))
 		}
 	}
+	f.cut()
+	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
+		f.puts = &railPuts{}
+	}
+	return f
+}
+
+// cut decides how shards are cut into laps.
+func (f *railForm) cut() {
 	for _, part := range f.shards {
 		for _, shard := range part {
 			f.most = max(f.most, sizeOf(shard))
@@ -108,10 +117,6 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 	n := (f.most + f.lap - 1) / f.lap
 	f.lap = alignUp((f.most+n-1)/n, shardAlign)
 	f.laps = int((f.most + f.lap - 1) / f.lap)
-	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
-		f.puts = &railPuts{}
-	}
-	return f
 }
 
 // cutShares makes shards of the shares of an island's ranks. Where there are as many ranks as shards, each has its own.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -130,8 +131,60 @@ func TestRails(t *testing.T) {
 						return err
 					}
 				}
-				return s.Close()
+				return errors.Join(othersOnRails(ctx, m, islands), s.Close())
 			})
 		})
 	}
+}
+
+// othersOnRails makes plans of the other collectives that have the form, of one that has not, and of what cannot be.
+func othersOnRails(ctx context.Context, m *memory.Memory, islands [][]int) error {
+	x, err := railTensor(ctx, m, 60, func(int) float32 { return 1 })
+	if err != nil {
+		return err
+	}
+	y, err := railTensor(ctx, m, int64(60*m.Group().Size()), func(int) float32 { return 1 })
+	if err != nil {
+		return err
+	}
+	same := true
+	for _, ranks := range islands {
+		same = same && len(ranks) == len(islands[0])
+	}
+	byName := &kernels.Options{Algorithm: kernels.Hierarchical}
+	for _, c := range []struct {
+		what string
+		made bool
+		make func() (*kernels.Plan, error)
+	}{
+		{"broadcast", true, func() (*kernels.Plan, error) { return kernels.NewBroadcast(ctx, x, 0, byName) }},
+		{"all-gather", true, func() (*kernels.Plan, error) { return kernels.NewAllGather(ctx, x, y, byName) }},
+		{"reduce-scatter", true, func() (*kernels.Plan, error) { return kernels.NewReduceScatter(ctx, y, x, kernels.Sum, byName) }},
+		{"all-to-all", false, func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, x, x, byName) }},
+		{"averages", same, func() (*kernels.Plan, error) {
+			return kernels.NewAllReduce(ctx, x, kernels.Avg, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
+		}},
+		{"auto", true, func() (*kernels.Plan, error) { return kernels.NewAllReduce(ctx, y, kernels.Sum, nil) }},
+	} {
+		p, err := c.make()
+		if !c.made {
+			if err == nil {
+				return fmt.Errorf("%s was made", c.what)
+			}
+			if c.what == "averages" && !errors.Is(err, errs.ErrUnsupported) {
+				return fmt.Errorf("%s: %w", c.what, err)
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.what, err)
+		}
+		if auto := p.Algorithm() != kernels.Hierarchical; auto != (c.what == "auto") {
+			return fmt.Errorf("%s: %s came", c.what, p.Algorithm())
+		}
+		if err := p.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(y.Close(ctx), x.Close(ctx))
 }

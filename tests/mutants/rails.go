@@ -7,7 +7,27 @@ func init() {
 	parts := []stage{{"backend/nccl", "TestParts", usual}}
 	programs := []stage{{"collective", "TestWrongPrograms", usual}}
 	const file, others = "kernels/rails.go", "kernels/rails_collectives.go"
+	const puts = "kernels/rails_puts.go"
+	steps := []stage{{"kernels", "TestRailPutsProgram", usual}}
 	mutants = append(mutants,
+		mutant{file: puts, why: "a lap is put to rooms that were not combined yet", tests: steps,
+			old: "\t\t\ts.wait(railReady + lap%railSlots)\n", new: ""},
+		mutant{file: puts, why: "what only moves is put to outputs that may not be written yet", tests: steps,
+			old: "\t\t\ts.wait(railReady)\n", new: ""},
+		mutant{file: puts, why: "nobody waits for the last lap", tests: steps,
+			old: "\t\t\ts.finish(lap)\n", new: ""},
+		mutant{file: puts, why: "a lap is combined while it comes", tests: steps,
+			old: "\t\t\ts.come(lap)\n\t\t\ts.join()\n", new: "\t\t\ts.come(lap)\n"},
+		mutant{file: puts, why: "rooms are free before they were combined", tests: steps,
+			old: "\t\t\ts.fork()\n\t\t\ts.signal(railReady + lap%railSlots)\n", new: "\t\t\ts.signal(railReady + lap%railSlots)\n"},
+		mutant{file: puts, why: "a lap is put before it has entered", tests: steps,
+			old: "\tsend := func(lap int) {\n\t\ts.fork()\n", new: "\tsend := func(lap int) {\n"},
+		mutant{file: puts, why: "all islands put to one room", tests: steps,
+			old: "(writer-owner+len(f.islands))%len(f.islands) - 1", new: "0"},
+		mutant{file: puts, why: "an island takes what did not come to one of its ranks", tests: []stage{{"kernels", "TestRailPutsFail/all-gather", usual}},
+			old: "\tb.StopIfFailed()\n", new: ""},
+		mutant{file: "memory/signal_plan.go", why: "a rank whose kernel has given up puts what was never finished", tests: []stage{{"kernels", "TestRailPutsLateRank", usual}},
+			old: "\terr := u.GaveUp()\n", new: "\tvar err error\n"},
 		mutant{file: file, why: "what a rail brings that was never finished is a result", tests: late,
 			old: "In: b.Dead(), Out: heard", new: "In: b.Upload(make([]byte, 4)), Out: heard"},
 		mutant{file: file, why: "what was cut off on a rank is loaded by others", tests: []stage{{"kernels", "TestRailsFailedCall", usual}},
