@@ -176,11 +176,18 @@ func agreeOnNames(ctx context.Context, g *group.Group, preferences []string, env
 		err = errs.Advised("choosing a backend", "options of a backend", fmt.Sprintf("of type %T", env.Given), "those that a registered backend takes, as *nccl.Options",
 			"import the package of the backend that they are for, and give a pointer to its Options")
 	}
-	wishes, err := Tell(ctx, g, "choosing a backend", names, err)
+	// Which of them were named counts too: pick asks for that.
+	mine := slices.Clone(names)
+	for i, n := range mine {
+		if !slices.Contains(preferences, n) {
+			mine[i] += " (" + Auto + ")"
+		}
+	}
+	wishes, err := Tell(ctx, g, "choosing a backend", mine, err)
 	if err != nil {
 		return nil, err
 	}
-	if err := Alike("list of backends", wishes, func(w *[]string) string { return strings.Join(*w, ",") }); err != nil {
+	if err := Alike("list of backends", wishes, func(w *[]string) string { return strings.Join(*w, ", ") }); err != nil {
 		return nil, err
 	}
 	return names, nil

@@ -210,8 +210,16 @@ func TestChooseOnTheCPU(t *testing.T) {
 		require.NoError(t, failures[0])
 		require.Equal(t, c.want, names[0], "%v", c.preferences)
 	}
+	// What auto stands for on one rank another has written out, which asks for something else.
+	names, failures := choose(t, nil, []string{"nixl", "host"})
+	for r, err := range failures {
+		require.ErrorIsf(t, err, errs.ErrMismatch, "rank %d has chosen %q", r, names[r])
+		require.ErrorContains(t, err, "list of backends")
+		require.ErrorContains(t, err, "rank 0: nixl (auto), host (auto)")
+		require.ErrorContains(t, err, "rank 1: nixl, host")
+	}
 	withRegistry(t, map[string]Factory{"nixl": onCPU{fake{place: asNIXL}}, "host": fake{fmt.Errorf("two hosts: %w", errs.ErrUnsupported), asHost}})
-	names, failures := choose(t, nil, nil)
+	names, failures = choose(t, nil, nil)
 	require.NoError(t, failures[0])
 	require.Equal(t, "nixl", names[0])
 

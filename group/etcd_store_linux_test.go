@@ -99,6 +99,29 @@ func TestStoreKeeps(t *testing.T) {
 	})
 }
 
+// TestManyLongValuesAtOnce: more long values end together than etcd takes operations in one transaction, and leave nothing behind.
+func TestManyLongValuesAtOnce(t *testing.T) {
+	t.Parallel() // it waits for etcd, most of the time
+	server := ownEtcd(t)
+	ctx := testContext(t)
+	s := openStore(t, server.url, uniqueJob(), time.Minute)
+	const many = 150
+	long := make([]byte, 520<<10)
+	for i := range many {
+		require.NoError(t, s.Commit(ctx, [][]durable.Change{{{Key: fmt.Sprintf("of/g/key/%d", i), Value: long}}}))
+	}
+	require.Greater(t, server.keys(t), 3*many)
+	require.NoError(t, s.Commit(ctx, [][]durable.Change{
+		{{Key: "group/g"}, {Key: "of/g/", All: true}, {Key: "of/h/key", Value: long}},
+		{{Key: "after", Value: []byte("x")}},
+	}))
+	kept, err := s.Load(ctx)
+	require.NoError(t, err)
+	require.Equal(t, map[string][]byte{"of/h/key": long, "after": []byte("x")}, kept)
+	const left = 1 + 3 + 1 // the owner, a long value in two parts, and a short one
+	require.Eventually(t, func() bool { return server.keys(t) == left }, 10*time.Second, 50*time.Millisecond, "the lease of the probe ends too")
+}
+
 // TestEtcdKeepsNothingElse: a job that is over leaves no key in etcd, long values and all.
 func TestEtcdKeepsNothingElse(t *testing.T) {
 	t.Parallel() // it waits, most of the time

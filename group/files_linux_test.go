@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -135,11 +136,32 @@ func TestStrangersAtTheSocket(t *testing.T) {
 			require.NoError(t, conn.Close())
 		}
 	}
+	require.NoError(t, sendNothing(t, address, 3).Close())
+	stays := sendNothing(t, address, 3)
 	silent, err := net.Dial("unixpacket", address)
 	require.NoError(t, err)
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
-	require.NoError(t, silent.Close())
+	require.NoError(t, errors.Join(silent.Close(), stays.Close()))
 	requireOpenFiles(t, before)
+}
+
+// sendNothing sends files in two messages without a byte, which packages net and unix would not do.
+func sendNothing(t *testing.T, address string, files int) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unixpacket", address)
+	require.NoError(t, err)
+	rights := unix.UnixRights(make([]int, files)...)
+	header := unix.Msghdr{Control: &rights[0]}
+	header.SetControllen(len(rights))
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, raw.Control(func(fd uintptr) {
+			_, _, errno := unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&header)), unix.MSG_NOSIGNAL)
+			assert.Truef(t, errno == 0 || errno == unix.EPIPE, "%v", errno) // the other side may have ended it after the first
+		}))
+	}
+	return conn
 }
 
 // endingReader tells the end so often before it gives a message.

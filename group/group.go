@@ -292,6 +292,8 @@ func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
 	if _, err := sub.call(ctx, sub.take(1), &arrival{kind: kindSub, op: name, members: world}, nil); err != nil {
 		sub.end()
 		g.session.remove(sub)
+		// Where the service has not answered in time, the group may be open for the others, who must not wait for this rank.
+		g.session.transport.leaveGroup(name)
 		return nil, fmt.Errorf("opening group %s: %w", name, err)
 	}
 	return sub, nil

@@ -346,10 +346,16 @@ type messageReader interface {
 // readMessage reads one message. The end of the connection is believed only when it is reported twice: where the sender writes and closes while a
 // read finds nothing yet, Linux (net/unix/af_unix.c, __unix_dgram_recvmsg, at least up to 6.18) looks for a message first and for the end second, and
 // reports the end although the message is there.
+//
+// Package net takes a message without a byte for the end too. Files that came with it are open in this process all the same, so it is a message here.
 func readMessage(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
 	for range 2 {
-		if n, controlled, flags, _, err = conn.ReadMsgUnix(message, control); !errors.Is(err, io.EOF) {
+		n, controlled, flags, _, err = conn.ReadMsgUnix(message, control)
+		if !errors.Is(err, io.EOF) {
 			break
+		}
+		if controlled > 0 || flags&unix.MSG_CTRUNC != 0 {
+			return n, controlled, flags, nil
 		}
 	}
 	return n, controlled, flags, err

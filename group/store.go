@@ -99,7 +99,8 @@ func (s *Store) do(ctx context.Context, req *storeRequest) (*storeReply, error) 
 	select {
 	case r = <-reply:
 	case <-g.session.done:
-	case <-g.over:
+	case <-g.over: // the service drops a Get of a rank that has left, and answers nothing
+		g.session.transport.cancelGet(g.name, req.key, req.id)
 	case <-ctx.Done():
 		g.session.transport.cancelGet(g.name, req.key, req.id)
 	}

@@ -135,3 +135,38 @@ func TestTransferOfAnotherMemory(t *testing.T) {
 		return errors.Join(err, m.Close(ctx), other.Close(ctx), d.Close())
 	}))
 }
+
+// TestNoContext: a nil context is an error like any other argument that is not allowed, and no panic within a call that other ranks may be in.
+func TestNoContext(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 1, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(&reducing{Backend: near}, g, nil)
+		w, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 1 << 20})
+		if err != nil {
+			return err
+		}
+		var none context.Context
+		o := &memory.SignalsOptions{Channels: 1, Op: "test"}
+		for name, call := range map[string]func() error{
+			"EnableMulticast":         func() error { return m.EnableMulticast(none, nil, nil) },
+			"Signals":                 func() error { _, err := w.Signals(none, 0, o); return err },
+			"Signals without options": func() error { _, err := w.Signals(ctx, 0, nil); return err },
+			"PrepareAllReduce": func() error {
+				_, err := m.PrepareAllReduce(none, "theirs", memory.Place{}, memory.Place{}, 1, 4, "f32", "sum")
+				return err
+			},
+			"PrepareCollective": func() error {
+				_, err := m.PrepareCollective(none, memory.Place{}, memory.Place{}, 0, 0, memory.LibraryCollective{Collective: "barrier"})
+				return err
+			},
+		} {
+			if err := call(); !errors.Is(err, errs.ErrInvalid) {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		return errors.Join(w.Close(ctx), m.Close(ctx))
+	}))
+}

@@ -36,6 +36,9 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 	if c.Collective != "" {
 		call, what = "PrepareCollective", c.Collective
 	}
+	if err := errs.Given(call, "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	library, ok := m.backend.(backend.AllReducer)
 	if !ok {
 		return nil, fmt.Errorf("backend %s has no %s called %s: %w", m.backend.Name(), what, c.Name, errs.ErrUnsupported)

@@ -13,7 +13,7 @@ import (
 )
 
 // RecordVersion is the version of what ranks tell each other in a rendezvous. Ranks of different versions do not mix.
-const RecordVersion = 1
+const RecordVersion = 2
 
 // Record is what a rank brings to a rendezvous. The fields that the ranks must agree on are compared; the others are there
 // for the backend and for error messages.
@@ -27,7 +27,8 @@ type Record struct {
 	Offset       int64  `json:"offset"` // of the tensor in its allocation, in bytes
 	DType        string `json:"dtype,omitempty"`
 	Shape        string `json:"shape,omitempty"`
-	Mapped       bool   `json:"mapped"` // the allocation has its window already
+	Mapped       bool   `json:"mapped"`          // the allocation has its window already
+	Taken        string `json:"taken,omitempty"` // of the rank's workspaces, where one is asked for
 
 	// Not compared.
 	DeviceUUID string `json:"device"`
@@ -57,6 +58,7 @@ var compared = []struct {
 	{"rounded size in bytes", func(r *Record) string { return strconv.FormatInt(r.RoundedBytes, 10) }},
 	{"offset in the allocation in bytes", func(r *Record) string { return strconv.FormatInt(r.Offset, 10) }},
 	{"whether the allocation is mapped already", func(r *Record) string { return strconv.FormatBool(r.Mapped) }},
+	{"what is taken of the workspaces (some rank gave up an earlier call that others went on with: close the rank and open it again)", func(r *Record) string { return r.Taken }},
 }
 
 // exchange sends this rank's record to all and gives all records. Collective. An error on any rank, or a difference, is an

@@ -130,6 +130,9 @@ func (m *Memory) SignalsBytes(channels int) int64 { return m.padBytes(channels) 
 // ranks or on none. Close them after the workspace.
 func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions) (*Signals, error) {
 	const name = "Signals"
+	if err := errors.Join(errs.Given(name, "ctx", ctx, "a context"), errs.Given(name, "o", o, "what the signals are like")); err != nil {
+		return nil, err
+	}
 	m := w.memory
 	m.collective.Lock()
 	defer m.collective.Unlock()

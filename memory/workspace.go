@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"sync/atomic"
 
@@ -41,6 +42,23 @@ type workspaceBlk struct {
 }
 
 type span struct{ start, bytes int64 }
+
+// taken says what of the blocks is taken. Ranks of which it is the same cut the next workspace at the same place. It differs where the answer to an
+// earlier call has come to some ranks only, as when one gave up just then: nothing else tells, and they would write where nobody looks.
+func (p *pool) taken() string {
+	var taken int64
+	pieces := 0
+	sum := fnv.New64a()
+	for _, b := range p.blocks {
+		taken += b.alloc.Bytes()
+		for _, s := range b.free {
+			taken -= s.bytes
+			pieces++
+		}
+		_, _ = fmt.Fprintln(sum, b.window.number, b.free) // a hash never fails
+	}
+	return fmt.Sprintf("%d bytes of %d blocks, %d pieces between them are free (%016x)", taken, len(p.blocks), pieces, sum.Sum64())
+}
 
 // Workspace is a piece of symmetric memory at the same place on every rank, filled with zeros when it is handed out: for one plan's
 // flags and message buffers, so that two plans never disturb each other.
@@ -90,7 +108,7 @@ func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	if failure == nil {
 		failure = m.Err()
 	}
-	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer}), failure)
+	records, err := m.exchange(ctx, m.record("workspace", r.Purpose, &Record{Bytes: r.Bytes, Offer: r.Offer, Taken: m.workspace.taken()}), failure)
 	if err != nil {
 		return nil, fmt.Errorf("taking a workspace for %s: %w", r.Purpose, err)
 	}

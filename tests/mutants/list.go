@@ -1422,8 +1422,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "ranks do not compare how large a workspace is", tests: inSends,
-		old: "&Record{Bytes: r.Bytes, Offer: r.Offer}",
-		new: "&Record{Offer: r.Offer}",
+		old: "&Record{Bytes: r.Bytes, Offer: r.Offer, Taken: m.workspace.taken()}",
+		new: "&Record{Offer: r.Offer, Taken: m.workspace.taken()}",
+	},
+	{
+		file: "memory/workspace.go", why: "ranks do not compare what is taken of their workspaces", tests: inSends,
+		old: "&Record{Bytes: r.Bytes, Offer: r.Offer, Taken: m.workspace.taken()}",
+		new: "&Record{Bytes: r.Bytes, Offer: r.Offer}",
 	},
 	{
 		file: "memory/workspace.go", why: "all ranks seem to share one device", tests: with(onFakes, inSends...),

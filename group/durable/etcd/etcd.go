@@ -86,6 +86,7 @@ type store struct {
 	work sync.WaitGroup
 
 	parts   map[string][2]string // by key: the name and number of the parts that are kept now
+	unused  []clientv3.Op        // that remove parts of values which are gone
 	changes int                  // that have been made
 }
 
@@ -353,6 +354,22 @@ func (s *store) Commit(ctx context.Context, groups [][]durable.Change) error {
 	if err := flush(); err != nil {
 		return fail(err)
 	}
+	if err := s.dropUnused(ctx); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// dropUnused removes the parts of values that are gone, which may be more than etcd takes at once. What is left of them if this process ends before goes
+// with the job.
+func (s *store) dropUnused(ctx context.Context) error {
+	for len(s.unused) > 0 {
+		n := min(len(s.unused), maxOps)
+		if err := s.txn(ctx, s.unused[:n:n]); err != nil {
+			return err
+		}
+		s.unused = s.unused[n:]
+	}
 	return nil
 }
 
@@ -360,13 +377,12 @@ func (s *store) Commit(ctx context.Context, groups [][]durable.Change) error {
 func (s *store) ops(ctx context.Context, c durable.Change) ([]clientv3.Op, int, error) {
 	key := s.stateKey() + c.Key
 	if c.All {
-		ops := []clientv3.Op{clientv3.OpDelete(key, clientv3.WithPrefix())}
 		for have := range s.parts {
 			if strings.HasPrefix(have, c.Key) {
-				ops = append(ops, s.dropParts(have)...)
+				s.unused = append(s.unused, s.dropParts(have)...)
 			}
 		}
-		return ops, len(key) * len(ops), nil
+		return []clientv3.Op{clientv3.OpDelete(key, clientv3.WithPrefix())}, len(key), nil
 	}
 	ops := s.dropParts(c.Key)
 	switch {

@@ -1,0 +1,89 @@
+package group
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// deafTransport never hears that a group was opened: the service is too slow.
+type deafTransport struct{ transport }
+
+func (d deafTransport) arrive(group string, seq uint64, a *arrival) {
+	if a.kind == kindSub {
+		a.to = make(outcomeChan, 1)
+	}
+	d.transport.arrive(group, seq, a)
+}
+
+// TestSubThatIsGivenUp: a rank that gives up opening a group, which is open for the others already, is none that they wait for.
+func TestSubThatIsGivenUp(t *testing.T) {
+	eachKind(t, 3, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		s := groups[2].session
+		hearing := s.transport
+		s.transport = deafTransport{hearing}
+		impatient, giveUp := context.WithCancel(ctx)
+		defer giveUp()
+		gaveUp := make(chan error, 1)
+		go func() {
+			_, err := groups[2].Sub(impatient, []int{0, 1, 2})
+			gaveUp <- err
+		}()
+		subs := make([]*Group, 2)
+		requireNone(t, onAll(groups[:2], func(g *Group) (err error) {
+			subs[g.Rank()], err = g.Sub(ctx, []int{0, 1, 2})
+			return err
+		}))
+		giveUp()
+		require.ErrorIs(t, <-gaveUp, context.Canceled)
+		s.transport = hearing
+		for _, err := range onAll(subs, func(g *Group) error { return g.Barrier(ctx, "without one") }) {
+			require.ErrorIs(t, err, ErrPeerLost)
+			require.ErrorContains(t, err, "has left")
+		}
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	})
+}
+
+// TestGetsOfClosedGroups: a Get that waits when its group is closed is forgotten on this rank, and by the service.
+func TestGetsOfClosedGroups(t *testing.T) {
+	eachKind(t, 2, func(t *testing.T, groups []*Group) {
+		ctx := testContext(t)
+		for range 3 {
+			requireNone(t, onAll(groups, func(g *Group) error {
+				sub, err := g.Sub(ctx, []int{0, 1})
+				if err != nil {
+					return err
+				}
+				got := make(chan error, 1)
+				go func() {
+					_, err := sub.Store().Get(ctx, "never")
+					got <- err
+				}()
+				if err := sub.Barrier(ctx, "asked"); err != nil {
+					return err
+				}
+				if err := sub.Close(ctx); err != nil {
+					return err
+				}
+				require.ErrorIs(t, <-got, ErrClosed)
+				return nil
+			}))
+		}
+		for _, g := range groups {
+			r, ok := g.session.transport.(*remote)
+			if !ok {
+				continue // it asks the hub itself
+			}
+			require.Eventually(t, func() bool {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				return len(r.requests) == 0
+			}, 10*time.Second, 10*time.Millisecond, "requests that nobody waits for")
+		}
+		requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	})
+}
