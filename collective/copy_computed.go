@@ -108,7 +108,7 @@ func (c *copyStep) String() string { return c.work.plan.name }
 
 // Failed makes the plan fail when a run was cut off: the stream goes on without it.
 func (c *copyStep) Failed(err error) {
-	err = c.work.plan.fail(err)
+	err = c.work.fail(err)
 	if c.work.signals != nil {
 		c.work.signals.Fail(err)
 	}
@@ -155,7 +155,7 @@ func (c *copyStep) begin() (_ device.HostProgress, err error) {
 
 // fail makes the plan fail. What it returns ends with the error, when nothing behind the step signals.
 func (c *copyStep) fail(err error) device.HostProgress {
-	err = c.work.plan.fail(err)
+	err = c.work.fail(err)
 	f := &copyFailed{err: err}
 	if c.work.signals != nil {
 		f.run = c.work.signals.FailByWork(c.by, err)

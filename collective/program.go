@@ -24,8 +24,8 @@ type Program struct {
 	// Granted is how many of them, the last ones, begin with one of every peer that was not waited for: room that the peers have.
 	Granted int
 	// Peers are, by signal, the ranks that this rank exchanges it with: sends and signals go to them, and waits are for theirs. Nil, or nil for
-	// a signal, is every peer, and an empty list nobody. Where one rank has another, the other has it: the ranks do not compare that. Only on the host
-	// device: ErrUnsupported elsewhere.
+	// a signal, is every peer, and an empty list nobody. Where one rank has another, the other has it: the ranks do not compare that. ErrUnsupported where
+	// kernels signal ([memory.Memory.SignalsSome]).
 	Peers [][]int
 	// Workspace, unless 0, is the size in bytes of the workspace that the program has in place of Spec.Workspace.
 	Workspace int64
@@ -59,6 +59,7 @@ type Put struct {
 type Builder struct {
 	*Addresses
 	work *programWork
+	stop device.Ptr // what StopIfFailed looks at, if there is a step
 }
 
 // programForm is a plan as a program. Its workspace begins with the pads of the signals, and the records of kernels.
@@ -148,6 +149,7 @@ type programWork struct {
 	running atomic.Bool  // a host function of it is at work
 
 	copies *memory.WorkCopies // nil if no step needs them
+	failed *uint32            // in memory that kernels read: not 0 once the plan has failed where the CPU sends and waits; nil if no step looks at it
 }
 
 // step is one call of a run.
@@ -181,7 +183,7 @@ func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err er
 		}
 	}()
 	if g.Signals > 0 {
-		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: p.fail, Peers: g.Peers}
+		o := memory.SignalsOptions{Channels: g.Signals, Granted: g.Granted, First: p.spec.FirstEpoch, Op: p.name, Failed: w.fail, GaveUp: w.gaveUp, Peers: g.Peers}
 		if w.signals, err = p.workspace.Signals(ctx, 0, &o); err != nil {
 			return nil, err
 		}
@@ -524,7 +526,7 @@ func (h *hostStep) RunKernel() error {
 
 // fail makes the plan fail. Its peers get no signals any more: what they would take may not be there.
 func (h *hostStep) fail(err error) error {
-	err = h.work.plan.fail(err)
+	err = h.work.fail(err)
 	if h.work.signals != nil {
 		h.work.signals.Fail(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
@@ -198,6 +200,57 @@ func (w *programWork) failure(word uint64) error {
 		f.Peer = uint16(among[f.Peer])
 	}
 	return p.memory.WaitFailed(p.name, f)
+}
+
+// StopIfFailed adds a kernel on the plan's stream that makes the kernels behind it give up if a put, a signal or a wait of the program has failed here before: they would tell peers that wait
+// for them that all is there. In a program that has Kernels.
+func (b *Builder) StopIfFailed() {
+	if b.err != nil {
+		return
+	}
+	w := b.work
+	if len(w.waits) == 0 {
+		b.fail(errs.Invalid("Builder.StopIfFailed", "Kernels", "none", "some that wait for peers"))
+		return
+	}
+	image, err := ptx.Image(ptx.Told.File)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	if b.stop.IsNil() {
+		var words []byte
+		if words, b.stop = b.Stage(stopBytes); b.err != nil {
+			return
+		}
+		w.failed = (*uint32)(unsafe.Pointer(unsafe.SliceData(words)))
+	}
+	word := b.stop
+	b.Kernel(&Kernel{
+		Image: image, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
+		Params: func(at *Addresses) []any { return []any{at.Comm(), word} },
+		Fault:  w.stopped,
+	})
+}
+
+// stopBytes is the size of what StopIfFailed looks at.
+const stopBytes = 8
+
+// stopped is the error of a run that went no further because the plan had failed.
+func (w *programWork) stopped(f ptx.Fault) error {
+	if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold {
+		return nil
+	}
+	return w.plan.Err()
+}
+
+// fail makes the plan fail, and kernels behind the next StopIfFailed give up.
+func (w *programWork) fail(err error) error {
+	err = w.plan.fail(err)
+	if w.failed != nil {
+		atomic.StoreUint32(w.failed, 1)
+	}
+	return err
 }
 
 // gaveUp is the error of a kernel that has given up; nil if none has.

@@ -33,7 +33,7 @@ const (
 	NCCLSymmetric                    // NCCL's own over symmetric windows, on memory of backend nccl
 	NVSHMEM                          // NVSHMEM's own reduction, on memory of backend nvshmem
 	QuantizedInt8                    // lossy: parts and results go as 8-bit integers with scales; see AllReduceOptions.Algorithm
-	Hierarchical                     // by addresses inside islands, and between them by puts (host) or NCCL: each byte, or sum, once for an island; of short blocks, one transfer for a rank
+	Hierarchical                     // by addresses inside islands, and between them by puts or NCCL: each byte, or sum, once for an island; of short blocks, one transfer for a rank
 	algorithms
 )
 
@@ -130,7 +130,7 @@ func Supported(kind device.Kind, a Algorithm, dtype tensor.DType, op Op, worldSi
 	if a.Backend() != "" {
 		return libraryHas(a, dtype, op)
 	}
-	if a == Hierarchical { // between islands NCCL's; an integer average of averages would be another number
+	if a == Hierarchical { // what NCCL has between islands, also where puts go there; an integer average of averages would be another number
 		return libraryHas(NCCL, dtype, op) && (op != Avg || dtype.IsFloat())
 	}
 	form, ok := ptxForms[a]

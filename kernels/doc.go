@@ -34,6 +34,9 @@
 // links too, and nobody has measured which are faster: so Auto takes those, and this form comes by its name; but for an all-gather and a reduce-scatter of shares that are not of one length,
 // which NCCL has not: there Auto takes it unless Transfers can be had.
 //
+// On memory of backend nixl puts go between islands of GPUs in NCCL's place, and a kernel combines what has come: the order is that of the islands for any number of them, alike in
+// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. Nobody has measured it, so that it comes by its name only, and Auto takes Transfers.
+//
 // Between islands of CPUs all-gather, broadcast, reduce and reduce-scatter have the form too. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are
 // those of the all-reduce in this form. Auto takes them as it takes that, unless RankOrder is asked for.

@@ -272,6 +272,9 @@ func (m *maker) choose(f collectiveForm) error {
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
 	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
+	if kind == device.CUDA && m.call != "NewAllToAll" && libraryNames[m.call] != "" && m.in.Memory().MovesBetweenIslands() && !slices.Contains(all, Hierarchical) {
+		all = append(all, Hierarchical) // by kernels and puts
+	}
 	if !asked.known() {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
 	}

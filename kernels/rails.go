@@ -16,7 +16,7 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives between them. What an island brings or gets is cut into as many shards as the smallest
+// On GPUs, Hierarchical is kernels inside islands and NCCL's collectives, or puts (rails_puts.go), between them. What an island brings or gets is cut into as many shards as the smallest
 // island has ranks, and the n-th ranks of all islands are a rail, which has the n-th shards. A shard goes in laps, and a lap is four launches:
 //
 //	enter  each rank of a rail makes its part from what its island has: the combination of the island's inputs, or what it is to pass on
@@ -61,7 +61,10 @@ type railForm struct {
 	laps   int           // of the longest
 	most   int64         // bytes of the longest
 
+	own, rooms int // how many rooms of a lap there are in the workspace for what is this rank's, and in all
+
 	moves railMoves
+	puts  *railPuts // what carries parts over rails in NCCL's place, or nil
 }
 
 // railMoves is what one collective does in a lap. Nil is nothing.
@@ -97,20 +100,28 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 			f.shards = append(f.shards, cutShares(all, f.rails))
 		}
 	}
+	f.cut()
+	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
+		f.puts = &railPuts{}
+	}
+	return f
+}
+
+// cut decides how shards are cut into laps.
+func (f *railForm) cut() {
 	for _, part := range f.shards {
 		for _, shard := range part {
 			f.most = max(f.most, sizeOf(shard))
 		}
 	}
 	lap := railLapBytes
-	if islands := int64(len(f.islands)); shares != nil && islands > 2 {
-		lap = max(lap*2/islands, 1)
+	if parts := int64(len(f.shards)); parts > 2 {
+		lap = max(lap*2/parts, 1)
 	}
 	f.lap = max((f.most+railMostLaps-1)/railMostLaps, min(lap, f.most), 1)
 	n := (f.most + f.lap - 1) / f.lap
 	f.lap = alignUp((f.most+n-1)/n, shardAlign)
 	f.laps = int((f.most + f.lap - 1) / f.lap)
-	return f
 }
 
 // cutShares makes shards of the shares of an island's ranks. Where there are as many ranks as shards, each has its own.
@@ -178,12 +189,18 @@ func (f *railForm) lapOf(part, place, lap int) []stretch {
 	return between(f.shards[part][place], int64(lap)*f.lap, int64(lap+1)*f.lap)
 }
 
-// slot is where in the workspace the room of a lap begins, of so many laps' bytes each.
-func (f *railForm) slot(lap, rooms int) int64 { return int64(lap%railSlots) * int64(rooms) * f.lap }
+// workspace makes the workspace have rooms for laps, of a lap's bytes each: so many for what is this rank's, and, for puts, one for each other island behind these.
+func (f *railForm) workspace(s *collective.Spec, own int) {
+	f.own, f.rooms = own, own
+	if f.puts != nil {
+		f.rooms += len(f.islands) - 1
+	}
+	s.Workspace = int64(min(f.laps, railSlots)) * int64(f.rooms) * f.lap
+}
 
-// workspaceBytes is the size of that.
-func (f *railForm) workspaceBytes(rooms int) int64 {
-	return int64(min(f.laps, railSlots)) * int64(rooms) * f.lap
+// roomAt is where in the workspace a room of a lap is.
+func (f *railForm) roomAt(lap, room int) int64 {
+	return (int64(lap%railSlots)*int64(f.rooms) + int64(room)) * f.lap
 }
 
 // each is the bytes of a lap that every rank of a rail brings, or gets, or more.
@@ -203,8 +220,8 @@ func (f *railForm) number(place, island int) (n int) {
 
 // checkRails says why there can be no rails for elements of dtype that op combines; 0 is that nothing is combined.
 func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
-	if have := m.Backend().Name(); have != NCCL.Backend() {
-		return fmt.Errorf("%s on GPUs goes between islands by NCCL, and this memory is of backend %s: %w", Hierarchical, have, errs.ErrUnsupported)
+	if have := m.Backend().Name(); have != NCCL.Backend() && !m.MovesBetweenIslands() {
+		return fmt.Errorf("%s on GPUs goes between islands by NCCL, or by a backend's own puts, and this memory is of backend %s: %w", Hierarchical, have, errs.ErrUnsupported)
 	}
 	if op == 0 {
 		return nil
@@ -213,7 +230,7 @@ func checkRails(m *memory.Memory, dtype tensor.DType, op Op) error {
 		return fmt.Errorf("%s on GPUs has no %s of %s: %w", Hierarchical, op, dtype, errs.ErrUnsupported)
 	}
 	if islands := islandRanks(m.Islands()); op == Avg && !alikeIslands(islands) {
-		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take %s: %w", Hierarchical, islands, NCCL, errs.ErrUnsupported)
+		return fmt.Errorf("%s has averages of islands with as many ranks each only, and these are %v: take another form: %w", Hierarchical, islands, errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -243,7 +260,28 @@ func (a *allReduce) byRails(s *collective.Spec) {
 		},
 		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
+	if f.puts != nil {
+		f.allReducePuts(s)
+	}
 	f.spec(s)
+}
+
+// allReducePuts is what an all-reduce over rails puts there: what its island has combined, to each of the others.
+func (f *railForm) allReducePuts(s *collective.Spec) {
+	f.workspace(s, 1)
+	f.moves.sums = func(lap int, own device.Ptr) (all []railSum) {
+		for _, x := range f.lapOf(0, f.local, lap) {
+			all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
+		}
+		return all
+	}
+	f.puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
+	f.puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
+		for _, x := range f.lapOf(0, f.local, lap) {
+			dst = f.out.Ptr().Add(x.lo)
+		}
+		return dst, 0, sizeOf(f.lapOf(0, f.local, lap))
+	}
 }
 
 // others is what other places of the island have of a lap in their outputs, which goes to the same place in this rank's.
@@ -284,6 +322,9 @@ func (f *railForm) spec(s *collective.Spec) {
 		Among: f.islands[f.island],
 		Lane:  f.crosses() && f.laps > 1,
 		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum, told) },
+	}
+	if f.puts != nil {
+		f.signals(s.Program)
 	}
 	pulls := func(pieces func(at *collective.Addresses) []ptx.Piece) *collective.Kernel {
 		return &collective.Kernel{
@@ -331,12 +372,9 @@ func (f *railForm) parts() []int {
 // build adds the steps of a run. A lap is on its rail while the next one enters and the one before leaves; what a lap has in the workspace is overwritten by
 // that of two laps later, which enters when everybody on the island has left with it.
 func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKernel, told []byte) error {
-	own := b.Workspace(b.Rank())
-	enter := func(lap int) {
-		b.Waiting(entersLap(lap))
-		if sum != nil {
-			sum.rest(b, lap, own)
-		}
+	enter := func(lap int) { f.entering(b, lap, sum) }
+	if f.puts != nil {
+		return f.addPuts(b, sum)
 	}
 	if !f.crosses() {
 		for lap := range f.laps {
@@ -345,6 +383,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		}
 		return nil
 	}
+	own := b.Workspace(b.Rank())
 	// A word for each lap: one may come while another is looked at. It is not 0 before its rail has brought it, so that of a rail which was cut off it never is.
 	unheard := bytes.Repeat([]byte{1}, 4*f.laps)
 	heard, again := b.Upload(unheard), b.Upload(unheard)
@@ -398,6 +437,14 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 		}
 	}
 	return byCopies(b, []stretched{{in: again, out: heard, bytes: int64(len(unheard))}}, tensor.Uint32)
+}
+
+// entering adds what makes this rank's part of a lap.
+func (f *railForm) entering(b *collective.Builder, lap int, sum *railKernel) {
+	b.Waiting(entersLap(lap))
+	if sum != nil {
+		sum.rest(b, lap, b.Workspace(b.Rank()))
+	}
 }
 
 // told is the error of a run that was given up because of what a rail brought.

@@ -63,6 +63,14 @@ func (b *broadcast) byRails(s *collective.Spec) {
 			return f.others(at, lap)
 		},
 	}
+	if f.puts != nil {
+		f.puts.passes = func(lap, island int) []stretch {
+			if island != first.island {
+				return nil
+			}
+			return f.lapOf(0, f.local, lap)
+		}
+	}
 	f.spec(s)
 }
 
@@ -79,11 +87,15 @@ func (a *allGather) byRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	rooms := len(f.islands)
-	s.Workspace = f.workspaceBytes(rooms)
+	if f.puts != nil {
+		a.passOn(f, share)
+		f.spec(s)
+		return
+	}
+	f.workspace(s, len(f.islands))
 	// room is where those of a rail have what one of them brings.
 	room := func(lap, place, island int) int64 {
-		return f.slot(lap, rooms) + int64(f.number(place, island))*f.each(lap)
+		return f.roomAt(lap, 0) + int64(f.number(place, island))*f.each(lap)
 	}
 	f.moves = railMoves{
 		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
@@ -113,7 +125,7 @@ func (a *allGather) byRails(s *collective.Spec) {
 				return nil
 			}
 			return []memory.LibraryCall{{
-				Collective: libraryNames["NewAllGather"], In: own.Add(room(lap, f.local, f.island)), Out: own.Add(f.slot(lap, rooms)), Count: f.each(lap),
+				Collective: libraryNames["NewAllGather"], In: own.Add(room(lap, f.local, f.island)), Out: own.Add(f.roomAt(lap, 0)), Count: f.each(lap),
 				DType: tensor.Uint8.String(), Op: Sum.String(),
 			}}
 		},
@@ -143,6 +155,31 @@ func (a *allGather) byRails(s *collective.Spec) {
 	f.spec(s)
 }
 
+// passOn makes the shards of an island go by puts, straight to the outputs, from which the island loads them.
+func (a *allGather) passOn(f *railForm, share func(rank int) (lo, hi int64)) {
+	f.puts.passes = func(lap, island int) []stretch { return f.lapOf(island, f.local, lap) }
+	f.moves = railMoves{
+		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			for _, x := range f.lapOf(f.island, f.local, lap) {
+				for place, r := range f.islands[f.island] {
+					lo, hi := share(r)
+					own := stretch{max(lo, x.lo), min(hi, x.hi)}
+					if own.bytes() <= 0 || a.inPlace() && place == f.local {
+						continue // of another rank, or there already
+					}
+					from := at.Tensor(specIn, place).Add(own.lo)
+					if !a.inPlace() {
+						from = from.Add(-lo)
+					}
+					all = append(all, own.piece(from, f.out.Ptr().Add(own.lo)))
+				}
+			}
+			return all
+		},
+		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
+	}
+}
+
 // byRails makes the spec that of a reduction over rails.
 func (r *reduction) byRails(s *collective.Spec) {
 	if r.scatter {
@@ -153,17 +190,31 @@ func (r *reduction) byRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	s.Workspace = f.workspaceBytes(1) // what the island, and then the rail, has combined of a lap
+	f.workspace(s, 1) // what the island, and then the rail, has combined of a lap
 	first := newIslandPlace(r.root, f.islands, true)
+	if f.puts != nil {
+		f.puts.brings = func(lap, island int) (room int, bytes int64) {
+			if island == first.island {
+				bytes = sizeOf(f.lapOf(0, f.local, lap))
+			}
+			return 0, bytes
+		}
+		f.puts.takes = func(lap int, own device.Ptr) (dst device.Ptr, room int, bytes int64) {
+			if f.island == first.island {
+				bytes = sizeOf(f.lapOf(0, f.local, lap))
+			}
+			return own.Add(f.roomAt(lap, 0)), 0, bytes
+		}
+	}
 	f.moves = railMoves{
 		sums: func(lap int, own device.Ptr) (all []railSum) {
 			for _, x := range f.lapOf(0, f.local, lap) {
-				all = append(all, railSum{x, own.Add(f.slot(lap, 1))})
+				all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
 			}
 			return all
 		},
 		calls: func(lap int, own device.Ptr) (all []memory.LibraryCall) {
-			at := own.Add(f.slot(lap, 1))
+			at := own.Add(f.roomAt(lap, 0))
 			for _, x := range f.lapOf(0, f.local, lap) {
 				all = append(all, memory.LibraryCall{
 					Collective: libraryNames["NewReduce"], In: at, Out: at, Count: x.bytes() / r.in.DType().Bytes(), Root: f.islands[first.island][f.local],
@@ -179,7 +230,7 @@ func (r *reduction) byRails(s *collective.Spec) {
 			for k := range at.WorldSize() {
 				place := (at.Rank() + k) % at.WorldSize()
 				for _, x := range f.lapOf(0, place, lap) {
-					all = append(all, x.piece(at.Workspace(place).Add(f.slot(lap, 1)), r.out.Ptr().Add(x.lo)))
+					all = append(all, x.piece(at.Workspace(place).Add(f.roomAt(lap, 0)), r.out.Ptr().Add(x.lo)))
 				}
 			}
 			return all
@@ -189,7 +240,8 @@ func (r *reduction) byRails(s *collective.Spec) {
 }
 
 // scatterByRails makes the spec that of a reduce-scatter over rails. What an island has combined for each island is in the workspace one behind the other, in the
-// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets.
+// order in which NCCL numbers the ranks of the rail, as long for each, and behind it what the rail has combined of what this island gets. For puts each island has a room of its own there, and what
+// the rail has combined goes to that of this island.
 func (r *reduction) scatterByRails(s *collective.Spec) {
 	n, size, width := r.in.NumElements(), r.in.WorldSize(), r.in.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -200,19 +252,35 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
-	rooms := len(f.islands) + 1
-	s.Workspace = f.workspaceBytes(rooms)
+	rooms := len(f.islands)
+	if f.puts == nil {
+		rooms++
+	}
+	f.workspace(s, rooms)
 	result := func(lap int) int64 {
-		if !f.crosses() {
-			return f.slot(lap, rooms)
+		switch {
+		case !f.crosses():
+			return f.roomAt(lap, 0)
+		case f.puts != nil:
+			return f.roomAt(lap, f.island)
 		}
-		return f.slot(lap, rooms) + int64(rooms-1)*f.lap
+		return f.roomAt(lap, len(f.islands))
+	}
+	if f.puts != nil {
+		bytes := func(lap, island int) int64 { return sizeOf(f.lapOf(island, f.local, lap)) }
+		f.puts.brings = func(lap, island int) (int, int64) { return island, bytes(lap, island) }
+		f.puts.takes = func(lap int, own device.Ptr) (device.Ptr, int, int64) {
+			return own.Add(result(lap)), f.island, bytes(lap, f.island)
+		}
 	}
 	f.moves = railMoves{
 		sums: func(lap int, own device.Ptr) (all []railSum) {
 			for i := range f.islands {
-				to := own.Add(f.slot(lap, rooms))
-				if f.owns() {
+				to := own.Add(f.roomAt(lap, 0))
+				switch {
+				case f.puts != nil:
+					to = own.Add(f.roomAt(lap, i))
+				case f.owns():
 					to = to.Add(int64(f.number(f.local, i)) * f.each(lap))
 				}
 				for _, x := range f.lapOf(i, f.local, lap) {
@@ -227,7 +295,7 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 				return nil
 			}
 			return []memory.LibraryCall{{
-				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.slot(lap, rooms)), Out: own.Add(result(lap)), Count: f.each(lap) / width,
+				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.roomAt(lap, 0)), Out: own.Add(result(lap)), Count: f.each(lap) / width,
 				DType: r.in.DType().String(), Op: r.op.String(),
 			}}
 		},

@@ -39,7 +39,7 @@ type localReduce func(srcs []device.Ptr, dst device.Ptr, n int64)
 
 func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
 	if d.Kind() == device.CUDA {
-		return newCUDAReduce(b, d, dtype, op, size)
+		return cudaReduce{dtype: dtype, op: op, rank: b.Rank(), size: size, dead: b.Upload(make([]byte, 4))}.prepare(b, d)
 	}
 	reduce := newReducer(dtype, op, size)
 	if reduce == nil {
@@ -61,20 +61,27 @@ func newLocalReduce(b *collective.Builder, d device.Device, dtype tensor.DType, 
 	}, nil
 }
 
-// newCUDAReduce is the kernel that loads every input, on places that are all this rank's own.
-func newCUDAReduce(b *collective.Builder, d device.Device, dtype tensor.DType, op Op, size int) (localReduce, error) {
-	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, d, dtype, op, size)
+// cudaReduce is the kernel that loads every input, on places that are all this rank's own.
+type cudaReduce struct {
+	dtype      tensor.DType
+	op         Op
+	rank, size int        // which source is this rank's, and of how many
+	dead       device.Ptr // of a word; if that is not 0, nothing is combined
+	maxBlocks  int
+}
+
+func (c cudaReduce) prepare(b *collective.Builder, d device.Device) (localReduce, error) {
+	rank, size := c.rank, c.size
+	kernel, image, err := findKernel(ptx.AllReduce, ptx.OneShotPull, d, c.dtype, c.op, size)
 	if err != nil {
 		return nil, err
 	}
-	rank := b.Rank()
-	dead := b.Upload(make([]byte, 4))
 	return func(srcs []device.Ptr, dst device.Ptr, n int64) {
 		if n == 0 {
 			return
 		}
 		params := ptx.Params{
-			Count: uint64(n / dtype.Bytes()), Dead: uint64(dead), Rank: uint32(rank), World: uint32(size), Op: uint32(op), Flags: ptx.NoBarrier,
+			Count: uint64(n / c.dtype.Bytes()), Dead: uint64(c.dead), Rank: uint32(rank), World: uint32(size), Op: uint32(c.op), Flags: ptx.NoBarrier,
 		}
 		if size <= ptx.Inline {
 			for r, src := range srcs {
@@ -93,7 +100,7 @@ func newCUDAReduce(b *collective.Builder, d device.Device, dtype tensor.DType, o
 		b.Kernel(&collective.Kernel{
 			Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
-				g := geometry(OneShotPull, n, 0, size, multiprocessors)
+				g := geometry(OneShotPull, n, 0, size, multiprocessors).atMost(c.maxBlocks)
 				return g.blocks, g.threads
 			},
 			Params: func(*collective.Addresses) []any { return []any{params.Bytes()} },

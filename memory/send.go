@@ -286,7 +286,7 @@ func (w *sendWork) Start() (device.HostProgress, error) {
 	if !w.ended() { // a run that was cut off
 		w.user.failLater(errs.ErrInProgress)
 	}
-	if w.user.dead.Load() {
+	if w.user.failedBefore() {
 		return w.left(), nil
 	}
 	if w.computed != nil {

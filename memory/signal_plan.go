@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/symmem/symmem/backend"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 )
@@ -28,7 +29,7 @@ type SignalsOptions struct {
 	// Granted is how many of the channels, the last ones, begin with one signal of every peer that was not waited for.
 	Granted int
 	// Peers are, by channel, the ranks that this rank exchanges its signals with; nil, or nil for a channel, is every peer. Where one rank has
-	// another, the other has it. Only on the host device: ErrUnsupported elsewhere.
+	// another, the other has it. ErrUnsupported where [Memory.SignalsSome] is not so.
 	Peers [][]int
 	// First is the count that counters begin at: to test that counting wraps around.
 	First uint32
@@ -36,6 +37,9 @@ type SignalsOptions struct {
 	Op string
 	// Failed is told of the first failure, and gives the error to report. It may be called on any goroutine.
 	Failed func(error) error
+	// GaveUp, unless nil, is asked before anything is sent or waited for where the CPU does that. An error is that of a plan which has failed on the device
+	// without Failed, and ends the signals as Fail does. It may be called on any goroutine, and must not block.
+	GaveUp func() error
 }
 
 // signalUser is the plan that has signals; the memory's own signals have none.
@@ -60,7 +64,22 @@ func (u *signalUser) has(channel, peer int) bool {
 }
 
 // failedBefore reports whether the plan has failed before.
-func (u *signalUser) failedBefore() bool { return u != nil && u.dead.Load() }
+func (u *signalUser) failedBefore() bool {
+	switch {
+	case u == nil:
+		return false
+	case u.dead.Load():
+		return true
+	case u.GaveUp == nil:
+		return false
+	}
+	err := u.GaveUp()
+	if err != nil {
+		u.keep(err)
+		u.dead.Store(true)
+	}
+	return err != nil
+}
 
 // tell gives the error of a plan that has failed, to every wait that comes to it: what the plan was to do there is not done.
 func (u *signalUser) tell() error {
@@ -148,13 +167,29 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	return &Signals{memory: m, workspace: w, user: user, signals: made}, nil
 }
 
+// SignalsSome reports whether a plan's signals can be for some of the peers ([SignalsOptions.Peers]): where the CPU signals, which it does on the host device, and for
+// memory without addresses. All ranks have the same answer.
+func (m *Memory) SignalsSome() bool {
+	_, host := m.device.(device.HostMemory)
+	_, flags := m.flagger()
+	return host || flags
+}
+
+// MovesBetweenIslands reports whether the backend itself puts and signals to ranks that have no addresses of each other's memory, as nixl does: also where there are none such. All ranks have
+// the same answer.
+func (m *Memory) MovesBetweenIslands() bool {
+	_, moves := backend.TransferrerOf(m.backend)
+	_, flags := backend.FlaggerOf(m.backend)
+	return moves && flags
+}
+
 // checkSignalPeers says what is wrong with the ranks that signals are exchanged with.
 func (m *Memory) checkSignalPeers(peers [][]int) error {
 	if peers == nil {
 		return nil
 	}
-	if _, ok := m.device.(device.HostMemory); !ok {
-		return fmt.Errorf("signals for some of the peers on %s: %w", m.device.Name(), errs.ErrUnsupported)
+	if !m.SignalsSome() {
+		return fmt.Errorf("signals for some of the peers on %s, whose kernels signal: %w", m.device.Name(), errs.ErrUnsupported)
 	}
 	for _, ranks := range peers {
 		for _, r := range ranks {

@@ -1252,7 +1252,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on sending", tests: inSends,
-		old: "\tif w.user.dead.Load() {\n\t\treturn w.left(), nil\n\t}\n",
+		old: "\tif w.user.failedBefore() {\n\t\treturn w.left(), nil\n\t}\n",
 		new: "",
 	},
 	{

@@ -1,0 +1,327 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// railNumber is a number whose sum depends on the order.
+func railNumber(rank, i int) float32 {
+	return float32(math.Sin(float64(rank*7919+i+1))) * float32(math.Exp2(float64((rank*5+i)%13)))
+}
+
+// railSumOf is the sum in the order that the form states: each island in the order of its ranks, rounded, and then the islands.
+func railSumOf(islands [][]int, i int) (sum float32) {
+	for k, ranks := range islands {
+		part := railNumber(ranks[0], i)
+		for _, r := range ranks[1:] {
+			part += railNumber(r, i)
+		}
+		if k == 0 {
+			sum = part
+		} else {
+			sum += part
+		}
+	}
+	return sum
+}
+
+// puttingHosts are islands with as many ranks and with others, in the order of the ranks and not, two and more, and one alone.
+var puttingHosts = [][][]int{
+	{{0, 1}, {2, 3}}, {{0}, {1}, {2}}, {{0, 1, 2}, {3}}, {{0, 3}, {1, 2}}, {{0, 1}, {2, 3}, {4, 5}}, {{0, 2, 4}, {1, 3}}, {{0, 1}},
+}
+
+// TestRailPuts: an all-reduce by kernels inside islands and by puts between them gives every rank the bits of the order that it states: in place and not, in one lap and in several, again and
+// again, and from a graph, also where puts take their time.
+func TestRailPuts(t *testing.T) {
+	for k, islands := range puttingHosts {
+		for _, lap := range []int64{1 << 20, 1 << 10} {
+			t.Run(fmt.Sprintf("%v/laps of %d", islands, lap), func(t *testing.T) {
+				shortRails(t, lap)
+				w := &wire{islands: islands, delay: time.Duration(k%2) * 300 * time.Microsecond}
+				backendtest.RequireAll(t, onWired(t, w, uint64(k+1), 2*time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+					for _, n := range []int64{1, 33, 1000, 4099} {
+						for _, inPlace := range []bool{false, true} {
+							if (n > 500) != (lap < 1<<20) && inPlace {
+								continue
+							}
+							if err := putAllReduce(ctx, g, m, islands, n, inPlace); err != nil {
+								return fmt.Errorf("%d elements, in place %t: %w", n, inPlace, err)
+							}
+						}
+					}
+					return nil
+				}))
+			})
+		}
+	}
+}
+
+func putAllReduce(ctx context.Context, g *group.Group, m *memory.Memory, islands [][]int, n int64, inPlace bool) error {
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, n+3)
+	if err != nil {
+		return err
+	}
+	y, err := tensor.Zeros(ctx, m, tensor.Float32, n+3)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(x.Rendezvous(ctx), y.Rendezvous(ctx)); err != nil {
+		return err
+	}
+	in, err := x.Sub(3, n) // at an odd place
+	if err != nil {
+		return err
+	}
+	out, err := y.Sub(2, n) // and another
+	if err != nil {
+		return err
+	}
+	if inPlace {
+		out = in
+	}
+	s, err := m.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	p, err := NewAllReduce(ctx, in, Sum, &AllReduceOptions{Algorithm: Hierarchical, Out: out, FirstEpoch: 1<<32 - 3})
+	if err != nil {
+		return err
+	}
+	mine := make([]float32, n)
+	for i := range mine {
+		mine[i] = railNumber(g.Rank(), i)
+	}
+	fill := func() error {
+		return errors.Join(g.Barrier(ctx, "ended"), tensor.Write(out.Local(), slices.Repeat([]float32{float32(math.NaN())}, int(n)), 0),
+			tensor.Write(in.Local(), mine, 0), g.Barrier(ctx, "filled"))
+	}
+	check := func(what string) error {
+		got := make([]float32, n)
+		if err := tensor.Read(out.Local(), got, 0); err != nil {
+			return err
+		}
+		for i, v := range got {
+			if want := railSumOf(islands, i); v != want {
+				return fmt.Errorf("%s: element %d is %v, expected %v", what, i, v, want)
+			}
+		}
+		return nil
+	}
+	for run := range 3 {
+		if err := errors.Join(fill(), p.Run(s), s.Synchronize(ctx), check(fmt.Sprint("run ", run))); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(fill(), s.BeginCapture(), p.Run(s)); err != nil {
+		return err
+	}
+	graph, err := s.EndCapture()
+	if err != nil {
+		return err
+	}
+	err = graph.Launch(s)
+	if !inPlace { // sums of sums otherwise
+		err = errors.Join(err, graph.Launch(s), p.Run(s), p.Run(s), graph.Launch(s))
+	}
+	return errors.Join(err, s.Synchronize(ctx), check("graph"), graph.Close(), p.Close(ctx), s.Close(), y.Close(ctx), x.Close(ctx))
+}
+
+// TestRailPutCollectives: on islands of GPUs that put to each other, every collective that has the form Hierarchical gives what it states, as [TestRailCollectives] has it.
+func TestRailPutCollectives(t *testing.T) {
+	for i, islands := range puttingHosts {
+		if testing.Short() && i > 2 {
+			continue
+		}
+		for _, lap := range []int64{1 << 20, 4 << 10} {
+			t.Run(fmt.Sprintf("%v/laps of %d", islands, lap), func(t *testing.T) {
+				shortRails(t, lap)
+				backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, uint64(i+1), 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+					return everyRail(ctx, m, islands)
+				}))
+			})
+		}
+	}
+}
+
+// TestRailPutsOrder: a reduction to any rank and a reduce-scatter over three islands have the bits of an all-reduce, which are those of the order of the islands.
+func TestRailPutsOrder(t *testing.T) {
+	shortRails(t, 2<<10)
+	for _, islands := range [][][]int{{{0, 1}, {2}, {3}}, {{0, 3}, {1, 2}}} {
+		backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, 1, 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+			s, err := m.Device().NewStream()
+			if err != nil {
+				return err
+			}
+			for i, n := range []int64{503, 5003} {
+				for _, op := range []Op{Sum, Avg} {
+					if op == Avg && !alikeIslands(islands) {
+						continue
+					}
+					dtype := []tensor.DType{tensor.Float16, tensor.Float32}[i]
+					if err := sameAsAllReduce(ctx, m, s, dtype, op, n); err != nil {
+						return fmt.Errorf("islands %v, %s of %d %s: %w", islands, op, n, dtype, err)
+					}
+				}
+			}
+			return s.Close()
+		}))
+	}
+}
+
+// TestRailPutsLateRank: a rank that does not come makes the run fail on every other rank, on those of other islands too, and the rank that comes when the others have given up fails
+// likewise. A new plan can be made then, and runs.
+func TestRailPutsLateRank(t *testing.T) {
+	for _, c := range []struct {
+		islands [][]int
+		late    int
+	}{{[][]int{{0, 1}, {2}}, 1}, {[][]int{{0, 1}, {2}}, 2}, {[][]int{{0, 1}, {2, 3}}, 1}} {
+		if testing.Short() && len(c.islands[1]) > 1 {
+			continue
+		}
+		t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
+			eachRail(t, func(t *testing.T, what string) {
+				backendtest.RequireAll(t, onWired(t, &wire{islands: c.islands}, 1, 500*time.Millisecond, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+					return lateRail(ctx, g, m, what, c.late, true)
+				}))
+			})
+		})
+	}
+}
+
+// TestRailPutsLostRank: a rank that is lost ends the run on every other rank, and is named.
+func TestRailPutsLostRank(t *testing.T) {
+	eachRail(t, func(t *testing.T, what string) {
+		failed := onWired(t, &wire{islands: [][]int{{0, 1}, {2, 3}}}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			return lostRail(ctx, g, m, what)
+		})
+		requireLost(t, failed)
+	})
+}
+
+// TestRailPutsFail: a put that fails on one rank, in the first lap or in the last, ends the run on every rank; on that rank with the error of the put. No rank takes what did not come for a
+// result.
+func TestRailPutsFail(t *testing.T) {
+	failure := errors.New("the wire is cut")
+	eachRail(t, func(t *testing.T, what string) {
+		fails := 3
+		if what == "broadcast" {
+			fails = 1 // the other rank that puts
+		}
+		var left atomic.Int64 // how many of its puts succeed; negative: all
+		left.Store(-1)
+		w := &wire{islands: [][]int{{0, 1}, {2, 3}}, fail: func(from int) error {
+			if from != fails || left.Load() < 0 {
+				return nil
+			}
+			if left.Load() == 0 {
+				return failure
+			}
+			left.Add(-1)
+			return nil
+		}}
+		backendtest.RequireAll(t, onWired(t, w, 1, time.Second, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			_, closeAll, s, p, err := railPlan(ctx, m, what)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "a run before")); err != nil {
+				return err
+			}
+			if g.Rank() == fails {
+				left.Store(0)
+				if railLapBytes < 1<<20 {
+					left.Store(1) // a lap is on its way
+				}
+			}
+			if err := g.Barrier(ctx, "armed"); err != nil {
+				return err
+			}
+			ran := errors.Join(p.Run(s), s.Synchronize(ctx))
+			if ran == nil || ctx.Err() != nil {
+				return fmt.Errorf("a run of which a put has failed: %w", ran)
+			}
+			if g.Rank() == fails && !errors.Is(ran, failure) {
+				return fmt.Errorf("the rank whose put has failed says something else: %w", ran)
+			}
+			if err := p.Run(s); err == nil {
+				return errors.New("a plan that has failed runs again")
+			}
+			return errors.Join(g.Barrier(ctx, "failed"), p.Close(ctx), closeAll(), s.Close())
+		}))
+	})
+}
+
+// TestRailPutsOnTwoStreams: two plans at once on two streams, which the ranks enqueue in opposite orders, both give their results.
+func TestRailPutsOnTwoStreams(t *testing.T) {
+	shortRails(t, 1<<10)
+	islands := [][]int{{0, 1}, {2, 3}}
+	backendtest.RequireAll(t, onWired(t, &wire{islands: islands, delay: 100 * time.Microsecond}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		const n = 700
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, n)
+		if err != nil {
+			return err
+		}
+		mine := make([]float32, n)
+		for i := range mine {
+			mine[i] = railNumber(g.Rank(), i)
+		}
+		if err := errors.Join(x.Rendezvous(ctx), tensor.Write(x.Local(), mine, 0)); err != nil {
+			return err
+		}
+		var outs [2]tensor.SymmetricTensor
+		var plans [2]*Plan
+		var streams [2]device.Stream
+		for i := range plans {
+			if outs[i], err = tensor.Zeros(ctx, m, tensor.Float32, n); err != nil {
+				return err
+			}
+			if err := outs[i].Rendezvous(ctx); err != nil {
+				return err
+			}
+			if plans[i], err = NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Hierarchical, Out: outs[i]}); err != nil {
+				return err
+			}
+			if streams[i], err = m.Device().NewStream(); err != nil {
+				return err
+			}
+		}
+		for range 10 {
+			for i := range plans {
+				if g.Rank()%2 == 1 {
+					i = 1 - i
+				}
+				if err := plans[i].Run(streams[i]); err != nil {
+					return err
+				}
+			}
+		}
+		for i := range plans {
+			got := make([]float32, n)
+			if err := errors.Join(streams[i].Synchronize(ctx), tensor.Read(outs[i].Local(), got, 0)); err != nil {
+				return err
+			}
+			for k, v := range got {
+				if want := railSumOf(islands, k); v != want {
+					return fmt.Errorf("plan %d: element %d is %v, expected %v", i, k, v, want)
+				}
+			}
+			if err := errors.Join(plans[i].Close(ctx), streams[i].Close(), outs[i].Close(ctx)); err != nil {
+				return err
+			}
+		}
+		return x.Close(ctx)
+	}))
+}

@@ -1,0 +1,342 @@
+package kernels
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// railSimulation lets the steps of all ranks run in random orders, as out of order as streams allow, and fails where everybody waits, or somebody reads what has not come or is gone.
+// Values say whose bytes they are, of which run.
+type railSimulation struct {
+	random *rand.Rand
+	passes bool // an all-gather, in which islands pass on what they have; otherwise an all-reduce
+	lane   bool
+	ranks  []*simulatedRail
+}
+
+// simulatedRail is a rank. It takes the steps of a run.
+type simulatedRail struct {
+	*railForm
+	steps       []railStep
+	after       [][]int // by step: those that it comes behind
+	done        []bool  // in this run
+	left        int
+	in, out     []string         // by unit
+	rooms       map[int64]string // by place in the workspace
+	came, taken []map[int]int    // signals, by number and writer
+	met         int              // the barriers of the island that it has come to
+	runs        int
+}
+
+// railStep is a step of a run. A kernel that waits for the island is three: it comes, does its work when all have come, and ends when all have done theirs.
+type railStep struct {
+	kind        string
+	signal, lap int
+}
+
+func (r *simulatedRail) add(kind string, signal, lap int) {
+	r.steps = append(r.steps, railStep{kind, signal, lap})
+}
+
+func (r *simulatedRail) onRail(kind string, signal, lap int) {
+	if r.owns() {
+		r.add(kind, signal, lap)
+	}
+}
+
+func (r *simulatedRail) enter(lap int) {
+	r.add("meet", 0, lap)
+	r.add("enter", 0, lap)
+	r.add("met", 0, lap)
+}
+func (r *simulatedRail) leave(lap int) {
+	r.add("meet", 0, lap)
+	r.add("leave", 0, lap)
+	r.add("met", 0, lap)
+}
+func (r *simulatedRail) combine(lap int)   { r.onRail("combine", 0, lap) }
+func (r *simulatedRail) send(lap int)      { r.onRail("send", railData, lap) }
+func (r *simulatedRail) come(lap int)      { r.onRail("wait", railData, lap) }
+func (r *simulatedRail) finish(lap int)    { r.onRail("finish", railData, lap) }
+func (r *simulatedRail) signal(signal int) { r.onRail("signal", signal, 0) }
+func (r *simulatedRail) wait(signal int)   { r.onRail("wait", signal, 0) }
+func (r *simulatedRail) fork()             { r.add("fork", 0, 0) }
+func (r *simulatedRail) join()             { r.add("join", 0, 0) }
+
+// units is the places of the values in some ranges.
+func unitsOf(ranges []stretch) (all []int64) {
+	for _, x := range ranges {
+		for at := x.lo; at < x.hi; at += shardAlign {
+			all = append(all, at/shardAlign)
+		}
+	}
+	return all
+}
+
+func newRailSimulation(seed uint64, islands [][]int, units int64, passes, inPlace, lane bool) *railSimulation {
+	s := &railSimulation{random: rand.New(rand.NewPCG(seed, 7)), passes: passes, lane: lane}
+	size := int64(len(slices.Concat(islands...)))
+	for rank := range int(size) {
+		f := &railForm{islandPlace: newIslandPlace(rank, islands, true), own: 1, rooms: len(islands), puts: &railPuts{}}
+		if passes {
+			for _, ranks := range islands {
+				var all []stretch
+				for _, r := range ranks {
+					lo, hi := shareOf(units, int(size), r)
+					all = append(all, stretch{lo * shardAlign, hi * shardAlign})
+				}
+				f.shards = append(f.shards, cutShares(all, f.rails))
+			}
+			f.puts.passes = func(lap, island int) []stretch { return f.lapOf(island, f.local, lap) }
+		} else {
+			f.shards = [][][]stretch{cutEvenly([]stretch{{0, units * shardAlign}}, f.rails)}
+		}
+		f.cut()
+		r := &simulatedRail{railForm: f, in: make([]string, units), rooms: map[int64]string{}}
+		if r.out = r.in; !inPlace {
+			r.out = make([]string, units)
+		}
+		f.buildByPuts(r)
+		r.after = s.order(r)
+		for n := range railReady + railSlots {
+			r.came, r.taken = append(r.came, map[int]int{}), append(r.taken, map[int]int{})
+			for peer := range int(size) {
+				if n >= railReady && !passes {
+					r.came[n][peer] = 1
+				}
+			}
+		}
+		s.ranks = append(s.ranks, r)
+	}
+	return s
+}
+
+// order says which steps each one comes behind: those of one stream in order, and what forks and joins say.
+func (s *railSimulation) order(r *simulatedRail) [][]int {
+	after := make([][]int, len(r.steps))
+	var plan, lane []int
+	for i, step := range r.steps {
+		if !s.lane {
+			step.kind = "" // all on the plan's stream
+		}
+		switch step.kind {
+		case "fork":
+			after[i], lane = plan, append(slices.Clip(lane), i)
+		case "join":
+			after[i], plan = lane, append(slices.Clip(plan), i)
+		case "send", "wait", "signal":
+			after[i], lane = lane, []int{i}
+		default:
+			after[i], plan = plan, []int{i}
+		}
+	}
+	return after
+}
+
+// next does a step that is ready, and reports false if there is none.
+func (s *railSimulation) next(rank int) bool {
+	r := s.ranks[rank]
+	var ready []int
+	for i := range r.steps {
+		if !r.done[i] && !slices.ContainsFunc(r.after[i], func(on int) bool { return !r.done[on] }) {
+			ready = append(ready, i)
+		}
+	}
+	switch s.random.IntN(3) { // the worst orders are those of one stream as far ahead of the other as it can be
+	case 0:
+		slices.Reverse(ready)
+	case 1:
+		s.random.Shuffle(len(ready), func(i, k int) { ready[i], ready[k] = ready[k], ready[i] })
+	}
+	for _, i := range ready {
+		if s.step(rank, r.steps[i]) {
+			r.done[i] = true
+			r.left--
+			return true
+		}
+	}
+	return false
+}
+
+func (s *railSimulation) begin(rank int) {
+	r := s.ranks[rank]
+	for u := range r.out {
+		r.out[u] = fmt.Sprintf("poison %d", r.runs)
+	}
+	for u := range r.in {
+		if s.passes && rank != s.owner(u) {
+			continue // not of this rank's share
+		}
+		r.in[u] = fmt.Sprintf("%d.%d.%d", rank, r.runs, u)
+	}
+	r.done, r.left = make([]bool, len(r.steps)), len(r.steps)
+}
+
+// owner is the rank whose share has a unit.
+func (s *railSimulation) owner(u int) int {
+	for rank := range s.ranks {
+		if lo, hi := shareOf(int64(len(s.ranks[0].in)), len(s.ranks), rank); int64(u) >= lo && int64(u) < hi {
+			return rank
+		}
+	}
+	return -1
+}
+
+// want is what a run gives for a unit.
+func (s *railSimulation) want(run, u int) (all string) {
+	if s.passes {
+		return fmt.Sprintf("%d.%d.%d", s.owner(u), run, u)
+	}
+	for _, ranks := range s.ranks[0].islands {
+		all += "("
+		for _, r := range ranks {
+			all += fmt.Sprintf("%d.%d.%d ", r, run, u)
+		}
+		all += ")"
+	}
+	return all
+}
+
+// step does a step of a rank, and reports false if it waits.
+func (s *railSimulation) step(rank int, step railStep) bool {
+	r := s.ranks[rank]
+	island := r.islands[r.island]
+	own := unitsOf(r.lapOf(0, r.local, step.lap)) // of an all-reduce
+	switch step.kind {
+	case "meet":
+		r.met++
+	case "met", "enter", "leave":
+		for _, p := range island {
+			if s.ranks[p].met < r.met {
+				return false
+			}
+		}
+		switch {
+		case step.kind == "enter" && s.passes:
+			for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
+				r.out[u] = s.ranks[s.owner(int(u))].in[u]
+			}
+		case step.kind == "enter":
+			for k, u := range own {
+				sum := "("
+				for _, p := range island {
+					sum += s.ranks[p].in[u] + " "
+				}
+				r.rooms[r.roomAt(step.lap, 0)/shardAlign+int64(k)] = sum + ")"
+			}
+		case step.kind == "leave":
+			for place, p := range island {
+				for part := range r.shards {
+					for _, u := range unitsOf(r.lapOf(part, place, step.lap)) {
+						r.out[u] = s.ranks[p].out[u]
+					}
+				}
+			}
+		}
+		if step.kind != "met" {
+			r.met++
+		}
+	case "wait", "finish":
+		for _, p := range r.links() {
+			if r.came[step.signal][p] <= r.taken[step.signal][p] {
+				return false
+			}
+		}
+		for _, p := range r.links() {
+			r.taken[step.signal][p]++
+		}
+	case "combine":
+		for k, u := range own {
+			if s.passes {
+				break
+			}
+			r.out[u] = ""
+			for i := range r.islands {
+				room := 0
+				if i != r.island {
+					room = r.roomOf(r.island, i)
+				}
+				r.out[u] += r.rooms[r.roomAt(step.lap, room)/shardAlign+int64(k)]
+			}
+		}
+	case "send", "signal":
+		for _, p := range r.links() {
+			peer := s.ranks[p]
+			switch {
+			case step.kind == "send" && s.passes:
+				for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
+					peer.out[u] = r.out[u]
+				}
+			case step.kind == "send":
+				for k := range own {
+					peer.rooms[r.roomAt(step.lap, r.roomOf(peer.island, r.island))/shardAlign+int64(k)] = r.rooms[r.roomAt(step.lap, 0)/shardAlign+int64(k)]
+				}
+			}
+			peer.came[step.signal][rank]++
+		}
+	}
+	return true
+}
+
+// run lets every rank run the program runs times.
+func (s *railSimulation) run(runs int) error {
+	for rank := range s.ranks {
+		s.begin(rank)
+	}
+	for {
+		left, moved := false, false
+		for _, rank := range s.random.Perm(len(s.ranks)) {
+			r := s.ranks[rank]
+			for range 1 + s.random.IntN(12) {
+				if r.runs == runs || !s.next(rank) {
+					break
+				}
+				moved = true
+				if r.left > 0 {
+					continue
+				}
+				for u, got := range r.out {
+					if want := s.want(r.runs, u); got != want {
+						return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", r.runs, rank, got, u, want)
+					}
+				}
+				if r.runs++; r.runs < runs {
+					s.begin(rank)
+				}
+			}
+			left = left || r.runs < runs
+		}
+		switch {
+		case !left:
+			return nil
+		case !moved:
+			return fmt.Errorf("every rank waits for another")
+		}
+	}
+}
+
+// TestRailPutsProgram: whatever order the streams of the ranks run in, nobody waits in a circle, nothing is overwritten that is still wanted, and every run of an all-reduce and of an all-gather
+// gives every rank what it states, those of islands first, in the order of ranks and of islands.
+func TestRailPutsProgram(t *testing.T) {
+	lap := railLapBytes
+	t.Cleanup(func() { railLapBytes = lap })
+	railLapBytes = 2 * shardAlign
+	for _, islands := range hierarchicalIslands {
+		if len(islands) == 1 {
+			continue // no rails
+		}
+		for _, units := range []int64{1, 7, 40} {
+			for _, passes := range []bool{false, true} {
+				for seed := range uint64(12) {
+					inPlace, lane := seed%2 == 0, seed%3 != 2
+					s := newRailSimulation(seed, islands, units, passes, inPlace, lane)
+					require.NoErrorf(t, s.run(3), "islands %v, %d units, passes %t, seed %d, in place %t, with a lane %t", islands, units, passes, seed, inPlace, lane)
+				}
+			}
+		}
+	}
+}
