@@ -34,7 +34,8 @@ import (
 // gives the same bits; of more it is NCCL's, which promises none. An average is that of the islands' averages, which have to have as many ranks for it.
 
 // A lap is of railLapBytes of a shard at most, unless these were more than railMostLaps: each lap is some launches, and a call of NCCL's that is tried when the
-// plan is made. The first is a guess at what keeps a network busy for longer than the launches take; it was not measured.
+// plan is made. Where each island brings or gets other bytes, as of an all-gather, two of them have so much. The first is a guess at what keeps a network busy for
+// longer than the launches take; it was not measured over a network.
 var railLapBytes = int64(8 << 20)
 
 const railMostLaps = 32
@@ -101,7 +102,11 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 			f.most = max(f.most, sizeOf(shard))
 		}
 	}
-	f.lap = max((f.most+railMostLaps-1)/railMostLaps, min(railLapBytes, f.most), 1)
+	lap := railLapBytes
+	if islands := int64(len(f.islands)); shares != nil && islands > 2 {
+		lap = max(lap*2/islands, 1)
+	}
+	f.lap = max((f.most+railMostLaps-1)/railMostLaps, min(lap, f.most), 1)
 	n := (f.most + f.lap - 1) / f.lap
 	f.lap = alignUp((f.most+n-1)/n, shardAlign)
 	f.laps = int((f.most + f.lap - 1) / f.lap)
@@ -126,6 +131,16 @@ func cutEvenly(ranges []stretch, shards int) (all [][]stretch) {
 	each := alignUp((n+int64(shards)-1)/int64(shards), shardAlign)
 	for i := range int64(shards) {
 		all = append(all, between(ranges, i*each, (i+1)*each))
+	}
+	return all
+}
+
+// without is what of the range is not in another.
+func (s stretch) without(not stretch) (all []stretch) {
+	for _, x := range []stretch{{s.lo, min(s.hi, not.lo)}, {max(s.lo, not.hi), s.hi}} {
+		if x.bytes() > 0 {
+			all = append(all, x)
+		}
 	}
 	return all
 }
@@ -171,10 +186,15 @@ func (f *railForm) workspaceBytes(rooms int) int64 {
 	return int64(min(f.laps, railSlots)) * int64(rooms) * f.lap
 }
 
-// number is which rank of its rail the one on an island is: NCCL numbers them in the order of their ranks in the group.
-func (f *railForm) number(island int) (n int) {
+// each is the bytes of a lap that every rank of a rail brings, or gets, or more.
+func (f *railForm) each(lap int) int64 {
+	return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign))
+}
+
+// number is which rank of the rail at a place the one on an island is: NCCL numbers them in the order of their ranks in the group.
+func (f *railForm) number(place, island int) (n int) {
 	for _, ranks := range f.islands {
-		if ranks[f.local] < f.islands[island][f.local] {
+		if ranks[place] < f.islands[island][place] {
 			n++
 		}
 	}

@@ -66,7 +66,9 @@ func (b *broadcast) byRails(s *collective.Spec) {
 	f.spec(s)
 }
 
-// byRails makes the spec that of an all-gather over rails: what the ranks of an island bring is cut into shards, of which each is broadcast on its rail.
+// byRails makes the spec that of an all-gather over rails: what the ranks of an island bring is cut into shards, which the ranks of a rail gather in the workspace,
+// one behind the other in the order in which NCCL numbers them, as long for each. Broadcasts straight to the outputs, one of
+// each rank, are run one after the other by NCCL.
 func (a *allGather) byRails(s *collective.Spec) {
 	n, size, width := a.out.NumElements(), a.out.WorldSize(), a.out.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -77,33 +79,66 @@ func (a *allGather) byRails(s *collective.Spec) {
 	if f == nil {
 		return
 	}
+	rooms := len(f.islands)
+	s.Workspace = f.workspaceBytes(rooms)
+	// room is where those of a rail have what one of them brings.
+	room := func(lap, place, island int) int64 {
+		return f.slot(lap, rooms) + int64(f.number(place, island))*f.each(lap)
+	}
 	f.moves = railMoves{
 		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			if !f.owns() {
+				return nil
+			}
+			to := at.Workspace(f.local).Add(room(lap, f.local, f.island))
 			for _, x := range f.lapOf(f.island, f.local, lap) {
 				for place, r := range f.islands[f.island] {
 					lo, hi := share(r)
-					own := stretch{max(lo, x.lo), min(hi, x.hi)}
-					if own.bytes() <= 0 || a.inPlace() && place == f.local {
-						continue // of another rank, or there already
+					part := stretch{max(lo, x.lo), min(hi, x.hi)}
+					if part.bytes() <= 0 {
+						continue // of another rank
 					}
-					from := at.Tensor(specIn, place).Add(own.lo)
+					from := at.Tensor(specIn, place).Add(part.lo)
 					if !a.inPlace() {
 						from = from.Add(-lo)
 					}
-					all = append(all, own.piece(from, f.out.Ptr().Add(own.lo)))
+					all = append(all, part.piece(from, to.Add(part.lo-x.lo)))
+				}
+				to = to.Add(x.bytes())
+			}
+			return all
+		},
+		calls: func(lap int, own device.Ptr) []memory.LibraryCall {
+			if !f.owns() {
+				return nil
+			}
+			return []memory.LibraryCall{{
+				Collective: libraryNames["NewAllGather"], In: own.Add(room(lap, f.local, f.island)), Out: own.Add(f.slot(lap, rooms)), Count: f.each(lap),
+				DType: tensor.Uint8.String(), Op: Sum.String(),
+			}}
+		},
+		leaves: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
+			var own stretch // is there already
+			if a.inPlace() {
+				own.lo, own.hi = share(a.out.Rank())
+			}
+			for k := range at.WorldSize() {
+				place := (at.Rank() + k) % at.WorldSize()
+				for i := range f.islands {
+					if place >= f.rails {
+						continue
+					}
+					from := at.Workspace(place).Add(room(lap, place, i))
+					for _, x := range f.lapOf(i, place, lap) {
+						for _, part := range x.without(own) {
+							all = append(all, part.piece(from.Add(part.lo-x.lo), f.out.Ptr().Add(part.lo)))
+						}
+						from = from.Add(x.bytes())
+					}
 				}
 			}
 			return all
 		},
-		calls: func(lap int, _ device.Ptr) (all []memory.LibraryCall) {
-			for i, ranks := range f.islands {
-				for _, x := range f.lapOf(i, f.local, lap) {
-					all = append(all, f.broadcastCall(x, ranks[f.local]))
-				}
-			}
-			return all
-		},
-		leaves: func(at *collective.Addresses, lap int) []ptx.Piece { return f.others(at, lap) },
 	}
 	f.spec(s)
 }
@@ -167,8 +202,6 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 	}
 	rooms := len(f.islands) + 1
 	s.Workspace = f.workspaceBytes(rooms)
-	// each is the bytes of a lap that every island gets, or more.
-	each := func(lap int) int64 { return min(f.lap, alignUp(f.most-int64(lap)*f.lap, shardAlign)) }
 	result := func(lap int) int64 {
 		if !f.crosses() {
 			return f.slot(lap, rooms)
@@ -180,7 +213,7 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 			for i := range f.islands {
 				to := own.Add(f.slot(lap, rooms))
 				if f.owns() {
-					to = to.Add(int64(f.number(i)) * each(lap))
+					to = to.Add(int64(f.number(f.local, i)) * f.each(lap))
 				}
 				for _, x := range f.lapOf(i, f.local, lap) {
 					all = append(all, railSum{x, to})
@@ -194,7 +227,7 @@ func (r *reduction) scatterByRails(s *collective.Spec) {
 				return nil
 			}
 			return []memory.LibraryCall{{
-				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.slot(lap, rooms)), Out: own.Add(result(lap)), Count: each(lap) / width,
+				Collective: libraryNames["NewReduceScatter"], In: own.Add(f.slot(lap, rooms)), Out: own.Add(result(lap)), Count: f.each(lap) / width,
 				DType: r.in.DType().String(), Op: r.op.String(),
 			}}
 		},
