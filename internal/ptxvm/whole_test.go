@@ -34,6 +34,7 @@ type wholeJob struct {
 	missing int  // 1 and up: a rank that does not come, likewise
 	stop    bool // with missing: the host ends it, and not the time
 	twice   bool // two plans at once, on devices that hold no more than both
+	shared  bool // all ranks are on one device, which holds no more than one launch of each
 }
 
 const wholeFirst = 1<<32 - 2 // epoch
@@ -303,6 +304,12 @@ func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) er
 	if !j.twice {
 		w := newCrew(tb, j.ranks, j.blocks, j.threads, workspace, wholeFirst, c)
 		w.replace = replace
+		if j.shared {
+			w.m.Limit(0, Limits{Multiprocessors: 1, Blocks: j.ranks * j.blocks})
+			for r := range w.streams {
+				w.streams[r] = w.m.NewStream(0)
+			}
+		}
 		check := j.enqueue(w, c.Seed)
 		if err := w.m.Run(); err != nil {
 			return err
@@ -371,13 +378,13 @@ func TestWhole(t *testing.T) {
 }
 
 // TestWholeSchedules: so they do under every schedule, with ranks and blocks that are late, strong and weak, and they end; two plans at once, too, in
-// opposite order, on devices that hold no more than both.
+// opposite order, on devices that hold no more than both, and ranks that share a device which holds one launch of each.
 func TestWholeSchedules(t *testing.T) {
 	for _, s := range schedules {
 		for _, what := range wholeCollectives {
-			for _, twice := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/%s/twice=%t", s.name, what, twice), func(t *testing.T) {
-					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: twice}
+			for _, where := range []string{"apart", "twice", "shared"} {
+				t.Run(fmt.Sprintf("%s/%s/%s", s.name, what, where), func(t *testing.T) {
+					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: where == "twice", shared: where == "shared"}
 					eachSeed(t, seedsOr(2, 12), func(seed uint64) error {
 						return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
 					})
