@@ -6,6 +6,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -48,7 +49,7 @@ func (a *allGather) spec(s *collective.Spec) {
 		a.byIslands(s)
 		return
 	}
-	v := &movement{maker: a.maker, phases: []phase{a.share}, shares: a.out.NumElements()}
+	v := &movement{maker: a.maker, phases: []phase{a.share}, pattern: ptx.Gather, shares: a.out.NumElements()}
 	v.spec(s)
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -55,7 +56,7 @@ func (a *allToAll) spec(s *collective.Spec) {
 }
 
 func (a *allToAll) movement() *movement {
-	return &movement{maker: a.maker, phases: []phase{a.block}, shares: a.in.NumElements()}
+	return &movement{maker: a.maker, phases: []phase{a.block}, pattern: ptx.Exchange, shares: a.in.NumElements()}
 }
 
 // blockBytes is the size of what a rank has for another.

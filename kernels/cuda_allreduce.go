@@ -108,16 +108,20 @@ func (a *allReduce) whole(form ptx.Form) bool {
 	return ok && wholeVectors(a.in, a.out)
 }
 
-// pushParams is the parameter of a kernel for whole vectors.
-func (a *allReduce) pushParams(at *collective.Addresses, layout ptx.Layout) []byte {
+// newPushParams is the parameter of a kernel for whole vectors, without the message: with slots of so many bytes.
+func newPushParams(at *collective.Addresses, slot int64) ptx.PushParams {
 	c := at.Comm()
-	p := ptx.PushParams{
-		In: uint64(at.Tensor(specIn, at.Rank())), Out: uint64(at.Tensor(specOut, at.Rank())), Records: c.Workspace[at.Rank()], Dead: c.Dead,
-		Vectors: uint32(a.in.Bytes() / 16), Shard: uint32(layout.Shard()), Slot: uint32(layout.Span() / 16), Rank: c.Rank, Op: uint32(a.op),
-		Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout,
-	}
+	p := ptx.PushParams{Records: c.Workspace[at.Rank()], Dead: c.Dead, Slot: uint32(slot / 16), Rank: c.Rank, Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout}
 	for r := range at.WorldSize() {
 		p.Data = append(p.Data, uint64(at.Workspace(r)))
 	}
+	return p
+}
+
+// pushParams is the parameter of a kernel for whole vectors.
+func (a *allReduce) pushParams(at *collective.Addresses, layout ptx.Layout) []byte {
+	p := newPushParams(at, layout.Span())
+	p.In, p.Out, p.Op = uint64(at.Tensor(specIn, at.Rank())), uint64(at.Tensor(specOut, at.Rank())), uint32(a.op)
+	p.Vectors, p.Shard = uint32(a.in.Bytes()/16), uint32(layout.Shard())
 	return p.Bytes()
 }

@@ -127,7 +127,9 @@ func (m *many) onCUDA(s *collective.Spec) {
 			p.Span = uint64(span)
 			switch {
 			case whole:
-				return []any{m.pushParams(at, span), upload(at, stretches)}
+				push := newPushParams(at, span)
+				push.Op = uint32(m.op)
+				return []any{push.Bytes(), upload(at, stretches)}
 			case oneShot:
 				return []any{p.Bytes(), upload(at, stretches)}
 			}
@@ -152,18 +154,6 @@ func (m *many) wholeVectors() bool {
 		vectors += v.In.Bytes() / 16
 	}
 	return vectors < ptx.MaxPushVectors
-}
-
-// pushParams is the first parameter of the kernel for whole vectors, of which a rank's slot has span bytes.
-func (m *many) pushParams(at *collective.Addresses, span int64) []byte {
-	c := at.Comm()
-	p := ptx.PushParams{
-		Records: c.Workspace[at.Rank()], Dead: c.Dead, Slot: uint32(span / 16), Rank: c.Rank, Op: uint32(m.op), Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout,
-	}
-	for r := range at.WorldSize() {
-		p.Data = append(p.Data, uint64(at.Workspace(r)))
-	}
-	return p.Bytes()
 }
 
 // params is the kernel's first parameter, without inputs and outputs.

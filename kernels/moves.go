@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -14,10 +15,11 @@ import (
 // has got in one phase it may pass on in the next.
 type movement struct {
 	*maker
-	phases []phase
-	root   int
-	shares int64 // elements that are shared out between the ranks; 0 if none are
-	rooted bool  // one rank has something for all others, and nobody else has
+	phases  []phase
+	pattern ptx.Pattern // of the one phase, or of the first
+	root    int
+	shares  int64 // elements that are shared out between the ranks; 0 if none are
+	rooted  bool  // one rank has something for all others, and nobody else has
 }
 
 // phase says what rank to has from rank from.

@@ -11,22 +11,62 @@ import (
 // byLines makes the spec that of the kernel that pushes pieces in lines, in one phase.
 func (v *movement) byLines(s *collective.Spec) {
 	s.Program = nil
-	kernel := ptx.PushLines(ptx.Hopper(v.in.Device()))
+	size, longest, hopper := v.in.WorldSize(), v.longest(), ptx.Hopper(v.in.Device())
+	kernel, whole := ptx.LinesWhole(v.pattern, size, hopper)
+	slot := ptx.LinesWholeSlotBytes(longest)
+	if whole = whole && v.wholeVectors(); whole {
+		s.Parameters += ", whole"
+	} else {
+		kernel, slot = ptx.PushLines(hopper), ptx.LinesSlotBytes(longest)
+	}
 	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err
 		return
 	}
-	size, longest := v.in.WorldSize(), v.longest()
-	s.Workspace = 2 * int64(size) * ptx.LinesSlotBytes(longest)
+	s.Workspace = 2 * int64(size) * slot
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors).atMost(v.maxBlocks)
+			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors)
+			if whole {
+				g = pushGeometry(OneShotPush, longest, size, multiprocessors)
+			}
+			g = g.atMost(v.maxBlocks)
 			return g.blocks, g.threads
 		},
-		Params: func(at *collective.Addresses) []any { return []any{at.Comm(), v.lines(at)} },
+		Params: func(at *collective.Addresses) []any {
+			if whole {
+				p := newPushParams(at, slot)
+				p.In, p.Out, p.Vectors, p.Shard = v.wholeInput(at), uint64(at.Tensor(v.specOut(), at.Rank())), uint32(longest/16), uint32(v.root)
+				return []any{p.Bytes()}
+			}
+			return []any{at.Comm(), v.lines(at)}
+		},
 	}
+}
+
+// wholeVectors reports whether all pieces are vectors of 16 bytes and nothing else, of one length, on this rank, and so on every rank: who sends what
+// is the same on all, and tensors lie alike on them modulo 16.
+func (v *movement) wholeVectors() bool {
+	size, longest := v.in.WorldSize(), v.longest()
+	for from := range size {
+		for to := range size {
+			if c := v.phases[0](from, to); from != to && c.bytes != longest && (v.pattern != ptx.Broadcast || from == v.root) {
+				return false
+			}
+		}
+	}
+	return longest > 0 && (uint64(v.in.Ptr())|uint64(v.out.Ptr())|uint64(longest))%16 == 0 && longest/16 < ptx.MaxPushVectors
+}
+
+// wholeInput is the address of what this rank sends to all, or of its pieces for each.
+func (v *movement) wholeInput(at *collective.Addresses) uint64 {
+	in := at.Tensor(specIn, at.Rank())
+	if v.pattern == ptx.Gather {
+		in = in.Add(v.phases[0](at.Rank(), (at.Rank()+1)%at.WorldSize()).src)
+	}
+	return uint64(in)
 }
 
 // longest is the size of the longest piece that any rank sends to another.

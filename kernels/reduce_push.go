@@ -14,7 +14,13 @@ import (
 func (r *reduction) byPush(s *collective.Spec) {
 	s.Program = nil
 	form, size := ptxForms[r.algorithm], r.in.WorldSize()
-	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), ptx.Hopper(r.in.Device()))
+	hopper := ptx.Hopper(r.in.Device())
+	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), hopper)
+	wholeKernel, whole := ptx.ScatterWhole(r.in.DType().String(), int(r.op), size, !r.scatter, hopper)
+	if whole = whole && form == ptx.OneShotPush && r.wholeVectors(); whole {
+		kernel = wholeKernel
+		s.Parameters += ", whole"
+	}
 	if !ok {
 		s.Failure = fmt.Errorf("there is no %s in the form %s: %w", r.describe(), r.algorithm, errs.ErrUnsupported)
 		return
@@ -30,14 +36,33 @@ func (r *reduction) byPush(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := geometry(r.algorithm, share, 0, size, multiprocessors).atMost(r.maxBlocks)
+			g := geometry(r.algorithm, share, 0, size, multiprocessors)
+			if whole {
+				g = pushGeometry(r.algorithm, share, size, multiprocessors)
+			}
+			g = g.atMost(r.maxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {
+			if whole {
+				p := newPushParams(at, span)
+				p.In, p.Out, p.Vectors, p.Shard, p.Op = uint64(r.in.Ptr()), uint64(r.out.Ptr()), uint32(share/16), uint32(r.root), uint32(r.op)
+				return []any{p.Bytes()}
+			}
 			p := r.pushParams(at, uint64(span))
 			return []any{p.Bytes()}
 		},
 	}
+}
+
+// wholeVectors reports whether all shares are vectors of 16 bytes and nothing else, of one length, on this rank, and so on every rank, since tensors lie
+// alike on them modulo 16.
+func (r *reduction) wholeVectors() bool {
+	share := r.shareBytes()
+	if r.scatter && share*int64(r.in.WorldSize()) != r.in.Bytes() {
+		return false
+	}
+	return share > 0 && (uint64(r.in.Ptr())|uint64(r.out.Ptr())|uint64(share))%16 == 0 && share/16 < ptx.MaxPushVectors
 }
 
 // shareBytes is the size of the largest share.

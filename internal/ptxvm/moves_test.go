@@ -20,6 +20,7 @@ type crew struct {
 	blocks  int
 	threads int
 	memory  *Memory
+	above   uint64 // of all addresses
 	m       *Machine
 	streams []*Stream
 	spaces  [][]byte
@@ -30,10 +31,20 @@ type crew struct {
 
 // newCrew makes ranks whose plan has so many bytes of workspace, and begins at an epoch.
 func newCrew(tb testing.TB, ranks, blocks, threads int, workspace int64, first uint32, c Config) *crew {
-	w := &crew{tb: tb, ranks: ranks, blocks: blocks, threads: threads, memory: NewMemory()}
+	w := newCrewIn(tb, NewMemory(), 0, ranks, blocks, threads, workspace, first)
+	w.m = New(w.memory, c)
+	for r := range ranks {
+		w.streams = append(w.streams, w.m.NewStream(r))
+	}
+	return w
+}
+
+// newCrewIn is newCrew without a machine, in memory that may have other crews, with all addresses higher by above.
+func newCrewIn(tb testing.TB, memory *Memory, above uint64, ranks, blocks, threads int, workspace int64, first uint32) *crew {
+	w := &crew{tb: tb, ranks: ranks, blocks: blocks, threads: threads, memory: memory, above: above}
 	control := ptx.ControlBytes(blocks, ranks)
 	for r := range ranks {
-		at := uint64(r+1) * rankAt
+		at := above + uint64(r+1)*rankAt
 		space, words := aligned(int(control+workspace)), aligned(64)
 		for i := int64(0); i < control; i += 4 {
 			binary.LittleEndian.PutUint32(space[i:], first)
@@ -44,18 +55,14 @@ func newCrew(tb testing.TB, ranks, blocks, threads int, workspace int64, first u
 	}
 	if ranks > ptx.Inline {
 		table := w.put(0, w.workspaces())
-		require.Equal(tb, uint64(rankAt+inAt), table)
-	}
-	w.m = New(w.memory, c)
-	for r := range ranks {
-		w.streams = append(w.streams, w.m.NewStream(r))
+		require.Equal(tb, above+rankAt+inAt, table)
 	}
 	return w
 }
 
 func (w *crew) workspaces() (table []byte) {
 	for r := range w.ranks {
-		table = binary.LittleEndian.AppendUint64(table, uint64(r+1)*rankAt+channelAt)
+		table = binary.LittleEndian.AppendUint64(table, w.above+uint64(r+1)*rankAt+channelAt)
 	}
 	return table
 }
@@ -69,7 +76,7 @@ func (w *crew) put(rank int, b []byte) uint64 {
 
 // mapped maps bytes that are aligned.
 func (w *crew) mapped(rank int, b []byte) uint64 {
-	at := uint64(rank+1)*rankAt + inAt + w.next
+	at := w.above + uint64(rank+1)*rankAt + inAt + w.next
 	if len(b) > 0 {
 		require.NoError(w.tb, w.memory.Map(at, b))
 	}
@@ -79,13 +86,13 @@ func (w *crew) mapped(rank int, b []byte) uint64 {
 
 // comm is a rank's.
 func (w *crew) comm(rank int) ptx.Comm {
-	at := uint64(rank+1)*rankAt + wordsAt
+	at := w.above + uint64(rank+1)*rankAt + wordsAt
 	c := ptx.Comm{Version: ptx.CommVersion, Rank: uint32(rank), World: uint32(w.ranks), Timeout: 1 << 62, Dead: at, Fault: at + 16, Stop: at + 32}
 	for r := range min(w.ranks, ptx.Inline) {
-		c.Workspace[r] = uint64(r+1)*rankAt + channelAt
+		c.Workspace[r] = w.above + uint64(r+1)*rankAt + channelAt
 	}
 	if w.ranks > ptx.Inline {
-		c.Table = rankAt + inAt
+		c.Table = w.above + rankAt + inAt
 	}
 	return c
 }

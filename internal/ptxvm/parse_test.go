@@ -1,6 +1,7 @@
 package ptxvm
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/symmem/symmem/kernels/ptx/images"
 )
+
+// takesPushParams is the names of kernels that take ptx.PushParams, and how many ranks these are of.
+var takesPushParams = regexp.MustCompile(`^symmem_(?:.*_push_whole_.*|lines_.*|scatter_(?:whole|root)_.*)_w(\d)$`)
 
 // TestImages: every kernel of the module is PTX as the machine knows it.
 func TestImages(t *testing.T) {
@@ -37,10 +41,10 @@ func TestImages(t *testing.T) {
 			case strings.HasPrefix(file, "many_"):
 				sizes = []int{304, 24}
 			}
-			if whole, world, ok := strings.Cut(f.Name, "_push_whole_"); ok { // ptx.PushParams
-				n, err := strconv.Atoi(world[strings.LastIndex(world, "_w")+2:])
-				require.NoError(t, err, whole)
-				if sizes = []int{80 + 8*n}; strings.HasSuffix(whole, "_many") {
+			if whole := takesPushParams.FindStringSubmatch(f.Name); whole != nil {
+				n, err := strconv.Atoi(whole[1])
+				require.NoError(t, err)
+				if sizes = []int{80 + 8*n}; strings.Contains(f.Name, "_many_") {
 					sizes = append(sizes, 24)
 				}
 			}

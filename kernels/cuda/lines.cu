@@ -1,7 +1,7 @@
 // Collectives that move elements and change none, for small messages: every rank pushes lines to those that are to have them, without a barrier.
 //
 // All ranks cut a piece alike: into lines of 8 bytes, counted from the aligned address at or before its first byte on the sender. A line is
-// stored and loaded by blocks of the same number.
+// stored and loaded by blocks of the same number. Pieces of whole vectors, of one length, have kernels of their own: see whole.cuh.
 #include "lines.cuh"
 
 struct LinePiece {

@@ -12,7 +12,7 @@ template <int W> struct PushParams {
   u64 records;  // this rank's records, one a block. See symmem.cuh
   u64 dead;     // as in Params
   u32 vectors;  // of 16 bytes, below 2^30
-  u32 shard;    // two-shot: vectors that one rank reduces
+  u32 shard;    // two-shot: vectors that one rank reduces; broadcast and reduce: the root
   u32 slot;     // vectors in one rank's slot of a buffer
   u32 rank;
   u32 op;       // sum or average

@@ -1,5 +1,6 @@
 // Reduce-scatter and reduce for small messages: every rank pushes to each owner of a share what its input has of that, in lines, and the owner
-// combines them in the order of the ranks. No barrier. Of a reduce, root owns the one share.
+// combines them in the order of the ranks. No barrier. Of a reduce, root owns the one share. Shares of whole vectors have kernels of their own: see
+// whole.cuh.
 //
 // The generator compiles this file once for each dtype.
 #include "lines.cuh"

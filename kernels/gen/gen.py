@@ -83,11 +83,17 @@ def modules():
         many(f"many_{dtype}", 80, dtype)
         if dtype in SUMS:
             many(f"many_{dtype}_sm90", 90, dtype, "-DSYMMEM_ONESHOT_ONLY")
+    for world in WORLDS:
+        out.append((f"lines_w{world}", "lines_whole.cu", 80, [f"-DSYMMEM_WORLD={world}"]))
+        out.append((f"lines_w{world}_sm90", "lines_whole.cu", 90, [f"-DSYMMEM_WORLD={world}"]))
     for dtype in SUMS:
         for world in WORLDS:
             allreduce(f"pull_{dtype}_w{world}", 80, dtype, world, 0)
             allreduce(f"push_{dtype}_w{world}", 80, dtype, world, 1)
             allreduce(f"push_{dtype}_w{world}_sm90", 90, dtype, world, 1)
+            macros = [f"-DSYMMEM_{k}={v}" for k, v in dict(DTYPE=dtype, TYPE=dtype.upper(), WORLD=world).items()]
+            out.append((f"scatter_{dtype}_w{world}", "scatter_whole.cu", 80, macros))
+            out.append((f"scatter_{dtype}_w{world}_sm90", "scatter_whole.cu", 90, macros))
         macros = [f"-DSYMMEM_DTYPE={dtype}", f"-DSYMMEM_TYPE={dtype.upper()}"]
         out.append((f"rms_norm_{dtype}", "rms_norm.cu", 80, macros + ["-DSYMMEM_SPECIAL=0"]))
         out.append((f"rms_norm_{dtype}_sm90", "rms_norm.cu", 90, macros + ["-DSYMMEM_SPECIAL=1"]))

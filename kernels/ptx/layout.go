@@ -83,16 +83,16 @@ func (p *Params) Bytes() []byte {
 	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
 }
 
-// PushParams is the parameter of the kernels that PushWhole and ManyPushWhole find, by value. The latter does not use In, Out, Vectors and Shard.
-// Addresses are of the device.
+// PushParams is the parameter of the kernels that PushWhole, ManyPushWhole, LinesWhole and ScatterWhole find, by value. ManyPushWhole's does not use In,
+// Out, Vectors and Shard. Addresses are of the device.
 type PushParams struct {
 	In, Out  uint64   // this rank's; multiples of 16
 	Data     []uint64 // every rank's workspace behind the records, by rank
 	Records  uint64   // this rank's workspace
 	Dead     uint64   // as in Params
-	Vectors  uint32   // of 16 bytes, less than MaxPushVectors
-	Shard    uint32   // Layout.Shard
-	Slot     uint32   // Layout.Span, in vectors
+	Vectors  uint32   // of 16 bytes, less than MaxPushVectors: of the message, or of a piece or share
+	Shard    uint32   // Layout.Shard; of a broadcast or reduce, the root
+	Slot     uint32   // Layout.Span, or LinesWholeSlotBytes or ScatterSpan, in vectors
 	Rank, Op uint32
 	Index    uint32 // for the fault word
 	Fault    uint64 // as in Params, and what follows

@@ -1,6 +1,7 @@
 package ptx
 
 import (
+	"fmt"
 	"slices"
 	"structs"
 )
@@ -98,6 +99,53 @@ func PushLines(hopper bool) Kernel {
 		return Kernel{File: "lines_sm90.ptx", Name: "symmem_lines", Overlap: true}
 	}
 	return Kernel{File: "lines.ptx", Name: "symmem_lines"}
+}
+
+// Pattern is who sends what to whom in a collective whose pieces are of one length.
+type Pattern uint8
+
+// The patterns.
+const (
+	Gather    Pattern = iota + 1 // every rank sends one piece to all others
+	Exchange                     // every rank sends each other one a piece
+	Broadcast                    // one rank sends a piece to all others
+)
+
+var patternNames = [...]string{Gather: "gather", Exchange: "exchange", Broadcast: "broadcast"}
+
+// LinesWhole finds the kernel that takes the place of PushLines's where all pieces are whole vectors of 16 bytes, of one length, and begin at multiples
+// of 16 on every rank, and whether there is one. It takes PushParams, and has blocks of whole warps and at most 256 threads. Its workspace has 2 slots
+// of LinesWholeSlotBytes for each rank. hopper is as for AllReduce.
+func LinesWhole(pattern Pattern, world int, hopper bool) (Kernel, bool) {
+	if pattern == 0 || int(pattern) >= len(patternNames) || world < 2 || world > Inline {
+		return Kernel{}, false
+	}
+	k := Kernel{File: fmt.Sprintf("lines_w%d.ptx", world), Name: fmt.Sprintf("symmem_lines_%s_w%d", patternNames[pattern], world)}
+	if hopper {
+		k.File, k.Overlap = fmt.Sprintf("lines_w%d_sm90.ptx", world), true
+	}
+	return k, true
+}
+
+// LinesWholeSlotBytes is the size of the slot of a piece of whole vectors: two lines each.
+func LinesWholeSlotBytes(bytes int64) int64 { return roundUp(2*bytes, 256) }
+
+// ScatterWhole finds the kernel that takes the place of PushScatter's for OneShotPush where the ranks' inputs and outputs begin at multiples of 16 and all
+// shares are whole vectors of 16 bytes, of one length, and whether there is one: as PushWhole has. toRoot is a reduce, of which one rank has the one
+// share. It takes PushParams, has blocks of whole warps and at most 256 threads, and the same workspace.
+func ScatterWhole(dtype string, op, world int, toRoot, hopper bool) (Kernel, bool) {
+	if _, ok := PushWhole(OneShotPush, dtype, op, world, hopper); !ok {
+		return Kernel{}, false
+	}
+	form := "whole"
+	if toRoot {
+		form = "root"
+	}
+	k := Kernel{File: fmt.Sprintf("scatter_%s_w%d.ptx", dtype, world), Name: fmt.Sprintf("symmem_scatter_%s_%s_sum_w%d", form, dtype, world)}
+	if hopper {
+		k.File, k.Overlap = fmt.Sprintf("scatter_%s_w%d_sm90.ptx", dtype, world), true
+	}
+	return k, true
 }
 
 // ToRoot is a flag of Params, of PushScatter: the rank Peer has the one share.

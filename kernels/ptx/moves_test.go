@@ -48,6 +48,41 @@ func TestPushScatter(t *testing.T) {
 	}
 }
 
+// TestLinesWhole: every pattern has a kernel for 2 to 8 ranks.
+func TestLinesWhole(t *testing.T) {
+	k, ok := LinesWhole(Exchange, 4, true)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "lines_w4_sm90.ptx", Name: "symmem_lines_exchange_w4", Overlap: true}, k)
+	k, ok = LinesWhole(Broadcast, 8, false)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "lines_w8.ptx", Name: "symmem_lines_broadcast_w8"}, k)
+	for pattern := range Broadcast + 2 {
+		for world := range 12 {
+			_, ok := LinesWhole(pattern, world, true)
+			assert.Equal(t, pattern >= Gather && pattern <= Broadcast && world >= 2 && world <= 8, ok, "pattern %d of %d ranks", pattern, world)
+		}
+	}
+}
+
+// TestScatterWhole: reduce-scatter and reduce have a kernel for whole vectors where an all-reduce has one.
+func TestScatterWhole(t *testing.T) {
+	k, ok := ScatterWhole("bf16", Avg, 4, false, true)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "scatter_bf16_w4_sm90.ptx", Name: "symmem_scatter_whole_bf16_sum_w4", Overlap: true}, k)
+	k, ok = ScatterWhole("f32", Sum, 2, true, false)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "scatter_f32_w2.ptx", Name: "symmem_scatter_root_f32_sum_w2"}, k)
+	for _, dtype := range dtypes {
+		for op := Sum; op <= Avg; op++ {
+			for world := 1; world <= 16; world++ {
+				_, want := PushWhole(OneShotPush, dtype, op, world, true)
+				_, ok := ScatterWhole(dtype, op, world, op%2 == 0, true)
+				assert.Equal(t, want, ok, "%s, op %d, %d ranks", dtype, op, world)
+			}
+		}
+	}
+}
+
 // TestMoveSlots: a slot holds every line of what is put there, wherever that begins.
 func TestMoveSlots(t *testing.T) {
 	for bytes := int64(1); bytes < 300; bytes++ {
@@ -57,6 +92,8 @@ func TestMoveSlots(t *testing.T) {
 			assert.LessOrEqual(t, (bytes+int64(lead)+15)/16*16, ScatterSpan(OneShotPush, bytes))
 		}
 		assert.Zero(t, LinesSlotBytes(bytes)%128)
+		assert.LessOrEqual(t, 2*bytes, LinesWholeSlotBytes(bytes))
+		assert.Zero(t, LinesWholeSlotBytes(bytes)/2%128, "the second half is aligned too")
 	}
 	assert.Equal(t, int64(1152), AllToAllVBlockBytes(8))
 }

@@ -68,6 +68,22 @@ func TestKernels(t *testing.T) {
 			}
 		}
 	}
+	for world := 1; world <= 16; world++ {
+		for _, hopper := range []bool{false, true} {
+			for pattern := range ptx.Broadcast + 2 {
+				if k, ok := ptx.LinesWhole(pattern, world, hopper); ok {
+					use(k)
+				}
+			}
+			for _, dtype := range []string{"f16", "bf16", "f32", "i32"} {
+				for _, toRoot := range []bool{false, true} {
+					if k, ok := ptx.ScatterWhole(dtype, ptx.Sum, world, toRoot, hopper); ok {
+						use(k)
+					}
+				}
+			}
+		}
+	}
 	for _, form := range ptx.Forms() {
 		for _, dtype := range []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"} {
 			for _, hopper := range []bool{false, true} {

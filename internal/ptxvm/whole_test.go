@@ -1,0 +1,519 @@
+package ptxvm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/kernels/ptx"
+)
+
+// wholeJob is several launches of a collective other than all-reduce, by the kernel for pieces of whole vectors.
+type wholeJob struct {
+	what    string
+	dtype   string // of those that reduce
+	op      int
+	ranks   int
+	vectors int // of a piece
+	root    int
+	inPlace bool
+	hopper  bool
+	epochs  int
+	blocks  int
+	threads int
+	slow    int  // 1 and up: a rank that comes late to every third launch, and its number more by 1
+	user    bool // all launches have the same tensors, into which kernels on the stream copy, and out of them
+	missing int  // 1 and up: a rank that does not come, likewise
+	stop    bool // with missing: the host ends it, and not the time
+	twice   bool // two plans at once, on devices that hold no more than both
+	shared  bool // all ranks are on one device, which holds no more than one launch of each
+}
+
+const wholeFirst = 1<<32 - 2 // epoch
+
+func (j wholeJob) String() string {
+	s := fmt.Sprintf("%s/ranks=%d/vectors=%d/root=%d/in_place=%t/slow=%d/hopper=%t", j.what, j.ranks, j.vectors, j.root, j.inPlace, j.slow, j.hopper)
+	if j.reduces() {
+		s = fmt.Sprintf("%s/%s/op=%d", s, j.dtype, j.op)
+	}
+	if j.user {
+		s += "/user"
+	}
+	if j.missing > 0 {
+		s += fmt.Sprintf("/missing=%d/stop=%t", j.missing, j.stop)
+	}
+	return s
+}
+
+var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce"}
+
+func (j wholeJob) reduces() bool { return strings.HasPrefix(j.what, "reduce") }
+
+// oneWay says that nobody sends to whom gets something.
+func (j wholeJob) oneWay() bool { return j.what == "broadcast" || j.what == "reduce" }
+
+func (j wholeJob) kernel(tb testing.TB) ptx.Kernel {
+	k, ok := ptx.ScatterWhole(j.dtype, j.op, j.ranks, j.what == "reduce", j.hopper)
+	if !j.reduces() {
+		pattern := map[string]ptx.Pattern{"all_gather": ptx.Gather, "all_to_all": ptx.Exchange, "broadcast": ptx.Broadcast}[j.what]
+		k, ok = ptx.LinesWhole(pattern, j.ranks, j.hopper)
+	}
+	require.True(tb, ok, "%s", j)
+	return k
+}
+
+// slot is that of a writer in bytes.
+func (j wholeJob) slot() int64 {
+	if j.reduces() {
+		return ptx.ScatterSpan(ptx.OneShotPush, int64(j.vectors*16))
+	}
+	return ptx.LinesWholeSlotBytes(int64(j.vectors * 16))
+}
+
+// bytes are the sizes of input and output, and where the smaller one is in the larger one if they are one tensor.
+func (j wholeJob) bytes(rank int) (in, out, offset int) {
+	piece := j.vectors * 16
+	switch j.what {
+	case "all_gather":
+		return piece, j.ranks * piece, rank * piece
+	case "all_to_all":
+		return j.ranks * piece, j.ranks * piece, 0
+	case "reduce_scatter":
+		return j.ranks * piece, piece, rank * piece
+	}
+	return piece, piece, 0
+}
+
+// input is any bits, words of ones and of zeros among them, or numbers.
+func (j wholeJob) input(rnd *rand.Rand, n int) []byte {
+	b := aligned(n)
+	if j.reduces() {
+		for i := 0; i < n; i += widths[j.dtype] {
+			put(b[i:], widths[j.dtype], element(j.dtype, rnd, false))
+		}
+		return b
+	}
+	for i := 0; i < n; i += 4 {
+		binary.LittleEndian.PutUint32(b[i:], []uint32{rnd.Uint32(), 0, 1<<32 - 1, rnd.Uint32()}[rnd.IntN(4)])
+	}
+	return b
+}
+
+// want is a rank's output, or nil if it has none.
+func (j wholeJob) want(rank int, ins [][]byte) []byte {
+	piece := j.vectors * 16
+	var parts [][]byte // to be combined
+	var out []byte
+	for _, in := range ins {
+		switch j.what {
+		case "all_gather":
+			out = append(out, in...)
+		case "all_to_all":
+			out = append(out, in[rank*piece:][:piece]...)
+		case "reduce_scatter":
+			parts = append(parts, in[rank*piece:][:piece])
+		case "reduce":
+			parts = append(parts, in)
+		}
+	}
+	switch {
+	case j.what == "broadcast":
+		return ins[j.root]
+	case !j.reduces():
+		return out
+	case j.what == "reduce" && rank != j.root:
+		return nil
+	}
+	width := widths[j.dtype]
+	out = make([]byte, piece)
+	for i := 0; i < piece; i += width {
+		var values []uint64
+		for _, p := range parts {
+			values = append(values, get(p[i:], width))
+		}
+		put(out[i:], width, combine(j.dtype, j.op, values))
+	}
+	return out
+}
+
+// tensors is memory of a rank with an input and an output, with room behind each that must not be touched.
+type tensors struct {
+	in, out       []byte // of which the first bytes are the tensors
+	inPtr, outPtr uint64
+}
+
+func (j wholeJob) tensors(w *crew, rank int) tensors {
+	inBytes, outBytes, offset := j.bytes(rank)
+	filled := func(n int) []byte {
+		b := aligned(n + 64)
+		for i := range b {
+			b[i] = fillByte
+		}
+		return b
+	}
+	if !j.inPlace {
+		t := tensors{in: filled(inBytes), out: filled(outBytes)}
+		t.inPtr, t.outPtr = w.mapped(rank, t.in), w.mapped(rank, t.out)
+		return t
+	}
+	whole := filled(max(inBytes, outBytes))
+	t := tensors{in: whole, out: whole, inPtr: w.mapped(rank, whole)}
+	if t.outPtr = t.inPtr; inBytes < outBytes {
+		t.in, t.inPtr = whole[offset:], t.inPtr+uint64(offset)
+	} else {
+		t.out, t.outPtr = whole[offset:], t.outPtr+uint64(offset)
+	}
+	return t
+}
+
+// enqueue puts all launches on the streams of a crew, and gives what says afterwards what is not as it should be.
+func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
+	rnd := rand.New(rand.NewPCG(seed, 9))
+	k := j.kernel(w.tb)
+	copier, err := copier()
+	require.NoError(w.tb, err)
+	var checks []func() error
+	var all []tensors
+	for e := range j.epochs {
+		var ins [][]byte
+		for r := range j.ranks {
+			if e == 0 || !j.user {
+				all = append(all, j.tensors(w, r))
+			}
+			n, _, _ := j.bytes(r)
+			ins = append(ins, j.input(rnd, n))
+		}
+		for r := range j.ranks {
+			t := all[len(all)-j.ranks+r]
+			inBytes, outBytes, _ := j.bytes(r)
+			move := func(to, from uint64, n int) {
+				require.NoError(w.tb, w.streams[r].Launch(Launch{Function: copier.Function("copy4"), Block: [3]uint32{8}, Params: [][]byte{u64(to), u64(from), u32(uint32(n / 4))}}))
+			}
+			want := j.want(r, ins)
+			if j.user {
+				move(t.inPtr, w.put(r, ins[r]), inBytes)
+			} else {
+				copy(t.in, ins[r])
+			}
+			whole := bytes.Clone(t.out)
+			copy(whole, want)
+			input := bytes.Clone(t.in)
+			if r+1 == j.missing {
+				continue
+			}
+			p := w.push(r, j.slot())
+			p.In, p.Out, p.Vectors, p.Op, p.Shard = t.inPtr, t.outPtr, uint32(j.vectors), uint32(j.op), uint32(j.root)
+			switch {
+			case j.stop:
+				p.Timeout = 1 << 62
+				binary.LittleEndian.PutUint32(w.words[r][32:], 1)
+			case j.missing > 0:
+				p.Timeout = 20_000
+			}
+			if r+1 == j.slow && e%3 == 0 {
+				w.late(r, 3000)
+			}
+			w.launch(r, k, p.Bytes())
+			if j.user {
+				sink := aligned(outBytes)
+				move(w.mapped(r, sink), t.outPtr, outBytes)
+				checks = append(checks, func() error { return j.differs(e, r, sink[:len(want)], want) })
+				continue
+			}
+			checks = append(checks, func() error {
+				if err := j.differs(e, r, t.out, whole); err != nil || j.inPlace {
+					return err
+				}
+				return j.differs(e, r, t.in, input)
+			})
+		}
+	}
+	return func() error {
+		if j.missing > 0 {
+			return j.gaveUp(w)
+		}
+		for _, c := range checks {
+			if err := c(); err != nil {
+				return err
+			}
+		}
+		for r, b := range w.spaces {
+			if e := binary.LittleEndian.Uint32(b); e != uint32(int64(wholeFirst)+int64(j.epochs)) {
+				return fmt.Errorf("rank %d is in epoch %d", r, e)
+			}
+		}
+		return w.whole()
+	}
+}
+
+func (j wholeJob) differs(launch, rank int, got, want []byte) error {
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Errorf("launch %d, rank %d: byte %d is %#x, not %#x", launch, rank, i, got[i], want[i])
+		}
+	}
+	return nil
+}
+
+// gaveUp: who waited for the rank that did not come names it. Where lines go one way, those that the one in the middle has left name that one.
+func (j wholeJob) gaveUp(w *crew) error {
+	why, kernel := uint8(ptx.FaultTimeout), uint8(ptx.FaultLines)
+	if j.stop {
+		why = ptx.FaultStopped
+	}
+	if j.reduces() {
+		kernel = ptx.FaultScatter
+	}
+	for r := range j.ranks {
+		if r+1 == j.missing {
+			continue
+		}
+		peer := j.missing - 1
+		if j.oneWay() && r != j.root {
+			peer = j.root
+		}
+		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
+		if f.Why != why || f.Kernel != kernel || int(f.Peer) != peer || binary.LittleEndian.Uint32(w.words[r]) != 1 {
+			return fmt.Errorf("rank %d: fault %+v, not of peer %d", r, f, peer)
+		}
+	}
+	return nil
+}
+
+// push is the parameter of a kernel for whole vectors, without the message.
+func (w *crew) push(rank int, slot int64) ptx.PushParams {
+	c := w.comm(rank)
+	p := ptx.PushParams{Records: c.Workspace[rank], Dead: c.Dead, Slot: uint32(slot / 16), Rank: c.Rank, Fault: c.Fault, Stop: c.Stop, Timeout: c.Timeout}
+	for r := range w.ranks {
+		p.Data = append(p.Data, c.Workspace[r]+uint64(ptx.ControlBytes(w.blocks, w.ranks)))
+	}
+	return p
+}
+
+// run carries out all launches at once, each with tensors of its own unless a user has the same.
+func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) error {
+	workspace := 2 * int64(j.ranks) * j.slot()
+	if !j.twice {
+		w := newCrew(tb, j.ranks, j.blocks, j.threads, workspace, wholeFirst, c)
+		w.replace = replace
+		if j.shared {
+			w.m.Limit(0, Limits{Multiprocessors: 1, Blocks: j.ranks * j.blocks})
+			for r := range w.streams {
+				w.streams[r] = w.m.NewStream(0)
+			}
+		}
+		check := j.enqueue(w, c.Seed)
+		if err := w.m.Run(); err != nil {
+			return err
+		}
+		return check()
+	}
+	c.Hangs = true
+	memory := NewMemory()
+	m, streams := forTwo(tb, memory, c, j.ranks, j.blocks)
+	var checks []func() error
+	for i, streams := range streams {
+		w := newCrewIn(tb, memory, uint64(i)<<44, j.ranks, j.blocks, j.threads, workspace, wholeFirst)
+		w.m, w.streams, w.replace = m, streams, replace
+		checks = append(checks, j.enqueue(w, c.Seed))
+	}
+	if err := m.Run(); err != nil {
+		return err
+	}
+	for i, check := range checks {
+		if err := check(); err != nil {
+			return fmt.Errorf("plan %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// wholes are jobs of every collective: one vector and a few, more vectors than threads, in place and not, as a user would have them.
+func wholes(ranks int, dtypes ...string) (all []wholeJob) {
+	i := 0
+	for _, what := range wholeCollectives {
+		for _, dtype := range dtypes {
+			if dtype != dtypes[0] && !strings.HasPrefix(what, "reduce") {
+				continue
+			}
+			for _, hopper := range []bool{false, true} {
+				for _, vectors := range []int{1, 37, 150} {
+					i++
+					all = append(all, wholeJob{
+						what: what, dtype: dtype, op: []int{ptx.Sum, ptx.Avg}[i%2], ranks: ranks, vectors: vectors, root: i % ranks, inPlace: what == "broadcast" || what != "all_to_all" && i/2%2 == 0,
+						hopper: hopper, epochs: 4, blocks: 2, threads: 32, slow: i % (ranks + 1), user: i%3 == 0,
+					})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestWhole: the kernels for whole vectors give everybody the right bits, at every world size, with memory as weak as it may be, whoever is late, and
+// touch nothing else.
+func TestWhole(t *testing.T) {
+	for ranks := 2; ranks <= 8; ranks++ {
+		dtypes := []string{"f32", "f16", "bf16"}
+		if ranks != 2 && !full() {
+			dtypes = dtypes[ranks%3:][:1]
+		}
+		for i, j := range wholes(ranks, dtypes...) {
+			if !full() && ranks > 4 && i%2 == 0 {
+				continue
+			}
+			t.Run(j.String(), func(t *testing.T) {
+				eachSeed(t, seedsOr(1, 6), func(seed uint64) error { return j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 27}, nil) })
+			})
+		}
+	}
+}
+
+// TestWholeSchedules: so they do under every schedule, with ranks and blocks that are late, strong and weak, and they end; two plans at once, too, in
+// opposite order, on devices that hold no more than both, and ranks that share a device which holds one launch of each.
+func TestWholeSchedules(t *testing.T) {
+	for _, s := range schedules {
+		for _, what := range wholeCollectives {
+			for _, where := range []string{"apart", "twice", "shared"} {
+				t.Run(fmt.Sprintf("%s/%s/%s", s.name, what, where), func(t *testing.T) {
+					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: where == "twice", shared: where == "shared"}
+					eachSeed(t, seedsOr(2, 12), func(seed uint64) error {
+						return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestWholeGivesUp: if a rank does not come, or the host ends it, all others give up, and say whom they have waited for.
+func TestWholeGivesUp(t *testing.T) {
+	for _, what := range wholeCollectives {
+		for _, ranks := range []int{2, 3} {
+			for missing := 1; missing <= ranks; missing++ {
+				j := wholeJob{what: what, dtype: "bf16", op: ptx.Sum, ranks: ranks, vectors: 20, inPlace: what == "broadcast", hopper: ranks == 3, epochs: 3, blocks: 2, threads: 32, missing: missing}
+				for _, j.stop = range []bool{false, true} {
+					t.Run(j.String(), func(t *testing.T) {
+						require.NoError(t, j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 27}, nil))
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestWholeWaitsForTheSlow: over hundreds of launches with one rank that is late again and again every line is free when it is written; and where lines
+// go one way only, it would not be if the senders did not wait for the receivers.
+func TestWholeWaitsForTheSlow(t *testing.T) {
+	for _, what := range wholeCollectives {
+		j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 3, inPlace: what == "broadcast", epochs: 200, blocks: 1, threads: 32, slow: 3, hopper: true}
+		if what == "reduce" {
+			j.slow = 1 // root
+		}
+		require.NoError(t, j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 27}, nil), "%s", j)
+		if !j.oneWay() {
+			continue
+		}
+		j.epochs = 12
+		k := j.kernel(t)
+		module := moduleOf(t, k.File)
+		lines := slices.Clone(module.lines)
+		waits := regexp.MustCompile(`^ld\.acquire\.sys\.global\.u32 (%r\d+), .*;`)
+		for i := range lines {
+			lines[i] = waits.ReplaceAllString(lines[i], "mov.u32 $1, 1000;") // which is later than all
+		}
+		require.NotEqual(t, module.lines, lines)
+		free := parse(t, k.File, strings.Join(lines, "\n"))
+		var err error
+		for seed := uint64(0); seed < 8 && err == nil; seed++ {
+			err = j.run(t, Config{Seed: seed, Weak: true, MaxSteps: 1 << 21}, func(*Module) *Module { return free })
+		}
+		require.Error(t, err, "%s: nothing notices that nobody waits", j)
+	}
+}
+
+// coverWhole runs the kernels of one dtype in every way that they have.
+func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
+	for _, j := range wholes(ranks, dtype) {
+		require.NoError(tb, j.run(tb, config, nil), "%s", j)
+	}
+	slow := config
+	for _, what := range wholeCollectives {
+		for _, hopper := range []bool{false, true} {
+			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}
+			for rank := range ranks { // who waits for it waits long, but not for ever
+				slow.Schedule, slow.Turn = Slow(50, func(t Thread) bool { return t.Device == rank }), 20
+				require.NoError(tb, j.run(tb, slow, nil), "%s", j)
+				lost := j
+				lost.missing = rank + 1
+				require.NoError(tb, lost.run(tb, config, nil), "%s", lost)
+				lost.stop = true
+				require.NoError(tb, lost.run(tb, config, nil), "%s", lost)
+			}
+		}
+	}
+}
+
+// bittenWhole is what nothing notices of these kernels, as bittenMoves says it of others.
+var bittenWhole = map[string]string{
+	"broadcast: ld.acquire.sys.global.u32 (0)": loadedSooner,
+}
+
+// TestBiteWhole is TestBite for the kernels for whole vectors.
+func TestBiteWhole(t *testing.T) {
+	seeds := int(seedsOr(16, 48))
+	left := maps.Clone(bittenWhole)
+	for _, what := range wholeCollectives {
+		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: what == "broadcast", hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}
+		var attempts []attempt
+		add := func(j wholeJob) {
+			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+				return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
+			})
+		}
+		add(base)
+		base.slow = 1
+		add(base)
+		base.user, base.slow, base.vectors = true, 0, 30
+		add(base)
+		base.user, base.missing = false, 2
+		add(base)
+		base.missing, base.twice, base.blocks, base.epochs, base.vectors = 0, true, 2, 3, 70
+		add(base)
+		k := base.kernel(t)
+		t.Run(what, func(t *testing.T) {
+			for _, a := range attempts {
+				for seed := range seeds / 4 {
+					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
+				}
+			}
+			for _, m := range mutants(t, k) {
+				key := fmt.Sprintf("%s: %s (%d)", what, m.what, m.nth)
+				why, known := bittenWhole[key]
+				n := seeds
+				if known {
+					n = seeds / 4
+				}
+				err := m.noticed(t, attempts, n)
+				t.Logf("line %d: without %s: %v", m.line, key, err)
+				if known {
+					require.NoError(t, err, "%s is noticed, though: %s", key, why)
+				} else if err == nil {
+					t.Errorf("nothing notices that line %d has gone: %s", m.line, key)
+				}
+				delete(left, key)
+			}
+		})
+	}
+	if !t.Failed() {
+		require.Empty(t, left, "no kernel has these")
+	}
+}

@@ -1,0 +1,12 @@
+// Reduce-scatter and reduce for small messages of whole vectors. The generator compiles this file once for each dtype and world size.
+#include "whole.cuh"
+
+#define SYMMEM_JOIN(form, dtype, world) symmem_scatter_##form##_##dtype##_sum_w##world
+#define SYMMEM_NAME(form, dtype, world) SYMMEM_JOIN(form, dtype, world)
+#define SYMMEM_KERNEL(form, body)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(256)                                                                        \
+      SYMMEM_NAME(form, SYMMEM_DTYPE, SYMMEM_WORLD)(const __grid_constant__ PushParams<SYMMEM_WORLD> p) {                  \
+    body<SYMMEM_TYPE, SumOp>(p);                                                                                           \
+  }
+SYMMEM_KERNEL(whole, scatterWhole)
+SYMMEM_KERNEL(root, rootWhole)

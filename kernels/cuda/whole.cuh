@@ -1,0 +1,207 @@
+// Collectives other than all-reduces that push lines, for messages whose pieces are whole vectors of 16 bytes and all of one length: the kernels of
+// lines.cu and scatter.cu with PushParams, which is short, and without their lists of pieces.
+//
+// Where every rank sends to every other, a line is free when it is written again, two launches later, as lines.cuh says. Where one rank sends to all,
+// or all send to one, those that get lines and send none tell the others when a launch begins: kFlagBegun. What they have had in the launches before was
+// read by then, since a launch begins when the one before has ended, and so a sender waits until those that it sends to have begun the launch before
+// its own. Hence it is at most one launch ahead of them, and in the other buffer.
+#pragma once
+#include "lines.cuh"
+#include "push.cuh"
+
+// kFlagBegun is the flag by which a rank that sends nothing tells a sender which launch it has begun: it needs no release, since it is about launches
+// that have ended.
+enum : u32 { kFlagBegun = 0 };
+
+// begun is the address of that flag, of reader's block of this number, which writer sets.
+template <int W> SYMMEM_DEVICE u64 begun(const Push<W> &f, u32 reader, u32 writer) {
+  return f.p.data[reader] - (gridDim.x - blockIdx.x) * recordBytes(W) + kStateBytes + (kFlagBegun * writers(W) + writer) * 4;
+}
+
+// first is the first vector that this thread does, and every step behind it another: warps are dealt to the blocks in turn.
+SYMMEM_DEVICE u32 firstVector() { return (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32; }
+SYMMEM_DEVICE u32 vectorStep() { return gridDim.x * blockDim.x; }
+
+// closeTaken is for ranks that get lines and send none: it keeps the epoch when all threads of the block have had theirs. Not
+// early, as Push::close does: the host takes it that a launch has ended which is counted in all records, and may run the plan in another stream then, whose
+// launch would tell by kFlagBegun that lines were read which this one still waits for. Block.
+template <int W> SYMMEM_DEVICE void closeTaken(Push<W> &f, u32 epoch) {
+  if (__syncthreads_and(f.ok) && threadIdx.x == 0) storeRelaxed(f.record(), epoch);
+}
+
+// mayPush is for ranks that send and get nothing: it waits until the receivers have begun the launch before this one, thread r for rank r if `waits`
+// says so, keeps the epoch, and says whether all went well, to all threads of the block alike. Block, of at least W threads.
+template <int W> SYMMEM_DEVICE bool mayPush(Push<W> &f, bool waits, u32 epoch, u32 dead) {
+  if (waits && dead == 0) {
+    const u64 at = begun(f, f.p.rank, threadIdx.x);
+    while (late(loadAcquire(at), epoch - 1))
+      if (!f.again(threadIdx.x)) break;
+  }
+  if (!__syncthreads_and(f.ok && dead == 0)) return false;
+  if (threadIdx.x == 0) storeRelaxed(f.record(), epoch);
+  return true;
+}
+
+// A vector is two lines, the second half a slot behind the first: so that what a warp stores of each is one long run.
+SYMMEM_DEVICE void storeLines(u64 to, u64 slot, u32 flag, const Words<4> &x) {
+  storeHalves(to, lineOf(flag, x.w[0], x.w[1]));
+  storeHalves(to + slot / 2, lineOf(flag, x.w[2], x.w[3]));
+}
+SYMMEM_DEVICE void loadLines(u64 at, u64 slot, Halves (&x)[2]) {
+  x[0] = loadHalves(at);
+  x[1] = loadHalves(at + slot / 2);
+}
+SYMMEM_DEVICE bool linesHave(const Halves (&x)[2], u32 flag) { return lineHas(x[0], flag) && lineHas(x[1], flag); }
+SYMMEM_DEVICE Words<4> vectorOf(const Halves (&x)[2]) { return {{(u32)x[0].h[0], (u32)x[0].h[1], (u32)x[1].h[0], (u32)x[1].h[1]}}; }
+
+// exchangeWhole gives every rank a piece of every other: `same` the same to all of them, as an all-gather, or else the piece that is at its place, as an
+// all-to-all. `vectors` are those of a piece. A thread that has had lines of all ranks lets the next launch begin, as in oneshotPushWhole.
+template <bool same, int W> SYMMEM_DEVICE void exchangeWhole(const PushParams<W> &p) {
+  constexpr u32 N = same ? 1 : W; // pieces of the input: this rank's own, and those of the ranks behind it
+  Push<W> f(p, kKindLines);
+  const u32 begin = firstVector(), step = vectorStep();
+  const u64 slot = p.slot * 16ull, piece = p.vectors * 16ull;
+  const u64 own = p.out + p.rank * piece;
+  Words<4> x[N] = {};
+  auto load = [&](u32 v) {
+#pragma unroll
+    for (u32 k = 0; k < N; k++) x[k] = loadWeak(p.in + (same ? 0 : f.peer(k) * piece) + v * 16ull, Words<4>());
+  };
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  if (begin < p.vectors) load(begin); // all are under way at once
+  if (dead != 0) return;
+  const u32 flag = lineFlag(epoch);
+  const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
+  for (u32 v = begin; v < p.vectors; v += step) {
+    if (v != begin) load(v);
+#pragma unroll
+    for (u32 k = 1; k < W; k++) storeLines(p.data[f.peer(k)] + to + v * 16ull, slot, flag, x[same ? 0 : k]);
+    if (!same || own != p.in) storeWeak(own + v * 16ull, x[0]); // else in place
+  }
+  f.close(epoch);
+  const u64 mine = p.data[p.rank] + buffer;
+  for (u32 v = begin; v < p.vectors; v += step) {
+    Halves y[W][2];
+    u32 missing;
+    do {
+#pragma unroll
+      for (u32 k = 1; k < W; k++) loadLines(mine + f.peer(k) * slot + v * 16ull, slot, y[k]);
+      missing = p.rank;
+#pragma unroll
+      for (u32 k = 1; k < W; k++)
+        if (!linesHave(y[k], flag)) missing = f.peer(k);
+    } while (missing != p.rank && f.again(missing));
+    if (!f.ok) break;
+#pragma unroll
+    for (u32 k = 1; k < W; k++) storeWeak(p.out + f.peer(k) * piece + v * 16ull, vectorOf(y[k]));
+  }
+  if (begin < p.vectors) startNext();
+}
+
+// broadcastWhole gives every rank what the rank p.shard has. Root waits for nobody when it has sent, and lets the next launch begin: that one's blocks
+// wait until all ranks' blocks of this launch are at work.
+template <int W> SYMMEM_DEVICE void broadcastWhole(const PushParams<W> &p) {
+  Push<W> f(p, kKindLines);
+  const u32 begin = firstVector(), step = vectorStep(), root = p.shard;
+  const u64 slot = p.slot * 16ull;
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  const u32 flag = lineFlag(epoch);
+  const u64 buffer = (epoch & 1) * W * slot + root * slot;
+  if (p.rank == root) {
+    Words<4> x = {};
+    if (begin < p.vectors) x = loadWeak(p.in + begin * 16ull, Words<4>()); // all are under way at once
+    if (!mayPush(f, threadIdx.x < W && threadIdx.x != root, epoch, dead)) return;
+    for (u32 v = begin; v < p.vectors; v += step) {
+      if (v != begin) x = loadWeak(p.in + v * 16ull, Words<4>());
+#pragma unroll
+      for (u32 k = 1; k < W; k++) storeLines(p.data[f.peer(k)] + buffer + v * 16ull, slot, flag, x);
+    }
+    startNext();
+    return;
+  }
+  if (dead != 0) return;
+  if (threadIdx.x == 0) storeRelaxed(begun(f, root, p.rank), epoch);
+  const u64 mine = p.data[p.rank] + buffer;
+  for (u32 v = begin; v < p.vectors; v += step) {
+    Halves y[2];
+    do loadLines(mine + v * 16ull, slot, y);
+    while (!linesHave(y, flag) && f.again(root));
+    if (!f.ok) break;
+    storeWeak(p.out + v * 16ull, vectorOf(y));
+  }
+  if (begin < p.vectors) startNext();
+  closeTaken(f, epoch);
+}
+
+// takeSums stores what the lines of all ranks make, as oneshotPushWhole does.
+template <class T, class Op, int W> SYMMEM_DEVICE void takeSums(Push<W> &f, u32 epoch) {
+  const u32 begin = firstVector(), step = vectorStep();
+  const Op op{f.p.op};
+  const u64 slot = f.p.slot * 16ull, mine = f.p.data[f.p.rank] + (epoch & 1) * W * slot;
+  for (u32 v = begin; v < f.p.vectors; v += step) {
+    const u64 at = mine + v * 16ull;
+    Words<4> x[W];
+    awaitLines(f, at, slot, x);
+    if (!f.ok) break;
+    sumLines<T>(op, x, at, slot, f.p.out + v * 16ull);
+  }
+  if (begin < f.p.vectors) startNext();
+}
+
+// scatterWhole is a reduce-scatter: `vectors` are those of a share. The rank's own lines go through its own slot, as in oneshotPushWhole.
+template <class T, class Op, int W> SYMMEM_DEVICE void scatterWhole(const PushParams<W> &p) {
+  Push<W> f(p, kKindScatter);
+  const u32 begin = firstVector(), step = vectorStep();
+  const u64 slot = p.slot * 16ull, share = p.vectors * 16ull;
+  Words<4> x[W] = {};
+  auto load = [&](u32 v) {
+#pragma unroll
+    for (u32 k = 0; k < W; k++) x[k] = loadWeak(p.in + f.peer(k) * share + v * 16ull, Words<4>());
+  };
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  if (begin < p.vectors) load(begin); // all are under way at once
+  if (dead != 0) return;
+  const u64 to = ((epoch & 1) * W + p.rank) * slot;
+  for (u32 v = begin; v < p.vectors; v += step) {
+    if (v != begin) load(v);
+#pragma unroll
+    for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, seal(x[k]));
+  }
+  f.close(epoch);
+  takeSums<T, Op>(f, epoch);
+}
+
+// rootWhole is a reduce: all send to the rank p.shard, which combines. What lets a sender's next launch begin is as with the root of a broadcast.
+template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParams<W> &p) {
+  Push<W> f(p, kKindScatter);
+  const u32 begin = firstVector(), step = vectorStep(), root = p.shard;
+  const u64 slot = p.slot * 16ull;
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1;
+  const u32 dead = loadRelaxed(p.dead);
+  Words<4> x = {};
+  if (begin < p.vectors) x = loadWeak(p.in + begin * 16ull, Words<4>()); // all are under way at once
+  if (p.rank != root) {
+    if (!mayPush(f, threadIdx.x == root, epoch, dead)) return;
+  } else {
+    if (dead != 0) return;
+    if (threadIdx.x < W && threadIdx.x != root) storeRelaxed(begun(f, threadIdx.x, root), epoch);
+  }
+  const u64 to = p.data[root] + ((epoch & 1) * W + p.rank) * slot;
+  for (u32 v = begin; v < p.vectors; v += step) {
+    if (v != begin) x = loadWeak(p.in + v * 16ull, Words<4>());
+    storeStrong(to + v * 16ull, seal(x));
+  }
+  if (p.rank != root) {
+    startNext();
+    return;
+  }
+  takeSums<T, Op>(f, epoch);
+  closeTaken(f, epoch);
+}

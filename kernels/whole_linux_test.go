@@ -1,0 +1,406 @@
+package kernels
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/native"
+	"github.com/symmem/symmem/collective"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// wholeTest is a collective, and how the name of the kernel begins that it takes.
+type wholeTest struct {
+	collectiveTest
+	size   int
+	kernel string
+}
+
+func wholeTests() (all []wholeTest) {
+	patterns := map[string]string{"all-gather": "gather", "all-to-all": "exchange", "broadcast": "broadcast"}
+	i := 0
+	add := func(c collectiveTest, size int, kernel string) { all = append(all, wholeTest{c, size, kernel}) }
+	for _, what := range []string{"all-gather", "all-to-all", "broadcast", "reduce-scatter", "reduce"} {
+		for size := 2; size <= 9; size++ {
+			for _, inPlace := range []bool{false, true} {
+				if inPlace && (what == "broadcast" || what == "all-to-all") || inPlace && size%3 != 0 {
+					continue
+				}
+				i++
+				dtype := []tensor.DType{tensor.BFloat16, tensor.Float32, tensor.Float16}[i%3]
+				vectors := int64([]int{1, 37, 150}[i/2%3])
+				if size > 4 {
+					vectors %= 100 // the machine that runs the kernels takes its time
+				}
+				n := int64(size) * vectors * 16 / dtype.Bytes()
+				c := collectiveTest{what: what, algorithm: OneShotLL, dtype: dtype, op: []Op{Sum, Avg}[i%2], n: n, root: i % size, inPlace: inPlace}
+				kernel, other := fmt.Sprintf("symmem_lines_%s_w%d", patterns[what], size), "symmem_lines"
+				if c.combines() {
+					c.algorithm = OneShotPush
+					form := map[string]string{"reduce-scatter": "whole", "reduce": "root"}[what]
+					kernel, other = fmt.Sprintf("symmem_scatter_%s_%s_sum_w%d", form, dtype, size), "symmem_scatter_push_"+dtype.String()
+				} else if size%2 == 0 {
+					c.dtype, c.n = tensor.Int8, n*dtype.Bytes() // moves take any dtype
+				}
+				if size > 8 {
+					kernel = other
+				}
+				add(c, size, kernel)
+				if size != 2 && size != 3 || inPlace {
+					continue
+				}
+				odd := c
+				odd.offset = 1 // element
+				add(odd, size, other)
+				odd = c
+				odd.n -= int64(size) // shares, or blocks, of one element less
+				add(odd, size, other)
+				if c.combines() {
+					odd = c
+					odd.op = Max
+					add(odd, size, other)
+					odd = c
+					odd.algorithm = OneShotLL
+					add(odd, size, "symmem_scatter_ll_"+dtype.String())
+				}
+				if what == "all-gather" || what == "reduce-scatter" {
+					odd = c
+					odd.n-- // the last share is an element shorter than the others, which are whole vectors
+					add(odd, size, other)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestWholeOnCUDA: collectives whose pieces are whole vectors of one length take the kernels for such, all others the general ones; as they were compiled,
+// with the right results, eager and from a graph.
+func TestWholeOnCUDA(t *testing.T) {
+	for _, c := range wholeTests() {
+		t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%s/%d+%d/in_place=%t", c.size, c.what, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace), func(t *testing.T) {
+			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				err := c.run(ctx, m, 0xab)
+				for _, l := range dev.launches {
+					if l.name != c.kernel {
+						err = errors.Join(err, fmt.Errorf("kernel %s, not %s", l.name, c.kernel))
+					}
+				}
+				if len(dev.launches) == 0 {
+					err = errors.Join(err, errors.New("no kernel"))
+				}
+				return err
+			})
+		})
+	}
+}
+
+// TestWholeMovesTold: that pieces are whole vectors is among what the ranks compare, since the kernels would wait for each other's lines in vain.
+func TestWholeMovesTold(t *testing.T) {
+	for what, f := range map[string]func(m *maker) collectiveForm{
+		"NewAllGather":     func(m *maker) collectiveForm { return &allGather{m} },
+		"NewAllToAll":      func(m *maker) collectiveForm { return &allToAll{m} },
+		"NewBroadcast":     func(m *maker) collectiveForm { return &broadcast{m, 0} },
+		"NewReduceScatter": func(m *maker) collectiveForm { return &reduction{maker: m, op: Sum, scatter: true} },
+		"NewReduce":        func(m *maker) collectiveForm { return &reduction{maker: m, op: Sum} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+				x, err := tensor.Zeros(ctx, m, tensor.Float32, 192)
+				if err != nil {
+					return err
+				}
+				if err := x.Rendezvous(ctx); err != nil {
+					return err
+				}
+				inElements, outElements := int64(64), int64(64)
+				if what == "NewAllGather" {
+					inElements = 32
+				} else if what == "NewReduceScatter" {
+					outElements = 32
+				}
+				in, inErr := x.Sub(0, inElements)
+				out, outErr := x.Sub(64, outElements)
+				s := collective.Spec{Name: what, Tensors: []tensor.SymmetricTensor{in, out}}
+				if what == "NewBroadcast" {
+					out, s.Tensors = in, s.Tensors[:1]
+				}
+				maker := newMaker(what, in, out, nil)
+				if maker.algorithm = OneShotLL; what == "NewBroadcast" {
+					maker.whole = in
+				}
+				if strings.HasPrefix(what, "NewReduce") {
+					maker.algorithm = OneShotPush
+				}
+				f(maker).spec(&s)
+				if err := errors.Join(inErr, outErr, s.Failure); err != nil {
+					return err
+				}
+				same, ok := strings.CutSuffix(s.Parameters, ", whole")
+				if !ok {
+					return fmt.Errorf("parameters %q", s.Parameters)
+				}
+				if m.Group().Rank() == 1 {
+					s.Parameters = same
+				}
+				p, err := collective.New(ctx, m, s)
+				if err == nil {
+					return errors.Join(errors.New("no error"), p.Close(ctx))
+				}
+				if !errors.Is(err, errs.ErrMismatch) || !strings.Contains(err.Error(), "whole") {
+					return err
+				}
+				return x.Close(ctx)
+			})
+		})
+	}
+}
+
+// onGPUs runs f on ranks with a simulated GPU each, whose kernels wait so long for each other, under the driver of a simulated machine.
+func onGPUs(t *testing.T, size int, patience time.Duration, f func(ctx context.Context, m *memory.Memory) error) {
+	t.Helper()
+	machine, err := simcuda.New(simcuda.Config{GPUs: size, Seed: 1})
+	require.NoError(t, err)
+	backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+		b, err := native.New(ctx, g, &native.Options{Driver: machine.Driver(), LocalRank: g.Rank(), Multicast: config.MulticastOff, KernelTimeout: patience})
+		if err != nil {
+			return err
+		}
+		m := memory.New(b, g, &memory.Options{KernelTimeout: patience})
+		if err := f(ctx, m); err != nil {
+			g.Abort("the test has failed")
+			return err
+		}
+		return m.Close(ctx)
+	}))
+	assert.NoError(t, machine.Err())
+}
+
+// wholePlan is a plan that takes a kernel for whole vectors, with a tensor of its own.
+type wholePlan struct {
+	*Plan
+	t   *tensor.Tensor
+	out tensor.SymmetricTensor
+}
+
+var wholeKinds = []string{"all-gather", "all-to-all", "broadcast", "reduce-scatter", "reduce"}
+
+// newWholePlan makes a plan of pieces of 64 float32 or so, of which rank 1 is root. Its input is all the rank's number plus 1.
+func newWholePlan(ctx context.Context, m *memory.Memory, what string) (*wholePlan, error) {
+	const piece = 64
+	size := int64(m.Group().Size())
+	t, err := tensor.Zeros(ctx, m, tensor.Float32, 2*size*piece)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Rendezvous(ctx); err != nil {
+		return nil, err
+	}
+	lengths := map[string][2]int64{"all-gather": {piece, size * piece}, "all-to-all": {size * piece, size * piece}, "reduce-scatter": {size * piece, piece}, "reduce": {piece, piece}, "broadcast": {piece, piece}}[what]
+	in, inErr := t.Sub(0, lengths[0])
+	out, outErr := t.Sub(size*piece, lengths[1])
+	if err := errors.Join(inErr, outErr); err != nil {
+		return nil, err
+	}
+	w := &wholePlan{t: t, out: out}
+	opts := &Options{Algorithm: OneShotLL, MaxBlocks: 2, FirstEpoch: 1<<32 - 2}
+	switch what {
+	case "all-gather":
+		w.Plan, err = NewAllGather(ctx, in, out, opts)
+	case "all-to-all":
+		w.Plan, err = NewAllToAll(ctx, in, out, opts)
+	case "broadcast":
+		w.out = in
+		w.Plan, err = NewBroadcast(ctx, in, 1, opts)
+	case "reduce-scatter":
+		opts.Algorithm = OneShotPush
+		w.Plan, err = NewReduceScatter(ctx, in, out, Sum, opts)
+	default:
+		opts.Algorithm = OneShotPush
+		w.Plan, err = NewReduce(ctx, in, out, Sum, 1, opts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, w.fill(1)
+}
+
+// fill writes the rank's number plus first to all of the input.
+func (w *wholePlan) fill(first int) error {
+	rank, n := w.t.Rank(), w.t.NumElements()/2
+	return tensor.Write(w.t.Local(), slices.Repeat([]float32{float32(rank + first)}, int(n)), 0)
+}
+
+// check says what of the output is not as fill(first) makes it.
+func (w *wholePlan) check(what string, first int) error {
+	rank, size := w.t.Rank(), w.t.WorldSize()
+	got, err := tensor.ReadAll[float32](w.t.Local())
+	if err != nil {
+		return err
+	}
+	at := int64(w.out.Ptr()-w.t.Ptr()) / 4
+	sum := float32(0)
+	for r := range size {
+		sum += float32(r + first)
+	}
+	for i := range w.out.NumElements() {
+		want := sum
+		switch what {
+		case "all-gather", "all-to-all":
+			want = float32(int(i)/64 + first)
+		case "broadcast":
+			want = float32(1 + first)
+		case "reduce":
+			if rank != 1 {
+				want = 0
+			}
+		}
+		if got[at+i] != want {
+			return fmt.Errorf("%s on rank %d: element %d is %v, not %v", what, rank, i, got[at+i], want)
+		}
+	}
+	return nil
+}
+
+func (w *wholePlan) close(ctx context.Context) error {
+	return errors.Join(w.Plan.Close(ctx), w.t.Close(ctx))
+}
+
+// TestWholeOnGPUs: under the simulated driver, two plans of each collective on two streams, which the ranks enqueue in opposite order, give the right results in
+// hundreds of runs, of which one rank enqueues some late.
+func TestWholeOnGPUs(t *testing.T) {
+	const size = 3
+	for _, what := range wholeKinds {
+		t.Run(what, func(t *testing.T) {
+			onGPUs(t, size, time.Minute, func(ctx context.Context, m *memory.Memory) error {
+				rank := m.Group().Rank()
+				var plans [2]*wholePlan
+				var streams [2]device.Stream
+				for i := range plans {
+					var err error
+					if plans[i], err = newWholePlan(ctx, m, what); err != nil {
+						return err
+					}
+					if streams[i], err = m.Device().NewStream(); err != nil {
+						return err
+					}
+				}
+				for round := range 20 {
+					for i := range plans {
+						if err := plans[i].fill(round + i); err != nil {
+							return err
+						}
+					}
+					if err := m.Group().Barrier(ctx, fmt.Sprint("filled ", round)); err != nil {
+						return err
+					}
+					for run := range 15 {
+						if rank == round%size && run%5 == 0 {
+							time.Sleep(2 * time.Millisecond)
+						}
+						for k := range plans {
+							i := (k + rank) % 2
+							if err := plans[i].Run(streams[i]); err != nil {
+								return err
+							}
+						}
+					}
+					for i := range plans {
+						if err := errors.Join(streams[i].Synchronize(ctx), plans[i].check(what, round+i)); err != nil {
+							return fmt.Errorf("round %d, plan %d: %w", round, i, err)
+						}
+					}
+					if err := m.Group().Barrier(ctx, fmt.Sprint("checked ", round)); err != nil {
+						return err
+					}
+				}
+				var err error
+				for i := range plans {
+					err = errors.Join(err, plans[i].close(ctx), streams[i].Close())
+				}
+				return err
+			})
+		})
+	}
+}
+
+// TestWholeLost: where a rank does not run the plan, all others are told which they have waited for.
+func TestWholeLost(t *testing.T) {
+	const size, lost = 3, 2
+	for _, what := range wholeKinds {
+		t.Run(what, func(t *testing.T) {
+			onGPUs(t, size, 300*time.Millisecond, func(ctx context.Context, m *memory.Memory) error {
+				p, err := newWholePlan(ctx, m, what)
+				if err != nil {
+					return err
+				}
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				rank := m.Group().Rank()
+				if rank != lost {
+					for range 3 {
+						err = errors.Join(err, p.Run(s))
+					}
+					told := errors.Join(err, s.Synchronize(ctx))
+					want := lost
+					if (what == "broadcast" || what == "reduce") && rank != 1 {
+						want = 1 // root, which has given up
+					}
+					wait, ok := errors.AsType[*device.WaitError](told)
+					if err = nil; !ok || wait.Peer != want || !errors.Is(told, os.ErrDeadlineExceeded) || p.Err() == nil {
+						err = fmt.Errorf("rank %d was told %w, and the plan's error is %v", rank, told, p.Err())
+					}
+				}
+				return errors.Join(err, m.Group().Barrier(ctx, "told"), p.close(ctx), s.Close())
+			})
+		})
+	}
+}
+
+// TestWholeKeepsBits: what moves may be any bits: words of ones and of zeros, signaling NaNs.
+func TestWholeKeepsBits(t *testing.T) {
+	onGPUs(t, 2, time.Minute, func(ctx context.Context, m *memory.Memory) error {
+		p, err := newWholePlan(ctx, m, "all-gather")
+		if err != nil {
+			return err
+		}
+		s, err := m.Device().NewStream()
+		if err != nil {
+			return err
+		}
+		words := []uint32{1<<32 - 1, 0, 0x7fffffff, 0x7f800001, 0x80000000, 1, 0xff800001, 0x7fffffff}
+		var mine []byte
+		for i := range 64 {
+			w := words[i%len(words)]
+			mine = append(mine, byte(w), byte(w>>8), byte(w>>16), byte(w>>24))
+		}
+		d := m.Device()
+		got := make([]byte, 2*len(mine))
+		if err := errors.Join(d.CopyFromHost(p.t.Ptr(), mine), m.Group().Barrier(ctx, "filled"), p.Run(s), p.Run(s), s.Synchronize(ctx), d.CopyToHost(got, p.out.Ptr())); err != nil {
+			return err
+		}
+		if !bytes.Equal(got, append(bytes.Clone(mine), mine...)) {
+			err = fmt.Errorf("%x", got)
+		}
+		return errors.Join(err, p.close(ctx), s.Close())
+	})
+}

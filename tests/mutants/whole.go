@@ -1,0 +1,34 @@
+package main
+
+// Collectives other than all-reduce by the kernels for pieces of whole vectors.
+func init() {
+	wholeTests := []stage{{"kernels", "TestWhole", usual}}
+	mutants = append(mutants,
+		mutant{file: "kernels/moves_push.go", why: "pieces of several lengths take the kernel for whole vectors", tests: wholeTests,
+			old: "from != to && c.bytes != longest", new: "from != to && c.bytes > longest"},
+		mutant{file: "kernels/moves_push.go", why: "pieces that are not aligned take the kernel for whole vectors", tests: wholeTests,
+			old: "(uint64(v.in.Ptr())|uint64(v.out.Ptr())|uint64(longest))%16", new: "longest%16"},
+		mutant{file: "kernels/moves_push.go", why: "pieces that are no whole vectors take the kernel for such", tests: wholeTests,
+			old: "|uint64(v.out.Ptr())|uint64(longest))%16", new: "|uint64(v.out.Ptr()))%16"},
+		mutant{file: "kernels/moves_push.go", why: "an all-gather in place sends the first piece", tests: wholeTests,
+			old: "in = in.Add(v.phases[0](at.Rank(), (at.Rank()+1)%at.WorldSize()).src)", new: "in = in.Add(0)"},
+		mutant{file: "kernels/moves_push.go", why: "every broadcast of whole vectors is rank 0's", tests: wholeTests,
+			old: "uint32(longest/16), uint32(v.root)", new: "uint32(longest/16), 0"},
+		mutant{file: "kernels/moves_push.go", why: "the ranks do not compare whether pieces are whole vectors", tests: wholeTests,
+			old: "\t\ts.Parameters += \", whole\"\n", new: ""},
+		mutant{file: "kernels/moves_push.go", why: "slots of whole vectors have room for half of their lines", tests: wholeTests,
+			old: "slot := ptx.LinesWholeSlotBytes(longest)", new: "slot := ptx.LinesWholeSlotBytes(longest / 2)"},
+		mutant{file: "kernels/reduce_push.go", why: "shares of several lengths take the kernel for whole vectors", tests: wholeTests,
+			old: "if r.scatter && share*int64(r.in.WorldSize()) != r.in.Bytes() {", new: "if r.scatter && share*int64(r.in.WorldSize()) < r.in.Bytes() {"},
+		mutant{file: "kernels/reduce_push.go", why: "shares that are not aligned take the kernel for whole vectors", tests: wholeTests,
+			old: "(uint64(r.in.Ptr())|uint64(r.out.Ptr())|uint64(share))%16", new: "share%16"},
+		mutant{file: "kernels/reduce_push.go", why: "lines with flags take the kernel whose lines are sealed", tests: wholeTests,
+			old: "whole = whole && form == ptx.OneShotPush && r.wholeVectors()", new: "whole = whole && r.wholeVectors()"},
+		mutant{file: "kernels/reduce_push.go", why: "every reduce of whole vectors is to rank 0", tests: wholeTests,
+			old: "uint32(share/16), uint32(r.root), uint32(r.op)", new: "uint32(share/16), 0, uint32(r.op)"},
+		mutant{file: "kernels/reduce_push.go", why: "the ranks do not compare whether shares are whole vectors", tests: wholeTests,
+			old: "\t\ts.Parameters += \", whole\"\n", new: ""},
+		mutant{file: "kernels/ptx/moves.go", why: "a reduce takes the kernel of a reduce-scatter", tests: wholeTests,
+			old: "\tif toRoot {\n", new: "\tif false {\n"},
+	)
+}
