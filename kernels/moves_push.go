@@ -26,7 +26,7 @@ func (v *movement) byLines(s *collective.Spec) {
 	}
 	s.Workspace = 2 * int64(size) * slot
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && v.pattern != ptx.Broadcast,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(OneShotLL, longest*int64(max(size-1, 1)), 0, size, multiprocessors)
 			if whole {

@@ -34,7 +34,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	span := ptx.ScatterSpan(form, share)
 	s.Workspace = 2 * int64(size) * span
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && r.scatter,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(r.algorithm, share, 0, size, multiprocessors)
 			if whole {
