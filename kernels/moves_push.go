@@ -57,7 +57,7 @@ func (v *movement) wholeVectors() bool {
 			}
 		}
 	}
-	return longest > 0 && (uint64(v.in.Ptr())|uint64(v.out.Ptr())|uint64(longest))%16 == 0 && longest/16 < ptx.MaxPushVectors
+	return longest > 0 && longest <= wholeMostBytes && (uint64(v.in.Ptr())|uint64(v.out.Ptr())|uint64(longest))%16 == 0
 }
 
 // wholeInput is the address of what this rank sends to all, or of its pieces for each.

@@ -62,7 +62,7 @@ func (r *reduction) wholeVectors() bool {
 	if r.scatter && share*int64(r.in.WorldSize()) != r.in.Bytes() {
 		return false
 	}
-	return share > 0 && (uint64(r.in.Ptr())|uint64(r.out.Ptr())|uint64(share))%16 == 0 && share/16 < ptx.MaxPushVectors
+	return share > 0 && share <= wholeMostBytes && (uint64(r.in.Ptr())|uint64(r.out.Ptr())|uint64(share))%16 == 0
 }
 
 // shareBytes is the size of the largest share.
