@@ -26,6 +26,9 @@ const (
 	lookingFor       = 5 * time.Millisecond
 	firstProxyPause  = 20 * time.Microsecond
 	longestProxyLook = 200 * time.Microsecond
+	// workGrace is how much longer than the device's WaitTimeout a job may last before it is cut off: work that waits for a peer has the same bound, often, and knows
+	// for whom it waited, and what has failed with it.
+	workGrace = time.Second
 	// idleLook is the pause between looks for launches of graphs that it does not know of: a graph launched by another one.
 	idleLook = time.Millisecond
 )
@@ -38,7 +41,7 @@ const (
 //
 // For work that directly follows other work the CPU does not wait for go: it continues by itself, which saves the way to the GPU and back.
 //
-// When the stream is being closed, and after the device's WaitTimeout, a job that has not ended is cut off: its stream goes on, while the run is
+// When the stream is being closed, and some time after the device's WaitTimeout, a job that has not ended is cut off: its stream goes on, while the run is
 // polled until it ends. The watcher cuts jobs off, not the proxy, since it may be the proxy's call that lasts. The run itself has to notice that a
 // peer is lost: the ranks that are left may go on using this device.
 type workLane struct {
@@ -167,7 +170,7 @@ func (l *workLane) watch(now time.Time) bool {
 	case l.jobs[l.next].call(): // it lasts as long as it lasts
 	case closing:
 		why = errClosing
-	case now.Sub(l.began) >= l.dev.waitTimeout:
+	case now.Sub(l.began) >= l.dev.waitTimeout+workGrace:
 		why = fmt.Errorf("it has not ended in %v: %w", l.dev.waitTimeout, os.ErrDeadlineExceeded)
 	}
 	if why != nil {
@@ -344,7 +347,7 @@ func (l *workLane) drop(d *Device) {
 // HostWork enqueues w, or records it. When the GPU comes to the work, it writes a word of pinned memory and waits for another one. A goroutine
 // of the device watches the first words, runs the work with the device's context current, and writes the second ones. It polls without
 // pause while something happens and for some milliseconds after, and then up to five thousand times a second. If the run does not end by
-// itself, the stream goes on when it is being closed or WaitTimeout is over.
+// itself, the stream goes on when it is being closed, or a second after WaitTimeout is over.
 func (s *Stream) HostWork(w device.HostWork) error {
 	const call = "HostWork"
 	if w == nil {

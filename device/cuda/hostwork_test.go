@@ -63,6 +63,22 @@ func TestHostWorkThatDoesNotEnd(t *testing.T) {
 			}
 			require.NoError(t, g.Close())
 		})
+		t.Run(name+"/its own bound", func(t *testing.T) {
+			// Work that has the device's bound for itself says what it waited for, though it looks a little later.
+			own := errors.New("rank 3 did not come")
+			d := open(t, &cuda.Options{WaitTimeout: 60 * time.Millisecond})
+			s := newStream(t, d)
+			began := time.Now()
+			require.NoError(t, s.HostWork(&jobOf{poll: func() (bool, error) {
+				if time.Since(began) < 160*time.Millisecond {
+					return false, nil
+				}
+				return true, own
+			}}))
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			require.ErrorIs(t, s.Synchronize(ctx), own)
+		})
 		t.Run(name+"/a peer is lost", func(t *testing.T) {
 			// The ranks that are left go on, and their work ends or fails by itself.
 			d := open(t, &cuda.Options{Err: func() error { return errors.New("rank 3 is gone") }})
