@@ -202,15 +202,16 @@ func (w *programWork) failure(word uint64) error {
 	return p.memory.WaitFailed(p.name, f)
 }
 
-// StopIfFailed adds a kernel on the plan's stream that makes the kernels behind it give up if a put, a signal or a wait of the program has failed here before: they would tell peers that wait
-// for them that all is there. In a program that has Kernels.
-func (b *Builder) StopIfFailed() {
+// StopIf adds a kernel on the plan's stream that makes the kernels behind it give up if the 32-bit word at an address of this rank is not 0 when the run comes there; why is the error of the
+// plan then. In a program that has Kernels.
+func (b *Builder) StopIf(word device.Ptr, why func() error) { b.stopIf("Builder.StopIf", word, why) }
+
+func (b *Builder) stopIf(call string, word device.Ptr, why func() error) {
 	if b.err != nil {
 		return
 	}
-	w := b.work
-	if len(w.waits) == 0 {
-		b.fail(errs.Invalid("Builder.StopIfFailed", "Kernels", "none", "some that wait for peers"))
+	if len(b.work.waits) == 0 {
+		b.fail(errs.Invalid(call, "Kernels", "none", "some that wait for peers"))
 		return
 	}
 	image, err := ptx.Image(ptx.Told.File)
@@ -218,31 +219,32 @@ func (b *Builder) StopIfFailed() {
 		b.fail(err)
 		return
 	}
-	if b.stop.IsNil() {
+	b.Kernel(&Kernel{
+		Image: image, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
+		Params: func(at *Addresses) []any { return []any{at.Comm(), word} },
+		Fault: func(f ptx.Fault) error {
+			if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold {
+				return nil
+			}
+			return why()
+		},
+	})
+}
+
+// StopIfFailed is StopIf for whether a put, a signal or a wait of the program has failed here before: the kernels behind it would tell peers that wait for them that all is there.
+func (b *Builder) StopIfFailed() {
+	if b.err == nil && b.stop.IsNil() {
 		var words []byte
 		if words, b.stop = b.Stage(stopBytes); b.err != nil {
 			return
 		}
-		w.failed = (*uint32)(unsafe.Pointer(unsafe.SliceData(words)))
+		b.work.failed = (*uint32)(unsafe.Pointer(unsafe.SliceData(words)))
 	}
-	word := b.stop
-	b.Kernel(&Kernel{
-		Image: image, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
-		Params: func(at *Addresses) []any { return []any{at.Comm(), word} },
-		Fault:  w.stopped,
-	})
+	b.stopIf("Builder.StopIfFailed", b.stop, b.work.plan.Err)
 }
 
 // stopBytes is the size of what StopIfFailed looks at.
 const stopBytes = 8
-
-// stopped is the error of a run that went no further because the plan had failed.
-func (w *programWork) stopped(f ptx.Fault) error {
-	if f.Kernel != ptx.FaultTeller || f.Why != ptx.FaultTold {
-		return nil
-	}
-	return w.plan.Err()
-}
 
 // fail makes the plan fail, and kernels behind the next StopIfFailed give up.
 func (w *programWork) fail(err error) error {

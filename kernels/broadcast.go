@@ -66,7 +66,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
 	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
-	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root, rooted: true}
+	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root}
 	if !two {
 		v.phases = []phase{b.whole}
 	} else {

@@ -16,10 +16,9 @@ import (
 type movement struct {
 	*maker
 	phases  []phase
-	pattern ptx.Pattern // of the one phase, or of the first
-	root    int
-	shares  int64 // elements that are shared out between the ranks; 0 if none are
-	rooted  bool  // one rank has something for all others, and nobody else has
+	pattern ptx.Pattern // of the one phase, or of both together
+	root    int         // of a broadcast
+	shares  int64       // elements that are shared out between the ranks; 0 if none are
 }
 
 // phase says what rank to has from rank from.
@@ -132,14 +131,14 @@ func (v *movement) throughSlots(at *collective.Addresses, slots *slots) collecti
 
 // inParts is the kernel for larger messages on the host device: each rank waits for those that it loads from to be ready, and for those that
 // load from it to have done so, since whatever is behind the run may write to the input. What a rank has from itself it copies before it
-// waits. Where one rank has something for all (rooted), it stores a part of that to each, so that it works as long as they do: all of them
+// waits. Where one rank has something for all (a broadcast), it stores a part of that to each, so that it works as long as they do: all of them
 // load W-1 parts of W, and so it stores the first of W to W-1 ranks. Then both sides wait for each other, before and after.
 func (v *movement) inParts(at *collective.Addresses) collective.HostKernel {
 	rank, size, p := at.Rank(), at.WorldSize(), v.phases[0]
 	sources, readers := v.peers(p)
 	out := v.specOut()
 	stored := func(c piece) int64 {
-		if !v.rooted {
+		if v.pattern != ptx.Broadcast {
 			return 0
 		}
 		return c.bytes / int64(size) / cacheLine * cacheLine
@@ -164,7 +163,7 @@ func (v *movement) inParts(at *collective.Addresses) collective.HostKernel {
 		add(&own, c, rank, rank)
 	}
 	tell, await := readers, sources
-	if v.rooted {
+	if v.pattern == ptx.Broadcast {
 		tell = slices.Concat(sources, readers)
 		await = tell
 	}

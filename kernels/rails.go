@@ -269,12 +269,7 @@ func (a *allReduce) byRails(s *collective.Spec) {
 // allReducePuts is what an all-reduce over rails puts there: what its island has combined, to each of the others.
 func (f *railForm) allReducePuts(s *collective.Spec) {
 	f.workspace(s, 1)
-	f.moves.sums = func(lap int, own device.Ptr) (all []railSum) {
-		for _, x := range f.lapOf(0, f.local, lap) {
-			all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
-		}
-		return all
-	}
+	f.moves.sums = f.sumsAside
 	f.puts.brings = func(lap, _ int) (room int, bytes int64) { return 0, sizeOf(f.lapOf(0, f.local, lap)) }
 	f.puts.takes = func(lap int, _ device.Ptr) (dst device.Ptr, room int, bytes int64) {
 		for _, x := range f.lapOf(0, f.local, lap) {
@@ -282,6 +277,14 @@ func (f *railForm) allReducePuts(s *collective.Spec) {
 		}
 		return dst, 0, sizeOf(f.lapOf(0, f.local, lap))
 	}
+}
+
+// sumsAside is what this rank combines of a lap of a message that is one part, to the first room.
+func (f *railForm) sumsAside(lap int, own device.Ptr) (all []railSum) {
+	for _, x := range f.lapOf(0, f.local, lap) {
+		all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
+	}
+	return all
 }
 
 // others is what other places of the island have of a lap in their outputs, which goes to the same place in this rank's.
@@ -305,10 +308,6 @@ func (x stretch) piece(from, to device.Ptr) ptx.Piece {
 // spec makes the spec that of the collective.
 func (f *railForm) spec(s *collective.Spec) {
 	pull, err := ptx.Image(ptx.Pull.File)
-	var told []byte
-	if err == nil {
-		told, err = ptx.Image(ptx.Told.File)
-	}
 	var sum *railKernel
 	if err == nil && f.op != 0 {
 		sum, err = f.newKernel()
@@ -321,7 +320,7 @@ func (f *railForm) spec(s *collective.Spec) {
 	s.Program = &collective.Program{
 		Among: f.islands[f.island],
 		Lane:  f.crosses() && f.laps > 1,
-		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum, told) },
+		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum) },
 	}
 	if f.puts != nil {
 		f.signals(s.Program)
@@ -371,7 +370,7 @@ func (f *railForm) parts() []int {
 
 // build adds the steps of a run. A lap is on its rail while the next one enters and the one before leaves; what a lap has in the workspace is overwritten by
 // that of two laps later, which enters when everybody on the island has left with it.
-func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKernel, told []byte) error {
+func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKernel) error {
 	enter := func(lap int) { f.entering(b, lap, sum) }
 	if f.puts != nil {
 		return f.addPuts(b, sum)
@@ -425,11 +424,7 @@ func (f *railForm) build(ctx context.Context, b *collective.Builder, sum *railKe
 			words = append(words, rail.Abandoned()) // what was cut off here must not be loaded by others, who may not know yet
 		}
 		for _, word := range words {
-			b.Kernel(&collective.Kernel{
-				Image: told, Function: ptx.Told.Name, Blocks: 1, Threads: 32,
-				Params: func(at *collective.Addresses) []any { return []any{at.Comm(), word} },
-				Fault:  f.told,
-			})
+			b.StopIf(word, f.told)
 		}
 		b.Waiting(leavesLap(lap))
 		if lap+2 < f.laps {
@@ -448,10 +443,7 @@ func (f *railForm) entering(b *collective.Builder, lap int, sum *railKernel) {
 }
 
 // told is the error of a run that was given up because of what a rail brought.
-func (f *railForm) told(fault ptx.Fault) error {
-	if fault.Kernel != ptx.FaultTeller || fault.Why != ptx.FaultTold {
-		return nil
-	}
+func (f *railForm) told() error {
 	if err := f.in.Memory().Group().Err(); err != nil {
 		return err
 	}

@@ -75,8 +75,7 @@ func (b *broadcast) byRails(s *collective.Spec) {
 }
 
 // byRails makes the spec that of an all-gather over rails: what the ranks of an island bring is cut into shards, which the ranks of a rail gather in the workspace,
-// one behind the other in the order in which NCCL numbers them, as long for each. Broadcasts straight to the outputs, one of
-// each rank, are run one after the other by NCCL.
+// one behind the other in the order in which NCCL numbers them, as long for each. Broadcasts straight to the outputs, one of each rank, NCCL runs one after the other.
 func (a *allGather) byRails(s *collective.Spec) {
 	n, size, width := a.out.NumElements(), a.out.WorldSize(), a.out.DType().Bytes()
 	share := func(rank int) (lo, hi int64) {
@@ -104,18 +103,7 @@ func (a *allGather) byRails(s *collective.Spec) {
 			}
 			to := at.Workspace(f.local).Add(room(lap, f.local, f.island))
 			for _, x := range f.lapOf(f.island, f.local, lap) {
-				for place, r := range f.islands[f.island] {
-					lo, hi := share(r)
-					part := stretch{max(lo, x.lo), min(hi, x.hi)}
-					if part.bytes() <= 0 {
-						continue // of another rank
-					}
-					from := at.Tensor(specIn, place).Add(part.lo)
-					if !a.inPlace() {
-						from = from.Add(-lo)
-					}
-					all = append(all, part.piece(from, to.Add(part.lo-x.lo)))
-				}
+				all = append(all, a.brought(f, at, share, x, to)...)
 				to = to.Add(x.bytes())
 			}
 			return all
@@ -155,24 +143,32 @@ func (a *allGather) byRails(s *collective.Spec) {
 	f.spec(s)
 }
 
+// brought is the pieces of a range of the output that the ranks of the island bring, to go to another place. What is there already is not among them.
+func (a *allGather) brought(f *railForm, at *collective.Addresses, share func(rank int) (lo, hi int64), x stretch, to device.Ptr) (all []ptx.Piece) {
+	for place, r := range f.islands[f.island] {
+		lo, hi := share(r)
+		part := stretch{max(lo, x.lo), min(hi, x.hi)}
+		if part.bytes() <= 0 {
+			continue // of another rank
+		}
+		from := at.Tensor(specIn, place).Add(part.lo)
+		if !a.inPlace() {
+			from = from.Add(-lo)
+		}
+		if to := to.Add(part.lo - x.lo); from != to {
+			all = append(all, part.piece(from, to))
+		}
+	}
+	return all
+}
+
 // passOn makes the shards of an island go by puts, straight to the outputs, from which the island loads them.
 func (a *allGather) passOn(f *railForm, share func(rank int) (lo, hi int64)) {
 	f.puts.passes = func(lap, island int) []stretch { return f.lapOf(island, f.local, lap) }
 	f.moves = railMoves{
 		loads: func(at *collective.Addresses, lap int) (all []ptx.Piece) {
 			for _, x := range f.lapOf(f.island, f.local, lap) {
-				for place, r := range f.islands[f.island] {
-					lo, hi := share(r)
-					own := stretch{max(lo, x.lo), min(hi, x.hi)}
-					if own.bytes() <= 0 || a.inPlace() && place == f.local {
-						continue // of another rank, or there already
-					}
-					from := at.Tensor(specIn, place).Add(own.lo)
-					if !a.inPlace() {
-						from = from.Add(-lo)
-					}
-					all = append(all, own.piece(from, f.out.Ptr().Add(own.lo)))
-				}
+				all = append(all, a.brought(f, at, share, x, f.out.Ptr().Add(x.lo))...)
 			}
 			return all
 		},
@@ -207,12 +203,7 @@ func (r *reduction) byRails(s *collective.Spec) {
 		}
 	}
 	f.moves = railMoves{
-		sums: func(lap int, own device.Ptr) (all []railSum) {
-			for _, x := range f.lapOf(0, f.local, lap) {
-				all = append(all, railSum{x, own.Add(f.roomAt(lap, 0))})
-			}
-			return all
-		},
+		sums: f.sumsAside,
 		calls: func(lap int, own device.Ptr) (all []memory.LibraryCall) {
 			at := own.Add(f.roomAt(lap, 0))
 			for _, x := range f.lapOf(0, f.local, lap) {
