@@ -30,7 +30,7 @@
 // Between islands of GPUs this form goes by NCCL, on memory of backend nccl: a kernel sums up a shard on each rank of an island, or gets it from there, NCCL's all-reduce, broadcast, reduce or
 // reduce-scatter carries it between the ranks that have it, and a kernel brings it to the island. Long shards go in laps: while NCCL carries one, kernels do the next and the one before. What an
 // island has summed up is rounded to the dtype. Of two islands the order is theirs, and reduce and reduce-scatter have the bits of the all-reduce; of more it is NCCL's, which states
-// none, but every rank of an all-reduce has the same bits. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
+// none, but every rank of an all-reduce has the same bits; and what becomes of a NaN in min and max is NCCL's. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
 // links too, and nobody has measured which are faster: so Auto takes those, and this form comes by its name; but for an all-gather and a reduce-scatter of shares that are not of one length,
 // which NCCL has not: there Auto takes it unless Transfers can be had.
 //

@@ -272,8 +272,8 @@ func (m *maker) choose(f collectiveForm) error {
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
 	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-	if kind == device.CUDA && m.call != "NewAllToAll" && libraryNames[m.call] != "" && m.in.Memory().MovesBetweenIslands() && !slices.Contains(all, Hierarchical) {
-		all = append(all, Hierarchical) // by kernels and puts
+	if name := m.in.Memory().Backend().Name(); kind == device.CUDA && (name == NCCL.Backend() || m.in.Memory().MovesBetweenIslands()) && hasRails(m.call, name) {
+		all = append(all, Hierarchical)
 	}
 	if !asked.known() {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))
