@@ -26,9 +26,9 @@ func Forms(constructor string, kind device.Kind, backend string) []Algorithm {
 	return all
 }
 
-// hasRails reports whether a constructor has the form Hierarchical between islands of GPUs, on memory of a backend that has it at all.
+// hasRails reports whether a constructor has the form Hierarchical between islands of GPUs, on memory of a backend that has it at all: an all-to-all goes by puts.
 func hasRails(constructor, backend string) bool {
-	return constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor) && constructor != "NewAllToAll"
+	return constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor) && (constructor != "NewAllToAll" || backend != NCCL.Backend())
 }
 
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by

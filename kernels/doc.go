@@ -35,7 +35,8 @@
 // which NCCL has not: there Auto takes it unless Transfers can be had.
 //
 // On memory of backend nixl puts go between islands of GPUs in NCCL's place, and a kernel combines what has come: the order is that of the islands for any number of them, alike in
-// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. Nobody has measured it, so that it comes by its name only, and Auto takes Transfers.
+// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. There an all-to-all has the form too: what is for the own island a kernel loads, and what is
+// for others goes as between islands of CPUs (below), but straight beside that kernel where blocks are long. Nobody has measured any of it, so that it comes by its name only, and Auto takes Transfers.
 //
 // Between islands of CPUs all-gather, broadcast, reduce and reduce-scatter have the form too. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are
