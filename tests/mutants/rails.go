@@ -51,7 +51,7 @@ func init() {
 		mutant{file: exchange, why: "blocks go straight to the place of the first rank", tests: blocks,
 			old: "to := f.part(x, ranks[f.local], lap)", new: "to := f.part(x, ranks[0], lap)"},
 		mutant{file: exchange, why: "a rank takes what has come though it did not come to its island", tests: cut,
-			old: "\ts.combine(0)\n\ts.leave(0)\n", new: ""},
+			old: "\ts.combine(0)\n", new: ""},
 		mutant{file: "kernels/choose_collectives.go", why: "NCCL has an all-to-all over rails", tests: []stage{{"kernels", "TestRailsByAuto|TestForms", usual}},
 			old: "(constructor != \"NewAllToAll\" || backend != NCCL.Backend())", new: "(constructor != \"\" || backend != NCCL.Backend())"},
 		mutant{file: "kernels/choose_collectives.go", why: "memory of nixl does not list the form", tests: []stage{{"kernels", "TestForms", usual}},
