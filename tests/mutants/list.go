@@ -2448,7 +2448,7 @@ var mutants = []mutant{
 		new: "\tparity := r.Epoch() & 0",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{kernelTests},
+		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{manyTests},
 		old: "\t\tline += n\n",
 		new: "\t\tline += n - 1\n",
 	},
@@ -2463,12 +2463,12 @@ var mutants = []mutant{
 		new: "\tm := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes()[24:]))",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "every rank reduces the same stretches of a list", tests: []stage{kernelTests},
+		file: "kernels/many_cuda.go", why: "every rank reduces the same stretches of a list", tests: []stage{manyTests},
 		old: "for i := at.Rank(); i < len(stretches); i += size {",
 		new: "for i := 0; i < len(stretches); i += size {",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "a list with an odd tensor takes the kernel for whole vectors", tests: []stage{kernelTests},
+		file: "kernels/many_cuda.go", why: "a list with an odd tensor takes the kernel for whole vectors", tests: []stage{manyTests},
 		old: "\t\tif !wholeVectors(v.In, v.Out) {",
 		new: "\t\tif false {",
 	},
