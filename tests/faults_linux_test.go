@@ -2,9 +2,11 @@ package tests
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/memory"
@@ -122,6 +125,19 @@ func recordPlan(ctx context.Context, p *kernels.Plan, s device.Stream) error {
 	return errors.Join(err, g.Close())
 }
 
+// driverOf is the driver of a machine whose GPUs no other has. Cases run beside each other in one process, which has one machine anywhere else and knows by
+// the UUID what plans take of a GPU together.
+func driverOf(m *simcuda.Machine, number uint64) *cu.Driver {
+	d := m.Driver()
+	uuid := d.DeviceGetUUID
+	d.DeviceGetUUID = func(u *cu.UUID, dev cu.DeviceOrdinal) cu.Result {
+		r := uuid(u, dev)
+		binary.BigEndian.PutUint64(u[2:], number)
+		return r
+	}
+	return d
+}
+
 // TestFaultsOfPlans lets every call of the driver go wrong, while ranks with simulated GPUs do everything with backend native and with plans.
 func TestFaultsOfPlans(t *testing.T) {
 	const (
@@ -140,6 +156,7 @@ func TestFaultsOfPlans(t *testing.T) {
 		try        = "native.(*finding).try"
 		asking     = "cuda.(*Device).links"
 	)
+	var machines atomic.Uint64
 	backendtest.Faults{
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + letGo: creators, "cuMemRelease in " + letGo: creators,
@@ -170,13 +187,14 @@ func TestFaultsOfPlans(t *testing.T) {
 		Machine: func() backendtest.FaultMachine {
 			m, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1, Multicast: true})
 			require.NoError(t, err)
+			number := machines.Add(1)
 			return backendtest.FaultMachine{
 				Open: func(ctx context.Context, g *group.Group, parent backend.Backend, calls *backendtest.Calls) (backend.Backend, error) {
 					o := &native.Options{LocalRank: g.Rank(), Multicast: config.MulticastAuto, KernelTimeout: 20 * time.Second}
 					if parent != nil {
 						o.Opened = parent.Device().(*cuda.Device)
 					} else {
-						o.Driver = fakecuda.Between(m.Driver(), calls)
+						o.Driver = fakecuda.Between(driverOf(m, number), calls)
 					}
 					return native.New(ctx, g, o)
 				},
