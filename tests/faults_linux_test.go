@@ -155,21 +155,24 @@ func TestFaultsOfPlans(t *testing.T) {
 		letGo      = "native.(*cast).letGo"
 		try        = "native.(*finding).try"
 		asking     = "cuda.(*Device).links"
+		offering   = "CUDA_ERROR_INVALID_VALUE in collective.(*kernelForm).offer"
 	)
 	var machines atomic.Uint64
 	backendtest.Faults{
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + letGo: creators, "cuMemRelease in " + letGo: creators,
-			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
-			"cuStreamQuery": "memory that goes with it is freed when the driver has answered",
-			"cuMemGetAllocationGranularity in " + try: trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
+			"cuDeviceTotalMem in native.find": capability, "cuDeviceGetAttribute in native.attribute": capability,
+			"cuMulticastGetGranularity in native.(*finding).findMulticast": capability,
+			"cuStreamQuery in cuda.(*Stream).idle":                         "memory that goes with it is freed when the driver has answered",
+			"cuMemGetAllocationGranularity in " + try:                      trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
 			"cuMemRelease in " + try:        trial,
 			"cuDeviceGetCount in " + asking: links, "cuDeviceGet in " + asking: links, "cuDeviceGetUuid in " + asking: links,
-			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:CUDA_ERROR_INVALID_VALUE": answer,
-			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
-			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
-			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
-			"cuCtxPushCurrent:" + notReady + " in native.(*cast).make": again,
+			"cuDeviceGetP2PAttribute in " + asking:        links,
+			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:" + offering: answer,
+			"cuMulticastAddDevice:" + notReady + around: again, "cuMulticastBindMem:" + notReady + around: again, "cuMulticastCreate:" + notReady + around: again,
+			"cuMemAddressReserve:" + notReady + around: again, "cuMemMap:" + notReady + around: again, "cuMemSetAccess:" + notReady + around: again,
+			"cuMemImportFromShareableHandle:" + notReady + around: again, "cuMemExportToShareableHandle:" + notReady + around: again,
+			"cuCtxPushCurrent:" + notReady + around: again,
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent in native.(*allocation).Release": keeps, "cuCtxPushCurrent in native.(*mapping).Unmap": keeps,
