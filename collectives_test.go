@@ -447,9 +447,9 @@ func TestTwoGoroutinesCallAlike(t *testing.T) {
 	})
 }
 
-// TestCloseBehindAPlan: a Close that comes while another goroutine waits for the other ranks, to make a plan, ends with its context, and so does Synchronize, which
+// TestCloseWhilePlansAreMade: a Close that comes while another goroutine waits for the other ranks, to make a plan, ends with its context, and so does Synchronize, which
 // has nothing to wait for. Nothing was closed: the plan is made when the others come, and runs, and the rank is closed by another Close.
-func TestCloseBehindAPlan(t *testing.T) {
+func TestCloseWhilePlansAreMade(t *testing.T) {
 	for _, sub := range []bool{false, true} {
 		t.Run(fmt.Sprintf("sub-group=%t", sub), func(t *testing.T) {
 			onRanks(t, 2, func(ctx context.Context, parent *symmem.Rank) error {

@@ -155,8 +155,8 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 		err = m.checkSignalPeers(o.Peers)
 	}
 	if _, ok := m.flagger(); ok { // making flags is collective
-		if vote := m.group.Vote(ctx, "signals", err); vote != nil {
-			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
+		if err := m.agreeOnFlags(ctx, o.Channels, err); err != nil {
+			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, err)
 		}
 	}
 	user := &signalUser{SignalsOptions: *o}
