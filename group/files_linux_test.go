@@ -411,3 +411,18 @@ func TestSilentConnections(t *testing.T) {
 	strangers.Wait()
 	requireOpenFiles(t, before)
 }
+
+// TestEndedAfterTheMessage: a file that has been sent is taken, although its connection is ended for its silence before it is read.
+func TestEndedAfterTheMessage(t *testing.T) {
+	groups := newJob(t, 2, Options{})
+	ctx := testContext(t)
+	for _, g := range groups {
+		c := g.session.files.(*socketCarrier)
+		c.read = func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
+			time.Sleep(2 * fileSilence) // it is old enough
+			c.endSilent()
+			return readMessage(conn, message, control)
+		}
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+}
