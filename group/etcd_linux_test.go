@@ -33,19 +33,12 @@ var theEtcd struct {
 	err    error
 }
 
-// requireEtcd skips the test where etcd is missing.
-func requireEtcd(t *testing.T) {
-	t.Helper()
-	require.Regexp(t, "^TestEtcd|InEachStore/etcd$", t.Name(), "CI chooses the tests that need etcd by their names")
-	if _, err := exec.LookPath("etcd"); err != nil {
-		testneed.Missing(t, "etcd", err)
-	}
-}
-
 // etcdURL returns the URL of a place in a server that is there until all tests have ended.
 func etcdURL(t *testing.T) string {
 	t.Helper()
-	requireEtcd(t)
+	if _, err := exec.LookPath("etcd"); err != nil {
+		testneed.Missing(t, "etcd", err)
+	}
 	theEtcd.Do(func() {
 		dir, err := os.MkdirTemp("", "etcd")
 		if theEtcd.err = err; err == nil {

@@ -213,21 +213,20 @@ func newKept(t *testing.T, n int, store string) []*Group {
 	return groups
 }
 
-// eachStore runs a test over each kind of store. CI chooses these tests, as those of etcd alone, by their names.
+// eachStore runs a test over each kind of store.
 func eachStore(t *testing.T, fn func(t *testing.T, store string)) {
-	require.Regexp(t, "^Test[A-Za-z]+InEachStore$", t.Name())
 	t.Run("memory", func(t *testing.T) { fn(t, "memory://here/"+uniqueJob()) })
 	t.Run("etcd", func(t *testing.T) { fn(t, etcdURL(t)) })
 }
 
-// TestStartedAgainInEachStore: services come and go, some in good order and some by the failure of their store between two changes, while the ranks call and
+// TestServiceStartedAgain: services come and go, some in good order and some by the failure of their store between two changes, while the ranks call and
 // store. Each call ends as if there had been one service: all-gathers have everybody's data, and sums count everything once.
-func TestStartedAgainInEachStore(t *testing.T) {
+func TestServiceStartedAgain(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	const n, enough = 4, 8
-	eachStore(t, func(t *testing.T, store string) {
-		for name, token := range map[string]string{"plain": "", "token": "0123456789abcdef"} {
-			t.Run(name, func(t *testing.T) {
+	for name, token := range map[string]string{"plain": "", "token": "0123456789abcdef"} {
+		t.Run(name, func(t *testing.T) {
+			eachStore(t, func(t *testing.T, store string) {
 				ctx := testContext(t)
 				s := newKeptService(t, n, Options{Job: uniqueJob(), Store: store, Token: token})
 				groups := s.join()
@@ -349,8 +348,8 @@ func TestStartedAgainInEachStore(t *testing.T) {
 				s.finish(ctx, groups)
 				requireNothingKept(t, store, s.opts.Job)
 			})
-		}
-	})
+		})
+	}
 }
 
 // requireNothingKept fails unless the store has forgotten a job.
@@ -425,9 +424,9 @@ func (s *keptService) endAndStart() error {
 	return nil
 }
 
-// TestRankGoneInEachStore: a rank that dies while there is no service is lost for the next one, one that was lost before stays lost, one that has left
+// TestRankGoneMeanwhile: a rank that dies while there is no service is lost for the next one, one that was lost before stays lost, one that has left
 // has left, and all of that is told.
-func TestRankGoneInEachStore(t *testing.T) {
+func TestRankGoneMeanwhile(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	eachStore(t, func(t *testing.T, store string) {
 		ctx := testContext(t)
@@ -603,8 +602,8 @@ func TestKeptRefuses(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalid, "ranks have no store")
 }
 
-// TestTwoServicesInEachStore: of two services for one job the later one has it.
-func TestTwoServicesInEachStore(t *testing.T) {
+// TestTwoServices: of two services for one job the later one has it.
+func TestTwoServices(t *testing.T) {
 	t.Parallel() // it waits, most of the time
 	eachStore(t, func(t *testing.T, store string) {
 		ctx := testContext(t)
