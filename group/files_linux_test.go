@@ -195,10 +195,15 @@ func TestFileThatCannotBeReceived(t *testing.T) {
 	groups := newJob(t, 3, Options{})
 	ctx := testContext(t)
 	c := groups[1].session.files.(*socketCarrier)
-	for _, reason := range []error{unix.ENOMEM, unix.ENOBUFS, unix.EMFILE} {
-		c.read = func(messageReader, []byte, []byte) (int, int, int, error) {
-			return 0, 0, 0, &net.OpError{Op: "read", Net: "unixpacket", Err: os.NewSyscallError("recvmsg", reason)}
+	var fails atomic.Pointer[error] // another connection may still be read from when the exchange has failed
+	c.read = func(conn messageReader, message, control []byte) (int, int, int, error) {
+		if reason := fails.Load(); reason != nil {
+			return 0, 0, 0, &net.OpError{Op: "read", Net: "unixpacket", Err: os.NewSyscallError("recvmsg", *reason)}
 		}
+		return readMessage(conn, message, control)
+	}
+	for _, reason := range []error{unix.ENOMEM, unix.ENOBUFS, unix.EMFILE} {
+		fails.Store(&reason)
 		for rank, err := range onAll(groups, func(g *Group) error {
 			_, err := g.ExchangeFile(ctx, "unlucky", os.Stdin)
 			return err
@@ -211,7 +216,7 @@ func TestFileThatCannotBeReceived(t *testing.T) {
 			require.Equal(t, rank == 1 && reason == unix.EMFILE, errors.As(err, new(*FileLimitError)))
 		}
 	}
-	c.read = readMessage
+	fails.Store(nil)
 	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
 }
 

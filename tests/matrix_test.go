@@ -22,13 +22,14 @@ import (
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/backend"
 	_ "github.com/symmem/symmem/backend/all"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tests/suite"
 )
 
-// worlds are the world sizes of the whole matrix, in which all run with goroutines and with processes. fullWorld is the one at which the large cases run too. The
+// worlds are the world sizes of the whole matrix, in which nearly all run with goroutines and with processes. fullWorld is the one at which the large cases run too. The
 // short matrix starts goroutines at the sizes of shortGoroutines, or of shortFar where there are no peer pointers, and processes at those of shortProcesses.
 var (
 	worlds          = []int{1, 2, 3, 4, 5, 8}
@@ -38,6 +39,9 @@ var (
 	// Of isles, which differs from far in plans only, the whole matrix has these.
 	islesGoroutines = []int{3, 5, 8}
 	islesProcesses  = []int{5}
+	// What processes add to goroutines they add at every size alike: of odd sizes, the whole matrix has processes of host at three, and of isles, which is far with islands, at five.
+	hostProcesses = []int{1, 2, 3, fullWorld, 8}
+	farProcesses  = []int{1, 2, fullWorld, 8}
 )
 
 const fullWorld = 4
@@ -128,6 +132,10 @@ func TestMatrix(t *testing.T) {
 			switch {
 			case whole && name == islesName:
 				goroutines, processes = islesGoroutines, islesProcesses
+			case whole && name == farName:
+				processes = farProcesses
+			case whole && name == host.Name:
+				processes = hostProcesses
 			case !whole:
 				goroutines, processes = shortGoroutines, shortProcesses
 				if !capabilities(t, name).PeerPointers {
