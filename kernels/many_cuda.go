@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
@@ -61,6 +62,42 @@ func upload(at *collective.Addresses, stretches []ptx.Stretch) ptx.Many {
 	return ptx.Many{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(stretches))}
 }
 
+// wholeStretches are stretches of tensors that are whole vectors, as the kernel for those takes them.
+func wholeStretches(stretches []ptx.Stretch) (whole []ptx.WholeStretch) {
+	for _, s := range stretches {
+		whole = append(whole, ptx.WholeStretch{In: s.In + s.First*16, Out: s.Out + s.First*16, Vectors: uint32(s.Vectors), Line: uint32(s.Line)})
+	}
+	return whole
+}
+
+// uploadWhole is upload for these, of which so many threads do one together.
+func uploadWhole(at *collective.Addresses, stretches []ptx.WholeStretch, together int) ptx.WholeMany {
+	var list bytes.Buffer
+	_ = binary.Write(&list, binary.LittleEndian, stretches)
+	m := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(stretches)), Shift: uint32(bits.TrailingZeros(uint(together)))}
+	copy(m.Inlined[:], stretches)
+	return m
+}
+
+// wholeTogether is how many threads do a stretch together, of which the longest has so many vectors.
+func wholeTogether(longest uint64) int {
+	threads := 32
+	for threads < stretchVectors && uint64(threads) < longest {
+		threads *= 2
+	}
+	return threads
+}
+
+// wholeGeometry is manyGeometry for the kernel of whole vectors, of which so many threads do a stretch together. Few blocks with many stretches each are the fastest.
+func wholeGeometry(stretches, together, multiprocessors int) launchGeometry {
+	threads := together
+	for threads < 128 || threads < 256 && stretches*together > 16*128 {
+		threads *= 2
+	}
+	each := threads / together
+	return launchGeometry{blocks: min(max((stretches+each-1)/each, 1), 2*multiprocessors), threads: threads}
+}
+
 // manyGeometry is the launch of a kernel for so many stretches: a block each.
 func manyGeometry(stretches int, longest uint64, multiprocessors int) launchGeometry {
 	threads := 64
@@ -116,10 +153,15 @@ func (m *many) onCUDA(s *collective.Spec) {
 	if whole {
 		s.Parameters += ", whole"
 	}
+	together := wholeTogether(longest)
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole,
 		Fit: func(multiprocessors int) (int, int) {
-			g := manyGeometry(blocks, longest, multiprocessors).atMost(m.opts.MaxBlocks)
+			g := manyGeometry(blocks, longest, multiprocessors)
+			if whole {
+				g = wholeGeometry(blocks, together, multiprocessors)
+			}
+			g = g.atMost(m.opts.MaxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {
@@ -129,7 +171,7 @@ func (m *many) onCUDA(s *collective.Spec) {
 			case whole:
 				push := newPushParams(at, span)
 				push.Op = uint32(m.op)
-				return []any{push.Bytes(), upload(at, stretches)}
+				return []any{push.Bytes(), uploadWhole(at, wholeStretches(stretches), together)}
 			case oneShot:
 				return []any{p.Bytes(), upload(at, stretches)}
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -240,9 +241,11 @@ func TestManyWholeOnCUDA(t *testing.T) {
 		dtype := []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16}[size%3]
 		tests = append(tests, test{manyTest{dtype: dtype, op: []Op{Sum, Avg}[size%2], counts: counts, maxBlocks: size % 4}, size, wholeLists})
 	}
+	long := slices.Repeat([]int64{8, 32, 0, 16, 256}, 30) // more stretches than travel in the parameter
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16} {
 		tests = append(tests,
 			test{manyTest{dtype: dtype, op: Sum, counts: counts, maxBlocks: 1}, 2, wholeLists},
+			test{manyTest{dtype: dtype, op: Avg, counts: long}, 2, wholeLists},
 			test{manyTest{dtype: dtype, op: Avg, counts: counts}, 2, wholeLists},
 			test{manyTest{dtype: dtype, op: Avg, counts: counts, odd: 4}, 2, other},
 			test{manyTest{dtype: dtype, op: Sum, counts: counts, short: 5}, 2, other},
@@ -303,6 +306,22 @@ func TestManyWholeTold(t *testing.T) {
 		}
 		return x.Close(ctx)
 	})
+}
+
+// TestWholeGeometry: so many threads as a stretch has vectors do it, whole warps and no more than a block, and blocks have several of them, as long as the
+// bound of blocks allows.
+func TestWholeGeometry(t *testing.T) {
+	for longest, together := range map[uint64]int{0: 32, 1: 32, 32: 32, 33: 64, 64: 64, 100: 128, 129: 256, 256: 256, 4096: 256} {
+		require.Equal(t, together, wholeTogether(longest), longest)
+	}
+	for _, c := range []struct{ stretches, together, blocks, threads int }{
+		{0, 32, 1, 128}, {1, 32, 1, 128}, {5, 32, 2, 128}, {50, 32, 13, 128}, {64, 32, 16, 128}, {65, 32, 9, 256}, {50, 64, 13, 256},
+		{3, 128, 3, 128}, {17, 128, 9, 256}, {50, 256, 50, 256}, {1000, 32, 125, 256}, {1 << 14, 32, 264, 256}, {1 << 14, 256, 264, 256},
+	} {
+		g := wholeGeometry(c.stretches, c.together, 132)
+		require.Equal(t, launchGeometry{blocks: c.blocks, threads: c.threads}, g, c)
+		require.Zero(t, g.threads%c.together)
+	}
 }
 
 // TestCut: stretches are all vectors of all tensors, once, in the order of their lines, however many there are.

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,6 +28,7 @@ type manyJob struct {
 	blocks  int
 	threads int
 	most    int  // vectors of a stretch
+	shift   int  // with whole: 1 << shift threads do a stretch together; 0 is all of a block
 	queued  bool // all launches are enqueued at once
 	user    bool // all launches have the tensors of the first, into which kernels on the stream copy those of the others, and back
 	missing int  // so many of the last ranks do not launch
@@ -45,7 +48,7 @@ func (j manyJob) String() string {
 	case j.pull:
 		kernel = "pull"
 	}
-	return fmt.Sprintf("%s/%s/op=%d/ranks=%d/tensors=%d/most=%d/hopper=%t/queued=%t/user=%t/missing=%d", kernel, j.dtype, j.op, j.ranks, len(j.counts), j.most, j.hopper, j.queued, j.user, j.missing)
+	return fmt.Sprintf("%s/%s/op=%d/ranks=%d/tensors=%d/most=%d/shift=%d/hopper=%t/queued=%t/user=%t/missing=%d", kernel, j.dtype, j.op, j.ranks, len(j.counts), j.most, j.shift, j.hopper, j.queued, j.user, j.missing)
 }
 
 func (j manyJob) kernel(tb testing.TB) ptx.Kernel {
@@ -117,6 +120,14 @@ func (w *manyWorld) cut(in, out uint64, l *manyLaunch) (all []ptx.Stretch) {
 	}
 	w.lines = line
 	return all
+}
+
+// wholeStretches are stretches as the kernel for whole vectors takes them.
+func wholeStretches(stretches []ptx.Stretch) (whole []ptx.WholeStretch) {
+	for _, s := range stretches {
+		whole = append(whole, ptx.WholeStretch{In: s.In + s.First*16, Out: s.Out + s.First*16, Vectors: uint32(s.Vectors), Line: uint32(s.Line)})
+	}
+	return whole
 }
 
 func (w *manyWorld) inPlace(tensor int) bool { return tensor%2 == 0 }
@@ -192,7 +203,12 @@ func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *man
 				}
 			}
 			var list bytes.Buffer
-			require.NoError(tb, binary.Write(&list, binary.LittleEndian, own))
+			whole := wholeStretches(own)
+			if j.whole {
+				require.NoError(tb, binary.Write(&list, binary.LittleEndian, whole))
+			} else {
+				require.NoError(tb, binary.Write(&list, binary.LittleEndian, own))
+			}
 			list.Write(tables)
 			inMemory := append(aligned(list.Len() + 16)[:0], list.Bytes()...)
 			l.list = append(l.list, inMemory)
@@ -234,6 +250,15 @@ func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *man
 					push.Data = append(push.Data, p.Workspace[q]+uint64(control))
 				}
 				first = push.Bytes()
+				together := j.threads
+				if j.shift > 0 {
+					together = 1 << j.shift
+				}
+				list := ptx.WholeMany{Stretches: at, Count: uint32(len(whole)), Shift: uint32(bits.TrailingZeros(uint(together)))}
+				copy(list.Inlined[:], whole)
+				var b bytes.Buffer
+				require.NoError(tb, binary.Write(&b, binary.LittleEndian, &list))
+				m = b.Bytes()
 			}
 			l.params = append(l.params, [][]byte{first, m})
 		}
@@ -437,7 +462,7 @@ func manyJobs(ranks int, dtypes []string) (out []manyJob) {
 	return out
 }
 
-// wholeJobs are those of the kernel for whole vectors: more stretches than blocks, and more vectors than threads.
+// wholeJobs are those of the kernel for whole vectors: more stretches than blocks, more vectors than threads, and several stretches a block.
 func wholeJobs(ranks int, dtypes []string) (out []manyJob) {
 	for _, dtype := range dtypes {
 		for _, op := range []int{ptx.Sum, ptx.Avg} {
@@ -453,7 +478,12 @@ func wholeJobs(ranks int, dtypes []string) (out []manyJob) {
 				out = append(out, j)
 				j.user, j.blocks = false, 20
 				out = append(out, j)
-				j.blocks = 2
+				j.blocks, j.shift, j.most = 2, 1, 3
+				out = append(out, j)
+				j.blocks, j.most = 20, 1 // more stretches at a time than travel in the parameter
+				j.counts = append(slices.Clone(j.counts), 60*unit)
+				out = append(out, j)
+				j.blocks, j.shift, j.most, j.counts = 2, 0, 20, j.counts[:len(j.counts)-1]
 				for _, j.missing = range []int{1, ranks - 1} {
 					out = append(out, j)
 					j.stop = !j.stop
@@ -485,6 +515,9 @@ func TestManyWholeSchedules(t *testing.T) {
 		for _, twice := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/twice=%t", s.name, twice), func(t *testing.T) {
 				j := manyJob{whole: true, dtype: "f32", op: ptx.Sum, ranks: 3, counts: []int{4, 40, 0, 16}, hopper: true, epochs: 3, blocks: 2, threads: 8, most: 3, queued: true, twice: twice}
+				if twice {
+					j.shift = 1
+				}
 				eachSeed(t, seedsOr(3, 12), func(seed uint64) error {
 					return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27})
 				})

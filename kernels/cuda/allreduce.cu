@@ -42,7 +42,7 @@ SYMMEM_KERNEL(twoshot_push, twoshotPush, SYMMEM_BOUNDS)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, oneshot_push_whole, oneshotPushWhole, SYMMEM_BOUNDS_ONESHOT)
 SYMMEM_TAKES(PushParams<SYMMEM_WORLD>, twoshot_push_whole, twoshotPushWhole, SYMMEM_BOUNDS_TWOSHOT)
 extern "C" __global__ void __launch_bounds__(SYMMEM_BOUNDS_ONESHOT)
-    SYMMEM_NAME(many_push_whole, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<SYMMEM_WORLD> p, const __grid_constant__ Many m) {
+    SYMMEM_NAME(many_push_whole, SYMMEM_DTYPE, SYMMEM_TAIL)(const __grid_constant__ PushParams<SYMMEM_WORLD> p, const __grid_constant__ WholeMany m) {
   manyPushWhole<SYMMEM_TYPE, SYMMEM_OP, SYMMEM_WORLD>(p, m);
 }
 #else

@@ -5,7 +5,7 @@
 //   oneshot_ll        push 16-byte lines of 8 bytes data and two flags; no barrier. Every dtype.
 //   oneshot_push      push 16-byte lines that are all data; no barrier. f32, f16, bf16.
 //   oneshot_push_whole, twoshot_push_whole   the same as without whole, for messages of whole vectors. They take PushParams
-//   many_push_whole   oneshot_push_whole of a list of tensors. It takes PushParams and Many; see stretch.cuh
+//   many_push_whole   oneshot_push_whole of a list of tensors. It takes PushParams and WholeMany; see stretch.cuh
 //   oneshot_pull      load every input; barriers at both ends, or one when staged.
 //   twoshot_push      push shards to their owners and results to everybody; no barrier. f32, f16, bf16.
 //   twoshot_pull      load the own shard from every input, store the result to every output, between two barriers.

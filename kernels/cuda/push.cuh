@@ -129,40 +129,43 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
   if (begin < p.vectors) startNext();
 }
 
-// manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. A block takes
-// every so many-th stretch, and its first before the work in front of the launch is awaited: the list is as old as the plan.
-template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushParams<W> &p, const Many &m) {
+// manyPushWhole is oneshotPushWhole over a list of tensors that are all whole vectors; of PushParams, in, out and vectors are not used. So many threads as
+// do a stretch together take every so many-th, dealt to the blocks in turn, and their first before the work in front of the launch is awaited: the list is as
+// old as the plan.
+template <class T, class Op, int W> SYMMEM_DEVICE void manyPushWhole(const PushParams<W> &p, const WholeMany &m) {
+  const u32 together = 1u << m.shift, thread = threadIdx.x & (together - 1);
+  const u32 first = blockIdx.x + gridDim.x * (threadIdx.x >> m.shift), step = gridDim.x * (blockDim.x >> m.shift);
+  const WholeStretch begin = firstWholeStretch(m, first);
   Push<W> f(p, kKindMany);
-  const Stretch begin = stretchAt(m, blockIdx.x);
   const Op op{p.op};
   const u64 slot = p.slot * 16ull;
   awaitPrevious();
   const u32 epoch = loadRelaxed(f.record()) + 1;
   const u32 dead = loadRelaxed(p.dead);
   Words<4> own = {};
-  if (threadIdx.x < begin.vectors) own = loadWeak(begin.in + (begin.first + threadIdx.x) * 16, Words<4>()); // all three are under way at once
+  if (thread < begin.vectors) own = loadWeak(begin.in + thread * 16ull, Words<4>()); // all three are under way at once
   if (dead != 0) return;
   const u64 buffer = (epoch & 1) * W * slot, to = buffer + p.rank * slot;
-  for (u32 i = blockIdx.x; i < m.count; i += gridDim.x) {
-    const Stretch t = i == blockIdx.x ? begin : stretchAt(m, i);
-    for (u64 v = threadIdx.x; v < t.vectors; v += blockDim.x) {
-      if (i != blockIdx.x || v != threadIdx.x) own = loadWeak(t.in + (t.first + v) * 16, Words<4>());
+  for (u32 i = first; i < m.count; i += step) {
+    const WholeStretch t = i == first ? begin : wholeStretchAt(m, i);
+    for (u32 v = thread; v < t.vectors; v += together) {
+      if (i != first || v != thread) own = loadWeak(t.in + v * 16ull, Words<4>());
       const Words<4> line = seal(own);
 #pragma unroll
-      for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + (t.line + v) * 16, line);
+      for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + (t.line + v) * 16ull, line);
     }
   }
   f.close(epoch);
   const u64 mine = p.data[p.rank] + buffer;
   bool had = false; // a line from every rank, whose blocks of this number are at work then
-  for (u32 i = blockIdx.x; i < m.count && f.ok; i += gridDim.x) {
-    const Stretch t = i == blockIdx.x ? begin : stretchAt(m, i);
-    for (u64 v = threadIdx.x; v < t.vectors; v += blockDim.x) {
-      const u64 at = mine + (t.line + v) * 16;
+  for (u32 i = first; i < m.count && f.ok; i += step) {
+    const WholeStretch t = i == first ? begin : wholeStretchAt(m, i);
+    for (u32 v = thread; v < t.vectors; v += together) {
+      const u64 at = mine + (t.line + v) * 16ull;
       Words<4> x[W];
       awaitLines(f, at, slot, x);
       if (!f.ok) break;
-      sumLines<T>(op, x, at, slot, t.out + (t.first + v) * 16);
+      sumLines<T>(op, x, at, slot, t.out + v * 16ull);
       had = true;
     }
   }

@@ -32,3 +32,38 @@ SYMMEM_DEVICE Stretch stretchAt(const Many &m, u32 i) {
   if (i >= m.count) return {};
   return ((const Stretch *)m.stretches)[i];
 }
+
+// WholeStretch is some vectors of 16 bytes of one tensor, which is whole vectors.
+struct WholeStretch {
+  u64 in, out; // this rank's
+  u32 vectors;
+  u32 line;    // where its first line is in a slot, in lines
+};
+static_assert(sizeof(WholeStretch) == 24, "WholeStretch");
+
+enum : u32 { kInlineStretches = 64 };
+
+// WholeMany is the parameter beside PushParams.
+struct WholeMany {
+  u64 stretches; // address of all WholeStretches in memory of this device; the same on every rank but for in and out
+  u32 count;     // of stretches
+  u32 shift;     // 1 << shift threads, whole warps, do a stretch together
+  WholeStretch inlined[kInlineStretches]; // the first ones; empty beyond the last
+};
+SYMMEM_AT(WholeMany, stretches, 0);
+SYMMEM_AT(WholeMany, count, 8);
+SYMMEM_AT(WholeMany, shift, 12);
+SYMMEM_AT(WholeMany, inlined, 16);
+static_assert(sizeof(WholeMany) == 1552, "WholeMany");
+
+// wholeStretchAt is stretch i, or an empty one beyond the last.
+SYMMEM_DEVICE WholeStretch wholeStretchAt(const WholeMany &m, u32 i) {
+  if (i >= m.count) return {};
+  return ((const WholeStretch *)m.stretches)[i];
+}
+// firstWholeStretch is wholeStretchAt for the first that a warp does. It begins with a load from the parameter that depends on nothing else, since what it gives
+// is the address of the first load from memory.
+SYMMEM_DEVICE WholeStretch firstWholeStretch(const WholeMany &m, u32 i) {
+  const WholeStretch x = m.inlined[min(i, kInlineStretches - 1)];
+  return i < kInlineStretches ? x : wholeStretchAt(m, i);
+}

@@ -145,25 +145,45 @@ type Pieces struct {
 	Inlined [InlinePieces]Piece
 }
 
-// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPushWhole, ManyPull and ManyCopy does at a time.
+// Stretch is some vectors of one tensor of a list, which a block of the kernels ManyOneShot, ManyPull and ManyCopy does at a time.
 // Addresses are of the device.
 type Stretch struct {
 	In, Out     uint64 // this rank's, of the tensor's first element; alike on all ranks modulo 16
 	Count       uint64 // elements of the tensor
 	First       uint64 // the stretch's first vector, counted from the last multiple of a vector at or before In
 	Vectors     uint64 // of the stretch
-	Line        uint64 // ManyOneShot and ManyPushWhole: where its first line is in a slot, in lines
+	Line        uint64 // ManyOneShot: where its first line is in a slot, in lines
 	Row, OutRow uint64 // ManyPull: the rows of the tensor's inputs and outputs in Many.Table
 }
 
-// Many is the parameter of these kernels, by value: beside Params, ManyPushWhole beside PushParams, and ManyCopy alone.
+// Many is the parameter of these kernels, by value: beside Params, and of ManyCopy alone.
 type Many struct {
 	_ structs.HostLayout
 
-	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot and ManyPushWhole, the same on every rank; ManyPull, what this rank reduces
+	Stretches uint64 // address of all stretches in this device's memory: ManyOneShot, the same on every rank; ManyPull, what this rank reduces
 	Table     uint64 // ManyPull: [rows][World]uint64 of addresses, in this device's memory
 	Count     uint32 // of stretches
 	_         uint32
+}
+
+// WholeStretch is some vectors of 16 bytes of one tensor of a list, which some warps of a block of ManyPushWhole do at a time. Addresses are of the device.
+type WholeStretch struct {
+	In, Out uint64 // this rank's, of the first vector
+	Vectors uint32
+	Line    uint32 // where its first line is in a slot, in lines
+}
+
+// InlineStretches is how many stretches travel in WholeMany, so that a launch need not load its first ones from memory.
+const InlineStretches = 64
+
+// WholeMany is the parameter of ManyPushWhole beside PushParams, by value.
+type WholeMany struct {
+	_ structs.HostLayout
+
+	Stretches uint64                        // address of all stretches in this device's memory, the same on every rank
+	Count     uint32                        // of stretches
+	Shift     uint32                        // 1 << Shift threads, whole warps, do a stretch together
+	Inlined   [InlineStretches]WholeStretch // the first ones
 }
 
 // Why a kernel gave up.

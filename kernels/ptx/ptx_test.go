@@ -76,6 +76,11 @@ func TestMany(t *testing.T) {
 	}
 	assert.Equal(t, names, strings.FieldsFunc(strings.ToLower(strings.ReplaceAll(fields, "u64", "")), func(r rune) bool { return r == ',' || r == ';' }))
 	assert.Contains(t, text, fmt.Sprintf("sizeof(Stretch) == %d", typ.Size()))
+	sameLayout(t, text, "WholeMany", reflect.TypeFor[WholeMany]())
+	assert.Contains(t, text, fmt.Sprintf("kInlineStretches = %d ", InlineStretches))
+	assert.Contains(t, text, "struct WholeStretch {\n  u64 in, out; ")
+	assert.Contains(t, text, "\n  u32 vectors;\n  u32 line; ")
+	assert.Equal(t, uintptr(24), reflect.TypeFor[WholeStretch]().Size())
 	for dtype, line := range map[string]int64{"f32": 16, "bf16": 16, "f64": 8, "i8": 8} {
 		assert.Equal(t, line, ManyLine(dtype))
 	}

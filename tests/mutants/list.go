@@ -6,6 +6,7 @@ import "slices"
 var (
 	memoryTests    = stage{"memory", ".", usual}
 	tensorTests    = stage{"tensor", ".", usual}
+	manyTests      = stage{"kernels", "TestMany|TestCut|TestWholeGeometry", long}
 	tuningTests    = stage{"kernels/tuning", ".", usual}
 	planTests      = stage{"collective", ".", usual}
 	hostTests      = stage{"backend/host", ".", usual}
@@ -2458,17 +2459,27 @@ var mutants = []mutant{
 		new: "\tparity := r.Epoch() & 0",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: kernelTests,
+		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{manyTests},
 		old: "\t\tline += n\n",
 		new: "\t\tline += n - 1\n",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "every rank reduces the same stretches of a list", tests: kernelTests,
+		file: "kernels/many_cuda.go", why: "a stretch of a list of whole vectors begins where its tensor does", tests: []stage{manyTests},
+		old: "In: s.In + s.First*16,",
+		new: "In: s.In,",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "stretches beyond those in the parameter are others", tests: []stage{manyTests},
+		old: "\tm := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes()))",
+		new: "\tm := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes()[24:]))",
+	},
+	{
+		file: "kernels/many_cuda.go", why: "every rank reduces the same stretches of a list", tests: []stage{manyTests},
 		old: "for i := at.Rank(); i < len(stretches); i += size {",
 		new: "for i := 0; i < len(stretches); i += size {",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "a list with an odd tensor takes the kernel for whole vectors", tests: kernelTests,
+		file: "kernels/many_cuda.go", why: "a list with an odd tensor takes the kernel for whole vectors", tests: []stage{manyTests},
 		old: "\t\tif !wholeVectors(v.In, v.Out) {",
 		new: "\t\tif false {",
 	},
