@@ -30,7 +30,7 @@ var (
 		{"kernels", "OnHost$|NotOverrun$|^TestHostRanks|^TestSlots|RankOrder$|^TestPlan|^TestRanksMake|^TestMissing|Refused$|^TestBarrierPlan|^TestWideLoops", usual},
 		{"kernels", "^TestTransfersFail|^TestFailedRun|^TestCollectivesFar|^TestIslandC", usual},
 		{"kernels", "^TestOneShotInPlace|^TestManyOnCUDA|^TestManyWhole|^TestWholeMovesTold|^TestBegun|^TestLate|Multicast$|^TestLibrary|^TestCopyEngines|^TestPulled", usual},
-		{"kernels", "^TestCollectivesOnCUDA|^TestTransfersOnCUDA", usual},
+		{"kernels", "^TestCollectivesOnCUDA|^TestTransfersOnCUDA", long},
 	}
 
 	slotTests = []stage{{"kernels", "^TestSlotsAreNotOverrun", usual}}
@@ -2501,7 +2501,7 @@ var mutants = []mutant{
 	{
 		file: "kernels/many.go", why: "the place of a tensor in a list is not compared", tests: inPlans,
 		old: "placeOf(p.In)+\" to \"+placeOf(p.Out)",
-		new: "\"a tensor\"",
+		new: "placeOf(p.In)[:0]+\"a tensor\"",
 	},
 	{
 		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: kernelTests,
