@@ -23,6 +23,7 @@ type HostKernel func(r *HostRun) error
 type HostRun struct {
 	name     string
 	rank     int
+	peers    []int // all others, the next one first
 	epoch    uint32
 	timeout  time.Duration
 	peerErr  func() error // what ends a wait early
@@ -70,11 +71,17 @@ type hostWork struct {
 	plan   *Plan
 	kernel HostKernel
 
+	// A plan that is in no graph runs on one stream at a time. Only from its first recording on is each run marked as long as it is under way.
+	recorded atomic.Bool
+	unmarked uint64 // what enqueued was at that time; written before recorded
+
+	_ cpu.CacheLinePad // the stream only looks at what is above
+
 	enqueued uint64 // runs, those of graphs not counted; guarded by the plan's mu
 
 	_ cpu.CacheLinePad // what the stream writes is apart from what is written by who enqueues
 
-	// state is 2 for each of those runs that has ended, and 1 while any run is under way.
+	// state is 2 for each of those runs that has ended, and 1 while a run is marked.
 	state atomic.Uint64
 	run   HostRun
 
@@ -88,6 +95,9 @@ func (f hostForm) prepare(_ context.Context, a *Addresses) (work, error) {
 	}}
 	if !p.memory.Oversubscribed() {
 		w.run.patience, w.run.looks = &futex.Patience{}, manyLooks
+	}
+	for i := 1; i < p.size; i++ {
+		w.run.peers = append(w.run.peers, (p.rank+i)%p.size)
 	}
 	for r := range p.size {
 		flags := a.Bytes(a.base(r), f.dataAt())
@@ -162,12 +172,11 @@ func (r *HostRun) Wait(rank, flag int, value uint32) error {
 // Barrier tells every peer by flag that this rank has come here in this run, and waits until all have. Each barrier of a run has a flag of
 // its own.
 func (r *HostRun) Barrier(flag int) error {
-	size := r.WorldSize()
-	for i := 1; i < size; i++ {
-		r.Signal((r.rank+i)%size, flag, r.epoch)
+	for _, peer := range r.peers {
+		r.Signal(peer, flag, r.epoch)
 	}
-	for i := 1; i < size; i++ {
-		if err := r.Wait((r.rank+i)%size, flag, r.epoch); err != nil {
+	for _, peer := range r.peers {
+		if err := r.Wait(peer, flag, r.epoch); err != nil {
 			return err
 		}
 	}
@@ -180,6 +189,10 @@ func (w *hostWork) enqueue(s device.Stream, recorded bool) error {
 		return fmt.Errorf("a stream of %s cannot run kernels of the host: %w", s.Device().Name(), errs.ErrUnsupported)
 	}
 	if recorded {
+		if !w.recorded.Load() {
+			w.unmarked = w.enqueued
+			w.recorded.Store(true)
+		}
 		return l.Launch((*recordedRun)(w))
 	}
 	if err := l.Launch((*run)(w)); err != nil {
@@ -209,6 +222,20 @@ func (k *run) RunKernel() error { return (*hostWork)(k).once(2) }
 // RunKernel runs the plan once.
 func (k *recordedRun) RunKernel() error { return (*hostWork)(k).once(0) }
 
+// begin marks a run as under way, and reports whether no other is: a graph may be launched on a stream that no Run was told of. Runs that were enqueued
+// before the plan was recorded have no mark, and must have ended.
+func (w *hostWork) begin(ofGraph bool) bool {
+	for {
+		state := w.state.Load()
+		if state&1 != 0 || ofGraph && state/2 < w.unmarked {
+			return false
+		}
+		if w.state.CompareAndSwap(state, state|1) {
+			return true
+		}
+	}
+}
+
 // once is one run, which adds to the state when it has ended.
 func (w *hostWork) once(adds uint64) error {
 	if err := w.plan.released(); err != nil {
@@ -219,12 +246,13 @@ func (w *hostWork) once(adds uint64) error {
 		w.state.Add(adds)
 		return err // whichever stream this run is on has not got its result
 	}
-	// A graph may be launched on a stream that no Run was told of.
-	for state := w.state.Load(); !w.state.CompareAndSwap(state&^1, state|1); state = w.state.Load() {
-		if state&1 != 0 {
+	var mark uint64
+	if w.recorded.Load() {
+		if !w.begin(adds == 0) {
 			w.state.Add(adds)
 			return w.plan.fail(fmt.Errorf("running %s: %w", w.plan.name, errs.ErrTwoStreams))
 		}
+		mark = 1
 	}
 	w.run.epoch++
 	ended := false
@@ -232,7 +260,7 @@ func (w *hostWork) once(adds uint64) error {
 		if !ended { // the stream has the panic
 			_ = w.plan.fail(fmt.Errorf("the kernel of %s has panicked", w.plan.name))
 		}
-		w.state.Add(adds - 1)
+		w.state.Add(adds - mark)
 	}()
 	err := w.kernel(&w.run)
 	ended = true

@@ -59,7 +59,10 @@ func (p *Plan) String() string { return p.name }
 // It allocates nothing. After a run has failed (Err), ErrClosed, ErrPeerLost or that failure. ErrTwoStreams while the plan runs on
 // another stream, and a [*RoomError] where it would not fit the device beside the plans on others.
 func (p *Plan) Run(s device.Stream) error {
-	if errs.IsNil(s) {
+	// Of a stream that the plan has run on before nothing need be asked again.
+	last := p.stream.Load()
+	again := last != nil && *last == s
+	if !again && errs.IsNil(s) {
 		return errs.Invalid("Run", "stream", nil, "a stream of the plan's device "+p.device.Name())
 	}
 	p.mu.Lock()
@@ -67,7 +70,7 @@ func (p *Plan) Run(s device.Stream) error {
 	if err := p.usable(); err != nil {
 		return fmt.Errorf("running %s: %w", p.name, err)
 	}
-	if s.Device() != p.device {
+	if !again && s.Device() != p.device {
 		return errs.Invalid("Run", "stream", fmt.Sprintf("a stream of %s", s.Device().Name()), "a stream of the plan's device "+p.device.Name())
 	}
 	recorded := s.Capturing()

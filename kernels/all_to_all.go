@@ -48,11 +48,14 @@ func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
 }
 
 func (a *allToAll) spec(s *collective.Spec) {
-	if a.algorithm == Hierarchical {
+	switch {
+	case a.algorithm == Hierarchical && a.in.Device().Kind() == device.CUDA:
+		a.byRails(s)
+	case a.algorithm == Hierarchical:
 		a.byIslands(s)
-		return
+	default:
+		a.movement().spec(s)
 	}
-	a.movement().spec(s)
 }
 
 func (a *allToAll) movement() *movement {

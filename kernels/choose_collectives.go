@@ -9,6 +9,28 @@ import (
 // islandCollectives are the constructors that have the form Hierarchical, on the host device.
 var islandCollectives = []string{"NewAllGather", "NewAllToAll", "NewBroadcast", "NewReduce", "NewReduceScatter"}
 
+// islandBackends are the backends of this module whose memory of GPUs has the form Hierarchical between islands: by NCCL's collectives, or by puts.
+var islandBackends = []string{NCCL.Backend(), "nixl"}
+
+// Forms lists the forms that a constructor of this package, "NewAllReduce" or another, can be asked for on a kind of device, with memory of a backend, each once: those of
+// [Algorithms] or [CollectiveAlgorithms], those of the library below the backend, of [LibraryAlgorithms] or [LibraryCollectives], and Hierarchical between islands of GPUs, which the
+// backends nccl and nixl have. Some are for some dtypes and operations only, or need addresses of all peers, multicast addresses or several islands.
+func Forms(constructor string, kind device.Kind, backend string) []Algorithm {
+	all := append(CollectiveAlgorithms(constructor, kind), LibraryCollectives(constructor, backend)...)
+	if constructor == "NewAllReduce" {
+		all = append(Algorithms(kind), LibraryAlgorithms(backend)...)
+	}
+	if kind == device.CUDA && slices.Contains(islandBackends, backend) && hasRails(constructor, backend) {
+		all = append(all, Hierarchical)
+	}
+	return all
+}
+
+// hasRails reports whether a constructor has the form Hierarchical between islands of GPUs, on memory of a backend that has it at all: an all-to-all goes by puts.
+func hasRails(constructor, backend string) bool {
+	return constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor) && (constructor != "NewAllToAll" || backend != NCCL.Backend())
+}
+
 // CollectiveAlgorithms lists the forms that a constructor of this package other than NewAllReduce, such as "NewBroadcast", has for a kind of device: by
 // kernels, and Transfers. Some have a form for some dtypes and operations only, and OneShotMultimem needs multicast addresses. Nil for a constructor that there is not.
 func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -73,6 +74,31 @@ func TestTablesChooseAsTheCode(t *testing.T) {
 							}
 						}
 					}
+				}
+			}
+		}
+	}
+}
+
+// TestForms: every form of a constructor is listed once, whatever lists it, and Hierarchical on GPUs where the memory of a backend has it between islands.
+func TestForms(t *testing.T) {
+	all := append([]string{"NewAllReduce", "NewAllToAllV", "NewBarrier", "NewNothing"}, islandCollectives...)
+	for _, constructor := range all {
+		for _, kind := range []device.Kind{device.Host, device.CUDA} {
+			for _, backend := range []string{"host", "native", "nccl", "nvshmem", "nixl"} {
+				forms := Forms(constructor, kind, backend)
+				once := slices.Clone(forms)
+				slices.Sort(once)
+				require.Len(t, slices.Compact(once), len(forms), "%s on %s, backend %s: %v", constructor, kind, backend, forms)
+				own, library := CollectiveAlgorithms(constructor, kind), LibraryCollectives(constructor, backend)
+				if constructor == "NewAllReduce" {
+					own, library = Algorithms(kind), LibraryAlgorithms(backend)
+				}
+				require.Subset(t, forms, append(own, library...))
+				rails := constructor == "NewAllReduce" || slices.Contains(islandCollectives, constructor)
+				if kind == device.CUDA {
+					want := rails && (backend == "nixl" || backend == "nccl" && constructor != "NewAllToAll")
+					require.Equal(t, want, slices.Contains(forms, Hierarchical), "%s, backend %s", constructor, backend)
 				}
 			}
 		}

@@ -30,12 +30,13 @@
 // Between islands of GPUs this form goes by NCCL, on memory of backend nccl: a kernel sums up a shard on each rank of an island, or gets it from there, NCCL's all-reduce, broadcast, reduce or
 // reduce-scatter carries it between the ranks that have it, and a kernel brings it to the island. Long shards go in laps: while NCCL carries one, kernels do the next and the one before. What an
 // island has summed up is rounded to the dtype. Of two islands the order is theirs, and reduce and reduce-scatter have the bits of the all-reduce; of more it is NCCL's, which states
-// none, but every rank of an all-reduce has the same bits. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
+// none, but every rank of an all-reduce has the same bits; and what becomes of a NaN in min and max is NCCL's. Averages are those of the islands' averages, of floats, and want islands of as many ranks. NCCL's own collectives know hosts and
 // links too, and nobody has measured which are faster: so Auto takes those, and this form comes by its name; but for an all-gather and a reduce-scatter of shares that are not of one length,
 // which NCCL has not: there Auto takes it unless Transfers can be had.
 //
 // On memory of backend nixl puts go between islands of GPUs in NCCL's place, and a kernel combines what has come: the order is that of the islands for any number of them, alike in
-// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. Nobody has measured it, so that it comes by its name only, and Auto takes Transfers.
+// all-reduce, reduce and reduce-scatter. Dtypes, operations and averages are those that it has with NCCL. There an all-to-all has the form too: what is for the own island a kernel loads, and what is
+// for others goes as between islands of CPUs (below), but straight beside that kernel where blocks are long. Nobody has measured any of it, so that it comes by its name only, and Auto takes Transfers.
 //
 // Between islands of CPUs all-gather, broadcast, reduce and reduce-scatter have the form too. What a rank brings to all it stores to the outputs of its island, and puts to one rank of each other island, which
 // stores it there; a broadcast is brought by the ranks of root's island, a shard each. What a rank gets reduced, one rank of each other island sums up there and puts to it. The bits are

@@ -14,7 +14,7 @@ import (
 // All of it is for the sake of blocks that are short, of which each transfer takes as long as a longer one. Blocks that are not go straight to the outputs everywhere, as in the form Transfers: the
 // same bytes cross the network, and to put them together would only cost copies.
 
-// hierarchicalPackBytes is the most bytes of a block of an all-to-all that is put together with others.
+// hierarchicalPackBytes is the most bytes of a block of an all-to-all that is put together with others. It is the same between islands of GPUs, where nothing was measured.
 var hierarchicalPackBytes = int64(128 << 10)
 
 // The signals of a plan. Ranks of an island exchange the first, those that are linked the last, and both the second.
@@ -38,13 +38,17 @@ type islandExchange struct {
 
 // newIslandExchange says how it is cut.
 func newIslandExchange(m *maker, rank int, islands [][]int, block int64) *islandExchange {
-	f := &islandExchange{maker: m, islandPlace: newIslandPlace(rank, islands, false), block: block}
+	return &islandExchange{maker: m, islandPlace: newIslandPlace(rank, islands, false), block: block, packed: packedBlocks(islands)}
+}
+
+// packedBlocks is the most blocks that any rank puts together.
+func packedBlocks(islands [][]int) (most int) {
 	for _, ranks := range islands {
 		for _, r := range ranks {
-			f.packed = max(f.packed, len(ranks)*len(newIslandPlace(r, islands, false).carriesFor()))
+			most = max(most, len(ranks)*len(newIslandPlace(r, islands, false).carriesFor()))
 		}
 	}
-	return f
+	return most
 }
 
 // packs reports whether blocks between islands are put together.

@@ -55,11 +55,11 @@ func (x *slots) prepare(at *collective.Addresses, mine int64, sources, readers [
 // exchange gives this rank's message to its readers, waits for those of its sources, and returns which slot of theirs they are in. They are
 // there until release.
 func (x *slots) exchange(r *collective.HostRun) (slot uint32, err error) {
-	slot = r.Epoch() % x.count
+	slot = r.Epoch() & (x.count - 1)
 	if len(x.readers) > 0 {
 		// Readers tell at every so many-th run, so what they have told by the time that they have read the slot is that run or the next such one.
 		half := x.count / 2
-		read := (r.Epoch() - x.count + half - 1) / half * half
+		read := (r.Epoch() - x.count + half - 1) &^ (half - 1)
 		for _, reader := range x.readers {
 			if err := r.Wait(reader, flagEnd, read); err != nil {
 				return 0, err
@@ -72,7 +72,7 @@ func (x *slots) exchange(r *collective.HostRun) (slot uint32, err error) {
 
 // release lets the sources write their slots again. They are told of half of the slots at a time, as a flag costs more than a short message.
 func (x *slots) release(r *collective.HostRun) {
-	if r.Epoch()%(x.count/2) != 0 {
+	if r.Epoch()&(x.count/2-1) != 0 {
 		return
 	}
 	for _, source := range x.sources {

@@ -11,16 +11,14 @@ import (
 )
 
 // LibraryCollectives lists the forms that the library below a backend has of what a constructor other than NewAllReduce makes, for the memory of
-// that backend, and Hierarchical where that goes between islands by the library. In the library's own, what is shared out has to come out even: the libraries have no shares of different length. NVSHMEM has no reduction to one rank, its
+// that backend. What is shared out has to come out even: the libraries have no shares of different length. NVSHMEM has no reduction to one rank, its
 // all-gather, reduce-scatter and all-to-all want input and output that do not overlap, and its reduce-scatter takes half of
 // NVSHMEM_REDUCE_SCRATCH_SIZE (256 KiB unless that is set) as input at most; anything else is ErrUnsupported. NCCL has no barrier, and its
 // all-reduce of one byte is taken for one.
 func LibraryCollectives(constructor, backend string) []Algorithm {
 	switch {
-	case backend == NCCL.Backend() && (constructor == "NewAllToAll" || constructor == "NewBarrier"):
+	case backend == NCCL.Backend() && (libraryNames[constructor] != "" || constructor == "NewBarrier"):
 		return []Algorithm{NCCL}
-	case backend == NCCL.Backend() && libraryNames[constructor] != "":
-		return []Algorithm{NCCL, Hierarchical}
 	case backend == NVSHMEM.Backend() && (libraryNames[constructor] != "" && constructor != "NewReduce" || constructor == "NewBarrier"):
 		return []Algorithm{NVSHMEM}
 	}

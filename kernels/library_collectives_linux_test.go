@@ -134,6 +134,8 @@ func TestLibraryCollectives(t *testing.T) {
 	}
 	require.NoError(t, ranks.Wait())
 	require.Empty(t, LibraryCollectives("NewAllToAllV", "nccl"))
+	require.Equal(t, []Algorithm{NCCL}, LibraryCollectives("NewBroadcast", "nccl"))
+	require.Equal(t, []Algorithm{NCCL}, LibraryCollectives("NewAllToAll", "nccl"))
 	require.Equal(t, []Algorithm{NCCL}, LibraryCollectives("NewBarrier", "nccl"))
 	require.Empty(t, LibraryCollectives("NewReduce", "nvshmem"))
 	require.Equal(t, []Algorithm{NVSHMEM}, LibraryCollectives("NewReduceScatter", "nvshmem"))

@@ -20,7 +20,7 @@ type Options struct {
 	// or, from 64 KiB on, and of all-to-alls up to 128 KiB of a block, Hierarchical, where there are several islands, as hosts with several ranks each are, and the collective has it. It does not combine in the order of the ranks;
 	// between hosts of GPUs, on memory of backend nccl, where NCCL has no puts, it is NCCL's own collective, and Hierarchical for shares that are not of one length;
 	// Transfers does: see RankOrder.
-	// CollectiveAlgorithms lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
+	// [Forms] lists the forms; OneShot stands for the best of its family. Which is the best, tables say ([memory.Memory.Tuning]). OneShotMultimem
 	// makes the ranks have multicast addresses of the tensors. Auto takes it where a table says so, but of NewReduce and NewReduceScatter it has to be asked for,
 	// since it does not combine in the order of the ranks; OneShot never takes it.
 	Algorithm Algorithm
@@ -272,8 +272,8 @@ func (m *maker) choose(f collectiveForm) error {
 	have := f.algorithms(kind)
 	all := append(append([]Algorithm{Auto}, have...), Transfers)
 	all = append(all, LibraryCollectives(m.call, m.in.Memory().Backend().Name())...)
-	if kind == device.CUDA && m.call != "NewAllToAll" && libraryNames[m.call] != "" && m.in.Memory().MovesBetweenIslands() && !slices.Contains(all, Hierarchical) {
-		all = append(all, Hierarchical) // by kernels and puts
+	if name := m.in.Memory().Backend().Name(); kind == device.CUDA && (name == NCCL.Backend() || m.in.Memory().MovesBetweenIslands()) && hasRails(m.call, name) {
+		all = append(all, Hierarchical)
 	}
 	if !asked.known() {
 		return errs.Invalid(m.call, "Algorithm", asked, fmt.Sprint(all))

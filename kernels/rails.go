@@ -61,7 +61,8 @@ type railForm struct {
 	laps   int           // of the longest
 	most   int64         // bytes of the longest
 
-	own, rooms int // how many rooms of a lap there are in the workspace for what is this rank's, and in all
+	moved      int64 // bytes that a rank loads in a lap, or more
+	own, rooms int   // how many rooms of a lap there are in the workspace for what is this rank's, and in all
 
 	moves railMoves
 	puts  *railPuts // what carries parts over rails in NCCL's place, or nil
@@ -101,6 +102,7 @@ func newRails(in, out tensor.SymmetricTensor, specOut int, op Op, maxBlocks int,
 		}
 	}
 	f.cut()
+	f.moved = min(f.lap*int64(f.rails*len(f.shards)), max(in.Bytes(), out.Bytes()))
 	if f.crosses() && in.Memory().Backend().Name() != NCCL.Backend() {
 		f.puts = &railPuts{}
 	}
@@ -319,7 +321,7 @@ func (f *railForm) spec(s *collective.Spec) {
 	s.Parameters += fmt.Sprintf(", islands %v, laps of %d bytes of shards of %d", f.islands, f.lap, f.most)
 	s.Program = &collective.Program{
 		Among: f.islands[f.island],
-		Lane:  f.crosses() && f.laps > 1,
+		Lane:  f.crosses() && (f.laps > 1 || f.puts.goesStraight()),
 		Build: func(ctx context.Context, b *collective.Builder) error { return f.build(ctx, b, sum) },
 	}
 	if f.puts != nil {
@@ -329,7 +331,7 @@ func (f *railForm) spec(s *collective.Spec) {
 		return &collective.Kernel{
 			Image: pull, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
-				g := pullGeometry(min(f.lap*int64(f.rails*len(f.shards)), max(f.in.Bytes(), f.out.Bytes())), f.rails, multiprocessors).atMost(f.maxBlocks)
+				g := pullGeometry(f.moved, f.rails, multiprocessors).atMost(f.maxBlocks)
 				return g.blocks, g.threads
 			},
 			Params: func(at *collective.Addresses) []any { return []any{at.Comm(), pulled(at, pieces(at))} },

@@ -20,7 +20,7 @@ import (
 
 // puttingHosts are islands with as many ranks and with others, in the order of the ranks and not, two and more, and one alone.
 var puttingHosts = [][][]int{
-	{{0, 1}, {2, 3}}, {{0}, {1}, {2}}, {{0, 1, 2}, {3}}, {{0, 3}, {1, 2}}, {{0, 1}, {2, 3}, {4, 5}}, {{0, 2, 4}, {1, 3}}, {{0, 1}},
+	{{0, 1}, {2, 3}}, {{0}, {1}, {2}}, {{0, 1, 2}, {3}}, {{0, 3}, {1, 2}}, {{0}, {1}, {2, 3}}, {{0, 1}, {2, 3}, {4, 5}}, {{0, 2, 4}, {1, 3}}, {{0, 1}},
 }
 
 // TestRailPuts: an all-reduce by kernels inside islands and by puts between them gives every rank the bits of the order that it states: in place and not, in one lap and in several, again and
@@ -136,6 +136,54 @@ func TestRailPutCollectives(t *testing.T) {
 	}
 }
 
+// straightBlocks makes all blocks go straight to where they are to be, for a test.
+func straightBlocks(t *testing.T) {
+	most := hierarchicalPackBytes
+	t.Cleanup(func() { hierarchicalPackBytes = most })
+	hierarchicalPackBytes = 0
+}
+
+// eachPutRail is eachRail with what goes over rails by puts only: an all-to-all, in packs and straight.
+func eachPutRail(t *testing.T, f func(t *testing.T, what string)) {
+	eachRail(t, f)
+	for _, lap := range []int64{1 << 20, 1 << 10} {
+		t.Run(fmt.Sprintf("all-to-all/laps of %d", lap), func(t *testing.T) {
+			shortRails(t, lap)
+			f(t, "all-to-all")
+		})
+	}
+	t.Run("all-to-all/straight", func(t *testing.T) {
+		shortRails(t, 1<<10)
+		straightBlocks(t)
+		f(t, "all-to-all")
+	})
+}
+
+// TestRailPutBlocks: an all-to-all whose blocks go straight to the outputs gives what it states, as [TestRailPutCollectives] has it of packs.
+func TestRailPutBlocks(t *testing.T) {
+	straightBlocks(t)
+	for i, islands := range puttingHosts {
+		if !fullMatrix && i%2 == 1 {
+			continue // the short form has islands of two ranks, of three and one, and of one, one and two
+		}
+		t.Run(fmt.Sprint(islands), func(t *testing.T) {
+			backendtest.RequireAll(t, onWired(t, &wire{islands: islands}, uint64(i+1), 2*time.Minute, func(ctx context.Context, _ *group.Group, m *memory.Memory) (err error) {
+				everyCollective(m.Group().Size(), func(what string) []Algorithm {
+					if what != "all-to-all" {
+						return nil
+					}
+					return []Algorithm{Hierarchical}
+				}, func(c collectiveTest) {
+					if err == nil {
+						err = c.run(ctx, m, 0x5a)
+					}
+				})
+				return err
+			}))
+		})
+	}
+}
+
 // TestRailPutsOrder: a reduction to any rank and a reduce-scatter over three islands have the bits of an all-reduce, which are those of the order of the islands.
 func TestRailPutsOrder(t *testing.T) {
 	shortRails(t, 2<<10)
@@ -172,7 +220,7 @@ func TestRailPutsLateRank(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprintf("%v/%d", c.islands, c.late), func(t *testing.T) {
-			eachRail(t, func(t *testing.T, what string) {
+			eachPutRail(t, func(t *testing.T, what string) {
 				backendtest.RequireAll(t, onWired(t, &wire{islands: c.islands}, 1, 500*time.Millisecond, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 					return lateRail(ctx, g, m, what, c.late, true)
 				}))
@@ -183,7 +231,7 @@ func TestRailPutsLateRank(t *testing.T) {
 
 // TestRailPutsLostRank: a rank that is lost ends the run on every other rank, and is named.
 func TestRailPutsLostRank(t *testing.T) {
-	eachRail(t, func(t *testing.T, what string) {
+	eachPutRail(t, func(t *testing.T, what string) {
 		failed := onWired(t, &wire{islands: [][]int{{0, 1}, {2, 3}}}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			return lostRail(ctx, g, m, what)
 		})
@@ -195,7 +243,7 @@ func TestRailPutsLostRank(t *testing.T) {
 // result.
 func TestRailPutsFail(t *testing.T) {
 	failure := errors.New("the wire is cut")
-	eachRail(t, func(t *testing.T, what string) {
+	eachPutRail(t, func(t *testing.T, what string) {
 		fails := 3
 		if what == "broadcast" {
 			fails = 1 // the other rank that puts

@@ -13,10 +13,21 @@ import (
 // Values say whose bytes they are, of which run.
 type railSimulation struct {
 	random *rand.Rand
-	passes bool // an all-gather, in which islands pass on what they have; otherwise an all-reduce
+	what   railKind
+	passes bool // what is railGather
 	lane   bool
 	ranks  []*simulatedRail
 }
+
+// railKind is what is simulated.
+type railKind string
+
+const (
+	railSums     railKind = "an all-reduce"
+	railGather   railKind = "an all-gather" // in which islands pass on what they have
+	railPacks    railKind = "an all-to-all, in packs"
+	railStraight railKind = "an all-to-all, straight"
+)
 
 // simulatedRail is a rank. It takes the steps of a run.
 type simulatedRail struct {
@@ -76,12 +87,21 @@ func unitsOf(ranges []stretch) (all []int64) {
 	return all
 }
 
-func newRailSimulation(seed uint64, islands [][]int, units int64, passes, inPlace, lane bool) *railSimulation {
-	s := &railSimulation{random: rand.New(rand.NewPCG(seed, 7)), passes: passes, lane: lane}
+// newRailSimulation is one of a message of so many units, or, of an all-to-all, of blocks of so many.
+func newRailSimulation(seed uint64, islands [][]int, units int64, what railKind, inPlace, lane bool) *railSimulation {
+	s := &railSimulation{random: rand.New(rand.NewPCG(seed, 7)), what: what, passes: what == railGather, lane: lane}
 	size := int64(len(slices.Concat(islands...)))
+	block := units * shardAlign
+	if s.exchanges() {
+		units *= size
+	}
 	for rank := range int(size) {
 		f := &railForm{islandPlace: newIslandPlace(rank, islands, true), own: 1, rooms: len(islands), puts: &railPuts{}}
-		if passes {
+		switch {
+		case s.exchanges():
+			f.puts.exchange = &railExchange{block: block, straight: what == railStraight}
+			f.exchanges(f.puts.exchange)
+		case s.passes:
 			for _, ranks := range islands {
 				var all []stretch
 				for _, r := range ranks {
@@ -91,12 +111,13 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, passes, inPlac
 				f.shards = append(f.shards, cutShares(all, f.rails))
 			}
 			f.puts.passes = func(lap, island int) []stretch { return f.lapOf(island, f.local, lap) }
-		} else {
+			f.cut()
+		default:
 			f.shards = [][][]stretch{cutEvenly([]stretch{{0, units * shardAlign}}, f.rails)}
+			f.cut()
 		}
-		f.cut()
 		r := &simulatedRail{railForm: f, in: make([]string, units), rooms: map[int64]string{}}
-		if r.out = r.in; !inPlace {
+		if r.out = r.in; !inPlace || s.exchanges() {
 			r.out = make([]string, units)
 		}
 		f.buildByPuts(r)
@@ -104,7 +125,7 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, passes, inPlac
 		for n := range railReady + railSlots {
 			r.came, r.taken = append(r.came, map[int]int{}), append(r.taken, map[int]int{})
 			for peer := range int(size) {
-				if n >= railReady && !passes {
+				if n >= railReady && f.puts.toRooms() {
 					r.came[n][peer] = 1
 				}
 			}
@@ -113,6 +134,8 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, passes, inPlac
 	}
 	return s
 }
+
+func (s *railSimulation) exchanges() bool { return s.what == railPacks || s.what == railStraight }
 
 // streamOf is where a step is.
 func (s *railSimulation) streamOf(step railStep) runStream {
@@ -173,10 +196,14 @@ func (s *railSimulation) owner(u int) int {
 	return -1
 }
 
-// want is what a run gives for a unit.
-func (s *railSimulation) want(run, u int) (all string) {
-	if s.passes {
+// want is what a run gives a rank for a unit.
+func (s *railSimulation) want(rank, run, u int) (all string) {
+	switch {
+	case s.passes:
 		return fmt.Sprintf("%d.%d.%d", s.owner(u), run, u)
+	case s.exchanges():
+		block := len(s.ranks[0].in) / len(s.ranks)
+		return fmt.Sprintf("%d.%d.%d", u/block, run, rank*block+u%block)
 	}
 	for _, ranks := range s.ranks[0].islands {
 		all += "("
@@ -192,7 +219,10 @@ func (s *railSimulation) want(run, u int) (all string) {
 func (s *railSimulation) does(rank int, step railStep) bool {
 	r := s.ranks[rank]
 	island := r.islands[r.island]
-	own := unitsOf(r.lapOf(0, r.local, step.lap)) // of an all-reduce
+	var own []int64 // of an all-reduce
+	if s.what == railSums {
+		own = unitsOf(r.lapOf(0, r.local, step.lap))
+	}
 	switch step.kind {
 	case "meet":
 		r.met++
@@ -203,6 +233,10 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 			}
 		}
 		switch {
+		case s.exchanges():
+			if step.kind != "met" {
+				s.exchange(r, step)
+			}
 		case step.kind == "enter" && s.passes:
 			for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
 				r.out[u] = s.ranks[s.owner(int(u))].in[u]
@@ -228,19 +262,16 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 			r.met++
 		}
 	case "wait", "finish":
-		for _, p := range r.links() {
+		for _, p := range r.partners() {
 			if r.came[step.signal][p] <= r.taken[step.signal][p] {
 				return false
 			}
 		}
-		for _, p := range r.links() {
+		for _, p := range r.partners() {
 			r.taken[step.signal][p]++
 		}
 	case "combine":
 		for k, u := range own {
-			if s.passes {
-				break
-			}
 			r.out[u] = ""
 			for i := range r.islands {
 				room := 0
@@ -251,9 +282,11 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 			}
 		}
 	case "send", "signal":
-		for _, p := range r.links() {
+		for _, p := range r.partners() {
 			peer := s.ranks[p]
 			switch {
+			case step.kind == "send" && s.exchanges():
+				s.put(r, peer, step.lap)
 			case step.kind == "send" && s.passes:
 				for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
 					peer.out[u] = r.out[u]
@@ -269,9 +302,65 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 	return true
 }
 
+// block is the units of a lap of the block at a number of a tensor.
+func (r *simulatedRail) block(number, lap int) []int64 {
+	return unitsOf([]stretch{r.part(r.puts.exchange, number, lap)})
+}
+
+// exchange does the work of a kernel of an all-to-all.
+func (s *railSimulation) exchange(r *simulatedRail, step railStep) {
+	x, ranks := r.puts.exchange, r.islands[r.island]
+	room := func(at int64, place int) int64 { return (at + int64(place)*r.lap) / shardAlign }
+	if step.kind == "leave" {
+		for _, island := range r.otherIslands() {
+			for place, p := range r.islands[island] {
+				for k, u := range r.block(p, step.lap) {
+					if !x.straight {
+						r.out[u] = r.rooms[room(r.slotAt(x, step.lap, island), place)+int64(k)]
+					}
+				}
+			}
+		}
+		return
+	}
+	for place, p := range ranks {
+		in, mine := s.ranks[p].in, r.block(ranks[r.local], step.lap)
+		for k, u := range r.block(p, step.lap) {
+			r.out[u] = in[mine[k]]
+		}
+		for index, t := range r.carriesFor() {
+			for k, u := range r.block(t.rank, step.lap) {
+				if !x.straight {
+					r.rooms[room(r.packAt(step.lap, index), place)+int64(k)] = in[u]
+				}
+			}
+		}
+	}
+}
+
+// put does one put of a lap of an all-to-all, if there is one.
+func (s *railSimulation) put(r, peer *simulatedRail, lap int) {
+	x, ranks := r.puts.exchange, r.islands[r.island]
+	if x.straight {
+		from := r.block(peer.islands[peer.island][peer.local], lap)
+		for k, u := range r.block(ranks[r.local], lap) {
+			peer.out[u] = r.in[from[k]]
+		}
+		return
+	}
+	for index, t := range r.carriesFor() {
+		if s.ranks[t.rank] != peer {
+			continue
+		}
+		for at := int64(0); at < int64(len(ranks))*r.lap; at += shardAlign {
+			peer.rooms[(r.slotAt(x, lap, r.island)+at)/shardAlign] = r.rooms[(r.packAt(lap, index)+at)/shardAlign]
+		}
+	}
+}
+
 func (s *railSimulation) check(rank, run int) error {
 	for u, got := range s.ranks[rank].out {
-		if want := s.want(run, u); got != want {
+		if want := s.want(rank, run, u); got != want {
 			return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", run, rank, got, u, want)
 		}
 	}
@@ -281,22 +370,22 @@ func (s *railSimulation) check(rank, run int) error {
 // run lets every rank run the program runs times.
 func (s *railSimulation) run(runs int) error { return simulate(s.random, len(s.ranks), runs, s) }
 
-// TestRailPutsProgram: whatever order the streams of the ranks run in, nobody waits in a circle, nothing is overwritten that is still wanted, and every run of an all-reduce and of an all-gather
-// gives every rank what it states, those of islands first, in the order of ranks and of islands.
+// TestRailPutsProgram: whatever order the streams of the ranks run in, nobody waits in a circle, nothing is overwritten that is still wanted, and every run of an all-reduce, of an all-gather and of
+// an all-to-all gives every rank what it states, those of islands first, in the order of ranks and of islands.
 func TestRailPutsProgram(t *testing.T) {
-	lap := railLapBytes
-	t.Cleanup(func() { railLapBytes = lap })
-	railLapBytes = 2 * shardAlign
+	lap, rooms := railLapBytes, railExchangeBytes
+	t.Cleanup(func() { railLapBytes, railExchangeBytes = lap, rooms })
+	railLapBytes, railExchangeBytes = 2*shardAlign, 24*shardAlign
 	for _, islands := range hierarchicalIslands {
 		if len(islands) == 1 {
 			continue // no rails
 		}
 		for _, units := range []int64{1, 7, 40} {
-			for _, passes := range []bool{false, true} {
+			for _, what := range []railKind{railSums, railGather, railPacks, railStraight} {
 				for seed := range uint64(12) {
 					inPlace, lane := seed%2 == 0, seed%3 != 2
-					s := newRailSimulation(seed, islands, units, passes, inPlace, lane)
-					require.NoErrorf(t, s.run(3), "islands %v, %d units, passes %t, seed %d, in place %t, with a lane %t", islands, units, passes, seed, inPlace, lane)
+					s := newRailSimulation(seed, islands, units, what, inPlace, lane)
+					require.NoErrorf(t, s.run(3), "islands %v, %d units, %s, seed %d, in place %t, with a lane %t", islands, units, what, seed, inPlace, lane)
 				}
 			}
 		}

@@ -41,7 +41,7 @@ func multicastSetting() string { return cmp.Or(os.Getenv("SYMMEM_MULTICAST"), co
 // may be used at all.
 func excused(backend, missing string, world int, policy *multicast.Policy) bool {
 	switch {
-	case missing == suite.MoreRanks, slices.Contains(byNature[backend], missing):
+	case missing == suite.MoreRanks, missing == suite.SeveralIslands, slices.Contains(byNature[backend], missing):
 		return true
 	case missing == "multicast":
 		return world == 1 || policy.Forbidden != "" // there is nobody to reach, or somebody has switched it off
@@ -92,6 +92,7 @@ func TestExcused(t *testing.T) {
 		{"host", "multicast", 2, free, true},
 		{"host", "graphs", 2, free, false},
 		{"host", suite.MoreRanks, 1, free, true},
+		{"nccl", suite.SeveralIslands, 2, free, true},
 		{"far", "peer_pointers", 3, free, true},
 		{"native", "register", 2, free, false},
 		{"native", "peer_pointers", 2, off, false},

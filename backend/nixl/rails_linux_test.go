@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/kernels/kernelstest"
@@ -49,15 +51,23 @@ func TestRails(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return othersOnRails(ctx, m, islands)
+				s, err := m.Device().NewStream()
+				if err != nil {
+					return err
+				}
+				return errors.Join(othersOnRails(ctx, m, s, islands), s.Close())
 			})
 		})
 	}
 }
 
-// othersOnRails makes plans of the other collectives that have the form, of one that has not, and of what cannot be.
-func othersOnRails(ctx context.Context, m *memory.Memory, islands [][]int) error {
+// othersOnRails makes plans of the other collectives, which have the form too, of what cannot be, and of what auto takes, and runs them.
+func othersOnRails(ctx context.Context, m *memory.Memory, s device.Stream, islands [][]int) error {
 	x, err := kernelstest.Tensor(ctx, m, 60, func(int) float32 { return 1 })
+	if err != nil {
+		return err
+	}
+	z, err := kernelstest.Tensor(ctx, m, 60, func(int) float32 { return 1 })
 	if err != nil {
 		return err
 	}
@@ -78,11 +88,18 @@ func othersOnRails(ctx context.Context, m *memory.Memory, islands [][]int) error
 		{"broadcast", true, func() (*kernels.Plan, error) { return kernels.NewBroadcast(ctx, x, 0, byName) }},
 		{"all-gather", true, func() (*kernels.Plan, error) { return kernels.NewAllGather(ctx, x, y, byName) }},
 		{"reduce-scatter", true, func() (*kernels.Plan, error) { return kernels.NewReduceScatter(ctx, y, x, kernels.Sum, byName) }},
-		{"all-to-all", false, func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, x, x, byName) }},
+		{"all-to-all", true, func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, x, z, byName) }},
+		{"all-to-all in place", false, func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, x, x, byName) }},
 		{"averages", same, func() (*kernels.Plan, error) {
 			return kernels.NewAllReduce(ctx, x, kernels.Avg, &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical})
 		}},
-		{"auto", true, func() (*kernels.Plan, error) { return kernels.NewAllReduce(ctx, y, kernels.Sum, nil) }},
+		{"auto, all-reduce", true, func() (*kernels.Plan, error) { return kernels.NewAllReduce(ctx, y, kernels.Sum, nil) }},
+		{"auto, broadcast", true, func() (*kernels.Plan, error) { return kernels.NewBroadcast(ctx, x, 0, nil) }},
+		{"auto, reduce", true, func() (*kernels.Plan, error) { return kernels.NewReduce(ctx, x, z, kernels.Sum, 0, nil) }},
+		{"auto, all-gather", true, func() (*kernels.Plan, error) { return kernels.NewAllGather(ctx, x, y, nil) }},
+		{"auto, reduce-scatter", true, func() (*kernels.Plan, error) { return kernels.NewReduceScatter(ctx, y, x, kernels.Sum, nil) }},
+		{"auto, all-to-all", true, func() (*kernels.Plan, error) { return kernels.NewAllToAll(ctx, x, z, nil) }},
+		{"auto, barrier", true, func() (*kernels.Plan, error) { return kernels.NewBarrier(ctx, m, nil) }},
 	} {
 		p, err := c.make()
 		if !c.made {
@@ -97,12 +114,16 @@ func othersOnRails(ctx context.Context, m *memory.Memory, islands [][]int) error
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.what, err)
 		}
-		if auto := p.Algorithm() != kernels.Hierarchical; auto != (c.what == "auto") {
-			return fmt.Errorf("%s: %s came", c.what, p.Algorithm())
+		auto, got := strings.HasPrefix(c.what, "auto"), p.Algorithm()
+		if auto == (got == kernels.Hierarchical) || auto && len(islands) > 1 && got != kernels.Transfers {
+			return fmt.Errorf("%s: %s came", c.what, got)
+		}
+		if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
+			return fmt.Errorf("%s: %w", c.what, err)
 		}
 		if err := p.Close(ctx); err != nil {
 			return err
 		}
 	}
-	return errors.Join(y.Close(ctx), x.Close(ctx))
+	return errors.Join(y.Close(ctx), z.Close(ctx), x.Close(ctx))
 }

@@ -94,6 +94,12 @@ func TestSuiteOnGPUs(t *testing.T) {
 		short = fullSuite
 	}
 	const byCounts = `^all_to_all_v/` // which moves what is near and what is far in one step
+	// Over several islands: everything by rails, and what auto takes there.
+	rails := `^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/hierarchical/(large|delayed|overtaken|epoch_wrap|lacking)$|^all_reduce/hierarchical/(rounding$|f32/(1023|205[01])/|bf16/1009/)|` +
+		`^(graph|heap)/all_reduce/hierarchical$|^lifetime/delayed/hierarchical$|^rank/collectives$|^[a-z_]+/errors$`
+	if full {
+		rails = `/hierarchical|^rank/|^all_reduce/auto/|^[a-z_]+/errors$`
+	}
 	for _, w := range []struct {
 		backend  string
 		hosts    []string // by rank
@@ -105,6 +111,9 @@ func TestSuiteOnGPUs(t *testing.T) {
 		{"nixl-simulated", hostsOf(2), short, 20, true, true},
 		{"nixl-simulated-apart", hostsOf(2), short, 20, false, true},
 		{"nixl-simulated", []string{"a", "b", "a"}, byCounts, 5, false, true},
+		{"nixl-simulated", []string{"a", "a", "b", "b"}, rails, 20, false, true},
+		{"nixl-simulated", []string{"a", "b", "a"}, rails, 20, false, false},
+		{"nixl-simulated", []string{"a", "b", "c", "c"}, rails, 20, false, false},
 		{"nixl-simulated-apart", hostsOf(1), byCounts, 5, false, false},
 		{"nixl-simulated-apart", hostsOf(4), byCounts, 5, false, false},
 		{"nixl-simulated", []string{"a", "a", "b", "c", "b", "a", "c", "c"}, byCounts, 5, false, false},
@@ -154,6 +163,8 @@ func TestSuiteOnGPUs(t *testing.T) {
 			wg.Wait()
 			t.Logf("%d passed, skipped: %v", passed, skipped)
 			assert.GreaterOrEqual(t, passed, w.least)
+			alone := w.pointers && !testing.Short() // all ranks are one island, and cases for several are among those of lifetime
+			assert.Equal(t, alone, skipped[suite.SeveralIslands] > 0, "cases for several islands")
 			for _, d := range s.net.gpus {
 				assert.NoError(t, d.Close())
 			}

@@ -163,9 +163,15 @@ func (d *Device) Synchronize(ctx context.Context) error {
 	}
 	places := make([]place, 0, len(d.streams))
 	for s := range d.streams {
-		places = append(places, place{s, s.enqueued.Load()})
+		places = append(places, place{stream: s})
 	}
 	d.mu.Unlock()
+	for i := range places {
+		s := places[i].stream
+		s.mu.Lock()
+		places[i].target = s.enqueued
+		s.mu.Unlock()
+	}
 	for _, p := range places {
 		if err := p.stream.done.wait(ctx, p.target); err != nil {
 			return fmt.Errorf("synchronizing the host device: %w", err)

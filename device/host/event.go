@@ -77,7 +77,7 @@ func (s *Stream) Record(ev device.Event) error {
 		s.capture.Store(nil) // it has ended just now
 	}
 	unpark := s.put(&op{kind: opRecord, what: e})
-	e.stream, e.seq, e.stamped = s, s.enqueued.Load(), false
+	e.stream, e.seq, e.stamped = s, s.enqueued, false
 	e.capture, e.before = nil, nil
 	s.mu.Unlock()
 	if unpark {

@@ -24,7 +24,8 @@ type Stream struct {
 
 	mu       sync.Mutex
 	queue    []op          // enqueued, and not taken by the worker yet
-	enqueued atomic.Uint64 // how much work was ever enqueued; written under mu
+	enqueued uint64        // how much work was ever enqueued
+	filled   atomic.Uint64 // how often the queue was empty and then no more, which the worker looks for without mu
 	started  bool          // the worker runs, or is about to
 	parked   bool          // the worker waits for wake
 	closed   bool
@@ -38,6 +39,7 @@ type Stream struct {
 	// Only the worker touches these.
 	batch  []op    // what was taken from the queue
 	at     int     // the current work in batch
+	taken  uint64  // what filled was when batch was taken
 	frames []frame // in a graph, the current work at each level of nesting
 	pinned pins    // memory of the current work
 
@@ -153,8 +155,11 @@ func (s *Stream) record(c *capture, o *op) bool {
 
 // put puts o into the queue and reports whether the caller must wake the worker once mu, which is held, is free again.
 func (s *Stream) put(o *op) (unpark bool) {
+	if len(s.queue) == 0 { // not each time: an atomic store takes longer than the rest
+		s.filled.Store(s.filled.Load() + 1)
+	}
 	s.queue = append(s.queue, *o)
-	s.enqueued.Store(s.enqueued.Load() + 1)
+	s.enqueued++
 	if !s.started {
 		s.started = true
 		go s.work()
@@ -239,7 +244,7 @@ func (s *Stream) target(call string) (uint64, error) {
 	if s.recording() != nil {
 		return 0, capturing(call)
 	}
-	return s.enqueued.Load(), nil
+	return s.enqueued, nil
 }
 
 // Close waits for the work, as long as the package's comment says, ends the goroutine and releases the stream. It returns the first failure that no

@@ -112,7 +112,7 @@ func (s *Stream) next() bool {
 		return true
 	}
 	for {
-		if s.enqueued.Load() != s.done.value.Load() || s.poll() {
+		if s.filled.Load() != s.taken || s.poll() {
 			s.take()
 			return true
 		}
@@ -137,11 +137,10 @@ func (s *Stream) poll() bool {
 	if severalProcessors() {
 		loads = pollLoads
 	}
-	done := s.done.value.Load()
 	for range pollRounds {
 		runtime.Gosched()
 		for range loads {
-			if s.enqueued.Load() != done {
+			if s.filled.Load() != s.taken {
 				return true
 			}
 		}
@@ -157,6 +156,7 @@ func (s *Stream) take() {
 	}
 	s.mu.Lock()
 	s.batch, s.queue = s.queue, empty
+	s.taken = s.filled.Load()
 	s.mu.Unlock()
 	s.at = 0
 }

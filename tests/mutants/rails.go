@@ -8,7 +8,10 @@ func init() {
 	programs := []stage{{"collective", "TestWrongPrograms", usual}}
 	const file, others = "kernels/rails.go", "kernels/rails_collectives.go"
 	const puts = "kernels/rails_puts.go"
+	const exchange = "kernels/rails_exchange.go"
 	steps := []stage{{"kernels", "TestRailPutsProgram", usual}}
+	blocks := []stage{{"kernels", "TestRailPutsProgram", usual}, {"kernels", "TestRailPutBlocks", usual}, {"kernels", "TestRailPutCollectives/^..0_1._.2_3..$", usual}}
+	cut := []stage{{"kernels", "TestRailPutsFail/all-to-all", usual}}
 	mutants = append(mutants,
 		mutant{file: puts, why: "a lap is put to rooms that were not combined yet", tests: steps,
 			old: "\t\t\ts.wait(railReady + lap%railSlots)\n", new: ""},
@@ -28,6 +31,31 @@ func init() {
 			old: "\tb.StopIfFailed()\n", new: ""},
 		mutant{file: "memory/signal_plan.go", why: "a rank whose kernel has given up puts what was never finished", tests: []stage{{"kernels", "TestRailPutsLateRank", usual}},
 			old: "\terr := u.GaveUp()\n", new: "\tvar err error\n"},
+		mutant{file: puts, why: "packs are put over those that were not unpacked", tests: steps,
+			old: "\t\tif f.puts.exchange != nil {\n\t\t\ts.leave(lap) // which empties the rooms\n\t\t}\n\t\tif rooms {\n\t\t\ts.fork()\n\t\t\ts.signal(railReady + lap%railSlots)\n\t\t}\n",
+			new: "\t\tif rooms {\n\t\t\ts.fork()\n\t\t\ts.signal(railReady + lap%railSlots)\n\t\t}\n\t\tif f.puts.exchange != nil {\n\t\t\ts.leave(lap)\n\t\t}\n"},
+		mutant{file: exchange, why: "blocks are put straight to outputs that may not be written yet", tests: steps,
+			old: "\ts.wait(railReady)\n", new: ""},
+		mutant{file: exchange, why: "nobody waits for blocks that come straight", tests: steps,
+			old: "\ts.finish(0)\n", new: ""},
+		mutant{file: exchange, why: "packs of two islands come to one place", tests: steps,
+			old: "\t\troom += len(ranks)\n", new: "\t\t_ = ranks\n"},
+		mutant{file: exchange, why: "what goes to two ranks is put together in one place", tests: steps,
+			old: "index*len(f.islands[f.island])", new: "index"},
+		mutant{file: exchange, why: "all laps of a pack take the first one's bytes", tests: blocks,
+			old: "first + int64(lap)*f.lap, first + min", new: "first, first + min"},
+		mutant{file: exchange, why: "the first rank's blocks go to all", tests: blocks,
+			old: "load(t.rank, at.Workspace", new: "load(f.islands[t.island][0], at.Workspace"},
+		mutant{file: exchange, why: "of the last rank of a pack nothing is put", tests: blocks,
+			old: "Bytes: int64(len(ranks)-1)*f.lap + f.part(x, 0, lap).bytes(),", new: "Bytes: int64(len(ranks)-1)*f.lap + 1,"},
+		mutant{file: exchange, why: "blocks go straight to the place of the first rank", tests: blocks,
+			old: "to := f.part(x, ranks[f.local], lap)", new: "to := f.part(x, ranks[0], lap)"},
+		mutant{file: exchange, why: "a rank takes what has come though it did not come to its island", tests: cut,
+			old: "\ts.combine(0)\n", new: ""},
+		mutant{file: "kernels/choose_collectives.go", why: "NCCL has an all-to-all over rails", tests: []stage{{"kernels", "TestRailsByAuto|TestForms", usual}},
+			old: "(constructor != \"NewAllToAll\" || backend != NCCL.Backend())", new: "(constructor != \"\" || backend != NCCL.Backend())"},
+		mutant{file: "kernels/choose_collectives.go", why: "memory of nixl does not list the form", tests: []stage{{"kernels", "TestForms", usual}},
+			old: "{NCCL.Backend(), \"nixl\"}", new: "{NCCL.Backend()}"},
 		mutant{file: file, why: "what a rail brings that was never finished is a result", tests: late,
 			old: "In: b.Dead(), Out: heard", new: "In: b.Upload(make([]byte, 4)), Out: heard"},
 		mutant{file: file, why: "what was cut off on a rank is loaded by others", tests: []stage{{"kernels", "TestRailsWordFirst", usual}},

@@ -50,11 +50,11 @@ func (r reduction) name() string {
 }
 
 // allReduceCases: every dtype and op, every form, sizes around every boundary, the three modes.
-func allReduceCases(kind device.Kind, world int, short bool) []Case {
+func allReduceCases(kind device.Kind, backend string, world int, short bool) []Case {
 	var cases []Case
 	var needs []string
 	add := func(r reduction) {
-		if !kernels.Supported(kind, r.algorithm, r.dtype, r.op, world) {
+		if !kernels.Supported(kind, r.algorithm, r.dtype, r.op, world) || overRails(kind, r.algorithm) && !exactInParts(r.op, world) {
 			return
 		}
 		c := Case{Name: r.name(), Needs: slices.Clone(needs), Run: func(ctx context.Context, e *Env) error { return allReduceCase(ctx, e, r) }}
@@ -63,8 +63,8 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 		}
 		cases = append(cases, c)
 	}
-	for _, alg := range kernels.Algorithms(kind) {
-		needs = needsOf(alg)
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
+		needs = needsOn(kind, alg)
 		for _, dtype := range tensor.DTypes() {
 			for _, n := range []int64{0, 1, 15, 16, 17, 1023, 4096, 65537} {
 				add(reduction{alg, dtype, kernels.Sum, n%2 == 1, n, blocked, false})
@@ -90,7 +90,9 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 		}
 		if kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			special("every_count", everyCountCase)
-			special("special_values", specialValuesCase)
+			if !overRails(kind, alg) || backend != kernels.NCCL.Backend() { // whose minimum of NaN and a number is its own
+				special("special_values", specialValuesCase)
+			}
 			special("rounding", roundingCase)
 			special("two_plans", twoPlansCase)
 			special("replay_100", replayCase)
@@ -112,14 +114,25 @@ func allReduceCases(kind device.Kind, world int, short bool) []Case {
 	)
 }
 
-// libraryCases: the all-reduces of the library below the backend, and the one that is only partly its own, on the same tensors.
+// ownForms lists the forms of a constructor that are not a library's alone: they take every dtype and count that a device has kernels for.
+func ownForms(constructor string, kind device.Kind, backend string) []kernels.Algorithm {
+	return slices.DeleteFunc(kernels.Forms(constructor, kind, backend), func(a kernels.Algorithm) bool { return a.Backend() != "" })
+}
+
+// overRails reports whether a form is that of kernels inside islands of GPUs, and of something else between them.
+func overRails(kind device.Kind, alg kernels.Algorithm) bool {
+	return alg == kernels.Hierarchical && kind == device.CUDA
+}
+
+// exactInParts reports whether what is combined in parts, rounded, and then the parts, has the bits of the order of the ranks, for the values of these cases.
+func exactInParts(op kernels.Op, world int) bool {
+	return op != kernels.Avg && op != kernels.Prod || world == 1 || world == 2 || world == 4
+}
+
+// libraryCases: the all-reduces of the library below the backend, on the same tensors.
 func libraryCases(kind device.Kind, backend string, world int) []Case {
 	var cases []Case
-	forms := kernels.LibraryAlgorithms(backend)
-	if kind == device.CUDA && slices.Contains(forms, kernels.NCCL) {
-		forms = append(forms, kernels.Hierarchical) // NCCL's between islands
-	}
-	for _, alg := range forms {
+	for _, alg := range kernels.LibraryAlgorithms(backend) {
 		var needs []string
 		if alg == kernels.NCCLSymmetric {
 			needs = []string{"peer_pointers"} // they end at the host
@@ -127,8 +140,7 @@ func libraryCases(kind device.Kind, backend string, world int) []Case {
 		for _, dtype := range tensor.DTypes() {
 			for _, op := range kernels.Ops() {
 				// Libraries multiply and average in an order of their own, which shows where a result has to be rounded.
-				exact := op != kernels.Avg && op != kernels.Prod || world == 1 || world == 2 || world == 4
-				if !exact || !kernels.Supported(kind, alg, dtype, op, world) {
+				if !exactInParts(op, world) || !kernels.Supported(kind, alg, dtype, op, world) {
 					continue
 				}
 				for i, m := range []mode{blocked, delayed, graph} {
@@ -195,9 +207,31 @@ func needsOf(alg kernels.Algorithm) []string {
 	return needs
 }
 
-// supported reports whether this rank's device has the kernel.
+// needsOn is needsOf on a kind of device. Over rails it is several islands: NCCL needs no transfers there.
+func needsOn(kind device.Kind, alg kernels.Algorithm) []string {
+	if overRails(kind, alg) {
+		return []string{SeveralIslands}
+	}
+	return needsOf(alg)
+}
+
+// supported reports whether this rank's device has the kernel. Over rails averages are those of the islands' averages.
 func (e *Env) supported(alg kernels.Algorithm, dtype tensor.DType, op kernels.Op) bool {
-	return kernels.Supported(e.R.Device().Kind(), alg, dtype, op, e.R.WorldSize())
+	kind := e.R.Device().Kind()
+	if overRails(kind, alg) && op == kernels.Avg && !e.equalIslands() {
+		return false
+	}
+	return kernels.Supported(kind, alg, dtype, op, e.R.WorldSize())
+}
+
+// equalIslands reports whether all islands have as many ranks.
+func (e *Env) equalIslands() bool {
+	size := map[int]int{}
+	islands := e.R.Memory().Islands()
+	for _, first := range islands {
+		size[first]++
+	}
+	return !slices.ContainsFunc(islands, func(first int) bool { return size[first] != size[0] })
 }
 
 // operands are an all-reduce's tensors, input filled in and output poisoned.
@@ -255,6 +289,9 @@ func allReduceCase(ctx context.Context, e *Env, r reduction) error {
 		return err
 	}
 	p, err := o.plan(ctx, r)
+	if overRails(e.R.Device().Kind(), r.algorithm) && r.op == kernels.Avg && !e.equalIslands() {
+		return errors.Join(wantError("averages of unequal islands", err, symmem.ErrUnsupported, "as many ranks"), o.Close(ctx))
+	}
 	if err != nil {
 		return err
 	}

@@ -28,13 +28,13 @@ var constructors = map[string]string{
 }
 
 // collectiveCases: every collective in each form, every dtype and count, at odd places, in place, run in every way.
-func collectiveCases(kind device.Kind) []Case {
+func collectiveCases(kind device.Kind, backend string) []Case {
 	var cases []Case
 	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
-		for _, alg := range kernels.CollectiveAlgorithms(constructors[what], kind) {
+		for _, alg := range ownForms(constructors[what], kind, backend) {
 			add := func(name string, run func(ctx context.Context, e *Env, c collect) error, needs ...string) {
 				c := collect{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum}
-				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: append(needsOf(alg), needs...), Run: func(ctx context.Context, e *Env) error {
+				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: append(needsOn(kind, alg), needs...), Run: func(ctx context.Context, e *Env) error {
 					return run(ctx, e, c)
 				}})
 			}
@@ -61,15 +61,11 @@ func collectiveCases(kind device.Kind) []Case {
 	return cases
 }
 
-// libraryCollectiveCases: the collectives of the library below a backend, which have shares of one length only, and those that are only partly its
-// own.
-func libraryCollectiveCases(kind device.Kind, backend string) []Case {
+// libraryCollectiveCases: the collectives of the library below a backend, which have shares of one length only.
+func libraryCollectiveCases(backend string) []Case {
 	var cases []Case
 	for _, what := range []string{broadcast, reduce, allGather, reduceScatter, allToAll} {
 		for _, alg := range kernels.LibraryCollectives(constructors[what], backend) {
-			if slices.Contains(kernels.CollectiveAlgorithms(constructors[what], kind), alg) {
-				continue // a form that memory of the CPU has without a library, among collectiveCases
-			}
 			add := func(name string, run func(ctx context.Context, e *Env, c collect) error, needs ...string) {
 				c := collect{what: what, algorithm: alg, dtype: tensor.Float32, op: kernels.Sum, even: true}
 				cases = append(cases, Case{Name: fmt.Sprintf("%s/%s/%s", what, alg, name), Needs: needs, Run: func(ctx context.Context, e *Env) error {
@@ -124,13 +120,6 @@ func everyDTypeOfLibrary(ctx context.Context, e *Env, c collect) error {
 		}
 	}
 	c.inPlace, c.n = false, 34*w+1
-	if c.algorithm == kernels.Hierarchical { // which is only between islands the library's
-		o, err := newCollected(ctx, e, c)
-		if err != nil {
-			return err
-		}
-		return errors.Join(o.run(ctx), o.Close(ctx))
-	}
 	return refused("shares that are not alike", "even")
 }
 
@@ -387,8 +376,11 @@ func lackingCollective(ctx context.Context, e *Env, c collect) error {
 	for _, has := range []struct {
 		dtype tensor.DType
 		op    kernels.Op
-	}{{tensor.Float64, kernels.Sum}, {tensor.Int32, kernels.Sum}, {tensor.Float32, kernels.Avg}, {tensor.BFloat16, kernels.Max}, {tensor.Float16, kernels.Sum}} {
+	}{{tensor.Float64, kernels.Sum}, {tensor.Int32, kernels.Sum}, {tensor.Uint16, kernels.Sum}, {tensor.Float32, kernels.Avg}, {tensor.BFloat16, kernels.Max}, {tensor.Float16, kernels.Sum}} {
 		c.dtype, c.op = has.dtype, has.op
+		if overRails(e.R.Device().Kind(), c.algorithm) && !exactInParts(c.op, e.R.WorldSize()) {
+			continue
+		}
 		o, err := newCollected(ctx, e, c)
 		if err != nil {
 			return err
@@ -440,6 +432,10 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 	if c.sumsOnly() {
 		ops = []kernels.Op{kernels.Sum}
 	}
+	rails := overRails(e.R.Device().Kind(), c.algorithm) && (c.what == reduce || c.what == reduceScatter)
+	if rails {
+		dtypes = slices.DeleteFunc(slices.Clone(dtypes), func(d tensor.DType) bool { return !e.supported(c.algorithm, d, kernels.Sum) })
+	}
 	for j, dtype := range dtypes {
 		c.dtype = dtype
 		err := onPair(ctx, e, dtype, 540*int64(w), func(first, second tensor.SymmetricTensor) error {
@@ -449,6 +445,9 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 				}
 				c.n, c.root, c.op = n, (i+j)%w, ops[(i+j)%len(ops)]
 				c.inPlace = c.canBeInPlace() && (i/2+j)%2 == 1
+				if rails && (!e.supported(c.algorithm, dtype, c.op) || !exactInParts(c.op, w)) {
+					c.op = kernels.Sum
+				}
 				o, err := c.on(e, first, second, int64(5*i+j)%17)
 				if err != nil {
 					return err

@@ -18,7 +18,7 @@ import (
 // graphCases are about what a replayed graph orders. Each records an exchange of data once and replays it with new data, while one
 // rank after the other is late: in front of what it sends, or in front of what it reads. A recorded barrier, wait or signal that does
 // nothing in a replay, or takes effect once only, gives stale or overwritten data.
-func graphCases(kind device.Kind, world int) []Case {
+func graphCases(kind device.Kind, backend string, world int) []Case {
 	record := func(name, moves string, steps func(x *exchange) error) Case {
 		return Case{Name: "graph/" + name, Needs: []string{"graphs", moves}, Run: func(ctx context.Context, e *Env) error {
 			return exchangeCase(ctx, e, steps)
@@ -33,11 +33,11 @@ func graphCases(kind device.Kind, world int) []Case {
 		record("two_streams", Puts, (*exchange).onTwoStreams),
 		{Name: "graph/chain", Needs: []string{"graphs", Puts}, Run: chainCase},
 	}
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
 		if !kernels.Supported(kind, alg, tensor.Int32, kernels.Sum, world) {
 			continue
 		}
-		cases = append(cases, Case{Name: fmt.Sprintf("graph/all_reduce/%s", alg), Needs: append(needsOf(alg), "graphs"),
+		cases = append(cases, Case{Name: fmt.Sprintf("graph/all_reduce/%s", alg), Needs: append(needsOn(kind, alg), "graphs"),
 			Run: func(ctx context.Context, e *Env) error { return reductionReplayCase(ctx, e, alg) }})
 	}
 	return cases

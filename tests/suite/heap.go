@@ -20,7 +20,7 @@ import (
 )
 
 // heapCases: tensors of a symmetric heap.
-func heapCases(kind device.Kind, world int) []Case {
+func heapCases(kind device.Kind, backend string, world int) []Case {
 	cases := []Case{
 		{Name: "heap/tensors", Run: heapTensorsCase},
 		{Name: "heap/moves", Needs: []string{"transfers"}, Run: heapMovesCase},
@@ -36,11 +36,11 @@ func heapCases(kind device.Kind, world int) []Case {
 		{Name: "heap/ahead", MinWorld: 2, Run: heapAheadCase},
 		{Name: "heap/table", Needs: []string{"peer_pointers"}, Run: heapTableCase},
 	}
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
 		if alg.Backend() != "" || alg.NeedsMulticast() || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			continue
 		}
-		cases = append(cases, Case{Name: "heap/all_reduce/" + alg.String(), Needs: needsOf(alg), Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: "heap/all_reduce/" + alg.String(), Needs: needsOn(kind, alg), Run: func(ctx context.Context, e *Env) error {
 			return heapAllReduceCase(ctx, e, alg)
 		}})
 	}

@@ -15,17 +15,17 @@ import (
 )
 
 // lifetimeCases are about what lives how long, and that nothing is left.
-func lifetimeCases(kind device.Kind, world int, short bool) []Case {
+func lifetimeCases(kind device.Kind, backend string, world int, short bool) []Case {
 	rounds, before, after := 1000, time.Second, 2*time.Second
 	if short {
 		rounds, before, after = 100, 100*time.Millisecond, 100*time.Millisecond
 	}
 	var cases []Case
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
 		if alg.NeedsMulticast() || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			continue
 		}
-		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: needsOf(alg), Run: func(ctx context.Context, e *Env) error {
+		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/delayed/%s", alg), Needs: needsOn(kind, alg), Run: func(ctx context.Context, e *Env) error {
 			r := reduction{alg, tensor.Float32, kernels.Sum, false, 4099, delayed, false}
 			o, err := newOperands(ctx, e, r)
 			if err != nil {
@@ -38,12 +38,12 @@ func lifetimeCases(kind device.Kind, world int, short bool) []Case {
 			return delayedCase(ctx, e, r, o, p, before, after)
 		}})
 	}
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
 		// What a GPU runs of a graph by itself cannot be kept from running.
 		if alg.Backend() != "" || kind != device.Host || !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			continue
 		}
-		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/closed_plan_graph/%s", alg), Needs: append(needsOf(alg), "graphs"),
+		cases = append(cases, Case{Name: fmt.Sprintf("lifetime/closed_plan_graph/%s", alg), Needs: append(needsOn(kind, alg), "graphs"),
 			Run: func(ctx context.Context, e *Env) error { return closedPlanGraphCase(ctx, e, alg) }})
 	}
 	if !short && world <= 4 {

@@ -16,13 +16,13 @@ import (
 
 // planCases are about what plans promise besides their results: that they do not disturb each other at any size, whichever comes first
 // on which rank, that they may move between streams, and that the ranks agree on the memory.
-func planCases(kind device.Kind, world int, short bool) []Case {
+func planCases(kind device.Kind, backend string, world int, short bool) []Case {
 	var cases []Case
-	for _, alg := range kernels.Algorithms(kind) {
+	for _, alg := range ownForms("NewAllReduce", kind, backend) {
 		if !kernels.Supported(kind, alg, tensor.Float32, kernels.Sum, world) {
 			continue
 		}
-		needs := needsOf(alg)
+		needs := needsOn(kind, alg)
 		add := func(name string, minWorld int, needs []string, run func(ctx context.Context, e *Env, alg kernels.Algorithm) error) {
 			cases = append(cases, Case{Name: fmt.Sprintf("plans/%s/%s", alg, name), MinWorld: minWorld, Needs: needs, Run: func(ctx context.Context, e *Env) error {
 				return run(ctx, e, alg)
@@ -31,6 +31,9 @@ func planCases(kind device.Kind, world int, short bool) []Case {
 		add("other_stream", 1, needs, otherStreamCase)
 		add("other_memory", 2, needs, otherMemoryCase)
 		if !short || kind == device.CUDA || alg == kernels.TwoShot {
+			if overRails(kind, alg) {
+				needs = append(needs, Puts) // for barriers between the rounds
+			}
 			add("full_size", 2, needs, fullSizeCase)
 			add("full_size_graph", 2, append(needs[:len(needs):len(needs)], "graphs"), fullSizeGraphCase)
 		}

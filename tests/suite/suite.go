@@ -27,7 +27,7 @@ const CaseTimeout = 60 * time.Second
 type Case struct {
 	// Name is a path of lower-case letters, digits and underscores: "all_reduce/two_shot/bf16/1048577/delayed".
 	Name string
-	// Needs lists the capabilities, by their JSON names, without which the case is skipped.
+	// Needs lists the capabilities, by their JSON names, without which the case is skipped; beside these there are [Puts] and [SeveralIslands].
 	Needs []string
 	// MinWorld is the least world size that the case makes sense at.
 	MinWorld int
@@ -68,15 +68,15 @@ func Cases(opts *Options) []Case {
 		agreementCases(),
 		transferCases(opts.Short),
 		sliceCases(),
-		heapCases(kind, world),
+		heapCases(kind, opts.Backend, world),
 		signalCases(opts.Short),
-		graphCases(kind, world),
+		graphCases(kind, opts.Backend, world),
 		windowCases(),
-		allReduceCases(kind, world, opts.Short),
-		planCases(kind, world, opts.Short),
+		allReduceCases(kind, opts.Backend, world, opts.Short),
+		planCases(kind, opts.Backend, world, opts.Short),
 		libraryCases(kind, opts.Backend, world),
-		collectiveCases(kind),
-		libraryCollectiveCases(kind, opts.Backend),
+		collectiveCases(kind, opts.Backend),
+		libraryCollectiveCases(opts.Backend),
 		dispatchCases(kind),
 		barrierCases(kind, opts.Backend),
 		rmsNormCases(kind),
@@ -85,7 +85,7 @@ func Cases(opts *Options) []Case {
 		rankCases(),
 		sameBitsCases(opts.Short),
 		groupCases(),
-		lifetimeCases(kind, world, opts.Short),
+		lifetimeCases(kind, opts.Backend, world, opts.Short),
 		badInputCases(),
 	)
 	if opts.Filter == nil {
@@ -109,7 +109,7 @@ type Result struct {
 	Case   string `json:"case"`
 	Status Status `json:"status"`
 	Reason string `json:"reason,omitempty"` // of a failure: each rank's; of a skip: what is missing, in words
-	// Missing is, of a skip, what is missing: the JSON name of a capability, or [MoreRanks].
+	// Missing is, of a skip, what is missing: the JSON name of a capability, [SeveralIslands] or [MoreRanks].
 	Missing string        `json:"missing,omitempty"`
 	Took    time.Duration `json:"took_ns"`
 }
@@ -252,10 +252,16 @@ func runCase(ctx context.Context, c Case, e *Env) (err error) {
 // Puts, among [Case.Needs], is for what puts and signals, and gets nothing: nccl has no gets between hosts.
 const Puts = "puts"
 
+// SeveralIslands, among [Case.Needs], is ranks that have no addresses of each other's memory, as those of several hosts.
+const SeveralIslands = "several_islands"
+
 // missing says what the case lacks here, as [Result.Missing] names it and in words; "" if nothing.
 func missing(r *symmem.Rank, c Case) (what, why string) {
 	if r.WorldSize() < c.MinWorld {
 		return MoreRanks, fmt.Sprintf("needs %d ranks", c.MinWorld)
+	}
+	if slices.Contains(c.Needs, SeveralIslands) && slices.Max(r.Memory().Islands()) == 0 {
+		return SeveralIslands, fmt.Sprintf("backend %s has one island here: all ranks have addresses of each other's memory", r.Backend())
 	}
 	for _, b := range r.Capabilities().List() {
 		if !b.Have && (slices.Contains(c.Needs, b.Name) || b.Name == "transfers" && slices.Contains(c.Needs, Puts) && !r.Memory().CanSignal()) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/cmd/symmem/internal/bytesize"
+	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/tensor"
 )
@@ -35,14 +36,16 @@ var constructors = map[string]string{
 // it has none of them, Auto.
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
 	float := b.dtype == tensor.Float32 || b.dtype == tensor.Float16 || b.dtype == tensor.BFloat16
-	all := append(kernels.CollectiveAlgorithms(constructors[kind], b.r.Device().Kind()), kernels.LibraryCollectives(constructors[kind], b.r.Backend())...)
-	all = slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
+	all := slices.DeleteFunc(kernels.Forms(constructors[kind], b.r.Device().Kind(), b.r.Backend()), func(a kernels.Algorithm) bool {
 		combines := kind == Reduce || kind == ReduceScatter
 		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV ||
-			a.NeedsMulticast() && (!b.r.Capabilities().Multicast || combines && !kernels.Supported(b.r.Device().Kind(), a, b.dtype, b.op, b.r.WorldSize()))
+			(a.NeedsMulticast() || a == kernels.Hierarchical) && combines && !kernels.Supported(b.r.Device().Kind(), a, b.dtype, b.op, b.r.WorldSize()) ||
+			a.NeedsMulticast() && !b.r.Capabilities().Multicast
 	})
 	if slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
-		return all
+		return slices.DeleteFunc(all, func(a kernels.Algorithm) bool {
+			return overRails(b.r.Device().Kind(), a) && oneIsland(b.r.Memory().Islands())
+		})
 	}
 	var asked []kernels.Algorithm
 	for _, name := range b.spec.Algorithms {
@@ -54,6 +57,23 @@ func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
 		return []kernels.Algorithm{kernels.Auto}
 	}
 	return asked
+}
+
+// overRails reports whether a form is the one for several islands of GPUs. It can be had on one, but there is nothing to measure.
+func overRails(kind device.Kind, a kernels.Algorithm) bool {
+	return a == kernels.Hierarchical && kind == device.CUDA
+}
+
+// oneIsland reports whether all ranks have addresses of each other's memory; islands is what Memory.Islands gives.
+func oneIsland(islands []int) bool { return slices.Max(islands) == 0 }
+
+// equalIslands reports whether all islands have as many ranks.
+func equalIslands(islands []int) bool {
+	size := map[int]int{}
+	for _, first := range islands {
+		size[first]++
+	}
+	return !slices.ContainsFunc(islands, func(first int) bool { return size[first] != size[0] })
 }
 
 // collectiveSizes returns the sizes to measure: a barrier has none.
@@ -145,13 +165,13 @@ func (b *bencher) dispatchPlan(ctx context.Context, in, out tensor.SymmetricTens
 	return kernels.NewAllToAllV(ctx, in, out, made[0], received, opts)
 }
 
-// refusedByLibrary reports whether the library below the backend has the form, but not at this size, as all ranks know: NVSHMEM's reduce-scatter has
-// room for so many bytes.
-func refusedByLibrary(a kernels.Algorithm, err error) bool {
-	return a.Backend() != "" && errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, symmem.ErrMismatch)
+// refused reports whether a form is there, but not for what is asked for, as all ranks know: NVSHMEM's reduce-scatter has room for so many bytes, and Hierarchical has averages of islands
+// with as many ranks.
+func refused(a kernels.Algorithm, err error) bool {
+	return (a.Backend() != "" || a == kernels.Hierarchical) && errors.Is(err, symmem.ErrUnsupported) && !errors.Is(err, symmem.ErrMismatch)
 }
 
-// collective measures one, in one form. One that the library below the backend refuses is reported as such.
+// collective measures one, in one form. One that is refused is reported as such.
 func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels.Algorithm, bytes int64) (err error) {
 	newPlan := b.collectivePlan
 	if kind == AllReduceMany {
@@ -160,7 +180,7 @@ func (b *bencher) collective(ctx context.Context, kind string, algorithm kernels
 		}
 	}
 	p, whole, closeAll, err := newPlan(ctx, kind, algorithm, bytes)
-	if refusedByLibrary(algorithm, err) {
+	if refused(algorithm, err) {
 		if b.r.Rank() > 0 {
 			return nil
 		}

@@ -204,14 +204,17 @@ func (b *bencher) moves(kind string) bool {
 }
 
 // algorithms returns the forms to measure. AllAlgorithms stands for those that the device, or the library below the backend, has for the
-// dtype and the operation, without what needs multicast, addresses or transfers where the backend has none.
+// dtype and the operation, without what needs multicast, addresses, transfers or several islands where there are none.
 func (b *bencher) algorithms() []string {
 	if !slices.Equal(b.spec.Algorithms, []string{AllAlgorithms}) {
 		return b.spec.Algorithms
 	}
 	var names []string
-	kind, have := b.r.Device().Kind(), b.r.Capabilities()
-	for _, alg := range append(kernels.Algorithms(kind), kernels.LibraryAlgorithms(b.r.Backend())...) {
+	kind, have, islands := b.r.Device().Kind(), b.r.Capabilities(), b.r.Memory().Islands()
+	for _, alg := range kernels.Forms("NewAllReduce", kind, b.r.Backend()) {
+		if overRails(kind, alg) && (oneIsland(islands) || b.op == kernels.Avg && !equalIslands(islands)) {
+			continue
+		}
 		if kernels.Supported(kind, alg, b.dtype, b.op, b.r.WorldSize()) && (have.Multicast || !alg.NeedsMulticast()) &&
 			(have.PeerPointers || !alg.NeedsPeerPointers() && alg != kernels.NCCLSymmetric) && (have.Transfers || alg != kernels.Transfers) {
 			names = append(names, alg.String())

@@ -93,12 +93,24 @@ func TestWhyNoPeer(t *testing.T) {
 	}
 }
 
-// TestLibraryMayRefuse: only a library's form, and only where it has not what is asked for, is left out of a measurement.
+// TestIslandsOfRanks: one island is that of rank 0, and islands are equal that have as many ranks.
+func TestIslandsOfRanks(t *testing.T) {
+	for _, c := range []struct {
+		islands    []int
+		one, equal bool
+	}{{[]int{0}, true, true}, {[]int{0, 0, 0}, true, true}, {[]int{0, 0, 2, 2}, false, true}, {[]int{0, 1, 0}, false, false}, {[]int{0, 1, 2}, false, true}, {[]int{0, 1, 1}, false, false}} {
+		assert.Equal(t, c.one, oneIsland(c.islands), c.islands)
+		assert.Equal(t, c.equal, equalIslands(c.islands), c.islands)
+	}
+}
+
+// TestLibraryMayRefuse: only a library's form, or one that is for some islands, and only where it has not what is asked for, is left out of a measurement.
 func TestLibraryMayRefuse(t *testing.T) {
 	tooLarge := fmt.Errorf("too large: %w", symmem.ErrUnsupported)
-	assert.True(t, refusedByLibrary(kernels.NVSHMEM, tooLarge))
-	assert.False(t, refusedByLibrary(kernels.OneShot, tooLarge))
-	assert.False(t, refusedByLibrary(kernels.NVSHMEM, nil))
-	assert.False(t, refusedByLibrary(kernels.NVSHMEM, symmem.ErrNoMemory))
-	assert.False(t, refusedByLibrary(kernels.NVSHMEM, errors.Join(tooLarge, symmem.ErrMismatch)), "the ranks differ")
+	assert.True(t, refused(kernels.NVSHMEM, tooLarge))
+	assert.True(t, refused(kernels.Hierarchical, tooLarge))
+	assert.False(t, refused(kernels.OneShot, tooLarge))
+	assert.False(t, refused(kernels.NVSHMEM, nil))
+	assert.False(t, refused(kernels.NVSHMEM, symmem.ErrNoMemory))
+	assert.False(t, refused(kernels.NVSHMEM, errors.Join(tooLarge, symmem.ErrMismatch)), "the ranks differ")
 }
