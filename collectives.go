@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
@@ -106,8 +107,6 @@ func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) err
 // Stream returns the rank's own stream, on which the collectives that are methods of the rank run, and made it if this is the first call. Work that
 // has to be in front of a collective, or behind it, goes there too. It is the rank's to close.
 func (r *Rank) Stream() (device.Stream, error) {
-	r.calls.mu.Lock()
-	defer r.calls.mu.Unlock()
 	return r.calls.own()
 }
 
@@ -128,9 +127,12 @@ type planCache struct {
 	memory *memory.Memory
 	most   int
 
+	// streamMu is taken after mu, and not while ranks are waited for.
+	streamMu sync.Mutex
+	stream   device.Stream // nil before it is needed
+	closed   bool          // set under mu and streamMu
+
 	mu     sync.Mutex
-	stream device.Stream // nil before it is needed
-	closed bool
 	plans  map[planKey]*list.Element
 	recent list.List // of *cachedPlan, the last used in front
 
@@ -352,6 +354,8 @@ func (c *planCache) enqueue(p *cachedPlan, s device.Stream) error {
 
 // own is the rank's own stream.
 func (c *planCache) own() (device.Stream, error) {
+	c.streamMu.Lock()
+	defer c.streamMu.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("using rank %d: %w", c.memory.Group().Rank(), ErrClosed)
 	}
@@ -473,15 +477,23 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 	return all
 }
 
-// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective.
-func (c *planCache) close(ctx context.Context) error {
-	c.mu.Lock()
+// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective. It has not begun where another goroutine was making
+// a plan until ctx ended; then the others are where they were.
+func (c *planCache) close(ctx context.Context) (began bool, err error) {
+	for asked := time.Now(); !c.mu.TryLock(); {
+		select {
+		case <-ctx.Done():
+			return false, &memory.TurnError{Op: "closing the plans", Behind: "a collective that makes its plan", Waited: time.Since(asked), Err: ctx.Err()}
+		case <-time.After(time.Millisecond):
+		}
+	}
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil
+		return true, nil
 	}
+	c.streamMu.Lock()
 	c.closed = true
-	var err error
+	c.streamMu.Unlock()
 	for e := c.recent.Front(); e != nil; e = e.Next() {
 		if closeErr := e.Value.(*cachedPlan).plan.Close(ctx); err == nil {
 			err = closeErr // those of the others are the same
@@ -492,5 +504,5 @@ func (c *planCache) close(ctx context.Context) error {
 	if c.stream != nil {
 		err = errors.Join(err, c.stream.Close())
 	}
-	return err
+	return true, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -444,4 +445,48 @@ func TestTwoGoroutinesCallAlike(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestCloseWhilePlansAreMade: a Close that comes while another goroutine waits for the other ranks, to make a plan, ends with its context, and so does Synchronize, which
+// has nothing to wait for. Nothing was closed: the plan is made when the others come, and runs, and the rank is closed by another Close.
+func TestCloseWhilePlansAreMade(t *testing.T) {
+	for _, sub := range []bool{false, true} {
+		t.Run(fmt.Sprintf("sub-group=%t", sub), func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, parent *symmem.Rank) error {
+				r := parent
+				if sub {
+					var err error
+					if r, err = parent.Sub(ctx, []int{0, 1}); err != nil {
+						return err
+					}
+				}
+				x, err := ones(ctx, r, 12)
+				if err != nil {
+					return err
+				}
+				store := r.Group().Store()
+				if r.Rank() == 1 {
+					if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+						return err
+					}
+					return errors.Join(r.AllReduce(ctx, x, kernels.Sum), first(ctx, r, x, 2))
+				}
+				ran := make(chan error, 1)
+				go func() { ran <- r.AllReduce(ctx, x, kernels.Sum) }()
+				for !r.MakesPlan() && ctx.Err() == nil {
+					time.Sleep(100 * time.Microsecond)
+				}
+				soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				synchronized := r.Synchronize(soon)
+				closed := parent.Close(soon)
+				_, gaveUp := errors.AsType[*memory.TurnError](closed)
+				err = store.Set(ctx, "rank 0 has given up", nil)
+				if synchronized != nil || !gaveUp || !errors.Is(closed, context.DeadlineExceeded) {
+					return fmt.Errorf("while a plan is made, Synchronize gives %v, and Close %w", synchronized, closed)
+				}
+				return errors.Join(err, <-ran, first(ctx, r, x, 2))
+			})
+		})
+	}
 }

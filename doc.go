@@ -35,7 +35,7 @@
 //   - symmem.ArgumentError: a refused argument or setting
 //   - backend.RefusedError: no backend can be used; symmem.LoadError, symmem.SymbolError, symmem.CallError, symmem.StuckError: what
 //     a native library lacks, has answered, or has not done in time
-//   - memory.HeapFullError: a symmetric heap has no room
+//   - memory.HeapFullError: a symmetric heap has no room; memory.TurnError: a call gave up before an earlier one of the same rank had ended
 //   - memory.WorkspaceError: there is no memory for what a plan needs; collective.RoomError: there is no room on the device for a plan
 //   - kernels.CountsError: the counts of an all-to-all, which it read when it ran, are none or do not fit
 //   - device.WorkError, device.WaitError, device.PanicError, device.CaptureError: device work that failed, waited in vain or

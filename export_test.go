@@ -5,3 +5,12 @@ func (r *Rank) KeepPlans(most int) { r.calls.most = most }
 
 // KeptPlans is how many plans the rank keeps, and how many it has made.
 func (r *Rank) KeptPlans() (kept, made int) { return r.calls.recent.Len(), int(r.calls.next) }
+
+// MakesPlan reports whether a collective of the rank is making its plan, or beginning to run.
+func (r *Rank) MakesPlan() bool {
+	if r.calls.mu.TryLock() {
+		r.calls.mu.Unlock()
+		return false
+	}
+	return true
+}

@@ -154,8 +154,8 @@ func (r *Rank) Sub(ctx context.Context, ranks []int) (*Rank, error) {
 }
 
 // Close releases everything and leaves the group. Collective. Sub-groups and tensors that were not closed are logged as leaks and closed, the
-// youngest first. If ctx ends while the rank's device still works on symmetric memory, that memory is kept: close again. Otherwise the rank is closed
-// whatever the error says. A second Close returns ErrClosed.
+// youngest first. If ctx ends while the rank's device still works on symmetric memory, or an earlier collective call is under way, what is left is kept: close
+// again. Otherwise the rank is closed whatever the error says. A second Close returns ErrClosed.
 func (r *Rank) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
@@ -174,17 +174,28 @@ func (r *Rank) Close(ctx context.Context) error {
 		defer cancel()
 	}
 	var err error
-	for _, s := range slices.Backward(subs) {
-		r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
-		err = errors.Join(err, s.Close(ctx))
-	}
-	err = errors.Join(err, r.calls.close(ctx))
-	memErr := r.memory.Close(ctx)
-	if memErr != nil && r.memory.Busy() {
+	keep := func(why error) error {
 		r.mu.Lock()
 		r.closed = false
 		r.mu.Unlock()
-		return fmt.Errorf("closing rank %d: %w", r.Rank(), errors.Join(err, memErr))
+		return fmt.Errorf("closing rank %d: %w", r.Rank(), errors.Join(err, why))
+	}
+	for _, s := range slices.Backward(subs) {
+		r.log.Warn("a sub-group was not closed before its parent", "group", s.group.Name(), "rank", s.Rank())
+		subErr := s.Close(ctx)
+		if s.open() {
+			return keep(subErr) // it has the device, and memory there
+		}
+		err = errors.Join(err, subErr)
+	}
+	began, callsErr := r.calls.close(ctx)
+	if !began {
+		return keep(callsErr)
+	}
+	err = errors.Join(err, callsErr)
+	memErr := r.memory.Close(ctx)
+	if memErr != nil && r.memory.Busy() {
+		return keep(memErr)
 	}
 	err = errors.Join(err, memErr, r.group.Close(ctx))
 	if p := r.parent; p != nil {
@@ -196,4 +207,11 @@ func (r *Rank) Close(ctx context.Context) error {
 		return fmt.Errorf("closing rank %d: %w", r.Rank(), err)
 	}
 	return nil
+}
+
+// open reports whether the rank was not closed.
+func (r *Rank) open() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.closed
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -348,4 +349,80 @@ func TestExchangeFileGivesUp(t *testing.T) {
 		requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
 		requireOpenFiles(t, before)
 	})
+}
+
+// TestSilentConnections: connections that bring nothing, as many as a rank serves and again as many when they are ended, keep no file from it. A rank whose own
+// connection is ended with them, because it has not sent yet, connects again.
+func TestSilentConnections(t *testing.T) {
+	old := fileTimeout
+	fileTimeout = time.Hour // nothing but the want of room ends them
+	t.Cleanup(func() { fileTimeout = old })
+	groups := newJob(t, 2, Options{})
+	ctx := testContext(t)
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+	before := openFiles(t)
+	c := groups[0].session.files.(*socketCarrier)
+	address := c.listener.Addr().String()
+
+	over := make(chan struct{})
+	var strangers sync.WaitGroup
+	var ended atomic.Int64
+	for range maxFileConns {
+		strangers.Go(func() {
+			for {
+				conn, err := dialFiles(ctx, address)
+				if !assert.NoError(t, err) {
+					return
+				}
+				gone := make(chan struct{})
+				go func() {
+					_, _ = conn.Read(make([]byte, 1)) // until rank 0 ends it, or the test does
+					ended.Add(1)
+					close(gone)
+				}()
+				select {
+				case <-gone:
+				case <-over:
+				}
+				assert.NoError(t, conn.Close())
+				<-gone
+				select {
+				case <-over:
+					return
+				default:
+				}
+			}
+		})
+	}
+	var slow atomic.Int64
+	sender := groups[1].session.files.(*socketCarrier)
+	sender.dial = func(ctx context.Context, address string) (*net.UnixConn, error) {
+		conn, err := dialFiles(ctx, address)
+		if err == nil && slow.Add(1) == 1 {
+			_, err := conn.Read(make([]byte, 1)) // until rank 0 has ended it
+			assert.ErrorIs(t, err, io.EOF)
+		}
+		return conn, err
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
+	assert.Greater(t, slow.Load(), int64(1), "it was sent again")
+	assert.NotZero(t, ended.Load())
+	close(over)
+	strangers.Wait()
+	requireOpenFiles(t, before)
+}
+
+// TestEndedAfterTheMessage: a file that has been sent is taken, although its connection is ended for its silence before it is read.
+func TestEndedAfterTheMessage(t *testing.T) {
+	groups := newJob(t, 2, Options{})
+	ctx := testContext(t)
+	for _, g := range groups {
+		c := g.session.files.(*socketCarrier)
+		c.read = func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) {
+			time.Sleep(2 * fileSilence) // it is old enough
+			c.endSilent()
+			return readMessage(conn, message, control)
+		}
+	}
+	requireNone(t, onAll(groups, func(g *Group) error { return exchangePipes(ctx, g) }))
 }

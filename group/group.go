@@ -35,6 +35,7 @@ type Group struct {
 	seq atomic.Uint64 // the next collective call
 
 	islands atomic.Pointer[Islands] // nil until they are known
+	asked   atomic.Uint64           // 1 more than the number of the call that looked for islands and whose end this rank has not heard; 0 for none
 
 	state   atomic.Pointer[groupState]
 	lost    chan struct{} // closed when a member is lost

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -93,22 +94,77 @@ type islandsWord struct {
 // it then reads. Two ranks are in one island only if that works in both directions, between them and all others of the island. A rank that cannot
 // be reached is no error: it is in another island.
 //
-// It is found once. A group that was made by [Group.Sub] knows the islands of its ranks if this group knew them on all of those ranks by then;
+// It is found once, on every rank or on none: what some ranks have heard and others have not is settled in the group's [Store]. A group that was made by [Group.Sub] knows the islands of its ranks if this group knew them on all of those ranks by then;
 // otherwise the first call is collective and blocks until all ranks have come. Its errors are those of collective calls.
 func (g *Group) Islands(ctx context.Context) (*Islands, error) {
 	if known := g.islands.Load(); known != nil {
 		return known, nil
 	}
-	words := make([]islandsWord, g.Size())
-	if g.severalProcesses() {
-		var err error
-		if words, err = g.tryIslands(ctx); err != nil {
-			return nil, fmt.Errorf("finding out which ranks share memory: %w", err)
-		}
+	found, err := g.findIslands(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("finding out which ranks share memory: %w", err)
 	}
-	found := g.islandsOf(words)
 	g.islands.CompareAndSwap(nil, found)
 	return g.islands.Load(), nil
+}
+
+func (g *Group) findIslands(ctx context.Context) (*Islands, error) {
+	if !g.severalProcesses() {
+		return g.islandsOf(make([]islandsWord, g.Size())), nil
+	}
+	if asked := g.asked.Load(); asked != 0 {
+		if found, err := g.settleIslands(ctx, asked-1, nil); found != nil || err != nil {
+			return found, err
+		}
+	}
+	seq := g.take(4)
+	words, err := g.tryIslands(ctx, seq)
+	missing, gaveUp := errors.AsType[*MissingRanksError](err)
+	switch {
+	case gaveUp && missing.Missing == nil: // the others may have the answer
+		g.asked.Store(seq + 1)
+		return nil, err
+	case err != nil:
+		return nil, err // every rank's
+	}
+	found, err := g.settleIslands(ctx, seq, g.islandsOf(words))
+	if found == nil && err == nil {
+		err = &AbandonedError{Op: label(kindAllGather, "islands: reading"), Rank: -1, Reason: "some rank has not heard what the ranks have found; call again on every rank"}
+	}
+	return found, err
+}
+
+// settledIslands is what is kept of a call that has looked for islands. None were found if some rank had not heard the last answer, and asked before any that had.
+type settledIslands struct {
+	Of  []int  `json:",omitempty"`
+	Why string `json:",omitempty"`
+}
+
+// settleIslands makes sure that a call of this number has found islands on all ranks or on none: the first rank that comes decides for all. found is nil where this rank has
+// not heard the answer. It returns what was decided, nil for none. Not collective. After an error nothing is known, and the next call asks again.
+func (g *Group) settleIslands(ctx context.Context, seq uint64, found *Islands) (*Islands, error) {
+	g.asked.Store(seq + 1)
+	var mine settledIslands
+	if found != nil {
+		mine = settledIslands{found.of, found.why}
+	}
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	current, _, err := g.Store().CompareAndSwap(ctx, fmt.Sprintf("symmem: islands of call %d", seq), nil, text)
+	if err != nil {
+		return nil, err
+	}
+	var settled settledIslands
+	if err := json.Unmarshal(current, &settled); err != nil {
+		return nil, fmt.Errorf("reading which islands were found: %w", err)
+	}
+	g.asked.Store(0)
+	if len(settled.Of) != g.Size() {
+		return nil, nil
+	}
+	return &Islands{of: settled.Of, why: settled.Why}, nil
 }
 
 // pretend makes ranks of one machine share memory only with those of the same name, unless there are no names.
@@ -143,10 +199,9 @@ func (g *Group) severalProcesses() bool {
 }
 
 // tryIslands returns, by rank, which ranks each has reached. What one rank cannot do is no error of the call: all ranks take all rounds.
-func (g *Group) tryIslands(ctx context.Context) ([]islandsWord, error) {
+func (g *Group) tryIslands(ctx context.Context, seq uint64) ([]islandsWord, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
 	defer cancel()
-	seq := g.take(4)
 	mine := islandsWord{Version: islandsVersion, Why: map[int]string{}}
 	t := newIslandTrial(g, seq, mine.Why)
 	defer t.end()

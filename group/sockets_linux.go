@@ -20,36 +20,50 @@ import (
 )
 
 // fileTimeout bounds how long a connection that brings a file may take to say so.
-const fileTimeout = 5 * time.Second
+var fileTimeout = 5 * time.Second
 
-// maxFileConns is how many connections a rank serves at once; further ones wait in the kernel.
-const maxFileConns = 64
+// maxFileConns is how many connections a rank serves at once; further ones wait in the kernel. They may be strangers' of the same user, so where there are as many,
+// those that have brought nothing for fileSilence are ended. A rank sends as soon as it has connected; one that was kept from it connects again, fileTries times.
+const (
+	maxFileConns = 64
+	fileSilence  = 10 * time.Millisecond
+	fileTries    = 10
+)
 
 // socketCarrier passes files between processes over an abstract unix socket of each receiver, which needs no file system and
 // is gone with its process. The socket is opened at the first exchange that receives.
 type socketCarrier struct {
 	session *session
 	slots   chan struct{}
+	dial    func(ctx context.Context, address string) (*net.UnixConn, error)                        // dialFiles
 	take    func(l *net.UnixListener) (*net.UnixConn, error)                                        // its AcceptUnix
 	read    func(conn messageReader, message, control []byte) (n, controlled, flags int, err error) // readMessage
 
 	mu       sync.Mutex
 	listener *net.UnixListener
 	expected map[[16]byte]*socketExchange // by the nonce of their tickets
-	conns    map[*net.UnixConn]struct{}
+	conns    map[*net.UnixConn]*fileConn
 	closed   bool
 	done     chan struct{} // closed by close
 	work     sync.WaitGroup
+}
+
+// fileConn is a connection that was accepted.
+type fileConn struct {
+	since time.Time
+	spoke bool // its message was read
+	ended bool // because it brought nothing, and others may
 }
 
 func newFileCarrier(s *session) carrier {
 	return &socketCarrier{
 		session:  s,
 		slots:    make(chan struct{}, maxFileConns),
+		dial:     dialFiles,
 		take:     (*net.UnixListener).AcceptUnix,
 		read:     readMessage,
 		expected: make(map[[16]byte]*socketExchange),
-		conns:    make(map[*net.UnixConn]struct{}),
+		conns:    make(map[*net.UnixConn]*fileConn),
 		done:     make(chan struct{}),
 	}
 }
@@ -185,9 +199,7 @@ func (c *socketCarrier) close() error {
 // accept serves connections until the listener is closed.
 func (c *socketCarrier) accept(l *net.UnixListener) {
 	for {
-		select {
-		case c.slots <- struct{}{}:
-		case <-c.done:
+		if !c.room() {
 			return
 		}
 		// A connection that could not be accepted concerns the exchanges that existed before. One begun since may find that all is well again; if not,
@@ -236,6 +248,50 @@ func (c *socketCarrier) accept(l *net.UnixListener) {
 	}
 }
 
+// room waits until one more connection can be served, and keeps a slot for it; false if the carrier is closed.
+func (c *socketCarrier) room() bool {
+	for {
+		wait := time.NewTimer(fileSilence)
+		select {
+		case c.slots <- struct{}{}:
+			wait.Stop()
+			return true
+		case <-c.done:
+			wait.Stop()
+			return false
+		case <-wait.C:
+			c.endSilent()
+		}
+	}
+}
+
+// endSilent ends the connections that have brought nothing for too long. What one has sent just now is still read, and one that sends afterwards is told.
+func (c *socketCarrier) endSilent() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn, f := range c.conns {
+		if f.spoke || f.ended || time.Since(f.since) < fileSilence {
+			continue
+		}
+		f.ended = true
+		if err := conn.CloseRead(); err != nil {
+			c.session.logger.Debug("ending a connection for files", "error", err)
+		}
+	}
+}
+
+// heard notes that a message was read from a connection, or reports, if it was not, that the connection was ended for want of one.
+func (c *socketCarrier) heard(conn *net.UnixConn, message bool) (ended bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.conns[conn]
+	if f == nil {
+		return false // the carrier was closed
+	}
+	f.spoke = message
+	return f.ended && !message
+}
+
 // stillQueued reports whether the connection that could not be accepted can be accepted later: accepting it is what has failed. Otherwise the net package
 // had it, and has closed it.
 func stillQueued(err error) bool {
@@ -253,7 +309,7 @@ func (c *socketCarrier) track(conn *net.UnixConn) bool {
 		}
 		return false
 	}
-	c.conns[conn] = struct{}{}
+	c.conns[conn] = &fileConn{since: time.Now()}
 	return true
 }
 
@@ -294,6 +350,9 @@ func (c *socketCarrier) receive(conn *net.UnixConn) error {
 	message := make([]byte, tagLength+1)
 	control := make([]byte, unix.CmsgSpace(4*4)) // room for more than one, to see that there is only one
 	n, controlled, flags, err := c.read(conn, message, control)
+	if c.heard(conn, err == nil) {
+		err = fmt.Errorf("a connection brought nothing while %d were open: %w", maxFileConns, err)
+	}
 	if err != nil {
 		err = fmt.Errorf("receiving a file: %w", fileLimit(err))
 		if !senderFailed(err) {
@@ -504,15 +563,25 @@ func (x *socketExchange) untilLost(ctx context.Context) (_ context.Context, canc
 	return ctx, func() { end(); watch.Wait() }
 }
 
-// sendTo connects to one rank and leaves the file in its socket. It does not wait for the rank to take it.
+// sendTo connects to one rank and leaves the file in its socket. It does not wait for the rank to take it. A rank that has too many connections may end this one before
+// it has brought the file, and takes another.
 func (x *socketExchange) sendTo(ctx context.Context, rank int, ticket fileTicket) error {
+	for try := 1; ; try++ {
+		err := x.tryToSend(ctx, rank, ticket)
+		if try == fileTries || !errors.Is(err, unix.EPIPE) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+func (x *socketExchange) tryToSend(ctx context.Context, rank int, ticket fileTicket) error {
 	g := x.parcel.group
 	tag := fileTag{nonce: ticket.Nonce, seq: x.parcel.seq, sender: g.world[g.rank], group: g.name}
 	message, err := tag.encode()
 	if err != nil {
 		return err
 	}
-	conn, err := dialFiles(ctx, ticket.Address)
+	conn, err := x.carrier.dial(ctx, ticket.Address)
 	if err != nil {
 		return err
 	}

@@ -32,9 +32,7 @@ func (m *Memory) Patient() bool { return m.bound(new(futex.Patience)).Patience !
 // Held says which of the memory's locks are held at this moment, by anybody: that of collective calls, that of local calls for one of several
 // ("shared"), or for Close alone ("alone").
 func (m *Memory) Held() (collective bool, locals string) {
-	if collective = !m.collective.TryLock(); !collective {
-		m.collective.Unlock()
-	}
+	collective = m.collective.held()
 	switch {
 	case m.locals.TryLock():
 		m.locals.Unlock()

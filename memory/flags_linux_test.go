@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -293,5 +294,44 @@ func TestOneRankHasNoFlags(t *testing.T) {
 			return fmt.Errorf("a plan in a closed workspace: %w", err)
 		}
 		return errors.Join(s.Close(), signals.Close(), m.Free(ctx, a), m.Close(ctx), b.left())
+	}))
+}
+
+// TestFlagsAreAlike: ranks that want words for signals of other numbers of channels all hear of it, before any has made some: a rank would write
+// where another's words end.
+func TestFlagsAreAlike(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		differ := func(err error, values ...string) error {
+			mismatch, ok := errors.AsType[*group.MismatchError](err)
+			if !ok || !slices.Equal(mismatch.Values, values) {
+				return fmt.Errorf("expected %q: %w", values, err)
+			}
+			return nil
+		}
+		open := func(channels int) (*memory.Memory, error) {
+			b, err := newUnplugged(g)
+			if err != nil {
+				return nil, err
+			}
+			return memory.New(b, g, &memory.Options{Channels: channels}), nil
+		}
+		m, err := open(2 + g.Rank())
+		if err != nil {
+			return err
+		}
+		_, err = m.Rendezvous(ctx, nil, memory.Record{})
+		if err := errors.Join(differ(err, "2", "3"), m.Close(ctx)); err != nil {
+			return err
+		}
+		if m, err = open(2); err != nil {
+			return err
+		}
+		c, err := m.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "test", Bytes: 4096})
+		if err != nil {
+			return err
+		}
+		o := &memory.SignalsOptions{Channels: 4 - g.Rank(), Op: "the plan", Failed: func(err error) error { return err }}
+		_, err = c.Signals(ctx, 0, o)
+		return errors.Join(differ(err, "4", "3"), c.Close(ctx), m.Close(ctx))
 	}))
 }

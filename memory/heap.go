@@ -46,8 +46,8 @@ type Heap struct {
 	number uint64
 
 	// order is held by whatever gives out or reclaims memory. It is taken before the memory's collective.
-	order    sync.Mutex
-	compared bool // by a Close; guarded by order
+	order    turn
+	compared bool // by a Close; guarded by the memory's collective
 	closed   atomic.Bool
 
 	mu     sync.Mutex // taken after the memory's mu
@@ -112,17 +112,17 @@ func (m *Memory) NewHeap(ctx context.Context, bytes int64) (*Heap, error) {
 		return nil, err
 	}
 	place := callerPlace()
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	h, err := m.newHeap(ctx, bytes, place)
+	h, err := inTurn(ctx, &m.collective, "making a heap", func(ctx context.Context, gaveUp error) (*Heap, error) {
+		return m.newHeap(ctx, bytes, place, gaveUp)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("making a heap of %d bytes: %w", bytes, err)
 	}
 	return h, nil
 }
 
-func (m *Memory) newHeap(ctx context.Context, bytes int64, place string) (*Heap, error) {
-	failure := m.Err()
+func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp error) (*Heap, error) {
+	failure := cmp.Or(gaveUp, m.Err())
 	if failure == nil && (bytes <= 0 || bytes > math.MaxInt64-HeapAlign) {
 		failure = errs.Invalid("NewHeap", "bytes", bytes, fmt.Sprintf("1 to %d", math.MaxInt64-HeapAlign))
 	}
@@ -142,7 +142,7 @@ func (m *Memory) newHeap(ctx context.Context, bytes int64, place string) (*Heap,
 	}
 	e := &entry{alloc: alloc, name: heapName, place: place}
 	m.add(e)
-	w, err := m.rendezvous(ctx, alloc, Record{Name: heapName})
+	w, err := m.rendezvous(ctx, alloc, Record{Name: heapName}, nil)
 	if err != nil {
 		m.remove(alloc, false)
 		return nil, errors.Join(err, alloc.Release(context.WithoutCancel(ctx)))
@@ -197,8 +197,9 @@ func (h *Heap) Usage() HeapUsage {
 
 // Allocate takes bytes of the heap, which are zero; 0 bytes is a valid allocation without memory. dtype and shape say what it is used for, and are
 // compared as bytes is; shape must not be changed later. Local, and it makes no call of the device, unless there is no room and something was freed since the last Reclaim: then it
-// is collective, reclaims and tries again. ErrInvalid if bytes is negative; a [*HeapFullError] where there is no room; after Close ErrClosed;
-// where the ranks have differed a [*group.MismatchError]; and when it reclaims the errors of Reclaim.
+// is collective, reclaims and tries again. One that gives up behind another call on the heap ([*TurnError]) has asked for nothing. ErrInvalid if bytes is
+// negative; a [*HeapFullError] where there is no room; after Close ErrClosed; where the ranks have differed a [*group.MismatchError]; and when it reclaims the
+// errors of Reclaim.
 func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []int64) (*HeapAllocation, error) {
 	if err := errs.Given("Allocate", "ctx", ctx, "a context"); err != nil {
 		return nil, err
@@ -206,8 +207,10 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 	if bytes < 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "0 or more")
 	}
-	h.order.Lock()
-	defer h.order.Unlock()
+	if err := h.order.lock(ctx, "allocating from a heap", nil); err != nil {
+		return nil, fmt.Errorf("%d bytes of %s: %w", bytes, h, err)
+	}
+	defer h.order.unlock()
 	if err := h.Err(); err != nil {
 		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 	}
@@ -221,7 +224,7 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 	reclaim := !ok && len(h.freed) > 0
 	h.mu.Unlock()
 	if reclaim {
-		if err := h.reclaim(ctx); err != nil {
+		if err := h.reclaim(ctx, nil); err != nil {
 			// A rank that gave up is known to have done so.
 			h.mu.Lock()
 			h.log.add(heapRequest{kind: heapFailed, of: number})
@@ -345,20 +348,22 @@ func (h *Heap) Check(ctx context.Context) error {
 	if err := errs.Given("Check", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	h.order.Lock()
-	defer h.order.Unlock()
+	return h.order.do(ctx, fmt.Sprintf("checking %s", h), h.check)
+}
+
+func (h *Heap) check(ctx context.Context, gaveUp error) error {
 	if err := h.Err(); err != nil {
 		return fmt.Errorf("checking: %w", err)
 	}
-	h.memory.collective.Lock()
-	defer h.memory.collective.Unlock()
-	h.mu.Lock()
-	state := h.state()
-	h.mu.Unlock()
-	if err := h.compare(ctx, "check", state, nil); err != nil {
-		return fmt.Errorf("checking %s: %w", h, err)
-	}
-	return nil
+	return h.memory.collective.do(ctx, fmt.Sprintf("checking %s", h), func(ctx context.Context, gaveUpHere error) error {
+		h.mu.Lock()
+		state := h.state()
+		h.mu.Unlock()
+		if err := h.compare(ctx, "check", state, cmp.Or(gaveUp, gaveUpHere)); err != nil {
+			return fmt.Errorf("checking %s: %w", h, err)
+		}
+		return nil
+	})
 }
 
 // Reclaim makes what was freed since the last time ready to be given out again, filled with zeros. Collective: it blocks until this rank's device has
@@ -371,24 +376,32 @@ func (h *Heap) Reclaim(ctx context.Context) error {
 	if err := errs.Given("Reclaim", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	h.order.Lock()
-	defer h.order.Unlock()
-	if err := h.Err(); err != nil {
-		return fmt.Errorf("reclaiming: %w", err)
-	}
-	return h.reclaim(ctx)
+	return h.order.do(ctx, fmt.Sprintf("reclaiming memory of %s", h), func(ctx context.Context, gaveUp error) error {
+		if err := h.Err(); err != nil {
+			return fmt.Errorf("reclaiming: %w", err)
+		}
+		return h.reclaim(ctx, gaveUp)
+	})
 }
 
-// reclaim is Reclaim for callers that hold h.order.
-func (h *Heap) reclaim(ctx context.Context) error {
+// reclaim is Reclaim for callers that hold h.order, and may have given up.
+func (h *Heap) reclaim(ctx context.Context, gaveUp error) error {
+	return h.memory.collective.do(ctx, fmt.Sprintf("reclaiming memory of %s", h), func(ctx context.Context, gaveUpHere error) error {
+		return h.reclaimNow(ctx, cmp.Or(gaveUp, gaveUpHere))
+	})
+}
+
+// reclaimNow is reclaim for callers that hold the memory's collective too, unless they have given up.
+func (h *Heap) reclaimNow(ctx context.Context, gaveUp error) error {
 	m, began := h.memory, time.Now()
-	m.collective.Lock()
-	defer m.collective.Unlock()
 	// What is reclaimed is what the compared requests have freed, and no more.
 	h.mu.Lock()
 	going, state := slices.Clone(h.freed), h.state()
 	h.mu.Unlock()
-	err := h.settle(ctx, going)
+	err := gaveUp
+	if err == nil {
+		err = h.settle(ctx, going)
+	}
 	// All come, whatever became of their devices: the others wait.
 	all := ctx
 	if err != nil {
@@ -476,11 +489,16 @@ func (h *Heap) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
+	what := fmt.Sprintf("closing %s", h)
+	return h.order.do(ctx, what, func(ctx context.Context, gaveUp error) error {
+		return h.memory.collective.do(ctx, what, func(ctx context.Context, gaveUpHere error) error {
+			return h.close(ctx, cmp.Or(gaveUp, gaveUpHere))
+		})
+	})
+}
+
+func (h *Heap) close(ctx context.Context, gaveUp error) error {
 	m := h.memory
-	h.order.Lock()
-	defer h.order.Unlock()
-	m.collective.Lock()
-	defer m.collective.Unlock()
 	if err := m.Closed(); err != nil {
 		return fmt.Errorf("closing %s: %w", h, err)
 	}
@@ -494,14 +512,14 @@ func (h *Heap) Close(ctx context.Context) error {
 		state, broken := h.state(), h.broken
 		h.mu.Unlock()
 		if broken == nil {
-			err := h.compare(ctx, "close", state, nil)
+			err := h.compare(ctx, "close", state, gaveUp)
 			if mismatch, ok := errors.AsType[*group.MismatchError](err); ok {
 				differ = mismatch // freeing tells of everything else
 			}
 		}
 	}
 	h.closed.Store(true)
-	err := m.free(ctx, h.entry.alloc)
+	err := m.free(ctx, h.entry.alloc, gaveUp)
 	if err != nil && m.Holds(h.entry.alloc) {
 		h.closed.Store(false)
 		return fmt.Errorf("closing %s: %w", h, errors.Join(differ, err))

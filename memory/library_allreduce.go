@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/symmem/symmem/backend"
@@ -63,7 +64,11 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 	if operands != nil {
 		c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	return library.PrepareAllReduce(ctx, &c)
+	return inTurn(ctx, &m.collective, "preparing "+what, func(ctx context.Context, gaveUp error) (backend.PreparedAllReduce, error) {
+		p, err := library.PrepareAllReduce(ctx, &c)
+		if gaveUp != nil && err == nil {
+			return nil, errors.Join(gaveUp, p.Close()) // the caller tells the others, as of every failure here
+		}
+		return p, err
+	})
 }

@@ -33,7 +33,7 @@ type Memory struct {
 	peerErr        func() error // the group's Err, kept because a method value allocates
 
 	// collective serialises the collective operations of this rank, so that their order is one order.
-	collective sync.Mutex
+	collective turn
 	operations uint64                     // rendezvous that all ranks agreed on; guarded by collective
 	workspace  pool                       // guarded by collective
 	devices    []string                   // every rank's device, by rank, once a workspace was taken; guarded by collective
@@ -49,6 +49,7 @@ type Memory struct {
 	locals sync.RWMutex
 
 	closed   atomic.Bool // Close was called; set under mu
+	again    atomic.Bool // the last Close has kept everything, and can be called again
 	released atomic.Bool // Close has given everything back: work that a graph has kept must not touch it
 
 	mu      sync.Mutex
@@ -208,24 +209,29 @@ func (m *Memory) Allocate(ctx context.Context, bytes int64, name string) (backen
 }
 
 func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) (backend.Allocation, error) {
-	began := time.Now()
 	var invalid error
 	if bytes < 0 {
 		invalid = errs.Invalid("Allocate", "bytes", bytes, "0 or more")
 	}
 	if m.backend.Capabilities().CollectiveAllocate {
-		m.collective.Lock()
-		defer m.collective.Unlock()
-		if _, err := m.exchange(ctx, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {
-			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
-		}
-	} else {
-		m.locals.RLock()
-		defer m.locals.RUnlock()
-		if err := errors.Join(invalid, m.Err()); err != nil {
-			return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
-		}
+		return inTurn(ctx, &m.collective, fmt.Sprintf("allocating %d bytes", bytes), func(ctx context.Context, gaveUp error) (backend.Allocation, error) {
+			if _, err := m.exchange(ctx, m.record("allocate", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {
+				return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+			}
+			return m.allocateNow(ctx, bytes, name, place)
+		})
 	}
+	m.locals.RLock()
+	defer m.locals.RUnlock()
+	if err := errors.Join(invalid, m.Err()); err != nil {
+		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
+	}
+	return m.allocateNow(ctx, bytes, name, place)
+}
+
+// allocateNow is allocate when nothing speaks against it.
+func (m *Memory) allocateNow(ctx context.Context, bytes int64, name, place string) (backend.Allocation, error) {
+	began := time.Now()
 	var a backend.Allocation
 	var err error
 	if bytes == 0 {
@@ -305,22 +311,22 @@ func (m *Memory) Rendezvous(ctx context.Context, a backend.Allocation, what Reco
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	if err := m.makeSignals(ctx); err != nil {
-		return nil, err
-	}
-	return m.rendezvous(ctx, a, what)
+	return inTurn(ctx, &m.collective, "rendezvous", func(ctx context.Context, gaveUp error) (*Window, error) {
+		if err := m.makeSignals(ctx); err != nil { // also for a rank that gave up: the others' next step is the same
+			return nil, err
+		}
+		return m.rendezvous(ctx, a, what, gaveUp)
+	})
 }
 
-// rendezvous is Rendezvous for callers that hold m.collective.
-func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Record) (*Window, error) {
+// rendezvous is Rendezvous for callers that hold m.collective, and may have given up.
+func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Record, gaveUp error) (*Window, error) {
 	began := time.Now()
 	e := m.meet(a)
 	if e != nil {
 		defer m.met(e)
 	}
-	failure := m.Err()
+	failure := cmp.Or(gaveUp, m.Err())
 	switch {
 	case failure != nil:
 	case a == nil || e == nil:
@@ -362,7 +368,7 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 
 // Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
-// the device still works, the memory is kept on this rank, and Free can be called again. If a peer is lost, this rank's memory is released
+// the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again. If a peer is lost, this rank's memory is released
 // and the error is ErrPeerLost. Freeing twice is ErrClosed.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
@@ -372,31 +378,31 @@ func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	e := m.remove(a, true)
 	if e != nil {
 		defer m.locals.RUnlock()
-		return m.freeEntry(ctx, e)
+		return m.freeEntry(ctx, e, nil)
 	}
 	m.locals.RUnlock()
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	return m.free(ctx, a)
+	return m.collective.do(ctx, fmt.Sprintf("freeing %d bytes", a.Bytes()), func(ctx context.Context, gaveUp error) error { return m.free(ctx, a, gaveUp) })
 }
 
-// free is Free for callers that hold m.collective.
-func (m *Memory) free(ctx context.Context, a backend.Allocation) error {
+// free is Free for callers that hold m.collective, and may have given up.
+func (m *Memory) free(ctx context.Context, a backend.Allocation, gaveUp error) error {
 	e := m.remove(a, false)
 	if e == nil {
 		return fmt.Errorf("freeing symmetric memory: %w", errs.ErrClosed)
 	}
-	return m.freeEntry(ctx, e)
+	return m.freeEntry(ctx, e, gaveUp)
 }
 
 // freeEntry frees what was taken out of the entries, and puts it back if the device still works on it.
-func (m *Memory) freeEntry(ctx context.Context, e *entry) error {
+func (m *Memory) freeEntry(ctx context.Context, e *entry, gaveUp error) error {
 	a, began := e.alloc, time.Now()
 	var busy, err error
 	switch {
 	case e.window != nil:
-		busy, err = m.quiesce(ctx, "freeing", e.left, e)
+		busy, err = m.quiesce(ctx, "freeing", e.left, gaveUp, e)
 		e.left = busy != nil
+	case gaveUp != nil:
+		busy = gaveUp
 	case a.Bytes() > 0:
 		busy, err = m.idleOrBroken(ctx, e)
 	}
@@ -448,9 +454,12 @@ func (m *Memory) idleOrBroken(ctx context.Context, going ...*entry) (busy, broke
 // quiesce waits until this rank's device has nothing left to do and every rank has said so. Every rank comes to the vote,
 // even one whose device does not finish in time (busy); one that has voted before (left) does not vote again. Over a backend that
 // may move data behind the device's back, this rank is busy as long as a peer that lives is, whose library may still write its memory,
-// and all vote again. That this rank's context is lost is an error, and keeps nothing.
-func (m *Memory) quiesce(ctx context.Context, op string, left bool, going ...*entry) (busy, lost error) {
-	busy, broken := m.idleOrBroken(ctx, going...)
+// and all vote again. That this rank's context is lost is an error, and keeps nothing. A rank that gave up before its turn came is busy, whatever its device does.
+func (m *Memory) quiesce(ctx context.Context, op string, left bool, gaveUp error, going ...*entry) (busy, lost error) {
+	var broken error
+	if busy = gaveUp; busy == nil {
+		busy, broken = m.idleOrBroken(ctx, going...)
+	}
 	_, behind := backend.QuiescerOf(m.backend)
 	if left && !behind {
 		return busy, broken
@@ -497,25 +506,34 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 
 // Close releases everything: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend. Collective.
 // Allocations that were not freed are logged as leaks, with the place that made them, and released. Lost peers do not hold it
-// up. If ctx ends while this rank's device still works, nothing is released on this rank, and Close can be called again; [Memory.Busy] reports
-// that. Closing twice is ErrClosed.
+// up. If ctx ends while this rank's device still works, or before an earlier collective call has ended, nothing is released on this rank, and Close can be
+// called again; [Memory.Busy] reports that. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
+	err := m.collective.do(ctx, "closing symmetric memory", m.close)
+	if _, gaveUp := errors.AsType[*TurnError](err); gaveUp {
+		m.again.Store(true)
+	}
+	return err
+}
+
+// close is Close for callers that hold m.collective, and may have given up.
+func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	m.mu.Lock()
 	if m.closed.Load() && !m.left {
 		m.mu.Unlock()
+		m.again.Store(false)
 		return fmt.Errorf("closing symmetric memory: %w", errs.ErrClosed)
 	}
 	m.closed.Store(true)
 	going := slices.Clone(m.entries)
 	m.mu.Unlock()
 
-	busy, err := m.quiesce(ctx, "closing", m.left, going...)
+	busy, err := m.quiesce(ctx, "closing", m.left, gaveUp, going...)
 	m.left = busy != nil
+	m.again.Store(m.left)
 	if busy != nil {
 		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
 	}
@@ -545,12 +563,8 @@ func (m *Memory) Close(ctx context.Context) error {
 	return nil
 }
 
-// Busy reports whether the last Close found this rank's device at work, and so kept everything.
-func (m *Memory) Busy() bool {
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	return m.left
-}
+// Busy reports whether the last Close found this rank's device, or an earlier collective call, at work, and so kept everything.
+func (m *Memory) Busy() bool { return m.again.Load() }
 
 // Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
 // memory that Register adopted, or that a library returned. (A tensor knows its window.) The window is nil before the rendezvous.

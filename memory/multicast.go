@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -20,9 +21,9 @@ func (m *Memory) EnableMulticast(ctx context.Context, w *Window, failure error) 
 	if err := errs.Given("EnableMulticast", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	err := m.enableMulticast(ctx, w, failure)
+	err := m.collective.do(ctx, "multicast", func(ctx context.Context, gaveUp error) error {
+		return m.enableMulticast(ctx, w, cmp.Or(gaveUp, failure))
+	})
 	if err != nil {
 		return fmt.Errorf("enabling multicast: %w", err)
 	}

@@ -40,6 +40,11 @@ func (m *Memory) makeSignals(ctx context.Context) error {
 			return fmt.Errorf("making signal pads: %w", err)
 		}
 	}
+	if _, ok := m.flagger(); ok && bytes == 0 { // else the pads are of one size
+		if err := m.agreeOnFlags(ctx, m.opts.Channels, m.Err()); err != nil {
+			return fmt.Errorf("making signal pads: %w", err)
+		}
+	}
 	s, err := m.signalsOn(ctx, pad, 0, m.opts.Channels, nil)
 	// Whoever fails tells the others, who would wait for its signals in vain.
 	if vote := m.group.Vote(ctx, "signal pads", err); vote != nil {

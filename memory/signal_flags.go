@@ -72,6 +72,16 @@ func (s *spares[T]) give(x *T) {
 	s.free = append(s.free, x)
 }
 
+// agreeOnFlags compares the number of channels, by which every rank's words are laid out: a rank writes the words of the others. A failure is every rank's. Collective;
+// the caller holds m.collective.
+func (m *Memory) agreeOnFlags(ctx context.Context, channels int, failure error) error {
+	all, err := backend.Tell(ctx, m.group, "signals", channels, failure)
+	if err != nil {
+		return err
+	}
+	return backend.Alike("number of channels for signals", all, func(channels *int) int { return *channels })
+}
+
 // newFlagSignals makes the pad. Collective; the caller holds m.collective.
 func newFlagSignals(ctx context.Context, m *Memory, f backend.Flagger, channels int, user *signalUser) (*flagSignals, error) {
 	size := m.group.Size()

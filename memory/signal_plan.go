@@ -133,11 +133,17 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 	if err := errors.Join(errs.Given(name, "ctx", ctx, "a context"), errs.Given(name, "o", o, "what the signals are like")); err != nil {
 		return nil, err
 	}
+	return inTurn(ctx, &w.memory.collective, "making the signals of "+o.Op, func(ctx context.Context, gaveUp error) (*Signals, error) {
+		return w.makeSignals(ctx, offset, o, gaveUp)
+	})
+}
+
+func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOptions, gaveUp error) (*Signals, error) {
+	const name = "Signals"
 	m := w.memory
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	var err error
+	err := gaveUp
 	switch {
+	case err != nil:
 	case w.closed.Load():
 		err = fmt.Errorf("workspace: %w", errs.ErrClosed)
 	case o.Channels < 1 || o.Granted < 0 || o.Granted > o.Channels:
@@ -149,8 +155,8 @@ func (w *Workspace) Signals(ctx context.Context, offset int64, o *SignalsOptions
 		err = m.checkSignalPeers(o.Peers)
 	}
 	if _, ok := m.flagger(); ok { // making flags is collective
-		if vote := m.group.Vote(ctx, "signals", err); vote != nil {
-			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, vote)
+		if err := m.agreeOnFlags(ctx, o.Channels, err); err != nil {
+			return nil, fmt.Errorf("making the signals of %s: %w", o.Op, err)
 		}
 	}
 	user := &signalUser{SignalsOptions: *o}

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,9 +99,10 @@ func (m *Memory) NewWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspa
 	if err := errs.Given("NewWorkspace", "ctx", ctx, "a context"); err != nil {
 		return nil, err
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
-	return m.newWorkspace(ctx, r)
+	return inTurn(ctx, &m.collective, "taking a workspace for "+r.Purpose, func(ctx context.Context, gaveUp error) (*Workspace, error) {
+		r.Failure = cmp.Or(gaveUp, r.Failure)
+		return m.newWorkspace(ctx, r)
+	})
 }
 
 func (m *Memory) newWorkspace(ctx context.Context, r WorkspaceRequest) (*Workspace, error) {
@@ -169,7 +171,7 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 	}
 	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName}
 	m.add(e)
-	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName})
+	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName}, nil)
 	if err != nil {
 		m.remove(alloc, false)
 		return nil, errors.Join(noWorkspace(bytes, err), alloc.Release(context.WithoutCancel(ctx)))
@@ -229,8 +231,10 @@ func (m *Memory) TrimWorkspace(ctx context.Context) error {
 	if err := errs.Given("TrimWorkspace", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	m.collective.Lock()
-	defer m.collective.Unlock()
+	return m.collective.do(ctx, "trimming workspace", m.trimWorkspace)
+}
+
+func (m *Memory) trimWorkspace(ctx context.Context, gaveUp error) error {
 	if m.closed.Load() {
 		return nil // it went with the memory
 	}
@@ -239,7 +243,7 @@ func (m *Memory) TrimWorkspace(ctx context.Context) error {
 		if b.alloc.Bytes() <= keptWorkspace || !b.unused() {
 			return false
 		}
-		err = errors.Join(err, m.free(ctx, b.alloc))
+		err = errors.Join(err, m.free(ctx, b.alloc, gaveUp))
 		return true
 	})
 	return err
@@ -271,16 +275,18 @@ func (w *Workspace) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
+	return w.memory.collective.do(ctx, "closing a workspace", w.close)
+}
+
+func (w *Workspace) close(ctx context.Context, gaveUp error) error {
 	m := w.memory
-	m.collective.Lock()
-	defer m.collective.Unlock()
 	if w.closed.Swap(true) {
 		return fmt.Errorf("closing a workspace: %w", errs.ErrClosed)
 	}
 	if m.closed.Load() {
 		return nil // it went with the memory
 	}
-	busy, err := m.quiesce(ctx, "closing a workspace", false)
+	busy, err := m.quiesce(ctx, "closing a workspace", false, gaveUp)
 	w.given.Store(busy == nil)
 	if err := errors.Join(busy, err); err != nil {
 		return fmt.Errorf("closing a workspace: %w", err)

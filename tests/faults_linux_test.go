@@ -2,9 +2,11 @@ package tests
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/device/cuda"
 	"github.com/symmem/symmem/group"
+	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/kernels"
 	"github.com/symmem/symmem/memory"
@@ -122,6 +125,19 @@ func recordPlan(ctx context.Context, p *kernels.Plan, s device.Stream) error {
 	return errors.Join(err, g.Close())
 }
 
+// driverOf is the driver of a machine whose GPUs no other has. Cases run beside each other in one process, which has one machine anywhere else and knows by
+// the UUID what plans take of a GPU together.
+func driverOf(m *simcuda.Machine, number uint64) *cu.Driver {
+	d := m.Driver()
+	uuid := d.DeviceGetUUID
+	d.DeviceGetUUID = func(u *cu.UUID, dev cu.DeviceOrdinal) cu.Result {
+		r := uuid(u, dev)
+		binary.BigEndian.PutUint64(u[2:], number)
+		return r
+	}
+	return d
+}
+
 // TestFaultsOfPlans lets every call of the driver go wrong, while ranks with simulated GPUs do everything with backend native and with plans.
 func TestFaultsOfPlans(t *testing.T) {
 	const (
@@ -139,20 +155,24 @@ func TestFaultsOfPlans(t *testing.T) {
 		letGo      = "native.(*cast).letGo"
 		try        = "native.(*finding).try"
 		asking     = "cuda.(*Device).links"
+		offering   = "CUDA_ERROR_INVALID_VALUE in collective.(*kernelForm).offer"
 	)
+	var machines atomic.Uint64
 	backendtest.Faults{
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + letGo: creators, "cuMemRelease in " + letGo: creators,
-			"cuDeviceTotalMem": capability, "cuDeviceGetAttribute": capability, "cuDeviceGetP2PAttribute": capability, "cuMulticastGetGranularity": capability,
-			"cuStreamQuery": "memory that goes with it is freed when the driver has answered",
-			"cuMemGetAllocationGranularity in " + try: trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
+			"cuDeviceTotalMem in native.find": capability, "cuDeviceGetAttribute in native.attribute": capability,
+			"cuMulticastGetGranularity in native.(*finding).findMulticast": capability,
+			"cuStreamQuery in cuda.(*Stream).idle":                         "memory that goes with it is freed when the driver has answered",
+			"cuMemGetAllocationGranularity in " + try:                      trial, "cuMemCreate in " + try: trial, "cuMemExportToShareableHandle in " + try: trial,
 			"cuMemRelease in " + try:        trial,
 			"cuDeviceGetCount in " + asking: links, "cuDeviceGet in " + asking: links, "cuDeviceGetUuid in " + asking: links,
-			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:CUDA_ERROR_INVALID_VALUE": answer,
-			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
-			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
-			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
-			"cuCtxPushCurrent:" + notReady + " in native.(*cast).make": again,
+			"cuDeviceGetP2PAttribute in " + asking:        links,
+			"cuFuncGetParamInfo:CUDA_ERROR_INVALID_VALUE": answer, "cuOccupancyMaxActiveBlocksPerMultiprocessor:" + offering: answer,
+			"cuMulticastAddDevice:" + notReady + around: again, "cuMulticastBindMem:" + notReady + around: again, "cuMulticastCreate:" + notReady + around: again,
+			"cuMemAddressReserve:" + notReady + around: again, "cuMemMap:" + notReady + around: again, "cuMemSetAccess:" + notReady + around: again,
+			"cuMemImportFromShareableHandle:" + notReady + around: again, "cuMemExportToShareableHandle:" + notReady + around: again,
+			"cuCtxPushCurrent:" + notReady + around: again,
 		},
 		Keeps: map[string]string{
 			"cuCtxPushCurrent in native.(*allocation).Release": keeps, "cuCtxPushCurrent in native.(*mapping).Unmap": keeps,
@@ -170,13 +190,14 @@ func TestFaultsOfPlans(t *testing.T) {
 		Machine: func() backendtest.FaultMachine {
 			m, err := simcuda.New(simcuda.Config{GPUs: 2, Seed: 1, Multicast: true})
 			require.NoError(t, err)
+			number := machines.Add(1)
 			return backendtest.FaultMachine{
 				Open: func(ctx context.Context, g *group.Group, parent backend.Backend, calls *backendtest.Calls) (backend.Backend, error) {
 					o := &native.Options{LocalRank: g.Rank(), Multicast: config.MulticastAuto, KernelTimeout: 20 * time.Second}
 					if parent != nil {
 						o.Opened = parent.Device().(*cuda.Device)
 					} else {
-						o.Driver = fakecuda.Between(m.Driver(), calls)
+						o.Driver = fakecuda.Between(driverOf(m, number), calls)
 					}
 					return native.New(ctx, g, o)
 				},

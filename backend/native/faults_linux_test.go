@@ -49,20 +49,21 @@ func TestFaults(t *testing.T) {
 		trial    = "the trial of memory for network cards; the next is without"
 		creators = "the creator's handle of a multicast object: all ranks have the address, and what is not released goes with the mapping"
 		letGo    = "native.(*cast).letGo"
+		around   = " in native.(*cast).make"
 		keeps    = "it is the call that gives it back"
 	)
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: exceptions{
-			"cuCtxPopCurrent":                  "it is logged; the thread is given away",
-			"cuDeviceTotalMem":                 "how much memory there is, is not known then, and cuMemCreate says what is too much",
-			"cuDeviceGetAttribute":             "what the driver does not tell is not there, and the capability says so",
-			"cuStreamQuery":                    "memory that goes with it is freed when the driver has answered",
-			"cuMulticastGetGranularity":        "there is no multicast then, and the capability says why",
-			"cuMulticastAddDevice:" + notReady: again, "cuMulticastBindMem:" + notReady: again, "cuMulticastCreate:" + notReady: again,
-			"cuMemAddressReserve:" + notReady: again, "cuMemMap:" + notReady: again, "cuMemSetAccess:" + notReady: again,
-			"cuMemImportFromShareableHandle:" + notReady: again, "cuMemExportToShareableHandle:" + notReady: again,
-			"cuCtxPushCurrent:" + notReady + " in native.(*cast).make": again,
+			"cuCtxPopCurrent":                                              "it is logged; the thread is given away",
+			"cuDeviceTotalMem in native.find":                              "how much memory there is, is not known then, and cuMemCreate says what is too much",
+			"cuDeviceGetAttribute in native.attribute":                     "what the driver does not tell is not there, and the capability says so",
+			"cuStreamQuery in cuda.(*Stream).idle":                         "memory that goes with it is freed when the driver has answered",
+			"cuMulticastGetGranularity in native.(*finding).findMulticast": "there is no multicast then, and the capability says why",
+			"cuMulticastAddDevice:" + notReady + around:                    again, "cuMulticastBindMem:" + notReady + around: again, "cuMulticastCreate:" + notReady + around: again,
+			"cuMemAddressReserve:" + notReady + around: again, "cuMemMap:" + notReady + around: again, "cuMemSetAccess:" + notReady + around: again,
+			"cuMemImportFromShareableHandle:" + notReady + around: again, "cuMemExportToShareableHandle:" + notReady + around: again,
+			"cuCtxPushCurrent:" + notReady + around: again,
 		}.and(trial, "cuMemGetAllocationGranularity in "+try, "cuMemCreate in "+try, "cuMemExportToShareableHandle in "+try, "cuMemRelease in "+try).
 			and(creators, "cuMemRelease in "+letGo, "cuCtxPushCurrent in "+letGo),
 		Keeps: exceptions{}.and(keeps, "cuDevicePrimaryCtxRelease", "cuGraphDestroy", "cuGraphExecDestroy", "cuMemAddressFree", "cuMemFreeHost",

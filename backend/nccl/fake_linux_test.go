@@ -523,6 +523,9 @@ func (m *machine) libraryOf(host string) nccl.Functions {
 		}
 		f.CommQueryProperties = func(h nccl.CommHandle, props *byte) nccl.Result {
 			return m.comm(h, func(c *fakeComm) nccl.Result {
+				if r := m.refuse("ncclCommQueryProperties", c.rank); r != nccl.Success {
+					return r
+				}
 				b := unsafe.Slice(props, 40)
 				if m.version >= 22907 && binary.LittleEndian.Uint64(b) == 56 {
 					return m.rmaProperties(c, unsafe.Slice(props, 56))

@@ -55,8 +55,8 @@ func TestFaults(t *testing.T) {
 		Unheard: map[string]string{
 			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuCtxPushCurrent in " + sound: notKept, "ncclCommGetAsyncError in " + sound: notKept,
 			"cuCtxPushCurrent in " + watch: again, "ncclCommGetAsyncError in " + watch: again,
-			"cuStreamQuery":    "memory that goes with it is freed when the driver has answered",
-			"cuDeviceTotalMem": capability, "ncclCommQueryProperties": capability,
+			"cuStreamQuery in cuda.(*Stream).idle":     "memory that goes with it is freed when the driver has answered",
+			"cuDeviceTotalMem in nccl.(*Backend).open": capability, "ncclCommQueryProperties in nccl.(*Comm).MulticastSupport": capability,
 		},
 		Unnamed: map[string]string{
 			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": notVMM, "cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": notVMM,
@@ -66,7 +66,7 @@ func TestFaults(t *testing.T) {
 			"cuModuleUnload": keeps, "cuStreamDestroy": keeps, "ncclCommDestroy": keeps, "ncclCommAbort": keeps, "ncclMemFree": keeps,
 			"cuCtxPushCurrent in nccl.(*Backend).freeMemory": keeps, "cuCtxPushCurrent in nccl.(*Comm).reclaim": keeps,
 			"cuCtxPushCurrent in cuda.(*Stream).finishClose": keeps, "cuCtxPushCurrent in cuda.(*Device).close": keeps,
-			"ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError": root,
+			"ncclDevCommDestroy": keeps, "ncclCommInitRankScalable": root, "ncclGetUniqueId": root, "ncclCommGetAsyncError in nccl.(*Library).NewComm": root,
 		},
 		Machine: func() backendtest.FaultMachine {
 			m := newMachine(3)

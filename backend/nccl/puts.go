@@ -57,23 +57,28 @@ var (
 // Moves reports whether the ranks have no addresses of some others, and NCCL can put to these.
 func (b *Backend) Moves() bool { return b.puts != nil }
 
-// lacksPuts says why NCCL cannot put between hosts, and what to do; "" if it can.
-func (b *Backend) lacksPuts() string {
+// lacksPuts says why NCCL cannot put between hosts, and what to do; "" if it can. The error is that of a communicator which could not be asked, or has lost a peer.
+func (b *Backend) lacksPuts() (string, error) {
 	has, err := b.comm.PutSupport()
-	switch v := b.lib.Version(); {
-	case errors.Is(err, errs.ErrUnsupported):
-		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses (ncclPutSignal), and 2.29.2 or newer can: name its file in %s", v, libraryEnv)
-	case err != nil:
-		return fmt.Sprintf("NCCL %s does not say whether it can put to ranks without addresses: %s", v, errs.Text(err))
-	case has:
-		return ""
-	case v >= ginOverSockets:
-		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it, with GDRCopy (/dev/gdrdrv)", v)
-	default:
-		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
-			"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2 and GDRCopy (/dev/gdrdrv)", v)
+	v := b.lib.Version()
+	if errors.Is(err, errs.ErrUnsupported) {
+		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses (ncclPutSignal), and 2.29.2 or newer can: name its file in %s", v, libraryEnv), nil
 	}
+	if err != nil {
+		if answer, ok := errors.AsType[*errs.CallError](err); !ok || answer.Library != "NCCL" || answer.Err != nil {
+			return "", fmt.Errorf("asking NCCL %s whether it can put to ranks without addresses: %w", v, err)
+		}
+		return fmt.Sprintf("NCCL %s does not say whether it can put to ranks without addresses: %s", v, errs.Text(err)), nil
+	}
+	if has {
+		return "", nil
+	}
+	if v >= ginOverSockets {
+		return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
+			"the GPUs of a host); NCCL_GIN_TYPE=2 takes sockets for it, with GDRCopy (/dev/gdrdrv)", v), nil
+	}
+	return fmt.Sprintf("NCCL %s cannot put to ranks without addresses, because it has no GIN here (NCCL_GIN_ENABLE, NICs that it can use for it, peer access between "+
+		"the GPUs of a host); 2.32 or newer can take sockets for it, with NCCL_GIN_TYPE=2 and GDRCopy (/dev/gdrdrv)", v), nil
 }
 
 // ginOverSockets is the first version with GIN over sockets.
@@ -89,7 +94,8 @@ func (b *Backend) openPuts(ctx context.Context) error {
 		Why  string
 		Live bool
 	}
-	all, err := backend.Tell(ctx, b.group, opening+": puts", found{b.lacksPuts(), b.live(putForm)}, nil)
+	why, failure := b.lacksPuts()
+	all, err := backend.Tell(ctx, b.group, opening+": puts", found{why, b.live(putForm)}, failure)
 	if err != nil {
 		return err
 	}

@@ -226,8 +226,9 @@ func TestFaults(t *testing.T) {
 	backendtest.Faults{
 		Polls: []string{"cuEventQuery", "cuStreamQuery"},
 		Unheard: map[string]string{
-			"nvshmem_ptr/4":   "so the library says that memory which is adopted is not of its heap",
-			"nvshmemx_mc_ptr": "the memory has no multicast address then, which whoever asks for it is told", "cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery": "memory that goes with it is freed when the driver has answered",
+			"nvshmem_ptr in nvshmem.(*allocation).adopt":          "so the library says that memory which is adopted is not of its heap",
+			"nvshmemx_mc_ptr in nvshmem.(*mapping).findMulticast": "the memory has no multicast address then, which whoever asks for it is told",
+			"cuCtxPopCurrent": "it is logged; the thread is given away", "cuStreamQuery in cuda.(*Stream).idle": "memory that goes with it is freed when the driver has answered",
 		},
 		Unnamed: map[string]string{
 			"cuMemRetainAllocationHandle:CUDA_ERROR_INVALID_VALUE": notVMM, "cuMemRetainAllocationHandle:CUDA_ERROR_NOT_SUPPORTED": notVMM,

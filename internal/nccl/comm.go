@@ -463,11 +463,20 @@ func (c *Comm) abortOnly(ctx context.Context, cause error) error {
 	return nil
 }
 
-// reclaim makes one of the calls that end a communicator, which wait for what it is doing.
+// reclaim makes one of the calls that end a communicator, which wait for what it is doing. Where NCCL could not be called, it has the communicator as before, and so
+// has the caller.
 func (c *Comm) reclaim(ctx context.Context, what, call string, fn func(CommHandle) Result, handle CommHandle) error {
 	_, err := Bound(ctx, what, func() (struct{}, error) {
-		defer close(c.ended)
+		called := false
+		defer func() {
+			if called {
+				close(c.ended)
+			} else {
+				c.handle.Store(uint64(handle))
+			}
+		}()
 		return struct{}{}, c.scope(func() error {
+			called = true
 			if r := fn(handle); r != InProgress {
 				return c.lib.check(call, r)
 			}

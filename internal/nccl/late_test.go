@@ -249,3 +249,41 @@ func TestAdoptedWithALateCall(t *testing.T) {
 		goesOn(t, stuck.Ended, "it was not asked for")
 	}
 }
+
+// TestCommunicatorThatCannotBeEnded: where NCCL cannot be called, because the GPU's context cannot be made current, it still has the communicator, and Ended does
+// not say otherwise. The communicator can be ended later.
+func TestCommunicatorThatCannotBeEnded(t *testing.T) {
+	broken := errors.New("no context")
+	for what, end := range map[string]func(*Comm) error{
+		"abort":   func(c *Comm) error { return c.Abort(t.Context(), errors.New("the test")) },
+		"destroy": func(c *Comm) error { return c.Destroy(t.Context()) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := table()
+			var calls atomic.Int32
+			f.CommAbort = func(CommHandle) Result { calls.Add(1); return Success }
+			f.CommDestroy = f.CommAbort
+			o := options(true)
+			fails := false
+			f.CommFinalize = func(CommHandle) Result { fails = true; return Success }
+			o.Scope = func(fn func() error) error {
+				if fails {
+					return broken
+				}
+				return fn()
+			}
+			c, err := library(t, f).NewComm(t.Context(), o)
+			require.NoError(t, err)
+			fails = what == "abort"
+			require.ErrorIs(t, end(c), broken)
+			goesOn(t, c.Ended(), what)
+			require.False(t, c.Over())
+			require.Zero(t, calls.Load())
+			fails = false
+			require.NoError(t, c.Abort(t.Context(), errors.New("the test")))
+			require.EqualValues(t, 1, calls.Load())
+			endsSoon(t, c.Ended(), what)
+			require.ErrorIs(t, c.Abort(t.Context(), nil), errs.ErrClosed)
+		})
+	}
+}

@@ -36,7 +36,7 @@ func init() {
 		mutant{file: "kernels/library_collectives.go", why: "auto takes puts and signals where there are none", tests: []stage{{"backend/nccl", "BetweenHosts", usual}},
 			old: "if len(library) > 0 && (!m.CanSignal() ||", new: "if len(library) > 9 && (!m.CanSignal() ||"},
 		mutant{file: "backend/nccl/puts.go", why: "puts that NCCL does not have are tried", tests: putTests,
-			old: "	case has:\n", new: "	case has || !has:\n"},
+			old: "	if has {\n", new: "	if has || !has {\n"},
 		mutant{file: "backend/nccl/flags.go", why: "waits go on when the puts were given up", tests: []stage{{"backend/nccl", "AllToAllVFails/counts_are_refused", usual}},
 			old: "{ return f.by.red.given() }", new: "{ return nil }"},
 		mutant{file: "backend/nccl/puts.go", why: "a get is a put", tests: putTests, old: "case op != backend.Write:", new: "case op == 0:"},

@@ -414,9 +414,24 @@ var mutants = []mutant{
 		new: "\tif vote := err; vote != nil {\n\t\tif err == nil {",
 	},
 	{
+		file: "memory/turn.go", why: "a call waits for its turn longer than its context lasts", tests: inSends,
+		old: "\tcase <-ctx.Done():\n\t}\n\tt.mu.Lock()",
+		new: "\t}\n\tt.mu.Lock()",
+	},
+	{
+		file: "memory/turn.go", why: "the others are not told of a call that gave up before its turn", tests: inSends,
+		old: "\tif late == nil {",
+		new: "\tif late == nil || true {",
+	},
+	{
+		file: "memory/turn.go", why: "a call that gave up is made in its turn as if it had not", tests: inSends,
+		old: "_ = call(context.WithoutCancel(ctx), gaveUp)",
+		new: "_ = call(context.WithoutCancel(ctx), nil)",
+	},
+	{
 		file: "memory/signal_plan.go", why: "a plan's signals are made while another collective call is under way", tests: inSends,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tvar err error",
-		new: "\tvar err error",
+		old: "return inTurn(ctx, &w.memory.collective, \"making",
+		new: "return inTurn(ctx, new(turn), \"making",
 	},
 	{
 		file: "memory/signal_plan.go", why: "signals in a closed workspace", tests: inSends,
@@ -615,13 +630,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "collective allocation while another collective call is under way", tests: inSuite,
-		old: "\t\tm.collective.Lock()\n\t\tdefer m.collective.Unlock()\n\t\tif _, err := m.exchange",
-		new: "\t\tif _, err := m.exchange",
+		old: "return inTurn(ctx, &m.collective, fmt.Sprintf(\"allocating",
+		new: "return inTurn(ctx, new(turn), fmt.Sprintf(\"allocating",
 	},
 	{
 		file: "memory/memory.go", why: "memory is allocated while the backend is closed", tests: inSuite,
-		old: "\t} else {\n\t\tm.locals.RLock()\n\t\tdefer m.locals.RUnlock()\n",
-		new: "\t} else {\n",
+		old: "\tm.locals.RLock()\n\tdefer m.locals.RUnlock()\n\tif err := errors.Join(invalid",
+		new: "\tif err := errors.Join(invalid",
 	},
 	{
 		file: "memory/memory.go", why: "memory is registered while the backend is closed", tests: inSuite,
@@ -630,13 +645,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory is freed while the backend is closed", tests: inSuite,
-		old: "\tm.locals.RLock()\n\te := m.remove(a, true)\n\tif e != nil {\n\t\tdefer m.locals.RUnlock()\n\t\treturn m.freeEntry(ctx, e)\n\t}\n\tm.locals.RUnlock()\n",
-		new: "\tif e := m.remove(a, true); e != nil {\n\t\treturn m.freeEntry(ctx, e)\n\t}\n",
+		old: "\tm.locals.RLock()\n\te := m.remove(a, true)\n\tif e != nil {\n\t\tdefer m.locals.RUnlock()\n\t\treturn m.freeEntry(ctx, e, nil)\n\t}\n\tm.locals.RUnlock()\n",
+		new: "\tif e := m.remove(a, true); e != nil {\n\t\treturn m.freeEntry(ctx, e, nil)\n\t}\n",
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not compare sizes before a collective allocation", tests: inSuite,
-		old: "\t\tif _, err := m.exchange(ctx, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(invalid, m.Err())); err != nil {",
-		new: "\t\tif err := errors.Join(invalid, m.Err()); err != nil {",
+		old: "\t\t\tif _, err := m.exchange(ctx, m.record(\"allocate\", name, &Record{Bytes: bytes}), errors.Join(gaveUp, invalid, m.Err())); err != nil {",
+		new: "\t\t\tif err := errors.Join(gaveUp, invalid, m.Err()); err != nil {",
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not vote whether all have allocated", tests: inSuite,
@@ -650,8 +665,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory is allocated after it was closed", tests: inSuite,
-		old: "\t\tif err := errors.Join(invalid, m.Err()); err != nil {",
-		new: "\t\tif err := invalid; err != nil {",
+		old: "\tif err := errors.Join(invalid, m.Err()); err != nil {",
+		new: "\tif err := invalid; err != nil {",
 	},
 	{
 		file: "memory/memory.go", why: "a rank that cannot allocate does not excuse itself", tests: inSuite,
@@ -685,18 +700,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "rendezvous while another collective call is under way", tests: inSuite,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tif err := m.makeSignals",
-		new: "\tif err := m.makeSignals",
+		old: "return inTurn(ctx, &m.collective, \"rendezvous\"",
+		new: "return inTurn(ctx, new(turn), \"rendezvous\"",
 	},
 	{
 		file: "memory/memory.go", why: "freeing while another collective call is under way", tests: inSuite,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\treturn m.free(ctx, a)",
-		new: "\treturn m.free(ctx, a)",
+		old: "return m.collective.do(ctx, fmt.Sprintf(\"freeing",
+		new: "return new(turn).do(ctx, fmt.Sprintf(\"freeing",
 	},
 	{
 		file: "memory/memory.go", why: "closing while another collective call is under way", tests: inSuite,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tm.mu.Lock()",
-		new: "\tm.mu.Lock()",
+		old: "m.collective.do(ctx, \"closing symmetric memory\"",
+		new: "new(turn).do(ctx, \"closing symmetric memory\"",
 	},
 	{
 		file: "memory/memory.go", why: "allocations have no name at their rendezvous", tests: inSuite,
@@ -800,8 +815,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "a memory that Close kept is not busy", tests: inSuite,
-		old: "\treturn m.left\n",
-		new: "\treturn false\n",
+		old: "return m.again.Load() }",
+		new: "return false }",
 	},
 	{
 		file: "memory/record.go", why: "ranks do not compare: backend", tests: inSuite,
@@ -1354,7 +1369,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace is closed while peers use it", tests: inSends,
-		old: "\tbusy, err := m.quiesce(ctx, \"closing a workspace\", false)\n",
+		old: "\tbusy, err := m.quiesce(ctx, \"closing a workspace\", false, gaveUp)\n",
 		new: "\tvar busy, err error\n",
 	},
 	{
@@ -1504,23 +1519,23 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace is taken while another collective call is under way", tests: inSends,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\treturn m.newWorkspace(ctx, r)",
-		new: "\treturn m.newWorkspace(ctx, r)",
+		old: "return inTurn(ctx, &m.collective, \"taking",
+		new: "return inTurn(ctx, new(turn), \"taking",
 	},
 	{
 		file: "memory/workspace.go", why: "a workspace is closed while another collective call is under way", tests: inSends,
-		old: "\tm := w.memory\n\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n",
-		new: "\tm := w.memory\n",
+		old: "return w.memory.collective.do(ctx, \"closing",
+		new: "return new(turn).do(ctx, \"closing",
 	},
 	{
 		file: "memory/workspace.go", why: "workspace is trimmed while another collective call is under way", tests: inSends,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\tif m.closed",
-		new: "\tif m.closed",
+		old: "return m.collective.do(ctx, \"trimming",
+		new: "return new(turn).do(ctx, \"trimming",
 	},
 	{
 		file: "memory/multicast.go", why: "multicast is enabled while another collective call is under way", tests: inSuite,
-		old: "\tm.collective.Lock()\n\tdefer m.collective.Unlock()\n\terr := m.enable",
-		new: "\terr := m.enable",
+		old: "err := m.collective.do(ctx, \"multicast\"",
+		new: "err := new(turn).do(ctx, \"multicast\"",
 	},
 	{
 		file: "memory/multicast.go", why: "ranks do not agree on multicast", tests: inSuite,
@@ -2537,6 +2552,16 @@ var mutants = []mutant{
 		file: "kernels/host_allreduce.go", why: "one rank's part is combined from the last rank on", tests: inPlans,
 		old: "\t\tk.reduce(k.out, k.ins, at, end)",
 		new: "\t\tbackwards := append([][]byte(nil), k.ins...)\n\t\tfor i := range backwards {\n\t\t\tbackwards[i] = k.ins[len(k.ins)-1-i]\n\t\t}\n\t\tk.reduce(k.out, backwards, at, end)",
+	},
+	{
+		file: "collectives.go", why: "Close waits longer than its context for a plan that is being made", tests: callTests,
+		old: "\t\tcase <-ctx.Done():\n\t\t\treturn false, &memory.TurnError{",
+		new: "\t\tcase <-context.Background().Done():\n\t\t\treturn false, &memory.TurnError{",
+	},
+	{
+		file: "rank.go", why: "a rank is closed under a sub-group that was kept", tests: callTests,
+		old: "\t\tif s.open() {",
+		new: "\t\tif s.open() && false {",
 	},
 	{
 		file: "collectives.go", why: "the plan that was used last makes room", tests: callTests,

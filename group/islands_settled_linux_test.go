@@ -1,0 +1,83 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// deafToIslands never hears the last answer of looking for islands.
+type deafToIslands struct{ transport }
+
+func (d deafToIslands) arrive(group string, seq uint64, a *arrival) {
+	if a.op == "islands: reading" {
+		a.to = make(outcomeChan, 1)
+	}
+	d.transport.arrive(group, seq, a)
+}
+
+// TestIslandsHeardBySome: a rank that has not heard the last answer learns from the next call what the others have found, who need not come again. All stay in step.
+func TestIslandsHeardBySome(t *testing.T) {
+	groups := newApart(t, 3)
+	ctx := testContext(t)
+	s := groups[2].session
+	hearing := s.transport
+	s.transport = deafToIslands{hearing}
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	all := make([]*Islands, len(groups))
+	failed := onAll(groups, func(g *Group) (err error) {
+		of := ctx
+		if g.Rank() == 2 {
+			of = short
+		}
+		all[g.Rank()], err = g.Islands(of)
+		return err
+	})
+	require.NoError(t, failed[0])
+	require.NoError(t, failed[1])
+	require.ErrorIs(t, failed[2], context.DeadlineExceeded)
+	s.transport = hearing
+	found, err := groups[2].Islands(ctx)
+	require.NoError(t, err)
+	require.Equal(t, all[0], found)
+	require.Equal(t, all[0], all[1])
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+	require.Equal(t, found, islandsOn(t, groups))
+}
+
+// TestIslandsHeardByNone: where a rank that has not heard the answer comes before any that has, none were found on any rank, and all look again.
+func TestIslandsHeardByNone(t *testing.T) {
+	groups := newApart(t, 3)
+	ctx := testContext(t)
+	seq := groups[0].seq.Load()
+	require.NoError(t, groups[2].Store().Set(ctx, fmt.Sprintf("symmem: islands of call %d", seq), []byte("{}")))
+	for _, err := range onAll(groups, func(g *Group) error { _, err := g.Islands(ctx); return err }) {
+		require.ErrorAs(t, err, new(*AbandonedError))
+		require.ErrorContains(t, err, "call again")
+	}
+	require.Equal(t, 1, islandsOn(t, groups).Count())
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+}
+
+// TestIslandsThatAreNotSettled: a rank whose question is not answered asks again before it looks again.
+func TestIslandsThatAreNotSettled(t *testing.T) {
+	groups := newApart(t, 2)
+	ctx := testContext(t)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	seq := groups[0].seq.Load()
+	all := islandsOn(t, groups)
+	groups[1].islands.Store(nil)
+	groups[1].asked.Store(seq + 1)
+	_, err := groups[1].Islands(ended)
+	require.ErrorIs(t, err, context.Canceled)
+	found, err := groups[1].Islands(ctx)
+	require.NoError(t, err)
+	require.Equal(t, all, found)
+	require.Zero(t, groups[1].asked.Load())
+	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
+}
