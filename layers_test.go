@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"tensor":                   {"backend", "device", "memory"},
 	"collective":               {"tensor", "memory", "device", "kernels/ptx"},
 	"kernels":                  {"collective", "tensor", "memory", "device", "group", "kernels/ptx", "kernels/tuning"},
+	"kernels/kernelstest":      {"device", "memory", "tensor"},
 	"kernels/tuning":           {},
 	"kernels/ptx":              {},
 	"kernels/ptx/images":       {"kernels/ptx"},

@@ -16,7 +16,7 @@ type exchangeRank struct {
 	in, out     []string      // by block
 	workspace   []string
 	came, taken [exchangeSignals]map[int]int // by writer
-	next, runs  int
+	next        int
 }
 
 func (r *exchangeRank) add(f func() bool) { r.steps = append(r.steps, f) }
@@ -129,51 +129,34 @@ func newExchangeSimulation(seed uint64, islands [][]int) *exchangeSimulation {
 	return s
 }
 
-// begin begins the next run of a rank, whose user has written the input, and wants nothing of the last result any more.
-func (s *exchangeSimulation) begin(rank int) {
+func (s *exchangeSimulation) begin(rank, run int) {
 	r := s.ranks[rank]
 	r.next = 0
 	for to := range r.in {
-		r.in[to], r.out[to] = fmt.Sprintf("%d for %d in run %d", rank, to, r.runs), "poison"
+		r.in[to], r.out[to] = fmt.Sprintf("%d for %d in run %d", rank, to, run), "poison"
 	}
 }
 
-// run lets every rank run the program runs times.
-func (s *exchangeSimulation) run(runs int) error {
-	for rank := range s.ranks {
-		s.begin(rank)
+func (s *exchangeSimulation) step(rank int) (moved, ended bool) {
+	r := s.ranks[rank]
+	if !r.steps[r.next]() {
+		return false, false
 	}
-	for {
-		left, moved := false, false
-		for _, rank := range s.random.Perm(len(s.ranks)) {
-			r := s.ranks[rank]
-			for range 1 + s.random.IntN(6) {
-				if r.runs == runs || !r.steps[r.next]() {
-					break
-				}
-				moved = true
-				if r.next++; r.next < len(r.steps) {
-					continue
-				}
-				for from, got := range r.out {
-					if want := fmt.Sprintf("%d for %d in run %d", from, rank, r.runs); got != want {
-						return fmt.Errorf("run %d of rank %d has %q, and %q was expected", r.runs, rank, got, want)
-					}
-				}
-				if r.runs++; r.runs < runs {
-					s.begin(rank)
-				}
-			}
-			left = left || r.runs < runs
-		}
-		switch {
-		case !left:
-			return nil
-		case !moved:
-			return fmt.Errorf("every rank waits for another")
-		}
-	}
+	r.next++
+	return true, r.next == len(r.steps)
 }
+
+func (s *exchangeSimulation) check(rank, run int) error {
+	for from, got := range s.ranks[rank].out {
+		if want := fmt.Sprintf("%d for %d in run %d", from, rank, run); got != want {
+			return fmt.Errorf("run %d of rank %d has %q, and %q was expected", run, rank, got, want)
+		}
+	}
+	return nil
+}
+
+// run lets every rank run the program runs times.
+func (s *exchangeSimulation) run(runs int) error { return simulate(s.random, len(s.ranks), runs, s) }
 
 // TestIslandExchangeProgram: whatever rank runs ahead of others, nobody waits in a circle, nothing is overwritten that is still wanted, and every run gives every rank the blocks of that run.
 func TestIslandExchangeProgram(t *testing.T) {

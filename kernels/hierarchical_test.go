@@ -12,7 +12,6 @@ import (
 // hierarchicalSimulation lets the steps of all ranks run in random orders, as out of order as streams allow, and fails where somebody waits in a
 // circle, reads what has not come, or finds the wrong result. Values are sets of contributions: a byte of a result says whose bytes are in it, in which order.
 type hierarchicalSimulation struct {
-	t       *testing.T
 	random  *rand.Rand
 	inPlace bool
 	lane    bool
@@ -34,7 +33,6 @@ type hierarchicalRank struct {
 	came      []map[int]int // signals, by number and writer
 	taken     []map[int]int
 	queue     []hierarchicalStep
-	runs      int
 }
 
 func (r *hierarchicalRank) add(kind string, signal, lap int) {
@@ -77,8 +75,8 @@ func (s *hierarchicalSimulation) want(run, unit int) string {
 	return islands
 }
 
-func newHierarchicalSimulation(t *testing.T, seed uint64, islands [][]int, bytes, lap, direct int64, inPlace, lane bool) *hierarchicalSimulation {
-	s := &hierarchicalSimulation{t: t, random: rand.New(rand.NewPCG(seed, 7)), inPlace: inPlace, lane: lane}
+func newHierarchicalSimulation(seed uint64, islands [][]int, bytes, lap, direct int64, inPlace, lane bool) *hierarchicalSimulation {
+	s := &hierarchicalSimulation{random: rand.New(rand.NewPCG(seed, 7)), inPlace: inPlace, lane: lane}
 	size := 0
 	for _, ranks := range islands {
 		size += len(ranks)
@@ -111,54 +109,34 @@ func newHierarchicalSimulation(t *testing.T, seed uint64, islands [][]int, bytes
 }
 
 // order puts the steps of a run into one queue.
-func (s *hierarchicalSimulation) order(r *hierarchicalRank) []hierarchicalStep {
+func (s *hierarchicalSimulation) order(r *hierarchicalRank) (steps []hierarchicalStep) {
 	if !s.lane {
 		return slices.Clone(r.steps)
 	}
-	after := make([][]int, len(r.steps))
-	var plan, lane []int
-	for i, step := range r.steps {
-		switch step.kind {
+	after := behind(len(r.steps), func(i int) runStream {
+		switch r.steps[i].kind {
 		case "sum", "combine", "spread", "alone", "finish":
-			after[i], plan = plan, []int{i}
+			return onPlan
 		case "fork":
-			after[i], lane = plan, append(slices.Clip(lane), i)
+			return forks
 		case "join":
-			after[i], plan = lane, append(slices.Clip(plan), i)
-		default:
-			after[i], lane = lane, []int{i}
+			return joins
 		}
+		return onLane
+	})
+	for _, i := range queue(s.random, after) {
+		steps = append(steps, r.steps[i])
 	}
-	done := make([]bool, len(r.steps))
-	var queue []hierarchicalStep
-	for len(queue) < len(r.steps) {
-		var ready []int
-		for i := range r.steps {
-			if !done[i] && !slices.ContainsFunc(after[i], func(on int) bool { return !done[on] }) {
-				ready = append(ready, i)
-			}
-		}
-		i := ready[s.random.IntN(len(ready))]
-		switch s.random.IntN(3) { // the worst orders are those of one stream as far ahead of the other as it can be
-		case 0:
-			i = ready[0]
-		case 1:
-			i = ready[len(ready)-1]
-		}
-		done[i] = true
-		queue = append(queue, r.steps[i])
-	}
-	return queue
+	return steps
 }
 
-// begin begins the next run of a rank, whose user has written the input, and wants nothing of the last result any more.
-func (s *hierarchicalSimulation) begin(rank int) {
+func (s *hierarchicalSimulation) begin(rank, run int) {
 	r := s.ranks[rank]
 	for u := range r.out {
-		r.out[u] = fmt.Sprintf("poison %d", r.runs)
+		r.out[u] = fmt.Sprintf("poison %d", run)
 	}
 	for u := range r.in {
-		r.in[u] = s.message(rank, r.runs, u)
+		r.in[u] = s.message(rank, run, u)
 	}
 	r.queue = s.order(r)
 }
@@ -171,8 +149,8 @@ func units(lo, hi int64) (int, int) {
 	return int(lo / hierarchicalUnit), int((hi + hierarchicalUnit - 1) / hierarchicalUnit)
 }
 
-// step does the next step of a rank, and reports false if it waits.
-func (s *hierarchicalSimulation) step(rank int) bool {
+// step does the next step of a rank.
+func (s *hierarchicalSimulation) step(rank int) (moved, ended bool) {
 	r := s.ranks[rank]
 	f, step := r.form, r.queue[0]
 	peers := f.near()
@@ -195,7 +173,7 @@ func (s *hierarchicalSimulation) step(rank int) bool {
 	case "wait", "finish":
 		for _, p := range peers {
 			if r.came[step.signal][p] <= r.taken[step.signal][p] {
-				return false
+				return false, false
 			}
 		}
 		for _, p := range peers {
@@ -259,52 +237,21 @@ func (s *hierarchicalSimulation) step(rank int) bool {
 		tell()
 	}
 	r.queue = r.queue[1:]
-	return true
+	return true, len(r.queue) == 0
 }
 
-// ended looks at what a run has given, and begins the next one.
-func (s *hierarchicalSimulation) ended(rank, runs int) error {
-	r := s.ranks[rank]
-	for u, got := range r.out {
-		if want := s.want(r.runs, u); got != want {
-			return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", r.runs, rank, got, u, want)
+func (s *hierarchicalSimulation) check(rank, run int) error {
+	for u, got := range s.ranks[rank].out {
+		if want := s.want(run, u); got != want {
+			return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", run, rank, got, u, want)
 		}
-	}
-	if r.runs++; r.runs < runs {
-		s.begin(rank)
 	}
 	return nil
 }
 
 // run lets every rank run the program runs times.
 func (s *hierarchicalSimulation) run(runs int) error {
-	for rank := range s.ranks {
-		s.begin(rank)
-	}
-	for {
-		left, moved := false, false
-		for _, rank := range s.random.Perm(len(s.ranks)) {
-			r := s.ranks[rank]
-			for range 1 + s.random.IntN(12) {
-				if r.runs == runs || !s.step(rank) {
-					break
-				}
-				moved = true
-				if len(r.queue) == 0 {
-					if err := s.ended(rank, runs); err != nil {
-						return err
-					}
-				}
-			}
-			left = left || r.runs < runs
-		}
-		switch {
-		case !left:
-			return nil
-		case !moved:
-			return fmt.Errorf("every rank waits for another")
-		}
-	}
+	return simulate(s.random, len(s.ranks), runs, s)
 }
 
 // hierarchicalIslands are islands alike and not, in one piece and not.
@@ -328,7 +275,7 @@ func TestHierarchicalProgram(t *testing.T) {
 					bytes := max(rails*laps*lap-short, 1)
 					for seed := range uint64(seeds) {
 						inPlace, lane := seed%2 == 0, seed%3 != 2
-						s := newHierarchicalSimulation(t, seed, islands, bytes, lap, direct, inPlace, lane)
+						s := newHierarchicalSimulation(seed, islands, bytes, lap, direct, inPlace, lane)
 						require.NoErrorf(t, s.run(3), "islands %v, %d bytes, direct %d, seed %d, in place %t, with a lane %t", islands, bytes, direct, seed, inPlace, lane)
 					}
 				}

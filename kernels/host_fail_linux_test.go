@@ -23,7 +23,11 @@ func TestOneShotIsNotOverrun(t *testing.T) {
 			return err
 		}
 		m := memory.New(b, g, nil)
-		return errors.Join(slowReduction(ctx, m), g.Barrier(ctx, "end"), m.Close(ctx))
+		if err := slowReduction(ctx, m); err != nil {
+			g.Abort("the test has failed") // the other may be waiting
+			return err
+		}
+		return errors.Join(g.Barrier(ctx, "end"), m.Close(ctx))
 	}))
 }
 

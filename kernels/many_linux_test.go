@@ -290,21 +290,7 @@ func TestManyWholeTold(t *testing.T) {
 		}
 		var s collective.Spec
 		list.spec(&s)
-		same, ok := strings.CutSuffix(s.Parameters, ", whole")
-		if !ok {
-			return fmt.Errorf("parameters %q", s.Parameters)
-		}
-		if m.Group().Rank() == 1 {
-			s.Parameters = same
-		}
-		p, err := collective.New(ctx, m, s)
-		if err == nil {
-			return errors.Join(errors.New("no error"), p.Close(ctx))
-		}
-		if !errors.Is(err, errs.ErrMismatch) || !strings.Contains(err.Error(), "whole") {
-			return err
-		}
-		return x.Close(ctx)
+		return errors.Join(wholeIsTold(ctx, m, s), x.Close(ctx))
 	})
 }
 

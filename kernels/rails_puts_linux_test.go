@@ -13,30 +13,10 @@ import (
 	"github.com/symmem/symmem/backend/backendtest"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/kernels/kernelstest"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
-
-// railNumber is a number whose sum depends on the order.
-func railNumber(rank, i int) float32 {
-	return float32(math.Sin(float64(rank*7919+i+1))) * float32(math.Exp2(float64((rank*5+i)%13)))
-}
-
-// railSumOf is the sum in the order that the form states: each island in the order of its ranks, rounded, and then the islands.
-func railSumOf(islands [][]int, i int) (sum float32) {
-	for k, ranks := range islands {
-		part := railNumber(ranks[0], i)
-		for _, r := range ranks[1:] {
-			part += railNumber(r, i)
-		}
-		if k == 0 {
-			sum = part
-		} else {
-			sum += part
-		}
-	}
-	return sum
-}
 
 // puttingHosts are islands with as many ranks and with others, in the order of the ranks and not, two and more, and one alone.
 var puttingHosts = [][][]int{
@@ -102,7 +82,7 @@ func putAllReduce(ctx context.Context, g *group.Group, m *memory.Memory, islands
 	}
 	mine := make([]float32, n)
 	for i := range mine {
-		mine[i] = railNumber(g.Rank(), i)
+		mine[i] = kernelstest.Number(g.Rank(), i)
 	}
 	fill := func() error {
 		return errors.Join(g.Barrier(ctx, "ended"), tensor.Write(out.Local(), slices.Repeat([]float32{float32(math.NaN())}, int(n)), 0),
@@ -114,7 +94,7 @@ func putAllReduce(ctx context.Context, g *group.Group, m *memory.Memory, islands
 			return err
 		}
 		for i, v := range got {
-			if want := railSumOf(islands, i); v != want {
+			if want := kernelstest.IslandSum(islands, i); v != want {
 				return fmt.Errorf("%s: element %d is %v, expected %v", what, i, v, want)
 			}
 		}
@@ -324,7 +304,7 @@ func TestRailPutsOnTwoStreams(t *testing.T) {
 		}
 		mine := make([]float32, n)
 		for i := range mine {
-			mine[i] = railNumber(g.Rank(), i)
+			mine[i] = kernelstest.Number(g.Rank(), i)
 		}
 		if err := errors.Join(x.Rendezvous(ctx), tensor.Write(x.Local(), mine, 0)); err != nil {
 			return err
@@ -362,7 +342,7 @@ func TestRailPutsOnTwoStreams(t *testing.T) {
 				return err
 			}
 			for k, v := range got {
-				if want := railSumOf(islands, k); v != want {
+				if want := kernelstest.IslandSum(islands, k); v != want {
 					return fmt.Errorf("plan %d: element %d is %v, expected %v", i, k, v, want)
 				}
 			}

@@ -40,7 +40,6 @@ type simulatedRail struct {
 	rooms       map[int64]string // by place in the workspace
 	came, taken []map[int]int    // signals, by number and writer
 	met         int              // the barriers of the island that it has come to
-	runs        int
 }
 
 // railStep is a step of a run. A kernel that waits for the island is three: it comes, does its work when all have come, and ends when all have done theirs.
@@ -122,7 +121,7 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, what railKind,
 			r.out = make([]string, units)
 		}
 		f.buildByPuts(r)
-		r.after = s.order(r)
+		r.after = behind(len(r.steps), func(i int) runStream { return s.streamOf(r.steps[i]) })
 		for n := range railReady + railSlots {
 			r.came, r.taken = append(r.came, map[int]int{}), append(r.taken, map[int]int{})
 			for peer := range int(size) {
@@ -138,63 +137,51 @@ func newRailSimulation(seed uint64, islands [][]int, units int64, what railKind,
 
 func (s *railSimulation) exchanges() bool { return s.what == railPacks || s.what == railStraight }
 
-// order says which steps each one comes behind: those of one stream in order, and what forks and joins say.
-func (s *railSimulation) order(r *simulatedRail) [][]int {
-	after := make([][]int, len(r.steps))
-	var plan, lane []int
-	for i, step := range r.steps {
-		if !s.lane {
-			step.kind = "" // all on the plan's stream
-		}
-		switch step.kind {
-		case "fork":
-			after[i], lane = plan, append(slices.Clip(lane), i)
-		case "join":
-			after[i], plan = lane, append(slices.Clip(plan), i)
-		case "send", "wait", "signal":
-			after[i], lane = lane, []int{i}
-		default:
-			after[i], plan = plan, []int{i}
-		}
+// streamOf is where a step is.
+func (s *railSimulation) streamOf(step railStep) runStream {
+	switch kind := step.kind; {
+	case !s.lane:
+		return onPlan
+	case kind == "fork":
+		return forks
+	case kind == "join":
+		return joins
+	case kind == "send" || kind == "wait" || kind == "signal":
+		return onLane
 	}
-	return after
+	return onPlan
 }
 
-// next does a step that is ready, and reports false if there is none.
-func (s *railSimulation) next(rank int) bool {
+// step does a step of a rank that is ready, if there is one.
+func (s *railSimulation) step(rank int) (moved, ended bool) {
 	r := s.ranks[rank]
-	var ready []int
-	for i := range r.steps {
-		if !r.done[i] && !slices.ContainsFunc(r.after[i], func(on int) bool { return !r.done[on] }) {
-			ready = append(ready, i)
-		}
-	}
+	steps := ready(r.after, r.done)
 	switch s.random.IntN(3) { // the worst orders are those of one stream as far ahead of the other as it can be
 	case 0:
-		slices.Reverse(ready)
+		slices.Reverse(steps)
 	case 1:
-		s.random.Shuffle(len(ready), func(i, k int) { ready[i], ready[k] = ready[k], ready[i] })
+		s.random.Shuffle(len(steps), func(i, k int) { steps[i], steps[k] = steps[k], steps[i] })
 	}
-	for _, i := range ready {
-		if s.step(rank, r.steps[i]) {
+	for _, i := range steps {
+		if s.does(rank, r.steps[i]) {
 			r.done[i] = true
 			r.left--
-			return true
+			return true, r.left == 0
 		}
 	}
-	return false
+	return false, false
 }
 
-func (s *railSimulation) begin(rank int) {
+func (s *railSimulation) begin(rank, run int) {
 	r := s.ranks[rank]
 	for u := range r.out {
-		r.out[u] = fmt.Sprintf("poison %d", r.runs)
+		r.out[u] = fmt.Sprintf("poison %d", run)
 	}
 	for u := range r.in {
 		if s.passes && rank != s.owner(u) {
 			continue // not of this rank's share
 		}
-		r.in[u] = fmt.Sprintf("%d.%d.%d", rank, r.runs, u)
+		r.in[u] = fmt.Sprintf("%d.%d.%d", rank, run, u)
 	}
 	r.done, r.left = make([]bool, len(r.steps)), len(r.steps)
 }
@@ -228,8 +215,8 @@ func (s *railSimulation) want(rank, run, u int) (all string) {
 	return all
 }
 
-// step does a step of a rank, and reports false if it waits.
-func (s *railSimulation) step(rank int, step railStep) bool {
+// does does a step of a rank, and reports false if it waits.
+func (s *railSimulation) does(rank int, step railStep) bool {
 	r := s.ranks[rank]
 	island := r.islands[r.island]
 	var own []int64 // of an all-reduce
@@ -371,42 +358,17 @@ func (s *railSimulation) put(r, peer *simulatedRail, lap int) {
 	}
 }
 
-// run lets every rank run the program runs times.
-func (s *railSimulation) run(runs int) error {
-	for rank := range s.ranks {
-		s.begin(rank)
-	}
-	for {
-		left, moved := false, false
-		for _, rank := range s.random.Perm(len(s.ranks)) {
-			r := s.ranks[rank]
-			for range 1 + s.random.IntN(12) {
-				if r.runs == runs || !s.next(rank) {
-					break
-				}
-				moved = true
-				if r.left > 0 {
-					continue
-				}
-				for u, got := range r.out {
-					if want := s.want(rank, r.runs, u); got != want {
-						return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", r.runs, rank, got, u, want)
-					}
-				}
-				if r.runs++; r.runs < runs {
-					s.begin(rank)
-				}
-			}
-			left = left || r.runs < runs
-		}
-		switch {
-		case !left:
-			return nil
-		case !moved:
-			return fmt.Errorf("every rank waits for another")
+func (s *railSimulation) check(rank, run int) error {
+	for u, got := range s.ranks[rank].out {
+		if want := s.want(rank, run, u); got != want {
+			return fmt.Errorf("run %d of rank %d has %q for unit %d, and %q was expected", run, rank, got, u, want)
 		}
 	}
+	return nil
 }
+
+// run lets every rank run the program runs times.
+func (s *railSimulation) run(runs int) error { return simulate(s.random, len(s.ranks), runs, s) }
 
 // TestRailPutsProgram: whatever order the streams of the ranks run in, nobody waits in a circle, nothing is overwritten that is still wanted, and every run of an all-reduce, of an all-gather and of
 // an all-to-all gives every rank what it states, those of islands first, in the order of ranks and of islands.

@@ -14,10 +14,11 @@ import (
 // simulation is ranks that run the programs of a form as slowly and as much out of order as the programs allow: each rank has one
 // queue, into which the steps of its streams are put in some order that keeps what forks, joins and streams demand.
 type simulation struct {
-	t       *testing.T
 	random  *rand.Rand
 	ranks   []*simulatedRank
 	inPlace bool
+	lane    bool
+	want    [][]int // by run: the result
 }
 
 // transferStep is one step of a run, as a rank of the simulation does it.
@@ -61,11 +62,10 @@ type simulatedRank struct {
 	signals [][]int        // by number and writer: that came
 	taken   []int          // by number: that were waited for
 	queue   []transferStep // of this run, in the order in which it goes
-	runs    int            // that have ended
 }
 
-func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *simulation {
-	s := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1)), inPlace: inPlace}
+func newSimulation(seed uint64, form transferForm, inPlace, lane bool) *simulation {
+	s := &simulation{random: rand.New(rand.NewPCG(seed, 1)), inPlace: inPlace, lane: lane}
 	for rank := range form.size {
 		f := form
 		f.rank = rank
@@ -90,60 +90,34 @@ func newSimulation(t *testing.T, seed uint64, form transferForm, inPlace bool) *
 }
 
 // serialize puts the steps of a run into one queue, as out of order as streams allow.
-func (s *simulation) serialize(r *simulatedRank, lane bool) []transferStep {
+func serialize(random *rand.Rand, steps []transferStep, lane bool) (all []transferStep) {
 	if !lane {
-		return append([]transferStep(nil), r.steps...)
+		return slices.Clone(steps)
 	}
-	after := make([][]int, len(r.steps)) // what each step comes after
-	var plan, sends []int                // what the next step of the plan's stream and of the lane comes after
-	for i, step := range r.steps {
-		switch step.kind {
+	after := behind(len(steps), func(i int) runStream {
+		switch steps[i].kind {
 		case stepReduce, stepFinish:
-			after[i], plan = plan, []int{i}
+			return onPlan
 		case stepFork:
-			after[i], sends = plan, append(slices.Clip(sends), i)
+			return forks
 		case stepJoin:
-			after[i], plan = sends, append(slices.Clip(plan), i)
-		default:
-			after[i], sends = sends, []int{i}
+			return joins
 		}
+		return onLane
+	})
+	for _, i := range queue(random, after) {
+		all = append(all, steps[i])
 	}
-	var queue []transferStep
-	done := make([]bool, len(r.steps))
-	for len(queue) < len(r.steps) {
-		var ready []int
-		for i := range r.steps {
-			ok := !done[i]
-			for _, on := range after[i] {
-				ok = ok && done[on]
-			}
-			if ok {
-				ready = append(ready, i)
-			}
-		}
-		require.NotEmpty(s.t, ready)
-		// The worst orders are those of one stream as far ahead of the others as it can be.
-		i := ready[s.random.IntN(len(ready))]
-		switch s.random.IntN(3) {
-		case 0:
-			i = ready[0]
-		case 1:
-			i = ready[len(ready)-1]
-		}
-		done[i] = true
-		queue = append(queue, r.steps[i])
-	}
-	return queue
+	return all
 }
 
-// begin begins the rank's next run.
-func (s *simulation) begin(rank int, lane bool) {
+func (s *simulation) begin(rank, _ int) {
 	r := s.ranks[rank]
-	r.queue = s.serialize(r, lane)
+	r.queue = serialize(s.random, r.steps, s.lane)
 }
 
-// step does the next step of a rank, and reports false if it waits.
-func (s *simulation) step(rank int) bool {
+// step does the next step of a rank.
+func (s *simulation) step(rank int) (moved, ended bool) {
 	r := s.ranks[rank]
 	f := r.form
 	step := r.queue[0]
@@ -151,7 +125,7 @@ func (s *simulation) step(rank int) bool {
 	case stepWait, stepFinish:
 		for w := range f.size {
 			if w != rank && r.signals[step.signal][w] <= r.taken[step.signal] {
-				return false
+				return false, false
 			}
 		}
 		r.taken[step.signal]++
@@ -183,7 +157,7 @@ func (s *simulation) step(rank int) bool {
 		s.signal(rank, step.signal)
 	}
 	r.queue = r.queue[1:]
-	return true
+	return true, len(r.queue) == 0
 }
 
 // signal tells every rank.
@@ -193,66 +167,30 @@ func (s *simulation) signal(rank, signal int) {
 	}
 }
 
+func (s *simulation) check(rank, run int) error {
+	if got := s.ranks[rank].out; !slices.Equal(s.want[run], got) {
+		return fmt.Errorf("run %d of rank %d has %v, and %v was expected", run, rank, got, s.want[run])
+	}
+	return nil
+}
+
 // run lets every rank run the program runs times, in a random order, and looks at every result.
-func (s *simulation) run(runs int, lane bool) {
+func (s *simulation) run(runs int) error {
 	size := len(s.ranks)
-	inputs := make([][]int, runs) // by run: the result that is wanted
+	s.want = make([][]int, runs)
 	for n := range runs {
-		inputs[n] = make([]int, len(s.ranks[0].in))
-		for i := range inputs[n] {
+		s.want[n] = make([]int, len(s.ranks[0].in))
+		for i := range s.want[n] {
 			for rank := range size {
 				if n == 0 || !s.inPlace {
-					inputs[n][i] += (i*7 + rank*13) % 101
+					s.want[n][i] += (i*7 + rank*13) % 101
 				} else {
-					inputs[n][i] += inputs[n-1][i]
+					s.want[n][i] += s.want[n-1][i]
 				}
 			}
 		}
 	}
-	for rank := range s.ranks {
-		s.begin(rank, lane)
-	}
-	left := size
-	for left > 0 {
-		moved := false
-		for _, rank := range s.random.Perm(size) {
-			r := s.ranks[rank]
-			for range s.random.IntN(12) {
-				if r.runs == runs || !s.step(rank) {
-					break
-				}
-				moved = true
-				if len(r.queue) > 0 {
-					continue
-				}
-				require.Equalf(s.t, inputs[r.runs], r.out, "rank %d, run %d", rank, r.runs)
-				if r.runs++; r.runs == runs {
-					left--
-					break
-				}
-				s.begin(rank, lane)
-			}
-		}
-		if moved {
-			continue
-		}
-		// It may be that all drew 0 steps: look whether anybody can go on.
-		for rank, r := range s.ranks {
-			if r.runs < runs && s.step(rank) {
-				moved = true
-				if len(r.queue) == 0 {
-					require.Equal(s.t, inputs[r.runs], r.out)
-					if r.runs++; r.runs == runs {
-						left--
-					} else {
-						s.begin(rank, lane)
-					}
-				}
-				break
-			}
-		}
-		require.True(s.t, moved, "every rank waits for another")
-	}
+	return simulate(s.random, size, runs, s)
 }
 
 // formOf is a form that cuts a message into so many laps.
@@ -286,7 +224,7 @@ func TestTransferProgram(t *testing.T) {
 				for _, inPlace := range []bool{false, true} {
 					t.Run(fmt.Sprintf("size=%d/laps=%d/bytes=%d/lane=%t/in_place=%t", size, f.laps, f.bytes, lane, inPlace), func(t *testing.T) {
 						for seed := range seeds {
-							newSimulation(t, seed, f, inPlace).run(3, lane)
+							require.NoErrorf(t, newSimulation(seed, f, inPlace, lane).run(3), "seed %d", seed)
 						}
 					})
 				}

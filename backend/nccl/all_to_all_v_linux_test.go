@@ -1,9 +1,7 @@
 package nccl
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend/backendtest"
-	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
 	cu "github.com/symmem/symmem/internal/cuda"
 	"github.com/symmem/symmem/internal/errs"
@@ -24,116 +21,16 @@ import (
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/internal/simlib"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/kernels/kernelstest"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
-// dispatch is an all-to-all of rows of 16 bytes whose counts are in memory of the GPU. A rank's rows are full of its number and one. The output is in the
-// middle of a larger tensor.
-type dispatch struct {
-	m                         *memory.Memory
-	in, out, counts, received *tensor.Tensor
-	middle                    tensor.SymmetricTensor
-	s                         device.Stream
-	plan                      *kernels.Plan
-	graph                     device.Graph // nil if it is run without
-}
-
-const (
-	dispatchRows  = 12
-	dispatchWidth = 16
-)
-
-// newDispatch makes the tensors and the plan, and a graph if it is to be run by one. Collective.
-func newDispatch(ctx context.Context, m *memory.Memory, graph bool, form kernels.Algorithm) (*dispatch, error) {
-	d := &dispatch{m: m}
-	size := int64(m.Group().Size())
-	of := func(t **tensor.Tensor, dtype tensor.DType, shape ...int64) (err error) {
-		if *t, err = tensor.Zeros(ctx, m, dtype, shape...); err == nil {
-			err = (*t).Rendezvous(ctx)
-		}
-		return err
-	}
-	err := errors.Join(of(&d.in, tensor.Int8, dispatchRows, dispatchWidth), of(&d.out, tensor.Int8, dispatchRows*(size+2), dispatchWidth),
-		of(&d.counts, tensor.Int64, size), of(&d.received, tensor.Int64, 2, size))
-	if err != nil {
-		return nil, err
-	}
-	if d.middle, err = d.out.Sub(dispatchRows*dispatchWidth, dispatchRows*size, dispatchWidth); err != nil {
-		return nil, err
-	}
-	if d.plan, err = kernels.NewAllToAllV(ctx, d.in, d.middle, d.counts, d.received, &kernels.Options{Algorithm: form}); err != nil {
-		return nil, errors.Join(err, d.closeTensors(ctx))
-	}
-	if d.s, err = m.Device().NewStream(); err != nil || !graph {
-		return d, err
-	}
-	if err := errors.Join(d.s.BeginCapture(), d.plan.Run(d.s)); err != nil {
-		return nil, err
-	}
-	d.graph, err = d.s.EndCapture()
-	return d, err
-}
-
-// fill writes rows and the counts of a run, and clears the output. Collective.
-func (d *dispatch) fill(ctx context.Context, counts []int64) error {
-	dev := d.m.Device()
-	b, _ := binary.Append(nil, binary.LittleEndian, counts)
-	return errors.Join(dev.CopyFromHost(d.in.Ptr(), bytes.Repeat([]byte{byte(d.m.Group().Rank() + 1)}, int(d.in.Bytes()))), dev.CopyFromHost(d.counts.Ptr(), b),
-		dev.CopyFromHost(d.out.Ptr(), make([]byte, d.out.Bytes())), d.m.Group().Barrier(ctx, "filled"))
-}
-
-func (d *dispatch) run() error {
-	if d.graph != nil {
-		return d.graph.Launch(d.s)
-	}
-	return d.plan.Run(d.s)
-}
-
-// output is what is in the output, and checks that nothing is around it.
-func (d *dispatch) output() ([]byte, error) {
-	whole := make([]byte, d.out.Bytes())
-	if err := d.m.Device().CopyToHost(whole, d.out.Ptr()); err != nil {
-		return nil, err
-	}
-	const edge = dispatchRows * dispatchWidth
-	if around := append(bytes.Clone(whole[:edge]), whole[len(whole)-edge:]...); !bytes.Equal(around, make([]byte, 2*edge)) {
-		return nil, fmt.Errorf("around the output there is %v", around)
-	}
-	return whole[edge : len(whole)-edge], nil
-}
-
-// check looks whether so many rows of each rank have come.
-func (d *dispatch) check(from []int64) error {
-	var want []byte
-	for r, n := range from {
-		want = append(want, bytes.Repeat([]byte{byte(r + 1)}, int(n)*dispatchWidth)...)
-	}
-	got, err := d.output()
-	if err != nil {
-		return err
-	}
-	if want = append(want, make([]byte, len(got)-len(want))...); !bytes.Equal(got, want) {
-		return fmt.Errorf("of %v rows came %v", from, got)
-	}
-	return nil
-}
-
-func (d *dispatch) closeTensors(ctx context.Context) error {
-	return errors.Join(d.received.Close(ctx), d.counts.Close(ctx), d.out.Close(ctx), d.in.Close(ctx))
-}
-
-// close releases everything. The stream of a plan that has failed may tell it again.
-func (d *dispatch) close(ctx context.Context) error {
-	var err error
-	if d.graph != nil {
-		err = d.graph.Close()
-	}
-	told := d.s.Close()
-	if d.plan.Err() != nil {
-		told = nil
-	}
-	return errors.Join(err, told, d.plan.Close(ctx), d.closeTensors(ctx))
+// newDispatch makes an all-to-all with counts in a form. Collective.
+func newDispatch(ctx context.Context, m *memory.Memory, graph bool, form kernels.Algorithm) (*kernelstest.Dispatch, error) {
+	return kernelstest.NewDispatch(ctx, m, graph, func(in, out, counts, received tensor.SymmetricTensor) (kernelstest.Plan, error) {
+		return kernels.NewAllToAllV(ctx, in, out, counts, received, &kernels.Options{Algorithm: form})
+	})
 }
 
 // spoilt is simulated hosts of two ranks each, between which NCCL puts, until a rank's puts go wrong.
@@ -232,15 +129,15 @@ func TestAllToAllVBetweenHosts(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				assert.Equal(t, kernels.Transfers, d.plan.Algorithm())
+				assert.Equal(t, kernels.Transfers, d.Plan.(*kernels.Plan).Algorithm())
 				for run, rows := range []int64{0, 1, 4, 0, 3, 3} {
 					counts, from := make([]int64, size), make([]int64, size)
 					counts[(me+1)%size], from[(me+size-1)%size] = rows, rows // of the three ways one is on a host
-					if err := d.fill(ctx, counts); err != nil {
+					if err := d.Fill(ctx, counts); err != nil {
 						return err
 					}
 					before := x.puts.Load()
-					err := errors.Join(g.Barrier(ctx, "counted"), d.run(), d.s.Synchronize(ctx), g.Barrier(ctx, "moved"), d.check(from))
+					err := errors.Join(g.Barrier(ctx, "counted"), d.Run(), d.Stream.Synchronize(ctx), g.Barrier(ctx, "moved"), d.Check(from))
 					if err != nil {
 						return fmt.Errorf("run %d: %w", run, err)
 					}
@@ -254,7 +151,7 @@ func TestAllToAllVBetweenHosts(t *testing.T) {
 						return err
 					}
 				}
-				return d.close(ctx)
+				return d.Close(ctx)
 			}))
 			assert.Empty(t, x.lib.Left())
 			require.NoError(t, x.machine.Err())
@@ -308,7 +205,7 @@ func TestAllToAllVFails(t *testing.T) {
 						return err
 					}
 					counts, from := []int64{2, 2, 2}, []int64{2, 2, 2}
-					if err := errors.Join(d.fill(ctx, counts), d.run(), d.s.Synchronize(ctx), d.check(from), g.Barrier(ctx, "run"), d.fill(ctx, counts)); err != nil {
+					if err := errors.Join(d.Fill(ctx, counts), d.Run(), d.Stream.Synchronize(ctx), d.Check(from), g.Barrier(ctx, "run"), d.Fill(ctx, counts)); err != nil {
 						return fmt.Errorf("before: %w", err)
 					}
 					if g.Rank() == wrong {
@@ -327,15 +224,15 @@ func TestAllToAllVFails(t *testing.T) {
 						time.Sleep(20 * time.Millisecond)
 					}
 					if c.leaves && g.Rank() == wrong {
-						err := d.run()
+						err := d.Run()
 						g.Abort("it is killed")
 						return errors.Join(errors.New("killed"), err)
 					}
-					told := errors.Join(d.run(), d.s.Synchronize(ctx))
-					again := d.plan.Run(d.s)
+					told := errors.Join(d.Run(), d.Stream.Synchronize(ctx))
+					again := d.Plan.Run(d.Stream)
 					if told == nil { // all that was for this rank had come, and the next run is told
-						told = d.check(from)
-						again = errors.Join(again, d.s.Synchronize(ctx))
+						told = d.Check(from)
+						again = errors.Join(again, d.Stream.Synchronize(ctx))
 						if told == nil && c.good > 4 {
 							told = again
 						}
@@ -350,12 +247,12 @@ func TestAllToAllVFails(t *testing.T) {
 							return fmt.Errorf("the error is %w", err)
 						}
 					}
-					out, err := d.output()
+					out, err := d.Output()
 					if err != nil {
 						return err
 					}
 					for i, v := range out { // two of each rank, in their order
-						if r := i / (2 * dispatchWidth); v != 0 && (r >= size || int(v) != r+1) {
+						if r := i / (2 * kernelstest.DispatchWidth); v != 0 && (r >= size || int(v) != r+1) {
 							return fmt.Errorf("byte %d of the output is %d", i, v)
 						}
 					}
@@ -368,7 +265,7 @@ func TestAllToAllVFails(t *testing.T) {
 					if g.Rank() == wrong {
 						close(x.over)
 					}
-					return d.close(ctx)
+					return d.CloseFailed(ctx)
 				})
 				if c.leaves {
 					require.ErrorContains(t, results[wrong], "killed")

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/internal/simlib"
 	"github.com/symmem/symmem/kernels"
+	"github.com/symmem/symmem/kernels/kernelstest"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -50,36 +49,17 @@ func onSimulatedHosts(t *testing.T, ranks, perHost int, timeout time.Duration, f
 	return failed
 }
 
-// railTensor is a tensor with a value of each element on a rank.
-func railTensor(ctx context.Context, mem *memory.Memory, n int64, value func(i int) float32) (tensor.SymmetricTensor, error) {
-	x, err := tensor.Zeros(ctx, mem, tensor.Float32, n)
-	if err == nil {
-		err = x.Rendezvous(ctx)
+// newRailPlan makes an all-reduce in the form Hierarchical. Collective.
+func newRailPlan(ctx context.Context, in, out tensor.SymmetricTensor) (kernelstest.Plan, error) {
+	opts := &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical}
+	if out != in {
+		opts.Out = out
 	}
-	if err != nil {
-		return nil, err
+	p, err := kernels.NewAllReduce(ctx, in, kernels.Sum, opts)
+	if err == nil && p.Algorithm() != kernels.Hierarchical {
+		err = fmt.Errorf("%s came", p.Algorithm())
 	}
-	all := make([]float32, n)
-	for i := range all {
-		all[i] = value(i)
-	}
-	return x, tensor.Write(x.Local(), all, 0)
-}
-
-// islandSum is the sum in the order that the form states for two islands: each in the order of its ranks, rounded, and then both.
-func islandSum(of func(rank int) float32, islands [][]int) (sum float32) {
-	for i, ranks := range islands {
-		part := of(ranks[0])
-		for _, r := range ranks[1:] {
-			part += of(r)
-		}
-		if i == 0 {
-			sum = part
-		} else {
-			sum += part
-		}
-	}
-	return sum
+	return p, err
 }
 
 // TestRails: an all-reduce by kernels inside hosts and NCCL between them gives the same bits on every rank, those of the order that it states, with hosts of as
@@ -94,71 +74,8 @@ func TestRails(t *testing.T) {
 				}
 				islands[len(islands)-1] = append(islands[len(islands)-1], r)
 			}
-			// Numbers whose sum depends on the order.
-			value := func(rank, i int) float32 {
-				return float32(math.Sin(float64(rank*7919+i+1))) * float32(math.Exp2(float64((rank*5+i)%13)))
-			}
-			backendtest.RequireAll(t, onSimulatedHosts(t, c.ranks, c.perHost, 2*time.Minute, func(ctx context.Context, g *group.Group, mem *memory.Memory) error {
-				s, err := mem.Device().NewStream()
-				if err != nil {
-					return err
-				}
-				for k, n := range []int64{1, 31, 32, 33, 1000, 4099} {
-					x, err := railTensor(ctx, mem, n, func(i int) float32 { return value(g.Rank(), i) })
-					if err != nil {
-						return err
-					}
-					opts, out := &kernels.AllReduceOptions{Algorithm: kernels.Hierarchical}, x
-					if k%2 == 1 {
-						if out, err = railTensor(ctx, mem, n, func(int) float32 { return float32(math.NaN()) }); err != nil {
-							return err
-						}
-						opts.Out = out
-					}
-					p, err := kernels.NewAllReduce(ctx, x, kernels.Sum, opts)
-					if err != nil {
-						return err
-					}
-					if p.Algorithm() != kernels.Hierarchical {
-						return fmt.Errorf("%s came", p.Algorithm())
-					}
-					if err := errors.Join(p.Run(s), s.Synchronize(ctx)); err != nil {
-						return err
-					}
-					got := make([]float32, n)
-					if err := tensor.Read(out.Local(), got, 0); err != nil {
-						return err
-					}
-					for i, v := range got {
-						if want := islandSum(func(rank int) float32 { return value(rank, i) }, islands); v != want {
-							return fmt.Errorf("element %d of %d is %v, expected %v", i, n, v, want)
-						}
-					}
-					if out != x { // again and again gives the same
-						if err := s.BeginCapture(); err != nil {
-							return err
-						}
-						err := p.Run(s)
-						graph, captured := s.EndCapture()
-						if err := errors.Join(err, captured, graph.Launch(s), p.Run(s), graph.Launch(s), s.Synchronize(ctx), graph.Close()); err != nil {
-							return err
-						}
-						again := make([]float32, n)
-						if err := tensor.Read(out.Local(), again, 0); err != nil || !slices.Equal(got, again) {
-							return fmt.Errorf("a later run gave something else: %w", err)
-						}
-						if err := out.Close(ctx); err != nil {
-							return err
-						}
-						if err := p.Run(s); !errors.Is(err, errs.ErrClosed) {
-							return fmt.Errorf("a run with a tensor that was closed: %w", err)
-						}
-					}
-					if err := errors.Join(p.Close(ctx), x.Close(ctx)); err != nil {
-						return err
-					}
-				}
-				return s.Close()
+			backendtest.RequireAll(t, onSimulatedHosts(t, c.ranks, c.perHost, 2*time.Minute, func(ctx context.Context, _ *group.Group, mem *memory.Memory) error {
+				return kernelstest.AllReduceOverIslands(ctx, mem, islands, func(in, out tensor.SymmetricTensor) (kernelstest.Plan, error) { return newRailPlan(ctx, in, out) })
 			}))
 		})
 	}
@@ -179,7 +96,7 @@ func lateOnRails(t *testing.T, ranks int) {
 		if err != nil {
 			return err
 		}
-		x, err := railTensor(ctx, mem, 1000, func(int) float32 { return 1 })
+		x, err := kernelstest.Tensor(ctx, mem, 1000, func(int) float32 { return 1 })
 		if err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -216,19 +215,10 @@ const loadedSooner = "the lines were loaded before it, and the machine has no lo
 
 // TestBiteMoves is TestBite for the kernels that push.
 func TestBiteMoves(t *testing.T) {
-	seeds := 16
-	if os.Getenv("SYMMEM_TEST_MATRIX") == "full" {
-		seeds = 48
-	}
 	of := func(run func(tb testing.TB, c Config, replace func(*Module) *Module) error) attempt {
 		return func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 			return run(tb, Config{Seed: seed, Weak: true, MaxSteps: 1 << 21}, replace)
 		}
-	}
-	type subject struct {
-		kernel   ptx.Kernel
-		name     string
-		attempts []attempt
 	}
 	var subjects []subject
 	one := moving{what: "broadcast", ranks: 3, bytes: 200, inPlace: true, epochs: 6, slow: 2, hopper: true}
@@ -251,29 +241,5 @@ func TestBiteMoves(t *testing.T) {
 		}))
 	}
 	subjects = append(subjects, subject{ptx.PushAllToAllV, "alltoallv", lists})
-	left := maps.Clone(bittenMoves)
-	for _, s := range subjects {
-		t.Run(s.name, func(t *testing.T) {
-			for _, a := range s.attempts {
-				require.NoError(t, a(t, func(m *Module) *Module { return m }, 0), "as it is")
-			}
-			for _, m := range mutants(t, s.kernel) {
-				key := fmt.Sprintf("%s: %s (%d)", s.name, m.what, m.nth)
-				why, known := bittenMoves[key]
-				n := seeds
-				if known {
-					n = seeds / 4
-				}
-				err := m.noticed(t, s.attempts, n)
-				t.Logf("line %d: without %s: %v", m.line, key, err)
-				if known {
-					require.NoError(t, err, "%s is noticed, though: %s", key, why)
-				} else if err == nil {
-					t.Errorf("nothing notices that line %d has gone: %s", m.line, key)
-				}
-				delete(left, key)
-			}
-		})
-	}
-	require.Empty(t, left, "no kernel has these")
+	bite(t, subjects, int(seedsOr(16, 48)), bittenMoves)
 }

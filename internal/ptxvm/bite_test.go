@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/kernels/ptx"
@@ -86,6 +87,49 @@ func (m mutant) noticed(tb testing.TB, attempts []attempt, seeds int) error {
 }
 
 const biteSteps = 1 << 23
+
+// subject is a kernel, and what may notice that its order has gone.
+type subject struct {
+	kernel   ptx.Kernel
+	name     string // in the list of what nothing notices
+	attempts []attempt
+}
+
+// bite takes the order out of kernels, one instruction at a time: each time an attempt notices with one of so many seeds, or known says why none does, by the subject's name, the instruction and
+// which of those it is. As they are, the kernels pass all attempts.
+func bite(t *testing.T, subjects []subject, seeds int, known map[string]string) {
+	t.Helper()
+	left, ran := maps.Clone(known), 0
+	for _, s := range subjects {
+		t.Run(s.kernel.Name, func(t *testing.T) {
+			ran++
+			for _, a := range s.attempts {
+				for seed := range seeds / 4 {
+					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
+				}
+			}
+			for _, m := range mutants(t, s.kernel) {
+				key := fmt.Sprintf("%s: %s (%d)", s.name, m.what, m.nth)
+				why, unnoticed := known[key]
+				n := seeds
+				if unnoticed {
+					n = seeds / 4
+				}
+				err := m.noticed(t, s.attempts, n)
+				t.Logf("line %d: without %s: %v", m.line, key, err)
+				if unnoticed {
+					assert.NoError(t, err, "%s is noticed, though: %s", key, why)
+				} else {
+					assert.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
+				}
+				delete(left, key)
+			}
+		})
+	}
+	if ran == len(subjects) { // and not only those that -run names
+		assert.Empty(t, left, "no kernel has these")
+	}
+}
 
 func attemptsOf(j job, k ptx.Kernel) (out []attempt) {
 	add := func(j job) {
@@ -177,16 +221,6 @@ var bitten = map[string]string{
 // TestBite takes the order out of the kernels, one instruction at a time: each time something notices, or the reason why not is known.
 // SYMMEM_TEST_MATRIX=full does it to more kernels, and with more seeds.
 func TestBite(t *testing.T) {
-	full := full()
-	seeds := 16
-	if full {
-		seeds = 48
-	}
-	type subject struct {
-		kernel   ptx.Kernel
-		name     string
-		attempts []attempt
-	}
 	var subjects []subject
 	for _, ranks := range []int{2, 4} {
 		for _, form := range ptx.Forms() {
@@ -194,7 +228,7 @@ func TestBite(t *testing.T) {
 				for _, hopper := range []bool{true, false} {
 					j := job{form: form, dtype: dtype, op: ptx.Sum, ranks: ranks, hopper: hopper}
 					k, ok := ptx.AllReduce(form, dtype, ptx.Sum, ranks, hopper)
-					if !ok || !full && (ranks != 2 || !hopper || dtype != "f32") {
+					if !ok || !full() && (ranks != 2 || !hopper || dtype != "f32") {
 						continue
 					}
 					if plain, _ := ptx.AllReduce(form, dtype, ptx.Sum, ranks, !hopper); !hopper && plain.File == k.File {
@@ -247,34 +281,5 @@ func TestBite(t *testing.T) {
 	}
 	subjects = append(subjects, subject{ptx.Pull, "pull", list})
 	subjects = append(subjects, subject{ptx.Cast, "cast", castAttempts()})
-	left, ran := maps.Clone(bitten), 0
-	for _, s := range subjects {
-		t.Run(s.kernel.Name, func(t *testing.T) {
-			ran++
-			for _, a := range s.attempts {
-				for seed := range seeds / 4 {
-					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
-				}
-			}
-			for _, m := range mutants(t, s.kernel) {
-				key := fmt.Sprintf("%s: %s (%d)", s.name, m.what, m.nth)
-				why, known := bitten[key]
-				n := seeds
-				if known {
-					n = seeds / 4
-				}
-				err := m.noticed(t, s.attempts, n)
-				t.Logf("line %d: without %s: %v", m.line, key, err)
-				if known {
-					require.NoError(t, err, "%s is noticed, though: %s", key, why)
-				} else {
-					require.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
-				}
-				delete(left, key)
-			}
-		})
-	}
-	if ran == len(subjects) {
-		require.Empty(t, left, "no kernel has these")
-	}
+	bite(t, subjects, int(seedsOr(16, 48)), bitten)
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/kernels/ptx"
@@ -374,6 +373,7 @@ func TestRMSNormBites(t *testing.T) {
 		"twoshot_push: bar.red.and.pred (1)": closesAlone,
 		"twoshot_pull: bar.red.and.pred (3)": closesAlone,
 	}
+	var subjects []subject
 	for _, form := range []ptx.Form{ptx.TwoShotPush, ptx.TwoShotPull, ptx.OneShotPush} {
 		if form == ptx.OneShotPush && os.Getenv("SYMMEM_TEST_MATRIX") != "full" {
 			maps.DeleteFunc(known, func(key, _ string) bool { return strings.HasPrefix(key, form.String()) })
@@ -390,23 +390,9 @@ func TestRMSNormBites(t *testing.T) {
 				return a.run(tb, Config{Seed: seed, Weak: true, MaxSteps: 1 << 22})
 			})
 		}
-		for _, m := range mutants(t, k) {
-			key := fmt.Sprintf("%s: %s (%d)", form, m.what, m.nth)
-			seeds := 12
-			if known[key] != "" {
-				seeds = 2
-			}
-			err := m.noticed(t, attempts, seeds)
-			t.Logf("line %d: without %s: %v", m.line, key, err)
-			if why := known[key]; why != "" {
-				assert.NoError(t, err, "%s is noticed, though: %s", key, why)
-			} else {
-				assert.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
-			}
-			delete(known, key)
-		}
+		subjects = append(subjects, subject{k, form.String(), attempts})
 	}
-	assert.Empty(t, known, "no kernel has these")
+	bite(t, subjects, 12, known)
 }
 
 // TestE4M3Kernel: every bf16 there is as fp8. Rows of ones are as long as there are numbers in them, so that the weights come out.

@@ -607,7 +607,7 @@ var manyBitten = map[string]string{
 
 // TestManyBite takes the order out of the kernels of lists, as TestBite does of others.
 func TestManyBite(t *testing.T) {
-	seeds := int(seedsOr(24, 48))
+	var subjects []subject
 	for _, kind := range []string{"oneshot", "pull", "whole"} {
 		base := manyJob{pull: kind == "pull", whole: kind == "whole", dtype: "f32", op: ptx.Sum, ranks: 2, hopper: true, epochs: 4, blocks: 1, most: 64, threads: 32, queued: true}
 		var attempts []attempt
@@ -637,28 +637,7 @@ func TestManyBite(t *testing.T) {
 			base.missing, base.twice, base.epochs, base.queued = 0, true, 3, true
 			add(base)
 		}
-		k := base.kernel(t)
-		t.Run(k.Name, func(t *testing.T) {
-			for _, a := range attempts {
-				for seed := range seeds / 4 {
-					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
-				}
-			}
-			for _, m := range mutants(t, k) {
-				key := fmt.Sprintf("%s: %s (%d)", kind, m.what, m.nth)
-				why, known := manyBitten[key]
-				n := seeds
-				if known {
-					n = seeds / 4
-				}
-				err := m.noticed(t, attempts, n)
-				t.Logf("line %d: without %s: %v", m.line, key, err)
-				if known {
-					require.NoError(t, err, "%s is noticed, though: %s", key, why)
-				} else {
-					require.Error(t, err, "nothing notices that line %d has gone: %s", m.line, key)
-				}
-			}
-		})
+		subjects = append(subjects, subject{base.kernel(t), kind, attempts})
 	}
+	bite(t, subjects, int(seedsOr(24, 48)), manyBitten)
 }

@@ -66,23 +66,17 @@ func TestMeet(t *testing.T) {
 // by the ends of launches as well.
 func TestMeetBites(t *testing.T) {
 	known := map[string]string{
-		"bar.red.and.pred (0)":          deadLater,
-		"ld.acquire.sys.global.u32 (0)": launchEnds,
-		"bar.red.and.pred (1)":          "it tells all threads that one has given up; the launch ends when all have what they waited for",
-		"bar.red.and.pred (2)":          barrierTwin,
+		"meet: bar.red.and.pred (0)":          deadLater,
+		"meet: ld.acquire.sys.global.u32 (0)": launchEnds,
+		"meet: bar.red.and.pred (1)":          "it tells all threads that one has given up; the launch ends when all have what they waited for",
+		"meet: bar.red.and.pred (2)":          barrierTwin,
 	}
+	var subjects []subject
 	for _, hopper := range []bool{false, true} {
 		attempts := []attempt{func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
 			return meet(tb, 3, hopper, Config{Seed: seed, Weak: true, MaxSteps: biteSteps}, replace)
 		}}
-		for _, m := range mutants(t, ptx.Meet(hopper)) {
-			what := fmt.Sprintf("%s (%d)", m.what, m.nth)
-			err := m.noticed(t, attempts, 16)
-			if why, ok := known[what]; ok {
-				require.NoError(t, err, "%s is noticed, though: %s", what, why)
-				continue
-			}
-			require.Error(t, err, "nothing notices that %s has gone, hopper %v", what, hopper)
-		}
+		subjects = append(subjects, subject{ptx.Meet(hopper), "meet", attempts})
 	}
+	bite(t, subjects, 64, known)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"regexp"
 	"slices"
@@ -479,8 +478,7 @@ var bittenWhole = map[string]string{
 
 // TestBiteWhole is TestBite for the kernels for whole vectors.
 func TestBiteWhole(t *testing.T) {
-	seeds := int(seedsOr(16, 48))
-	left := maps.Clone(bittenWhole)
+	var subjects []subject
 	for _, what := range wholeCollectives {
 		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: what == "broadcast", hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}
 		var attempts []attempt
@@ -498,32 +496,7 @@ func TestBiteWhole(t *testing.T) {
 		add(base)
 		base.missing, base.twice, base.blocks, base.epochs, base.vectors = 0, true, 2, 3, 70
 		add(base)
-		k := base.kernel(t)
-		t.Run(what, func(t *testing.T) {
-			for _, a := range attempts {
-				for seed := range seeds / 4 {
-					require.NoError(t, a(t, func(m *Module) *Module { return m }, uint64(seed)), "seed %d, as it is", seed)
-				}
-			}
-			for _, m := range mutants(t, k) {
-				key := fmt.Sprintf("%s: %s (%d)", what, m.what, m.nth)
-				why, known := bittenWhole[key]
-				n := seeds
-				if known {
-					n = seeds / 4
-				}
-				err := m.noticed(t, attempts, n)
-				t.Logf("line %d: without %s: %v", m.line, key, err)
-				if known {
-					require.NoError(t, err, "%s is noticed, though: %s", key, why)
-				} else if err == nil {
-					t.Errorf("nothing notices that line %d has gone: %s", m.line, key)
-				}
-				delete(left, key)
-			}
-		})
+		subjects = append(subjects, subject{base.kernel(t), what, attempts})
 	}
-	if !t.Failed() {
-		require.Empty(t, left, "no kernel has these")
-	}
+	bite(t, subjects, int(seedsOr(16, 48)), bittenWhole)
 }

@@ -96,6 +96,17 @@ template <class T, class Op, int W> SYMMEM_DEVICE void sumLines(const Op &op, co
   for (u32 r = 0; r < W; r++) storeWeak(at + r * slot, Words<4>{});
 }
 
+// takeSums stores what the lines of all ranks in the slots at `mine` make, of the vectors from begin on.
+template <class T, class Op, int W> SYMMEM_DEVICE void takeSums(Push<W> &f, const Op &op, u32 begin, u32 step, u64 slot, u64 mine) {
+  for (u32 v = begin; v < f.p.vectors; v += step) {
+    const u64 at = mine + v * 16ull;
+    Words<4> x[W];
+    awaitLines(f, at, slot, x);
+    if (!f.ok) break;
+    sumLines<T>(op, x, at, slot, f.p.out + v * 16ull);
+  }
+}
+
 // oneshotPushWhole is oneshotPush. The rank's own lines go through its own slot, so that all are alike and the input is read once. Warps are
 // dealt to the blocks in turn, so that none has nothing to do. A thread that has had lines, and all of them, lets the next launch begin: every
 // rank's block of its number is at work then, so that the other threads' lines come, whatever room the next launch takes.
@@ -118,14 +129,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void oneshotPushWhole(const Pu
     for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, line);
   }
   f.close(epoch);
-  const u64 mine = p.data[p.rank] + buffer;
-  for (u32 v = begin; v < p.vectors; v += step) {
-    const u64 at = mine + v * 16ull;
-    Words<4> x[W];
-    awaitLines(f, at, slot, x);
-    if (!f.ok) break;
-    sumLines<T>(op, x, at, slot, p.out + v * 16ull);
-  }
+  takeSums<T>(f, op, begin, step, slot, p.data[p.rank] + buffer);
   if (begin < p.vectors) startNext();
 }
 

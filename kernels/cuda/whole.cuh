@@ -137,18 +137,12 @@ template <int W> SYMMEM_DEVICE void broadcastWhole(const PushParams<W> &p) {
   closeTaken(f, epoch);
 }
 
-// takeSums stores what the lines of all ranks make, as oneshotPushWhole does.
-template <class T, class Op, int W> SYMMEM_DEVICE void takeSums(Push<W> &f, u32 epoch) {
+// takeAll is takeSums of a launch's buffer in this rank's own slots, and lets the next launch begin, as oneshotPushWhole does.
+template <class T, class Op, int W> SYMMEM_DEVICE void takeAll(Push<W> &f, u32 epoch) {
   const u32 begin = firstVector(), step = vectorStep();
   const Op op{f.p.op};
   const u64 slot = f.p.slot * 16ull, mine = f.p.data[f.p.rank] + (epoch & 1) * W * slot;
-  for (u32 v = begin; v < f.p.vectors; v += step) {
-    const u64 at = mine + v * 16ull;
-    Words<4> x[W];
-    awaitLines(f, at, slot, x);
-    if (!f.ok) break;
-    sumLines<T>(op, x, at, slot, f.p.out + v * 16ull);
-  }
+  takeSums<T>(f, op, begin, step, slot, mine);
   if (begin < f.p.vectors) startNext();
 }
 
@@ -174,7 +168,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterWhole(const PushPa
     for (u32 k = 0; k < W; k++) storeStrong(p.data[f.peer(k)] + to + v * 16ull, seal(x[k]));
   }
   f.close(epoch);
-  takeSums<T, Op>(f, epoch);
+  takeAll<T, Op>(f, epoch);
 }
 
 // rootWhole is a reduce: all send to the rank p.shard, which combines. What lets a sender's next launch begin is as with the root of a broadcast.
@@ -202,6 +196,6 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
     startNext();
     return;
   }
-  takeSums<T, Op>(f, epoch);
+  takeAll<T, Op>(f, epoch);
   closeTaken(f, epoch);
 }

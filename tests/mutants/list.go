@@ -6,7 +6,6 @@ import "slices"
 var (
 	memoryTests    = stage{"memory", ".", usual}
 	tensorTests    = stage{"tensor", ".", usual}
-	kernelTests    = stage{"kernels", ".", usual}
 	manyTests      = stage{"kernels", "TestMany|TestCut|TestWholeGeometry", long}
 	tuningTests    = stage{"kernels/tuning", ".", usual}
 	planTests      = stage{"collective", ".", usual}
@@ -25,12 +24,24 @@ var (
 	systemCalls    = stage{"tests/chaos", "EverySystemCall", long}
 	turnTests      = stage{"backend/nvshmem", "InATurn|Enqueue", long}
 
+	// Those of kernels but for rails, fused ones and the like, in stages that end in time. All of them in one would not.
+	kernelTests = []stage{
+		{"kernels", "Program$|Pieces$|Places$|^TestTables|^TestForms|^TestPushGeometry|^TestParts|^TestCut|^TestReducer|^TestAverage|^TestRegister", usual},
+		{"kernels", "OnHost$|NotOverrun$|^TestHostRanks|^TestSlots|RankOrder$|^TestPlan|^TestRanksMake|^TestMissing|Refused$|^TestBarrierPlan|^TestWideLoops", usual},
+		{"kernels", "^TestTransfersFail|^TestFailedRun|^TestCollectivesFar|^TestIslandC", usual},
+		{"kernels", "^TestOneShotInPlace|^TestManyOnCUDA|^TestManyWhole|^TestWholeMovesTold|^TestBegun|^TestLate|Multicast$|^TestLibrary|^TestCopyEngines|^TestPulled", usual},
+		{"kernels", "^TestCollectivesOnCUDA|^TestTransfersOnCUDA", long},
+	}
+
+	slotTests = []stage{{"kernels", "^TestSlotsAreNotOverrun", usual}}
+	meetTests = []stage{{"kernels", "^TestHostRanksMeet", usual}}
+
 	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
-	inPlans      = []stage{kernelTests, hostTests, worldOfTwo, worldOfThree}
-	inCollective = []stage{planTests, kernelTests, hostTests, worldOfTwo, worldOfThree}
-	inSends      = []stage{memoryTests, hostTests, kernelTests, worldOfTwo, worldOfThree}
+	inPlans      = with(kernelTests, hostTests, worldOfTwo, worldOfThree)
+	inCollective = with([]stage{planTests}, inPlans...)
+	inSends      = with(with([]stage{memoryTests, hostTests}, kernelTests...), worldOfTwo, worldOfThree)
 	inTensor     = []stage{tensorTests, worldOfTwo, worldOfThree}
-	onFakes      = []stage{memoryTests, nativeTests, kernelTests}
+	onFakes      = with([]stage{memoryTests, nativeTests}, kernelTests...)
 )
 
 // with gives the stages of base, and more behind them.
@@ -1848,32 +1859,32 @@ var mutants = []mutant{
 		new: "\tw.run.epoch |= 1\n",
 	},
 	{
-		file: "kernels/host_slots.go", why: "slots are written before their readers are there", tests: inPlans,
+		file: "kernels/host_slots.go", why: "slots are written before their readers are there", tests: slotTests,
 		old: "\t\t\tif err := r.Wait(reader, flagEnd, read); err != nil {\n\t\t\t\treturn 0, err\n\t\t\t}\n",
 		new: "\t\t\t_, _ = reader, read\n",
 	},
 	{
-		file: "kernels/host_slots.go", why: "there is a slot less than ranks may be ahead", tests: inPlans,
+		file: "kernels/host_slots.go", why: "there is a slot less than ranks may be ahead", tests: slotTests,
 		old: "slot = r.Epoch() & (x.count - 1)",
 		new: "slot = r.Epoch() % (x.count - 1)",
 	},
 	{
-		file: "kernels/host_slots.go", why: "slots are written before their readers can have told", tests: inPlans,
+		file: "kernels/host_slots.go", why: "slots are written before their readers can have told", tests: slotTests,
 		old: "(r.Epoch() - x.count + half - 1) &^ (half - 1)",
 		new: "(r.Epoch() - x.count) &^ (half - 1)",
 	},
 	{
-		file: "kernels/moves.go", why: "a broadcast's root waits for nobody", tests: inPlans,
+		file: "kernels/moves.go", why: "a broadcast's root waits for nobody", tests: meetTests,
 		old: "\t\ttell = slices.Concat(sources, readers)\n\t\tawait = tell\n",
 		new: "\t\t_ = slices.Concat[[]int]\n",
 	},
 	{
-		file: "kernels/moves.go", why: "moves do not wait for inputs", tests: inPlans,
+		file: "kernels/moves.go", why: "moves do not wait for inputs", tests: meetTests,
 		old: "meet(r, flagStart, nil, await)",
 		new: "error(nil)",
 	},
 	{
-		file: "kernels/moves.go", why: "moves do not wait until all have what they load", tests: inPlans,
+		file: "kernels/moves.go", why: "moves do not wait until all have what they load", tests: meetTests,
 		old: "\t\treturn meet(r, flagEnd, await, tell)\n",
 		new: "\t\treturn nil\n",
 	},
@@ -2163,7 +2174,7 @@ var mutants = []mutant{
 		new: "\treturn false && a.NeedsMulticast()",
 	},
 	{
-		file: "kernels/table.go", why: "tables: operations without push forms go by the rules for sums", tests: []stage{kernelTests},
+		file: "kernels/table.go", why: "tables: operations without push forms go by the rules for sums", tests: kernelTests,
 		old: "\t\tl.dtype = \"\" //",
 		new: "\t\t//",
 	},
@@ -2173,7 +2184,7 @@ var mutants = []mutant{
 		new: "\t\t//",
 	},
 	{
-		file: "kernels/table.go", why: "tables: their lap is not a plan's", tests: []stage{kernelTests},
+		file: "kernels/table.go", why: "tables: their lap is not a plan's", tests: kernelTests,
 		old: "lap: int64(step.LapBytes)}, true",
 		new: "lap: 0}, true",
 	},
@@ -2228,12 +2239,12 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
-		file: "collective/kernel.go", why: "what a kernel keeps before it has ended counts as its end", tests: []stage{kernelTests},
+		file: "collective/kernel.go", why: "what a kernel keeps before it has ended counts as its end", tests: kernelTests,
 		old: "\tif !w.captured.Load() && !w.plan.spec.CUDA.EarlyEpoch {",
 		new: "\tif !w.captured.Load() {",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "lists of whole vectors count as ended when they have begun", tests: []stage{kernelTests},
+		file: "kernels/many_cuda.go", why: "lists of whole vectors count as ended when they have begun", tests: kernelTests,
 		old: ", EarlyEpoch: whole",
 		new: "",
 	},
@@ -2510,30 +2521,30 @@ var mutants = []mutant{
 	{
 		file: "kernels/many.go", why: "the place of a tensor in a list is not compared", tests: inPlans,
 		old: "placeOf(p.In)+\" to \"+placeOf(p.Out)",
-		new: "\"a tensor\"",
+		new: "placeOf(p.In)[:0]+\"a tensor\"",
 	},
 	{
-		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: []stage{kernelTests},
+		file: "kernels/moves_cast.go", why: "what is stored to all ranks goes to the beginning of their outputs", tests: kernelTests,
 		old: "at.Multicast(v.specOut()).Add(c.dst)",
 		new: "at.Multicast(v.specOut())",
 	},
 	{
-		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: []stage{kernelTests},
+		file: "kernels/moves_cast.go", why: "devices without multimem are given a kernel with it", tests: kernelTests,
 		old: "!ptx.Hopper(d)",
 		new: "!ptx.Hopper(d) && false",
 	},
 	{
-		file: "kernels/reduce_cuda.go", why: "the switch adds the first share for every rank", tests: []stage{kernelTests},
+		file: "kernels/reduce_cuda.go", why: "the switch adds the first share for every rank", tests: kernelTests,
 		old: "at.Multicast(specIn).Add(lo * r.in.DType().Bytes())",
 		new: "at.Multicast(specIn)",
 	},
 	{
-		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: []stage{kernelTests},
+		file: "kernels/allreduce.go", why: "RankOrder is ignored by Auto", tests: kernelTests,
 		old: "opts.RankOrder && !a.RankOrder() || ",
 		new: "",
 	},
 	{
-		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: []stage{kernelTests},
+		file: "kernels/allreduce.go", why: "RankOrder allows every form", tests: kernelTests,
 		old: "a.rankOrder && !a.algorithm.RankOrder()",
 		new: "a.rankOrder && !a.algorithm.known()",
 	},

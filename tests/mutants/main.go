@@ -4,7 +4,8 @@
 //
 // Each mutant of the list is one replacement in one file. The change is never written to the tree: the go command takes it from an
 // overlay. Tests run from the narrowest that should notice to the widest, until one fails; a mutant that all of them pass is a survivor,
-// and the exit status is 1. So it is when a mutant does not compile, or its text is not found exactly once: mend the list then.
+// and the exit status is 1. So it is when a mutant does not compile, its text is not found exactly once, or its tests need more time than
+// they have without it too, so that their end would prove nothing: mend the list then.
 //
 // A survivor means that a test is missing, or that the change makes no difference; then it does not belong into the list. The list takes
 // some three hours on two processors, so it is for whoever changes what is in it, and not for every build.
@@ -41,7 +42,7 @@ type stage struct {
 	limit time.Duration
 }
 
-// The bounds of a stage's tests, several times what they take: a mutant that hangs was noticed.
+// The bounds of a stage's tests, several times what they take: a mutant with which they do not end was noticed, if they do without it.
 const (
 	usual = 30 * time.Second
 	long  = 3 * time.Minute
@@ -140,12 +141,39 @@ func (m mutant) try(dir, temp string) (string, error) {
 			}
 			built = s.dir
 		}
-		by, err := s.run(dir, binary)
+		by, hung, err := s.run(dir, binary)
+		if hung {
+			err = s.ends(dir, temp)
+		}
 		if by != "" || err != nil {
 			return by, err
 		}
 	}
 	return "", nil
+}
+
+// ended are the stages of which it is known that their tests end in time without a mutant.
+var ended = map[stage]bool{}
+
+// ends fails unless the stage's tests end in time without a mutant.
+func (s stage) ends(dir, temp string) error {
+	if ended[s] {
+		return nil
+	}
+	binary := filepath.Join(temp, "unchanged.exe")
+	if out, err := goCommand(dir, "test", "-vet=off", "-c", "-o", binary, "./"+s.dir); err != nil {
+		return fmt.Errorf("the tests in %s do not compile: %s", s.dir, bytes.TrimSpace(out))
+	}
+	switch by, hung, err := s.run(dir, binary); {
+	case err != nil:
+		return err
+	case hung:
+		return fmt.Errorf("the tests in %s that match %q take more than %s without it too: name fewer", s.dir, s.tests, s.limit)
+	case by != "":
+		return fmt.Errorf("the tests in %s that match %q fail without it too: %s", s.dir, s.tests, by)
+	}
+	ended[s] = true
+	return nil
 }
 
 func goCommand(dir string, args ...string) ([]byte, error) {
@@ -154,8 +182,8 @@ func goCommand(dir string, args ...string) ([]byte, error) {
 	return c.CombinedOutput()
 }
 
-// run runs the tests of a stage until the first failure and says what that was.
-func (s stage) run(dir, binary string) (string, error) {
+// run runs the tests of a stage until the first failure and says what that was, and whether it was that they did not end in time.
+func (s stage) run(dir, binary string) (by string, hung bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.limit)
 	defer cancel()
 	c := exec.CommandContext(ctx, binary, "-test.short", "-test.v", "-test.failfast", "-test.timeout", s.limit.String(), "-test.run", s.tests)
@@ -163,13 +191,13 @@ func (s stage) run(dir, binary string) (string, error) {
 	c.Env = append(os.Environ(), "SYMMEM_TEST_REQUIRE=host")
 	out, err := c.StdoutPipe()
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	c.Stderr = c.Stdout
 	if err := c.Start(); err != nil {
-		return "", err
+		return "", false, err
 	}
-	by, ran := "", false
+	ran := false
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
@@ -186,15 +214,16 @@ func (s stage) run(dir, binary string) (string, error) {
 			by = said // the sub-test that it was, which comes behind
 		}
 	}
+	hung = strings.HasPrefix(by, "panic: test timed out") || by == "" && ctx.Err() != nil
 	err = c.Wait()
 	switch {
 	case by == "" && err != nil:
 		by = err.Error()
 	case by == "" && !ran:
-		return "", fmt.Errorf("no test in %s matches %q", s.dir, s.tests)
+		return "", false, fmt.Errorf("no test in %s matches %q", s.dir, s.tests)
 	}
 	said := []rune(by)
-	return string(said[:min(len(said), 140)]), nil
+	return string(said[:min(len(said), 140)]), hung, nil
 }
 
 // failure is a line of a test binary that tells of one: a test's end, a panic.
