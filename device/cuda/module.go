@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/symmem/symmem/device"
@@ -26,6 +27,11 @@ type image struct {
 	users  int // modules; under the device's loading
 }
 
+// loadingWait is how long a call that loads or unloads kernels waits for a moment at which no stream has work of the CPU. The driver waits then for what the GPU
+// has under way, and other calls wait for the driver: also those of the work of the CPU that the GPU waits for. There may be no such moment before a peer has gone on
+// that waits for this rank; most often the driver need not wait then.
+const loadingWait = time.Second
+
 // Module is kernels that were loaded. It implements [device.Module].
 type Module struct {
 	dev    *Device
@@ -36,7 +42,7 @@ type Module struct {
 }
 
 // LoadModule loads kernels from PTX, a cubin or a fat binary. PTX is compiled for the GPU, which takes some milliseconds to seconds; the driver keeps
-// what it compiled in a cache of the user. Loading waits for what the GPU has under way; an image that is loaded already is shared, and nobody waits.
+// what it compiled in a cache of the user. Loading waits for what the GPU has under way, and up to a second for work of the CPU in streams to end; an image that is loaded already is shared, and nobody waits.
 // The error contains what the compiler says about faulty PTX.
 func (d *Device) LoadModule(code []byte) (device.Module, error) {
 	const call = "LoadModule"
@@ -77,9 +83,12 @@ func (d *Device) load(code []byte, text bool) (cu.ModuleHandle, error) {
 	options := []cu.JITOption{cu.JITErrorLogBuffer, cu.JITErrorLogBufferSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), logBytes}
 	var handle cu.ModuleHandle
-	r := d.drv.ModuleLoadDataEx(&handle, unsafe.Pointer(&code[0]), uint32(len(options)), &options[0], &values[0])
+	err := d.betweenWork(loadingWait, func() error {
+		r := d.drv.ModuleLoadDataEx(&handle, unsafe.Pointer(&code[0]), uint32(len(options)), &options[0], &values[0])
+		return d.drv.Check("cuModuleLoadDataEx", r)
+	})
 	runtime.KeepAlive(log) // only its address, as a number, was passed
-	if err := d.drv.Check("cuModuleLoadDataEx", r); err != nil {
+	if err != nil {
 		if said := strings.TrimSpace(cu.GoString(&log[0], logBytes)); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
@@ -162,7 +171,12 @@ func (m *Module) Function(name string) (device.Function, error) {
 	defer m.end()
 	f := &Function{module: m, name: name}
 	drv := m.dev.drv
-	switch r := drv.ModuleGetFunction(&f.handle, m.handle, name); r {
+	r := cu.Success
+	_ = m.dev.betweenWork(loadingWait, func() error {
+		r = drv.ModuleGetFunction(&f.handle, m.handle, name)
+		return nil
+	})
+	switch r {
 	case cu.Success:
 	case cu.NotFound:
 		return nil, errs.Invalid(call, "name", fmt.Sprintf("%q", name),
@@ -223,5 +237,5 @@ func (m *Module) destroy() error {
 		return nil
 	}
 	delete(d.images, m.image.sum)
-	return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(m.handle))
+	return d.betweenWork(loadingWait, func() error { return d.drv.Check("cuModuleUnload", d.drv.ModuleUnload(m.handle)) })
 }

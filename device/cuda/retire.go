@@ -68,6 +68,11 @@ func (d *Device) BetweenWork(within time.Duration, f func() error) error {
 		return err
 	}
 	defer d.leave()
+	return d.betweenWork(within, f)
+}
+
+// betweenWork is BetweenWork with the context current.
+func (d *Device) betweenWork(within time.Duration, f func() error) error {
 	for begin := time.Now(); time.Since(begin) < within; pauseBetween(begin) {
 		if busy, err := d.whileAll((*Stream).withoutWork, f); !busy {
 			return err

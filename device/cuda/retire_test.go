@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -266,4 +267,63 @@ func TestBetweenWork(t *testing.T) {
 	d := openFake(t, newFake(1), nil)
 	require.NoError(t, d.Close())
 	require.ErrorIs(t, d.BetweenWork(0, func() error { return nil }), device.ErrClosed)
+}
+
+// TestLoadingBetweenWork: what loads and unloads kernels calls the driver when no stream has work of the CPU, since the driver may wait for what the GPU has under way, and the work
+// of the CPU that the GPU waits for would wait for the driver. Where there is no such moment, it calls after its time.
+func TestLoadingBetweenWork(t *testing.T) {
+	f := newFake(1)
+	drv := f.driver()
+	load, get, unload := drv.ModuleLoadDataEx, drv.ModuleGetFunction, drv.ModuleUnload
+	var work *heldCopy
+	var early atomic.Int32 // calls beside work
+	look := func() {
+		if !work.may.Load() {
+			early.Add(1)
+		}
+	}
+	drv.ModuleLoadDataEx = func(m *cu.ModuleHandle, image unsafe.Pointer, n uint32, options *cu.JITOption, values *uintptr) cu.Result {
+		look()
+		return load(m, image, n, options, values)
+	}
+	drv.ModuleGetFunction = func(h *cu.FunctionHandle, m cu.ModuleHandle, name string) cu.Result {
+		look()
+		return get(h, m, name)
+	}
+	drv.ModuleUnload = func(m cu.ModuleHandle) cu.Result {
+		look()
+		return unload(m)
+	}
+	d, err := cuda.Open(&cuda.Options{Driver: drv, WaitTimeout: 20 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	s, to := newStream(t, d), alloc(t, d, 64)
+	var m device.Module
+	for _, step := range []struct {
+		name string
+		call func() error
+	}{
+		{"loading", func() (err error) { m, err = d.LoadModule([]byte(ptx)); return err }},
+		{"asking for a kernel", func() error { _, err := m.Function("kernel"); return err }},
+		{"unloading", func() error { return m.Close() }},
+	} {
+		work = &heldCopy{d: d, to: to}
+		require.NoError(t, s.HostWork(work))
+		returned := make(chan error, 1)
+		go func() { returned <- step.call() }()
+		time.Sleep(50 * time.Millisecond)
+		require.Zero(t, early.Load(), step.name)
+		work.may.Store(true)
+		synchronize(t, s)
+		require.NoError(t, <-returned, step.name)
+		require.Zero(t, early.Load(), step.name)
+	}
+	work = &heldCopy{d: d, to: to}
+	require.NoError(t, s.HostWork(work))
+	m, err = d.LoadModule([]byte(ptx))
+	require.NoError(t, err, "work that does not end")
+	require.Equal(t, int32(1), early.Load())
+	work.may.Store(true)
+	synchronize(t, s)
+	require.NoError(t, m.Close())
 }
