@@ -94,11 +94,12 @@ func TestSuiteOnGPUs(t *testing.T) {
 		short = fullSuite
 	}
 	const byCounts = `^all_to_all_v/` // which moves what is near and what is far in one step
-	// Over several islands: everything by rails, and what auto takes there.
+	const someNear = `^(groups|transfer)/|^memory/adopt`
+	// Over several islands: everything by rails, what auto takes there, and what a rank does with some peers by address and with others not.
 	rails := `^(broadcast|reduce|reduce_scatter|all_gather|all_to_all)/hierarchical/(large|delayed|overtaken|epoch_wrap|lacking)$|^all_reduce/hierarchical/(rounding$|f32/(1023|205[01])/|bf16/1009/)|` +
-		`^(graph|heap)/all_reduce/hierarchical$|^lifetime/delayed/hierarchical$|^rank/collectives$|^[a-z_]+/errors$`
+		`^(graph|heap)/all_reduce/hierarchical$|^lifetime/delayed/hierarchical$|^rank/collectives$|^[a-z_]+/errors$|` + someNear
 	if full {
-		rails = `/hierarchical|^rank/|^all_reduce/auto/|^[a-z_]+/errors$`
+		rails = `/hierarchical|^rank/|^all_reduce/auto/|^[a-z_]+/errors$|` + someNear
 	}
 	for _, w := range []struct {
 		backend  string

@@ -746,8 +746,10 @@ func adoptedCase(ctx context.Context, e *Env) error {
 			return err
 		}
 		check := checkCopies
-		if _, err := part.Remote((e.R.Rank() + 1) % e.R.WorldSize()); errors.Is(err, errs.ErrNotReachable) {
-			check = checkFetched // what was not allocated for it may have no address at peers
+		for peer := range e.R.WorldSize() {
+			if _, err := part.Remote(peer); errors.Is(err, errs.ErrNotReachable) {
+				check = checkFetched // what was not allocated for it may have no address at peers, nor has memory of other islands
+			}
 		}
 		if err := check(ctx, e, part, int64(round)*7_000_000_000); err != nil {
 			return err
