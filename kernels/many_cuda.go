@@ -62,20 +62,16 @@ func upload(at *collective.Addresses, stretches []ptx.Stretch) ptx.Many {
 	return ptx.Many{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(stretches))}
 }
 
-// wholeStretches are stretches of tensors that are whole vectors, as the kernel for those takes them.
-func wholeStretches(stretches []ptx.Stretch) (whole []ptx.WholeStretch) {
-	for _, s := range stretches {
-		whole = append(whole, ptx.WholeStretch{In: s.In + s.First*16, Out: s.Out + s.First*16, Vectors: uint32(s.Vectors), Line: uint32(s.Line)})
+// uploadWhole is upload for the kernel of whole vectors, of which so many threads do a stretch together.
+func uploadWhole(at *collective.Addresses, stretches []ptx.Stretch, together int) ptx.WholeMany {
+	whole := make([]ptx.WholeStretch, len(stretches))
+	for i, s := range stretches {
+		whole[i] = s.Whole()
 	}
-	return whole
-}
-
-// uploadWhole is upload for these, of which so many threads do one together.
-func uploadWhole(at *collective.Addresses, stretches []ptx.WholeStretch, together int) ptx.WholeMany {
 	var list bytes.Buffer
-	_ = binary.Write(&list, binary.LittleEndian, stretches)
-	m := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(stretches)), Shift: uint32(bits.TrailingZeros(uint(together)))}
-	copy(m.Inlined[:], stretches)
+	_ = binary.Write(&list, binary.LittleEndian, whole)
+	m := ptx.WholeMany{Stretches: uint64(at.Upload(list.Bytes())), Count: uint32(len(whole)), Shift: uint32(bits.TrailingZeros(uint(together)))}
+	copy(m.Inlined[:], whole)
 	return m
 }
 
@@ -171,7 +167,7 @@ func (m *many) onCUDA(s *collective.Spec) {
 			case whole:
 				push := newPushParams(at, span)
 				push.Op = uint32(m.op)
-				return []any{push.Bytes(), uploadWhole(at, wholeStretches(stretches), together)}
+				return []any{push.Bytes(), uploadWhole(at, stretches, together)}
 			case oneShot:
 				return []any{p.Bytes(), upload(at, stretches)}
 			}

@@ -122,14 +122,6 @@ func (w *manyWorld) cut(in, out uint64, l *manyLaunch) (all []ptx.Stretch) {
 	return all
 }
 
-// wholeStretches are stretches as the kernel for whole vectors takes them.
-func wholeStretches(stretches []ptx.Stretch) (whole []ptx.WholeStretch) {
-	for _, s := range stretches {
-		whole = append(whole, ptx.WholeStretch{In: s.In + s.First*16, Out: s.Out + s.First*16, Vectors: uint32(s.Vectors), Line: uint32(s.Line)})
-	}
-	return whole
-}
-
 func (w *manyWorld) inPlace(tensor int) bool { return tensor%2 == 0 }
 
 func newManyWorld(tb testing.TB, j manyJob) *manyWorld { return newManyWorldIn(tb, NewMemory(), 0, j) }
@@ -203,7 +195,10 @@ func newManyWorldIn(tb testing.TB, memory *Memory, above uint64, j manyJob) *man
 				}
 			}
 			var list bytes.Buffer
-			whole := wholeStretches(own)
+			var whole []ptx.WholeStretch
+			for _, s := range own {
+				whole = append(whole, s.Whole())
+			}
 			if j.whole {
 				require.NoError(tb, binary.Write(&list, binary.LittleEndian, whole))
 			} else {

@@ -173,6 +173,11 @@ type WholeStretch struct {
 	Line    uint32 // where its first line is in a slot, in lines
 }
 
+// Whole is the stretch as ManyPushWhole takes it: of a tensor that is whole vectors, which begins at a multiple of 16.
+func (s Stretch) Whole() WholeStretch {
+	return WholeStretch{In: s.In + s.First*16, Out: s.Out + s.First*16, Vectors: uint32(s.Vectors), Line: uint32(s.Line)}
+}
+
 // InlineStretches is how many stretches travel in WholeMany, so that a launch need not load its first ones from memory.
 const InlineStretches = 64
 
@@ -180,7 +185,7 @@ const InlineStretches = 64
 type WholeMany struct {
 	_ structs.HostLayout
 
-	Stretches uint64                        // address of all stretches in this device's memory, the same on every rank
+	Stretches uint64                        // address of all stretches in this device's memory, the same on every rank but for In and Out
 	Count     uint32                        // of stretches
 	Shift     uint32                        // 1 << Shift threads, whole warps, do a stretch together
 	Inlined   [InlineStretches]WholeStretch // the first ones

@@ -2484,7 +2484,7 @@ var mutants = []mutant{
 		new: "\t\tline += n - 1\n",
 	},
 	{
-		file: "kernels/many_cuda.go", why: "a stretch of a list of whole vectors begins where its tensor does", tests: []stage{manyTests},
+		file: "kernels/ptx/layout.go", why: "a stretch of a list of whole vectors begins where its tensor does", tests: []stage{manyTests},
 		old: "In: s.In + s.First*16,",
 		new: "In: s.In,",
 	},
