@@ -264,52 +264,124 @@ func lateRail(ctx context.Context, g *group.Group, m *memory.Memory, what string
 	return errors.Join(run(another), another.Close(ctx), p.Close(ctx), closeAll(), s.Close())
 }
 
-// TestRailsFailedCall: a call of NCCL's that fails on one rank, in the first lap or in the last, ends the run on every rank, with an error that has its condition.
+// heldGroups makes what a rank calls in a group go to its streams when the group ends, as NCCL has it: end gets what does that, and returns what the group's end does. If the word goes at
+// once, it does not wait for the end.
+func heldGroups(f *ncclib.Functions, wordAtOnce bool, end func(all func() ncclib.Result) ncclib.Result) {
+	var mu sync.Mutex // guards open and held
+	var open bool
+	var held []func() ncclib.Result
+	later := func(call func() ncclib.Result) ncclib.Result {
+		mu.Lock()
+		defer mu.Unlock()
+		if !open {
+			return call()
+		}
+		held = append(held, call)
+		return ncclib.Success
+	}
+	own := *f
+	f.GroupStart = func() ncclib.Result {
+		mu.Lock()
+		defer mu.Unlock()
+		open = true
+		return ncclib.Success
+	}
+	f.AllReduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		call := func() ncclib.Result { return own.AllReduce(in, out, n, d, op, c, s) }
+		if n == 1 && wordAtOnce {
+			return call()
+		}
+		return later(call)
+	}
+	f.Broadcast = func(in, out uint64, n uintptr, d ncclib.DataType, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.Broadcast(in, out, n, d, root, c, s) })
+	}
+	f.Reduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.Reduce(in, out, n, d, op, root, c, s) })
+	}
+	f.AllGather = func(in, out uint64, n uintptr, d ncclib.DataType, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.AllGather(in, out, n, d, c, s) })
+	}
+	f.ReduceScatter = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
+		return later(func() ncclib.Result { return own.ReduceScatter(in, out, n, d, op, c, s) })
+	}
+	f.GroupEnd = func() ncclib.Result {
+		mu.Lock()
+		calls := held
+		open, held = false, nil
+		mu.Unlock()
+		return end(func() ncclib.Result {
+			r := own.GroupStart()
+			for _, call := range calls {
+				r = max(r, call())
+			}
+			return max(r, own.GroupEnd())
+		})
+	}
+}
+
+// TestRailsFailedCall: a call of NCCL's that fails on one rank, in the first lap or in the last, ends the run on every rank, with an error that has its condition. If it says so of what is on
+// its way nevertheless, others may have their result, and their next run fails.
 func TestRailsFailedCall(t *testing.T) {
-	eachRail(t, func(t *testing.T, what string) {
-		var arm [4]atomic.Int64 // how many calls of a rank's end of group succeed; negative: all
-		for i := range arm {
-			arm[i].Store(-1)
+	eachRail(t, func(t *testing.T, what string) { failedCall(t, what, false) })
+	for _, lap := range []int64{1 << 20, 1 << 10} {
+		t.Run(fmt.Sprintf("on its way/laps of %d", lap), func(t *testing.T) {
+			shortRails(t, lap)
+			failedCall(t, "all-gather", true) // what ends the run is the same for all of them
+		})
+	}
+}
+
+func failedCall(t *testing.T, what string, sent bool) {
+	var arm [4]atomic.Int64 // how many groups of a rank succeed; negative: all
+	for i := range arm {
+		arm[i].Store(-1)
+	}
+	failing := func(rank int, f *ncclib.Functions) {
+		heldGroups(f, false, func(all func() ncclib.Result) ncclib.Result {
+			left := arm[rank].Load()
+			if left > 0 {
+				arm[rank].Add(-1)
+			}
+			if left != 0 {
+				return all()
+			}
+			if sent {
+				all()
+			}
+			return ncclib.SystemError
+		})
+	}
+	backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+		_, closeAll, s, p, err := railPlan(ctx, m, what)
+		if err != nil {
+			return err
 		}
-		failing := func(rank int, f *ncclib.Functions) {
-			end := f.GroupEnd
-			f.GroupEnd = func() ncclib.Result {
-				if left := arm[rank].Load(); left == 0 {
-					return ncclib.SystemError
-				} else if left > 0 {
-					arm[rank].Add(-1)
-				}
-				return end()
+		run := func() error { return errors.Join(p.Run(s), s.Synchronize(ctx)) }
+		if err := errors.Join(run(), g.Barrier(ctx, "a run before")); err != nil {
+			return err
+		}
+		if g.Rank() == 3 {
+			arm[3].Store(0)
+			if railLapBytes < 1<<20 {
+				arm[3].Store(1) // a lap is on its way
 			}
 		}
-		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, failing, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
-			_, closeAll, s, p, err := railPlan(ctx, m, what)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(p.Run(s), s.Synchronize(ctx), g.Barrier(ctx, "a run before")); err != nil {
-				return err
-			}
-			if g.Rank() == 3 {
-				arm[3].Store(0)
-				if railLapBytes < 1<<20 {
-					arm[3].Store(1) // a lap is on its way
-				}
-			}
-			ran := errors.Join(p.Run(s), s.Synchronize(ctx))
-			if ran == nil || ctx.Err() != nil {
-				return fmt.Errorf("a run of which a call has failed: %w", ran)
-			}
-			if g.Rank() == 3 && !errors.Is(ran, errs.ErrUnavailable) && !strings.Contains(ran.Error(), "ncclSystemError") {
-				return fmt.Errorf("the rank whose call has failed says something else: %w", ran)
-			}
-			if err := p.Run(s); err == nil {
-				return errors.New("a plan that has failed runs again")
-			}
-			arm[g.Rank()].Store(-1)
-			return errors.Join(g.Barrier(ctx, "failed"), p.Close(ctx), closeAll(), s.Close())
-		}))
-	})
+		ran := run()
+		if sent && g.Rank() < 2 && ran == nil {
+			ran = run()
+		}
+		switch {
+		case ran == nil || ctx.Err() != nil:
+			err = fmt.Errorf("a run of which a call has failed ends with %v", ran)
+		case g.Rank() == 3 && !errors.Is(ran, errs.ErrUnavailable) && !strings.Contains(ran.Error(), "ncclSystemError"):
+			err = fmt.Errorf("the rank whose call has failed says something else: %w", ran)
+		case p.Run(s) == nil:
+			err = errors.New("a plan that has failed runs again")
+		}
+		arm[g.Rank()].Store(-1)
+		return errors.Join(g.Vote(ctx, "failed", err), p.Close(ctx), closeAll(), s.Close())
+	}))
 }
 
 // TestRailsWordFirst: NCCL does what it gets as one in any order. Where a rail is cut off when the word has come, which says that nobody has given up, and
@@ -318,50 +390,13 @@ func TestRailsWordFirst(t *testing.T) {
 	eachRail(t, func(t *testing.T, what string) {
 		var arm atomic.Bool
 		change := func(rank int, f *ncclib.Functions) {
-			var mu sync.Mutex // guards rest
-			var rest []func() ncclib.Result
-			later := func(call func() ncclib.Result) ncclib.Result {
-				mu.Lock()
-				defer mu.Unlock()
-				rest = append(rest, call)
-				return ncclib.Success
-			}
-			own := *f
-			f.GroupStart = func() ncclib.Result { return ncclib.Success }
-			f.AllReduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
-				call := func() ncclib.Result { return own.AllReduce(in, out, n, d, op, c, s) }
-				if n == 1 {
-					return call()
-				}
-				return later(call)
-			}
-			f.Broadcast = func(in, out uint64, n uintptr, d ncclib.DataType, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
-				return later(func() ncclib.Result { return own.Broadcast(in, out, n, d, root, c, s) })
-			}
-			f.Reduce = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, root int32, c ncclib.CommHandle, s uintptr) ncclib.Result {
-				return later(func() ncclib.Result { return own.Reduce(in, out, n, d, op, root, c, s) })
-			}
-			f.AllGather = func(in, out uint64, n uintptr, d ncclib.DataType, c ncclib.CommHandle, s uintptr) ncclib.Result {
-				return later(func() ncclib.Result { return own.AllGather(in, out, n, d, c, s) })
-			}
-			f.ReduceScatter = func(in, out uint64, n uintptr, d ncclib.DataType, op ncclib.Op, c ncclib.CommHandle, s uintptr) ncclib.Result {
-				return later(func() ncclib.Result { return own.ReduceScatter(in, out, n, d, op, c, s) })
-			}
-			f.GroupEnd = func() ncclib.Result {
-				mu.Lock()
-				calls := rest
-				rest = nil
-				mu.Unlock()
+			heldGroups(f, true, func(all func() ncclib.Result) ncclib.Result {
 				if rank == 3 && arm.Load() {
 					time.Sleep(200 * time.Millisecond) // meanwhile the word comes
 					return ncclib.SystemError
 				}
-				r := own.GroupStart()
-				for _, call := range calls {
-					r = max(r, call())
-				}
-				return max(r, own.GroupEnd())
-			}
+				return all()
+			})
 		}
 		backendtest.RequireAll(t, onGPUHosts(t, [][]int{{0, 1}, {2, 3}}, 1, 2*time.Second, change, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
 			_, closeAll, s, p, err := railPlan(ctx, m, what)
