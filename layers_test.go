@@ -63,6 +63,7 @@ var mayImport = map[string][]string{
 	"cmd/symmem/internal/terminal":              {},
 	"cmd/symmem/internal/terminal/terminaltest": {},
 	"cmd/symmem/internal/chart":                 {},
+	"cmd/symmem/internal/outfile":               {},
 	"cmd/symmem/internal/machine":               {"cmd/symmem/internal/bytesize"},
 	"cmd/symmem/internal/settings":              {"config", "cmd/symmem/internal/exit", "cmd/symmem/internal/suggest"},
 	"cmd/symmem/internal/probe":                 {"backend", "config", "cmd/symmem/internal/process", "cmd/symmem/internal/terminal"},
@@ -77,11 +78,12 @@ var mayImport = map[string][]string{
 		"cmd/symmem/internal/probe", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/terminal"},
 	"cmd/symmem/internal/bench": {".", "config", "device", "kernels", "tensor", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize",
 		"cmd/symmem/internal/chart", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet", "cmd/symmem/internal/launch", "cmd/symmem/internal/machine",
-		"cmd/symmem/internal/measure", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
+		"cmd/symmem/internal/measure", "cmd/symmem/internal/outfile", "cmd/symmem/internal/process", "cmd/symmem/internal/settings", "cmd/symmem/internal/suggest",
+		"cmd/symmem/internal/terminal"},
 
-	"cmd/symmem/internal/tune": {".", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet",
-		"cmd/symmem/internal/launch", "cmd/symmem/internal/machine", "cmd/symmem/internal/measure", "cmd/symmem/internal/process", "cmd/symmem/internal/settings",
-		"cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
+	"cmd/symmem/internal/tune": {".", "config", "kernels/tuning", "cmd/symmem/internal/build", "cmd/symmem/internal/bytesize", "cmd/symmem/internal/exit", "cmd/symmem/internal/fleet",
+		"cmd/symmem/internal/launch", "cmd/symmem/internal/machine", "cmd/symmem/internal/measure", "cmd/symmem/internal/outfile", "cmd/symmem/internal/process",
+		"cmd/symmem/internal/settings", "cmd/symmem/internal/suggest", "cmd/symmem/internal/terminal"},
 
 	// A machine for PTX, which knows nothing of this module.
 	"internal/ptxvm": {},

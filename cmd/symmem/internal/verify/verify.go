@@ -310,7 +310,7 @@ func (r *runner) preflight(ctx context.Context, preferences []string) string {
 // Rank is one rank of verify. All ranks run the same cases, and rank 0 reports each result on the descriptor fd. It blocks until all
 // cases have been run.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, o Options) error {
-	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+	return fleet.Rank(ctx, p, flags, fd, nil, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
 		return runSuite(ctx, r, o, func(found any) error {
 			if r.Rank() != 0 {
 				return nil
