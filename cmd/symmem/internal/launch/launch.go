@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"runtime"
 	"time"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
@@ -196,7 +198,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			}
 		case sig := <-s.signals:
 			switch {
-			case !asksToEnd(sig):
+			case !AsksToEnd(sig):
 				for _, r := range s.ranks {
 					r.signal(sig, false)
 				}
@@ -205,7 +207,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			default:
 				s.end(sig)
 			}
-			if asksToEnd(sig) && result.Signal == nil {
+			if AsksToEnd(sig) && result.Signal == nil {
 				result.Signal = sig
 			}
 		case <-done:
@@ -241,4 +243,19 @@ func (s *supervisor) end(sig os.Signal) {
 		s.killed = true
 		time.AfterFunc(abandonTime, func() { close(s.abandon) })
 	}
+}
+
+// Output runs a command and returns what it has written to its standard output. On Linux what it starts, unless that makes a group of its own, is
+// killed with it when its context ends, and it is when this process ends; signals from a terminal go to this process alone.
+func Output(cmd *exec.Cmd) ([]byte, error) {
+	if KeepsDescendants {
+		runtime.LockOSThread() // for the kernel, this thread is the parent
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr = groupLeader()
+		cmd.Cancel = func() error {
+			signalGroup(cmd.Process, os.Kill)
+			return nil
+		}
+	}
+	return cmd.Output()
 }
