@@ -2194,6 +2194,31 @@ var mutants = []mutant{
 		new: "bytes, true, func(*tuning.Step) bool { return true })",
 	},
 	{
+		file: "cmd/symmem/internal/bench/plot.go", why: "pictures: of a peer the bandwidth, beside our bus bandwidth", tests: []stage{{"cmd/symmem/internal/bench", "Picture", usual}},
+		old: "if !transfers(row.Kind) {",
+		new: "if row.Algorithm != \"\" {",
+	},
+	{
+		file: "cmd/symmem/internal/outfile/outfile.go", why: "files: what was there goes before what is new is written", tests: []stage{{"cmd/symmem/internal/outfile", ".", usual}},
+		old: "\tif !f.regular {\n\t\treturn f.overwrite(text)",
+		new: "\tif !f.regular || f.there {\n\t\treturn f.overwrite(text)",
+	},
+	{
+		file: "cmd/symmem/internal/launch/start.go", why: "ranks: output that nobody takes is waited for", tests: []stage{{"cmd/symmem/command", "SecondInterruptNeedsNoReader", usual}},
+		old: "case <-abandon:",
+		new: "case <-(chan struct{})(nil):",
+	},
+	{
+		file: "cmd/symmem/internal/launch/keeper.go", why: "ranks: a launcher that crashes ends as one with a status", tests: []stage{{"cmd/symmem/command", "LeavesNoGrandchildren", usual}},
+		old: "debug.SetTraceback(\"crash\")",
+		new: "debug.SetTraceback(\"single\")",
+	},
+	{
+		file: "group/islands.go", why: "islands: what a rank has made up is taken", tests: []stage{{"group", "IslandsMadeUp", usual}},
+		old: "found == nil && !g.canBe(settled.Of):",
+		new: "found == nil && false:",
+	},
+	{
 		file: "tuning.go", why: "ranks may have different tables", tests: []stage{openTests},
 		old: "if r.Digest == all[0].Digest {",
 		new: "if r.Digest == all[0].Digest || true {",
