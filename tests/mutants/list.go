@@ -819,6 +819,16 @@ var mutants = []mutant{
 		new: "\t\t\t_ = cmp.Or(err, p.Window.Err())\n",
 	},
 	{
+		file: "memory/heap.go", why: "an allocation of a heap has the number of the heap", tests: inSuite,
+		old: "return 1<<63 | heap<<32 | request&math.MaxUint32 }",
+		new: "return heap + 1 | request<<32 }",
+	},
+	{
+		file: "memory/memory.go", why: "heaps whose memory was freed are compared on", tests: inSuite,
+		old: "\t\tm.heaps = slices.DeleteFunc(m.heaps, func(other *Heap) bool { return other == h })\n",
+		new: "",
+	},
+	{
 		file: "device/host/work.go", why: "a branch ends with a graph inside of it that ends its goroutine", tests: []stage{{"device/host", "Goexit", usual}},
 		old: "s.step(depth) || depth > 0 {",
 		new: "s.step(depth) {",
