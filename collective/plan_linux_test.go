@@ -368,7 +368,11 @@ func TestRanksMakeOnePlan(t *testing.T) {
 			if r.Rank() == 1 {
 				c.change(&spec)
 			}
-			if err := r.refused(ctx, spec, errs.ErrMismatch); err != nil {
+			var says []string
+			if c.what == "workspace" {
+				says = []string{"workspace of 101 bytes"} // as the plan has it: what the memory would make of it is another thing
+			}
+			if err := r.refused(ctx, spec, errs.ErrMismatch, says...); err != nil {
 				return fmt.Errorf("another %s: %w", c.what, err)
 			}
 		}

@@ -449,7 +449,9 @@ func TestManyRefused(t *testing.T) {
 		a, aErr := x.Sub(0, 10)
 		b, bErr := x.Sub(9, 10)
 		c, cErr := x.Sub(40, 10)
-		if err := errors.Join(aErr, bErr, cErr); err != nil {
+		d, dErr := x.Sub(60, 10)
+		behind, behindErr := x.Sub(49, 10)
+		if err := errors.Join(aErr, bErr, cErr, dErr, behindErr); err != nil {
 			return err
 		}
 		var wrong error
@@ -466,14 +468,11 @@ func TestManyRefused(t *testing.T) {
 		refused("outputs that overlap", errs.ErrInvalid, "pairs[1].Out", Pair{In: a}, Pair{In: b})
 		refused("one output twice", errs.ErrInvalid, "pairs[1]", Pair{In: a, Out: c}, Pair{In: b, Out: c})
 		refused("an output that is another's input", errs.ErrInvalid, "pairs[1].Out", Pair{In: a, Out: c}, Pair{In: c, Out: a})
+		refused("an output that overlaps another's input", errs.ErrInvalid, "pairs[0].Out", Pair{In: a, Out: c}, Pair{In: behind, Out: d})
 		refused("other places", errs.ErrMismatch, "pairs[1]", Pair{In: c}, []Pair{{In: a}, {In: b}}[g.Rank()])
 		refused("other lengths", errs.ErrMismatch, "2 tensors", []Pair{{In: c}, {In: a}}[:1+g.Rank()]...)
 		refused("one rank's nil", errs.ErrInvalid, "pairs[1].In", Pair{In: c}, []Pair{{In: a}, {}}[g.Rank()])
 		// Inputs may overlap.
-		d, err := x.Sub(60, 10)
-		if err != nil {
-			return err
-		}
 		p, err := NewAllReduceMany(ctx, []Pair{{In: a, Out: c}, {In: b, Out: d}}, Sum, nil)
 		if err != nil {
 			return errors.Join(wrong, err)

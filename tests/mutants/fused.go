@@ -44,7 +44,7 @@ func init() {
 			old: "if most >= 0x7f800000 {", new: "if false {"},
 		mutant{file: "kernels/quantize_block.go", why: "the scale is as small as it comes", tests: inInt8,
 			old: "max(math.Float32frombits(most)/127, smallestScale)", new: "math.Float32frombits(most) / 127"},
-		mutant{file: "kernels/algorithm.go", why: "the lossy all-reduce is among the others", tests: inInt8,
+		mutant{file: "kernels/algorithm.go", why: "the lossy all-reduce is among the others", tests: []stage{{"kernels", "^TestForms", usual}},
 			old: "a.Backend() == \"\" && a != QuantizedInt8 && a != Hierarchical {", new: "a.Backend() == \"\" && a != Hierarchical {"},
 	)
 }

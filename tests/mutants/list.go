@@ -12,7 +12,7 @@ var (
 	hostTests      = stage{"backend/host", ".", usual}
 	nativeTests    = stage{"backend/native", ".", usual}
 	worldOfTwo     = stage{"tests", "TestMatrix/backend=(host|far)/world=2/goroutines", usual}
-	worldOfThree   = stage{"tests", "TestMatrix/backend=(host|far)/world=3/goroutines", usual}
+	worldOfMore    = stage{"tests", "TestMatrix/backend=(host|far)/world=(3|5)/goroutines", long} // in short of host five, of far three
 	nvshmemTests   = stage{"backend/nvshmem", "Collectives", usual}
 	ncclTests      = stage{"backend/nccl", ".", long}
 	nixlTests      = stage{"backend/nixl", ".", usual}
@@ -36,11 +36,11 @@ var (
 	slotTests = []stage{{"kernels", "^TestSlotsAreNotOverrun", usual}}
 	meetTests = []stage{{"kernels", "^TestHostRanksMeet", usual}}
 
-	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfThree}
-	inPlans      = with(kernelTests, hostTests, worldOfTwo, worldOfThree)
+	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfMore}
+	inPlans      = with(kernelTests, hostTests, worldOfTwo, worldOfMore)
 	inCollective = with([]stage{planTests}, inPlans...)
-	inSends      = with(with([]stage{memoryTests, hostTests}, kernelTests...), worldOfTwo, worldOfThree)
-	inTensor     = []stage{tensorTests, worldOfTwo, worldOfThree}
+	inSends      = with(with([]stage{memoryTests, hostTests}, kernelTests...), worldOfTwo, worldOfMore)
+	inTensor     = []stage{tensorTests, worldOfTwo, worldOfMore}
 	onFakes      = with([]stage{memoryTests, nativeTests}, kernelTests...)
 )
 
