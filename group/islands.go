@@ -161,10 +161,29 @@ func (g *Group) settleIslands(ctx context.Context, seq uint64, found *Islands) (
 		return nil, fmt.Errorf("reading which islands were found: %w", err)
 	}
 	g.asked.Store(0)
-	if len(settled.Of) != g.Size() {
+	switch {
+	case settled.Of == nil:
 		return nil, nil
+	case found != nil && !slices.Equal(settled.Of, found.of), found == nil && !g.canBe(settled.Of):
+		// All decide from the same words, so this is no rank's finding.
+		return nil, fmt.Errorf("some rank says of call %d of group %s that it has found islands that the others have not: %w", seq, g.name, ErrMismatch)
+	case found != nil:
+		return found, nil
 	}
-	return &Islands{of: settled.Of, why: settled.Why}, nil
+	return &Islands{of: settled.Of, why: clip(settled.Why)}, nil
+}
+
+// canBe reports whether islands of these ranks are some of this group: each rank by the lowest of its island, which is on its machine.
+func (g *Group) canBe(of []int) bool {
+	if len(of) != g.Size() {
+		return false
+	}
+	for r, first := range of {
+		if first < 0 || first > r || of[first] != first || !g.members[r].sameMachine(g.members[first]) {
+			return false
+		}
+	}
+	return true
 }
 
 // pretend makes ranks of one machine share memory only with those of the same name, unless there are no names.

@@ -63,6 +63,28 @@ func TestIslandsHeardByNone(t *testing.T) {
 	requireNone(t, onAll(groups, func(g *Group) error { return g.Barrier(ctx, "all") }))
 }
 
+// TestIslandsMadeUp: what a rank puts into the store that no rank has found is taken by none, whether it has heard the answer or not.
+func TestIslandsMadeUp(t *testing.T) {
+	for _, made := range []string{`{"Of":[0,1,2]}`, `{"Of":[0,0,7]}`, `{"Of":[0,-1,0]}`, `{"Of":[0,0]}`, `{"Of":[]}`, `{"Of":[1,1,1]}`} {
+		groups := newApart(t, 3)
+		ctx := testContext(t)
+		seq := groups[0].seq.Load()
+		require.NoError(t, groups[2].Store().Set(ctx, fmt.Sprintf("symmem: islands of call %d", seq), []byte(made)))
+		for _, err := range onAll(groups, func(g *Group) error { _, err := g.Islands(ctx); return err }) {
+			require.ErrorIs(t, err, ErrMismatch, made)
+		}
+		require.Equal(t, 1, islandsOn(t, groups).Count(), "the next call looks again")
+		if made == `{"Of":[0,1,2]}` { // which could be, so a rank that has heard nothing cannot tell
+			continue
+		}
+		deaf := groups[1]
+		deaf.islands.Store(nil)
+		deaf.asked.Store(seq + 1)
+		_, err := deaf.Islands(ctx)
+		require.ErrorIs(t, err, ErrMismatch, made)
+	}
+}
+
 // TestIslandsThatAreNotSettled: a rank whose question is not answered asks again before it looks again.
 func TestIslandsThatAreNotSettled(t *testing.T) {
 	groups := newApart(t, 2)

@@ -29,18 +29,27 @@ func Exchange(ctx context.Context, g *group.Group, mine *Record, failure error) 
 // Patient reports whether waits for peers look for long before they sleep.
 func (m *Memory) Patient() bool { return m.bound(new(futex.Patience)).Patience != nil }
 
-// Held says which of the memory's locks are held at this moment, by anybody: that of collective calls, that of local calls for one of several
-// ("shared"), or for Close alone ("alone").
+// Held says what of the memory is held at this moment, by anybody: the turn of collective calls, and the backend by a local call ("shared"), or by Close,
+// which lets none begin ("alone").
 func (m *Memory) Held() (collective bool, locals string) {
 	collective = m.collective.held()
+	m.locals.mu.Lock()
+	defer m.locals.mu.Unlock()
 	switch {
-	case m.locals.TryLock():
-		m.locals.Unlock()
-	case m.locals.TryRLock():
-		m.locals.RUnlock()
-		locals = "shared"
-	default:
+	case m.locals.shut:
 		locals = "alone"
+	case m.locals.under > 0:
+		locals = "shared"
 	}
 	return collective, locals
 }
+
+// SkipRequests makes the next request to the heap that many later.
+func (h *Heap) SkipRequests(n uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.log.count += n
+}
+
+// Heaps counts the heaps that are compared whenever ranks meet.
+func (m *Memory) Heaps() int { return len(m.heaps) }

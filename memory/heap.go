@@ -44,6 +44,7 @@ type Heap struct {
 	memory *Memory
 	entry  *entry
 	number uint64
+	nth    uint64 // of the memory's heaps
 
 	// order is held by whatever gives out or reclaims memory. It is taken before the memory's collective.
 	order    turn
@@ -129,6 +130,7 @@ func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp 
 	if _, err := m.exchange(ctx, m.record("heap", heapName, &Record{Bytes: bytes}), failure); err != nil {
 		return nil, err
 	}
+	m.heapsMade++ // where all ranks agreed, as rendezvous are counted
 	if err := m.makeSignals(ctx); err != nil {
 		return nil, err
 	}
@@ -147,7 +149,7 @@ func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp 
 		m.remove(alloc, false)
 		return nil, errors.Join(err, alloc.Release(context.WithoutCancel(ctx)))
 	}
-	h := &Heap{memory: m, entry: e, number: w.number, empty: map[*HeapAllocation]struct{}{}}
+	h := &Heap{memory: m, entry: e, number: w.number, nth: m.heapsMade, empty: map[*HeapAllocation]struct{}{}}
 	h.spans.give(span{0, bytes})
 	m.mu.Lock()
 	e.heap = h
@@ -155,6 +157,11 @@ func (m *Memory) newHeap(ctx context.Context, bytes int64, place string, gaveUp 
 	m.heaps = append(m.heaps, h)
 	return h, nil
 }
+
+// pieceNumber is the number of the window of what a heap's request has made: never that of a rendezvous, nor of another heap. It comes again after 2^32
+// requests. What has it then is at another place in the heap, or has the place of what was freed. So who goes by numbers goes by places too, and by whether
+// what they knew was freed.
+func pieceNumber(heap, request uint64) uint64 { return 1<<63 | heap<<32 | request&math.MaxUint32 }
 
 func roundUp(bytes int64) int64 { return (bytes + HeapAlign - 1) / HeapAlign * HeapAlign }
 
@@ -241,9 +248,9 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 		return nil, &HeapFullError{Bytes: bytes, Size: h.Bytes(), Free: h.spans.free, Largest: h.spans.largest()}
 	}
 	w := h.entry.window
-	e := &entry{alloc: h.entry.alloc, name: heapName}
+	e := &entry{alloc: h.entry.alloc, name: heapName, whole: h.entry}
 	// The window has a number of its own, the same on every rank, and the addresses of the heap's.
-	e.window = &Window{memory: h.memory, alloc: w.alloc, entry: e, mapping: w.mapping, number: w.number | number<<32, whole: w, near: w.near}
+	e.window = &Window{memory: h.memory, alloc: w.alloc, entry: e, mapping: w.mapping, number: pieceNumber(h.nth, number), whole: w, near: w.near}
 	a := &HeapAllocation{heap: h, entry: e, window: e.window, number: number, span: at, bytes: bytes}
 	e.piece = a
 	runtime.Callers(2, a.callers[:])
@@ -418,7 +425,7 @@ func (h *Heap) reclaimNow(ctx context.Context, gaveUp error) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.freed = h.freed[len(going):]
+	h.freed = slices.Clone(h.freed[len(going):]) // so that what is gone is not kept alive
 	bytes := int64(0)
 	for _, a := range going {
 		h.spans.give(a.span)
@@ -524,7 +531,6 @@ func (h *Heap) close(ctx context.Context, gaveUp error) error {
 		h.closed.Store(false)
 		return fmt.Errorf("closing %s: %w", h, errors.Join(differ, err))
 	}
-	m.heaps = slices.DeleteFunc(m.heaps, func(other *Heap) bool { return other == h })
 	if err = errors.Join(differ, err); err != nil {
 		return fmt.Errorf("closing %s: %w", h, err)
 	}

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,14 @@ func (m *Memory) PrepareCollective(ctx context.Context, in, out Place, inBytes, 
 		c.In, c.InOffset, c.Out, c.OutOffset = in.Window.alloc, in.Offset, out.Window.alloc, out.Offset
 	}
 	return inTurn(ctx, &m.collective, "preparing "+what, func(ctx context.Context, gaveUp error) (backend.PreparedAllReduce, error) {
+		// An earlier call, which this one has waited for, may have closed the memory or freed some of it.
+		err := m.Closed()
+		for _, p := range operands {
+			err = cmp.Or(err, p.Window.Err())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", call, err)
+		}
 		p, err := library.PrepareAllReduce(ctx, &c)
 		if gaveUp != nil && err == nil {
 			return nil, errors.Join(gaveUp, p.Close()) // the caller tells the others, as of every failure here

@@ -38,15 +38,16 @@ type Memory struct {
 	workspace  pool                       // guarded by collective
 	devices    []string                   // every rank's device, by rank, once a workspace was taken; guarded by collective
 	heaps      []*Heap                    // guarded by collective
+	heapsMade  uint64                     // heaps that all ranks agreed on; guarded by collective
 	tuning     atomic.Pointer[tuning.Set] // that SetTuning gave
-	left       bool                       // Close has told the others, but the device was still busy; guarded by collective
+	left       bool                       // Close has told the others, but something was still at work; guarded by collective
+	agreed     bool                       // all ranks have agreed to close; guarded by collective
 	signals    atomic.Pointer[signals]    // made with the signal pads by the first rendezvous
 	compiled   compiled
 	copies     copies
 
-	// locals is held for reading by local calls that make or release memory, so that Close does not take the backend away under
-	// them. It is taken after collective, and before mu.
-	locals sync.RWMutex
+	locals    locals // calls that Close waits for before it closes the backend
+	enqueuing entry  // stands for the memory's own signals in calls that enqueue them
 
 	closed   atomic.Bool // Close was called; set under mu
 	again    atomic.Bool // the last Close has kept everything, and can be called again
@@ -76,6 +77,8 @@ type entry struct {
 	place  string          // where it was allocated, for leak reports
 	heap   *Heap           // that the allocation is; nil for all others; guarded by the memory's mu
 	piece  *HeapAllocation // of a heap, which the entry stands for; such an entry is in no list of the memory
+	whole  *entry          // of the heap, for such an entry
+	own    bool            // the memory has made the allocation for itself
 	left   bool            // this rank has told the others that it frees the allocation, but its device was still busy
 
 	meeting bool // a rendezvous of it is under way; guarded by the memory's mu, as the window is
@@ -85,17 +88,27 @@ type entry struct {
 	gone    atomic.Bool  // it was released: work that a graph has kept must not touch it
 }
 
-// use begins enqueueing work on the allocation, unless it is being freed; then the answer is ErrClosed. unuse ends it.
+// use begins enqueueing work on the allocation, unless it is being freed, or the heap that it is a piece of; then the answer is ErrClosed. unuse ends it.
 func (e *entry) use() error {
+	if e.whole != nil {
+		if err := e.whole.use(); err != nil {
+			return err
+		}
+	}
 	e.uses.Add(1)
 	if e.closing.Load() {
-		e.uses.Add(-1)
+		e.unuse()
 		return errs.ErrClosed
 	}
 	return nil
 }
 
-func (e *entry) unuse() { e.uses.Add(-1) }
+func (e *entry) unuse() {
+	e.uses.Add(-1)
+	if e.whole != nil {
+		e.whole.unuse()
+	}
+}
 
 // seal refuses work from now on, and waits for calls that are enqueueing some.
 func (e *entry) seal(ctx context.Context) error {
@@ -221,8 +234,10 @@ func (m *Memory) allocate(ctx context.Context, bytes int64, name, place string) 
 			return m.allocateNow(ctx, bytes, name, place)
 		})
 	}
-	m.locals.RLock()
-	defer m.locals.RUnlock()
+	if !m.locals.enter() {
+		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, m.Closed())
+	}
+	defer m.locals.leave()
 	if err := errors.Join(invalid, m.Err()); err != nil {
 		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 	}
@@ -266,8 +281,10 @@ func (m *Memory) Register(ctx context.Context, p device.Ptr, bytes int64, name s
 		return nil, err
 	}
 	began := time.Now()
-	m.locals.RLock()
-	defer m.locals.RUnlock()
+	if !m.locals.enter() {
+		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, m.Closed())
+	}
+	defer m.locals.leave()
 	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("registering %d bytes at %s: %w", bytes, p, err)
 	}
@@ -369,23 +386,28 @@ func (m *Memory) rendezvous(ctx context.Context, a backend.Allocation, what Reco
 // Free releases a when this rank's device has nothing left to do. Without a window it is local. With one it is collective: it also waits
 // for all ranks, so that nobody unmaps memory that a peer may still write; then every rank unmaps and releases. If ctx ends while
 // the device still works, or before an earlier collective call has ended, the memory is kept on this rank, and Free can be called again. If a peer is lost, this rank's memory is released
-// and the error is ErrPeerLost. Freeing twice is ErrClosed.
+// and the error is ErrPeerLost. Freeing twice is ErrClosed, and so is freeing what has a window after Close, even if that has kept it.
 func (m *Memory) Free(ctx context.Context, a backend.Allocation) error {
 	if err := errors.Join(errs.Given("Free", "ctx", ctx, "a context"), errs.Given("Free", "allocation", a, "one that Allocate or Register gave")); err != nil {
 		return err
 	}
-	m.locals.RLock()
+	if !m.locals.enter() {
+		return fmt.Errorf("freeing %d bytes: %w", a.Bytes(), m.Closed())
+	}
 	e := m.remove(a, true)
 	if e != nil {
-		defer m.locals.RUnlock()
+		defer m.locals.leave()
 		return m.freeEntry(ctx, e, nil)
 	}
-	m.locals.RUnlock()
+	m.locals.leave()
 	return m.collective.do(ctx, fmt.Sprintf("freeing %d bytes", a.Bytes()), func(ctx context.Context, gaveUp error) error { return m.free(ctx, a, gaveUp) })
 }
 
 // free is Free for callers that hold m.collective, and may have given up.
 func (m *Memory) free(ctx context.Context, a backend.Allocation, gaveUp error) error {
+	if err := m.Closed(); err != nil { // the others have told of all their memory in Close, and come to no vote about this
+		return fmt.Errorf("freeing: %w", err)
+	}
 	e := m.remove(a, false)
 	if e == nil {
 		return fmt.Errorf("freeing symmetric memory: %w", errs.ErrClosed)
@@ -494,8 +516,9 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 		e.window.closed.Store(true)
 	}
 	var err error
-	if e.heap != nil {
-		err = e.heap.end()
+	if h := e.heap; h != nil {
+		err = h.end()
+		m.heaps = slices.DeleteFunc(m.heaps, func(other *Heap) bool { return other == h })
 	}
 	err = errors.Join(err, m.copies.forget(e))
 	if e.window != nil && e.window.mapping != nil {
@@ -506,8 +529,8 @@ func (m *Memory) release(ctx context.Context, e *entry) error {
 
 // Close releases everything: it waits for this rank's device and for all ranks, unmaps, releases and closes the backend. Collective.
 // Allocations that were not freed are logged as leaks, with the place that made them, and released. Lost peers do not hold it
-// up. If ctx ends while this rank's device still works, or before an earlier collective call has ended, nothing is released on this rank, and Close can be
-// called again; [Memory.Busy] reports that. Closing twice is ErrClosed.
+// up. If ctx ends while this rank's device still works, or before an earlier call that allocates, frees or is collective has ended, nothing is released on this
+// rank, and Close can be called again; [Memory.Busy] reports that. Closing twice is ErrClosed.
 func (m *Memory) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
@@ -528,18 +551,31 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 		return fmt.Errorf("closing symmetric memory: %w", errs.ErrClosed)
 	}
 	m.closed.Store(true)
-	going := slices.Clone(m.entries)
+	going := append(slices.Clone(m.entries), &m.enqueuing)
 	m.mu.Unlock()
 
-	busy, err := m.quiesce(ctx, "closing", m.left, gaveUp, going...)
+	var busy, err error
+	switch {
+	case !m.agreed:
+		busy, err = m.quiesce(ctx, "closing", m.left, gaveUp, going...)
+	case gaveUp != nil:
+		busy = gaveUp
+	default: // the others have closed theirs, and come to no vote
+		busy, err = m.idleOrBroken(ctx, going...)
+	}
+	what := "the device still works on it"
+	if busy == nil {
+		m.agreed = true
+		// Local calls that are under way end first; those to come find the memory closed.
+		if busy = m.locals.end(ctx); busy != nil {
+			what, busy = "a call that allocates or frees is still under way", errors.Join(busy, err)
+		}
+	}
 	m.left = busy != nil
 	m.again.Store(m.left)
 	if busy != nil {
-		return fmt.Errorf("closing symmetric memory: the device still works on it, so it was kept; close it again: %w", busy)
+		return fmt.Errorf("closing symmetric memory: %s, so it was kept; close it again: %w", what, busy)
 	}
-	// Local calls that are under way end first; those to come find the memory closed.
-	m.locals.Lock()
-	defer m.locals.Unlock()
 	m.released.Store(true)
 	// The pads of signals may be memory of their own, which the backend must still be there for.
 	if s := m.signals.Load(); s != nil {
@@ -550,7 +586,7 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	m.entries = nil
 	m.mu.Unlock()
 	for _, e := range slices.Backward(entries) {
-		if e.name != workspaceName {
+		if !e.own {
 			m.log.Warn("symmetric memory was not freed before close", "name", e.name, "address", e.alloc.Ptr(),
 				"bytes", e.alloc.Bytes(), "allocated at", e.place)
 		}
@@ -563,7 +599,7 @@ func (m *Memory) close(ctx context.Context, gaveUp error) error {
 	return nil
 }
 
-// Busy reports whether the last Close found this rank's device, or an earlier collective call, at work, and so kept everything.
+// Busy reports whether the last Close found this rank's device, or an earlier call, at work, and so kept everything.
 func (m *Memory) Busy() bool { return m.again.Load() }
 
 // Find returns the allocation that p is in, its window, and the offset of p from its first byte. It is for those who have only an address: of
@@ -646,7 +682,7 @@ func (m *Memory) Allocations() int {
 	defer m.mu.Unlock()
 	n := 0
 	for _, e := range m.entries {
-		if e.name != workspaceName {
+		if !e.own {
 			n++
 		}
 	}

@@ -178,20 +178,36 @@ func (p *PreparedSend) Close() error {
 // A graph runs them at any time, so that the memory may be somebody else's by then. Some are known only then.
 type hostSend PreparedSend
 
-// RunKernel copies, unless the plan has failed or was closed, or its memory was freed.
+// RunKernel copies, unless the plan has failed or was closed. What goes wrong is a failure of the plan's: its peers, to which the stream signals next, must not take
+// what is not there.
 func (r *hostSend) RunKernel() error {
 	user := r.signals.user
 	if user.failedBefore() {
 		return nil
 	}
+	returned := false
+	defer func() {
+		if !returned { // the stream has the panic
+			user.failLater(errors.New("its copies have panicked"))
+		}
+	}()
+	err := r.copy()
+	returned = true
+	if err != nil {
+		user.failLater(err)
+	}
+	return nil
+}
+
+// copy copies, unless memory was freed.
+func (r *hostSend) copy() error {
 	hm := r.signals.memory.device.(device.HostMemory)
 	if r.computed != nil {
 		return r.computed.copy(hm)
 	}
 	for _, t := range r.transfers {
 		if err := freedSides(t.sides); err != nil {
-			user.failLater(err)
-			return nil
+			return err
 		}
 	}
 	return copyOnHost(hm, r.copies)

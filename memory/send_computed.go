@@ -184,7 +184,7 @@ func (c *computed) move(peer int) backend.PreparedTransfer {
 	return x.far.prepared.(*workTransfer) // as a put that is not empty is to memory without an address
 }
 
-// copy makes the puts of a run on the host device, where all memory has addresses. A failure is the plan's.
+// copy makes the puts of a run on the host device, where all memory has addresses.
 func (c *computed) copy(hm device.HostMemory) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,8 +195,7 @@ func (c *computed) copy(hm device.HostMemory) error {
 		}
 	}
 	if err != nil {
-		c.signals.user.failLater(err)
-		return nil
+		return err
 	}
 	for peer := range c.peers {
 		if c.taken[peer] {

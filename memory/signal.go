@@ -120,6 +120,7 @@ func (m *Memory) Signal(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return err
 	}
+	defer m.enqueuing.unuse()
 	return sig.signal(s, peer, channel)
 }
 
@@ -131,6 +132,7 @@ func (m *Memory) Wait(s device.Stream, peer, channel int) error {
 	if err != nil {
 		return err
 	}
+	defer m.enqueuing.unuse()
 	return sig.wait(s, peer, channel)
 }
 
@@ -142,6 +144,7 @@ func (m *Memory) Barrier(s device.Stream, channel int) error {
 	if err != nil {
 		return err
 	}
+	defer m.enqueuing.unuse()
 	return sig.barrier(s, channel)
 }
 
@@ -155,6 +158,7 @@ func (m *Memory) CanSignal() bool {
 	return ok
 }
 
+// signalsFor gives the memory's own signals to a call that enqueues them, which ends the use of m.enqueuing unless there is an error.
 func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (signals, error) {
 	if err := m.checkStream(op, s); err != nil {
 		return nil, err
@@ -171,6 +175,9 @@ func (m *Memory) signalsFor(op string, s device.Stream, peer, channel int) (sign
 	sig := m.signals.Load()
 	if sig == nil {
 		return nil, fmt.Errorf("%s: signal pads are made by the first rendezvous of the group: %w", op, errs.ErrNoRendezvous)
+	}
+	if m.enqueuing.use() != nil {
+		return nil, fmt.Errorf("%s: %w", op, m.Closed())
 	}
 	return *sig, nil
 }

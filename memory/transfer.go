@@ -100,6 +100,11 @@ func (m *Memory) prepareTransfer(op backend.TransferOp, peer int, posted bool, b
 		sides = addSide(addSide(sides, e, arg, "local"), b.Window.entry, arg, "remote")
 		near = near && b.Window.near[peer]
 	}
+	// The backend must have the memory while it prepares.
+	if err := useSides(sides); err != nil {
+		return nil, fmt.Errorf("preparing a transfer: %w", err)
+	}
+	defer unuseSides(sides)
 	t := &Transfer{memory: m, op: op, peer: peer, sides: sides, state: TransferPrepared}
 	var err error
 	if own, ok := m.transferrer(near); ok {
@@ -566,6 +571,7 @@ func (m *Memory) PutSignal(s device.Stream, peer int, w *Window, offset int64, l
 	if err != nil {
 		return err
 	}
+	defer m.enqueuing.unuse()
 	if x, ok := sig.(*mixedSignals); ok {
 		sig = x.of(peer)
 	}

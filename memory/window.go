@@ -25,8 +25,9 @@ type Window struct {
 	noMulticast atomic.Pointer[error] // why the last EnableMulticast failed
 }
 
-// Number is the number of the rendezvous that made the window, from 1. It is the same on every rank, and no other window of the memory
-// has it. Ranks tell each other by it which window they mean.
+// Number is the number of the rendezvous that made the window, from 1, and of an allocation of a [Heap] one from 2^63. It is the same on every rank, and no
+// other window of the memory has it, except that those of a heap come again after 2^32 requests to it. Two allocations that have one number at the
+// same time begin at different places of the heap. Ranks tell each other by the number and the place which memory they mean.
 func (w *Window) Number() uint64 { return w.number }
 
 // base is the window of the heap, for that of one of its allocations; else the window itself.

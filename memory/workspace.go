@@ -169,7 +169,7 @@ func (m *Memory) growWorkspace(ctx context.Context, bytes int64) (*workspaceBlk,
 		}
 		return nil, errors.Join(noWorkspace(bytes, voteErr), err)
 	}
-	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName}
+	e := &entry{alloc: alloc, name: workspaceName, place: workspaceName, own: true}
 	m.add(e)
 	w, err := m.rendezvous(ctx, alloc, Record{Name: workspaceName}, nil)
 	if err != nil {

@@ -194,3 +194,31 @@ func TestGraphOfFreedMemory(t *testing.T) {
 	assert.Equal(t, 1, work.More, "the copy out of freed memory")
 	assert.EqualValues(t, 2, c.runs.Load())
 }
+
+// A graph that is launched inside of a branch may end with work that ends its goroutine: the branch goes on behind it, as the stream does.
+func TestGoexitEndsGraphInsideOfBranch(t *testing.T) {
+	d := open(t, nil)
+	origin, side := newStream(t, d), newStream(t, d)
+	fork, join := newEvent(t, d), newEvent(t, d)
+	ran := 0
+	inner := capture(t, origin, func() { require.NoError(t, origin.HostFunc(runtime.Goexit)) })
+	for _, more := range []bool{false, true} { // behind it, in the branch
+		g := capture(t, origin, func() {
+			require.NoError(t, origin.Record(fork))
+			require.NoError(t, side.WaitEvent(fork))
+			require.NoError(t, inner.Launch(side))
+			if more {
+				require.NoError(t, side.HostFunc(func() { ran++ }))
+			}
+			require.NoError(t, side.Record(join))
+			require.NoError(t, origin.WaitEvent(join))
+		})
+		for range 3 {
+			require.NoError(t, g.Launch(origin))
+			require.ErrorContains(t, origin.Synchronize(bounded(t)), "Goexit", "more %t", more)
+		}
+	}
+	require.Equal(t, 3, ran)
+	require.NoError(t, inner.Launch(origin), "nobody holds it any more")
+	require.ErrorContains(t, origin.Synchronize(bounded(t)), "Goexit")
+}

@@ -209,8 +209,12 @@ func (s *Stream) replaySide() {
 	debug.SetPanicOnFault(true)
 	returned := false
 	defer func() {
-		if !returned && s.step(len(s.frames)-1) {
-			go s.replaySide() // behind the work that called runtime.Goexit
+		if returned {
+			return
+		}
+		// Behind the work that called runtime.Goexit. A graph inside of the branch may have come to its end with it, which leaves the branch to go on.
+		if depth := len(s.frames) - 1; s.step(depth) || depth > 0 {
+			go s.replaySide()
 		}
 	}()
 	s.replayBranch(0)

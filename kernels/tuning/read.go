@@ -26,6 +26,12 @@ const (
 // Read reads the table in a file, and returns the file's bytes with it. The error is that of the operating system (fs.ErrNotExist), or ErrInvalid: an *ArgumentError of
 // package symmem with the file, the field, its value, what is allowed there and what to do; several of them where several things are wrong.
 func Read(path string) (*Table, []byte, error) {
+	// A pipe or a terminal might never begin, or never end.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		p := &problems{file: path}
+		p.add("file", info.Mode().Type().String(), "a regular file")
+		return nil, nil, p.err()
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening a tuning table: %w", err)

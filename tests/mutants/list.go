@@ -635,18 +635,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "memory is allocated while the backend is closed", tests: inSuite,
-		old: "\tm.locals.RLock()\n\tdefer m.locals.RUnlock()\n\tif err := errors.Join(invalid",
-		new: "\tif err := errors.Join(invalid",
+		old: "\tdefer m.locals.leave()\n\tif err := errors.Join(invalid",
+		new: "\tm.locals.leave()\n\tif err := errors.Join(invalid",
 	},
 	{
 		file: "memory/memory.go", why: "memory is registered while the backend is closed", tests: inSuite,
-		old: "\tbegan := time.Now()\n\tm.locals.RLock()\n\tdefer m.locals.RUnlock()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
-		new: "\tbegan := time.Now()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+		old: "\tdefer m.locals.leave()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
+		new: "\tm.locals.leave()\n\tif err := m.Err(); err != nil {\n\t\treturn nil, fmt.Errorf(\"registering",
 	},
 	{
 		file: "memory/memory.go", why: "memory is freed while the backend is closed", tests: inSuite,
-		old: "\tm.locals.RLock()\n\te := m.remove(a, true)\n\tif e != nil {\n\t\tdefer m.locals.RUnlock()\n\t\treturn m.freeEntry(ctx, e, nil)\n\t}\n\tm.locals.RUnlock()\n",
-		new: "\tif e := m.remove(a, true); e != nil {\n\t\treturn m.freeEntry(ctx, e, nil)\n\t}\n",
+		old: "\tif e != nil {\n\t\tdefer m.locals.leave()\n",
+		new: "\tif e != nil {\n\t\tm.locals.leave()\n",
 	},
 	{
 		file: "memory/memory.go", why: "ranks do not compare sizes before a collective allocation", tests: inSuite,
@@ -760,8 +760,78 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "Close does not wait for local calls under way", tests: inSuite,
-		old: "\tm.locals.Lock()\n\tdefer m.locals.Unlock()\n",
+		old: "\t\tif busy = m.locals.end(ctx); busy != nil {\n",
+		new: "\t\tif m.locals.shut = true; busy != nil {\n",
+	},
+	{
+		file: "memory/memory.go", why: "Close waits for local calls longer than its context lasts", tests: inSuite,
+		old: "\t\tif busy = m.locals.end(ctx); busy != nil {\n",
+		new: "\t\tif busy = m.locals.end(context.WithoutCancel(ctx)); busy != nil {\n",
+	},
+	{
+		file: "memory/memory.go", why: "a rank that closes again asks the others again, who have closed", tests: inSuite,
+		old: "\tcase !m.agreed:\n",
+		new: "\tcase true:\n",
+	},
+	{
+		file: "memory/memory.go", why: "what the others have closed is freed with a vote", tests: inSuite,
+		old: "\tif err := m.Closed(); err != nil { // the others",
+		new: "\tif err := m.Closed(); err != nil && false { // the others",
+	},
+	{
+		file: "memory/memory.go", why: "Close does not wait for calls that enqueue signals", tests: inSuite,
+		old: "going := append(slices.Clone(m.entries), &m.enqueuing)\n",
+		new: "going := slices.Clone(m.entries)\n",
+	},
+	{
+		file: "memory/memory.go", why: "work is enqueued on allocations of a heap that is being freed", tests: inSuite,
+		old: "\tif e.whole != nil {\n\t\tif err := e.whole.use(); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\te.uses.Add(1)\n\tif e.closing.Load() {\n\t\te.unuse()\n",
+		new: "\te.uses.Add(1)\n\tif e.closing.Load() {\n\t\te.uses.Add(-1)\n",
+	},
+	{
+		file: "memory/memory.go", why: "the uses of a heap's allocation never end", tests: inSuite,
+		old: "\tif e.whole != nil {\n\t\te.whole.unuse()\n\t}\n",
 		new: "",
+	},
+	{
+		file: "memory/transfer.go", why: "memory is freed while a transfer of it is prepared", tests: inSuite,
+		old: "\tdefer unuseSides(sides)\n\tt := &Transfer",
+		new: "\tunuseSides(sides)\n\tt := &Transfer",
+	},
+	{
+		file: "memory/send.go", why: "peers get the signal of a send that could not copy", tests: inSuite,
+		old: "\treturned = true\n\tif err != nil {\n\t\tuser.failLater(err)\n\t}\n\treturn nil\n",
+		new: "\treturned = true\n\treturn err\n",
+	},
+	{
+		file: "memory/send.go", why: "peers get the signal of a send whose copies have panicked", tests: inSuite,
+		old: "\t\tif !returned { // the stream has the panic\n",
+		new: "\t\tif !returned && false {\n",
+	},
+	{
+		file: "memory/library_allreduce.go", why: "the library is asked after the memory was closed", tests: inSuite,
+		old: "\t\terr := m.Closed()\n",
+		new: "\t\tvar err error\n",
+	},
+	{
+		file: "memory/library_allreduce.go", why: "the library is given memory that was freed while the call waited", tests: inSuite,
+		old: "\t\t\terr = cmp.Or(err, p.Window.Err())\n",
+		new: "\t\t\t_ = cmp.Or(err, p.Window.Err())\n",
+	},
+	{
+		file: "memory/heap.go", why: "an allocation of a heap has the number of the heap", tests: inSuite,
+		old: "return 1<<63 | heap<<32 | request&math.MaxUint32 }",
+		new: "return heap + 1 | request<<32 }",
+	},
+	{
+		file: "memory/memory.go", why: "heaps whose memory was freed are compared on", tests: inSuite,
+		old: "\t\tm.heaps = slices.DeleteFunc(m.heaps, func(other *Heap) bool { return other == h })\n",
+		new: "",
+	},
+	{
+		file: "device/host/work.go", why: "a branch ends with a graph inside of it that ends its goroutine", tests: []stage{{"device/host", "Goexit", usual}},
+		old: "s.step(depth) || depth > 0 {",
+		new: "s.step(depth) {",
 	},
 	{
 		file: "memory/memory.go", why: "graphs do not know that their memory was closed", tests: inSuite,
@@ -775,18 +845,18 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/memory.go", why: "workspace is reported as a leak", tests: inSuite,
-		old: "\t\tif e.name != workspaceName {\n\t\t\tm.log.Warn",
+		old: "\t\tif !e.own {\n\t\t\tm.log.Warn",
 		new: "\t\tif true {\n\t\t\tm.log.Warn",
 	},
 	{
 		file: "memory/memory.go", why: "leaks are not reported", tests: inSuite,
-		old: "\t\tif e.name != workspaceName {\n\t\t\tm.log.Warn",
+		old: "\t\tif !e.own {\n\t\t\tm.log.Warn",
 		new: "\t\tif false {\n\t\t\tm.log.Warn",
 	},
 	{
 		file: "memory/memory.go", why: "workspace counts as the user's allocations", tests: inSuite,
-		old: "\t\tif e.name != workspaceName {\n\t\t\tn++",
-		new: "\t\tif e.name != \"\" || true {\n\t\t\tn++",
+		old: "\t\tif !e.own {\n\t\t\tn++",
+		new: "\t\tif true {\n\t\t\tn++",
 	},
 	{
 		file: "memory/memory.go", why: "a busy rank does not tell the others once its time is up", tests: inSuite,
@@ -1259,8 +1329,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "the CPU copies to peers when the plan has failed", tests: inPlans,
-		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\thm := ",
-		new: "\thm := ",
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\treturned := false",
+		new: "\treturned := false",
 	},
 	{
 		file: "memory/send.go", why: "a send signals before it puts", tests: inPlans,
@@ -1289,8 +1359,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a plan that has failed goes on with the copies of a graph", tests: inSends,
-		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\thm :=",
-		new: "\thm :=",
+		old: "\tif user.failedBefore() {\n\t\treturn nil\n\t}\n\treturned :=",
+		new: "\treturned :=",
 	},
 	{
 		file: "memory/send.go", why: "graphs copy from and to freed memory", tests: inSends,
@@ -2192,6 +2262,31 @@ var mutants = []mutant{
 		file: "cmd/symmem/internal/tune/table.go", why: "tables: what is not whole vectors goes by what was measured of such", tests: []stage{{"cmd/symmem/internal/tune", ".", usual}},
 		old: "bytes, whole, func(*tuning.Step) bool { return true })",
 		new: "bytes, true, func(*tuning.Step) bool { return true })",
+	},
+	{
+		file: "cmd/symmem/internal/bench/plot.go", why: "pictures: of a peer the bandwidth, beside our bus bandwidth", tests: []stage{{"cmd/symmem/internal/bench", "Picture", usual}},
+		old: "if !transfers(row.Kind) {",
+		new: "if row.Algorithm != \"\" {",
+	},
+	{
+		file: "cmd/symmem/internal/outfile/outfile.go", why: "files: what was there goes before what is new is written", tests: []stage{{"cmd/symmem/internal/outfile", ".", usual}},
+		old: "\tif !f.regular {\n\t\treturn f.overwrite(text)",
+		new: "\tif !f.regular || f.there {\n\t\treturn f.overwrite(text)",
+	},
+	{
+		file: "cmd/symmem/internal/launch/start.go", why: "ranks: output that nobody takes is waited for", tests: []stage{{"cmd/symmem/command", "SecondInterruptNeedsNoReader", usual}},
+		old: "case <-abandon:",
+		new: "case <-(chan struct{})(nil):",
+	},
+	{
+		file: "cmd/symmem/internal/launch/keeper.go", why: "ranks: a launcher that crashes ends as one with a status", tests: []stage{{"cmd/symmem/command", "LeavesNoGrandchildren", usual}},
+		old: "debug.SetTraceback(\"crash\")",
+		new: "debug.SetTraceback(\"single\")",
+	},
+	{
+		file: "group/islands.go", why: "islands: what a rank has made up is taken", tests: []stage{{"group", "IslandsMadeUp", usual}},
+		old: "found == nil && !g.canBe(settled.Of):",
+		new: "found == nil && false:",
 	},
 	{
 		file: "tuning.go", why: "ranks may have different tables", tests: []stage{openTests},

@@ -181,11 +181,63 @@ func TestBenchOfOneRank(t *testing.T) {
 	assert.Contains(t, string(picture), "</svg>")
 }
 
+// TestBenchPictureOfNothing: a picture that would have nothing on it is refused before anything is measured.
 func TestBenchPictureOfNothing(t *testing.T) {
 	plotFile := filepath.Join(t.TempDir(), "x.png")
-	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.Rendezvous, "--reps", "1", "--plot", plotFile)
+	r := call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.Rendezvous+","+measure.Barrier, "--reps", "1", "--plot", plotFile)
+	assert.Equal(t, exit.Usage, r.status)
+	assert.Contains(t, r.err, "nothing with sizes")
+	assert.Empty(t, r.out)
+
+	// What is between ranks has none of one rank, which is known only where the ranks are.
+	r = call(t, "", environ(), "bench", "--ranks", "1", "--kind", measure.Put+","+measure.PutSignal, "--reps", "1", "--plot", plotFile)
 	assert.Equal(t, exit.Failure, r.status)
 	assert.Contains(t, r.err, "nothing with sizes")
+	assert.Contains(t, r.out, "skipped: host: put is between ranks")
+	assert.Contains(t, r.out, "skipped: host: put_signal is between ranks")
+	assert.NoFileExists(t, plotFile)
+}
+
+// TestBenchKeepsFiles: a file that was there stays as it was unless something was measured.
+func TestBenchKeepsFiles(t *testing.T) {
+	dir := t.TempDir()
+	jsonFile, plotFile := filepath.Join(dir, "b.json"), filepath.Join(dir, "b.svg")
+	for _, path := range []string{jsonFile, plotFile} {
+		require.NoError(t, os.WriteFile(path, []byte("earlier"), 0o600))
+	}
+	small := []string{"bench", "--ranks", "2", "--sizes", "64", "--kind", measure.Put, "--reps", "1", "--output", jsonFile, "--plot", plotFile}
+	r := call(t, "", environ(), append(small, "--backend", "absent")...)
+	assert.Equal(t, exit.Failure, r.status)
+	for _, path := range []string{jsonFile, plotFile} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		assert.Equal(t, "earlier", string(text))
+	}
+	r = call(t, "", environ(), append(small, "--backend", "host")...)
+	require.Equal(t, exit.OK, r.status, r.err)
+	text, err := os.ReadFile(jsonFile)
+	require.NoError(t, err)
+	assert.True(t, json.Valid(text))
+	text, err = os.ReadFile(plotFile)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), "</svg>")
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Len(t, files, 2, "nothing else is left behind")
+}
+
+// TestBenchMany: a list of tensors is measured whatever forms are asked for.
+func TestBenchMany(t *testing.T) {
+	for _, form := range []string{"auto", "all", "one_shot"} {
+		r := call(t, "", environ(), "bench", "--backend", "host", "--ranks", "2", "--sizes", "4K", "--kind", measure.AllReduceMany, "--tensors", "3", "--reps", "1",
+			"--algorithm", form, "--json")
+		require.Equal(t, exit.OK, r.status, r.err)
+		var report bench.Report
+		require.NoError(t, json.Unmarshal([]byte(r.out), &report))
+		require.Len(t, report.Rows, 1, form)
+		assert.Equal(t, int64(3*4096), report.Rows[0].Bytes)
+		assert.Equal(t, 3, report.Rows[0].Tensors)
+	}
 }
 
 func TestBenchBackends(t *testing.T) {

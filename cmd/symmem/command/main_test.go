@@ -32,6 +32,8 @@ const (
 	roleVar = "SYMMEM_TEST_ROLE"
 	// brokenVar lets the broken backends below be used.
 	brokenVar = "SYMMEM_TEST_BROKEN"
+	// stallVar lets the probe of the backend "stalls" not return.
+	stallVar = "SYMMEM_TEST_STALL"
 )
 
 func TestMain(m *testing.M) {
@@ -42,6 +44,7 @@ func TestMain(m *testing.M) {
 	}
 	backend.Register("exits", exits{broken{open: true}})
 	backend.Register("picky", picky{})
+	backend.Register("stalls", stalls{})
 	for name, b := range map[string]shelved{"shelved": {}, "shelfcrash": {crash: true}} {
 		backend.Register(name, b)
 	}
@@ -128,6 +131,21 @@ func (picky) Probe(_ context.Context, env *backend.Env) (backend.Capabilities, e
 	}
 	return backend.Capabilities{PeerPointers: true}, nil
 }
+
+// Preflight has nothing to find: that picky has it lets verify try picky before it starts ranks.
+func (picky) Preflight(context.Context, *backend.Env) error { return nil }
+
+// stalls is a backend whose library never returns.
+type stalls struct{ broken }
+
+func (s stalls) Probe(ctx context.Context, env *backend.Env) (backend.Capabilities, error) {
+	if os.Getenv(stallVar) != "" {
+		time.Sleep(time.Hour)
+	}
+	return s.broken.Probe(ctx, env)
+}
+
+func (stalls) Preflight(context.Context, *backend.Env) error { return nil }
 
 // exits is a backend whose library ends the process that starts it.
 type exits struct{ broken }

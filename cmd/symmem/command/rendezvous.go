@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -100,16 +101,36 @@ func (a app) serve(ctx context.Context, cfg config.Config, addr string) error {
 	if level, ok := cfg.Level(); ok {
 		logger = slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level}))
 	}
+	said := &announced{Listener: l}
+	said.say = func() {
+		if _, said.err = fmt.Fprintf(a.Out, "rendezvous at %s\n", l.Addr()); said.err != nil {
+			cancel()
+		}
+	}
 	opts := &group.Options{
-		WorldSize: cfg.WorldSize, Listener: l, Job: cfg.Job, Restart: cfg.Restart, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout,
+		WorldSize: cfg.WorldSize, Listener: said, Job: cfg.Job, Restart: cfg.Restart, Token: cfg.Token.Reveal(), Timeout: cfg.Timeout, LivenessTimeout: cfg.LivenessTimeout,
 		Logger: logger, Store: cfg.RendezvousStore.Reveal(),
 	}
-	if _, err := fmt.Fprintf(a.Out, "rendezvous at %s\n", l.Addr()); err != nil {
-		return errors.Join(err, l.Close())
+	err = group.Serve(ctx, opts) // no accept goes on behind it
+	if said.err != nil {
+		return errors.Join(said.err, err)
 	}
-	err = group.Serve(ctx, opts)
 	if sig := ended.Load(); sig != nil {
 		return &exit.Error{Status: launch.SignalStatus(*sig), Err: err}
 	}
 	return err
+}
+
+// announced is a listener that calls say when the first connection is to be accepted: whoever reads the address then finds the service there, and
+// one that is refused has said nothing.
+type announced struct {
+	net.Listener
+	once sync.Once
+	say  func()
+	err  error // of say
+}
+
+func (l *announced) Accept() (net.Conn, error) {
+	l.once.Do(l.say)
+	return l.Listener.Accept()
 }

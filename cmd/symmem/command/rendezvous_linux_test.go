@@ -104,8 +104,15 @@ func TestRendezvousRefuses(t *testing.T) {
 			r := call(t, "", environ(), append([]string{"rendezvous"}, tt.args...)...)
 			assert.Equal(t, tt.status, r.status, r.err)
 			assert.Contains(t, r.err, tt.says)
+			assert.Empty(t, r.out, "no address is told of a service that is not there")
 		})
 	}
+	t.Run("an output that takes nothing", func(t *testing.T) {
+		var errOut syncBuffer
+		status := run(t.Context(), []string{"rendezvous", "--listen", "127.0.0.1:0", "--world-size", "2"}, nil, fullWriter{}, &errOut, environ())
+		assert.Equal(t, exit.Failure, status)
+		assert.Contains(t, errOut.String(), "full")
+	})
 }
 
 // TestRendezvousKilled: a service that keeps its state in etcd is killed, more than once, while symmem verify runs as the job's ranks; each time one is

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
 )
@@ -284,6 +285,52 @@ func TestRunSecondInterruptKills(t *testing.T) {
 	assertGone(t, mark)
 }
 
+// TestRunSecondInterruptNeedsNoReader: what ranks write may have nobody who takes it, which keeps neither them nor run from being ended.
+func TestRunSecondInterruptNeedsNoReader(t *testing.T) {
+	for name, tt := range map[string]struct {
+		program    string
+		interrupts int
+		status     int
+	}{
+		"ranks that write on":         {`trap "" INT; while :; do yes; done`, 2, 137},
+		"ranks that end by a signal":  {`exec yes`, 2, 130},
+		"ranks that end when told to": {`trap "exit 5" INT; yes & while :; do sleep 0.05; done`, 2, 5},
+		// What run itself has to say finds no reader either, and the others are ended all the same.
+		"a rank that fails": {`[ $RANK = 0 ] && { sleep 1; exit 3; }; exec yes`, 1, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path, err := os.Executable()
+			require.NoError(t, err)
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer func() { require.NoError(t, read.Close()) }()
+			mark := marker()
+			c := &command{cmd: exec.Command(path, "run", "-n", "2", "--grace", "1h", "sh", "-c", tt.program), out: &syncBuffer{}, err: &syncBuffer{}, ended: make(chan error, 1)}
+			c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = environ(mark), write, write
+			require.NoError(t, errors.Join(c.cmd.Start(), write.Close()))
+			go func() { c.ended <- c.cmd.Wait() }()
+			full, err := unix.FcntlInt(read.Fd(), unix.F_GETPIPE_SZ, 0)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool {
+				held, err := unix.IoctlGetInt(int(read.Fd()), unix.TIOCINQ)
+				return err == nil && held > full-1<<12
+			}, patience, 10*time.Millisecond)
+			if tt.interrupts == 1 {
+				require.Eventually(t, func() bool { return len(marked(t, mark)) == 2 }, patience, 10*time.Millisecond, "the ranks have ended")
+			}
+			for i := range tt.interrupts {
+				if i > 0 {
+					time.Sleep(300 * time.Millisecond) // two that come at once are one
+				}
+				require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
+			}
+			assert.Equal(t, tt.status, c.status(t))
+			assertGone(t, mark)
+		})
+	}
+}
+
 // TestInterruptLeavesNothing interrupts ranks that hold symmetric memory.
 func TestInterruptLeavesNothing(t *testing.T) {
 	path, err := os.Executable()
@@ -369,7 +416,9 @@ func TestRunLeavesNoGrandchildren(t *testing.T) {
 		}, 137},
 		"the launcher is killed":           {func(t *testing.T, _ *command, pid int) { require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) }, 137},
 		"the launcher is stopped, and all": {stopAndKill, 137},
-		"it is interrupted":                {func(t *testing.T, c *command, _ int) { require.NoError(t, c.cmd.Process.Signal(os.Interrupt)) }, 130},
+		// Go turns this into the end of a program that crashes.
+		"the launcher crashes": {func(t *testing.T, _ *command, pid int) { require.NoError(t, syscall.Kill(pid, syscall.SIGABRT)) }, 134},
+		"it is interrupted":    {func(t *testing.T, c *command, _ int) { require.NoError(t, c.cmd.Process.Signal(os.Interrupt)) }, 130},
 		"a rank is killed": {func(t *testing.T, c *command, _ int) {
 			_, pid, _ := strings.Cut(c.out.String(), "pid 0 ")
 			number, err := strconv.Atoi(strings.Fields(pid)[0])

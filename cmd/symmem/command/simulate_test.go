@@ -21,6 +21,12 @@ func TestVerifySimulateIsTheCommands(t *testing.T) {
 		{[]string{"--weak"}, "--simulate"},
 		{[]string{"--simulate", "--ranks", "0"}, "--ranks is 0"},
 		{[]string{"--backend", "simulated"}, "allowed are"},
+		// Settings that would do nothing are refused, and others are not.
+		{[]string{"--simulate", "--tuning", "x"}, "--tuning is not for --simulate"},
+		{[]string{"--simulate", "--token", "x"}, "--token is not for --simulate"},
+		{[]string{"--simulate", "--rank", "0"}, "--rank is not for --simulate"},
+		{[]string{"--simulate", "--picky-last-device", "4"}, "--picky-last-device is not for --simulate"},
+		{[]string{"--simulate", "--multicast", "off", "--timeout", "9s", "--channels", "2"}, "no simulated GPUs"},
 	} {
 		r := call(t, "", environ(), append([]string{"verify"}, tt.args...)...)
 		assert.Equal(t, exit.Usage, r.status, "%v: %s", tt.args, r.out)

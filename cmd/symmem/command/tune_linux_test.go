@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,6 +123,45 @@ func TestTuneKeepsFiles(t *testing.T) {
 	untouched(string(text), func() result {
 		return tuned(t, environ(brokenVar+"=1"), "-n", "2", "--backend", "hangs", "--timeout", "2s", "--output", file)
 	}, exit.Failure, "")
+}
+
+// TestTuneWithoutTheFileInUse: what is compared with is what there is without a file, whoever names one, also the configuration file.
+func TestTuneWithoutTheFileInUse(t *testing.T) {
+	settings := filepath.Join(t.TempDir(), "settings.yaml")
+	require.NoError(t, os.WriteFile(settings, []byte("tuning: /no/such.json\n"), 0o600))
+	r := tuned(t, environ("SYMMEM_CONFIG="+settings), "-n", "2", "--kind", "broadcast")
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.out, "in use is the shipped table for links of kind host")
+}
+
+// TestTuneToAPipe: a file that is none is written to, and not read.
+func TestTuneToAPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	read := make(chan []byte, 1)
+	go func() {
+		text, _ := os.ReadFile(pipe)
+		read <- text
+	}()
+	r := tuned(t, environ(), "-n", "2", "--kind", "broadcast", "--json", "--output", pipe)
+	require.Equal(t, exit.OK, r.status, r.err)
+	select {
+	case text := <-read:
+		assert.Equal(t, r.out, string(text))
+	case <-time.After(patience):
+		t.Fatal("nothing came through the pipe")
+	}
+	// As a table it is refused at once, where it might never begin.
+	r = call(t, "", environ(), "doctor", "--backend", "host", "--tuning", pipe)
+	assert.Equal(t, exit.Failure, r.status)
+	assert.Contains(t, r.out, "a regular file")
+}
+
+// TestTuneSaysThatTimeIsOver: whoever only reads what is printed learns that sizes are missing.
+func TestTuneSaysThatTimeIsOver(t *testing.T) {
+	r := tuned(t, environ(), "-n", "2", "--kind", "all_reduce,broadcast,all_gather,reduce", "--sizes", "1K:4M", "--time", "500ms")
+	require.Equal(t, exit.OK, r.status, r.err)
+	assert.Contains(t, r.err, "the time of 500ms was over: ")
 }
 
 // TestTuneInterrupted: nothing outlives an interrupt, and nothing is written.

@@ -2,9 +2,13 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -122,6 +126,55 @@ func TestVerifyTriesTheStartFirst(t *testing.T) {
 	assert.Equal(t, "exits", v.Backends[0].Name)
 	assert.Contains(t, v.Backends[0].Reason, "exit status 255")
 	assert.NotContains(t, v.Backends[0].Reason, "rank 1")
+}
+
+// TestVerifyTriesTheStartWithItsFlags: what is tried first has the settings that the ranks have, also those that were given as flags.
+func TestVerifyTriesTheStartWithItsFlags(t *testing.T) {
+	v := verified(t, exit.Failure, environ(brokenVar+"=1", "SYMMEM_DEVICE=4"), "--backend", "picky", "--share-device")
+	require.Len(t, v.Backends, 1)
+	assert.Contains(t, v.Backends[0].Reason, "device 4 is not there")
+	v = verified(t, exit.Failure, environ(brokenVar+"=1", "SYMMEM_DEVICE=4"), "--backend", "picky", "--share-device", "--picky-last-device", "4")
+	require.Len(t, v.Backends, 1)
+	assert.Contains(t, v.Backends[0].Reason, "rank 1 (process", "the ranks were started")
+}
+
+// TestNothingOutlivesAProbe: a library that never returns does not outlive the command that has looked at it, however that ends, and keeps nobody from
+// interrupting it.
+func TestNothingOutlivesAProbe(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args   []string
+		end    os.Signal
+		status int
+	}{
+		"doctor is killed":       {[]string{"doctor"}, os.Kill, -1},
+		"doctor is interrupted":  {[]string{"doctor"}, os.Interrupt, -1},
+		"verify is killed":       {[]string{"verify", "--backend", "stalls"}, os.Kill, -1},
+		"verify is interrupted":  {[]string{"verify", "--backend", "stalls"}, os.Interrupt, 130},
+		"verify of all that are": {[]string{"verify", "--backend", "host,stalls", "--filter", "agreement/size", "-n", "2"}, syscall.SIGTERM, 143},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mark := marker()
+			c := startCommand(t, environ(mark, stallVar+"=1"), tt.args...)
+			probing := func() bool {
+				for _, pid := range marked(t, mark) {
+					line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+					if err == nil && strings.Contains(string(line), "\x00probe\x00stalls") {
+						return true
+					}
+				}
+				return false
+			}
+			require.Eventually(t, probing, patience, 10*time.Millisecond)
+			require.NoError(t, c.cmd.Process.Signal(tt.end))
+			if tt.status >= 0 {
+				assert.Equal(t, tt.status, c.status(t), c.err)
+			} else {
+				<-c.ended
+			}
+			assertGone(t, mark)
+		})
+	}
 }
 
 func TestVerifyARankHangs(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/machine"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/outfile"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
@@ -36,8 +36,8 @@ const (
 
 // Run starts the ranks, unless this process is a rank of a launcher's job, measures each backend in turn and writes the results, in a job on rank 0. flags are all flags of the command, the settings of the
 // configuration among them; the report records those that were used, after command. Run blocks until all ranks have ended. If something
-// fails, what was measured before is still written, and the error says what failed.
-func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) (err error) {
+// fails, what was measured before is still written, and the error says what failed; if nothing was measured, files that were there stay as they were.
+func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) error {
 	spec, err := o.spec()
 	if err != nil {
 		return err
@@ -76,11 +76,10 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 		}
 	}
 	// If a file cannot be written, the time to say so is before measuring.
-	outputs, err := openOutputs(o)
+	outputs, err := planOutputs(o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, outputs.close()) }()
 
 	report := Report{Version: build.Read(), Date: time.Now().UTC().Truncate(time.Second), Machine: machine.Read(),
 		Command: cmdline(command, flags), Rows: []measure.Row{}}
@@ -173,33 +172,22 @@ func cmdline(command string, flags *pflag.FlagSet) []string {
 	return args
 }
 
-// outputFiles are the files that bench writes at the end.
-type outputFiles struct{ json, plot *os.File }
+// outputFiles are the files that bench writes at the end; nil where none was asked for.
+type outputFiles struct{ json, plot *outfile.File }
 
-func openOutputs(o Options) (outputFiles, error) {
-	var f outputFiles
-	var err error
+// planOutputs sees that the files can be written.
+func planOutputs(o Options) (f outputFiles, err error) {
 	if o.OutputFile != "" {
-		if f.json, err = os.Create(o.OutputFile); err != nil {
+		if f.json, err = outfile.Plan(o.OutputFile); err != nil {
 			return f, exit.UsageError(fmt.Errorf("--output: %w", err))
 		}
 	}
 	if o.PlotFile != "" {
-		if f.plot, err = os.Create(o.PlotFile); err != nil {
-			return f, exit.UsageError(errors.Join(fmt.Errorf("--plot: %w", err), f.close()))
+		if f.plot, err = outfile.Plan(o.PlotFile); err != nil {
+			return f, exit.UsageError(fmt.Errorf("--plot: %w", err))
 		}
 	}
 	return f, nil
-}
-
-func (f outputFiles) close() error {
-	var err error
-	for _, file := range []*os.File{f.json, f.plot} {
-		if file != nil {
-			err = errors.Join(err, file.Close())
-		}
-	}
-	return err
 }
 
 // finding is what rank 0 reports to the parent: one or the other.
@@ -222,7 +210,7 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return exit.Usagef("--%s: %w", SpecFlag, err)
 	}
-	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+	return fleet.Rank(ctx, p, flags, fd, nil, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
 		return measure.Run(ctx, r, s, teller{rep})
 	})
 }

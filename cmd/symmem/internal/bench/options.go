@@ -117,6 +117,9 @@ func (o *Options) spec() (measure.Spec, error) {
 	if o.PlotFile != "" && !drawable(o.PlotFile) {
 		all = append(all, fmt.Errorf("--plot is %q; a name that ends in .png or .svg is allowed", o.PlotFile))
 	}
+	if o.PlotFile != "" && len(s.Kinds) > 0 && !slices.ContainsFunc(s.Kinds, func(kind string) bool { return line(&measure.Row{Kind: kind}) != "" }) {
+		all = append(all, fmt.Errorf("--plot is %q, and --kind is %q, which has nothing with sizes; add all_reduce, put or another", o.PlotFile, o.Kinds))
+	}
 	return s, exit.UsageError(errors.Join(all...))
 }
 
@@ -144,6 +147,9 @@ func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 	if o.Peer == PeerNone || !measured {
 		if p.Required && len(kinds) > 0 {
 			return nil, fmt.Errorf("--peer is %s, which is measured with %s; add that to --kind", o.Peer, with)
+		}
+		if o.PeerLibrary != "" {
+			return nil, fmt.Errorf("--peer-library is %q, and no peer is measured; leave it out, or give a --peer and a --kind that it has", o.PeerLibrary)
 		}
 		return nil, nil
 	}

@@ -37,6 +37,8 @@ func TestPeerFlags(t *testing.T) {
 		"sglang, max":      {Options{Peer: measure.SGLang, DType: "bf16", Op: "max", PeerLibrary: "/c"}, all, nil, "no max of bf16"},
 		"sglang, no cubin": {Options{Peer: measure.SGLang, DType: "bf16", Op: "sum"}, all, nil, "bench/peers/sglang.sh"},
 		"sglang, put":      {Options{Peer: measure.SGLang, DType: "bf16", Op: "sum", PeerLibrary: "/c"}, all[1:], nil, "all_reduce"},
+		"none, library":    {Options{Peer: PeerNone, DType: "f32", PeerLibrary: "/l"}, all, nil, "no peer is measured"},
+		"put, library":     {Options{Peer: PeerAuto, DType: "f32", PeerLibrary: "/l"}, all[1:], nil, "no peer is measured"},
 		"none, bad dtype":  {Options{Peer: PeerNone, DType: "f8"}, all, nil, ""},
 		"nccl, no kind ok": {Options{Peer: measure.NCCL, DType: "f32"}, nil, nil, ""}, // that is an error of its own
 	} {

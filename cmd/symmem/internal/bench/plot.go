@@ -32,7 +32,7 @@ func (r *Report) writePlot(w io.Writer, name string) error {
 	}
 	err := write(w)
 	if errors.Is(err, chart.ErrEmpty) {
-		return errors.New("drawing the picture: nothing with sizes was measured; add all_reduce, put or get to --kind")
+		return errors.New("drawing the picture: nothing with sizes was measured")
 	}
 	if err != nil {
 		return fmt.Errorf("writing the picture: %w", err)
@@ -58,7 +58,7 @@ func (r *Report) page() *chart.Page {
 			}
 			time.Points = append(time.Points, chart.Point{X: float64(row.Bytes), Y: row.Median})
 			bandwidth := row.Bandwidth
-			if row.Algorithm != "" {
+			if !transfers(row.Kind) {
 				bandwidth = row.Bus // 0 for one rank: nothing is on the bus, and there is no point
 			}
 			rate.Points = append(rate.Points, chart.Point{X: float64(row.Bytes), Y: bandwidth})
@@ -69,6 +69,11 @@ func (r *Report) page() *chart.Page {
 		Title:  fmt.Sprintf("symmem bench: %s, %s", r.Machine.Processor(), r.Machine.CoreCount()),
 		Charts: []chart.Chart{times, rates},
 	}
+}
+
+// transfers reports whether a kind of measurement is of transfers between two ranks, which have no bus bandwidth.
+func transfers(kind string) bool {
+	return kind == measure.Put || kind == measure.Get || kind == measure.PutSignal
 }
 
 // line returns the name of the line that a row belongs to, "" if it belongs to none.

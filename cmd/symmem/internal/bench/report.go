@@ -11,6 +11,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/build"
 	"github.com/symmem/symmem/cmd/symmem/internal/machine"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/outfile"
 )
 
 // Report is what bench finds out: the document that --json prints and --output writes.
@@ -43,12 +44,21 @@ func (r *Report) write(out io.Writer, o Options, to outputFiles) error {
 		err = r.writeTable(out)
 	}
 	if to.json != nil {
-		err = errors.Join(err, r.writeJSON(to.json))
+		err = errors.Join(err, whole(to.json, r.writeJSON))
 	}
 	if to.plot != nil {
-		err = errors.Join(err, r.writePlot(to.plot, o.PlotFile))
+		err = errors.Join(err, whole(to.plot, func(w io.Writer) error { return r.writePlot(w, o.PlotFile) }))
 	}
 	return err
+}
+
+// whole writes a file if all of it can be made.
+func whole(to *outfile.File, write func(io.Writer) error) error {
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		return err
+	}
+	return to.Write(b.Bytes())
 }
 
 // writeJSON writes the document with each row on a line of its own, for people and for tools that work on lines.

@@ -148,6 +148,7 @@ func TestPicture(t *testing.T) {
 	require.Len(t, times.Lines, 5)
 	assert.Equal(t, []chart.Point{{X: 1024, Y: 4}, {X: 1 << 20, Y: 40}}, times.Lines[0].Points)
 	assert.Equal(t, report.Rows[1].Bus, rates.Lines[0].Points[0].Y, "of all_reduce the bus bandwidth")
+	assert.Equal(t, report.Rows[3].Bus, rates.Lines[2].Points[0].Y, "of its peer too")
 	assert.InDelta(t, 1, rates.Lines[3].Points[0].Y, 0, "of put the bandwidth")
 
 	for name, begin := range map[string]string{"x.png": "\x89PNG", "X.PNG": "\x89PNG", "x.svg": "<svg"} {

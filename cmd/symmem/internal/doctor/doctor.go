@@ -75,7 +75,7 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 	cfg, cfgErr := settings.Load(flags, p.Environ)
 	probing := p
 	if cfgErr == nil {
-		probing = withProbeSettings(p, cfg)
+		probing = probe.With(p, cfg)
 	}
 	names := backend.Names()
 	d.Backends = make([]probe.Finding, len(names))
@@ -106,21 +106,6 @@ func Diagnose(ctx context.Context, p *process.Process, flags *pflag.FlagSet) Dia
 	d.judge(cfg)
 	d.tune(cfg)
 	return d
-}
-
-// probeKeys are the settings that decide whether a backend can be used, besides backends' own options.
-var probeKeys = []string{"device", "share-device", "multicast", "kernel-timeout"}
-
-// withProbeSettings returns p with the settings of cfg that probes need in its environment.
-func withProbeSettings(p *process.Process, cfg config.Config) *process.Process {
-	with := *p
-	with.Environ = slices.Clone(p.Environ)
-	for _, key := range config.Keys() {
-		if key.Backend != "" || slices.Contains(probeKeys, key.Name) {
-			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
-		}
-	}
-	return &with
 }
 
 // judge finds the backend that a program would take here, by the rules of backend.Choose.

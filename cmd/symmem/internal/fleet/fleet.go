@@ -78,10 +78,12 @@ func (r *Reporter) tell(m Message) error { return r.send(m) }
 // ReportFlag is the flag of the hidden sub-commands of ranks whose value is the descriptor of the report pipe.
 const ReportFlag = "report-fd"
 
-// Rank is the main function of a rank of verify or bench. It opens the backend that the flags and the environment of p name, calls work,
+// Rank is the main function of a rank of verify, bench or tune. It opens the backend that the flags and the environment of p name, with the settings
+// that adjust, which may be nil, makes of theirs, calls work,
 // closes the backend, and reports all of that to the parent on the descriptor fd. It blocks until work has returned. An error goes to
 // the parent, which prints it; the one that Rank returns is then an *exit.Error without text.
-func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, work func(ctx context.Context, r *symmem.Rank, rep *Reporter) error) error {
+func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, adjust func(*config.Config),
+	work func(ctx context.Context, r *symmem.Rank, rep *Reporter) error) error {
 	rep, err := openReporter(fd)
 	if err != nil {
 		return err
@@ -90,6 +92,9 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 		cfg, err := settings.Load(flags, p.Environ)
 		if err != nil {
 			return err
+		}
+		if adjust != nil {
+			adjust(&cfg)
 		}
 		r, err := symmem.Open(ctx, cfg, &symmem.Options{Environ: func() []string { return p.Environ }})
 		if err != nil {

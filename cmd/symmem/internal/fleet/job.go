@@ -141,7 +141,7 @@ func (j *Job) Run(ctx context.Context, preferences []string, hear func(Message),
 func (j *Job) run(ctx context.Context, cfg config.Config, rep *Reporter, watch *time.Timer, work func(context.Context, *symmem.Rank, *Reporter) error) error {
 	r, err := j.open(ctx, cfg)
 	if err != nil {
-		if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !probe.Failed(ctx, j.Process, refused) {
+		if refused, ok := errors.AsType[*backend.RefusedError](err); ok && !probe.Failed(ctx, probe.With(j.Process, cfg), refused) {
 			return rep.Refuse(refused.Error())
 		}
 		return err

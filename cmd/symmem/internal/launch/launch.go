@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"runtime"
 	"time"
 
 	"github.com/symmem/symmem/cmd/symmem/internal/exit"
@@ -102,16 +104,18 @@ type Outcome struct {
 
 // Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx is done, the others
 // are asked to end, and are killed after the grace. Signals are passed on to all ranks. The first one that asks to end starts the
-// grace, and the second one cuts it short. An error means that not all ranks could be started, and that none is left; it is an
+// grace, and the second one cuts it short. Once the ranks are killed, Run does not wait for a reader that takes nothing of what they
+// have written. An error means that not all ranks could be started, and that none is left; it is an
 // *exit.Error if shells define a status for it.
 func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, error) {
 	if l.Ranks < 1 || l.Ranks > MaxRanks {
 		return nil, exit.Usagef("%d ranks were asked for; 1 to %d are allowed", l.Ranks, MaxRanks)
 	}
-	ends := make(chan RankEnd, l.Ranks)
-	ranks, release, err := l.start(ends)
+	ends, abandon := make(chan RankEnd, l.Ranks), make(chan struct{})
+	ranks, release, err := l.start(ends, abandon)
 	defer release()
 	if err != nil {
+		time.AfterFunc(abandonTime, func() { close(abandon) })
 		for _, r := range ranks {
 			r.signal(os.Kill, true)
 		}
@@ -120,7 +124,9 @@ func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, erro
 		}
 		return nil, err
 	}
-	s := supervisor{job: l, ranks: ranks, ends: ends, signals: signals}
+	s := supervisor{job: l, ranks: ranks, ends: ends, signals: signals, abandon: abandon}
+	quiet := s.speak()
+	defer quiet()
 	return s.wait(ctx), nil
 }
 
@@ -138,7 +144,33 @@ type supervisor struct {
 	signals <-chan os.Signal
 
 	kill <-chan time.Time // ends the grace; nil as long as nobody was asked to end
+
+	lines   chan string   // what is to be said
+	abandon chan struct{} // is closed a while after the ranks were killed: what nobody reads is given up then
+	killed  bool
 }
+
+// speak says what tell is given, on a goroutine of its own, so that a reader who takes nothing keeps no rank from being ended. quiet
+// returns when all is said.
+func (s *supervisor) speak() (quiet func()) {
+	s.lines = make(chan string, 8) // more than are said of one job
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		for line := range s.lines {
+			s.job.tell("%s", line)
+		}
+	}()
+	return func() {
+		close(s.lines)
+		select {
+		case <-said:
+		case <-s.abandon:
+		}
+	}
+}
+
+func (s *supervisor) tell(format string, args ...any) { s.lines <- fmt.Sprintf(format, args...) }
 
 func (s *supervisor) wait(ctx context.Context) *Outcome {
 	result := &Outcome{Ranks: make([]RankEnd, len(s.ranks))}
@@ -159,14 +191,14 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			switch {
 			case s.kill != nil: // it was asked to
 			case len(running) > 0:
-				s.job.tell("%v; ending the other ranks", result.First)
+				s.tell("%v; ending the other ranks", result.First)
 				s.end(terminate)
 			default:
-				s.job.tell("%v", result.First)
+				s.tell("%v", result.First)
 			}
 		case sig := <-s.signals:
 			switch {
-			case !asksToEnd(sig):
+			case !AsksToEnd(sig):
 				for _, r := range s.ranks {
 					r.signal(sig, false)
 				}
@@ -175,7 +207,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			default:
 				s.end(sig)
 			}
-			if asksToEnd(sig) && result.Signal == nil {
+			if AsksToEnd(sig) && result.Signal == nil {
 				result.Signal = sig
 			}
 		case <-done:
@@ -192,7 +224,7 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 					left = append(left, rank)
 				}
 			}
-			s.job.tell("ranks %v have not ended within %v; killing them", left, s.job.Grace)
+			s.tell("ranks %v have not ended within %v; killing them", left, s.job.Grace)
 			s.end(os.Kill)
 		}
 	}
@@ -207,4 +239,23 @@ func (s *supervisor) end(sig os.Signal) {
 	if s.kill == nil {
 		s.kill = time.After(s.job.Grace)
 	}
+	if sig == os.Kill && !s.killed {
+		s.killed = true
+		time.AfterFunc(abandonTime, func() { close(s.abandon) })
+	}
+}
+
+// Output runs a command and returns what it has written to its standard output. On Linux what it starts, unless that makes a group of its own, is
+// killed with it when its context ends, and it is when this process ends; signals from a terminal go to this process alone.
+func Output(cmd *exec.Cmd) ([]byte, error) {
+	if KeepsDescendants {
+		runtime.LockOSThread() // for the kernel, this thread is the parent
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr = groupLeader()
+		cmd.Cancel = func() error {
+			signalGroup(cmd.Process, os.Kill)
+			return nil
+		}
+	}
+	return cmd.Output()
 }

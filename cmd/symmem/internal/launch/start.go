@@ -26,13 +26,17 @@ import (
 // own can keep the pipe open for longer.
 const drainTime = 2 * time.Second
 
+// abandonTime is how long after the ranks were killed their output may wait for a reader, which may never come back.
+const abandonTime = 2 * drainTime
+
 // rankProcess is a rank that was started.
 type rankProcess struct {
 	rank  int
 	cmd   *exec.Cmd
 	pipes []*os.File // this side of its output and report pipes
-	reads sync.WaitGroup
 	lines []*lineWriter
+
+	output, report sync.WaitGroup // the readers of the pipes
 
 	mu    sync.Mutex
 	ended bool // it was reaped: its number may mean another process now
@@ -50,9 +54,10 @@ func (r *rankProcess) signal(sig os.Signal, end bool) {
 	signalGroup(r.cmd.Process, sig)
 }
 
-// start starts the ranks. How each ends is sent to ends, which has room for all. Even with an error it returns the ranks that were
+// start starts the ranks. How each ends is sent to ends, which has room for all; when abandon is closed, output that nobody takes is given
+// up. Even with an error it returns the ranks that were
 // started. The caller calls release once all of them have ended.
-func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), err error) {
+func (l *Job) start(ends chan<- RankEnd, abandon <-chan struct{}) (ranks []*rankProcess, release func(), err error) {
 	release = func() {}
 	if err := launchSupported(); err != nil {
 		return nil, release, err
@@ -94,7 +99,7 @@ func (l *Job) start(ends chan<- RankEnd) (ranks []*rankProcess, release func(), 
 	}()
 	s := <-result
 	for _, r := range s.ranks {
-		go func() { ends <- r.wait(l.Children) }()
+		go func() { ends <- r.wait(l.Children, abandon) }()
 	}
 	if s.err != nil {
 		return s.ranks, func() { close(hold) }, errors.Join(s.err, place.listener.Close())
@@ -182,7 +187,7 @@ func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync
 	r.copyLines(outRead, &lineWriter{mu: output, to: l.Stdout, prefix: prefix})
 	r.copyLines(errRead, &lineWriter{mu: output, to: l.Stderr, prefix: prefix})
 	if reportRead != nil {
-		r.reads.Go(func() {
+		r.report.Go(func() {
 			l.Report(rank, reportRead)
 			_, _ = io.Copy(io.Discard, reportRead) // so that the rank is never held up
 		})
@@ -193,14 +198,14 @@ func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync
 // copyLines copies the pipe line by line.
 func (r *rankProcess) copyLines(from *os.File, to *lineWriter) {
 	r.lines = append(r.lines, to)
-	r.reads.Go(func() {
+	r.output.Go(func() {
 		_, _ = io.Copy(to, from) // it ends with the pipe, or by the deadline that wait sets; writing never fails
 		to.flush()
 	})
 }
 
-// wait blocks until the rank has ended and its output is written, and says how it ended.
-func (r *rankProcess) wait(children *Family) RankEnd {
+// wait blocks until the rank has ended and its output is written, or given up, and says how it ended.
+func (r *rankProcess) wait(children *Family, abandon <-chan struct{}) RankEnd {
 	e := RankEnd{Rank: r.rank, PID: r.cmd.Process.Pid}
 	reaped := !awaitExit(e.PID)
 	var err error
@@ -229,7 +234,19 @@ func (r *rankProcess) wait(children *Family) RankEnd {
 			e.Err = errors.Join(e.Err, err)
 		}
 	}
-	r.reads.Wait()
+	r.report.Wait()
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		r.output.Wait()
+	}()
+	select {
+	case <-written:
+	case <-abandon:
+		// The readers are left where they are, and with them the pipes and the lines.
+		e.Err = errors.Join(e.Err, errors.New("writing its output: nobody takes it"))
+		return e
+	}
 	for _, f := range r.pipes {
 		e.Err = errors.Join(e.Err, f.Close())
 	}

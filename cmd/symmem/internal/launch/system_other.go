@@ -17,8 +17,8 @@ var terminate, dumpStacks = os.Kill, os.Kill
 // forwarded are the signals that a launcher passes on to its ranks.
 var forwarded = []os.Signal{os.Interrupt}
 
-// asksToEnd reports whether a signal asks a program to end.
-func asksToEnd(os.Signal) bool { return true }
+// AsksToEnd reports whether a signal asks a program to end.
+func AsksToEnd(os.Signal) bool { return true }
 
 // launchSupported returns the reason why ranks cannot be started on this system.
 func launchSupported() error {

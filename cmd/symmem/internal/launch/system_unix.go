@@ -17,8 +17,8 @@ const dumpStacks = syscall.SIGQUIT
 // forwarded are the signals that a launcher passes on to its ranks.
 var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
-// asksToEnd reports whether a signal asks a program to end.
-func asksToEnd(sig os.Signal) bool {
+// AsksToEnd reports whether a signal asks a program to end.
+func AsksToEnd(sig os.Signal) bool {
 	return slices.Contains([]os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}, sig)
 }
 

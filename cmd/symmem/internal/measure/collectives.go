@@ -35,6 +35,9 @@ var constructors = map[string]string{
 // collectiveForms returns the forms of a collective to measure: of those that were asked for, or of all, the ones that it has for the dtype here. If
 // it has none of them, Auto.
 func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
+	if kind == AllReduceMany { // its plan has one form for each tensor, which it chooses
+		return []kernels.Algorithm{kernels.Auto}
+	}
 	float := b.dtype == tensor.Float32 || b.dtype == tensor.Float16 || b.dtype == tensor.BFloat16
 	all := slices.DeleteFunc(kernels.Forms(constructors[kind], b.r.Device().Kind(), b.r.Backend()), func(a kernels.Algorithm) bool {
 		combines := kind == Reduce || kind == ReduceScatter

@@ -128,10 +128,13 @@ func (b *bencher) run(ctx context.Context) (err error) {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
 			}
 		case Put, Get, PutSignal:
-			for _, bytes := range b.spec.Sizes {
-				if !b.moves(kind) {
-					continue
+			if !b.moves(kind) {
+				if err := b.skip(kind); err != nil {
+					return err
 				}
+				continue
+			}
+			for _, bytes := range b.spec.Sizes {
 				if err := b.transfer(ctx, kind, bytes); err != nil {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
 				}
@@ -183,10 +186,14 @@ func (b *bencher) rows() int {
 			n++
 		case kind == AllReduce:
 			n += len(b.spec.Sizes) * len(b.algorithms())
-		case constructors[kind] != "":
+		case kind == AllReduceRMSNorm:
+			n += len(b.spec.Sizes)
+		case kind == AllReduceMany || constructors[kind] != "":
 			n += len(b.collectiveSizes(kind)) * len(b.collectiveForms(kind))
 		case b.moves(kind):
 			n += len(b.spec.Sizes)
+		case !slices.Equal(b.spec.Kinds, DefaultKinds):
+			n++ // that says why not
 		}
 	}
 	return n
@@ -201,6 +208,14 @@ func (b *bencher) moves(kind string) bool {
 		return true
 	}
 	return b.r.Capabilities().Transfers || kind != Get && b.r.Memory().CanSignal()
+}
+
+// skip says of a kind of transfer that was asked for why it is not measured.
+func (b *bencher) skip(kind string) error {
+	if b.r.Rank() != 0 || slices.Equal(b.spec.Kinds, DefaultKinds) {
+		return nil
+	}
+	return b.rep.Row(Row{Kind: kind, Backend: b.r.Backend(), Note: kind + " is between ranks, and there is one; give --ranks 2 or more"})
 }
 
 // algorithms returns the forms to measure. AllAlgorithms stands for those that the device, or the library below the backend, has for the
@@ -312,8 +327,11 @@ func (b *bencher) slowest(ctx context.Context, times []float64) ([]float64, erro
 	slowest := make([]float64, len(times))
 	for rank, text := range all {
 		var theirs []float64
-		if err := json.Unmarshal(text, &theirs); err != nil || len(theirs) != len(times) {
-			return nil, fmt.Errorf("reading the times of rank %d: %d of %d: %w", rank, len(theirs), len(times), err)
+		if err := json.Unmarshal(text, &theirs); err != nil {
+			return nil, fmt.Errorf("reading the times of rank %d: %w", rank, err)
+		}
+		if len(theirs) != len(times) {
+			return nil, fmt.Errorf("rank %d measured %d times, and this rank %d", rank, len(theirs), len(times))
 		}
 		for i, t := range theirs {
 			slowest[i] = max(slowest[i], t)

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
+	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
 	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/internal/dl"
@@ -82,7 +84,7 @@ func apart(ctx context.Context, p *process.Process, found any, args ...string) e
 	cmd.WaitDelay = time.Second // for what the probe may have started
 	var errOut strings.Builder
 	cmd.Stderr = &errOut
-	out, err := cmd.Output()
+	out, err := launch.Output(cmd)
 	if ctx.Err() != nil {
 		return fmt.Errorf("did not end: %w", context.Cause(ctx))
 	}
@@ -128,6 +130,21 @@ func LibrariesHere(ctx context.Context, p *process.Process, name string) ([]back
 		found = append(found, l.Libraries(ctx, environment(p))...)
 	}
 	return found, nil
+}
+
+// keys are the settings that decide whether a backend can be used, besides backends' own options.
+var keys = []string{"device", "share-device", "multicast", "kernel-timeout"}
+
+// With returns p with the settings of cfg that probes need in its environment, which probes have them from: cfg may have some from flags.
+func With(p *process.Process, cfg config.Config) *process.Process {
+	with := *p
+	with.Environ = slices.Clone(p.Environ)
+	for _, key := range config.Keys() {
+		if key.Backend != "" || slices.Contains(keys, key.Name) {
+			with.Environ = append(with.Environ, key.Env+"="+settings.Text(cfg.Value(key.Name)))
+		}
+	}
+	return &with
 }
 
 // Failed reports whether a backend was refused because its probe failed, and not because something is missing. It probes the refused

@@ -6,9 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -23,9 +20,11 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/launch"
 	"github.com/symmem/symmem/cmd/symmem/internal/machine"
 	"github.com/symmem/symmem/cmd/symmem/internal/measure"
+	"github.com/symmem/symmem/cmd/symmem/internal/outfile"
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/kernels/tuning"
 )
 
@@ -61,7 +60,7 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	if err != nil {
 		return err
 	}
-	old, err := kept(o.OutputFile)
+	output, old, err := kept(o.OutputFile)
 	if err != nil {
 		return err
 	}
@@ -149,14 +148,17 @@ func Run(ctx context.Context, p *process.Process, command string, flags *pflag.F
 	} else if writeErr := write(p.Out, where, points); writeErr != nil {
 		err = errors.Join(err, writeErr)
 	}
-	if err != nil || o.OutputFile == "" {
-		return err
-	}
-	if err := replace(o.OutputFile, text); err != nil {
+	if err != nil {
 		return err
 	}
 	if late != "" {
 		fmt.Fprintf(p.Err, "%s: %d of %d sizes were measured\n", late, len(points), where.Points)
+	}
+	if output == nil {
+		return nil
+	}
+	if err := output.Write(text); err != nil {
+		return fmt.Errorf("--output: %w", err)
 	}
 	fmt.Fprintf(p.Err, "wrote %s; SYMMEM_TUNING=%s uses it\n", o.OutputFile, o.OutputFile)
 	return nil
@@ -170,39 +172,19 @@ func describe(m *measure.TunedMachine) string {
 
 // kept reads the table that is in the file already, whose rules for other numbers of ranks stay, and sees that a file can be written there. If not, the time to say so is
 // before measuring.
-func kept(path string) (*tuning.Table, error) {
+func kept(path string) (*outfile.File, *tuning.Table, error) {
 	if path == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
-	old, _, err := tuning.Read(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
-		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".symmem-tune-*")
-	if err != nil {
-		return nil, exit.UsageError(fmt.Errorf("--output: %w", err))
-	}
-	return old, errors.Join(f.Close(), os.Remove(f.Name()))
-}
-
-// replace writes a file, or leaves the one that is there.
-func replace(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".symmem-tune-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	to, err := outfile.Plan(path)
+	var old *tuning.Table
+	if err == nil && to.Regular() {
+		old, _, err = tuning.Read(path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return nil, nil, exit.UsageError(fmt.Errorf("--output: %w", err))
 	}
-	return nil
+	return to, old, nil
 }
 
 // cmdline returns the command with the flags that were used, without the token.
@@ -229,9 +211,8 @@ func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int,
 		return exit.Usagef("--%s: %w", SpecFlag, err)
 	}
 	// What is compared with is what there is without a file.
-	own := *p
-	own.Environ = append(slices.Clone(p.Environ), "SYMMEM_TUNING=")
-	return fleet.Rank(ctx, &own, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+	without := func(cfg *config.Config) { cfg.Tuning = "" }
+	return fleet.Rank(ctx, p, flags, fd, without, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
 		return measure.Tune(ctx, r, s, teller{rep})
 	})
 }

@@ -45,6 +45,19 @@ var simulator Simulator
 // SetSimulator gives this program simulated GPUs. A package's init calls it.
 func SetSimulator(s Simulator) { simulator = s }
 
+// simulatedKeys are the settings that simulated GPUs and their ranks have.
+var simulatedKeys = []string{"multicast", "timeout", "kernel-timeout", "channels", "max-blocks", "log-level"}
+
+// simulatedSettings refuses the settings that were given as flags and would do nothing.
+func simulatedSettings(cfg config.Config) error {
+	for _, key := range config.Keys() {
+		if cfg.Source(key.Name).Flag != "" && !slices.Contains(simulatedKeys, key.Name) {
+			return exit.Usagef("--%s is not for --simulate, which has of the settings %s", key.Name, strings.Join(simulatedKeys, ", "))
+		}
+	}
+	return nil
+}
+
 // simulate runs the suite on simulated GPUs, with ranks that are goroutines of this process.
 func simulate(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Options) error {
 	if simulator == nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/symmem/symmem/cmd/symmem/internal/process"
 	"github.com/symmem/symmem/cmd/symmem/internal/settings"
 	"github.com/symmem/symmem/cmd/symmem/internal/terminal"
+	"github.com/symmem/symmem/config"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/tests/suite"
@@ -90,10 +91,13 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 		return err
 	}
 	var forRanks settings.Ranks
-	if !o.Simulate {
-		if forRanks, err = settings.ForRanks("verify", flags, cfg); err != nil {
-			return err
-		}
+	if o.Simulate {
+		err = simulatedSettings(cfg)
+	} else {
+		forRanks, err = settings.ForRanks("verify", flags, cfg)
+	}
+	if err != nil {
+		return err
 	}
 	job, err := fleet.FindJob("verify", flags, p, cfg)
 	switch {
@@ -124,7 +128,7 @@ func Run(ctx context.Context, p *process.Process, flags *pflag.FlagSet, o Option
 		}
 	}
 	stall := 3*suite.CaseTimeout + cfg.Timeout // two waits of a case are bounded by CaseTimeout, and one by Timeout
-	r := runner{process: p, options: o, job: job}
+	r := runner{process: p, options: o, config: cfg, job: job}
 	if job != nil {
 		job.Stall = stall
 		if err := job.Several(len(choice.Runs)); err != nil {
@@ -227,6 +231,7 @@ func (o *Options) rankArgs() []string {
 type runner struct {
 	process *process.Process
 	options Options
+	config  config.Config
 	fleet   *fleet.Fleet
 	job     *fleet.Job // nil if fleet starts the ranks
 }
@@ -246,7 +251,12 @@ func (r *runner) start(ctx context.Context, show *terminal.Progress, preferences
 func (r *runner) verify(ctx context.Context, preferences []string) (result BackendResult, interrupted os.Signal, err error) {
 	o := r.options
 	b := BackendResult{Status: suite.Passed, Results: []suite.Result{}}
-	if why := r.preflight(ctx, preferences); why != "" {
+	switch why, interrupted := r.preflight(ctx, preferences); {
+	case interrupted != nil:
+		b.Name = preferences[0]
+		b.fail("interrupted")
+		return b, interrupted, nil
+	case why != "":
 		b.Name, b.Status, b.Reason = preferences[0], suite.Skipped, why
 		return b, nil, nil
 	}
@@ -292,25 +302,40 @@ func (r *runner) verify(ctx context.Context, preferences []string) (result Backe
 }
 
 // preflight tries a backend whose library may end its process, in a process of its own, before ranks are started. It returns why the
-// backend cannot be used, or "". In a job it tries nothing, since the ranks might come to know different things.
-func (r *runner) preflight(ctx context.Context, preferences []string) string {
+// backend cannot be used, or "", and the signal that ended it, or nil. In a job it tries nothing, since the ranks might come to know different things.
+func (r *runner) preflight(ctx context.Context, preferences []string) (why string, interrupted os.Signal) {
 	if len(preferences) != 1 || r.job != nil {
-		return ""
+		return "", nil
 	}
 	f, err := backend.Lookup(preferences[0])
 	if _, ends := f.(backend.Preflighter); err != nil || !ends {
-		return "" // auto, or a backend that ends no process
+		return "", nil // auto, or a backend that ends no process
 	}
-	if b := probe.Apart(ctx, r.process, preferences[0]); !b.Available {
-		return b.Reason
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	found := make(chan probe.Finding, 1)
+	go func() { found <- probe.Apart(ctx, probe.With(r.process, r.config), preferences[0]) }()
+	for {
+		select {
+		case b := <-found:
+			if !b.Available {
+				return b.Reason, nil
+			}
+			return "", nil
+		case sig := <-r.fleet.Signals:
+			if launch.AsksToEnd(sig) {
+				cancel()
+				<-found
+				return "", sig
+			}
+		}
 	}
-	return ""
 }
 
 // Rank is one rank of verify. All ranks run the same cases, and rank 0 reports each result on the descriptor fd. It blocks until all
 // cases have been run.
 func Rank(ctx context.Context, p *process.Process, flags *pflag.FlagSet, fd int, o Options) error {
-	return fleet.Rank(ctx, p, flags, fd, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
+	return fleet.Rank(ctx, p, flags, fd, nil, func(ctx context.Context, r *symmem.Rank, rep *fleet.Reporter) error {
 		return runSuite(ctx, r, o, func(found any) error {
 			if r.Rank() != 0 {
 				return nil

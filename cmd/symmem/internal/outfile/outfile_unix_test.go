@@ -1,0 +1,120 @@
+//go:build unix
+
+package outfile
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(text)
+}
+
+// only sees that a folder has these files and no others.
+func only(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var all []string
+	for _, f := range files {
+		all = append(all, f.Name())
+	}
+	assert.ElementsMatch(t, names, all)
+}
+
+// TestWrite: a file is there with all that was written, or as it was, whatever it is.
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "new")
+	f, err := Plan(path)
+	require.NoError(t, err)
+	assert.False(t, f.Regular())
+	only(t, dir)
+	require.NoError(t, f.Write([]byte("one")))
+	assert.Equal(t, "one", content(t, path))
+	only(t, dir, "new")
+
+	require.NoError(t, os.Chmod(path, 0o600))
+	require.NoError(t, os.Symlink("new", filepath.Join(dir, "link")))
+	f, err = Plan(filepath.Join(dir, "link"))
+	require.NoError(t, err)
+	assert.True(t, f.Regular())
+	assert.Equal(t, "one", content(t, path), "nothing changes before it is written")
+	require.NoError(t, f.Write([]byte("2")))
+	assert.Equal(t, "2", content(t, path))
+	only(t, dir, "new", "link")
+	info, err := os.Lstat(filepath.Join(dir, "link"))
+	require.NoError(t, err)
+	assert.NotZero(t, info.Mode()&os.ModeSymlink, "a link stays one")
+	info, err = os.Stat(path)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "and nobody may read it who could not")
+}
+
+// TestRefused: what cannot be written is refused before the work.
+func TestRefused(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Plan(dir)
+	require.ErrorContains(t, err, "is a directory")
+	_, err = Plan(filepath.Join(dir, "none", "x"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Plan(filepath.Join(dir, "x", ""))
+	require.NoError(t, err)
+	only(t, dir)
+}
+
+// TestPipe: what is no file is written to, and stays what it is.
+func TestPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	f, err := Plan(path)
+	require.NoError(t, err)
+	assert.False(t, f.Regular())
+	read := make(chan string, 1)
+	go func() {
+		var text []byte
+		if pipe, err := os.Open(path); err == nil {
+			text, _ = io.ReadAll(pipe)
+			_ = pipe.Close()
+		}
+		read <- string(text)
+	}()
+	require.NoError(t, f.Write([]byte("through")))
+	assert.Equal(t, "through", <-read)
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	assert.NotZero(t, info.Mode()&os.ModeNamedPipe)
+	null, err := Plan(os.DevNull)
+	require.NoError(t, err)
+	require.NoError(t, null.Write([]byte("gone")))
+	info, err = os.Stat(os.DevNull)
+	require.NoError(t, err)
+	assert.NotZero(t, info.Mode()&os.ModeCharDevice)
+}
+
+// TestFullDisk: a file that has no room leaves the one that was there.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x")
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	f, err := Plan(path)
+	require.NoError(t, err)
+	var was syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 100, Max: was.Max}))
+	err = f.Write(make([]byte, 1000))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was))
+	require.ErrorIs(t, err, syscall.EFBIG)
+	assert.Equal(t, "precious", content(t, path))
+	only(t, dir, "x")
+}
