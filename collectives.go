@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/group"
@@ -130,9 +129,11 @@ type planCache struct {
 	// streamMu is taken after mu, and not while ranks are waited for.
 	streamMu sync.Mutex
 	stream   device.Stream // nil before it is needed
-	closed   bool          // set under mu and streamMu
+	closed   bool          // set in a turn, under streamMu
 
+	// mu is not held while ranks are waited for. What is behind making is guarded by it while that is 0, and else belongs to the call that has the memory's turn.
 	mu     sync.Mutex
+	making int // calls that wait for a turn of the memory, or have it: what comes after them has to wait, too
 	plans  map[planKey]*list.Element
 	recent list.List // of *cachedPlan, the last used in front
 
@@ -201,6 +202,7 @@ func (c *planCache) placeOf(call, arg string, t tensor.SymmetricTensor) (p place
 // call is a collective call that has no plan yet.
 type call struct {
 	key     planKey
+	known   bool                     // the key is that of the call, whatever has failed
 	tensors []tensor.SymmetricTensor // which last as long as their memory
 	failure error                    // why this rank cannot take part
 }
@@ -220,10 +222,10 @@ func (w *call) lasting() {
 	}
 }
 
-// find runs the plan of a call on two tensors, which may be one, if there is a plan.
-func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.SymmetricTensor) (call, bool, error) {
+// find runs the plan of a call on two tensors, which may be one, if there is a plan. Else it gives the call.
+func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.SymmetricTensor) (*call, bool, error) {
 	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
-		return call{}, false, err
+		return nil, false, err
 	}
 	var inKnown, outKnown bool
 	var failure, outFailure error
@@ -232,18 +234,19 @@ func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.Symmet
 	if failure == nil {
 		failure = outFailure
 	}
-	if found, err := c.runKept(key, inKnown && outKnown, &failure); found || err != nil {
-		return call{}, found, err
+	known := inKnown && outKnown
+	if found, err := c.runKept(key, known, failure); found || err != nil {
+		return nil, found, err
 	}
-	what := call{key, []tensor.SymmetricTensor{in, out}, failure}
+	what := &call{key, known, []tensor.SymmetricTensor{in, out}, failure}
 	what.lasting()
 	return what, false, nil
 }
 
 // findMany is find for a list.
-func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.SymmetricTensor) (call, bool, error) {
+func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.SymmetricTensor) (*call, bool, error) {
 	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
-		return call{}, false, err
+		return nil, false, err
 	}
 	var failure error
 	known := true
@@ -268,26 +271,33 @@ func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.Symme
 		failure = errs.Invalid(key.call, "ts", "an empty list", fmt.Sprintf("1 to %d tensors", kernels.MaxPairs))
 	}
 	key.list = string(places)
-	if found, err := c.runKept(key, known, &failure); found || err != nil {
-		return call{}, found, err
+	if found, err := c.runKept(key, known, failure); found || err != nil {
+		return nil, found, err
 	}
-	what := call{key, slices.Clone(ts), failure}
+	what := &call{key, known, slices.Clone(ts), failure}
 	what.lasting()
 	return what, false, nil
 }
 
-// runKept runs the plan of a key, if there is one. A call that has failed already, and is known to have a plan, ends here: the others run theirs, and nobody
-// comes to make one.
-func (c *planCache) runKept(key planKey, known bool, failure *error) (bool, error) {
+// runKept runs the plan of a key, if there is one, and no earlier call is still to come.
+func (c *planCache) runKept(key planKey, known bool, failure error) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s, err := c.own()
-	if err != nil && !errors.Is(err, ErrClosed) && *failure == nil {
-		*failure = err // which the others are told
+	if c.making > 0 {
 		return false, nil
 	}
-	if err != nil {
+	return c.run(key, known, &failure)
+}
+
+// run is runKept in the call's place among the others. A call that has failed already, and is known to have a plan, ends here: the others run theirs, and nobody
+// comes to make one. Where there is none, it may find a failure that the others are told.
+func (c *planCache) run(key planKey, known bool, failure *error) (bool, error) {
+	s, err := c.own()
+	if errors.Is(err, ErrClosed) {
 		return false, err
+	}
+	if *failure == nil {
+		*failure = err
 	}
 	if *failure != nil {
 		if e, ok := c.plans[key]; known && ok && !e.Value.(*cachedPlan).stale() {
@@ -314,27 +324,34 @@ func (c *planCache) kept(key planKey) *cachedPlan {
 	return e.Value.(*cachedPlan)
 }
 
-// make makes the plan of a call, unless another goroutine has made it meanwhile, and runs it. Collective.
-func (c *planCache) make(ctx context.Context, what call, create func(ctx context.Context) (*kernels.Plan, error)) error {
+// make makes the plan of a call, unless an earlier one has made it meanwhile, and runs it. Collective, in one turn of the memory. Where ctx ends before that comes, the others are
+// told in it, or run the plan that there is then.
+func (c *planCache) make(ctx context.Context, what *call, create func(ctx context.Context) (*kernels.Plan, error)) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, err := c.own()
-	if errors.Is(err, ErrClosed) {
-		return err
-	}
-	if what.failure == nil {
-		what.failure = err
-	}
-	var p *cachedPlan
-	if what.failure == nil {
-		p = c.kept(what.key)
-	}
-	if p == nil {
-		if p, err = c.add(ctx, what, create); err != nil {
+	c.making++
+	c.mu.Unlock()
+	return c.memory.InTurn(ctx, what.key.call, func(ctx context.Context, gaveUp error) error {
+		defer func() {
+			c.mu.Lock()
+			c.making--
+			c.mu.Unlock()
+		}()
+		if gaveUp != nil {
+			what.failure = gaveUp
+		}
+		if ran, err := c.run(what.key, what.known, &what.failure); ran || err != nil {
+			return err
+		}
+		p, err := c.add(ctx, what, create)
+		if err != nil {
 			return fmt.Errorf("%s: %w", what.key.call, err)
 		}
-	}
-	return c.enqueue(p, s)
+		s, err := c.own()
+		if err != nil {
+			return err
+		}
+		return c.enqueue(p, s)
+	})
 }
 
 // enqueue runs a plan.
@@ -381,7 +398,7 @@ type callRecord struct {
 }
 
 // add makes a plan and keeps it, after others that have to go. Collective.
-func (c *planCache) add(ctx context.Context, what call, create func(ctx context.Context) (*kernels.Plan, error)) (*cachedPlan, error) {
+func (c *planCache) add(ctx context.Context, what *call, create func(ctx context.Context) (*kernels.Plan, error)) (*cachedPlan, error) {
 	g := c.memory.Group()
 	if err := g.Vote(ctx, "a collective that makes its plan", what.failure); err != nil {
 		return nil, err
@@ -390,11 +407,15 @@ func (c *planCache) add(ctx context.Context, what call, create func(ctx context.
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range c.going(stale) {
-		p := e.Value.(*cachedPlan)
-		c.recent.Remove(e)
-		delete(c.plans, p.key)
-		if err := p.plan.Close(ctx); err != nil {
+	if going := c.going(stale); len(going) > 0 {
+		for _, e := range going {
+			p := e.Value.(*cachedPlan)
+			c.recent.Remove(e)
+			delete(c.plans, p.key)
+			err = errors.Join(err, p.plan.Close(ctx))
+		}
+		// What only one rank failed to give back is that rank's error alone, and the others would wait for it in the next step.
+		if err := g.Vote(ctx, "closing plans that make room", err); err != nil {
 			return nil, err
 		}
 	}
@@ -477,19 +498,25 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 	return all
 }
 
-// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective. It has not begun where another goroutine was making
-// a plan until ctx ended; then the others are where they were.
+// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective. It has not begun where an earlier collective call was
+// under way until ctx ended; then the others are where they were.
 func (c *planCache) close(ctx context.Context) (began bool, err error) {
-	for asked := time.Now(); !c.mu.TryLock(); {
-		select {
-		case <-ctx.Done():
-			return false, &memory.TurnError{Op: "closing the plans", Behind: "a collective that makes its plan", Waited: time.Since(asked), Err: ctx.Err()}
-		case <-time.After(time.Millisecond):
+	err = c.memory.InTurn(ctx, "closing the plans", func(ctx context.Context, gaveUp error) error {
+		if gaveUp != nil {
+			return nil // the rank is closed again, which the others wait for
 		}
-	}
+		began = true
+		return c.closeAll(ctx)
+	})
+	return began, err
+}
+
+// closeAll is close in its turn.
+func (c *planCache) closeAll(ctx context.Context) (err error) {
+	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return true, nil
+		return nil
 	}
 	c.streamMu.Lock()
 	c.closed = true
@@ -504,5 +531,5 @@ func (c *planCache) close(ctx context.Context) (began bool, err error) {
 	if c.stream != nil {
 		err = errors.Join(err, c.stream.Close())
 	}
-	return true, err
+	return err
 }

@@ -490,3 +490,47 @@ func TestCloseWhilePlansAreMade(t *testing.T) {
 		})
 	}
 }
+
+// TestCallsGiveUpTheirTurn: a call that comes while another goroutine waits for the other ranks, to make a plan, ends with its context, whether it has a plan or not. The other ranks are told
+// of what had none, and have to be followed in what had one: the ranks are in step then.
+func TestCallsGiveUpTheirTurn(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		y, err := ones(ctx, r, 12)
+		if err != nil {
+			return err
+		}
+		sum := func(ctx context.Context, t tensor.SymmetricTensor) error { return r.AllReduce(ctx, t, kernels.Sum) }
+		if err := errors.Join(sum(ctx, x), first(ctx, r, x, 2)); err != nil {
+			return err
+		}
+		store := r.Group().Store()
+		if r.Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has given up"); err != nil {
+				return err
+			}
+			err := r.AllReduce(ctx, x, kernels.Max)
+			if vote, ok := errors.AsType[*group.VoteError](sum(ctx, y)); !ok || vote.Failures[0].Rank != 0 {
+				err = errors.Join(err, errors.New("nobody has told that rank 0 gave up"))
+			}
+			return errors.Join(err, sum(ctx, x), sum(ctx, y), first(ctx, r, y, 2), first(ctx, r, x, 4))
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- r.AllReduce(ctx, x, kernels.Max) }()
+		for !r.MakesPlan() && ctx.Err() == nil {
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(20 * time.Millisecond)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		for _, call := range []error{sum(soon, x), sum(soon, y)} {
+			if _, gaveUp := errors.AsType[*memory.TurnError](call); !gaveUp || !errors.Is(call, context.DeadlineExceeded) {
+				err = errors.Join(err, fmt.Errorf("while a plan is made: %w", call))
+			}
+		}
+		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-ran, sum(ctx, x), sum(ctx, y), first(ctx, r, y, 2), first(ctx, r, x, 4))
+	})
+}

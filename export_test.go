@@ -6,11 +6,9 @@ func (r *Rank) KeepPlans(most int) { r.calls.most = most }
 // KeptPlans is how many plans the rank keeps, and how many it has made.
 func (r *Rank) KeptPlans() (kept, made int) { return r.calls.recent.Len(), int(r.calls.next) }
 
-// MakesPlan reports whether a collective of the rank is making its plan, or beginning to run.
+// MakesPlan reports whether a collective of the rank is making its plan, or waits for a turn to do so.
 func (r *Rank) MakesPlan() bool {
-	if r.calls.mu.TryLock() {
-		r.calls.mu.Unlock()
-		return false
-	}
-	return true
+	r.calls.mu.Lock()
+	defer r.calls.mu.Unlock()
+	return r.calls.making > 0
 }

@@ -44,6 +44,9 @@ import (
 // others do not come, the errors of collective calls; a rank that found its plan waits on the device, for the kernel timeout at most. A rank whose slice
 // is closed is ErrClosed at once if the call has a plan, which the others run.
 //
+// A call whose ctx ends while an earlier call makes its plan is a [memory.TurnError]. If it would have made one too, the others are told; otherwise they run theirs, and the
+// call has to be made again.
+//
 // Their errors are those of the constructors in package kernels, of the plan's Run, and of collective calls, and ErrInvalid for a call that would
 // have to make a plan while the rank's own stream is recorded. A plan that has failed keeps failing, as the ranks no longer agree how often it has
 // run.

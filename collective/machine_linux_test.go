@@ -27,6 +27,7 @@ type machine struct {
 	kernels  map[string]fake   // by name
 	launched []cu.LaunchConfig // the latest launch, by GPU; Mu guards it, and what follows
 	busy     bool              // no stream is idle
+	late     bool              // no event has come
 	memory   map[device.Ptr][]byte
 }
 
@@ -61,7 +62,7 @@ func newMachine(gpus int, kernels map[string]fake) *machine {
 		return fakecuda.Memory{Base: p, Bytes: uint64(len(b))}, b != nil
 	}
 	m.Call = func(name string, _ int) cu.Result {
-		if m.busy && name == "cuStreamQuery" {
+		if m.busy && name == "cuStreamQuery" || m.late && name == "cuEventQuery" {
 			return cu.NotReady
 		}
 		return cu.Success

@@ -133,9 +133,22 @@ func (p *Plan) usable() error {
 	return p.memory.Err()
 }
 
-// over reports whether memory that the plan works on was given back. That waited for the device, and no run comes after it. The close of a
-// slice does not wait, and so does not count.
-func (p *Plan) over() bool { return errors.Is(p.memory.Err(), errs.ErrClosed) || p.released() != nil }
+// over reports whether the plan takes nothing of its device any more, and never will. Memory that it works on was given back: that waited for the device, and no run
+// comes after it. (The close of a slice does not wait, and so does not count.) Or it was closed while the device was at work, and its stream has come to its end since.
+func (p *Plan) over() bool {
+	if errors.Is(p.memory.Err(), errs.ErrClosed) || p.released() != nil {
+		return true
+	}
+	if !p.closed.Load() {
+		return false
+	}
+	on := p.tenant.stream.Load()
+	if on == nil || (*on).Capturing() { // asking would end the capture
+		return false
+	}
+	ended, err := (*on).Query()
+	return ended || errors.Is(err, errs.ErrClosed)
+}
 
 // Err returns the error of the first run that failed, or nil. Such a plan cannot go on: the ranks no longer agree how often it
 // has run.
@@ -160,7 +173,19 @@ func (p *Plan) Close(ctx context.Context) error {
 	if closed {
 		return fmt.Errorf("closing %s: %w", p.name, errs.ErrClosed)
 	}
-	busy := p.device.Synchronize(ctx)
+	err := p.memory.InTurn(ctx, "closing "+p.name, p.close)
+	if err != nil {
+		return fmt.Errorf("closing %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// close is Close in its turn.
+func (p *Plan) close(ctx context.Context, gaveUp error) error {
+	busy := gaveUp
+	if busy == nil {
+		busy = p.device.Synchronize(ctx)
+	}
 	if busy == nil || errors.Is(busy, errs.ErrClosed) { // or the device has gone
 		p.tenant.leave()
 	}
@@ -169,10 +194,7 @@ func (p *Plan) Close(ctx context.Context) error {
 		err = errors.Join(err, p.work.close(), p.held.close(p.device))
 	}
 	err = errors.Join(err, p.memory.TrimWorkspace(ctx))
-	if err = errors.Join(busy, err); err != nil {
-		return fmt.Errorf("closing %s: %w", p.name, err)
-	}
-	return nil
+	return errors.Join(busy, err)
 }
 
 // fail notes the first failure, and returns the one that it was given.

@@ -3,6 +3,7 @@ package collective
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -66,7 +67,7 @@ type tenant struct {
 	device string      // UUID
 	takes  float64     // part of the device
 	most   float64     // that all may take together
-	over   func() bool // the plan's memory was closed, and the plan can never run again
+	over   func() bool // the plan can never run again, and has ended
 	stream atomic.Pointer[device.Stream]
 }
 
@@ -90,6 +91,7 @@ func (t *tenant) settle(s device.Stream) error {
 		all = map[*tenant]bool{}
 		tenants.of[t.device] = all
 	}
+	maps.DeleteFunc(all, func(o *tenant, _ bool) bool { return o != t && o.over() }) // which nobody may ever close
 	taken, streams := t.others(all, s, false)
 	if t.takes+taken > t.most+1e-9 {
 		taken, streams = t.others(all, s, true)
@@ -102,12 +104,12 @@ func (t *tenant) settle(s device.Stream) error {
 	return nil
 }
 
-// others adds up what the plans on streams other than s take: on each, the largest. look says to leave out what is over.
+// others adds up what the plans on streams other than s take: on each, the largest. look says to leave out closed streams.
 func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken float64, streams int) {
 	largest := map[device.Stream]float64{}
 	for o := range all {
 		on := *o.stream.Load()
-		if o == t || on == s || look && (o.over() || gone(on)) {
+		if o == t || on == s || look && gone(on) {
 			continue
 		}
 		largest[on] = max(largest[on], o.takes)

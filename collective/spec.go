@@ -1,11 +1,13 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
@@ -79,7 +81,8 @@ type form interface {
 // for a tensor that had none; ErrNotSymmetric for a tensor of another memory; ErrNotReachable where the peers' memory has no address in this
 // process and there is no Program; ErrUnsupported where there is no form for the kind of device, or an image is not for this device; ErrClosed
 // for a tensor or memory that was closed. A rank's failure is every rank's error, which names the rank. Where the memory has not enough
-// workspace and cannot get more, every rank gets a [*memory.WorkspaceError].
+// workspace and cannot get more, every rank gets a [*memory.WorkspaceError]. If ctx ends while an earlier collective call of the memory is under way, a
+// [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others.
 func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	const call = "New"
 	if err := errors.Join(errs.Given(call, "ctx", ctx, "a context"), errs.Given(call, "m", m, "a memory")); err != nil {
@@ -95,6 +98,18 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	if failure == nil && form == nil {
 		failure = p.noForm()
 	}
+	err := m.InTurn(ctx, "preparing "+p.name, func(ctx context.Context, gaveUp error) error {
+		return p.prepare(ctx, form, cmp.Or(gaveUp, failure))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
+	}
+	return p, nil
+}
+
+// prepare makes the plan in its form. Collective, as one call of the memory: what another did between its steps on one rank, it might do before or behind them on another.
+func (p *Plan) prepare(ctx context.Context, form form, failure error) error {
+	m := p.memory
 	request := memory.WorkspaceRequest{Failure: failure, Purpose: p.purpose(form, failure)}
 	if failure == nil {
 		request.Offer, request.Failure = form.offer()
@@ -102,7 +117,7 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	request.Size = func(offers []memory.WorkspaceOffer) (int64, error) { return form.settle(offers) }
 	workspace, err := m.NewWorkspace(ctx, request)
 	if err != nil {
-		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
+		return err
 	}
 	p.workspace = workspace
 	p.lives = p.livesOn()
@@ -115,14 +130,26 @@ func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 		err = errors.Join(err, a.err)
 	}
 	// Nobody may run before every rank's flags are set, nor where Fit was not the same function on every rank.
-	if err := m.Group().Vote(ctx, "plan"+form.launch(), err); err != nil {
-		if p.work != nil {
-			err = errors.Join(err, p.work.close())
-		}
-		err = errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
-		return nil, fmt.Errorf("preparing %s: %w", p.name, err)
+	if err = m.Group().Vote(ctx, "plan"+form.launch(), err); err == nil {
+		return nil
 	}
-	return p, nil
+	if p.work != nil {
+		err = errors.Join(err, p.work.close())
+	}
+	ctx, cancel := toGiveBack(ctx)
+	defer cancel()
+	return errors.Join(err, p.held.close(p.device), workspace.Close(ctx), m.TrimWorkspace(ctx))
+}
+
+// giveBack is how long a rank whose context has ended waits for the others with what has to be given back together.
+const giveBack = 5 * time.Second
+
+// toGiveBack is ctx or, if that has ended, one that lasts for as long as it takes to give back what was taken: a rank that does not come to that would keep it on all.
+func toGiveBack(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() == nil {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), giveBack)
 }
 
 // maxWorkspaceBytes is as much workspace as a memory gives, far above what any plan needs.

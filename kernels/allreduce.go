@@ -9,6 +9,7 @@ import (
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
 
@@ -71,6 +72,24 @@ func NewAllReduce(ctx context.Context, t tensor.SymmetricTensor, op Op, opts *Al
 	if failure = errors.Join(errs.Given(call, "ctx", ctx, "a context"), failure); failure != nil {
 		return nil, refuse(ctx, call, failure, t, out)
 	}
+	return inTurn(ctx, t.Memory(), call, func(ctx context.Context, _ error) (*Plan, error) { return firstAllReduce(ctx, t, out, op, opts) })
+}
+
+// inTurn makes what a constructor does one collective call, whatever forms it tries. One that gave up comes to the first step.
+func inTurn(ctx context.Context, m *memory.Memory, call string, prepare func(ctx context.Context, gaveUp error) (*Plan, error)) (*Plan, error) {
+	var made *Plan
+	err := m.InTurn(ctx, call, func(ctx context.Context, gaveUp error) error {
+		p, err := prepare(ctx, gaveUp)
+		if gaveUp == nil { // else who called has gone
+			made = p
+		}
+		return err
+	})
+	return made, err
+}
+
+// firstAllReduce prepares an all-reduce in the form that was asked for, or the first that can be had.
+func firstAllReduce(ctx context.Context, t, out tensor.SymmetricTensor, op Op, opts *AllReduceOptions) (*Plan, error) {
 	asked := opts.Algorithm
 	switch {
 	case asked != Auto:

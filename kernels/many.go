@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,7 +54,7 @@ func NewAllReduceMany(ctx context.Context, pairs []Pair, op Op, opts *Options) (
 	if m.memory = memoryOf(pairs); m.memory == nil || errs.IsNil(ctx) {
 		return nil, errors.Join(errs.Given(manyCall, "ctx", ctx, "a context"), m.given())
 	}
-	return m.plan(ctx)
+	return inTurn(ctx, m.memory, manyCall, m.plan)
 }
 
 const manyCall = "NewAllReduceMany"
@@ -109,8 +110,8 @@ func (m *many) given() error {
 	return errors.Join(all...)
 }
 
-func (m *many) plan(ctx context.Context) (*Plan, error) {
-	failure := m.check()
+func (m *many) plan(ctx context.Context, gaveUp error) (*Plan, error) {
+	failure := cmp.Or(gaveUp, m.check())
 	if failure == nil {
 		failure = m.choose()
 	}

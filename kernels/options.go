@@ -118,6 +118,11 @@ func (m *maker) plan(ctx context.Context, f collectiveForm) (*Plan, error) {
 	if failure != nil {
 		return nil, refuse(ctx, m.call, failure, m.in, m.out)
 	}
+	return inTurn(ctx, m.in.Memory(), m.call, func(ctx context.Context, _ error) (*Plan, error) { return m.planFirst(ctx, f) })
+}
+
+// planFirst prepares the collective in the form that was asked for, or the first that can be had.
+func (m *maker) planFirst(ctx context.Context, f collectiveForm) (*Plan, error) {
 	for {
 		p, err := m.planOnce(ctx, f)
 		if m.opts.Algorithm != Auto || slices.Contains(m.avoided, m.algorithm) || !avoidable(m.algorithm, err) {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,14 @@ func MeasureSpeed(ctx context.Context, m *memory.Memory) (tuning.Speed, error) {
 	if m.Device().Kind() != device.CUDA || !m.Backend().Capabilities().PeerPointers || m.Group().Size() < 2 {
 		return tuning.Speed{}, fmt.Errorf("measuring the links of a %s device between %d ranks: %w", m.Device().Kind(), m.Group().Size(), errs.ErrUnsupported)
 	}
-	speed, err := measureSpeed(ctx, m)
+	var speed tuning.Speed
+	err := m.InTurn(ctx, "measuring the links", func(ctx context.Context, gaveUp error) error {
+		measured, err := measureSpeed(ctx, m, gaveUp)
+		if gaveUp == nil { // else who called has gone
+			speed = measured
+		}
+		return err
+	})
 	if err == nil && !speed.Known() {
 		err = fmt.Errorf("an exchange takes %v us, and they carry %v GB/s: %w", speed.Hop, speed.Bandwidth, errs.ErrUnavailable)
 	}
@@ -56,9 +64,9 @@ func MeasureSpeed(ctx context.Context, m *memory.Memory) (tuning.Speed, error) {
 }
 
 // measureSpeed takes the same collective calls on all ranks, whatever fails on one.
-func measureSpeed(ctx context.Context, m *memory.Memory) (speed tuning.Speed, err error) {
+func measureSpeed(ctx context.Context, m *memory.Memory, gaveUp error) (speed tuning.Speed, err error) {
 	t, err := tensor.Zeros(ctx, m, tensor.Float32, streamBytes/4)
-	if vote := m.Group().Vote(ctx, "memory to measure the links with", err); vote != nil {
+	if vote := m.Group().Vote(ctx, "memory to measure the links with", cmp.Or(gaveUp, err)); vote != nil {
 		if err == nil {
 			vote = errors.Join(vote, t.Close(ctx))
 		}

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // turn is a mutex for collective calls. They get it in the order in which they have asked, and need not wait for it longer than their contexts last. One
@@ -84,15 +87,45 @@ func (t *turn) held() bool {
 	return t.holds != ""
 }
 
+// held is what the context of a call in its turn says: that calls made with it need not wait for that turn.
+type held struct {
+	gaveUp error       // of the call
+	over   atomic.Bool // the turn has ended: the context was kept
+}
+
+// heldKey is the key of a turn's held in contexts.
+type heldKey struct{ of *turn }
+
 // do makes a call in its turn. If ctx ends before that comes, do returns a [*TurnError], and the call is made in its turn all the same, with that error as gaveUp
-// and a context that does not end: it then tells the others in its first step that this rank cannot take part, and waits for no device.
+// and a context that does not end: it then tells the others in its first step that this rank cannot take part, and waits for no device. Calls that a call makes with
+// its context are part of it, and have given up if it has.
 func (t *turn) do(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error) error {
-	err := t.lock(ctx, what, func(gaveUp error) { _ = call(context.WithoutCancel(ctx), gaveUp) }) // whoever called has its error
+	if h, ok := ctx.Value(heldKey{t}).(*held); ok && !h.over.Load() {
+		return call(ctx, h.gaveUp)
+	}
+	within := func(ctx context.Context, gaveUp error) error {
+		h := &held{gaveUp: gaveUp}
+		defer h.over.Store(true)
+		return call(context.WithValue(ctx, heldKey{t}, h), gaveUp)
+	}
+	err := t.lock(ctx, what, func(gaveUp error) { _ = within(context.WithoutCancel(ctx), gaveUp) }) // whoever called has its error
 	if err != nil {
 		return err
 	}
 	defer t.unlock()
-	return call(ctx, nil)
+	return within(ctx, nil)
+}
+
+// InTurn makes several collective calls one: they come between two others of this rank's, as each does alone, and no other comes between them. All of them take the
+// context that call is given, and only the goroutine that call is on makes them. It blocks until the rank's earlier collective calls have ended. What says in errors what it is. Collective, as call is.
+//
+// If ctx ends before then, InTurn returns a [*TurnError] at once. Its place is kept: when it comes, call is called on another goroutine with that error as gaveUp, nil otherwise, and has to come
+// to the first of its steps that the other ranks are in, with gaveUp as this rank's failure. Calls of the memory do so themselves. InTurn in a call of InTurn is part of that.
+func (m *Memory) InTurn(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error) error {
+	if err := errs.Given("InTurn", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
+	return m.collective.do(ctx, what, call)
 }
 
 // inTurn is do for a call that makes something, which one that gave up does not.

@@ -425,8 +425,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/turn.go", why: "a call that gave up is made in its turn as if it had not", tests: inSends,
-		old: "_ = call(context.WithoutCancel(ctx), gaveUp)",
-		new: "_ = call(context.WithoutCancel(ctx), nil)",
+		old: "_ = within(context.WithoutCancel(ctx), gaveUp)",
+		new: "_ = within(context.WithoutCancel(ctx), nil)",
 	},
 	{
 		file: "memory/signal_plan.go", why: "a plan's signals are made while another collective call is under way", tests: inSends,
@@ -2045,8 +2045,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not vote whether all have a plan", tests: inCollective,
-		old: "\tif err := m.Group().Vote(ctx, \"plan\"+form.launch(), err); err != nil {",
-		new: "\tif err != nil {",
+		old: "\tif err = m.Group().Vote(ctx, \"plan\"+form.launch(), err); err == nil {",
+		new: "\tif err == nil {",
 	},
 	{
 		file: "collective/spec.go", why: "ranks do not compare a plan's first epoch", tests: inCollective,
@@ -2100,8 +2100,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/plan.go", why: "closing a plan does not wait for the device", tests: inCollective,
-		old: "\tbusy := p.device.Synchronize(ctx)\n",
-		new: "\tvar busy error\n",
+		old: "\t\tbusy = p.device.Synchronize(ctx)\n",
+		new: "",
 	},
 	{
 		file: "collective/plan.go", why: "a plan that has failed can be run", tests: with(inCollective, kills),
@@ -2650,8 +2650,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collectives.go", why: "Close waits longer than its context for a plan that is being made", tests: callTests,
-		old: "\t\tcase <-ctx.Done():\n\t\t\treturn false, &memory.TurnError{",
-		new: "\t\tcase <-context.Background().Done():\n\t\t\treturn false, &memory.TurnError{",
+		old: "err = c.memory.InTurn(ctx, \"closing",
+		new: "err = c.memory.InTurn(context.WithoutCancel(ctx), \"closing",
 	},
 	{
 		file: "rank.go", why: "a rank is closed under a sub-group that was kept", tests: callTests,
@@ -2690,8 +2690,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "collectives.go", why: "a plan of many ends with a slice that it was made through", tests: callTests,
-		old: "what := call{key, slices.Clone(ts), failure}\n\twhat.lasting()",
-		new: "what := call{key, slices.Clone(ts), failure}",
+		old: "what := &call{key, known, slices.Clone(ts), failure}\n\twhat.lasting()",
+		new: "what := &call{key, known, slices.Clone(ts), failure}",
 	},
 	{
 		file: "collectives.go", why: "a call through a closed slice waits for ranks that run their plan", tests: callTests,

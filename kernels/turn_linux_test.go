@@ -1,0 +1,81 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
+	"github.com/symmem/symmem/group"
+	"github.com/symmem/symmem/memory"
+	"github.com/symmem/symmem/tensor"
+)
+
+// aWhile is long enough for a call that has begun to come as far as it can.
+const aWhile = 50 * time.Millisecond
+
+func zeros(ctx context.Context, m *memory.Memory, n int64) (*tensor.Tensor, error) {
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, n)
+	if err != nil {
+		return nil, err
+	}
+	return x, x.Rendezvous(ctx)
+}
+
+// TestConstructorsComeOneAfterTheOther: a constructor that begins while another call of the rank is under way comes behind that, with all its steps, and in front of what
+// begins later.
+func TestConstructorsComeOneAfterTheOther(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, nil)
+		x, err := zeros(ctx, m, 100)
+		if err != nil {
+			return err
+		}
+		y, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		var plans [2]*Plan
+		calls := []func() error{
+			func() error { return y.Rendezvous(ctx) },
+			func() (err error) {
+				plans[0], err = NewAllReduceMany(ctx, []Pair{{In: x}}, Sum, nil)
+				return err
+			},
+			func() (err error) { plans[1], err = NewBroadcast(ctx, x, 0, nil); return err },
+		}
+		store := m.Group().Store()
+		if m.Group().Rank() == 1 {
+			if _, err := store.Get(ctx, "rank 0 has begun"); err != nil {
+				return err
+			}
+			for _, call := range calls {
+				if err := call(); err != nil {
+					return err
+				}
+			}
+		} else {
+			ended := make(chan error, len(calls))
+			for _, call := range calls {
+				go func() { ended <- call() }()
+				time.Sleep(aWhile)
+			}
+			if err := store.Set(ctx, "rank 0 has begun", nil); err != nil {
+				return err
+			}
+			for range calls {
+				err = errors.Join(err, <-ended)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(plans[0].Close(ctx), plans[1].Close(ctx), y.Close(ctx), x.Close(ctx), m.Close(ctx))
+	}))
+}
