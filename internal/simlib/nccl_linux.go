@@ -427,7 +427,7 @@ func (n *NCCL) end(h nccl.CommHandle, abort bool) nccl.Result {
 	return n.on(h, func(c *comm) nccl.Result {
 		if abort {
 			close(c.aborted)
-			c.world.work.abort()
+			c.world.work.abort(c.rank)
 		} else if len(c.windows) > 0 {
 			n.machine.Violation("ncclCommDestroy of a communicator with %d windows", len(c.windows))
 		}

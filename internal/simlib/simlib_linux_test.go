@@ -326,6 +326,39 @@ func TestNCCLCollectives(t *testing.T) {
 	})
 }
 
+// TestNCCLAbortsItsOwn: a rank that aborts its communicator ends what it has on its stream, and no other rank's: that waits until its own is aborted.
+func TestNCCLAbortsItsOwn(t *testing.T) {
+	r := newRig(t, 2)
+	lib := simlib.NewNCCL(r.m)
+	f := lib.Functions()
+	comms := r.comms(f, 2)
+	mem, windows := r.windows(f, comms)
+	streams := make([]cu.StreamHandle, 2)
+	r.each(2, func(g int) {
+		assert.Equal(t, cu.Success, r.d.StreamCreate(&streams[g], cu.StreamNonBlocking))
+		assert.Equal(t, nccl.Success, f.CommWindowDeregister(comms[g], windows[g]))
+	})
+	r.each(2, func(g int) {
+		if g == 1 {
+			assert.Equal(t, nccl.Success, f.AllReduce(mem[1], mem[1], 4, nccl.Uint32, nccl.Max, comms[1], uintptr(streams[1])))
+			return
+		}
+		assert.Equal(t, nccl.Success, f.CommAbort(comms[0]))
+	})
+	time.Sleep(20 * time.Millisecond)
+	r.each(2, func(g int) {
+		if g == 1 {
+			assert.Equal(t, cu.NotReady, r.d.StreamQuery(streams[1]))
+			assert.Equal(t, nccl.Success, f.CommAbort(comms[1]))
+			assert.Equal(t, cu.Success, r.settled(streams[1]))
+		}
+		assert.Equal(t, cu.Success, r.d.StreamDestroy(streams[g]))
+		assert.Equal(t, nccl.Success, f.MemFree(mem[g]))
+	})
+	require.Empty(t, r.m.Violations())
+	require.Empty(t, lib.Left())
+}
+
 // TestNVSHMEMMisuse: what ends a process with NVSHMEM, or tears its heap down, is noted, and the calls return.
 func TestNVSHMEMMisuse(t *testing.T) {
 	for name, tt := range map[string]struct {

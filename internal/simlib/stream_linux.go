@@ -19,7 +19,7 @@ type work struct {
 	made    [][2]int // by rank: how many were enqueued, and recorded
 	freed   []bool   // by rank: the last that was enqueued is a barrier
 	open    map[run]*collective
-	aborted bool
+	aborted []bool // by rank
 }
 
 // run names a run of a collective.
@@ -39,7 +39,7 @@ type collective struct {
 }
 
 func newWork(m *simcuda.Machine, ranks int) *work {
-	return &work{machine: m, made: make([][2]int, ranks), freed: make([]bool, ranks), open: map[run]*collective{}}
+	return &work{machine: m, made: make([][2]int, ranks), freed: make([]bool, ranks), open: map[run]*collective{}, aborted: make([]bool, ranks)}
 }
 
 // call is one rank's part of a collective.
@@ -53,11 +53,12 @@ type call struct {
 	result func(ins [][]byte, all []byte) []byte // what the rank receives; nil if nothing
 }
 
-// abort ends all runs, and those that come.
-func (w *work) abort() {
+// abort ends all runs of a rank, and those that come. Those of the others wait for what it has not brought until they abort, too: of NCCL's kernels each looks at the
+// abort flag of its own communicator (comm.h), and each rank has to abort its own.
+func (w *work) abort(rank int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.aborted = true
+	w.aborted[rank] = true
 }
 
 // free notes whether what a rank enqueues next is a barrier, and says whether the last was one.
@@ -99,7 +100,7 @@ func (w *work) enqueue(stream uintptr, c call) cu.Result {
 
 // step does what a rank can do of a run. mu is held.
 func (w *work) step(a *simcuda.Access, c *call, name run, first bool) (done bool, err error) {
-	if w.aborted {
+	if w.aborted[c.rank] {
 		return true, nil
 	}
 	x := w.open[name]
