@@ -38,7 +38,7 @@ type Program struct {
 	// Lane says that sends, waits, signals and what LaunchBeside adds go on a stream beside the plan's.
 	Lane bool
 	// Build adds the steps of a run to b, when a plan is made, on every rank at the same time: the ranks may come together in it, as the
-	// libraries below backends have to. Its error is every rank's.
+	// libraries below backends have to. Collective calls of the memory take ctx there: with another they would wait for the plan. Its error is every rank's.
 	Build func(ctx context.Context, b *Builder) error
 }
 

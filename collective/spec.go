@@ -35,7 +35,7 @@ type Spec struct {
 
 	// CUDA is the collective as a kernel for GPUs.
 	CUDA *Kernel
-	// Host returns the collective as a kernel for the CPU, when a plan is made. Its error is every rank's.
+	// Host returns the collective as a kernel for the CPU, when a plan is made. It makes no collective call of the memory. Its error is every rank's.
 	Host func(a *Addresses) (HostKernel, error)
 	// Program is the collective as steps.
 	Program *Program
