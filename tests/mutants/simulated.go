@@ -21,7 +21,7 @@ func init() {
 		mutant{file: "internal/simlib/nccl_linux.go", why: "memory is freed that is a window", tests: libraryTests,
 			old: "\t\tif w.base == at {", new: "\t\tif w.base == 0 {"},
 		mutant{file: "internal/simlib/stream_linux.go", why: "an aborted collective waits", tests: libraryTests,
-			old: "\tif w.aborted {\n\t\treturn true, nil\n\t}\n", new: ""},
+			old: "\tif w.aborted[c.rank] {\n\t\treturn true, nil\n\t}\n", new: ""},
 		mutant{file: "device/cuda/device.go", why: "memory is freed under a copy whose call has failed",
 			tests: []stage{{"device/cuda", "FailedCopies", usual}},
 			old:   "d.lane.drain(ctx)", new: "error(nil)"},
