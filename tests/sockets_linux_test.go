@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,15 +31,21 @@ func socketsJob(ctx context.Context, cfg config.Config, _ string, say func(any))
 	stop, done := make(chan struct{}), make(chan struct{})
 	seen := map[string]bool{}
 	var failed error
+	var mu sync.Mutex
+	look := func() {
+		open, err := openSockets(os.Getpid())
+		loose, shmErr := looseMemory(os.Getpid())
+		mu.Lock()
+		defer mu.Unlock()
+		failed = errors.Join(failed, err, shmErr)
+		for _, s := range append(open, loose...) {
+			seen[s] = true
+		}
+	}
 	go func() {
 		defer close(done)
 		for {
-			open, err := openSockets(os.Getpid())
-			loose, shmErr := looseMemory(os.Getpid())
-			failed = errors.Join(failed, err, shmErr)
-			for _, s := range append(open, loose...) {
-				seen[s] = true
-			}
+			look()
 			select {
 			case <-stop:
 				return
@@ -46,7 +53,7 @@ func socketsJob(ctx context.Context, cfg config.Config, _ string, say func(any))
 			}
 		}
 	}()
-	err := ringOnce(ctx, cfg)
+	err := ringOnce(ctx, cfg, look)
 	close(stop)
 	<-done
 	sockets := []string{}
@@ -58,8 +65,9 @@ func socketsJob(ctx context.Context, cfg config.Config, _ string, say func(any))
 	return errors.Join(err, failed)
 }
 
-// ringOnce opens a rank, puts a tensor to the next rank, and closes.
-func ringOnce(ctx context.Context, cfg config.Config) (err error) {
+// ringOnce opens a rank, puts a tensor to the next rank, calls moved while all that it took is open, and closes. A look that only ran
+// beside it could take longer on a busy machine than the tensor lives.
+func ringOnce(ctx context.Context, cfg config.Config, moved func()) (err error) {
 	r, err := symmem.Open(ctx, cfg, &symmem.Options{BootID: os.Getenv(bootVariable)})
 	if err != nil {
 		return err
@@ -77,7 +85,9 @@ func ringOnce(ctx context.Context, cfg config.Config) (err error) {
 		return err
 	}
 	next, before := (r.Rank()+1)%r.WorldSize(), (r.Rank()+r.WorldSize()-1)%r.WorldSize()
-	return errors.Join(t.Put(s, next, t), t.Signal(s, next, 0), t.Wait(s, before, 0), t.Barrier(s, 1), s.Synchronize(ctx), s.Close(), t.Close(ctx))
+	err = errors.Join(t.Put(s, next, t), t.Signal(s, next, 0), t.Wait(s, before, 0), t.Barrier(s, 1), s.Synchronize(ctx))
+	moved()
+	return errors.Join(err, s.Close(), t.Close(ctx))
 }
 
 // openSockets lists the sockets of a process that others could send to, as "tcp 127.0.0.1:123".
