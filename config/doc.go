@@ -16,10 +16,11 @@
 //
 // # The environment
 //
-// An environment variable that is empty counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is an error that names the
+// An environment variable that is empty, or blank, counts as unset, for every key. A variable that begins with SYMMEM_ and is no key is an error that names the
 // nearest right one, so that a typing error is never ignored. These are not keys, and are allowed: SYMMEM_CONFIG (the path of the configuration
-// file), SYMMEM_CUDA_LIBRARY (the file of the CUDA driver), all that begin with SYMMEM_TEST_, and the variables that Kubernetes makes for a service
-// called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP).
+// file), SYMMEM_CUDA_LIBRARY (the file of the CUDA driver), all that begin with SYMMEM_TEST_, the variables that Kubernetes makes for a service
+// called symmem (SYMMEM_SERVICE_HOST, SYMMEM_PORT_29500_TCP), and those of this module's own backends that are not in the program
+// (SYMMEM_NCCL_LIBRARY), since they are for all programs of a machine.
 //
 // # Options of backends
 //
@@ -36,6 +37,6 @@
 //
 // # Forms
 //
-// A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal. Blanks around a value
+// A list is a YAML list or names with commas between them. A duration needs its unit ("90s", "2m"). Whole numbers are decimal: 010 is ten. Blanks around a value
 // are dropped. Nothing is converted silently: 1.5 is not a rank, and 60 is not a duration.
 package config

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -27,7 +28,8 @@ func AddFlags(fs *pflag.FlagSet) {
 		case bool:
 			fs.Bool(s.name, value, s.usage)
 		case int:
-			fs.Int(s.name, value, s.usage)
+			number := decimal(value)
+			fs.Var(&number, s.name, s.usage)
 		case string:
 			fs.String(s.name, value, s.usage)
 		case []string:
@@ -50,6 +52,22 @@ func AddFlags(fs *pflag.FlagSet) {
 		mark(fs, configFlag)
 	}
 }
+
+// decimal is the value of a flag for a whole number. That of package pflag takes 010 for 8.
+type decimal int
+
+func (d *decimal) Set(text string) error {
+	n, err := wholeNumber(text)
+	if err == nil {
+		*d = decimal(n)
+	}
+	return err
+}
+
+func (d *decimal) String() string { return strconv.Itoa(int(*d)) }
+
+// Type is that of pflag's own, so that GetInt and viper know it.
+func (d *decimal) Type() string { return "int" }
 
 // mark notes that this package made the flag.
 func mark(fs *pflag.FlagSet, name string) {

@@ -145,10 +145,13 @@ func FromViper(v *viper.Viper) (Config, error) {
 	return c, nil
 }
 
+// deviceKey is the key of a text that may be a number.
+const deviceKey = "device"
+
 // plain writes a device's index as text, so that "device: 2" may be written without quotes. For no other text may a number
 // stand: YAML would have made 83 of a job id 0123.
 func plain(s *spec, value any) any {
-	if s.name == "device" {
+	if s.name == deviceKey {
 		if _, isText := value.(string); !isText {
 			if n, err := wholeNumber(value); err == nil {
 				return strconv.Itoa(n)
@@ -175,7 +178,7 @@ func environment(environ func() []string, foreign bool) (map[string]string, erro
 			inPod = true
 		}
 		if strings.HasPrefix(name, envPrefix) {
-			vars[name] = value
+			vars[name] = strings.TrimSpace(value)
 		}
 	}
 	known := []string{fileEnv, options.CUDALibraryEnv}
@@ -277,8 +280,12 @@ func parseFile(data []byte) (map[string]any, error) {
 			return nil, errs.Invalid(op, "key", fmt.Sprintf("%s again in line %d", withoutSecret(key), pair[0].Line),
 				"each key once, whatever its case")
 		}
-		if options.Lookup(key) != nil && node.Kind == yaml.ScalarNode && node.Tag != "!!null" {
-			settings[key] = node.Value // as it was written: 010 is not 8
+		written := node
+		if node.Kind == yaml.AliasNode {
+			written = node.Alias
+		}
+		if asWritten(key, written) {
+			settings[key] = written.Value
 			continue
 		}
 		var value any
@@ -288,6 +295,18 @@ func parseFile(data []byte) (map[string]any, error) {
 		settings[key] = value
 	}
 	return settings, nil
+}
+
+// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010.
+func asWritten(key string, value *yaml.Node) bool {
+	if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!null" {
+		return false
+	}
+	if s := lookup(key); s != nil {
+		_, number := s.field(new(Config)).(*int)
+		return value.ShortTag() == "!!int" && (number || s.name == deviceKey)
+	}
+	return options.Lookup(key) != nil
 }
 
 // secretProblem says why a node of YAML is no way to write a secret, without its content. In YAML a text may become something else

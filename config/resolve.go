@@ -28,7 +28,7 @@ func (c Config) Resolve(environ func() []string) (Config, error) {
 		return Load(&LoadOptions{Environ: environ})
 	}
 	bad := c.takeOpen(environ)
-	if err := errors.Join(append([]error{bad}, c.problems()...)...); err != nil {
+	if err := errors.Join(append(bad, c.problems()...)...); err != nil {
 		return Config{}, err
 	}
 	return c, nil
@@ -36,7 +36,7 @@ func (c Config) Resolve(environ func() []string) (Config, error) {
 
 // takeOpen takes from the environment what c leaves open and Resolve leaves to it: what belongs to the place to meet, and the files of
 // native libraries.
-func (c *Config) takeOpen(environ func() []string) error {
+func (c *Config) takeOpen(environ func() []string) []error {
 	if environ == nil {
 		environ = os.Environ
 	}
@@ -46,7 +46,7 @@ func (c *Config) takeOpen(environ func() []string) error {
 		vars[name] = strings.TrimSpace(value)
 	}
 	taken := map[string]Source{}
-	var bad error
+	var bad []error
 	if c.RendezvousAddr == "" {
 		if name := lookup("token").env(); c.Token.IsZero() && vars[name] != "" {
 			c.Token, taken["token"] = NewSecret(vars[name]), Source{Env: name}
@@ -55,14 +55,14 @@ func (c *Config) takeOpen(environ func() []string) error {
 			if served, err := truth(vars[name]); err == nil {
 				c.RendezvousServed, taken["rendezvous-served"] = served, Source{Env: name}
 			} else {
-				bad = fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-served", vars[name], allowedForm(err)))
+				bad = append(bad, fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-served", vars[name], allowedForm(err))))
 			}
 		}
 		if name := lookup("rendezvous-fd").env(); c.RendezvousFD == -1 && vars[name] != "" {
 			if fd, err := wholeNumber(vars[name]); err == nil {
 				c.RendezvousFD, taken["rendezvous-fd"] = fd, Source{Env: name}
 			} else {
-				bad = fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-fd", vars[name], allowedForm(err)))
+				bad = append(bad, fmt.Errorf("%s: %w", Source{Env: name}, errs.Invalid(op, "rendezvous-fd", vars[name], allowedForm(err))))
 			}
 		}
 	}

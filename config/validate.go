@@ -24,9 +24,9 @@ var deviceForm = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._:/-]{0,127}$`)
 
 // The bounds of texts, in bytes.
 const (
-	maxJob   = 255
-	maxToken = 4096
-	maxPath  = 4096
+	maxJob    = 255
+	maxSecret = 4096
+	maxPath   = 4096
 )
 
 // problems returns all that is wrong with the values.
@@ -88,13 +88,16 @@ func (c Config) problems() []error {
 	if c.Restart < 0 {
 		refuse("restart", c.Restart, "0 or more")
 	}
-	switch token := c.Token.Reveal(); {
-	case token == redacted:
-		advise("token", redacted, "the secret itself", "this is what a printed configuration shows in its place")
-	case len(token) > maxToken:
-		refuse("token", fmt.Sprintf("a text of %d bytes", len(token)), fmt.Sprintf("at most %d bytes", maxToken))
-	case !printable(token):
-		refuse("token", c.Token, "printable characters only, in UTF-8")
+	for _, key := range []string{"token", "rendezvous-store"} {
+		secret, _ := c.Value(key).(Secret)
+		switch text := secret.Reveal(); {
+		case text == redacted:
+			advise(key, redacted, "the secret itself", "this is what a printed configuration shows in its place")
+		case len(text) > maxSecret:
+			refuse(key, fmt.Sprintf("a text of %d bytes", len(text)), fmt.Sprintf("at most %d bytes", maxSecret))
+		case !printable(text):
+			refuse(key, secret, "printable characters only, in UTF-8")
+		}
 	}
 
 	for _, key := range []string{"timeout", "kernel-timeout", "liveness-timeout"} {
