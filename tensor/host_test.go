@@ -117,6 +117,21 @@ func TestZeroValues(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	_, err = PrepareTransfer(1, 0, Pair{new(Tensor), new(Tensor)})
 	require.ErrorIs(t, err, errs.ErrInvalid)
+	require.ErrorIs(t, new(Tensor).Rendezvous(t.Context()), errs.ErrInvalid)
+	require.ErrorIs(t, new(Tensor).EnableMulticast(t.Context()), errs.ErrInvalid)
+	require.ErrorIs(t, new(Tensor).Close(t.Context()), errs.ErrInvalid)
+	require.ErrorIs(t, new(Tensor).Err(), errs.ErrInvalid, "after Close, too")
+	require.Equal(t, "no tensor", new(Tensor).String())
+}
+
+// TestReadAllRefusesFirst: what cannot be read is refused before there is room made for it, of which there may not be so much.
+func TestReadAllRefusesFirst(t *testing.T) {
+	_, err := ReadAll[float64](viewOn(far{}, 4096, Uint8, 1<<60))
+	require.ErrorIs(t, err, errs.ErrInvalid)
+	closed := viewOn(far{}, 4096, Float64, 1<<57)
+	closed.alive = func() error { return errs.ErrClosed }
+	_, err = ReadAll[float64](closed)
+	require.ErrorIs(t, err, errs.ErrClosed)
 }
 
 // TestInterfaceHasEveryMethod: a slice is a SymmetricTensor, and has all that a Tensor has; other packages make none.

@@ -158,6 +158,9 @@ func (t *Tensor) Name() string { return t.name }
 
 // String describes the tensor for logs and errors.
 func (t *Tensor) String() string {
+	if t.storage == nil {
+		return "no tensor"
+	}
 	if t.name != "" {
 		return fmt.Sprintf("%q %s%v on rank %d of %d", t.name, t.dtype, t.shape, t.Rank(), t.WorldSize())
 	}
@@ -234,18 +237,18 @@ func (t *Tensor) Local() *View { return t.view(t.Ptr(), t.shape) }
 // Rendezvous makes every rank's copy reachable by all. Collective: every rank comes with a tensor of the same name, dtype, shape and
 // offset, in the same order; otherwise every rank gets ErrMismatch with everybody's value. A tensor that has had its
 // rendezvous, or a slice of one, returns at once, on each rank by itself; that of a slice is not its tensor's. It blocks until all ranks
-// have come or ctx has ended. A rank whose tensor is closed comes too, and is ErrClosed; the others are told.
+// have come or ctx has ended. A rank whose tensor was closed before comes too, and is ErrClosed; the others are told.
 func (t *Tensor) Rendezvous(ctx context.Context) error {
 	if err := errs.Given("Rendezvous", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
 	}
+	if t.storage == nil {
+		return t.Err()
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.met() != nil && t.Err() == nil {
-		return nil
-	}
-	if t.storage.piece != nil {
-		return t.Err() // a heap's tensor has had it on every rank
+	if t.met() != nil {
+		return t.Err() // the others do not come again, also where this rank has closed it; a heap's tensor has had it from the beginning
 	}
 	m := t.storage.memory
 	alloc := t.storage.alloc
@@ -253,13 +256,15 @@ func (t *Tensor) Rendezvous(ctx context.Context) error {
 		alloc = nil // the others may be waiting: come, and tell them
 	}
 	w, err := m.Rendezvous(ctx, alloc, memory.Record{DType: t.dtype.String(), Shape: t.shape.String(), Offset: t.offset})
+	if err == nil {
+		t.window.Store(w) // the others have it too, whatever was closed meanwhile
+	}
 	if closed := t.Err(); closed != nil {
 		return closed
 	}
 	if err != nil {
 		return fmt.Errorf("tensor %s: %w", t, err)
 	}
-	t.window.Store(w)
 	return nil
 }
 
@@ -296,6 +301,9 @@ func (t *Tensor) Remote(rank int) (*View, error) {
 func (t *Tensor) EnableMulticast(ctx context.Context) error {
 	if err := errs.Given("EnableMulticast", "ctx", ctx, "a context"); err != nil {
 		return named(t.name, err)
+	}
+	if t.storage == nil {
+		return t.Err()
 	}
 	w, err := t.mapped()
 	// A rank that cannot comes all the same: the others may be waiting.
@@ -473,10 +481,15 @@ func (t *Tensor) Close(ctx context.Context) error {
 		if err := t.Err(); err != nil {
 			return err
 		}
-		t.closed.Store(true)
+		if t.closed.Swap(true) {
+			return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed) // just now, by another goroutine
+		}
 		return nil
 	}
 	st := t.storage
+	if st == nil {
+		return t.Err()
+	}
 	if t.closed.Swap(true) {
 		return fmt.Errorf("tensor %s: %w", t, errs.ErrClosed)
 	}

@@ -121,6 +121,9 @@ func ReadAll[T Element](v *View) ([]T, error) {
 	if err := errs.Given("ReadAll", "view", v, "a view of a tensor"); err != nil {
 		return nil, err
 	}
+	if err := v.check("ReadAll", DTypeOf[T](), 0, 0); err != nil {
+		return nil, err // before there is room made for them
+	}
 	all := make([]T, v.NumElements())
 	if err := Read(v, all, 0); err != nil {
 		return nil, err

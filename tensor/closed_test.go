@@ -1,0 +1,107 @@
+package tensor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/symmem/symmem"
+	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/tensor"
+)
+
+// onRanks runs f on n ranks of this process.
+func onRanks(t *testing.T, n int, f func(ctx context.Context, r *symmem.Rank) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks, err := symmem.OpenLocal(ctx, n, config.Default(), &symmem.Options{Environ: func() []string { return nil }})
+	require.NoError(t, err)
+	failures := make([]error, n)
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() { failures[i] = errors.Join(f(ctx, r), r.Close(ctx)) })
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(failures...))
+}
+
+// TestRendezvousOfAClosedSlice: where the ranks have had a rendezvous none comes to another. So a rank that has closed its slice is told at once, as no rank would
+// come, and the ranks are in step.
+func TestRendezvousOfAClosedSlice(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		t.Run(fmt.Sprintf("whole=%t", whole), func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, r *symmem.Rank) error {
+				x, err := r.Zeros(ctx, tensor.Float32, 8)
+				if err != nil {
+					return err
+				}
+				part, err := x.Slice(2, 6)
+				if err != nil {
+					return err
+				}
+				met := part
+				if whole {
+					met = x
+				}
+				if err := met.Rendezvous(ctx); err != nil {
+					return err
+				}
+				if r.Rank() == 0 {
+					if err := part.Close(ctx); err != nil {
+						return err
+					}
+				}
+				soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				err = part.Rendezvous(soon)
+				if want := r.Rank() == 0; errors.Is(err, symmem.ErrClosed) != want || !want && err != nil || soon.Err() != nil {
+					return fmt.Errorf("rank %d has %v, and its context %v", r.Rank(), err, soon.Err())
+				}
+				return errors.Join(r.Barrier(ctx), x.Close(ctx))
+			})
+		})
+	}
+}
+
+// TestSliceClosesOnce: of several goroutines that close one slice, one does.
+func TestSliceClosesOnce(t *testing.T) {
+	onRanks(t, 1, func(ctx context.Context, r *symmem.Rank) error {
+		x, err := r.Zeros(ctx, tensor.Float32, 8)
+		if err != nil {
+			return err
+		}
+		for range 2000 {
+			part, err := x.Slice(2, 6)
+			if err != nil {
+				return err
+			}
+			var closed atomic.Int32
+			var wg sync.WaitGroup
+			begin := make(chan struct{})
+			for range 4 {
+				wg.Go(func() {
+					<-begin
+					switch err := part.Close(ctx); {
+					case err == nil:
+						closed.Add(1)
+					case !errors.Is(err, symmem.ErrClosed):
+						closed.Add(100)
+					}
+				})
+			}
+			close(begin)
+			wg.Wait()
+			if n := closed.Load(); n != 1 {
+				return fmt.Errorf("%d closed it", n)
+			}
+		}
+		return x.Close(ctx)
+	})
+}
