@@ -498,21 +498,8 @@ func (c *planCache) going(stale []uint64) (all []*list.Element) {
 	return all
 }
 
-// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective. It has not begun where an earlier collective call was
-// under way until ctx ended; then the others are where they were.
-func (c *planCache) close(ctx context.Context) (began bool, err error) {
-	err = c.memory.InTurn(ctx, "closing the plans", func(ctx context.Context, gaveUp error) error {
-		if gaveUp != nil {
-			return nil // the rank is closed again, which the others wait for
-		}
-		began = true
-		return c.closeAll(ctx)
-	})
-	return began, err
-}
-
-// closeAll is close in its turn.
-func (c *planCache) closeAll(ctx context.Context) (err error) {
+// close gives all plans back, and the stream, if the device comes to their end before ctx does. Collective; the caller has the memory's turn.
+func (c *planCache) close(ctx context.Context) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

@@ -491,6 +491,50 @@ func TestCloseWhilePlansAreMade(t *testing.T) {
 	}
 }
 
+// TestCloseIsOneCall: a collective call of another goroutine that waits behind a Close comes when everything is closed, and not between the plans and the memory, where the
+// other ranks have none.
+func TestCloseIsOneCall(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks, err := symmem.OpenLocal(ctx, 1, config.Default(), nobody)
+	require.NoError(t, err)
+	r := ranks[0]
+	x, err := ones(ctx, r, 12)
+	require.NoError(t, err)
+	require.NoError(t, r.AllReduce(ctx, x, kernels.Sum))
+	m := x.Memory()
+	var others errgroup.Group
+	held, release := make(chan struct{}), make(chan struct{})
+	others.Go(func() error {
+		return m.InTurn(ctx, "what is under way", func(context.Context, error) error {
+			close(held)
+			<-release
+			return nil
+		})
+	})
+	<-held
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close(ctx) }()
+	for r.Open() && ctx.Err() == nil {
+		time.Sleep(100 * time.Microsecond)
+	}
+	time.Sleep(20 * time.Millisecond) // until Close waits for its turn: else what follows comes before it, which is no failure either
+	for range 4 {
+		others.Go(func() error {
+			return m.InTurn(ctx, "what is behind", func(context.Context, error) error {
+				if _, err := r.Stream(); errors.Is(err, symmem.ErrClosed) && m.Closed() == nil {
+					return errors.New("the plans are closed, and the memory is not")
+				}
+				return nil
+			})
+		})
+	}
+	time.Sleep(20 * time.Millisecond)
+	close(release)
+	require.NoError(t, <-closed)
+	require.NoError(t, others.Wait())
+}
+
 // TestCallsGiveUpTheirTurn: a call that comes while another goroutine waits for the other ranks, to make a plan, ends with its context, whether it has a plan or not. The other ranks are told
 // of what had none, and have to be followed in what had one: the ranks are in step then.
 func TestCallsGiveUpTheirTurn(t *testing.T) {

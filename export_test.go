@@ -12,3 +12,6 @@ func (r *Rank) MakesPlan() bool {
 	defer r.calls.mu.Unlock()
 	return r.calls.making > 0
 }
+
+// Open reports whether no Close of the rank is under way or has ended.
+func (r *Rank) Open() bool { return r.open() }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -190,7 +191,7 @@ func OpenLocal(ctx context.Context, n int, cfg config.Config, opts *Options) ([]
 func open(ctx context.Context, g *group.Group, cfg config.Config, opts *Options, rendezvous string, log *slog.Logger) (*Rank, error) {
 	env := backend.Env{
 		Group: g, LocalRank: g.Members()[g.Rank()].LocalRank, Device: cfg.Device, ShareDevice: cfg.ShareDevice, Multicast: cfg.Multicast,
-		NetDevices: cfg.NetDevices, UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, LivenessTimeout: cfg.LivenessTimeout, KernelTimeout: cfg.KernelTimeout, Options: cfg.BackendOptions, Given: opts.Backend,
+		NetDevices: slices.Clone(cfg.NetDevices), UnprotectedNetwork: cfg.UnprotectedNetwork, Rendezvous: rendezvous, LivenessTimeout: cfg.LivenessTimeout, KernelTimeout: cfg.KernelTimeout, Options: maps.Clone(cfg.BackendOptions), Given: opts.Backend,
 		Getenv: withoutOptions(opts.getenv()), Logger: log,
 	}
 	memOpts := memory.Options{Channels: cfg.Channels, KernelTimeout: cfg.KernelTimeout, MaxBlocks: cfg.MaxBlocks, Logger: log}

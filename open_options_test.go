@@ -124,6 +124,28 @@ func TestOpenHandsOptions(t *testing.T) {
 	}
 }
 
+// TestOpenKeepsNoCallersMap: what the program changes in its Config after Open is for what it opens next, and for no sub-group of what is open.
+func TestOpenKeepsNoCallersMap(t *testing.T) {
+	witness.took()
+	cfg := config.Default()
+	cfg.Backend, cfg.BackendOptions, cfg.NetDevices = []string{"witness"}, map[string]string{"witness-colour": "blue"}, []string{"eth0"}
+	ranks, err := symmem.OpenLocal(t.Context(), 1, cfg, nobody)
+	require.NoError(t, err)
+	cfg.BackendOptions["witness-colour"], cfg.NetDevices[0] = "red", "eth1"
+	s, err := ranks[0].Sub(t.Context(), []int{0})
+	require.NoError(t, err)
+	closeAll(t, []*symmem.Rank{s})
+	closeAll(t, ranks)
+	seen := witness.took()
+	require.Len(t, seen, 2)
+	for _, env := range seen {
+		colour, err := env.Option("witness", "colour")
+		require.NoError(t, err)
+		require.Equal(t, "blue", colour)
+		require.Equal(t, []string{"eth0"}, env.NetDevices)
+	}
+}
+
 // TestOpenTakesOptions: options in a backend's own type reach that backend, which is chosen for them, and no other takes them.
 func TestOpenTakesOptions(t *testing.T) {
 	witness.took()

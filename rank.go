@@ -191,12 +191,21 @@ func (r *Rank) Close(ctx context.Context) error {
 		}
 		err = errors.Join(err, subErr)
 	}
-	began, callsErr := r.calls.close(ctx)
+	// One turn of the memory for both: a collective call of another goroutine is in front of them or behind them, and on no rank between them.
+	var began bool
+	var memErr error
+	turnErr := r.memory.InTurn(ctx, "closing the rank", func(ctx context.Context, gaveUp error) error {
+		if gaveUp != nil {
+			return nil // the rank is closed again, which the others wait for
+		}
+		began = true
+		err = errors.Join(err, r.calls.close(ctx))
+		memErr = r.memory.Close(ctx)
+		return nil
+	})
 	if !began {
-		return keep(callsErr)
+		return keep(turnErr)
 	}
-	err = errors.Join(err, callsErr)
-	memErr := r.memory.Close(ctx)
 	if memErr != nil && r.memory.Busy() {
 		return keep(memErr)
 	}
