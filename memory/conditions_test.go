@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem/backend"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/memory"
@@ -41,6 +44,25 @@ func requireConditions(t *testing.T, failures []error, want ...error) {
 			require.Equalf(t, slices.Contains(want, c), errors.Is(err, c), "rank %d: is it %q? %v", rank, c, err)
 		}
 	}
+}
+
+// TestOptionsOutOfBounds: what is beyond the bounds of an option is brought inside of them, since New has no error: a bound of a wait that has passed before it
+// begins would end every wait.
+func TestOptionsOutOfBounds(t *testing.T) {
+	groups, err := group.Local(1, nil)
+	require.NoError(t, err)
+	b, err := host.New(groups[0], nil)
+	require.NoError(t, err)
+	for _, o := range []*memory.Options{nil, {}, {Channels: 64, KernelTimeout: -1}, {KernelTimeout: math.MinInt64, MaxBlocks: -1}} {
+		m := memory.New(b, groups[0], o)
+		require.Equal(t, 2*time.Minute, m.KernelTimeout())
+		require.Equal(t, 64, m.Channels())
+		require.Zero(t, m.MaxBlocks())
+	}
+	m := memory.New(b, groups[0], &memory.Options{Channels: -1})
+	require.Equal(t, 1, m.Channels())
+	require.NoError(t, m.Close(t.Context()))
+	require.NoError(t, groups[0].Close(t.Context()))
 }
 
 // TestConditionsAreTold: what the ranks tell each other in a Tell, and in the records of a rendezvous, is the same condition on all.

@@ -57,11 +57,11 @@ type Memory struct {
 	entries []*entry // sorted by address, empty allocations first
 }
 
-// Options sets what a Memory keeps for its users. Zero values mean the defaults.
+// Options sets what a Memory keeps for its users. Zero values mean the defaults. What is out of bounds is brought inside of them.
 type Options struct {
 	// Channels is the number of channels for Signal, Wait and Barrier: 1 to 1024, default 64.
 	Channels int
-	// KernelTimeout bounds every wait of device work; default 2 minutes.
+	// KernelTimeout bounds every wait of device work; default 2 minutes, as for what is not positive.
 	KernelTimeout time.Duration
 	// MaxBlocks bounds the blocks of the kernel of any plan; default 0, no bound.
 	MaxBlocks int
@@ -130,7 +130,10 @@ func New(b backend.Backend, g *group.Group, opts *Options) *Memory {
 		m.opts = *opts
 	}
 	m.opts.Channels = min(max(cmp.Or(m.opts.Channels, 64), 1), 1024)
-	m.opts.KernelTimeout = cmp.Or(m.opts.KernelTimeout, 2*time.Minute)
+	if m.opts.KernelTimeout <= 0 {
+		m.opts.KernelTimeout = 2 * time.Minute
+	}
+	m.opts.MaxBlocks = max(m.opts.MaxBlocks, 0)
 	m.oversubscribed = g.Oversubscribed()
 	m.log = m.opts.Logger
 	if m.log == nil {

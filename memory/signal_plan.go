@@ -35,7 +35,7 @@ type SignalsOptions struct {
 	First uint32
 	// Op is what errors call the plan.
 	Op string
-	// Failed is told of the first failure, and gives the error to report. It may be called on any goroutine.
+	// Failed, unless nil, is told of the first failure, and gives the error to report. It may be called on any goroutine.
 	Failed func(error) error
 	// GaveUp, unless nil, is asked before anything is sent or waited for where the CPU does that. An error is that of a plan which has failed on the device
 	// without Failed, and ends the signals as Fail does. It may be called on any goroutine, and must not block.
@@ -160,6 +160,9 @@ func (w *Workspace) makeSignals(ctx context.Context, offset int64, o *SignalsOpt
 		}
 	}
 	user := &signalUser{SignalsOptions: *o}
+	if user.Failed == nil {
+		user.Failed = func(err error) error { return err }
+	}
 	var made signals
 	if err == nil {
 		made, err = m.signalsOn(ctx, w, offset, o.Channels, user)

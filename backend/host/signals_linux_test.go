@@ -186,6 +186,28 @@ func TestPlanWaitsInVain(t *testing.T) {
 	})
 }
 
+// TestPlanSignalsToldToNobody: a plan's signals whose failures nobody wants to be told of give their own errors, where something waits in vain and where sending fails.
+func TestPlanSignalsToldToNobody(t *testing.T) {
+	onPlans(t, 2, 150*time.Millisecond, memory.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
+		w, err := p.memory.NewWorkspace(ctx, memory.WorkspaceRequest{Purpose: "signals", Bytes: p.memory.SignalsBytes(1) + 4096})
+		if err != nil {
+			return err
+		}
+		s, err := w.Signals(ctx, 0, &memory.SignalsOptions{Channels: 1, Op: "the quiet plan"})
+		if err != nil {
+			return err
+		}
+		if p.memory.Group().Rank() == 0 {
+			err = errors.Join(s.WaitAll(p.stream, 0), s.WaitAll(p.stream, 0))
+			failed := p.stream.Synchronize(ctx)
+			if wait, ok := errors.AsType[*device.WaitError](failed); !ok || wait.Op != "the quiet plan" {
+				err = errors.Join(err, fmt.Errorf("a wait in vain: %w", failed))
+			}
+		}
+		return errors.Join(err, w.Close(ctx), s.Close())
+	})
+}
+
 // TestPlanWaitsInVainBeside: a wait in vain on a stream beside the user's is no error there, and the user's next wait tells it, once.
 func TestPlanWaitsInVainBeside(t *testing.T) {
 	onPlans(t, 2, 150*time.Millisecond, memory.SignalsOptions{Channels: 1, Op: "the plan"}, func(ctx context.Context, p *plan) error {
