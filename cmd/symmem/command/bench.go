@@ -36,7 +36,8 @@ time in a process and later. plan_run is what enqueuing one all-reduce of the sm
 broadcast, reduce, all_gather, reduce_scatter, all_to_all and all_to_all_v take those of the algorithms that they have, and auto if that is none;
 bytes are those of the whole message: what all_gather has put together, what reduce_scatter and all_to_all take apart. all_to_all_v reads its
 counts, which are equal, when it runs. barrier is one of all ranks on their streams. all_reduce_many is one
-plan of as many tensors as --tensors says, each of the size; bytes are those of all of them.
+plan of as many tensors as --tensors says, each of the size; bytes are those of all of them. --tensors, --place and --op are refused
+where nothing that is measured has them.
 
 all_reduce_rms_norm is an all-reduce with what follows it in a transformer, residual and RMSNorm, in one kernel: rows of 8192 elements, as
 many as bytes say. Beside it the same is measured as an all-reduce and a norm behind it (unfused).

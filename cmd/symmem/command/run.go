@@ -23,7 +23,8 @@ the others that symmetric memory reads, and through RANK, WORLD_SIZE, LOCAL_RANK
 flags reach the ranks as variables too.
 
 Each line that a rank writes comes out with its number in front: "[3] ...". The standard input goes to rank 0. Interrupts
-and other signals are passed on to all ranks. When a rank fails, the others are ended. What a rank has started and not ended
+and other signals are passed on to all ranks. When a rank fails, the others are ended, and all are when
+nobody reads their output any more. What a rank has started and not ended
 goes with it, on Linux also what has made a session of its own, at the latest when run ends, and however run ends. The exit status is that of the first rank that failed, 128 and the signal's number if a signal ended it.`,
 		Example: "  symmem run -n 4 -- ./train --epochs 3",
 		Args: func(_ *cobra.Command, args []string) error {

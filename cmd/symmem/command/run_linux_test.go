@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -172,6 +173,56 @@ func TestRunWithoutAReader(t *testing.T) {
 	status := run(t.Context(), []string{"run", "-n", "1", "echo", "hello"}, nil, fullWriter{}, &errOut, environ())
 	assert.Equal(t, exit.Failure, status)
 	assert.Contains(t, errOut.String(), "full")
+}
+
+// TestRunWhoseReaderLeaves: as in symmem run ... | head. The ranks are asked to end and have the grace for it, and nothing is left.
+func TestRunWhoseReaderLeaves(t *testing.T) {
+	for name, both := range map[string]bool{"output": false, "output and errors": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, mark := t.TempDir(), marker()
+			path, err := os.Executable()
+			require.NoError(t, err)
+			// A rank says more, and takes some time for what it does at its end.
+			cmd := exec.Command(path, "run", "-n", "2", "--grace", "1h", "sh", "-c", `
+				trap 'sleep 0.3; echo ended >"$1/$RANK"; exit 0' TERM
+				while :; do echo more; sleep 0.02; done`, "sh", dir)
+			reader, writer, err := os.Pipe()
+			require.NoError(t, err)
+			var said syncBuffer
+			cmd.Env, cmd.Stdout, cmd.Stderr = environ(mark), writer, &said
+			if both {
+				cmd.Stderr = writer
+			}
+			cmd.WaitDelay = patience
+			require.NoError(t, cmd.Start())
+			t.Cleanup(func() {
+				if cmd.ProcessState == nil {
+					_ = cmd.Process.Kill()
+				}
+			})
+			require.NoError(t, writer.Close())
+			_, err = bufio.NewReader(reader).ReadString('\n')
+			require.NoError(t, err)
+			require.NoError(t, reader.Close())
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			select {
+			case err = <-ended:
+			case <-time.After(patience):
+				t.Fatal("the command did not end")
+			}
+			state, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+			require.True(t, ok)
+			require.True(t, state.Exited() && state.ExitStatus() == exit.Failure, "%v: %s", err, &said)
+			for rank := range 2 {
+				assert.FileExists(t, filepath.Join(dir, strconv.Itoa(rank)), "rank %d had no time to end", rank)
+			}
+			if !both {
+				assert.Contains(t, said.String(), "nobody reads what the ranks write")
+			}
+			assertGone(t, mark)
+		})
+	}
 }
 
 // command is the command as a process of its own, which can be sent signals.

@@ -38,7 +38,7 @@ const (
 // configuration among them; the report records those that were used, after command. Run blocks until all ranks have ended. If something
 // fails, what was measured before is still written, and the error says what failed; if nothing was measured, files that were there stay as they were.
 func Run(ctx context.Context, p *process.Process, command string, flags *pflag.FlagSet, o Options) error {
-	spec, err := o.spec()
+	spec, err := o.spec(flags.Changed)
 	if err != nil {
 		return err
 	}

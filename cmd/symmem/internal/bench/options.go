@@ -29,6 +29,16 @@ var (
 	Peers  = []string{PeerAuto, measure.NCCL, measure.NVSHMEM, measure.SGLang, PeerNone}
 )
 
+// partial are the flags that some of measure.Kinds have, with those kinds.
+var partial = []struct {
+	flag  string
+	kinds []string
+}{
+	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.PlanRun}},
+	{"place", []string{measure.AllReduce, measure.PlanRun}},
+	{"tensors", []string{measure.AllReduceMany}},
+}
+
 // DTypes returns the values of --dtype.
 func DTypes() []string { return texts(tensor.DTypes()) }
 
@@ -68,20 +78,31 @@ type Options struct {
 	JSON                 bool // print JSON instead of text
 }
 
-// spec checks the flags and says what to measure. An error lists every mistake.
-func (o *Options) spec() (measure.Spec, error) {
+// spec checks the flags, of which given were set, and says what to measure. An error lists every mistake.
+func (o *Options) spec(given func(flag string) bool) (measure.Spec, error) {
 	var all []error
 	s := measure.Spec{DType: o.DType, Op: o.Op, Repetitions: o.Repetitions, Tensors: o.Tensors, Graph: o.Mode == "graph", OutOfPlace: o.Place == "out"}
 	var err error
 	if s.Sizes, err = bytesize.ParseList(o.Sizes); err != nil {
 		all = append(all, fmt.Errorf("--sizes: %w", err))
 	}
+	known := true
 	for kind := range strings.SplitSeq(o.Kinds, ",") {
 		if !slices.Contains(measure.Kinds, kind) || slices.Contains(s.Kinds, kind) {
 			all = append(all, fmt.Errorf("--kind is %q; allowed are %s, each once%s", o.Kinds, strings.Join(measure.Kinds, ", "), suggest.DidYouMean(kind, measure.Kinds)))
+			known = false
 			break
 		}
 		s.Kinds = append(s.Kinds, kind)
+	}
+	for _, p := range partial {
+		if known && given(p.flag) && !slices.ContainsFunc(s.Kinds, func(kind string) bool { return slices.Contains(p.kinds, kind) }) {
+			verb := "have"
+			if len(p.kinds) == 1 {
+				verb = "has"
+			}
+			all = append(all, fmt.Errorf("--%s was given, and --kind is %q; only %s %s it", p.flag, o.Kinds, strings.Join(p.kinds, ", "), verb))
+		}
 	}
 	if _, err := tensor.ParseDType(o.DType); err != nil {
 		all = append(all, fmt.Errorf("--dtype: %w%s", err, suggest.DidYouMean(o.DType, DTypes())))

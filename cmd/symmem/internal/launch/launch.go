@@ -105,14 +105,20 @@ type Outcome struct {
 // Run starts all ranks and blocks until all have ended and their output is written. When a rank fails, or ctx is done, the others
 // are asked to end, and are killed after the grace. Signals are passed on to all ranks. The first one that asks to end starts the
 // grace, and the second one cuts it short. Once the ranks are killed, Run does not wait for a reader that takes nothing of what they
-// have written. An error means that not all ranks could be started, and that none is left; it is an
+// have written. If nobody reads their output any more, which for others is the end of a program, they are asked to end as well. An error means that not all ranks could be started, and that none is left; it is an
 // *exit.Error if shells define a status for it.
 func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, error) {
 	if l.Ranks < 1 || l.Ranks > MaxRanks {
 		return nil, exit.Usagef("%d ranks were asked for; 1 to %d are allowed", l.Ranks, MaxRanks)
 	}
-	ends, abandon := make(chan RankEnd, l.Ranks), make(chan struct{})
-	ranks, release, err := l.start(ends, abandon)
+	defer holdBrokenPipes()()
+	ends, abandon, unread := make(chan RankEnd, l.Ranks), make(chan struct{}), make(chan struct{}, 1)
+	ranks, release, err := l.start(ends, abandon, func() {
+		select {
+		case unread <- struct{}{}:
+		default: // it is known
+		}
+	})
 	defer release()
 	if err != nil {
 		time.AfterFunc(abandonTime, func() { close(abandon) })
@@ -124,7 +130,7 @@ func (l *Job) Run(ctx context.Context, signals <-chan os.Signal) (*Outcome, erro
 		}
 		return nil, err
 	}
-	s := supervisor{job: l, ranks: ranks, ends: ends, signals: signals, abandon: abandon}
+	s := supervisor{job: l, ranks: ranks, ends: ends, signals: signals, unread: unread, abandon: abandon}
 	quiet := s.speak()
 	defer quiet()
 	return s.wait(ctx), nil
@@ -142,6 +148,7 @@ type supervisor struct {
 	ranks   []*rankProcess
 	ends    <-chan RankEnd
 	signals <-chan os.Signal
+	unread  <-chan struct{} // nobody reads the ranks' output any more
 
 	kill <-chan time.Time // ends the grace; nil as long as nobody was asked to end
 
@@ -209,6 +216,11 @@ func (s *supervisor) wait(ctx context.Context) *Outcome {
 			}
 			if AsksToEnd(sig) && result.Signal == nil {
 				result.Signal = sig
+			}
+		case <-s.unread:
+			if s.kill == nil {
+				s.tell("nobody reads what the ranks write any more; ending them")
+				s.end(terminate)
 			}
 		case <-done:
 			done = nil

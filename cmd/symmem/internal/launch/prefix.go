@@ -2,8 +2,10 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"sync"
+	"syscall"
 )
 
 // maxLine is how much of a line is held back, in bytes. A longer line is broken.
@@ -17,9 +19,10 @@ type lineWriter struct {
 	prefix string
 	held   []byte // the beginning of an unfinished line
 	err    error  // the first failure of to
+	gone   func() // is called when nobody reads what to takes; may be nil
 }
 
-// Write never fails, because a reader that is gone must not stop a rank. The failure is kept in err.
+// Write never fails, because a rank that writes on while the others end must not be held up. The failure is kept in err.
 func (w *lineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for {
@@ -56,5 +59,8 @@ func (w *lineWriter) line() {
 	defer w.mu.Unlock()
 	if _, err := w.to.Write(line); err != nil && w.err == nil {
 		w.err = err
+		if w.gone != nil && errors.Is(err, syscall.EPIPE) {
+			w.gone()
+		}
 	}
 }

@@ -55,9 +55,9 @@ func (r *rankProcess) signal(sig os.Signal, end bool) {
 }
 
 // start starts the ranks. How each ends is sent to ends, which has room for all; when abandon is closed, output that nobody takes is given
-// up. Even with an error it returns the ranks that were
+// up. unread is called when nobody reads it any more. Even with an error it returns the ranks that were
 // started. The caller calls release once all of them have ended.
-func (l *Job) start(ends chan<- RankEnd, abandon <-chan struct{}) (ranks []*rankProcess, release func(), err error) {
+func (l *Job) start(ends chan<- RankEnd, abandon <-chan struct{}, unread func()) (ranks []*rankProcess, release func(), err error) {
 	release = func() {}
 	if err := launchSupported(); err != nil {
 		return nil, release, err
@@ -87,7 +87,7 @@ func (l *Job) start(ends chan<- RankEnd, abandon <-chan struct{}) (ranks []*rank
 		var s started
 		var output sync.Mutex
 		for rank := range l.Ranks {
-			r, err := l.startRank(rank, path, place, &output)
+			r, err := l.startRank(rank, path, place, &output, unread)
 			if err != nil {
 				s.err = fmt.Errorf("starting rank %d: %w", rank, err)
 				break
@@ -126,7 +126,7 @@ func (l *Job) serve(place *meetingPlace) (stop func()) {
 }
 
 // startRank starts one rank and the readers of its output.
-func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync.Mutex) (*rankProcess, error) {
+func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync.Mutex, unread func()) (*rankProcess, error) {
 	r := &rankProcess{rank: rank}
 	var theirs []*os.File
 	defer func() {
@@ -184,8 +184,8 @@ func (l *Job) startRank(rank int, path string, place *meetingPlace, output *sync
 	r.cmd = cmd
 	feed()
 	prefix := fmt.Sprintf("[%d] ", rank)
-	r.copyLines(outRead, &lineWriter{mu: output, to: l.Stdout, prefix: prefix})
-	r.copyLines(errRead, &lineWriter{mu: output, to: l.Stderr, prefix: prefix})
+	r.copyLines(outRead, &lineWriter{mu: output, to: l.Stdout, prefix: prefix, gone: unread})
+	r.copyLines(errRead, &lineWriter{mu: output, to: l.Stderr, prefix: prefix, gone: unread})
 	if reportRead != nil {
 		r.report.Go(func() {
 			l.Report(rank, reportRead)
