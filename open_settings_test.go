@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/symmem/symmem"
 	"github.com/symmem/symmem/config"
+	"github.com/symmem/symmem/group"
 )
 
 // TestOpenRefusesSettings: the zero Config takes all that the user has set, or nothing: what cannot be understood is refused, with all
@@ -53,6 +55,21 @@ func TestOpenRefusesSettings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLivenessHasOneBound: the least liveness-timeout of the settings is that of the group, so that a rank which joins nobody is told of the key.
+func TestLivenessHasOneBound(t *testing.T) {
+	cfg := config.Default()
+	cfg.LivenessTimeout = 100*time.Millisecond - 1
+	_, err := symmem.Open(t.Context(), cfg, nobody)
+	require.ErrorIs(t, err, symmem.ErrInvalid)
+	require.ErrorContains(t, err, "liveness-timeout is 99.999999ms; allowed: 100ms or more")
+	_, err = group.Join(t.Context(), &group.Options{WorldSize: 1, LivenessTimeout: cfg.LivenessTimeout})
+	require.ErrorIs(t, err, symmem.ErrInvalid)
+	cfg.LivenessTimeout++
+	r, err := symmem.Open(t.Context(), cfg, nobody)
+	require.NoError(t, err)
+	require.NoError(t, r.Close(t.Context()))
 }
 
 // TestOpenTakesSettings: the zero Config takes variables before the file, and the file before defaults; any other Config is taken as it is.

@@ -36,6 +36,9 @@ const (
 	maxChannels = 1024
 )
 
+// minLiveness is the least Config.LivenessTimeout, which package group takes: a rank that is not scheduled for a moment is not lost.
+const minLiveness = 100 * time.Millisecond
+
 // Config holds every setting. Start from [Default], [Load] or [FromViper] and change what you like. The zero Config holds no settings; it
 // stands for what Load finds where a Config is used ([Config.Resolve]). One in which only some fields were set is not valid, since 0 is a rank.
 //
@@ -78,7 +81,7 @@ type Config struct {
 	Timeout time.Duration `mapstructure:"timeout"`
 	// KernelTimeout bounds each wait in device work.
 	KernelTimeout time.Duration `mapstructure:"kernel-timeout"`
-	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost.
+	// LivenessTimeout is the silence after which a rank whose connection still stands counts as lost, at least 100 milliseconds.
 	LivenessTimeout time.Duration `mapstructure:"liveness-timeout"`
 
 	// Device is the index or the UUID of the device to use; "" chooses by the local rank. "host" is the CPU, for backends that can

@@ -100,10 +100,13 @@ func (c Config) problems() []error {
 		}
 	}
 
-	for _, key := range []string{"timeout", "kernel-timeout", "liveness-timeout"} {
+	for _, key := range []string{"timeout", "kernel-timeout"} {
 		if d, ok := c.Value(key).(time.Duration); !ok || d <= 0 {
 			refuse(key, d, "more than 0, like 90s")
 		}
+	}
+	if c.LivenessTimeout < minLiveness {
+		refuse("liveness-timeout", c.LivenessTimeout, fmt.Sprintf("%v or more, like 10s", minLiveness))
 	}
 
 	if c.Device != "" && !deviceForm.MatchString(c.Device) {
