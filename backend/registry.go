@@ -69,9 +69,6 @@ func Register(name string, f Factory) {
 
 func register(name string, f Factory) error {
 	const op = "backend.Register"
-	registry.Lock()
-	defer registry.Unlock()
-	_, taken := registry.factories[name]
 	switch {
 	case !options.GoodName(name):
 		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), options.NameForm)
@@ -79,14 +76,22 @@ func register(name string, f Factory) error {
 		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "a name that does not stand for something else")
 	case errs.IsNil(f):
 		return errs.Invalid(op, "factory of "+name, "nil", "a Factory")
-	case taken:
-		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "any but "+strings.Join(names(), ", "))
+	}
+	others := Names()
+	if slices.Contains(others, name) {
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "any but "+strings.Join(others, ", "))
 	}
 	var list []options.Option
 	if c, ok := f.(Configurable); ok {
 		for _, o := range c.Options() {
 			list = append(list, options.Option(o))
 		}
+	}
+	// A backend is asked without the lock, since it may be made of others, and look them up.
+	registry.Lock()
+	defer registry.Unlock()
+	if _, taken := registry.factories[name]; taken { // just now
+		return errs.Invalid(op, "name", fmt.Sprintf("%q", name), "a name that no other has")
 	}
 	if err := options.Declare(name, list); err != nil {
 		return err
@@ -98,14 +103,10 @@ func register(name string, f Factory) error {
 // Names lists the registered backends in the order in which Auto tries them.
 func Names() []string {
 	registry.RLock()
-	defer registry.RUnlock()
-	return names()
-}
-
-// names is Names for callers that hold the lock.
-func names() []string {
-	return slices.SortedFunc(maps.Keys(registry.factories), func(a, b string) int {
-		return cmp.Or(cmp.Compare(preference(registry.factories[b], false), preference(registry.factories[a], false)), strings.Compare(a, b))
+	all := maps.Clone(registry.factories)
+	registry.RUnlock()
+	return slices.SortedFunc(maps.Keys(all), func(a, b string) int {
+		return cmp.Or(cmp.Compare(preference(all[b], false), preference(all[a], false)), strings.Compare(a, b))
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -76,6 +77,34 @@ func TestRegister(t *testing.T) {
 	require.ErrorIs(t, err, errs.ErrInvalid)
 	for _, part := range []string{"nvlink", "native, another, other, host, auto", "backend/all"} {
 		require.ErrorContains(t, err, part)
+	}
+}
+
+// around is a backend that is made of others, and asks the registry for them in all that the registry asks it.
+type around struct{ fake }
+
+func (around) Preference(bool) int {
+	_, _ = Lookup("none")
+	return 1
+}
+
+func (around) Options() []Option { return []Option{{Name: "of", Values: Names(), Default: Names()[0]}} }
+func (around) Takes(any) bool    { return false }
+
+// TestRegisterAsksWithoutItsLock: a backend may use the registry in what the registry asks of it, also while another registers itself.
+func TestRegisterAsksWithoutItsLock(t *testing.T) {
+	withRegistry(t, map[string]Factory{"inner": fake{}})
+	t.Cleanup(func() { options.Forget("around") })
+	ended := make(chan []string, 1)
+	go func() {
+		Register("around", around{})
+		ended <- options.Lookup("around-of").Values
+	}()
+	select {
+	case values := <-ended:
+		require.Equal(t, []string{"inner"}, values)
+	case <-time.After(10 * time.Second):
+		panic("Register waits for itself, and so would the end of the test")
 	}
 }
 
