@@ -113,7 +113,7 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 		r.taken[step.signal]++
 	case stepSend:
 		var to int
-		to, r.sending = sendNext(s.random, r.sending, rank, len(ranks))
+		to, r.sending = sendNext(s.random, r.sending, peersOf(rank, len(ranks)))
 		if lo, hi := f.piece(to, step.lap); hi > lo {
 			copy(ranks[to].slots[f.slot(to, rank, step.lap):], r.in[lo:hi])
 		}
@@ -132,7 +132,7 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 		copy(result(step.lap), sums)
 	case stepGrant:
 		var to int
-		if to, r.sending = sendNext(s.random, r.sending, rank, len(ranks)); to == f.root && f.forward {
+		if to, r.sending = sendNext(s.random, r.sending, peersOf(rank, len(ranks))); to == f.root && f.forward {
 			lo, _ := f.piece(rank, step.lap)
 			copy(ranks[f.root].out[lo:], result(step.lap))
 		}
