@@ -2149,6 +2149,11 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "kernels/reduce_transfers.go", why: "a result goes on to root from where another rank puts the next one", tests: []stage{{"kernels", "LapProgram|ReduceToSlowRoot", usual}},
+		old: "return f.slot(rank, f.root, lap)",
+		new: "return f.slot(rank, (rank+1)%f.in.WorldSize(), lap)",
+	},
+	{
 		file: "kernels/transfers.go", why: "laps share a slot", tests: inPlans,
 		old: "\tindex := lap%f.slots()*writers + ",
 		new: "\tindex := 0*lap*writers + ",
@@ -2465,12 +2470,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/program.go", why: "a step that panics does not end the plan", tests: inCollective,
-		old: "\t\t\t_ = h.fail(",
+		old: "\t\t\t_ = h.work.failSilently(",
 		new: "\t\t\t_ = error(",
 	},
 	{
 		file: "collective/program.go", why: "peers get signals after a step that failed", tests: inCollective,
-		old: "\t\th.work.signals.Fail(err)\n",
+		old: "\t\tw.signals.Fail(err)\n",
 		new: "",
 	},
 	{
