@@ -122,7 +122,7 @@ func (c *copyStep) Start() (device.HostProgress, error) {
 	}
 	if err := p.Err(); err != nil {
 		if c.work.signals != nil {
-			return copiesEnded{}, nil // told by a wait
+			return &copyFailed{run: c.work.signals.FailByWork(c.by, err)}, nil // told by a wait
 		}
 		return nil, err
 	}
@@ -182,10 +182,10 @@ func (r *copyRun) Poll() (bool, error) {
 	return ended, err
 }
 
-// copyFailed ends with an error.
+// copyFailed copies nothing.
 type copyFailed struct {
 	run device.HostProgress // nil if there is nothing to wait for
-	err error
+	err error               // nil if others tell it
 }
 
 // Poll waits until nothing signals.
@@ -195,10 +195,5 @@ func (f *copyFailed) Poll() (bool, error) {
 			return false, nil
 		}
 	}
-	return false, f.err
+	return true, f.err
 }
-
-// copiesEnded is a run that has ended.
-type copiesEnded struct{}
-
-func (copiesEnded) Poll() (bool, error) { return true, nil }

@@ -215,6 +215,48 @@ func TestComputedCopiesFail(t *testing.T) {
 	}
 }
 
+// TestCopiesOfARunInPart: copies that are left out, since the run could not be enqueued to its end, are followed by no signal, also where that is a kernel's.
+func TestCopiesOfARunInPart(t *testing.T) {
+	onCopies(t, func(ctx context.Context, r *rank) error {
+		const gate, from, made, to = 0, 4, 8, 12
+		w := &watched{}
+		at := func(place int64) device.Ptr { return r.x.Ptr().Add(place) }
+		p, err := collective.New(ctx, r.m, r.program(false, func(b *collective.Builder) {
+			b.CopyComputed(func() ([]collective.Copy, error) {
+				return []collective.Copy{{Dst: at(made), Src: at(from), Bytes: 1}}, nil
+			})
+			b.Send(1, collective.Put{Peer: 1 - r.Rank(), Offset: to, Local: at(made), Bytes: 1})
+			b.Finish(1)
+			b.Launch(w)
+		}))
+		if err != nil {
+			return err
+		}
+		d := r.m.Device()
+		other, err := d.NewStream()
+		if err := errors.Join(err, d.CopyFromHost(at(from), []byte{5}), p.Run(r.s), r.s.Synchronize(ctx), d.CopyFromHost(at(from), []byte{6}), r.Barrier(ctx, "one run")); err != nil {
+			return err
+		}
+		if r.Rank() == 1 {
+			w.refuse = errOwn
+			err := r.s.WaitValue32(at(gate), 1)
+			if ran := p.Run(r.s); err != nil || !errors.Is(ran, errOwn) {
+				return fmt.Errorf("%w, and of a run whose last step is refused %w", err, ran)
+			}
+			err = errors.Join(other.WriteValue32(at(gate), 1), other.Synchronize(ctx), other.Close())
+			_ = r.s.Synchronize(ctx) // which may tell it, too
+			r.Abort("failed")        // a signal that had gone out would be there before this
+			return err
+		}
+		got := make([]byte, 1)
+		ran := errors.Join(p.Run(r.s), r.s.Synchronize(ctx))
+		if err := d.CopyToHost(got, at(to)); err != nil || !errors.Is(ran, errs.ErrPeerLost) {
+			return fmt.Errorf("the peer of a run that has failed has %d, and the error %w; %w", got[0], ran, err)
+		}
+		return other.Close()
+	})
+}
+
 // TestStageOfHalf: what a program takes that no plan comes of is given back.
 func TestStageOfHalf(t *testing.T) {
 	onGPUs(t, func(ctx context.Context, r *rank) error {

@@ -16,7 +16,7 @@ import (
 
 // Plan is a collective that was prepared once and can be run many times. One run follows the other: a plan may move to another stream only
 // when its work on the last one has ended (ErrTwoStreams). Different plans do not disturb each other: the kernels of any two, on two streams
-// and in whatever order, run at the same time and leave room for others; of more streams, see [RoomError].
+// and in whatever order, run at the same time and leave room for others; of more streams, see [RoomError]. Launches of a [Program] that are a library's may ask for one order on all ranks.
 //
 // Its methods may be called from several goroutines at once. The ranks' runs of a plan, in the order in which they are enqueued, are one
 // run each of the collective.

@@ -507,30 +507,21 @@ func (h *hostStep) RunKernel() error {
 	}
 	// A graph may be launched on a stream that no Run was told of.
 	if h.work.running.Swap(true) {
-		return h.fail(fmt.Errorf("running %s: %w", p.name, errs.ErrTwoStreams))
+		return h.work.failSilently(fmt.Errorf("running %s: %w", p.name, errs.ErrTwoStreams))
 	}
 	defer h.work.running.Store(false)
 	ended := false
 	defer func() {
 		if !ended { // the stream has the panic
-			_ = h.fail(fmt.Errorf("a step of %s has panicked", p.name))
+			_ = h.work.failSilently(fmt.Errorf("a step of %s has panicked", p.name))
 		}
 	}()
 	err := h.run()
 	ended = true
 	if err != nil {
-		return h.fail(err)
+		return h.work.failSilently(err)
 	}
 	return nil
-}
-
-// fail makes the plan fail. Its peers get no signals any more: what they would take may not be there.
-func (h *hostStep) fail(err error) error {
-	err = h.work.fail(err)
-	if h.work.signals != nil {
-		h.work.signals.Fail(err)
-	}
-	return err
 }
 
 // String describes the plan in errors of the stream.
@@ -549,7 +540,7 @@ func (w *programWork) enqueue(s device.Stream, recorded bool) error {
 	for i := range w.steps {
 		if err := w.step(s, &w.steps[i]); err != nil {
 			if i > 0 && !recorded { // the others do all of the run
-				err = w.plan.fail(err)
+				err = w.failSilently(err)
 				w.failLaunches(err)
 			}
 			return err
@@ -559,9 +550,17 @@ func (w *programWork) enqueue(s device.Stream, recorded bool) error {
 		return nil
 	}
 	if err := s.Record(w.ended); err != nil {
-		return w.plan.fail(err) // nobody knows when the run ends
+		return w.failSilently(err) // nobody knows when the run ends
 	}
 	return nil
+}
+
+// failSilently makes the plan fail. Steps that come to it from then on are left out, and so none may tell peers any more that it is done: from before then.
+func (w *programWork) failSilently(err error) error {
+	if w.signals != nil {
+		w.signals.Fail(err)
+	}
+	return w.fail(err)
 }
 
 // step enqueues one step of a run on s, or on the lane if it is the lane's.

@@ -2,8 +2,10 @@ package collective_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -493,6 +495,78 @@ func TestRunInPart(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRunInPartTellsNobody: what is already enqueued of a run that could not be enqueued to its end does nothing any more, and tells its peers nothing: neither of that run nor of one before it that is
+// still under way. They do not take what was never made for a result.
+func TestRunInPartTellsNobody(t *testing.T) {
+	for _, far := range []bool{false, true} {
+		for _, lane := range []bool{false, true} {
+			for _, before := range []bool{false, true} {
+				t.Run(fmt.Sprintf("far=%t/lane=%t/run before=%t", far, lane, before), func(t *testing.T) {
+					open := onHost
+					if far {
+						open = onFar
+					}
+					onRanks(t, 2, 300*time.Millisecond, open, func(ctx context.Context, r *rank) error {
+						return r.runsInPart(ctx, lane, before)
+					})
+				})
+			}
+		}
+	}
+}
+
+// runsInPart is one rank of TestRunInPartTellsNobody. Rank 1 writes the first element in a step, behind a gate, and puts it to the second one of rank 0.
+func (r *rank) runsInPart(ctx context.Context, lane, before bool) error {
+	w := &watched{}
+	gate := make(chan struct{}, 2)
+	value := float32(1)
+	var first []byte
+	p, err := collective.New(ctx, r.m, r.program(lane, func(b *collective.Builder) {
+		if r.Rank() == 1 {
+			first = b.Bytes(r.x.Ptr(), 4)
+			b.Host(func() error { <-gate; return nil })
+			b.Host(func() error {
+				binary.LittleEndian.PutUint32(first, math.Float32bits(value))
+				return nil
+			})
+			b.Fork()
+			b.Send(0, collective.Put{Peer: 0, Tensor: 0, Offset: 4, Local: r.x.Ptr(), Bytes: 4})
+			b.Join()
+		} else {
+			b.Finish(0)
+		}
+		b.Launch(w)
+	}))
+	if err != nil {
+		return err
+	}
+	gate <- struct{}{}
+	if err := errors.Join(p.Run(r.s), r.s.Synchronize(ctx), r.Barrier(ctx, "one run")); err != nil {
+		return err
+	}
+	var ran error
+	if r.Rank() == 1 {
+		value = 2
+		if before {
+			ran = p.Run(r.s)
+		}
+		w.refuse = errOwn
+		if err := p.Run(r.s); ran != nil || !errors.Is(err, errOwn) {
+			return fmt.Errorf("%w, and of the run whose last step is refused %w", ran, err)
+		}
+		gate <- struct{}{}
+		gate <- struct{}{}
+		_ = r.s.Synchronize(ctx) // which may tell it, too
+	} else {
+		ran = errors.Join(p.Run(r.s), r.s.Synchronize(ctx))
+		got, err := tensor.ReadAll[float32](r.x.Local())
+		if err != nil || got[1] != 1 || !errors.Is(ran, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("the peer of a run that has failed has %v, of which the second was to be 1, and the error %w; %w", got[:2], ran, err)
+		}
+	}
+	return errors.Join(r.Barrier(ctx, "failed"), p.Close(ctx))
 }
 
 // TestOtherDevices: a plan does not take streams of other devices, nor none.

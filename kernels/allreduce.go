@@ -13,7 +13,8 @@ import (
 	"github.com/symmem/symmem/tensor"
 )
 
-// Plan is a collective of this package that was prepared once and can be run many times: see [collective.Plan], whose methods it has.
+// Plan is a collective of this package that was prepared once and can be run many times: see [collective.Plan], whose methods it has. Plans that NCCL carries out are run in the same order
+// on every rank: see Forms in the comment of this package.
 type Plan struct {
 	*collective.Plan
 	algorithm Algorithm

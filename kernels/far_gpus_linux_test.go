@@ -27,8 +27,9 @@ import (
 // wire is what ranks of this process put over whose simulated GPUs are on several islands: backend native, with the addresses of other islands hidden.
 type wire struct {
 	islands [][]int
-	delay   time.Duration        // of each put
-	fail    func(from int) error // of a put that begins; nil is none
+	delay   time.Duration                         // of each put
+	slow    func(from, to, put int) time.Duration // of a rank's so manieth put to another, besides; nil is none
+	fail    func(from int) error                  // of a put that begins; nil is none
 
 	mu    sync.Mutex
 	flags map[string][][]atomic.Uint64 // of each group of flags the words, by rank
@@ -44,6 +45,7 @@ type wired struct {
 	device, card *cuda.Device // what puts read and write memory of GPUs with: no stream of the program's is in their way
 	made         int          // flags
 	under        atomic.Int64 // puts
+	begun        map[int]int  // puts, by the rank that they go to
 }
 
 func (w *wired) Islands() []int {
@@ -115,7 +117,7 @@ func (w *wired) PrepareTransfer(op backend.TransferOp, peer int, blocks []backen
 	if op != backend.Write {
 		return nil, fmt.Errorf("gets: %w", errs.ErrUnsupported)
 	}
-	p := &wiredPut{of: w}
+	p := &wiredPut{of: w, peer: peer}
 	for _, b := range blocks {
 		to, err := b.Remote.(*wiredMapping).mapping.Peer(peer)
 		if err != nil {
@@ -129,6 +131,7 @@ func (w *wired) PrepareTransfer(op backend.TransferOp, peer int, blocks []backen
 // wiredPut is a put. Only when its time has come is anything read or written.
 type wiredPut struct {
 	of     *wired
+	peer   int
 	copies []memory.WorkCopy
 	end    time.Time
 	busy   bool
@@ -144,6 +147,10 @@ func (p *wiredPut) Start() (device.HostProgress, error) {
 		return nil, fmt.Errorf("starting a put: %w", errs.ErrInProgress)
 	}
 	p.busy, p.end = true, time.Now().Add(p.of.wire.delay)
+	if slow := p.of.wire.slow; slow != nil {
+		p.end = p.end.Add(slow(p.of.group.Rank(), p.peer, p.of.begun[p.peer]))
+	}
+	p.of.begun[p.peer]++ // all work of the CPU for a GPU is one goroutine's
 	p.of.under.Add(1)
 	return p, nil
 }
@@ -246,7 +253,7 @@ func onWired(t *testing.T, w *wire, seed uint64, timeout time.Duration, f func(c
 		if err != nil {
 			return errors.Join(err, n.Close(ctx), d.Close())
 		}
-		m := memory.New(&wired{Backend: n, wire: w, group: g, device: d, card: card}, g, &memory.Options{Channels: 2, KernelTimeout: timeout})
+		m := memory.New(&wired{Backend: n, wire: w, group: g, device: d, card: card, begun: map[int]int{}}, g, &memory.Options{Channels: 2, KernelTimeout: timeout})
 		return errors.Join(f(ctx, g, m), g.Barrier(ctx, "end"), m.Close(ctx))
 	})
 	assert.NoError(t, machine.Err())

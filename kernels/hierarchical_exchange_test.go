@@ -17,6 +17,7 @@ type exchangeRank struct {
 	workspace   []string
 	came, taken [exchangeSignals]map[int]int // by writer
 	next        int
+	sending     []int // the peers that the send under way has not put to and told yet
 }
 
 func (r *exchangeRank) add(f func() bool) { r.steps = append(r.steps, f) }
@@ -40,18 +41,20 @@ func (r exchangeRecorder) peers(signal int) []int {
 	return [][]int{f.near(), append(f.near(), f.links()...), f.links()}[signal]
 }
 
-func (r exchangeRecorder) tell(signal int) {
-	for _, p := range r.peers(signal) {
-		r.ranks[p].came[signal][r.rank]++
+// tell adds a step for each peer of a signal, whom it tells when it has put to it. They may go in any order.
+func (r exchangeRecorder) tell(signal int, put func(to int)) {
+	for range r.peers(signal) {
+		r.add(func() bool {
+			var to int
+			to, r.sending = sendNext(r.random, r.sending, r.peers(signal))
+			put(to)
+			r.ranks[to].came[signal][r.rank]++
+			return true
+		})
 	}
 }
 
-func (r exchangeRecorder) signal(signal int) {
-	r.add(func() bool {
-		r.tell(signal)
-		return true
-	})
-}
+func (r exchangeRecorder) signal(signal int) { r.tell(signal, func(int) {}) }
 
 func (r exchangeRecorder) wait(signal int) {
 	r.add(func() bool {
@@ -83,16 +86,16 @@ func (r exchangeRecorder) pack() {
 }
 
 func (r exchangeRecorder) send() {
-	r.add(func() bool {
+	r.tell(exchangeData, func(to int) {
 		f := r.form
 		for k, t := range f.carriesFor() {
-			copy(r.ranks[t.rank].workspace[f.slotAt(f.island):], r.workspace[f.packAt(k):][:len(f.islands[f.island])])
+			if t.rank == to {
+				copy(r.ranks[to].workspace[f.slotAt(f.island):], r.workspace[f.packAt(k):][:len(f.islands[f.island])])
+			}
 		}
-		for _, to := range f.near() {
+		if slices.Contains(f.near(), to) {
 			r.ranks[to].out[r.rank] = r.in[to]
 		}
-		r.tell(exchangeData)
-		return true
 	})
 }
 

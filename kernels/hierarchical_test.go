@@ -33,6 +33,7 @@ type hierarchicalRank struct {
 	came      []map[int]int // signals, by number and writer
 	taken     []map[int]int
 	queue     []hierarchicalStep
+	sending   []int // the peers that the step under way has not put to and told yet
 }
 
 func (r *hierarchicalRank) add(kind string, signal, lap int) {
@@ -157,11 +158,6 @@ func (s *hierarchicalSimulation) step(rank int) (moved, ended bool) {
 	if step.signal >= hierarchicalData {
 		peers = f.rail()
 	}
-	tell := func() {
-		for _, p := range peers {
-			s.ranks[p].came[step.signal][rank]++
-		}
-	}
 	sumOf := func(u int) string {
 		var sum string
 		for _, p := range f.islands[f.island] {
@@ -179,8 +175,6 @@ func (s *hierarchicalSimulation) step(rank int) (moved, ended bool) {
 		for _, p := range peers {
 			r.taken[step.signal][p]++
 		}
-	case "signal":
-		tell()
 	case "alone":
 		lo, hi := units(min(int64(f.local)*f.shard, f.bytes), min(int64(f.local+1)*f.shard, f.bytes))
 		for u := lo; u < hi; u++ {
@@ -218,23 +212,28 @@ func (s *hierarchicalSimulation) step(rank int) (moved, ended bool) {
 		for _, p := range f.near() {
 			copy(s.ranks[p].out[lo:hi], r.out[lo:hi])
 		}
-	case "send":
-		begin, _ := f.piece(step.lap)
-		for _, i := range f.otherIslands() {
-			lo, hi := units(f.owned(i, step.lap))
-			if lo == hi {
-				continue
-			}
+	case "signal", "send", "results":
+		if len(peers) == 0 {
+			break
+		}
+		var to int
+		to, r.sending = sendNext(s.random, r.sending, peers)
+		switch peer := s.ranks[to]; step.kind {
+		case "send":
+			begin, _ := f.piece(step.lap)
+			lo, hi := units(f.owned(peer.form.island, step.lap))
 			from := int(f.partialAt(step.lap)/hierarchicalUnit) + lo - int(begin/hierarchicalUnit)
-			copy(s.ranks[f.islands[i][f.local]].workspace[f.slot(i, f.island, step.lap)/hierarchicalUnit:], r.workspace[from:from+hi-lo])
+			if lo < hi {
+				copy(peer.workspace[f.slot(peer.form.island, f.island, step.lap)/hierarchicalUnit:], r.workspace[from:from+hi-lo])
+			}
+		case "results":
+			lo, hi := units(f.owned(f.island, step.lap))
+			copy(peer.out[lo:hi], r.out[lo:hi])
 		}
-		tell()
-	case "results":
-		lo, hi := units(f.owned(f.island, step.lap))
-		for _, p := range f.rail() {
-			copy(s.ranks[p].out[lo:hi], r.out[lo:hi])
-		}
-		tell()
+		s.ranks[to].came[step.signal][rank]++
+	}
+	if len(r.sending) > 0 {
+		return true, false
 	}
 	r.queue = r.queue[1:]
 	return true, len(r.queue) == 0

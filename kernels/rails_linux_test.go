@@ -451,6 +451,15 @@ func requireLost(t *testing.T, failed []error) {
 	}
 }
 
+// TestRailsOnTwoStreams: two plans at once on two streams, which all ranks enqueue in one order, as NCCL wants it, both give their results.
+func TestRailsOnTwoStreams(t *testing.T) {
+	shortRails(t, 1<<10)
+	hosts := [][]int{{0, 1}, {2, 3}}
+	backendtest.RequireAll(t, onGPUHosts(t, hosts, 1, time.Minute, nil, func(ctx context.Context, _ *group.Group, m *memory.Memory) error {
+		return onTwoStreams(ctx, m, hosts, 0)
+	}))
+}
+
 var errTakenAway = errors.New("taken away")
 
 // TestRailsByAuto: between hosts of GPUs, Auto takes NCCL's own collectives, and the form Hierarchical for shares that NCCL does not have. What cannot be is an error on every rank.

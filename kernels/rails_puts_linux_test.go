@@ -295,61 +295,54 @@ func TestRailPutsFail(t *testing.T) {
 // TestRailPutsOnTwoStreams: two plans at once on two streams, which the ranks enqueue in opposite orders, both give their results.
 func TestRailPutsOnTwoStreams(t *testing.T) {
 	shortRails(t, 1<<10)
-	islands := [][]int{{0, 1}, {2, 3}}
-	backendtest.RequireAll(t, onWired(t, &wire{islands: islands, delay: 100 * time.Microsecond}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
-		const n = 700
-		x, err := tensor.Zeros(ctx, m, tensor.Float32, n)
-		if err != nil {
+	for _, first := range [][]int{{0, 1, 0, 1}, {0, 0, 1, 1}} { // the other way around in each island, and from one to the other
+		islands := [][]int{{0, 1}, {2, 3}}
+		backendtest.RequireAll(t, onWired(t, &wire{islands: islands, delay: 100 * time.Microsecond}, 1, time.Minute, func(ctx context.Context, g *group.Group, m *memory.Memory) error {
+			return onTwoStreams(ctx, m, islands, first[g.Rank()])
+		}))
+	}
+}
+
+// onTwoStreams runs two all-reduces of other values on two streams, again and again, beginning each time with the first or the second.
+func onTwoStreams(ctx context.Context, m *memory.Memory, islands [][]int, first int) error {
+	const n = 700
+	var ins, outs [2]tensor.SymmetricTensor
+	var plans [2]*Plan
+	var streams [2]device.Stream
+	number := func(plan, rank, i int) float32 { return kernelstest.Number(rank, i+plan*n) }
+	for k := range plans {
+		var err error
+		if ins[k], err = kernelstest.Tensor(ctx, m, n, func(i int) float32 { return number(k, m.Group().Rank(), i) }); err != nil {
 			return err
 		}
-		mine := make([]float32, n)
-		for i := range mine {
-			mine[i] = kernelstest.Number(g.Rank(), i)
-		}
-		if err := errors.Join(x.Rendezvous(ctx), tensor.Write(x.Local(), mine, 0)); err != nil {
+		if outs[k], err = kernelstest.Tensor(ctx, m, n, func(int) float32 { return 0 }); err != nil {
 			return err
 		}
-		var outs [2]tensor.SymmetricTensor
-		var plans [2]*Plan
-		var streams [2]device.Stream
-		for i := range plans {
-			if outs[i], err = tensor.Zeros(ctx, m, tensor.Float32, n); err != nil {
-				return err
-			}
-			if err := outs[i].Rendezvous(ctx); err != nil {
-				return err
-			}
-			if plans[i], err = NewAllReduce(ctx, x, Sum, &AllReduceOptions{Algorithm: Hierarchical, Out: outs[i]}); err != nil {
-				return err
-			}
-			if streams[i], err = m.Device().NewStream(); err != nil {
-				return err
+		if plans[k], err = NewAllReduce(ctx, ins[k], Sum, &AllReduceOptions{Algorithm: Hierarchical, Out: outs[k]}); err != nil {
+			return err
+		}
+		if streams[k], err = m.Device().NewStream(); err != nil {
+			return err
+		}
+	}
+	for range 10 {
+		if err := errors.Join(plans[first].Run(streams[first]), plans[1-first].Run(streams[1-first])); err != nil {
+			return err
+		}
+	}
+	for k := range plans {
+		got := make([]float32, n)
+		if err := errors.Join(streams[k].Synchronize(ctx), tensor.Read(outs[k].Local(), got, 0)); err != nil {
+			return err
+		}
+		for i, v := range got {
+			if want := kernelstest.IslandSum(islands, i+k*n); v != want {
+				return fmt.Errorf("plan %d: element %d is %v, expected %v", k, i, v, want)
 			}
 		}
-		for range 10 {
-			for i := range plans {
-				if g.Rank()%2 == 1 {
-					i = 1 - i
-				}
-				if err := plans[i].Run(streams[i]); err != nil {
-					return err
-				}
-			}
+		if err := errors.Join(plans[k].Close(ctx), streams[k].Close(), outs[k].Close(ctx), ins[k].Close(ctx)); err != nil {
+			return err
 		}
-		for i := range plans {
-			got := make([]float32, n)
-			if err := errors.Join(streams[i].Synchronize(ctx), tensor.Read(outs[i].Local(), got, 0)); err != nil {
-				return err
-			}
-			for k, v := range got {
-				if want := kernelstest.IslandSum(islands, k); v != want {
-					return fmt.Errorf("plan %d: element %d is %v, expected %v", i, k, v, want)
-				}
-			}
-			if err := errors.Join(plans[i].Close(ctx), streams[i].Close(), outs[i].Close(ctx)); err != nil {
-				return err
-			}
-		}
-		return x.Close(ctx)
-	}))
+	}
+	return nil
 }

@@ -40,6 +40,7 @@ type simulatedRail struct {
 	rooms       map[int64]string // by place in the workspace
 	came, taken []map[int]int    // signals, by number and writer
 	met         int              // the barriers of the island that it has come to
+	sending     []int            // the peers that the send under way has not put to and told yet
 }
 
 // railStep is a step of a run. A kernel that waits for the island is three: it comes, does its work when all have come, and ends when all have done theirs.
@@ -164,6 +165,9 @@ func (s *railSimulation) step(rank int) (moved, ended bool) {
 	}
 	for _, i := range steps {
 		if s.does(rank, r.steps[i]) {
+			if kind := r.steps[i].kind; len(r.sending) > 0 && (kind == "send" || kind == "signal") {
+				return true, false
+			}
 			r.done[i] = true
 			r.left--
 			return true, r.left == 0
@@ -282,22 +286,25 @@ func (s *railSimulation) does(rank int, step railStep) bool {
 			}
 		}
 	case "send", "signal":
-		for _, p := range r.partners() {
-			peer := s.ranks[p]
-			switch {
-			case step.kind == "send" && s.exchanges():
-				s.put(r, peer, step.lap)
-			case step.kind == "send" && s.passes:
-				for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
-					peer.out[u] = r.out[u]
-				}
-			case step.kind == "send":
-				for k := range own {
-					peer.rooms[r.roomAt(step.lap, r.roomOf(peer.island, r.island))/shardAlign+int64(k)] = r.rooms[r.roomAt(step.lap, 0)/shardAlign+int64(k)]
-				}
-			}
-			peer.came[step.signal][rank]++
+		if len(r.partners()) == 0 {
+			break
 		}
+		var to int
+		to, r.sending = sendNext(s.random, r.sending, r.partners())
+		peer := s.ranks[to]
+		switch {
+		case step.kind == "send" && s.exchanges():
+			s.put(r, peer, step.lap)
+		case step.kind == "send" && s.passes:
+			for _, u := range unitsOf(r.lapOf(r.island, r.local, step.lap)) {
+				peer.out[u] = r.out[u]
+			}
+		case step.kind == "send":
+			for k := range own {
+				peer.rooms[r.roomAt(step.lap, r.roomOf(peer.island, r.island))/shardAlign+int64(k)] = r.rooms[r.roomAt(step.lap, 0)/shardAlign+int64(k)]
+			}
+		}
+		peer.came[step.signal][rank]++
 	}
 	return true
 }

@@ -199,11 +199,15 @@ func (b lapBuilder) room(lap int) {
 	b.Send(signal, collective.Put{Peer: b.root, Tensor: b.specOut(), Offset: lo, Local: b.result(b.Builder, lap), Bytes: hi - lo})
 }
 
-// result is where this rank's lap of the result goes: to its output, or, if it goes on to root, to where the next rank's part of it was.
+// sumAt is where in its workspace a rank has its lap of the result that goes on to root: where root's part of it was. Root is told of the room there
+// when it has the result. Any other rank may be told while that is still on its way, and would put the next lap over it.
+func (f lapForm) sumAt(rank, lap int) int64 { return f.slot(rank, f.root, lap) }
+
+// result is where this rank's lap of the result goes: to its output, or, if it goes on to root, to its workspace.
 func (f lapForm) result(b *collective.Builder, lap int) device.Ptr {
-	rank, size := f.in.Rank(), f.in.WorldSize()
+	rank := f.in.Rank()
 	if f.forward && rank != f.root {
-		return b.Workspace(rank).Add(f.slot(rank, (rank+1)%size, lap))
+		return b.Workspace(rank).Add(f.sumAt(rank, lap))
 	}
 	begin, _ := f.whole(rank)
 	lo, _ := f.piece(rank, lap)

@@ -53,6 +53,7 @@ type lapRank struct {
 	signals        [][]int // by number and writer: that came
 	taken          []int   // by number: that were waited for
 	queue          []transferStep
+	sending        []int // the peers that the step under way has not put to and told yet
 }
 
 func newLapRanks(t *testing.T, form lapForm, size int, n int64) []*lapRank {
@@ -89,16 +90,11 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 	ranks, r := s.ranks, s.ranks[rank]
 	f := r.form
 	step := r.queue[0]
-	tell := func(signal int) {
-		for _, peer := range ranks {
-			peer.signals[signal][rank]++
-		}
-	}
 	// result is where the lap's result is.
 	result := func(lap int) []int {
 		lo, hi := f.piece(rank, lap)
 		if f.forward && rank != f.root {
-			at := f.slot(rank, (rank+1)%len(ranks), lap)
+			at := f.sumAt(rank, lap)
 			return r.slots[at : at+hi-lo]
 		}
 		begin, _ := f.whole(rank)
@@ -116,12 +112,12 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 		}
 		r.taken[step.signal]++
 	case stepSend:
-		for owner, peer := range ranks {
-			if lo, hi := f.piece(owner, step.lap); owner != rank && hi > lo {
-				copy(peer.slots[f.slot(owner, rank, step.lap):], r.in[lo:hi])
-			}
+		var to int
+		to, r.sending = sendNext(s.random, r.sending, peersOf(rank, len(ranks)))
+		if lo, hi := f.piece(to, step.lap); hi > lo {
+			copy(ranks[to].slots[f.slot(to, rank, step.lap):], r.in[lo:hi])
 		}
-		tell(signalLap)
+		ranks[to].signals[signalLap][rank]++
 	case stepReduce:
 		lo, hi := f.piece(rank, step.lap)
 		sums := make([]int, hi-lo)
@@ -135,11 +131,15 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 		}
 		copy(result(step.lap), sums)
 	case stepGrant:
-		if f.forward && rank != f.root {
+		var to int
+		if to, r.sending = sendNext(s.random, r.sending, peersOf(rank, len(ranks))); to == f.root && f.forward {
 			lo, _ := f.piece(rank, step.lap)
 			copy(ranks[f.root].out[lo:], result(step.lap))
 		}
-		tell(signalRoom + step.lap%f.slots())
+		ranks[to].signals[signalRoom+step.lap%f.slots()][rank]++
+	}
+	if len(r.sending) > 0 {
+		return true, false
 	}
 	r.queue = r.queue[1:]
 	return true, len(r.queue) == 0

@@ -109,3 +109,22 @@ func queue(random *rand.Rand, after [][]int) (order []int) {
 	}
 	return order
 }
+
+// sendNext takes one of the peers that a send has not done with: left, or all peers if none is, as it begins. Each is told when what is for it has come, or at once if nothing is, while what is
+// for others may still be on its way. The send has ended when none is left.
+func sendNext(random *rand.Rand, left, peers []int) (to int, rest []int) {
+	if len(left) == 0 {
+		left = slices.Clone(peers)
+	}
+	i := random.IntN(len(left))
+	to = left[i]
+	return to, slices.Delete(left, i, i+1)
+}
+
+// peersOf is all ranks of so many but one.
+func peersOf(rank, size int) (all []int) {
+	for k := 1; k < size; k++ {
+		all = append(all, (rank+k)%size)
+	}
+	return all
+}

@@ -62,6 +62,7 @@ type simulatedRank struct {
 	signals [][]int        // by number and writer: that came
 	taken   []int          // by number: that were waited for
 	queue   []transferStep // of this run, in the order in which it goes
+	sending []int          // the peers that the step under way has not put to and told yet
 }
 
 func newSimulation(seed uint64, form transferForm, inPlace, lane bool) *simulation {
@@ -129,8 +130,6 @@ func (s *simulation) step(rank int) (moved, ended bool) {
 			}
 		}
 		r.taken[step.signal]++
-	case stepGrant:
-		s.signal(rank, step.signal)
 	case stepReduce:
 		lo, hi := f.piece(rank, step.lap)
 		for i := lo; i < hi; i++ {
@@ -142,29 +141,25 @@ func (s *simulation) step(rank int) (moved, ended bool) {
 			}
 			r.out[i] = sum
 		}
-	case stepSend:
-		for p, peer := range s.ranks {
-			switch {
-			case p == rank:
-			case step.signal == signalResults:
-				lo, hi := f.piece(rank, step.lap)
-				copy(peer.out[lo:hi], r.out[lo:hi])
-			default:
-				lo, hi := f.piece(p, step.lap)
-				copy(peer.slots[f.slot(p, rank, step.lap):], r.in[lo:hi])
-			}
+	case stepSend, stepGrant:
+		var to int
+		to, r.sending = sendNext(s.random, r.sending, peersOf(rank, f.size))
+		switch peer := s.ranks[to]; {
+		case step.kind == stepGrant:
+		case step.signal == signalResults:
+			lo, hi := f.piece(rank, step.lap)
+			copy(peer.out[lo:hi], r.out[lo:hi])
+		default:
+			lo, hi := f.piece(to, step.lap)
+			copy(peer.slots[f.slot(to, rank, step.lap):], r.in[lo:hi])
 		}
-		s.signal(rank, step.signal)
+		s.ranks[to].signals[step.signal][rank]++
+	}
+	if len(r.sending) > 0 {
+		return true, false
 	}
 	r.queue = r.queue[1:]
 	return true, len(r.queue) == 0
-}
-
-// signal tells every rank.
-func (s *simulation) signal(rank, signal int) {
-	for _, peer := range s.ranks {
-		peer.signals[signal][rank]++
-	}
 }
 
 func (s *simulation) check(rank, run int) error {

@@ -46,7 +46,9 @@ type Heap struct {
 	number uint64
 	nth    uint64 // of the memory's heaps
 
-	// order is held by whatever gives out or reclaims memory. It is taken before the memory's collective.
+	// order is the turn of whatever gives out or reclaims memory. Who takes a place in it takes one in the memory's collective too, under asking: so calls
+	// have the same order in both.
+	asking   sync.Mutex
 	order    turn
 	compared bool // by a Close; guarded by the memory's collective
 	closed   atomic.Bool
@@ -214,10 +216,26 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 	if bytes < 0 {
 		return nil, errs.Invalid("Allocate", "bytes", bytes, "0 or more")
 	}
-	if err := h.order.lock(ctx, "allocating from a heap", nil); err != nil {
-		return nil, fmt.Errorf("%d bytes of %s: %w", bytes, h, err)
+	reclaim := h.reclaim
+	if h.memory.collective.within(ctx) == nil {
+		what := fmt.Sprintf("allocating from %s", h)
+		here, all := h.join(what)
+		defer here.leave()
+		if err := here.wait(ctx, what); err != nil {
+			all.leave()
+			return nil, fmt.Errorf("%d bytes of %s: %w", bytes, h, err)
+		}
+		kept := true
+		defer func() {
+			if kept {
+				all.leave()
+			}
+		}()
+		reclaim = func(ctx context.Context) error {
+			kept = false
+			return h.memory.collective.doAt(ctx, h.reclaiming(), h.reclaimNow, all)
+		}
 	}
-	defer h.order.unlock()
 	if err := h.Err(); err != nil {
 		return nil, fmt.Errorf("allocating %d bytes: %w", bytes, err)
 	}
@@ -228,10 +246,10 @@ func (h *Heap) Allocate(ctx context.Context, bytes int64, dtype string, shape []
 	h.mu.Lock()
 	number := h.log.add(heapRequest{kind: heapAllocate, bytes: bytes, dtype: dtype, shape: shape})
 	at, ok := h.spans.take(need)
-	reclaim := !ok && len(h.freed) > 0
+	full := !ok && len(h.freed) > 0
 	h.mu.Unlock()
-	if reclaim {
-		if err := h.reclaim(ctx, nil); err != nil {
+	if full {
+		if err := reclaim(ctx); err != nil {
 			// A rank that gave up is known to have done so.
 			h.mu.Lock()
 			h.log.add(heapRequest{kind: heapFailed, of: number})
@@ -355,22 +373,38 @@ func (h *Heap) Check(ctx context.Context) error {
 	if err := errs.Given("Check", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	return h.order.do(ctx, fmt.Sprintf("checking %s", h), h.check)
+	return h.do(ctx, fmt.Sprintf("checking %s", h), h.check)
 }
 
 func (h *Heap) check(ctx context.Context, gaveUp error) error {
 	if err := h.Err(); err != nil {
 		return fmt.Errorf("checking: %w", err)
 	}
-	return h.memory.collective.do(ctx, fmt.Sprintf("checking %s", h), func(ctx context.Context, gaveUpHere error) error {
-		h.mu.Lock()
-		state := h.state()
-		h.mu.Unlock()
-		if err := h.compare(ctx, "check", state, cmp.Or(gaveUp, gaveUpHere)); err != nil {
-			return fmt.Errorf("checking %s: %w", h, err)
-		}
-		return nil
-	})
+	h.mu.Lock()
+	state := h.state()
+	h.mu.Unlock()
+	if err := h.compare(ctx, "check", state, gaveUp); err != nil {
+		return fmt.Errorf("checking %s: %w", h, err)
+	}
+	return nil
+}
+
+// join takes a place in the heap's turn and in the memory's.
+func (h *Heap) join(what string) (here, all *place) {
+	h.asking.Lock()
+	defer h.asking.Unlock()
+	return h.order.join(what), h.memory.collective.join(what)
+}
+
+// do makes a collective call in the heap's turn and the memory's. In a turn of the memory that is had already it needs no turn of the heap: what has that
+// may be waiting for the memory's.
+func (h *Heap) do(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error) error {
+	c := &h.memory.collective
+	if c.within(ctx) != nil {
+		return c.do(ctx, what, call)
+	}
+	here, all := h.join(what)
+	return c.doAt(ctx, what, call, here, all)
 }
 
 // Reclaim makes what was freed since the last time ready to be given out again, filled with zeros. Collective: it blocks until this rank's device has
@@ -383,23 +417,19 @@ func (h *Heap) Reclaim(ctx context.Context) error {
 	if err := errs.Given("Reclaim", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	return h.order.do(ctx, fmt.Sprintf("reclaiming memory of %s", h), func(ctx context.Context, gaveUp error) error {
-		if err := h.Err(); err != nil {
-			return fmt.Errorf("reclaiming: %w", err)
-		}
-		return h.reclaim(ctx, gaveUp)
-	})
+	return h.reclaim(ctx)
 }
 
-// reclaim is Reclaim for callers that hold h.order, and may have given up.
-func (h *Heap) reclaim(ctx context.Context, gaveUp error) error {
-	return h.memory.collective.do(ctx, fmt.Sprintf("reclaiming memory of %s", h), func(ctx context.Context, gaveUpHere error) error {
-		return h.reclaimNow(ctx, cmp.Or(gaveUp, gaveUpHere))
-	})
-}
+// reclaim is Reclaim for callers that have given a context.
+func (h *Heap) reclaim(ctx context.Context) error { return h.do(ctx, h.reclaiming(), h.reclaimNow) }
 
-// reclaimNow is reclaim for callers that hold the memory's collective too, unless they have given up.
+func (h *Heap) reclaiming() string { return fmt.Sprintf("reclaiming memory of %s", h) }
+
+// reclaimNow is reclaim in its turn.
 func (h *Heap) reclaimNow(ctx context.Context, gaveUp error) error {
+	if err := h.Err(); err != nil {
+		return fmt.Errorf("reclaiming: %w", err)
+	}
 	m, began := h.memory, time.Now()
 	// What is reclaimed is what the compared requests have freed, and no more.
 	h.mu.Lock()
@@ -496,12 +526,7 @@ func (h *Heap) Close(ctx context.Context) error {
 	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("closing %s", h)
-	return h.order.do(ctx, what, func(ctx context.Context, gaveUp error) error {
-		return h.memory.collective.do(ctx, what, func(ctx context.Context, gaveUpHere error) error {
-			return h.close(ctx, cmp.Or(gaveUp, gaveUpHere))
-		})
-	})
+	return h.do(ctx, fmt.Sprintf("closing %s", h), h.close)
 }
 
 func (h *Heap) close(ctx context.Context, gaveUp error) error {

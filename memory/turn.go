@@ -15,76 +15,66 @@ import (
 // that gives up keeps its place: when that comes the others are told, who would else take the rank's next call for this one.
 type turn struct {
 	mu    sync.Mutex
-	holds string // what has it; "" if nothing does
-	queue []*inQueue
+	queue []*place // whose turn it is, and those that wait behind
 }
 
-// inQueue is a call that waits for its turn.
-type inQueue struct {
+// place is a call's place in the queue of a turn.
+type place struct {
+	turn *turn
 	what string
-	come chan struct{} // closed when its turn has come; guarded by the turn's mu, as what follows is
-	has  bool
-	late func() // does its part, in its turn, after it gave up; nil before
+	come chan struct{} // closed when its turn has come
 }
 
-// lock waits for the turn of what, until ctx ends; then the error is a [*TurnError]. late, unless nil, is then called with that error in the turn, on another
-// goroutine. A turn that nobody has is taken whatever has become of ctx. unlock ends it.
-func (t *turn) lock(ctx context.Context, what string, late func(gaveUp error)) error {
+// join takes a place behind all others. leave gives it up, and ends the turn if that has come.
+func (t *turn) join(what string) *place {
+	p := &place{turn: t, what: what, come: make(chan struct{})}
 	t.mu.Lock()
-	if t.holds == "" {
-		t.holds = what
-		t.mu.Unlock()
+	defer t.mu.Unlock()
+	t.queue = append(t.queue, p)
+	if len(t.queue) == 1 {
+		close(p.come)
+	}
+	return p
+}
+
+func (p *place) leave() {
+	t := p.turn
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.Index(t.queue, p)
+	t.queue = slices.Delete(t.queue, i, i+1)
+	if i == 0 && len(t.queue) > 0 {
+		close(t.queue[0].come)
+	}
+}
+
+// wait waits for the turn, until ctx ends: then the error is a [*TurnError] of what, and the place is kept. A turn that has come is taken whatever has become of ctx.
+func (p *place) wait(ctx context.Context, what string) error {
+	select {
+	case <-p.come:
 		return nil
+	default:
 	}
 	began := time.Now()
-	q := &inQueue{what: what, come: make(chan struct{})}
-	t.queue = append(t.queue, q)
-	t.mu.Unlock()
 	select {
-	case <-q.come:
+	case <-p.come:
 		return nil
 	case <-ctx.Done():
 	}
+	t := p.turn
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if q.has {
+	if t.queue[0] == p {
 		return nil // just now
 	}
-	gaveUp := &TurnError{Op: what, Behind: t.holds, Waited: time.Since(began), Err: ctx.Err()}
-	if late == nil {
-		t.queue = slices.DeleteFunc(t.queue, func(other *inQueue) bool { return other == q })
-	} else {
-		q.late = func() { late(gaveUp) }
-	}
-	return gaveUp
-}
-
-// unlock gives the turn to the next.
-func (t *turn) unlock() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.queue) == 0 {
-		t.holds = ""
-		return
-	}
-	q := t.queue[0]
-	t.queue = slices.Delete(t.queue, 0, 1)
-	t.holds, q.has = q.what, true
-	if q.late != nil {
-		go func() {
-			defer t.unlock()
-			q.late()
-		}()
-		return
-	}
-	close(q.come)
+	return &TurnError{Op: what, Behind: t.queue[0].what, Waited: time.Since(began), Err: ctx.Err()}
 }
 
 // held reports whether anybody has the turn.
 func (t *turn) held() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.holds != ""
+	return len(t.queue) > 0
 }
 
 // held is what the context of a call in its turn says: that calls made with it need not wait for that turn.
@@ -96,23 +86,47 @@ type held struct {
 // heldKey is the key of a turn's held in contexts.
 type heldKey struct{ of *turn }
 
+// within gives the turn's held of a context: nil outside of the turn.
+func (t *turn) within(ctx context.Context) *held {
+	if h, ok := ctx.Value(heldKey{t}).(*held); ok && !h.over.Load() {
+		return h
+	}
+	return nil
+}
+
 // do makes a call in its turn. If ctx ends before that comes, do returns a [*TurnError], and the call is made in its turn all the same, with that error as gaveUp
 // and a context that does not end: it then tells the others in its first step that this rank cannot take part, and waits for no device. Calls that a call makes with
 // its context are part of it, and have given up if it has.
 func (t *turn) do(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error) error {
-	if h, ok := ctx.Value(heldKey{t}).(*held); ok && !h.over.Load() {
+	if h := t.within(ctx); h != nil {
 		return call(ctx, h.gaveUp)
 	}
+	return t.doAt(ctx, what, call, t.join(what))
+}
+
+// doAt is do at places that the call has, one of them in the turn: it is made when all of them have come, and leaves them.
+func (t *turn) doAt(ctx context.Context, what string, call func(ctx context.Context, gaveUp error) error, places ...*place) error {
 	within := func(ctx context.Context, gaveUp error) error {
 		h := &held{gaveUp: gaveUp}
-		defer h.over.Store(true)
+		defer func() {
+			h.over.Store(true)
+			for _, p := range places {
+				p.leave()
+			}
+		}()
 		return call(context.WithValue(ctx, heldKey{t}, h), gaveUp)
 	}
-	err := t.lock(ctx, what, func(gaveUp error) { _ = within(context.WithoutCancel(ctx), gaveUp) }) // whoever called has its error
-	if err != nil {
-		return err
+	for _, p := range places {
+		if gaveUp := p.wait(ctx, what); gaveUp != nil {
+			go func() {
+				for _, p := range places {
+					<-p.come
+				}
+				_ = within(context.WithoutCancel(ctx), gaveUp) // whoever called has its error
+			}()
+			return gaveUp
+		}
 	}
-	defer t.unlock()
 	return within(ctx, nil)
 }
 

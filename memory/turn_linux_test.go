@@ -239,6 +239,119 @@ func TestHeapBehindOneThatWaits(t *testing.T) {
 	})
 }
 
+// TestHeapKeepsItsPlace: a Check that gives up behind a Reclaim comes before a rendezvous that is begun after it, as on ranks where it need not wait.
+func TestHeapKeepsItsPlace(t *testing.T) {
+	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, _ bool) error {
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil {
+			return err
+		}
+		h, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		let, end := underWay(ctx, m, "turns: place", func() error { return h.Reclaim(ctx) })
+		if m.Group().Rank() != 0 {
+			if err := end(); err != nil {
+				return err
+			}
+			err := h.Check(ctx)
+			if vote, ok := errors.AsType[*group.VoteError](err); !ok || len(vote.Failures) != 1 || vote.Failures[0].Rank != 0 {
+				return fmt.Errorf("a Check that rank 0 gave up: %w", err)
+			}
+			return errors.Join(meeting(ctx, m, a)(), m.Free(ctx, a), h.Close(ctx))
+		}
+		soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		if _, ok := errors.AsType[*memory.TurnError](h.Check(soon)); !ok {
+			return errors.Join(errors.New("a Check did not give up behind a Reclaim"), let(), end())
+		}
+		met := make(chan error, 1)
+		go func() { met <- meeting(ctx, m, a)() }()
+		time.Sleep(20 * time.Millisecond) // it comes to where it waits
+		return errors.Join(let(), end(), <-met, m.Free(ctx, a), h.Close(ctx))
+	})
+}
+
+// TestFullHeapKeepsItsPlace: an allocation that has to reclaim does so where it was asked for, also when a call that came later has a place in the memory's turn.
+func TestFullHeapKeepsItsPlace(t *testing.T) {
+	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, _ bool) error {
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil {
+			return err
+		}
+		h, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		full, err := h.Allocate(ctx, 4096, "u8", []int64{4096})
+		if err != nil {
+			return err
+		}
+		a, err := m.Allocate(ctx, 100, "")
+		if err != nil {
+			return err
+		}
+		if err := full.Free(); err != nil {
+			return err
+		}
+		let, end := underWay(ctx, m, "turns: full", func() error { return h.Check(ctx) })
+		asked, met := make(chan error, 1), make(chan error, 1)
+		allocate := func() {
+			_, err := h.Allocate(ctx, 256, "u8", []int64{256})
+			asked <- err
+		}
+		meet := func() { met <- meeting(ctx, m, a)() }
+		if m.Group().Rank() == 0 {
+			go allocate()
+			time.Sleep(20 * time.Millisecond) // they come to where they wait
+			go meet()
+			time.Sleep(20 * time.Millisecond)
+			err = errors.Join(let(), end())
+		} else if err = end(); err == nil {
+			allocate()
+			meet()
+		}
+		if err != nil {
+			return err
+		}
+		return errors.Join(<-asked, <-met, m.Free(ctx, a), h.Close(ctx))
+	})
+}
+
+// TestHeapInATurn: a heap is used in a turn of its memory while another goroutine's Reclaim waits behind that turn.
+func TestHeapInATurn(t *testing.T) {
+	onAiling(t, func(ctx context.Context, _ *ailing, m *memory.Memory, _ bool) error {
+		if err := backendtest.TryWindow(ctx, m, 100); err != nil {
+			return err
+		}
+		h, err := m.NewHeap(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		reclaimed, outside := make(chan error, 1), ctx
+		err = m.InTurn(ctx, "using a heap", func(ctx context.Context, gaveUp error) error {
+			go func() { reclaimed <- h.Reclaim(outside) }()
+			time.Sleep(20 * time.Millisecond) // it comes to where it waits
+			soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			for range 2 { // the second time there is no room before what was freed is reclaimed
+				a, err := h.Allocate(soon, 4096, "u8", []int64{4096})
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(h.Check(soon), a.Free()); err != nil {
+					return err
+				}
+			}
+			return h.Reclaim(soon)
+		})
+		return errors.Join(err, <-reclaimed, h.Check(ctx), h.Close(ctx))
+	})
+}
+
 // TestPreparingBehindOneThatWaits: what the library has made for a call that nobody waits for any more is closed.
 func TestPreparingBehindOneThatWaits(t *testing.T) {
 	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {

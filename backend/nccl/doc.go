@@ -57,6 +57,9 @@
 // reduce-scatter, by its name, and what Auto takes of the last two for shares that are not of one length. "nccl_symmetric"
 // and multicast are for one team. A communicator that the caller gives must have all ranks, and is split too.
 //
+// All plans of one of these algorithms have one communicator (of "hierarchical", one for each shard), on which NCCL tells what the ranks enqueue apart by its order alone. So their runs come in
+// the same order on every rank, whatever streams they are on. NCCL does not notice if they do not, unless lengths or kinds differ.
+//
 // # Multicast
 //
 // Where the policy is off, NCCL_NVLS_ENABLE is set to 0 in this process before the library is loaded. Before 2.32 NCCL has no other switch for NVLink

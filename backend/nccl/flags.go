@@ -17,6 +17,9 @@ import (
 // wordBytes is the size of a flag.
 const wordBytes = 8
 
+// unwritten is what a word of the GPU is before anybody has put it, and a value that nobody puts: of a counter both halves are alike. 0 is one that has wrapped around.
+const unwritten = 0x756e777269747465 // "unwritte"
+
 // flags are words of a window: NCCL does not put into memory of the host. The CPU sees a copy of them, which it brings up to date when it waits.
 type flags struct {
 	backend *Backend
@@ -42,6 +45,15 @@ func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error
 	} else {
 		a, err = b.Allocate(ctx, int64(2*count*wordBytes))
 	}
+	var raw []byte
+	if err == nil {
+		for range count {
+			raw = binary.LittleEndian.AppendUint64(raw, unwritten)
+		}
+		if err = b.device.CopyFromHost(a.Ptr(), raw); err != nil {
+			err = errors.Join(err, a.Release(context.WithoutCancel(ctx)))
+		}
+	}
 	if voted := b.group.Vote(ctx, "flags", err); voted != nil {
 		if err == nil {
 			voted = errors.Join(voted, a.Release(context.WithoutCancel(ctx)))
@@ -56,7 +68,7 @@ func (b *Backend) NewFlags(ctx context.Context, count int) (backend.Flags, error
 		return nil, fmt.Errorf("making %d flags: %w", count, errors.Join(err, a.Release(context.WithoutCancel(ctx))))
 	}
 	return &flags{
-		backend: b, by: b.puts, alloc: a, mapping: mappingOf(m), words: make([]atomic.Uint64, count), raw: make([]byte, count*wordBytes), next: make([]byte, count*wordBytes),
+		backend: b, by: b.puts, alloc: a, mapping: mappingOf(m), words: make([]atomic.Uint64, count), raw: raw, next: make([]byte, count*wordBytes),
 	}, nil
 }
 

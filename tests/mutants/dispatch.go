@@ -27,6 +27,8 @@ func init() {
 			old: "\tif err := p.released(); err != nil {\n\t\treturn nil, err\n\t}\n", new: ""},
 		mutant{file: steps, why: "a step that has failed lets the peers go on", tests: copies,
 			old: "\t\tf.run = c.work.signals.FailByWork(c.by, err)\n", new: ""},
+		mutant{file: steps, why: "signals go on behind copies that are left out", tests: []stage{{"collective", "CopiesOfARunInPart", usual}},
+			old: "return &copyFailed{run: c.work.signals.FailByWork(c.by, err)}, nil // told", new: "return &copyFailed{}, nil // told"},
 		mutant{file: steps, why: "a panic of a step goes on to the stream alone", tests: copies,
 			old: "if v := recover(); v != nil { // signals", new: "if v := error(nil); v != nil { // signals"},
 		mutant{file: "memory/work_copies.go", why: "kernels signal behind work that has failed", tests: copies,

@@ -49,6 +49,8 @@ func init() {
 		mutant{file: "backend/nccl/puts.go", why: "memory is freed beside a put", tests: putTests, old: "		if idle || err != nil {\n", new: "		if true || err != nil {\n"},
 		mutant{file: "backend/nccl/flags.go", why: "words that nobody has put are made what they are on the GPU", tests: putTests,
 			old: "now != binary.LittleEndian.Uint64(f.raw[at:]) {", new: "true {"},
+		mutant{file: "backend/nccl/flags.go", why: "a word that is 0 when it is first put is not seen", tests: putTests,
+			old: "const unwritten = 0x756e777269747465", new: "const unwritten = 0"},
 		mutant{file: "memory/signal_mixed.go", why: "ranks without addresses are signalled by addresses", tests: putTests,
 			old: "if x.near.reaches(peer) == nil {", new: "if true {"},
 		mutant{file: "group/answers.go", why: "the first of two fields counts", tests: []stage{{"group", "Answers", usual}},

@@ -415,13 +415,33 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/turn.go", why: "a call waits for its turn longer than its context lasts", tests: inSends,
-		old: "\tcase <-ctx.Done():\n\t}\n\tt.mu.Lock()",
-		new: "\t}\n\tt.mu.Lock()",
+		old: "\tcase <-ctx.Done():\n\t}\n\tt := p.turn",
+		new: "\t}\n\tt := p.turn",
 	},
 	{
 		file: "memory/turn.go", why: "the others are not told of a call that gave up before its turn", tests: inSends,
-		old: "\tif late == nil {",
-		new: "\tif late == nil || true {",
+		old: "\t\t\t\t_ = within(context.WithoutCancel(ctx), gaveUp)",
+		new: "\t\t\t\tfor _, p := range places {\n\t\t\t\t\tp.leave()\n\t\t\t\t}",
+	},
+	{
+		file: "memory/heap.go", why: "a heap's call takes its place in the memory's turn late", tests: inSends,
+		old: "\there, all := h.join(what)\n\treturn c.doAt(ctx, what, call, here, all)",
+		new: "\there := h.order.join(what)\n\tdefer here.leave()\n\tif err := here.wait(ctx, what); err != nil {\n\t\treturn err\n\t}\n\treturn c.do(ctx, what, call)",
+	},
+	{
+		file: "memory/heap.go", why: "an allocation of a full heap takes its place in the memory's turn late", tests: inSends,
+		old: "return h.memory.collective.doAt(ctx, h.reclaiming(), h.reclaimNow, all)",
+		new: "all.leave()\n\t\t\treturn h.memory.collective.do(ctx, h.reclaiming(), h.reclaimNow)",
+	},
+	{
+		file: "memory/heap.go", why: "a heap's call in a turn of its memory waits for the heap's", tests: inSends,
+		old: "\tif c.within(ctx) != nil {\n\t\treturn c.do(ctx, what, call)\n\t}\n",
+		new: "",
+	},
+	{
+		file: "memory/heap.go", why: "an allocation in a turn of its memory waits for the heap's", tests: inSends,
+		old: "if h.memory.collective.within(ctx) == nil {",
+		new: "if true {",
 	},
 	{
 		file: "memory/turn.go", why: "a call that gave up is made in its turn as if it had not", tests: inSends,
@@ -2149,6 +2169,11 @@ var mutants = []mutant{
 		new: "",
 	},
 	{
+		file: "kernels/reduce_transfers.go", why: "a result goes on to root from where another rank puts the next one", tests: []stage{{"kernels", "LapProgram|ReduceToSlowRoot", usual}},
+		old: "return f.slot(rank, f.root, lap)",
+		new: "return f.slot(rank, (rank+1)%f.in.WorldSize(), lap)",
+	},
+	{
 		file: "kernels/transfers.go", why: "laps share a slot", tests: inPlans,
 		old: "\tindex := lap%f.slots()*writers + ",
 		new: "\tindex := 0*lap*writers + ",
@@ -2465,12 +2490,12 @@ var mutants = []mutant{
 	},
 	{
 		file: "collective/program.go", why: "a step that panics does not end the plan", tests: inCollective,
-		old: "\t\t\t_ = h.fail(",
+		old: "\t\t\t_ = h.work.failSilently(",
 		new: "\t\t\t_ = error(",
 	},
 	{
 		file: "collective/program.go", why: "peers get signals after a step that failed", tests: inCollective,
-		old: "\t\th.work.signals.Fail(err)\n",
+		old: "\t\tw.signals.Fail(err)\n",
 		new: "",
 	},
 	{

@@ -161,6 +161,9 @@ type twoOfThem struct {
 
 func newTwoOfThem(ctx context.Context, e *Env, alg kernels.Algorithm) (_ *twoOfThem, err error) {
 	t := &twoOfThem{r: reduction{alg, tensor.Float32, kernels.Sum, false, fullSize(e, alg), blocked, false}, s1: e.S, odd: e.R.Rank()%2 == 1}
+	if overRails(e.R.Device().Kind(), alg) && e.R.Backend() == kernels.NCCL.Backend() {
+		t.odd = false // NCCL wants one order on all ranks
+	}
 	if t.late = 30 * time.Millisecond; e.R.Device().Kind() == device.CUDA && !e.Short {
 		t.late = 2 * time.Second
 	}
@@ -180,10 +183,10 @@ func newTwoOfThem(ctx context.Context, e *Env, alg kernels.Algorithm) (_ *twoOfT
 	return t, err
 }
 
-// fill gives both inputs their values.
+// fill gives both inputs their values. Those of the second are the next rank's, so that the sum is the same, and another one if a rank takes what is of one plan for the other's.
 func (t *twoOfThem) fill(e *Env) error {
-	in := input(t.r.dtype, t.r.op, e.R.Rank(), t.r.n)
-	return errors.Join(writeBytes(t.a.in.Local(), in), writeBytes(t.b.in.Local(), in))
+	values := func(rank int) []byte { return input(t.r.dtype, t.r.op, rank%e.R.WorldSize(), t.r.n) }
+	return errors.Join(writeBytes(t.a.in.Local(), values(e.R.Rank())), writeBytes(t.b.in.Local(), values(e.R.Rank()+1)))
 }
 
 // finish waits for both streams and looks at both results.
