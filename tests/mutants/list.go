@@ -1840,8 +1840,8 @@ var mutants = []mutant{
 	},
 	{
 		file: "tensor/tensor.go", why: "a rendezvous of a slice is its tensor's too", tests: inTensor,
-		old: "\tt.window.Store(w)\n",
-		new: "\tfor part := t; part != nil; part = part.whole {\n\t\tpart.window.Store(w)\n\t}\n",
+		old: "\t\tt.window.Store(w) //",
+		new: "\t\tfor part := t; part != nil; part = part.whole {\n\t\t\tpart.window.Store(w)\n\t\t} //",
 	},
 	{
 		file: "tensor/tensor.go", why: "slices say that they begin where their window does", tests: inTensor,
@@ -2674,9 +2674,9 @@ var mutants = []mutant{
 		new: "\t\tbackwards := append([][]byte(nil), k.ins...)\n\t\tfor i := range backwards {\n\t\t\tbackwards[i] = k.ins[len(k.ins)-1-i]\n\t\t}\n\t\tk.reduce(k.out, backwards, at, end)",
 	},
 	{
-		file: "collectives.go", why: "Close waits longer than its context for a plan that is being made", tests: callTests,
-		old: "err = c.memory.InTurn(ctx, \"closing",
-		new: "err = c.memory.InTurn(context.WithoutCancel(ctx), \"closing",
+		file: "rank.go", why: "Close waits longer than its context for a plan that is being made", tests: callTests,
+		old: "r.memory.InTurn(ctx, \"closing",
+		new: "r.memory.InTurn(context.WithoutCancel(ctx), \"closing",
 	},
 	{
 		file: "rank.go", why: "a rank is closed under a sub-group that was kept", tests: callTests,
