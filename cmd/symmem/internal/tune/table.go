@@ -116,19 +116,43 @@ func (s *series) at(old *tuning.Rule, bytes int64, whole bool) tuning.Step {
 	for i < len(s.points) && bytes > s.boundary(i) {
 		i++
 	}
-	var was tuning.Step
-	if old != nil {
-		set := tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{*old}}}, Multicast: true}
-		was, _ = set.Choose(old.Collective, old.Ranks, s.points[0].DType, bytes, whole, func(*tuning.Step) bool { return true })
+	before := func(whole bool) (step tuning.Step) {
+		if old != nil {
+			set := tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{*old}}}, Multicast: true}
+			step, _ = set.Choose(old.Collective, old.Ranks, s.points[0].DType, bytes, whole, func(*tuning.Step) bool { return true })
+		}
+		return step
 	}
+	was := before(whole)
 	p := s.points[min(i, len(s.points)-1)]
-	if i == len(s.points) && old != nil && (was.Form != p.Default.Form || was.Blocks != p.Default.Blocks || int64(was.LapBytes) != p.Default.Lap) {
+	if i == len(s.points) && old != nil && candidateOf(was) != p.Default.Candidate {
 		return was // it was not measured, and is not what was there for the largest size that was
 	}
-	if p.Best.Candidate == p.Default.Candidate && old != nil {
+	if p.Best.Candidate == p.Default.Candidate && old != nil && !s.stale(i, bytes, was, candidateOf(before(true))) {
 		return was
 	}
 	return tuning.Step{Form: p.Best.Form, Blocks: p.Best.Blocks, LapBytes: tuning.Size(p.Best.Lap)}
+}
+
+// candidateOf is what a step takes.
+func candidateOf(s tuning.Step) measure.Candidate {
+	return measure.Candidate{Form: s.Form, Blocks: s.Blocks, Lap: int64(s.LapBytes)}
+}
+
+// stale reports whether what was in use for a message near point i was so for the next point beyond it, too, and was beaten there: the size at which the old table
+// changed is none at which the new one has to. What was measured is whole vectors; what the old table had for other messages alone is left.
+func (s *series) stale(i int, bytes int64, was tuning.Step, wasWhole measure.Candidate) bool {
+	if i == len(s.points) {
+		return false
+	}
+	beyond := i + 1
+	if bytes < s.points[i].Bytes {
+		beyond = i - 1
+	}
+	if c := candidateOf(was); beyond < 0 || beyond >= len(s.points) || c == s.points[i].Default.Candidate || c != wasWhole || c != s.points[beyond].Default.Candidate {
+		return false
+	}
+	return s.points[beyond].Best.Candidate != s.points[beyond].Default.Candidate
 }
 
 // merged leaves out steps that say no more than others. They come in pairs for one size: for whole vectors, and for all others.

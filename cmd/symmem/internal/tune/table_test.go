@@ -80,6 +80,34 @@ func TestTableTakesWhatIsFaster(t *testing.T) {
 	}
 }
 
+// TestTableLeavesNoGap: where the old table changes between two sizes, from what stays the best at the one to what is beaten at the other, nothing between them keeps what was
+// beaten, on either side; what the old table has for messages that are not whole vectors alone stays.
+func TestTableLeavesNoGap(t *testing.T) {
+	lines, push, pull := measure.Candidate{Form: "one_shot_ll"}, measure.Candidate{Form: "one_shot_push"}, measure.Candidate{Form: "two_shot_pull"}
+	m := h200()
+	m.Rules = []tuning.Rule{{Collective: tuning.AllReduce, Ranks: 2, Source: tuning.Estimated, Steps: []tuning.Step{
+		{UpTo: 1 << 20, Form: lines.Form}, {UpTo: 24 << 20, Form: pull.Form}, {UpTo: 48 << 20, WholeVectors: true, Form: pull.Form}, {Form: push.Form},
+	}}}
+	table := tableOf(m, []measure.Point{point(1<<20, lines, lines), point(2<<20, pull, lines), point(16<<20, pull, push), point(32<<20, pull, pull), point(64<<20, push, push)})
+	for _, whole := range []bool{false, true} {
+		form := func(bytes int64) string { return chosen(t, table, "bf16", bytes, whole).Form }
+		for _, bytes := range []int64{1 << 10, 1 << 20, 1<<20 + 1, 3 << 19, 3 << 20} {
+			assert.Equal(t, lines.Form, form(bytes), "%d bytes, whole vectors %t", bytes, whole)
+		}
+		assert.Equal(t, push.Form, form(16<<20))
+		assert.Equal(t, push.Form, form(1<<30))
+	}
+	assert.Equal(t, pull.Form, chosen(t, table, "bf16", 32<<20, true).Form)
+	assert.Equal(t, push.Form, chosen(t, table, "bf16", 32<<20, false).Form)
+
+	// And the other way around: the smaller size is the one where it is beaten.
+	m.Rules[0].Steps = []tuning.Step{{UpTo: 3 << 19, Form: pull.Form}, {Form: push.Form}}
+	table = tableOf(m, []measure.Point{point(1<<20, pull, push), point(2<<20, push, push)})
+	for bytes := int64(512 << 10); bytes <= 4<<20; bytes += 128 << 10 {
+		assert.Equal(t, push.Form, chosen(t, table, "bf16", bytes, true).Form, "%d bytes", bytes)
+	}
+}
+
 // TestTableOfMulticast: what was found for memory with multicast is a rule of its own, and begins from what is in use without where there was none.
 func TestTableOfMulticast(t *testing.T) {
 	m := h200()
