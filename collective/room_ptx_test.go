@@ -32,11 +32,11 @@ func aligned16(n int) []byte {
 }
 
 func newSimulated(t *testing.T, ranks, processors, each int, seed uint64) *simulated {
-	text, err := ptx.Image(ptx.Pull.File)
+	text, err := ptx.Image(ptx.Pull(false).File)
 	require.NoError(t, err)
-	module, err := ptxvm.Parse(ptx.Pull.File, text)
+	module, err := ptxvm.Parse(ptx.Pull(false).File, text)
 	require.NoError(t, err)
-	s := &simulated{t: t, memory: ptxvm.NewMemory(), kernel: module.Function(ptx.Pull.Name), ranks: ranks}
+	s := &simulated{t: t, memory: ptxvm.NewMemory(), kernel: module.Function(ptx.Pull(false).Name), ranks: ranks}
 	s.machine = ptxvm.New(s.memory, ptxvm.Config{Seed: seed, Hangs: true, Turn: 50, MaxSteps: 1 << 26})
 	for r := range ranks {
 		s.machine.Limit(r, ptxvm.Limits{Multiprocessors: processors, Blocks: each})

@@ -37,7 +37,7 @@ func (a *allGather) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot, Hierarchical}
 	}
-	return []Algorithm{OneShotLL, OneShotPull, OneShotMultimem}
+	return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem}
 }
 
 func (a *allGather) spec(s *collective.Spec) {

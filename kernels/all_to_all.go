@@ -44,7 +44,7 @@ func (a *allToAll) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot, Hierarchical}
 	}
-	return []Algorithm{OneShotLL, OneShotPull}
+	return []Algorithm{OneShotLL, OneShotPush, OneShotPull}
 }
 
 func (a *allToAll) spec(s *collective.Spec) {

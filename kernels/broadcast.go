@@ -38,7 +38,7 @@ func (b *broadcast) algorithms(kind device.Kind) []Algorithm {
 	if kind != device.CUDA {
 		return []Algorithm{OneShot, Hierarchical}
 	}
-	return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, OneShotMultimem}
+	return []Algorithm{OneShotLL, OneShotPush, OneShotPull, TwoShotPush, TwoShotPull, OneShotMultimem}
 }
 
 // From so many ranks on, root gives each rank a shard by transfers, which all then have from there, if the message has viaAllBytes: what leaves root is the
@@ -65,7 +65,7 @@ func (b *broadcast) spec(s *collective.Spec) {
 		return
 	}
 	size, bytes := b.in.WorldSize(), b.in.Bytes()
-	two := b.algorithm == TwoShotPull || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
+	two := b.algorithm == TwoShotPull || b.algorithm == TwoShotPush || b.algorithm == Transfers && size >= broadcastTwoPhaseRanks && bytes >= viaAllBytes(b.in.Device().Kind(), b.far())
 	v := &movement{maker: b.maker, pattern: ptx.Broadcast, root: b.root}
 	if !two {
 		v.phases = []phase{b.whole}

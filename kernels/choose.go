@@ -83,9 +83,9 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	return g
 }
 
-// wholeMostBytes is the longest piece that the kernels for pieces of whole vectors take: they were measured up to 64 KiB, and the all-reduce of the same loops is the
-// fastest form up to this and beyond (docs/hardware.md).
-const wholeMostBytes = 256 << 10
+// wholeMostBytes is the longest piece that the kernels for pieces of whole vectors take: as far as they were measured, and faster than those for any
+// piece (docs/hardware.md).
+const wholeMostBytes = 16 << 20
 
 // The most bytes of a message that is small for the form Transfers, by world size (the last entry serves all above). On CUDA devices
 // measured on H200 for 2 ranks, and by what more is on the wire for others: a small message is sent whole to every peer, at some

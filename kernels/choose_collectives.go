@@ -45,11 +45,11 @@ func CollectiveAlgorithms(constructor string, kind device.Kind) []Algorithm {
 	}
 	switch constructor {
 	case "NewBroadcast":
-		return []Algorithm{OneShotLL, OneShotPull, TwoShotPull, OneShotMultimem, Transfers}
+		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, TwoShotPush, TwoShotPull, OneShotMultimem, Transfers}
 	case "NewAllGather":
-		return []Algorithm{OneShotLL, OneShotPull, OneShotMultimem, Transfers}
+		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case "NewAllToAll":
-		return []Algorithm{OneShotLL, OneShotPull, Transfers}
+		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, Transfers}
 	case "NewReduce", "NewReduceScatter":
 		return []Algorithm{OneShotLL, OneShotPush, OneShotPull, OneShotMultimem, Transfers}
 	case "NewAllToAllV":

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -65,12 +66,12 @@ func (c collectiveTest) input(rank, size int) []byte {
 
 // onMachine says whether its kernel is run as it was compiled.
 func (c collectiveTest) onMachine() bool {
-	return c.algorithm == OneShotLL || c.algorithm == OneShotPush || c.algorithm == OneShotMultimem
+	return c.algorithm == OneShotLL || c.algorithm == OneShotPush && c.combines() || c.algorithm == OneShotMultimem
 }
 
 // sums says whether it is of a form that has sums of floats only.
 func (c collectiveTest) sums() bool {
-	return (c.algorithm == OneShotMultimem || c.algorithm == Hierarchical && c.dtype.IsFloat()) && (c.what == "reduce" || c.what == "reduce-scatter")
+	return (c.algorithm == OneShotMultimem || c.algorithm == Hierarchical && c.dtype.IsFloat()) && c.combines()
 }
 
 // want is the output on a rank that had before in it.
@@ -295,10 +296,11 @@ func everyCollective(size int, algorithms func(what string) []Algorithm, f func(
 
 // smallLimits makes messages large that are small, for a test.
 func smallLimits(t *testing.T) {
-	small, lap, far, via := cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes
+	small, lap, far, via, own := cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes, ownBesideBytes
 	t.Cleanup(func() {
-		cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes = small, lap, far, via
+		cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes, ownBesideBytes = small, lap, far, via, own
 	})
+	ownBesideBytes = 2000
 	for i := range cudaTransferSmallBytes {
 		cudaTransferSmallBytes[i] = 2000
 	}
@@ -318,7 +320,7 @@ func TestCollectivesOnCUDA(t *testing.T) {
 		everyCollective(size, func(what string) []Algorithm {
 			return CollectiveAlgorithms(constructors[what], device.CUDA)
 		}, func(c collectiveTest) {
-			if _, ok := ptx.PushScatter(ptx.OneShotPush, c.dtype.String(), true); c.algorithm == OneShotPush && !ok {
+			if _, ok := ptx.PushScatter(ptx.OneShotPush, c.dtype.String(), true); c.algorithm == OneShotPush && c.combines() && !ok {
 				c.dtype = tensor.BFloat16
 			}
 			if c.sums() {
@@ -362,42 +364,60 @@ func TestCollectivesFar(t *testing.T) {
 	}
 }
 
-// TestPulledShardsStayWithTheirBlocks: what a block loads of what a peer has loaded in the same launch, the peer's block of the same number has
-// stored: only with that has it met.
-func TestPulledShardsStayWithTheirBlocks(t *testing.T) {
-	for _, size := range []int{3, 4, ptx.Inline + 1} {
-		var mu sync.Mutex
-		blocks := map[uint64]uint64{} // by place in the tensor: of whoever stored it first
-		var wrong []string
-		onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-			x, err := tensor.Zeros(ctx, m, tensor.Int8, 1<<20+77)
-			if err != nil {
-				return err
-			}
-			if err := x.Rendezvous(ctx); err != nil {
-				return err
-			}
-			dev.moved = func(phase uint32, to, block uint64) {
-				mu.Lock()
-				defer mu.Unlock()
-				at := to - uint64(x.Ptr())
-				if phase == 0 {
-					blocks[at] = block
-				} else if first, ok := blocks[at]; ok && first != block {
-					wrong = append(wrong, fmt.Sprintf("block %d loads what block %d has stored at %d", block, first, at))
+// TestShardsStayWithTheirBlocks: what a block copies of what a rank has got in the same launch, the block of the same number has
+// stored: only with that has it met. In the form that loads, ranks store to their own memory; in the one that stores, to that of others.
+func TestShardsStayWithTheirBlocks(t *testing.T) {
+	for _, form := range []Algorithm{TwoShotPull, TwoShotPush} {
+		for _, size := range []int{3, 4, ptx.Inline + 1} {
+			const bytes = 1<<20 + 77
+			var mu sync.Mutex
+			blocks, copied := map[uint64]uint64{}, map[uint64]bool{} // by place in the tensor: of whoever stored it first; whether it was passed on
+			var wrong []string
+			onSimulated(t, size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				x, err := tensor.Zeros(ctx, m, tensor.Int8, bytes)
+				if err != nil {
+					return err
 				}
-			}
-			p, err := NewBroadcast(ctx, x, 1, &Options{Algorithm: TwoShotPull})
-			if err != nil {
-				return err
-			}
-			s, err := dev.NewStream()
-			if err != nil {
-				return err
-			}
-			return errors.Join(p.Run(s), s.Synchronize(ctx), p.Close(ctx), s.Close(), x.Close(ctx))
-		})
-		require.Empty(t, wrong)
-		require.NotEmpty(t, blocks)
+				if err := x.Rendezvous(ctx); err != nil {
+					return err
+				}
+				var ranks []uint64
+				for r := range size {
+					v, err := x.Remote(r)
+					if err != nil {
+						return err
+					}
+					ranks = append(ranks, uint64(v.Ptr()))
+				}
+				dev.moved = func(phase uint32, to, block uint64) {
+					mu.Lock()
+					defer mu.Unlock()
+					owner := slices.IndexFunc(ranks, func(base uint64) bool { return base <= to && to < base+bytes })
+					if own := owner == x.Rank(); own != (form == TwoShotPull) {
+						wrong = append(wrong, fmt.Sprintf("rank %d stores to rank %d", x.Rank(), owner))
+					}
+					at := to - ranks[owner]
+					if phase == 0 {
+						blocks[at] = block
+					} else if first, ok := blocks[at]; ok {
+						if copied[at] = true; first != block {
+							wrong = append(wrong, fmt.Sprintf("block %d copies what block %d has stored at %d", block, first, at))
+						}
+					}
+				}
+				p, err := NewBroadcast(ctx, x, 1, &Options{Algorithm: form})
+				if err != nil {
+					return err
+				}
+				s, err := dev.NewStream()
+				if err != nil {
+					return err
+				}
+				return errors.Join(p.Run(s), s.Synchronize(ctx), p.Close(ctx), s.Close(), x.Close(ctx))
+			})
+			require.Empty(t, wrong, "%s between %d ranks", form, size)
+			require.NotEmpty(t, blocks)
+			require.Len(t, copied, len(blocks))
+		}
 	}
 }

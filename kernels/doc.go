@@ -1,5 +1,5 @@
 // Package kernels does the work of collectives over symmetric tensors: all-reduce, in the forms that are fastest at each size, and
-// broadcast, reduce, all-gather, reduce-scatter and all-to-all, each as a kernel that loads from its peers and as transfers.
+// broadcast, reduce, all-gather, reduce-scatter and all-to-all, each by kernels and as transfers.
 //
 // A [Plan] is made once, collectively, and run many times: [Plan.Run] is one launch on a stream, without allocation and
 // without any exchange between hosts, and may be captured in a graph. What changes from run to run (the epoch that tells a

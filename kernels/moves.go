@@ -31,11 +31,14 @@ type piece struct {
 	turn     int   // pieces of one phase that have the same length have the same turn on all ranks only if they are the same bytes
 }
 
-// move is a piece that this rank loads, with its addresses.
+// move is a piece that this rank loads or stores, with its addresses.
 type move struct {
 	from, to device.Ptr
 	piece
 }
+
+// stores reports whether the kernel stores pieces to the ranks that are to have them, and does not load what its own is to have.
+func (v *movement) stores() bool { return v.algorithm == OneShotPush || v.algorithm == TwoShotPush }
 
 func (v *movement) spec(s *collective.Spec) {
 	switch {
@@ -76,14 +79,21 @@ func (v *movement) peers(p phase) (sources, readers []int) {
 	return sources, readers
 }
 
-// loads is what this rank loads in a phase: from its peers, and last what it has itself.
-func (v *movement) loads(at *collective.Addresses, p phase) []move {
+// copies is what this rank copies in a phase: it loads from its peers, or stores to them, and last has what it has from itself.
+func (v *movement) copies(at *collective.Addresses, p phase) []move {
 	var all []move
 	rank := v.in.Rank()
-	sources, _ := v.peers(p)
-	for _, r := range append(sources, rank) {
-		if c := p(r, rank); c.bytes > 0 {
-			all = append(all, move{at.Tensor(specIn, r).Add(c.src), at.Tensor(v.specOut(), rank).Add(c.dst), c})
+	others, readers := v.peers(p)
+	if v.stores() {
+		others = readers
+	}
+	for _, r := range append(others, rank) {
+		from, to := r, rank
+		if v.stores() {
+			from, to = rank, r
+		}
+		if c := p(from, to); c.bytes > 0 {
+			all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})
 		}
 	}
 	return all
@@ -108,7 +118,7 @@ func (v *movement) onHost(s *collective.Spec) {
 func (v *movement) throughSlots(at *collective.Addresses, slots *slots) collective.HostKernel {
 	sources, readers := v.peers(v.phases[0])
 	var copies []copied
-	loads := v.loads(at, v.phases[0])
+	loads := v.copies(at, v.phases[0])
 	for _, m := range loads {
 		copies = append(copies, copied{at.Bytes(m.to, m.bytes), at.Bytes(m.from, m.bytes)})
 	}
@@ -204,6 +214,17 @@ func (v *movement) mostLoaded(p phase) int64 {
 	return most
 }
 
+// mostOwn is the most that any rank has from itself, in bytes.
+func (v *movement) mostOwn() int64 {
+	var most int64
+	for _, p := range v.phases {
+		for rank := range v.in.WorldSize() {
+			most = max(most, p(rank, rank).bytes)
+		}
+	}
+	return most
+}
+
 // meet tells some ranks that this one has come here, and waits for others.
 func meet(r *collective.HostRun, flag int, tell, await []int) error {
 	for _, rank := range tell {
@@ -223,12 +244,16 @@ const (
 	signalPieces        // the pieces of a phase have come
 )
 
+// ownBesideBytes is how much a rank has from itself, at least, so that a CUDA device copies it beside what it puts to others, and not behind that: to begin
+// and end work beside the plan's stream takes some microseconds, and such a copy as long.
+var ownBesideBytes = int64(2 << 20)
+
 // byTransfers makes the spec that of a program. Every rank says that its output may be written, since its stream has come to the run, and puts
 // when all have said so. All take the same steps, and each step waits only for what a step before it sends: so nobody waits in a circle.
 func (v *movement) byTransfers(s *collective.Spec) {
 	rank, size := v.in.Rank(), v.in.WorldSize()
 	s.Parameters += fmt.Sprintf(", in %d phases", len(v.phases))
-	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
+	s.Program = &collective.Program{Lane: size > 1 && v.in.Device().Kind() == device.CUDA && v.mostOwn() >= ownBesideBytes, Build: func(_ context.Context, b *collective.Builder) error {
 		if size > 1 {
 			b.Signal(signalReady)
 			b.Wait(signalReady)
@@ -244,13 +269,16 @@ func (v *movement) byTransfers(s *collective.Spec) {
 				b.Send(signalPieces+i, puts...)
 			}
 			if c := p(rank, rank); c.bytes > 0 {
-				v.copyOwn(b, c)
+				if err := v.copyOwn(b, c); err != nil {
+					return err
+				}
 			}
 			switch {
 			case size == 1:
 			case i+1 < len(v.phases):
 				b.Wait(signalPieces + i)
 			default:
+				b.Join()
 				b.Finish(signalPieces + i)
 			}
 		}
@@ -261,18 +289,27 @@ func (v *movement) byTransfers(s *collective.Spec) {
 	}
 }
 
-// copyOwn adds the step that copies what this rank has itself.
-func (v *movement) copyOwn(b *collective.Builder, c piece) {
+// copyOwn adds the step that copies what this rank has itself. Beside puts a kernel does it, if it can: a copy engine would have both to do.
+func (v *movement) copyOwn(b *collective.Builder, c piece) error {
 	src, dst := b.Tensor(specIn, v.in.Rank()).Add(c.src), b.Tensor(v.specOut(), v.in.Rank()).Add(c.dst)
-	if v.in.Device().Kind() != device.Host {
+	switch d := v.in.Device(); {
+	case d.Kind() != device.Host && v.mostOwn() >= ownBesideBytes && (uint64(src)|uint64(dst)|uint64(c.bytes))%8 == 0:
+		k := cudaReduce{dtype: tensor.Uint64, op: Sum, size: 1, dead: b.Upload(make([]byte, 4)), maxBlocks: v.maxBlocks} // a sum of one is a copy
+		launch, err := k.prepare(b, d)
+		if err != nil {
+			return err
+		}
+		launch([]device.Ptr{src}, dst, c.bytes)
+	case d.Kind() != device.Host:
 		b.Launch(copyLaunch{dst, src, c.bytes})
-		return
+	default:
+		to, from := b.Bytes(dst, c.bytes), b.Bytes(src, c.bytes)
+		b.Host(func() error {
+			copy(to, from)
+			return nil
+		})
 	}
-	to, from := b.Bytes(dst, c.bytes), b.Bytes(src, c.bytes)
-	b.Host(func() error {
-		copy(to, from)
-		return nil
-	})
+	return nil
 }
 
 // copyLaunch is a copy on the device as a launch.

@@ -9,17 +9,19 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// onCUDA makes the spec that of the kernel that loads pieces.
+// onCUDA makes the spec that of the kernel that copies pieces between barriers, loading them from the ranks that have them or storing them to those
+// that are to have them: the same kernel, with another list. Stores use the links better, so that is for large messages.
 func (v *movement) onCUDA(s *collective.Spec) {
 	s.Program = nil
-	image, err := ptx.Image(ptx.Pull.File)
+	kernel := ptx.Pull(ptx.Hopper(v.in.Device()))
+	image, err := ptx.Image(kernel.File)
 	if err != nil {
 		s.Failure = err
 		return
 	}
 	message := max(v.in.Bytes(), v.out.Bytes())
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := pullGeometry(message, v.in.WorldSize(), multiprocessors).atMost(v.maxBlocks)
 			return g.blocks, g.threads
@@ -28,17 +30,18 @@ func (v *movement) onCUDA(s *collective.Spec) {
 	}
 }
 
-// pullGeometry is the launch of the kernel that loads pieces, for a message of bytes in all: a block for each chunk.
+// pullGeometry is the launch of the kernel that copies pieces, for a message of bytes in all: a block for each chunk, up to one a multiprocessor, as is
+// the fastest.
 func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
 	chunks := (bytes+ptx.ChunkBytes-1)/ptx.ChunkBytes + int64(size) // of each piece, the last one may be short
-	return launchGeometry{blocks: int(min(chunks, 2*int64(multiprocessors))), threads: 256}
+	return launchGeometry{blocks: int(min(chunks, int64(multiprocessors))), threads: 256}
 }
 
 // pieces is the kernel's list.
 func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 	var phases [2][]ptx.Piece
 	for i, phase := range v.phases {
-		for _, m := range v.loads(at, phase) {
+		for _, m := range v.copies(at, phase) {
 			chunks := (m.bytes + ptx.ChunkBytes - 1) / ptx.ChunkBytes
 			phases[i] = append(phases[i], ptx.Piece{From: uint64(m.from), To: uint64(m.to), Bytes: uint64(m.bytes), Turn: uint64(int64(m.turn) * chunks)})
 		}
@@ -46,7 +49,7 @@ func (v *movement) pieces(at *collective.Addresses) ptx.Pieces {
 	return pulled(at, phases[:len(v.phases)]...)
 }
 
-// pulled is the parameter of the kernel that loads pieces, in one phase or two.
+// pulled is the parameter of the kernel that copies pieces, in one phase or two.
 func pulled(at *collective.Addresses, phases ...[]ptx.Piece) ptx.Pieces {
 	p := ptx.Pieces{Phases: uint32(len(phases))}
 	for i, pieces := range phases {

@@ -309,7 +309,8 @@ func (x stretch) piece(from, to device.Ptr) ptx.Piece {
 
 // spec makes the spec that of the collective.
 func (f *railForm) spec(s *collective.Spec) {
-	pull, err := ptx.Image(ptx.Pull.File)
+	kernel := ptx.Pull(false) // beside copies and NCCL's work nothing is gained by beginning early
+	pull, err := ptx.Image(kernel.File)
 	var sum *railKernel
 	if err == nil && f.op != 0 {
 		sum, err = f.newKernel()
@@ -329,7 +330,7 @@ func (f *railForm) spec(s *collective.Spec) {
 	}
 	pulls := func(pieces func(at *collective.Addresses) []ptx.Piece) *collective.Kernel {
 		return &collective.Kernel{
-			Image: pull, Function: ptx.Pull.Name, Overlap: ptx.Pull.Overlap,
+			Image: pull, Function: kernel.Name, Overlap: kernel.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
 				g := pullGeometry(f.moved, f.rails, multiprocessors).atMost(f.maxBlocks)
 				return g.blocks, g.threads

@@ -112,7 +112,7 @@ func (f simFunction) Prepare(l device.Launch) (device.PreparedLaunch, error) {
 		if strings.HasPrefix(f.name, "symmem_allreduce_") && !strings.HasPrefix(f.name, wholeLists) {
 			simParam(&launch.p, l.Params[0])
 		}
-	case f.name == ptx.Pull.Name:
+	case f.name == ptx.Pull(false).Name:
 		simParam(&launch.comm, l.Params[0])
 		simParam(&launch.pieces, l.Params[1])
 	case strings.HasPrefix(f.name, "symmem_many_"):
@@ -176,7 +176,7 @@ func (l *simLaunch) RunKernel() error {
 	switch {
 	case l.compiled != nil:
 		return l.compiled.run()
-	case l.name == ptx.Pull.Name:
+	case l.name == ptx.Pull(false).Name:
 		return l.pull()
 	}
 	if strings.HasPrefix(l.name, "symmem_many_") {

@@ -264,7 +264,7 @@ func TestBite(t *testing.T) {
 			subjects = append(subjects, subject{k, name, list})
 		}
 	}
-	var list []attempt
+	pulls := map[bool][]attempt{}
 	for _, v := range []movement{
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 4, blocks: 1, threads: 32},
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 2, blocks: 2, threads: 8, in: 1, out: 1},
@@ -273,13 +273,20 @@ func TestBite(t *testing.T) {
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1},
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1, began: 1},
 		{what: broadcastTwoShot, ranks: 3, bytes: 400, blocks: 1, threads: 8, missing: 1, began: 2},
+		{what: broadcastTwoShot, ranks: 3, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
+		{what: allGather, ranks: 2, bytes: 400, epochs: 4, blocks: 1, threads: 32, stores: true},
 	} {
-		list = append(list, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
-			v.replace = replace
-			return v.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
-		})
+		for _, hopper := range []bool{false, true} {
+			pulls[hopper] = append(pulls[hopper], func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+				v := v
+				v.replace, v.hopper = replace, hopper
+				return v.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps})
+			})
+		}
 	}
-	subjects = append(subjects, subject{ptx.Pull, "pull", list})
+	for _, hopper := range []bool{false, true} {
+		subjects = append(subjects, subject{ptx.Pull(hopper), "pull", pulls[hopper]})
+	}
 	subjects = append(subjects, subject{ptx.Cast, "cast", castAttempts()})
 	bite(t, subjects, int(seedsOr(16, 48)), bitten)
 }

@@ -32,10 +32,10 @@ func TestImages(t *testing.T) {
 			switch {
 			case f.Name == "symmem_cast":
 				sizes = []int{128, 96} // ptx.Comm, ptx.CastParams
+			case f.Name == "symmem_pull":
+				sizes = []int{128, 280} // ptx.Comm, and the pieces
 			case file == "signals.ptx", file == "multimem.ptx", strings.HasPrefix(file, "any_"), strings.HasPrefix(file, "pull_"), strings.HasPrefix(file, "push_"):
 				sizes = []int{304} // ptx.Params
-			case file == "pull.ptx":
-				sizes = []int{128, 280} // ptx.Comm, and the pieces
 			case file == "many_copy.ptx":
 				sizes = []int{24} // ptx.Many
 			case strings.HasPrefix(file, "many_"):

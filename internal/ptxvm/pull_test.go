@@ -13,7 +13,7 @@ import (
 	"github.com/symmem/symmem/kernels/ptx"
 )
 
-// movement is launches of the kernel that loads pieces: all ranks, each with kernels of a user in front that write what is moved, and behind that look at it.
+// movement is launches of the kernel that copies pieces: all ranks, each with kernels of a user in front that write what is moved, and behind that look at it.
 type movement struct {
 	what    string // allGather, allToAll, broadcast or broadcastTwoShot
 	ranks   int
@@ -29,6 +29,8 @@ type movement struct {
 	version uint32 // 0 is the right one
 	skew    int    // each rank's tensors begin so many bytes later than those of the rank before
 	turns   bool   // turns are large
+	stores  bool   // ranks store to those that are to have the pieces, and do not load from those that have them
+	hopper  bool   // the next launch begins early
 
 	replace func(*Module) *Module
 }
@@ -41,7 +43,7 @@ const (
 )
 
 func (v movement) String() string {
-	return fmt.Sprintf("%s/ranks=%d/bytes=%d+%d+%d/blocks=%d", v.what, v.ranks, v.bytes, v.in, v.out, v.blocks)
+	return fmt.Sprintf("%s/ranks=%d/bytes=%d+%d+%d/blocks=%d/stores=%t/hopper=%t", v.what, v.ranks, v.bytes, v.in, v.out, v.blocks, v.stores, v.hopper)
 }
 
 // whole says whether a tensor holds a piece for every rank: the input, and the output.
@@ -72,6 +74,33 @@ func (v movement) pieces(rank int, in, out []uint64) (all []ptx.Piece, counts [2
 	shard := func(q int) (lo uint64, n int) {
 		l := min(q*each, v.bytes)
 		return uint64(l), min(l+each, v.bytes) - l
+	}
+	for k := 1; k <= v.ranks && v.stores; k++ {
+		q := (rank + k) % v.ranks
+		switch v.what {
+		case allGather:
+			add(0, in[rank], out[q]+uint64(rank*v.bytes), v.bytes, rank)
+		case allToAll:
+			add(0, in[rank]+uint64(q*v.bytes), out[q]+uint64(rank*v.bytes), v.bytes, rank)
+		case broadcast:
+			if rank == 0 && q != 0 {
+				add(0, in[0], in[q], v.bytes, 0)
+			}
+		case broadcastTwoShot:
+			if rank == 0 && q != 0 {
+				lo, n := shard(q)
+				add(0, in[0]+lo, in[q]+lo, n, q)
+			}
+		}
+	}
+	for k := 1; k < v.ranks && v.stores && v.what == broadcastTwoShot; k++ {
+		if q := (rank + k) % v.ranks; q != 0 {
+			lo, n := shard(rank)
+			add(1, in[rank]+lo, in[q]+lo, n, rank)
+		}
+	}
+	if v.stores {
+		return all, counts
 	}
 	for k := 1; k <= v.ranks; k++ {
 		q := (rank + k) % v.ranks
@@ -158,7 +187,7 @@ func (v movement) run(tb testing.TB, c Config) error {
 	m := New(memory, c)
 	kernels, err := copier()
 	require.NoError(tb, err)
-	module := moduleOf(tb, ptx.Pull.File)
+	module := moduleOf(tb, ptx.Pull(v.hopper).File)
 	if v.replace != nil {
 		module = v.replace(module)
 	}
@@ -230,8 +259,8 @@ func (v movement) run(tb testing.TB, c Config) error {
 			}{Table: p.Table, Counts: p.Counts, Phases: p.Phases, Inlined: p.Inlined}))
 			move(in[r], at+sourceAt, nIn)
 			require.NoError(tb, streams[r].Launch(Launch{
-				Function: module.Function(ptx.Pull.Name), Grid: [3]uint32{uint32(v.blocks)}, Block: [3]uint32{uint32(v.threads)},
-				Params: [][]byte{comm.Bytes(), pieces.Bytes()},
+				Function: module.Function(ptx.Pull(v.hopper).Name), Grid: [3]uint32{uint32(v.blocks)}, Block: [3]uint32{uint32(v.threads)},
+				Params: [][]byte{comm.Bytes(), pieces.Bytes()}, Overlap: v.hopper,
 			}))
 			move(at+sinkAt, out[r], nOut)
 		}
@@ -277,8 +306,11 @@ func (v movement) run(tb testing.TB, c Config) error {
 
 // movements are those that TestPull runs: every alignment that the two sides may have to each other, heads and tails, several chunks, more pieces than are inlined, more ranks.
 func movements() (all []movement) {
-	for _, what := range []string{allGather, allToAll, broadcast, broadcastTwoShot} {
-		base := movement{what: what, ranks: 3, bytes: 150, epochs: 3, blocks: 2, threads: 8, first: 1<<32 - 2}
+	for i := range 8 {
+		base := movement{
+			what: []string{allGather, allToAll, broadcast, broadcastTwoShot}[i%4], ranks: 3, bytes: 150, epochs: 3, blocks: 2, threads: 8, first: 1<<32 - 2,
+			stores: i >= 4, hopper: i >= 4,
+		}
 		all = append(all, base)
 		for _, by := range []int{16, 8, 4, 2, 1} {
 			v := base
@@ -295,7 +327,7 @@ func movements() (all []movement) {
 		all = append(all, v)
 		v.missing, v.bytes = 1, 64
 		for ; v.began <= 2; v.began++ {
-			if v.began == 2 && what != broadcastTwoShot {
+			if v.began == 2 && v.what != broadcastTwoShot {
 				break
 			}
 			all = append(all, v)
@@ -323,8 +355,11 @@ func TestPull(t *testing.T) {
 		})
 	}
 	// Pieces of several chunks.
-	for _, what := range []string{allGather, allToAll, broadcast, broadcastTwoShot} {
-		v := movement{what: what, ranks: 3, bytes: 3*ptx.ChunkBytes + 40, in: 8, out: 24, epochs: 2, blocks: 2, threads: 64}
+	for i := range 8 {
+		v := movement{
+			what: []string{allGather, allToAll, broadcast, broadcastTwoShot}[i%4], ranks: 3, bytes: 3*ptx.ChunkBytes + 40, in: 8, out: 24, epochs: 2, blocks: 2, threads: 64,
+			stores: i%3 == 0, hopper: i%2 == 0,
+		}
 		t.Run(v.String(), func(t *testing.T) {
 			require.NoError(t, v.run(t, Config{Seed: 1, MaxSteps: 1 << 28}))
 		})

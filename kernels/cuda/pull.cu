@@ -1,13 +1,14 @@
-// Collectives that move elements and change none: every rank loads what it is to have from where the others have it, between barriers. What
-// that is, is a list of pieces, any bytes each. A second list is of what peers have got by the first: behind a barrier in between.
+// Collectives that move elements and change none: every rank copies a list of pieces, any bytes each, between barriers. It loads what it is to have from
+// where the others have it, or stores what it has to where they are to have it: the first barrier says that inputs are there and outputs free, the
+// last that everything was loaded, and stored. A second list is of what ranks have got by the first: behind a barrier in between.
 //
 // Pieces are cut into chunks, of which a block of the grid takes every so many-th. Whoever has the same bytes in a piece gives it the
-// same turn, on every rank, so that the block that loads a chunk of the second list is the one that the block which stored it has met.
+// same turn, on every rank, so that the block that copies a chunk of the second list is the one that the block which stored it has met.
 #include "copy.cuh"
 
 struct Piece {
   u64 from;  // address of the first byte, on any rank
-  u64 to;    // address where it goes, on this rank
+  u64 to;    // address where it goes, on any rank: one of the two is on this one
   u64 bytes;
   u64 turn;  // the block that takes the first chunk, modulo the grid
 };
@@ -34,14 +35,23 @@ SYMMEM_DEVICE Piece pieceAt(const Pieces &p, u32 i) {
   return ((const Piece *)p.table)[i];
 }
 
-// pull does one list. Blocks begin at another piece each: so all links are busy.
+// pull does one list, a chunk of each piece in turn, so that all links are busy from begin to end, and what a rank copies to itself takes no time of
+// its own. Blocks begin at another piece each.
 SYMMEM_DEVICE void pull(const Pieces &p, u32 first, u32 count) {
-  for (u32 i = 0; i < count; i++) {
-    const Piece c = pieceAt(p, first + (i + blockIdx.x) % count);
-    const u64 skipped = c.turn % gridDim.x;
-    for (u64 k = (blockIdx.x + gridDim.x - skipped) % gridDim.x; k * kChunkBytes < c.bytes; k += gridDim.x) {
-      const u64 at = k * kChunkBytes, left = c.bytes - at;
+  if (count == 0) return;
+  const u32 begin = blockIdx.x % count;
+  bool more = true;
+  for (u64 round = 0; more; round += gridDim.x) {
+    more = false;
+    for (u32 i = 0; i < count; i++) {
+      const Piece c = pieceAt(p, first + (begin + i < count ? begin + i : begin + i - count));
+      const u32 skipped = (u32)(c.turn % gridDim.x);
+      const u32 k = blockIdx.x >= skipped ? blockIdx.x - skipped : blockIdx.x + gridDim.x - skipped;
+      const u64 at = (round + k) * kChunkBytes;
+      if (at >= c.bytes) continue;
+      const u64 left = c.bytes - at;
       copyChunk(c.to + at, c.from + at, left < kChunkBytes ? left : kChunkBytes);
+      more = true;
     }
   }
 }
@@ -49,17 +59,18 @@ SYMMEM_DEVICE void pull(const Pieces &p, u32 first, u32 count) {
 // Which barrier is which flag of a block's record.
 enum : u32 { kPullReady = 0, kPullPassed = 1, kPullDone = 2 };
 
-extern "C" __global__ void __launch_bounds__(512) symmem_pull(const __grid_constant__ Comm c, const __grid_constant__ Pieces p) {
+extern "C" __global__ void __launch_bounds__(256, 2) symmem_pull(const __grid_constant__ Comm c, const __grid_constant__ Pieces p) {
   Ranks<> ranks(c, kKindPull);
   u32 epoch;
   if (!ranks.begin(epoch)) return;
-  if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there
+  if (!ranks.barrier<false>(kPullReady, epoch)) return; // inputs are there, and outputs free
   pull(p, 0, p.counts[0]);
   if (p.phases > 1) {
     if (!ranks.barrier<true>(kPullPassed, epoch)) return;
     pull(p, p.counts[0], p.counts[1]);
   }
-  // Whoever has come here has loaded everything: what is behind this launch may write to what it loaded.
+  // Whoever has come here has loaded and stored everything: what is behind this launch may read what others stored, and write to what they loaded.
   if (!ranks.barrier<true>(kPullDone, epoch)) return;
+  startNext();
   ranks.close(epoch);
 }

@@ -63,7 +63,7 @@ OPTIONS = [
 def modules():
     """Every file of the archive: its name without .ptx, source, lowest architecture and macros."""
     # Those with _sm90 are the same again with programmatic dependent launch, which sm_80 has not.
-    out = [("signals", "signals.cu", 80, []), ("signals_sm90", "signals.cu", 90, []), ("pull", "pull.cu", 80, []), ("multimem", "multimem.cu", 90, []),
+    out = [("signals", "signals.cu", 80, []), ("signals_sm90", "signals.cu", 90, []), ("pull", "pull.cu", 80, []), ("pull_sm90", "pull.cu", 90, []), ("multimem", "multimem.cu", 90, []),
            ("lines", "lines.cu", 80, []), ("lines_sm90", "lines.cu", 90, []), ("alltoallv", "alltoallv.cu", 80, []), ("told", "told.cu", 80, [])]
 
     def allreduce(name, arch, dtype, world, push):

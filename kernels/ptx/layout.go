@@ -126,10 +126,10 @@ const (
 	ChunkBytes   = 16 << 10
 )
 
-// Piece is bytes that Pull loads on any rank and stores on this one. Addresses are of the device.
+// Piece is bytes that Pull loads on any rank and stores on this one, or loads on this one and stores on any. Addresses are of the device.
 type Piece struct {
 	From, To, Bytes uint64
-	// Turn is the block that takes the first chunk, modulo the grid: the same for whoever loads the same bytes that a rank has stored
+	// Turn is the block that takes the first chunk, modulo the grid: the same for whoever copies the same bytes that a rank has stored
 	// in the launch.
 	Turn uint64
 }

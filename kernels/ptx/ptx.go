@@ -110,8 +110,14 @@ func SignalOn(k Kernel, hopper bool) Kernel {
 	return k
 }
 
-// Pull moves pieces between ranks. It takes Comm and Pieces, and has as many blocks as are of use.
-var Pull = Kernel{File: "pull.ptx", Name: "symmem_pull"}
+// Pull is the kernel that moves pieces between ranks. It takes Comm and Pieces, and has as many blocks as are of use. hopper is as for AllReduce.
+func Pull(hopper bool) Kernel {
+	k := Kernel{File: "pull.ptx", Name: "symmem_pull"}
+	if hopper {
+		k.File, k.Overlap = "pull_sm90.ptx", true
+	}
+	return k
+}
 
 var (
 	dtypes   = []string{"f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}

@@ -127,7 +127,7 @@ func TestKernels(t *testing.T) {
 		use(k)
 		use(ptx.SignalOn(k, true))
 	}
-	for _, k := range []ptx.Kernel{ptx.Pull, ptx.PushLines(false), ptx.PushLines(true), ptx.Meet(false), ptx.Meet(true), ptx.PushAllToAllV, ptx.Cast} {
+	for _, k := range []ptx.Kernel{ptx.Pull(false), ptx.Pull(true), ptx.PushLines(false), ptx.PushLines(true), ptx.Meet(false), ptx.Meet(true), ptx.PushAllToAllV, ptx.Cast} {
 		use(k)
 	}
 	assert.Empty(t, unused, "kernels that nothing finds")
