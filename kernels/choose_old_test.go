@@ -48,7 +48,7 @@ func oldChooseCUDA(asked Algorithm, dtype tensor.DType, op Op, bytes int64, size
 	return TwoShotFlow
 }
 
-// TestTablesChooseAsTheCode: on the GPUs that tables come with, auto and the families take what the code took before there were tables: for every dtype, operation, world and size.
+// TestTablesChooseAsTheCode: on the GPUs that tables come with, auto and the families take what the code took before there were tables, or what was found to be faster since: for every dtype, operation, world and size.
 func TestTablesChooseAsTheCode(t *testing.T) {
 	for _, name := range []string{"NVIDIA H200", "NVIDIA H100 80GB HBM3", "Simulated GPU"} {
 		set := &tuning.Set{Tables: []*tuning.Table{tuning.Shipped(name, "")}}
@@ -60,6 +60,9 @@ func TestTablesChooseAsTheCode(t *testing.T) {
 							for _, asked := range []Algorithm{Auto, OneShot, TwoShot, OneShotPull, TwoShotFlow, Transfers} {
 								for _, whole := range []bool{false, true} {
 									want := oldChooseCUDA(asked, dtype, op, bytes, size, whole)
+									if name == "NVIDIA H100 80GB HBM3" && size == 2 && want == TwoShotPush && asked != TwoShotPush && bytes > 24<<20 {
+										want = TwoShotFlow // which was measured since
+									}
 									c := chooseAllReduce(nil, set, asked, device.CUDA, dtype, op, bytes, size, whole, func(Algorithm) bool { return false })
 									require.Equal(t, want.String(), c.algorithm.String(), "%s: %s %s of %d bytes of %s between %d ranks, whole %t", name, asked, op, bytes, dtype, size, whole)
 									require.Zero(t, c.blocks)

@@ -30,7 +30,7 @@ type cost struct {
 // BarrierHops is how many times Speed.Hop the barriers before and behind a form take that loads from its peers.
 const BarrierHops = 3.0
 
-// The hops of forms, and how well forms use the links, are those of 2 and 4 H200 (docs/hardware.md): they belong to the kernels more than to the machine.
+// The hops of forms, and how well forms use the links, are those of 2 and 4 H200, and of 2 H100 for the collectives other than all-reduce (docs/hardware.md): they belong to the kernels more than to the machine.
 const (
 	hopsPush2   = 1.3 // the second exchange is under way before the first is over
 	hopsBarrier = BarrierHops
@@ -41,7 +41,8 @@ const (
 	speedPush  = 0.9
 	speedPush2 = 1.05
 	speedFlow  = 1.08
-	speedShare = 0.6 // one vector of each share at a time
+	speedShare = 0.85
+	speedStore = 1.08 // by stores to peers in place of loads from them
 	speedCast  = 0.9
 )
 
@@ -53,6 +54,7 @@ func costs(collective string, w float64, floats, multicast bool) []cost {
 	all, share, both := w-1, (w-1)/w, 2*(w-1)/w
 	ll := func(wire float64) cost { return cost{"one_shot_ll", 1, 2 * wire, speedLL} }
 	pull := func(wire float64) cost { return cost{"one_shot_pull", hopsBarrier, wire, 1} }
+	store := func(wire float64) cost { return cost{"one_shot_push", hopsBarrier, wire, speedStore} }
 	push, pull2 := cost{"one_shot_push", 1, all, speedPush}, cost{"two_shot_pull", hopsBarrier, both, 1}
 	push2 := cost{"two_shot_push", hopsPush2, both, speedPush2}
 	var found []cost
@@ -73,9 +75,9 @@ func costs(collective string, w float64, floats, multicast bool) []cost {
 	case AllReduceRMSNorm:
 		found = []cost{push, push2, pull2}
 	case Broadcast:
-		found = []cost{ll(all), pull(all)}
+		found = []cost{ll(all), pull(all), store(all)}
 		if w > 2 {
-			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1})
+			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1}, cost{"two_shot_push", hopsPhases, 1 + share, speedStore})
 		}
 		if multicast {
 			found = append(found, cost{"one_shot_multimem", hopsBarrier, 1, speedCast})
@@ -89,7 +91,7 @@ func costs(collective string, w float64, floats, multicast bool) []cost {
 			found = append(found, cost{"one_shot_push", 1, share, speedShare})
 		}
 	case AllGather, AllToAll:
-		found = []cost{ll(share), pull(share)}
+		found = []cost{ll(share), pull(share), store(share)}
 	}
 	return found
 }

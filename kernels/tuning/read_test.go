@@ -127,7 +127,7 @@ func FuzzParse(f *testing.F) {
 				dtype = r.DTypes[0]
 			}
 			for _, bytes := range []int64{0, 1, 1 << 20, 1 << 50} {
-				_, ok := set.Choose(r.Collective, r.Ranks, dtype, bytes, false, any)
+				_, ok := set.Choose(r.Collective, r.Ranks, dtype, bytes, false, every)
 				require.True(t, ok)
 			}
 		}

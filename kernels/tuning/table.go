@@ -73,12 +73,10 @@ func Forms(collective, link string) []string {
 	}
 	switch collective {
 	case Broadcast:
-		return []string{"one_shot_ll", "one_shot_pull", "two_shot_pull", "one_shot_multimem", "transfers"}
+		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "two_shot_push", "two_shot_pull", "one_shot_multimem", "transfers"}
 	case AllGather:
-		return []string{"one_shot_ll", "one_shot_pull", "one_shot_multimem", "transfers"}
-	case AllToAll:
-		return []string{"one_shot_ll", "one_shot_pull", "transfers"}
-	case Reduce, ReduceScatter:
+		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "one_shot_multimem", "transfers"}
+	case AllToAll, Reduce, ReduceScatter:
 		return []string{"one_shot_ll", "one_shot_push", "one_shot_pull", "transfers"}
 	}
 	return nil

@@ -1979,6 +1979,21 @@ var mutants = []mutant{
 		new: "\t\treturn nil\n",
 	},
 	{
+		file: "kernels/moves.go", why: "a form that stores to its peers loads from them", tests: []stage{{"kernels", "ShardsStay", usual}},
+		old: "return v.algorithm == OneShotPush || v.algorithm == TwoShotPush",
+		new: "return false",
+	},
+	{
+		file: "kernels/moves.go", why: "what is stored and passed on by other blocks than have got it", tests: []stage{{"kernels", "ShardsStay", usual}},
+		old: "all = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})",
+		new: "c.turn += to\n\t\t\tall = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})",
+	},
+	{
+		file: "cmd/symmem/internal/tune/table.go", why: "tables: between a size that keeps its form and one where another was beaten, that other stays", tests: []stage{{"cmd/symmem/internal/tune", ".", usual}},
+		old: "return s.points[beyond].Best.Candidate != s.points[beyond].Default.Candidate",
+		new: "return false",
+	},
+	{
 		file: "kernels/reduce_host.go", why: "parts of a reduce are combined before the inputs are ready", tests: inPlans,
 		old: "\t\t\tif err := run.Barrier(flagStart); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\tcombine(out",
 		new: "\t\t\tcombine(out",
