@@ -183,7 +183,7 @@ func (a *allToAllV) onCUDA(s *collective.Spec) {
 	s.CUDA = &collective.Kernel{
 		Image: image, Function: ptx.PushAllToAllV.Name, Overlap: ptx.PushAllToAllV.Overlap, BlockWorkspace: block,
 		Fit: func(multiprocessors int) (blocks, threads int) {
-			g := pullGeometry(message, size, multiprocessors).atMost(a.opts.MaxBlocks)
+			g := chunkGeometry(message, size, 2*multiprocessors).atMost(a.opts.MaxBlocks)
 			return g.blocks, g.threads
 		},
 		Params: func(at *collective.Addresses) []any {

@@ -214,15 +214,24 @@ func (v *movement) mostLoaded(p phase) int64 {
 	return most
 }
 
-// mostOwn is the most that any rank has from itself, in bytes.
-func (v *movement) mostOwn() int64 {
+// hasKernels reports whether a GPU is one that this module has kernels for; copies it can do whatever it is.
+func hasKernels(d device.Device) bool {
+	g, ok := d.(interface{ ComputeCapability() int })
+	return !ok || g.ComputeCapability() >= 80
+}
+
+// besides reports whether ranks copy what they have from themselves beside what they put to others: where any of them has much, on all.
+func (v *movement) besides() bool {
+	if v.in.WorldSize() == 1 || v.in.Device().Kind() != device.CUDA {
+		return false
+	}
 	var most int64
 	for _, p := range v.phases {
 		for rank := range v.in.WorldSize() {
 			most = max(most, p(rank, rank).bytes)
 		}
 	}
-	return most
+	return most >= ownBesideBytes
 }
 
 // meet tells some ranks that this one has come here, and waits for others.
@@ -253,7 +262,7 @@ var ownBesideBytes = int64(2 << 20)
 func (v *movement) byTransfers(s *collective.Spec) {
 	rank, size := v.in.Rank(), v.in.WorldSize()
 	s.Parameters += fmt.Sprintf(", in %d phases", len(v.phases))
-	s.Program = &collective.Program{Lane: size > 1 && v.in.Device().Kind() == device.CUDA && v.mostOwn() >= ownBesideBytes, Build: func(_ context.Context, b *collective.Builder) error {
+	s.Program = &collective.Program{Lane: v.besides(), Build: func(_ context.Context, b *collective.Builder) error {
 		if size > 1 {
 			b.Signal(signalReady)
 			b.Wait(signalReady)
@@ -289,11 +298,11 @@ func (v *movement) byTransfers(s *collective.Spec) {
 	}
 }
 
-// copyOwn adds the step that copies what this rank has itself. Beside puts a kernel does it, if it can: a copy engine would have both to do.
+// copyOwn adds the step that copies what this rank has itself. Beside puts a kernel does it, if there is one for vectors on both sides: a copy engine would have both to do.
 func (v *movement) copyOwn(b *collective.Builder, c piece) error {
 	src, dst := b.Tensor(specIn, v.in.Rank()).Add(c.src), b.Tensor(v.specOut(), v.in.Rank()).Add(c.dst)
 	switch d := v.in.Device(); {
-	case d.Kind() != device.Host && v.mostOwn() >= ownBesideBytes && (uint64(src)|uint64(dst)|uint64(c.bytes))%8 == 0:
+	case d.Kind() != device.Host && v.besides() && (uint64(src)|uint64(c.bytes))%8 == 0 && (src-dst)%16 == 0 && hasKernels(d):
 		k := cudaReduce{dtype: tensor.Uint64, op: Sum, size: 1, dead: b.Upload(make([]byte, 4)), maxBlocks: v.maxBlocks} // a sum of one is a copy
 		launch, err := k.prepare(b, d)
 		if err != nil {

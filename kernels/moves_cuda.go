@@ -30,11 +30,16 @@ func (v *movement) onCUDA(s *collective.Spec) {
 	}
 }
 
-// pullGeometry is the launch of the kernel that copies pieces, for a message of bytes in all: a block for each chunk, up to one a multiprocessor, as is
-// the fastest.
+// pullGeometry is the launch of the kernel that copies pieces, for a message of bytes in all: a block for each chunk, up to one a multiprocessor, which was
+// the fastest of those that were tried (docs/hardware.md).
 func pullGeometry(bytes int64, size, multiprocessors int) launchGeometry {
+	return chunkGeometry(bytes, size, multiprocessors)
+}
+
+// chunkGeometry is a block for each chunk of a message, up to so many.
+func chunkGeometry(bytes int64, size, most int) launchGeometry {
 	chunks := (bytes+ptx.ChunkBytes-1)/ptx.ChunkBytes + int64(size) // of each piece, the last one may be short
-	return launchGeometry{blocks: int(min(chunks, int64(multiprocessors))), threads: 256}
+	return launchGeometry{blocks: int(min(chunks, int64(most))), threads: 256}
 }
 
 // pieces is the kernel's list.

@@ -43,6 +43,7 @@ type maker struct {
 	more []argument // tensors besides, for which the Spec has the next numbers
 
 	combines bool // it is one that RankOrder is for
+	op       Op   // by which it combines
 
 	whole     tensor.SymmetricTensor // in place: the larger of the two
 	algorithm Algorithm              // that was chosen

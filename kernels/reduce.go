@@ -22,8 +22,8 @@ import (
 // that does not fit the input or overlaps it in part, and ErrUnsupported for a form that a reduction has not on the device.
 func NewReduce(ctx context.Context, in, out tensor.SymmetricTensor, op Op, root int, opts *Options) (*Plan, error) {
 	m := newMaker("NewReduce", in, out, opts)
-	m.combines = true
-	return m.plan(ctx, &reduction{maker: m, op: op, root: root})
+	m.combines, m.op = true, op
+	return m.plan(ctx, &reduction{maker: m, root: root})
 }
 
 // NewReduceScatter prepares a reduction whose result is shared out: in has any number n of elements, out c = ceil(n / world size) of the same
@@ -37,14 +37,13 @@ func NewReduce(ctx context.Context, in, out tensor.SymmetricTensor, op Op, root 
 // dtypes that differ and tensors that overlap in another way, and ErrUnsupported for a form that a reduce-scatter has not on the device.
 func NewReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor, op Op, opts *Options) (*Plan, error) {
 	m := newMaker("NewReduceScatter", in, out, opts)
-	m.combines = true
-	return m.plan(ctx, &reduction{maker: m, op: op, scatter: true})
+	m.combines, m.op = true, op
+	return m.plan(ctx, &reduction{maker: m, scatter: true})
 }
 
 // reduction is a reduce, or a reduce-scatter.
 type reduction struct {
 	*maker
-	op      Op
 	root    int
 	scatter bool // every rank gets a share, and there is no root
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/internal/errs"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
@@ -109,7 +110,7 @@ func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabiliti
 // avoidable reports whether a form that Auto has taken failed for what only that form needs, on every rank: multicast addresses, or the large workspace of
 // transfers.
 func avoidable(a Algorithm, err error) bool {
-	if _, large := errors.AsType[*memory.WorkspaceError](err); large && a == Transfers {
+	if _, large := errors.AsType[*memory.WorkspaceError](err); large && (a == Transfers || a == OneShotPush) {
 		return true
 	}
 	return err != nil && a.NeedsMulticast() && a.form() == nil && (errors.Is(err, errs.ErrUnsupported) || errors.Is(err, errs.ErrNoMemory)) && !errors.Is(err, errs.ErrMismatch)
@@ -149,12 +150,13 @@ func (m *maker) byTable(have []Algorithm) {
 	m.algorithm, m.maxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)
 }
 
-// wholePieces reports whether all that ranks exchange is vectors of 16 bytes and nothing else, of one length, on this rank, and so on every rank, since tensors lie
-// alike on them modulo 16.
+// wholePieces reports whether all that ranks exchange is vectors of 16 bytes and nothing else, of one length, and there are kernels for such, on this rank, and so on
+// every rank, since tensors lie alike on them modulo 16.
 func (m *maker) wholePieces() bool {
 	size, piece, message := int64(m.in.WorldSize()), min(m.in.Bytes(), m.out.Bytes()), max(m.in.Bytes(), m.out.Bytes())
 	if m.call == "NewAllToAll" {
 		piece = message / size
 	}
-	return (uint64(m.in.Ptr())|uint64(m.out.Ptr())|uint64(piece))%16 == 0 && (piece == message || piece*size == message)
+	return size <= ptx.Inline && !(m.combines && m.op != Sum && m.op != Avg) && piece > 0 && piece <= wholeMostBytes &&
+		(uint64(m.in.Ptr())|uint64(m.out.Ptr())|uint64(piece))%16 == 0 && (piece == message || piece*size == message)
 }

@@ -285,7 +285,7 @@ func (r *simRun) meet(which int) error {
 	return nil
 }
 
-// pull is the kernel that loads pieces, block by block and chunk by chunk as pull.cu does.
+// pull is the kernel that copies pieces: the chunks that pull.cu gives to each block, one piece after the other.
 func (l *simLaunch) pull() error {
 	world := int(l.comm.World)
 	run := simRun{dev: l.dev, world: world, rank: int(l.comm.Rank), workspace: func(r int) uint64 {

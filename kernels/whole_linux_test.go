@@ -22,6 +22,7 @@ import (
 	"github.com/symmem/symmem/group"
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/simcuda"
+	"github.com/symmem/symmem/kernels/ptx"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -137,8 +138,8 @@ func TestWholeMovesTold(t *testing.T) {
 		"NewAllGather":     func(m *maker) collectiveForm { return &allGather{m} },
 		"NewAllToAll":      func(m *maker) collectiveForm { return &allToAll{m} },
 		"NewBroadcast":     func(m *maker) collectiveForm { return &broadcast{m, 0} },
-		"NewReduceScatter": func(m *maker) collectiveForm { return &reduction{maker: m, op: Sum, scatter: true} },
-		"NewReduce":        func(m *maker) collectiveForm { return &reduction{maker: m, op: Sum} },
+		"NewReduceScatter": func(m *maker) collectiveForm { m.op = Sum; return &reduction{maker: m, scatter: true} },
+		"NewReduce":        func(m *maker) collectiveForm { m.op = Sum; return &reduction{maker: m} },
 	} {
 		t.Run(what, func(t *testing.T) {
 			onSimulated(t, 2, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
@@ -408,4 +409,100 @@ func TestWholeKeepsBits(t *testing.T) {
 		}
 		return errors.Join(err, p.close(ctx), s.Close())
 	})
+}
+
+// TestOwnPartBesideCopies: where copy engines bring much to the others, a kernel copies what a rank has itself, if both sides are vectors: anything else a copy engine does.
+func TestOwnPartBesideCopies(t *testing.T) {
+	smallLimits(t)
+	for _, c := range []struct {
+		elements, in, out int64 // of a share, and where in their tensors
+		want              bool
+	}{{1024, 0, 0, true}, {1028, 4, 8, true}, {1024, 0, 2, false}, {1025, 0, 0, false}, {256, 0, 0, false}} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			onSimulated(t, 2, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+				in, err := mapped(ctx, m, 2048)
+				if err != nil {
+					return err
+				}
+				out, err := mapped(ctx, m, 4096)
+				if err != nil {
+					return err
+				}
+				x, err := in.Sub(c.in, c.elements)
+				if err != nil {
+					return err
+				}
+				y, err := out.Sub(c.out, 2*c.elements)
+				if err != nil {
+					return err
+				}
+				before := len(dev.launches)
+				p, err := NewAllGather(ctx, x, y, &Options{Algorithm: Transfers})
+				if err != nil {
+					return err
+				}
+				copies := 0
+				for _, l := range dev.launches[before:] {
+					if strings.HasPrefix(l.name, "symmem_allreduce_oneshot_pull_u64_") {
+						copies++
+					}
+				}
+				if (copies == 1) != c.want || copies > 1 {
+					err = fmt.Errorf("%d kernels copy the own part", copies)
+				}
+				return errors.Join(err, p.Close(ctx), in.Close(ctx), out.Close(ctx))
+			})
+		})
+	}
+}
+
+// mapped is a tensor of so many float32 after its rendezvous.
+func mapped(ctx context.Context, m *memory.Memory, n int64) (tensor.SymmetricTensor, error) {
+	x, err := tensor.Zeros(ctx, m, tensor.Float32, n)
+	if err != nil {
+		return nil, err
+	}
+	return x, x.Rendezvous(ctx)
+}
+
+// TestWholePieces: tables are asked for whole vectors where the kernels for such would be taken, and nowhere else: the choice would be one that the kernel for any message has to carry out.
+func TestWholePieces(t *testing.T) {
+	for _, size := range []int{2, ptx.Inline, ptx.Inline + 1} {
+		onSimulated(t, size, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+			const most = wholeMostBytes / 4
+			large, err := mapped(ctx, m, most+4)
+			if err != nil {
+				return err
+			}
+			world := int64(size)
+			for _, c := range []struct {
+				call        string
+				in, out, at int64 // elements, and where both begin
+				op          Op
+				want        bool
+			}{
+				{"NewBroadcast", 64, 64, 0, 0, true}, {"NewBroadcast", 64, 64, 1, 0, false}, {"NewBroadcast", 65, 65, 0, 0, false}, {"NewBroadcast", 0, 0, 0, 0, false},
+				{"NewBroadcast", most, most, 0, 0, true}, {"NewBroadcast", most + 4, most + 4, 0, 0, false},
+				{"NewAllGather", 64, 64 * world, 4, 0, true}, {"NewAllGather", 64, 64*world - 4, 0, 0, false},
+				{"NewAllToAll", 4 * world, 4 * world, 0, 0, true}, {"NewAllToAll", 2 * world, 2 * world, 0, 0, false},
+				{"NewReduce", 64, 64, 0, Sum, true}, {"NewReduce", 64, 64, 0, Avg, true}, {"NewReduce", 64, 64, 0, Max, false},
+				{"NewReduceScatter", 64 * world, 64, 0, Sum, true}, {"NewReduceScatter", 64 * world, 64, 0, Prod, false}, {"NewReduceScatter", 64*world - 1, 64, 0, Sum, false},
+			} {
+				in, err := large.Sub(c.at, c.in)
+				if err != nil {
+					return err
+				}
+				out, err := large.Sub(c.at, c.out)
+				if err != nil {
+					return err
+				}
+				mk := newMaker(c.call, in, out, nil)
+				mk.combines, mk.op = c.op != 0, c.op
+				if got := mk.wholePieces(); got != (c.want && size <= ptx.Inline) {
+					return fmt.Errorf("%+v between %d ranks: %t", c, size, got)
+				}
+			}
+			return large.Close(ctx)
+		})
+	}
 }

@@ -1,4 +1,4 @@
-// Collectives that move elements and change none, for small messages of whole vectors. The generator compiles this file once for each world size.
+// Collectives that move elements and change none, by lines, for messages of whole vectors. The generator compiles this file once for each world size.
 #include "whole.cuh"
 
 // A plan has half of the device, and between more ranks a thread has more lines under way.

@@ -1,4 +1,4 @@
-// Reduce-scatter and reduce for small messages of whole vectors. The generator compiles this file once for each dtype and world size.
+// Reduce-scatter and reduce by lines, for messages of whole vectors. The generator compiles this file once for each dtype and world size.
 #include "whole.cuh"
 
 #define SYMMEM_JOIN(form, dtype, world) symmem_scatter_##form##_##dtype##_sum_w##world

@@ -41,19 +41,27 @@ const (
 	speedPush  = 0.9
 	speedPush2 = 1.05
 	speedFlow  = 1.08
-	speedShare = 0.85
+	speedShare = 0.6  // one vector of each share at a time
+	speedWhole = 0.85 // whole vectors
 	speedStore = 1.08 // by stores to peers in place of loads from them
 	speedCast  = 0.9
 )
 
+// wholeRanks is between how many ranks there are kernels for whole vectors.
+const wholeRanks = 8
+
 // Floats are the dtypes whose push forms carry lines that are all data, and whose sums switches can add.
 var Floats = []string{"f16", "bf16", "f32"}
 
-// costs lists the forms of a collective between w ranks that a model knows.
-func costs(collective string, w float64, floats, multicast bool) []cost {
+// costs lists the forms of a collective between w ranks that a model knows, for messages that are whole vectors of 16 bytes or for others.
+func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	all, share, both := w-1, (w-1)/w, 2*(w-1)/w
 	ll := func(wire float64) cost { return cost{"one_shot_ll", 1, 2 * wire, speedLL} }
 	pull := func(wire float64) cost { return cost{"one_shot_pull", hopsBarrier, wire, 1} }
+	shares := speedShare
+	if whole && w <= wholeRanks {
+		shares = speedWhole
+	}
 	store := func(wire float64) cost { return cost{"one_shot_push", hopsBarrier, wire, speedStore} }
 	push, pull2 := cost{"one_shot_push", 1, all, speedPush}, cost{"two_shot_pull", hopsBarrier, both, 1}
 	push2 := cost{"two_shot_push", hopsPush2, both, speedPush2}
@@ -84,11 +92,11 @@ func costs(collective string, w float64, floats, multicast bool) []cost {
 		}
 	case Reduce:
 		if found = []cost{ll(all), pull(all)}; floats {
-			found = append(found, cost{"one_shot_push", 1, all, speedShare})
+			found = append(found, cost{"one_shot_push", 1, all, shares})
 		}
 	case ReduceScatter:
 		if found = []cost{ll(share), pull(share)}; floats {
-			found = append(found, cost{"one_shot_push", 1, share, speedShare})
+			found = append(found, cost{"one_shot_push", 1, share, shares})
 		}
 	case AllGather, AllToAll:
 		found = []cost{ll(share), pull(share), store(share)}
@@ -135,20 +143,20 @@ func Model(link string, ranks int, speed Speed, multicast bool) *Table {
 // modelled is one rule.
 func modelled(collective string, ranks int, speed Speed, floats, cast bool) Rule {
 	r := Rule{Collective: collective, Ranks: ranks, Source: Estimated}
-	forms := costs(collective, float64(ranks), floats, cast)
+	forms, wholes := costs(collective, float64(ranks), floats, cast, false), costs(collective, float64(ranks), floats, cast, true)
 	before := int64(0)
+	var last [2]string // form of the step before, for whole vectors and for others
 	for bytes := int64(leastModelled); bytes <= mostModelled; {
-		best, least := "", math.Inf(1)
-		for _, c := range forms {
-			if took := c.hops*speed.Hop + c.wire*float64(bytes)/(c.speed*speed.Bandwidth*1e3); took < least {
-				best, least = c.form, took
+		now := [2]string{fastest(wholes, bytes, speed), fastest(forms, bytes, speed)}
+		if now != last {
+			if r.bound(Size(before)); len(r.Steps) > 0 && now[1] == last[1] {
+				r.Steps = r.Steps[:len(r.Steps)-1] // which the new one says too
 			}
-		}
-		if n := len(r.Steps); n == 0 || r.Steps[n-1].Form != best {
-			if n > 0 {
-				r.Steps[n-1].UpTo = Size(before)
+			if now[0] != now[1] {
+				r.Steps = append(r.Steps, Step{WholeVectors: true, Form: now[0]})
 			}
-			r.Steps = append(r.Steps, Step{Form: best})
+			r.Steps = append(r.Steps, Step{Form: now[1]})
+			last = now
 		}
 		if before = bytes; bytes&(bytes-1) == 0 {
 			bytes += bytes / 2
@@ -157,4 +165,22 @@ func modelled(collective string, ranks int, speed Speed, floats, cast bool) Rule
 		}
 	}
 	return r
+}
+
+// bound ends the last steps.
+func (r *Rule) bound(size Size) {
+	for i := len(r.Steps) - 1; i >= 0 && r.Steps[i].UpTo == 0; i-- {
+		r.Steps[i].UpTo = size
+	}
+}
+
+// fastest is the form that takes the least for a message.
+func fastest(forms []cost, bytes int64, speed Speed) string {
+	best, least := "", math.Inf(1)
+	for _, c := range forms {
+		if took := c.hops*speed.Hop + c.wire*float64(bytes)/(c.speed*speed.Bandwidth*1e3); took < least {
+			best, least = c.form, took
+		}
+	}
+	return best
 }

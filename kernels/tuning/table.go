@@ -132,7 +132,7 @@ type Rule struct {
 // Step is one form, up to some size.
 type Step struct {
 	UpTo Size `json:"up_to,omitempty"` // of the whole message; 0 is no bound
-	// WholeVectors leaves the step to messages that are vectors of 16 bytes and nothing else, for which all-reduce's push forms have a faster kernel.
+	// WholeVectors leaves the step to messages that are vectors of 16 bytes and nothing else, for which push forms and lines have faster kernels.
 	WholeVectors bool   `json:"whole_vectors,omitempty"`
 	Form         string `json:"form"`
 	Blocks       int    `json:"blocks,omitempty"`    // the most that a kernel takes; 0 is as many as are of use

@@ -1989,6 +1989,21 @@ var mutants = []mutant{
 		new: "c.turn += to\n\t\t\tall = append(all, move{at.Tensor(specIn, from).Add(c.src), at.Tensor(v.specOut(), to).Add(c.dst), c})",
 	},
 	{
+		file: "kernels/moves.go", why: "a copy engine copies a rank's own part beside what it puts to others", tests: []stage{{"kernels", "OwnPart", usual}},
+		old: "case d.Kind() != device.Host && v.besides() &&",
+		new: "case false &&",
+	},
+	{
+		file: "kernels/table.go", why: "tables: whole vectors are asked for where no kernel is for such", tests: []stage{{"kernels", "WholePieces", usual}},
+		old: "return size <= ptx.Inline && !(m.combines && m.op != Sum && m.op != Avg) && piece > 0",
+		new: "return size <= ptx.Inline+1 && piece > 0",
+	},
+	{
+		file: "cmd/symmem/internal/tune/table.go", why: "tables: lines that won with whole vectors are for all messages", tests: []stage{{"cmd/symmem/internal/tune", ".", usual}},
+		old: "if !whole && old != nil && s.lines(p.Best.Form) {",
+		new: "if false {",
+	},
+	{
 		file: "cmd/symmem/internal/tune/table.go", why: "tables: between a size that keeps its form and one where another was beaten, that other stays", tests: []stage{{"cmd/symmem/internal/tune", ".", usual}},
 		old: "return s.points[beyond].Best.Candidate != s.points[beyond].Default.Candidate",
 		new: "return false",

@@ -370,6 +370,11 @@ func (c collect) sumsOnly() bool {
 	return (c.what == reduce || c.what == reduceScatter) && c.algorithm.NeedsMulticast()
 }
 
+// floatsOnly reports whether the form has f32, f16 and bf16 only.
+func (c collect) floatsOnly() bool {
+	return c.sumsOnly() || (c.what == reduce || c.what == reduceScatter) && c.algorithm == kernels.OneShotPush
+}
+
 // lackingCollective: what a form that adds in any order has not, every rank is told alike.
 func lackingCollective(ctx context.Context, e *Env, c collect) error {
 	c.n = 50
@@ -425,7 +430,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 		dtypes = widths // where elements are only moved, the others are no different
 	}
 	ops := kernels.Ops()
-	if c.algorithm == kernels.OneShotPush || c.sumsOnly() { // which are for these
+	if c.floatsOnly() {
 		widths = []tensor.DType{tensor.BFloat16, tensor.Float32}
 		dtypes = []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32}
 	}
@@ -468,7 +473,7 @@ func everyCountCollective(ctx context.Context, e *Env, c collect) error {
 // largeCollective runs a message that is cut into laps, or goes by way of all ranks, where the form does so.
 func largeCollective(ctx context.Context, e *Env, c collect) error {
 	c.dtype, c.n = tensor.Float64, 5_001
-	if c.algorithm == kernels.OneShotPush || c.sumsOnly() {
+	if c.floatsOnly() {
 		c.dtype = tensor.Float32
 	}
 	switch {

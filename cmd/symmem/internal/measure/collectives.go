@@ -41,7 +41,7 @@ func (b *bencher) collectiveForms(kind string) []kernels.Algorithm {
 	float := b.dtype == tensor.Float32 || b.dtype == tensor.Float16 || b.dtype == tensor.BFloat16
 	all := slices.DeleteFunc(kernels.Forms(constructors[kind], b.r.Device().Kind(), b.r.Backend()), func(a kernels.Algorithm) bool {
 		combines := kind == Reduce || kind == ReduceScatter
-		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && kind != AllToAllV ||
+		return a.NeedsPeerPointers() && !b.r.Capabilities().PeerPointers || a == kernels.OneShotPush && !float && combines ||
 			(a.NeedsMulticast() || a == kernels.Hierarchical) && combines && !kernels.Supported(b.r.Device().Kind(), a, b.dtype, b.op, b.r.WorldSize()) ||
 			a.NeedsMulticast() && !b.r.Capabilities().Multicast
 	})

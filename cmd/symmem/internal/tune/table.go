@@ -131,7 +131,19 @@ func (s *series) at(old *tuning.Rule, bytes int64, whole bool) tuning.Step {
 	if p.Best.Candidate == p.Default.Candidate && old != nil && !s.stale(i, bytes, was, candidateOf(before(true))) {
 		return was
 	}
+	if !whole && old != nil && s.lines(p.Best.Form) {
+		return was // its kernels for other messages are slower
+	}
 	return tuning.Step{Form: p.Best.Form, Blocks: p.Best.Blocks, LapBytes: tuning.Size(p.Best.Lap)}
+}
+
+// lines reports whether a form sends lines, by kernels of their own for messages that are whole vectors, as those are that were measured.
+func (s *series) lines(form string) bool {
+	switch s.collective {
+	case tuning.Broadcast, tuning.AllGather, tuning.AllToAll:
+		return form == "one_shot_ll"
+	}
+	return form == "one_shot_ll" || form == "one_shot_push" || form == "two_shot_push"
 }
 
 // candidateOf is what a step takes.

@@ -89,14 +89,12 @@ func TestTableLeavesNoGap(t *testing.T) {
 		{UpTo: 1 << 20, Form: lines.Form}, {UpTo: 24 << 20, Form: pull.Form}, {UpTo: 48 << 20, WholeVectors: true, Form: pull.Form}, {Form: push.Form},
 	}}}
 	table := tableOf(m, []measure.Point{point(1<<20, lines, lines), point(2<<20, pull, lines), point(16<<20, pull, push), point(32<<20, pull, pull), point(64<<20, push, push)})
-	for _, whole := range []bool{false, true} {
-		form := func(bytes int64) string { return chosen(t, table, "bf16", bytes, whole).Form }
-		for _, bytes := range []int64{1 << 10, 1 << 20, 1<<20 + 1, 3 << 19, 3 << 20} {
-			assert.Equal(t, lines.Form, form(bytes), "%d bytes, whole vectors %t", bytes, whole)
-		}
-		assert.Equal(t, push.Form, form(16<<20))
-		assert.Equal(t, push.Form, form(1<<30))
+	form := func(bytes int64) string { return chosen(t, table, "bf16", bytes, true).Form }
+	for _, bytes := range []int64{1 << 10, 1 << 20, 1<<20 + 1, 3 << 19, 3 << 20} {
+		assert.Equal(t, lines.Form, form(bytes), "%d bytes", bytes)
 	}
+	assert.Equal(t, push.Form, form(16<<20))
+	assert.Equal(t, push.Form, form(1<<30))
 	assert.Equal(t, pull.Form, chosen(t, table, "bf16", 32<<20, true).Form)
 	assert.Equal(t, push.Form, chosen(t, table, "bf16", 32<<20, false).Form)
 
@@ -105,6 +103,39 @@ func TestTableLeavesNoGap(t *testing.T) {
 	table = tableOf(m, []measure.Point{point(1<<20, pull, push), point(2<<20, push, push)})
 	for bytes := int64(512 << 10); bytes <= 4<<20; bytes += 128 << 10 {
 		assert.Equal(t, push.Form, chosen(t, table, "bf16", bytes, true).Form, "%d bytes", bytes)
+	}
+}
+
+// TestTableLeavesOtherMessages: what was measured is whole vectors, for which forms that send lines have kernels of their own: messages that are none keep what they had. What
+// has one kernel for all is taken for all.
+func TestTableLeavesOtherMessages(t *testing.T) {
+	m := h200()
+	for _, c := range []struct {
+		collective, dtype, form string
+		all                     bool
+	}{
+		{tuning.AllReduce, "bf16", "one_shot_push", false}, {tuning.AllReduce, "bf16", "two_shot_push", false}, {tuning.AllReduce, "i32", "one_shot_ll", false}, {tuning.AllReduce, "bf16", "two_shot_pull", true},
+		{tuning.ReduceScatter, "bf16", "one_shot_push", false}, {tuning.Reduce, "bf16", "one_shot_pull", true}, {tuning.AllGather, "", "one_shot_ll", false}, {tuning.AllGather, "", "one_shot_push", true},
+		{tuning.Broadcast, "", "one_shot_push", true}, {tuning.AllToAll, "", "transfers", true},
+	} {
+		m.Rules = []tuning.Rule{{Collective: c.collective, Ranks: 2, Source: tuning.Estimated, Steps: []tuning.Step{{UpTo: 1 << 20, Form: "two_shot_pull"}, {Form: "one_shot_pull"}}}}
+		p := point(8<<20, measure.Candidate{Form: "one_shot_pull"}, measure.Candidate{Form: c.form, Blocks: 64})
+		p.Collective, p.DType, p.Moves = c.collective, c.dtype, c.dtype == ""
+		table := tableOf(m, []measure.Point{p})
+		set := &tuning.Set{Tables: []*tuning.Table{table}}
+		for _, whole := range []bool{false, true} {
+			dtype := c.dtype
+			if dtype == "" {
+				dtype = "u8"
+			}
+			step, ok := set.Choose(c.collective, 2, dtype, 8<<20, whole, func(*tuning.Step) bool { return true })
+			require.True(t, ok)
+			want := c.form
+			if !whole && !c.all {
+				want = "one_shot_pull"
+			}
+			assert.Equal(t, want, step.Form, "%+v, whole vectors %t", c, whole)
+		}
 	}
 }
 
