@@ -14,7 +14,7 @@ func (v *movement) byLines(s *collective.Spec) {
 	size, longest, hopper := v.in.WorldSize(), v.longest(), ptx.Hopper(v.in.Device())
 	kernel, whole := ptx.LinesWhole(v.pattern, size, hopper)
 	slot := ptx.LinesWholeSlotBytes(longest)
-	if whole = whole && v.wholeVectors(); whole {
+	if whole = whole && v.wholePieces(); whole {
 		s.Parameters += ", whole"
 	} else {
 		kernel, slot = ptx.PushLines(hopper), ptx.LinesSlotBytes(longest)
@@ -44,20 +44,6 @@ func (v *movement) byLines(s *collective.Spec) {
 			return []any{at.Comm(), v.lines(at)}
 		},
 	}
-}
-
-// wholeVectors reports whether all pieces are vectors of 16 bytes and nothing else, of one length, on this rank, and so on every rank: who sends what
-// is the same on all, and tensors lie alike on them modulo 16.
-func (v *movement) wholeVectors() bool {
-	size, longest := v.in.WorldSize(), v.longest()
-	for from := range size {
-		for to := range size {
-			if c := v.phases[0](from, to); from != to && c.bytes != longest && (v.pattern != ptx.Broadcast || from == v.root) {
-				return false
-			}
-		}
-	}
-	return longest > 0 && longest <= wholeMostBytes && (uint64(v.in.Ptr())|uint64(v.out.Ptr())|uint64(longest))%16 == 0
 }
 
 // wholeInput is the address of what this rank sends to all, or of its pieces for each.

@@ -17,7 +17,7 @@ func (r *reduction) byPush(s *collective.Spec) {
 	hopper := ptx.Hopper(r.in.Device())
 	kernel, ok := ptx.PushScatter(form, r.in.DType().String(), hopper)
 	wholeKernel, whole := ptx.ScatterWhole(r.in.DType().String(), int(r.op), size, !r.scatter, hopper)
-	if whole = whole && form == ptx.OneShotPush && r.wholeVectors(); whole {
+	if whole = whole && form == ptx.OneShotPush && r.wholePieces(); whole {
 		kernel = wholeKernel
 		s.Parameters += ", whole"
 	}
@@ -53,16 +53,6 @@ func (r *reduction) byPush(s *collective.Spec) {
 			return []any{p.Bytes()}
 		},
 	}
-}
-
-// wholeVectors reports whether all shares are vectors of 16 bytes and nothing else, of one length, on this rank, and so on every rank, since tensors lie
-// alike on them modulo 16.
-func (r *reduction) wholeVectors() bool {
-	share := r.shareBytes()
-	if r.scatter && share*int64(r.in.WorldSize()) != r.in.Bytes() {
-		return false
-	}
-	return share > 0 && share <= wholeMostBytes && (uint64(r.in.Ptr())|uint64(r.out.Ptr())|uint64(share))%16 == 0
 }
 
 // shareBytes is the size of the largest share.

@@ -108,7 +108,7 @@ func chooseAllReduce(m *memory.Memory, tables *tuning.Set, asked Algorithm, kind
 func castable(m *memory.Memory) bool { return m != nil && m.Backend().Capabilities().Multicast }
 
 // avoidable reports whether a form that Auto has taken failed for what only that form needs, on every rank: multicast addresses, or the large workspace of
-// transfers.
+// transfers and of lines.
 func avoidable(a Algorithm, err error) bool {
 	if _, large := errors.AsType[*memory.WorkspaceError](err); large && (a == Transfers || a == OneShotPush) {
 		return true
@@ -151,7 +151,7 @@ func (m *maker) byTable(have []Algorithm) {
 }
 
 // wholePieces reports whether all that ranks exchange is vectors of 16 bytes and nothing else, of one length, and there are kernels for such, on this rank, and so on
-// every rank, since tensors lie alike on them modulo 16.
+// every rank, since tensors lie alike on them modulo 16. The tables are asked by it, and kernels taken by it.
 func (m *maker) wholePieces() bool {
 	size, piece, message := int64(m.in.WorldSize()), min(m.in.Bytes(), m.out.Bytes()), max(m.in.Bytes(), m.out.Bytes())
 	if m.call == "NewAllToAll" {
