@@ -3,11 +3,11 @@
 
 The headers come out of Python packages, pinned by version and hash; of a package nothing else is kept, and what is in the folder
 already is not fetched again. It needs Python 3.9 with pip. The small packages are 74 MB together: CUDA's headers, NVSHMEM's, and
-what NVIDIA's package nccl4py has of NCCL's. The others are 1.8 GB. NIXL's Python packages lack the header of its C interface, which
+what NVIDIA's package nccl4py has of NCCL's. The others, cuBLAS among them, are 2.6 GB. NIXL's Python packages lack the header of its C interface, which
 is in its crate: for that --all needs cargo.
 
   get.py FOLDER        the small ones
-  get.py --all FOLDER  the large ones too: NCCL's own, other versions, and NIXL's
+  get.py --all FOLDER  the large ones too: NCCL's own, other versions, cuBLAS's and NIXL's
 """
 
 import argparse
@@ -53,6 +53,10 @@ LARGE = [
      "1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3", "nvidia/nccl/include/", ""),
     ("nvshmem-3.8.0", "nvidia-nvshmem-cu13==3.8.0",
      "81a4d1f666543e6d34df6d2ff940c7da1435e34e186aab6f3c2b48861b64ef38", "nvidia/nvshmem/include/", ""),
+    ("cublas-12.4.5", "nvidia-cublas-cu12==12.4.5.8",
+     "2fc8da60df463fdefa81e323eef2e36489e1c94335b5358bcb38360adf75ac9b", "nvidia/cublas/include/", "cublas_api.h"),
+    ("cublas-13.2.0", "nvidia-cublas==13.2.0.9",
+     "9c46d723b9a34bd69a453594be9b3ca6fd68db6e1da99095e15106d4134be0c3", "nvidia/cu13/include/", "cublas_api.h"),
 ]
 
 # The same of crates: the folder, the version of nixl-sys, the hash.

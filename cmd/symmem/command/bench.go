@@ -42,6 +42,10 @@ where nothing that is measured has them.
 all_reduce_rms_norm is an all-reduce with what follows it in a transformer, residual and RMSNorm, in one kernel: rows of 8192 elements, as
 many as bytes say. Beside it the same is measured as an all-reduce and a norm behind it (unfused).
 
+all_reduce_matmul is how much room an all-reduce leaves for other work: all-reduces on one stream while cuBLAS (libcublas.so, found as NCCL is, or by
+SYMMEM_CUBLAS_LIBRARY) multiplies matrices of bf16 with a side of 8192 on another, as many of both as take about as long. Its times are
+those of one all-reduce with its share of the products: together, and beside that what either takes alone. --max-blocks bounds the all-reduce.
+
 --algorithm quantized_int8 is an all-reduce that is lossy: 64 elements are sent as 68 bytes. Its row says how many bytes each rank sends.
 
 Bus bandwidth is bytes/time * 2(W-1)/W of an all-reduce between W ranks, (W-1)/W of all_gather, reduce_scatter, all_to_all and all_to_all_v.
@@ -66,7 +70,7 @@ of its heap, instead, and --peer sglang SGLang's push kernels, on the same memor
 	flags.IntVarP(&o.Ranks, "ranks", "n", 4, fmt.Sprintf("number of ranks to start, 1 to %d", launch.MaxRanks))
 	flags.StringVar(&o.Sizes, "sizes", "1K:64M", "bytes of a message: a range that doubles, or sizes with commas between them")
 	flags.StringVar(&o.Kinds, "kind", strings.Join(measure.DefaultKinds, ","),
-		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm and all_reduce_many")
+		"what to measure, with commas between: these, broadcast, reduce, all_gather, reduce_scatter, all_to_all, all_to_all_v, barrier, all_reduce_rms_norm, all_reduce_many and all_reduce_matmul")
 	flags.StringVar(&o.DType, "dtype", tensor.Float32.String(), "type of the elements of collectives")
 	flags.StringVar(&o.Op, "op", kernels.Sum.String(), "operation of reductions: sum, prod, min, max or avg")
 	flags.StringVar(&o.Algorithm, "algorithm", kernels.Auto.String(), "form of all-reduce: auto, one_shot, two_shot, transfers, another by its name, or all")

@@ -12,10 +12,10 @@ import (
 // TestFlagsOfOtherKinds: a flag that nothing of what is measured has is refused, and not ignored, even where it says what is the default.
 func TestFlagsOfOtherKinds(t *testing.T) {
 	for says, args := range map[string][]string{
-		"--tensors was given, and --kind is \"all_reduce,put\"; only all_reduce_many has it":                                                {"--tensors", "50", "--kind", "all_reduce,put"},
-		"--place was given, and --kind is \"reduce\"; only all_reduce, plan_run have it":                                                    {"--place", "out", "--kind", "reduce"},
-		"--op was given, and --kind is \"put,barrier\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, plan_run have it":         {"--op", "sum", "--kind", "put,barrier"},
-		"--op was given, and --kind is \"all_reduce_rms_norm\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, plan_run have it": {"--op", "max", "--kind", "all_reduce_rms_norm"},
+		"--tensors was given, and --kind is \"all_reduce,put\"; only all_reduce_many has it":                                                                   {"--tensors", "50", "--kind", "all_reduce,put"},
+		"--place was given, and --kind is \"reduce\"; only all_reduce, all_reduce_matmul, plan_run have it":                                                    {"--place", "out", "--kind", "reduce"},
+		"--op was given, and --kind is \"put,barrier\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it":         {"--op", "sum", "--kind", "put,barrier"},
+		"--op was given, and --kind is \"all_reduce_rms_norm\"; only all_reduce, reduce, reduce_scatter, all_reduce_many, all_reduce_matmul, plan_run have it": {"--op", "max", "--kind", "all_reduce_rms_norm"},
 	} {
 		r := call(t, "", environ(), append([]string{"bench", "--ranks", "0"}, args...)...) // 0 is refused too, so that nothing is ever measured
 		assert.Equal(t, exit.Usage, r.status, says)

@@ -34,8 +34,8 @@ var partial = []struct {
 	flag  string
 	kinds []string
 }{
-	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.PlanRun}},
-	{"place", []string{measure.AllReduce, measure.PlanRun}},
+	{"op", []string{measure.AllReduce, measure.Reduce, measure.ReduceScatter, measure.AllReduceMany, measure.AllReduceMatMul, measure.PlanRun}},
+	{"place", []string{measure.AllReduce, measure.AllReduceMatMul, measure.PlanRun}},
 	{"tensors", []string{measure.AllReduceMany}},
 }
 
@@ -162,8 +162,9 @@ func (o *Options) peerSpec(kinds []string) (*measure.PeerSpec, error) {
 		return nil, fmt.Errorf("--peer is %s, which has no %s; choose another --dtype", o.Peer, dtype)
 	}
 	measured, with := slices.Contains(kinds, measure.AllReduce), measure.AllReduce
-	if o.Peer == PeerAuto || o.Peer == measure.NCCL { // which has groups of calls
-		measured, with = measured || slices.Contains(kinds, measure.AllReduceMany), with+" or "+measure.AllReduceMany
+	if o.Peer == PeerAuto || o.Peer == measure.NCCL { // which has groups of calls, and is measured beside products, too
+		measured = measured || slices.Contains(kinds, measure.AllReduceMany) || slices.Contains(kinds, measure.AllReduceMatMul)
+		with += ", " + measure.AllReduceMany + " or " + measure.AllReduceMatMul
 	}
 	if o.Peer == PeerNone || !measured {
 		if p.Required && len(kinds) > 0 {

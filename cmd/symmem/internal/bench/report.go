@@ -90,11 +90,14 @@ func (r *Report) writeJSON(w io.Writer) error {
 	return err
 }
 
+// besidePeers are the kinds that peers have, too.
+var besidePeers = []string{measure.AllReduce, measure.AllReduceMany, measure.AllReduceRMSNorm, measure.AllReduceMatMul}
+
 // compare sets in each of our rows what the fastest peer took for the same in the same run.
 func (r *Report) compare() {
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if row.Kind != measure.AllReduce && row.Kind != measure.AllReduceMany && row.Kind != measure.AllReduceRMSNorm || row.Beside != "" {
+		if !slices.Contains(besidePeers, row.Kind) || row.Beside != "" {
 			continue
 		}
 		for _, name := range r.peers(row) {

@@ -108,6 +108,24 @@ func TestTwoPeers(t *testing.T) {
 	assert.Contains(t, text, "nccl_symmetric: none here; ratio")
 }
 
+// TestMatMulInTheTable: together and alone, of ours and of the peer, and what multiplies.
+func TestMatMulInTheTable(t *testing.T) {
+	ours := measure.Row{Kind: measure.AllReduceMatMul, Backend: "native", Ranks: 2, Bytes: 1 << 20, DType: "bf16", Op: "sum", Algorithm: "auto", Chosen: "two_shot",
+		Mode: "eager", Place: "in place", Note: "cuBLAS 13", Iterations: 5, Repetitions: 3, Median: 12, Min: 11, Max: 13, Alone: 6, MatMul: 7}
+	peer := ours
+	peer.Backend, peer.Beside, peer.Algorithm, peer.Chosen, peer.Note, peer.Median, peer.Alone = measure.NCCL, "native", "", "", "NCCL 2.32", 18, 9
+	report := Report{Rows: []measure.Row{ours, peer}}
+	report.compare()
+	assert.InDelta(t, 1.5, report.Rows[0].PeerRatio, 0)
+	var out strings.Builder
+	require.NoError(t, report.writeTable(&out))
+	text := strings.Join(strings.Fields(out.String()), " ")
+	assert.Equal(t, 1, strings.Count(text, "all_reduce_matmul on native, 2 ranks"))
+	assert.Contains(t, text, "1M auto: two_shot, alone 6.00, products alone 7.00 12.0 11.0 13.0")
+	assert.Contains(t, text, "1M nccl, alone 9.00, products alone 7.00 18.0 11.0 13.0")
+	assert.Contains(t, text, "products: cuBLAS 13; times are those of one all-reduce")
+}
+
 func TestPeerInTheDocument(t *testing.T) {
 	report := comparison()
 	report.compare()

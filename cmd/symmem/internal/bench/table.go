@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -17,10 +18,10 @@ func (r *Report) writeTable(w io.Writer) error {
 	fmt.Fprintf(t, "%s\n%s, %s, %s %s\n", r.Version, m.Processor(), m.CoreCount(), m.OS, m.Kernel)
 	table, compared := "", false
 	for i, row := range r.Rows {
-		if row.Beside != "" {
+		if row.Beside != "" && row.Kind != measure.AllReduceMatMul { // which has more of a peer than the row that it was measured beside
 			continue
 		}
-		title := fmt.Sprintf("%s on %s, %d ranks", row.Kind, row.Backend, row.Ranks)
+		title := fmt.Sprintf("%s on %s, %d ranks", row.Kind, cmp.Or(row.Beside, row.Backend), row.Ranks)
 		switch {
 		case row.Op != "":
 			title += fmt.Sprintf(", %s of %s", row.Op, row.DType)
@@ -58,10 +59,16 @@ func (r *Report) writeTable(w io.Writer) error {
 		if row.Wire > 0 {
 			note += fmt.Sprintf(", %d bytes sent", row.Wire)
 		}
+		if row.Kind == measure.AllReduceMatMul {
+			if row.Beside != "" {
+				note = row.Backend
+			}
+			note += fmt.Sprintf(", alone %s, products alone %s", figure(row.Alone), figure(row.MatMul))
+		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t", bytesize.Text(row.Bytes), note, figure(row.Median), figure(row.Min),
 			figure(row.Max), rate(row.Bandwidth), rate(row.Bus))
 		if compared {
-			for _, name := range r.peers(&r.Rows[i]) {
+			for _, name := range r.peers(&r.Rows[i]) { // none of a peer's own row
 				var p measure.Row
 				if of := r.peerOf(&r.Rows[i], name); of != nil {
 					p = *of
@@ -74,6 +81,12 @@ func (r *Report) writeTable(w io.Writer) error {
 	}
 	for _, about := range r.abouts() {
 		fmt.Fprintf(t, "\n%s; ratio: the fastest peer's time divided by ours\n", about)
+	}
+	for _, row := range r.Rows {
+		if row.Kind == measure.AllReduceMatMul && row.Beside == "" {
+			fmt.Fprintf(t, "\nproducts: %s; times are those of one all-reduce with its share of the products, together and alone\n", row.Note)
+			break
+		}
 	}
 	for _, s := range r.Skipped {
 		fmt.Fprintf(t, "\nskipped: %s: %s\n", s.Backend, s.Reason)

@@ -123,6 +123,10 @@ func (b *bencher) run(ctx context.Context) (err error) {
 					return fmt.Errorf("measuring %s of %s: %w", kind, bytesize.Text(bytes), err)
 				}
 			}
+		case AllReduceMatMul:
+			if err := b.allReduceMatMul(ctx, b.openProduct); err != nil {
+				return fmt.Errorf("measuring %s: %w", kind, err)
+			}
 		case PlanRun:
 			if err := b.planRun(ctx); err != nil {
 				return fmt.Errorf("measuring Plan.Run: %w", err)
@@ -184,7 +188,7 @@ func (b *bencher) rows() int {
 			n += 2 // the first time, and later
 		case kind == PlanRun:
 			n++
-		case kind == AllReduce:
+		case kind == AllReduce, kind == AllReduceMatMul:
 			n += len(b.spec.Sizes) * len(b.algorithms())
 		case kind == AllReduceRMSNorm:
 			n += len(b.spec.Sizes)
@@ -351,7 +355,7 @@ func (b *bencher) tellRow(row Row, slowest []float64) error {
 	}
 	row.Ranks, row.Repetitions = b.r.WorldSize(), len(slowest)
 	row.Median, row.Min, row.Max = median(slowest), slowest[0], slowest[len(slowest)-1]
-	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous {
+	if row.Median > 0 && row.Kind != PlanRun && row.Kind != Rendezvous && row.Kind != AllReduceMatMul {
 		row.Bandwidth = float64(row.Bytes) / row.Median / 1e3
 	}
 	row.Bus = row.Bandwidth * busFactor(row.Kind, row.Ranks)

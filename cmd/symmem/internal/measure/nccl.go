@@ -237,16 +237,9 @@ func (b *bencher) closePeer(ctx context.Context) error {
 // peerAllReduce measures NCCL's all-reduce of the bytes, dtype, operation, mode, place and iterations of the row like, on the
 // same stream. Collective.
 func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
-	d := b.peer.device
-	in, err := d.Alloc(like.Bytes)
+	in, out, free, err := b.peerBuffers(like.Bytes)
 	if err != nil {
 		return err
-	}
-	out := in
-	if b.spec.OutOfPlace {
-		if out, err = d.Alloc(like.Bytes); err != nil {
-			return err
-		}
 	}
 	times, err := b.measureNCCL(ctx, like, b.peer.comm, in, out)
 	if err != nil {
@@ -257,42 +250,58 @@ func (b *bencher) peerAllReduce(ctx context.Context, like Row) error {
 	if err := b.report(ctx, row, times); err != nil {
 		return err
 	}
-	if out != in {
-		err = d.Free(out)
-	}
-	return errors.Join(err, d.Free(in))
+	return free()
 }
 
-// measureNCCL checks a result of NCCL's all-reduce, measures it and returns the times of this rank. Collective.
-func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
+// peerBuffers allocates what the peer reduces, and where to, which is the same in place.
+func (b *bencher) peerBuffers(bytes int64) (in, out device.Ptr, free func() error, err error) {
+	d := b.peer.device
+	if in, err = d.Alloc(bytes); err != nil {
+		return 0, 0, nil, err
+	}
+	if !b.spec.OutOfPlace {
+		return in, in, func() error { return d.Free(in) }, nil
+	}
+	if out, err = d.Alloc(bytes); err != nil {
+		return 0, 0, nil, errors.Join(err, d.Free(in))
+	}
+	return in, out, func() error { return errors.Join(d.Free(out), d.Free(in)) }, nil
+}
+
+// ncclAllReduce checks a result of NCCL's all-reduce, and returns what enqueues so many of it. Collective.
+func (b *bencher) ncclAllReduce(ctx context.Context, bytes int64, comm *nccl.Comm, in, out device.Ptr) (enqueue func(n int) error, err error) {
 	stream, ok := b.s.(*cuda.Stream)
 	if !ok {
 		return nil, fmt.Errorf("the stream is a %T, which NCCL cannot work on", b.s)
 	}
-	count, handle := like.Bytes/b.dtype.Bytes(), uintptr(stream.Handle())
+	count, handle := bytes/b.dtype.Bytes(), uintptr(stream.Handle())
 	once := func() error {
 		return comm.AllReduce(handle, uint64(in), uint64(out), count, ncclTypes[b.dtype], ncclOps[b.op])
 	}
 	// The context is made current once for all runs of a repetition, so that NCCL does not pay for it each time.
-	several := func(n int) func() error {
-		return func() error { return b.peer.device.WithContext(repeated(n, once)) }
-	}
-	check := reduction{name: "ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: in, out: out, enqueue: several(1),
+	enqueue = func(n int) error { return b.peer.device.WithContext(repeated(n, once)) }
+	check := reduction{name: "ncclAllReduce", dtype: b.dtype, elements: count, op: b.op, in: in, out: out, enqueue: func() error { return enqueue(1) },
 		ends: true}
 	if b.op == kernels.Avg {
 		check.tolerance = averageTolerance
 	}
 	// This also makes the connections that NCCL makes on first use, outside of any capture.
-	if err := b.checkResult(ctx, check); err != nil {
+	return enqueue, b.checkResult(ctx, check)
+}
+
+// measureNCCL checks a result of NCCL's all-reduce, measures it and returns the times of this rank. Collective.
+func (b *bencher) measureNCCL(ctx context.Context, like Row, comm *nccl.Comm, in, out device.Ptr) ([]float64, error) {
+	several, err := b.ncclAllReduce(ctx, like.Bytes, comm, in, out)
+	if err != nil {
 		return nil, err
 	}
 	each := like.Iterations
-	enqueue := several(each)
+	enqueue := func() error { return several(each) }
 	var graph device.Graph
 	if b.spec.Graph {
 		each = min(graphRuns, like.Iterations)
 		var err error
-		if graph, err = b.capture(several(each)); err != nil {
+		if graph, err = b.capture(func() error { return several(each) }); err != nil {
 			return nil, err
 		}
 		enqueue = func() error { return graph.Launch(b.s) }

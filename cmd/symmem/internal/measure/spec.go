@@ -24,12 +24,13 @@ const (
 
 	AllReduceRMSNorm = "all_reduce_rms_norm" // with residual and RMSNorm, in one plan, and beside it in two
 	AllReduceMany    = "all_reduce_many"     // of Spec.Tensors tensors in one plan
+	AllReduceMatMul  = "all_reduce_matmul"   // beside products of matrices on another stream
 )
 
 // DefaultKinds are the kinds of measurements that are taken unless others are asked for, and Kinds are all.
 var (
 	DefaultKinds = []string{AllReduce, Put, Get, PutSignal, Rendezvous, PlanRun}
-	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany)
+	Kinds        = append(DefaultKinds[:len(DefaultKinds):len(DefaultKinds)], Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, AllToAllV, Barrier, AllReduceRMSNorm, AllReduceMany, AllReduceMatMul)
 )
 
 // AllAlgorithms, as the only element of Spec.Algorithms, stands for every form of all-reduce that there is for what is measured.
@@ -85,6 +86,10 @@ type Row struct {
 	Bandwidth   float64 `json:"gb_per_s,omitempty"`     // bytes by time, in 1e9 bytes a second
 	Bus         float64 `json:"bus_gb_per_s,omitempty"` // of collectives: the same times what each rank has to send of a message
 	Wire        int64   `json:"wire_bytes,omitempty"`   // of a quantized all-reduce: what each rank sends, scales and all
+
+	// Of AllReduceMatMul, whose other times are those of one collective with its share of the products: what either takes alone.
+	Alone  float64 `json:"alone_us,omitempty"`  // the collective
+	MatMul float64 `json:"matmul_us,omitempty"` // its share of the products
 
 	// The same of the peer, if it was measured.
 	PeerMedian float64 `json:"peer_us,omitempty"`
