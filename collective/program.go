@@ -164,14 +164,15 @@ type step struct {
 type stepKind uint8
 
 const (
-	stepSend   stepKind = iota + 1 // the lane puts to peers, with a signal behind it
-	stepWait                       // the lane waits for a signal of every peer
-	stepFinish                     // the plan's stream does, and is told what has failed
-	stepSignal                     // the lane signals every peer
-	stepLaunch                     // the plan's stream launches
-	stepBeside                     // the lane launches
-	stepFork                       // the lane goes on only when the plan's stream has come here
-	stepJoin                       // the plan's stream goes on only when the lane has come here
+	stepSend     stepKind = iota + 1 // the lane puts to peers, with a signal behind it unless it is Put's
+	stepWait                         // the lane waits for a signal of every peer
+	stepFinish                       // the plan's stream does, and is told what has failed
+	stepSignal                       // the lane signals every peer
+	stepAnnounce                     // the plan's stream does
+	stepLaunch                       // the plan's stream launches
+	stepBeside                       // the lane launches
+	stepFork                         // the lane goes on only when the plan's stream has come here
+	stepJoin                         // the plan's stream goes on only when the lane has come here
 )
 
 func (f *programForm) prepare(ctx context.Context, a *Addresses) (_ work, err error) {
@@ -244,7 +245,7 @@ func (w *programWork) enclose() {
 	var first stepKind // of those that concern the lane
 	open := false      // the lane has more to do than was joined
 	for _, s := range w.steps {
-		if s.kind == stepLaunch || s.kind == stepFinish {
+		if s.kind == stepLaunch || s.kind == stepFinish || s.kind == stepAnnounce {
 			continue
 		}
 		if first == 0 {
@@ -294,8 +295,14 @@ func (b *Builder) known(call string, signal int) bool {
 
 // Send adds puts to peers of the signal, one to each at most, and then a signal to every one of these, also to those without a put. A peer that has waited for
 // the signal has the bytes that were put there. Lane.
-func (b *Builder) Send(signal int, puts ...Put) {
-	if b.err != nil || !b.known("Builder.Send", signal) {
+func (b *Builder) Send(signal int, puts ...Put) { b.send("Builder.Send", signal, true, puts) }
+
+// Put is Send without the signals, which Announce gives: so that the next put need not wait until they are given. ErrUnsupported where the memory of a peer
+// has no address here. Lane.
+func (b *Builder) Put(signal int, puts ...Put) { b.send("Builder.Put", signal, false, puts) }
+
+func (b *Builder) send(call string, signal int, signals bool, puts []Put) {
+	if b.err != nil || !b.known(call, signal) {
 		return
 	}
 	sends := make([]memory.SendPut, 0, len(puts))
@@ -309,7 +316,11 @@ func (b *Builder) Send(signal int, puts ...Put) {
 			sends = append(sends, send)
 		}
 	}
-	send, err := b.work.signals.PrepareSend(signal, sends...)
+	prepare := b.work.signals.PrepareSend
+	if !signals {
+		prepare = b.work.signals.PreparePuts
+	}
+	send, err := prepare(signal, sends...)
 	if err != nil {
 		b.fail(err)
 		return
@@ -365,6 +376,13 @@ func (b *Builder) SendComputed(signal int, puts func() ([]Put, error)) {
 func (b *Builder) Signal(signal int) {
 	if b.known("Builder.Signal", signal) {
 		b.add(step{kind: stepSignal, signal: signal})
+	}
+}
+
+// Announce is Signal on the plan's stream: behind a Join that comes after the puts, it says that these have come.
+func (b *Builder) Announce(signal int) {
+	if b.known("Builder.Announce", signal) {
+		b.add(step{kind: stepAnnounce, signal: signal})
 	}
 }
 
@@ -581,6 +599,8 @@ func (w *programWork) step(s device.Stream, t *step) error {
 		return w.signals.WaitAll(s, t.signal)
 	case stepSignal:
 		return w.signals.SignalAll(lane, t.signal)
+	case stepAnnounce:
+		return w.signals.SignalAll(s, t.signal)
 	case stepLaunch:
 		return t.launch.Launch(s)
 	case stepBeside:

@@ -43,8 +43,8 @@ const (
 )
 
 // gather is a collective by puts: every rank's x goes to every rank, by the workspace into all and straight into direct, which have a row for
-// each rank.
-func gather(x, all, direct tensor.SymmetricTensor, lane bool) collective.Spec {
+// each rank. Apart, signals of what goes to workspaces are given on the plan's stream.
+func gather(x, all, direct tensor.SymmetricTensor, lane, apart bool) collective.Spec {
 	n := x.Bytes()
 	size, me := x.WorldSize(), x.Rank()
 	return collective.Spec{
@@ -72,7 +72,13 @@ func gather(x, all, direct tensor.SymmetricTensor, lane bool) collective.Spec {
 				to, straight := b.Bytes(b.Tensor(1, me), int64(size)*n), b.Bytes(b.Tensor(2, me), int64(size)*n)
 				b.Fork()
 				b.Wait(signalRoom)
-				b.Send(signalData, box...)
+				if apart {
+					b.Put(signalData, box...)
+					b.Join()
+					b.Announce(signalData)
+				} else {
+					b.Send(signalData, box...)
+				}
 				b.Send(signalDirect, direct...)
 				b.Wait(signalDirect)
 				b.Join()
@@ -99,13 +105,18 @@ func TestProgram(t *testing.T) {
 		for size := 1; size <= 4; size++ {
 			for _, lane := range []bool{false, true} {
 				for _, first := range []uint32{0, 1<<32 - 3} {
-					t.Run(fmt.Sprintf("far=%t/size=%d/lane=%t/first=%d", far, size, lane, first), func(t *testing.T) {
-						open := onHost
-						if far {
-							open = farWith(&backendtest.FarOptions{Delay: 200 * time.Microsecond})
+					for _, apart := range []bool{false, true} {
+						if far && apart {
+							continue // which is refused
 						}
-						onRanks(t, size, patience, open, func(ctx context.Context, r *rank) error { return r.gathers(ctx, lane, first) })
-					})
+						t.Run(fmt.Sprintf("far=%t/size=%d/lane=%t/first=%d/apart=%t", far, size, lane, first, apart), func(t *testing.T) {
+							open := onHost
+							if far {
+								open = farWith(&backendtest.FarOptions{Delay: 200 * time.Microsecond})
+							}
+							onRanks(t, size, patience, open, func(ctx context.Context, r *rank) error { return r.gathers(ctx, lane, apart, first) })
+						})
+					}
 				}
 			}
 		}
@@ -113,7 +124,7 @@ func TestProgram(t *testing.T) {
 }
 
 // gathers is one rank of TestProgram.
-func (r *rank) gathers(ctx context.Context, lane bool, first uint32) error {
+func (r *rank) gathers(ctx context.Context, lane, apart bool, first uint32) error {
 	all, err := r.tensor(ctx, int64(r.Size()), elements)
 	if err != nil {
 		return err
@@ -122,7 +133,7 @@ func (r *rank) gathers(ctx context.Context, lane bool, first uint32) error {
 	if err != nil {
 		return err
 	}
-	spec := gather(r.x, all, direct, lane)
+	spec := gather(r.x, all, direct, lane, apart)
 	spec.FirstEpoch = first
 	p, err := collective.New(ctx, r.m, spec)
 	if err != nil {
@@ -156,6 +167,19 @@ func (r *rank) gathers(ctx context.Context, lane bool, first uint32) error {
 		}
 	}
 	return errors.Join(g.Close(), p.Close(ctx), all.Close(ctx), direct.Close(ctx))
+}
+
+// TestPutsWithoutSignalsFar: puts without signals to memory without addresses are ErrUnsupported on every rank, and the memory goes on.
+func TestPutsWithoutSignalsFar(t *testing.T) {
+	onRanks(t, 2, patience, farWith(nil), func(ctx context.Context, r *rank) error {
+		spec := r.program(true, func(b *collective.Builder) {
+			b.Put(0, collective.Put{Peer: 1 - r.Rank(), Tensor: 0, Local: r.x.Ptr(), Bytes: 8})
+		})
+		if _, err := collective.New(ctx, r.m, spec); !errors.Is(err, errs.ErrUnsupported) {
+			return fmt.Errorf("puts without signals: %v, and ErrUnsupported was expected", err)
+		}
+		return r.gathers(ctx, true, false, 0)
+	})
 }
 
 // program is a Spec of steps with two signals.
@@ -198,6 +222,8 @@ func TestWrongSteps(t *testing.T) {
 		{"wait", func(_ *rank, b *collective.Builder) { b.Wait(2) }, errs.ErrInvalid, "2 signals"},
 		{"finish", func(_ *rank, b *collective.Builder) { b.Finish(7) }, errs.ErrInvalid, "7"},
 		{"signal", func(_ *rank, b *collective.Builder) { b.Signal(-5) }, errs.ErrInvalid, "-5"},
+		{"put signal", func(_ *rank, b *collective.Builder) { b.Put(2) }, errs.ErrInvalid, "2"},
+		{"announce", func(_ *rank, b *collective.Builder) { b.Announce(9) }, errs.ErrInvalid, "9"},
 		{"no such tensor", put(func(p *collective.Put) { p.Tensor = 1 }), errs.ErrInvalid, "one of 1 tensors"},
 		{"negative tensor", put(func(p *collective.Put) { p.Tensor = -2 }), errs.ErrInvalid, "-2"},
 		{"before the tensor", put(func(p *collective.Put) { p.Offset = -4 }), errs.ErrInvalid, "offset -4"},

@@ -59,6 +59,14 @@ func geometry(a Algorithm, bytes, lap int64, size, multiprocessors int) launchGe
 	return perBlock(vectors)
 }
 
+// localGeometry is the launch of OneShotPull for n bytes of arrays that are all in the memory of the device: it waits for nobody, and so need not leave room, and
+// more threads get more out of that memory than out of links.
+func localGeometry(n int64, multiprocessors int) launchGeometry {
+	g := geometry(OneShotPull, n, 0, 2, multiprocessors)
+	g.blocks = int(min(max((n/16+int64(g.threads)-1)/int64(g.threads), 1), 4*int64(multiprocessors)))
+	return g
+}
+
 // pushGeometry is geometry for the kernels of OneShotPush and TwoShotPush that take whole vectors. At least 32 blocks are faster than
 // fewer, however little there is to do.
 func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeometry {

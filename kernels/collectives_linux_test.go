@@ -297,9 +297,12 @@ func everyCollective(size int, algorithms func(what string) []Algorithm, f func(
 // smallLimits makes messages large that are small, for a test.
 func smallLimits(t *testing.T) {
 	small, lap, far, via, own := cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes, ownBesideBytes
+	two, most, least := nearTwoLapsBytes, apartMostBytes, apartLeastBytes
 	t.Cleanup(func() {
 		cudaTransferSmallBytes, cudaTransferLapBytes, hostTransferSmallBytes, viaAllBytes, ownBesideBytes = small, lap, far, via, own
+		nearTwoLapsBytes, apartMostBytes, apartLeastBytes = two, most, least
 	})
+	nearTwoLapsBytes, apartMostBytes, apartLeastBytes = 1000, 40_000, 1000 // so that some have places apart, and some have not
 	ownBesideBytes = 2000
 	for i := range cudaTransferSmallBytes {
 		cudaTransferSmallBytes[i] = 2000

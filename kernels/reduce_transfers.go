@@ -16,12 +16,17 @@ import (
 // What is in a slot begins lead bytes behind its beginning, as the owner's shard of the input does behind a multiple of 16.
 //
 // A reduce of a large message between many ranks goes on: each rank owns a shard, and its results are put on to root.
+//
+// Between GPUs each lap has a place of its own, and is half as long as the one before it: so copies go one right behind the other, and little is left to
+// reduce when the last has come. Of a writer the slot is the whole shard then.
 type lapForm struct {
 	*reduction
 	forward bool
-	shard   int64 // forward: bytes of a shard; the last ones may be shorter, or empty
-	lap     int64 // bytes of a lap
-	laps    int   // of the longest shard
+	apart   bool    // each lap has a place of its own
+	ends    []int64 // apart: where the laps of the longest shard end
+	shard   int64   // forward: bytes of a shard; the last ones may be shorter, or empty
+	lap     int64   // bytes of a lap
+	laps    int     // of the longest shard
 }
 
 func (r *reduction) newLapForm() lapForm {
@@ -36,6 +41,10 @@ func (r *reduction) newLapForm() lapForm {
 		f.shard = alignUp((bytes+size-1)/size, shardAlign)
 		longest = f.shard
 	}
+	if !f.forward && r.copied() && size > 1 && longest*(size-1) <= apartMostBytes {
+		f.setApart(longest, apartLeastBytes)
+		return f
+	}
 	small, lap := transferGeometry(r.in.Device().Kind(), r.far(), longest*size, int(size))
 	if f.lap, f.laps = lap, int((longest+lap-1)/lap); small {
 		f.lap, f.laps = longest, 1
@@ -43,11 +52,36 @@ func (r *reduction) newLapForm() lapForm {
 	return f
 }
 
+// apartMostBytes bounds the workspace of a reduction with a place for each lap, and apartLeastBytes is how short its last laps are at least: each more costs
+// more than the reduction that it hides (docs/hardware.md).
+var (
+	apartMostBytes  = int64(512 << 20)
+	apartLeastBytes = int64(32 << 20)
+)
+
+// setApart cuts shards, of which the longest has so many bytes, into laps that halve.
+func (f *lapForm) setApart(longest, least int64) {
+	f.apart, f.lap, f.ends = true, longest, nil
+	for end, rest := int64(0), longest; end < longest; rest = longest - end {
+		end += alignUp(max((rest+1)/2, least), shardAlign)
+		if longest-end < least {
+			end = longest
+		}
+		f.ends = append(f.ends, min(end, longest))
+	}
+	f.laps = max(len(f.ends), 1)
+}
+
 // reduceForwardRanks is from how many ranks on these share the work of a large reduce: root then gets the message once or twice, and not once
 // from every other rank. It is the count of bytes on the wire, and was not measured.
 const reduceForwardRanks = 4
 
-func (f lapForm) slots() int { return min(f.laps, transferSlots) }
+func (f lapForm) slots() int {
+	if f.apart {
+		return 1
+	}
+	return min(f.laps, transferSlots)
+}
 
 func (f lapForm) span() int64 { return alignUp(f.lap+15, shardAlign) }
 
@@ -67,8 +101,23 @@ func (f lapForm) whole(owner int) (lo, hi int64) {
 // piece is the range of bytes of owner's lap in the message.
 func (f lapForm) piece(owner, lap int) (lo, hi int64) {
 	lo, hi = f.whole(owner)
+	if f.apart {
+		from, to := f.bounds(lap)
+		return min(lo+from, hi), min(lo+to, hi)
+	}
 	lo = min(lo+int64(lap)*f.lap, hi)
 	return lo, min(lo+f.lap, hi)
+}
+
+// bounds is where a lap that has a place of its own begins and ends in the longest shard.
+func (f lapForm) bounds(lap int) (from, to int64) {
+	if lap > 0 {
+		from = f.ends[lap-1]
+	}
+	if lap < len(f.ends) { // there is none of a shard without a byte
+		to = f.ends[lap]
+	}
+	return from, to
 }
 
 // slot is where in owner's workspace writer's lap goes.
@@ -76,7 +125,12 @@ func (f lapForm) slot(owner, writer, lap int) int64 {
 	size := f.in.WorldSize()
 	index := lap%f.slots()*(size-1) + (writer-owner+size)%size - 1
 	begin, _ := f.whole(owner)
-	return int64(index)*f.span() + int64(f.in.Ptr().Add(begin)%16)
+	at := int64(index)*f.span() + int64(f.in.Ptr().Add(begin)%16)
+	if f.apart {
+		from, _ := f.bounds(lap)
+		at += from
+	}
+	return at
 }
 
 // signalLap says that a lap has come. Behind it comes one signal for each slot, that the peer has room in it again, and, if results go on to
@@ -89,7 +143,7 @@ const (
 func (r *reduction) byTransfers(s *collective.Spec) {
 	f := r.newLapForm()
 	size := r.in.WorldSize()
-	s.Parameters += fmt.Sprintf(", laps of %d bytes, forward %t, first byte at %d of 16", f.lap, f.forward, r.in.Ptr()%16)
+	s.Parameters += fmt.Sprintf(", laps of %d bytes, forward %t, ends %d, first byte at %d of 16", f.lap, f.forward, f.ends, r.in.Ptr()%16)
 	s.Program = &collective.Program{Build: func(_ context.Context, b *collective.Builder) error {
 		reduce, err := newLocalReduce(b, f.in.Device(), f.in.DType(), f.op, size)
 		if err != nil {
@@ -112,6 +166,8 @@ func (r *reduction) byTransfers(s *collective.Spec) {
 // lapSteps takes the steps of a run.
 type lapSteps interface {
 	send(lap int)      // the lane puts a lap to every owner, with the signal behind it
+	put(lap int)       // the same without the signal
+	announce()         // the plan's stream gives that
 	wait(signal int)   // the lane waits for a signal of every peer
 	finish(signal int) // the plan's stream does, and is told what has failed
 	room(lap int)      // the lane tells that a lap's slot is free, and puts its result on if that is to go on
@@ -126,6 +182,10 @@ type lapSteps interface {
 func (f lapForm) build(s lapSteps) {
 	if f.in.WorldSize() == 1 {
 		s.reduce(0)
+		return
+	}
+	if f.apart {
+		f.buildApart(s)
 		return
 	}
 	slots := f.slots()
@@ -164,6 +224,26 @@ func (f lapForm) build(s lapSteps) {
 	s.finish(signalRoom + (f.laps-1)%slots)
 }
 
+// buildApart adds the steps where each lap has a place of its own: the lane copies one lap after the other, once all peers have room for a run, while the
+// plan's stream waits for what has come, behind its own copy of the same lap, and reduces it.
+func (f lapForm) buildApart(s lapSteps) {
+	s.fork()
+	s.wait(signalRoom)
+	s.put(0)
+	for l := range f.laps {
+		s.join()
+		if l+1 < f.laps {
+			s.put(l + 1)
+		}
+		s.announce()
+		s.finish(signalLap)
+		s.reduce(l)
+	}
+	s.fork()
+	s.room(f.laps - 1)
+	s.join()
+}
+
 // lapBuilder makes the steps those of a plan.
 type lapBuilder struct {
 	lapForm
@@ -177,15 +257,19 @@ func (b lapBuilder) reduce(lap int)    { b.localReduce(b.sources(b.Builder, lap)
 func (b lapBuilder) fork()             { b.Fork() }
 func (b lapBuilder) join()             { b.Join() }
 
-func (b lapBuilder) send(lap int) {
+func (b lapBuilder) send(lap int) { b.Send(signalLap, b.toOwners(lap)...) }
+func (b lapBuilder) put(lap int)  { b.Put(signalLap, b.toOwners(lap)...) }
+func (b lapBuilder) announce()    { b.Announce(signalLap) }
+
+// toOwners is the puts of a lap of every peer's shard to its owner.
+func (b lapBuilder) toOwners(lap int) (puts []collective.Put) {
 	rank, size := b.in.Rank(), b.in.WorldSize()
-	var puts []collective.Put
 	for k := 1; k < size; k++ {
 		owner := (rank + k) % size
 		lo, hi := b.piece(owner, lap)
 		puts = append(puts, collective.Put{Peer: owner, Tensor: collective.ToWorkspace, Offset: b.slot(owner, rank, lap), Local: b.in.Ptr().Add(lo), Bytes: hi - lo})
 	}
-	b.Send(signalLap, puts...)
+	return puts
 }
 
 func (b lapBuilder) room(lap int) {

@@ -31,6 +31,8 @@ type recordedLaps []transferStep
 
 func (r *recordedLaps) add(s transferStep) { *r = append(*r, s) }
 func (r *recordedLaps) send(lap int)       { r.add(transferStep{kind: stepSend, lap: lap}) }
+func (r *recordedLaps) put(lap int)        { r.add(transferStep{kind: stepPut, lap: lap}) }
+func (r *recordedLaps) announce()          { r.add(transferStep{kind: stepAnnounce, signal: signalLap}) }
 func (r *recordedLaps) wait(signal int)    { r.add(transferStep{kind: stepWait, signal: signal}) }
 func (r *recordedLaps) finish(signal int)  { r.add(transferStep{kind: stepFinish, signal: signal}) }
 func (r *recordedLaps) room(lap int)       { r.add(transferStep{kind: stepGrant, lap: lap}) }
@@ -111,13 +113,15 @@ func (s *lapSimulation) step(rank int) (moved, ended bool) {
 			}
 		}
 		r.taken[step.signal]++
-	case stepSend:
+	case stepSend, stepPut, stepAnnounce:
 		var to int
 		to, r.sending = sendNext(s.random, r.sending, peersOf(rank, len(ranks)))
-		if lo, hi := f.piece(to, step.lap); hi > lo {
+		if lo, hi := f.piece(to, step.lap); hi > lo && step.kind != stepAnnounce {
 			copy(ranks[to].slots[f.slot(to, rank, step.lap):], r.in[lo:hi])
 		}
-		ranks[to].signals[signalLap][rank]++
+		if step.kind != stepPut {
+			ranks[to].signals[signalLap][rank]++
+		}
 	case stepReduce:
 		lo, hi := f.piece(rank, step.lap)
 		sums := make([]int, hi-lo)
@@ -179,13 +183,18 @@ func TestLapProgram(t *testing.T) {
 			n := int64(size)*laps*shardAlign - 37
 			each := alignUp((n+int64(size)-1)/int64(size), shardAlign)
 			forms := map[string]lapForm{
-				"scatter": {reduction: &reduction{scatter: true}, lap: alignUp((shareElements(n, size)+laps-1)/laps, shardAlign)},
-				"root":    {reduction: &reduction{root: size - 1}, lap: alignUp((n+laps-1)/laps, shardAlign)},
-				"forward": {reduction: &reduction{root: 1}, forward: true, shard: each, lap: alignUp((each+laps-1)/laps, shardAlign)},
+				"scatter":       {reduction: &reduction{scatter: true}, lap: alignUp((shareElements(n, size)+laps-1)/laps, shardAlign)},
+				"root":          {reduction: &reduction{root: size - 1}, lap: alignUp((n+laps-1)/laps, shardAlign)},
+				"scatter apart": {reduction: &reduction{scatter: true}, lap: 1},
+				"root apart":    {reduction: &reduction{root: size - 1}, lap: 1},
+				"forward":       {reduction: &reduction{root: 1}, forward: true, shard: each, lap: alignUp((each+laps-1)/laps, shardAlign)},
 			}
 			for name, f := range forms {
-				longest := map[string]int64{"scatter": shareElements(n, size), "root": n, "forward": each}[name]
+				longest := map[string]int64{"scatter": shareElements(n, size), "scatter apart": shareElements(n, size), "root": n, "root apart": n, "forward": each}[name]
 				f.laps = int((longest + f.lap - 1) / f.lap)
+				if name == "scatter apart" || name == "root apart" {
+					f.setApart(longest, max(longest>>(laps-1), 1))
+				}
 				for _, lane := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s/size=%d/laps=%d/lane=%t", name, size, f.laps, lane), func(t *testing.T) {
 						for seed := range uint64(4) {
@@ -204,7 +213,7 @@ func TestLapPieces(t *testing.T) {
 	for size := 2; size <= 9; size++ {
 		for _, n := range []int64{1, 17, 129, 5000, 100_003} {
 			for _, scatter := range []bool{true, false} {
-				for _, laps := range []int64{1, 3} {
+				for _, laps := range []int64{1, 3, -2, -128} { // those below 0 are places for each lap, the last one of so many bytes
 					longest := n
 					if scatter {
 						longest = shareElements(n, size)
@@ -215,6 +224,9 @@ func TestLapPieces(t *testing.T) {
 						f.lap = alignUp((longest+laps-1)/laps, shardAlign)
 						f.laps = int((longest + f.lap - 1) / f.lap)
 					}
+					if laps < 0 {
+						f.setApart(longest, -laps)
+					}
 					for owner := range size {
 						taken := map[int64]bool{}
 						next, end := f.whole(owner)
@@ -223,14 +235,21 @@ func TestLapPieces(t *testing.T) {
 							require.Equal(t, next, lo)
 							next = hi
 							for writer := range size {
-								if writer == owner || lap >= f.slots() || hi == lo {
+								if writer == owner || lap >= f.slots() && !f.apart || hi == lo {
 									continue
 								}
 								at := f.slot(owner, writer, lap)
 								require.Equal(t, int64(f.in.Ptr().Add(lo)%16), at%16, "not alike modulo 16")
 								require.LessOrEqual(t, at+hi-lo, f.workspaceBytes())
-								require.False(t, taken[at/f.span()], "two writers have one slot")
 								require.Equal(t, at/f.span(), (at+hi-lo-1)/f.span(), "beyond its slot")
+								if f.apart {
+									for i := at; i < at+hi-lo; i++ {
+										require.False(t, taken[i], "two laps have one place")
+										taken[i] = true
+									}
+									continue
+								}
+								require.False(t, taken[at/f.span()], "two writers have one slot")
 								taken[at/f.span()] = true
 							}
 						}

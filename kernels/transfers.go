@@ -21,6 +21,10 @@ import (
 // transferSlots is how many laps of one writer an owner has room for: one that comes, and one that is being reduced.
 const transferSlots = 2
 
+// nearTwoLapsBytes is the length of a shard from which on two laps are faster than one, near between CUDA devices: the first is reduced while the second
+// comes, and its results go while the second is reduced. What one stream waits for of another costs some 10 us there (docs/hardware.md).
+var nearTwoLapsBytes = int64(64 << 20)
+
 // shardAlign is what shards and laps are cut at, in bytes: whole cache lines, and vectors of every kernel.
 const shardAlign = 128
 
@@ -41,6 +45,7 @@ type transferForm struct {
 	rank  int
 	size  int
 	far   bool  // peers have no pointers
+	near  bool  // puts are copies between GPUs, with kernels that signal: the first two laps go one right after the other
 	bytes int64 // of the message
 	small bool
 	shard int64 // bytes of a shard; the last ones may be shorter, or empty
@@ -61,13 +66,18 @@ func (a *allReduce) newTransferForm() transferForm {
 // cut decides how the message is cut.
 func (f *transferForm) cut() {
 	a := f.allReduce
-	f.far = !a.in.Memory().Backend().Capabilities().PeerPointers
+	m := a.in.Memory()
+	f.far = !m.Backend().Capabilities().PeerPointers
+	f.near = a.in.Device().Kind() == device.CUDA && !f.far && !m.SignalsSome()
 	f.small, f.lap = transferGeometry(a.in.Device().Kind(), f.far, f.bytes, f.size)
 	f.shard, f.laps = f.bytes, 1
 	if f.small {
 		f.lap = f.bytes
 	} else {
 		f.shard = alignUp((f.bytes+int64(f.size)-1)/int64(f.size), shardAlign)
+		if f.near && f.lap >= f.shard && f.shard >= nearTwoLapsBytes {
+			f.lap = alignUp((f.shard+1)/2, shardAlign)
+		}
 		f.laps = int(max((f.shard+f.lap-1)/f.lap, 1))
 	}
 }
@@ -97,7 +107,7 @@ func (a *allReduce) byTransfers(s *collective.Spec) {
 
 // program makes the spec that of a program with the form's steps, which Build adds.
 func (f transferForm) program(s *collective.Spec) {
-	s.Parameters += fmt.Sprintf(", small %t, shards of %d bytes in laps of %d, first byte at %d of 16", f.small, f.shard, f.lap, f.lead)
+	s.Parameters += fmt.Sprintf(", small %t, near %t, shards of %d bytes in laps of %d, first byte at %d of 16", f.small, f.near, f.shard, f.lap, f.lead)
 	s.Program = &collective.Program{
 		Signals: transferSignals,
 		// A goroutine that copies and reduces gains nothing by another.
@@ -150,6 +160,8 @@ func (f transferForm) piece(owner, lap int) (lo, hi int64) {
 // transferSteps takes the steps of a run.
 type transferSteps interface {
 	send(signal, lap int) // the lane puts a lap to every peer, with the signal behind it
+	put(lap int)          // the lane puts a lap to every owner, without a signal
+	announce(signal int)  // the plan's stream signals every peer
 	wait(signal int)      // the lane waits for a signal of every peer
 	finish(signal int)    // the plan's stream does, and is told what has failed
 	grant(signal int)     // the lane signals every peer
@@ -175,6 +187,10 @@ func (f transferForm) build(s transferSteps) {
 		return
 	}
 	s.fork()
+	if f.near {
+		f.buildNear(s)
+		return
+	}
 	s.send(signalData, 0)
 	s.wait(signalData)
 	s.join()
@@ -198,6 +214,37 @@ func (f transferForm) build(s transferSteps) {
 	s.finish(signalResults)
 }
 
+// buildNear adds the steps of a large run behind its fork, where puts are copies by the GPU: its lane copies without a pause, two laps of inputs and then
+// results and further laps in turn, while the plan's stream waits for what has come and reduces it. That stream waits for others' laps only behind its own
+// copy of the same lap: both streams may go by one queue.
+func (f transferForm) buildNear(s transferSteps) {
+	s.put(0)
+	s.join()
+	s.announce(signalData)
+	if f.laps > 1 {
+		s.put(1)
+	}
+	for l := range f.laps {
+		s.finish(signalData)
+		s.reduce(l)
+		if l+1 < f.laps { // before the results go, behind which the others wait for theirs
+			s.join()
+			s.announce(signalData)
+		}
+		s.fork()
+		s.send(signalResults, l)
+		if l+transferSlots < f.laps {
+			s.wait(signalResults) // of this lap, whose place the next one takes
+			s.put(l + transferSlots)
+		}
+	}
+	if f.laps > 1 {
+		s.wait(signalResults)
+	}
+	s.join()
+	s.finish(signalResults)
+}
+
 // transferBuilder makes the steps those of a plan.
 type transferBuilder struct {
 	transferForm
@@ -205,12 +252,14 @@ type transferBuilder struct {
 	reduceLap func(lap int)
 }
 
-func (b transferBuilder) wait(signal int)   { b.Wait(signal) }
-func (b transferBuilder) finish(signal int) { b.Finish(signal) }
-func (b transferBuilder) grant(signal int)  { b.Signal(signal) }
-func (b transferBuilder) reduce(lap int)    { b.reduceLap(lap) }
-func (b transferBuilder) fork()             { b.Fork() }
-func (b transferBuilder) join()             { b.Join() }
+func (b transferBuilder) wait(signal int)     { b.Wait(signal) }
+func (b transferBuilder) finish(signal int)   { b.Finish(signal) }
+func (b transferBuilder) grant(signal int)    { b.Signal(signal) }
+func (b transferBuilder) announce(signal int) { b.Announce(signal) }
+func (b transferBuilder) put(lap int)         { b.Put(signalData, b.toOwners(lap)...) }
+func (b transferBuilder) reduce(lap int)      { b.reduceLap(lap) }
+func (b transferBuilder) fork()               { b.Fork() }
+func (b transferBuilder) join()               { b.Join() }
 
 func (b transferBuilder) send(signal, lap int) {
 	if signal == signalResults {

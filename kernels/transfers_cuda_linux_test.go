@@ -358,8 +358,9 @@ func (b *simBackend) Allocate(ctx context.Context, bytes int64) (backend.Allocat
 // TestTransfersOnCUDA runs the launches, streams and events of CUDA devices on the simulated one: small and in laps, with the table of
 // large worlds, eager and from a graph, at odd places.
 func TestTransfersOnCUDA(t *testing.T) {
-	small, lap := cudaTransferSmallBytes, cudaTransferLapBytes
-	t.Cleanup(func() { cudaTransferSmallBytes, cudaTransferLapBytes = small, lap })
+	small, lap, two := cudaTransferSmallBytes, cudaTransferLapBytes, nearTwoLapsBytes
+	t.Cleanup(func() { cudaTransferSmallBytes, cudaTransferLapBytes, nearTwoLapsBytes = small, lap, two })
+	nearTwoLapsBytes = 2000
 	for i := range cudaTransferSmallBytes {
 		cudaTransferSmallBytes[i] = 2000
 	}

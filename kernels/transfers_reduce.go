@@ -100,7 +100,7 @@ func (c cudaReduce) prepare(b *collective.Builder, d device.Device) (localReduce
 		b.Kernel(&collective.Kernel{
 			Image: image, Function: kernel.Name, Overlap: kernel.Overlap,
 			Fit: func(multiprocessors int) (blocks, threads int) {
-				g := geometry(OneShotPull, n, 0, size, multiprocessors).atMost(c.maxBlocks)
+				g := localGeometry(n, multiprocessors).atMost(c.maxBlocks)
 				return g.blocks, g.threads
 			},
 			Params: func(*collective.Addresses) []any { return []any{params.Bytes()} },

@@ -38,6 +38,8 @@ const (
 	stepReduce
 	stepFork
 	stepJoin
+	stepPut      // as stepSend, without signals
+	stepAnnounce // as stepGrant, on the plan's stream
 )
 
 // recorded is the steps that a form adds.
@@ -53,6 +55,10 @@ func (r *recorded) grant(signal int)  { r.add(transferStep{kind: stepGrant, sign
 func (r *recorded) reduce(lap int)    { r.add(transferStep{kind: stepReduce, lap: lap}) }
 func (r *recorded) fork()             { r.add(transferStep{kind: stepFork}) }
 func (r *recorded) join()             { r.add(transferStep{kind: stepJoin}) }
+func (r *recorded) put(lap int)       { r.add(transferStep{kind: stepPut, signal: signalData, lap: lap}) }
+func (r *recorded) announce(signal int) {
+	r.add(transferStep{kind: stepAnnounce, signal: signal})
+}
 
 type simulatedRank struct {
 	form    transferForm
@@ -97,7 +103,7 @@ func serialize(random *rand.Rand, steps []transferStep, lane bool) (all []transf
 	}
 	after := behind(len(steps), func(i int) runStream {
 		switch steps[i].kind {
-		case stepReduce, stepFinish:
+		case stepReduce, stepFinish, stepAnnounce:
 			return onPlan
 		case stepFork:
 			return forks
@@ -141,11 +147,11 @@ func (s *simulation) step(rank int) (moved, ended bool) {
 			}
 			r.out[i] = sum
 		}
-	case stepSend, stepGrant:
+	case stepSend, stepPut, stepGrant, stepAnnounce:
 		var to int
 		to, r.sending = sendNext(s.random, r.sending, peersOf(rank, f.size))
 		switch peer := s.ranks[to]; {
-		case step.kind == stepGrant:
+		case step.kind == stepGrant || step.kind == stepAnnounce:
 		case step.signal == signalResults:
 			lo, hi := f.piece(rank, step.lap)
 			copy(peer.out[lo:hi], r.out[lo:hi])
@@ -153,7 +159,9 @@ func (s *simulation) step(rank int) (moved, ended bool) {
 			lo, hi := f.piece(to, step.lap)
 			copy(peer.slots[f.slot(to, rank, step.lap):], r.in[lo:hi])
 		}
-		s.ranks[to].signals[step.signal][rank]++
+		if step.kind != stepPut {
+			s.ranks[to].signals[step.signal][rank]++
+		}
 	}
 	if len(r.sending) > 0 {
 		return true, false
@@ -210,6 +218,10 @@ func TestTransferProgram(t *testing.T) {
 			// The last shards are shorter, or empty.
 			forms = append(forms, formOf(size, int64(size*laps*shardAlign), laps), formOf(size, int64((size*laps-1)*shardAlign-5), laps), formOf(size, int64(laps*shardAlign+1), laps))
 		}
+		for _, f := range forms {
+			f.near = true
+			forms = append(forms, f)
+		}
 		forms = append(forms, transferForm{size: size, bytes: 333, small: true, shard: 333, lap: 333, laps: 1, lead: 2})
 		for _, f := range forms {
 			for _, lane := range []bool{false, true} {
@@ -217,7 +229,7 @@ func TestTransferProgram(t *testing.T) {
 					continue // it has none
 				}
 				for _, inPlace := range []bool{false, true} {
-					t.Run(fmt.Sprintf("size=%d/laps=%d/bytes=%d/lane=%t/in_place=%t", size, f.laps, f.bytes, lane, inPlace), func(t *testing.T) {
+					t.Run(fmt.Sprintf("size=%d/laps=%d/bytes=%d/near=%t/lane=%t/in_place=%t", size, f.laps, f.bytes, f.near, lane, inPlace), func(t *testing.T) {
 						for seed := range seeds {
 							require.NoErrorf(t, newSimulation(seed, f, inPlace, lane).run(3), "seed %d", seed)
 						}

@@ -28,6 +28,7 @@ type PreparedSend struct {
 	signals   *Signals
 	channel   int
 	transfers []*Transfer
+	silent    bool       // no signals: whoever enqueues it signals later
 	copies    []WorkCopy // to peers whose memory has an address, unless the work does them
 	work      *sendWork  // where a peer's memory or signal has none
 	computed  *computed  // unless the puts are known before it runs
@@ -37,11 +38,21 @@ type PreparedSend struct {
 // [Memory.PrepareTransfer]; ErrInvalid also for a channel that does not exist, a put to this rank or to one that the channel does not reach, and two puts to one peer. A put that
 // fails when it runs makes the plan fail: its peer gets no signal, the next wait of these signals returns the error, and the peers get no
 // signals any more.
-func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, err error) {
+func (p *Signals) PrepareSend(channel int, puts ...SendPut) (*PreparedSend, error) {
+	return p.prepareSend(channel, false, puts)
+}
+
+// PreparePuts is PrepareSend without the signals: the caller enqueues these, by [Signals.SignalAll], on a stream that has waited for the puts.
+// ErrUnsupported where a peer's memory has no address here, since what moves it signals too.
+func (p *Signals) PreparePuts(channel int, puts ...SendPut) (*PreparedSend, error) {
+	return p.prepareSend(channel, true, puts)
+}
+
+func (p *Signals) prepareSend(channel int, silent bool, puts []SendPut) (_ *PreparedSend, err error) {
 	if err := p.checkChannel("PrepareSend", channel); err != nil {
 		return nil, err
 	}
-	send := &PreparedSend{signals: p, channel: channel}
+	send := &PreparedSend{signals: p, channel: channel, silent: silent}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, send.Close())
@@ -68,6 +79,8 @@ func (p *Signals) PrepareSend(channel int, puts ...SendPut) (_ *PreparedSend, er
 	switch {
 	case !far:
 		return send, nil
+	case silent:
+		return nil, fmt.Errorf("puts without signals to memory without addresses: %w", errs.ErrUnsupported)
 	case !byFlags && !onHost:
 		return nil, fmt.Errorf("a plan on %s with puts to memory without addresses, whose signals are in memory with them: %w", p.memory.device.Name(), errs.ErrUnsupported)
 	case onHost: // the work does everything, so that no peer waits for another's put
@@ -149,7 +162,7 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 		return p.signals.SignalAll(s, p.channel)
 	}
 	if _, ok := s.Device().(device.HostMemory); ok {
-		if err := launch(s, (*hostSend)(p)); err != nil {
+		if err := launch(s, (*hostSend)(p)); err != nil || p.silent {
 			return err
 		}
 		return p.signals.SignalAll(s, p.channel)
@@ -158,6 +171,9 @@ func (p *PreparedSend) Enqueue(s device.Stream) error {
 		if err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {
 			return err
 		}
+	}
+	if p.silent {
+		return nil
 	}
 	return p.signals.SignalAll(s, p.channel)
 }
