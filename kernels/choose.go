@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/kernels/ptx"
 )
 
 // limit is the entry of a table for a world size of at least 2.
@@ -91,9 +92,25 @@ func pushGeometry(a Algorithm, bytes int64, size, multiprocessors int) launchGeo
 	return g
 }
 
+// flowThreads is how many threads a block of a reduce-scatter in chunks has.
+const flowThreads = 256
+
+// flowGeometry is the launch of a reduce-scatter in chunks, for shares of bytes: a block a multiprocessor, of which half store and half combine, but no more
+// than have a chunk. Twice as many are no faster.
+func flowGeometry(bytes int64, multiprocessors int) launchGeometry {
+	pairs := min(max(ptx.ScatterFlowChunks(bytes, flowThreads), 1), int64(max(multiprocessors/2, 1)))
+	return launchGeometry{blocks: 2 * int(pairs), threads: flowThreads}
+}
+
 // wholeMostBytes is the longest piece that the kernels for pieces of whole vectors take: as far as they were measured, and faster than those for any
 // piece (docs/hardware.md).
 const wholeMostBytes = 16 << 20
+
+// flowLeastBytes is the shortest share of a reduce-scatter that is stored in chunks with flags in place of lines, which is faster from there on, and flowMostBytes the
+// most of a workspace with the shares of all others (docs/hardware.md).
+var flowLeastBytes = int64(8<<20 + 16)
+
+const flowMostBytes = 256 << 20
 
 // The most bytes of a message that is small for the form Transfers, by world size (the last entry serves all above). On CUDA devices
 // measured on H200 for 2 ranks, and by what more is on the wire for others: a small message is sent whole to every peer, at some

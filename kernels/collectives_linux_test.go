@@ -33,6 +33,7 @@ type collectiveTest struct {
 	n, offset int64 // elements: of the larger tensor, and in front of both
 	root      int
 	inPlace   bool
+	maxBlocks int
 }
 
 // elements is the size of input and output.
@@ -142,7 +143,7 @@ func (c collectiveTest) run(ctx context.Context, m *memory.Memory, poisoned byte
 	if err := errors.Join(inErr, outErr); err != nil {
 		return err
 	}
-	opts := &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2}
+	opts := &Options{Algorithm: c.algorithm, FirstEpoch: 1<<32 - 2, MaxBlocks: c.maxBlocks}
 	if c.onMachine() {
 		opts.MaxBlocks = 2 // the machine that runs these kernels takes its time
 	}

@@ -21,6 +21,12 @@ func (r *reduction) byPush(s *collective.Spec) {
 		kernel = wholeKernel
 		s.Parameters += ", whole"
 	}
+	share := r.shareBytes()
+	flowKernel, flow := ptx.ScatterFlow(r.in.DType().String(), int(r.op), size, hopper)
+	if flow = flow && whole && r.scatter && share >= flowLeastBytes; flow {
+		kernel = flowKernel
+		s.Parameters += " in chunks"
+	}
 	if !ok {
 		s.Failure = fmt.Errorf("there is no %s in the form %s: %w", r.describe(), r.algorithm, errs.ErrUnsupported)
 		return
@@ -30,14 +36,19 @@ func (r *reduction) byPush(s *collective.Spec) {
 		s.Failure = err
 		return
 	}
-	share := r.shareBytes()
 	span := ptx.ScatterSpan(form, share)
 	s.Workspace = 2 * int64(size) * span
+	if flow {
+		s.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads)
+	}
 	s.CUDA = &collective.Kernel{
-		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && r.scatter,
+		Image: image, Function: kernel.Name, Overlap: kernel.Overlap, EarlyEpoch: whole && !flow && r.scatter,
 		Fit: func(multiprocessors int) (blocks, threads int) {
 			g := geometry(r.algorithm, share, 0, size, multiprocessors)
-			if whole {
+			switch {
+			case flow:
+				g = flowGeometry(share, multiprocessors)
+			case whole:
 				g = pushGeometry(r.algorithm, share, size, multiprocessors)
 			}
 			g = g.atMost(r.maxBlocks)

@@ -157,6 +157,10 @@ func (m *maker) wholePieces() bool {
 	if m.call == "NewAllToAll" {
 		piece = message / size
 	}
-	return size <= ptx.Inline && !(m.combines && m.op != Sum && m.op != Avg) && piece > 0 && piece <= wholeMostBytes &&
+	most := int64(wholeMostBytes)
+	if m.call == "NewReduceScatter" && size > 1 {
+		most = flowMostBytes / (size - 1)
+	}
+	return size <= ptx.Inline && !(m.combines && m.op != Sum && m.op != Avg) && piece > 0 && piece <= most &&
 		(uint64(m.in.Ptr())|uint64(m.out.Ptr())|uint64(piece))%16 == 0 && (piece == message || piece*size == message)
 }

@@ -96,20 +96,42 @@ func wholeTests() (all []wholeTest) {
 // with the right results, eager and from a graph.
 func TestWholeOnCUDA(t *testing.T) {
 	for _, c := range wholeTests() {
-		t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%s/%d+%d/in_place=%t", c.size, c.what, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace), func(t *testing.T) {
-			onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
-				err := c.run(ctx, m, 0xab)
-				for _, l := range dev.launches {
-					if l.name != c.kernel {
-						err = errors.Join(err, fmt.Errorf("kernel %s, not %s", l.name, c.kernel))
-					}
-				}
-				if len(dev.launches) == 0 {
-					err = errors.Join(err, errors.New("no kernel"))
-				}
-				return err
-			})
-		})
+		t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%s/%d+%d/in_place=%t", c.size, c.what, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace), c.onCUDA)
+	}
+}
+
+// onCUDA runs the collective, and fails unless it takes the kernel.
+func (c wholeTest) onCUDA(t *testing.T) {
+	onSimulated(t, c.size, func(ctx context.Context, dev *simDevice, m *memory.Memory) error {
+		err := c.run(ctx, m, 0xab)
+		for _, l := range dev.launches {
+			if l.name != c.kernel {
+				err = errors.Join(err, fmt.Errorf("kernel %s, not %s", l.name, c.kernel))
+			}
+		}
+		if len(dev.launches) == 0 {
+			err = errors.Join(err, errors.New("no kernel"))
+		}
+		return err
+	})
+}
+
+// TestScatterInChunksOnCUDA: long shares that are whole vectors go by the kernel for such, with a bound of one block too, and short ones, or others, do not.
+func TestScatterInChunksOnCUDA(t *testing.T) {
+	least := flowLeastBytes
+	t.Cleanup(func() { flowLeastBytes = least })
+	flowLeastBytes = 600
+	for _, c := range wholeTests() {
+		if c.what != "reduce-scatter" || c.size > 4 && c.size != 8 {
+			continue
+		}
+		if share := c.n / int64(c.size) * c.dtype.Bytes(); share >= flowLeastBytes {
+			c.kernel = strings.Replace(c.kernel, "symmem_scatter_whole_", "symmem_scatter_flow_", 1)
+		}
+		for _, blocks := range []int{0, 1, 3} {
+			c.maxBlocks = blocks
+			t.Run(fmt.Sprintf("size=%d/%s/%s/%s/%d+%d/in_place=%t/blocks=%d", c.size, c.algorithm, c.dtype, c.op, c.n, c.offset, c.inPlace, blocks), c.onCUDA)
+		}
 	}
 }
 
@@ -470,7 +492,7 @@ func TestWholePieces(t *testing.T) {
 	for _, size := range []int{2, ptx.Inline, ptx.Inline + 1} {
 		onSimulated(t, size, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
 			const most = wholeMostBytes / 4
-			large, err := mapped(ctx, m, most+4)
+			large, err := mapped(ctx, m, 2*most+8)
 			if err != nil {
 				return err
 			}
@@ -486,7 +508,7 @@ func TestWholePieces(t *testing.T) {
 				{"NewAllGather", 64, 64 * world, 4, 0, true}, {"NewAllGather", 64, 64*world - 4, 0, 0, false},
 				{"NewAllToAll", 4 * world, 4 * world, 0, 0, true}, {"NewAllToAll", 2 * world, 2 * world, 0, 0, false},
 				{"NewReduce", 64, 64, 0, Sum, true}, {"NewReduce", 64, 64, 0, Avg, true}, {"NewReduce", 64, 64, 0, Max, false},
-				{"NewReduceScatter", 64 * world, 64, 0, Sum, true}, {"NewReduceScatter", 64 * world, 64, 0, Prod, false}, {"NewReduceScatter", 64*world - 1, 64, 0, Sum, false},
+				{"NewReduceScatter", (most + 4) * min(world, 2), most + 4, 0, Sum, world == 2}, {"NewReduceScatter", 64 * world, 64, 0, Sum, true}, {"NewReduceScatter", 64 * world, 64, 0, Prod, false}, {"NewReduceScatter", 64*world - 1, 64, 0, Sum, false},
 			} {
 				in, err := large.Sub(c.at, c.in)
 				if err != nil {

@@ -52,7 +52,18 @@ func (j wholeJob) String() string {
 	return s
 }
 
-var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce"}
+// inChunks is a reduce-scatter by the kernel for long shares.
+const inChunks = "reduce_scatter_in_chunks"
+
+var wholeCollectives = []string{"all_gather", "all_to_all", "broadcast", "reduce_scatter", "reduce", inChunks}
+
+// long is the job with more vectors and so many blocks where it is in chunks.
+func (j wholeJob) long(blocks int) wholeJob {
+	if j.what == inChunks {
+		j.vectors, j.blocks = j.vectors*4, blocks
+	}
+	return j
+}
 
 func (j wholeJob) reduces() bool { return strings.HasPrefix(j.what, "reduce") }
 
@@ -61,6 +72,9 @@ func (j wholeJob) oneWay() bool { return j.what == "broadcast" || j.what == "red
 
 func (j wholeJob) kernel(tb testing.TB) ptx.Kernel {
 	k, ok := ptx.ScatterWhole(j.dtype, j.op, j.ranks, j.what == "reduce", j.hopper)
+	if j.what == inChunks {
+		k, ok = ptx.ScatterFlow(j.dtype, j.op, j.ranks, j.hopper)
+	}
 	if !j.reduces() {
 		pattern := map[string]ptx.Pattern{"all_gather": ptx.Gather, "all_to_all": ptx.Exchange, "broadcast": ptx.Broadcast}[j.what]
 		k, ok = ptx.LinesWhole(pattern, j.ranks, j.hopper)
@@ -85,7 +99,7 @@ func (j wholeJob) bytes(rank int) (in, out, offset int) {
 		return piece, j.ranks * piece, rank * piece
 	case "all_to_all":
 		return j.ranks * piece, j.ranks * piece, 0
-	case "reduce_scatter":
+	case "reduce_scatter", inChunks:
 		return j.ranks * piece, piece, rank * piece
 	}
 	return piece, piece, 0
@@ -117,7 +131,7 @@ func (j wholeJob) want(rank int, ins [][]byte) []byte {
 			out = append(out, in...)
 		case "all_to_all":
 			out = append(out, in[rank*piece:][:piece]...)
-		case "reduce_scatter":
+		case "reduce_scatter", inChunks:
 			parts = append(parts, in[rank*piece:][:piece])
 		case "reduce":
 			parts = append(parts, in)
@@ -300,6 +314,9 @@ func (w *crew) push(rank int, slot int64) ptx.PushParams {
 // run carries out all launches at once, each with tensors of its own unless a user has the same.
 func (j wholeJob) run(tb testing.TB, c Config, replace func(*Module) *Module) error {
 	workspace := 2 * int64(j.ranks) * j.slot()
+	if j.what == inChunks {
+		workspace = ptx.ScatterFlowBytes(int64(j.vectors*16), j.ranks, j.threads)
+	}
 	if !j.twice {
 		w := newCrew(tb, j.ranks, j.blocks, j.threads, workspace, wholeFirst, c)
 		w.replace = replace
@@ -349,7 +366,7 @@ func wholes(ranks int, dtypes ...string) (all []wholeJob) {
 					all = append(all, wholeJob{
 						what: what, dtype: dtype, op: []int{ptx.Sum, ptx.Avg}[i%2], ranks: ranks, vectors: vectors, root: i % ranks, inPlace: what == "broadcast" || what != "all_to_all" && i/2%2 == 0,
 						hopper: hopper, epochs: 4, blocks: 2, threads: 32, slow: i % (ranks + 1), user: i%3 == 0,
-					})
+					}.long(1+i%5))
 				}
 			}
 		}
@@ -370,7 +387,7 @@ func TestWhole(t *testing.T) {
 			dtypes = dtypes[ranks%3:][:1]
 		}
 		for i, j := range wholes(ranks, dtypes...) {
-			if ranks > 4 && i%2 == 0 {
+			if ranks > 4 && i%2 == 0 || j.what == inChunks && j.vectors < 256 && i%5 > 0 {
 				continue
 			}
 			t.Run(j.String(), func(t *testing.T) {
@@ -387,7 +404,7 @@ func TestWholeSchedules(t *testing.T) {
 		for _, what := range wholeCollectives {
 			for _, where := range []string{"apart", "twice", "shared"} {
 				t.Run(fmt.Sprintf("%s/%s/%s", s.name, what, where), func(t *testing.T) {
-					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: where == "twice", shared: where == "shared"}
+					j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 70, root: 1, hopper: true, epochs: 4, blocks: 2, threads: 32, inPlace: what == "broadcast", twice: where == "twice", shared: where == "shared"}.long(2)
 					eachSeed(t, seedsOr(2, 6), func(seed uint64) error {
 						return j.run(t, Config{Seed: seed, Weak: seed%2 == 0, Turn: int(8 + seed%2*100), Schedule: s.of(seed), Hangs: true, MaxSteps: 1 << 27}, nil)
 					})
@@ -402,7 +419,7 @@ func TestWholeGivesUp(t *testing.T) {
 	for _, what := range wholeCollectives {
 		for _, ranks := range []int{2, 3} {
 			for missing := 1; missing <= ranks; missing++ {
-				j := wholeJob{what: what, dtype: "bf16", op: ptx.Sum, ranks: ranks, vectors: 20, inPlace: what == "broadcast", hopper: ranks == 3, epochs: 3, blocks: 2, threads: 32, missing: missing}
+				j := wholeJob{what: what, dtype: "bf16", op: ptx.Sum, ranks: ranks, vectors: 20, inPlace: what == "broadcast", hopper: ranks == 3, epochs: 3, blocks: 2, threads: 32, missing: missing}.long(4)
 				for _, j.stop = range []bool{false, true} {
 					t.Run(j.String(), func(t *testing.T) {
 						require.NoError(t, j.run(t, Config{Seed: 1, Weak: true, MaxSteps: 1 << 27}, nil))
@@ -417,7 +434,7 @@ func TestWholeGivesUp(t *testing.T) {
 // go one way only, it would not be if the senders did not wait for the receivers.
 func TestWholeWaitsForTheSlow(t *testing.T) {
 	for _, what := range wholeCollectives {
-		j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 3, inPlace: what == "broadcast", epochs: 200, blocks: 1, threads: 32, slow: 3, hopper: true}
+		j := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 3, inPlace: what == "broadcast", epochs: 200, blocks: 1, threads: 32, slow: 3, hopper: true}.long(2)
 		if what == "reduce" {
 			j.slow = 1 // root
 		}
@@ -457,7 +474,7 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 			continue
 		}
 		for _, hopper := range []bool{false, true} {
-			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}
+			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}.long(2)
 			for rank := range ranks { // who waits for it waits long, but not for ever
 				slow.Schedule, slow.Turn = Slow(50, func(t Thread) bool { return t.Device == rank }), 20
 				require.NoError(tb, j.run(tb, slow, nil), "%s", j)
@@ -474,13 +491,14 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 // bittenWhole is what nothing notices of these kernels, as bittenMoves says it of others.
 var bittenWhole = map[string]string{
 	"broadcast: ld.acquire.sys.global.u32 (0)": loadedSooner,
+	inChunks + ": griddepcontrol.wait (0)":     "it is launched behind the launch before, and does not begin before that has ended",
 }
 
 // TestBiteWhole is TestBite for the kernels for whole vectors.
 func TestBiteWhole(t *testing.T) {
 	var subjects []subject
 	for _, what := range wholeCollectives {
-		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: what == "broadcast", hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}
+		base := wholeJob{what: what, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 90, inPlace: what == "broadcast", hopper: true, epochs: 6, blocks: 1, threads: 32, slow: 3}.long(2)
 		var attempts []attempt
 		add := func(j wholeJob) {
 			attempts = append(attempts, func(tb testing.TB, replace func(*Module) *Module, seed uint64) error {

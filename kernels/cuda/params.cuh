@@ -13,8 +13,8 @@
 //   oneshot_multimem, twoshot_multimem   reduction and broadcast by the NVLink switch; f32, f16, bf16, sum only. Reduce and
 //                     reduce-scatter take the first, on this rank's share.
 //
-// Of the other collectives, symmem_lines_<pattern>_w<world>, symmem_scatter_whole_<dtype>_sum_w<world> and symmem_scatter_root_<dtype>_sum_w<world>, which
-// is a reduce, are for pieces of whole vectors, of one length. They take PushParams; see whole.cuh.
+// Of the other collectives, symmem_lines_<pattern>_w<world>, symmem_scatter_whole_<dtype>_sum_w<world>, symmem_scatter_root_<dtype>_sum_w<world>, which
+// is a reduce, and symmem_scatter_flow_<dtype>_sum_w<world>, for long shares, are for pieces of whole vectors, of one length. They take PushParams; see whole.cuh.
 //
 // For f32, f16 and bf16 there are kernels for each world size 2..8 with op "sum", which do Avg too (Params::op says which).
 // For every dtype there are kernels "any_wn": each op, each world size, both taken from Params.
@@ -107,6 +107,7 @@ static_assert(sizeof(Params) == 304, "Params");
 //   twoshot_flow  [world][blocks][kFlowSlots] laps of span bytes, a multiple of 128 that the host chooses
 //   scatter_ll, scatter_push  [2][world] slots by writer, of span = round128(16 * lines of the longest share, wherever it begins)
 //   scatter_whole, scatter_root  the same
+//   scatter_flow  [world-1] slots by writer, of round128(16 * vectors of a share), and [world-1][chunks] flags of 4 bytes. See whole.cuh
 //   lines_<pattern>  [2][world] slots by writer, of round256(32 * vectors of a piece)
 //   others        nothing
 enum : u32 { kFlagStart = 0, kFlagEnd = 1, kFlagFull = 0, kFlagFree = 2 };

@@ -10,3 +10,4 @@
   }
 SYMMEM_KERNEL(whole, scatterWhole)
 SYMMEM_KERNEL(root, rootWhole)
+SYMMEM_KERNEL(flow, scatterFlow)

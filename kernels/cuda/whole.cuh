@@ -14,8 +14,8 @@
 enum : u32 { kFlagBegun = 0 };
 
 // begun is the address of that flag, of reader's block of this number, which writer sets.
-template <int W> SYMMEM_DEVICE u64 begun(const Push<W> &f, u32 reader, u32 writer) {
-  return f.p.data[reader] - (gridDim.x - blockIdx.x) * recordBytes(W) + kStateBytes + (kFlagBegun * writers(W) + writer) * 4;
+template <int W> SYMMEM_DEVICE u64 begun(const Push<W> &f, u32 reader, u32 writer, u32 block = blockIdx.x) {
+  return f.p.data[reader] - (gridDim.x - block) * recordBytes(W) + kStateBytes + (kFlagBegun * writers(W) + writer) * 4;
 }
 
 // first is the first vector that this thread does, and every step behind it another: warps are dealt to the blocks in turn.
@@ -198,4 +198,106 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
   }
   takeAll<T, Op>(f, epoch);
   closeTaken(f, epoch);
+}
+
+// scatterFlow is a reduce-scatter of long shares. Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
+// behind a fence, and the second combines the chunks of this rank's share as they come: so the links always have something to carry. A chunk has one place, which is free when its
+// owner's second block has combined the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait for
+// nothing of their own launch, and second blocks for first ones only, so it does not matter which of them are at work at a time. The next launch does not begin early: where it
+// may, all of them take longer.
+//
+// The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
+enum : u32 { kFlowVectors = 8 }; // of a chunk, for each thread
+
+template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushParams<W> &p) {
+  constexpr u32 V = W == 2 ? 4 : W <= 4 ? 2 : 1; // vectors to combine at a time
+  Push<W> f(p, kKindScatter);
+  const u32 tid = threadIdx.x, threads = blockDim.x;
+  // A block that is the only one does both, and the last one of an odd number nothing.
+  const bool alone = gridDim.x == 1;
+  const u32 pairs = alone ? 1 : gridDim.x / 2, pair = blockIdx.x / 2;
+  const bool stores = alone || (blockIdx.x % 2 == 0 && pair < pairs), combines = alone || blockIdx.x % 2 == 1;
+  const u32 chunk = kFlowVectors * threads, chunks = (p.vectors + chunk - 1) / chunk;
+  const u64 slot = p.slot * 16ull, share = p.vectors * 16ull, flags = (W - 1) * slot, step = threads * 16ull;
+  const Op op{p.op};
+  // Where among the writers of owner's slots a rank is, and the peer that this thread waits for or tells, if it does.
+  auto place = [](u32 owner, u32 writer) { return (writer > owner ? writer : writer + W) - owner - 1; };
+  const bool told = tid > 0 && tid < W;
+  const u32 peer = f.peer(told ? tid : 0);
+  awaitPrevious();
+  const u32 epoch = loadRelaxed(f.record()) + 1, flag = lineFlag(epoch);
+  if (loadRelaxed(p.dead) != 0) return;
+  if (stores) {
+    if (told) {
+      const u64 taken = begun(f, p.rank, peer);
+      while (late(loadAcquire(taken), epoch - 1))
+        if (!f.again(peer)) break;
+    }
+    if (!__syncthreads_and(f.ok)) return;
+#pragma unroll 1
+    for (u32 c = pair; c < chunks; c += pairs) {
+      const u32 first = c * chunk, n = p.vectors - first < chunk ? p.vectors - first : chunk;
+#pragma unroll 1
+      for (u32 k = 1; k < W; k++) {
+        const u32 q = f.peer(k);
+        const u64 from = p.in + q * share + first * 16ull, to = p.data[q] + place(q, p.rank) * slot + first * 16ull;
+        if (n < chunk) { // the last one
+          for (u32 i = tid; i < n; i += threads) storeWeak(to + i * 16ull, loadWeak(from + i * 16ull, Words<4>()));
+          continue;
+        }
+        Words<4> x[kFlowVectors]; // without a branch between the loads, or they would wait for each other
+#pragma unroll
+        for (u32 u = 0; u < kFlowVectors; u++) x[u] = loadWeak(from + tid * 16ull + u * step, Words<4>());
+#pragma unroll
+        for (u32 u = 0; u < kFlowVectors; u++) storeWeak(to + tid * 16ull + u * step, x[u]);
+      }
+      __syncthreads();
+      if (!told) continue; // the next chunk is under way while the fence waits for this one
+      fenceSystem();
+      storeRelaxed(p.data[peer] + flags + (place(peer, p.rank) * chunks + c) * 4ull, flag);
+    }
+  }
+  if (combines) {
+    const u64 mine = p.data[p.rank], in = p.in + p.rank * share;
+#pragma unroll 1
+    for (u32 c = pair; c < chunks; c += pairs) {
+      if (told) {
+        const u64 come = mine + flags + (place(p.rank, peer) * chunks + c) * 4ull;
+        while (loadAcquire(come) != flag)
+          if (!f.again(peer)) break;
+      }
+      if (!__syncthreads_and(f.ok)) return;
+      const u32 first = c * chunk, n = p.vectors - first < chunk ? p.vectors - first : chunk;
+      // combine does N vectors, so many bytes apart, from the one at `at` of the share on.
+      auto combine = [&](u64 at, auto &x) {
+        constexpr u32 N = sizeof(x) / sizeof(x[0]);
+#pragma unroll
+        for (u32 u = 0; u < N; u++)
+#pragma unroll
+          for (u32 r = 0; r < W; r++) x[u][r] = loadStrong((r == p.rank ? in : mine + place(p.rank, r) * slot) + at + u * step, Words<4>());
+#pragma unroll
+        for (u32 u = 0; u < N; u++) {
+          Accumulator<T, Op, 4> a;
+          a.first(x[u][0]);
+#pragma unroll
+          for (u32 r = 1; r < W; r++) a.add(op, x[u][r]);
+          storeWeak(p.out + at + u * step, a.template result<W>(op, W));
+        }
+      };
+      if (n < chunk) { // the last one
+        Words<4> x[1][W];
+        for (u32 i = tid; i < n; i += threads) combine((first + i) * 16ull, x);
+        continue;
+      }
+      Words<4> x[V][W];
+#pragma unroll 1
+      for (u32 u = 0; u < kFlowVectors; u += V) combine((first + tid + u * threads) * 16ull, x);
+    }
+    __syncthreads();
+    if (told) {
+      fenceSystem(); // what was loaded was loaded before the place is free
+      storeRelaxed(begun(f, peer, p.rank, alone ? 0 : blockIdx.x - 1), epoch);
+    }
+  }
+  if (tid == 0) storeRelaxed(f.record(), epoch);
 }

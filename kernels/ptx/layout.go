@@ -83,7 +83,7 @@ func (p *Params) Bytes() []byte {
 	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))...)
 }
 
-// PushParams is the parameter of the kernels that PushWhole, ManyPushWhole, LinesWhole and ScatterWhole find, by value. ManyPushWhole's does not use In,
+// PushParams is the parameter of the kernels that PushWhole, ManyPushWhole, LinesWhole, ScatterWhole and ScatterFlow find, by value. ManyPushWhole's does not use In,
 // Out, Vectors and Shard. Addresses are of the device.
 type PushParams struct {
 	In, Out  uint64   // this rank's; multiples of 16

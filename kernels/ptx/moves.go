@@ -134,12 +134,38 @@ func LinesWholeSlotBytes(bytes int64) int64 { return roundUp(2*bytes, 256) }
 // shares are whole vectors of 16 bytes, of one length, and whether there is one: as PushWhole has. toRoot is a reduce, of which one rank has the one
 // share. It takes PushParams, has blocks of whole warps and at most 256 threads, and the same workspace.
 func ScatterWhole(dtype string, op, world int, toRoot, hopper bool) (Kernel, bool) {
+	if toRoot {
+		return scatterOfVectors("root", dtype, op, world, hopper)
+	}
+	return scatterOfVectors("whole", dtype, op, world, hopper)
+}
+
+// ScatterFlow finds the kernel that takes the place of ScatterWhole's for a reduce-scatter of long shares, and whether there is one: wherever that has one. It takes
+// PushParams, of which Slot is ScatterSpan of OneShotPush, has blocks of whole warps and at most 256 threads, at least two of them, and a workspace of
+// ScatterFlowBytes.
+func ScatterFlow(dtype string, op, world int, hopper bool) (Kernel, bool) {
+	k, ok := scatterOfVectors("flow", dtype, op, world, hopper)
+	k.Overlap = false // with which it is slower
+	return k, ok
+}
+
+// ScatterFlowBytes is the size of the workspace of ScatterFlow's kernel between so many ranks, for shares of bytes by blocks of so many threads.
+func ScatterFlowBytes(bytes int64, world, threads int) int64 {
+	return int64(world-1) * (ScatterSpan(OneShotPush, bytes) + 4*ScatterFlowChunks(bytes, threads))
+}
+
+// ScatterFlowChunks is how many chunks a share of bytes has, of which each two blocks of so many threads do every so many-th.
+func ScatterFlowChunks(bytes int64, threads int) int64 {
+	chunk := int64(16 * flowVectors * threads)
+	return (bytes + chunk - 1) / chunk
+}
+
+// flowVectors is kFlowVectors of whole.cuh.
+const flowVectors = 8
+
+func scatterOfVectors(form, dtype string, op, world int, hopper bool) (Kernel, bool) {
 	if _, ok := PushWhole(OneShotPush, dtype, op, world, hopper); !ok {
 		return Kernel{}, false
-	}
-	form := "whole"
-	if toRoot {
-		form = "root"
 	}
 	k := Kernel{File: fmt.Sprintf("scatter_%s_w%d.ptx", dtype, world), Name: fmt.Sprintf("symmem_scatter_%s_%s_sum_w%d", form, dtype, world)}
 	if hopper {

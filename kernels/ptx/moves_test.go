@@ -78,9 +78,22 @@ func TestScatterWhole(t *testing.T) {
 				_, want := PushWhole(OneShotPush, dtype, op, world, true)
 				_, ok := ScatterWhole(dtype, op, world, op%2 == 0, true)
 				assert.Equal(t, want, ok, "%s, op %d, %d ranks", dtype, op, world)
+				_, ok = ScatterFlow(dtype, op, world, true)
+				assert.Equal(t, want, ok, "%s, op %d, %d ranks", dtype, op, world)
 			}
 		}
 	}
+}
+
+// TestScatterFlow: the kernel is beside those for short shares, and a workspace has a flag for each chunk, the last one too.
+func TestScatterFlow(t *testing.T) {
+	k, ok := ScatterFlow("f16", Sum, 8, true)
+	require.True(t, ok)
+	assert.Equal(t, Kernel{File: "scatter_f16_w8_sm90.ptx", Name: "symmem_scatter_flow_f16_sum_w8"}, k)
+	assert.Equal(t, int64(1), ScatterFlowChunks(16, 256))
+	assert.Equal(t, int64(1), ScatterFlowChunks(32<<10, 256))
+	assert.Equal(t, int64(2), ScatterFlowChunks(32<<10+16, 256))
+	assert.Equal(t, 3*(ScatterSpan(OneShotPush, 64<<10)+4*16), ScatterFlowBytes(64<<10, 4, 32))
 }
 
 // TestMoveSlots: a slot holds every line of what is put there, wherever that begins.

@@ -97,6 +97,9 @@ func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	case ReduceScatter:
 		if found = []cost{ll(share), pull(share)}; floats {
 			found = append(found, cost{"one_shot_push", 1, share, shares})
+			if whole && w <= wholeRanks { // long shares go in chunks
+				found = append(found, cost{"one_shot_push", hopsFlow, share, speedStore})
+			}
 		}
 	case AllGather, AllToAll:
 		found = []cost{ll(share), pull(share), store(share)}
@@ -163,6 +166,9 @@ func modelled(collective string, ranks int, speed Speed, floats, cast bool) Rule
 		} else {
 			bytes += bytes / 3
 		}
+	}
+	if n := len(r.Steps); n > 1 && r.Steps[n-2].UpTo == 0 { // the last one for whole vectors
+		r.Steps[n-2].UpTo = mostModelled
 	}
 	return r
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/symmem/symmem/kernels/tuning"
 )
 
-// lastOf is the size up to which a form is taken, 0 if it never is.
+// lastOf is the size up to which a form is taken for messages that are not whole vectors, 0 if it never is.
 func lastOf(table *tuning.Table, collective string, ranks int, dtype, form string) int64 {
 	last := int64(0)
 	for _, s := range table.Find(collective, ranks, dtype, false).Steps {
-		if s.Form == form {
+		if s.Form == form && !s.WholeVectors {
 			last = int64(s.UpTo)
 			if s.UpTo == 0 {
 				last = math.MaxInt64

@@ -81,6 +81,9 @@ func TestKernels(t *testing.T) {
 						use(k)
 					}
 				}
+				if k, ok := ptx.ScatterFlow(dtype, ptx.Sum, world, hopper); ok {
+					use(k)
+				}
 			}
 		}
 	}
