@@ -201,6 +201,33 @@ func TestWholeMovesTold(t *testing.T) {
 	}
 }
 
+// TestRoomForFlags: a reduce-scatter in chunks has a workspace with a flag for each chunk of each writer, and the ranks compare that it goes in chunks.
+func TestRoomForFlags(t *testing.T) {
+	least := flowLeastBytes
+	t.Cleanup(func() { flowLeastBytes = least })
+	flowLeastBytes = 16
+	const share = 3<<15 + 16 // bytes: four chunks, the last of one vector
+	onSimulated(t, 3, func(ctx context.Context, _ *simDevice, m *memory.Memory) error {
+		x, err := mapped(ctx, m, 4*share/4)
+		if err != nil {
+			return err
+		}
+		in, inErr := x.Sub(0, 3*share/4)
+		out, outErr := x.Sub(3*share/4, share/4)
+		s := collective.Spec{Name: "NewReduceScatter", Tensors: []tensor.SymmetricTensor{in, out}}
+		maker := newMaker("NewReduceScatter", in, out, nil)
+		maker.algorithm, maker.op = OneShotPush, Sum
+		(&reduction{maker: maker, scatter: true}).spec(&s)
+		if want := 2 * (ptx.ScatterSpan(ptx.OneShotPush, share) + 4*4); s.Workspace != want {
+			err = fmt.Errorf("a workspace of %d bytes, and %d were expected", s.Workspace, want)
+		}
+		if !strings.HasSuffix(s.Parameters, ", whole in chunks") {
+			err = errors.Join(err, fmt.Errorf("parameters %q", s.Parameters))
+		}
+		return errors.Join(inErr, outErr, err, s.Failure, x.Close(ctx))
+	})
+}
+
 // onGPUs runs f on ranks with a simulated GPU each, whose kernels wait so long for each other, under the driver of a simulated machine.
 func onGPUs(t *testing.T, size int, patience time.Duration, f func(ctx context.Context, m *memory.Memory) error) {
 	t.Helper()

@@ -39,6 +39,7 @@ var (
 	inSuite      = []stage{memoryTests, hostTests, nativeTests, worldOfTwo, worldOfMore}
 	inPlans      = with(kernelTests, hostTests, worldOfTwo, worldOfMore)
 	inCollective = with([]stage{planTests}, inPlans...)
+	inTransfers  = []stage{{"kernels", "Program$|Pieces$", usual}, {"kernels", "^TestCollectivesOnCUDA|^TestTransfersOnCUDA", long}}
 	inSends      = with(with([]stage{memoryTests, hostTests}, kernelTests...), worldOfTwo, worldOfMore)
 	inTensor     = []stage{tensorTests, worldOfTwo, worldOfMore}
 	onFakes      = with([]stage{memoryTests, nativeTests}, kernelTests...)
@@ -1344,7 +1345,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a send of the CPU does not signal", tests: inPlans,
-		old: "(*hostSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
+		old: "(*hostSend)(p)); err != nil || p.silent {\n\t\t\treturn err\n\t\t}\n\t\treturn p.signals.SignalAll(s, p.channel)\n",
 		new: "(*hostSend)(p)); err != nil {\n\t\t\treturn err\n\t\t}\n\t\treturn nil\n",
 	},
 	{
@@ -1354,7 +1355,7 @@ var mutants = []mutant{
 	},
 	{
 		file: "memory/send.go", why: "a send signals before it puts", tests: inPlans,
-		old: "\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn p.signals.SignalAll(s, p.channel)",
+		old: "\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\tif p.silent {\n\t\treturn nil\n\t}\n\treturn p.signals.SignalAll(s, p.channel)",
 		new: "\tif err := p.signals.SignalAll(s, p.channel); err != nil {\n\t\treturn err\n\t}\n\tfor _, c := range p.copies {\n\t\tif err := s.Copy(c.Dst, c.Src, c.Bytes); err != nil {\n\t\t\treturn err\n\t\t}\n\t}\n\treturn nil",
 	},
 	{
@@ -2185,8 +2186,53 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/transfers.go", why: "the last results are not waited for", tests: inPlans,
-		old: "\ts.join()\n\ts.finish(signalResults)\n",
-		new: "\ts.join()\n",
+		old: "\t\t\ts.wait(signalResults)\n\t\t}\n\t}\n\ts.join()\n\ts.finish(signalResults)\n",
+		new: "\t\t\ts.wait(signalResults)\n\t\t}\n\t}\n\ts.join()\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "between GPUs the last results are not waited for", tests: inTransfers,
+		old: "\tif f.laps > 1 {\n\t\ts.wait(signalResults)\n\t}\n\ts.join()\n\ts.finish(signalResults)\n",
+		new: "\tif f.laps > 1 {\n\t\ts.wait(signalResults)\n\t}\n\ts.join()\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "between GPUs a lap is told of before it was copied", tests: inTransfers,
+		old: "\ts.put(0)\n\ts.join()\n\ts.announce(signalData)\n",
+		new: "\ts.put(0)\n\ts.announce(signalData)\n\ts.join()\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "between GPUs results go before the peers know of the next lap, and all wait for each other", tests: inTransfers,
+		old: "\t\t\ts.join()\n\t\t\ts.announce(signalData)\n\t\t}\n\t\ts.fork()\n\t\ts.send(signalResults, l)\n",
+		new: "\t\t\ts.join()\n\t\t}\n\t\ts.fork()\n\t\ts.send(signalResults, l)\n\t\tif l+1 < f.laps {\n\t\t\ts.announce(signalData)\n\t\t}\n",
+	},
+	{
+		file: "kernels/transfers.go", why: "between GPUs a lap goes to a place that was not read", tests: inTransfers,
+		old: "\t\t\ts.wait(signalResults) // of this lap, whose place the next one takes\n\t\t\ts.put(l + transferSlots)\n",
+		new: "\t\t\ts.put(l + transferSlots)\n\t\t\ts.wait(signalResults)\n",
+	},
+	{
+		file: "kernels/reduce_transfers.go", why: "laps with places apart do not wait for the room of a run", tests: inTransfers,
+		old: "\ts.fork()\n\ts.wait(signalRoom)\n\ts.put(0)\n",
+		new: "\ts.fork()\n\ts.put(0)\n\ts.wait(signalRoom)\n",
+	},
+	{
+		file: "kernels/reduce_transfers.go", why: "a lap with a place of its own is told of before it was copied", tests: inTransfers,
+		old: "\t\ts.join()\n\t\tif l+1 < f.laps {\n\t\t\ts.put(l + 1)\n\t\t}\n\t\ts.announce()\n",
+		new: "\t\ts.announce()\n\t\ts.join()\n\t\tif l+1 < f.laps {\n\t\t\ts.put(l + 1)\n\t\t}\n",
+	},
+	{
+		file: "kernels/reduce_transfers.go", why: "all laps have one place", tests: inTransfers,
+		old: "\t\tat += from\n",
+		new: "\t\tat += 0 * from\n",
+	},
+	{
+		file: "collective/program.go", why: "the signals of puts without any are given with them", tests: inCollective,
+		old: "\tif !signals {\n\t\tprepare = b.work.signals.PreparePuts\n\t}\n",
+		new: "",
+	},
+	{
+		file: "kernels/reduce_push.go", why: "the workspace of a reduce-scatter in chunks has no room for flags", tests: []stage{{"kernels", "TestRoomForFlags", usual}},
+		old: "\t\ts.Workspace = ptx.ScatterFlowBytes(share, size, flowThreads)\n",
+		new: "\t\ts.Workspace = int64(size-1) * span\n",
 	},
 	{
 		file: "kernels/transfers.go", why: "laps of results are not waited for", tests: inPlans,
