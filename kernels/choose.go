@@ -5,6 +5,7 @@ import (
 
 	"github.com/symmem/symmem/device"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/tuning"
 )
 
 // limit is the entry of a table for a world size of at least 2.
@@ -108,7 +109,7 @@ const wholeMostBytes = 16 << 20
 
 // flowLeastBytes is the shortest share of a reduce-scatter that is stored in chunks with flags in place of lines, which is faster from there on, and flowMostBytes the
 // most of a workspace with the shares of all others (docs/hardware.md).
-var flowLeastBytes = int64(8<<20 + 16)
+var flowLeastBytes = int64(tuning.ChunksOver + 16)
 
 const flowMostBytes = 256 << 20
 

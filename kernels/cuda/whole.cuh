@@ -203,8 +203,8 @@ template <class T, class Op, int W> SYMMEM_DEVICE void rootWhole(const PushParam
 // scatterFlow is a reduce-scatter of long shares. Of each two blocks the first stores chunks of the other ranks' shares in their workspaces, with a flag for each
 // behind a fence, and the second combines the chunks of this rank's share as they come: so the links always have something to carry. A chunk has one place, which is free when its
 // owner's second block has combined the launch before: it tells the writers' first blocks by kFlagBegun, which here counts launches that were taken. First blocks wait for
-// nothing of their own launch, and second blocks for first ones only, so it does not matter which of them are at work at a time. The next launch does not begin early: where it
-// may, all of them take longer.
+// nothing of their own launch, and second blocks for first ones only, which have the lower number and so begin first where not all are at work at a time. The next launch
+// does not begin early: where it may, all of them take longer.
 //
 // The workspace is, of each owner, [W-1] slots of p.slot vectors by writer, the one behind the owner first, and [W-1][chunks] flags likewise.
 enum : u32 { kFlowVectors = 8 }; // of a chunk, for each thread
@@ -226,7 +226,7 @@ template <class T, class Op, int W> SYMMEM_DEVICE void scatterFlow(const PushPar
   const u32 peer = f.peer(told ? tid : 0);
   awaitPrevious();
   const u32 epoch = loadRelaxed(f.record()) + 1, flag = lineFlag(epoch);
-  if (loadRelaxed(p.dead) != 0) return;
+  if (!__syncthreads_and(loadRelaxed(p.dead) == 0)) return; // all or none: one thread waits for what the others do
   if (stores) {
     if (told) {
       const u64 taken = begun(f, p.rank, peer);

@@ -25,7 +25,11 @@ type cost struct {
 	hops  float64 // of what is waited for one after the other, in times of Speed.Hop
 	wire  float64 // what the rank that sends or receives most has to, in messages
 	speed float64 // of the bytes, in times of Speed.Bandwidth
+	over  int64   // bytes of a message that is too short for it
 }
+
+// ChunksOver is the longest share of a reduce-scatter that goes in lines in the form one_shot_push; longer ones of whole vectors go in chunks.
+const ChunksOver = 8 << 20
 
 // BarrierHops is how many times Speed.Hop the barriers before and behind a form take that loads from its peers.
 const BarrierHops = 3.0
@@ -56,25 +60,25 @@ var Floats = []string{"f16", "bf16", "f32"}
 // costs lists the forms of a collective between w ranks that a model knows, for messages that are whole vectors of 16 bytes or for others.
 func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	all, share, both := w-1, (w-1)/w, 2*(w-1)/w
-	ll := func(wire float64) cost { return cost{"one_shot_ll", 1, 2 * wire, speedLL} }
-	pull := func(wire float64) cost { return cost{"one_shot_pull", hopsBarrier, wire, 1} }
+	ll := func(wire float64) cost { return cost{"one_shot_ll", 1, 2 * wire, speedLL, 0} }
+	pull := func(wire float64) cost { return cost{"one_shot_pull", hopsBarrier, wire, 1, 0} }
 	shares := speedShare
 	if whole && w <= wholeRanks {
 		shares = speedWhole
 	}
-	store := func(wire float64) cost { return cost{"one_shot_push", hopsBarrier, wire, speedStore} }
-	push, pull2 := cost{"one_shot_push", 1, all, speedPush}, cost{"two_shot_pull", hopsBarrier, both, 1}
-	push2 := cost{"two_shot_push", hopsPush2, both, speedPush2}
+	store := func(wire float64) cost { return cost{"one_shot_push", hopsBarrier, wire, speedStore, 0} }
+	push, pull2 := cost{"one_shot_push", 1, all, speedPush, 0}, cost{"two_shot_pull", hopsBarrier, both, 1, 0}
+	push2 := cost{"two_shot_push", hopsPush2, both, speedPush2, 0}
 	var found []cost
 	switch collective {
 	case AllReduce:
-		found = []cost{ll(all), pull2, {Flow, hopsFlow, both, speedFlow}}
+		found = []cost{ll(all), pull2, {Flow, hopsFlow, both, speedFlow, 0}}
 		if floats {
-			found = []cost{push, push2, {Flow, hopsFlow, both, speedFlow}}
+			found = []cost{push, push2, {Flow, hopsFlow, both, speedFlow, 0}}
 		}
 		if floats && multicast {
 			// A rank sends what the switch adds, all but its own part, and the sum of its part; that comes back to it too.
-			found = append(found, cost{"two_shot_multimem", hopsBarrier, 1 + 1/w, speedCast})
+			found = append(found, cost{"two_shot_multimem", hopsBarrier, 1 + 1/w, speedCast, 0})
 		}
 	case AllReduceMany:
 		if found = []cost{ll(all), pull2}; floats {
@@ -85,20 +89,20 @@ func costs(collective string, w float64, floats, multicast, whole bool) []cost {
 	case Broadcast:
 		found = []cost{ll(all), pull(all), store(all)}
 		if w > 2 {
-			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1}, cost{"two_shot_push", hopsPhases, 1 + share, speedStore})
+			found = append(found, cost{"two_shot_pull", hopsPhases, 1 + share, 1, 0}, cost{"two_shot_push", hopsPhases, 1 + share, speedStore, 0})
 		}
 		if multicast {
-			found = append(found, cost{"one_shot_multimem", hopsBarrier, 1, speedCast})
+			found = append(found, cost{"one_shot_multimem", hopsBarrier, 1, speedCast, 0})
 		}
 	case Reduce:
 		if found = []cost{ll(all), pull(all)}; floats {
-			found = append(found, cost{"one_shot_push", 1, all, shares})
+			found = append(found, cost{"one_shot_push", 1, all, shares, 0})
 		}
 	case ReduceScatter:
 		if found = []cost{ll(share), pull(share)}; floats {
-			found = append(found, cost{"one_shot_push", 1, share, shares})
+			found = append(found, cost{"one_shot_push", 1, share, shares, 0})
 			if whole && w <= wholeRanks { // long shares go in chunks
-				found = append(found, cost{"one_shot_push", hopsFlow, share, speedStore})
+				found = append(found, cost{"one_shot_push", hopsFlow, share, speedStore, int64(w) * ChunksOver})
 			}
 		}
 	case AllGather, AllToAll:
@@ -184,6 +188,9 @@ func (r *Rule) bound(size Size) {
 func fastest(forms []cost, bytes int64, speed Speed) string {
 	best, least := "", math.Inf(1)
 	for _, c := range forms {
+		if c.over > 0 && bytes <= c.over {
+			continue
+		}
 		if took := c.hops*speed.Hop + c.wire*float64(bytes)/(c.speed*speed.Bandwidth*1e3); took < least {
 			best, least = c.form, took
 		}

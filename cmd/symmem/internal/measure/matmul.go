@@ -87,10 +87,13 @@ func (b *bencher) openProduct() (_ product, err error) {
 		p.about = fmt.Sprintf("cuBLAS %s (%s), matrices of bf16 with a side of %d", p.handle.Version(), lib.Path(), matMulSide)
 		return p.handle.SetStream(uintptr(p.s.Handle()))
 	})
+	if err == nil {
+		err = p.check(values)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return p, p.check(values)
+	return p, nil
 }
 
 // check multiplies once and sees that the result is other than what was there.
@@ -169,10 +172,8 @@ func (b *bencher) besideMatMul(ctx context.Context, p product, bytes int64, algo
 	if b.spec.OutOfPlace {
 		row.Place = "out of place"
 	}
-	if err := b.overlap(ctx, &row, p, func() error { return plan.Run(b.s) }); err != nil {
-		return err
-	}
-	if err := closeAll(ctx); err != nil || b.peer == nil {
+	err = b.overlap(ctx, &row, p, func() error { return plan.Run(b.s) })
+	if err = errors.Join(err, closeAll(ctx)); err != nil || b.peer == nil {
 		return err
 	}
 	row.Backend, row.Beside, row.Algorithm, row.Chosen, row.Note = NCCL, b.r.Backend(), "", "", b.peer.about
@@ -195,14 +196,14 @@ func (b *bencher) besideNCCL(ctx context.Context, row Row, p product) error {
 // overlap measures as many collectives and products as take about the same time, each alone and then both at once, and reports the row, whose times are
 // those of one collective with its share of the products.
 func (b *bencher) overlap(ctx context.Context, row *Row, p product, collective func() error) error {
-	// run enqueues so many of both, spread evenly, and waits for all of it.
+	// run enqueues so many of both, of which neither is far ahead of the other, and waits for all of it.
 	run := func(collectives, products int) (time.Duration, error) {
 		if err := errors.Join(p.Stream().Synchronize(ctx), meet(ctx, b.r, b.s)); err != nil {
 			return 0, err
 		}
 		began := time.Now()
 		for i := range max(collectives, products) {
-			if i < products {
+			for range share(i, max(collectives, products), products) {
 				if err := p.Enqueue(); err != nil {
 					return 0, err
 				}
