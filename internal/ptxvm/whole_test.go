@@ -230,6 +230,9 @@ func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
 				binary.LittleEndian.PutUint32(w.words[r][32:], 1)
 			case j.missing > 0:
 				p.Timeout = 20_000 * uint64(j.ranks) // in which all others have come, who take turns
+				if j.what == inChunks {
+					p.Timeout *= 20 // and their other blocks have stored, which come to several barriers
+				}
 			}
 			if r+1 == j.slow && e%3 == 0 {
 				w.late(r, 3000)
@@ -294,6 +297,9 @@ func (j wholeJob) gaveUp(w *crew) error {
 			peer = j.root
 		}
 		f := ptx.DecodeFault(binary.LittleEndian.Uint64(w.words[r][16:]))
+		if j.what == inChunks && j.stop && int(f.Peer) != r && int(f.Peer) < j.ranks {
+			peer = int(f.Peer) // which has not stored yet when the host ends it
+		}
 		if f.Why != why || f.Kernel != kernel || int(f.Peer) != peer || binary.LittleEndian.Uint32(w.words[r]) != 1 {
 			return fmt.Errorf("rank %d: fault %+v, not of peer %d", r, f, peer)
 		}
@@ -463,7 +469,7 @@ func TestWholeWaitsForTheSlow(t *testing.T) {
 // coverWhole runs the kernels of one dtype in every way that they have, and with those of f32 those that have none.
 func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 	for _, j := range wholes(ranks, dtype) {
-		if dtype != "f32" && !j.reduces() {
+		if dtype != "f32" && !j.reduces() || j.what == inChunks {
 			continue
 		}
 		require.NoError(tb, j.run(tb, config, nil), "%s", j)
@@ -474,9 +480,21 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 			continue
 		}
 		for _, hopper := range []bool{false, true} {
-			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}.long(2)
-			for rank := range ranks { // who waits for it waits long, but not for ever
+			j := wholeJob{what: what, dtype: dtype, op: ptx.Sum, ranks: ranks, vectors: 3, inPlace: what == "broadcast", hopper: hopper, epochs: 3, blocks: 1, threads: 32}
+			late := ranks
+			if what == inChunks { // which are longer: a chunk and a bit, alone and in pairs, and one rank that is late
+				late = 1
+				for _, k := range []wholeJob{{blocks: 1, op: ptx.Avg}, {blocks: 2, op: ptx.Sum}} {
+					k.what, k.dtype, k.ranks, k.hopper, k.vectors, k.epochs, k.threads = what, dtype, ranks, hopper, 260, 2, 32
+					require.NoError(tb, k.run(tb, config, nil), "%s", k)
+				}
+				j.blocks, j.vectors = 2, 12
+			}
+			for rank := range late { // who waits for it waits long, but not for ever
 				slow.Schedule, slow.Turn = Slow(50, func(t Thread) bool { return t.Device == rank }), 20
+				if what == inChunks { // the block that combines: so the others wait for their places
+					slow.Schedule = Slow(400, func(t Thread) bool { return t.Device == rank && t.Block[0] == 1 })
+				}
 				require.NoError(tb, j.run(tb, slow, nil), "%s", j)
 				lost := j
 				lost.missing = rank + 1
