@@ -220,9 +220,9 @@ func (m *maker) check() error {
 // far reports whether peers have no pointers.
 func (m *maker) far() bool { return !m.in.Memory().Backend().Capabilities().PeerPointers }
 
-// copied reports whether transfers are copies between GPUs, with kernels that signal.
+// copied reports whether transfers are copies between two GPUs, with kernels that signal.
 func (m *maker) copied() bool {
-	return m.in.Device().Kind() == device.CUDA && !m.far() && !m.in.Memory().SignalsSome()
+	return m.in.WorldSize() == nearRanks && m.in.Device().Kind() == device.CUDA && !m.far() && !m.in.Memory().SignalsSome()
 }
 
 // checkRoot says what is wrong with a root.

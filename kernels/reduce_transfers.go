@@ -17,7 +17,7 @@ import (
 //
 // A reduce of a large message between many ranks goes on: each rank owns a shard, and its results are put on to root.
 //
-// Between GPUs each lap has a place of its own, and is half as long as the one before it: so copies go one right behind the other, and little is left to
+// Between two GPUs each lap has a place of its own, and is half as long as the one before it: so copies go one right behind the other, and little is left to
 // reduce when the last has come. Of a writer the slot is the whole shard then.
 type lapForm struct {
 	*reduction
@@ -41,7 +41,7 @@ func (r *reduction) newLapForm() lapForm {
 		f.shard = alignUp((bytes+size-1)/size, shardAlign)
 		longest = f.shard
 	}
-	if !f.forward && r.copied() && size > 1 && longest*(size-1) <= apartMostBytes {
+	if !f.forward && r.copied() && longest*(size-1) <= apartMostBytes {
 		f.setApart(longest, apartLeastBytes)
 		return f
 	}

@@ -21,6 +21,10 @@ import (
 // transferSlots is how many laps of one writer an owner has room for: one that comes, and one that is being reduced.
 const transferSlots = 2
 
+// nearRanks is between how many GPUs copies go one right after the other, and not in step with the peers': among more, two ranks would send to one peer, which costs
+// more than the steps do.
+const nearRanks = 2
+
 // nearTwoLapsBytes is the length of a shard from which on two laps are faster than one, near between CUDA devices: the first is reduced while the second
 // comes, and its results go while the second is reduced. What one stream waits for of another costs some 10 us there (docs/hardware.md).
 var nearTwoLapsBytes = int64(64 << 20)
@@ -45,7 +49,7 @@ type transferForm struct {
 	rank  int
 	size  int
 	far   bool  // peers have no pointers
-	near  bool  // puts are copies between GPUs, with kernels that signal: the first two laps go one right after the other
+	near  bool  // between two GPUs, puts are copies, with kernels that signal: the first two laps go one right after the other
 	bytes int64 // of the message
 	small bool
 	shard int64 // bytes of a shard; the last ones may be shorter, or empty
@@ -68,7 +72,7 @@ func (f *transferForm) cut() {
 	a := f.allReduce
 	m := a.in.Memory()
 	f.far = !m.Backend().Capabilities().PeerPointers
-	f.near = a.in.Device().Kind() == device.CUDA && !f.far && !m.SignalsSome()
+	f.near = f.size == nearRanks && a.in.Device().Kind() == device.CUDA && !f.far && !m.SignalsSome()
 	f.small, f.lap = transferGeometry(a.in.Device().Kind(), f.far, f.bytes, f.size)
 	f.shard, f.laps = f.bytes, 1
 	if f.small {
