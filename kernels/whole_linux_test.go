@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -13,8 +14,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/symmem/symmem/backend/backendtest"
+	"github.com/symmem/symmem/backend/host"
 	"github.com/symmem/symmem/backend/native"
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/config"
@@ -23,6 +26,7 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 	"github.com/symmem/symmem/internal/simcuda"
 	"github.com/symmem/symmem/kernels/ptx"
+	"github.com/symmem/symmem/kernels/tuning"
 	"github.com/symmem/symmem/memory"
 	"github.com/symmem/symmem/tensor"
 )
@@ -552,6 +556,54 @@ func TestWholePieces(t *testing.T) {
 				}
 			}
 			return large.Close(ctx)
+		})
+	}
+}
+
+// TestLoadsWhereStoresHaveNoRoom: Auto stores the shares of a reduce-scatter where its table says so, and loads them on every rank where one rank has no memory for the workspace of that.
+func TestLoadsWhereStoresHaveNoRoom(t *testing.T) {
+	const share = 16 << 20
+	for _, c := range []struct {
+		left int64 // of rank 1's memory, behind the tensors
+		want Algorithm
+	}{{64 << 20, OneShotPush}, {10 << 20, OneShotPull}} {
+		t.Run(fmt.Sprintf("%d left", c.left), func(t *testing.T) {
+			groups, err := group.Local(2, nil)
+			require.NoError(t, err)
+			var g errgroup.Group
+			for _, gr := range groups {
+				g.Go(func() error {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					near, err := host.New(gr, nil)
+					if err != nil {
+						return err
+					}
+					b := &simBackend{Backend: near, dev: &simDevice{Device: near.Device(), mem: near.Device().(device.HostMemory)}}
+					b.left.Store(math.MaxInt64)
+					if gr.Rank() == 1 {
+						b.left.Store(3*share + c.left)
+					}
+					m := memory.New(b, gr, nil)
+					m.SetTuning(&tuning.Set{Tables: []*tuning.Table{{Rules: []tuning.Rule{{
+						Collective: tuning.ReduceScatter, Ranks: 2, Steps: []tuning.Step{{UpTo: 1 << 30, WholeVectors: true, Form: "one_shot_push"}, {Form: "one_shot_pull"}},
+					}}}}})
+					in, inErr := mapped(ctx, m, 2*share/4)
+					out, outErr := mapped(ctx, m, share/4)
+					if err := errors.Join(inErr, outErr); err != nil {
+						return err
+					}
+					p, err := NewReduceScatter(ctx, in, out, Sum, nil)
+					if err != nil {
+						return err
+					}
+					if p.Algorithm() != c.want {
+						err = fmt.Errorf("%s was chosen in place of %s", p.Algorithm(), c.want)
+					}
+					return errors.Join(err, p.Close(ctx), in.Close(ctx), out.Close(ctx), m.Close(ctx), gr.Close(ctx))
+				})
+			}
+			require.NoError(t, g.Wait())
 		})
 	}
 }
