@@ -3,6 +3,7 @@ package ptxvm
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -34,6 +35,7 @@ type wholeJob struct {
 	stop    bool // with missing: the host ends it, and not the time
 	twice   bool // two plans at once, on devices that hold no more than both
 	shared  bool // all ranks are on one device, which holds no more than one launch of each
+	torn    bool // rank 0 gives up in its second launch while half of a block has not looked yet whether it has, and rank 1 is not done with the first
 }
 
 const wholeFirst = 1<<32 - 2 // epoch
@@ -234,6 +236,9 @@ func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
 					p.Timeout *= 20 // and their other blocks have stored, which come to several barriers
 				}
 			}
+			if j.torn {
+				p.Timeout = 20_000
+			}
 			if r+1 == j.slow && e%3 == 0 {
 				w.late(r, 3000)
 			}
@@ -255,6 +260,12 @@ func (j wholeJob) enqueue(w *crew, seed uint64) (check func() error) {
 	return func() error {
 		if j.missing > 0 {
 			return j.gaveUp(w)
+		}
+		if j.torn {
+			if binary.LittleEndian.Uint32(w.words[0]) != 1 {
+				return errors.New("rank 0 has not given up")
+			}
+			return checks[1]() // of rank 1's first launch
 		}
 		for _, c := range checks {
 			if err := c(); err != nil {
@@ -466,6 +477,20 @@ func TestWholeWaitsForTheSlow(t *testing.T) {
 	}
 }
 
+// tornWhole runs a job that gives up in the middle of a block.
+func tornWhole(tb testing.TB, replace func(*Module) *Module, seed uint64) error {
+	j := wholeJob{what: inChunks, dtype: "f32", op: ptx.Sum, ranks: 3, vectors: 520, hopper: true, epochs: 2, blocks: 2, threads: 64, torn: true}
+	behind := func(t Thread) bool {
+		return t.Device == 1 && t.Launch == 0 && t.Block[0] == 1 || t.Device == 0 && t.Launch == 1 && t.Block[0] == 0 && t.Thread[0] < 32
+	}
+	return j.run(tb, Config{Seed: seed, Weak: true, MaxSteps: biteSteps, Schedule: Slow(300, behind), Turn: 20}, replace)
+}
+
+// TestGivesUpAsAWhole: a block whose threads find out at different times that the plan has failed stores nothing into places that a peer still reads.
+func TestGivesUpAsAWhole(t *testing.T) {
+	eachSeed(t, seedsOr(4, 16), func(seed uint64) error { return tornWhole(t, func(m *Module) *Module { return m }, seed) })
+}
+
 // coverWhole runs the kernels of one dtype in every way that they have, and with those of f32 those that have none.
 func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 	for _, j := range wholes(ranks, dtype) {
@@ -509,7 +534,6 @@ func coverWhole(tb testing.TB, config Config, dtype string, ranks int) {
 // bittenWhole is what nothing notices of these kernels, as bittenMoves says it of others.
 var bittenWhole = map[string]string{
 	"broadcast: ld.acquire.sys.global.u32 (0)": loadedSooner,
-	inChunks + ": bar.red.and.pred (0)":        "no test lets another block give up while the threads of one look whether one has",
 	inChunks + ": griddepcontrol.wait (0)":     "it is launched behind the launch before, and does not begin before that has ended",
 }
 
@@ -533,6 +557,9 @@ func TestBiteWhole(t *testing.T) {
 		add(base)
 		base.missing, base.twice, base.blocks, base.epochs, base.vectors = 0, true, 2, 3, 70
 		add(base)
+		if what == inChunks {
+			attempts = append(attempts, tornWhole)
+		}
 		subjects = append(subjects, subject{base.kernel(t), what, attempts})
 	}
 	bite(t, subjects, int(seedsOr(16, 48)), bittenWhole)
