@@ -19,7 +19,8 @@
 // workspace, lap by lap, by transfers that were prepared with the plan, and each rank reduces what has come. Auto takes it where a
 // peer's memory has no address in this process, and for the largest messages between GPUs, which copy engines move faster than kernels do.
 // A run of it is more than one launch: it enqueues some ten operations a lap. Between GPUs these cannot be held back: when a rank has waited in vain, what it has
-// for a peer is still written to the peer's output, though that may not have come to the run. All other forms leave such a peer's tensors as they are.
+// for a peer is still written to the peer's output, though that may not have come to the run, and what runs enqueued behind that one have is put into its workspace: when a plan has
+// failed on one rank, use no result of runs that were under way on another. All other forms leave such a peer's tensors as they are.
 //
 // Hierarchical: where only ranks of one host, an island, have pointers to each other's memory. Each sums up a part of the inputs of its island by these, ranks of
 // different islands exchange the sums by transfers, and each stores the result to the outputs of its island. Every rank gets the same bits, but the order is another one: the ranks of
