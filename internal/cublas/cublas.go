@@ -35,20 +35,12 @@ func (s Status) String() string {
 	return fmt.Sprintf("cublasStatus_t %d", int32(s))
 }
 
-// Error is a call that has failed.
-type Error struct {
-	Call   string
-	Status Status
-}
-
-// Error says which call failed, and how.
-func (e *Error) Error() string { return fmt.Sprintf("%s: %v (%d)", e.Call, e.Status, int32(e.Status)) }
-
+// check is nil after success, and else an error that has the call and the status.
 func check(call string, s Status) error {
 	if s == Success {
 		return nil
 	}
-	return &Error{Call: call, Status: s}
+	return fmt.Errorf("%s: %v (%d)", call, s, int32(s))
 }
 
 // The values of arguments of cublasGemmEx.
