@@ -125,8 +125,9 @@ func deviceCloseRacesWithEverything(t *testing.T, h Harness) {
 						_ = s.Fill(p, 1, 64)
 						_ = s.WriteValue32(p, 1)
 						_ = s.WaitValue32(p, 1)
-						_ = s.Synchronize(context.Background())
-						_ = d.Free(p)
+						if s.Synchronize(context.Background()) == nil { // else the work may be under way still, and needs it
+							_ = d.Free(p)
+						}
 					}
 					_ = s.Close()
 				}
