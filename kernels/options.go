@@ -220,11 +220,6 @@ func (m *maker) check() error {
 // far reports whether peers have no pointers.
 func (m *maker) far() bool { return !m.in.Memory().Backend().Capabilities().PeerPointers }
 
-// copied reports whether transfers are copies between two GPUs, with kernels that signal.
-func (m *maker) copied() bool {
-	return m.in.WorldSize() == nearRanks && m.in.Device().Kind() == device.CUDA && !m.far() && !m.in.Memory().SignalsSome()
-}
-
 // checkRoot says what is wrong with a root.
 func (m *maker) checkRoot(root int) error {
 	if size := m.in.WorldSize(); root < 0 || root >= size {

@@ -41,7 +41,7 @@ func (r *reduction) newLapForm() lapForm {
 		f.shard = alignUp((bytes+size-1)/size, shardAlign)
 		longest = f.shard
 	}
-	if !f.forward && r.copied() && longest*(size-1) <= apartMostBytes {
+	if !f.forward && copyEngines(r.in) && longest*(size-1) <= apartMostBytes {
 		f.setApart(longest, apartLeastBytes)
 		return f
 	}

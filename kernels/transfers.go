@@ -6,6 +6,7 @@ import (
 
 	"github.com/symmem/symmem/collective"
 	"github.com/symmem/symmem/device"
+	"github.com/symmem/symmem/tensor"
 )
 
 // Transfers is an all-reduce that never follows a pointer to a peer: data and results travel by prepared puts, which every
@@ -24,6 +25,12 @@ const transferSlots = 2
 // nearRanks is between how many GPUs copies go one right after the other, and not in step with the peers': among more, two ranks would send to one peer, which costs
 // more than the steps do.
 const nearRanks = 2
+
+// copyEngines reports whether transfers of a tensor are copies between as many GPUs, with kernels that signal. All ranks have the same answer.
+func copyEngines(in tensor.SymmetricTensor) bool {
+	m := in.Memory()
+	return in.WorldSize() == nearRanks && in.Device().Kind() == device.CUDA && m.Backend().Capabilities().PeerPointers && !m.SignalsSome()
+}
 
 // nearTwoLapsBytes is the length of a shard from which on two laps are faster than one, near between CUDA devices: the first is reduced while the second
 // comes, and its results go while the second is reduced. What one stream waits for of another costs some 10 us there (docs/hardware.md).
@@ -70,9 +77,8 @@ func (a *allReduce) newTransferForm() transferForm {
 // cut decides how the message is cut.
 func (f *transferForm) cut() {
 	a := f.allReduce
-	m := a.in.Memory()
-	f.far = !m.Backend().Capabilities().PeerPointers
-	f.near = f.size == nearRanks && a.in.Device().Kind() == device.CUDA && !f.far && !m.SignalsSome()
+	f.far = !a.in.Memory().Backend().Capabilities().PeerPointers
+	f.near = copyEngines(a.in)
 	f.small, f.lap = transferGeometry(a.in.Device().Kind(), f.far, f.bytes, f.size)
 	f.shard, f.laps = f.bytes, 1
 	if f.small {
