@@ -154,3 +154,18 @@ func OpenFiles() (int, error) {
 	names, err := os.ReadDir("/proc/self/fd")
 	return len(names), err
 }
+
+// FilesLeft waits until no more than most file descriptors of this process are open, and counts them: connections are closed by other goroutines, and
+// what an earlier test has lost by the collector. It gives up after ten seconds.
+func FilesLeft(most int) (int, error) {
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		n, err := OpenFiles()
+		if err == nil && n > most && time.Now().Before(until) {
+			continue
+		}
+		if err == nil && n > most {
+			err = fmt.Errorf("%d descriptors are open where %d were", n, most)
+		}
+		return n, err
+	}
+}

@@ -870,7 +870,7 @@ func TestContextFailsInATurn(t *testing.T) {
 		pushes.Store(0)
 		backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
 			o := m.options(g.Rank())
-			o.KernelTimeout = time.Second
+			o.KernelTimeout = 10 * time.Second
 			if push := o.Driver.CtxPushCurrent; g.Rank() == 1 {
 				o.Driver.CtxPushCurrent = func(c cu.ContextHandle) cu.Result {
 					if armed.Load() && pushes.Load() < nth && pushes.Add(1) == nth {
