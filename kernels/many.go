@@ -30,7 +30,7 @@ const MaxPairs = 4096
 
 // NewAllReduceMany prepares an all-reduce of many tensors at once: after a run, every pair's Out is the combination by op of its In on all
 // ranks, with the bits that a plan of that pair alone gives. A run is one launch and one exchange, as a group of calls is in NCCL: of many
-// small tensors it takes little more than of one. The gradients of a model are such a list, without a copy to a bucket of the user's.
+// small tensors it takes little more than of one, and on the host as much as of one where they adjoin in memory. The gradients of a model are such a list, without a copy to a bucket of the user's.
 //
 // All tensors have one dtype, since one kernel adds them; make a plan for each dtype that there is. Every number of elements works at every
 // place, 0 too. Inputs may overlap each other. An output overlaps nothing else of the list, but may be its own input. There are 1 to
@@ -80,8 +80,9 @@ type many struct {
 	algorithm Algorithm // that was chosen
 
 	dtype tensor.DType
-	parts []part // that have elements
-	bytes int64  // of all inputs
+	parts []part    // that have elements
+	runs  []manyRun // of these, for a kernel of the host
+	bytes int64     // of all inputs
 }
 
 // part is one pair with elements. In place it has one tensor.
@@ -166,7 +167,9 @@ func (m *many) check() error {
 		m.parts = append(m.parts, v)
 		m.bytes += p.In.Bytes()
 	}
-	return nil
+	var err error
+	m.runs, err = m.findRuns()
+	return err
 }
 
 // checkPair says what is wrong with one pair.
@@ -273,6 +276,9 @@ func (m *many) choose() error {
 		l.can = func(a Algorithm) bool { return slices.Contains(have, a) }
 		c, ok := l.find()
 		if !ok {
+			c.algorithm = have[1]
+		}
+		if kind != device.CUDA && c.algorithm == OneShot && len(m.runs) > manyOneShot {
 			c.algorithm = have[1]
 		}
 		m.algorithm, m.opts.MaxBlocks = c.algorithm, atMostBlocks(m.opts.MaxBlocks, c.blocks)

@@ -480,3 +480,156 @@ func TestManyRefused(t *testing.T) {
 		return errors.Join(wrong, p.Close(ctx), x.Close(ctx), m.Close(ctx))
 	}))
 }
+
+// TestManyAdjoin: tensors that lie one behind the other, inputs and outputs, are as one on the host, whatever they are cut into, and only they: not over a gap, in
+// another order, where only the inputs do, nor from one window to the next. The results are those of each by itself, and nothing between them is
+// touched.
+func TestManyAdjoin(t *testing.T) {
+	type piece struct{ window, in, out, n int64 } // elements
+	const inPlace = -1
+	for name, c := range map[string]struct {
+		pieces []piece
+		runs   int
+	}{
+		"one behind the other":    {[]piece{{0, 0, inPlace, 5}, {0, 5, inPlace, 70}, {0, 75, inPlace, 1}, {0, 76, inPlace, 9000}}, 1},
+		"and empty ones":          {[]piece{{0, 0, inPlace, 5}, {0, 90, inPlace, 0}, {0, 5, inPlace, 300}}, 1},
+		"a gap":                   {[]piece{{0, 0, inPlace, 64}, {0, 65, inPlace, 64}, {0, 129, inPlace, 64}}, 2},
+		"backwards":               {[]piece{{0, 64, inPlace, 64}, {0, 0, inPlace, 64}}, 2},
+		"inputs and outputs":      {[]piece{{0, 0, 100, 33}, {0, 33, 133, 50}, {0, 83, 183, 17}}, 1},
+		"inputs alone":            {[]piece{{0, 0, 100, 33}, {0, 33, 134, 50}}, 2},
+		"outputs alone":           {[]piece{{0, 0, 100, 33}, {0, 34, 133, 50}}, 2},
+		"then in place":           {[]piece{{0, 0, 100, 33}, {0, 33, inPlace, 50}}, 2},
+		"at the next window":      {[]piece{{0, 0, inPlace, 10000}, {1, 10000, inPlace, 100}}, 2},
+		"many, with a gap":        {append([]piece{{0, 1, inPlace, 2}}, slices.Repeat([]piece{{0, 4, inPlace, 0}}, 20)...), 1},
+		"shares end in a tensor":  {[]piece{{0, 0, inPlace, 100}, {0, 100, inPlace, 1}, {0, 103, inPlace, 500}, {1, 3, inPlace, 64}, {1, 67, inPlace, 3}}, 3},
+		"outputs before all else": {[]piece{{1, 700, 0, 40}, {1, 740, 40, 600}}, 1},
+	} {
+		for _, algorithm := range []Algorithm{Auto, OneShot, TwoShot, Transfers} {
+			for _, size := range []int{1, 2, 3} {
+				t.Run(fmt.Sprintf("%s/%s/size=%d", name, algorithm, size), func(t *testing.T) {
+					backendtest.RequireAll(t, backendtest.OnRanks(t, size, nil, func(ctx context.Context, g *group.Group) error {
+						near, err := host.New(g, nil)
+						if err != nil {
+							return err
+						}
+						m := memory.New(near, g, nil)
+						var windows [2]*tensor.Tensor
+						value := func(w, r int, i int64) float32 { return float32(i*3 + int64(r)*7 + int64(w)*11) }
+						var want [2][]float32
+						for w := range want {
+							for i := range int64(20000) {
+								want[w] = append(want[w], value(w, g.Rank(), i))
+							}
+						}
+						for w := range windows {
+							x, err := tensor.Zeros(ctx, m, tensor.Float32, 20000)
+							if err == nil {
+								err = errors.Join(x.Rendezvous(ctx), m.Device().CopyFromHost(x.Ptr(), asBytes(want[w])))
+							}
+							if err != nil {
+								return err
+							}
+							windows[w] = x
+						}
+						var pairs []Pair
+						for _, p := range c.pieces {
+							in, err := windows[p.window].Sub(p.in, p.n)
+							if err != nil {
+								return err
+							}
+							pair, to := Pair{In: in}, p.in
+							if p.out != inPlace {
+								to = p.out
+								if pair.Out, err = windows[p.window].Sub(p.out, p.n); err != nil {
+									return err
+								}
+							}
+							pairs = append(pairs, pair)
+							for i := range p.n {
+								var sum float32
+								for r := range size {
+									sum += value(int(p.window), r, p.in+i)
+								}
+								want[p.window][to+i] = sum
+							}
+						}
+						listed := &many{pairs: slices.Clone(pairs), op: Sum, memory: m}
+						if err := listed.check(); err != nil || len(listed.runs) != c.runs {
+							return fmt.Errorf("%d runs where %d are right: %w", len(listed.runs), c.runs, err)
+						}
+						p, err := NewAllReduceMany(ctx, pairs, Sum, &Options{Algorithm: algorithm})
+						if err != nil {
+							return err
+						}
+						s, err := m.Device().NewStream()
+						if err != nil {
+							return err
+						}
+						if err := errors.Join(p.Run(s), s.Synchronize(ctx), s.Close()); err != nil {
+							return err
+						}
+						for w, x := range windows {
+							got := make([]float32, 20000)
+							if err := m.Device().CopyToHost(asBytes(got), x.Ptr()); err != nil {
+								return err
+							}
+							for i := range got {
+								if got[i] != want[w][i] {
+									return fmt.Errorf("element %d of window %d is %v, and should be %v", i, w, got[i], want[w][i])
+								}
+							}
+						}
+						return errors.Join(p.Close(ctx), m.Close(ctx))
+					}))
+				})
+			}
+		}
+	}
+}
+
+func asBytes(v []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
+}
+
+// TestManyHasFewStretches: where auto would take one-shot for a list's bytes it does so only if there are few stretches to copy.
+func TestManyHasFewStretches(t *testing.T) {
+	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
+		near, err := host.New(g, nil)
+		if err != nil {
+			return err
+		}
+		m := memory.New(near, g, nil)
+		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
+		if err != nil {
+			return err
+		}
+		if err := x.Rendezvous(ctx); err != nil {
+			return err
+		}
+		for _, c := range []struct {
+			apart int64
+			count int
+			form  Algorithm
+		}{{2, manyOneShot, OneShot}, {2, manyOneShot + 1, TwoShot}, {1, 50, OneShot}} {
+			var pairs []Pair
+			for i := range c.count {
+				in, err := x.Sub(int64(i)*c.apart, 1)
+				if err != nil {
+					return err
+				}
+				pairs = append(pairs, Pair{In: in})
+			}
+			p, err := NewAllReduceMany(ctx, pairs, Sum, nil)
+			if err != nil {
+				return err
+			}
+			if p.Algorithm() != c.form {
+				return fmt.Errorf("%d tensors, %d apart, are reduced by %s", c.count, c.apart, p.Algorithm())
+			}
+			if err := p.Close(ctx); err != nil {
+				return err
+			}
+		}
+		return m.Close(ctx)
+	}))
+}
