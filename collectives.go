@@ -1,6 +1,7 @@
 package symmem
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"encoding/binary"
@@ -24,7 +25,7 @@ const MaxPlans = 128
 
 // AllReduce combines t on all ranks by op, in place, on the rank's own stream. See [kernels.NewAllReduce].
 func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "AllReduce", op: op}, t, t)
+	c, found, err := r.calls.find(planKey{call: "AllReduce", op: op}, t, t)
 	if found || err != nil {
 		return err
 	}
@@ -35,7 +36,7 @@ func (r *Rank) AllReduce(ctx context.Context, t tensor.SymmetricTensor, op kerne
 
 // AllReduceMany combines each of ts on all ranks by op, in place, in one launch on the rank's own stream. See [kernels.NewAllReduceMany].
 func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.findMany(ctx, planKey{call: "AllReduceMany", op: op}, ts)
+	c, found, err := r.calls.findMany(planKey{call: "AllReduceMany", op: op}, ts)
 	if found || err != nil {
 		return err
 	}
@@ -50,7 +51,7 @@ func (r *Rank) AllReduceMany(ctx context.Context, ts []tensor.SymmetricTensor, o
 
 // ReduceScatter combines in on all ranks by op and gives each its share, in out, on the rank's own stream. See [kernels.NewReduceScatter].
 func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "ReduceScatter", op: op}, in, out)
+	c, found, err := r.calls.find(planKey{call: "ReduceScatter", op: op}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func (r *Rank) ReduceScatter(ctx context.Context, in, out tensor.SymmetricTensor
 
 // Reduce combines in on all ranks by op into root's out, on the rank's own stream. See [kernels.NewReduce].
 func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op kernels.Op, root int) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "Reduce", op: op, root: root}, in, out)
+	c, found, err := r.calls.find(planKey{call: "Reduce", op: op, root: root}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -72,7 +73,7 @@ func (r *Rank) Reduce(ctx context.Context, in, out tensor.SymmetricTensor, op ke
 
 // AllGather gives every rank all ranks' in, in out, on the rank's own stream. See [kernels.NewAllGather].
 func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "AllGather"}, in, out)
+	c, found, err := r.calls.find(planKey{call: "AllGather"}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (r *Rank) AllGather(ctx context.Context, in, out tensor.SymmetricTensor) er
 
 // Broadcast gives every rank root's t, on the rank's own stream. See [kernels.NewBroadcast].
 func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "Broadcast", root: root}, t, t)
+	c, found, err := r.calls.find(planKey{call: "Broadcast", root: root}, t, t)
 	if found || err != nil {
 		return err
 	}
@@ -94,7 +95,7 @@ func (r *Rank) Broadcast(ctx context.Context, t tensor.SymmetricTensor, root int
 
 // AllToAll gives every rank its block of each rank's in, in out, on the rank's own stream. See [kernels.NewAllToAll].
 func (r *Rank) AllToAll(ctx context.Context, in, out tensor.SymmetricTensor) error {
-	c, found, err := r.calls.find(ctx, planKey{call: "AllToAll"}, in, out)
+	c, found, err := r.calls.find(planKey{call: "AllToAll"}, in, out)
 	if found || err != nil {
 		return err
 	}
@@ -223,10 +224,7 @@ func (w *call) lasting() {
 }
 
 // find runs the plan of a call on two tensors, which may be one, if there is a plan. Else it gives the call.
-func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.SymmetricTensor) (*call, bool, error) {
-	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
-		return nil, false, err
-	}
+func (c *planCache) find(key planKey, in, out tensor.SymmetricTensor) (*call, bool, error) {
 	var inKnown, outKnown bool
 	var failure, outFailure error
 	key.in, inKnown, failure = c.placeOf(key.call, "in", in)
@@ -244,10 +242,7 @@ func (c *planCache) find(ctx context.Context, key planKey, in, out tensor.Symmet
 }
 
 // findMany is find for a list.
-func (c *planCache) findMany(ctx context.Context, key planKey, ts []tensor.SymmetricTensor) (*call, bool, error) {
-	if err := errs.Given(key.call, "ctx", ctx, "a context"); err != nil {
-		return nil, false, err
-	}
+func (c *planCache) findMany(key planKey, ts []tensor.SymmetricTensor) (*call, bool, error) {
 	var failure error
 	known := true
 	places := make([]byte, 0, 32*len(ts))
@@ -327,6 +322,9 @@ func (c *planCache) kept(key planKey) *cachedPlan {
 // make makes the plan of a call, unless an earlier one has made it meanwhile, and runs it. Collective, in one turn of the memory. Where ctx ends before that comes, the others are
 // told in it, or run the plan that there is then.
 func (c *planCache) make(ctx context.Context, what *call, create func(ctx context.Context) (*kernels.Plan, error)) error {
+	if missing := errs.Given(what.key.call, "ctx", ctx, "a context"); missing != nil {
+		ctx, what.failure = context.Background(), cmp.Or(what.failure, missing) // the others are told, within the group's own bound
+	}
 	c.mu.Lock()
 	c.making++
 	c.mu.Unlock()

@@ -578,3 +578,67 @@ func TestCallsGiveUpTheirTurn(t *testing.T) {
 		return errors.Join(err, store.Set(ctx, "rank 0 has given up", nil), <-ran, sum(ctx, x), sum(ctx, y), first(ctx, r, y, 2), first(ctx, r, x, 4))
 	})
 }
+
+// TestNilContextIsTold: a rank that comes to a collective call without a context tells the others, whether the call has its plan already or not, and the next
+// call is in step.
+func TestNilContextIsTold(t *testing.T) {
+	bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	onRanks(t, 2, func(_ context.Context, r *symmem.Rank) error {
+		x, err := ones(bounded, r, 6)
+		if err != nil {
+			return err
+		}
+		y, err := ones(bounded, r, 12)
+		if err != nil {
+			return err
+		}
+		made := func(p interface{ Close(context.Context) error }, err error) error {
+			if err != nil {
+				return err
+			}
+			return p.Close(bounded)
+		}
+		for _, c := range []struct {
+			name string
+			call func(ctx context.Context) error
+		}{
+			{"Barrier", r.Barrier},
+			{"AllReduce", func(ctx context.Context) error { return r.AllReduce(ctx, x, kernels.Sum) }},
+			{"AllReduceMany", func(ctx context.Context) error {
+				return r.AllReduceMany(ctx, []tensor.SymmetricTensor{x, y}, kernels.Sum)
+			}},
+			{"AllGather", func(ctx context.Context) error { return r.AllGather(ctx, x, y) }},
+			{"NewAllReduce", func(ctx context.Context) error { return made(kernels.NewAllReduce(ctx, x, kernels.Sum, nil)) }},
+			{"NewAllReduceMany", func(ctx context.Context) error {
+				return made(kernels.NewAllReduceMany(ctx, []kernels.Pair{{In: x}}, kernels.Sum, nil))
+			}},
+			{"NewAllGather", func(ctx context.Context) error { return made(kernels.NewAllGather(ctx, x, y, nil)) }},
+			{"NewBarrier", func(ctx context.Context) error { return made(kernels.NewBarrier(ctx, r.Memory(), nil)) }},
+			{"NewRMSNorm", func(ctx context.Context) error {
+				return made(kernels.NewAllReduceRMSNorm(ctx, x, kernels.RMSNorm{}, nil))
+			}},
+		} {
+			ctx := bounded
+			if r.Rank() == 1 {
+				ctx = nil
+			}
+			began := time.Now()
+			if err := wantIs(c.call(ctx), symmem.ErrInvalid); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				return fmt.Errorf("%s: told after %v", c.name, took)
+			}
+			if c.name == "NewRMSNorm" {
+				continue // it has no weight
+			}
+			if err := c.call(bounded); err != nil {
+				return fmt.Errorf("%s behind it: %w", c.name, err)
+			}
+		}
+		// With a plan that is kept there is nothing to wait for.
+		var none context.Context
+		return errors.Join(r.AllReduce(none, x, kernels.Sum), r.Synchronize(bounded), x.Close(bounded), y.Close(bounded))
+	})
+}

@@ -368,6 +368,8 @@ func TestOpenLocalContextEnds(t *testing.T) {
 		_, err := symmem.OpenLocal(ended, 3, cfg, nil)
 		require.ErrorIs(t, err, context.Canceled)
 	}
+	_, err := symmem.Open(ended, cfg, nobody)
+	require.ErrorIs(t, err, context.Canceled, "a rank alone")
 	for i := range 60 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*20)*time.Microsecond)
 		ranks, err := symmem.OpenLocal(ctx, 3, cfg, nil)

@@ -481,3 +481,35 @@ func TestPatienceOfPlans(t *testing.T) {
 		})
 	}
 }
+
+// TestWaitBehindLongWaits: values of a flag may come in large steps, and a rank that waits long for each has not seen those that it waited for. It waits all the same
+// when they have gone half around.
+func TestWaitBehindLongWaits(t *testing.T) {
+	const steps, step, late = 10, 1 << 29, 20 * time.Millisecond
+	onRanks(t, 2, patience, onHost, func(ctx context.Context, r *rank) error {
+		p, err := collective.New(ctx, r.m, collective.Spec{Name: "long waits", Host: func(*collective.Addresses) (collective.HostKernel, error) {
+			return func(h *collective.HostRun) error {
+				for i := range uint32(steps) {
+					value := (i + 1) * step
+					if h.Rank() == 0 {
+						time.Sleep(late)
+						h.Signal(1, 0, value)
+						continue
+					}
+					began := time.Now()
+					if err := h.Wait(0, 0, value); err != nil {
+						return err
+					}
+					if waited := time.Since(began); waited < late/4 {
+						return fmt.Errorf("wait %d ended after %v", i, waited)
+					}
+				}
+				return nil
+			}, nil
+		}})
+		if err != nil {
+			return err
+		}
+		return errors.Join(p.Run(r.s), r.s.Synchronize(ctx), p.Close(ctx))
+	})
+}

@@ -227,18 +227,19 @@ func sharing(offers []memory.WorkspaceOffer, rank int) int {
 	return n
 }
 
-// newTenant says what the plan takes of this rank's device. Ranks of other processes on it cannot be counted, and so are taken to
-// do as those of this one.
+// newTenant says what the plan takes of this rank's device, with the same figures on every rank, those of the device that it takes most of: so ranks that run
+// their plans alike run out of room alike. All ranks on a device are taken to do as this one does.
 func (f *kernelForm) newTenant(offers []memory.WorkspaceOffer, devices []deviceOffer) *tenant {
-	rank, members := f.plan.rank, f.plan.memory.Group().Members()
-	here := 0
-	for r, o := range offers {
-		if o.Device == offers[rank].Device && members[r].Process == members[rank].Process {
-			here++
-		}
+	members, rank := f.plan.memory.Group().Members(), f.plan.rank
+	t := &tenant{device: offers[rank].Device, rank: members[rank].WorldRank, most: 1, over: f.plan.over}
+	for r, d := range devices {
+		t.takes = max(t.takes, float64(f.blocks)/float64(d.Resident[f.threads])*float64(sharing(offers, r)))
+		t.most = min(t.most, capacity(d.Processors))
 	}
-	takes := float64(f.blocks) / float64(devices[rank].Resident[f.threads]) * float64(sharing(offers, rank)) / float64(here)
-	return &tenant{device: offers[rank].Device, takes: takes, most: capacity(devices[rank].Processors), over: f.plan.over}
+	for r, o := range offers {
+		t.shared = t.shared || r != rank && o.Device == t.device && members[r].Process == members[rank].Process
+	}
+	return t
 }
 
 func (f *kernelForm) launch() string {

@@ -40,7 +40,7 @@ func mostBlocks(resident, processors, ranks int) int {
 // fit, and more if they are small or were made with fewer blocks. A plan counts on the stream that it was last run or recorded on,
 // until it, or memory of one of its tensors, is closed. errors.Is(err, ErrNoRoom) holds.
 //
-// The error is this rank's own. Ranks that run their plans alike all get it.
+// The error is this rank's own. Ranks that run their plans alike, on as many streams and in one order, all get it.
 type RoomError struct {
 	Takes   float64 // what the plan takes of the device
 	Taken   float64 // what the plans on other streams take
@@ -65,6 +65,8 @@ var tenants = struct {
 // tenant is what a plan takes of its device. A nil tenant takes nothing.
 type tenant struct {
 	device string      // UUID
+	rank   int         // in the world
+	shared bool        // other ranks of this process have the device too; what they do is a part of takes
 	takes  float64     // part of the device
 	most   float64     // that all may take together
 	over   func() bool // the plan can never run again, and has ended
@@ -109,7 +111,7 @@ func (t *tenant) others(all map[*tenant]bool, s device.Stream, look bool) (taken
 	largest := map[device.Stream]float64{}
 	for o := range all {
 		on := *o.stream.Load()
-		if o == t || on == s || look && gone(on) {
+		if o == t || on == s || t.shared && o.rank != t.rank || look && gone(on) {
 			continue
 		}
 		largest[on] = max(largest[on], o.takes)

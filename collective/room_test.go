@@ -43,6 +43,31 @@ func (s *namedStream) Query() (bool, error) {
 	return true, nil
 }
 
+// TestTenantsOfRanks: where ranks of a process share a device, each counts its own plans alone, since what it counts for one is what all of them take. So none
+// is refused because another was there first.
+func TestTenantsOfRanks(t *testing.T) {
+	plan := func(rank int, shared bool) *tenant {
+		return &tenant{device: t.Name(), rank: rank, shared: shared, takes: 0.45, most: 0.9, over: func() bool { return false }}
+	}
+	var all []*tenant
+	for round := range 3 {
+		for rank := range 2 {
+			p := plan(rank, true)
+			err := p.move(&namedStream{})
+			if round == 2 {
+				require.Equal(t, &RoomError{Takes: 0.45, Taken: 0.9, Most: 0.9, Streams: 2}, err, "rank %d", rank)
+			} else {
+				require.NoError(t, err, "rank %d", rank)
+				all = append(all, p)
+			}
+		}
+	}
+	require.ErrorIs(t, plan(2, false).move(&namedStream{}), errs.ErrNoRoom, "alone on the device as far as its group knows: whatever is there counts")
+	for _, p := range all {
+		p.leave()
+	}
+}
+
 // TestTenants: plans count on the stream they are on, the largest of each; on streams that are closed they do not count.
 func TestTenants(t *testing.T) {
 	s := []*namedStream{{}, {}, {}}

@@ -39,7 +39,7 @@ func TestSettle(t *testing.T) {
 		fit       func(processors int) (blocks, threads int)
 		minBlocks int
 		blocks    int
-		takes     float64 // of the first rank's device
+		takes     float64 // of the device that it takes most of, with all ranks there
 		wrong     string  // what the error says
 	}{
 		{"a", exactly(5000, 256), 5000, 5000, 0, ""}, // a rank alone waits for nobody
@@ -49,9 +49,10 @@ func TestSettle(t *testing.T) {
 		{"ab", exactly(256, 256), 256, 256, 256. / 528, ""},
 		{"ab", exactly(128, 256), 0, 128, 128. / 528, ""},
 		{"ab", exactly(32, 128), 32, 32, 32. / 1056, ""},
-		{"aabb", twice(256), 0, 128, 128. / 528, ""},
-		{"aaaaaaaa", twice(256), 0, 32, 32. / 528, ""},
-		{"as", twice(256), 0, 30, 30. / 528, ""},
+		{"aabb", twice(256), 0, 128, 256. / 528, ""},
+		{"aab", twice(256), 0, 128, 256. / 528, ""},
+		{"aaaaaaaa", twice(256), 0, 32, 256. / 528, ""},
+		{"as", twice(256), 0, 30, 30. / 64, ""},
 		{"f", exactly(5000, 256), 0, 9, 0, ""},
 		{"af", twice(256), 0, 9, 9. / 528, ""},
 		{"fa", exactly(7, 256), 0, 7, 7. / 528, ""},
@@ -95,8 +96,11 @@ func TestSettle(t *testing.T) {
 				if f.blocks != c.blocks || bytes != want {
 					return fmt.Errorf("%d blocks and %d bytes of workspace, not %d", f.blocks, bytes, want)
 				}
-				if (f.tenant == nil) != (g.Size() == 1) || g.Size() > 1 && g.Rank() == 0 && math.Abs(f.tenant.takes-c.takes) > 1e-9 {
+				if (f.tenant == nil) != (g.Size() == 1) || g.Size() > 1 && math.Abs(f.tenant.takes-c.takes) > 1e-9 {
 					return fmt.Errorf("it takes %+v of the device, and not %v", f.tenant, c.takes)
+				}
+				if shared := strings.Count(c.devices, c.devices[g.Rank():g.Rank()+1]) > 1; g.Size() > 1 && f.tenant.shared != shared {
+					return fmt.Errorf("whether others of the process have its device: %t", f.tenant.shared)
 				}
 				return m.Close(ctx)
 			}))

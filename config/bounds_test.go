@@ -31,7 +31,7 @@ func TestWholeNumbersAreDecimal(t *testing.T) {
 		require.NoError(t, err, text)
 		assert.Equal(t, want, got)
 	}
-	for _, text := range []string{"0x10", "0b11", "0o17", "1_000", "99999999999999999999"} {
+	for _, text := range []string{"0x10", "0b11", "0o17", "1_000", "99999999999999999999", "1e1", "8.0", ".inf"} {
 		_, err := loadText(t, "world-size: "+text)
 		assert.Contains(t, refusals(t, err), "world-size", "%s in a file", text)
 		_, err = config.Load(&config.LoadOptions{Environ: environ("SYMMEM_WORLD_SIZE=" + text)})

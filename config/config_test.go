@@ -271,6 +271,9 @@ func TestFileContent(t *testing.T) {
 		{"JSON", `{"channels": 3, "backend": ["host"], "device": 1}`, ""},
 		{"list", "- channels\n", "something else than keys and values"},
 		{"no YAML", "channels: [1\n", "line"},
+		{"no YAML, without a line", "a: b: c\n", "the file is no YAML"},
+		{"a tab", "\tchannels: 1\n", "the file is no YAML"},
+		{"a value that is none", "channels: !!binary 1\n", "channels"},
 		{"key twice", "channels: 3\nchannels: 4\n", "channels again in line 2"},
 		{"key twice in two cases", "channels: 3\nChannels: 4\n", "each key once, whatever its case"},
 		{"two documents", "channels: 3\n---\nchannels: 4\n", "more than one YAML document"},
@@ -293,6 +296,7 @@ func TestFileContent(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, test.wrong)
+			require.ErrorIs(t, err, config.ErrInvalid)
 		})
 	}
 }

@@ -249,7 +249,7 @@ func parseFile(data []byte) (map[string]any, error) {
 	if err := decoder.Decode(&doc); errors.Is(err, io.EOF) {
 		return nil, nil // an empty file
 	} else if err != nil {
-		return nil, unquoted(err)
+		return nil, errs.Invalid(op, "the file", fmt.Sprintf("no YAML (%v)", unquoted(err)), `YAML lines of the form "key: value"`)
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errs.Invalid(op, "the file", "more than one YAML document", "one, with all keys")
@@ -290,21 +290,23 @@ func parseFile(data []byte) (map[string]any, error) {
 		}
 		var value any
 		if err := node.Decode(&value); err != nil {
-			return nil, fmt.Errorf("the value of %s: %w", withoutSecret(key), unquoted(err))
+			return nil, errs.Invalid(op, withoutSecret(key), fmt.Sprintf("what YAML cannot read (%v)", unquoted(err)), "a value or a list")
 		}
 		settings[key] = value
 	}
 	return settings, nil
 }
 
-// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010.
+// asWritten reports whether a value is taken as the text that stands in the file, because YAML would make another of it: 8 of 010, or
+// 10 of 1e1.
 func asWritten(key string, value *yaml.Node) bool {
 	if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!null" {
 		return false
 	}
 	if s := lookup(key); s != nil {
 		_, number := s.field(new(Config)).(*int)
-		return value.ShortTag() == "!!int" && (number || s.name == deviceKey)
+		tag := value.ShortTag()
+		return (tag == "!!int" || tag == "!!float") && (number || s.name == deviceKey)
 	}
 	return options.Lookup(key) != nil
 }

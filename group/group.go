@@ -135,6 +135,9 @@ func (g *Group) isEnded() bool {
 // until every other rank has left or is lost. If ctx ends first, it ends the service for those that remain and returns a
 // [*MissingRanksError] that names them.
 func (g *Group) Close(ctx context.Context) error {
+	if err := errs.Given("Close", "ctx", ctx, "a context"); err != nil {
+		return err
+	}
 	if !g.end() {
 		return fmt.Errorf("closing group %s: %w", g.name, ErrClosed)
 	}
@@ -244,9 +247,12 @@ func (g *Group) excuse() error {
 // number in the new group is its index in ranks. Groups may overlap, and may be made of the ranks that remain after a loss. Close the group
 // when it is no longer needed.
 //
-// Ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait.
+// A nil ctx, ranks that are not allowed, or a name that becomes too long because groups are nested, are ErrInvalid on the rank that asks, which does not wait.
 // Too many open groups of one rank are a [*QuotaError]. After Close of this group it is ErrClosed. Its other errors are those of collective calls.
 func (g *Group) Sub(ctx context.Context, ranks []int) (*Group, error) {
+	if err := errs.Given("Sub", "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	rank := -1
 	for i, r := range ranks {
 		if r < 0 || r >= g.Size() {
@@ -326,6 +332,9 @@ func (g *Group) setData(a *arrival, data []byte) error {
 func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (*outcome, error) {
 	if err := g.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
+	}
+	if missing := errs.Given(label(a.kind, a.op), "ctx", ctx, "a context"); missing != nil {
+		ctx, local = context.Background(), cmp.Or(local, missing)
 	}
 	calls, bytes := g.session.begin(len(a.data))
 	defer func() { g.session.finish(bytes) }()

@@ -100,6 +100,9 @@ func (g *Group) Islands(ctx context.Context) (*Islands, error) {
 	if known := g.islands.Load(); known != nil {
 		return known, nil
 	}
+	if errs.IsNil(ctx) {
+		return nil, errs.Given("Islands", "ctx", ctx, "a context")
+	}
 	found, err := g.findIslands(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("finding out which ranks share memory: %w", err)

@@ -23,7 +23,7 @@ import (
 // names the ranks that had not come.
 func Join(ctx context.Context, opts *Options) (*Group, error) {
 	o, err := opts.checked()
-	if err != nil {
+	if err = errors.Join(errs.Given("Join", "ctx", ctx, "a context"), err); err != nil {
 		if opts != nil && opts.Listener != nil {
 			err = errors.Join(err, opts.Listener.Close())
 		}

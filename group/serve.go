@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/symmem/symmem/group/durable"
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // servedLook is the pause between two looks whether a served job is over.
@@ -36,7 +37,7 @@ const servedLook = 50 * time.Millisecond
 func Serve(ctx context.Context, opts *Options) (err error) {
 	const op = "Serve"
 	o, err := opts.checkedFor(op)
-	if err != nil {
+	if err = errors.Join(errs.Given(op, "ctx", ctx, "a context"), err); err != nil {
 		if opts != nil && opts.Listener != nil {
 			err = errors.Join(err, opts.Listener.Close())
 		}

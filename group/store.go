@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/symmem/symmem/internal/errs"
 )
 
 // Store is a group's map from keys to values, shared by its ranks. Every group has its own, which is gone when all ranks have closed the
@@ -76,6 +78,9 @@ func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 
 func (s *Store) do(ctx context.Context, req *storeRequest) (*storeReply, error) {
 	g, op := s.g, fmt.Sprintf("%v %q in the store of group %s", req.verb, clip(req.key), s.g.name)
+	if err := errs.Given(op, "ctx", ctx, "a context"); err != nil {
+		return nil, err
+	}
 	switch {
 	case req.key == "" || len(req.key) > maxText:
 		return nil, invalid(op, "len(key)", len(req.key), fmt.Sprintf("1 to %d bytes", maxText))

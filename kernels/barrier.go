@@ -22,8 +22,8 @@ import (
 // Its errors are those of [collective.New], ErrInvalid for options that do not exist, and ErrUnsupported for a form that a barrier has not.
 func NewBarrier(ctx context.Context, m *memory.Memory, opts *Options) (*Plan, error) {
 	const call = "NewBarrier"
-	if err := errors.Join(errs.Given(call, "ctx", ctx, "a context"), errs.Given(call, "m", m, "a memory")); err != nil {
-		return nil, err
+	if err := errs.Given(call, "m", m, "a memory"); err != nil {
+		return nil, errors.Join(errs.Given(call, "ctx", ctx, "a context"), err)
 	}
 	var o Options
 	if opts != nil {

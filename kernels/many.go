@@ -52,10 +52,14 @@ func NewAllReduceMany(ctx context.Context, pairs []Pair, op Op, opts *Options) (
 	if opts != nil {
 		m.opts = *opts
 	}
-	if m.memory = memoryOf(pairs); m.memory == nil || errs.IsNil(ctx) {
-		return nil, errors.Join(errs.Given(manyCall, "ctx", ctx, "a context"), m.given())
+	missing := errs.Given(manyCall, "ctx", ctx, "a context")
+	if m.memory = memoryOf(pairs); m.memory == nil {
+		return nil, errors.Join(missing, m.given())
 	}
-	return inTurn(ctx, m.memory, manyCall, m.plan)
+	if missing != nil {
+		ctx = context.Background() // the group has a bound of its own
+	}
+	return inTurn(ctx, m.memory, manyCall, func(ctx context.Context, gaveUp error) (*Plan, error) { return m.plan(ctx, cmp.Or(gaveUp, missing)) })
 }
 
 const manyCall = "NewAllReduceMany"
@@ -259,6 +263,17 @@ func manyAlgorithms(kind device.Kind, dtype tensor.DType) []Algorithm {
 	return []Algorithm{OneShotLL, TwoShotPull, Transfers}
 }
 
+// asks lists what may be asked for where these forms are.
+func asks(have []Algorithm) []Algorithm {
+	all := []Algorithm{Auto, OneShot, TwoShot}
+	for _, a := range have {
+		if !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // choose makes Auto and families into one form.
 func (m *many) choose() error {
 	kind, size := m.memory.Device().Kind(), m.memory.Group().Size()
@@ -290,7 +305,7 @@ func (m *many) choose() error {
 	case slices.Contains(have, asked):
 		m.algorithm = asked
 	default:
-		return fmt.Errorf("there is no all-reduce of many %s in the form %s on a %s device; there are %v: %w", m.dtype, asked, kind, append([]Algorithm{Auto, OneShot, TwoShot}, have...), errs.ErrUnsupported)
+		return fmt.Errorf("there is no all-reduce of many %s in the form %s on a %s device; there are %v: %w", m.dtype, asked, kind, asks(have), errs.ErrUnsupported)
 	}
 	return nil
 }
@@ -358,7 +373,8 @@ func (m *many) agree(ctx context.Context, failure error) error {
 	return nil
 }
 
-// placeOf says where the memory of a tensor is in a way that is the same on every rank.
+// placeOf says where the memory of a tensor is in a way that is the same on every rank. Vectors of GPUs begin at multiples of 16: which of its bytes does
+// is the same, too.
 func placeOf(t tensor.SymmetricTensor) string {
 	if t.Bytes() == 0 {
 		return "nothing"
@@ -367,7 +383,11 @@ func placeOf(t tensor.SymmetricTensor) string {
 	if err != nil {
 		return err.Error()
 	}
-	return fmt.Sprintf("%d elements at byte %d of window %d", t.NumElements(), offset, w.Number())
+	place := fmt.Sprintf("%d elements at byte %d of window %d", t.NumElements(), offset, w.Number())
+	if t.Device().Kind() == device.CUDA && t.Ptr()%manyAlign != 0 {
+		place += fmt.Sprintf(", %d bytes behind a multiple of %d", t.Ptr()%manyAlign, manyAlign)
+	}
+	return place
 }
 
 // spec makes the spec that of the form that was chosen.

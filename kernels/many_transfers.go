@@ -8,8 +8,8 @@ import (
 )
 
 // byTransfers makes the spec that of a program: the inputs are gathered in the workspace, behind what an all-reduce by transfers has there, one
-// message is all-reduced in place, and scattered to the outputs. Each tensor is there at a place that is alike to its own modulo 16. What is
-// between two tensors is reduced too, and looked at by nobody.
+// message is all-reduced in place, and scattered to the outputs. On GPUs each tensor is there at a place that is alike to its own modulo 16, which the
+// ranks have compared (placeOf). What is between two tensors is reduced too, and looked at by nobody.
 //
 // A peer puts results to this rank's copy only when it has this rank's part of the message, which is sent behind the gathering: so it overwrites
 // nothing of the run before that was not scattered.
@@ -17,7 +17,10 @@ func (m *many) byTransfers(s *collective.Spec) {
 	var bytes int64
 	places := make([]int64, len(m.parts))
 	for i, v := range m.parts {
-		places[i] = alignUp(bytes, manyAlign) + int64(v.In.Ptr()%manyAlign)
+		places[i] = alignUp(bytes, manyAlign)
+		if m.memory.Device().Kind() == device.CUDA {
+			places[i] += int64(v.In.Ptr() % manyAlign)
+		}
 		bytes = places[i] + v.In.Bytes()
 	}
 	f := transferForm{allReduce: &allReduce{in: m.parts[0].In, op: m.op}, rank: m.memory.Group().Rank(), size: m.memory.Group().Size(), inWorkspace: true}

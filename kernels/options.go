@@ -142,7 +142,7 @@ func refuse(ctx context.Context, call string, failure error, tensors ...tensor.S
 			memory = t.Memory()
 		}
 	}
-	if memory == nil || errs.IsNil(ctx) {
+	if memory == nil {
 		return failure
 	}
 	_, err := collective.New(ctx, memory, collective.Spec{Name: call, Failure: failure})

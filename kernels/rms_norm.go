@@ -106,8 +106,8 @@ func newNorm(call string, in tensor.SymmetricTensor, n RMSNorm, opts *Options) *
 }
 
 func (n *norm) plan(ctx context.Context) (*Plan, error) {
-	if err := errors.Join(errs.Given(n.call, "ctx", ctx, "a context"), usable(n.call, "in", n.in)); err != nil {
-		return nil, err
+	if err := usable(n.call, "in", n.in); err != nil {
+		return nil, errors.Join(errs.Given(n.call, "ctx", ctx, "a context"), err)
 	}
 	n.fill()
 	n.maxBlocks = n.opts.MaxBlocks
@@ -140,7 +140,9 @@ func (n *norm) fill() {
 	if n.Out.none() && n.Quantized.none() {
 		n.Out = LocalOf(n.in.Local())
 	}
-	n.columns = n.Weight.NumElements
+	if shape := n.in.Shape(); len(shape) > 0 {
+		n.columns = shape[len(shape)-1]
+	}
 	if n.columns > 0 {
 		n.rows = n.in.NumElements() / n.columns
 	}

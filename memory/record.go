@@ -12,8 +12,9 @@ import (
 	"github.com/symmem/symmem/internal/errs"
 )
 
-// RecordVersion is the version of what ranks tell each other in a rendezvous. Ranks of different versions do not mix.
-const RecordVersion = 2
+// RecordVersion is the version of what ranks tell each other in a rendezvous, and of what plans without an image of their own have where in workspaces, which is
+// compared nowhere else. Ranks of different versions do not mix.
+const RecordVersion = 3
 
 // Record is what a rank brings to a rendezvous. The fields that the ranks must agree on are compared; the others are there
 // for the backend and for error messages.

@@ -2040,6 +2040,16 @@ var mutants = []mutant{
 		new: "\t\tif have := w.Load(); have >= value {",
 	},
 	{
+		file: "collective/host.go", why: "a rank that has waited long has not seen what it waited for", tests: inCollective,
+		old: "\t*seen = value //",
+		new: "\t//",
+	},
+	{
+		file: "collective/room.go", why: "ranks of one process that share a device count each other's plans", tests: inCollective,
+		old: "t.shared && o.rank != t.rank ||",
+		new: "",
+	},
+	{
 		file: "collective/host.go", why: "flags do not begin at the first epoch", tests: inCollective,
 		old: "\t\t\t\tmine.Store(p.spec.FirstEpoch)\n",
 		new: "",
@@ -2671,8 +2681,13 @@ var mutants = []mutant{
 	},
 	{
 		file: "kernels/many_host.go", why: "a list has one copy of the inputs and not two", tests: inPlans,
-		old: "\tparity := r.Epoch() & 1",
-		new: "\tparity := r.Epoch() & 0",
+		old: "k.stretches[r.Epoch()&1]",
+		new: "k.stretches[r.Epoch()&0]",
+	},
+	{
+		file: "kernels/many_host.go", why: "tensors of a list that do not adjoin are taken together", tests: []stage{manyTests},
+		old: "in == inAt && out == outAt",
+		new: "in == inAt && (out == outAt || true)",
 	},
 	{
 		file: "kernels/many_cuda.go", why: "stretches of a list overlap", tests: []stage{manyTests},

@@ -429,15 +429,19 @@ func (b *bencher) plan(ctx context.Context, bytes int64, algorithm string) (p *k
 	if b.unchecked {
 		return p, closeAll, nil
 	}
-	return p, closeAll, b.checkResult(ctx, check)
+	if err := b.checkResult(ctx, check); err != nil {
+		return nil, nil, errors.Join(err, closeAll(ctx))
+	}
+	return p, closeAll, nil
 }
 
 // allReduce measures one form of an all-reduce of bytes, and returns its row without the times.
-func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) (*Row, error) {
+func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) (_ *Row, err error) {
 	p, closeAll, err := b.plan(ctx, bytes, algorithm)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { err = errors.Join(err, closeAll(ctx)) }()
 	row := Row{Kind: AllReduce, Bytes: p.Bytes(), Place: "in place", DType: b.spec.DType, Op: b.spec.Op, Algorithm: algorithm,
 		Chosen: p.Algorithm().String()}
 	if b.spec.OutOfPlace {
@@ -456,7 +460,7 @@ func (b *bencher) allReduce(ctx context.Context, bytes int64, algorithm string) 
 	if err := b.timed(ctx, &row, enqueue); err != nil {
 		return nil, err
 	}
-	return &row, closeAll(ctx)
+	return &row, nil
 }
 
 // capture records what work enqueues.
@@ -485,12 +489,13 @@ func repeated(n int, enqueue func() error) func() error {
 }
 
 // planRun measures what one Run costs its caller, without the work itself.
-func (b *bencher) planRun(ctx context.Context) error {
+func (b *bencher) planRun(ctx context.Context) (err error) {
 	bytes := b.spec.Sizes[0]
 	p, closeAll, err := b.plan(ctx, bytes, b.algorithms()[0])
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, closeAll(ctx)) }()
 	n := b.iterations(p.Bytes())
 	times, err := b.measure(ctx, n, 1, func() error { return p.Run(b.s) })
 	if err != nil {
@@ -498,10 +503,7 @@ func (b *bencher) planRun(ctx context.Context) error {
 	}
 	row := Row{Kind: PlanRun, Bytes: p.Bytes(), DType: b.spec.DType, Op: b.spec.Op, Algorithm: b.algorithms()[0],
 		Chosen: p.Algorithm().String(), Iterations: n}
-	if err := b.report(ctx, row, times.host); err != nil {
-		return err
-	}
-	return closeAll(ctx)
+	return b.report(ctx, row, times.host)
 }
 
 // transfer measures put, get, or put and signal.
