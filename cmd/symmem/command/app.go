@@ -33,9 +33,13 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	root := a.rootCommand()
 	root.SetArgs(append([]string{}, args...)) // never nil, for which cobra takes os.Args
 	root.SetIn(in)
-	root.SetOut(out)
+	cobras := &keptError{w: out} // who does not look at what writing a help has come to
+	root.SetOut(cobras)
 	root.SetErr(errOut)
 	command, err := root.ExecuteContextC(ctx)
+	if _, ours := errors.AsType[*exit.Error](err); cobras.err != nil && !ours {
+		err = &exit.Error{Status: exit.Failure, Err: cobras.err}
+	}
 	if err == nil {
 		return exit.OK
 	}
@@ -51,6 +55,20 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 		}
 	}
 	return ending.Status
+}
+
+// keptError keeps the first error of a writer.
+type keptError struct {
+	w   io.Writer
+	err error
+}
+
+func (k *keptError) Write(p []byte) (int, error) {
+	n, err := k.w.Write(p)
+	if k.err == nil {
+		k.err = err
+	}
+	return n, err
 }
 
 func (a app) rootCommand() *cobra.Command {

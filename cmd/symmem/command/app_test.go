@@ -1,9 +1,11 @@
 package command
 
 import (
+	"bytes"
 	"encoding/json"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -90,4 +92,19 @@ func TestVersion(t *testing.T) {
 	var b build.Info
 	require.NoError(t, json.Unmarshal([]byte(r.out), &b))
 	assert.Equal(t, build.Read(), b)
+}
+
+// full is a writer without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// TestNoRoomForWords: what a command is to print and cannot is a failure, and no mistake in the command line.
+func TestNoRoomForWords(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"help", "run"}, {"verify", "--help"}, {"completion", "bash"}, {"--version"}, {"version"}} {
+		var said bytes.Buffer
+		assert.Equal(t, exit.Failure, run(t.Context(), args, strings.NewReader(""), full{}, &said, nil), "%q", args)
+		assert.Contains(t, said.String(), syscall.ENOSPC.Error(), "%q", args)
+		assert.NotContains(t, said.String(), "for usage", "%q", args)
+	}
 }
