@@ -86,10 +86,10 @@ func (o *Options) logger(cfg config.Config) *slog.Logger {
 // RendezvousServed (false, then SYMMEM_RENDEZVOUS_SERVED) and RendezvousFD (-1, then SYMMEM_RENDEZVOUS_FD), which belong to it. A process that nothing has started is a world of one rank. Several ranks on one
 // host need no token; ranks on several hosts need one.
 //
-// # Errors
-//
 // A rank is in an attempt of a job once. Where rank 0 serves the rendezvous the ranks may all close and open again; where a service outside of them does, as
 // that of symmem run, what has left is a group.RefusedError, unless the setting restart counts up.
+//
+// # Errors
 //
 // ErrInvalid: settings, variables, or a file with unknown or bad values; all of them are in the error, each with what is allowed; a table of the setting
 // tuning that is for other devices or numbers of ranks. fs.ErrNotExist: a
@@ -110,9 +110,6 @@ func Open(ctx context.Context, cfg config.Config, opts *Options) (*Rank, error) 
 	gopts, err := joinOptions(cfg, opts, log)
 	if err != nil {
 		return nil, fmt.Errorf("opening symmetric memory: %w", err)
-	}
-	if gopts.WorldSize == 1 && ctx.Err() != nil { // nobody else is to be told
-		return nil, fmt.Errorf("opening symmetric memory: %w", ctx.Err())
 	}
 	g, err := group.Join(ctx, gopts)
 	if err != nil {

@@ -23,7 +23,10 @@ import (
 // names the ranks that had not come.
 func Join(ctx context.Context, opts *Options) (*Group, error) {
 	o, err := opts.checked()
-	if err = errors.Join(errs.Given("Join", "ctx", ctx, "a context"), err); err != nil {
+	if err = errors.Join(errs.Given("Join", "ctx", ctx, "a context"), err); err == nil && o.WorldSize == 1 {
+		err = ctx.Err() // nobody else is to be told
+	}
+	if err != nil {
 		if opts != nil && opts.Listener != nil {
 			err = errors.Join(err, opts.Listener.Close())
 		}

@@ -542,3 +542,14 @@ func TestOptionDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []any{1, 60 * time.Second, 10 * time.Second}, []any{o.WorldSize, o.Timeout, o.LivenessTimeout})
 }
+
+// TestJoinAloneWithoutTime: a rank alone, whose context has ended before, does not join, and the socket that it was given is closed.
+func TestJoinAloneWithoutTime(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	l := listenLoopback(t)
+	_, err := Join(ended, &Options{WorldSize: 1, Addr: l.Addr().String(), Listener: l})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = l.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+}
