@@ -1,7 +1,6 @@
 package symmem
 
 import (
-	"cmp"
 	"container/list"
 	"context"
 	"encoding/binary"
@@ -322,9 +321,7 @@ func (c *planCache) kept(key planKey) *cachedPlan {
 // make makes the plan of a call, unless an earlier one has made it meanwhile, and runs it. Collective, in one turn of the memory. Where ctx ends before that comes, the others are
 // told in it, or run the plan that there is then.
 func (c *planCache) make(ctx context.Context, what *call, create func(ctx context.Context) (*kernels.Plan, error)) error {
-	if missing := errs.Given(what.key.call, "ctx", ctx, "a context"); missing != nil {
-		ctx, what.failure = context.Background(), cmp.Or(what.failure, missing) // the others are told, within the group's own bound
-	}
+	ctx, what.failure = errs.WithContext(what.key.call, ctx, what.failure)
 	c.mu.Lock()
 	c.making++
 	c.mu.Unlock()

@@ -85,13 +85,10 @@ type form interface {
 // [*memory.TurnError]; if it ends half way, New gives back what it has taken, for which it waits up to 5 seconds for the others.
 func New(ctx context.Context, m *memory.Memory, spec Spec) (*Plan, error) {
 	const call = "New"
-	missing := errs.Given(call, "ctx", ctx, "a context")
 	if err := errs.Given(call, "m", m, "a memory"); err != nil {
-		return nil, errors.Join(missing, err)
+		return nil, errors.Join(errs.Given(call, "ctx", ctx, "a context"), err)
 	}
-	if missing != nil { // the others are told, within the group's own bound
-		ctx, spec.Failure = context.Background(), cmp.Or(spec.Failure, missing)
-	}
+	ctx, spec.Failure = errs.WithContext(call, ctx, spec.Failure)
 	spec.Tensors = slices.Clone(spec.Tensors)
 	p := &Plan{name: spec.Name, memory: m, device: m.Device(), rank: m.Group().Rank(), size: m.Group().Size(), spec: spec}
 	failure := spec.Failure

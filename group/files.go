@@ -92,9 +92,7 @@ func (g *Group) passFiles(ctx context.Context, what, op string, senders []int, f
 	if err := g.checkOneMachine(); err != nil { // every rank sees the same members, so every rank returns here
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	if missing := errs.Given(op, "ctx", ctx, "a context"); missing != nil {
-		ctx, refusal = context.Background(), cmp.Or(refusal, missing)
-	}
+	ctx, refusal = errs.WithContext(op, ctx, refusal)
 	ctx, cancel := context.WithTimeout(ctx, g.session.timeout)
 	defer cancel()
 

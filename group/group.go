@@ -333,8 +333,8 @@ func (g *Group) call(ctx context.Context, seq uint64, a *arrival, local error) (
 	if err := g.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", label(a.kind, a.op), err)
 	}
-	if missing := errs.Given(label(a.kind, a.op), "ctx", ctx, "a context"); missing != nil {
-		ctx, local = context.Background(), cmp.Or(local, missing)
+	if errs.IsNil(ctx) {
+		ctx, local = errs.WithContext(label(a.kind, a.op), ctx, local)
 	}
 	calls, bytes := g.session.begin(len(a.data))
 	defer func() { g.session.finish(bytes) }()

@@ -100,8 +100,8 @@ func (g *Group) Islands(ctx context.Context) (*Islands, error) {
 	if known := g.islands.Load(); known != nil {
 		return known, nil
 	}
-	if errs.IsNil(ctx) {
-		return nil, errs.Given("Islands", "ctx", ctx, "a context")
+	if err := errs.Given("Islands", "ctx", ctx, "a context"); err != nil {
+		return nil, err
 	}
 	found, err := g.findIslands(ctx)
 	if err != nil {

@@ -52,12 +52,9 @@ func NewAllReduceMany(ctx context.Context, pairs []Pair, op Op, opts *Options) (
 	if opts != nil {
 		m.opts = *opts
 	}
-	missing := errs.Given(manyCall, "ctx", ctx, "a context")
+	ctx, missing := errs.WithContext(manyCall, ctx, nil)
 	if m.memory = memoryOf(pairs); m.memory == nil {
 		return nil, errors.Join(missing, m.given())
-	}
-	if missing != nil {
-		ctx = context.Background() // the group has a bound of its own
 	}
 	return inTurn(ctx, m.memory, manyCall, func(ctx context.Context, gaveUp error) (*Plan, error) { return m.plan(ctx, cmp.Or(gaveUp, missing)) })
 }

@@ -1,6 +1,10 @@
 package errs
 
-import "reflect"
+import (
+	"cmp"
+	"context"
+	"reflect"
+)
 
 // IsNil reports whether v is nil, or a nil pointer or function in an interface.
 func IsNil(v any) bool {
@@ -17,4 +21,13 @@ func Given(op, arg string, v any, what string) error {
 		return Invalid(op, arg, nil, what)
 	}
 	return nil
+}
+
+// WithContext is for a collective call: where ctx is nil the rank takes part all the same, so that the others are told, with a context that does not end and the
+// refusal as its failure, unless it has one already. The group bounds what it waits for.
+func WithContext(op string, ctx context.Context, failure error) (context.Context, error) {
+	if missing := Given(op, "ctx", ctx, "a context"); missing != nil {
+		return context.Background(), cmp.Or(failure, missing)
+	}
+	return ctx, failure
 }
