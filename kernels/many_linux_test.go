@@ -593,19 +593,7 @@ func asBytes(v []float32) []byte {
 
 // TestManyHasFewStretches: where auto would take one-shot for a list's bytes it does so only if there are few stretches to copy.
 func TestManyHasFewStretches(t *testing.T) {
-	backendtest.RequireAll(t, backendtest.OnRanks(t, 2, nil, func(ctx context.Context, g *group.Group) error {
-		near, err := host.New(g, nil)
-		if err != nil {
-			return err
-		}
-		m := memory.New(near, g, nil)
-		x, err := tensor.Zeros(ctx, m, tensor.Float32, 100)
-		if err != nil {
-			return err
-		}
-		if err := x.Rendezvous(ctx); err != nil {
-			return err
-		}
+	onHostRanks(t, 2, func(ctx context.Context, m *memory.Memory, x, _ *tensor.Tensor) error {
 		for _, c := range []struct {
 			apart int64
 			count int
@@ -630,6 +618,6 @@ func TestManyHasFewStretches(t *testing.T) {
 				return err
 			}
 		}
-		return m.Close(ctx)
-	}))
+		return nil
+	})
 }

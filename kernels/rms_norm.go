@@ -163,10 +163,7 @@ func (n *norm) check() error {
 	if _, ok := ptx.LocalRMSNorm(n.in.DType().String(), false); !ok {
 		return fmt.Errorf("%s of %s; there are f16, bf16 and f32: %w", n.call, n.in.DType(), errs.ErrUnsupported)
 	}
-	hidden := int64(0)
-	if shape := n.in.Shape(); len(shape) > 0 {
-		hidden = shape[len(shape)-1]
-	}
+	hidden := n.columns
 	whole := 16 / n.in.DType().Bytes()
 	switch {
 	case hidden < 1 || hidden > mostHidden || hidden%whole != 0:

@@ -160,12 +160,11 @@ func OpenFiles() (int, error) {
 func FilesLeft(most int) (int, error) {
 	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		n, err := OpenFiles()
-		if err == nil && n > most && time.Now().Before(until) {
-			continue
+		switch {
+		case err != nil || n <= most:
+			return n, err
+		case time.Now().After(until):
+			return n, fmt.Errorf("%d descriptors are open where %d were", n, most)
 		}
-		if err == nil && n > most {
-			err = fmt.Errorf("%d descriptors are open where %d were", n, most)
-		}
-		return n, err
 	}
 }
