@@ -56,12 +56,12 @@ type mixPlan struct {
 
 // mixForms are all that there are on a memory.
 func mixForms(m *memory.Memory) []mixForm {
-	kind, pointers, size := m.Device().Kind(), m.Backend().Capabilities().PeerPointers, m.Group().Size()
+	kind, has, size := m.Device().Kind(), m.Backend().Capabilities(), m.Group().Size()
 	sum := float64(size * (size + 1) / 2)
 	var forms []mixForm
 	add := func(name string, algorithms []kernels.Algorithm, make func(ctx context.Context, p *mixPlan, o *kernels.Options) (*kernels.Plan, float64, error)) {
 		for _, alg := range algorithms {
-			if alg.NeedsPeerPointers() && !pointers {
+			if alg.NeedsPeerPointers() && !has.PeerPointers || alg.NeedsMulticast() && !has.Multicast {
 				continue
 			}
 			forms = append(forms, mixForm{name + "/" + alg.String(), func(ctx context.Context, p *mixPlan) (want float64, err error) {

@@ -61,7 +61,9 @@ func TestKill(t *testing.T) {
 
 func kill(t *testing.T, name string, victim int, served bool) {
 	const size = 3
-	stages := slices.Clone(stages)
+	stages := slices.DeleteFunc(slices.Clone(stages), func(stage string) bool {
+		return stage == "all_reduce/"+kernels.Hierarchical.String() && !hasHierarchical(name)
+	})
 	for _, alg := range endless(name) {
 		stages = append(stages, "all_reduce/"+alg.String())
 	}
@@ -100,6 +102,9 @@ func kill(t *testing.T, name string, victim int, served bool) {
 // killed are the forms of all-reduce in which a rank dies, if the backend has what they need: of a family, the one that the device
 // has.
 var killed = []kernels.Algorithm{kernels.OneShot, kernels.TwoShot, kernels.Transfers, kernels.Hierarchical}
+
+// hasHierarchical reports whether hierarchical goes over memory of the backend. Between GPUs it takes NCCL, or a backend's own puts to other hosts.
+func hasHierarchical(backend string) bool { return backend != "native" && backend != "nvshmem" }
 
 // endless are the all-reduces of the library below a backend in which a rank may die, as its kernels can be ended.
 func endless(backend string) []kernels.Algorithm {
@@ -269,7 +274,7 @@ func killPlans(ctx context.Context, r *symmem.Rank, t *tensor.Tensor, s device.S
 		return nil, err
 	}
 	forms := slices.DeleteFunc(append(slices.Clone(killed), endless(r.Backend())...), func(a kernels.Algorithm) bool {
-		return a.NeedsPeerPointers() && !r.Capabilities().PeerPointers
+		return a.NeedsPeerPointers() && !r.Capabilities().PeerPointers || a == kernels.Hierarchical && !hasHierarchical(r.Backend())
 	})
 	var plans []*kernels.Plan
 	for _, alg := range forms {
